@@ -41,7 +41,7 @@ test-long: ## Hours: SEEDS=10000 simulated clusters for ten minutes each, fsx 20
 	$(LONG) weir --test locks -- --ignored
 	WEIR_POWER_CUTS=100 $(LONG) weir --test power
 	WEIR_KILL_ROUNDS=100 $(LONG) weir --test kill
-	$(LONG) weir --test points -- --ignored --nocapture
+	$(LONG) weir --test crash_points -- --ignored --nocapture
 	$(LONG) weir --test coherence -- --ignored --nocapture --test-threads 1
 	$(LONG) weir --test hostile -- --ignored --nocapture
 	$(LONG) weir-store --test images -- --ignored --nocapture

@@ -141,8 +141,8 @@ const INDEX: [Check; 8] = [
     index_record::<index::Fragment>,
     index_record::<index::Overlay>,
     index_record::<index::Fence>,
-    index_record::<index::Cut>,
-    index_record::<index::CutFile>,
+    index_record::<index::Truncation>,
+    index_record::<index::TruncatedFile>,
     index_record::<index::GroupEpoch>,
 ];
 
@@ -160,8 +160,8 @@ fn index_seeds() -> Vec<Vec<u8>> {
         missing: 2,
         extent,
         fragment_bytes: 20000,
-        cut: Seq(3),
-        cuts: vec![Seq(3), Seq(0)],
+        folded_seq: Seq(3),
+        folded_seqs: vec![Seq(3), Seq(0)],
         block_crcs: vec![0x01020304, 0x05060708],
     };
     let overlay =
@@ -172,9 +172,9 @@ fn index_seeds() -> Vec<Vec<u8>> {
         fragment.to_value(),
         overlay.to_value(),
         index::Fence { token_epoch: 9 }.to_value(),
-        index::Cut { from_stripe: 3, to_stripe: 7, token_epoch: 8 }.to_value(),
-        index::Cut { from_stripe: 3, to_stripe: 5, token_epoch: 8 }.to_value(),
-        index::CutFile { file: cell().file }.to_value(),
+        index::Truncation { from_stripe: 3, to_stripe: 7, token_epoch: 8 }.to_value(),
+        index::Truncation { from_stripe: 3, to_stripe: 5, token_epoch: 8 }.to_value(),
+        index::TruncatedFile { file: cell().file }.to_value(),
         index::GroupEpoch { epoch: Epoch(4) }.to_value(),
     ];
     values.iter().enumerate().map(|(which, value)| [&[which as u8], &value[..]].concat()).collect()
@@ -189,7 +189,7 @@ fn index_key(key: &[u8]) {
     {
         assert_eq!(index::overlay_key(cell, Seq(number)), key);
     }
-    let _ = index::cut_number_of_key(key);
+    let _ = index::truncation_number_of_key(key);
     if let Ok(file) = index::file_of_fence_key(key) {
         assert_eq!(index::fence_key(file)[1..], key[1..]);
     }
@@ -201,8 +201,8 @@ fn index_key_seeds() -> Vec<Vec<u8>> {
         index::overlay_key(cell(), Seq(8)),
         index::listed_key(PgId(9), cell()),
         index::fence_key(cell().file),
-        index::cut_key(cell().file, 9),
-        index::cut_file_key(7),
+        index::truncation_key(cell().file, 9),
+        index::truncated_file_key(7),
         index::group_key(PgId(3)),
     ]
 }
@@ -366,7 +366,7 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         policy: volume::Policy { scheme: None, pool: Some("disk".into()) },
         created: time,
         deleting: false,
-        keeping: volume::Keeping { trash_s: 7, ..volume::Keeping::NOTHING },
+        retention: volume::Retention { trash_s: 7, ..volume::Retention::NOTHING },
     };
     let trash = record::TrashRecord { dir: ino, until: time };
     let list = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x05\0\x0a\0\0\0\x04\0\x05\0\xff\xff\xff\xff\
@@ -387,7 +387,11 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
                 .to_value(),
         ),
         (6, record::SlotRecord { seq: 5, method: 130, reply: b"reply"[..].into() }.to_value()),
-        (7, record::Garbage { first_pg: PgId(0), pg_count: 8, cut: record::StripeCut::ALL }.to_value()),
+        (
+            7,
+            record::Garbage { first_pg: PgId(0), pg_count: 8, truncation: record::StripeTruncation::ALL }
+                .to_value(),
+        ),
         (8, volume.to_value()),
         (9, list.to_vec()),
         (12, trash.to_value()),

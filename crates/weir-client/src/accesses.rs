@@ -7,7 +7,7 @@
 //! Invariant: what was noted under a lease is told before the lease goes, so whoever sets a time elsewhere is later. What
 //! cannot be told is dropped: the next read notes it again.
 use crate::inner::Inner;
-use crate::node::{Node, State};
+use crate::inode::{Inode, State};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -27,12 +27,12 @@ pub struct Accesses {
     kept: AtomicBool,
     noted: Mutex<BTreeSet<InodeId>>,
     /// Held while some are told: what was noted before is known to the leader after it.
-    telling: tokio::sync::Mutex<()>,
+    reporting: tokio::sync::Mutex<()>,
 }
 
 impl Default for Accesses {
     fn default() -> Accesses {
-        Accesses { kept: AtomicBool::new(true), noted: Mutex::default(), telling: Default::default() }
+        Accesses { kept: AtomicBool::new(true), noted: Mutex::default(), reporting: Default::default() }
     }
 }
 
@@ -95,43 +95,43 @@ impl Inner {
     }
 
     /// Before a lease on the inode is given back, and before its times are set.
-    pub async fn tell_access_of(&self, node: &Node) {
-        if self.accesses.has(node.ino) {
-            self.tell_accesses().await;
-        } else if node.lock().accessed.is_some() {
-            drop(self.accesses.telling.lock().await); // somebody is telling it
+    pub async fn report_access_of(&self, inode: &Inode) {
+        if self.accesses.has(inode.ino) {
+            self.report_accesses().await;
+        } else if inode.lock().accessed.is_some() {
+            drop(self.accesses.reporting.lock().await); // somebody is telling it
         }
     }
 
     /// Tells all that is noted.
-    pub async fn tell_accesses(&self) {
-        let _one = self.accesses.telling.lock().await;
+    pub async fn report_accesses(&self) {
+        let _one = self.accesses.reporting.lock().await;
         loop {
             let inodes = self.accesses.take();
             if inodes.is_empty() {
                 return;
             }
-            let at = |ino: InodeId| self.known_node(ino)?.lock().accessed.map(|at| AccessTime { ino, at });
+            let at = |ino: InodeId| self.known_inode(ino)?.lock().accessed.map(|at| AccessTime { ino, at });
             let accesses: Vec<AccessTime> = inodes.into_iter().filter_map(at).collect();
-            let tell = |session| NoteAccess { session, accesses: accesses.clone() };
-            let told = self.session.ask(self.env.clock.now() + PATIENCE, tell).await;
-            if let Err(e) = &told {
+            let report = |session| NoteAccess { session, accesses: accesses.clone() };
+            let reported = self.session.ask(self.env.clock.now() + PATIENCE, report).await;
+            if let Err(e) = &reported {
                 tracing::debug!("access times were not told: {e}");
             }
             for access in &accesses {
-                self.end_access(access, told.is_ok());
+                self.end_access(access, reported.is_ok());
             }
         }
     }
 
-    fn end_access(&self, access: &AccessTime, told: bool) {
-        let Some(node) = self.known_node(access.ino) else { return };
-        let mut st = node.lock();
+    fn end_access(&self, access: &AccessTime, reported: bool) {
+        let Some(inode) = self.known_inode(access.ino) else { return };
+        let mut st = inode.lock();
         if st.accessed != Some(access.at) {
             return; // read again meanwhile, or set
         }
         st.accessed = None;
-        if let Some(attr) = st.attr.as_mut().filter(|_| told) {
+        if let Some(attr) = st.attr.as_mut().filter(|_| reported) {
             attr.atime = access.at;
         }
     }

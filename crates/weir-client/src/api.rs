@@ -64,7 +64,7 @@ pub enum Forget {
 
 /// A cache above this client that is valid only under its leases.
 pub trait KernelCache: Send + Sync + 'static {
-    /// May block: it is called where that is allowed, before a recall is answered.
+    /// May block: it is called where that is allowed, before a revoke is answered.
     fn invalidate_inode(&self, ino: InodeId, what: Forget);
     /// Whether names may be lent to it ([`crate::Client::lend_name`]).
     fn keeps_names(&self) -> bool {
@@ -86,7 +86,7 @@ pub struct OpenMode {
     pub write: bool,
     /// Every write goes to the end of the file.
     pub append: bool,
-    /// Cut to nothing at open.
+    /// Truncated at open.
     pub truncate: bool,
     /// Read to be run: who may execute the file need not be allowed to read it.
     pub execute: bool,
@@ -206,7 +206,7 @@ pub struct ClientStatus {
     pub memory_peak_bytes: u64,
     /// Messages to the metadata leader.
     pub asked: u64,
-    pub recalls: u64,
+    pub revokes: u64,
     /// Times that a part of a file went home which this client was writing.
     pub own_evictions: u64,
 }

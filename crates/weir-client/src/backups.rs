@@ -1,7 +1,7 @@
 //! Backups as the metadata leader knows them: where they go, who makes one now. Asked each time, nothing is kept.
 use crate::Client;
 use weir_proto::backup::{
-    Backup, BackupDone, BackupList, BackupOutcome, BackupSet, BackupTake, Backups, Keep,
+    Backup, BackupDone, BackupList, BackupOutcome, BackupRetention, BackupSet, BackupTake, Backups,
 };
 use weir_proto::meta::Cred;
 use weir_proto::{Result, VolumeId};
@@ -11,7 +11,7 @@ use weir_proto::{Result, VolumeId};
 pub struct BackupEdit {
     /// 0: not by itself any more.
     pub every_s: Option<u32>,
-    pub keep: Option<Keep>,
+    pub keep: Option<BackupRetention>,
     pub forget: bool,
 }
 

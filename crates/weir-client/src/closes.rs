@@ -11,7 +11,7 @@
 //! recovered if this client dies.
 use crate::api::{OpenMode, Stat};
 use crate::inner::{Inner, OpenFile};
-use crate::node::Node;
+use crate::inode::Inode;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -105,18 +105,18 @@ impl Inner {
     pub fn count_from(&self, connection: u64) -> Vec<HeldLease> {
         let mut noted = self.closes.lock();
         *noted = Noted { connection, ..Noted::default() };
-        let stamp = self.stamp_naming();
-        let held = self.all_nodes().into_iter().filter_map(|node| {
-            let mut st = node.lock();
-            st.stamp_naming(stamp);
-            let useful = st.lease != LeaseKind::None || st.is_open() || st.turn;
+        let revoke_clock = self.mark_named();
+        let held = self.all_inodes().into_iter().filter_map(|inode| {
+            let mut st = inode.lock();
+            st.mark_named(revoke_clock);
+            let useful = st.lease != LeaseKind::None || st.is_open() || st.append_token;
             useful.then(|| HeldLease {
-                ino: node.ino,
+                ino: inode.ino,
                 kind: st.lease,
                 token_epoch: st.token_epoch,
                 open_read: st.open_read,
                 open_write: st.open_write,
-                turn: st.turn,
+                append_token: st.append_token,
             })
         });
         held.collect()
@@ -127,15 +127,15 @@ impl Inner {
         let (reads, writes) = (u32::from(file.mode.read), u32::from(file.mode.write));
         let (pressing, alarm) = {
             let mut noted = self.closes.lock();
-            let mut st = file.node.lock();
+            let mut st = file.inode.lock();
             st.open_read -= reads;
             st.open_write -= writes;
-            st.through &= st.open_write > 0;
+            st.direct &= st.open_write > 0;
             let nameless = st.attr.as_ref().is_some_and(|a| a.nlink == 0);
             let pressing = st.lease == LeaseKind::None || nameless;
             drop(st);
             if !pressing && file.mode == OpenMode::READ {
-                *noted.kept.entry(file.node.ino).or_default() += 1;
+                *noted.kept.entry(file.inode.ino).or_default() += 1;
                 let now = self.env.clock.now();
                 let since = *noted.kept_since.get_or_insert(now);
                 if noted.kept.len() < KEPT_MAX / 2 && now.since(since) < KEPT {
@@ -144,7 +144,7 @@ impl Inner {
                 noted.kept_since = Some(now);
                 noted.let_older_go();
             } else {
-                let of_file = noted.files.entry(file.node.ino).or_default();
+                let of_file = noted.files.entry(file.inode.ino).or_default();
                 *of_file = (of_file.0 + reads, of_file.1 + writes);
             }
             if noted.files.is_empty() {
@@ -153,19 +153,19 @@ impl Inner {
             let pressing = pressing || noted.files.len() >= NOTED_MAX;
             (pressing, !std::mem::replace(&mut noted.alarmed, true))
         };
-        self.tell_closes_soon(pressing, alarm);
+        self.report_closes_soon(pressing, alarm);
     }
 
     /// An open for reading of a file that the leader counts as open still, and of which a lease is held: it needs no message, and is
     /// counted here.
-    pub fn reopen(&self, node: &Node) -> Option<Stat> {
+    pub fn reopen(&self, inode: &Inode) -> Option<Stat> {
         if !self.leases_hold() {
             return None;
         }
         let mut noted = self.closes.lock();
-        let mut st = node.lock();
+        let mut st = inode.lock();
         let stat = st.stat().filter(|stat| stat.attr.nlink > 0 && !st.recover)?;
-        if !noted.take_read(node.ino) {
+        if !noted.take_read(inode.ino) {
             return None;
         }
         st.open_read += 1;
@@ -182,31 +182,31 @@ impl Inner {
             }
             (noted.files.len() >= NOTED_MAX, !std::mem::replace(&mut noted.alarmed, true))
         };
-        self.tell_closes_soon(pressing, alarm);
+        self.report_closes_soon(pressing, alarm);
     }
 
-    fn tell_closes_soon(&self, pressing: bool, alarm: bool) {
+    fn report_closes_soon(&self, pressing: bool, alarm: bool) {
         if pressing || alarm {
             let me = self.arc();
             self.env.tasks.spawn("tell closes", async move {
                 if !pressing {
                     me.env.clock.sleep(PUT_OFF).await;
                 }
-                me.tell_closes().await;
+                me.report_closes().await;
             });
         }
     }
 
     /// Before a lease on the file is given back.
-    pub async fn tell_close_of(&self, ino: InodeId) {
+    pub async fn report_close_of(&self, ino: InodeId) {
         if self.closes.has(ino) {
             self.closes.lock().let_go(ino);
-            self.tell_closes().await;
+            self.report_closes().await;
         }
     }
 
     /// Tells what was kept for long.
-    pub async fn tell_old_closes(&self) {
+    pub async fn report_old_closes(&self) {
         let due = {
             let mut noted = self.closes.lock();
             let now = self.env.clock.now();
@@ -218,20 +218,20 @@ impl Inner {
             due && !noted.files.is_empty()
         };
         if due {
-            self.tell_closes().await;
+            self.report_closes().await;
         }
     }
 
     /// Also reports kept closes: this client opens no more files.
-    pub async fn tell_all_closes(&self) {
+    pub async fn report_all_closes(&self) {
         for _ in 0..2 {
             self.closes.lock().let_older_go();
         }
-        self.tell_closes().await;
+        self.report_closes().await;
     }
 
     /// Tells all that is noted. What cannot be told is told by the next resume.
-    pub async fn tell_closes(&self) {
+    pub async fn report_closes(&self) {
         let deadline = self.deadline();
         for _ in 0..TRIES_MAX {
             let Ok((connection, session)) = self.session.ready(deadline).await else {
@@ -244,13 +244,13 @@ impl Inner {
                     continue; // a newer one is being taken up
                 }
                 noted.alarmed = false;
-                noted.take(|ino| self.known_node(ino).is_some_and(|node| node.lock().is_kept_open()))
+                noted.take(|ino| self.known_inode(ino).is_some_and(|inode| inode.lock().is_kept_open()))
             };
             if files.is_empty() {
                 return;
             }
-            let told = self.session.send(&connection, &Close { session, files }, deadline).await;
-            if let Err(e) = told {
+            let reported = self.session.send(&connection, &Close { session, files }, deadline).await;
+            if let Err(e) = reported {
                 match e.kind {
                     ErrorKind::Unavailable => tracing::debug!("closes were not told: {e}"),
                     _ => tracing::warn!("closes were not told: {e}"),

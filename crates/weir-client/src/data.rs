@@ -3,10 +3,10 @@
 //! Invariants: a write returns only when every live member of the group's newest map has it, and what is written
 //! carries the mask of the members that have not; fewer than k current members is an error that names the stripe;
 //! everything ends by its deadline. Knows nothing of sizes, leases, buffers or handles.
-use crate::gather::{Gather, join_all};
-use crate::late;
+use crate::join::{Join, join_all};
+use crate::latency;
 use crate::maps::MapsSeen;
-use crate::member::{Paces, Pacing};
+use crate::member::{Latencies, Pacing};
 use crate::status::Counters;
 use crate::waits::Waits;
 use bytes::Bytes;
@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 use weir_coord::Cluster;
 use weir_env::{BoxFuture, Env, Instant};
 use weir_proto::checksum;
-use weir_proto::coord::Doubt;
+use weir_proto::coord::Suspicion;
 use weir_proto::data::{
     CHECKSUM_BLOCK, CellStat, CommitStripe, DropFile, DropPrepared, GroupAt, HoldStripe, MarkMissing,
     MissingMask, OverlayKind, Place, PreparedCell, StatCell, WriteFragment, WriteMode, WriteOverlay,
@@ -50,7 +50,7 @@ pub struct Data {
     maps: Arc<MapsSeen>,
     /// Reads that are decoded from others because an answer is late.
     pub hedges: Semaphore,
-    pub paces: Mutex<Paces>,
+    pub latencies: Mutex<Latencies>,
     pub waits: Arc<Waits>,
     coders: Mutex<BTreeMap<Scheme, Arc<Coder>>>,
     /// Groups that had too few members when somebody asked: under which epoch, and since when. At most one per group.
@@ -179,7 +179,7 @@ impl Data {
             counters,
             maps,
             hedges: Semaphore::new(HEDGES_MAX),
-            paces: Mutex::default(),
+            latencies: Mutex::default(),
             coders: Mutex::default(),
             losses: Mutex::default(),
         }
@@ -272,8 +272,8 @@ impl Data {
 
     /// Tells the coordinator that a target did not answer; waits for its judgement.
     pub async fn report(&self, place: Place, why: &Error) {
-        let told = self.cluster.report_target(place.target, place.group, place.epoch, &why.context);
-        if let Err(e) = told.await {
+        let reported = self.cluster.report_target(place.target, place.group, place.epoch, &why.context);
+        if let Err(e) = reported.await {
             tracing::debug!(target_id = %place.target, "coordinator not told of {why}: {e}");
         }
     }
@@ -322,31 +322,34 @@ impl Data {
         s: StripeRef,
         version: Version,
         mode: WriteMode,
-        cuts: &[Seq],
+        folded_seqs: &[Seq],
         fragments: &[Fragment],
         again: bool,
     ) -> Result<Epoch> {
-        let send =
-            |index: usize, place: Place, missing: MissingMask, was: bool| -> BoxFuture<'_, Result<()>> {
-                let patience = self.call_patience(s.deadline);
-                let mark = MarkMissing { place, cell: s.cell(index), version, missing };
-                let Fragment { payload, block_crcs } = fragments[index].clone();
-                let cuts = cuts.to_vec();
-                let request =
-                    WriteFragment { place, cell: s.cell(index), version, mode, missing, cuts, block_crcs };
-                Box::pin(async move {
-                    if again || was {
-                        match self.call(place.target, &mark, vec![], patience).await {
-                            // It was away, and what nobody else had then was taken for a write of which nothing came.
-                            Err(e) if e.kind == ErrorKind::NotFound => {}
-                            marked => return marked.map(|_| ()),
-                        }
+        let send = |index: usize,
+                    place: Place,
+                    missing: MissingMask,
+                    was: bool|
+         -> BoxFuture<'_, Result<()>> {
+            let patience = self.call_patience(s.deadline);
+            let mark = MarkMissing { place, cell: s.cell(index), version, missing };
+            let Fragment { payload, block_crcs } = fragments[index].clone();
+            let folded_seqs = folded_seqs.to_vec();
+            let request =
+                WriteFragment { place, cell: s.cell(index), version, mode, missing, folded_seqs, block_crcs };
+            Box::pin(async move {
+                if again || was {
+                    match self.call(place.target, &mark, vec![], patience).await {
+                        // It was away, and what nobody else had then was taken for a write of which nothing came.
+                        Err(e) if e.kind == ErrorKind::NotFound => {}
+                        marked => return marked.map(|_| ()),
                     }
-                    let crc = checksum::crc_of_blocks(&request.block_crcs, payload.len() as u64);
-                    let parts = Payload { parts: vec![payload], crc };
-                    self.call(place.target, &request, parts, patience).await.map(|_| ())
-                })
-            };
+                }
+                let crc = checksum::crc_of_blocks(&request.block_crcs, payload.len() as u64);
+                let parts = Payload { parts: vec![payload], crc };
+                self.call(place.target, &request, parts, patience).await.map(|_| ())
+            })
+        };
         let written = self.on_live_members(&s, send).await.map_err(|e| e.doing(format!("write {s}")))?;
         if written.missing != 0 {
             self.counters.degraded_writes.fetch_add(1, Relaxed);
@@ -436,7 +439,7 @@ impl Data {
             if under.is_some_and(|under| under != epoch) {
                 return Ok(None);
             }
-            let mut calls = Gather::new();
+            let mut calls = Join::new();
             for index in (0..s.scheme().width()).filter(|index| missing & (1 << index) == 0) {
                 let was = done.get(&index);
                 if was != Some(&epoch) {
@@ -467,24 +470,24 @@ impl Data {
         &self,
         s: &StripeRef,
         view: &GroupView,
-        mut calls: Gather<'_, Result<()>>,
+        mut calls: Join<'_, Result<()>>,
         done: &mut Done,
     ) -> Result<Round> {
         let epoch = view.group().epoch;
         let mut version = view.map_version();
         let (mut stale, mut unreachable, mut refused) = (None, None, None);
         let mut watch = Latecomers::new(self.env.clock.now(), s.k(), self.usual_max(Pacing::Write));
-        let mut doubts = Gather::new();
+        let mut suspicions = Join::new();
         loop {
-            let next_doubt = watch.next_doubt();
+            let next_suspicion = watch.next_suspicion();
             let answer = tokio::select! {
                 biased;
                 answer = calls.next() => answer,
-                Some(_) = doubts.next(), if !doubts.is_empty() => continue,
-                () = self.env.clock.sleep_until(next_doubt.map_or(s.deadline, |(at, _)| at)), if next_doubt.is_some() => {
-                    let doubt = watch.doubted();
+                Some(_) = suspicions.next(), if !suspicions.is_empty() => continue,
+                () = self.env.clock.sleep_until(next_suspicion.map_or(s.deadline, |(at, _)| at)), if next_suspicion.is_some() => {
+                    let suspicion = watch.suspected();
                     for index in calls.numbers() {
-                        doubts.push(index, self.doubt(view.place(index), doubt, "write a fragment"));
+                        suspicions.push(index, self.suspect(view.place(index), suspicion, "write a fragment"));
                     }
                     continue;
                 }
@@ -502,7 +505,7 @@ impl Data {
                 Some((index, Ok(()))) => {
                     done.insert(index, epoch);
                     let took = watch.answered(self.env.clock.now());
-                    self.note_pace(Pacing::Write, took);
+                    self.note_latency(Pacing::Write, took);
                 }
                 Some((index, Err(e))) if e.kind == ErrorKind::Stale => stale = Some((index, e)),
                 Some((index, Err(e))) if is_unreachable(&e) => {
@@ -698,9 +701,9 @@ impl Data {
         Ok((seq.copied().unwrap_or_default(), stat.base))
     }
 
-    /// Cuts the file at every live target of its groups: stripes from `from_stripe` on hold nothing that was written with
-    /// a token epoch below `fence`, and nobody writes with one any more. Members that are away learn of it when they
-    /// return. Returns what is in doubt.
+    /// Truncates the file at every live target of its groups: stripes from `from_stripe` on hold nothing that
+    /// was written with a token epoch below `fence`, and nobody writes with one any more. Members that are
+    /// away learn of it when they return. Returns what is in doubt.
     pub async fn drop_file(
         &self,
         file: FileId,
@@ -710,13 +713,13 @@ impl Data {
         deadline: Instant,
     ) -> Result<Vec<PreparedCell>> {
         let of_file = |g: PgId| g.0 >= layout.first_pg.0 && g.0 - layout.first_pg.0 < layout.pg_count;
-        let doing = |e: Error| e.doing(format!("cut file {file} from stripe {from_stripe} on"));
+        let doing = |e: Error| e.doing(format!("truncate file {file} from stripe {from_stripe} on"));
         let mut give_up = None;
         let mut pause = RETRY_PAUSE;
         loop {
             let map = self.cluster.map();
-            let told = match map.told_of_cuts(of_file) {
-                Ok(told) => told,
+            let targets = match map.members_to_truncate(of_file) {
+                Ok(targets) => targets,
                 Err(e) => {
                     let comes_back = map.groups.iter().filter(|g| of_file(g.id)).all(|g| may_return(&map, g));
                     let patience =
@@ -725,13 +728,13 @@ impl Data {
                     if self.left(give_up).is_zero() {
                         return Err(doing(e));
                     }
-                    let _waiting = self.waits.begin("targets that are to cut a file".into());
+                    let _waiting = self.waits.begin("targets that are to truncate a file".into());
                     self.wait_newer(map.version, self.left(give_up)).await;
                     continue;
                 }
             };
             give_up = None;
-            let e = match self.drop_file_at(told, file, from_stripe, fence, deadline).await {
+            let e = match self.drop_file_at(targets, file, from_stripe, fence, deadline).await {
                 Ok(prepared) => {
                     self.maps.note_written(map.version);
                     return Ok(prepared);
@@ -755,13 +758,13 @@ impl Data {
     /// One round; an error reports the target that did not answer.
     async fn drop_file_at(
         &self,
-        told: BTreeMap<TargetId, Vec<GroupAt>>,
+        targets: BTreeMap<TargetId, Vec<GroupAt>>,
         file: FileId,
         from_stripe: u64,
         fence: u32,
         deadline: Instant,
     ) -> Result<Vec<PreparedCell>> {
-        let calls = told.into_iter().map(|(target, epochs)| {
+        let calls = targets.into_iter().map(|(target, epochs)| {
             Box::pin(async move {
                 let at = epochs.first().cloned().unwrap_or(GroupAt { group: PgId(0), epoch: Epoch(0) });
                 let place = Place { target, group: at.group, epoch: at.epoch };
@@ -788,13 +791,13 @@ impl Data {
     }
 }
 
-/// Which doubt comes next in one round of calls, and when.
+/// Which suspicion comes next in one round of calls, and when.
 struct Latecomers {
     begun: Instant,
     k: usize,
     usual_max: Duration,
     answered: Vec<Duration>,
-    last: Option<Doubt>,
+    last: Option<Suspicion>,
 }
 
 impl Latecomers {
@@ -806,19 +809,21 @@ impl Latecomers {
         self.answered.push(took);
         took
     }
-    fn next_doubt(&self) -> Option<(Instant, Doubt)> {
-        let doubts = late::of_write(&self.answered, self.k, self.usual_max)?;
+    fn next_suspicion(&self) -> Option<(Instant, Suspicion)> {
+        let suspicions = latency::of_write(&self.answered, self.k, self.usual_max)?;
         match self.last {
-            None => Some((self.begun + doubts.silent_after, Doubt::Silent)),
-            Some(Doubt::Silent) => doubts.slow_after.map(|after| (self.begun + after, Doubt::Slow)),
-            Some(Doubt::Slow | Doubt::Unusable) => None,
+            None => Some((self.begun + suspicions.silent_after, Suspicion::Unreachable)),
+            Some(Suspicion::Unreachable) => {
+                suspicions.slow_after.map(|after| (self.begun + after, Suspicion::Slow))
+            }
+            Some(Suspicion::Slow | Suspicion::Failed) => None,
         }
     }
-    /// The next doubt's time has come.
-    fn doubted(&mut self) -> Doubt {
-        let doubt = self.next_doubt().map_or(Doubt::Silent, |(_, doubt)| doubt);
-        self.last = Some(doubt);
-        doubt
+    /// The next suspicion's time has come.
+    fn suspected(&mut self) -> Suspicion {
+        let suspicion = self.next_suspicion().map_or(Suspicion::Unreachable, |(_, suspicion)| suspicion);
+        self.last = Some(suspicion);
+        suspicion
     }
 }
 

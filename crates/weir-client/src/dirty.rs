@@ -146,8 +146,8 @@ impl StripeBuf {
         parts
     }
 
-    /// Forgets everything from `end` on (the file was cut).
-    pub fn cut(&mut self, end: u32) {
+    /// Forgets everything from `end` on (the file was truncated).
+    pub fn truncate(&mut self, end: u32) {
         self.extents.split_off(&end);
         if let Some((at, extent)) = self.extents.iter_mut().next_back() {
             extent.truncate((end - at) as usize);
@@ -223,7 +223,7 @@ mod tests {
                 prop_assert!(seen == model);
                 prop_assert_eq!(stripe.covered_bytes() as usize, model.iter().flatten().count());
                 if round == 0 {
-                    stripe.cut(cut);
+                    stripe.truncate(cut);
                     model[cut as usize..].fill(None);
                 }
             }

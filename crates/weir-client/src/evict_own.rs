@@ -7,7 +7,7 @@
 //!
 //! The order of locks is that of a flush: `flushing`, then the state.
 use crate::inner::{Inner, layout_of};
-use crate::node::{Inline, Node, State};
+use crate::inode::{Inline, Inode, State};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use weir_proto::recall::{Evict, Evicted};
 use weir_proto::{Error, ErrorKind, NameRule, Result};
 
 /// Who waits for the end of an eviction looks again this often even if nobody told it.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(50);
 /// An eviction under a right to write that has changed is tried again.
 const TRIES: u32 = 3;
 /// Who looks at the file takes the right to write from its writer: it is asked for so often, and so long apart.
@@ -25,14 +25,14 @@ const LEASE_PAUSE: Duration = Duration::from_millis(2);
 
 /// What may be evicted of a range now: whole stripes from its beginning on that are committed and that nothing is done to.
 fn quiet_part(st: &State, stripe_bytes: u64, from: u64, to: u64) -> Option<(u64, u64)> {
-    let alone = st.lease == LeaseKind::Write && !st.recover && !st.closing_lease && !st.turn;
+    let alone = st.lease == LeaseKind::Write && !st.recover && !st.closing_lease && !st.append_token;
     let on_targets = st.inline == Inline::No && !st.drop_inline;
-    if !alone || !on_targets || st.through_pending || st.through_writes > 0 || st.evicting.is_some() {
+    if !alone || !on_targets || st.direct_pending || st.direct_writes > 0 || st.evicting.is_some() {
         return None;
     }
     let busy = st.dirty.keys().chain(st.sending.keys()).min().map(|stripe| stripe * stripe_bytes);
-    let untold = st.changed.first();
-    let quiet = busy.into_iter().chain(untold).fold(to.min(st.committed_size()), u64::min);
+    let unreported = st.changed.first();
+    let quiet = busy.into_iter().chain(unreported).fold(to.min(st.committed_size()), u64::min);
     let (from, to) = (from.next_multiple_of(stripe_bytes), quiet / stripe_bytes * stripe_bytes);
     (from < to).then_some((from, to))
 }
@@ -61,70 +61,70 @@ impl State {
     }
 }
 
-/// A write straight through: no eviction begins before it has ended.
-pub struct ThroughWrite<'a>(&'a Node);
+/// A direct write: no eviction begins before it has ended.
+pub struct DirectWrite<'a>(&'a Inode);
 
-impl Drop for ThroughWrite<'_> {
+impl Drop for DirectWrite<'_> {
     fn drop(&mut self) {
-        self.0.lock().through_writes -= 1;
+        self.0.lock().direct_writes -= 1;
     }
 }
 
 impl Inner {
-    pub fn is_open_for_writing(&self, node: &Node) -> bool {
-        node.lock().open_write > 0
+    pub fn is_open_for_writing(&self, inode: &Inode) -> bool {
+        inode.lock().open_write > 0
     }
 
     /// Evicts what home has of the front of a range, of a file that this client alone writes.
-    pub async fn evict_own(&self, cred: &Cred, node: &Arc<Node>, from: u64, to: u64) -> Result<Evicted> {
+    pub async fn evict_own(&self, cred: &Cred, inode: &Arc<Inode>, from: u64, to: u64) -> Result<Evicted> {
         for _ in 1..TRIES {
-            match self.try_evict_own(cred, node, from, to).await {
-                // A recall raised the token epoch, or the lease came anew: once more, as it is now.
-                Err(e) if e.kind == ErrorKind::Stale => self.refresh(node).await?,
+            match self.try_evict_own(cred, inode, from, to).await {
+                // A revoke raised the token epoch, or the lease came anew: once more, as it is now.
+                Err(e) if e.kind == ErrorKind::Stale => self.refresh(inode).await?,
                 done => return done,
             }
         }
-        self.try_evict_own(cred, node, from, to).await.map_err(|e| match e.kind {
+        self.try_evict_own(cred, inode, from, to).await.map_err(|e| match e.kind {
             ErrorKind::Stale => Error::name(NameRule::Busy, e.context),
             _ => e,
         })
     }
 
-    async fn try_evict_own(&self, cred: &Cred, node: &Arc<Node>, from: u64, to: u64) -> Result<Evicted> {
-        // First: a recall of the right to write begins with a flush, so it waits for the end of this.
-        let _one = node.flushing.lock().await;
-        self.write_alone(node).await?;
+    async fn try_evict_own(&self, cred: &Cred, inode: &Arc<Inode>, from: u64, to: u64) -> Result<Evicted> {
+        // First: a revoke of the right to write begins with a flush, so it waits for the end of this.
+        let _one = inode.flushing.lock().await;
+        self.write_alone(inode).await?;
         let (range, under) = {
-            let mut st = node.lock();
-            let stripe_bytes = layout_of(&st, node.ino)?.stripe_bytes();
+            let mut st = inode.lock();
+            let stripe_bytes = layout_of(&st, inode.ino)?.stripe_bytes();
             (st.begin_evicting(stripe_bytes, from, to), st.token_epoch)
         };
         let Some((from, to)) = range else {
-            let why = format!("inode {} is not evicted: it is being written, or by others, too", node.ino);
+            let why = format!("inode {} is not evicted: it is being written, or by others, too", inode.ino);
             return Err(Error::name(NameRule::Busy, why));
         };
-        let (stamp, ino) = (self.stamp(), node.ino);
+        let (revoke_clock, ino) = (self.revoke_clock(), inode.ino);
         let ask = |op| Evict { op, cred: cred.clone(), ino, from, to, under };
         let asked = self.session.change_again(self.deadline(), ask).await;
         match &asked {
             Ok(evicted) => {
                 self.counters.own_evictions.fetch_add(1, Relaxed);
-                self.apply_unasked(&mut node.lock(), &evicted.entry, stamp);
+                self.apply_unasked(&mut inode.lock(), &evicted.entry, revoke_clock);
             }
-            Err(e) => self.make_sure_it_stays(node, e).await,
+            Err(e) => self.make_sure_it_stays(inode, e).await,
         }
-        node.lock().end_evicting();
-        node.changed.notify_waiters();
+        inode.lock().end_evicting();
+        inode.changed.notify_waiters();
         // So that who writes elsewhere in the file need not ask; else it asks itself.
-        let _ = self.away(node, 0).await;
+        let _ = self.away(inode, 0).await;
         asked
     }
 
     /// Asks for the right to write alone, unless it is here.
-    async fn write_alone(&self, node: &Node) -> Result<()> {
+    async fn write_alone(&self, inode: &Inode) -> Result<()> {
         for _ in 0..LEASE_TRIES {
-            let lease = node.lock().lease;
-            if lease == LeaseKind::Write || self.acquire(node, LeaseKind::Write).await? == LeaseKind::Write {
+            let lease = inode.lock().lease;
+            if lease == LeaseKind::Write || self.acquire(inode, LeaseKind::Write).await? == LeaseKind::Write {
                 break;
             }
             self.env.clock.sleep(LEASE_PAUSE).await;
@@ -133,38 +133,38 @@ impl Inner {
     }
 
     /// A request without an answer may still arrive: under a newer token epoch it counts for nothing.
-    async fn make_sure_it_stays(&self, node: &Node, e: &Error) {
+    async fn make_sure_it_stays(&self, inode: &Inode, e: &Error) {
         let may_arrive = |e: &Error| matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline);
         if !may_arrive(e) {
             return;
         }
         while !self.closed.load(std::sync::atomic::Ordering::Acquire) {
-            match self.ask_lease(node, LeaseKind::Write, true).await {
-                Err(e) if may_arrive(&e) => self.env.clock.sleep(LOOK).await,
+            match self.ask_lease(inode, LeaseKind::Write, true).await {
+                Err(e) if may_arrive(&e) => self.env.clock.sleep(POLL).await,
                 _ => return,
             }
         }
     }
 
     /// Returns when nothing of a range is being evicted by this client.
-    pub async fn wait_for_own_eviction(&self, node: &Node, from: u64, to: u64) {
+    pub async fn wait_for_own_eviction(&self, inode: &Inode, from: u64, to: u64) {
         loop {
-            let changed = node.changed.notified();
-            if !node.lock().is_being_evicted(from, to) {
+            let changed = inode.changed.notified();
+            if !inode.lock().is_being_evicted(from, to) {
                 return;
             }
-            let _ = self.env.clock.timeout(LOOK, changed).await; // looks again either way
+            let _ = self.env.clock.timeout(POLL, changed).await; // looks again either way
         }
     }
 
-    /// Counts a write straight through, once nothing of its range is being evicted.
-    pub async fn begin_through<'a>(&self, node: &'a Node, from: u64, to: u64) -> ThroughWrite<'a> {
+    /// Counts a direct write, once nothing of its range is being evicted.
+    pub async fn begin_direct<'a>(&self, inode: &'a Inode, from: u64, to: u64) -> DirectWrite<'a> {
         loop {
-            self.wait_for_own_eviction(node, from, to).await;
-            let mut st = node.lock();
+            self.wait_for_own_eviction(inode, from, to).await;
+            let mut st = inode.lock();
             if !st.is_being_evicted(from, to) {
-                st.through_writes += 1;
-                return ThroughWrite(node);
+                st.direct_writes += 1;
+                return DirectWrite(inode);
             }
         }
     }
@@ -174,7 +174,7 @@ impl Inner {
 mod tests {
     use super::*;
     use crate::dirty::StripeBuf;
-    use crate::node::Sending;
+    use crate::inode::Sending;
     use weir_proto::InodeId;
 
     const STRIPE: u64 = 100;
@@ -183,11 +183,11 @@ mod tests {
     #[test]
     fn only_what_nothing_is_done_to_is_evicted() {
         let writing = |edit: &dyn Fn(&mut State)| {
-            let node = Node::new(InodeId(7), 0);
-            let mut st = node.lock();
+            let inode = Inode::new(InodeId(7), 0);
+            let mut st = inode.lock();
             st.lease = LeaseKind::Write;
             st.inline = Inline::No;
-            st.attr = Some(crate::node::attr_of_size(950));
+            st.attr = Some(crate::inode::attr_of_size(950));
             edit(&mut st);
             quiet_part(&st, STRIPE, 0, u64::MAX)
         };
@@ -196,13 +196,16 @@ mod tests {
             (&|_| {}, all),
             (&|st| drop(st.dirty.insert(9, StripeBuf::default())), all),
             (&|st| drop(st.dirty.insert(4, StripeBuf::default())), Some((0, 400))),
-            (&|st| drop(st.sending.insert(3, Sending { id: 1, tenure: 0, parts: vec![] })), Some((0, 300))),
+            (
+                &|st| drop(st.sending.insert(3, Sending { id: 1, write_generation: 0, parts: vec![] })),
+                Some((0, 300)),
+            ),
             (&|st| st.changed.add(250, 260), Some((0, 200))),
             (&|st| st.changed.add(0, 1), None),
             (&|st| st.lease = LeaseKind::Read, None),
             (&|st| st.closing_lease = true, None),
             (&|st| st.inline = Inline::Unknown, None),
-            (&|st| st.through_writes = 1, None),
+            (&|st| st.direct_writes = 1, None),
             (&|st| st.evicting = Some((0, 100)), None),
         ];
         for (n, (edit, expected)) in cases.into_iter().enumerate() {

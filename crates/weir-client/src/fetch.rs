@@ -3,9 +3,9 @@
 //! Invariants: every byte returned passed its checksum; decoding uses fragments of one version only; "nothing there" is
 //! believed only if more members know nothing than may have lost what they knew (`hole.rs`). Knows nothing of file sizes, leases or caches.
 use crate::data::{Data, GroupView, StripeRef, is_unreachable, too_few};
-use crate::gather::{Gather, join_all};
-use crate::hole::{self, Told, Verdict};
-use crate::late;
+use crate::hole::{self, Answer, Verdict};
+use crate::join::{Join, join_all};
+use crate::latency;
 use crate::member::Pacing;
 use bytes::Bytes;
 use std::collections::BTreeSet;
@@ -135,7 +135,7 @@ impl Data {
     ) -> Result<(Direct, Option<Result<Decoded>>)> {
         let direct = self.read_direct(s, view, range);
         tokio::pin!(direct);
-        let hedge_after = late::hedge_after(self.usual_max(Pacing::Read));
+        let hedge_after = latency::hedge_after(self.usual_max(Pacing::Read));
         let alone = s.layout.scheme.parity == 0;
         tokio::select! {
             biased;
@@ -172,7 +172,7 @@ impl Data {
             Ok(_) => self.judge_hole(s, view, range).await,
             Err(e) if e.kind == ErrorKind::Stale => Ok(Direct::Again(e)),
             Err(e) if e.kind == ErrorKind::Damaged => {
-                self.tell_damaged(s, view, range.index).await;
+                self.report_damaged(s, view, range.index).await;
                 Ok(Direct::Around(e))
             }
             Err(e) if is_unreachable(&e) => {
@@ -213,25 +213,25 @@ impl Data {
         let scheme = s.layout.scheme;
         let (k, needed) = (usize::from(scheme.data), hole::needed(view.group()));
         let can_be_asked = |i: &usize| *i != knows_nothing && view.state(*i) == MemberState::Current;
-        let ask = |at: usize| -> BoxFuture<'_, Result<Told>> {
+        let ask = |at: usize| -> BoxFuture<'_, Result<Answer>> {
             Box::pin(async move {
                 match self.stat_cell(s, view, at, at).await {
-                    Ok(stat) => Ok(hole::told(&stat, at, index, scheme)),
+                    Ok(stat) => Ok(hole::reported(&stat, at, index, scheme)),
                     Err(e) if e.kind == ErrorKind::Stale => Err(e),
-                    Err(e) => Ok(Told::Silent(e)),
+                    Err(e) => Ok(Answer::Silent(e)),
                 }
             })
         };
         let parity = (k..scheme.width()).filter(can_be_asked).map(ask).collect();
-        let mut told = vec![Told::Nothing];
+        let mut reported = vec![Answer::Nothing];
         for answer in join_all(parity).await {
-            told.push(answer?);
+            reported.push(answer?);
         }
         let mut others = std::iter::once(index).chain((0..k).filter(|i| *i != index)).filter(can_be_asked);
         loop {
-            match hole::judge(&told, needed) {
+            match hole::judge(&reported, needed) {
                 Verdict::Undecided(silent) => match others.next() {
-                    Some(at) => told.push(ask(at).await?),
+                    Some(at) => reported.push(ask(at).await?),
                     None => return Ok(Verdict::Undecided(silent)),
                 },
                 decided => return Ok(decided),
@@ -271,7 +271,7 @@ impl Data {
     }
 
     /// Tells the holder that its fragment is bad: it verifies and has it rebuilt.
-    async fn tell_damaged(&self, s: &StripeRef, view: &GroupView, index: usize) {
+    async fn report_damaged(&self, s: &StripeRef, view: &GroupView, index: usize) {
         let place = view.place(index);
         let request = MarkMissing { place, cell: s.cell(index), version: Version(0), missing: 1 << index };
         if let Err(e) = self.call(place.target, &request, vec![], self.call_patience(s.deadline)).await {
@@ -324,7 +324,7 @@ impl Data {
             let mut out = self.env.buffers.zeroed(range.len as usize);
             if head.known && head.version != Version(0) {
                 let fragments = self
-                    .gather_version(s, &view, range, (anchor, payload), head.version, &mut bad, why)
+                    .join_version(s, &view, range, (anchor, payload), head.version, &mut bad, why)
                     .await?;
                 let Some(fragments) = fragments else {
                     return self
@@ -334,8 +334,8 @@ impl Data {
                 let present: Vec<(usize, &[u8])> = fragments.iter().map(|(i, b)| (*i, &b[..])).collect();
                 self.coder(scheme)?.reconstruct(&present, &[range.index], &mut [&mut out[..]])?;
             }
-            let cut = head.cuts.get(range.index).copied().unwrap_or_default();
-            match self.apply_overlays(s, &view, anchor, range, cut, &mut out).await {
+            let folded_seq = head.folded_seqs.get(range.index).copied().unwrap_or_default();
+            match self.apply_overlays(s, &view, anchor, range, folded_seq, &mut out).await {
                 Ok(()) => {}
                 Err(e) if e.kind == ErrorKind::Stale => return self.moved(&view, e).await,
                 Err(e) => {
@@ -344,12 +344,13 @@ impl Data {
                     continue;
                 }
             }
-            // A seal that committed meanwhile took overlays away that this base does not have, and a cut all of them.
+            // A seal that committed meanwhile took overlays away that this base does not have, and a
+            // truncation all of them.
             return match self.stat_cell(s, &view, anchor, anchor).await {
                 Ok(stat) if !head.known || stat.known && stat.base == head.version => {
                     Ok(Decoded::Bytes(Part { bytes: out.freeze(), hole: !head.known }))
                 }
-                Ok(_) => Ok(Decoded::Moved(Error::stale(format!("read {s}: sealed or cut meanwhile")))),
+                Ok(_) => Ok(Decoded::Moved(Error::stale(format!("read {s}: sealed or truncated meanwhile")))),
                 Err(e) => Ok(Decoded::Moved(e)),
             };
         }
@@ -362,14 +363,14 @@ impl Data {
 
     async fn note_failure(&self, s: &StripeRef, view: &GroupView, at: usize, e: &Error) {
         if e.kind == ErrorKind::Damaged {
-            self.tell_damaged(s, view, at).await;
+            self.report_damaged(s, view, at).await;
         } else if is_unreachable(e) {
             self.report(view.place(at), e).await;
         }
     }
 
     /// k fragments of `version`, the first one given. `None`: the version is no longer everywhere.
-    async fn gather_version(
+    async fn join_version(
         &self,
         s: &StripeRef,
         view: &GroupView,
@@ -389,7 +390,7 @@ impl Data {
             (0..scheme.width()).filter(|i| view.state(*i) == MemberState::Behind && *i != range.index),
         );
         let mut waiting = candidates.into_iter();
-        let mut calls = Gather::new();
+        let mut calls = Join::new();
         let mut gone = false;
         loop {
             while have.len() + calls.len() < k {
@@ -418,7 +419,7 @@ impl Data {
     }
 
     /// Fewer than k fragments can be had: the error that names the stripe. They are lost if nobody is down or silent who may come back
-    /// with one: movers set a file aside for good that is damaged.
+    /// with one: a damaged file is in conflict for good.
     fn lost(&self, s: &StripeRef, view: &GroupView, why: &Error, bad: &Bad) -> Error {
         let members = view.group().members.iter().enumerate();
         let down: Vec<String> = members
@@ -439,18 +440,18 @@ impl Data {
         if may_return { Error::unavailable(what) } else { Error::damaged(what) }
     }
 
-    /// Applies the overlays of the cell above `cut`, as a parity target mirrors them.
+    /// Applies the overlays of the cell above `folded_seq`, as a parity target mirrors them.
     async fn apply_overlays(
         &self,
         s: &StripeRef,
         view: &GroupView,
         at: usize,
         range: CellRange,
-        cut: Seq,
+        folded_seq: Seq,
         out: &mut [u8],
     ) -> Result<()> {
         let place = view.place(at);
-        let mut after = cut;
+        let mut after = folded_seq;
         loop {
             let request = ReadOverlays { place, cell: s.cell(range.index), after };
             let answered = self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?;
@@ -498,7 +499,7 @@ impl Data {
                     Ok(stat) if stat.fragment_bytes > 0 || !stat.prepared.is_empty() => return all,
                     Ok(stat) => {
                         let seq = |seqs: &[Seq], i: usize| seqs.get(i).copied().unwrap_or_default();
-                        let is_above = |i| seq(&stat.overlay_seqs, i) > seq(&stat.cuts, i);
+                        let is_above = |i| seq(&stat.overlay_seqs, i) > seq(&stat.folded_seqs, i);
                         return (0..all.len()).map(is_above).collect();
                     }
                     Err(_) => failed = true,

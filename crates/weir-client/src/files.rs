@@ -4,7 +4,7 @@
 //! is what is open here.
 use crate::api::{Handle, NewMode, OpenMode, Opened, Stat};
 use crate::inner::{Inner, OpenFile};
-use crate::node::{Inline, Node};
+use crate::inode::{Inline, Inode};
 use crate::plan::Occasion;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl Inner {
         exclusive: bool,
         open: OpenMode,
     ) -> Result<Opened> {
-        let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
+        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let bits = if open.read { OPEN_READ } else { 0 } | if open.write { OPEN_WRITE } else { 0 };
         let make = |op| Create {
@@ -45,24 +45,24 @@ impl Inner {
             open: bits,
         };
         let created = change
-            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
-        let stat = self.apply(&created.entry, stamp);
+            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+        let stat = self.apply(&created.entry, revoke_clock);
         let ino = stat.attr.ino;
-        self.end_name_change(change, Some(ino), &created.parent_attr, &created.parent_lease, stamp);
-        let node = self.node(ino);
+        self.end_name_change(change, Some(ino), &created.parent_attr, &created.parent_lease, revoke_clock);
+        let inode = self.inode(ino);
         if open.write {
-            node.lock().limited = created.entry.lease.limited;
+            inode.lock().limited = created.entry.lease.limited;
         }
         if created.created {
             // Attributes of the inode number's past do not exist: numbers are never used again.
-            let mut st = node.lock();
+            let mut st = inode.lock();
             if st.inline == Inline::Unknown {
                 st.inline = Inline::No;
             }
         } else {
-            self.learn_inline(&node, &created.entry, created.inline);
+            self.learn_inline(&inode, &created.entry, created.inline);
         }
-        let opened = self.opened(node, open, stat);
+        let opened = self.opened(inode, open, stat);
         if !created.created && open.truncate {
             let opened = opened?;
             self.truncate_opened(cred, &opened).await?;
@@ -88,15 +88,15 @@ impl Inner {
             open: bits,
         };
         loop {
-            let stamp = self.stamp();
+            let revoke_clock = self.revoke_clock();
             let (entry, tries) = self.session.change_counted(self.deadline(), make).await?;
-            let stat = self.apply(&entry, stamp);
-            let node = self.node(stat.attr.ino);
-            node.lock().inline = Inline::No;
-            let opened = self.opened(node, open, stat)?;
+            let stat = self.apply(&entry, revoke_clock);
+            let inode = self.inode(stat.attr.ino);
+            inode.lock().inline = Inline::No;
+            let opened = self.opened(inode, open, stat)?;
             // A new connection whose beginning did not name the file took it away before this answer came again.
             if tries > 1
-                && let Err(e) = self.refresh(&self.handle(opened.handle)?.node).await
+                && let Err(e) = self.refresh(&self.handle(opened.handle)?.inode).await
             {
                 let _ = self.release(opened.handle).await; // there is nothing to save
                 if e.kind == ErrorKind::Stale {
@@ -111,23 +111,24 @@ impl Inner {
     async fn truncate_opened(&self, cred: &Cred, opened: &Opened) -> Result<()> {
         let set = crate::api::SetAttrs { size: Some(0), ..Default::default() };
         let file = self.handle(opened.handle)?;
-        self.set_size(cred, &file.node, Some(&file), &set, 0).await.map(|_| ())
+        self.set_size(cred, &file.inode, Some(&file), &set, 0).await.map(|_| ())
     }
 
     pub async fn open(&self, cred: &Cred, ino: InodeId, open: OpenMode) -> Result<Opened> {
-        let node = self.node(ino);
-        let stamp = self.stamp();
-        let _grows = if open.truncate { Some(node.growing.lock().await) } else { None };
+        let inode = self.inode(ino);
+        let revoke_clock = self.revoke_clock();
+        let _grows = if open.truncate { Some(inode.growing.lock().await) } else { None };
         let _one = match open.truncate {
             true => {
-                // What was written before the cut is cut, but what is under way must end first, and no more is told until it is done.
-                let one = node.flushing.lock().await;
-                self.flush_locked(&node, Occasion::Growing, false).await?;
+                // What was written before the truncation goes, but what is under way must end first, and no
+                // more is told until it is done.
+                let one = inode.flushing.lock().await;
+                self.flush_locked(&inode, Occasion::Growing, false).await?;
                 Some(one)
             }
             false => None,
         };
-        let sent_end = node.lock().sent_end;
+        let sent_end = inode.lock().sent_end;
         let ask = |session| Open {
             session,
             cred: cred.clone(),
@@ -139,51 +140,51 @@ impl Inner {
         };
         let answer = self.session.ask(self.deadline(), ask).await?;
         if open.truncate {
-            self.cut(&node, 0, sent_end, true);
+            self.truncate_local(&inode, 0, sent_end, true);
         }
-        let stat = self.apply(&answer.entry, stamp);
+        let stat = self.apply(&answer.entry, revoke_clock);
         if open.write {
-            node.lock().limited = answer.entry.lease.limited;
+            inode.lock().limited = answer.entry.lease.limited;
         }
-        self.learn_inline(&node, &answer.entry, answer.inline);
-        self.opened(node.clone(), open, stat)
+        self.learn_inline(&inode, &answer.entry, answer.inline);
+        self.opened(inode.clone(), open, stat)
     }
 
     /// Opens a file for reading whose lease is held, and that the leader counts as open still, without a message. The caller knows
     /// that it may be read.
     pub fn try_reopen(&self, ino: InodeId, open: OpenMode) -> Option<Opened> {
-        let node = self.known_node(ino).filter(|_| open == OpenMode::READ)?;
-        let stat = self.reopen(&node)?;
-        Some(self.begun(node, open, stat))
+        let inode = self.known_inode(ino).filter(|_| open == OpenMode::READ)?;
+        let stat = self.reopen(&inode)?;
+        Some(self.begun(inode, open, stat))
     }
 
     /// Inline bytes as a reply told them, unless newer ones are here.
-    fn learn_inline(&self, node: &Node, entry: &Entry, inline: Option<Bytes>) {
-        let mut st = node.lock();
+    fn learn_inline(&self, inode: &Inode, entry: &Entry, inline: Option<Bytes>) {
+        let mut st = inode.lock();
         let is_asked = st.lease != LeaseKind::None && !st.is_dirty() && st.inline == Inline::Unknown;
         if is_asked && st.is_of_version(entry) {
             st.inline = inline.map_or(Inline::No, Inline::Yes);
         }
     }
 
-    fn opened(&self, node: Arc<Node>, open: OpenMode, stat: Stat) -> Result<Opened> {
+    fn opened(&self, inode: Arc<Inode>, open: OpenMode, stat: Stat) -> Result<Opened> {
         {
-            let mut st = node.lock();
+            let mut st = inode.lock();
             st.open_read += u32::from(open.read);
             st.open_write += u32::from(open.write);
         }
-        Ok(self.begun(node, open, stat))
+        Ok(self.begun(inode, open, stat))
     }
 
     /// A handle of an open that is counted.
-    fn begun(&self, node: Arc<Node>, open: OpenMode, stat: Stat) -> Opened {
+    fn begun(&self, inode: Arc<Inode>, open: OpenMode, stat: Stat) -> Opened {
         let (errors, kernel_cache, old_pages) = {
-            let st = node.lock();
+            let st = inode.lock();
             // A read from pages is not seen: where one would change the access time they go, too.
             let unseen = open.read && self.awaits_access(&st);
             (st.error_count, st.lease != LeaseKind::None, st.pages_since != st.leases_lost || unseen)
         };
-        let handle = self.open_handle(node, open, kernel_cache, errors);
+        let handle = self.open_handle(inode, open, kernel_cache, errors);
         Opened { handle, stat, kernel_cache, old_pages }
     }
 
@@ -217,12 +218,12 @@ impl Inner {
 
     /// Saves what is changed; every error that the handle has not reported is reported now.
     async fn save(&self, file: &OpenFile, occasion: Occasion) -> Result<()> {
-        let flushed = self.flush(&file.node, occasion, false).await;
-        let settled = self.settle_through(&file.node).await;
+        let flushed = self.flush(&file.inode, occasion, false).await;
+        let settled = self.settle_direct(&file.inode).await;
         // Errors of write-back are the inode's and counted; this one may be the same.
         let news = {
-            let st = file.node.lock();
-            if occasion == Occasion::Closing { file.tell_closed(&st) } else { file.tell_synced(&st) }
+            let st = file.inode.lock();
+            if occasion == Occasion::Closing { file.report_closed(&st) } else { file.report_synced(&st) }
         };
         news.and(flushed).and(settled)
     }
@@ -230,25 +231,25 @@ impl Inner {
     pub async fn release(&self, handle: Handle) -> Result<()> {
         let file = self.close_handle(handle)?;
         if let Some(leases_lost) = file.dropped_pages.get() {
-            let mut st = file.node.lock();
+            let mut st = file.inode.lock();
             st.pages_since = st.pages_since.max(*leases_lost);
         }
         let saved = if file.mode.write { self.save(&file, Occasion::Closing).await } else { Ok(()) };
         // After the bytes: whoever gets the lock next sees them.
         if let Err(e) = self.unlock_handle(handle).await {
-            tracing::warn!("file {}: locks of a closed handle: {e}", file.node.ino);
+            tracing::warn!("file {}: locks of a closed handle: {e}", file.inode.ino);
         }
         // Nobody waits for the leader to count one open less.
         self.note_closed(&file);
-        let ino = file.node.ino;
+        let ino = file.inode.ino;
         let gone = {
-            let st = file.node.lock();
+            let st = file.inode.lock();
             st.attr.as_ref().is_some_and(|a| a.nlink == 0) && st.open_read + st.open_write == 0
         };
         if gone {
             self.cache().remove_inode(ino);
             self.forget_dirty(ino);
-            self.remove_unused_node(&file.node);
+            self.remove_unused_inode(&file.inode);
         }
         saved
     }
@@ -260,21 +261,23 @@ impl Inner {
         }
         let mut first_error = Ok(());
         let deadline = self.env.clock.now() + self.config.patience.min(SHUTDOWN_PATIENCE);
-        for node in self.all_nodes() {
-            if !node.lock().is_dirty() {
+        for inode in self.all_inodes() {
+            if !inode.lock().is_dirty() {
                 continue;
             }
-            let saved =
-                self.env.clock.timeout(self.data.left(deadline), self.flush(&node, Occasion::Closing, false));
+            let saved = self
+                .env
+                .clock
+                .timeout(self.data.left(deadline), self.flush(&inode, Occasion::Closing, false));
             let late = |_| Err(Error::deadline("its servers do not answer, and this client was told to end"));
             if let Err(e) = saved.await.unwrap_or_else(late) {
-                tracing::error!("shutdown: file {} was not saved: {e}", node.ino);
+                tracing::error!("shutdown: file {} was not saved: {e}", inode.ino);
                 first_error = first_error.and(Err(e));
             }
         }
         // A file whose close the leader does not know looks like one whose writer died.
-        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.tell_all_closes()).await; // or is looked at as such
-        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.tell_accesses()).await; // or they are lost
+        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.report_all_closes()).await; // or is looked at as such
+        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.report_accesses()).await; // or they are lost
         // Everything is saved, or its error is told: a session that nobody closes ends by itself.
         if let Err(e) = self.session.close(self.env.clock.now() + CLOSES_PATIENCE).await {
             tracing::info!("the session was not closed: {e}");
@@ -286,7 +289,7 @@ impl Inner {
     pub fn open_file_of(&self, handle: Option<Handle>, ino: InodeId) -> Result<Option<Arc<OpenFile>>> {
         let Some(handle) = handle else { return Ok(None) };
         let file = self.handle(handle)?;
-        if file.node.ino != ino {
+        if file.inode.ino != ino {
             return Err(Error::invalid(format!("file handle {} is of another file than {ino}", handle.0)));
         }
         Ok(Some(file))

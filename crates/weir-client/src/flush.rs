@@ -3,12 +3,12 @@
 //! Invariants: of one stripe at most one send is under way, so later bytes never arrive before earlier ones; the size is
 //! committed only after every byte below it is durable, or is as it was if it failed; what fails is kept as the inode's error, never
 //! dropped silently.
+use crate::crash_points;
 use crate::data::{Done, Fragment, Overlay, StripeRef, encode};
 use crate::inner::{Inner, STRIPE_PARTS, layout_of};
-use crate::lease::LoosePages;
-use crate::node::{Declared, Inline, Node, Sending, State, Torn};
+use crate::inode::{Declared, Inline, Inode, Sending, State, Unresolved};
+use crate::lease::UnprotectedPages;
 use crate::plan::{self, Occasion, SendAs, StripeFacts};
-use crate::points;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const ABOVE_SEAL_TRIES: u32 = 3;
 
 /// Changed bytes of one stripe, frozen, and how they go.
 struct Send {
-    node: Arc<Node>,
+    inode: Arc<Inode>,
     /// Where the file's bytes go.
     object: InodeId,
     layout: Layout,
@@ -33,15 +33,15 @@ struct Send {
     parts: Vec<(u32, Bytes)>,
     how: SendAs,
     /// First this is settled, which a send that failed left there.
-    torn: Option<Torn>,
+    unresolved: Option<Unresolved>,
     token_epoch: u32,
-    tenure: u64,
+    write_generation: u64,
 }
 
 /// A version that all live members have beside their base, as of an epoch of the group.
 struct PreparedStripe {
     version: Version,
-    cuts: Vec<Seq>,
+    folded_seqs: Vec<Seq>,
     held: Epoch,
 }
 
@@ -54,17 +54,17 @@ enum Awaited {
 }
 
 impl Inner {
-    /// Begins to send a stripe's dirty bytes. The stripe must be dirty, or torn, and not on its way.
+    /// Begins to send a stripe's dirty bytes. The stripe must be dirty, or unresolved, and not on its way.
     pub fn start_send(
         &self,
-        node: &Arc<Node>,
+        inode: &Arc<Inode>,
         st: &mut State,
         stripe: u64,
         occasion: Occasion,
     ) -> Result<u64> {
-        let layout = layout_of(st, node.ino)?;
+        let layout = layout_of(st, inode.ino)?;
         // Bytes in an inode are all there is of the file.
-        self.leave_inode(st, node.ino)?;
+        self.leave_inode(st, inode.ino)?;
         let buf = st.dirty.remove(&stripe).unwrap_or_default();
         let start = layout.stripe_start(stripe);
         let how = plan::send_as(&StripeFacts {
@@ -81,14 +81,15 @@ impl Inner {
         let parts = buf.freeze();
         st.send_count += 1;
         let id = st.send_count;
-        let tenure = st.tenure;
-        st.sending.insert(stripe, Sending { id, tenure, parts: parts.clone() });
+        let write_generation = st.write_generation;
+        st.sending.insert(stripe, Sending { id, write_generation, parts: parts.clone() });
         st.touched.insert(stripe);
         st.sent_end = st.sent_end.max(end);
         let token_epoch = st.token_epoch;
-        let (node, object) = (node.clone(), st.object(node.ino));
-        let torn = st.torn.get(&stripe).copied();
-        let send = Send { node, object, layout, stripe, parts, how, torn, token_epoch, tenure };
+        let (inode, object) = (inode.clone(), st.object(inode.ino));
+        let unresolved = st.unresolved.get(&stripe).copied();
+        let send =
+            Send { inode, object, layout, stripe, parts, how, unresolved, token_epoch, write_generation };
         let me = self.arc();
         self.env.tasks.spawn("send stripe", async move { me.run_send(send).await });
         Ok(id)
@@ -96,10 +97,10 @@ impl Inner {
 
     async fn run_send(self: Arc<Self>, mut send: Send) {
         let result = self.send_until_not_fenced(&mut send).await;
-        self.env.tasks.pass(points::SENT);
-        let Send { node, layout, stripe, parts, tenure, .. } = send;
+        self.env.tasks.crash_point(crash_points::SENT);
+        let Send { inode, layout, stripe, parts, write_generation, .. } = send;
         {
-            let mut st = node.lock();
+            let mut st = inode.lock();
             st.sending.remove(&stripe);
             // A fetch that began before the bytes arrived may bring what was there before.
             st.data_change += 1;
@@ -108,49 +109,49 @@ impl Inner {
                 let from = start + u64::from(*at);
                 st.changed.add(from, from + bytes.len() as u64);
             }
-            if result.is_err() || st.tenure != tenure {
+            if result.is_err() || st.write_generation != write_generation {
                 // Some of it may be there: what was fetched ahead meanwhile is as old.
-                self.forget_cached(&node, layout, stripe, &parts);
+                self.forget_cached(&inode, layout, stripe, &parts);
             }
             match result {
                 // Told when the right to write was lost, with all that was not saved then.
-                done if st.tenure != tenure => {
-                    tracing::debug!(ino = %node.ino, stripe, "sent without the right to write: {done:?}")
+                done if st.write_generation != write_generation => {
+                    tracing::debug!(ino = %inode.ino, stripe, "sent without the right to write: {done:?}")
                 }
                 Ok(()) => {
                     st.leaving_unsent &= stripe != 0;
-                    self.keep_sent(&node, &st, layout, stripe, parts);
+                    self.keep_sent(&inode, &st, layout, stripe, parts);
                 }
                 Err(e) => {
                     tracing::error!("changed data is lost: {e}");
                     st.fail(e);
                     if stripe == 0 && st.drop_inline {
-                        self.keep_leaving(&node, &mut st, layout);
+                        self.keep_leaving(&inode, &mut st, layout);
                     }
                 }
             }
             if st.is_complete(&layout, stripe)
-                && let Err(e) = self.start_send(&node, &mut st, stripe, Occasion::Growing)
+                && let Err(e) = self.start_send(&inode, &mut st, stripe, Occasion::Growing)
             {
                 st.fail(e);
             }
         }
-        node.changed.notify_waiters();
-        if is_much_untold(&node.lock(), &layout, self.env.clock.now()) {
-            self.tell_durable(&node).await;
+        inode.changed.notify_waiters();
+        if is_much_unreported(&inode.lock(), &layout, self.env.clock.now()) {
+            self.report_durable(&inode).await;
         }
     }
 
-    fn forget_cached(&self, node: &Node, layout: Layout, stripe: u64, parts: &[(u32, Bytes)]) {
+    fn forget_cached(&self, inode: &Inode, layout: Layout, stripe: u64, parts: &[(u32, Bytes)]) {
         let (start, mut cache) = (layout.stripe_start(stripe), self.cache());
         for (at, bytes) in parts {
             let from = start + u64::from(*at);
-            cache.remove(node.ino, from, from + bytes.len() as u64);
+            cache.remove(inode.ino, from, from + bytes.len() as u64);
         }
     }
 
     /// What was sent stays as clean data.
-    fn keep_sent(&self, node: &Node, st: &State, layout: Layout, stripe: u64, parts: Vec<(u32, Bytes)>) {
+    fn keep_sent(&self, inode: &Inode, st: &State, layout: Layout, stripe: u64, parts: Vec<(u32, Bytes)>) {
         if st.lease == LeaseKind::None {
             return;
         }
@@ -160,32 +161,36 @@ impl Inner {
         for (at, bytes) in parts {
             let end = at + bytes.len() as u32;
             // Read ahead may have brought older bytes of the targets meanwhile.
-            cache.remove(node.ino, start + u64::from(at), start + u64::from(end));
+            cache.remove(inode.ino, start + u64::from(at), start + u64::from(end));
             if newer.iter().any(|(a, b)| *a < end && *b > at) {
                 continue;
             }
-            cache.insert(node.ino, start + u64::from(at), bytes, true, false, &self.budget);
+            cache.insert(inode.ino, start + u64::from(at), bytes, true, false, &self.budget);
         }
     }
 
-    /// A send that this client's own cut has fenced goes again, under the newer token epoch.
+    /// A send that this client's own truncation has fenced goes again, under the newer token epoch.
     async fn send_until_not_fenced(&self, send: &mut Send) -> Result<()> {
         let mut passes = true;
         loop {
             let outcome = self.send_stripe(send).await;
             if outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
                 // Targets may hear of a newer token epoch before its answer is here.
-                self.wait_for_own_eviction(&send.node, 0, u64::MAX).await;
-                if std::mem::take(&mut passes) && check_tenure(&send.node, send.tenure).is_ok() {
-                    self.pass_fence(&send.node, send.token_epoch).await?;
+                self.wait_for_own_eviction(&send.inode, 0, u64::MAX).await;
+                if std::mem::take(&mut passes)
+                    && check_write_generation(&send.inode, send.write_generation).is_ok()
+                {
+                    self.pass_fence(&send.inode, send.token_epoch).await?;
                 }
             }
-            let (tenure, token_epoch, object) = {
-                let st = send.node.lock();
-                (st.tenure, st.token_epoch, st.object(send.node.ino))
+            let (write_generation, token_epoch, object) = {
+                let st = send.inode.lock();
+                (st.write_generation, st.token_epoch, st.object(send.inode.ino))
             };
             // Not what was lost with an earlier lease: others may have written there since.
-            let renewed = tenure == send.tenure && token_epoch > send.token_epoch && object == send.object;
+            let renewed = write_generation == send.write_generation
+                && token_epoch > send.token_epoch
+                && object == send.object;
             match outcome {
                 Err(e) if e.kind == ErrorKind::Stale && renewed => send.token_epoch = token_epoch,
                 outcome => return outcome,
@@ -206,12 +211,12 @@ impl Inner {
         }
         let _permit = self.stripes_in_flight.acquire_many(parts).await.expect("never closed");
         let deadline = self.deadline();
-        self.mark(&send.node).await?;
-        check_tenure(&send.node, send.tenure)?;
+        self.mark(&send.inode).await?;
+        check_write_generation(&send.inode, send.write_generation)?;
         let s = self.stripe_ref(send.object, send.layout, send.stripe, deadline);
-        match send.torn {
-            Some(Torn::Fresh) => self.take_back_fresh(send).await?,
-            Some(Torn::Doubt(version)) => {
+        match send.unresolved {
+            Some(Unresolved::Fresh) => self.take_back_fresh(send).await?,
+            Some(Unresolved::InDoubt(version)) => {
                 self.decide(s, version, self.token_epoch_of(send)).await?;
                 self.note_whole(send);
             }
@@ -249,47 +254,53 @@ impl Inner {
         let committed = Box::pin(self.commit_prepared(send, s, prepared, fragments)).await;
         let is_fenced = |e: &Error| e.kind == ErrorKind::Stale && !self.has_newer_token(send);
         if committed.as_ref().is_err_and(|e| !is_fenced(e)) {
-            self.note_torn(send, Torn::Doubt(version));
+            self.note_unresolved(send, Unresolved::InDoubt(version));
         }
         committed
     }
 
     /// Replaces a stripe by an empty version, which reads as zeros and takes no space. Needs the Write lease. Returns false, with nothing
     /// done, if the file has grown past `end` within the stripe meanwhile.
-    pub async fn empty_stripe(&self, node: &Arc<Node>, own: InodeId, stripe: u64, end: u64) -> Result<bool> {
+    pub async fn empty_stripe(
+        &self,
+        inode: &Arc<Inode>,
+        own: InodeId,
+        stripe: u64,
+        end: u64,
+    ) -> Result<bool> {
         let deadline = self.deadline();
         let send = loop {
-            let changed = node.changed.notified();
-            if let Some(begun) = self.begin_to_empty(node, own, stripe, end)? {
+            let changed = inode.changed.notified();
+            if let Some(begun) = self.begin_to_empty(inode, own, stripe, end)? {
                 break begun;
             }
             if self.env.clock.timeout(self.data.left(deadline), changed).await.is_err() {
                 return Err(Error::deadline(format!(
                     "file {}: what is being written to stripe {stripe} takes too long",
-                    node.ino
+                    inode.ino
                 )));
             }
         };
         let Some(mut send) = send else { return Ok(false) };
-        let (me, (told, ended)) = (self.arc(), tokio::sync::oneshot::channel());
+        let (me, (reported, ended)) = (self.arc(), tokio::sync::oneshot::channel());
         // In a task of its own, so that it is completed even if the caller stops waiting.
         self.env.tasks.spawn("empty stripe", async move {
             let outcome = me.send_until_not_fenced(&mut send).await;
-            let Send { node, layout, stripe, tenure, .. } = send;
+            let Send { inode, layout, stripe, write_generation, .. } = send;
             {
-                let mut st = node.lock();
+                let mut st = inode.lock();
                 st.sending.remove(&stripe);
                 st.data_change += 1;
-                me.cache().remove(node.ino, layout.stripe_start(stripe), layout.stripe_start(stripe + 1));
-                if st.tenure == tenure
+                me.cache().remove(inode.ino, layout.stripe_start(stripe), layout.stripe_start(stripe + 1));
+                if st.write_generation == write_generation
                     && st.is_complete(&layout, stripe)
-                    && let Err(e) = me.start_send(&node, &mut st, stripe, Occasion::Growing)
+                    && let Err(e) = me.start_send(&inode, &mut st, stripe, Occasion::Growing)
                 {
                     st.fail(e);
                 }
             }
-            node.changed.notify_waiters();
-            let _ = told.send(outcome); // fails if the caller has stopped waiting
+            inode.changed.notify_waiters();
+            let _ = reported.send(outcome); // fails if the caller has stopped waiting
         });
         let ended = ended.await.unwrap_or_else(|_| Err(Error::unavailable("the client is shutting down")));
         ended.map(|()| true)
@@ -298,16 +309,16 @@ impl Inner {
     /// Reserves the stripe for one send. Outer `None`: another send of it is under way; inner `None`: the file has grown.
     fn begin_to_empty(
         &self,
-        node: &Arc<Node>,
+        inode: &Arc<Inode>,
         own: InodeId,
         stripe: u64,
         end: u64,
     ) -> Result<Option<Option<Send>>> {
-        let mut st = node.lock();
-        let layout = layout_of(&st, node.ino)?;
-        let object = st.object(node.ino);
+        let mut st = inode.lock();
+        let layout = layout_of(&st, inode.ino)?;
+        let object = st.object(inode.ino);
         if st.lease != LeaseKind::Write || object != own || st.inline != Inline::No {
-            return Err(Error::stale(format!("file {}: the right to write it alone is gone", node.ino)));
+            return Err(Error::stale(format!("file {}: the right to write it alone is gone", inode.ino)));
         }
         if st.sending.contains_key(&stripe) {
             return Ok(None);
@@ -316,12 +327,22 @@ impl Inner {
             return Ok(Some(None));
         }
         st.send_count += 1;
-        let (id, tenure, token_epoch) = (st.send_count, st.tenure, st.token_epoch);
-        st.sending.insert(stripe, Sending { id, tenure, parts: Vec::new() });
+        let (id, write_generation, token_epoch) = (st.send_count, st.write_generation, st.token_epoch);
+        st.sending.insert(stripe, Sending { id, write_generation, parts: Vec::new() });
         st.touched.insert(stripe);
-        let torn = st.torn.get(&stripe).copied();
-        let (node, parts, how) = (node.clone(), Vec::new(), SendAs::Empty);
-        Ok(Some(Some(Send { node, object, layout, stripe, parts, how, torn, token_epoch, tenure })))
+        let unresolved = st.unresolved.get(&stripe).copied();
+        let (inode, parts, how) = (inode.clone(), Vec::new(), SendAs::Empty);
+        Ok(Some(Some(Send {
+            inode,
+            object,
+            layout,
+            stripe,
+            parts,
+            how,
+            unresolved,
+            token_epoch,
+            write_generation,
+        })))
     }
 
     /// All live members have it beside their base then. One that meets a seal has to be above it.
@@ -333,13 +354,13 @@ impl Inner {
     ) -> Result<PreparedStripe> {
         let (mut lowest, mut seals) = (Version(0), 0);
         loop {
-            let (cuts, base) = self.data.stripe_state(&s).await?;
+            let (folded_seqs, base) = self.data.stripe_state(&s).await?;
             lowest = lowest.max(Version((base.0 + u64::from(SEAL_ROOM) + 2) & !1));
             let version = self.next_version_from(send.token_epoch, lowest);
             let written =
-                self.data.write_stripe(s, version, WriteMode::Prepare, &cuts, fragments, false).await;
+                self.data.write_stripe(s, version, WriteMode::Prepare, &folded_seqs, fragments, false).await;
             let e = match written {
-                Ok(held) => return Ok(PreparedStripe { version, cuts, held }),
+                Ok(held) => return Ok(PreparedStripe { version, folded_seqs, held }),
                 Err(e) => e,
             };
             self.abandon_prepared(send, version, &e).await;
@@ -352,8 +373,8 @@ impl Inner {
 
     /// Another open of this client may have taken the right to write anew since the send began.
     fn token_epoch_of(&self, send: &Send) -> u32 {
-        let st = send.node.lock();
-        if st.tenure == send.tenure { st.token_epoch } else { send.token_epoch }
+        let st = send.inode.lock();
+        if st.write_generation == send.write_generation { st.token_epoch } else { send.token_epoch }
     }
     fn has_newer_token(&self, send: &Send) -> bool {
         self.token_epoch_of(send) > send.token_epoch
@@ -366,10 +387,11 @@ impl Inner {
         prepared: PreparedStripe,
         fragments: &[Fragment],
     ) -> Result<()> {
-        let PreparedStripe { version, cuts, mut held } = prepared;
+        let PreparedStripe { version, folded_seqs, mut held } = prepared;
         let mut done = Done::new();
         while !self.data.commit_stripe(s, version, self.token_epoch_of(send), held, &mut done).await? {
-            held = self.data.write_stripe(s, version, WriteMode::Prepare, &cuts, fragments, true).await?;
+            held =
+                self.data.write_stripe(s, version, WriteMode::Prepare, &folded_seqs, fragments, true).await?;
         }
         Ok(())
     }
@@ -383,36 +405,36 @@ impl Inner {
     /// read the stripe: that is tried again before anything else is sent there, and before the size covers it.
     async fn abandon_fresh(&self, send: &Send, why: &Error) {
         if why.kind == ErrorKind::Stale {
-            return; // fenced: whoever cut the file has dropped it
+            return; // fenced: whoever truncated the file has dropped it
         }
-        self.note_torn(send, Torn::Fresh);
+        self.note_unresolved(send, Unresolved::Fresh);
         if let Err(e) = self.take_back_fresh(send).await {
             tracing::warn!("a write that failed is at some targets for now: {e}");
         }
     }
 
-    fn note_torn(&self, send: &Send, torn: Torn) {
-        let mut st = send.node.lock();
-        if st.tenure == send.tenure {
-            st.torn.insert(send.stripe, torn);
+    fn note_unresolved(&self, send: &Send, unresolved: Unresolved) {
+        let mut st = send.inode.lock();
+        if st.write_generation == send.write_generation {
+            st.unresolved.insert(send.stripe, unresolved);
         }
     }
 
     /// What was read of it before may not be what it is now.
     fn note_whole(&self, send: &Send) {
-        let Send { node, layout, stripe, .. } = send;
-        let loose = {
-            let mut st = node.lock();
-            if st.tenure == send.tenure {
-                st.torn.remove(stripe);
+        let Send { inode, layout, stripe, .. } = send;
+        let unprotected = {
+            let mut st = inode.lock();
+            if st.write_generation == send.write_generation {
+                st.unresolved.remove(stripe);
             }
             let (start, end) = (layout.stripe_start(*stripe), layout.stripe_start(stripe + 1));
             st.data_change += 1;
             st.changed.add(start, end);
-            self.cache().remove(node.ino, start, end);
-            LoosePages::of(node, &mut st)
+            self.cache().remove(inode.ino, start, end);
+            UnprotectedPages::of(inode, &mut st)
         };
-        self.drop_loose_pages(loose);
+        self.drop_unprotected_pages(unprotected);
     }
 
     /// Nothing was at this place, and so it must be again, at all members: fragments without bytes take no space, and the higher
@@ -433,7 +455,7 @@ impl Inner {
             return; // fenced: whoever recovers the file decides
         }
         let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
-        self.note_torn(send, Torn::Doubt(version));
+        self.note_unresolved(send, Unresolved::InDoubt(version));
         match self.data.drop_prepared(s, version, self.token_epoch_of(send)).await {
             Ok(()) => self.note_whole(send),
             Err(e) => tracing::warn!("{s}: a write that failed is at some targets for now: {e}"),
@@ -470,46 +492,46 @@ impl Inner {
     }
 
     /// Sends all that is dirty now and waits until it is durable. Bytes changed meanwhile may stay.
-    pub async fn flush_data(&self, node: &Arc<Node>, occasion: Occasion) -> Result<()> {
+    pub async fn flush_data(&self, inode: &Arc<Inode>, occasion: Occasion) -> Result<()> {
         let mut awaited: Option<BTreeMap<u64, Awaited>> = None;
         // The sends have their own deadlines; this one is behind them.
         let deadline = self.deadline() + self.config.patience;
         loop {
-            let changed = node.changed.notified();
+            let changed = inode.changed.notified();
             {
-                let mut st = node.lock();
+                let mut st = inode.lock();
                 let waiting = awaited.get_or_insert_with(|| {
                     let sent = st.sending.iter().map(|(s, send)| (*s, Awaited::End(send.id)));
-                    let dirty = st.dirty.keys().chain(st.torn.keys()).map(|s| (*s, Awaited::Start));
+                    let dirty = st.dirty.keys().chain(st.unresolved.keys()).map(|s| (*s, Awaited::Start));
                     sent.chain(dirty).collect()
                 });
-                self.advance(node, &mut st, waiting, occasion)?;
+                self.advance(inode, &mut st, waiting, occasion)?;
                 if waiting.is_empty() {
                     return Ok(());
                 }
             }
             if self.env.clock.timeout(self.data.left(deadline), changed).await.is_err() {
-                return Err(Error::deadline(format!("file {}: writing back took too long", node.ino)));
+                return Err(Error::deadline(format!("file {}: writing back took too long", inode.ino)));
             }
         }
     }
 
     fn advance(
         &self,
-        node: &Arc<Node>,
+        inode: &Arc<Inode>,
         st: &mut State,
         waiting: &mut BTreeMap<u64, Awaited>,
         occasion: Occasion,
     ) -> Result<()> {
         for stripe in waiting.keys().copied().collect::<Vec<_>>() {
             let under_way = st.sending.get(&stripe).map(|s| s.id);
-            let is_due = st.dirty.contains_key(&stripe) || st.torn.contains_key(&stripe);
+            let is_due = st.dirty.contains_key(&stripe) || st.unresolved.contains_key(&stripe);
             let next = match waiting[&stripe] {
                 Awaited::End(id) if under_way == Some(id) => continue,
                 Awaited::End(_) => None,
                 Awaited::Start if !is_due => under_way.map(Awaited::End),
                 Awaited::Start if under_way.is_some() => continue,
-                Awaited::Start => Some(Awaited::End(self.start_send(node, st, stripe, occasion)?)),
+                Awaited::Start => Some(Awaited::End(self.start_send(inode, st, stripe, occasion)?)),
             };
             match next {
                 Some(next) => waiting.insert(stripe, next),
@@ -520,50 +542,50 @@ impl Inner {
     }
 
     /// Makes everything changed so far durable and part of the file. `off_inode`: nothing may stay inline.
-    pub async fn flush(&self, node: &Arc<Node>, occasion: Occasion, off_inode: bool) -> Result<()> {
-        let _one = node.flushing.lock().await;
-        self.flush_locked(node, occasion, off_inode).await
+    pub async fn flush(&self, inode: &Arc<Inode>, occasion: Occasion, off_inode: bool) -> Result<()> {
+        let _one = inode.flushing.lock().await;
+        self.flush_locked(inode, occasion, off_inode).await
     }
 
-    pub async fn flush_locked(&self, node: &Arc<Node>, occasion: Occasion, off_inode: bool) -> Result<()> {
-        let (errors, size, tenure) = {
-            let st = node.lock();
+    pub async fn flush_locked(&self, inode: &Arc<Inode>, occasion: Occasion, off_inode: bool) -> Result<()> {
+        let (errors, size, write_generation) = {
+            let st = inode.lock();
             let must_leave = off_inode && st.open_write > 0 && matches!(st.inline, Inline::Yes(_));
             if !st.is_dirty() && !must_leave {
                 return Ok(());
             }
-            (st.error_count, st.size(), st.tenure)
+            (st.error_count, st.size(), st.write_generation)
         };
-        if !off_inode && self.commit_inline(node).await? {
+        if !off_inode && self.commit_inline(inode).await? {
             return Ok(());
         }
-        self.leave_inode(&mut node.lock(), node.ino)?;
-        let mut sent = self.flush_data(node, occasion).await;
+        self.leave_inode(&mut inode.lock(), inode.ino)?;
+        let mut sent = self.flush_data(inode, occasion).await;
         if sent.is_ok() {
             sent = self.session.settle_maps(self.deadline()).await;
         }
         let (failed, sent_end) = {
-            let st = node.lock();
+            let st = inode.lock();
             let known = || st.error.clone().unwrap_or_else(|| Error::io("write-back failed"));
             (sent.err().or_else(|| (st.error_count > errors).then(known)), st.sent_end)
         };
         if let Some(e) = failed {
             // The size must not cover bytes that are not there.
-            self.tell_left_behind(node, sent_end).await;
+            self.report_left_behind(inode, sent_end).await;
             return Err(e);
         }
-        if occasion == Occasion::DataOnly && only_times_left(&node.lock()) {
+        if occasion == Occasion::DataOnly && only_times_left(&inode.lock()) {
             return Ok(());
         }
-        check_tenure(node, tenure)?;
+        check_write_generation(inode, write_generation)?;
         let clean = occasion == Occasion::Closing;
-        let result = self.commit_now(node, clean, size, self.deadline()).await;
-        self.env.tasks.pass(points::FLUSHED);
-        let mut st = node.lock();
+        let result = self.commit_now(inode, clean, size, self.deadline()).await;
+        self.env.tasks.crash_point(crash_points::FLUSHED);
+        let mut st = inode.lock();
         if let Err(e) = &result
-            && st.tenure == tenure
+            && st.write_generation == write_generation
         {
-            st.fail(e.clone().doing(format!("commit the size of file {}", node.ino)));
+            st.fail(e.clone().doing(format!("commit the size of file {}", inode.ino)));
         }
         result
     }
@@ -602,21 +624,21 @@ impl Inner {
     }
 
     /// What was lost were new bytes; those of the inode were safe, and go to targets with the next send.
-    fn keep_leaving(&self, node: &Node, st: &mut State, layout: Layout) {
+    fn keep_leaving(&self, inode: &Inode, st: &mut State, layout: Layout) {
         let bytes = st.leaving.slice(..st.leaving.len().min(st.size() as usize));
         st.leaving_unsent = true;
         match self.write_below(st, layout, &bytes) {
-            Ok(()) => self.note_dirty(node.ino),
+            Ok(()) => self.note_dirty(inode.ino),
             Err(e) => st.fail(e),
         }
     }
 
     /// Commits a small file with its bytes in the inode. False: it does not fit there.
-    async fn commit_inline(&self, node: &Arc<Node>) -> Result<bool> {
+    async fn commit_inline(&self, inode: &Arc<Inode>) -> Result<bool> {
         let deadline = self.deadline();
-        let marking = node.marking.lock().await;
-        let (commit, content, local, tenure, sends) = {
-            let mut st = node.lock();
+        let marking = inode.marking.lock().await;
+        let (commit, content, local, write_generation, sends) = {
+            let mut st = inode.lock();
             let Some(local) = st.local else { return Ok(false) };
             let exclusive = st.lease == LeaseKind::Write;
             let base = match &st.inline {
@@ -624,37 +646,37 @@ impl Inner {
                 Inline::No if st.committed_size() == 0 => Bytes::new(),
                 Inline::No | Inline::Unknown => return Ok(false),
             };
-            // What is written straight through meanwhile would be on targets and hidden by what the inode holds.
-            let on_targets = !st.sending.is_empty() || st.through_writes > 0 || st.turn;
+            // What is written directly meanwhile would be on targets and hidden by what the inode holds.
+            let on_targets = !st.sending.is_empty() || st.direct_writes > 0 || st.append_token;
             if on_targets || !plan::fits_inline(local.size, st.on_targets_end(), exclusive) {
                 return Ok(false);
             }
             let content = inline_content(&st, &base, local.size as usize);
             st.changed.add(0, local.size);
             let changed = st.changed.take_below(local.size);
-            let commit = self.commit_request(&st, node.ino, local.size, true, Some(content.clone()));
+            let commit = self.commit_request(&st, inode.ino, local.size, true, Some(content.clone()));
             let commit = Commit { changed, ..commit };
-            st.declared = Declared::Telling;
-            (commit, content, local, st.tenure, st.send_count)
+            st.declared = Declared::Reporting;
+            (commit, content, local, st.write_generation, st.send_count)
         };
-        let stamp = self.stamp();
-        let limited = node.lock().limited;
-        let committing = self.rooms.committing(limited).await;
-        let told = self.commit_in(node, tenure, &commit, deadline).await;
-        let mut st = node.lock();
-        st.declared = Declared::Clean(self.next_stamp());
+        let revoke_clock = self.revoke_clock();
+        let limited = inode.lock().limited;
+        let committing = self.reservations.committing(limited).await;
+        let reported = self.commit_in(inode, write_generation, &commit, deadline).await;
+        let mut st = inode.lock();
+        st.declared = Declared::Clean(self.tick_revoke_clock());
         drop(marking);
-        let entry = told.inspect_err(|e| {
+        let entry = reported.inspect_err(|e| {
             st.changed.put_back(&commit.changed);
-            if st.tenure == tenure {
-                st.fail(e.clone().doing(format!("commit file {}", node.ino)));
+            if st.write_generation == write_generation {
+                st.fail(e.clone().doing(format!("commit file {}", inode.ino)));
             }
         })?;
         self.note_committed(&mut st, &entry);
         drop(committing);
-        if st.tenure != tenure {
-            self.apply_to(&mut st, &entry, stamp);
-            self.settle_room(&mut st);
+        if st.write_generation != write_generation {
+            self.apply_to(&mut st, &entry, revoke_clock);
+            self.settle_reservation(&mut st);
             return Ok(true);
         }
         if st.local.is_some_and(|l| l.change == local.change) {
@@ -665,27 +687,27 @@ impl Inner {
         // What was sent to targets since is newer than what the inode holds now.
         st.drop_inline = st.send_count != sends;
         st.inline = if st.drop_inline { Inline::No } else { Inline::Yes(content) };
-        self.apply_unasked(&mut st, &entry, stamp);
-        self.settle_room(&mut st);
-        self.forget_if_saved(node.ino, &st);
+        self.apply_unasked(&mut st, &entry, revoke_clock);
+        self.settle_reservation(&mut st);
+        self.forget_if_saved(inode.ino, &st);
         Ok(true)
     }
 
     /// A commit under the right to write that it was made under, or none: with the lease what it speaks of is lost.
     async fn commit_in(
         &self,
-        node: &Arc<Node>,
-        tenure: u64,
+        inode: &Arc<Inode>,
+        write_generation: u64,
         commit: &Commit,
         deadline: Instant,
     ) -> Result<Entry> {
-        let still = || check_tenure(node, tenure);
+        let still = || check_write_generation(inode, write_generation);
         let mut commit = commit.clone();
         loop {
             match self.session.change_while(deadline, still, |op| Commit { op, ..commit.clone() }).await {
                 // This client asked for a newer token epoch meanwhile, and the leader has given it: the right to write is the same.
                 Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
-                    let before = std::mem::replace(&mut commit.token_epoch, self.newest_token(node).await?);
+                    let before = std::mem::replace(&mut commit.token_epoch, self.newest_token(inode).await?);
                     still()?;
                     if commit.token_epoch <= before {
                         return Err(e);
@@ -696,9 +718,9 @@ impl Inner {
         }
     }
 
-    async fn newest_token(&self, node: &Arc<Node>) -> Result<u32> {
-        self.refresh(node).await?;
-        Ok(node.lock().token_epoch)
+    async fn newest_token(&self, inode: &Arc<Inode>) -> Result<u32> {
+        self.refresh(inode).await?;
+        Ok(inode.lock().token_epoch)
     }
 
     pub fn commit_request(
@@ -722,44 +744,50 @@ impl Inner {
             clean,
             close_writes: 0,
             data_end: if is_inline { 0 } else { st.on_targets_end() },
-            turn: false,
+            append_token: false,
             changed: Vec::new(),
         }
     }
 
     /// Commits size and time. `flushed`: everything below is durable, or was changed again since. `clean`: nothing
     /// uncommitted is left on targets if nobody writes any more.
-    async fn commit_now(&self, node: &Arc<Node>, clean: bool, flushed: u64, deadline: Instant) -> Result<()> {
-        let marking = if clean { Some(node.marking.lock().await) } else { None };
-        let (commit, local, tenure) = {
-            let mut st = node.lock();
-            let layout = layout_of(&st, node.ino).ok();
+    async fn commit_now(
+        &self,
+        inode: &Arc<Inode>,
+        clean: bool,
+        flushed: u64,
+        deadline: Instant,
+    ) -> Result<()> {
+        let marking = if clean { Some(inode.marking.lock().await) } else { None };
+        let (commit, local, write_generation) = {
+            let mut st = inode.lock();
+            let layout = layout_of(&st, inode.ino).ok();
             let durable = layout.map_or(st.size(), |layout| durable_size(&st, &layout));
             let clean = clean && st.is_all_sent();
             if clean {
-                st.declared = Declared::Telling;
+                st.declared = Declared::Reporting;
             }
             let size = durable.max(flushed).max(st.committed_size());
             let changed = st.changed.take_below(size);
             st.committed_at = Some(self.env.clock.now());
-            let commit = Commit { changed, ..self.commit_request(&st, node.ino, size, clean, None) };
-            (commit, st.local, st.tenure)
+            let commit = Commit { changed, ..self.commit_request(&st, inode.ino, size, clean, None) };
+            (commit, st.local, st.write_generation)
         };
-        let stamp = self.stamp();
-        let limited = node.lock().limited;
-        let committing = self.rooms.committing(limited).await;
-        let told = self.commit_in(node, tenure, &commit, deadline).await;
-        let mut st = node.lock();
+        let revoke_clock = self.revoke_clock();
+        let limited = inode.lock().limited;
+        let committing = self.reservations.committing(limited).await;
+        let reported = self.commit_in(inode, write_generation, &commit, deadline).await;
+        let mut st = inode.lock();
         if commit.clean {
-            st.declared = Declared::Clean(self.next_stamp());
+            st.declared = Declared::Clean(self.tick_revoke_clock());
         }
         drop(marking);
-        let entry = told.inspect_err(|_| st.changed.put_back(&commit.changed))?;
+        let entry = reported.inspect_err(|_| st.changed.put_back(&commit.changed))?;
         self.note_committed(&mut st, &entry);
         drop(committing);
-        if st.tenure != tenure {
-            self.apply_to(&mut st, &entry, stamp);
-            self.settle_room(&mut st);
+        if st.write_generation != write_generation {
+            self.apply_to(&mut st, &entry, revoke_clock);
+            self.settle_reservation(&mut st);
             return Ok(());
         }
         let newest = st.local.map(|l| l.change) == local.map(|l| l.change);
@@ -771,13 +799,13 @@ impl Inner {
             st.drop_inline = false;
             st.leaving = Bytes::new();
         }
-        self.apply_unasked(&mut st, &entry, stamp);
-        self.settle_room(&mut st);
-        if let Ok(layout) = layout_of(&st, node.ino) {
+        self.apply_unasked(&mut st, &entry, revoke_clock);
+        self.settle_reservation(&mut st);
+        if let Ok(layout) = layout_of(&st, inode.ino) {
             let first = layout.stripe_of(st.committed_size());
             st.touched = st.touched.split_off(&first);
         }
-        self.forget_if_saved(node.ino, &st);
+        self.forget_if_saved(inode.ino, &st);
         Ok(())
     }
 
@@ -791,16 +819,16 @@ impl Inner {
             let oldest = me
                 .dirty_inodes()
                 .into_iter()
-                .filter_map(|ino| me.known_node(ino))
-                .filter_map(|node| {
-                    let since = node.lock().dirty_age_start();
-                    since.map(|since| (since, node))
+                .filter_map(|ino| me.known_inode(ino))
+                .filter_map(|inode| {
+                    let since = inode.lock().dirty_age_start();
+                    since.map(|since| (since, inode))
                 })
-                .min_by_key(|(since, node)| (*since, node.ino));
-            if let Some((_, node)) = oldest {
+                .min_by_key(|(since, inode)| (*since, inode.ino));
+            if let Some((_, inode)) = oldest {
                 // Its error stays with the inode.
-                let _ = me.flush_data(&node, Occasion::Growing).await;
-                let mut st = node.lock();
+                let _ = me.flush_data(&inode, Occasion::Growing).await;
+                let mut st = inode.lock();
                 st.dirty_since = (!st.dirty.is_empty()).then(|| me.env.clock.now());
             }
             me.relieving.store(false, Ordering::Release);
@@ -810,46 +838,46 @@ impl Inner {
     /// Saves what has been dirty for a while, and tells the leader what is durable of files that grow: a copy to home
     /// begins with that. Errors stay with the inodes.
     pub async fn write_back_aged(&self) {
-        for node in self.dirty_inodes().into_iter().filter_map(|ino| self.known_node(ino)) {
-            let untold_end = node.lock().untold_end;
-            if let Some(end) = untold_end {
-                self.tell_left_behind(&node, end).await;
+        for inode in self.dirty_inodes().into_iter().filter_map(|ino| self.known_inode(ino)) {
+            let unreported_end = inode.lock().unreported_end;
+            if let Some(end) = unreported_end {
+                self.report_left_behind(&inode, end).await;
             }
-            let due = due(&node.lock(), node.ino, self.env.clock.now());
+            let due = due(&inode.lock(), inode.ino, self.env.clock.now());
             match due {
-                Due::Nothing if self.can_settle_torn(&node) => {
-                    drop(self.flush(&node, Occasion::Growing, false).await);
+                Due::Nothing if self.can_settle_unresolved(&inode) => {
+                    drop(self.flush(&inode, Occasion::Growing, false).await);
                 }
-                Due::Nothing => self.forget_if_saved(node.ino, &node.lock()),
-                Due::Flush => drop(self.flush(&node, Occasion::Growing, false).await),
-                Due::Settle => drop(self.settle_through(&node).await),
-                Due::Commit => self.tell_durable(&node).await,
+                Due::Nothing => self.forget_if_saved(inode.ino, &inode.lock()),
+                Due::Flush => drop(self.flush(&inode, Occasion::Growing, false).await),
+                Due::Settle => drop(self.settle_direct(&inode).await),
+                Due::Commit => self.report_durable(&inode).await,
             }
-            self.tell_close_of(node.ino).await; // it may have waited for this
+            self.report_close_of(inode.ino).await; // it may have waited for this
         }
     }
 
     /// Whether what a failed write left at some targets can be settled: enough of them are there again.
-    fn can_settle_torn(&self, node: &Node) -> bool {
-        let st = node.lock();
-        let (Some(stripe), Ok(layout)) = (st.torn.keys().next(), layout_of(&st, node.ino)) else {
+    fn can_settle_unresolved(&self, inode: &Inode) -> bool {
+        let st = inode.lock();
+        let (Some(stripe), Ok(layout)) = (st.unresolved.keys().next(), layout_of(&st, inode.ino)) else {
             return false;
         };
-        let s = self.stripe_ref(st.object(node.ino), layout, *stripe, self.deadline());
+        let s = self.stripe_ref(st.object(inode.ino), layout, *stripe, self.deadline());
         self.data.view(&s).is_ok_and(|view| view.group().is_writable())
     }
 
     /// Tells the leader what is durable, unless somebody is about to. Errors stay with the inode.
-    async fn tell_durable(&self, node: &Arc<Node>) {
-        if let Ok(_one) = node.flushing.try_lock() {
-            drop(self.commit_now(node, false, 0, self.deadline()).await);
+    async fn report_durable(&self, inode: &Arc<Inode>) {
+        if let Ok(_one) = inode.flushing.try_lock() {
+            drop(self.commit_now(inode, false, 0, self.deadline()).await);
         }
     }
 }
 
 impl Inner {
     pub fn forget_if_saved(&self, ino: InodeId, st: &State) {
-        if !st.is_dirty() && !st.through_pending && st.untold_end.is_none() {
+        if !st.is_dirty() && !st.direct_pending && st.unreported_end.is_none() {
             self.forget_dirty(ino);
         }
     }
@@ -860,7 +888,7 @@ enum Due {
     Nothing,
     /// Everything dirty is saved.
     Flush,
-    /// Writes went straight through that the leader has not heard of.
+    /// Direct writes that the leader has not heard of.
     Settle,
     /// What is durable becomes part of the file; dirty bytes wait for their stripe to be full.
     Commit,
@@ -871,42 +899,42 @@ fn due(st: &State, ino: InodeId, now: Instant) -> Due {
     if st.dirty_since.is_some() && old(st.dirty_since, DIRTY_AGE_MAX) {
         return Due::Flush;
     }
-    if st.through_pending && old(st.through_commit_at, UNTOLD_MAX) {
+    if st.direct_pending && old(st.direct_commit_at, UNREPORTED_MAX) {
         return Due::Settle;
     }
     let Ok(layout) = layout_of(st, ino) else { return Due::Nothing };
-    let untold = untold_bytes(st, &layout) > 0;
-    if untold && old(st.committed_at, UNTOLD_MAX) { Due::Commit } else { Due::Nothing }
+    let unreported = unreported_bytes(st, &layout) > 0;
+    if unreported && old(st.committed_at, UNREPORTED_MAX) { Due::Commit } else { Due::Nothing }
 }
 
 /// What its only writer could tell of a file now.
-fn untold_bytes(st: &State, layout: &Layout) -> u64 {
+fn unreported_bytes(st: &State, layout: &Layout) -> u64 {
     let alone = st.lease == LeaseKind::Write && st.inline == Inline::No && !st.drop_inline;
     if alone { st.changed.bytes_below(durable_size(st, layout)) } else { 0 }
 }
 
 /// Whether the leader is told at once.
-fn is_much_untold(st: &State, layout: &Layout, now: Instant) -> bool {
-    st.committed_at.is_none_or(|at| now.since(at) >= TOLD_PAUSE)
-        && untold_bytes(st, layout) >= UNTOLD_STRIPES * layout.stripe_bytes()
+fn is_much_unreported(st: &State, layout: &Layout, now: Instant) -> bool {
+    st.committed_at.is_none_or(|at| now.since(at) >= REPORT_PAUSE)
+        && unreported_bytes(st, layout) >= UNREPORTED_STRIPES * layout.stripe_bytes()
 }
 
-/// Whether the right to write is still the one of that tenure.
-pub fn check_tenure(node: &Node, tenure: u64) -> Result<()> {
-    match node.lock().tenure == tenure {
+/// Whether the right to write is still of that write generation.
+pub fn check_write_generation(inode: &Inode, write_generation: u64) -> Result<()> {
+    match inode.lock().write_generation == write_generation {
         true => Ok(()),
-        false => Err(Error::stale(format!("file {}: the right to write it was lost meanwhile", node.ino))),
+        false => Err(Error::stale(format!("file {}: the right to write it was lost meanwhile", inode.ino))),
     }
 }
 
 /// Changed data of a file nobody syncs or closes is saved after this long.
 const DIRTY_AGE_MAX: std::time::Duration = std::time::Duration::from_secs(5);
 /// Durable bytes that the leader does not know of are told after this long.
-const UNTOLD_MAX: std::time::Duration = std::time::Duration::from_secs(1);
+const UNREPORTED_MAX: std::time::Duration = std::time::Duration::from_secs(1);
 /// So much of them is told at once: a fast stream then reaches home evenly,
-const UNTOLD_STRIPES: u64 = 4;
+const UNREPORTED_STRIPES: u64 = 4;
 /// but never more often than this, however fast it is.
-const TOLD_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
+const REPORT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// The whole of a small file: its inline bytes with the dirty ones over them.
 fn inline_content(st: &State, base: &Bytes, size: usize) -> Bytes {
@@ -946,10 +974,11 @@ fn durable_size(st: &State, layout: &Layout) -> u64 {
         let start = layout.stripe_start(*stripe);
         send.parts.iter().map(move |(a, b)| (start + u64::from(*a), start + u64::from(*a) + b.len() as u64))
     });
-    let torn = st.torn.keys().map(|stripe| (layout.stripe_start(*stripe), layout.stripe_start(stripe + 1)));
+    let unresolved =
+        st.unresolved.keys().map(|stripe| (layout.stripe_start(*stripe), layout.stripe_start(stripe + 1)));
     dirty
         .chain(sending)
-        .chain(torn)
+        .chain(unresolved)
         .filter(|(_, end)| *end > committed)
         .map(|(start, _)| start.max(committed))
         .fold(st.size(), u64::min)

@@ -8,7 +8,7 @@ use weir_proto::map::{Group, Scheme};
 
 /// What one member says.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Told {
+pub enum Answer {
     Nothing,
     /// It has something of this cell, or of the stripe's base, of which every member has a part.
     Something,
@@ -24,13 +24,13 @@ pub enum Verdict {
 }
 
 /// What the member at `at` tells of the data cell `index` by its own cell of the stripe.
-pub fn told(stat: &CellStat, at: usize, index: usize, scheme: Scheme) -> Told {
+pub fn reported(stat: &CellStat, at: usize, index: usize, scheme: Scheme) -> Answer {
     let of_cell = if at < usize::from(scheme.data) { 0 } else { index };
     let logged = stat.overlay_seqs.get(of_cell).is_some_and(|seq| seq.0 > 0);
     let counts = at >= usize::from(scheme.data) || at == index;
     match stat.known && (stat.base.0 > 0 || counts && logged) {
-        true => Told::Something,
-        false => Told::Nothing,
+        true => Answer::Something,
+        false => Answer::Nothing,
     }
 }
 
@@ -40,14 +40,14 @@ pub fn needed(group: &Group) -> usize {
     if group.is_writable() { enough.min(current) } else { enough }
 }
 
-pub fn judge(told: &[Told], needed: usize) -> Verdict {
-    if told.contains(&Told::Something) {
+pub fn judge(reported: &[Answer], needed: usize) -> Verdict {
+    if reported.contains(&Answer::Something) {
         return Verdict::Written;
     }
-    if told.iter().filter(|t| **t == Told::Nothing).count() >= needed {
+    if reported.iter().filter(|t| **t == Answer::Nothing).count() >= needed {
         return Verdict::Hole;
     }
-    let silent = told.iter().find_map(|t| if let Told::Silent(e) = t { Some(e.clone()) } else { None });
+    let silent = reported.iter().find_map(|t| if let Answer::Silent(e) = t { Some(e.clone()) } else { None });
     Verdict::Undecided(silent)
 }
 
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_is_believed_if_more_members_know_nothing_than_may_have_lost_what_they_knew() {
+    fn a_hole_is_believed_if_enough_members_know_nothing() {
         for (scheme, current, nothing, something, silent, is_hole) in [
             ("ec:4+2", 6, 3, 0, 0, Some(true)),
             ("ec:4+2", 6, 2, 0, 0, None),
@@ -83,42 +83,42 @@ mod tests {
             ("single", 1, 1, 0, 0, Some(true)),
             ("single", 0, 0, 0, 0, None),
         ] {
-            let mut told = vec![Told::Nothing; nothing];
-            told.extend(vec![Told::Something; something]);
-            told.extend(vec![Told::Silent(Error::unavailable("away")); silent]);
+            let mut reported = vec![Answer::Nothing; nothing];
+            reported.extend(vec![Answer::Something; something]);
+            reported.extend(vec![Answer::Silent(Error::unavailable("away")); silent]);
             let expected = match is_hole {
                 Some(true) => Verdict::Hole,
                 Some(false) => Verdict::Written,
                 None => Verdict::Undecided((silent > 0).then(|| Error::unavailable("away"))),
             };
-            let found = judge(&told, needed(&group(scheme, current)));
+            let found = judge(&reported, needed(&group(scheme, current)));
             assert_eq!(found, expected, "{scheme}, {current} current: {nothing}, {something}, {silent}");
         }
     }
 
     #[test]
-    fn a_member_knows_of_a_cell_by_the_base_of_its_stripe_and_by_overlays_that_it_keeps() {
+    fn a_member_knows_a_cell_by_its_base_and_its_overlays() {
         let scheme: Scheme = "ec:4+2".parse().unwrap();
         let stat = |base: u64, seqs: &[u64]| CellStat {
             known: true,
             base: Version(base),
             prepared: vec![],
             overlay_seqs: seqs.iter().map(|s| Seq(*s)).collect(),
-            cuts: vec![],
+            folded_seqs: vec![],
             missing: 0,
             fragment_bytes: 0,
         };
         for (at, stat, expected) in [
-            (4, stat(0, &[0, 0, 0, 0]), Told::Nothing),
-            (4, stat(0, &[1, 0, 0, 1]), Told::Nothing),
-            (5, stat(0, &[0, 0, 3, 0]), Told::Something),
-            (5, stat(7, &[0, 0, 0, 0]), Told::Something),
-            (1, stat(0, &[9]), Told::Nothing),
-            (1, stat(7, &[0]), Told::Something),
-            (2, stat(0, &[9]), Told::Something),
-            (2, CellStat { known: false, ..stat(0, &[0]) }, Told::Nothing),
+            (4, stat(0, &[0, 0, 0, 0]), Answer::Nothing),
+            (4, stat(0, &[1, 0, 0, 1]), Answer::Nothing),
+            (5, stat(0, &[0, 0, 3, 0]), Answer::Something),
+            (5, stat(7, &[0, 0, 0, 0]), Answer::Something),
+            (1, stat(0, &[9]), Answer::Nothing),
+            (1, stat(7, &[0]), Answer::Something),
+            (2, stat(0, &[9]), Answer::Something),
+            (2, CellStat { known: false, ..stat(0, &[0]) }, Answer::Nothing),
         ] {
-            assert_eq!(told(&stat, at, 2, scheme), expected, "{at}: {stat:?}");
+            assert_eq!(reported(&stat, at, 2, scheme), expected, "{at}: {stat:?}");
         }
     }
 }

@@ -8,10 +8,10 @@ use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::closes::Closes;
 use crate::data::{Data, StripeRef};
+use crate::inode::{Inode, State};
 use crate::locks::Locks;
-use crate::node::{Node, State};
 use crate::recall::Recalls;
-use crate::rooms::Rooms;
+use crate::reservations::Reservations;
 use crate::session::{Holder, Session};
 use crate::status::Counters;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -23,7 +23,7 @@ use weir_proto::data::{FILL_COUNTER, SEAL_ROOM};
 use weir_proto::lock::HeldLock;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Entry, HeldLease, Lease, LeaseKind, Time};
-use weir_proto::volume::HeldRoom;
+use weir_proto::volume::HeldReservation;
 use weir_proto::{Error, FileId, InodeId, NamespaceId, Result, Version, VolumeId};
 
 /// Stripes on their way to targets at once: enough to keep a dozen targets busy, few enough to bound the parity buffers. Counted
@@ -42,13 +42,13 @@ pub struct Inner {
     pub budget: Budget,
     pub cache: Mutex<Cache>,
     /// Never iterated but to collect and sort.
-    nodes: Mutex<HashMap<InodeId, Arc<Node>>>,
+    inodes: Mutex<HashMap<InodeId, Arc<Inode>>>,
     handles: Mutex<HashMap<u64, Arc<OpenFile>>>,
     next_handle: AtomicU64,
-    /// Counts recalls and releases: orders grants and recalls that cross on their way.
-    stamps: AtomicU64,
+    /// Counts revokes and releases: orders grants and revokes that cross on their way.
+    revoke_clock: AtomicU64,
     /// When all leases were named to the leader last.
-    named_stamp: AtomicU64,
+    named_at: AtomicU64,
     /// Lower half of fragment versions; one for all files, so it grows under every token epoch.
     version_counter: AtomicU32,
     /// Inodes with something not committed.
@@ -57,8 +57,8 @@ pub struct Inner {
     pub closes: Closes,
     /// Reads whose time the leader does not know of yet.
     pub accesses: Accesses,
-    /// Room in volumes with a limit of bytes.
-    pub rooms: Rooms,
+    /// Quota reservations in volumes with a limit of bytes.
+    pub reservations: Reservations,
     pub stripes_in_flight: Semaphore,
     /// Older objects that nobody else writes any more, and under which token epoch that was made so.
     pub fenced: std::sync::Mutex<std::collections::BTreeMap<InodeId, u32>>,
@@ -82,7 +82,7 @@ struct Losses {
 
 /// One open of a file.
 pub struct OpenFile {
-    pub node: Arc<Node>,
+    pub inode: Arc<Inode>,
     pub mode: OpenMode,
     /// Write-back errors of the inode that an `fsync` of this handle has told, or that were there before it.
     pub errors_synced: AtomicU64,
@@ -122,16 +122,16 @@ impl Inner {
             counters,
             budget,
             cache: Mutex::default(),
-            nodes: Mutex::default(),
+            inodes: Mutex::default(),
             handles: Mutex::default(),
             next_handle: AtomicU64::new(1),
-            stamps: AtomicU64::new(1),
-            named_stamp: AtomicU64::new(0),
+            revoke_clock: AtomicU64::new(1),
+            named_at: AtomicU64::new(0),
             version_counter: AtomicU32::new((FILL_COUNTER + SEAL_ROOM + 2) & !1),
             dirty: Mutex::default(),
             closes: Closes::default(),
             accesses: Accesses::default(),
-            rooms: Rooms::default(),
+            reservations: Reservations::default(),
             stripes_in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX * STRIPE_PARTS as usize),
             fenced: std::sync::Mutex::default(),
             relieving: AtomicBool::new(false),
@@ -171,45 +171,45 @@ impl Inner {
         self.dirty.lock().expect("no holder panics").iter().copied().collect()
     }
 
-    pub fn node(&self, ino: InodeId) -> Arc<Node> {
-        let mut nodes = self.nodes.lock().expect("no holder panics");
-        let named = || self.named_stamp.load(Ordering::SeqCst);
-        nodes.entry(ino).or_insert_with(|| Arc::new(Node::new(ino, named()))).clone()
+    pub fn inode(&self, ino: InodeId) -> Arc<Inode> {
+        let mut inodes = self.inodes.lock().expect("no holder panics");
+        let named = || self.named_at.load(Ordering::SeqCst);
+        inodes.entry(ino).or_insert_with(|| Arc::new(Inode::new(ino, named()))).clone()
     }
-    pub fn known_node(&self, ino: InodeId) -> Option<Arc<Node>> {
-        self.nodes.lock().expect("no holder panics").get(&ino).cloned()
+    pub fn known_inode(&self, ino: InodeId) -> Option<Arc<Inode>> {
+        self.inodes.lock().expect("no holder panics").get(&ino).cloned()
     }
-    pub fn all_nodes(&self) -> Vec<Arc<Node>> {
-        let mut all: Vec<Arc<Node>> =
-            self.nodes.lock().expect("no holder panics").values().cloned().collect();
+    pub fn all_inodes(&self) -> Vec<Arc<Inode>> {
+        let mut all: Vec<Arc<Inode>> =
+            self.inodes.lock().expect("no holder panics").values().cloned().collect();
         all.sort_by_key(|n| n.ino);
         all
     }
-    pub fn node_count(&self) -> usize {
-        self.nodes.lock().expect("no holder panics").len()
+    pub fn inode_count(&self) -> usize {
+        self.inodes.lock().expect("no holder panics").len()
     }
-    /// Unless somebody else is about to use it: who opens the file now would have another one than who opens it next, and recalls
-    /// find only one.
-    pub fn remove_unused_node(&self, node: &Arc<Node>) {
-        let mut nodes = self.nodes.lock().expect("no holder panics");
+    /// Unless somebody else is about to use it: who opens the file now would have another one than who opens
+    /// it next, and revokes find only one.
+    pub fn remove_unused_inode(&self, inode: &Arc<Inode>) {
+        let mut inodes = self.inodes.lock().expect("no holder panics");
         let (the_callers, the_tables) = (1, 1);
-        if Arc::strong_count(node) <= the_callers + the_tables {
-            nodes.remove(&node.ino);
+        if Arc::strong_count(inode) <= the_callers + the_tables {
+            inodes.remove(&inode.ino);
         }
     }
 
-    pub fn stamp(&self) -> u64 {
-        self.stamps.load(Ordering::SeqCst)
+    pub fn revoke_clock(&self) -> u64 {
+        self.revoke_clock.load(Ordering::SeqCst)
     }
-    /// A new stamp: replies to requests sent before it are old.
-    pub fn next_stamp(&self) -> u64 {
-        self.stamps.fetch_add(1, Ordering::SeqCst) + 1
+    /// A new time: replies to requests sent before it are old.
+    pub fn tick_revoke_clock(&self) -> u64 {
+        self.revoke_clock.fetch_add(1, Ordering::SeqCst) + 1
     }
     /// What is held is about to be named to the leader: grants that are on their way do not count.
-    pub fn stamp_naming(&self) -> u64 {
-        let stamp = self.next_stamp();
-        self.named_stamp.store(stamp, Ordering::SeqCst);
-        stamp
+    pub fn mark_named(&self) -> u64 {
+        let revoke_clock = self.tick_revoke_clock();
+        self.named_at.store(revoke_clock, Ordering::SeqCst);
+        revoke_clock
     }
     /// Writers take even counters, seals odd ones, below those that a writer takes (see `WriteMode::Prepare`).
     pub fn next_version(&self) -> u32 {
@@ -224,31 +224,31 @@ impl Inner {
     }
 
     /// Takes over a reply about an inode; its attributes as they are shown now.
-    pub fn apply(&self, entry: &Entry, stamp: u64) -> Stat {
-        let node = self.node(entry.attr.ino);
-        let mut st = node.lock();
-        self.apply_to(&mut st, entry, stamp);
+    pub fn apply(&self, entry: &Entry, revoke_clock: u64) -> Stat {
+        let inode = self.inode(entry.attr.ino);
+        let mut st = inode.lock();
+        self.apply_to(&mut st, entry, revoke_clock);
         let leased = st.lease != LeaseKind::None;
         st.attr_lent |= leased;
         if leased { st.shown(true) } else { None }
             .unwrap_or_else(|| Stat { attr: entry.attr.clone(), leased })
     }
     /// The same, of a node that is locked.
-    pub fn apply_to(&self, st: &mut State, entry: &Entry, stamp: u64) {
+    pub fn apply_to(&self, st: &mut State, entry: &Entry, revoke_clock: u64) {
         self.data.need_map(entry.lease.map_version);
-        st.apply(entry, stamp);
+        st.apply(entry, revoke_clock);
     }
     /// The same of what the kernel did not ask for: where it keeps attributes that are others now, it asks again, soon.
-    pub fn apply_unasked(&self, st: &mut State, entry: &Entry, stamp: u64) {
+    pub fn apply_unasked(&self, st: &mut State, entry: &Entry, revoke_clock: u64) {
         let before = if st.attr_lent { st.shown(true) } else { None };
-        self.apply_to(st, entry, stamp);
+        self.apply_to(st, entry, revoke_clock);
         let differs = |a: &Stat, b: &Stat| {
             // Access times are the kernel's business: it asks for them when it has read.
-            let told = |s: &Stat| {
+            let reported = |s: &Stat| {
                 let a = &s.attr;
                 (a.mode, a.uid, a.gid, a.nlink, a.size, a.allocated, a.evicted, a.mtime, a.ctime)
             };
-            told(a) != told(b)
+            reported(a) != reported(b)
         };
         if let (Some(before), Some(now)) = (before, st.shown(true))
             && differs(&before, &now)
@@ -261,9 +261,9 @@ impl Inner {
         }
     }
     /// Attributes without a lease of their own: they count where one is held already.
-    pub fn apply_attr(&self, attr: &Attr, stamp: u64) {
-        let Some(node) = self.known_node(attr.ino) else { return };
-        let mut st = node.lock();
+    pub fn apply_attr(&self, attr: &Attr, revoke_clock: u64) {
+        let Some(inode) = self.known_inode(attr.ino) else { return };
+        let mut st = inode.lock();
         if st.lease != LeaseKind::None {
             let lease = Lease {
                 kind: LeaseKind::None,
@@ -273,14 +273,14 @@ impl Inner {
                 limited: VolumeId(0),
                 map_version: 0,
             };
-            st.apply(&Entry { attr: attr.clone(), lease }, stamp);
+            st.apply(&Entry { attr: attr.clone(), lease }, revoke_clock);
         }
     }
 
-    pub fn open_handle(&self, node: Arc<Node>, mode: OpenMode, kernel_cache: bool, errors: u64) -> Handle {
+    pub fn open_handle(&self, inode: Arc<Inode>, mode: OpenMode, kernel_cache: bool, errors: u64) -> Handle {
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
         let file = OpenFile {
-            node,
+            inode,
             mode,
             errors_synced: AtomicU64::new(errors),
             errors_closed: AtomicU64::new(errors),
@@ -360,24 +360,25 @@ impl OpenFile {
     /// A write-back error that no `fsync` nor `close` of this handle has reported yet. It stays one: what a write says
     /// may be lost, for the kernel makes a short one of a long write whose later part fails.
     pub fn new_error(&self, st: &State) -> Result<()> {
-        let told = self.errors_synced.load(Ordering::Acquire).max(self.errors_closed.load(Ordering::Acquire));
-        error_since(told, st)
+        let reported =
+            self.errors_synced.load(Ordering::Acquire).max(self.errors_closed.load(Ordering::Acquire));
+        error_since(reported, st)
     }
     /// The same, for an `fsync`, which tells what a `close` of a copy of the descriptor may have told already.
-    pub fn tell_synced(&self, st: &State) -> Result<()> {
+    pub fn report_synced(&self, st: &State) -> Result<()> {
         error_since(self.errors_synced.swap(st.error_count, Ordering::AcqRel), st)
     }
     /// The same, for a `close`.
-    pub fn tell_closed(&self, st: &State) -> Result<()> {
+    pub fn report_closed(&self, st: &State) -> Result<()> {
         let news = self.new_error(st);
         self.errors_closed.store(st.error_count, Ordering::Release);
         news
     }
 }
 
-fn error_since(told: u64, st: &State) -> Result<()> {
+fn error_since(reported: u64, st: &State) -> Result<()> {
     match &st.error {
-        Some(e) if told < st.error_count => Err(e.clone()),
+        Some(e) if reported < st.error_count => Err(e.clone()),
         _ => Ok(()),
     }
 }
@@ -388,11 +389,11 @@ impl Holder for Inner {
     }
     fn lost(&self, inodes: Vec<InodeId>) {
         for ino in inodes {
-            if let Some(node) = self.known_node(ino) {
-                self.lose_lease(&node, "the lease was lost in a restart of the metadata leader");
+            if let Some(inode) = self.known_inode(ino) {
+                self.lose_lease(&inode, "the lease was lost in a restart of the metadata leader");
             }
         }
-        self.tell_kernel_all_gone();
+        self.notify_kernel_all_gone();
     }
     fn held_locks(&self) -> Vec<HeldLock> {
         self.locks.held()
@@ -403,53 +404,53 @@ impl Holder for Inner {
     fn taken_up(&self) {
         self.locks.wake_all();
     }
-    fn held_room(&self) -> Vec<HeldRoom> {
-        self.rooms.held()
+    fn held_reservations(&self) -> Vec<HeldReservation> {
+        self.reservations.held()
     }
     fn expired(&self) {
-        self.rooms.expired();
+        self.reservations.expired();
         self.lose_all_locks();
-        let stamp = self.stamp_naming();
-        for node in self.all_nodes() {
+        let revoke_clock = self.mark_named();
+        for inode in self.all_inodes() {
             {
-                let mut st = node.lock();
-                st.stamp_naming(stamp);
-                st.turn = false;
+                let mut st = inode.lock();
+                st.mark_named(revoke_clock);
+                st.append_token = false;
             }
-            self.lose_lease(&node, "the session expired");
+            self.lose_lease(&inode, "the session expired");
         }
-        self.tell_kernel_all_gone();
+        self.notify_kernel_all_gone();
     }
 }
 
 impl Inner {
-    /// The lease is gone without a recall: what was not saved is lost, and named.
-    fn lose_lease(&self, node: &Node, why: &str) {
-        let mut st = node.lock();
-        st.stamp_recall(self.next_stamp(), LeaseKind::None);
+    /// The lease is gone without a revoke: what was not saved is lost, and named.
+    fn lose_lease(&self, inode: &Inode, why: &str) {
+        let mut st = inode.lock();
+        st.mark_revoked(self.tick_revoke_clock(), LeaseKind::None);
         if st.is_unsaved() {
-            let e = Error::io(format!("file {}: {why}; changes that were not saved are lost", node.ino));
+            let e = Error::io(format!("file {}: {why}; changes that were not saved are lost", inode.ino));
             tracing::error!("{e}");
-            self.note_loss(node.ino, &e);
+            self.note_loss(inode.ino, &e);
             st.fail(e);
         }
         st.dirty.clear();
         st.dirty_since = None;
         st.accessed = None;
-        st.untold_end = None; // the leader has the file recovered
+        st.unreported_end = None; // the leader has the file recovered
         st.lower_lease(LeaseKind::None);
-        self.settle_room(&mut st);
-        self.cache().remove_inode(node.ino);
-        self.forget_dirty(node.ino);
+        self.settle_reservation(&mut st);
+        self.cache().remove_inode(inode.ino);
+        self.forget_dirty(inode.ino);
         drop(st);
-        node.changed.notify_waiters();
+        inode.changed.notify_waiters();
     }
 
-    fn tell_kernel_all_gone(&self) {
-        let (me, nodes) = (self.arc(), self.all_nodes());
+    fn notify_kernel_all_gone(&self) {
+        let (me, inodes) = (self.arc(), self.all_inodes());
         self.env.tasks.spawn("invalidate kernel caches", async move {
             let kernel = me.kernel.clone();
-            let work = move || nodes.iter().for_each(|n| kernel.invalidate_inode(n.ino, Forget::All));
+            let work = move || inodes.iter().for_each(|n| kernel.invalidate_inode(n.ino, Forget::All));
             me.env.tasks.blocking(work).await;
         });
     }

@@ -24,14 +24,14 @@ pub struct Names {
     listed_to: Option<u64>,
     change: u64,
     /// How often others were given the right to change names here.
-    recalls: u64,
+    revokes: u64,
 }
 
 struct Changing {
     operations: u32,
     /// There were several at once, or others may have changed the name since: whose change is the last cannot be told.
     crossed: bool,
-    recalls: u64,
+    revokes: u64,
 }
 
 /// What an own change of a name came to.
@@ -86,9 +86,9 @@ impl Names {
     /// An own operation that changes `name` begins.
     pub fn begin_change(&mut self, name: &Bytes) {
         self.change += 1;
-        let recalls = self.recalls;
+        let revokes = self.revokes;
         let changing =
-            self.changing.entry(name.clone()).or_insert(Changing { operations: 0, crossed: false, recalls });
+            self.changing.entry(name.clone()).or_insert(Changing { operations: 0, crossed: false, revokes });
         changing.operations += 1;
         changing.crossed |= changing.operations > 1;
     }
@@ -99,7 +99,7 @@ impl Names {
         let mut outcome = outcome;
         if let Some(changing) = self.changing.get_mut(name) {
             changing.operations -= 1;
-            if changing.crossed || changing.recalls != self.recalls {
+            if changing.crossed || changing.revokes != self.revokes {
                 outcome = Outcome::Unknown;
             }
             if changing.operations == 0 {
@@ -113,9 +113,9 @@ impl Names {
         }
     }
 
-    /// A recall came, or a release begins: an answer to what was sent before tells what was.
-    pub fn recalled(&mut self) {
-        self.recalls += 1;
+    /// A revoke came, or a release begins: an answer to what was sent before tells what was.
+    pub fn revoked(&mut self) {
+        self.revokes += 1;
     }
 
     /// The lease is gone.
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_something_happened_in_is_not_taken_for_empty() {
+    fn a_directory_with_changes_is_not_taken_for_empty() {
         let mut names = Names::default();
         names.begin_change(&name("a"));
         names.begin_empty();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_change_leaves_what_was_known_and_an_unknown_one_nothing() {
+    fn a_refused_change_keeps_names_an_unknown_outcome_drops_them() {
         let mut names = Names::default();
         names.begin_empty();
         for outcome in [Outcome::Leads(Some(F)), Outcome::Same] {
@@ -205,7 +205,7 @@ mod tests {
     fn an_answer_that_a_recall_crossed_is_not_believed() {
         let mut names = Names::default();
         names.begin_change(&name("a"));
-        names.recalled();
+        names.revoked();
         names.end_change(&name("a"), Outcome::Leads(Some(F)), true);
         assert_eq!(names.get(b"a"), None);
     }
@@ -246,7 +246,7 @@ mod tests {
                         names.begin_change(&name);
                         under_way.push(name);
                     }
-                    Event::End(n, done, told) if !under_way.is_empty() => {
+                    Event::End(n, done, reported) if !under_way.is_empty() => {
                         let name = under_way.remove(n % under_way.len());
                         let mut now = truth.get(&name).copied();
                         if done {
@@ -257,7 +257,7 @@ mod tests {
                                 None => drop(truth.remove(&name)),
                             }
                         }
-                        let outcome = match (done, told) {
+                        let outcome = match (done, reported) {
                             (_, false) => Outcome::Unknown,
                             (true, true) => Outcome::Leads(now),
                             (false, true) => Outcome::Same,

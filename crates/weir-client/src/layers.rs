@@ -3,9 +3,9 @@
 //! Invariants: a file without such bytes costs nothing. Which bytes these are is believed under a lease only: while one is
 //! held they can only become fewer. Nothing is sent to a stripe of a file that is not in its own object; a copy is written
 //! under the token epoch that the leader gave it, so one that comes late changes nothing. An object that somebody may still
-//! be writing to is cut before it is copied from.
+//! be writing to is truncated before it is copied from.
 use crate::inner::{Inner, STRIPE_PARTS};
-use crate::node::{Node, State};
+use crate::inode::{Inode, State};
 use crate::read::{Fetched, zeros};
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ const STEP_BYTES: u64 = 64 << 20;
 const AGAIN_MS: u64 = 20;
 /// Fenced objects that are remembered.
 const FENCED_MAX: usize = 4096;
-/// No file has this stripe: a cut there only fences.
+/// No file has this stripe: a truncation there only fences.
 const NO_STRIPE: u64 = u64::MAX - 1;
 
 impl State {
@@ -49,8 +49,8 @@ fn touches(layers: &[Layer], stripe: u64, from: u64, to: u64) -> bool {
     layers.iter().any(|l| l.from < to && up(l.to) > from)
 }
 
-/// `ranges` cut where the object changes, with the object that each part is in. Layers begin with stripes; one that ends within a
-/// stripe has all of it: the rest is in none, whatever a copy of before a cut has left in the file's own object. Two that follow each
+/// `ranges` cut where the object changes, with the object that each part is in. Layers begin with stripes; one that ends within a stripe
+/// has all of it: the rest is in none, whatever a copy of before a truncation has left in the file's own object. Two that follow each
 /// other in one object are as one: whoever was given a part of it to copy has split it.
 pub fn by_object(
     layers: &[Layer],
@@ -84,9 +84,9 @@ pub fn by_object(
 
 impl Inner {
     /// The layers that end in the stripe of `from` or behind it.
-    pub async fn layers(&self, node: &Node, from: u64) -> Result<Vec<Layer>> {
+    pub async fn layers(&self, inode: &Inode, from: u64) -> Result<Vec<Layer>> {
         let (stripe, leased, leases_lost, known) = {
-            let st = node.lock();
+            let st = inode.lock();
             let Some(attr) = st.attr.as_ref().filter(|a| a.layers.is_some_and(|l| l.bytes > 0)) else {
                 return Ok(Vec::new());
             };
@@ -97,8 +97,8 @@ impl Inner {
             (attr.layout.map_or(1, |l| l.stripe_bytes()), leased, st.leases_lost, attr.layers)
         };
         let from = if leased { 0 } else { from / stripe * stripe };
-        let (_, layers) = self.list_layers(0, node.ino, from, leased).await?;
-        let mut st = node.lock();
+        let (_, layers) = self.list_layers(0, inode.ino, from, leased).await?;
+        let mut st = inode.lock();
         // What this client itself has copied or evicted meanwhile is no layer any more.
         let same = st.leases_lost == leases_lost && st.attr.as_ref().is_some_and(|a| a.layers == known);
         if leased && st.lease != LeaseKind::None && same {
@@ -128,41 +128,41 @@ impl Inner {
     }
 
     /// Whether a stripe of `from..to` has bytes in an older object.
-    pub async fn has_layers(&self, node: &Node, from: u64, to: u64) -> Result<bool> {
-        if !node.lock().is_layered(from, to) {
+    pub async fn has_layers(&self, inode: &Inode, from: u64, to: u64) -> Result<bool> {
+        if !inode.lock().is_layered(from, to) {
             return Ok(false);
         }
-        let layers = self.layers(node, from).await?;
-        let stripe = node.lock().attr.as_ref().and_then(|a| a.layout).map_or(1, |l| l.stripe_bytes());
+        let layers = self.layers(inode, from).await?;
+        let stripe = inode.lock().attr.as_ref().and_then(|a| a.layout).map_or(1, |l| l.stripe_bytes());
         Ok(touches(&layers, stripe, from, to))
     }
 
     /// Returns when all stripes of `from..to` are in the file's own object, and which that is: they stay there, but the file may
     /// get another one.
-    pub async fn copy_up(&self, node: &Node, from: u64, to: u64) -> Result<InodeId> {
+    pub async fn copy_up(&self, inode: &Inode, from: u64, to: u64) -> Result<InodeId> {
         let to = to.max(from.saturating_add(1));
-        let own = node.lock().object(node.ino);
+        let own = inode.lock().object(inode.ino);
         let mut at = from;
-        while at < to && node.lock().is_layered(at, to) {
+        while at < to && inode.lock().is_layered(at, to) {
             let end = to.min(at.saturating_add(STEP_BYTES));
             let deadline = self.deadline();
             let mut refused = 0;
-            while self.has_layers(node, at, end).await? {
-                match self.copy_some(node, at, end).await {
+            while self.has_layers(inode, at, end).await? {
+                match self.copy_some(inode, at, end).await {
                     Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
-                        node.lock().layers = None;
+                        inode.lock().layers = None;
                         let pause = 1 + self.env.rng.below(AGAIN_MS);
                         self.env.clock.sleep(Duration::from_millis(pause)).await;
-                        self.refresh(node).await?;
+                        self.refresh(inode).await?;
                         // Refused once more under a newer one, which is the next only.
-                        let under = node.lock().token_epoch;
+                        let under = inode.lock().token_epoch;
                         if refused > 0 {
-                            self.pass_fence(node, under).await?;
+                            self.pass_fence(inode, under).await?;
                         }
                         refused = under;
                     }
                     done => {
-                        done.map_err(|e| e.doing(format!("copy bytes of file {} to write them", node.ino)))?
+                        done.map_err(|e| e.doing(format!("copy bytes of file {} to write them", inode.ino)))?
                     }
                 }
             }
@@ -171,13 +171,13 @@ impl Inner {
         Ok(own)
     }
 
-    async fn copy_some(&self, node: &Node, from: u64, to: u64) -> Result<()> {
-        let (ino, stamp) = (node.ino, self.stamp());
+    async fn copy_some(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
+        let (ino, revoke_clock) = (inode.ino, self.revoke_clock());
         let taken =
             self.session.ask(self.deadline(), |session| TakeLayers { session, ino, from, to }).await?;
-        self.apply(&taken.entry, stamp);
+        self.apply(&taken.entry, revoke_clock);
         let Some(layout) = taken.layout.filter(|_| !taken.layers.is_empty()) else {
-            node.lock().layers = None; // what was known is old
+            inode.lock().layers = None; // what was known is old
             return Ok(());
         };
         layout.check()?;
@@ -186,12 +186,12 @@ impl Inner {
         for layer in &taken.layers {
             let version = Version::new(token_epoch, FILL_COUNTER);
             self.copy_layer(&layout, layer, object, version).await?;
-            let (from, to, stamp) = (layer.from, layer.to, self.stamp());
+            let (from, to, revoke_clock) = (layer.from, layer.to, self.revoke_clock());
             let copied = |op| LayerCopied { op, ino, from, to, token_epoch };
             let entry = self.session.change_again(self.deadline(), copied).await?;
-            let mut st = node.lock();
+            let mut st = inode.lock();
             let known = st.layers.take();
-            self.apply_to(&mut st, &entry, stamp);
+            self.apply_to(&mut st, &entry, revoke_clock);
             if st.lease != LeaseKind::None {
                 st.layers = known.map(|known| without(known, from, to));
             }

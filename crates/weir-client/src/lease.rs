@@ -1,15 +1,16 @@
-//! Leases: asked for, given back on recall, recovered after another writer's death.
+//! Leases: asked for, given back on revoke, recovered after another writer's death.
 //!
-//! Invariant: a recall is answered only when everything changed under the lease is committed, and neither this client nor
-//! the kernel above it caches what the lease no longer covers. While it is being answered the client holds the lease and
-//! serves reads and writes from it, so nobody who waits for the kernel's page locks waits for the leader.
+//! Invariant: a revoke is answered only when everything changed under the lease is committed, and neither
+//! this client nor the kernel above it caches what the lease no longer covers. While it is being answered the
+//! client holds the lease and serves reads and writes from it, so nobody who waits for the kernel's page
+//! locks waits for the leader.
 use crate::api::Forget;
+use crate::crash_points;
 use crate::data::{Done, Overlay, StripeRef};
-use crate::flush::check_tenure;
+use crate::flush::check_write_generation;
 use crate::inner::{Inner, layout_of};
-use crate::node::{Declared, Dropping, Inline, Node, State};
+use crate::inode::{Declared, Dropping, Inline, Inode, State};
 use crate::plan::{Occasion, first_stripe_past};
-use crate::points;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, Weak};
@@ -17,55 +18,56 @@ use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::lock::LockFree;
 use weir_proto::meta::{
-    AcquireLease, Cred, Entry, LeaseKind, LeaveDoubt, ReadInline, Recall, RecoverFile, Recovered,
-    ReleaseLease,
+    AcquireLease, Cred, Entry, LeaseKind, LeaveInDoubt, ReadInline, RecoverFile, Recovered, ReleaseLease,
+    Revoke,
 };
 use weir_proto::recall::EvictOwn;
 use weir_proto::{Error, ErrorKind, InodeId, PgId, Request, Result, Version};
 use weir_rpc::{Call, Handled, Reply, Service};
 
-/// Flushes of a file that is written all the while; after them writers wait for the recall.
-const RECALL_ROUNDS: u32 = 6;
-/// Times that pages are dropped of a file that is read all the while. Reads wait for the recall, too, but not for long.
+/// Flushes of a file that is written all the while; after them writers wait for the revoke.
+const REVOKE_ROUNDS: u32 = 6;
+/// Times that pages are dropped of a file that is read all the while. Reads wait for the revoke, too, but not
+/// for long.
 const PAGE_ROUNDS: u32 = 64;
 
 /// Times that a file's recovery is begun because opens of this client cross it.
 const RECOVERIES_MAX: u32 = 8;
 /// Between looks whether another client has recovered a file, or who has what is to be committed is back.
-const RECOVERY_LOOK: Duration = Duration::from_millis(50);
+const RECOVERY_POLL: Duration = Duration::from_millis(50);
 
-/// A read for pages waits so long for a recall that has them dropped. That may itself wait for pages that this read has locked:
-/// then the read goes first, under the lease that is still here.
+/// A read for pages waits so long for a revoke that has them dropped. That may itself wait for pages that
+/// this read has locked: then the read goes first, under the lease that is still here.
 const PAGES_PAUSE: Duration = Duration::from_millis(5);
 /// Who asks for attributes waits so long for pages that no lease protects: a read of them may hang at a target.
-const LOOSE_PAGES_PAUSE: Duration = Duration::from_millis(100);
+const UNPROTECTED_PAGES_PAUSE: Duration = Duration::from_millis(100);
 
-/// Bytes that are being sent past what others might cache: a recall that comes meanwhile waits for them.
-pub struct ThroughSend<'a> {
-    node: &'a Node,
+/// Bytes that are being sent past what others might cache: a revoke that comes meanwhile waits for them.
+pub struct DirectSend<'a> {
+    inode: &'a Inode,
     counted_by: u64,
 }
 
-impl Drop for ThroughSend<'_> {
+impl Drop for DirectSend<'_> {
     fn drop(&mut self) {
-        self.node.lock().end_send(self.counted_by);
-        self.node.changed.notify_waiters();
+        self.inode.lock().end_send(self.counted_by);
+        self.inode.changed.notify_waiters();
     }
 }
 
 /// Pages in the kernel that no lease protects, of a read or write that is under way or was just answered.
-pub struct LoosePages(Arc<Node>);
+pub struct UnprotectedPages(Arc<Inode>);
 
-impl LoosePages {
+impl UnprotectedPages {
     /// `st`: of that node; not to be locked where this is dropped.
-    pub fn of(node: &Arc<Node>, st: &mut State) -> LoosePages {
-        st.loose_pages += 1;
-        LoosePages(node.clone())
+    pub fn of(inode: &Arc<Inode>, st: &mut State) -> UnprotectedPages {
+        st.unprotected_pages += 1;
+        UnprotectedPages(inode.clone())
     }
 }
-impl Drop for LoosePages {
+impl Drop for UnprotectedPages {
     fn drop(&mut self) {
-        self.0.lock().loose_pages -= 1;
+        self.0.lock().unprotected_pages -= 1;
         self.0.changed.notify_waiters();
     }
 }
@@ -91,9 +93,11 @@ impl Callbacks {
         };
         let Some(client) = self.client() else { return Handled::Now(Ok(Reply::new(&()))) };
         Handled::Later(Box::pin(async move {
-            if let Some(node) = client.known_node(asked.ino).filter(|node| client.is_open_for_writing(node)) {
+            if let Some(inode) =
+                client.known_inode(asked.ino).filter(|inode| client.is_open_for_writing(inode))
+            {
                 let root = Cred { uid: 0, gid: 0, groups: vec![0] };
-                client.evict_own(&root, &node, asked.from, asked.to).await?;
+                client.evict_own(&root, &inode, asked.from, asked.to).await?;
             }
             Ok(Reply::new(&()))
         }))
@@ -127,20 +131,20 @@ impl Service for Callbacks {
         if call.method == RecoverFile::METHOD {
             return self.recover_file(&call);
         }
-        if call.method != Recall::METHOD {
+        if call.method != Revoke::METHOD {
             return Handled::Now(Err(call.unknown()));
         }
-        let recall = match call.decode::<Recall>() {
-            Ok(recall) => recall,
+        let revoke = match call.decode::<Revoke>() {
+            Ok(revoke) => revoke,
             Err(e) => return Handled::Now(Err(e)),
         };
         let Some(client) = self.client() else { return Handled::Now(Ok(Reply::new(&()))) };
-        // The stamp orders this recall with the replies around it: taken here, in the order of arrival.
-        let node = client.node(recall.ino);
-        let stamp = client.next_stamp();
-        node.lock().stamp_recall(stamp, recall.keep);
+        // The clock orders this revoke with the replies around it: taken here, in the order of arrival.
+        let inode = client.inode(revoke.ino);
+        let revoke_clock = client.tick_revoke_clock();
+        inode.lock().mark_revoked(revoke_clock, revoke.keep);
         Handled::Later(Box::pin(async move {
-            client.recall(&node, recall.keep).await;
+            client.revoke(&inode, revoke.keep).await;
             Ok(Reply::new(&()))
         }))
     }
@@ -148,15 +152,15 @@ impl Service for Callbacks {
 
 impl Inner {
     /// Gives the lease back, down to `keep`. Errors of write-back stay with the file's handles.
-    pub async fn recall(&self, node: &Arc<Node>, mut keep: LeaseKind) {
-        self.counters.recalls.fetch_add(1, Relaxed);
-        let recall = node.lock().recalls();
-        self.wait_for_sends(node, recall).await;
+    pub async fn revoke(&self, inode: &Arc<Inode>, mut keep: LeaseKind) {
+        self.counters.revokes.fetch_add(1, Relaxed);
+        let revoke = inode.lock().revokes();
+        self.wait_for_sends(inode, revoke).await;
         if keep == LeaseKind::None {
-            self.end_loans(node).await;
+            self.end_loans(inode).await;
         }
         {
-            let mut st = node.lock();
+            let mut st = inode.lock();
             if st.lease <= keep {
                 if keep == LeaseKind::None {
                     st.loans.end();
@@ -165,113 +169,114 @@ impl Inner {
             }
         }
         let mut old_pages = if keep == LeaseKind::None { vec![Forget::All] } else { Vec::new() };
-        let mut doubt_told = false;
+        let mut in_doubt_reported = false;
         for round in 0.. {
             // Under a right to read nothing is changed. To wait for a flush, which may itself wait for others' leases, would
             // be to wait in a circle.
             let writes = {
-                let st = node.lock();
-                (st.lease == LeaseKind::Write && !doubt_told) || st.is_unsaved()
+                let st = inode.lock();
+                (st.lease == LeaseKind::Write && !in_doubt_reported) || st.is_unsaved()
             };
             if writes {
                 // Errors are kept by the inode and told to its handles: the lease goes back all the same.
-                let _ = self.flush(node, Occasion::Closing, keep == LeaseKind::None).await;
+                let _ = self.flush(inode, Occasion::Closing, keep == LeaseKind::None).await;
             }
             if keep == LeaseKind::None {
-                node.lock().dropping.get_or_insert_default();
+                inode.lock().dropping.get_or_insert_default();
             }
             for part in std::mem::take(&mut old_pages) {
-                self.invalidate(node.ino, part).await;
+                self.invalidate(inode.ino, part).await;
             }
             // No flush waits for a range that is zeroed under the lease.
-            self.wait_for_sends(node, u64::MAX).await;
+            self.wait_for_sends(inode, u64::MAX).await;
             {
-                let mut st = node.lock();
+                let mut st = inode.lock();
                 // Pages that were filled since are old as soon as the lease is gone: they go first.
                 let filled = st.dropping.as_mut().map_or(Vec::new(), Dropping::take_filled);
                 old_pages.extend(filled.into_iter().map(|(from, to)| Forget::Part(from, to - from)));
-                let written = (st.is_unsaved() || st.has_sends_before(u64::MAX)) && round < RECALL_ROUNDS;
+                let written = (st.is_unsaved() || st.has_sends_before(u64::MAX)) && round < REVOKE_ROUNDS;
                 if written && keep == LeaseKind::None {
                     old_pages = vec![Forget::All]; // to write is to fill pages, too
                 }
                 if written || (!old_pages.is_empty() && round < PAGE_ROUNDS) {
-                    st.closing_lease = doubt_told || round + 1 >= RECALL_ROUNDS;
+                    st.closing_lease = in_doubt_reported || round + 1 >= REVOKE_ROUNDS;
                     continue;
                 }
-                if doubt_told || !st.is_in_doubt() {
-                    self.env.tasks.pass(points::WRITTEN_BACK);
-                    self.drop_under_lease(node, &mut st, keep);
+                if in_doubt_reported || !st.is_in_doubt() {
+                    self.env.tasks.crash_point(crash_points::WRITTEN_BACK);
+                    self.drop_under_lease(inode, &mut st, keep);
                     break;
                 }
                 st.closing_lease = true;
             }
-            self.leave_doubt(node).await;
-            doubt_told = true;
+            self.leave_in_doubt(inode).await;
+            in_doubt_reported = true;
             // Not even for itself: what it reads there may be another tomorrow.
             keep = LeaseKind::None;
             old_pages.push(Forget::All);
         }
-        self.tell_access_of(node).await;
-        self.tell_close_of(node.ino).await;
-        node.changed.notify_waiters();
+        self.report_access_of(inode).await;
+        self.report_close_of(inode.ino).await;
+        inode.changed.notify_waiters();
         if !old_pages.is_empty() {
             // It was read without a pause: what came in at last goes soon, or with the next open.
-            let loose = LoosePages::of(node, &mut node.lock());
-            self.drop_loose_pages(loose);
+            let unprotected = UnprotectedPages::of(inode, &mut inode.lock());
+            self.drop_unprotected_pages(unprotected);
         }
     }
 
     /// The kernel drops the file's pages, soon: who waits for the answer to a read or write has some of them locked.
-    pub fn drop_loose_pages(&self, loose: LoosePages) {
+    pub fn drop_unprotected_pages(&self, unprotected: UnprotectedPages) {
         let me = self.arc();
-        self.env.tasks.spawn("drop loose pages", async move {
-            me.invalidate(loose.0.ino, Forget::All).await;
-            drop(loose);
+        self.env.tasks.spawn("drop unprotected pages", async move {
+            me.invalidate(unprotected.0.ino, Forget::All).await;
+            drop(unprotected);
         });
     }
 
     /// Before the kernel hears of a size: it would show the rest of a page from before that, zeros, as part of the file.
-    pub async fn wait_for_loose_pages(&self, node: &Node) {
-        let until = self.env.clock.now() + LOOSE_PAGES_PAUSE;
+    pub async fn wait_for_unprotected_pages(&self, inode: &Inode) {
+        let until = self.env.clock.now() + UNPROTECTED_PAGES_PAUSE;
         loop {
-            let changed = node.changed.notified();
+            let changed = inode.changed.notified();
             let left = until.since(self.env.clock.now());
-            if node.lock().loose_pages == 0 || left.is_zero() {
+            if inode.lock().unprotected_pages == 0 || left.is_zero() {
                 return;
             }
             let _ = self.env.clock.timeout(left, changed).await; // looks again either way
         }
     }
 
-    fn drop_under_lease(&self, node: &Node, st: &mut crate::node::State, keep: LeaseKind) {
+    fn drop_under_lease(&self, inode: &Inode, st: &mut crate::inode::State, keep: LeaseKind) {
         if st.is_unsaved() {
             let e = Error::io(format!(
                 "file {}: changes could not be saved before another client needed it",
-                node.ino
+                inode.ino
             ));
             tracing::error!("{e}");
-            self.note_loss(node.ino, &e);
+            self.note_loss(inode.ino, &e);
             st.fail(e);
             st.dirty.clear();
         }
         st.closing_lease = false;
         st.dropping = None;
         st.lower_lease(keep);
-        self.settle_room(st);
+        self.settle_reservation(st);
         if keep == LeaseKind::None {
-            self.cache().remove_inode(node.ino);
+            self.cache().remove_inode(inode.ino);
         }
-        self.forget_if_saved(node.ino, st);
+        self.forget_if_saved(inode.ino, st);
     }
 
     /// The right to write is about to be given back, and a write that failed has left a stripe in doubt: returns when the leader
     /// knows, which has the file recovered.
-    async fn leave_doubt(&self, node: &Node) {
-        let (ino, tenure) = (node.ino, node.lock().tenure);
-        let still = || check_tenure(node, tenure);
+    async fn leave_in_doubt(&self, inode: &Inode) {
+        let (ino, write_generation) = (inode.ino, inode.lock().write_generation);
+        let still = || check_write_generation(inode, write_generation);
         loop {
-            let told = self.session.change_while(self.deadline(), still, |op| LeaveDoubt { op, ino }).await;
-            let Err(e) = told else { return };
+            let reported =
+                self.session.change_while(self.deadline(), still, |op| LeaveInDoubt { op, ino }).await;
+            let Err(e) = reported else { return };
             if !matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline) {
                 return; // the right was lost with the session, whose end has the same effect, or the file is gone
             }
@@ -279,51 +284,51 @@ impl Inner {
         }
     }
 
-    /// Returns when nothing that was sent past leases before a recall is under way.
-    async fn wait_for_sends(&self, node: &Node, recall: u64) {
+    /// Returns when nothing that was sent past leases before a revoke is under way.
+    async fn wait_for_sends(&self, inode: &Inode, revoke: u64) {
         loop {
-            let changed = node.changed.notified();
-            if !node.lock().has_sends_before(recall) {
+            let changed = inode.changed.notified();
+            if !inode.lock().has_sends_before(revoke) {
                 return;
             }
             changed.await;
         }
     }
 
-    /// Returns when bytes of a file that others may have open can be sent straight to targets: under the Write lease, or with
-    /// the leader's word. Nothing that is asked is counted as a send: what is asked may wait for others' recalls, and theirs for
-    /// their sends.
-    pub async fn may_send_through<'a>(&self, node: &'a Node) -> Result<ThroughSend<'a>> {
+    /// Returns when bytes of a file that others may have open can be sent straight to targets: under the
+    /// Write lease, or with the leader's word. Nothing that is asked is counted as a send: what is asked may
+    /// wait for others' revokes, and theirs for their sends.
+    pub async fn may_send_direct<'a>(&self, inode: &'a Inode) -> Result<DirectSend<'a>> {
         let deadline = self.deadline();
         loop {
             {
-                let mut st = node.lock();
+                let mut st = inode.lock();
                 if st.may_send() {
-                    return Ok(ThroughSend { node, counted_by: st.begin_send() });
+                    return Ok(DirectSend { inode, counted_by: st.begin_send() });
                 }
             }
             if self.data.left(deadline).is_zero() {
                 return Err(Error::deadline(format!(
                     "write file {}: who reads it elsewhere takes the word to write it back each time",
-                    node.ino
+                    inode.ino
                 )));
             }
-            if node.lock().declared == Declared::Unclean {
-                self.acquire(node, LeaseKind::Write).await?;
+            if inode.lock().declared == Declared::Unclean {
+                self.acquire(inode, LeaseKind::Write).await?;
             } else {
-                self.mark(node).await?;
+                self.mark(inode).await?;
             }
         }
     }
 
     /// Returns when the leader knows that something uncommitted may be on targets from now on. Of all that is sent at once the
     /// first asks, and nothing goes before the answer.
-    pub async fn mark(&self, node: &Node) -> Result<()> {
-        while node.lock().declared != Declared::Unclean {
-            let _one = node.marking.lock().await;
-            let told = self.next_stamp();
-            if node.lock().declared.is_clean_by_now(told) {
-                self.acquire(node, LeaseKind::Write).await?;
+    pub async fn mark(&self, inode: &Inode) -> Result<()> {
+        while inode.lock().declared != Declared::Unclean {
+            let _one = inode.marking.lock().await;
+            let reported = self.tick_revoke_clock();
+            if inode.lock().declared.is_clean_by_now(reported) {
+                self.acquire(inode, LeaseKind::Write).await?;
             }
         }
         Ok(())
@@ -331,28 +336,28 @@ impl Inner {
 
     /// Asks for a lease for bytes that the kernel will keep as pages, of a file that was opened under a lease and is shared now.
     /// Not where this client writes it, too: two such would each wait, with pages locked, for the other's.
-    pub async fn lease_for_pages(&self, node: &Node, from: u64, to: u64) -> Result<()> {
-        self.wait_for_dropping(node, from, to).await;
+    pub async fn lease_for_pages(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
+        self.wait_for_dropping(inode, from, to).await;
         let asks = {
-            let st = node.lock();
+            let st = inode.lock();
             st.lease == LeaseKind::None && st.open_write == 0
         };
         if asks {
-            self.acquire(node, LeaseKind::Read).await?;
+            self.acquire(inode, LeaseKind::Read).await?;
         }
         Ok(())
     }
 
-    /// A read for pages of `from..to` waits for the recall that has others dropped.
-    async fn wait_for_dropping(&self, node: &Node, from: u64, to: u64) {
-        match &mut node.lock().dropping {
+    /// A read for pages of `from..to` waits for the revoke that has others dropped.
+    async fn wait_for_dropping(&self, inode: &Inode, from: u64, to: u64) {
+        match &mut inode.lock().dropping {
             Some(dropping) => dropping.begin_wait(from, to),
             None => return,
         }
         let until = self.env.clock.now() + PAGES_PAUSE;
         loop {
-            let changed = node.changed.notified();
-            if node.lock().dropping.is_none() {
+            let changed = inode.changed.notified();
+            if inode.lock().dropping.is_none() {
                 return;
             }
             let left = until.since(self.env.clock.now());
@@ -361,7 +366,7 @@ impl Inner {
             }
             let _ = self.env.clock.timeout(left, changed).await; // looks again either way
         }
-        if let Some(dropping) = &mut node.lock().dropping {
+        if let Some(dropping) = &mut inode.lock().dropping {
             dropping.end_wait(from, to);
         }
     }
@@ -372,59 +377,59 @@ impl Inner {
     }
 
     /// Returns a lease that is not in use.
-    async fn release_lease(&self, node: &Arc<Node>) -> Result<()> {
-        self.flush(node, Occasion::Closing, false).await?;
+    async fn release_lease(&self, inode: &Arc<Inode>) -> Result<()> {
+        self.flush(inode, Occasion::Closing, false).await?;
         {
-            let mut st = node.lock();
+            let mut st = inode.lock();
             // The kernel may have been told of it again meanwhile.
             let in_use = !st.forgotten || st.loans.are_open(self.env.clock.now());
             if st.is_dirty() || st.lease == LeaseKind::None || in_use {
                 return Ok(());
             }
-            st.stamp_recall(self.next_stamp(), LeaseKind::None);
-            self.drop_under_lease(node, &mut st, LeaseKind::None);
+            st.mark_revoked(self.tick_revoke_clock(), LeaseKind::None);
+            self.drop_under_lease(inode, &mut st, LeaseKind::None);
         }
-        self.tell_access_of(node).await;
-        self.tell_close_of(node.ino).await;
-        let ino = node.ino;
+        self.report_access_of(inode).await;
+        self.report_close_of(inode.ino).await;
+        let ino = inode.ino;
         let release = |session| ReleaseLease { session, ino, keep: LeaseKind::None };
         let answer = self.session.ask(self.deadline(), release).await;
         // Grants of requests that crossed the release do not count.
-        node.lock().stamp_recall(self.next_stamp(), LeaseKind::None);
+        inode.lock().mark_revoked(self.tick_revoke_clock(), LeaseKind::None);
         answer
     }
 
     /// Asks for a lease; what is held afterwards.
-    pub async fn acquire(&self, node: &Node, kind: LeaseKind) -> Result<LeaseKind> {
-        self.ask_lease(node, kind, false).await?;
-        Ok(node.lock().lease)
+    pub async fn acquire(&self, inode: &Inode, kind: LeaseKind) -> Result<LeaseKind> {
+        self.ask_lease(inode, kind, false).await?;
+        Ok(inode.lock().lease)
     }
 
-    pub async fn ask_lease(&self, node: &Node, kind: LeaseKind, renew: bool) -> Result<Entry> {
-        let stamp = self.stamp();
-        let ino = node.ino;
+    pub async fn ask_lease(&self, inode: &Inode, kind: LeaseKind, renew: bool) -> Result<Entry> {
+        let revoke_clock = self.revoke_clock();
+        let ino = inode.ino;
         let ask = |session| AcquireLease { session, ino, kind, renew };
         let entry = self.session.ask(self.deadline(), ask).await?;
-        self.apply(&entry, stamp);
+        self.apply(&entry, revoke_clock);
         if kind == LeaseKind::Write {
-            let mut st = node.lock();
-            st.declared.asked_for_write(stamp);
+            let mut st = inode.lock();
+            st.declared.asked_for_write(revoke_clock);
             st.limited = entry.lease.limited;
             if st.lease < LeaseKind::Write {
-                st.note_through(stamp);
+                st.note_direct(revoke_clock);
             }
         }
         Ok(entry)
     }
 
     /// Attributes and inline data, fresh from the leader, with what lease it grants.
-    pub async fn refresh(&self, node: &Node) -> Result<()> {
-        let stamp = self.stamp();
-        let ino = node.ino;
+    pub async fn refresh(&self, inode: &Inode) -> Result<()> {
+        let revoke_clock = self.revoke_clock();
+        let ino = inode.ino;
         let fresh = self.session.ask(self.deadline(), |session| ReadInline { session, ino }).await?;
         // In one step: nobody sees this size with other bytes.
-        let mut st = node.lock();
-        self.apply_to(&mut st, &fresh.entry, stamp);
+        let mut st = inode.lock();
+        self.apply_to(&mut st, &fresh.entry, revoke_clock);
         // What is dirty goes over what the inode holds, and must know of it.
         let wants = !st.is_dirty() || st.inline == Inline::Unknown;
         if wants && st.is_of_version(&fresh.entry) {
@@ -433,54 +438,55 @@ impl Inner {
         Ok(())
     }
 
-    /// Finishes what a dead writer left: fences it, decides prepared stripes, cuts what was never committed.
-    pub async fn recover(&self, node: &Arc<Node>) -> Result<()> {
+    /// Finishes what a dead writer left: fences it, decides prepared stripes, truncates what was never
+    /// committed.
+    pub async fn recover(&self, inode: &Arc<Inode>) -> Result<()> {
         let (mut crossed, deadline) = (0, self.deadline());
         loop {
-            self.wait_to_recover(node, deadline).await?;
-            let _one = node.flushing.lock().await;
-            if !node.lock().recover {
+            self.wait_to_recover(inode, deadline).await?;
+            let _one = inode.flushing.lock().await;
+            if !inode.lock().recover {
                 return Ok(());
             }
             // Others of this client may have given the right back meanwhile.
-            if self.acquire(node, LeaseKind::Write).await? != LeaseKind::Write {
+            if self.acquire(inode, LeaseKind::Write).await? != LeaseKind::Write {
                 continue;
             }
-            match self.recover_locked(node).await {
+            match self.recover_locked(inode).await {
                 // Another open of this client took the right to write anew meanwhile: once more, under its epoch.
                 Err(e) if e.kind == ErrorKind::Stale && crossed < RECOVERIES_MAX => {
                     crossed += 1;
-                    tracing::debug!("file {}: {e}", node.ino);
+                    tracing::debug!("file {}: {e}", inode.ino);
                 }
                 done => return done,
             }
         }
     }
 
-    /// Until this client may recover the file, or another one has. Without the lock on flushes: who has its turn at the file needs that
-    /// to end it, and until then nobody gets the right.
-    async fn wait_to_recover(&self, node: &Node, deadline: Instant) -> Result<()> {
-        while node.lock().recover {
-            let granted = self.acquire(node, LeaseKind::Write).await?;
-            if node.lock().recover && self.data.left(deadline).is_zero() {
+    /// Until this client may recover the file, or another one has. Without the lock on flushes: the holder of
+    /// its append token needs that to end it, and until then nobody gets the right.
+    async fn wait_to_recover(&self, inode: &Inode, deadline: Instant) -> Result<()> {
+        while inode.lock().recover {
+            let granted = self.acquire(inode, LeaseKind::Write).await?;
+            if inode.lock().recover && self.data.left(deadline).is_zero() {
                 return Err(Error::deadline(format!(
                     "file {}: its last writer died, and its recovery by another client does not end",
-                    node.ino
+                    inode.ino
                 )));
             }
             if granted == LeaseKind::Write {
                 return Ok(());
             }
-            self.env.clock.sleep(RECOVERY_LOOK).await;
+            self.env.clock.sleep(RECOVERY_POLL).await;
         }
         Ok(())
     }
 
-    async fn recover_locked(&self, node: &Arc<Node>) -> Result<()> {
+    async fn recover_locked(&self, inode: &Arc<Inode>) -> Result<()> {
         let (layout, object, size, token_epoch, recover) = {
-            let st = node.lock();
-            let layout = layout_of(&st, node.ino);
-            (layout, st.object(node.ino), st.committed_size(), st.token_epoch, st.recover)
+            let st = inode.lock();
+            let layout = layout_of(&st, inode.ino);
+            (layout, st.object(inode.ino), st.committed_size(), st.token_epoch, st.recover)
         };
         if !recover {
             return Ok(());
@@ -501,15 +507,15 @@ impl Inner {
                 let s = self.stripe_ref(object, layout, stripe, self.deadline());
                 self.decide(s, version, token_epoch).await?;
             }
-            self.zero_tail(node, layout, size, u64::MAX, token_epoch).await?;
+            self.zero_tail(inode, layout, size, u64::MAX, token_epoch).await?;
         }
-        let stamp = self.stamp();
-        let ino = node.ino;
+        let revoke_clock = self.revoke_clock();
+        let ino = inode.ino;
         let entry =
             self.session.change_again(self.deadline(), |op| Recovered { op, ino, token_epoch }).await?;
         tracing::info!("file {ino}: recovered after its writer's death, {size} bytes");
-        self.apply(&entry, stamp);
-        let mut st = node.lock();
+        self.apply(&entry, revoke_clock);
+        let mut st = inode.lock();
         st.recover = false;
         st.tail_clean = st.lease == LeaseKind::Write;
         Ok(())
@@ -530,7 +536,7 @@ impl Inner {
                 // Who had it went away before all had it, so nobody has committed it: once more.
                 Err(e) if e.kind == ErrorKind::NotFound && !self.data.left(s.deadline).is_zero() => {
                     tracing::debug!("{s}: {e}");
-                    self.env.clock.sleep(RECOVERY_LOOK).await;
+                    self.env.clock.sleep(RECOVERY_POLL).await;
                 }
                 done => return done,
             }
@@ -549,7 +555,7 @@ impl Inner {
     /// Zeroes `size..end` within the stripe that holds `size`.
     pub async fn zero_tail(
         &self,
-        node: &Node,
+        inode: &Inode,
         layout: weir_proto::map::Layout,
         size: u64,
         end: u64,
@@ -558,10 +564,10 @@ impl Inner {
         let stripe = layout.stripe_of(size);
         let stripe_end = layout.stripe_start(stripe) + layout.stripe_bytes();
         // A stripe that is at home only comes back without what is past the size. It may have come back with it, before the
-        // file was cut: what was known of that is old.
-        node.lock().evicted = None;
+        // file was truncated: what was known of that is old.
+        inode.lock().evicted = None;
         let comes_clean =
-            self.is_away(node, size, size + 1).await? || self.has_layers(node, size, size + 1).await?;
+            self.is_away(inode, size, size + 1).await? || self.has_layers(inode, size, size + 1).await?;
         if size.is_multiple_of(layout.stripe_bytes()) || comes_clean {
             return Ok(());
         }
@@ -570,52 +576,52 @@ impl Inner {
             .pieces(size, len)
             .map(|p| Overlay { index: p.cell, offset: p.offset, len: p.len, payload: None })
             .collect();
-        let s = self.stripe_ref(node.lock().object(node.ino), layout, stripe, self.deadline());
+        let s = self.stripe_ref(inode.lock().object(inode.ino), layout, stripe, self.deadline());
         self.data.write_overlays(s, token_epoch, &overlays).await
     }
 
-    /// Before a file grows over bytes of an earlier, longer one: cuts and zeroes them.
-    pub async fn clean_old_tail(&self, node: &Node) -> Result<()> {
-        let _one = node.flushing.lock().await;
-        self.clean_old_tail_locked(node).await
+    /// Before a file grows over bytes of an earlier, longer one: truncates and zeroes them.
+    pub async fn clean_old_tail(&self, inode: &Inode) -> Result<()> {
+        let _one = inode.flushing.lock().await;
+        self.clean_old_tail_locked(inode).await
     }
 
-    pub async fn clean_old_tail_locked(&self, node: &Node) -> Result<()> {
-        while node.lock().has_old_tail() {
-            if self.clean_once(node).await? {
+    pub async fn clean_old_tail_locked(&self, inode: &Inode) -> Result<()> {
+        while inode.lock().has_old_tail() {
+            if self.clean_once(inode).await? {
                 return Ok(());
             }
         }
         Ok(())
     }
 
-    /// False: the right to write came anew meanwhile, so others may have written and cut.
-    async fn clean_once(&self, node: &Node) -> Result<bool> {
-        let layout = layout_of(&node.lock(), node.ino)?;
+    /// False: the right to write came anew meanwhile, so others may have written and truncated.
+    async fn clean_once(&self, inode: &Inode) -> Result<bool> {
+        let layout = layout_of(&inode.lock(), inode.ino)?;
         // A token epoch of its own: nothing older past the size that came with it counts any more, whoever wrote it.
-        let entry = self.ask_lease(node, LeaseKind::Write, true).await?;
-        let (tenure, is_alone) = {
-            let st = node.lock();
-            (st.tenure, st.lease == LeaseKind::Write || st.turn)
+        let entry = self.ask_lease(inode, LeaseKind::Write, true).await?;
+        let (write_generation, is_alone) = {
+            let st = inode.lock();
+            (st.write_generation, st.lease == LeaseKind::Write || st.append_token)
         };
         if !is_alone {
             // What others write past the size from now on is not old.
             return Err(Error::stale(format!(
-                "file {}: others write it, too, now: what is old goes in a turn",
-                node.ino
+                "file {}: others write it, too, now: what is old goes under the append token",
+                inode.ino
             )));
         }
         let (size, end, token_epoch) = (entry.attr.size, entry.lease.data_end, entry.lease.token_epoch);
         if end > size {
             let past = first_stripe_past(size, layout.stripe_bytes());
-            let file = self.file_id(entry.attr.layers.map_or(node.ino, |l| l.object));
+            let file = self.file_id(entry.attr.layers.map_or(inode.ino, |l| l.object));
             self.data.drop_file(file, &layout, past, token_epoch, self.deadline()).await?;
-            self.zero_tail(node, layout, size, end, token_epoch).await?;
+            self.zero_tail(inode, layout, size, end, token_epoch).await?;
         }
         {
-            let mut st = node.lock();
+            let mut st = inode.lock();
             if st.lease == LeaseKind::Write {
-                let same = st.tenure == tenure;
+                let same = st.write_generation == write_generation;
                 st.tail_clean |= same;
                 return Ok(same);
             }
@@ -625,10 +631,10 @@ impl Inner {
             return Ok(true); // another writer died: whoever recovers the file says it
         }
         // Others write this file, too: they need not do the same.
-        let (stamp, ino) = (self.stamp(), node.ino);
+        let (revoke_clock, ino) = (self.revoke_clock(), inode.ino);
         match self.session.change_again(self.deadline(), |op| Recovered { op, ino, token_epoch }).await {
-            Ok(entry) => drop(self.apply(&entry, stamp)),
-            // Somebody else has cut it since, and says it.
+            Ok(entry) => drop(self.apply(&entry, revoke_clock)),
+            // Somebody else has truncated it since, and says it.
             Err(e) if e.kind == ErrorKind::Stale => {}
             Err(e) => return Err(e),
         }
@@ -637,35 +643,35 @@ impl Inner {
 
     /// The kernel keeps nothing of the inode any more.
     pub fn forget(&self, ino: InodeId) {
-        if let Some(node) = self.known_node(ino) {
-            node.lock().forgotten = true;
+        if let Some(inode) = self.known_inode(ino) {
+            inode.lock().forgotten = true;
         }
     }
 
     /// Gives back leases of inodes that nobody uses, when there are many.
     pub async fn give_back_forgotten(&self) {
-        let excess = self.node_count().saturating_sub(IDLE_INODES_MAX);
+        let excess = self.inode_count().saturating_sub(IDLE_INODES_MAX);
         if excess == 0 {
             return;
         }
-        let idle = |node: &Arc<Node>| {
-            let st = node.lock();
+        let idle = |inode: &Arc<Inode>| {
+            let st = inode.lock();
             st.forgotten && st.open_read + st.open_write == 0 && !st.is_dirty() && !st.is_in_doubt()
         };
         let idle: Vec<_> =
-            self.all_nodes().into_iter().filter(idle).take(excess.min(GIVE_BACK_MAX)).collect();
-        for node in idle {
-            if let Err(e) = self.release_lease(&node).await {
-                tracing::debug!("lease on {} was not given back: {e}", node.ino);
+            self.all_inodes().into_iter().filter(idle).take(excess.min(GIVE_BACK_MAX)).collect();
+        for inode in idle {
+            if let Err(e) = self.release_lease(&inode).await {
+                tracing::debug!("lease on {} was not given back: {e}", inode.ino);
                 return;
             }
             // A lookup may have brought it back meanwhile.
             let still_idle = {
-                let st = node.lock();
+                let st = inode.lock();
                 st.forgotten && st.lease == LeaseKind::None
             };
             if still_idle {
-                self.remove_unused_node(&node);
+                self.remove_unused_inode(&inode);
             }
         }
     }

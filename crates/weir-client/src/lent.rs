@@ -1,12 +1,13 @@
 //! Names lent to the kernel above: for a moment it may keep that a name leads there, or nowhere.
 //!
-//! Invariants: a name is lent only while its directory's lease lets this client itself answer it from memory, and not past the end of
-//! that lease's term; and a directory's lease is given back only after all loans of its names have run out, while no new ones are made.
-//! So the kernel is never told to forget a name: nothing here waits for its locks, and nothing that is mounted on a directory inside is
-//! taken off. What it costs is that a recall waits for the loans; so a directory lends none before its lease was held for a moment, nor
-//! for a while after a recall that had to wait.
+//! Invariants: a name is lent only while its directory's lease lets this client itself answer it from memory,
+//! and not past the end of that lease's term; and a directory's lease is given back only after all loans of
+//! its names have run out, while no new ones are made. So the kernel is never told to forget a name: nothing
+//! here waits for its locks, and nothing that is mounted on a directory inside is taken off. What it costs is
+//! that a revoke waits for the loans; so a directory lends none before its lease was held for a moment, nor
+//! for a while after a revoke that had to wait.
 use crate::inner::Inner;
-use crate::node::Node;
+use crate::inode::Inode;
 use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::meta::{LeaseKind, RenameMode};
@@ -21,8 +22,8 @@ const TAKING_UP: Duration = Duration::from_millis(100);
 /// A lease was held for so long before names are lent under it: twice the time after which the leader grants leases again in a directory
 /// that several clients change (`weir-meta`), so that there nothing is lent, however many they are.
 const HELD: Duration = Duration::from_millis(100);
-/// After a recall had to wait for loans the directory lends none for so long; twice as long each time, up to [`REST_MAX`]. So two
-/// clients that change one directory in turn wait a few times, not again and again.
+/// After a revoke had to wait for loans the directory lends none for so long; twice as long each time, up to
+/// [`REST_MAX`]. So two clients that change one directory in turn wait a few times, not again and again.
 const REST: Duration = Duration::from_secs(5);
 const REST_MAX: Duration = Duration::from_secs(300);
 
@@ -31,13 +32,13 @@ const REST_MAX: Duration = Duration::from_secs(300);
 pub struct Loans {
     /// The kernel may keep names of it until then.
     until: Option<Instant>,
-    /// A recall waits for their end.
+    /// A revoke waits for their end.
     is_ending: bool,
     /// When one was first wished for under this lease.
     wished: Option<Instant>,
     /// None is lent before.
     from: Option<Instant>,
-    /// How often recalls had to wait.
+    /// How often revokes had to wait.
     waits: u32,
 }
 
@@ -72,16 +73,16 @@ impl Loans {
 impl Inner {
     /// Whether the kernel may keep for [`LOAN`] that `name` leads there, or nowhere.
     pub fn lend_name(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> bool {
-        if let Some(node) = leads_to.and_then(|ino| self.known_node(ino)) {
-            node.lock().forgotten = false;
+        if let Some(inode) = leads_to.and_then(|ino| self.known_inode(ino)) {
+            inode.lock().forgotten = false;
         }
         let now = self.env.clock.now();
         let until = now + LOAN + TAKING_UP;
         if !self.kernel.keeps_names() || self.session.leases_hold_until() < until {
             return false;
         }
-        let Some(node) = self.known_node(dir) else { return false };
-        let mut st = node.lock();
+        let Some(inode) = self.known_inode(dir) else { return false };
+        let mut st = inode.lock();
         if st.name(name) != Some(leads_to) || !st.loans.may_lend(now) {
             return false;
         }
@@ -90,10 +91,10 @@ impl Inner {
     }
 
     /// Returns when the kernel keeps no name of this directory any more. None is lent until its lease is gone ([`Loans::end`]).
-    pub async fn end_loans(&self, node: &Node) {
+    pub async fn end_loans(&self, inode: &Inode) {
         let now = self.env.clock.now();
         let left = {
-            let mut st = node.lock();
+            let mut st = inode.lock();
             st.loans.is_ending = true;
             st.loans.rest(now)
         };
@@ -113,11 +114,11 @@ impl Inner {
 
     async fn move_loan(&self, from: InodeId, to: InodeId) {
         let now = self.env.clock.now();
-        let Some(source) = self.known_node(from).filter(|_| from != to) else { return };
+        let Some(source) = self.known_inode(from).filter(|_| from != to) else { return };
         let until = source.lock().loans.until;
         let Some(until) = until.filter(|until| now < *until) else { return };
-        if let Some(node) = self.known_node(to) {
-            let mut st = node.lock();
+        if let Some(inode) = self.known_inode(to) {
+            let mut st = inode.lock();
             let holds = st.lease != LeaseKind::None && until <= self.session.leases_hold_until();
             if holds && !st.loans.is_ending {
                 return st.loans.extend(until);
@@ -131,8 +132,8 @@ impl Inner {
     pub async fn doubt_names<T>(&self, dirs: &[InodeId], done: Result<T>) -> Result<T> {
         use weir_proto::ErrorKind::{Damaged, Deadline, Io, Stale, Unavailable};
         if done.as_ref().is_err_and(|e| matches!(e.kind, Damaged | Deadline | Io | Stale | Unavailable)) {
-            for node in dirs.iter().filter_map(|dir| self.known_node(*dir)) {
-                let left = node.lock().loans.rest(self.env.clock.now());
+            for inode in dirs.iter().filter_map(|dir| self.known_inode(*dir)) {
+                let left = inode.lock().loans.rest(self.env.clock.now());
                 self.env.clock.sleep(left).await;
             }
         }
@@ -145,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_whose_recalls_wait_lends_less_and_less_and_one_whose_recalls_do_not_goes_on() {
+    fn a_directory_whose_revokes_wait_lends_less_and_less() {
         let mut loans = Loans::default();
         let mut now = Instant(0) + Duration::from_secs(1000);
         assert!(!loans.may_lend(now) && loans.rest(now).is_zero());

@@ -8,22 +8,25 @@
 
 mod accesses;
 mod api;
+mod append_token;
 mod backups;
 mod budget;
 mod cache;
 mod changed;
 mod closes;
+pub mod crash_points;
 mod data;
 mod dirty;
 mod evict_own;
 mod fetch;
 mod files;
 mod flush;
-mod gather;
 mod hole;
 mod inner;
+mod inode;
+mod join;
 mod known_names;
-mod late;
+mod latency;
 mod layers;
 mod lease;
 mod lent;
@@ -31,19 +34,16 @@ mod locks;
 mod maps;
 mod member;
 mod names;
-mod node;
-mod past;
 mod plan;
-pub mod points;
 mod prefetch;
 mod read;
 mod recall;
-mod rooms;
+mod reservations;
 mod seek;
 mod session;
 mod shipping;
+mod snapshot_file;
 mod status;
-mod turn;
 mod volumes;
 mod waits;
 mod write;
@@ -55,10 +55,10 @@ pub use api::{
 pub use backups::BackupEdit;
 pub use lent::LOAN as NAME_LOAN;
 pub use locks::{InTheWay, LockWish, Locked};
-pub use past::PastFile;
 pub use recall::Recall;
 pub use seek::COPY_BYTES_MAX;
 pub use shipping::NewRelation;
+pub use snapshot_file::SnapshotFile;
 pub use volumes::{NewVolume, VolumeEdit};
 pub use waits::Waiting;
 
@@ -78,20 +78,20 @@ use weir_proto::coord::Wait;
 use weir_proto::lock::{LockEntry, LockOwner};
 use weir_proto::map::Role;
 use weir_proto::meta::{Cred, FileKind, Listing, RenameMode, Usage};
-use weir_proto::recall::{Evicted, EvictionLevel, Learned, Residence, SetMarks};
+use weir_proto::recall::{Evicted, EvictionLevel, Learned, SetMarks, TierState};
 use weir_proto::{ClusterId, InodeId, Result};
 
 /// How often changed data that nobody syncs is looked at.
 const WRITE_BACK_PERIOD: Duration = Duration::from_secs(1);
 /// How often a client looks whether its connection to the leader is there.
-const SESSION_LOOK: Duration = Duration::from_millis(500);
+const SESSION_POLL: Duration = Duration::from_millis(500);
 /// Pause between tries to find the namespace's leader.
 const LEADER_PAUSE: Duration = Duration::from_millis(50);
 /// How long a client that starts waits for the cluster: who mounts is there to see that it does not answer.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
 /// How often the coordinator hears what calls wait for, and how long it may take to listen.
-const TELL_EVERY: Duration = Duration::from_secs(5);
-const TELL_PATIENCE: Duration = Duration::from_secs(1);
+const REPORT_EVERY: Duration = Duration::from_secs(5);
+const REPORT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// One client of a namespace: one per mount or library user. Cheap to clone; its tasks end with the last clone.
 #[derive(Clone)]
@@ -324,7 +324,7 @@ impl Client {
     /// opened.
     pub fn closes_quietly(&self, handle: Handle) -> bool {
         self.inner.open_file(handle).is_some_and(|file| {
-            let quietly = !file.mode.write && !file.node.lock().closes_unlock;
+            let quietly = !file.mode.write && !file.inode.lock().closes_unlock;
             file.closes_quietly.store(quietly, Ordering::Relaxed);
             quietly
         })
@@ -450,8 +450,8 @@ impl Client {
         self.inner.pin(cred, ino, pinned).await
     }
     /// Where a file's bytes are.
-    pub async fn residence(&self, ino: InodeId) -> Result<Residence> {
-        self.inner.residence(ino).await
+    pub async fn tier_state(&self, ino: InodeId) -> Result<TierState> {
+        self.inner.tier_state(ino).await
     }
     /// Whether a read or a write through the handle may have to wait for bytes that are at home.
     pub fn may_wait_for_home(&self, handle: Handle) -> bool {
@@ -463,7 +463,7 @@ impl Client {
         self.inner.bring_back_for(handle, offset, len).await
     }
 
-    /// How full pools and volumes are, and the marks from which on room is made; `set` changes a volume's marks first.
+    /// How full pools and volumes are, and the eviction watermarks; `set` changes a volume's marks first.
     pub async fn eviction(&self, cred: &Cred, set: Option<SetMarks>) -> Result<Vec<EvictionLevel>> {
         self.inner.eviction(cred, set).await
     }
@@ -533,7 +533,7 @@ async fn keep_session(inner: Weak<Inner>) {
         inner.upgrade().map(|i| (i.env.clock.clone(), i.session.keep_alive_period()))
     {
         let until = *due.get_or_insert(clock.now() + period);
-        clock.sleep(until.since(clock.now()).min(SESSION_LOOK)).await;
+        clock.sleep(until.since(clock.now()).min(SESSION_POLL)).await;
         // A client that was shut down has no session, and wants none.
         let Some(inner) = inner.upgrade().filter(|i| !i.closed.load(Ordering::Acquire)) else { return };
         // A leader that is back waits for those who were there before, also if they have nothing to ask.
@@ -546,9 +546,9 @@ async fn keep_session(inner: Weak<Inner>) {
 
 /// Tells what calls wait for, and leaves a leader that is known to be elsewhere by now.
 async fn watch_waits(inner: Weak<Inner>, title: String) {
-    let (mut told, mut leader) = (None, String::new());
+    let (mut reported, mut leader) = (None, String::new());
     while let Some(clock) = inner.upgrade().map(|i| i.env.clock.clone()) {
-        clock.sleep(SESSION_LOOK).await;
+        clock.sleep(SESSION_POLL).await;
         let Some(inner) = inner.upgrade() else { return };
         inner.session.leave_old_address();
         let waits = &inner.data.waits;
@@ -558,18 +558,18 @@ async fn watch_waits(inner: Weak<Inner>, title: String) {
             leader = format!("the metadata leader {name}");
             waits.note(&leader, since, calls);
         }
-        waits.tell();
+        waits.report();
         let (list, now) = (waits.list(), clock.now());
-        let due = match told {
+        let due = match reported {
             None => !list.is_empty(),
-            Some(at) => list.is_empty() || now.since(at) >= TELL_EVERY,
+            Some(at) => list.is_empty() || now.since(at) >= REPORT_EVERY,
         };
         if due {
-            told = (!list.is_empty()).then_some(now);
+            reported = (!list.is_empty()).then_some(now);
             let ms = |w: &Waiting| now.since(w.since).as_millis() as u64;
             let waits = list.into_iter().map(|w| Wait { ms: ms(&w), what: w.what, calls: w.calls }).collect();
-            let telling = inner.data.cluster.tell_waits(title.clone(), waits);
-            let _ = clock.timeout(TELL_PATIENCE, telling).await; // a coordinator that is away has others' troubles to show
+            let reporting = inner.data.cluster.report_waits(title.clone(), waits);
+            let _ = clock.timeout(REPORT_PATIENCE, reporting).await; // a coordinator that is away has others' troubles to show
         }
     }
 }
@@ -579,9 +579,9 @@ async fn write_back(inner: Weak<Inner>) {
         clock.sleep(WRITE_BACK_PERIOD).await;
         let Some(inner) = inner.upgrade() else { return };
         inner.write_back_aged().await;
-        inner.tell_accesses().await;
-        inner.tell_old_closes().await;
-        inner.give_back_room().await;
+        inner.report_accesses().await;
+        inner.report_old_closes().await;
+        inner.return_reservations().await;
         inner.give_back_forgotten().await;
     }
 }

@@ -79,7 +79,7 @@ pub struct Locks {
     /// Number of entries: most files have no locks, and closing them asks only this.
     count: AtomicUsize,
     /// Grows each time the mirror is told to the leader or emptied: an answer from before must be asked for again.
-    told: AtomicU64,
+    reported: AtomicU64,
     waits: Mutex<BTreeMap<u64, Arc<Notify>>>,
     tickets: AtomicU64,
 }
@@ -129,7 +129,7 @@ impl Locks {
     /// Everything held, to be named to the leader.
     pub fn held(&self) -> Vec<HeldLock> {
         let all = self.mine();
-        self.told.fetch_add(1, Ordering::AcqRel);
+        self.reported.fetch_add(1, Ordering::AcqRel);
         let each = all.iter().flat_map(|((ino, owner), mine)| {
             mine.ranges.iter().map(|(range, kind)| HeldLock {
                 ino: *ino,
@@ -155,7 +155,7 @@ impl Locks {
     fn lose(&self, lost: impl Fn(InodeId, LockOwner) -> bool) -> BTreeSet<(InodeId, Handle)> {
         let mut handles = BTreeSet::new();
         let mut all = self.mine();
-        self.told.fetch_add(1, Ordering::AcqRel);
+        self.reported.fetch_add(1, Ordering::AcqRel);
         for ((ino, owner), mine) in all.iter_mut() {
             if !mine.ranges.is_empty() && lost(*ino, *owner) {
                 mine.ranges = OwnerRanges::default();
@@ -204,7 +204,7 @@ impl Inner {
 
     fn note_closes_unlock(&self, handle: Handle, wish: LockWish) -> Result<()> {
         if wish.kind.is_some() {
-            self.handle(handle)?.node.lock().closes_unlock = true;
+            self.handle(handle)?.inode.lock().closes_unlock = true;
         }
         Ok(())
     }
@@ -214,15 +214,15 @@ impl Inner {
         if locked == Locked::Granted
             && wish.kind.is_some()
             && let Some(file) = self.open_file(handle)
-            && file.node.lock().lease == LeaseKind::None
+            && file.inode.lock().lease == LeaseKind::None
         {
-            self.invalidate(file.node.ino, Forget::All).await;
+            self.invalidate(file.inode.ino, Forget::All).await;
         }
         Ok(locked)
     }
 
     async fn lock_now(&self, handle: Handle, wish: LockWish) -> Result<Locked> {
-        let ino = self.handle(handle)?.node.ino;
+        let ino = self.handle(handle)?.inode.ino;
         if wish.kind.is_none() && self.locks.is_unused() {
             return Ok(Locked::Granted);
         }
@@ -239,7 +239,7 @@ impl Inner {
     }
 
     async fn lock_later(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
-        let ino = self.handle(handle)?.node.ino;
+        let ino = self.handle(handle)?.inode.ino;
         let waiting = Waiting::new(&self.locks);
         loop {
             let answer = tokio::select! {
@@ -329,14 +329,14 @@ impl Inner {
                 before = mine.ranges.clone();
                 mine.ranges.lower(range, kind);
             });
-            let told = AtomicU64::new(0);
+            let reported = AtomicU64::new(0);
             let ask = |session| {
-                told.store(self.locks.told.load(Ordering::Acquire), Ordering::Relaxed);
+                reported.store(self.locks.reported.load(Ordering::Acquire), Ordering::Relaxed);
                 SetLock { session, ino, owner, range, kind, pid, ticket, closing: kind.is_some() && quietly }
             };
             let answer = self.session.ask(self.deadline(), ask).await?;
             let mut all = self.locks.mine();
-            if told.into_inner() != self.locks.told.load(Ordering::Acquire) {
+            if reported.into_inner() != self.locks.reported.load(Ordering::Acquire) {
                 continue; // the leader was told meanwhile that this is not held, or the session is another one
             }
             if let Some(mine) = all.get_mut(&(ino, owner)) {
@@ -354,7 +354,7 @@ impl Inner {
 
     /// Who is in the way of a lock.
     pub async fn test_lock(&self, handle: Handle, wish: LockWish) -> Result<Option<InTheWay>> {
-        let ino = self.handle(handle)?.node.ino;
+        let ino = self.handle(handle)?.inode.ino;
         let Some(kind) = wish.kind else { return Ok(None) };
         loop {
             let (owner, range) = (wish.owner, wish.range);
@@ -385,7 +385,7 @@ impl Inner {
             return Ok(());
         }
         let Some(file) = self.open_file(handle) else { return Ok(()) };
-        let ino = file.node.ino;
+        let ino = file.inode.ino;
         let mut done = Ok(());
         if self.locks.mine().contains_key(&(ino, owner)) {
             done = self.unlock_all(ino, handle, owner).await;
@@ -393,8 +393,8 @@ impl Inner {
         }
         for (ino, owner) in self.locks.held_through(handle) {
             let (range, kind, pid, ticket, closing) = (LockRange::WHOLE, None, 0, 0, true);
-            let tell = |session| SetLock { session, ino, owner, range, kind, pid, ticket, closing };
-            done = done.and(self.session.ask(self.deadline(), tell).await.map(drop));
+            let report = |session| SetLock { session, ino, owner, range, kind, pid, ticket, closing };
+            done = done.and(self.session.ask(self.deadline(), report).await.map(drop));
         }
         done
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Default)]
 pub struct MapsSeen {
     written: AtomicU64,
-    told: AtomicU64,
+    reported: AtomicU64,
     needed: AtomicU64,
 }
 
@@ -19,12 +19,12 @@ impl MapsSeen {
         self.written.fetch_max(version, Ordering::SeqCst);
     }
     /// Under which map was written last, if the leader does not know it.
-    pub fn untold(&self) -> Option<u64> {
+    pub fn unreported(&self) -> Option<u64> {
         let written = self.written.load(Ordering::SeqCst);
-        (written > self.told.load(Ordering::SeqCst)).then_some(written)
+        (written > self.reported.load(Ordering::SeqCst)).then_some(written)
     }
-    pub fn note_told(&self, version: u64) {
-        self.told.fetch_max(version, Ordering::SeqCst);
+    pub fn note_reported(&self, version: u64) {
+        self.reported.fetch_max(version, Ordering::SeqCst);
     }
     /// Nothing is read before this map is here, or a newer one.
     pub fn need(&self, version: u64) {

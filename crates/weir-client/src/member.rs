@@ -1,14 +1,14 @@
-//! One call to one member of a group: given up as soon as the member goes down, doubted when it is silent.
+//! One call to one member of a group: given up as soon as the member goes down, suspected when it is silent.
 //!
 //! Doubts are told to the coordinator, which looks for itself: a stopped process is out of its groups within a second,
 //! long before its silence or the call's own patience would tell. Knows nothing of stripes' contents.
 use crate::data::{Data, GroupView};
-use crate::gather::Gather;
-use crate::late::{self, Pace};
+use crate::join::Join;
+use crate::latency::{self, Latency};
 use std::sync::PoisonError;
 use std::time::Duration;
 use weir_env::Instant;
-use weir_proto::coord::Doubt;
+use weir_proto::coord::Suspicion;
 use weir_proto::data::Place;
 use weir_proto::map::{ClusterMap, MemberState};
 use weir_proto::{Error, Request, Result};
@@ -16,9 +16,9 @@ use weir_rpc::{Answered, Payload};
 
 /// How long answers take lately.
 #[derive(Default)]
-pub struct Paces {
-    pub read: Pace,
-    pub write: Pace,
+pub struct Latencies {
+    pub read: Latency,
+    pub write: Latency,
 }
 
 /// What kind of answer a call waits for.
@@ -59,9 +59,9 @@ impl Data {
         deadline: Instant,
     ) -> Result<Answered<R::Reply>> {
         let begun = self.env.clock.now();
-        let mut doubt_at = Some(begun + late::of_call(self.usual_max(pacing)));
+        let mut suspect_at = Some(begun + latency::of_call(self.usual_max(pacing)));
         let mut version = self.cluster.map().version;
-        let mut doubts = Gather::new();
+        let mut suspicions = Join::new();
         let call = self.call(place.target, request, payload, self.call_patience(deadline));
         tokio::pin!(call);
         loop {
@@ -69,7 +69,7 @@ impl Data {
                 biased;
                 answer = &mut call => {
                     if answer.is_ok() {
-                        self.note_pace(pacing, self.env.clock.now().since(begun));
+                        self.note_latency(pacing, self.env.clock.now().since(begun));
                     }
                     return answer;
                 }
@@ -80,39 +80,41 @@ impl Data {
                         return Err(Error::unavailable(format!("{} went down", place.target)).doing(R::NAME));
                     }
                 }
-                Some(_) = doubts.next(), if !doubts.is_empty() => {}
-                () = self.env.clock.sleep_until(doubt_at.unwrap_or(deadline)), if doubt_at.is_some() => {
-                    doubt_at = None;
-                    doubts.push(0, self.doubt(place, Doubt::Silent, R::NAME));
+                Some(_) = suspicions.next(), if !suspicions.is_empty() => {}
+                () = self.env.clock.sleep_until(suspect_at.unwrap_or(deadline)), if suspect_at.is_some() => {
+                    suspect_at = None;
+                    suspicions.push(0, self.suspect(place, Suspicion::Unreachable, R::NAME));
                 }
             }
         }
     }
 
     /// Asks the coordinator to look at a member; what it finds shows in the map.
-    pub async fn doubt(&self, place: Place, doubt: Doubt, what: &str) {
-        let why = match doubt {
-            Doubt::Slow => format!("{what}: it has not answered long after the others"),
-            Doubt::Silent | Doubt::Unusable => format!("{what}: it has not answered"),
+    pub async fn suspect(&self, place: Place, suspicion: Suspicion, what: &str) {
+        let why = match suspicion {
+            Suspicion::Slow => format!("{what}: it has not answered long after the others"),
+            Suspicion::Unreachable | Suspicion::Failed => format!("{what}: it has not answered"),
         };
-        if let Err(e) = self.cluster.doubt_target(place.target, place.group, place.epoch, doubt, &why).await {
+        if let Err(e) =
+            self.cluster.suspect_target(place.target, place.group, place.epoch, suspicion, &why).await
+        {
             tracing::debug!(target_id = %place.target, "coordinator not told of {why}: {e}");
         }
     }
 
     /// Hardly any answer takes longer.
     pub fn usual_max(&self, pacing: Pacing) -> Duration {
-        let paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+        let latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);
         match pacing {
-            Pacing::Read => paces.read.usual_max(),
-            Pacing::Write => paces.write.usual_max(),
+            Pacing::Read => latencies.read.usual_max(),
+            Pacing::Write => latencies.write.usual_max(),
         }
     }
-    pub fn note_pace(&self, pacing: Pacing, took: Duration) {
-        let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn note_latency(&self, pacing: Pacing, took: Duration) {
+        let mut latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);
         match pacing {
-            Pacing::Read => paces.read.note(took),
-            Pacing::Write => paces.write.note(took),
+            Pacing::Read => latencies.read.note(took),
+            Pacing::Write => latencies.write.note(took),
         }
     }
 }

@@ -4,8 +4,8 @@
 //! crossed the question.
 use crate::api::{Forget, NewMode, SetAttrs, Space, Stat};
 use crate::inner::{Inner, OpenFile};
+use crate::inode::Inode;
 use crate::known_names::Outcome;
-use crate::node::Node;
 use crate::plan::Occasion;
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -24,12 +24,12 @@ impl Inner {
         if !self.leases_hold() || name.len() > NAME_MAX {
             return None;
         }
-        let known = self.known_node(parent)?.lock().name(name)?;
+        let known = self.known_inode(parent)?.lock().name(name)?;
         match known {
             None => Some(None),
             Some(ino) => {
-                let node = self.known_node(ino)?;
-                let mut st = node.lock();
+                let inode = self.known_inode(ino)?;
+                let mut st = inode.lock();
                 st.forgotten = false;
                 st.lend_stat().map(Some)
             }
@@ -40,7 +40,7 @@ impl Inner {
         if !self.leases_hold() {
             return None;
         }
-        self.known_node(ino)?.lock().lend_stat()
+        self.known_inode(ino)?.lock().lend_stat()
     }
 
     pub async fn lookup(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<Option<Stat>> {
@@ -48,26 +48,26 @@ impl Inner {
             return Ok(known);
         }
         check_name(name)?;
-        let dir = self.node(parent);
-        let (stamp, before) = (self.stamp(), dir.lock().names.change());
+        let dir = self.inode(parent);
+        let (revoke_clock, before) = (self.revoke_clock(), dir.lock().names.change());
         let name = Bytes::copy_from_slice(name);
         let ask = |session| Lookup { session, cred: cred.clone(), parent, name: name.clone() };
         let looked = self.session.ask(self.deadline(), ask).await?;
-        self.apply_dir_lease(&dir, &looked.parent_lease, stamp);
-        let found = looked.entry.as_ref().map(|entry| self.apply(entry, stamp));
+        self.apply_dir_lease(&dir, &looked.parent_lease, revoke_clock);
+        let found = looked.entry.as_ref().map(|entry| self.apply(entry, revoke_clock));
         self.keep_name(&dir, before, &name, found.as_ref().map(|f| f.attr.ino));
         if let Some(found) = &found {
-            self.wait_for_loose_pages_of(found.attr.ino).await;
+            self.wait_for_unprotected_pages_of(found.attr.ino).await;
         }
         Ok(found)
     }
 
     /// A directory's lease that came without its attributes: it covers the names.
-    fn apply_dir_lease(&self, dir: &Node, lease: &Lease, stamp: u64) {
-        dir.lock().apply_names_lease(lease, stamp);
+    fn apply_dir_lease(&self, dir: &Inode, lease: &Lease, revoke_clock: u64) {
+        dir.lock().apply_names_lease(lease, revoke_clock);
     }
 
-    fn keep_name(&self, dir: &Node, before: u64, name: &[u8], ino: Option<InodeId>) {
+    fn keep_name(&self, dir: &Inode, before: u64, name: &[u8], ino: Option<InodeId>) {
         let mut st = dir.lock();
         if st.names.change() == before {
             st.keep_name(name, ino);
@@ -78,26 +78,26 @@ impl Inner {
         if let Some(stat) = self.try_getattr(ino) {
             return Ok(stat);
         }
-        if let Some(node) = self.known_node(ino) {
-            self.tell_access_of(&node).await; // the answer is to have it
+        if let Some(inode) = self.known_inode(ino) {
+            self.report_access_of(&inode).await; // the answer is to have it
         }
-        let stamp = self.stamp();
+        let revoke_clock = self.revoke_clock();
         let entry = self.session.ask(self.deadline(), |session| GetAttr { session, ino }).await?;
-        let stat = self.apply(&entry, stamp);
-        self.wait_for_loose_pages_of(ino).await;
+        let stat = self.apply(&entry, revoke_clock);
+        self.wait_for_unprotected_pages_of(ino).await;
         Ok(stat)
     }
-    async fn wait_for_loose_pages_of(&self, ino: InodeId) {
-        if let Some(node) = self.known_node(ino) {
-            self.wait_for_loose_pages(&node).await;
+    async fn wait_for_unprotected_pages_of(&self, ino: InodeId) {
+        if let Some(inode) = self.known_inode(ino) {
+            self.wait_for_unprotected_pages(&inode).await;
         }
     }
 
     /// What was known last of an inode that is gone, without a name. Not of an open file: that is there until it is closed, and
     /// where it is not its handles know more.
     pub fn last_attr(&self, ino: InodeId) -> Option<Stat> {
-        let node = self.known_node(ino)?;
-        let st = node.lock();
+        let inode = self.known_inode(ino)?;
+        let st = inode.lock();
         let stat = st.shown(false).filter(|_| !st.is_open())?;
         let size = if stat.attr.kind == FileKind::Directory { 0 } else { stat.attr.size };
         Some(Stat { attr: Attr { nlink: 0, size, ..stat.attr }, leased: false })
@@ -110,74 +110,74 @@ impl Inner {
         through: Option<&OpenFile>,
         set: SetAttrs,
     ) -> Result<Stat> {
-        let node = self.node(ino);
+        let inode = self.inode(ino);
         if let Some(size) = set.size {
             // Through an open file the right was checked at open.
             let only_size = set.mode.is_none() && set.uid.is_none() && set.gid.is_none();
             let root = Cred { uid: 0, gid: 0, groups: vec![0] };
             let writable = through.is_some_and(|file| file.mode.write);
             let cred = if writable && only_size { &root } else { cred };
-            return self.set_size(cred, &node, through, &set, size).await;
+            return self.set_size(cred, &inode, through, &set, size).await;
         }
         if set.atime.is_some() {
-            self.tell_access_of(&node).await; // a read of before must not overtake it
+            self.report_access_of(&inode).await; // a read of before must not overtake it
         }
         // A time set now must not be overtaken by a commit of earlier writes,
         if set.mtime.is_some() {
-            self.take_stored_pages(&node).await;
+            self.take_stored_pages(&inode).await;
         }
-        let (dirty, through) = {
-            let st = node.lock();
-            (st.is_dirty(), st.through_pending)
+        let (dirty, direct) = {
+            let st = inode.lock();
+            (st.is_dirty(), st.direct_pending)
         };
         if dirty {
-            self.flush(&node, Occasion::Closing, false).await?;
+            self.flush(&inode, Occasion::Closing, false).await?;
         }
-        if through {
-            self.settle_through(&node).await?;
+        if direct {
+            self.settle_direct(&inode).await?;
         }
-        self.send_set_attr(cred, &node, &set, None, false).await
+        self.send_set_attr(cred, &inode, &set, None, false).await
     }
 
     /// nor by what was stored through a mapping: the kernel does not tell of a store before it writes the page back, up to the
     /// end of the mapping. Now it does, and the next store faults the page in anew.
-    async fn take_stored_pages(&self, node: &Node) {
+    async fn take_stored_pages(&self, inode: &Inode) {
         let may_be_mapped = {
-            let st = node.lock();
+            let st = inode.lock();
             st.open_read > 0 && st.open_write > 0
         };
         if may_be_mapped {
-            self.invalidate(node.ino, Forget::All).await;
+            self.invalidate(inode.ino, Forget::All).await;
         }
     }
 
     pub async fn readlink(&self, ino: InodeId) -> Result<Bytes> {
         let target = self.session.ask(self.deadline(), |session| ReadLink { session, ino }).await?.target;
-        self.note_access(ino, &mut self.node(ino).lock());
+        self.note_access(ino, &mut self.inode(ino).lock());
         Ok(target)
     }
 
     pub async fn readdir(&self, dir: InodeId, after: u64, limit: u32, with_attrs: bool) -> Result<Listing> {
-        let node = self.node(dir);
-        let (stamp, before) = (self.stamp(), node.lock().names.change());
+        let inode = self.inode(dir);
+        let (revoke_clock, before) = (self.revoke_clock(), inode.lock().names.change());
         let ask = |session| ReadDir { session, dir, after, limit, with_attrs };
         let mut listing = self.session.ask(self.deadline(), ask).await?;
-        self.apply_dir_lease(&node, &listing.dir_lease, stamp);
+        self.apply_dir_lease(&inode, &listing.dir_lease, revoke_clock);
         for listed in &mut listing.entries {
             if let Some(entry) = &mut listed.entry {
-                let is_new = self.known_node(listed.ino).is_none();
-                let stat = self.apply(entry, stamp);
+                let is_new = self.known_inode(listed.ino).is_none();
+                let stat = self.apply(entry, revoke_clock);
                 // The kernel hears of the name alone, and forgets no inode that it was not told of.
-                if is_new && let Some(node) = self.known_node(listed.ino) {
-                    node.lock().forgotten = true;
+                if is_new && let Some(inode) = self.known_inode(listed.ino) {
+                    inode.lock().forgotten = true;
                 }
                 entry.attr = stat.attr;
                 entry.lease.kind = if stat.leased { LeaseKind::Read } else { LeaseKind::None };
             }
-            self.keep_name(&node, before, &listed.name, Some(listed.ino));
+            self.keep_name(&inode, before, &listed.name, Some(listed.ino));
         }
         let to = listing.entries.last().map_or(after, |last| last.cookie);
-        let mut st = node.lock();
+        let mut st = inode.lock();
         if st.names.change() == before && st.lease != LeaseKind::None {
             st.names.listed(after, to, listing.end);
         } else {
@@ -190,7 +190,7 @@ impl Inner {
 
     /// An own change of a name: nothing is said of it before its outcome is known, also to questions under way.
     pub fn begin_name_change(&self, parent: InodeId, name: &[u8]) -> NameChange {
-        let (dir, name) = (self.node(parent), Bytes::copy_from_slice(name));
+        let (dir, name) = (self.inode(parent), Bytes::copy_from_slice(name));
         dir.lock().names.begin_change(&name);
         NameChange { dir, name, ended: false }
     }
@@ -201,21 +201,27 @@ impl Inner {
         ino: Option<InodeId>,
         attr: &Attr,
         lease: &Lease,
-        stamp: u64,
+        revoke_clock: u64,
     ) {
-        self.apply(&Entry { attr: attr.clone(), lease: lease.clone() }, stamp);
+        self.apply(&Entry { attr: attr.clone(), lease: lease.clone() }, revoke_clock);
         change.end(Outcome::Leads(ino));
     }
 
-    fn made(&self, change: NameChange, made: Made, stamp: u64) -> Stat {
-        let stat = self.apply(&made.entry, stamp);
-        self.end_name_change(change, Some(stat.attr.ino), &made.parent_attr, &made.parent_lease, stamp);
+    fn made(&self, change: NameChange, made: Made, revoke_clock: u64) -> Stat {
+        let stat = self.apply(&made.entry, revoke_clock);
+        self.end_name_change(
+            change,
+            Some(stat.attr.ino),
+            &made.parent_attr,
+            &made.parent_lease,
+            revoke_clock,
+        );
         stat
     }
 
     pub async fn mkdir(&self, cred: &Cred, parent: InodeId, name: &[u8], mode: NewMode) -> Result<Stat> {
         check_name(name)?;
-        let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
+        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Mkdir {
             op,
@@ -225,13 +231,13 @@ impl Inner {
             mode: mode.bits,
             umask: mode.umask,
         };
-        let (made, tries) = change.told(
+        let (made, tries) = change.reported(
             self.doubt_names(&[parent], self.session.change_counted(self.deadline(), make).await).await,
         )?;
-        let stat = self.made(change, made, stamp);
+        let stat = self.made(change, made, revoke_clock);
         // A reply that was sent again may be older than what is in the directory.
         if stat.leased && tries == 1 {
-            self.node(stat.attr.ino).lock().names.begin_empty();
+            self.inode(stat.attr.ino).lock().names.begin_empty();
         }
         Ok(stat)
     }
@@ -246,7 +252,7 @@ impl Inner {
         rdev: u32,
     ) -> Result<Stat> {
         check_name(name)?;
-        let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
+        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Mknod {
             op,
@@ -259,61 +265,61 @@ impl Inner {
             rdev,
         };
         let made = change
-            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
-        Ok(self.made(change, made, stamp))
+            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+        Ok(self.made(change, made, revoke_clock))
     }
 
     pub async fn symlink(&self, cred: &Cred, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Stat> {
         check_name(name)?;
-        let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
+        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let (n, target) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(target));
         let make = |op| Symlink { op, cred: cred.clone(), parent, name: n.clone(), target: target.clone() };
         let made = change
-            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
-        Ok(self.made(change, made, stamp))
+            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+        Ok(self.made(change, made, revoke_clock))
     }
 
     pub async fn link(&self, cred: &Cred, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Stat> {
         check_name(name)?;
-        let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
+        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Link { op, cred: cred.clone(), ino, parent, name: n.clone() };
         let made = change
-            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
-        Ok(self.made(change, made, stamp))
+            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+        Ok(self.made(change, made, revoke_clock))
     }
 
     pub async fn unlink(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
+        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Unlink { op, cred: cred.clone(), parent, name: n.clone() };
         let removed = change
-            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
-        self.removed(change, removed, stamp);
+            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+        self.removed(change, removed, revoke_clock);
         Ok(())
     }
 
     pub async fn rmdir(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
+        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Rmdir { op, cred: cred.clone(), parent, name: n.clone() };
         let removed = change
-            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
-        self.removed(change, removed, stamp);
+            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+        self.removed(change, removed, revoke_clock);
         Ok(())
     }
 
-    fn removed(&self, change: NameChange, removed: Removed, stamp: u64) {
-        self.end_name_change(change, None, &removed.parent_attr, &removed.parent_lease, stamp);
+    fn removed(&self, change: NameChange, removed: Removed, revoke_clock: u64) {
+        self.end_name_change(change, None, &removed.parent_attr, &removed.parent_lease, revoke_clock);
         self.links_changed(removed.ino);
     }
 
     /// The number of an inode's links changed by an own operation: its attributes are asked for again.
     fn links_changed(&self, ino: InodeId) {
-        if let Some(node) = self.known_node(ino) {
-            node.lock().attr_old = true;
+        if let Some(inode) = self.known_inode(ino) {
+            inode.lock().attr_old = true;
             self.keep_no_closes(ino);
         }
     }
@@ -334,7 +340,7 @@ impl Inner {
         // Onto itself it is one change.
         let onto = (parent, name) != (new_parent, new_name);
         let mut to = onto.then(|| self.begin_name_change(new_parent, new_name));
-        let stamp = self.stamp();
+        let revoke_clock = self.revoke_clock();
         let (n, m) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(new_name));
         let make = |op| Rename {
             op,
@@ -349,11 +355,11 @@ impl Inner {
         let mut renamed = self.doubt_names(&[parent, new_parent], renamed).await;
         self.move_loans(parent, new_parent, mode).await; // the lease may have gone meanwhile
         for change in std::iter::once(&mut from).chain(&mut to) {
-            renamed = change.told(renamed);
+            renamed = change.reported(renamed);
         }
         let renamed = renamed?;
-        self.apply_attr(&renamed.parent_attr, stamp);
-        self.apply_attr(&renamed.new_parent_attr, stamp);
+        self.apply_attr(&renamed.parent_attr, revoke_clock);
+        self.apply_attr(&renamed.new_parent_attr, revoke_clock);
         let (left, arrived) = names_after(mode, &renamed);
         from.end(left);
         if let Some(to) = to {
@@ -390,7 +396,7 @@ impl Inner {
         replace: bool,
     ) -> Result<()> {
         let (name, value) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(value));
-        let stamp = self.stamp();
+        let revoke_clock = self.revoke_clock();
         let make = |op| SetXattr {
             op,
             cred: cred.clone(),
@@ -401,15 +407,15 @@ impl Inner {
             replace,
         };
         let entry = self.session.change(self.deadline(), make).await?;
-        self.apply(&entry, stamp);
+        self.apply(&entry, revoke_clock);
         Ok(())
     }
     pub async fn remove_xattr(&self, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<()> {
         let name = Bytes::copy_from_slice(name);
-        let stamp = self.stamp();
+        let revoke_clock = self.revoke_clock();
         let make = |op| RemoveXattr { op, cred: cred.clone(), ino, name: name.clone() };
         let entry = self.session.change(self.deadline(), make).await?;
-        self.apply(&entry, stamp);
+        self.apply(&entry, revoke_clock);
         Ok(())
     }
 
@@ -486,14 +492,14 @@ fn names_after(mode: RenameMode, renamed: &Renamed) -> (Outcome, Outcome) {
 
 /// An own change of a name under way. Given up, it leaves the name unknown.
 pub struct NameChange {
-    dir: Arc<Node>,
+    dir: Arc<Inode>,
     name: Bytes,
     ended: bool,
 }
 
 impl NameChange {
     /// Looks at the answer: a refusal changes nothing, but another error may hide a change.
-    pub fn told<T>(&mut self, answer: Result<T>) -> Result<T> {
+    pub fn reported<T>(&mut self, answer: Result<T>) -> Result<T> {
         if let Err(e) = &answer
             && !self.ended
         {

@@ -14,7 +14,7 @@ pub enum Occasion {
     Growing,
     /// An fdatasync: as `Growing`, and times need not be saved.
     DataOnly,
-    /// Close or recall: the writer is done with the tail for now.
+    /// Close or revoke: the writer is done with the tail for now.
     Closing,
 }
 

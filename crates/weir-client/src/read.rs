@@ -4,11 +4,11 @@
 //! waits for the leader while a lease covers it. Parts are shared, not copied, but for bytes that may still change.
 use crate::api::Handle;
 use crate::fetch::{CellRange, Part};
-use crate::gather::join_all;
 use crate::inner::{Inner, OpenFile, layout_of};
+use crate::inode::{Inline, Inode, State};
+use crate::join::join_all;
 use crate::layers::by_object;
-use crate::lease::LoosePages;
-use crate::node::{Inline, Node, State};
+use crate::lease::UnprotectedPages;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -153,7 +153,7 @@ impl Inner {
             return None;
         }
         let local = {
-            let mut st = file.node.lock();
+            let mut st = file.inode.lock();
             if st.lease == LeaseKind::None || st.recover || st.inline == Inline::Unknown {
                 return None;
             }
@@ -161,13 +161,13 @@ impl Inner {
             if for_pages && st.dropping.is_some() {
                 return None;
             }
-            let local = match self.look(&file.node, &mut st, offset, len) {
+            let local = match self.look(&file.inode, &mut st, offset, len) {
                 Ok(local) => local,
                 Err(e) => return Some(Err(e)),
             };
             if local.assembly.is_complete() {
                 self.note_read(&file, &mut st);
-                self.read_ahead(&file.node, &mut st, offset, len);
+                self.read_ahead(&file.inode, &mut st, offset, len);
             }
             local
         };
@@ -188,7 +188,7 @@ impl Inner {
 
     pub fn drops_pages(&self, handle: Handle) {
         if let Ok(file) = self.handle(handle) {
-            let _ = file.dropped_pages.set(file.node.lock().leases_lost); // opened once
+            let _ = file.dropped_pages.set(file.inode.lock().leases_lost); // opened once
         }
     }
 
@@ -199,7 +199,7 @@ impl Inner {
     }
     fn note_read(&self, file: &OpenFile, st: &mut State) {
         if !file.leaves_access_time.load(Relaxed) {
-            self.note_access(file.node.ino, st);
+            self.note_access(file.inode.ino, st);
         }
     }
 
@@ -260,7 +260,7 @@ impl Inner {
             if self.data.left(again_until).is_zero() {
                 return Err(Error::io(format!(
                     "read file {}: its bytes came and went until the deadline",
-                    file.node.ino
+                    file.inode.ino
                 )));
             }
         }
@@ -275,17 +275,17 @@ impl Inner {
         deadline: Instant,
         insists: bool,
     ) -> Result<Read> {
-        let node = &file.node;
+        let inode = &file.inode;
         let for_pages = file.kernel_cache.load(Relaxed);
         if for_pages {
-            self.lease_for_pages(node, offset, offset.saturating_add(len as u64)).await?;
+            self.lease_for_pages(inode, offset, offset.saturating_add(len as u64)).await?;
         }
-        self.prepare_read(node).await?;
-        let (mut waited, mut loose) = (false, None);
+        self.prepare_read(inode).await?;
+        let (mut waited, mut unprotected) = (false, None);
         let local = loop {
-            let changed = node.changed.notified();
+            let changed = inode.changed.notified();
             let local = {
-                let mut st = node.lock();
+                let mut st = inode.lock();
                 let is_known = st.inline != Inline::Unknown;
                 if for_pages && insists && st.lease == LeaseKind::None && st.open_write == 0 {
                     return Ok(Read::Unleased);
@@ -293,22 +293,22 @@ impl Inner {
                 if let Some(dropping) = st.dropping.as_mut().filter(|_| for_pages) {
                     dropping.note_fill(offset, offset.saturating_add(len as u64));
                 }
-                let local = self.look(node, &mut st, offset, len)?;
-                if for_pages && !local.keep && loose.is_none() {
-                    loose = Some(LoosePages::of(node, &mut st));
+                let local = self.look(inode, &mut st, offset, len)?;
+                if for_pages && !local.keep && unprotected.is_none() {
+                    unprotected = Some(UnprotectedPages::of(inode, &mut st));
                 }
                 if !waited && is_known {
                     self.note_read(file, &mut st);
-                    self.read_ahead(node, &mut st, offset, len);
+                    self.read_ahead(inode, &mut st, offset, len);
                 }
                 is_known.then_some(local)
             };
             let Some(local) = local else {
                 // Another answer came since, which told the size without the bytes in the inode.
                 if self.data.left(deadline).is_zero() {
-                    return Err(Error::deadline(format!("read file {}: it changes without end", node.ino)));
+                    return Err(Error::deadline(format!("read file {}: it changes without end", inode.ino)));
                 }
-                self.prepare_read(node).await?;
+                self.prepare_read(inode).await?;
                 continue;
             };
             if !local.being_fetched || self.data.left(deadline).is_zero() {
@@ -320,53 +320,53 @@ impl Inner {
         let Local { mut assembly, layout, data_change, keep, size, seen, .. } = local;
         if let Some((from, to)) =
             assembly.missing.first().zip(assembly.missing.last()).map(|(a, b)| (a.0, b.1))
-            && self.bring_back(node, from, to).await?
+            && self.bring_back(inode, from, to).await?
         {
             return Ok(Read::CameBack);
         }
         if !assembly.is_complete() {
-            let layout =
-                layout.ok_or_else(|| Error::damaged(format!("file {} has bytes but no layout", node.ino)))?;
+            let layout = layout
+                .ok_or_else(|| Error::damaged(format!("file {} has bytes but no layout", inode.ino)))?;
             let missing = assembly.missing.clone();
-            let fetched = self.fetch(node, layout, &missing, deadline).await;
+            let fetched = self.fetch(inode, layout, &missing, deadline).await;
             // What was evicted meanwhile looks like a hole, or like lost.
-            if fetched.as_ref().map_or(true, |f| f.holes) && self.was_evicted(node, seen).await? {
+            if fetched.as_ref().map_or(true, |f| f.holes) && self.was_evicted(inode, seen).await? {
                 return Ok(Read::Moved);
             }
             for (at, bytes) in fetched?.parts {
                 if keep {
-                    self.keep_fetched(node, at, &bytes, size, data_change, false);
+                    self.keep_fetched(inode, at, &bytes, size, data_change, false);
                 }
                 assembly.fill([(at, bytes)]);
             }
             assembly.fill_zeros();
         }
-        if let Some(loose) = loose {
-            self.drop_loose_pages(loose);
+        if let Some(unprotected) = unprotected {
+            self.drop_unprotected_pages(unprotected);
         }
         Ok(Read::Done(self.finish(assembly)))
     }
 
     /// Gets what a read needs: a lease or fresh attributes, known inline bytes, a recovered file.
-    pub async fn prepare_read(&self, node: &Arc<Node>) -> Result<()> {
+    pub async fn prepare_read(&self, inode: &Arc<Inode>) -> Result<()> {
         self.sure_of_leases().await?;
         let unknown = {
-            let st = node.lock();
+            let st = inode.lock();
             st.lease == LeaseKind::None || st.inline == Inline::Unknown || st.attr_old && st.local.is_none()
         };
         if unknown {
-            self.refresh(node).await?;
+            self.refresh(inode).await?;
         }
-        let recover = node.lock().recover;
+        let recover = inode.lock().recover;
         if recover {
-            self.recover(node).await?;
-            self.refresh(node).await?;
+            self.recover(inode).await?;
+            self.refresh(inode).await?;
         }
         Ok(())
     }
 
     /// Collects what is known here of `offset..offset + len`, newest first.
-    fn look(&self, node: &Node, st: &mut State, offset: u64, len: usize) -> Result<Local> {
+    fn look(&self, inode: &Inode, st: &mut State, offset: u64, len: usize) -> Result<Local> {
         let size = st.size();
         let end = offset.saturating_add(len as u64).min(size);
         let start = offset.min(end);
@@ -374,7 +374,7 @@ impl Inner {
         if start == end {
             assembly.missing.clear();
         }
-        let layout = layout_of(st, node.ino).ok();
+        let layout = layout_of(st, inode.ino).ok();
         let mut strays = false;
         if let Some(layout) = layout.filter(|_| start < end) {
             let stripes = layout.stripe_of(start)..=layout.stripe_of(end - 1);
@@ -399,7 +399,7 @@ impl Inner {
             let mut ahead = 0;
             let mut cache = self.cache();
             for (a, b) in assembly.missing.clone() {
-                let found = cache.get(node.ino, a, b);
+                let found = cache.get(inode.ino, a, b);
                 ahead += found.iter().filter(|f| f.was_ahead).map(|f| f.bytes.len() as u64).sum::<u64>();
                 assembly.fill(found.into_iter().map(|f| (f.offset, f.bytes)));
             }
@@ -420,23 +420,23 @@ impl Inner {
     }
 
     /// Whether bytes may have been evicted since a look: no lease has protected them all the while, or this client itself has
-    /// asked for it, and the file was cut.
-    pub async fn was_evicted(&self, node: &Node, seen: Seen) -> Result<bool> {
+    /// asked for it, and the file was truncated.
+    pub async fn was_evicted(&self, inode: &Inode, seen: Seen) -> Result<bool> {
         {
-            let st = node.lock();
+            let st = inode.lock();
             let own = st.evicting.is_some() || st.evictions != seen.evictions;
             if seen.leased && !own && st.leases_lost == seen.leases_lost && self.leases_hold() {
                 return Ok(false);
             }
         }
-        self.refresh(node).await?;
-        Ok(node.lock().token_epoch > seen.token_epoch)
+        self.refresh(inode).await?;
+        Ok(inode.lock().token_epoch > seen.token_epoch)
     }
 
     /// Bytes from targets.
     pub async fn fetch(
         &self,
-        node: &Node,
+        inode: &Inode,
         layout: Layout,
         ranges: &[(u64, u64)],
         deadline: Instant,
@@ -444,28 +444,28 @@ impl Inner {
         let from = ranges.first().map_or(0, |(from, _)| *from);
         loop {
             let (own, layered) = {
-                let st = node.lock();
-                (st.object(node.ino), st.is_layered(from, u64::MAX))
+                let st = inode.lock();
+                (st.object(inode.ino), st.is_layered(from, u64::MAX))
             };
             if !layered {
                 return self.fetch_from(own, layout, ranges, deadline).await;
             }
-            let layers = self.layers(node, from).await?;
+            let layers = self.layers(inode, from).await?;
             let fetched = self.fetch_layered(&layers, own, layout, ranges, deadline).await?;
             if !fetched.holes {
                 return Ok(fetched);
             }
             // An older object goes when all is copied that is read there: a hole in it may be that.
             let start = layout.stripe_start(layout.stripe_of(from));
-            let (own_now, layers_now) = self.list_layers(0, node.ino, start, false).await?;
+            let (own_now, layers_now) = self.list_layers(0, inode.ino, start, false).await?;
             let parts = |layers: &[Layer], own| by_object(layers, own, layout.stripe_bytes(), ranges);
             if parts(&layers, own) == parts(&layers_now, own_now) {
                 return Ok(fetched);
             }
             if self.data.left(deadline).is_zero() {
-                return Err(Error::deadline(format!("read file {}: its bytes move without end", node.ino)));
+                return Err(Error::deadline(format!("read file {}: its bytes move without end", inode.ino)));
             }
-            self.refresh(node).await?;
+            self.refresh(inode).await?;
         }
     }
 
@@ -514,23 +514,23 @@ impl Inner {
     }
 
     /// Keeps fetched bytes if the file did not change meanwhile and the lease is still there.
-    fn keep_fetched(&self, node: &Node, at: u64, bytes: &Bytes, size: u64, data_change: u64, ahead: bool) {
-        let st = node.lock();
+    fn keep_fetched(&self, inode: &Inode, at: u64, bytes: &Bytes, size: u64, data_change: u64, ahead: bool) {
+        let st = inode.lock();
         if st.lease == LeaseKind::None || st.data_change != data_change || at >= size {
             return;
         }
         let n = (bytes.len() as u64).min(size - at) as usize;
         if n > 0 {
-            self.cache().insert(node.ino, at, bytes.slice(..n), false, ahead, &self.budget);
+            self.cache().insert(inode.ino, at, bytes.slice(..n), false, ahead, &self.budget);
         }
     }
 
     /// Begins to fetch what will be asked for next.
-    fn read_ahead(&self, node: &Arc<Node>, st: &mut State, offset: u64, len: usize) {
+    fn read_ahead(&self, inode: &Arc<Inode>, st: &mut State, offset: u64, len: usize) {
         if st.lease == LeaseKind::None || st.inline != Inline::No || st.recover {
             return;
         }
-        let Ok(layout) = layout_of(st, node.ino) else { return };
+        let Ok(layout) = layout_of(st, inode.ino) else { return };
         // What was written here and not committed is here.
         let size = st.committed_size();
         let len = (len as u64).min(size.saturating_sub(offset));
@@ -546,32 +546,39 @@ impl Inner {
                     continue;
                 }
                 st.fetching.insert(a, b);
-                let (me, node, data_change) = (self.arc(), node.clone(), st.data_change);
+                let (me, inode, data_change) = (self.arc(), inode.clone(), st.data_change);
                 self.env.tasks.spawn("read ahead", async move {
-                    me.fetch_ahead(&node, layout, (a, b), size, data_change).await;
-                    node.lock().fetching.remove(&a);
-                    node.changed.notify_waiters();
+                    me.fetch_ahead(&inode, layout, (a, b), size, data_change).await;
+                    inode.lock().fetching.remove(&a);
+                    inode.changed.notify_waiters();
                 });
             }
         }
     }
 
-    async fn fetch_ahead(&self, node: &Node, layout: Layout, range: (u64, u64), size: u64, data_change: u64) {
+    async fn fetch_ahead(
+        &self,
+        inode: &Inode,
+        layout: Layout,
+        range: (u64, u64),
+        size: u64,
+        data_change: u64,
+    ) {
         let cached: u64 = {
             let cache = self.cache();
-            cache.covered(node.ino, range.0, range.1)
+            cache.covered(inode.ino, range.0, range.1)
         };
         if cached == range.1 - range.0 {
             return;
         }
-        match self.fetch(node, layout, &[range], self.deadline()).await {
+        match self.fetch(inode, layout, &[range], self.deadline()).await {
             Ok(fetched) => {
                 for (at, bytes) in fetched.parts {
-                    self.keep_fetched(node, at, &bytes, size, data_change, true);
+                    self.keep_fetched(inode, at, &bytes, size, data_change, true);
                 }
             }
             // The read itself will meet the error, if it still is one.
-            Err(e) => tracing::debug!("read ahead of file {}: {e}", node.ino),
+            Err(e) => tracing::debug!("read ahead of file {}: {e}", inode.ino),
         }
     }
 }

@@ -6,7 +6,7 @@
 use crate::api::Handle;
 use crate::data::{Fragment, encode};
 use crate::inner::{Inner, STRIPE_PARTS, layout_of};
-use crate::node::{Node, State};
+use crate::inode::{Inode, State};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,8 +16,8 @@ use weir_proto::data::{FILL_COUNTER, WriteMode};
 use weir_proto::map::Layout;
 use weir_proto::meta::{Cred, LeaseKind};
 use weir_proto::recall::{
-    AwaitRecall, Evict, Evicted, EvictedRanges, EvictionLevel, Filled, GetEviction, GetResidence, Learned,
-    RecallFailed, RecallId, RecallWork, Residence, SetMarks, SetPinned, TakeRecalls, WantRecall,
+    AwaitRecall, Evict, Evicted, EvictedRanges, EvictionLevel, Filled, GetEviction, GetTierState, Learned,
+    RecallFailed, RecallId, RecallWork, SetMarks, SetPinned, TakeRecalls, TierState, WantRecall,
 };
 use weir_proto::{Error, InodeId, Result, Version};
 
@@ -86,9 +86,9 @@ fn touches(ranges: &Ranges, from: u64, to: u64) -> bool {
 
 impl Inner {
     /// Which stripes of a file are away, as ranges of bytes, from the stripe of `from` on.
-    pub async fn away(&self, node: &Node, from: u64) -> Result<Ranges> {
+    pub async fn away(&self, inode: &Inode, from: u64) -> Result<Ranges> {
         {
-            let st = node.lock();
+            let st = inode.lock();
             if st.attr.as_ref().is_none_or(|a| a.evicted == 0) {
                 return Ok(Ranges::new());
             }
@@ -97,13 +97,13 @@ impl Inner {
             }
         }
         let (layout, leases_lost, evictions) = {
-            let st = node.lock();
-            (layout_of(&st, node.ino), st.leases_lost, st.evictions)
+            let st = inode.lock();
+            (layout_of(&st, inode.ino), st.leases_lost, st.evictions)
         };
         // A file that was never here has no place yet; whatever is asked for, the leader knows the stripes.
         let stripe = layout.map_or(1, |l| l.stripe_bytes());
-        let (mut ranges, ino) = (Ranges::new(), node.ino);
-        let leased = node.lock().lease != LeaseKind::None;
+        let (mut ranges, ino) = (Ranges::new(), inode.ino);
+        let leased = inode.lock().lease != LeaseKind::None;
         let mut from = if leased { 0 } else { from / stripe * stripe };
         loop {
             let list =
@@ -116,7 +116,7 @@ impl Inner {
                 _ => break,
             }
         }
-        let mut st = node.lock();
+        let mut st = inode.lock();
         let same = (st.leases_lost, st.evictions) == (leases_lost, evictions);
         if leased && st.lease != LeaseKind::None && same && st.evicting.is_none() {
             st.evicted = Some(ranges.clone());
@@ -125,36 +125,36 @@ impl Inner {
     }
 
     /// Whether something of `from..to` is away.
-    pub async fn is_away(&self, node: &Node, from: u64, to: u64) -> Result<bool> {
-        if !node.lock().is_away(from, to) {
+    pub async fn is_away(&self, inode: &Inode, from: u64, to: u64) -> Result<bool> {
+        if !inode.lock().is_away(from, to) {
             return Ok(false);
         }
-        Ok(touches(&self.away(node, from).await?, from, to))
+        Ok(touches(&self.away(inode, from).await?, from, to))
     }
 
     /// Returns when nothing of `from..to` is away. False: nothing was. May be given up at any time.
-    pub async fn bring_back(&self, node: &Node, from: u64, to: u64) -> Result<bool> {
+    pub async fn bring_back(&self, inode: &Inode, from: u64, to: u64) -> Result<bool> {
         let mut waited = false;
         let mut at = from;
         while at == from || at < to {
             // Each step has its own time: much takes long.
             let end = to.min(at.saturating_add(STEP_BYTES));
-            if self.is_away(node, at, end).await? {
+            if self.is_away(inode, at, end).await? {
                 let deadline = self.env.clock.now() + self.config.recall_patience;
-                self.await_recall(node, at, end.max(at.saturating_add(1)), deadline).await?;
+                self.await_recall(inode, at, end.max(at.saturating_add(1)), deadline).await?;
                 // Others may be back, too.
-                node.lock().evicted = None;
+                inode.lock().evicted = None;
                 waited = true;
             }
-            let next = self.next_away(node, end);
+            let next = self.next_away(inode, end);
             at = next.max(end).max(at.saturating_add(1));
         }
         Ok(waited)
     }
 
     /// Where the next bytes are that may be away, at or behind `from`.
-    fn next_away(&self, node: &Node, from: u64) -> u64 {
-        let st = node.lock();
+    fn next_away(&self, inode: &Inode, from: u64) -> u64 {
+        let st = inode.lock();
         match (&st.attr, &st.evicted) {
             (Some(attr), _) if attr.evicted == 0 => u64::MAX,
             (Some(_), Some(ranges)) => {
@@ -165,8 +165,8 @@ impl Inner {
         }
     }
 
-    async fn await_recall(&self, node: &Node, from: u64, to: u64, deadline: Instant) -> Result<()> {
-        let (ino, doing) = (node.ino, format!("file {}: bytes {from} to {to} are at home only", node.ino));
+    async fn await_recall(&self, inode: &Inode, from: u64, to: u64, deadline: Instant) -> Result<()> {
+        let (ino, doing) = (inode.ino, format!("file {}: bytes {from} to {to} are at home only", inode.ino));
         let mut why = String::from("the metadata leader has not answered");
         loop {
             let left = self.data.left(deadline);
@@ -268,13 +268,13 @@ impl Inner {
     // ---- people and policies
 
     pub async fn evict(&self, cred: &Cred, ino: InodeId, from: u64, to: u64) -> Result<Evicted> {
-        if let Some(node) = self.known_node(ino).filter(|node| self.is_open_for_writing(node)) {
-            return self.evict_own(cred, &node, from, to).await;
+        if let Some(inode) = self.known_inode(ino).filter(|inode| self.is_open_for_writing(inode)) {
+            return self.evict_own(cred, &inode, from, to).await;
         }
-        let stamp = self.stamp();
+        let revoke_clock = self.revoke_clock();
         let ask = |op| Evict { op, cred: cred.clone(), ino, from, to, under: 0 };
         let evicted = self.session.change(self.deadline(), ask).await?;
-        self.apply_unasked(&mut self.node(ino).lock(), &evicted.entry, stamp);
+        self.apply_unasked(&mut self.inode(ino).lock(), &evicted.entry, revoke_clock);
         Ok(evicted)
     }
 
@@ -284,28 +284,28 @@ impl Inner {
 
     pub fn may_wait_for_home(&self, handle: Handle) -> bool {
         let file = self.open_file(handle);
-        file.is_some_and(|f| f.node.lock().attr.as_ref().is_some_and(|a| a.evicted > 0))
+        file.is_some_and(|f| f.inode.lock().attr.as_ref().is_some_and(|a| a.evicted > 0))
     }
 
     pub async fn bring_back_for(&self, handle: Handle, offset: Option<u64>, len: usize) -> Result<()> {
         let file = self.handle(handle)?;
-        let from = offset.unwrap_or_else(|| file.node.lock().size());
-        self.bring_back(&file.node, from, from.saturating_add(len as u64)).await.map(|_| ())
+        let from = offset.unwrap_or_else(|| file.inode.lock().size());
+        self.bring_back(&file.inode, from, from.saturating_add(len as u64)).await.map(|_| ())
     }
 
     /// Waits until all of a file is here.
     pub async fn recall_file(&self, ino: InodeId) -> Result<()> {
-        let node = self.node(ino);
-        self.refresh(&node).await?;
+        let inode = self.inode(ino);
+        self.refresh(&inode).await?;
         self.want_recall(ino, 0, u64::MAX).await?;
-        self.bring_back(&node, 0, u64::MAX).await.map(|_| ())
+        self.bring_back(&inode, 0, u64::MAX).await.map(|_| ())
     }
 
     pub async fn pin(&self, cred: &Cred, ino: InodeId, pinned: bool) -> Result<()> {
-        let stamp = self.stamp();
+        let revoke_clock = self.revoke_clock();
         let ask = |op| SetPinned { op, cred: cred.clone(), ino, pinned };
         let entry = self.session.change(self.deadline(), ask).await?;
-        self.apply_unasked(&mut self.node(ino).lock(), &entry, stamp);
+        self.apply_unasked(&mut self.inode(ino).lock(), &entry, revoke_clock);
         Ok(())
     }
 
@@ -314,7 +314,7 @@ impl Inner {
         Ok(self.session.ask(self.deadline(), ask).await?.levels)
     }
 
-    pub async fn residence(&self, ino: InodeId) -> Result<Residence> {
-        self.session.ask(self.deadline(), |session| GetResidence { session, ino }).await
+    pub async fn tier_state(&self, ino: InodeId) -> Result<TierState> {
+        self.session.ask(self.deadline(), |session| GetTierState { session, ino }).await
     }
 }

@@ -4,10 +4,10 @@
 //! known what a cell has, it is called data. A hole of any size is passed in one step: targets know which stripe comes next.
 use crate::api::{Forget, Handle};
 use crate::data::{Data, StripeRef};
-use crate::gather::join_all;
 use crate::inner::{Inner, layout_of};
+use crate::inode::{Inline, Inode};
+use crate::join::join_all;
 use crate::member::Pacing;
-use crate::node::{Inline, Node};
 use crate::plan::Occasion;
 use std::sync::Arc;
 use weir_env::BoxFuture;
@@ -36,27 +36,27 @@ impl Inner {
     async fn seek(&self, handle: Handle, offset: u64, data: bool) -> Result<Option<u64>> {
         let file = self.handle(handle)?;
         loop {
-            self.wait_for_own_eviction(&file.node, 0, u64::MAX).await;
-            if file.node.lock().open_write > 0 {
+            self.wait_for_own_eviction(&file.inode, 0, u64::MAX).await;
+            if file.inode.lock().open_write > 0 {
                 // What a program wrote to mapped memory is nowhere else until the kernel has to part with it.
-                self.invalidate(file.node.ino, Forget::All).await;
+                self.invalidate(file.inode.ino, Forget::All).await;
             }
             // Targets know what was sent to them.
-            self.flush(&file.node, Occasion::Growing, false).await?;
-            self.prepare_read(&file.node).await?;
-            let seen = file.node.lock().seen();
-            let found = self.seek_once(&file.node, offset, data).await?;
+            self.flush(&file.inode, Occasion::Growing, false).await?;
+            self.prepare_read(&file.inode).await?;
+            let seen = file.inode.lock().seen();
+            let found = self.seek_once(&file.inode, offset, data).await?;
             // What is evicted meanwhile looks like a hole.
-            if !self.was_evicted(&file.node, seen).await? {
+            if !self.was_evicted(&file.inode, seen).await? {
                 return Ok(found);
             }
         }
     }
 
-    async fn seek_once(&self, node: &Arc<Node>, offset: u64, data: bool) -> Result<Option<u64>> {
+    async fn seek_once(&self, inode: &Arc<Inode>, offset: u64, data: bool) -> Result<Option<u64>> {
         let (size, inline, layout, object) = {
-            let st = node.lock();
-            (st.size(), st.inline.clone(), layout_of(&st, node.ino).ok(), st.object(node.ino))
+            let st = inode.lock();
+            (st.size(), st.inline.clone(), layout_of(&st, inode.ino).ok(), st.object(inode.ino))
         };
         if offset >= size {
             return Ok(None);
@@ -65,10 +65,10 @@ impl Inner {
             return Ok(Some(if data { offset } else { size }));
         };
         let deadline = self.deadline();
-        let mut away = self.away(node, offset).await?;
+        let mut away = self.away(inode, offset).await?;
         // In an older object there is data, too, for all that is asked here.
         let up = |at: u64| at.checked_next_multiple_of(layout.stripe_bytes()).unwrap_or(u64::MAX);
-        away.extend(self.layers(node, offset).await?.iter().map(|l| (l.from, up(l.to))));
+        away.extend(self.layers(inode, offset).await?.iter().map(|l| (l.from, up(l.to))));
         let (first, last) = (layout.stripe_of(offset), layout.stripe_of(size - 1));
         let (mut stripe, mut looked_at) = (first, 0);
         while stripe <= last {

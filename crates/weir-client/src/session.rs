@@ -16,7 +16,7 @@ use weir_proto::meta::{
     HELD_MAX, HeldLease, KeepAlive, NoteMap, Op, SLOTS, SessionClose, SessionOpen, SessionOpened,
     SessionResume, SessionResumed,
 };
-use weir_proto::volume::{HeldRoom, ReclaimRoom};
+use weir_proto::volume::{HeldReservation, ReclaimReservations};
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId};
 use weir_rpc::{Channel, Connection};
 
@@ -32,8 +32,8 @@ pub trait Holder: Send + Sync + 'static {
     /// changes of that on this connection only.
     fn begun(&self, connection: u64) -> Vec<HeldLease>;
     fn held_locks(&self) -> Vec<HeldLock>;
-    /// Room in volumes with a limit of bytes.
-    fn held_room(&self) -> Vec<HeldRoom>;
+    /// Quota reservations in volumes with a limit of bytes.
+    fn held_reservations(&self) -> Vec<HeldReservation>;
     /// These leases could not be kept.
     fn lost(&self, inodes: Vec<InodeId>);
     /// Somebody else has got these locks.
@@ -295,7 +295,7 @@ impl Session {
         leases.await
     }
 
-    /// Leases, opens and room, in as many messages as it takes.
+    /// Leases, opens and quota reservations, in as many messages as it takes.
     async fn name_held(
         &self,
         connection: &Connection,
@@ -307,9 +307,9 @@ impl Session {
             let part = SessionResume { session, held: held.split_off(held.len() - HELD_MAX), more: true };
             connection.call(&part, vec![], self.left(deadline)).await?;
         }
-        let rooms = self.holder().map_or_else(Vec::new, |h| h.held_room());
-        if !rooms.is_empty() {
-            let named = ReclaimRoom { session, held: rooms };
+        let reservations = self.holder().map_or_else(Vec::new, |h| h.held_reservations());
+        if !reservations.is_empty() {
+            let named = ReclaimReservations { session, held: reservations };
             connection.call(&named, vec![], self.left(deadline)).await?;
         }
         let last = SessionResume { session, held, more: false };
@@ -377,10 +377,10 @@ impl Session {
         request: &R,
         deadline: Instant,
     ) -> Result<R::Reply> {
-        while let Some(map_version) = self.maps.untold() {
+        while let Some(map_version) = self.maps.unreported() {
             let session = SessionId(self.session.load(Ordering::Acquire));
             connection.call(&NoteMap { session, map_version }, vec![], self.left(deadline)).await?;
-            self.maps.note_told(map_version);
+            self.maps.note_reported(map_version);
         }
         self.send_at_once(connection, request, deadline).await
     }
@@ -406,7 +406,7 @@ impl Session {
 
     /// Returns when the leader knows under which cluster map this client has written: before anybody is told that it is written.
     pub async fn settle_maps(&self, deadline: Instant) -> Result<()> {
-        match self.maps.untold() {
+        match self.maps.unreported() {
             Some(_) => self.ask(deadline, |session| self.alive(session)).await,
             None => Ok(()),
         }

@@ -15,9 +15,9 @@ pub struct NewRelation {
     /// Data that is at home may be evicted here.
     pub evict: bool,
     /// The volume, which is empty, gets what is there.
-    pub adopt: bool,
+    pub import: bool,
     /// The volume follows what is there, and is read only here; it is empty.
-    pub pulls: bool,
+    pub mirrors: bool,
     pub ids: HomeIds,
 }
 
@@ -28,25 +28,25 @@ impl Client {
         self.inner.session.unheard().await;
     }
     /// Work for a mover. Waits up to `wait` for some. After an error the leader may have given work that did not arrive:
-    /// only the end of this client's session gives it to others. `leader`: see `TakeWork`.
-    pub async fn take_work(
+    /// only the end of this client's session gives it to others. `leader`: see `LeaseWork`.
+    pub async fn lease_work(
         &self,
         leader: u64,
         bytes: u64,
         items: u32,
         wait: Duration,
         limited_by: &str,
-    ) -> Result<WorkTaken> {
+    ) -> Result<WorkLeased> {
         let wait_ms = wait.as_millis() as u32;
         let limited_by = limited_by.to_owned();
         let ask =
-            |session| TakeWork { session, leader, bytes, items, wait_ms, limited_by: limited_by.clone() };
+            |session| LeaseWork { session, leader, bytes, items, wait_ms, limited_by: limited_by.clone() };
         let taken = self.inner.session.once(self.inner.deadline() + wait, &ask).await?;
         self.inner.data.need_map(taken.map_version);
         Ok(taken)
     }
     /// Tells what came of work. What was given to an earlier session of this client is not counted.
-    pub async fn work_done(
+    pub async fn complete_work(
         &self,
         relation: RelationId,
         names: Vec<NameDone>,
@@ -57,23 +57,23 @@ impl Client {
         let done = |session| {
             let (names, extents) = (names.clone(), extents.clone());
             let (orphans, listings) = (orphans.clone(), listings.clone());
-            WorkDone { session, relation, names, extents, orphans, listings }
+            CompleteWork { session, relation, names, extents, orphans, listings }
         };
         self.inner.session.ask(self.inner.deadline(), done).await
     }
     /// Some of what is in a directory at home; `end`: that was the rest.
-    pub async fn tell_listing(
+    pub async fn report_listing(
         &self,
         relation: RelationId,
         dir: InodeId,
         entries: Vec<HomeEntry>,
         end: bool,
     ) -> Result<()> {
-        let tell = |op| TellListing { op, relation, dir, entries: entries.clone(), end };
-        self.inner.session.change_again(self.inner.deadline(), tell).await
+        let report = |op| ReportListing { op, relation, dir, entries: entries.clone(), end };
+        self.inner.session.change_again(self.inner.deadline(), report).await
     }
-    /// What is in a directory at home now, of a range of names; see `TellAgain`.
-    pub async fn tell_again(
+    /// What is in a directory at home now, of a range of names; see `ReportRelisting`.
+    pub async fn report_relisting(
         &self,
         relation: RelationId,
         dir: InodeId,
@@ -81,17 +81,17 @@ impl Client {
         entries: Vec<HomeEntry>,
         upto: Option<Bytes>,
     ) -> Result<()> {
-        let tell = |op| {
+        let report = |op| {
             let (after, entries, upto) = (after.clone(), entries.clone(), upto.clone());
-            TellAgain { op, relation, dir, after, entries, upto }
+            ReportRelisting { op, relation, dir, after, entries, upto }
         };
-        self.inner.session.change_again(self.inner.deadline(), tell).await
+        self.inner.session.change_again(self.inner.deadline(), report).await
     }
     /// Finishes what a writer left that died, if one did: then the file is complete.
     pub async fn recover_file(&self, ino: InodeId) -> Result<()> {
         let opened = self.open(&Cred { uid: 0, gid: 0, groups: vec![0] }, ino, OpenMode::WRITE).await?;
         let recovered = match self.inner.handle(opened.handle) {
-            Ok(file) => self.inner.recover(&file.node).await,
+            Ok(file) => self.inner.recover(&file.inode).await,
             Err(e) => Err(e),
         };
         let closed = self.release(opened.handle).await;
@@ -151,9 +151,9 @@ impl Client {
             cred: cred.clone(),
             volume,
             url: new.url.clone(),
-            direction: if new.pulls { Direction::Pull } else { Direction::Push },
+            direction: if new.mirrors { Direction::Mirror } else { Direction::Push },
             evict: new.evict,
-            adopt: new.adopt,
+            import: new.import,
             ids: new.ids.clone(),
         };
         self.inner.session.change(self.inner.deadline(), make).await
@@ -176,7 +176,7 @@ impl Client {
         let make = |op| RelationResolve { op, cred: cred.clone(), relation, ino, how };
         self.inner.session.change(self.inner.deadline(), make).await
     }
-    /// Sets a file aside whose copy at home was found not to be what was shipped.
+    /// Marks a file as in conflict: its copy at home was found not to be what was shipped.
     pub async fn suspect(&self, cred: &Cred, relation: RelationId, ino: InodeId, why: &str) -> Result<()> {
         let make = |op| RelationSuspect { op, cred: cred.clone(), relation, ino, why: why.to_owned() };
         self.inner.session.change(self.inner.deadline(), make).await

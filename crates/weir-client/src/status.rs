@@ -14,7 +14,7 @@ pub struct Counters {
     pub degraded_writes: AtomicU64,
     pub crc_failures: AtomicU64,
     pub asked: AtomicU64,
-    pub recalls: AtomicU64,
+    pub revokes: AtomicU64,
     pub own_evictions: AtomicU64,
 }
 
@@ -32,7 +32,7 @@ impl Counters {
             memory_used_bytes: budget.used_bytes(),
             memory_peak_bytes: budget.peak_bytes(),
             asked: self.asked.load(Relaxed),
-            recalls: self.recalls.load(Relaxed),
+            revokes: self.revokes.load(Relaxed),
             own_evictions: self.own_evictions.load(Relaxed),
         }
     }

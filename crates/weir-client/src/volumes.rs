@@ -4,7 +4,7 @@ use crate::api::Stat;
 use bytes::Bytes;
 use weir_proto::meta::{Cred, FileKind, Op};
 use weir_proto::volume::{
-    Keeping, Policy, Quota, ScanInodes, Scanned, VOLUMES_MAX, Volume, VolumeAt, VolumeChange, VolumeClone,
+    Policy, Quota, Retention, ScanInodes, Scanned, VOLUMES_MAX, Volume, VolumeAt, VolumeChange, VolumeClone,
     VolumeCreate, VolumeDelete, VolumeGet, VolumeList, check_volume_name,
 };
 use weir_proto::{Error, InodeId, NameRule, Result, VolumeId};
@@ -31,7 +31,7 @@ pub struct VolumeEdit {
     pub admins: Option<Vec<u32>>,
     pub quota: Option<Quota>,
     pub policy: Option<Policy>,
-    pub keeping: Option<Keeping>,
+    pub retention: Option<Retention>,
 }
 
 impl Client {
@@ -112,7 +112,7 @@ impl Client {
             admins: edit.admins.clone(),
             quota: edit.quota,
             policy: edit.policy.clone(),
-            keeping: edit.keeping,
+            retention: edit.retention,
         };
         self.inner.session.change(self.inner.deadline(), make).await
     }

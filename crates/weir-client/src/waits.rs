@@ -1,13 +1,13 @@
 //! What calls wait for, and since when. Once per cause it is told in the log, and again when it is over.
 //!
-//! A call that waits for a moment is no news: what is shown and told has lasted for [`TOLD_AFTER`].
+//! A call that waits for a moment is no news: what is shown and told has lasted for [`REPORTED_AFTER`].
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_env::{Clock, Instant};
 
 /// Less is what a restart or a takeover takes.
-const TOLD_AFTER: Duration = Duration::from_secs(3);
+const REPORTED_AFTER: Duration = Duration::from_secs(3);
 /// A cause that no call waits for any more is over after this long: the same calls often wait again at once.
 const OVER_AFTER: Duration = Duration::from_secs(1);
 
@@ -33,7 +33,7 @@ struct Cause {
     /// The last time that a call waited.
     last: Instant,
     calls: u32,
-    told: bool,
+    reported: bool,
 }
 
 /// A call that waits, as long as this lives.
@@ -57,7 +57,7 @@ impl Waits {
         if causes.len() >= CAUSES_MAX && !causes.contains_key(&what) {
             what = "other targets".into();
         }
-        let new = Cause { since: now, last: now, calls: 0, told: false };
+        let new = Cause { since: now, last: now, calls: 0, reported: false };
         let cause = causes.entry(what.clone()).or_insert(new);
         cause.calls += 1;
         drop(causes);
@@ -66,7 +66,7 @@ impl Waits {
     /// The same for a cause that is watched from elsewhere: `calls` wait now, since then.
     pub fn note(&self, what: &str, since: Instant, calls: u32) {
         let now = self.clock.now();
-        let new = Cause { since, last: now, calls, told: false };
+        let new = Cause { since, last: now, calls, reported: false };
         let mut causes = self.causes();
         let cause = causes.entry(what.to_owned()).or_insert(new);
         (cause.last, cause.calls) = (now, calls);
@@ -82,18 +82,18 @@ impl Waits {
     pub fn list(&self) -> Vec<Waiting> {
         let now = self.clock.now();
         let causes = self.causes();
-        let old = causes.iter().filter(|(_, c)| now.since(c.since) >= TOLD_AFTER);
+        let old = causes.iter().filter(|(_, c)| now.since(c.since) >= REPORTED_AFTER);
         old.map(|(what, c)| Waiting { what: what.clone(), since: c.since, calls: c.calls }).collect()
     }
 
     /// Tells what is new and what is over; called every now and then.
-    pub fn tell(&self) {
+    pub fn report(&self) {
         let now = self.clock.now();
         let mut lines = Vec::new();
         self.causes().retain(|what, cause| {
             let lasted = now.since(cause.since);
             if cause.calls == 0 && now.since(cause.last) >= OVER_AFTER {
-                if cause.told {
+                if cause.reported {
                     lines.push((
                         false,
                         format!("no call waits for {what} any more, after {} s", lasted.as_secs()),
@@ -101,8 +101,8 @@ impl Waits {
                 }
                 return false;
             }
-            if lasted >= TOLD_AFTER && !cause.told {
-                cause.told = true;
+            if lasted >= REPORTED_AFTER && !cause.reported {
+                cause.reported = true;
                 let calls =
                     if cause.calls == 1 { "1 call waits" } else { &format!("{} calls wait", cause.calls) };
                 lines.push((

@@ -1,16 +1,16 @@
-//! Writes of applications: into dirty buffers under a Write lease, straight through otherwise.
+//! Writes of applications: into dirty buffers under a Write lease, directly otherwise.
 //!
 //! Invariants: memory is taken from the budget before bytes are; a write is taken only when the file's inline bytes are
 //! known, a dead writer's data is recovered, and nothing old lies where the file grows.
 use crate::api::{Allocate, Handle, SetAttrs, Stat};
 use crate::data::Overlay;
 use crate::dirty::{NoMemory, StripeBuf};
-use crate::gather::join_all;
 use crate::inner::{Inner, OpenFile, layout_of};
-use crate::lease::{LoosePages, ThroughSend};
-use crate::node::{Inline, Node, State};
+use crate::inode::{Inline, Inode, State};
+use crate::join::join_all;
+use crate::lease::{DirectSend, UnprotectedPages};
 use crate::plan::Occasion;
-use crate::rooms::Through;
+use crate::reservations::DirectReservation;
 use crate::seek::STRIPES_AT_ONCE;
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use weir_env::{BoxFuture, Instant};
 use weir_proto::map::Layout;
-use weir_proto::meta::{Commit, Cred, FILE_BYTES_MAX, LeaseKind, Op, SetAttr, cuts};
+use weir_proto::meta::{Commit, Cred, FILE_BYTES_MAX, LeaseKind, Op, SetAttr, truncations};
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, SessionId};
 
 /// A stripe with more scattered extents than this is sent: bookkeeping costs more than the bytes.
@@ -28,11 +28,11 @@ const EXTENTS_MAX: usize = 512;
 /// Bytes taken at once on the slow path, so that a large write needs little memory at a time.
 const STEP_BYTES: usize = 1 << 20;
 /// A writer that waits for memory looks again this often even if nobody told it.
-const MEMORY_LOOK: Duration = Duration::from_millis(50);
+const MEMORY_POLL: Duration = Duration::from_millis(50);
 /// A fenced zeroing is tried again so often, after pauses that double; a write as long as there is time, after pauses that double so often.
 const FENCED_TRIES_MAX: u32 = 8;
 const FENCED_PAUSE_MS: u64 = 10;
-/// A write-through that does not grow the file tells the leader of its time at most this often.
+/// A direct write that does not grow the file tells the leader of its time at most this often.
 const TIME_COMMIT_PERIOD: Duration = Duration::from_secs(1);
 /// Lease changes while a write prepares: more is livelock.
 pub const TRIES_MAX: u32 = 16;
@@ -47,20 +47,20 @@ struct Fences {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
     Buffer,
-    Through,
+    Direct,
 }
 
 /// Where overlays go.
 #[derive(Clone, Copy)]
-pub struct Aim {
+pub struct WriteTarget {
     object: InodeId,
     layout: Layout,
     token_epoch: u32,
 }
 
-impl Aim {
-    fn of(st: &State, ino: InodeId) -> Result<Aim> {
-        Ok(Aim { object: st.object(ino), layout: layout_of(st, ino)?, token_epoch: st.token_epoch })
+impl WriteTarget {
+    fn of(st: &State, ino: InodeId) -> Result<WriteTarget> {
+        Ok(WriteTarget { object: st.object(ino), layout: layout_of(st, ino)?, token_epoch: st.token_epoch })
     }
 }
 
@@ -73,20 +73,20 @@ enum Taken {
     NotReady,
 }
 
-/// What a commit of writes straight through tells besides.
+/// What a commit of direct writes says, too.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Besides {
+pub enum CommitExtra {
     Nothing,
     /// The inode holds no bytes any more.
     LeftInode,
-    EndOfTurn,
+    ReleasesToken,
     /// The same, with an append's place: once.
     Appended,
 }
 
-impl Besides {
-    pub fn ends_turn(self) -> bool {
-        matches!(self, Besides::EndOfTurn | Besides::Appended)
+impl CommitExtra {
+    pub fn releases_token(self) -> bool {
+        matches!(self, CommitExtra::ReleasesToken | CommitExtra::Appended)
     }
 }
 
@@ -103,12 +103,12 @@ impl Inner {
         if !self.leases_hold() {
             return None;
         }
-        let mut st = file.node.lock();
+        let mut st = file.inode.lock();
         if let Err(e) = file.new_error(&st) {
             return Some(Err(e));
         }
         let offset = offset.filter(|_| !file.mode.append);
-        match self.take(&file.node, &mut st, offset, data) {
+        match self.take(&file.inode, &mut st, offset, data) {
             Ok(Taken::All) => Some(Ok(data.len())),
             Ok(Taken::NoMemory | Taken::NoRoom | Taken::NotReady) => None,
             Err(e) => Some(Err(e)),
@@ -116,7 +116,7 @@ impl Inner {
     }
 
     /// Copies `data` into dirty buffers, if everything is ready for that. At the end of the file (`None`) all or nothing.
-    fn take(&self, node: &Arc<Node>, st: &mut State, at: Option<u64>, data: &[u8]) -> Result<Taken> {
+    fn take(&self, inode: &Arc<Inode>, st: &mut State, at: Option<u64>, data: &[u8]) -> Result<Taken> {
         let whole = at.is_none();
         let offset = at.unwrap_or_else(|| st.size());
         let end = end_of(offset, data.len())?;
@@ -129,7 +129,7 @@ impl Inner {
         if !is_ready_to_buffer(st, end) || st.is_away(offset, end) || st.is_layered(offset, end) {
             return Ok(Taken::NotReady);
         }
-        let layout = layout_of(st, node.ino)?;
+        let layout = layout_of(st, inode.ino)?;
         let growth = st.growth(offset, end);
         if !self.spend(st, growth) {
             return Ok(Taken::NoRoom);
@@ -154,24 +154,24 @@ impl Inner {
             let start = layout.stripe_start(stripe) + u64::from(within);
             st.allocated += st.growth(start, start + part.len() as u64);
             st.note_write(start + part.len() as u64, self.now(), self.env.clock.now());
-            self.cache().remove(node.ino, start, start + part.len() as u64);
-            self.send_if_full(node, st, &layout, stripe)?;
+            self.cache().remove(inode.ino, start, start + part.len() as u64);
+            self.send_if_full(inode, st, &layout, stripe)?;
         }
         if st.is_dirty() {
-            self.note_dirty(node.ino);
+            self.note_dirty(inode.ino);
         }
-        self.settle_room(st);
+        self.settle_reservation(st);
         if matches!(taken, Taken::All) {
             self.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
         }
         Ok(taken)
     }
 
-    fn send_if_full(&self, node: &Arc<Node>, st: &mut State, layout: &Layout, stripe: u64) -> Result<()> {
+    fn send_if_full(&self, inode: &Arc<Inode>, st: &mut State, layout: &Layout, stripe: u64) -> Result<()> {
         let scattered = |buf: &StripeBuf| buf.extent_count() > EXTENTS_MAX;
         let wanted = st.is_complete(layout, stripe) || st.dirty.get(&stripe).is_some_and(scattered);
         if wanted && !st.sending.contains_key(&stripe) {
-            self.start_send(node, st, stripe, Occasion::Growing)?;
+            self.start_send(inode, st, stripe, Occasion::Growing)?;
         }
         Ok(())
     }
@@ -195,7 +195,7 @@ impl Inner {
         if !file.mode.write {
             return Err(not_for_writing(handle));
         }
-        file.new_error(&file.node.lock())?;
+        file.new_error(&file.inode.lock())?;
         let offset = offset.filter(|_| !file.mode.append);
         end_of(offset.unwrap_or(0), data.len())?;
         let mut done = 0;
@@ -213,34 +213,34 @@ impl Inner {
             }
         }
         // The kernel keeps pages of this handle, also those written now.
-        let loose = file.kernel_cache.load(Relaxed).then(|| {
-            let mut st = file.node.lock();
-            (st.lease == LeaseKind::None).then(|| LoosePages::of(&file.node, &mut st))
+        let unprotected = file.kernel_cache.load(Relaxed).then(|| {
+            let mut st = file.inode.lock();
+            (st.lease == LeaseKind::None).then(|| UnprotectedPages::of(&file.inode, &mut st))
         });
-        if let Some(loose) = loose.flatten() {
-            self.drop_loose_pages(loose);
+        if let Some(unprotected) = unprotected.flatten() {
+            self.drop_unprotected_pages(unprotected);
         }
         Ok(done)
     }
 
     /// One step of a write at a place: how many bytes, fewer where a volume's limit is met.
     pub async fn write_step(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<usize> {
-        let node = &file.node;
+        let inode = &file.inode;
         let deadline = self.deadline();
         for _ in 0..TRIES_MAX {
-            if self.prepare_write(node, Some(offset), data.len()).await? == Way::Through {
+            if self.prepare_write(inode, Some(offset), data.len()).await? == Way::Direct {
                 break;
             }
-            let fits = self.fit(node, Some(offset), data).await?;
+            let fits = self.fit(inode, Some(offset), data).await?;
             if self.buffer_all(file, Some(offset), &fits, deadline).await? {
                 return Ok(fits.len());
             }
         }
-        // Also where leases come and go too fast to buffer: what is written through is right, too.
-        self.write_through(file, offset, data).await
+        // Also where leases come and go too fast to buffer: what is written directly is right, too.
+        self.write_direct(file, offset, data).await
     }
 
-    /// Takes all bytes as soon as there is memory. False: the lease went, or the room for them.
+    /// Takes all bytes as soon as there is memory. False: the lease went, or the quota for them.
     pub async fn buffer_all(
         &self,
         file: &OpenFile,
@@ -248,11 +248,11 @@ impl Inner {
         data: &Bytes,
         deadline: Instant,
     ) -> Result<bool> {
-        let node = &file.node;
+        let inode = &file.inode;
         loop {
             let freed = self.budget.freed();
             file.works()?;
-            let taken = self.take(node, &mut node.lock(), at, data)?;
+            let taken = self.take(inode, &mut inode.lock(), at, data)?;
             match taken {
                 Taken::All => return Ok(true),
                 Taken::NotReady | Taken::NoRoom => return Ok(false),
@@ -261,106 +261,106 @@ impl Inner {
             if self.data.left(deadline).is_zero() {
                 return Err(Error::deadline(format!(
                     "write file {}: no memory became free, {} bytes wait to be written to targets",
-                    node.ino,
+                    inode.ino,
                     self.budget.used_bytes()
                 )));
             }
             self.relieve();
-            let _ = self.env.clock.timeout(MEMORY_LOOK, freed).await; // looks again either way
+            let _ = self.env.clock.timeout(MEMORY_POLL, freed).await; // looks again either way
         }
     }
 
     /// Gets what a write needs: the lease, the bytes that are at home, the inline bytes, a clean tail. Whoever gets the right to write
     /// meanwhile fences what is done for that; then the file is looked at again.
-    pub async fn prepare_write(&self, node: &Arc<Node>, offset: Option<u64>, len: usize) -> Result<Way> {
+    pub async fn prepare_write(&self, inode: &Arc<Inode>, offset: Option<u64>, len: usize) -> Result<Way> {
         let mut fences = self.fences();
         loop {
-            let under = node.lock().token_epoch;
-            match self.prepare_write_once(node, offset, len).await {
-                Err(e) => self.go_on_after(node, e, under, &mut fences).await?,
+            let under = inode.lock().token_epoch;
+            match self.prepare_write_once(inode, offset, len).await {
+                Err(e) => self.go_on_after(inode, e, under, &mut fences).await?,
                 way => return way,
             }
         }
     }
 
-    async fn prepare_write_once(&self, node: &Arc<Node>, offset: Option<u64>, len: usize) -> Result<Way> {
-        self.wait_for_recall(node).await;
+    async fn prepare_write_once(&self, inode: &Arc<Inode>, offset: Option<u64>, len: usize) -> Result<Way> {
+        self.wait_for_recall(inode).await;
         let from = offset.unwrap_or(u64::MAX); // the end of the file is never evicted while it is written
-        self.wait_for_own_eviction(node, from, from.saturating_add(len as u64)).await;
+        self.wait_for_own_eviction(inode, from, from.saturating_add(len as u64)).await;
         self.sure_of_leases().await?;
         let (lease, recover) = {
-            let st = node.lock();
+            let st = inode.lock();
             (st.lease, st.recover)
         };
         if recover {
-            self.recover(node).await?;
+            self.recover(inode).await?;
         }
-        if lease != LeaseKind::Write && !self.gets_write(node).await? {
+        if lease != LeaseKind::Write && !self.gets_write(inode).await? {
             // Nobody evicts what is open for writing: what is here now stays.
-            let from = offset.unwrap_or_else(|| node.lock().committed_size());
-            self.bring_back(node, from, from.saturating_add(len as u64)).await?;
+            let from = offset.unwrap_or_else(|| inode.lock().committed_size());
+            self.bring_back(inode, from, from.saturating_add(len as u64)).await?;
             if len > 0 {
-                self.copy_up(node, from, from.saturating_add(len as u64)).await?;
+                self.copy_up(inode, from, from.saturating_add(len as u64)).await?;
             }
-            return Ok(Way::Through);
+            return Ok(Way::Direct);
         }
-        let from = offset.unwrap_or_else(|| node.lock().size());
-        self.bring_back(node, from, from.saturating_add(len as u64)).await?;
+        let from = offset.unwrap_or_else(|| inode.lock().size());
+        self.bring_back(inode, from, from.saturating_add(len as u64)).await?;
         if len > 0 {
-            self.copy_up(node, from, from.saturating_add(len as u64)).await?;
+            self.copy_up(inode, from, from.saturating_add(len as u64)).await?;
         }
-        if node.lock().inline == Inline::Unknown {
-            self.refresh(node).await?;
+        if inode.lock().inline == Inline::Unknown {
+            self.refresh(inode).await?;
         }
         let grows = {
-            let st = node.lock();
+            let st = inode.lock();
             offset.is_none_or(|at| at + len as u64 > st.committed_size()) && st.has_old_tail()
         };
         if grows {
-            self.clean_old_tail(node).await?;
+            self.clean_old_tail(inode).await?;
         }
         Ok(Way::Buffer)
     }
 
     /// Asks for the Write lease. The answer no is not remembered: to ask is also what takes others' leases away before
     /// something is written past them.
-    async fn gets_write(&self, node: &Arc<Node>) -> Result<bool> {
-        let granted = self.acquire(node, LeaseKind::Write).await? == LeaseKind::Write;
-        let recover = node.lock().recover;
+    async fn gets_write(&self, inode: &Arc<Inode>) -> Result<bool> {
+        let granted = self.acquire(inode, LeaseKind::Write).await? == LeaseKind::Write;
+        let recover = inode.lock().recover;
         if recover {
-            self.recover(node).await?;
+            self.recover(inode).await?;
         }
         Ok(granted)
     }
 
-    async fn wait_for_recall(&self, node: &Node) {
+    async fn wait_for_recall(&self, inode: &Inode) {
         loop {
-            let changed = node.changed.notified();
-            if !node.lock().closing_lease {
+            let changed = inode.changed.notified();
+            if !inode.lock().closing_lease {
                 return;
             }
             // Ends with the recall, which ends by its flush's deadlines.
-            let _ = self.env.clock.timeout(MEMORY_LOOK, changed).await;
+            let _ = self.env.clock.timeout(MEMORY_POLL, changed).await;
         }
     }
 
-    /// Writes to targets and, where the file grows, commits its size. Whoever cuts the file at the same time fences this
-    /// write; then it looks at the file again.
-    async fn write_through(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<usize> {
-        let node = &file.node;
+    /// Writes to targets and, where the file grows, commits its size. Whoever truncates the file at the same
+    /// time fences this write; then it looks at the file again.
+    async fn write_direct(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<usize> {
+        let inode = &file.inode;
         let mut fences = self.fences();
         loop {
-            let under = node.lock().token_epoch;
-            match self.write_through_once(file, offset, data).await {
+            let under = inode.lock().token_epoch;
+            match self.write_direct_once(file, offset, data).await {
                 Ok(Some(written)) => return Ok(written),
                 Ok(None) if self.data.left(fences.deadline).is_zero() => {
                     return Err(Error::deadline(format!(
                         "write file {}: leases on it come and go, and with each what its inode holds",
-                        node.ino
+                        inode.ino
                     )));
                 }
                 Ok(None) => {}
-                Err(e) => self.go_on_after(node, e, under, &mut fences).await?,
+                Err(e) => self.go_on_after(inode, e, under, &mut fences).await?,
             }
         }
     }
@@ -370,73 +370,73 @@ impl Inner {
     }
 
     /// What was sent under `refused` ended with `e`. If it was fenced: pauses, and asks for what may be sent.
-    async fn go_on_after(&self, node: &Node, e: Error, refused: u32, fences: &mut Fences) -> Result<()> {
+    async fn go_on_after(&self, inode: &Inode, e: Error, refused: u32, fences: &mut Fences) -> Result<()> {
         if e.kind != ErrorKind::Stale || self.data.left(fences.deadline).is_zero() {
             return Err(e);
         }
         fences.met = (fences.met + 1).min(FENCED_TRIES_MAX);
-        // Of several that cut at once, each fences the others: chance lets one be first.
+        // Of several that truncate at once, each fences the others: chance lets one be first.
         let pause = self.env.rng.below(FENCED_PAUSE_MS << fences.met);
         self.env.clock.sleep(Duration::from_millis(pause)).await;
         // Or a snapshot holds what was written to: the right to write brings another object.
-        self.acquire(node, LeaseKind::Write).await?;
-        self.pass_fence(node, refused).await
+        self.acquire(inode, LeaseKind::Write).await?;
+        self.pass_fence(inode, refused).await
     }
 
     /// Who read a file in a snapshot has fenced what was under way then. If the snapshot is gone and nobody has written since, the
     /// file still is in that object, and the leader knows of no fence: a newer token epoch passes it.
-    pub async fn pass_fence(&self, node: &Node, refused: u32) -> Result<()> {
-        if node.lock().token_epoch <= refused {
-            self.ask_lease(node, LeaseKind::Write, true).await?;
+    pub async fn pass_fence(&self, inode: &Inode, refused: u32) -> Result<()> {
+        if inode.lock().token_epoch <= refused {
+            self.ask_lease(inode, LeaseKind::Write, true).await?;
         }
         Ok(())
     }
 
     /// How many bytes. `None`: the inode holds bytes that must go first, or may, or the file left its object; look at it again.
-    async fn write_through_once(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<Option<usize>> {
-        let node = &file.node;
+    async fn write_direct_once(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<Option<usize>> {
+        let inode = &file.inode;
         let end = end_of(offset, data.len())?;
-        let _under_way = self.begin_through(node, offset, end).await;
+        let _under_way = self.begin_direct(inode, offset, end).await;
         // What was taken under a lease that came for a moment is older: it goes first, and what is on its way into the inode arrives
         // there. Nothing follows it there while this is counted.
-        self.flush(node, Occasion::Growing, false).await?;
-        // Others may have cut or extended the file since: growing over old bytes must be noticed.
-        self.refresh(node).await?;
+        self.flush(inode, Occasion::Growing, false).await?;
+        // Others may have truncated or extended the file since: growing over old bytes must be noticed.
+        self.refresh(inode).await?;
         // This client may have evicted it since it was looked at.
-        self.bring_back(node, offset, end).await?;
+        self.bring_back(inode, offset, end).await?;
         let grows_over = {
-            let st = node.lock();
+            let st = inode.lock();
             st.has_old_tail() && end > st.committed_size()
         };
         if grows_over {
-            self.clean_in_turn(node).await?;
+            self.clean_with_token(inode).await?;
         }
-        if node.lock().inline != Inline::No {
-            self.leave_inode_in_turn(node).await?;
+        if inode.lock().inline != Inline::No {
+            self.leave_inode_with_token(inode).await?;
         }
-        let (data, _room) = self.fit_through(node, offset, data).await?;
+        let (data, _room) = self.fit_direct(inode, offset, data).await?;
         let end = offset + data.len() as u64;
-        let own = self.copy_up(node, offset, end).await?;
-        let sends = self.may_send_through(node).await?;
+        let own = self.copy_up(inode, offset, end).await?;
+        let sends = self.may_send_direct(inode).await?;
         file.works()?;
-        if node.lock().inline != Inline::No {
+        if inode.lock().inline != Inline::No {
             return Ok(None);
         }
-        let under = self.send_through(node, sends, own, offset, &data, false).await?;
-        let size = node.lock().committed_size();
+        let under = self.send_direct(inode, sends, own, offset, &data, false).await?;
+        let size = inode.lock().committed_size();
         let now = self.env.clock.now();
-        let told = {
-            let mut st = node.lock();
-            st.through_pending = true;
+        let reported = {
+            let mut st = inode.lock();
+            st.direct_pending = true;
             end <= size
                 && st.token_epoch == under
                 && st.growth(offset, end) == 0
-                && st.through_commit_at.is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
+                && st.direct_commit_at.is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
         };
-        if told {
-            self.note_dirty(node.ino); // write-back tells it
+        if reported {
+            self.note_dirty(inode.ino); // write-back tells it
         } else {
-            let is_elsewhere = self.commit_sent(node, (offset, end), under, Besides::Nothing).await?;
+            let is_elsewhere = self.commit_sent(inode, (offset, end), under, CommitExtra::Nothing).await?;
             if is_elsewhere {
                 return Ok(None);
             }
@@ -444,58 +444,61 @@ impl Inner {
         Ok(Some(data.len()))
     }
 
-    /// As much as there is room for, and the room.
-    pub async fn fit_through<'a>(
+    /// As much as the quota has space for, and the reservation.
+    pub async fn fit_direct<'a>(
         &'a self,
-        node: &'a Node,
+        inode: &'a Inode,
         offset: u64,
         data: &Bytes,
-    ) -> Result<(Bytes, Through<'a>)> {
+    ) -> Result<(Bytes, DirectReservation<'a>)> {
         loop {
-            let fits = self.fit(node, Some(offset), data).await?;
-            if let Some(room) = self.spend_through(node, offset, offset + fits.len() as u64) {
-                return Ok((fits, room));
+            let fits = self.fit(inode, Some(offset), data).await?;
+            if let Some(reservation) = self.spend_direct(inode, offset, offset + fits.len() as u64) {
+                return Ok((fits, reservation));
             }
         }
     }
 
     /// The bytes to targets; the inode holds none. `own`: the object that all stripes of it are in. The token epoch under which they
     /// were sent.
-    pub async fn send_through(
+    pub async fn send_direct(
         &self,
-        node: &Arc<Node>,
-        sends: ThroughSend<'_>,
+        inode: &Arc<Inode>,
+        sends: DirectSend<'_>,
         own: InodeId,
         offset: u64,
         data: &Bytes,
-        in_turn: bool,
+        with_token: bool,
     ) -> Result<u32> {
         let end = offset + data.len() as u64;
         let to = {
-            let st = node.lock();
-            if in_turn && !st.turn {
-                return Err(Error::stale(format!("file {}: the turn ended with the session", node.ino)));
+            let st = inode.lock();
+            if with_token && !st.append_token {
+                return Err(Error::stale(format!(
+                    "file {}: the append token ended with the session",
+                    inode.ino
+                )));
             }
-            if st.object(node.ino) != own {
-                return Err(Error::stale(format!("file {}: a snapshot was taken meanwhile", node.ino)));
+            if st.object(inode.ino) != own {
+                return Err(Error::stale(format!("file {}: a snapshot was taken meanwhile", inode.ino)));
             }
             // Somebody may be cleaning there now, under the token epoch that came since.
             if st.has_old_tail() && end > st.committed_size() {
-                return Err(Error::stale(format!("file {}: old bytes may be past its end", node.ino)));
+                return Err(Error::stale(format!("file {}: old bytes may be past its end", inode.ino)));
             }
-            Aim::of(&st, node.ino)?
+            WriteTarget::of(&st, inode.ino)?
         };
         let sent = self.overlay_range(to, offset, Some(data.clone()), data.len() as u64).await;
         drop(sends);
         {
             // However it ended, some of it may be there.
-            let mut st = node.lock();
+            let mut st = inode.lock();
             st.data_change += 1;
             st.changed.add(offset, end);
-            self.cache().remove(node.ino, offset, end);
+            self.cache().remove(inode.ino, offset, end);
         }
         if let Err(e) = sent {
-            self.tell_left_behind(node, end).await;
+            self.report_left_behind(inode, end).await;
             return Err(e);
         }
         self.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
@@ -504,143 +507,152 @@ impl Inner {
 
     /// A write failed, but parts of it may lie on targets, up to `end`. If that is past the size, or the inode holds what counts there,
     /// whoever lets the file grow one day must clean there first. What is below the size can be read, so home must get it.
-    pub async fn tell_left_behind(&self, node: &Arc<Node>, end: u64) {
+    pub async fn report_left_behind(&self, inode: &Arc<Inode>, end: u64) {
         let commit = {
-            let mut st = node.lock();
+            let mut st = inode.lock();
             let size = st.committed_size();
             let changed = st.changed.take_below(size);
             if changed.is_empty() && end <= size && st.inline == Inline::No {
-                st.untold_end = None;
+                st.unreported_end = None;
                 return;
             }
             let data_end = st.on_targets_end().max(end);
-            let request = self.commit_request(&st, node.ino, 0, false, None);
+            let request = self.commit_request(&st, inode.ino, 0, false, None);
             Commit { data_end, changed, drop_inline: false, ..request }
         };
-        let stamp = self.stamp();
+        let revoke_clock = self.revoke_clock();
         match self.session.change_again(self.deadline(), |op| Commit { op, ..commit.clone() }).await {
             Ok(entry) => {
-                let mut st = node.lock();
-                st.untold_end = st.untold_end.filter(|untold| *untold > end);
-                self.apply_to(&mut st, &entry, stamp);
+                let mut st = inode.lock();
+                st.unreported_end = st.unreported_end.filter(|unreported| *unreported > end);
+                self.apply_to(&mut st, &entry, revoke_clock);
             }
-            // Fenced: who cut the file has dropped it; or it was removed.
+            // Fenced: who truncated the file has dropped it; or it was removed.
             Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => {
-                let mut st = node.lock();
-                st.untold_end = None;
+                let mut st = inode.lock();
+                st.unreported_end = None;
                 st.changed.put_back(&commit.changed);
             }
             Err(e) => {
-                tracing::warn!("file {}: the leader was not told of what a failed write left: {e}", node.ino);
-                let mut st = node.lock();
-                st.untold_end = st.untold_end.max(Some(end));
+                tracing::warn!(
+                    "file {}: the leader was not told of what a failed write left: {e}",
+                    inode.ino
+                );
+                let mut st = inode.lock();
+                st.unreported_end = st.unreported_end.max(Some(end));
                 st.changed.put_back(&commit.changed);
-                st.through_pending |= st.open_write > 0;
-                self.note_dirty(node.ino);
+                st.direct_pending |= st.open_write > 0;
+                self.note_dirty(inode.ino);
             }
         }
     }
 
-    /// Tells the leader of bytes that were written straight through, under the token epoch `under`: a newer one that came since is of a
-    /// file that may have another object, or be cut. True: it was so, and the leader, which had given this client the right to write
-    /// alone meanwhile, took it for told under that: the bytes are to be sent once more.
+    /// Tells the leader of bytes that were written directly, under the token epoch `under`: a newer one that came since is of a file that
+    /// may have another object, or be truncated. True: it was so, and the leader, which had given this client the right to write alone
+    /// meanwhile, took it for told under that: the bytes are to be sent once more.
     pub async fn commit_sent(
         &self,
-        node: &Arc<Node>,
+        inode: &Arc<Inode>,
         range: (u64, u64),
         under: u32,
-        besides: Besides,
+        extra: CommitExtra,
     ) -> Result<bool> {
-        Ok(cuts(self.commit_through(node, range, Some(under), besides).await?) > cuts(under))
+        Ok(truncations(self.commit_direct(inode, range, Some(under), extra).await?) > truncations(under))
     }
 
-    /// Tells the leader of the time of writes straight through, and that the file is at least `size` long.
-    pub async fn commit_time(&self, node: &Arc<Node>, size: u64, besides: Besides) -> Result<()> {
-        self.commit_through(node, (size, size), None, besides).await.map(drop)
+    /// Tells the leader of the time of direct writes, and that the file is at least `size` long.
+    pub async fn commit_time(&self, inode: &Arc<Inode>, size: u64, extra: CommitExtra) -> Result<()> {
+        self.commit_direct(inode, (size, size), None, extra).await.map(drop)
     }
 
-    /// The turn ends with a range that counts, of which nothing is written yet.
-    pub async fn commit_reserved(&self, node: &Arc<Node>, range: (u64, u64)) -> Result<()> {
-        self.commit_through(node, range, None, Besides::EndOfTurn).await.map(drop)
+    /// The token is released with a range that counts, of which nothing is written yet.
+    pub async fn commit_reserved(&self, inode: &Arc<Inode>, range: (u64, u64)) -> Result<()> {
+        self.commit_direct(inode, range, None, CommitExtra::ReleasesToken).await.map(drop)
     }
 
     /// The token epoch of the answer. `under`: as the file's now, if none is given.
-    async fn commit_through(
+    async fn commit_direct(
         &self,
-        node: &Arc<Node>,
+        inode: &Arc<Inode>,
         (offset, end): (u64, u64),
         under: Option<u32>,
-        besides: Besides,
+        extra: CommitExtra,
     ) -> Result<u32> {
         let mtime = self.now();
-        let _under_way = self.begin_through(node, u64::MAX, u64::MAX).await;
+        let _under_way = self.begin_direct(inode, u64::MAX, u64::MAX).await;
         let commit = {
-            let mut st = node.lock();
-            st.through_pending = false;
-            st.through_commit_at = Some(self.env.clock.now());
+            let mut st = inode.lock();
+            st.direct_pending = false;
+            st.direct_commit_at = Some(self.env.clock.now());
             let growth = st.growth(offset.min(end), end);
             let size = st.committed_size();
             let changed = st.changed.take_below(size.max(end));
             Commit {
                 op: Op { session: SessionId(0), slot: 0, seq: 0 },
-                ino: node.ino,
+                ino: inode.ino,
                 token_epoch: under.unwrap_or(st.token_epoch),
-                // Others may have cut the file since: to repeat its old size would bring that back.
+                // Others may have truncated the file since: to repeat its old size would bring that back.
                 size: end,
                 mtime,
                 allocated: st.allocated + growth,
                 inline: None,
-                drop_inline: besides == Besides::LeftInode,
+                drop_inline: extra == CommitExtra::LeftInode,
                 clean: false,
                 close_writes: 0,
                 data_end: st.on_targets_end().max(end),
-                turn: besides.ends_turn(),
+                append_token: extra.releases_token(),
                 changed,
             }
         };
-        let stamp = self.stamp();
-        let limited = node.lock().limited;
-        let committing = self.rooms.committing(limited).await;
+        let revoke_clock = self.revoke_clock();
+        let limited = inode.lock().limited;
+        let committing = self.reservations.committing(limited).await;
         let (deadline, make) = (self.deadline(), |op| Commit { op, ..commit.clone() });
-        let told = match besides {
-            Besides::Appended => self.session.change(deadline, make).await,
+        let reported = match extra {
+            CommitExtra::Appended => self.session.change(deadline, make).await,
             _ => self.session.change_again(deadline, make).await,
         };
-        let entry = match told {
+        let entry = match reported {
             Ok(entry) => entry,
             Err(e) => {
-                let mut st = node.lock();
-                st.through_pending = true;
+                let mut st = inode.lock();
+                st.direct_pending = true;
                 st.changed.put_back(&commit.changed);
                 return Err(e);
             }
         };
-        self.note_committed(&mut node.lock(), &entry);
+        self.note_committed(&mut inode.lock(), &entry);
         drop(committing);
-        self.apply(&entry, stamp);
-        let mut st = node.lock();
+        self.apply(&entry, revoke_clock);
+        let mut st = inode.lock();
         st.grew_to(&entry);
-        match besides {
-            Besides::LeftInode => st.inline = Inline::No,
-            Besides::EndOfTurn | Besides::Appended => st.turn = false,
-            Besides::Nothing => {}
+        match extra {
+            CommitExtra::LeftInode => st.inline = Inline::No,
+            CommitExtra::ReleasesToken | CommitExtra::Appended => st.append_token = false,
+            CommitExtra::Nothing => {}
         }
         Ok(entry.lease.token_epoch)
     }
 
-    /// What writes straight through have not told the leader yet. Who is telling it already is waited for: when the last
-    /// handle is closed the right to tell it ends.
-    pub async fn settle_through(&self, node: &Arc<Node>) -> Result<()> {
-        let _one = node.flushing.lock().await;
-        if node.lock().through_pending {
-            self.commit_time(node, 0, Besides::Nothing).await?;
+    /// What direct writes have not told the leader yet. Who is telling it already is waited for: when the
+    /// last handle is closed the right to tell it ends.
+    pub async fn settle_direct(&self, inode: &Arc<Inode>) -> Result<()> {
+        let _one = inode.flushing.lock().await;
+        if inode.lock().direct_pending {
+            self.commit_time(inode, 0, CommitExtra::Nothing).await?;
         }
         Ok(())
     }
 
     /// Bytes (or zeros) as overlays, all pieces at once.
-    pub async fn overlay_range(&self, to: Aim, offset: u64, data: Option<Bytes>, len: u64) -> Result<()> {
-        let Aim { object, layout, token_epoch } = to;
+    pub async fn overlay_range(
+        &self,
+        to: WriteTarget,
+        offset: u64,
+        data: Option<Bytes>,
+        len: u64,
+    ) -> Result<()> {
+        let WriteTarget { object, layout, token_epoch } = to;
         let mut by_stripe: BTreeMap<u64, Vec<Overlay>> = BTreeMap::new();
         for p in layout.pieces(offset, len) {
             let payload = data.as_ref().map(|d| {
@@ -666,7 +678,7 @@ impl Inner {
     pub async fn set_size(
         &self,
         cred: &Cred,
-        node: &Arc<Node>,
+        inode: &Arc<Inode>,
         through: Option<&OpenFile>,
         set: &SetAttrs,
         size: u64,
@@ -674,48 +686,48 @@ impl Inner {
         if size > FILE_BYTES_MAX {
             return Err(Error::name(NameRule::FileTooBig, format!("size {size} is larger than any file")));
         }
-        let _grows = node.growing.lock().await;
+        let _grows = inode.growing.lock().await;
         let mut fences = self.fences();
         loop {
-            let under = node.lock().token_epoch;
-            let way = self.prepare_write(node, Some(size), 0).await?;
+            let under = inode.lock().token_epoch;
+            let way = self.prepare_write(inode, Some(size), 0).await?;
             through.map_or(Ok(()), OpenFile::works)?;
             let set = match way {
-                Way::Through => self.set_size_in_turn(cred, node, set, size).await,
-                Way::Buffer => self.set_size_now(cred, node, set, size, true).await,
+                Way::Direct => self.set_size_with_token(cred, inode, set, size).await,
+                Way::Buffer => self.set_size_now(cred, inode, set, size, true).await,
             };
             match set {
-                Err(e) => self.go_on_after(node, e, under, &mut fences).await?,
+                Err(e) => self.go_on_after(inode, e, under, &mut fences).await?,
                 stat => return stat,
             }
         }
     }
 
-    /// In this client's turn, or under its Write lease (`exclusive`).
+    /// Under this client's append token, or under its Write lease (`exclusive`).
     pub async fn set_size_now(
         &self,
         cred: &Cred,
-        node: &Arc<Node>,
+        inode: &Arc<Inode>,
         set: &SetAttrs,
         size: u64,
         exclusive: bool,
     ) -> Result<Stat> {
-        let _one = node.flushing.lock().await;
-        self.flush_locked(node, Occasion::Growing, false).await?;
+        let _one = inode.flushing.lock().await;
+        self.flush_locked(inode, Occasion::Growing, false).await?;
         let grows_over = {
-            let st = node.lock();
+            let st = inode.lock();
             size > st.committed_size() && st.has_old_tail()
         };
         if grows_over {
-            self.clean_old_tail_locked(node).await?;
+            self.clean_old_tail_locked(inode).await?;
         }
-        self.send_set_attr(cred, node, set, Some(size), exclusive).await
+        self.send_set_attr(cred, inode, set, Some(size), exclusive).await
     }
 
     pub async fn send_set_attr(
         &self,
         cred: &Cred,
-        node: &Arc<Node>,
+        inode: &Arc<Inode>,
         set: &SetAttrs,
         size: Option<u64>,
         exclusive: bool,
@@ -727,31 +739,31 @@ impl Inner {
                 crate::api::SetTime::At(t) => t,
             })
         };
-        let (ino, stamp) = (node.ino, self.stamp());
+        let (ino, revoke_clock) = (inode.ino, self.revoke_clock());
         let (mode, uid, gid, atime, mtime) = (set.mode, set.uid, set.gid, time(set.atime), time(set.mtime));
         let request = |op| SetAttr { op, cred: cred.clone(), ino, mode, uid, gid, size, atime, mtime };
-        let before = node.lock().sent_end;
+        let before = inode.lock().sent_end;
         let entry = self.session.change(self.deadline(), request).await?;
         if let Some(size) = size {
-            self.cut(node, size, before, exclusive);
+            self.truncate_local(inode, size, before, exclusive);
         }
-        Ok(self.apply(&entry, stamp))
+        Ok(self.apply(&entry, revoke_clock))
     }
 
     /// The file was set to `size` by this client: what is known of its data beyond is old.
-    pub fn cut(&self, node: &Node, size: u64, sent_end: u64, exclusive: bool) {
-        let mut st = node.lock();
+    pub fn truncate_local(&self, inode: &Inode, size: u64, sent_end: u64, exclusive: bool) {
+        let mut st = inode.lock();
         let shrinks = size < st.size().max(sent_end).max(st.committed_size());
         st.attr_old = true;
         st.layers = None;
         st.data_change += 1;
-        if let Ok(layout) = layout_of(&st, node.ino) {
+        if let Ok(layout) = layout_of(&st, inode.ino) {
             let stripe = layout.stripe_of(size);
             let beyond = st.dirty.split_off(&(stripe + 1));
             drop(beyond);
             let within = (size - layout.stripe_start(stripe)) as u32;
             if let Some(buf) = st.dirty.get_mut(&stripe) {
-                buf.cut(within);
+                buf.truncate(within);
                 if buf.covered_bytes() == 0 {
                     st.dirty.remove(&stripe);
                 }
@@ -767,12 +779,12 @@ impl Inner {
             local.size = size;
         }
         if shrinks {
-            st.note_cut(exclusive);
+            st.note_truncation(exclusive);
         }
         st.allocated = st.allocated.min(size);
         st.charged = st.charged.min(size);
-        self.settle_room(&mut st);
-        self.cache().remove(node.ino, size, u64::MAX);
+        self.settle_reservation(&mut st);
+        self.cache().remove(inode.ino, size, u64::MAX);
     }
 
     pub async fn fallocate(&self, handle: Handle, what: Allocate, offset: u64, len: u64) -> Result<()> {
@@ -790,9 +802,9 @@ impl Inner {
             Allocate::PunchHole => self.zero_range(&file, offset, end, true).await,
             Allocate::ZeroRange => self.zero_range(&file, offset, end, false).await,
         }?;
-        if file.node.lock().lease == LeaseKind::Write {
+        if file.inode.lock().lease == LeaseKind::Write {
             // The leader must know the file's allocation before the call returns, because `stat` reports it.
-            self.flush(&file.node, Occasion::Growing, false).await?;
+            self.flush(&file.inode, Occasion::Growing, false).await?;
         }
         Ok(())
     }
@@ -800,21 +812,21 @@ impl Inner {
     /// Has the space of a range counted, of which the file may have written nothing yet. `grows`: afterwards the file is `end` bytes
     /// long, or longer: what others write past that meanwhile stays.
     async fn reserve(&self, file: &OpenFile, offset: u64, end: u64, grows: bool) -> Result<()> {
-        let node = &file.node;
-        let _grows = node.growing.lock().await;
+        let inode = &file.inode;
+        let _grows = inode.growing.lock().await;
         let deadline = self.deadline();
         for _ in 0..TRIES_MAX {
-            let way = self.prepare_write(node, Some(end), 0).await?;
+            let way = self.prepare_write(inode, Some(end), 0).await?;
             file.works()?;
-            if way == Way::Through {
-                match self.reserve_in_turn(node, offset, end, grows).await {
+            if way == Way::Direct {
+                match self.reserve_with_token(inode, offset, end, grows).await {
                     Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => continue,
                     done => return done,
                 }
             }
-            let reserved = node.lock().reservation(offset, end, grows);
-            self.room_for(node, reserved.map_err(|e| e.doing(format!("file {}", node.ino)))?).await?;
-            let mut st = node.lock();
+            let reserved = inode.lock().reservation(offset, end, grows);
+            self.reserve_for(inode, reserved.map_err(|e| e.doing(format!("file {}", inode.ino)))?).await?;
+            let mut st = inode.lock();
             let (size, growth) = (st.size(), st.reservation(offset, end, grows)?);
             if end <= size && growth == 0 {
                 return Ok(());
@@ -825,35 +837,35 @@ impl Inner {
             st.allocated += growth;
             st.changed.add(size.min(end), end);
             st.note_write(end, self.now(), self.env.clock.now());
-            self.settle_room(&mut st);
-            self.note_dirty(node.ino);
+            self.settle_reservation(&mut st);
+            self.note_dirty(inode.ino);
             return Ok(());
         }
         Err(Error::unavailable(format!(
             "extend file {}: its lease came and went {TRIES_MAX} times",
-            node.ino
+            inode.ino
         )))
     }
 
-    /// Zeroes bytes below the size. A cut, or a snapshot's read, at the same time fences this as it fences a write. `frees`: what
-    /// is zero then takes no space.
+    /// Zeroes bytes below the size. A truncation, or a snapshot's read, at the same time fences this as it
+    /// fences a write. `frees`: what is zero then takes no space.
     async fn zero_range(&self, file: &OpenFile, offset: u64, end: u64, frees: bool) -> Result<()> {
-        let node = &file.node;
+        let inode = &file.inode;
         let (mut fences, mut at) = (self.fences(), offset);
         loop {
-            let way = self.prepare_write(node, Some(at), (end - at) as usize).await?;
-            if way == Way::Through {
-                self.refresh(node).await?;
+            let way = self.prepare_write(inode, Some(at), (end - at) as usize).await?;
+            if way == Way::Direct {
+                self.refresh(inode).await?;
             }
             let (under, end) = {
-                let st = node.lock();
+                let st = inode.lock();
                 (st.token_epoch, end.min(st.size()))
             };
             if at >= end {
                 return Ok(());
             }
             match self.zero_some(file, at, end, way, frees).await {
-                Err(e) => self.go_on_after(node, e, under, &mut fences).await?,
+                Err(e) => self.go_on_after(inode, e, under, &mut fences).await?,
                 Ok(done) => at = done,
             }
         }
@@ -861,39 +873,40 @@ impl Inner {
 
     /// Up to where it is done.
     async fn zero_some(&self, file: &OpenFile, offset: u64, end: u64, way: Way, frees: bool) -> Result<u64> {
-        let node = &file.node;
-        if node.lock().inline == Inline::Unknown {
-            self.refresh(node).await?;
+        let inode = &file.inode;
+        if inode.lock().inline == Inline::Unknown {
+            self.refresh(inode).await?;
         }
-        // Zeros written into the inode could make the file longer, if somebody cuts it now; zeros on targets do not.
-        if node.lock().inline != Inline::No {
-            self.leave_inode_in_turn(node).await?;
+        // Zeros written into the inode could make the file longer, if somebody truncates it now; zeros on
+        // targets do not.
+        if inode.lock().inline != Inline::No {
+            self.leave_inode_with_token(inode).await?;
         }
         let _one = loop {
-            self.bring_back(node, offset, end).await?;
-            let one = node.flushing.lock().await;
-            let st = node.lock();
+            self.bring_back(inode, offset, end).await?;
+            let one = inode.flushing.lock().await;
+            let st = inode.lock();
             // Without the lease nobody evicts what is open for writing.
             if st.lease != LeaseKind::Write || !st.is_away(offset, end) {
                 break one;
             }
         };
-        self.flush_locked(node, Occasion::Growing, way == Way::Buffer).await?;
-        let own = self.copy_up(node, offset, end).await?;
+        self.flush_locked(inode, Occasion::Growing, way == Way::Buffer).await?;
+        let own = self.copy_up(inode, offset, end).await?;
         // Others that write the file number their overlays over the stripes that are there.
         let whole = match way {
             Way::Buffer => {
-                let st = node.lock();
-                whole_stripes(&layout_of(&st, node.ino)?, st.size(), offset, end)
+                let st = inode.lock();
+                whole_stripes(&layout_of(&st, inode.ino)?, st.size(), offset, end)
             }
-            Way::Through => end..end,
+            Way::Direct => end..end,
         };
         let mut emptied = Ok(whole.start);
         if offset < whole.start {
             emptied = self.zero_part(file, own, offset, whole.start).await.map(|()| whole.start);
         }
         if emptied.is_ok() && !whole.is_empty() {
-            emptied = self.empty_stripes(node, own, whole.clone()).await;
+            emptied = self.empty_stripes(inode, own, whole.clone()).await;
         }
         let mut done = emptied;
         if done.as_ref().is_ok_and(|done| *done == whole.end) && whole.end < end {
@@ -901,14 +914,14 @@ impl Inner {
         }
         let freed = match (&done, way) {
             (Ok(done), Way::Buffer) => {
-                let st = node.lock();
-                whole_cells(&layout_of(&st, node.ino)?, st.size(), offset, *done)
+                let st = inode.lock();
+                whole_cells(&layout_of(&st, inode.ino)?, st.size(), offset, *done)
             }
             _ => 0,
         };
-        let most = if frees && freed > 0 { self.most_data(node, own, freed).await } else { None };
+        let most = if frees && freed > 0 { self.most_data(inode, own, freed).await } else { None };
         let mtime = self.now();
-        let mut st = node.lock();
+        let mut st = inode.lock();
         st.data_change += 1;
         st.changed.add(offset, end);
         if let Some((sends, most)) = most {
@@ -920,34 +933,34 @@ impl Inner {
             let size = st.size();
             st.note_write(size, mtime, self.env.clock.now());
         } else {
-            st.through_pending = true;
+            st.direct_pending = true;
         }
-        self.settle_room(&mut st);
-        self.note_dirty(node.ino);
-        self.cache().remove(node.ino, offset, end);
+        self.settle_reservation(&mut st);
+        self.note_dirty(inode.ino);
+        self.cache().remove(inode.ino, offset, end);
         done
     }
 
     /// Zeros over what is there, which stays beneath them until the stripes are sealed.
     async fn zero_part(&self, file: &OpenFile, own: InodeId, offset: u64, end: u64) -> Result<()> {
-        let node = &file.node;
-        let sends = self.may_send_through(node).await?;
+        let inode = &file.inode;
+        let sends = self.may_send_direct(inode).await?;
         file.works()?;
         let to = {
-            let mut st = node.lock();
+            let mut st = inode.lock();
             if st.inline != Inline::No {
-                return Err(Error::stale(format!("file {}: its inode may hold bytes", node.ino)));
+                return Err(Error::stale(format!("file {}: its inode may hold bytes", inode.ino)));
             }
-            if st.object(node.ino) != own {
-                return Err(Error::stale(format!("file {}: a snapshot was taken meanwhile", node.ino)));
+            if st.object(inode.ino) != own {
+                return Err(Error::stale(format!("file {}: a snapshot was taken meanwhile", inode.ino)));
             }
             st.data_change += 1;
-            let layout = layout_of(&st, node.ino)?;
+            let layout = layout_of(&st, inode.ino)?;
             for stripe in layout.stripe_of(offset)..=layout.stripe_of(end - 1) {
                 st.touched.insert(stripe);
             }
             st.sent_end = st.sent_end.max(end);
-            Aim::of(&st, node.ino)?
+            WriteTarget::of(&st, inode.ino)?
         };
         let zeroed = self.overlay_range(to, offset, None, end - offset).await;
         drop(sends);
@@ -955,8 +968,8 @@ impl Inner {
     }
 
     /// Empties the stripes of a range that have something, some thousands of them at most; up to where it came.
-    async fn empty_stripes(&self, node: &Arc<Node>, own: InodeId, whole: Range<u64>) -> Result<u64> {
-        let layout = layout_of(&node.lock(), node.ino)?;
+    async fn empty_stripes(&self, inode: &Arc<Inode>, own: InodeId, whole: Range<u64>) -> Result<u64> {
+        let layout = layout_of(&inode.lock(), inode.ino)?;
         let Range { start, end } = whole;
         let (mut stripe, to) = (layout.stripe_of(start), layout.stripe_of(end - 1) + 1);
         for _ in 0..EMPTIED_MAX / STRIPES_AT_ONCE {
@@ -970,7 +983,7 @@ impl Inner {
                     if !cells.contains(&true) {
                         return Ok(true);
                     }
-                    self.empty_stripe(node, own, s, end).await
+                    self.empty_stripe(inode, own, s, end).await
                 }) as BoxFuture<'_, Result<bool>>
             });
             for is_empty in join_all(emptied.collect()).await {
@@ -988,11 +1001,11 @@ impl Inner {
 
     /// How much data there may be still after `freed` bytes went, if that has to be looked for and does not take long; and what had
     /// been sent before. Of a file without holes it is all but that.
-    async fn most_data(&self, node: &Node, own: InodeId, freed: u64) -> Option<(u64, Option<u64>)> {
+    async fn most_data(&self, inode: &Inode, own: InodeId, freed: u64) -> Option<(u64, Option<u64>)> {
         let (sends, size, is_dense, is_here, layout) = {
-            let st = node.lock();
+            let st = inode.lock();
             let is_here = st.attr.as_ref().is_some_and(|a| a.evicted == 0 && a.layers.is_none());
-            (st.send_count, st.size(), st.allocated >= st.size(), is_here, layout_of(&st, node.ino).ok()?)
+            (st.send_count, st.size(), st.allocated >= st.size(), is_here, layout_of(&st, inode.ino).ok()?)
         };
         let most = match (is_dense, is_here) {
             (true, _) => Some(size.saturating_sub(freed)),
@@ -1010,11 +1023,11 @@ fn whole_stripes(layout: &Layout, size: u64, offset: u64, end: u64) -> Range<u64
     if start < stop { start..stop } else { end..end }
 }
 
-/// Whether a write up to `end` may be kept here for now. What is written in a turn goes straight to targets, and with it what the
-/// inode held.
+/// Whether a write up to `end` may be kept here for now. What is written under the append token goes straight
+/// to targets, and with it what the inode held.
 fn is_ready_to_buffer(st: &State, end: u64) -> bool {
     st.lease == LeaseKind::Write
-        && !st.turn
+        && !st.append_token
         && !st.recover
         && !st.closing_lease
         && st.inline != Inline::Unknown

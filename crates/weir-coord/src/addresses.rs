@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unspecified_address_is_announced_as_the_one_that_reaches_the_coordinator() {
+    fn an_unspecified_address_is_announced_as_the_reachable_one() {
         let cases = [
             ("tcp:[::]:7", Some("10.0.0.5"), Some("tcp:10.0.0.5:7")),
             ("tcp:[::]:7", Some("fd00::5"), Some("tcp:[fd00::5]:7")),

@@ -13,9 +13,9 @@ use std::time::Duration;
 use weir_env::watch;
 use weir_env::{Addr, Env, TaskHandle};
 use weir_proto::coord::{
-    CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, Doubt, GetCoordinators, GetMap, GetStatus,
-    GetWaits, Joined, LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, RecordProgress, ReportTarget,
-    TargetReport, TellWaits, Wait,
+    CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, GetCoordinators, GetMap, GetStatus, GetWaits,
+    Joined, LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, RecordProgress, ReportTarget, ReportWaits,
+    Suspicion, TargetReport, Wait,
 };
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
 use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NamespaceId, NodeId, PgId, Request, Result, TargetId};
@@ -199,28 +199,28 @@ impl Cluster {
         epoch: Epoch,
         why: &str,
     ) -> Result<Arc<ClusterMap>> {
-        self.doubt_target(target, group, epoch, Doubt::Unusable, why).await
+        self.suspect_target(target, group, epoch, Suspicion::Failed, why).await
     }
 
-    /// `report_target` with the kind of doubt.
-    pub async fn doubt_target(
+    /// `report_target` with the kind of suspicion.
+    pub async fn suspect_target(
         &self,
         target: TargetId,
         group: PgId,
         epoch: Epoch,
-        doubt: Doubt,
+        suspicion: Suspicion,
         why: &str,
     ) -> Result<Arc<ClusterMap>> {
         if self.goes_around(target) {
             return Ok(self.map()); // the link is to blame
         }
-        let report = ReportTarget { target, group, epoch, doubt, why: why.to_owned() };
+        let report = ReportTarget { target, group, epoch, suspicion, why: why.to_owned() };
         let moved_on = |map: &ClusterMap| map.group(group).is_some_and(|g| g.epoch > epoch);
         // A map that answers the question may come first: the coordinator saw the connection break.
         tokio::select! {
             biased;
             map = self.wait_for(CHANGE_PATIENCE * 2, moved_on) => map,
-            told = self.change(&report) => told,
+            reported = self.change(&report) => reported,
         }
     }
 
@@ -292,8 +292,8 @@ impl Cluster {
     }
 
     /// Tells what calls of this client wait for, so that `weir status` can.
-    pub async fn tell_waits(&self, client: String, waits: Vec<Wait>) -> Result<()> {
-        self.ask(&TellWaits { client, waits }).await
+    pub async fn report_waits(&self, client: String, waits: Vec<Wait>) -> Result<()> {
+        self.ask(&ReportWaits { client, waits }).await
     }
     /// The clients whose calls wait.
     pub async fn waits(&self) -> Result<ClientsWaiting> {
@@ -394,9 +394,10 @@ async fn ask_for_coordinators(shared: Arc<Shared>) {
     let mut connections = shared.coordinator.generation();
     loop {
         let known = *connections.borrow();
-        if let Ok((told, _)) = shared.coordinator.call(&GetCoordinators {}, Vec::new(), CHANGE_PATIENCE).await
+        if let Ok((reported, _)) =
+            shared.coordinator.call(&GetCoordinators {}, Vec::new(), CHANGE_PATIENCE).await
         {
-            let read = told.addrs.iter().take(COORDINATORS_MAX).filter_map(|a| a.parse::<Addr>().ok());
+            let read = reported.addrs.iter().take(COORDINATORS_MAX).filter_map(|a| a.parse::<Addr>().ok());
             // The path of a local socket is valid on one host only: of those, use only the configured ones.
             *lock(&shared.announced) = read.filter(|a| matches!(a, Addr::Tcp(_))).collect();
         }
@@ -428,14 +429,14 @@ pub(crate) fn is_temporary(e: &Error) -> bool {
 }
 
 async fn follow_map(shared: Arc<Shared>) {
-    let mut told = false;
+    let mut reported = false;
     loop {
         let newer_than = shared.map.borrow().version;
         let request = GetMap { newer_than, wait_ms: MAP_WAIT.as_millis() as u32 };
         match shared.coordinator.call(&request, Vec::new(), MAP_WAIT + ANSWER_SLACK).await {
-            Ok((MapReply { map: None }, _)) => told = false,
+            Ok((MapReply { map: None }, _)) => reported = false,
             Ok((MapReply { map: Some(map) }, _)) => {
-                told = false;
+                reported = false;
                 let (cluster, version) = (map.cluster, map.version);
                 let old = !shared.offer(map) && version <= shared.map.borrow().version;
                 if old && version < newer_than {
@@ -447,10 +448,10 @@ async fn follow_map(shared: Arc<Shared>) {
                 }
             }
             Err(e) => {
-                if !told {
+                if !reported {
                     tracing::warn!("cannot follow the cluster map: {e}");
                 }
-                told = true;
+                reported = true;
                 shared.env.clock.sleep(RETRY_PAUSE).await;
             }
         }

@@ -13,16 +13,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use weir_env::{Instant, watch};
-use weir_proto::coord::{Doubt, LINK_REPORT_MS, ReportLink, ReportTarget};
+use weir_proto::coord::{LINK_REPORT_MS, ReportLink, ReportTarget, Suspicion};
 use weir_proto::data::{PassOn, StatTarget};
 use weir_proto::map::{ClusterMap, Member, MemberState, Node, Role};
 use weir_proto::{Error, ErrorKind, NodeId, Request, Result, TargetId, Wire};
 use weir_rpc::{Answered, Channel, Payload};
 
 /// A call that has not ended by now makes this node look at the link: disks that flush their caches take less, mostly.
-const LOOK_AFTER: Duration = Duration::from_millis(250);
+const PROBE_AFTER: Duration = Duration::from_millis(250);
 /// Between two looks at one link.
-const LOOK_PAUSE: Duration = Duration::from_secs(1);
+const PROBE_PAUSE: Duration = Duration::from_secs(1);
 /// For an answer by way of another node; then the next one is tried.
 const AROUND_PATIENCE: Duration = Duration::from_millis(500);
 /// Other nodes that one look tries.
@@ -34,9 +34,9 @@ const DIRECT_MIN: Duration = Duration::from_millis(300);
 /// Of a look at a link: when nothing comes by the other way either.
 const DIRECT_PATIENCE: Duration = Duration::from_secs(2);
 /// More than the largest packet that any network takes (jumbo frames: 9,000).
-const LOOK_BYTES: usize = 16 << 10;
+const PROBE_BYTES: usize = 16 << 10;
 /// For the coordinator to take note of a cut.
-const TELL_PATIENCE: Duration = Duration::from_secs(1);
+const REPORT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What is known of the links of one node. At most one entry per node of the map.
 pub(crate) struct Links {
@@ -79,22 +79,22 @@ impl Links {
         self.lock().get(&node).is_some_and(|link| link.cut.is_some())
     }
     /// True: no look is under way; the caller begins one.
-    fn begin_look(&self, node: NodeId, now: Instant) -> bool {
+    fn begin_probe(&self, node: NodeId, now: Instant) -> bool {
         let mut links = self.lock();
         let link = links.entry(node).or_default();
         let free = link.cut.is_none() && now >= link.not_before;
         if free {
             // Longer than a look may take; its end brings it forward.
-            let longest = DIRECT_PATIENCE + AROUND_PATIENCE * AROUND_MAX as u32 + LOOK_PAUSE;
+            let longest = DIRECT_PATIENCE + AROUND_PATIENCE * AROUND_MAX as u32 + PROBE_PAUSE;
             link.not_before = now + longest;
         }
         free
     }
-    fn end_look(&self, node: NodeId, now: Instant, found: Option<(NodeId, &Error)>) {
+    fn end_probe(&self, node: NodeId, now: Instant, found: Option<(NodeId, &Error)>) {
         {
             let mut links = self.lock();
             let link = links.entry(node).or_default();
-            link.not_before = now + LOOK_PAUSE;
+            link.not_before = now + PROBE_PAUSE;
             let Some((via, why)) = found else { return };
             link.strikes = Some(Strikes::one_more(link.strikes, now));
             link.cut = Some(Cut { since: now, via, why: why.context.clone() });
@@ -110,7 +110,7 @@ impl Links {
         }
     }
     fn may_be_tried(&self, node: NodeId, now: Instant) -> bool {
-        self.lock().get(&node).and_then(|link| link.strikes).is_none_or(|s| !s.is_aside(now))
+        self.lock().get(&node).and_then(|link| link.strikes).is_none_or(|s| !s.is_demoted(now))
     }
     fn mend(&self, node: NodeId) {
         if let Some(link) = self.lock().get_mut(&node) {
@@ -200,13 +200,13 @@ impl Shared {
         if let Some(cut) = self.links.cut(node) {
             return Err(unreachable(target, &cut));
         }
-        let mut look_at = self.env.clock.now() + LOOK_AFTER;
+        let mut probe_link = self.env.clock.now() + PROBE_AFTER;
         loop {
             tokio::select! {
                 biased;
                 answer = &mut call => {
                     if let Err(e) = &answer && is_temporary(e) && channel.current().is_none() {
-                        self.start_look(node, target);
+                        self.start_probe(node, target);
                     }
                     return answer;
                 }
@@ -215,9 +215,9 @@ impl Shared {
                         return Err(unreachable(target, &cut));
                     }
                 }
-                () = self.env.clock.sleep_until(look_at) => {
-                    look_at = look_at + LOOK_PAUSE;
-                    self.start_look(node, target);
+                () = self.env.clock.sleep_until(probe_link) => {
+                    probe_link = probe_link + PROBE_PAUSE;
+                    self.start_probe(node, target);
                 }
             }
         }
@@ -269,8 +269,8 @@ impl Shared {
         nodes
     }
 
-    fn start_look(self: &Arc<Shared>, node: NodeId, target: TargetId) {
-        if self.links.begin_look(node, self.env.clock.now()) {
+    fn start_probe(self: &Arc<Shared>, node: NodeId, target: TargetId) {
+        if self.links.begin_probe(node, self.env.clock.now()) {
             self.env.tasks.spawn("look at a link", look(self.clone(), node, target));
         }
     }
@@ -330,20 +330,21 @@ impl Shared {
     }
 
     /// Reports a target that only the coordinator may still reach: its groups go on without it for a while.
-    async fn tell_silent(&self, map: &ClusterMap, target: TargetId, why: &Error) {
+    async fn report_silent(&self, map: &ClusterMap, target: TargetId, why: &Error) {
         let is_current = |m: &Member| m.target == target && m.state == MemberState::Current;
         let Some(group) = map.groups.iter().find(|g| g.members.iter().any(is_current)) else { return };
         let why = format!("neither this node nor another one that it asked can reach it: {why}");
-        let report = ReportTarget { target, group: group.id, epoch: group.epoch, doubt: Doubt::Slow, why };
-        let told = self.coordinator.call_now(&report, Payload::default(), TELL_PATIENCE).await;
-        if let Err(e) = told {
+        let report =
+            ReportTarget { target, group: group.id, epoch: group.epoch, suspicion: Suspicion::Slow, why };
+        let reported = self.coordinator.call_now(&report, Payload::default(), REPORT_PATIENCE).await;
+        if let Err(e) = reported {
             tracing::debug!(target_id = %target, "coordinator not told that it is silent: {e}");
         }
     }
 
-    async fn tell_link(&self, report: &ReportLink) {
-        let told = self.coordinator.call_now(report, Payload::default(), TELL_PATIENCE).await;
-        if let Err(e) = told {
+    async fn report_link(&self, report: &ReportLink) {
+        let reported = self.coordinator.call_now(report, Payload::default(), REPORT_PATIENCE).await;
+        if let Err(e) = reported {
             tracing::debug!("coordinator not told of a link: {e}");
         }
     }
@@ -372,7 +373,7 @@ enum Around {
 /// Sends a target as much as the largest packet holds, over a new connection, and has it back.
 async fn ping(channel: &Channel, target: TargetId, patience: Duration) -> Result<()> {
     channel.disconnect("looked at anew");
-    let payload = Payload::from(Bytes::from(vec![0; LOOK_BYTES]));
+    let payload = Payload::from(Bytes::from(vec![0; PROBE_BYTES]));
     match channel.call_now(&StatTarget { target }, payload, patience).await {
         // A node that is starting, say: it is reached.
         Err(e) if e.kind != ErrorKind::Deadline && channel.current().is_some() => Ok(()),
@@ -387,12 +388,12 @@ async fn look(shared: Arc<Shared>, node: NodeId, target: TargetId) {
     let (via, why) = match seen {
         Seen::Cut { via, why } => (via, why),
         Seen::Silent(why) => {
-            shared.links.end_look(node, now, None);
-            return shared.tell_silent(&map, target, &why).await;
+            shared.links.end_probe(node, now, None);
+            return shared.report_silent(&map, target, &why).await;
         }
-        Seen::Answers => return shared.links.end_look(node, now, None),
+        Seen::Answers => return shared.links.end_probe(node, now, None),
     };
-    shared.links.end_look(node, now, Some((via, &why)));
+    shared.links.end_probe(node, now, Some((via, &why)));
     let name = |id: NodeId| map.node(id).map_or_else(|| id.to_string(), |n| n.name.clone());
     tracing::warn!(
         "{} ({target}) cannot be reached from here, calls go through {}: {why}",
@@ -416,13 +417,13 @@ async fn follow(of: Weak<Shared>, node: NodeId, target: TargetId) {
         let is_gone = map.node(node).is_none_or(|n| !n.up); // and its calls are not made
         let is_over = is_gone
             || shared.links.may_be_tried(node, clock.now())
-                && ping(&link, target, TELL_PATIENCE).await.is_ok();
+                && ping(&link, target, REPORT_PATIENCE).await.is_ok();
         let cut_ms = if is_over { 0 } else { (clock.now().since(cut.since).as_millis() as u64).max(1) };
         if is_over {
             shared.links.mend(node);
             tracing::info!("{target} is reached directly again");
         }
-        shared.tell_link(&ReportLink { node, cut_ms, why: cut.why }).await;
+        shared.report_link(&ReportLink { node, cut_ms, why: cut.why }).await;
         if is_over {
             return;
         }

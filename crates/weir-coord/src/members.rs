@@ -23,7 +23,7 @@ const ADDRS_MAX: usize = 16;
 /// Most targets that one node brings.
 const TARGETS_MAX: usize = 256;
 /// A disk that ends nothing for so long hangs: longer than one takes to start, or to set itself right; much less than a write may take.
-const HANGS_AFTER: Duration = Duration::from_secs(10);
+const STALLED_AFTER: Duration = Duration::from_secs(10);
 /// The same of one that is needed: who waits for it may still be told in time that it is gone, and targets that share a disk which is
 /// busy for a moment are not all lost at once.
 const GONE_AFTER: Duration = Duration::from_secs(15);
@@ -110,10 +110,10 @@ impl Members {
                 failed: false,
                 capacity: offer.capacity,
                 used: 0,
-                debt_cells: 0,
+                under_replicated_cells: 0,
                 damaged_blocks: 0,
                 repaired_blocks: 0,
-                hangs_ms: 0,
+                stalled_ms: 0,
                 position: 0,
             });
         }
@@ -157,7 +157,7 @@ impl Members {
             if report.failed && target_failed(map, report.target) {
                 tracing::error!("{} failed: its disk is not used any more", report.target);
             }
-            self.judge_hang(map, &report);
+            self.judge_stall(map, &report);
             self.note_position(report.target, report.position);
             self.reports.insert(report.target, report);
         }
@@ -170,9 +170,9 @@ impl Members {
     }
 
     /// Whether the target's disk hangs for so long that it counts as one that does not answer.
-    pub fn judge_hang(&mut self, map: &ClusterMap, report: &TargetReport) -> bool {
-        let (target, hangs) = (report.target, Duration::from_millis(report.hangs_ms.into()));
-        let is_out = hangs >= GONE_AFTER || hangs >= HANGS_AFTER && is_spare(map, target);
+    pub fn judge_stall(&mut self, map: &ClusterMap, report: &TargetReport) -> bool {
+        let (target, hangs) = (report.target, Duration::from_millis(report.stalled_ms.into()));
+        let is_out = hangs >= GONE_AFTER || hangs >= STALLED_AFTER && is_spare(map, target);
         if is_out && self.suspects.insert(target) {
             tracing::warn!("{target} hangs: its disk has ended nothing for {} s", hangs.as_secs());
         }
@@ -269,8 +269,8 @@ impl Members {
         let serves = |t: &TargetId| self.by_node.get(&node).is_some_and(|m| m.serves.contains(t));
         for target in of_node {
             if node_up && serves(&target) && !self.suspects.contains(&target) {
-                let aside = self.slow.get(&target).is_some_and(|s| s.is_aside(now));
-                if target_back(map, target) || !aside && rejoin_groups(map, target) {
+                let demoted = self.slow.get(&target).is_some_and(|s| s.is_demoted(now));
+                if target_back(map, target) || !demoted && rejoin_groups(map, target) {
                     tracing::info!("{target} is back");
                 }
             } else if target_down(map, target) {

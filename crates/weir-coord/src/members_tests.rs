@@ -50,10 +50,10 @@ fn report(n: u32) -> TargetReport {
         failed: false,
         capacity: 1,
         used: 0,
-        debt_cells: 0,
+        under_replicated_cells: 0,
         damaged_blocks: 0,
         repaired_blocks: 0,
-        hangs_ms: 0,
+        stalled_ms: 0,
         position: 0,
     }
 }
@@ -102,7 +102,7 @@ impl World {
 }
 
 #[test]
-fn a_broken_connection_takes_the_targets_down_and_a_join_brings_them_back_behind() {
+fn a_broken_connection_takes_targets_down_until_a_join() {
     let mut world = World::with_six();
     world.members.disconnected(3);
     world.reconcile(at(1));
@@ -118,7 +118,7 @@ fn a_broken_connection_takes_the_targets_down_and_a_join_brings_them_back_behind
 }
 
 #[test]
-fn a_target_that_returns_with_less_is_behind_wherever_it_is_a_member_until_it_is_refilled() {
+fn a_target_that_returns_with_less_is_behind_until_refilled() {
     let history = |confirmed, position| {
         let mut join = join("s3", 99, &[3]);
         join.targets[0].history = TargetHistory { confirmed, position, run: RunId(99), begun: vec![] };
@@ -195,16 +195,16 @@ fn a_target_that_is_not_offered_again_is_down() {
 #[test]
 fn the_size_of_a_target_is_known_when_it_joins() {
     let mut world = World::with_six();
-    let told = |world: &World| {
+    let reported = |world: &World| {
         let reports = world.members.reports.values();
         reports.map(|r| (r.capacity, r.used)).collect::<Vec<_>>()
     };
-    assert_eq!(told(&world), [(100, 0); 6]);
+    assert_eq!(reported(&world), [(100, 0); 6]);
     let report = TargetReport { used: 7, ..world.members.reports[&TargetId(2)].clone() };
     world.members.heard(&mut world.map, NodeId(2), 2, vec![report], at(1)).unwrap();
     world.members.disconnected(2);
     world.join(&join("s2", 8, &[2]), 8, at(2)).unwrap();
-    assert_eq!(told(&world)[1], (100, 7), "what it told last is better than what it offers");
+    assert_eq!(reported(&world)[1], (100, 7), "what it told last is better than what it offers");
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn a_failed_disk_is_out_for_good() {
 }
 
 #[test]
-fn a_failed_target_is_cleared_by_hand_once_its_process_is_a_new_one() {
+fn a_failed_target_is_cleared_by_hand_in_a_new_process() {
     let mut world = World::with_six();
     let mut report = TargetReport { failed: true, ..report(2) };
     world.members.heard(&mut world.map, NodeId(2), 2, vec![report.clone()], at(1)).unwrap();
@@ -238,20 +238,20 @@ fn a_failed_target_is_cleared_by_hand_once_its_process_is_a_new_one() {
 
 /// Three hang, and two of them have a group of two copies for themselves: one is done without soon, the others when they count as gone.
 #[test]
-fn a_target_whose_disk_hangs_is_done_without_as_long_as_it_is_not_needed() {
+fn a_target_with_a_stalled_disk_is_left_out_if_not_needed() {
     let mut world = World::with_six();
-    let quiet = |n: u32, hangs_ms: u32| TargetReport { hangs_ms, ..report(n) };
-    let mut after = |hangs_ms: u32| {
+    let quiet = |n: u32, stalled_ms: u32| TargetReport { stalled_ms, ..report(n) };
+    let mut after = |stalled_ms: u32| {
         for n in 1..=3 {
-            let (node, reports) = (NodeId(n), vec![quiet(n, hangs_ms)]);
+            let (node, reports) = (NodeId(n), vec![quiet(n, stalled_ms)]);
             world.members.heard(&mut world.map, node, n.into(), reports, at(1)).unwrap();
             world.reconcile(at(1));
         }
         (1..=3).filter(|n| world.target(*n) == TargetState::Down).count()
     };
     assert_eq!((after(9_999), after(10_000), after(14_999), after(15_000)), (0, 1, 1, 3));
-    assert!(world.members.judge_hang(&world.map, &quiet(1, 20_000)), "still");
-    assert!(!world.members.judge_hang(&world.map, &quiet(1, 0)), "it goes on");
+    assert!(world.members.judge_stall(&world.map, &quiet(1, 20_000)), "still");
+    assert!(!world.members.judge_stall(&world.map, &quiet(1, 0)), "it goes on");
 }
 
 #[test]

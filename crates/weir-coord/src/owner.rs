@@ -6,8 +6,8 @@
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
 use crate::cut_links::CutLinks;
 use crate::decide::{
-    HealthLimits, Presence, Progress, Strikes, caught_up, forget_unpublished_epochs, is_spare, make_groups,
-    record_progress, set_aside, take_lead,
+    HealthLimits, Presence, Progress, Strikes, caught_up, demote_slow, forget_unpublished_epochs, is_spare,
+    make_groups, record_progress, take_lead,
 };
 use crate::members::{Members, Positions};
 use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe};
@@ -18,8 +18,8 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{Env, Instant, watch};
 use weir_proto::coord::{
-    CaughtUp, ClusterStatus, Doubt, Heartbeat, HeartbeatAck, Join, Joined, LeadNamespace, LeadReply, Leave,
-    MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, TargetReport,
+    CaughtUp, ClusterStatus, Heartbeat, HeartbeatAck, Join, Joined, LeadNamespace, LeadReply, Leave,
+    MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, Suspicion, TargetReport,
 };
 use weir_proto::frame::Hello;
 use weir_proto::map::{ClusterMap, MemberState, Node, Target, TargetState};
@@ -69,7 +69,7 @@ pub enum Event {
     /// What was seen of a target whose node had joined on this connection when the look began.
     Probed {
         target: TargetId,
-        doubt: Doubt,
+        suspicion: Suspicion,
         joined: Option<u64>,
         outcome: Result<TargetReport>,
     },
@@ -134,8 +134,8 @@ pub struct Owner {
     /// For the results of probes.
     pub self_events: mpsc::WeakSender<Event>,
     pub started: Instant,
-    /// Who waits for the probe of a target under way, by what was doubted.
-    pub probing: BTreeMap<(TargetId, Doubt), Vec<Answer<MapReply>>>,
+    /// Who waits for the probe of a target under way, by what was suspected.
+    pub probing: BTreeMap<(TargetId, Suspicion), Vec<Answer<MapReply>>>,
     pub suspects_asked: Instant,
     pub cut_links: CutLinks,
     /// It was asked to end. It then takes no target down: `weir down` ends servers at the same time, and a target that was taken
@@ -295,13 +295,13 @@ impl Owner {
                 self.cut_links.note(&from, &report, now);
                 batch.after(answer, |_| ());
             }
-            Event::Probed { target, doubt, joined, outcome } => {
-                for answer in self.probing.remove(&(target, doubt)).unwrap_or_default() {
+            Event::Probed { target, suspicion, joined, outcome } => {
+                for answer in self.probing.remove(&(target, suspicion)).unwrap_or_default() {
                     batch.after(answer, newest);
                 }
                 // Of a process that is gone it says nothing about the one that is there now.
                 if !self.ends && joined == self.joined_on(target, &batch.draft) {
-                    self.probed(target, doubt, outcome, batch, now);
+                    self.probed(target, suspicion, outcome, batch, now);
                 }
             }
             Event::CaughtUp { said, answer } => batch.caught_up(&said, answer),
@@ -323,7 +323,7 @@ impl Owner {
                     Ok(()) => batch.after(answer, |_| ()),
                 }
             }
-            Event::Status { answer } => self.tell_status(answer, batch, now),
+            Event::Status { answer } => self.report_status(answer, batch, now),
             Event::Disconnected { .. } if self.ends => {}
             Event::Disconnected { connection } => {
                 batch.disconnected.push(connection);
@@ -398,7 +398,7 @@ impl Owner {
         }
     }
 
-    fn tell_status(&mut self, answer: Answer<ClusterStatus>, batch: &mut Batch, now: Instant) {
+    fn report_status(&mut self, answer: Answer<ClusterStatus>, batch: &mut Batch, now: Instant) {
         let targets = self.members.reports.values().cloned().collect();
         let uptime_ms = now.since(self.started).as_millis() as u64;
         let links = self.cut_links.list(now);
@@ -425,50 +425,52 @@ impl Owner {
         if reporter_is_late {
             return batch.after(answer, newest);
         }
-        match report.doubt {
-            Doubt::Unusable => tracing::warn!("{} is reported: {}", report.target, report.why),
-            Doubt::Silent | Doubt::Slow => tracing::debug!("{} is doubted: {}", report.target, report.why),
+        match report.suspicion {
+            Suspicion::Failed => tracing::warn!("{} is reported: {}", report.target, report.why),
+            Suspicion::Unreachable | Suspicion::Slow => {
+                tracing::debug!("{} is suspected: {}", report.target, report.why)
+            }
         }
-        self.start_probe(report.target, report.doubt, &batch.draft).push(answer);
+        self.start_probe(report.target, report.suspicion, &batch.draft).push(answer);
     }
 
     /// Asks the target itself, unless that is being done; returns who waits for it.
     fn start_probe(
         &mut self,
         target: TargetId,
-        doubt: Doubt,
+        suspicion: Suspicion,
         map: &ClusterMap,
     ) -> &mut Vec<Answer<MapReply>> {
-        let running = self.probing.contains_key(&(target, doubt));
+        let running = self.probing.contains_key(&(target, suspicion));
         if let (false, Some(events)) = (running, self.self_events.upgrade()) {
             let (env, node, cluster) = (self.env.clone(), map.target_node(target).cloned(), map.cluster);
             let joined = self.joined_on(target, map);
-            let patience = match doubt {
-                Doubt::Unusable => PROBE_PATIENCE,
-                Doubt::Silent | Doubt::Slow => QUICK_PROBE_PATIENCE,
+            let patience = match suspicion {
+                Suspicion::Failed => PROBE_PATIENCE,
+                Suspicion::Unreachable | Suspicion::Slow => QUICK_PROBE_PATIENCE,
             };
             self.env.tasks.spawn("probe a target", async move {
                 let outcome = probe(env, cluster, node, target, patience).await;
-                let _ = events.send(Event::Probed { target, doubt, joined, outcome }).await; // gone with the coordinator
+                let _ = events.send(Event::Probed { target, suspicion, joined, outcome }).await; // gone with the coordinator
             });
         }
-        self.probing.entry((target, doubt)).or_default()
+        self.probing.entry((target, suspicion)).or_default()
     }
 
     /// Asks all targets that are up at once; what they say comes as an event.
     fn ask_positions(&self, map: &ClusterMap, answer: Answer<()>) {
         let Some(events) = self.self_events.upgrade() else { return };
-        let (told, mut said) = mpsc::channel(map.targets.len().max(1)); // one message for each
+        let (reported, mut said) = mpsc::channel(map.targets.len().max(1)); // one message for each
         for target in map.targets.iter().filter(|t| t.state == TargetState::Up).map(|t| t.id) {
             let (env, node, cluster) = (self.env.clone(), map.target_node(target).cloned(), map.cluster);
-            let (joined, told) = (self.joined_on(target, map), told.clone());
+            let (joined, reported) = (self.joined_on(target, map), reported.clone());
             self.env.tasks.spawn("ask a target for its position", async move {
                 if let Ok(report) = probe(env, cluster, node, target, LAST_PROBE_PATIENCE).await {
-                    let _ = told.send((joined, report)).await; // gone with the coordinator
+                    let _ = reported.send((joined, report)).await; // gone with the coordinator
                 }
             });
         }
-        drop(told);
+        drop(reported);
         self.env.tasks.spawn("gather positions", async move {
             let mut all = Vec::new();
             while let Some(one) = said.recv().await {
@@ -491,7 +493,7 @@ impl Owner {
     fn probed(
         &mut self,
         target: TargetId,
-        doubt: Doubt,
+        suspicion: Suspicion,
         outcome: Result<TargetReport>,
         batch: &mut Batch,
         now: Instant,
@@ -501,10 +503,10 @@ impl Owner {
                 if report.failed {
                     crate::decide::target_failed(&mut batch.draft, target);
                 }
-                if !self.members.judge_hang(&batch.draft, &report) && self.members.suspects.remove(&target) {
+                if !self.members.judge_stall(&batch.draft, &report) && self.members.suspects.remove(&target) {
                     tracing::info!("{target} answers again");
                 }
-                if doubt == Doubt::Slow && set_aside(&mut batch.draft, target) {
+                if suspicion == Suspicion::Slow && demote_slow(&mut batch.draft, target) {
                     let strikes = Strikes::one_more(self.members.slow.get(&target).copied(), now);
                     self.members.slow.insert(target, strikes);
                     tracing::warn!(
@@ -513,7 +515,7 @@ impl Owner {
                 }
             }
             // A machine that is busy everywhere must not lose its last targets to a quick look.
-            Err(e) if doubt != Doubt::Unusable && !is_spare(&batch.draft, target) => {
+            Err(e) if suspicion != Suspicion::Failed && !is_spare(&batch.draft, target) => {
                 tracing::warn!("{target} does not answer quickly, and is needed: {e}");
             }
             // A target that has not joined since this coordinator started may just be starting. A verdict now would let its group
@@ -552,7 +554,7 @@ impl Owner {
         let ask: Vec<TargetId> =
             self.members.suspects.iter().filter(|t| node_up(t) && down(t)).copied().collect();
         for target in ask {
-            self.start_probe(target, Doubt::Unusable, &map);
+            self.start_probe(target, Suspicion::Failed, &map);
         }
     }
 }

@@ -20,7 +20,7 @@ pub const QUICK_PROBE_PATIENCE: Duration = Duration::from_millis(450);
 pub const LAST_PROBE_PATIENCE: Duration = Duration::from_millis(300);
 
 /// Looks in a row that end so late that this node itself was.
-const LATE_LOOKS_MAX: usize = 3;
+const LATE_PROBES_MAX: usize = 3;
 
 /// Asks the target how it is, over a connection of its own. An answer that this node was too busy to take in time is asked
 /// for again.
@@ -37,7 +37,7 @@ pub async fn probe(
         let begun = env.clock.now();
         let outcome = look(&env, cluster, &node, target, patience).await;
         let was_late = env.clock.now().since(begun) > patience + patience / 2;
-        if outcome.is_ok() || !was_late || looks == LATE_LOOKS_MAX {
+        if outcome.is_ok() || !was_late || looks == LATE_PROBES_MAX {
             return outcome;
         }
         looks += 1;

@@ -10,7 +10,7 @@ use crate::owner::{
     decode_progress,
 };
 use crate::store::{Embedded, Revision, Store, Swap};
-use crate::waits::WaitsTold;
+use crate::waits::ReportedWaits;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, watch};
 use weir_proto::coord::{
     CaughtUp, ClearTarget, Coordinators, GetCoordinators, GetMap, GetStatus, GetWaits, Heartbeat, Join,
-    LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, TellWaits,
+    LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, ReportWaits,
 };
 use weir_proto::map::{ClusterMap, Settings};
 use weir_proto::{ClusterId, Error, NamespaceId, Request, Result, Wire};
@@ -54,7 +54,7 @@ pub struct Coordinator {
     map: watch::Receiver<Arc<ClusterMap>>,
     /// Where it serves.
     announced: OnceLock<Vec<Addr>>,
-    waits: Mutex<WaitsTold>,
+    waits: Mutex<ReportedWaits>,
 }
 
 impl Coordinator {
@@ -169,7 +169,7 @@ impl Coordinator {
         Coordinators { addrs: usable.map(|addr| addr.to_string()).collect() }
     }
 
-    fn waits(&self) -> std::sync::MutexGuard<'_, WaitsTold> {
+    fn waits(&self) -> std::sync::MutexGuard<'_, ReportedWaits> {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -256,9 +256,9 @@ impl Coordinator {
                 call.decode::<GetCoordinators>()?;
                 Handled::Now(Ok(Reply::new(&self.addresses(&call.connection))))
             }
-            TellWaits::METHOD => {
-                let told = call.decode::<TellWaits>()?;
-                self.waits().note(told, self.env.clock.now());
+            ReportWaits::METHOD => {
+                let reported = call.decode::<ReportWaits>()?;
+                self.waits().note(reported, self.env.clock.now());
                 Handled::Now(Ok(Reply::new(&())))
             }
             GetWaits::METHOD => {
@@ -271,12 +271,12 @@ impl Coordinator {
 }
 
 /// What only looks.
-const LOOKS: [u16; 4] = [GetMap::METHOD, GetStatus::METHOD, GetCoordinators::METHOD, GetWaits::METHOD];
+const READ_METHODS: [u16; 4] = [GetMap::METHOD, GetStatus::METHOD, GetCoordinators::METHOD, GetWaits::METHOD];
 
 /// Another user of this machine may look. What changes the cluster is for root and for the user that its processes run as.
 fn check_guest(method: u16, guest: Option<u32>) -> Result<()> {
     match guest {
-        Some(uid) if !LOOKS.contains(&method) => Err(Error::denied(format!(
+        Some(uid) if !READ_METHODS.contains(&method) => Err(Error::denied(format!(
             "user {uid} may not change the cluster: only root and the user who runs the coordinator may"
         ))),
         _ => Ok(()),
@@ -355,7 +355,7 @@ mod tests {
             Leave::METHOD,
             LeadNamespace::METHOD,
             RecordProgress::METHOD,
-            TellWaits::METHOD,
+            ReportWaits::METHOD,
             9999, // and whatever comes
         ];
         for method in changes {
@@ -363,7 +363,7 @@ mod tests {
             let refused = check_guest(method, Some(1000)).unwrap_err();
             assert!(refused.context.contains("user 1000 may not"), "{refused}");
         }
-        for method in LOOKS {
+        for method in READ_METHODS {
             assert!(check_guest(method, Some(1000)).is_ok());
         }
     }

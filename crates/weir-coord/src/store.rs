@@ -126,12 +126,12 @@ impl Embedded {
     fn with_state<T>(&self, read: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.expire(self.env.clock.now()) {
-            self.tell();
+            self.notify();
         }
         read(&mut state)
     }
 
-    fn tell(&self) {
+    fn notify(&self) {
         self.changed.send_modify(|n| *n += 1);
     }
 
@@ -150,7 +150,7 @@ impl Embedded {
             s.last = s.last.max(next.last);
             s.keys = next.keys;
         });
-        self.tell();
+        self.notify();
         Ok(revision)
     }
 }
@@ -211,7 +211,7 @@ impl Store for Embedded {
                 s.leased.insert(key.to_owned(), (lease, Versioned { value, revision }));
                 Ok(revision)
             })?;
-            self.tell();
+            self.notify();
             Ok(revision)
         })
     }
@@ -263,7 +263,7 @@ impl Store for Embedded {
             let ends = self.env.clock.now() + ttl;
             let id = LeaseId(self.env.rng.next_u64());
             self.with_state(|s| s.leases.insert(id, LeaseTerm { ttl, ends }));
-            self.tell();
+            self.notify();
             Ok(id)
         })
     }
@@ -282,7 +282,7 @@ impl Store for Embedded {
     fn end_lease(&self, lease: LeaseId) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let existed = self.with_state(|s| s.end(lease));
-            self.tell();
+            self.notify();
             if existed { Ok(()) } else { Err(no_lease(lease)) }
         })
     }

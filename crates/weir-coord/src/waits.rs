@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 use weir_env::Instant;
-use weir_proto::coord::{ClientWaiting, ClientsWaiting, TellWaits};
+use weir_proto::coord::{ClientWaiting, ClientsWaiting, ReportWaits};
 
 /// A report that is not repeated for this long is dropped: the client does not wait any more, or is gone.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(15);
@@ -16,12 +16,12 @@ const CAUSES_MAX: usize = 16;
 const TEXT_MAX: usize = 256;
 
 #[derive(Default)]
-pub struct WaitsTold(BTreeMap<String, (Instant, ClientWaiting)>);
+pub struct ReportedWaits(BTreeMap<String, (Instant, ClientWaiting)>);
 
-impl WaitsTold {
-    pub fn note(&mut self, told: TellWaits, now: Instant) {
-        let client = shown(&told.client);
-        if told.waits.is_empty() {
+impl ReportedWaits {
+    pub fn note(&mut self, reported: ReportWaits, now: Instant) {
+        let client = shown(&reported.client);
+        if reported.waits.is_empty() {
             self.0.remove(&client);
             return;
         }
@@ -29,7 +29,7 @@ impl WaitsTold {
         if self.0.len() >= CLIENTS_MAX && !self.0.contains_key(&client) {
             return;
         }
-        let mut waits = told.waits;
+        let mut waits = reported.waits;
         waits.truncate(CAUSES_MAX);
         waits.iter_mut().for_each(|w| w.what = shown(&w.what));
         self.0.insert(client.clone(), (now, ClientWaiting { client, waits }));
@@ -53,9 +53,9 @@ mod tests {
     use super::*;
     use weir_proto::coord::Wait;
 
-    fn told(client: &str, what: &[&str]) -> TellWaits {
+    fn reported(client: &str, what: &[&str]) -> ReportWaits {
         let wait = |what: &&str| Wait { what: what.to_string(), ms: 1, calls: 1 };
-        TellWaits { client: client.into(), waits: what.iter().map(wait).collect() }
+        ReportWaits { client: client.into(), waits: what.iter().map(wait).collect() }
     }
     fn at(s: u64) -> Instant {
         Instant(s * 1_000_000_000)
@@ -63,14 +63,14 @@ mod tests {
 
     #[test]
     fn who_waits_is_listed_until_it_says_otherwise_or_nothing() {
-        let mut waits = WaitsTold::default();
-        waits.note(told("a", &["x\u{1b}[2J"]), at(0));
-        waits.note(told("b", &["y"]), at(10));
+        let mut waits = ReportedWaits::default();
+        waits.note(reported("a", &["x\u{1b}[2J"]), at(0));
+        waits.note(reported("b", &["y"]), at(10));
         assert_eq!(waits.list(at(11)).clients[0].waits[0].what, "x[2J");
         assert_eq!(waits.list(at(16)).clients.len(), 1, "a said nothing for too long");
-        waits.note(told("b", &[]), at(17));
+        waits.note(reported("b", &[]), at(17));
         assert!(waits.list(at(17)).clients.is_empty());
-        (0..1000).for_each(|n| waits.note(told(&n.to_string(), &["x"; 50]), at(20)));
+        (0..1000).for_each(|n| waits.note(reported(&n.to_string(), &["x"; 50]), at(20)));
         let all = waits.list(at(20)).clients;
         assert_eq!((all.len(), all[0].waits.len()), (CLIENTS_MAX, CAUSES_MAX));
     }

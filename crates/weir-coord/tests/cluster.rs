@@ -57,10 +57,10 @@ fn report(target: TargetId) -> TargetReport {
         failed: false,
         capacity: 100,
         used: 7,
-        debt_cells: 0,
+        under_replicated_cells: 0,
         damaged_blocks: 0,
         repaired_blocks: 0,
-        hangs_ms: 0,
+        stalled_ms: 0,
         position: 0,
     }
 }
@@ -169,7 +169,7 @@ fn members_join_and_all_observers_see_one_map() {
 }
 
 #[test]
-fn a_killed_node_is_down_within_100_ms_and_behind_when_it_returns() {
+fn a_killed_node_is_down_in_100_ms_and_behind_on_return() {
     let lab = Lab::new(2);
     lab.world.run(async {
         let _c = lab.coordinator().await;
@@ -201,7 +201,7 @@ fn a_killed_node_is_down_within_100_ms_and_behind_when_it_returns() {
 }
 
 #[test]
-fn a_restarted_coordinator_keeps_map_and_versions_and_members_come_back_current() {
+fn a_restarted_coordinator_keeps_map_and_current_members() {
     let lab = Lab::new(3);
     lab.world.run(async {
         let c = lab.coordinator().await;
@@ -224,7 +224,7 @@ fn a_restarted_coordinator_keeps_map_and_versions_and_members_come_back_current(
 }
 
 #[test]
-fn a_silent_node_is_down_after_its_time_and_comes_back_by_itself() {
+fn a_silent_node_is_down_in_time_and_returns_by_itself() {
     let lab = Lab::new(4);
     lab.world.run(async {
         let _c = lab.coordinator().await;
@@ -249,12 +249,12 @@ fn a_report_is_checked_by_asking_the_target() {
         let nodes = lab.six().await;
         let map = client.wait_for(PATIENCE, all_current).await.unwrap();
         let group = &map.groups[0];
-        let told = client.report_target(TargetId(5), group.id, group.epoch, "a bad dream").await.unwrap();
-        assert!(target_is(5, TargetState::Up)(&told), "it answers: it stays");
+        let reported = client.report_target(TargetId(5), group.id, group.epoch, "a bad dream").await.unwrap();
+        assert!(target_is(5, TargetState::Up)(&reported), "it answers: it stays");
 
         nodes[4].service.hangs.store(true, Ordering::Relaxed);
-        let told = client.report_target(TargetId(5), group.id, group.epoch, "no answer").await.unwrap();
-        assert!(target_is(5, TargetState::Down)(&told), "it hangs though its heartbeats come");
+        let reported = client.report_target(TargetId(5), group.id, group.epoch, "no answer").await.unwrap();
+        assert!(target_is(5, TargetState::Down)(&reported), "it hangs though its heartbeats come");
         let late = client.report_target(TargetId(5), group.id, group.epoch, "no answer").await.unwrap();
         assert!(late.group(group.id).unwrap().epoch > group.epoch, "who is late gets the map");
 
@@ -267,7 +267,7 @@ fn a_report_is_checked_by_asking_the_target() {
 }
 
 #[test]
-fn what_was_seen_of_a_process_does_not_count_against_the_next_one() {
+fn observations_of_a_process_do_not_count_for_the_next_one() {
     let lab = Lab::new(15);
     lab.world.run(async {
         let _c = lab.coordinator().await;
@@ -365,7 +365,7 @@ fn who_leaves_is_down_at_once() {
 }
 
 #[test]
-fn a_coordinator_that_is_asked_to_end_knows_how_far_each_target_is() {
+fn a_coordinator_that_stops_knows_each_targets_position() {
     let lab = Lab::new(16);
     lab.world.run(async {
         let c = lab.coordinator().await;
@@ -392,7 +392,7 @@ fn a_coordinator_that_is_asked_to_end_knows_how_far_each_target_is() {
 }
 
 #[test]
-fn a_coordinator_that_lost_its_power_knows_how_far_each_target_is() {
+fn a_coordinator_without_power_knew_each_targets_position() {
     let lab = Lab::new(17);
     lab.world.run(async {
         let c = lab.coordinator().await;

@@ -13,7 +13,7 @@ pub trait TaskRunner: Send + Sync + 'static {
     fn begin_block(&self) -> bool;
     fn end_block(&self);
     /// Ends the node here if somebody has ordered it: see [`Tasks::pass`].
-    fn pass(&self, point: &'static str);
+    fn crash_point(&self, point: &'static str);
 }
 
 /// Starts blocking work on the threads of one lane; implemented by the machine and by the simulator.
@@ -70,8 +70,8 @@ impl Tasks {
     }
     /// A named point of the code: what comes before has been done, what comes behind has not. A test can have the process
     /// (or the simulated node) die here, so that it is known to survive that. Otherwise nothing happens.
-    pub fn pass(&self, point: &'static str) {
-        self.0.pass(point);
+    pub fn crash_point(&self, point: &'static str) {
+        self.0.crash_point(point);
     }
     /// A lane of at most `threads_max` threads, started when needed.
     pub fn lane(&self, threads_max: usize) -> Lane {

@@ -174,7 +174,7 @@ fn a_run_without_end_is_told() {
 }
 
 #[test]
-fn a_killed_process_ends_its_tasks_and_connections_and_keeps_its_files() {
+fn a_killed_process_loses_tasks_and_connections_keeps_files() {
     let world = World::new(3, SimConfig::default());
     world.run(async {
         let env = world.node("server");
@@ -216,15 +216,15 @@ fn a_process_dies_at_the_point_it_was_told() {
         let env = world.node("server");
         world.kill_at("server", "here", 2);
         let file = env.disk.open(Path::new("/f"), OpenMode::WRITE).unwrap();
-        env.tasks.pass("here");
-        env.tasks.pass("elsewhere");
+        env.tasks.crash_point("here");
+        env.tasks.crash_point("elsewhere");
         file.write_all_at(b"before", 0).unwrap();
-        env.tasks.pass("here");
+        env.tasks.crash_point("here");
         assert!(!world.is_up("server"));
         assert!(file.write_all_at(b"behind", 0).is_err());
         let env = world.node("server");
         assert_eq!(env.disk.read(Path::new("/f")).unwrap(), b"before");
-        env.tasks.pass("here");
+        env.tasks.crash_point("here");
         assert!(world.is_up("server"), "the order was for the life before");
     });
 }

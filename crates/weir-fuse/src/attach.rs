@@ -140,7 +140,7 @@ pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Resu
         kernel: notices.clone(),
         path: path.clone(),
         options_seen: Mutex::default(),
-        past: Arc::default(),
+        snapshots: Arc::default(),
         streams: Arc::default(),
         maps_direct: false, // the kernel says it in its first request
     };

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 /// A call that has waited for less is not ended: an answer is about to come, and programs do not expect `EINTR` of a file.
 const LEFT_ALONE: Duration = Duration::from_secs(1);
 /// How often it is looked whether a program is being ended.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const POLL_EVERY: Duration = Duration::from_millis(200);
 
 /// An answer that can be an error.
 pub trait Fails: Send + 'static {
@@ -147,7 +147,7 @@ impl Callers {
 
 async fn look_after(callers: Arc<Callers>) {
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
         if !callers.look() {
             return;
         }
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_call_of_an_unseen_program_ends_by_any_signal_once_it_has_waited() {
+    async fn a_call_of_an_unseen_program_ends_by_any_signal() {
         let callers = Arc::<Callers>::default();
         let waiting = callers.begin(&Runtime::current(), 1, 0);
         callers.interrupt(1);

@@ -6,9 +6,9 @@ use crate::credentials;
 use crate::from_home::FromHome;
 use crate::kernel::Notices;
 use crate::locks;
-use crate::parked::Parked;
-use crate::past::{self, is_past, is_past_handle};
+use crate::pending_request::PendingRequest;
 use crate::replies::*;
+use crate::snapshots::{self, is_snapshot, is_snapshot_handle};
 use crate::streams::Streams;
 use crate::translate as tr;
 use bytes::Bytes;
@@ -69,7 +69,7 @@ pub struct Mounted {
     pub path: PathBuf,
     pub options_seen: Mutex<Option<Instant>>,
     /// What the kernel knows of snapshots.
-    pub past: Arc<past::Table>,
+    pub snapshots: Arc<snapshots::Table>,
     /// What the kernel is reading of directories.
     pub streams: Arc<Streams>,
     /// The kernel can map what is read directly.
@@ -80,7 +80,7 @@ impl Mounted {
     /// Polls once here, then goes on as a task when what it waits for has happened. Their number is bounded by the
     /// kernel's requests.
     pub fn answer(&self, work: impl Future<Output = ()> + Send + 'static) {
-        Parked::begin(&self.runtime, work);
+        PendingRequest::begin(&self.runtime, work);
     }
 
     /// Answers a request with what its work brings. The wait ends early if the program is being ended; the work goes on.
@@ -125,17 +125,17 @@ impl Mounted {
 
     /// `.snapshots` is in the topmost directory of each volume; elsewhere it is a name as any other.
     fn lookup_snapshots(&self, request: &Request, parent: InodeId, reply: ReplyEntry) {
-        let (client, table, cred) = (self.client.clone(), self.past.clone(), self.cred(request));
-        let named = self.named(parent, past::DIRECTORY);
+        let (client, table, cred) = (self.client.clone(), self.snapshots.clone(), self.cred(request));
+        let named = self.named(parent, snapshots::DIRECTORY);
         let work = async move {
             match Self::snapshots_of(&client, parent).await {
                 Some(volume) => Err(volume),
-                None => Ok(client.lookup(&cred, parent, past::DIRECTORY).await),
+                None => Ok(client.lookup(&cred, parent, snapshots::DIRECTORY).await),
             }
         };
         self.wait(request, reply, work, move |reply, found| match found {
             Err(volume) => Self::reply_snapshots(&table, reply, volume),
-            Ok(looked) => reply_looked(&named, reply, looked),
+            Ok(looked) => reply_looked_up(&named, reply, looked),
         });
     }
 
@@ -150,7 +150,7 @@ impl Mounted {
         parent: INodeNo,
         name: &OsStr,
     ) -> Option<(Client, Cred, InodeId, Vec<u8>)> {
-        let parent = (!is_past(parent)).then(|| tr::from_kernel_ino(parent))?;
+        let parent = (!is_snapshot(parent)).then(|| tr::from_kernel_ino(parent))?;
         Some((self.client.clone(), self.cred(request), parent, name.as_bytes().to_vec()))
     }
 
@@ -239,29 +239,29 @@ impl Filesystem for Mounted {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if is_past(parent) {
-            return self.past_lookup(request, parent, name.as_bytes().to_vec(), reply);
+        if is_snapshot(parent) {
+            return self.snapshot_lookup(request, parent, name.as_bytes().to_vec(), reply);
         }
         let parent = tr::from_kernel_ino(parent);
-        if name.as_bytes() == past::DIRECTORY {
+        if name.as_bytes() == snapshots::DIRECTORY {
             return self.lookup_snapshots(request, parent, reply);
         }
         let named = self.named(parent, name.as_bytes());
         if let Some(known) = self.client.try_lookup(parent, name.as_bytes()) {
-            return reply_looked(&named, reply, Ok(known));
+            return reply_looked_up(&named, reply, Ok(known));
         }
         let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
         self.wait(
             request,
             reply,
             async move { client.lookup(&cred, parent, name.as_bytes()).await },
-            move |reply, looked| reply_looked(&named, reply, looked),
+            move |reply, looked| reply_looked_up(&named, reply, looked),
         );
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
-        if is_past(ino) {
-            return self.past.forget(ino, nlookup);
+        if is_snapshot(ino) {
+            return self.snapshots.forget(ino, nlookup);
         }
         if self.kernel.forgotten(ino, nlookup) {
             self.client.forget(tr::from_kernel_ino(ino));
@@ -269,8 +269,8 @@ impl Filesystem for Mounted {
     }
 
     fn statx(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, _mask: u32, reply: ReplyStatx) {
-        if is_past(ino) {
-            return self.past_statx(request, ino, reply);
+        if is_snapshot(ino) {
+            return self.snapshot_statx(request, ino, reply);
         }
         let ino = tr::from_kernel_ino(ino);
         if let Some(stat) = self.client.try_getattr(ino) {
@@ -281,8 +281,8 @@ impl Filesystem for Mounted {
     }
 
     fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        if is_past(ino) {
-            return self.past_getattr(request, ino, reply);
+        if is_snapshot(ino) {
+            return self.snapshot_getattr(request, ino, reply);
         }
         let ino = tr::from_kernel_ino(ino);
         if let Some(stat) = self.client.try_getattr(ino) {
@@ -310,7 +310,7 @@ impl Filesystem for Mounted {
         _flags: Option<fuser::BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        if is_past(ino) {
+        if is_snapshot(ino) {
             return reply.error(Errno::EROFS);
         }
         let set = SetAttrs {
@@ -341,8 +341,8 @@ impl Filesystem for Mounted {
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        if is_past(ino) {
-            return self.past_readlink(request, ino, reply);
+        if is_snapshot(ino) {
+            return self.snapshot_readlink(request, ino, reply);
         }
         let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
         let work = async move { client.readlink(ino).await.map(|target| vec![target]) };
@@ -433,7 +433,7 @@ impl Filesystem for Mounted {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        if is_past(parent) || is_past(newparent) {
+        if is_snapshot(parent) || is_snapshot(newparent) {
             return reply.error(Errno::EROFS);
         }
         let Some(mode) = tr::rename_mode(flags) else { return reply.error(Errno::EINVAL) };
@@ -449,7 +449,7 @@ impl Filesystem for Mounted {
     }
 
     fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
-        if is_past(ino) || is_past(newparent) {
+        if is_snapshot(ino) || is_snapshot(newparent) {
             return reply.error(Errno::EROFS);
         }
         let (client, cred, name) = (self.client.clone(), self.cred(request), newname.to_owned());
@@ -467,8 +467,8 @@ impl Filesystem for Mounted {
         self.look_at_options();
         let how = self.how(request, flags.0);
         let mode = how.mode;
-        if is_past(ino) {
-            return self.past_open(request, ino, mode, reply);
+        if is_snapshot(ino) {
+            return self.snapshot_open(request, ino, mode, reply);
         }
         let leaves_access_time = flags.0 & libc::O_NOATIME != 0;
         let ino = tr::from_kernel_ino(ino);
@@ -531,7 +531,7 @@ impl Filesystem for Mounted {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        if is_past(parent) {
+        if is_snapshot(parent) {
             return reply.error(Errno::EROFS);
         }
         let (client, cred) = (self.client.clone(), self.cred(request));
@@ -555,8 +555,8 @@ impl Filesystem for Mounted {
         lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        if is_past_handle(fh) {
-            return self.past_read(request, fh, offset, size as usize, reply);
+        if is_snapshot_handle(fh) {
+            return self.snapshot_read(request, fh, offset, size as usize, reply);
         }
         let (fh, len) = (handle(fh), size as usize);
         // Only what a program reads names its owner; this is for pages, also of a file that is read directly and mapped.
@@ -625,8 +625,8 @@ impl Filesystem for Mounted {
     }
 
     fn flush(&self, request: &Request, ino: INodeNo, fh: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
-        if is_past_handle(fh) {
-            self.past.locks.unlock_owner(ino.0, locks::owner(owner, false));
+        if is_snapshot_handle(fh) {
+            self.snapshots.locks.unlock_owner(ino.0, locks::owner(owner, false));
             return reply.ok();
         }
         let client = self.client.clone();
@@ -661,8 +661,8 @@ impl Filesystem for Mounted {
             Err(e) => return reply.error(e),
         };
         let free = (start, end, pid);
-        if is_past_handle(fh) {
-            return reply_lock(reply, free, Ok(self.past.locks.test(ino.0, &wish)));
+        if is_snapshot_handle(fh) {
+            return reply_lock(reply, free, Ok(self.snapshots.locks.test(ino.0, &wish)));
         }
         let client = self.client.clone();
         let work = async move { client.test_lock(handle(fh), wish).await };
@@ -687,8 +687,8 @@ impl Filesystem for Mounted {
             Ok(wish) => wish,
             Err(e) => return reply.error(e),
         };
-        if is_past_handle(fh) {
-            return self.past_setlk(request, ino, fh, wish, sleep, reply);
+        if is_snapshot_handle(fh) {
+            return self.snapshot_setlk(request, ino, fh, wish, sleep, reply);
         }
         let (client, fh) = (self.client.clone(), handle(fh));
         let answered = |reply: ReplyEmpty, locked| match locks::answer(locked) {
@@ -731,8 +731,8 @@ impl Filesystem for Mounted {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        if is_past_handle(fh) {
-            self.past.release(ino, fh);
+        if is_snapshot_handle(fh) {
+            self.snapshots.release(ino, fh);
             return reply.ok();
         }
         let client = self.client.clone();
@@ -740,7 +740,7 @@ impl Filesystem for Mounted {
     }
 
     fn fsync(&self, request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        if is_past_handle(fh) {
+        if is_snapshot_handle(fh) {
             return reply.ok();
         }
         let client = self.client.clone();
@@ -766,8 +766,8 @@ impl Filesystem for Mounted {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        if is_past(ino) {
-            return self.past_readdir(request, ino, offset, reply);
+        if is_snapshot(ino) {
+            return self.snapshot_readdir(request, ino, offset, reply);
         }
         for (at, name) in [(1, "."), (2, "..")] {
             if offset < at && reply.add(ino, at, fuser::FileType::Directory, name) {
@@ -805,8 +805,8 @@ impl Filesystem for Mounted {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        if is_past(ino) {
-            return self.past_readdirplus(request, ino, offset, reply);
+        if is_snapshot(ino) {
+            return self.snapshot_readdirplus(request, ino, offset, reply);
         }
         for (at, name) in [(1, "."), (2, "..")] {
             if offset < at && reply.add_name(ino, at, name, fuser::FileType::Directory) {
@@ -846,7 +846,7 @@ impl Filesystem for Mounted {
 
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
         let client = self.client.clone();
-        let ino = if is_past(ino) { InodeId::ROOT } else { tr::from_kernel_ino(ino) };
+        let ino = if is_snapshot(ino) { InodeId::ROOT } else { tr::from_kernel_ino(ino) };
         let work = async move { client.statfs_at(ino).await };
         self.wait(request, reply, work, |reply: ReplyStatfs, space| match space {
             Ok(space) => {
@@ -879,7 +879,7 @@ impl Filesystem for Mounted {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        if is_past(ino) {
+        if is_snapshot(ino) {
             return reply.error(Errno::EROFS);
         }
         if is_foreign(name) {
@@ -900,8 +900,8 @@ impl Filesystem for Mounted {
         if is_foreign(name) {
             return reply.error(Errno::NO_XATTR);
         }
-        if is_past(ino) {
-            return self.past_getxattr(request, ino, name.as_bytes().to_vec(), size, reply);
+        if is_snapshot(ino) {
+            return self.snapshot_getxattr(request, ino, name.as_bytes().to_vec(), size, reply);
         }
         let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
         if let Some(own) = name.to_str().filter(|n| n.as_bytes().starts_with(OWN_PREFIX)) {
@@ -920,8 +920,8 @@ impl Filesystem for Mounted {
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let thread = request.pid();
-        if is_past(ino) {
-            return self.past_listxattr(request, ino, size, reply);
+        if is_snapshot(ino) {
+            return self.snapshot_listxattr(request, ino, size, reply);
         }
         let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
         let work = async move {
@@ -932,7 +932,7 @@ impl Filesystem for Mounted {
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        if is_past(ino) {
+        if is_snapshot(ino) {
             return reply.error(Errno::EROFS);
         }
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
@@ -955,7 +955,7 @@ impl Filesystem for Mounted {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        if is_past(ino) {
+        if is_snapshot(ino) {
             return reply.error(Errno::EROFS);
         }
         let steps = match tr::allocate(mode) {
@@ -997,8 +997,8 @@ impl Filesystem for Mounted {
         reply: ReplyLseek,
     ) {
         let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
-        if is_past_handle(fh) {
-            return self.past_lseek(fh, offset, whence == libc::SEEK_DATA, reply);
+        if is_snapshot_handle(fh) {
+            return self.snapshot_lseek(fh, offset, whence == libc::SEEK_DATA, reply);
         }
         let (client, fh) = (self.client.clone(), handle(fh));
         if ![libc::SEEK_DATA, libc::SEEK_HOLE].contains(&whence) {
@@ -1058,7 +1058,7 @@ impl Filesystem for Mounted {
         _flags: fuser::CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        if is_past_handle(fh_in) {
+        if is_snapshot_handle(fh_in) {
             return reply.error(Errno::EXDEV); // then the kernel reads and writes
         }
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino_out));

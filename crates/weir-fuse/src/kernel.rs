@@ -1,10 +1,12 @@
 //! What the kernel keeps of one mount, and how it is told to forget: before a lease goes back, what the client forgets the kernel
 //! must have forgotten.
 //!
-//! Invariant: no notice overtakes an answer. An inode of which an answer is on its way is not known to the kernel yet, so a notice
-//! of it would be lost; such a notice is sent again until the kernel has taken the answer up. Names are not told at all: the kernel keeps
-//! them for a moment, and a lease waits for its end (`weir-client/src/lent.rs`). A notice of a name takes its directory's lock, which an
-//! operation may hold that waits for this very recall; and to have all names asked for again takes off what is mounted on directories inside.
+//! Invariant: no notice overtakes an answer. An inode of which an answer is on its way is not known to the
+//! kernel yet, so a notice of it would be lost; such a notice is sent again until the kernel has taken the
+//! answer up. Names are not told at all: the kernel keeps them for a moment, and a lease waits for its end
+//! (`weir-client/src/lent.rs`). A notice of a name takes its directory's lock, which an operation may hold
+//! that waits for this very revoke; and to have all names asked for again takes off what is mounted on
+//! directories inside.
 use crate::translate::to_kernel_ino;
 use fuser::{INodeNo, Notifier};
 use std::collections::HashMap;
@@ -17,12 +19,12 @@ use weir_proto::InodeId;
 const PARTS: usize = 16;
 /// A thread in the kernel takes an answer up within microseconds of being woken. One that has not in so long never will: the request
 /// had been given up when it was answered.
-const TAKEN_UP_LOOKS: u32 = 500;
+const TAKEN_UP_POLLS: u32 = 500;
 const TAKEN_UP_PAUSE: Duration = Duration::from_micros(100);
 
 /// What the kernel was told of an inode.
 #[derive(Clone, Copy)]
-struct Told {
+struct Answered {
     answers: u64,
     last: Instant,
 }
@@ -33,7 +35,7 @@ pub struct Notices {
     /// Whether it may keep names.
     keeps_names: bool,
     /// How many answers told the kernel of each inode, and were not taken back by it (`FORGET`).
-    told: [Mutex<HashMap<INodeNo, Told>>; PARTS],
+    reported: [Mutex<HashMap<INodeNo, Answered>>; PARTS],
 }
 
 impl Default for Notices {
@@ -44,31 +46,31 @@ impl Default for Notices {
 
 impl Notices {
     pub fn new(keeps_names: bool) -> Notices {
-        Notices { notifier: OnceLock::new(), keeps_names, told: Default::default() }
+        Notices { notifier: OnceLock::new(), keeps_names, reported: Default::default() }
     }
 
     pub(super) fn mounted(&self, notifier: Notifier) {
         let _ = self.notifier.set(notifier); // one mount per client
     }
 
-    fn part(&self, ino: INodeNo) -> MutexGuard<'_, HashMap<INodeNo, Told>> {
+    fn part(&self, ino: INodeNo) -> MutexGuard<'_, HashMap<INodeNo, Answered>> {
         // Numbers of inodes made together are neighbours.
-        let part = &self.told[ino.0 as usize % PARTS];
+        let part = &self.reported[ino.0 as usize % PARTS];
         part.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// An answer that tells the kernel of an inode is about to be sent.
-    pub fn tell(&self, ino: INodeNo) {
+    pub fn note_answer(&self, ino: INodeNo) {
         let last = Instant::now();
         let mut part = self.part(ino);
-        let told = part.entry(ino).or_insert(Told { answers: 0, last });
-        *told = Told { answers: told.answers + 1, last };
+        let reported = part.entry(ino).or_insert(Answered { answers: 0, last });
+        *reported = Answered { answers: reported.answers + 1, last };
     }
     /// The kernel took so many answers back. True: it knows nothing of the inode any more.
     pub fn forgotten(&self, ino: INodeNo, answers: u64) -> bool {
         let mut part = self.part(ino);
-        let Some(told) = part.get_mut(&ino) else { return true };
-        told.answers = told.answers.saturating_sub(answers);
-        let none = told.answers == 0;
+        let Some(reported) = part.get_mut(&ino) else { return true };
+        reported.answers = reported.answers.saturating_sub(answers);
+        let none = reported.answers == 0;
         if none {
             part.remove(&ino);
         }
@@ -76,17 +78,17 @@ impl Notices {
     }
     /// Whether the kernel was told of an inode less than `within` ago.
     pub fn is_fresh(&self, ino: INodeNo, within: Duration) -> bool {
-        self.part(ino).get(&ino).is_some_and(|told| told.last.elapsed() < within)
+        self.part(ino).get(&ino).is_some_and(|reported| reported.last.elapsed() < within)
     }
-    fn is_told(&self, ino: INodeNo) -> bool {
+    fn is_reported(&self, ino: INodeNo) -> bool {
         self.part(ino).contains_key(&ino)
     }
 
     /// False: the kernel should know the inode, and does not.
     fn invalidate(&self, notifier: &Notifier, ino: INodeNo, offset: i64, len: i64) -> bool {
-        for _ in 0..TAKEN_UP_LOOKS {
+        for _ in 0..TAKEN_UP_POLLS {
             match notifier.inval_known_inode(ino, offset, len) {
-                Ok(false) if self.is_told(ino) => std::thread::sleep(TAKEN_UP_PAUSE),
+                Ok(false) if self.is_reported(ino) => std::thread::sleep(TAKEN_UP_PAUSE),
                 Ok(_) => return true,
                 Err(e) => {
                     // The mount went away: there is no cache left.
@@ -126,11 +128,11 @@ mod tests {
     #[test]
     fn an_inode_is_told_until_all_answers_are_taken_back() {
         let (notices, ino) = (Notices::default(), INodeNo(77));
-        notices.tell(ino);
-        notices.tell(ino);
-        assert!(notices.is_told(ino) && !notices.is_told(INodeNo(78)));
+        notices.note_answer(ino);
+        notices.note_answer(ino);
+        assert!(notices.is_reported(ino) && !notices.is_reported(INodeNo(78)));
         assert!(!notices.forgotten(ino, 1));
-        assert!(notices.forgotten(ino, 1) && !notices.is_told(ino));
+        assert!(notices.forgotten(ino, 1) && !notices.is_reported(ino));
         assert!(notices.forgotten(ino, 1), "an answer that was given up");
     }
 }

@@ -16,10 +16,10 @@ mod filesystem;
 mod from_home;
 mod kernel;
 mod locks;
-mod parked;
-mod past;
-mod past_locks;
+mod pending_request;
 mod replies;
+mod snapshot_locks;
+mod snapshots;
 mod streams;
 mod translate;
 

@@ -55,15 +55,15 @@ impl Named {
     fn ttl(&self, leads_to: Option<InodeId>) -> Duration {
         // What a volume shows in its topmost directory comes and goes with the volume.
         let lent =
-            self.name != crate::past::DIRECTORY && self.client.lend_name(self.dir, &self.name, leads_to);
+            self.name != crate::snapshots::DIRECTORY && self.client.lend_name(self.dir, &self.name, leads_to);
         if lent { NAME_LOAN } else { NAME_TTL }
     }
 }
 
-/// The kernel is about to be told of an inode. Attributes are looked at again after that is noted: a recall of before was not told to
-/// a kernel that did not know the inode.
-fn told(client: &Client, kernel: &Notices, stat: Stat) -> Stat {
-    kernel.tell(tr::to_kernel_ino(stat.attr.ino));
+/// The kernel is about to be told of an inode. Attributes are looked at again after that is noted: a revoke
+/// of before was not told to a kernel that did not know the inode.
+fn reported(client: &Client, kernel: &Notices, stat: Stat) -> Stat {
+    kernel.note_answer(tr::to_kernel_ino(stat.attr.ino));
     client.try_getattr(stat.attr.ino).unwrap_or(Stat { leased: false, ..stat })
 }
 
@@ -75,7 +75,7 @@ pub fn add_entry(named: &Named, reply: &mut ReplyDirectoryPlus, cookie: u64, ent
     if named.kernel.is_fresh(ino, NAME_LOAN / 2) {
         return reply.add_name(ino, cookie, name, kind);
     }
-    named.kernel.tell(ino);
+    named.kernel.note_answer(ino);
     let lent = || {
         let stat = named.client.try_getattr(entry.ino)?;
         (named.ttl(Some(entry.ino)) == NAME_LOAN).then_some(stat)
@@ -97,14 +97,14 @@ pub fn add_entry(named: &Named, reply: &mut ReplyDirectoryPlus, cookie: u64, ent
 pub fn reply_entry(named: &Named, reply: ReplyEntry, result: Result<Stat>) {
     match result {
         Ok(stat) => {
-            let stat = told(&named.client, &named.kernel, stat);
+            let stat = reported(&named.client, &named.kernel, stat);
             let ttl = named.ttl(Some(stat.attr.ino));
             reply.entry_with_ttls(&tr::attr_ttl(&stat), &ttl, &tr::attr(&stat.attr), GENERATION)
         }
         Err(e) => reply.error(refused(&e)),
     }
 }
-pub fn reply_looked(named: &Named, reply: ReplyEntry, result: Result<Option<Stat>>) {
+pub fn reply_looked_up(named: &Named, reply: ReplyEntry, result: Result<Option<Stat>>) {
     match result {
         Ok(Some(stat)) => reply_entry(named, reply, Ok(stat)),
         Ok(None) => match named.ttl(None) {
@@ -142,7 +142,7 @@ pub fn reply_created(
 ) {
     match created {
         Ok(opened) => {
-            let stat = told(client, kernel, opened.stat.clone());
+            let stat = reported(client, kernel, opened.stat.clone());
             reply.created_with_ttls(
                 &tr::attr_ttl(&stat),
                 &named.map_or(NAME_TTL, |named| named.ttl(Some(stat.attr.ino))),

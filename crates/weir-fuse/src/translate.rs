@@ -205,7 +205,7 @@ pub const WANTED: [InitFlags; 16] = [
     // Locks are cluster-wide.
     InitFlags::FUSE_POSIX_LOCKS,
     InitFlags::FUSE_FLOCK_LOCKS,
-    // Pages go when a lease is recalled, not when a size or time changes.
+    // Pages go when a lease is revoked, not when a size or time changes.
     InitFlags::FUSE_EXPLICIT_INVAL_DATA,
     // Without it the kernel asks for the attribute `security.capability` before every write.
     InitFlags::FUSE_HANDLE_KILLPRIV_V2,

@@ -1,7 +1,7 @@
 //! What a change of names means, given what is found at home: pure, the same for every home.
 //!
 //! Each says *done* where it recognizes the result of an earlier try, and refuses where home is not as we left it.
-use crate::{Attrs, Expect, Found, Make, Stamp};
+use crate::{Attrs, Expect, Fingerprint, Found, Make};
 use weir_proto::meta::FileKind;
 
 /// What to do about what was found.
@@ -22,21 +22,23 @@ pub fn make(what: &Make, attrs: &Attrs, found: Option<&Found>, is_empty_dir: boo
         Make::Directory => {
             let of = &found.attrs;
             let same = (of.mode, of.uid, of.gid) == (attrs.mode, attrs.uid, attrs.gid);
-            found.stamp.kind == FileKind::Directory && (is_empty_dir || same)
+            found.fingerprint.kind == FileKind::Directory && (is_empty_dir || same)
         }
         // Of a file with several names the other ones may be somebody's.
-        Make::File => found.stamp.kind == FileKind::Regular && found.stamp.size == 0 && found.nlink <= 1,
-        Make::Symlink { target } => found.stamp.kind == FileKind::Symlink && found.target == target,
+        Make::File => {
+            found.fingerprint.kind == FileKind::Regular && found.fingerprint.size == 0 && found.nlink <= 1
+        }
+        Make::Symlink { target } => found.fingerprint.kind == FileKind::Symlink && found.target == target,
         Make::Special { kind, rdev } => {
             let is_device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
-            found.stamp.kind == *kind && (!is_device || found.rdev == *rdev)
+            found.fingerprint.kind == *kind && (!is_device || found.rdev == *rdev)
         }
     };
     if ours { Step::Done } else { Step::Refuse }
 }
 
 /// What to do to give `existing` another name.
-pub fn link(existing: Option<&Stamp>, expect: &Expect, at_new: Option<&Stamp>) -> Step {
+pub fn link(existing: Option<&Fingerprint>, expect: &Expect, at_new: Option<&Fingerprint>) -> Step {
     match (existing, at_new) {
         (Some(existing), None) if expect.admits(existing) => Step::Act,
         (Some(existing), Some(new)) if expect.admits(existing) && existing.id == new.id => Step::Done,
@@ -44,7 +46,7 @@ pub fn link(existing: Option<&Stamp>, expect: &Expect, at_new: Option<&Stamp>) -
     }
 }
 
-pub fn remove(found: Option<&Stamp>, expect: &Expect) -> Step {
+pub fn remove(found: Option<&Fingerprint>, expect: &Expect) -> Step {
     match found {
         None => Step::Done,
         Some(found) if expect.admits(found) => Step::Act,
@@ -69,12 +71,12 @@ pub enum RenameStep {
 }
 
 pub fn rename(
-    from: Option<&Stamp>,
+    from: Option<&Fingerprint>,
     expect: &Expect,
-    to: Option<&Stamp>,
+    to: Option<&Fingerprint>,
     replaces: Option<&Expect>,
 ) -> RenameStep {
-    let moved = to.is_some_and(|to| Expect::Ours(expect.stamp().clone()).admits(to));
+    let moved = to.is_some_and(|to| Expect::Ours(expect.fingerprint().clone()).admits(to));
     match (from.filter(|from| expect.admits(from)), to) {
         (Some(_), None) => RenameStep::Move,
         (Some(from), Some(to)) if from.id == to.id && from.kind == to.kind => RenameStep::DropOld,
@@ -86,9 +88,15 @@ pub fn rename(
 }
 
 /// What to do to exchange two names, where home can do that in one step.
-pub fn exchange(a: Option<&Stamp>, expect_a: &Expect, b: Option<&Stamp>, expect_b: &Expect) -> Step {
+pub fn exchange(
+    a: Option<&Fingerprint>,
+    expect_a: &Expect,
+    b: Option<&Fingerprint>,
+    expect_b: &Expect,
+) -> Step {
     let (Some(a), Some(b)) = (a, b) else { return Step::Refuse };
-    let ours = |expect: &Expect, found: &Stamp| Expect::Ours(expect.stamp().clone()).admits(found);
+    let ours =
+        |expect: &Expect, found: &Fingerprint| Expect::Ours(expect.fingerprint().clone()).admits(found);
     match () {
         () if expect_a.admits(a) && expect_b.admits(b) => Step::Act,
         () if ours(expect_a, b) && ours(expect_b, a) => Step::Done,
@@ -97,24 +105,28 @@ pub fn exchange(a: Option<&Stamp>, expect_a: &Expect, b: Option<&Stamp>, expect_
 }
 
 /// `Done` is never said: attributes are set again, which costs little.
-pub fn set_attrs(found: Option<&Stamp>, expect: &Expect, attrs: &Attrs) -> Step {
+pub fn set_attrs(found: Option<&Fingerprint>, expect: &Expect, attrs: &Attrs) -> Step {
     match found {
         Some(found) if expect.admits(found) => Step::Act,
         // An earlier try came as far as the times.
-        Some(found) if found.mtime == attrs.mtime && found.size == expect.stamp().size => {
-            if Expect::Ours(expect.stamp().clone()).admits(found) { Step::Act } else { Step::Refuse }
+        Some(found) if found.mtime == attrs.mtime && found.size == expect.fingerprint().size => {
+            if Expect::Ours(expect.fingerprint().clone()).admits(found) {
+                Step::Act
+            } else {
+                Step::Refuse
+            }
         }
         _ => Step::Refuse,
     }
 }
 
-pub fn resize(found: Option<&Stamp>, expect: &Expect, size: u64) -> Step {
+pub fn resize(found: Option<&Fingerprint>, expect: &Expect, size: u64) -> Step {
     match found {
         Some(found) if expect.admits(found) && found.size == size => Step::Done,
         Some(found) if expect.admits(found) => Step::Act,
         // An earlier try: the size is the one wished, and was not before.
-        Some(found) if found.size == size && size != expect.stamp().size => {
-            if Expect::Ours(expect.stamp().clone()).admits(found) { Step::Done } else { Step::Refuse }
+        Some(found) if found.size == size && size != expect.fingerprint().size => {
+            if Expect::Ours(expect.fingerprint().clone()).admits(found) { Step::Done } else { Step::Refuse }
         }
         _ => Step::Refuse,
     }
@@ -126,8 +138,8 @@ mod tests {
     use bytes::Bytes;
     use weir_proto::meta::Time;
 
-    fn stamp(id: u8, size: u64, mtime: i64) -> Stamp {
-        Stamp {
+    fn fingerprint(id: u8, size: u64, mtime: i64) -> Fingerprint {
+        Fingerprint {
             kind: FileKind::Regular,
             id: Bytes::from(vec![id]),
             version: Bytes::new(),
@@ -140,9 +152,9 @@ mod tests {
         Attrs { mode, uid: 1, gid: 2, atime: time, mtime: time, xattrs: vec![] }
     }
     fn found(kind: FileKind, size: u64) -> Found {
-        let stamp = Stamp { kind, ..stamp(1, size, 0) };
+        let fingerprint = Fingerprint { kind, ..fingerprint(1, size, 0) };
         Found {
-            stamp,
+            fingerprint,
             attrs: attrs(0o750, 0),
             nlink: 1,
             target: Bytes::from_static(b"t"),
@@ -184,7 +196,7 @@ mod tests {
 
     #[test]
     fn rename_by_table() {
-        let (mine, changed, other) = (stamp(1, 5, 5), stamp(1, 6, 6), stamp(2, 5, 5));
+        let (mine, changed, other) = (fingerprint(1, 5, 5), fingerprint(1, 6, 6), fingerprint(2, 5, 5));
         let (exact, ours) = (Expect::Unchanged(mine.clone()), Expect::Ours(mine.clone()));
         let over = Expect::Unchanged(other.clone());
         for (from, expect, to, replaces, step) in [
@@ -193,7 +205,7 @@ mod tests {
             (Some(&changed), &ours, None, None, RenameStep::Move),
             (Some(&mine), &exact, Some(&other), None, RenameStep::RefuseTo),
             (Some(&mine), &exact, Some(&other), Some(&over), RenameStep::Replace),
-            (Some(&mine), &exact, Some(&stamp(2, 6, 5)), Some(&over), RenameStep::RefuseTo),
+            (Some(&mine), &exact, Some(&fingerprint(2, 6, 5)), Some(&over), RenameStep::RefuseTo),
             (Some(&mine), &exact, Some(&mine), None, RenameStep::DropOld),
             (None, &exact, Some(&mine), None, RenameStep::Done),
             (None, &exact, Some(&changed), None, RenameStep::Done),
@@ -207,7 +219,7 @@ mod tests {
 
     #[test]
     fn the_others_by_table() {
-        let (mine, changed, other) = (stamp(1, 5, 5), stamp(1, 6, 6), stamp(2, 5, 5));
+        let (mine, changed, other) = (fingerprint(1, 5, 5), fingerprint(1, 6, 6), fingerprint(2, 5, 5));
         let (exact, ours) = (Expect::Unchanged(mine.clone()), Expect::Ours(mine.clone()));
         let other_exact = Expect::Unchanged(other.clone());
         assert_eq!(remove(None, &exact), Step::Done);
@@ -228,19 +240,19 @@ mod tests {
 
         assert_eq!(set_attrs(Some(&mine), &exact, &attrs(0, 9)), Step::Act);
         assert_eq!(
-            set_attrs(Some(&stamp(1, 5, 9)), &exact, &attrs(0, 9)),
+            set_attrs(Some(&fingerprint(1, 5, 9)), &exact, &attrs(0, 9)),
             Step::Act,
             "the times were set already"
         );
-        assert_eq!(set_attrs(Some(&stamp(1, 5, 8)), &exact, &attrs(0, 9)), Step::Refuse);
-        assert_eq!(set_attrs(Some(&stamp(1, 6, 9)), &exact, &attrs(0, 9)), Step::Refuse);
+        assert_eq!(set_attrs(Some(&fingerprint(1, 5, 8)), &exact, &attrs(0, 9)), Step::Refuse);
+        assert_eq!(set_attrs(Some(&fingerprint(1, 6, 9)), &exact, &attrs(0, 9)), Step::Refuse);
         assert_eq!(set_attrs(None, &ours, &attrs(0, 9)), Step::Refuse);
 
         assert_eq!(resize(Some(&mine), &exact, 3), Step::Act);
         assert_eq!(resize(Some(&mine), &exact, 5), Step::Done);
-        assert_eq!(resize(Some(&stamp(1, 3, 7)), &exact, 3), Step::Done, "cut already");
-        assert_eq!(resize(Some(&stamp(1, 5, 7)), &exact, 5), Step::Refuse, "written by somebody");
-        assert_eq!(resize(Some(&stamp(1, 4, 7)), &exact, 3), Step::Refuse);
-        assert_eq!(resize(Some(&stamp(2, 3, 7)), &exact, 3), Step::Refuse);
+        assert_eq!(resize(Some(&fingerprint(1, 3, 7)), &exact, 3), Step::Done, "cut already");
+        assert_eq!(resize(Some(&fingerprint(1, 5, 7)), &exact, 5), Step::Refuse, "written by somebody");
+        assert_eq!(resize(Some(&fingerprint(1, 4, 7)), &exact, 3), Step::Refuse);
+        assert_eq!(resize(Some(&fingerprint(2, 3, 7)), &exact, 3), Step::Refuse);
     }
 }

@@ -1,5 +1,5 @@
 //! What can go wrong at home, by what the mover does about it. The decision per errno is a table.
-use crate::{HomePath, Stamp};
+use crate::{Fingerprint, HomePath};
 use std::fmt;
 use weir_proto::{Error, ErrorKind};
 
@@ -16,7 +16,7 @@ pub enum Fault {
     Full(Error),
     /// Home refuses us the right: an administrator has to act, then again.
     Denied(Error),
-    /// This item cannot be kept at home as it is: set it aside, go on with the others.
+    /// This item cannot be kept at home as it is: it is in conflict, go on with the others.
     Broken(Error),
 }
 
@@ -25,9 +25,9 @@ pub enum Fault {
 pub struct Divergence {
     pub path: HomePath,
     /// As we left it; absent: nothing should be there.
-    pub expected: Option<Stamp>,
+    pub expected: Option<Fingerprint>,
     /// As it is; absent: nothing is there.
-    pub found: Option<Stamp>,
+    pub found: Option<Fingerprint>,
     pub error: Error,
 }
 
@@ -42,8 +42,10 @@ pub enum FaultKind {
 }
 
 impl Fault {
-    pub fn diverged(path: &HomePath, expected: Option<&Stamp>, found: Option<&Stamp>) -> Fault {
-        let show = |stamp: Option<&Stamp>| stamp.map_or("nothing".to_owned(), Stamp::to_string);
+    pub fn diverged(path: &HomePath, expected: Option<&Fingerprint>, found: Option<&Fingerprint>) -> Fault {
+        let show = |fingerprint: Option<&Fingerprint>| {
+            fingerprint.map_or("nothing".to_owned(), Fingerprint::to_string)
+        };
         let error = Error::stale(format!(
             "{path} at home is not as it was left: expected {}, found {}; nothing was changed there: \
              weir relation resolve decides which is right",
@@ -100,7 +102,7 @@ impl From<Fault> for Error {
 }
 
 /// What an errno (Linux numbers) of a call at home means for the mover, and what a human can do.
-pub fn judge_errno(errno: i32) -> (FaultKind, ErrorKind, &'static str) {
+pub fn map_errno(errno: i32) -> (FaultKind, ErrorKind, &'static str) {
     use FaultKind::*;
     match errno {
         // ENOSPC, EDQUOT
@@ -130,7 +132,7 @@ pub fn judge_errno(errno: i32) -> (FaultKind, ErrorKind, &'static str) {
             "another file system is mounted inside of home: give that one a relation of its own",
         ),
         // Among them: EIO, ESTALE, ETIMEDOUT, EHOSTDOWN, ENOTCONN, ENODEV, EBUSY, EMFILE, ENOMEM. What is not known
-        // is tried again: to set an item aside needs a reason.
+        // is tried again: a conflict needs a reason.
         _ => (
             Unreachable,
             ErrorKind::Unavailable,
@@ -161,7 +163,7 @@ mod tests {
         ];
         for (kind, errnos) in table {
             for errno in *errnos {
-                assert_eq!(judge_errno(*errno).0, *kind, "errno {errno}");
+                assert_eq!(map_errno(*errno).0, *kind, "errno {errno}");
             }
         }
     }

@@ -5,7 +5,7 @@
 //! as it would have. How each one tells its result from a stranger's is said with it.
 //!
 //! Refuses to know: volumes, cursors, receipts, who asks and how often.
-use crate::{Attrs, Expect, HomePath, Make, Outcome, Stamp};
+use crate::{Attrs, Expect, Fingerprint, HomePath, Make, Outcome};
 use bytes::Bytes;
 use std::ops::Range;
 use weir_env::BoxFuture;
@@ -41,13 +41,13 @@ pub struct Traits {
     /// Renaming a directory is one step, however much is in it.
     pub cheap_rename: bool,
     /// A stray change between our last write and the next is found by more than size and time.
-    pub strong_stamps: bool,
+    pub strong_fingerprints: bool,
 }
 
 /// One thing in a listing of home, or where it was asked for by name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
-    pub stamp: Stamp,
+    pub fingerprint: Fingerprint,
     pub attrs: Attrs,
     /// Names of this file.
     pub nlink: u32,
@@ -96,7 +96,7 @@ pub trait Home: Send + Sync + 'static {
         path: &'a HomePath,
         what: &'a Make,
         attrs: &'a Attrs,
-    ) -> BoxFuture<'a, Outcome<Stamp>>;
+    ) -> BoxFuture<'a, Outcome<Fingerprint>>;
 
     /// Gives a file another name. Its own result: the new name leads to the very same file.
     fn link<'a>(
@@ -104,7 +104,7 @@ pub trait Home: Send + Sync + 'static {
         existing: &'a HomePath,
         expect: &'a Expect,
         path: &'a HomePath,
-    ) -> BoxFuture<'a, Outcome<Stamp>>;
+    ) -> BoxFuture<'a, Outcome<Fingerprint>>;
 
     /// Removes a name; of a directory, an empty one. Its own result: there is nothing.
     fn remove<'a>(&'a self, path: &'a HomePath, expect: &'a Expect) -> BoxFuture<'a, Outcome<()>>;
@@ -117,7 +117,7 @@ pub trait Home: Send + Sync + 'static {
         expect: &'a Expect,
         to: &'a HomePath,
         replaces: Option<&'a Expect>,
-    ) -> BoxFuture<'a, Outcome<Stamp>>;
+    ) -> BoxFuture<'a, Outcome<Fingerprint>>;
 
     /// Two names change places; answered with what is at `a` and at `b` then. Its own result: each is at the other's.
     fn exchange<'a>(
@@ -126,7 +126,7 @@ pub trait Home: Send + Sync + 'static {
         expect_a: &'a Expect,
         b: &'a HomePath,
         expect_b: &'a Expect,
-    ) -> BoxFuture<'a, Outcome<(Stamp, Stamp)>>;
+    ) -> BoxFuture<'a, Outcome<(Fingerprint, Fingerprint)>>;
 
     /// Sets all attributes: extended ones that are not named are taken away. Its own result: the size expected and the
     /// time that was to be set.
@@ -135,15 +135,15 @@ pub trait Home: Send + Sync + 'static {
         path: &'a HomePath,
         expect: &'a Expect,
         attrs: &'a Attrs,
-    ) -> BoxFuture<'a, Outcome<Stamp>>;
+    ) -> BoxFuture<'a, Outcome<Fingerprint>>;
 
-    /// Cuts or extends (with a hole) a file. Its own result: the very file has this size already.
+    /// Truncates or extends (with a hole) a file. Its own result: the very file has this size already.
     fn resize<'a>(
         &'a self,
         path: &'a HomePath,
         expect: &'a Expect,
         size: u64,
-    ) -> BoxFuture<'a, Outcome<Stamp>>;
+    ) -> BoxFuture<'a, Outcome<Fingerprint>>;
 
     /// Makes all changes of names and attributes durable that were answered before. Call it before telling anybody
     /// that they are done; once for many is cheap.
@@ -155,8 +155,9 @@ pub trait Home: Send + Sync + 'static {
     /// Only the last piece of a file may be shorter.
     fn piece(&self, offset: u64, bytes_wanted: u64) -> Range<u64>;
 
-    /// Opens a file to write. `Expect::Unchanged` if nobody has written since that stamp was given; `Expect::Ours` if
-    /// somebody of us may have (another mover writes it too, or one died over it before it could tell).
+    /// Opens a file to write. `Expect::Unchanged` if nobody has written since that fingerprint was given;
+    /// `Expect::Ours` if somebody of us may have (another mover writes it too, or one died over it before it
+    /// could tell).
     fn open_write<'a>(
         &'a self,
         path: &'a HomePath,
@@ -203,11 +204,12 @@ pub trait HomeWriter: Send + Sync + 'static {
     /// The range is a hole, or zeros where home has no holes; the file is at least as long as the range reaches.
     fn zero(&self, range: Range<u64>) -> BoxFuture<'_, Outcome<()>>;
 
-    /// Makes what was written durable. The stamp is what to expect from now on.
-    fn sync(&self) -> BoxFuture<'_, Outcome<Stamp>>;
+    /// Makes what was written durable. The fingerprint is what to expect from now on.
+    fn sync(&self) -> BoxFuture<'_, Outcome<Fingerprint>>;
 
-    /// Cuts or extends the file to its final size, sets its attributes and times: it is complete at home. Durable.
-    fn finish<'a>(&'a self, size: u64, attrs: &'a Attrs) -> BoxFuture<'a, Outcome<Stamp>>;
+    /// Truncates or extends the file to its final size, sets its attributes and times: it is complete at
+    /// home. Durable.
+    fn finish<'a>(&'a self, size: u64, attrs: &'a Attrs) -> BoxFuture<'a, Outcome<Fingerprint>>;
 }
 
 /// A file at home, open to be read. Every answer was checked: the file was still the one expected after it was read.
@@ -219,5 +221,5 @@ pub trait HomeReader: Send + Sync + 'static {
     /// everything is data.
     fn data_from(&self, offset: u64) -> BoxFuture<'_, Outcome<Option<Range<u64>>>>;
 
-    fn stamp(&self) -> &Stamp;
+    fn fingerprint(&self) -> &Fingerprint;
 }

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapped_file_loses_the_bits_with_which_it_would_run_as_its_owner() {
+    fn a_write_through_a_mapping_clears_set_uid() {
         let map = IdMap::new(vec![range(1000, 2000, 1)], vec![]).unwrap();
         let program = Attrs { mode: 0o6755, ..attrs(1000, 5, &[]) };
         assert_eq!(map.to_home(FileKind::Regular, &program).mode, 0o755);

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_waited_until_its_deadline_is_never_begun_and_too_many_are_refused() {
+    async fn expired_calls_never_begin_and_too_many_are_refused() {
         let lane = lane(1, 1, 200);
         let (go_on, wait) = mpsc::channel::<()>();
         let ran = Arc::new(AtomicU32::new(0));

@@ -7,9 +7,9 @@
 //! Refuses to know: what is to be shipped next and in which order (the leader), how a home keeps things (the back ends).
 use crate::backup::Due;
 use crate::gate::Gate;
-use crate::pace::{self, Choice, FILE_WORK, Pace, TimeOf};
 use crate::recall;
-use crate::{Attrs, Expect, Fault, Home, HomePath, HomeWriter, ListEntry, Make, Outcome, Stamp, Xattr};
+use crate::tuner::{self, Choice, FILE_WORK, TimeOf, Tuner};
+use crate::{Attrs, Expect, Fault, Fingerprint, Home, HomePath, HomeWriter, ListEntry, Make, Outcome, Xattr};
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -23,7 +23,7 @@ use weir_proto::meta::{FileKind, Time};
 use weir_proto::recall::Learned;
 use weir_proto::relation::{
     Direction, ExtentDone, ExtentWork, HOME_ENTRIES_MAX, HomeAttrs, HomeEntry, HomeIds, ListDone, ListWork,
-    NameAction, NameDone, NameWork, Outcome as Told, RECEIPT_BLOCK, RelationId, RelationWork,
+    NameAction, NameDone, NameWork, Outcome as Reported, RECEIPT_BLOCK, RelationId, RelationWork,
 };
 use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId, Wire};
 
@@ -34,7 +34,7 @@ const PIECES_AHEAD: usize = 4;
 /// Ranges and names that this mover has at most: a far home wants many small files under way.
 const ITEMS_MAX: usize = 2048;
 /// Of those, how many are asked for or told at once: messages have an end.
-const TOLD_MAX: usize = 256;
+const REPORTED_MAX: usize = 256;
 /// Bytes of ranges that this mover asks for at once. They are read piece by piece: this is no memory.
 const ASKED_MAX: u64 = 512 << 20;
 /// Ranges that are brought back at the same time.
@@ -123,7 +123,7 @@ struct Relation {
     window: Gate,
     /// Parts of a stream.
     packed: u64,
-    pace: Mutex<Pace>,
+    tuner: Mutex<Tuner>,
     /// Ranges of files that wait for their turn, by file.
     files: Mutex<BTreeMap<InodeId, VecDeque<ExtentWork>>>,
     meter: Meter,
@@ -241,8 +241,8 @@ impl Shared {
                 less.await;
                 continue;
             }
-            let items = (ITEMS_MAX - under_way).min(TOLD_MAX) as u32;
-            match shared.client.take_work(leader, ASKED_MAX, items, WAIT, &shared.limited_by()).await {
+            let items = (ITEMS_MAX - under_way).min(REPORTED_MAX) as u32;
+            match shared.client.lease_work(leader, ASKED_MAX, items, WAIT, &shared.limited_by()).await {
                 Ok(taken) => {
                     leader = taken.leader;
                     for work in taken.relations {
@@ -307,7 +307,7 @@ impl Shared {
                 recall::Failed { why: e.to_string(), retry: e.kind != ErrorKind::NotFound, diverged: false }
             })?;
             let (id, url, ids, by) = (place.relation, place.url.clone(), place.ids.clone(), place.by);
-            let only_reads = place.direction == Direction::Pull;
+            let only_reads = place.direction == Direction::Mirror;
             let which = HomeOf { holds: HomeUse::Relation(id), url, ids, by, is_new: false, only_reads };
             let relation = self.relation(id, &which).await?;
             match recall::bring(&self.client, &*relation.home, &place, recall).await {
@@ -334,7 +334,7 @@ impl Shared {
             return self.start(relation, work);
         }
         let (relation, url, ids, by) = (work.relation, work.url.clone(), work.ids.clone(), work.by);
-        let only_reads = work.direction == Direction::Pull;
+        let only_reads = work.direction == Direction::Mirror;
         let holds = HomeUse::Relation(relation);
         let which = HomeOf { holds, url, ids, by, is_new: work.is_new, only_reads };
         opening.insert(relation, vec![work]);
@@ -388,13 +388,13 @@ impl Shared {
             None => self.opener.open(which).await?,
         };
         lock(&self.homes).insert(id, home.clone());
-        let (done, told) = mpsc::unbounded_channel();
+        let (done, reported) = mpsc::unbounded_channel();
         let calls_max = home.traits().calls_max;
-        let pace = match self.fixed {
-            Some(choice) => Pace::fixed(choice),
-            None => Pace::new(calls_max),
+        let tuner = match self.fixed {
+            Some(choice) => Tuner::fixed(choice),
+            None => Tuner::new(calls_max),
         };
-        let (packed, choice) = (pace::packed(calls_max), pace.choice());
+        let (packed, choice) = (tuner::packed(calls_max), tuner.choice());
         let relation = Arc::new(Relation {
             id,
             home,
@@ -403,7 +403,7 @@ impl Shared {
             streams: Gate::new(choice.streams as u64 * packed),
             window: Gate::new(choice.window_bytes),
             packed,
-            pace: Mutex::new(pace),
+            tuner: Mutex::new(tuner),
             files: Mutex::default(),
             meter: Meter::default(),
         });
@@ -416,9 +416,9 @@ impl Shared {
             relations.insert(id, relation.clone());
         }
         let (me, of) = (self.clone(), relation.clone());
-        self.spawn("tell", async move { me.tell(of.id, told).await });
+        self.spawn("tell", async move { me.report(of.id, reported).await });
         let (me, of) = (self.clone(), relation.clone());
-        self.spawn("pace", async move { me.keep_pace(&of).await });
+        self.spawn("pace", async move { me.keep_tuning(&of).await });
         Ok(relation)
     }
 
@@ -431,8 +431,8 @@ impl Shared {
 
     fn refuse_all(self: &Arc<Self>, work: RelationWork, fault: Fault) {
         let outcome = match &fault {
-            Fault::Denied(e) => Told::Denied { why: e.to_string() },
-            fault => told(fault),
+            Fault::Denied(e) => Reported::Denied { why: e.to_string() },
+            fault => reported(fault),
         };
         let names: Vec<NameDone> =
             work.names.iter().map(|n| NameDone { number: n.number, outcome: outcome.clone() }).collect();
@@ -442,7 +442,7 @@ impl Shared {
         let (me, count) = (self.clone(), items_of(&work));
         let done = Batch { names, extents, orphans: work.orphans, listings, count };
         self.spawn("tell", async move {
-            me.tell_leader(work.relation, done).await;
+            me.report_to_leader(work.relation, done).await;
         });
     }
 
@@ -452,9 +452,9 @@ impl Shared {
     }
 
     /// Tells the leader what is done: as much at once as there is.
-    async fn tell(&self, relation: RelationId, mut done: mpsc::UnboundedReceiver<Done>) {
+    async fn report(&self, relation: RelationId, mut done: mpsc::UnboundedReceiver<Done>) {
         let mut batch = Vec::new();
-        while done.recv_many(&mut batch, TOLD_MAX).await > 0 {
+        while done.recv_many(&mut batch, REPORTED_MAX).await > 0 {
             let (mut names, mut extents, mut orphans) = (Vec::new(), Vec::new(), Vec::new());
             let (mut listings, count) = (Vec::new(), batch.len());
             for done in batch.drain(..) {
@@ -465,14 +465,14 @@ impl Shared {
                     Done::List(done) => listings.push(done),
                 }
             }
-            self.tell_leader(relation, Batch { names, extents, orphans, listings, count }).await;
+            self.report_to_leader(relation, Batch { names, extents, orphans, listings, count }).await;
         }
     }
 
     /// What cannot be told stays with this mover for the leader: then this life must end.
-    async fn tell_leader(&self, relation: RelationId, done: Batch) {
+    async fn report_to_leader(&self, relation: RelationId, done: Batch) {
         let Batch { names, extents, orphans, listings, count } = done;
-        match self.client.work_done(relation, names, extents, orphans, listings).await {
+        match self.client.complete_work(relation, names, extents, orphans, listings).await {
             Ok(()) => self.end_items(count),
             Err(e) => {
                 tracing::debug!("the leader was not told: {e}");
@@ -498,25 +498,25 @@ impl Shared {
             false => self.read_to_end(relation, &work).await,
         };
         let outcome = match read {
-            Ok(()) => Told::Done { stamp: Bytes::new() },
-            Err(told) => told,
+            Ok(()) => Reported::Done { fingerprint: Bytes::new() },
+            Err(reported) => reported,
         };
         let _ = relation.done.send(Done::List(ListDone { dir: work.dir, outcome })); // ends with this mover
     }
 
-    async fn read_to_end(&self, relation: &Relation, work: &ListWork) -> std::result::Result<(), Told> {
-        let path = HomePath::parse(&work.path).map_err(|e| Told::Refused { why: e.to_string() })?;
-        let mut lister = relation.home.read_dir(&path).await.map_err(|f| told_of_directory(&f))?;
+    async fn read_to_end(&self, relation: &Relation, work: &ListWork) -> std::result::Result<(), Reported> {
+        let path = HomePath::parse(&work.path).map_err(|e| Reported::Refused { why: e.to_string() })?;
+        let mut lister = relation.home.read_dir(&path).await.map_err(|f| reported_of_directory(&f))?;
         let mut left = Vec::new();
         loop {
-            let listing = lister.next(HOME_ENTRIES_MAX).await.map_err(|f| told_of_directory(&f))?;
+            let listing = lister.next(HOME_ENTRIES_MAX).await.map_err(|f| reported_of_directory(&f))?;
             left.extend(listing.entries.into_iter().map(home_entry));
             while !left.is_empty() || listing.end {
                 let rest = left.split_off(fits_a_message(&left));
                 let part = std::mem::replace(&mut left, rest);
                 let end = listing.end && left.is_empty();
-                let told = self.client.tell_listing(relation.id, work.dir, part, end).await;
-                told.map_err(|e| refused(&e))?;
+                let reported = self.client.report_listing(relation.id, work.dir, part, end).await;
+                reported.map_err(|e| refused(&e))?;
                 if end {
                     return Ok(());
                 }
@@ -525,12 +525,12 @@ impl Shared {
     }
 
     /// Page by page in the order of the names, so that what is missing between two of them is known to be gone.
-    async fn read_again(&self, relation: &Relation, work: &ListWork) -> std::result::Result<(), Told> {
-        let path = HomePath::parse(&work.path).map_err(|e| Told::Refused { why: e.to_string() })?;
+    async fn read_again(&self, relation: &Relation, work: &ListWork) -> std::result::Result<(), Reported> {
+        let path = HomePath::parse(&work.path).map_err(|e| Reported::Refused { why: e.to_string() })?;
         let mut after: Option<Bytes> = None;
         loop {
             let page = relation.home.list(&path, after.as_deref(), PAGE).await;
-            let page = page.map_err(|f| told_of_directory(&f))?;
+            let page = page.map_err(|f| reported_of_directory(&f))?;
             let mut left: Vec<HomeEntry> = page.entries.into_iter().map(home_entry).collect();
             // A home has an order of its own for names that it writes in another way: one page is all of it, or in order.
             let behind = |entry: &HomeEntry| after.as_ref().is_none_or(|after| entry.name > *after);
@@ -540,7 +540,7 @@ impl Shared {
                 let why = format!(
                     "more than {PAGE} entries, which this home does not list in the order of their names"
                 );
-                return Err(Told::Refused { why });
+                return Err(Reported::Refused { why });
             }
             left.sort_by(|a, b| a.name.cmp(&b.name));
             loop {
@@ -553,7 +553,7 @@ impl Shared {
                     break;
                 }
                 after = upto.clone().or(after);
-                let again = self.client.tell_again(relation.id, work.dir, from, part, upto).await;
+                let again = self.client.report_relisting(relation.id, work.dir, from, part, upto).await;
                 again.map_err(|e| refused(&e))?;
                 if end {
                     return Ok(());
@@ -577,9 +577,9 @@ impl Shared {
         let settled = relation.home.settle().await;
         for (work, outcome) in names.iter().zip(outcomes) {
             let outcome = match (outcome, &settled) {
-                (Ok(stamp), Ok(())) => Told::Done { stamp },
-                (Err(fault), _) => told(&fault),
-                (Ok(_), Err(fault)) => told(fault),
+                (Ok(fingerprint), Ok(())) => Reported::Done { fingerprint },
+                (Err(fault), _) => reported(&fault),
+                (Ok(_), Err(fault)) => reported(fault),
             };
             let _ = relation.done.send(Done::Name(NameDone { number: work.number, outcome })); // ends with this mover
         }
@@ -591,11 +591,11 @@ impl Shared {
     async fn file(&self, relation: &Relation, ino: InodeId) {
         let first =
             lock(&relation.files).get(&ino).map_or(0, |queue| queue.iter().map(|item| item.len).sum());
-        let _stream = relation.streams.pass(pace::share(first, relation.packed)).await;
+        let _stream = relation.streams.pass(tuner::share(first, relation.packed)).await;
         let begun = self.env.clock.now();
         relation.meter.busy.fetch_add(1, Relaxed);
         let mut open: Option<Box<dyn HomeWriter>> = None;
-        let mut failed: Option<Told> = None;
+        let mut failed: Option<Reported> = None;
         let mut unsynced: Vec<ExtentDone> = Vec::new();
         let mut written = 0;
         loop {
@@ -610,18 +610,20 @@ impl Shared {
                 }
                 continue;
             };
-            if let Some(told) = &failed {
+            if let Some(reported) = &failed {
                 // What comes later in the file must not come first at home.
-                unsynced.push(extent_done(&item, told.clone()));
+                unsynced.push(extent_done(&item, reported.clone()));
                 continue;
             }
             match self.extent(relation, &mut open, &item).await {
                 Ok(mut done) => {
                     written += item.len;
-                    let enough = written >= lock(&relation.pace).choice().extent_bytes;
+                    let enough = written >= lock(&relation.tuner).choice().extent_bytes;
                     let synced = match (&done.outcome, &open) {
                         // Small ranges are synced together with the others that follow.
-                        (Told::Done { stamp }, Some(writer)) if stamp.is_empty() && (!more || enough) => {
+                        (Reported::Done { fingerprint }, Some(writer))
+                            if fingerprint.is_empty() && (!more || enough) =>
+                        {
                             written = 0;
                             Some(writer.sync().await)
                         }
@@ -629,16 +631,19 @@ impl Shared {
                     };
                     match synced {
                         None => {}
-                        Some(Ok(stamp)) => done.outcome = Told::Done { stamp: Bytes::from(stamp.to_bytes()) },
+                        Some(Ok(fingerprint)) => {
+                            done.outcome = Reported::Done { fingerprint: Bytes::from(fingerprint.to_bytes()) }
+                        }
                         Some(Err(fault)) => {
-                            failed = Some(told(&fault));
-                            done.outcome = told(&fault);
+                            failed = Some(reported(&fault));
+                            done.outcome = reported(&fault);
                         }
                     }
-                    let durable = matches!(&done.outcome, Told::Done { stamp } if !stamp.is_empty());
+                    let durable =
+                        matches!(&done.outcome, Reported::Done { fingerprint } if !fingerprint.is_empty());
                     unsynced.push(done);
                     if durable {
-                        self.tell_all(relation, &mut unsynced);
+                        self.report_all(relation, &mut unsynced);
                     }
                 }
                 Err(outcome) => {
@@ -648,46 +653,46 @@ impl Shared {
             }
         }
         // What was never synced is not done.
-        if let Some(told) = &failed {
+        if let Some(reported) = &failed {
             unsynced
                 .iter_mut()
-                .filter(|d| matches!(d.outcome, Told::Done { .. }))
-                .for_each(|d| d.outcome = told.clone());
+                .filter(|d| matches!(d.outcome, Reported::Done { .. }))
+                .for_each(|d| d.outcome = reported.clone());
         }
-        self.tell_all(relation, &mut unsynced);
+        self.report_all(relation, &mut unsynced);
         relation.meter.busy.fetch_sub(1, Relaxed);
         relation.meter.files.fetch_add(1, Relaxed);
         relation.meter.file_work.fetch_add(FILE_WORK, Relaxed);
         relation.meter.file_us.fetch_add(self.env.clock.now().since(begun).as_micros() as u64, Relaxed);
     }
 
-    fn tell_all(&self, relation: &Relation, done: &mut Vec<ExtentDone>) {
+    fn report_all(&self, relation: &Relation, done: &mut Vec<ExtentDone>) {
         for done in done.drain(..) {
             let _ = relation.done.send(Done::Extent(done)); // ends with this mover
         }
     }
 
-    /// One range, or the end of the file. The stamp of what is written but not synced yet is empty.
+    /// One range, or the end of the file. The fingerprint of what is written but not synced yet is empty.
     async fn extent(
         &self,
         relation: &Relation,
         open: &mut Option<Box<dyn HomeWriter>>,
         item: &ExtentWork,
-    ) -> std::result::Result<ExtentDone, Told> {
+    ) -> std::result::Result<ExtentDone, Reported> {
         if open.is_none() {
-            let path = HomePath::parse(&item.path).map_err(|e| Told::Refused { why: e.to_string() })?;
-            if item.expect.stamp.is_empty() {
-                make_again(&*relation.home, &path).await.map_err(|f| told(&f))?;
+            let path = HomePath::parse(&item.path).map_err(|e| Reported::Refused { why: e.to_string() })?;
+            if item.expect.fingerprint.is_empty() {
+                make_again(&*relation.home, &path).await.map_err(|f| reported(&f))?;
             }
-            let expect = expect(&*relation.home, &path, &item.expect).await.map_err(|f| told(&f))?;
-            *open = Some(relation.home.open_write(&path, &expect).await.map_err(|f| told(&f))?);
+            let expect = expect(&*relation.home, &path, &item.expect).await.map_err(|f| reported(&f))?;
+            *open = Some(relation.home.open_write(&path, &expect).await.map_err(|f| reported(&f))?);
         }
         let writer = open.as_ref().expect("opened above");
-        let mut done = extent_done(item, Told::Done { stamp: Bytes::new() });
+        let mut done = extent_done(item, Reported::Done { fingerprint: Bytes::new() });
         if let Some(finish) = &item.finish {
             let attrs = attrs_of(&finish.attrs);
-            let stamp = writer.finish(finish.size, &attrs).await.map_err(|f| told(&f))?;
-            done.outcome = Told::Done { stamp: Bytes::from(stamp.to_bytes()) };
+            let fingerprint = writer.finish(finish.size, &attrs).await.map_err(|f| reported(&f))?;
+            done.outcome = Reported::Done { fingerprint: Bytes::from(fingerprint.to_bytes()) };
             return Ok(done);
         }
         done.sums = self.copy(relation, &**writer, item).await?;
@@ -701,7 +706,7 @@ impl Shared {
         relation: &Relation,
         writer: &dyn HomeWriter,
         item: &ExtentWork,
-    ) -> std::result::Result<Vec<u32>, Told> {
+    ) -> std::result::Result<Vec<u32>, Reported> {
         let end = item.offset + item.len;
         let (mut next, mut ahead, mut sums) = (item.offset, VecDeque::new(), Vec::new());
         loop {
@@ -729,7 +734,7 @@ impl Shared {
             let parts = match rx.await {
                 Ok(Ok(parts)) => parts,
                 Ok(Err(e)) => return Err(self.unread(&e).await),
-                Err(_) => return Err(Told::Moved {}),
+                Err(_) => return Err(Reported::Moved {}),
             };
             let read = self.env.clock.now();
             relation.meter.reading_us.fetch_add(read.since(begun).as_micros() as u64, Relaxed);
@@ -743,42 +748,42 @@ impl Shared {
             relation.meter.writing_us.fetch_add(now.since(read).as_micros() as u64, Relaxed);
             relation.meter.piece_us.fetch_add(now.since(asked).as_micros() as u64, Relaxed);
             relation.meter.pieces.fetch_add(1, Relaxed);
-            written.map_err(|f| told(&f))?;
+            written.map_err(|f| reported(&f))?;
         }
     }
 
     /// What is told when the volume cannot be read.
-    async fn unread(&self, e: &Error) -> Told {
+    async fn unread(&self, e: &Error) -> Reported {
         match e.kind {
-            ErrorKind::Damaged => Told::Refused { why: format!("its data here cannot be read: {e}") },
-            ErrorKind::NotFound | ErrorKind::Stale => Told::Moved {},
+            ErrorKind::Damaged => Reported::Refused { why: format!("its data here cannot be read: {e}") },
+            ErrorKind::NotFound | ErrorKind::Stale => Reported::Moved {},
             _ => {
                 tracing::warn!("read what is to be shipped: {e}");
                 self.env.clock.sleep(PAUSE).await;
-                Told::Moved {}
+                Reported::Moved {}
             }
         }
     }
 
     // ---- pace
 
-    fn apply_pace(&self, relation: &Relation) {
-        let choice = lock(&relation.pace).choice();
+    fn apply_tuner(&self, relation: &Relation) {
+        let choice = lock(&relation.tuner).choice();
         relation.streams.set_limit(choice.streams as u64 * relation.packed);
         relation.window.set_limit(choice.window_bytes);
     }
 
-    async fn keep_pace(&self, relation: &Relation) {
+    async fn keep_tuning(&self, relation: &Relation) {
         if self.fixed.is_none() {
             // Nobody waits for it: what there is to do has begun.
             let round_trip = self.round_trip(&*relation.home).await;
-            lock(&relation.pace).begin_at(round_trip);
-            self.apply_pace(relation);
+            lock(&relation.tuner).begin_at(round_trip);
+            self.apply_tuner(relation);
         }
         let (meter, mut last, mut since) = (&relation.meter, (0, 0), self.env.clock.now());
         loop {
             let TimeOf { files, count, .. } = meter.time();
-            self.env.clock.sleep(pace::measure_for(files / count.max(1))).await;
+            self.env.clock.sleep(tuner::measure_for(files / count.max(1))).await;
             let (bytes, work, now) =
                 (meter.bytes.load(Relaxed), meter.file_work.load(Relaxed), self.env.clock.now());
             let seconds = now.since(since).as_secs_f64().max(0.001);
@@ -788,15 +793,15 @@ impl Shared {
             let began = (bytes, work) != (0, 0);
             (last, since) = ((bytes, work), now);
             {
-                let mut pace = lock(&relation.pace);
+                let mut tuner = lock(&relation.tuner);
                 if let Some(each) = meter.piece_us.load(Relaxed).checked_div(meter.pieces.load(Relaxed)) {
-                    pace.piece_took(Duration::from_micros(each), bytes_per_s);
+                    tuner.piece_took(Duration::from_micros(each), bytes_per_s);
                 }
                 if waiting && began {
-                    pace.measured(work_per_s);
+                    tuner.measured(work_per_s);
                 }
             }
-            self.apply_pace(relation);
+            self.apply_tuner(relation);
             // What was long ago counts less.
             let Meter { reading_us, writing_us, piece_us, pieces, file_us, files, .. } = meter;
             for meter in [reading_us, writing_us, piece_us, pieces, file_us, files] {
@@ -814,7 +819,7 @@ impl Shared {
         if busiest.meter.busy.load(Relaxed) == 0 {
             return String::new();
         }
-        pace::limited_by(&busiest.meter.time(), &lock(&busiest.pace).choice())
+        tuner::limited_by(&busiest.meter.time(), &lock(&busiest.tuner).choice())
     }
 }
 
@@ -840,17 +845,17 @@ fn fits_a_message(entries: &[HomeEntry]) -> usize {
     let fits = entries.iter().take(HOME_ENTRIES_MAX).take_while(|entry| {
         let xattrs: usize = entry.attrs.xattrs.iter().map(|(name, value)| name.len() + value.len() + 8).sum();
         let first = bytes == 0;
-        bytes += ENTRY_BYTES + entry.name.len() + entry.target.len() + entry.stamp.len() + xattrs;
+        bytes += ENTRY_BYTES + entry.name.len() + entry.target.len() + entry.fingerprint.len() + xattrs;
         first || bytes <= LISTING_BYTES_MAX
     });
     fits.count()
 }
 
 /// The leader did not take what was told of a directory.
-fn refused(e: &Error) -> Told {
+fn refused(e: &Error) -> Reported {
     match e.kind {
-        ErrorKind::Invalid | ErrorKind::Name(_) => Told::Refused { why: e.to_string() },
-        _ => Told::Later { why: e.to_string() },
+        ErrorKind::Invalid | ErrorKind::Name(_) => Reported::Refused { why: e.to_string() },
+        _ => Reported::Later { why: e.to_string() },
     }
 }
 
@@ -859,15 +864,15 @@ fn home_entry(entry: ListEntry) -> HomeEntry {
     let a = &found.attrs;
     let xattrs = a.xattrs.iter().map(|x| (x.name.clone(), x.value.clone())).collect();
     let attrs = HomeAttrs { mode: a.mode, uid: a.uid, gid: a.gid, atime: a.atime, mtime: a.mtime, xattrs };
-    let kind = found.stamp.kind;
+    let kind = found.fingerprint.kind;
     let has_more_names = kind != FileKind::Directory && found.nlink > 1;
     HomeEntry {
         name,
         kind,
-        stamp: Bytes::from(found.stamp.to_bytes()),
-        id: if has_more_names { found.stamp.id.clone() } else { Bytes::new() },
+        fingerprint: Bytes::from(found.fingerprint.to_bytes()),
+        id: if has_more_names { found.fingerprint.id.clone() } else { Bytes::new() },
         attrs,
-        size: found.stamp.size,
+        size: found.fingerprint.size,
         target: found.target,
         rdev: found.rdev,
     }
@@ -881,30 +886,30 @@ async fn read(client: &Client, item: &ExtentWork, at: u64, len: u64) -> Result<V
     client.read_committed(item, at, len).await
 }
 
-fn extent_done(item: &ExtentWork, outcome: Told) -> ExtentDone {
+fn extent_done(item: &ExtentWork, outcome: Reported) -> ExtentDone {
     let (ino, offset, len) = (item.ino, item.offset, item.len);
     ExtentDone { ino, offset, len, finished: item.finish.is_some(), sums: Vec::new(), outcome }
 }
 
 /// A fault as the leader hears of it.
-fn told(fault: &Fault) -> Told {
+fn reported(fault: &Fault) -> Reported {
     let why = fault.to_string();
     match fault {
-        Fault::Diverged(_) => Told::Diverged { why },
-        Fault::Unreachable(_) | Fault::Full(_) | Fault::Denied(_) => Told::Later { why },
-        Fault::Broken(_) => Told::Refused { why },
+        Fault::Diverged(_) => Reported::Diverged { why },
+        Fault::Unreachable(_) | Fault::Full(_) | Fault::Denied(_) => Reported::Later { why },
+        Fault::Broken(_) => Reported::Refused { why },
     }
 }
 
 /// As the leader hears of a directory that could not be read. What is gone at home is nobody's to resolve.
-fn told_of_directory(fault: &Fault) -> Told {
+fn reported_of_directory(fault: &Fault) -> Reported {
     match fault {
         Fault::Diverged(_) => {
-            Told::Diverged { why: "it is gone there, or something else has its name".to_owned() }
+            Reported::Diverged { why: "it is gone there, or something else has its name".to_owned() }
         }
         // Only this directory, and waiting gives nobody the right to read it.
-        Fault::Denied(e) => Told::Refused { why: e.to_string() },
-        fault => told(fault),
+        Fault::Denied(e) => Reported::Refused { why: e.to_string() },
+        fault => reported(fault),
     }
 }
 
@@ -926,30 +931,31 @@ async fn make_again(home: &dyn Home, path: &HomePath) -> Outcome<()> {
     home.make(path, &Make::File, &attrs).await.map(drop)
 }
 
-/// What must be found. Without a stamp (home's root, or somebody decided that ours counts): what is there.
+/// What must be found. Without a fingerprint (home's root, or somebody decided that ours counts): what is
+/// there.
 pub(crate) async fn expect(
     home: &dyn Home,
     path: &HomePath,
     expected: &weir_proto::relation::Expected,
 ) -> Outcome<Expect> {
-    if expected.stamp.is_empty() {
+    if expected.fingerprint.is_empty() {
         let found = home.stat(path).await?;
         return match found {
-            Some(found) => Ok(Expect::Ours(found.stamp)),
+            Some(found) => Ok(Expect::Ours(found.fingerprint)),
             None => Err(Fault::diverged(path, None, None)),
         };
     }
-    let stamp =
-        Stamp::from_bytes(&expected.stamp).map_err(|e| Fault::new(crate::FaultKind::Broken, path, e))?;
-    Ok(if expected.writing { Expect::Ours(stamp) } else { Expect::Unchanged(stamp) })
+    let fingerprint = Fingerprint::from_bytes(&expected.fingerprint)
+        .map_err(|e| Fault::new(crate::FaultKind::Broken, path, e))?;
+    Ok(if expected.writing { Expect::Ours(fingerprint) } else { Expect::Unchanged(fingerprint) })
 }
 
-/// Carries out a change of names; the stamp of what it left.
+/// Carries out a change of names; the fingerprint of what it left.
 async fn act(home: &dyn Home, action: &NameAction) -> Outcome<Bytes> {
     let parse = |path: &Bytes| {
         HomePath::parse(path).map_err(|e| Fault::new(crate::FaultKind::Broken, &HomePath::root(), e))
     };
-    let stamp = match action {
+    let fingerprint = match action {
         NameAction::Make { path, kind, target, rdev, attrs } => {
             let what = match kind {
                 FileKind::Directory => Make::Directory,
@@ -998,7 +1004,7 @@ async fn act(home: &dyn Home, action: &NameAction) -> Outcome<Bytes> {
             home.resize(&path, &expected, *size).await?
         }
     };
-    Ok(Bytes::from(stamp.to_bytes()))
+    Ok(Bytes::from(fingerprint.to_bytes()))
 }
 
 pub(crate) async fn join_all<T, F: Future<Output = T>>(calls: Vec<F>) -> Vec<T> {

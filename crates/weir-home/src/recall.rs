@@ -111,7 +111,7 @@ impl<'a> Source<'a> {
         for _ in 0..OPENED_AGAIN_MAX {
             match read(&*self.reader, self.path, at, len).await {
                 // It was long enough: so it has changed since it was opened.
-                Err(Fault::Diverged(_)) if self.is_ours() && self.reader.stamp().size >= at + len => {
+                Err(Fault::Diverged(_)) if self.is_ours() && self.reader.fingerprint().size >= at + len => {
                     self.reader = self.home.open_read(self.path, &self.expect).await?;
                 }
                 done => return Ok(done?),

@@ -124,8 +124,8 @@ struct Doubtful {
 }
 
 impl Verify {
-    /// `tell` is called now and then. An error: home or the leader cannot be asked.
-    pub async fn run(self, mut tell: impl FnMut(&Verified)) -> Result<Verified> {
+    /// `report` is called now and then. An error: home or the leader cannot be asked.
+    pub async fn run(self, mut report: impl FnMut(&Verified)) -> Result<Verified> {
         let me = Arc::new(self);
         let (mut verified, mut doubtful) = (Verified::default(), Doubtful::default());
         let permits = Arc::new(Semaphore::new(AT_ONCE));
@@ -155,7 +155,7 @@ impl Verify {
                 }
                 while let Ok(seen) = seen.try_recv() {
                     verified.note(seen?, &mut doubtful);
-                    tell(&verified);
+                    report(&verified);
                 }
                 if page.end {
                     break;
@@ -166,7 +166,7 @@ impl Verify {
         drop(done);
         while let Some(seen) = seen.recv().await {
             verified.note(seen?, &mut doubtful);
-            tell(&verified);
+            report(&verified);
         }
         me.decide(doubtful, &mut verified).await?;
         Ok(verified)
@@ -231,7 +231,7 @@ impl Verify {
             };
             // Seen twice alike with nothing on its way, or nothing to come until somebody decides: so it is.
             let stays = !place.unsettled && !place.changing && before.as_ref() == Some(&place);
-            if stays || place.aside {
+            if stays || place.conflict {
                 let (ino, is_file) = (Some(thing.ino), thing.kind == FileKind::Regular);
                 return Ok(Seen::Wrong(Wrong { ino, is_file, path: thing.path, why }));
             }
@@ -250,17 +250,17 @@ impl Verify {
         let found = self.home.stat(&path).await?;
         let found = found.ok_or_else(|| Fault::diverged(&path, None, None))?;
         let expect = expect(&*self.home, &path, &place.expect).await?;
-        if !expect.admits(&found.stamp) {
-            return Err(Fault::diverged(&path, Some(expect.stamp()), Some(&found.stamp)));
+        if !expect.admits(&found.fingerprint) {
+            return Err(Fault::diverged(&path, Some(expect.fingerprint()), Some(&found.fingerprint)));
         }
         let attr = self.client.getattr(thing.ino).await.map_err(as_fault)?.attr;
         if let Some(how) = self.differs(&attr, &found) {
             return Err(Fault::Broken(Error::damaged(format!("{path} at home {how}"))));
         }
-        if attr.kind != FileKind::Regular || !self.data || found.stamp.size == 0 {
+        if attr.kind != FileKind::Regular || !self.data || found.fingerprint.size == 0 {
             return Ok((0, 0));
         }
-        let size = found.stamp.size;
+        let size = found.fingerprint.size;
         let blocks = blocks(&place.receipts, 0, size);
         let unproved = size - covered(&blocks, size);
         let (mut check, mut at) = (Check::new(blocks), 0);
@@ -277,11 +277,11 @@ impl Verify {
     }
 
     fn differs(&self, attr: &Attr, found: &Found) -> Option<String> {
-        if attr.kind != found.stamp.kind {
-            return Some(format!("is {}", found.stamp));
+        if attr.kind != found.fingerprint.kind {
+            return Some(format!("is {}", found.fingerprint));
         }
-        if attr.kind == FileKind::Regular && attr.size != found.stamp.size {
-            return Some(format!("has {} bytes, the file {}", found.stamp.size, attr.size));
+        if attr.kind == FileKind::Regular && attr.size != found.fingerprint.size {
+            return Some(format!("has {} bytes, the file {}", found.fingerprint.size, attr.size));
         }
         let (owners, there) = (self.home.traits().owners, &found.attrs);
         if owners && (attr.uid, attr.gid) != (there.uid, there.gid) {
@@ -326,7 +326,7 @@ impl Verify {
                 verified.under_way += 1;
                 continue;
             }
-            let why = format!("{path} at home is {}: the volume has nothing of this name", found.stamp);
+            let why = format!("{path} at home is {}: the volume has nothing of this name", found.fingerprint);
             let wrong = Wrong { ino: None, is_file: false, path, why };
             verified.note(Seen::Wrong(wrong), &mut Doubtful::default());
         }

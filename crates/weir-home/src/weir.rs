@@ -4,8 +4,8 @@
 //! calls by its patience; a call of ours is a few of them. A call runs to its end in a task of its own, also when whoever
 //! asked goes away.
 use crate::{
-    Attrs, Expect, Fault, FaultKind, Found, Home, HomeLister, HomePath, HomeReader, HomeSpace, HomeWriter,
-    IdMap, LaneLimits, ListEntry, Listing, Make, Outcome, RESERVED, Stamp, Traits, Xattr,
+    Attrs, Expect, Fault, FaultKind, Fingerprint, Found, Home, HomeLister, HomePath, HomeReader, HomeSpace,
+    HomeWriter, IdMap, LaneLimits, ListEntry, Listing, Make, Outcome, RESERVED, Traits, Xattr,
     decide::{self, RenameStep, Step},
 };
 use bytes::Bytes;
@@ -72,7 +72,7 @@ struct Inner {
 }
 
 /// What an error of the other Weir means for the mover, and what a human can do.
-pub fn judge_kind(kind: ErrorKind) -> (FaultKind, &'static str) {
+pub fn map_kind(kind: ErrorKind) -> (FaultKind, &'static str) {
     use FaultKind::*;
     let strange = (Diverged, "the home was changed by others: weir relation resolve decides which side wins");
     let never = (Broken, "the home cannot store this; rename the file or exclude it");
@@ -94,7 +94,7 @@ pub fn judge_kind(kind: ErrorKind) -> (FaultKind, &'static str) {
 }
 
 fn fault(doing: &str, path: &HomePath, e: Error) -> Fault {
-    let (kind, remedy) = judge_kind(e.kind);
+    let (kind, remedy) = map_kind(e.kind);
     let context = format!("{doing} {path} at home: {}: {remedy}", e.context);
     Fault::new(kind, path, Error { kind: e.kind, context })
 }
@@ -104,13 +104,13 @@ pub(crate) fn root() -> Cred {
     Cred { uid: 0, gid: 0, groups: vec![0] }
 }
 
-fn stamp_of(attr: &Attr) -> Stamp {
+fn fingerprint_of(attr: &Attr) -> Fingerprint {
     let (size, mtime) = match attr.kind {
         FileKind::Regular | FileKind::Symlink => (attr.size, attr.mtime),
         _ => (0, Time { nanos: 0 }),
     };
     let id = Bytes::copy_from_slice(&attr.ino.0.to_le_bytes()); // never given again
-    Stamp { kind: attr.kind, id, version: Bytes::new(), size, mtime }
+    Fingerprint { kind: attr.kind, id, version: Bytes::new(), size, mtime }
 }
 
 /// What attributes alone tell.
@@ -118,7 +118,7 @@ fn bare(attr: &Attr) -> Found {
     let (mode, uid, gid, atime, mtime) = (attr.mode, attr.uid, attr.gid, attr.atime, attr.mtime);
     let attrs = Attrs { mode, uid, gid, atime, mtime, xattrs: Vec::new() };
     let (nlink, rdev, allocated) = (attr.nlink, attr.rdev, attr.allocated);
-    Found { stamp: stamp_of(attr), attrs, nlink, target: Bytes::new(), rdev, allocated }
+    Found { fingerprint: fingerprint_of(attr), attrs, nlink, target: Bytes::new(), rdev, allocated }
 }
 
 pub(crate) fn is_kept(name: &[u8]) -> bool {
@@ -198,8 +198,8 @@ struct Place {
 }
 
 impl Place {
-    fn stamp(&self) -> Option<Stamp> {
-        self.found.as_ref().map(|stat| stamp_of(&stat.attr))
+    fn fingerprint(&self) -> Option<Fingerprint> {
+        self.found.as_ref().map(|stat| fingerprint_of(&stat.attr))
     }
 }
 
@@ -230,12 +230,12 @@ impl Inner {
     /// Where something of ours should be.
     async fn old_place(&self, path: &HomePath, expect: &Expect) -> Outcome<Place> {
         let place = self.place(path).await.map_err(|e| fault("find", path, e))?;
-        place.ok_or_else(|| Fault::diverged(path, Some(expect.stamp()), None))
+        place.ok_or_else(|| Fault::diverged(path, Some(expect.fingerprint()), None))
     }
 
-    async fn stamp_now(&self, path: &HomePath, ino: InodeId) -> Outcome<Stamp> {
+    async fn fingerprint_now(&self, path: &HomePath, ino: InodeId) -> Outcome<Fingerprint> {
         let stat = self.client.getattr(ino).await.map_err(|e| fault("look at", path, e))?;
-        Ok(stamp_of(&stat.attr))
+        Ok(fingerprint_of(&stat.attr))
     }
 
     async fn look(&self, attr: &Attr) -> Result<Found> {
@@ -278,7 +278,7 @@ impl Inner {
         for wish in wished.xattrs.iter().filter(|w| !old.xattrs.contains(w)) {
             client.set_xattr(&cred, ino, &wish.name, &wish.value, false, false).await?;
         }
-        let mode = (found.stamp.kind != FileKind::Symlink).then_some(wished.mode);
+        let mode = (found.fingerprint.kind != FileKind::Symlink).then_some(wished.mode);
         let (atime, mtime) = (Some(SetTime::At(wished.atime)), Some(SetTime::At(wished.mtime)));
         client.setattr(&cred, ino, None, SetAttrs { mode, atime, mtime, ..owners }).await?;
         Ok(())
@@ -295,7 +295,7 @@ impl Inner {
         }
     }
 
-    async fn make(&self, path: &HomePath, what: &Make, attrs: &Attrs) -> Outcome<Stamp> {
+    async fn make(&self, path: &HomePath, what: &Make, attrs: &Attrs) -> Outcome<Fingerprint> {
         let failed = |e| fault("make", path, e);
         let attrs = self.ids.to_home(what.kind(), attrs);
         let mut place = self.new_place("make", path).await?;
@@ -305,7 +305,7 @@ impl Inner {
                 Ok(stat) if !stat.attr.acl && !matches!(what, Make::Symlink { .. }) => {
                     let found = bare(&stat.attr);
                     self.set(stat.attr.ino, &found, &attrs).await.map_err(failed)?;
-                    return self.stamp_now(path, stat.attr.ino).await;
+                    return self.fingerprint_now(path, stat.attr.ino).await;
                 }
                 Ok(stat) => place.found = Some(stat),
                 // It came between the look and the act.
@@ -320,37 +320,37 @@ impl Inner {
             && self.first_name(stat.attr.ino).await.map_err(failed)?.is_none();
         match decide::make(what, &attrs, Some(&found), is_empty_dir) {
             Step::Done => self.set(stat.attr.ino, &found, &attrs).await.map_err(failed)?,
-            _ => return Err(Fault::diverged(path, None, Some(&found.stamp))),
+            _ => return Err(Fault::diverged(path, None, Some(&found.fingerprint))),
         }
-        self.stamp_now(path, stat.attr.ino).await
+        self.fingerprint_now(path, stat.attr.ino).await
     }
 
-    async fn link(&self, existing: &HomePath, expect: &Expect, path: &HomePath) -> Outcome<Stamp> {
+    async fn link(&self, existing: &HomePath, expect: &Expect, path: &HomePath) -> Outcome<Fingerprint> {
         let old = self.old_place(existing, expect).await?;
         let new = self.new_place("link", path).await?;
-        match (decide::link(old.stamp().as_ref(), expect, new.stamp().as_ref()), &old.found) {
+        match (decide::link(old.fingerprint().as_ref(), expect, new.fingerprint().as_ref()), &old.found) {
             (Step::Act, Some(stat)) => {
                 let linked = self.client.link(&root(), stat.attr.ino, new.dir, &new.name).await;
-                Ok(stamp_of(&linked.map_err(|e| fault("link", path, e))?.attr))
+                Ok(fingerprint_of(&linked.map_err(|e| fault("link", path, e))?.attr))
             }
-            (Step::Done, Some(stat)) => Ok(stamp_of(&stat.attr)),
-            _ if old.stamp().is_some_and(|stamp| expect.admits(&stamp)) => {
-                Err(Fault::diverged(path, None, new.stamp().as_ref()))
+            (Step::Done, Some(stat)) => Ok(fingerprint_of(&stat.attr)),
+            _ if old.fingerprint().is_some_and(|fingerprint| expect.admits(&fingerprint)) => {
+                Err(Fault::diverged(path, None, new.fingerprint().as_ref()))
             }
-            _ => Err(Fault::diverged(existing, Some(expect.stamp()), old.stamp().as_ref())),
+            _ => Err(Fault::diverged(existing, Some(expect.fingerprint()), old.fingerprint().as_ref())),
         }
     }
 
     async fn remove(&self, path: &HomePath, expect: &Expect) -> Outcome<()> {
         let failed = |e| fault("remove", path, e);
         let Some(place) = self.place(path).await.map_err(failed)? else { return Ok(()) };
-        let found = place.stamp();
+        let found = place.fingerprint();
         match decide::remove(found.as_ref(), expect) {
             Step::Done => return Ok(()),
-            Step::Refuse => return Err(Fault::diverged(path, Some(expect.stamp()), found.as_ref())),
+            Step::Refuse => return Err(Fault::diverged(path, Some(expect.fingerprint()), found.as_ref())),
             Step::Act => {}
         }
-        if expect.stamp().kind != FileKind::Directory {
+        if expect.fingerprint().kind != FileKind::Directory {
             return self.client.unlink(&root(), place.dir, &place.name).await.map_err(failed);
         }
         match self.client.rmdir(&root(), place.dir, &place.name).await {
@@ -367,11 +367,11 @@ impl Inner {
         expect: &Expect,
         to: &HomePath,
         replaces: Option<&Expect>,
-    ) -> Outcome<Stamp> {
+    ) -> Outcome<Fingerprint> {
         let failed = |e| fault("rename to", to, e);
         let old = self.place(from).await.map_err(failed)?;
         let new = self.new_place("rename to", to).await?;
-        let (at_old, at_new) = (old.as_ref().and_then(Place::stamp), new.stamp());
+        let (at_old, at_new) = (old.as_ref().and_then(Place::fingerprint), new.fingerprint());
         let step = decide::rename(at_old.as_ref(), expect, at_new.as_ref(), replaces);
         match (step, &old) {
             (RenameStep::Move | RenameStep::Replace, Some(old)) => {
@@ -384,22 +384,26 @@ impl Inner {
                     moved => moved.map_err(failed)?,
                 }
             }
-            (RenameStep::DropOld, Some(old)) if expect.stamp().kind != FileKind::Directory => {
+            (RenameStep::DropOld, Some(old)) if expect.fingerprint().kind != FileKind::Directory => {
                 self.client.unlink(&root(), old.dir, &old.name).await.map_err(failed)?;
             }
             (RenameStep::Done, _) => {}
             (RenameStep::RefuseTo, _) => {
-                return Err(Fault::diverged(to, replaces.map(Expect::stamp), at_new.as_ref()));
+                return Err(Fault::diverged(to, replaces.map(Expect::fingerprint), at_new.as_ref()));
             }
-            _ => return Err(Fault::diverged(from, Some(expect.stamp()), at_old.as_ref())),
+            _ => return Err(Fault::diverged(from, Some(expect.fingerprint()), at_old.as_ref())),
         }
-        let now = self.old_place(to, expect).await?.stamp();
-        now.ok_or_else(|| Fault::diverged(to, Some(expect.stamp()), None))
+        let now = self.old_place(to, expect).await?.fingerprint();
+        now.ok_or_else(|| Fault::diverged(to, Some(expect.fingerprint()), None))
     }
 
-    async fn exchange(&self, a: (&HomePath, &Expect), b: (&HomePath, &Expect)) -> Outcome<(Stamp, Stamp)> {
+    async fn exchange(
+        &self,
+        a: (&HomePath, &Expect),
+        b: (&HomePath, &Expect),
+    ) -> Outcome<(Fingerprint, Fingerprint)> {
         let (at_a, at_b) = (self.old_place(a.0, a.1).await?, self.old_place(b.0, b.1).await?);
-        let (found_a, found_b) = (at_a.stamp(), at_b.stamp());
+        let (found_a, found_b) = (at_a.fingerprint(), at_b.fingerprint());
         match decide::exchange(found_a.as_ref(), a.1, found_b.as_ref(), b.1) {
             Step::Act => {
                 let names = (&at_a.name, &at_b.name);
@@ -413,41 +417,41 @@ impl Inner {
             Step::Refuse => {
                 let a_is_ours = found_a.as_ref().is_some_and(|found| a.1.admits(found));
                 let (of, found) = if a_is_ours { (b, found_b) } else { (a, found_a) };
-                return Err(Fault::diverged(of.0, Some(of.1.stamp()), found.as_ref()));
+                return Err(Fault::diverged(of.0, Some(of.1.fingerprint()), found.as_ref()));
             }
         }
         let (now_a, now_b) =
-            (self.old_place(a.0, b.1).await?.stamp(), self.old_place(b.0, a.1).await?.stamp());
-        now_a.zip(now_b).ok_or_else(|| Fault::diverged(a.0, Some(b.1.stamp()), None))
+            (self.old_place(a.0, b.1).await?.fingerprint(), self.old_place(b.0, a.1).await?.fingerprint());
+        now_a.zip(now_b).ok_or_else(|| Fault::diverged(a.0, Some(b.1.fingerprint()), None))
     }
 
-    async fn set_attrs(&self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Stamp> {
+    async fn set_attrs(&self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Fingerprint> {
         let failed = |e| fault("set the attributes of", path, e);
-        let attrs = self.ids.to_home(expect.stamp().kind, attrs);
+        let attrs = self.ids.to_home(expect.fingerprint().kind, attrs);
         let place = self.old_place(path, expect).await?;
         if let (true, Some(stat)) = (path.is_root(), &place.found) {
-            return self.stamp_now(path, stat.attr.ino).await; // whose it is was decided there
+            return self.fingerprint_now(path, stat.attr.ino).await; // whose it is was decided there
         }
-        match (decide::set_attrs(place.stamp().as_ref(), expect, &attrs), &place.found) {
+        match (decide::set_attrs(place.fingerprint().as_ref(), expect, &attrs), &place.found) {
             (Step::Act | Step::Done, Some(stat)) => {
                 let found = self.look(&stat.attr).await.map_err(failed)?;
                 self.set(stat.attr.ino, &found, &attrs).await.map_err(failed)?;
-                self.stamp_now(path, stat.attr.ino).await
+                self.fingerprint_now(path, stat.attr.ino).await
             }
-            _ => Err(Fault::diverged(path, Some(expect.stamp()), place.stamp().as_ref())),
+            _ => Err(Fault::diverged(path, Some(expect.fingerprint()), place.fingerprint().as_ref())),
         }
     }
 
-    async fn resize(&self, path: &HomePath, expect: &Expect, size: u64) -> Outcome<Stamp> {
+    async fn resize(&self, path: &HomePath, expect: &Expect, size: u64) -> Outcome<Fingerprint> {
         let place = self.old_place(path, expect).await?;
-        match (decide::resize(place.stamp().as_ref(), expect, size), &place.found) {
+        match (decide::resize(place.fingerprint().as_ref(), expect, size), &place.found) {
             (Step::Act, Some(stat)) if stat.attr.kind == FileKind::Regular => {
                 let set = SetAttrs { size: Some(size), ..SetAttrs::default() };
                 let cut = self.client.setattr(&root(), stat.attr.ino, None, set).await;
-                Ok(stamp_of(&cut.map_err(|e| fault("resize", path, e))?.attr))
+                Ok(fingerprint_of(&cut.map_err(|e| fault("resize", path, e))?.attr))
             }
-            (Step::Done, Some(stat)) => Ok(stamp_of(&stat.attr)),
-            _ => Err(Fault::diverged(path, Some(expect.stamp()), place.stamp().as_ref())),
+            (Step::Done, Some(stat)) => Ok(fingerprint_of(&stat.attr)),
+            _ => Err(Fault::diverged(path, Some(expect.fingerprint()), place.fingerprint().as_ref())),
         }
     }
 
@@ -463,7 +467,7 @@ impl Inner {
         let Some(inside) = name.and_then(|name| path.join(&name).ok()) else {
             return fault("remove", path, e);
         };
-        let found = self.place(&inside).await.ok().flatten().and_then(|place| place.stamp());
+        let found = self.place(&inside).await.ok().flatten().and_then(|place| place.fingerprint());
         Fault::diverged(&inside, None, found.as_ref())
     }
 
@@ -602,18 +606,18 @@ impl Inner {
         path: &HomePath,
         expect: &Expect,
         mode: OpenMode,
-    ) -> Outcome<(Handle, Stamp)> {
+    ) -> Outcome<(Handle, Fingerprint)> {
         let place = self.old_place(path, expect).await?;
-        let found = place.stamp();
-        let is_file = expect.stamp().kind == FileKind::Regular;
+        let found = place.fingerprint();
+        let is_file = expect.fingerprint().kind == FileKind::Regular;
         let ino = match &place.found {
             Some(stat) if is_file && found.as_ref().is_some_and(|found| expect.admits(found)) => {
                 stat.attr.ino
             }
-            _ => return Err(Fault::diverged(path, Some(expect.stamp()), found.as_ref())),
+            _ => return Err(Fault::diverged(path, Some(expect.fingerprint()), found.as_ref())),
         };
         let opened = self.client.open(&root(), ino, mode).await.map_err(|e| fault("open", path, e))?;
-        Ok((opened.handle, stamp_of(&opened.stat.attr)))
+        Ok((opened.handle, fingerprint_of(&opened.stat.attr)))
     }
 }
 
@@ -624,9 +628,9 @@ struct OpenFile {
     ino: InodeId,
     handle: Handle,
     expect: Expect,
-    opened: Stamp,
+    opened: Fingerprint,
     /// As of the last sync, if nobody else writes the file: then it must still be so when we go on.
-    known: Mutex<Option<Stamp>>,
+    known: Mutex<Option<Fingerprint>>,
 }
 
 impl Drop for OpenFile {
@@ -640,19 +644,19 @@ impl Drop for OpenFile {
 
 impl OpenFile {
     fn ino_of(expect: &Expect) -> InodeId {
-        let id: [u8; 8] = expect.stamp().id[..].try_into().unwrap_or_default();
+        let id: [u8; 8] = expect.fingerprint().id[..].try_into().unwrap_or_default();
         InodeId(u64::from_le_bytes(id))
     }
-    fn known(&self) -> std::sync::MutexGuard<'_, Option<Stamp>> {
+    fn known(&self) -> std::sync::MutexGuard<'_, Option<Fingerprint>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    async fn stamp_now(&self) -> Outcome<Stamp> {
-        self.inner.stamp_now(&self.path, self.ino).await
+    async fn fingerprint_now(&self) -> Outcome<Fingerprint> {
+        self.inner.fingerprint_now(&self.path, self.ino).await
     }
     async fn check_known(&self) -> Outcome<()> {
         let known = self.known().clone();
         let Some(known) = known else { return Ok(()) };
-        let found = self.stamp_now().await?;
+        let found = self.fingerprint_now().await?;
         if found != known {
             return Err(Fault::diverged(&self.path, Some(&known), Some(&found)));
         }
@@ -680,7 +684,7 @@ impl OpenFile {
     async fn zero(&self, range: Range<u64>) -> Outcome<()> {
         self.check_known().await?;
         let failed = |e| fault("make a hole in", &self.path, e);
-        let (client, size) = (&self.inner.client, self.stamp_now().await?.size);
+        let (client, size) = (&self.inner.client, self.fingerprint_now().await?.size);
         let within = range.start..range.end.min(size);
         if !within.is_empty() {
             let len = within.end - within.start;
@@ -693,24 +697,24 @@ impl OpenFile {
         Ok(())
     }
 
-    async fn sync(&self) -> Outcome<Stamp> {
+    async fn sync(&self) -> Outcome<Fingerprint> {
         self.inner.client.fsync(self.handle).await.map_err(|e| fault("sync", &self.path, e))?;
         self.remember().await
     }
 
-    async fn remember(&self) -> Outcome<Stamp> {
-        let stamp = self.stamp_now().await?;
+    async fn remember(&self) -> Outcome<Fingerprint> {
+        let fingerprint = self.fingerprint_now().await?;
         if matches!(self.expect, Expect::Unchanged(_)) {
-            *self.known() = Some(stamp.clone());
+            *self.known() = Some(fingerprint.clone());
         }
-        Ok(stamp)
+        Ok(fingerprint)
     }
 
-    async fn finish(&self, size: u64, attrs: &Attrs) -> Outcome<Stamp> {
+    async fn finish(&self, size: u64, attrs: &Attrs) -> Outcome<Fingerprint> {
         self.check_known().await?;
         let failed = |e| fault("finish", &self.path, e);
         let client = &self.inner.client;
-        if self.stamp_now().await?.size != size {
+        if self.fingerprint_now().await?.size != size {
             let set = SetAttrs { size: Some(size), ..SetAttrs::default() };
             client.setattr(&root(), self.ino, Some(self.handle), set).await.map_err(failed)?;
         }
@@ -741,9 +745,9 @@ impl OpenFile {
             parts.extend(got);
             done += n;
         }
-        let found = self.stamp_now().await?;
+        let found = self.fingerprint_now().await?;
         if !self.expect.admits(&found) {
-            return Err(Fault::diverged(&self.path, Some(self.expect.stamp()), Some(&found)));
+            return Err(Fault::diverged(&self.path, Some(self.expect.fingerprint()), Some(&found)));
         }
         Ok(parts)
     }
@@ -782,10 +786,10 @@ impl HomeWriter for Open {
     fn zero(&self, range: Range<u64>) -> BoxFuture<'_, Outcome<()>> {
         self.call(move |file| async move { file.zero(range).await })
     }
-    fn sync(&self) -> BoxFuture<'_, Outcome<Stamp>> {
+    fn sync(&self) -> BoxFuture<'_, Outcome<Fingerprint>> {
         self.call(|file| async move { file.sync().await })
     }
-    fn finish<'a>(&'a self, size: u64, attrs: &'a Attrs) -> BoxFuture<'a, Outcome<Stamp>> {
+    fn finish<'a>(&'a self, size: u64, attrs: &'a Attrs) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let attrs = self.file.inner.ids.to_home(FileKind::Regular, attrs);
         self.call(move |file| async move { file.finish(size, &attrs).await })
     }
@@ -798,7 +802,7 @@ impl HomeReader for Open {
     fn data_from(&self, offset: u64) -> BoxFuture<'_, Outcome<Option<Range<u64>>>> {
         self.call(move |file| async move { file.data_from(offset).await })
     }
-    fn stamp(&self) -> &Stamp {
+    fn fingerprint(&self) -> &Fingerprint {
         &self.file.opened
     }
 }
@@ -837,7 +841,7 @@ impl Home for WeirHome {
             in_place: true,
             holes: true,
             cheap_rename: true,
-            strong_stamps: false,
+            strong_fingerprints: false,
         }
     }
     fn make<'a>(
@@ -845,7 +849,7 @@ impl Home for WeirHome {
         path: &'a HomePath,
         what: &'a Make,
         attrs: &'a Attrs,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (path, what, attrs) = (path.clone(), what.clone(), attrs.clone());
         self.call(move |inner| async move { inner.make(&path, &what, &attrs).await })
     }
@@ -854,7 +858,7 @@ impl Home for WeirHome {
         existing: &'a HomePath,
         expect: &'a Expect,
         path: &'a HomePath,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (existing, expect, path) = (existing.clone(), expect.clone(), path.clone());
         self.call(move |inner| async move { inner.link(&existing, &expect, &path).await })
     }
@@ -868,7 +872,7 @@ impl Home for WeirHome {
         expect: &'a Expect,
         to: &'a HomePath,
         replaces: Option<&'a Expect>,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (from, expect, to, replaces) = (from.clone(), expect.clone(), to.clone(), replaces.cloned());
         self.call(move |inner| async move { inner.rename(&from, &expect, &to, replaces.as_ref()).await })
     }
@@ -878,7 +882,7 @@ impl Home for WeirHome {
         expect_a: &'a Expect,
         b: &'a HomePath,
         expect_b: &'a Expect,
-    ) -> BoxFuture<'a, Outcome<(Stamp, Stamp)>> {
+    ) -> BoxFuture<'a, Outcome<(Fingerprint, Fingerprint)>> {
         let (a, expect_a, b, expect_b) = (a.clone(), expect_a.clone(), b.clone(), expect_b.clone());
         self.call(move |inner| async move { inner.exchange((&a, &expect_a), (&b, &expect_b)).await })
     }
@@ -887,7 +891,7 @@ impl Home for WeirHome {
         path: &'a HomePath,
         expect: &'a Expect,
         attrs: &'a Attrs,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (path, expect, attrs) = (path.clone(), expect.clone(), attrs.clone());
         self.call(move |inner| async move { inner.set_attrs(&path, &expect, &attrs).await })
     }
@@ -896,7 +900,7 @@ impl Home for WeirHome {
         path: &'a HomePath,
         expect: &'a Expect,
         size: u64,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (path, expect) = (path.clone(), expect.clone());
         self.call(move |inner| async move { inner.resize(&path, &expect, size).await })
     }
@@ -1007,7 +1011,7 @@ mod tests {
             (ErrorKind::Name(NameRule::CrossVolume), Broken),
             (ErrorKind::Name(NameRule::TooLong), Broken),
         ] {
-            assert_eq!(judge_kind(kind).0, lane, "{kind:?}");
+            assert_eq!(map_kind(kind).0, lane, "{kind:?}");
         }
     }
 }

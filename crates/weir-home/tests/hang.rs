@@ -218,7 +218,7 @@ async fn a_hung_home_holds_up_nothing_but_itself() {
 
     let f = HomePath::parse("f").unwrap();
     let found = home.stat(&f).await.unwrap().unwrap();
-    let expect = Expect::Ours(found.stamp);
+    let expect = Expect::Ours(found.fingerprint);
     let writer: Arc<dyn weir_home::HomeWriter> = home.open_write(&f, &expect).await.unwrap().into();
     writer.write_at(0, vec![Bytes::from_static(b"before")]).await.unwrap();
     writer.sync().await.unwrap();
@@ -280,9 +280,9 @@ async fn a_hung_home_holds_up_nothing_but_itself() {
             Err(fault) => assert!(Instant::now() < patience, "{fault}"),
         }
     };
-    let writer = home.open_write(&f, &Expect::Ours(found.stamp.clone())).await.unwrap();
+    let writer = home.open_write(&f, &Expect::Ours(found.fingerprint.clone())).await.unwrap();
     writer.write_at(0, vec![Bytes::from_static(b"after!")]).await.unwrap();
-    let stamp = writer.sync().await.unwrap();
-    let reader = home.open_read(&f, &Expect::Unchanged(stamp)).await.unwrap();
+    let fingerprint = writer.sync().await.unwrap();
+    let reader = home.open_read(&f, &Expect::Unchanged(fingerprint)).await.unwrap();
     assert_eq!(reader.read_at(0, 6).await.unwrap().concat(), b"after!");
 }

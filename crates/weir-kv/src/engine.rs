@@ -8,9 +8,9 @@
 
 use crate::base::{Folded, Tree};
 use crate::change::Delta;
+use crate::crash_points;
 use crate::format::{SEGMENT_HEADER_BYTES, encode_record, record_len};
 use crate::journal::{Journal, Segment, Shelf, Tail, lock, record_len_max};
-use crate::points;
 use crate::recover::recover;
 use crate::state::{Body, State};
 use crate::{CommitSeq, Kv, Read, Txn};
@@ -314,7 +314,7 @@ impl Core {
         assert!(record.len() == len, "a record is as long as its reservation");
         tail.used += len as u64;
         self.state_mut().apply(seq, changes);
-        self.env.tasks.pass(points::COMMITTED);
+        self.env.tasks.crash_point(crash_points::COMMITTED);
         self.journal.push(seq, record);
         Ok(seq)
     }
@@ -348,7 +348,7 @@ impl Core {
             state.sealed.push(Arc::new(delta));
             lock(&self.sealed).push_back(Sealed { segment: ended.segment, last });
         }
-        self.env.tasks.pass(points::SEGMENT_ENDED);
+        self.env.tasks.crash_point(crash_points::SEGMENT_ENDED);
         self.wake_folder.notify_one();
         Ok(())
     }
@@ -394,7 +394,7 @@ impl Core {
             lock(&self.sealed).drain(..segments.len());
             (std::mem::replace(&mut state.base, Ok(base)), old)
         };
-        self.env.tasks.pass(points::FOLDED);
+        self.env.tasks.crash_point(crash_points::FOLDED);
         drop((old_base, old_deltas, deltas)); // takes long: readers need not wait for it
         self.give_up(&segments)
     }

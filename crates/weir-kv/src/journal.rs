@@ -7,8 +7,8 @@
 //! Knows nothing of what the records say.
 
 use crate::CommitSeq;
+use crate::crash_points;
 use crate::format::{RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, encode_segment_header};
-use crate::points;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -166,9 +166,9 @@ impl Pen {
             rest = &rest[count..];
         }
         parts.clear();
-        self.tasks.pass(points::WRITTEN);
+        self.tasks.crash_point(crash_points::WRITTEN);
         self.segment.appender.sync_data()?;
-        self.tasks.pass(points::SYNCED);
+        self.tasks.crash_point(crash_points::SYNCED);
         Ok(())
     }
 

@@ -8,11 +8,11 @@
 
 mod base;
 mod change;
+pub mod crash_points;
 pub mod engine;
 mod format;
 mod journal;
 pub mod memory;
-pub mod points;
 mod recover;
 mod state;
 

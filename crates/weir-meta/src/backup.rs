@@ -8,8 +8,8 @@ use crate::record::Record;
 use crate::relation::{serve, store};
 use weir_kv::Read;
 use weir_proto::backup::{
-    BACKUP_EVERY_S_MIN, BACKUPS_MAX, Backup, BackupDone, BackupEnd, BackupList, BackupOutcome, BackupRun,
-    BackupSet, BackupTake, BackupTaken, Backups, Keep,
+    BACKUP_EVERY_S_MIN, BACKUPS_MAX, Backup, BackupDone, BackupEnd, BackupList, BackupOutcome,
+    BackupRetention, BackupRun, BackupSet, BackupTake, BackupTaken, Backups,
 };
 use weir_proto::checksum::crc32c;
 use weir_proto::meta::Time;
@@ -26,7 +26,7 @@ message!(
         url: String,
         by: u32,
         every_s: u32,
-        keep: Keep,
+        keep: BackupRetention,
         since: Time,
         running: Option<BackupRun>,
         last: Option<BackupEnd>,
@@ -150,7 +150,7 @@ pub fn set(cx: &mut Cx<'_>, r: &BackupSet) -> Result<Backup> {
 }
 
 fn new_record(url: &str, by: u32, now: Time) -> BackupRecord {
-    let (url, keep) = (url.to_owned(), Keep::default());
+    let (url, keep) = (url.to_owned(), BackupRetention::default());
     BackupRecord { url, by, every_s: 0, keep, since: now, running: None, last: None, good: None }
 }
 fn unknown(volume: &str, url: &str) -> Error {

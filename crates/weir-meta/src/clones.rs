@@ -43,7 +43,7 @@ impl Leader {
     pub(crate) fn want_clone_names(&self, dir: InodeId) -> Result<bool> {
         let mut is_clone = false;
         self.kv.read(&mut |read| {
-            is_clone = clone::is_unlisted(read, dir)?;
+            is_clone = clone::is_not_enumerated(read, dir)?;
             Ok(())
         })?;
         if is_clone {
@@ -75,7 +75,7 @@ impl Meta {
                     }
                 }
                 Err(e) => {
-                    if let Err(e) = leader.stand(e, "list a clone's directories").await {
+                    if let Err(e) = leader.retry_job(e, "list a clone's directories").await {
                         return e;
                     }
                 }
@@ -164,7 +164,7 @@ impl Meta {
         leader.kv.read(&mut |read: &dyn Read| {
             (next, gone) = (None, Vec::new());
             for dir in &wanted {
-                match clone::volume_unlisted(read, *dir)? {
+                match clone::volume_not_enumerated(read, *dir)? {
                     Some(volume) if !waits.contains(dir) => {
                         next = Some((volume, Some(*dir)));
                         return Ok(());

@@ -8,8 +8,8 @@ use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::{InodeId, MIB};
 
-/// Room is made when it would be full within this: to find, to check and to drop takes a minute, and movers that have
-/// fallen behind make it longer.
+/// Data is evicted when it would be full within this: to find, to check and to drop takes a minute, and
+/// movers that have fallen behind make it longer.
 const AHEAD: Duration = Duration::from_secs(900);
 /// Then so much more is made that it does not begin again at once.
 const PAUSE: Duration = Duration::from_secs(300);
@@ -31,7 +31,7 @@ pub struct Level {
     pub used: u64,
 }
 
-/// Above `high` room is made, until `low` is reached. In bytes used.
+/// Above `high` data is evicted, until `low` is reached. In bytes used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Marks {
     pub high: u64,
@@ -63,7 +63,7 @@ pub struct Watched {
     /// Used bytes, and evicted ones added: what was written.
     samples: VecDeque<(Instant, u64)>,
     evicted: u64,
-    pub making_room: bool,
+    pub evicting: bool,
 }
 
 impl Watched {
@@ -87,8 +87,8 @@ impl Watched {
     }
     /// Bytes to be evicted now.
     pub fn to_free(&mut self, level: Level, marks: Marks) -> u64 {
-        self.making_room = level.used > marks.high || (self.making_room && level.used > marks.low);
-        if self.making_room { level.used.saturating_sub(marks.low) } else { 0 }
+        self.evicting = level.used > marks.high || (self.evicting && level.used > marks.low);
+        if self.evicting { level.used.saturating_sub(marks.low) } else { 0 }
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_made_from_the_high_mark_to_the_low_one() {
+    fn data_is_evicted_from_the_high_mark_to_the_low_one() {
         let (mut watched, marks) = (Watched::default(), Marks { high: 90, low: 80 });
         let steps = [(50, 0), (90, 0), (91, 11), (85, 5), (81, 1), (80, 0), (85, 0), (95, 15)];
         for (used, free) in steps {

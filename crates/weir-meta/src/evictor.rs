@@ -22,11 +22,11 @@ use weir_proto::recall::{EvictOwn, EvictionLevel, GetEviction, Levels, SetMarks}
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, SessionId, VolumeId};
 use weir_rpc::Connection;
 
-/// Between looks, unless somebody waits for room.
-const LOOK: Duration = Duration::from_secs(1);
+/// Between looks, unless somebody waits for space.
+const POLL: Duration = Duration::from_secs(1);
 /// A look takes at most this part of the time, and pauses at least so long, whoever waits.
-const LOOK_SHARE: u32 = 4;
-const LOOK_PAUSE: Duration = Duration::from_millis(100);
+const SCAN_SHARE: u32 = 4;
+const POLL_PAUSE: Duration = Duration::from_millis(100);
 /// Files that one look through the namespace finds, at most.
 const CANDIDATES_MAX: usize = 4096;
 /// Inodes looked at in one go.
@@ -70,9 +70,9 @@ impl Evictor {
 /// Watches for ever; returns only the error after which the node must stop.
 pub(crate) async fn run(meta: Meta) -> Error {
     let leader = meta.leader().clone();
-    let short = leader.lock().rooms.short.clone();
+    let short = leader.lock().quotas.short.clone();
     loop {
-        let over = leader.env.clock.sleep(LOOK);
+        let over = leader.env.clock.sleep(POLL);
         tokio::select! {
             biased;
             () = short.notified() => {}
@@ -85,7 +85,7 @@ pub(crate) async fn run(meta: Meta) -> Error {
             Ok(()) => {}
         }
         let took = leader.env.clock.now().since(begun);
-        leader.env.clock.sleep((took * (LOOK_SHARE - 1)).max(LOOK_PAUSE)).await;
+        leader.env.clock.sleep((took * (SCAN_SHARE - 1)).max(POLL_PAUSE)).await;
     }
 }
 
@@ -153,7 +153,7 @@ impl Leader {
             low: marks.low,
             is_set: set.is_some(),
             bytes_per_s,
-            making_room: seen.watched.making_room,
+            evicting: seen.watched.evicting,
             evicted: seen.watched.evicted(),
         });
         want
@@ -312,7 +312,7 @@ async fn evict_one(meta: &Meta, ino: InodeId, end: u64, held: Held) -> Result<Op
             Tried::Done(Err(e)) if e.kind != ErrorKind::Io => return Ok(Some(0)),
             Tried::Done(Err(e)) => return Err(e),
         };
-        meta.recall(conflicts);
+        meta.revoke(conflicts);
         leader.env.clock.sleep(LEASE_PAUSE).await;
     }
     Ok(Some(0))

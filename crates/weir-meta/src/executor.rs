@@ -7,6 +7,7 @@
 //! Knows nothing of the wire but the messages' types.
 
 use crate::clones::Clones;
+use crate::crash_points;
 use crate::evictor::{Evictor, Space};
 use crate::keys::Sequence;
 use crate::lease::{ByInode, Conflict, LeaseTable};
@@ -14,12 +15,11 @@ use crate::lock::LockTable;
 use crate::namespace::create::next_number;
 use crate::namespace::{AtHome, Cx, Events, LayoutPolicy, Rules, Snapshots, View};
 use crate::ops::{Grants, Operation, Work};
-use crate::points;
+use crate::quotas::Quotas;
 use crate::recalls::Recalls;
 use crate::record::{Inode, Record, SlotRecord, slot_value};
 use crate::relation::Relations;
 use crate::replies::Replies;
-use crate::rooms::Rooms;
 use crate::session::{Session, Sessions};
 use crate::sweeper::Purge;
 use crate::{keys, namespace, relation, session};
@@ -36,14 +36,15 @@ use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Result, SessionId, Volu
 
 /// Room for most replies.
 const REPLY_BYTES: usize = 384;
-/// After a recall of a directory nobody gets a lease on it for so long: clients that create files in it by turns would
-/// wait for a recall each time. A recall takes about 1 ms, so it costs them 2 % at most.
+/// After a revoke of a directory nobody gets a lease on it for so long: clients that create files in it by
+/// turns would wait for a revoke each time. A revoke takes about 1 ms, so it costs them 2 % at most.
 const CONTENDED: Duration = Duration::from_millis(50);
-/// Who only looks at a file takes the right to write it from its writer at most this often: else whoever looks again and again
-/// leaves the writer no time in which it writes alone, and nothing of its file could be evicted. A recall and the grant after it
-/// take about 1 ms.
-const LOOKS_APART: Duration = Duration::from_millis(5);
-/// A client that did not answer a recall gets no leases for so long: it reads and writes through, and others wait for it no more.
+/// Who only looks at a file takes the right to write it from its writer at most this often: else whoever
+/// looks again and again leaves the writer no time in which it writes alone, and nothing of its file could be
+/// evicted. A revoke and the grant after it take about 1 ms.
+const POLLS_APART: Duration = Duration::from_millis(5);
+/// A client that did not answer a revoke gets no leases for so long: it reads and writes directly, and others
+/// wait for it no more.
 const MISTRUSTED_FOR: Duration = Duration::from_secs(60);
 /// Such clients that are remembered.
 const MISTRUSTED_MAX: usize = 4096;
@@ -101,7 +102,7 @@ pub(crate) struct Leader {
 pub(crate) struct State {
     pub leases: LeaseTable,
     pub locks: LockTable,
-    pub rooms: Rooms,
+    pub quotas: Quotas,
     pub recalls: Recalls,
     pub sessions: Sessions,
     /// Until then sessions of before the restart may come back.
@@ -112,16 +113,16 @@ pub(crate) struct State {
     pub looked: Instant,
     /// When it was seen last that clients may be unable to save.
     pub no_data_taken: Instant,
-    /// Clients that did not answer a recall, and until when they get no leases.
+    /// Clients that did not answer a revoke, and until when they get no leases.
     mistrusted: BTreeMap<String, Instant>,
     /// The newest commit of this leader; what anybody was shown is not newer.
     pub newest: CommitSeq,
     /// Sessions that have ended while they may have been writing.
     deaths: u64,
     /// Volumes with a changelog.
-    pub listened: BTreeSet<VolumeId>,
+    pub logged: BTreeSet<VolumeId>,
     /// Volumes that follow a home.
-    pub pulled: BTreeSet<VolumeId>,
+    pub mirrored: BTreeSet<VolumeId>,
     pub snapshots: Snapshots,
     /// The volume of which a snapshot is being taken, and its topmost directory.
     pub snapshotting: Option<(VolumeId, InodeId)>,
@@ -144,10 +145,10 @@ pub(crate) enum Step {
 }
 
 /// Between tries of what the leader cannot do by itself, s.
-const STAND_S: u64 = 5;
+const RETRY_JOB_S: u64 = 5;
 /// How long a map is waited for that a client has and this leader has not, and between looks.
 const MAP_PATIENCE: Duration = Duration::from_secs(5);
-const MAP_LOOK: Duration = Duration::from_millis(10);
+const MAP_POLL: Duration = Duration::from_millis(10);
 
 impl Leader {
     /// Something was written under that cluster map.
@@ -168,7 +169,7 @@ impl Leader {
                     "written under version {map_version} of the cluster map: this metadata leader has only learned of {here}, try again"
                 )));
             }
-            self.env.clock.sleep(MAP_LOOK).await;
+            self.env.clock.sleep(MAP_POLL).await;
         }
     }
 
@@ -183,16 +184,16 @@ impl Leader {
             }
             Ok(())
         })?;
-        let (mut sessions, mut deaths, mut rooms) = (Sessions::new(), 0, Rooms::default());
-        let (mut listened, mut pulled) = (BTreeSet::new(), BTreeSet::new());
+        let (mut sessions, mut deaths, mut quotas) = (Sessions::new(), 0, Quotas::default());
+        let (mut logged, mut mirrored) = (BTreeSet::new(), BTreeSet::new());
         let mut relations = Relations::default();
         let mut snapshots = Snapshots::new();
         kv.read(&mut |read| {
             sessions = session::load(read, now)?;
-            rooms = namespace::volume::load_rooms(read)?;
+            quotas = namespace::volume::load_quotas(read)?;
             deaths = session::deaths(read)?;
-            listened = relation::listened(read)?;
-            pulled = relation::pulled(read)?;
+            logged = relation::logged(read)?;
+            mirrored = relation::mirrored(read)?;
             relations = Relations::load(read, env.rng.next_u64() | 1)?;
             snapshots = namespace::snapshot::load_all(read)?;
             Ok(())
@@ -201,7 +202,7 @@ impl Leader {
         let state = State {
             leases: LeaseTable::new((config.map_version)()),
             locks: LockTable::default(),
-            rooms,
+            quotas,
             recalls: Recalls::default(),
             grace_until: (!sessions.is_empty()).then(|| now + term),
             stood_still_until: now,
@@ -211,8 +212,8 @@ impl Leader {
             sessions,
             newest,
             deaths,
-            listened,
-            pulled,
+            logged,
+            mirrored,
             snapshots,
             snapshotting: None,
             grace_over: Arc::default(),
@@ -236,12 +237,12 @@ impl Leader {
             clones: Clones::default(),
             failed,
         });
-        leader.bury(&mut leader.lock())?;
+        leader.end_dead_sessions(&mut leader.lock())?;
         Ok(leader)
     }
 
     /// Ends the sessions of processes that are gone. Tells whether some without a connection are left.
-    pub fn bury(self: &Arc<Self>, state: &mut State) -> Result<bool> {
+    pub fn end_dead_sessions(self: &Arc<Self>, state: &mut State) -> Result<bool> {
         for id in session::gone(&state.sessions, &*self.config.gone) {
             self.end_session(state, id, "its process is gone")?;
         }
@@ -260,16 +261,17 @@ impl Leader {
 
     /// After a failure of what the leader does by itself. If its store failed the node must stop; else only this stands still, is tried
     /// again after a while, and clients are served all the same.
-    pub async fn stand(&self, e: Error, what: &str) -> Result<()> {
+    pub async fn retry_job(&self, e: Error, what: &str) -> Result<()> {
         if e.kind == ErrorKind::Io {
             return Err(e.doing(what));
         }
-        tracing::error!("{what}: {e}; this is tried again every {STAND_S} s, all else goes on");
-        self.env.clock.sleep(Duration::from_secs(STAND_S)).await;
+        tracing::error!("{what}: {e}; this is tried again every {RETRY_JOB_S} s, all else goes on");
+        self.env.clock.sleep(Duration::from_secs(RETRY_JOB_S)).await;
         Ok(())
     }
 
-    /// Tries once. Conflicting leases are returned for their recall, and the inodes are parked on in `parked`.
+    /// Tries once. Conflicting leases are returned for their revoke, and the inodes are parked on in
+    /// `parked`.
     pub fn attempt<R: Operation>(
         &self,
         state: &mut State,
@@ -288,16 +290,16 @@ impl Leader {
         let ran = self.run(state, request, &mut conflicts);
         if conflicts.is_empty() {
             state.conflicts = conflicts;
-            let ran = ran.map_err(|e| self.judge(e));
+            let ran = ran.map_err(|e| self.map_error(e));
             return ran.map(|reply| (Step::Done(reply, state.newest), Vec::new()));
         }
-        for conflict in conflicts.iter().filter(|c| c.is_unlisted()) {
+        for conflict in conflicts.iter().filter(|c| c.is_not_enumerated()) {
             if !self.want_clone_names(conflict.ino)? {
                 self.want_names(conflict.ino)?;
             }
         }
         if conflicts.iter().any(Conflict::is_full) {
-            state.rooms.full.notify_one();
+            state.quotas.full.notify_one();
         }
         let wait = state.park(&conflicts, parked);
         state.note_contended(&conflicts, self.env.clock.now());
@@ -305,7 +307,7 @@ impl Leader {
     }
 
     /// A store that cannot go on ends this leader, whoever meets it first. Who asked may ask the next one.
-    pub fn judge(&self, e: Error) -> Error {
+    pub fn map_error(&self, e: Error) -> Error {
         if e.kind != ErrorKind::Io {
             return e;
         }
@@ -323,11 +325,11 @@ impl Leader {
             Work::Show(show) => (self.show(state, request, conflicts, show)?, true),
             Work::Change(change) => self.change(state, request, conflicts, change)?,
         };
-        let State { leases, rooms, contended, sessions, .. } = state;
+        let State { leases, quotas, contended, sessions, .. } = state;
         let now = sessions.get(&request.session()).map_or(Instant(0), |s| s.heard);
         let mut grants = Grants {
             leases,
-            rooms,
+            quotas,
             contended,
             now,
             session: request.session(),
@@ -340,8 +342,8 @@ impl Leader {
         if let Some(ino) = woken {
             state.wake(ino);
         }
-        if let Some(dir) = shown.filter(|_| !state.pulled.is_empty()) {
-            self.look_again(dir)?;
+        if let Some(dir) = shown.filter(|_| !state.mirrored.is_empty()) {
+            self.rescan(dir)?;
         }
         let mut w = Writer { bytes: Vec::with_capacity(REPLY_BYTES) };
         reply.encode(&mut w);
@@ -397,8 +399,8 @@ impl Leader {
             })?;
             state.newest = state.newest.max(committed);
         }
-        self.env.tasks.pass(points::CHANGED);
-        self.hear(state, request.session(), &events)?;
+        self.env.tasks.crash_point(crash_points::CHANGED);
+        self.apply_events(state, request.session(), &events)?;
         let first = op.is_none_or(|op| state.note_applied(op)) || !replayed;
         Ok((done.expect("the body ran"), first))
     }
@@ -432,8 +434,8 @@ impl Leader {
             })?;
             state.newest = state.newest.max(committed);
         }
-        self.env.tasks.pass(points::HOUSEKEPT);
-        self.hear(state, session, &events)
+        self.env.tasks.crash_point(crash_points::HOUSEKEPT);
+        self.apply_events(state, session, &events)
     }
 
     fn rules<'a>(
@@ -443,17 +445,17 @@ impl Leader {
         live: &'a dyn Fn(SessionId) -> bool,
     ) -> Rules<'a> {
         let (now, deaths, layout) = (self.wall(), state.deaths, &*self.config.layout);
-        let (rooms, listened, at_home) = (&state.rooms, &state.listened, &*self.config.at_home);
+        let (quotas, logged, at_home) = (&state.quotas, &state.logged, &*self.config.at_home);
         let (snapshots, snapshotting) = (&state.snapshots, state.snapshotting);
         Rules {
             session,
             now,
             leases: &state.leases,
-            rooms,
+            quotas,
             live,
             deaths,
-            listened,
-            pulled: &state.pulled,
+            logged,
+            mirrored: &state.mirrored,
             snapshots,
             snapshotting,
             at_home,
@@ -467,12 +469,12 @@ impl Leader {
         self.rules(state, NOBODY, &live).must_recover(ino, inode)
     }
 
-    fn hear(&self, state: &mut State, session: SessionId, events: &Events) -> Result<()> {
+    fn apply_events(&self, state: &mut State, session: SessionId, events: &Events) -> Result<()> {
         events.orphaned.iter().for_each(|ino| state.leases.mark_orphan(*ino));
-        events.adopted.iter().for_each(|ino| state.leases.unmark_orphan(*ino));
+        events.imported.iter().for_each(|ino| state.leases.unmark_orphan(*ino));
         events.gone.iter().for_each(|ino| state.leases.forget(*ino));
         events.filled.iter().for_each(|(ino, from, token)| state.recalls.done(*ino, *from, *token));
-        events.cut.iter().for_each(|(ino, size)| state.recalls.forget(*ino, *size));
+        events.truncated.iter().for_each(|(ino, size)| state.recalls.forget(*ino, *size));
         if events.garbage {
             self.garbage.notify_one();
         }
@@ -481,7 +483,7 @@ impl Leader {
         }
         if events.relations {
             match self.relations_changed() {
-                Ok(now) => (state.listened, state.pulled) = now,
+                Ok(now) => (state.logged, state.mirrored) = now,
                 Err(e) => self.fail(&e.doing("look at relations")),
             }
         }
@@ -497,27 +499,27 @@ impl Leader {
             self.clones.call.notify_one();
         }
         for (id, record) in &events.volumes {
-            state.rooms.note(*id, record.as_ref());
+            state.quotas.note(*id, record.as_ref());
             if record.as_ref().is_some_and(|record| record.deleting) {
                 self.removal.notify_one();
             }
         }
-        self.hear_of_usage(state, session, events)
+        self.apply_usage(state, session, events)
     }
 
     /// Usage of volumes with limits has changed, or their limits have.
-    fn hear_of_usage(&self, state: &mut State, session: SessionId, events: &Events) -> Result<()> {
+    fn apply_usage(&self, state: &mut State, session: SessionId, events: &Events) -> Result<()> {
         let mut added: BTreeMap<VolumeId, i64> =
             events.volumes.iter().filter(|(_, record)| record.is_some()).map(|(id, _)| (*id, 0)).collect();
         for (id, charge) in &events.charged {
             *added.entry(*id).or_default() += charge.bytes;
         }
         for (id, bytes) in added {
-            state.rooms.consume(id, session, u64::try_from(bytes).unwrap_or(0));
+            state.quotas.consume(id, session, u64::try_from(bytes).unwrap_or(0));
             let mut over = None;
             self.kv.read(&mut |read| {
                 let usage = namespace::volume_usage(read, id)?;
-                over = state.rooms.crossing(id, &usage, self.wall());
+                over = state.quotas.crossing(id, &usage, self.wall());
                 Ok(())
             })?;
             if let Some(over) = over {
@@ -533,7 +535,7 @@ impl Leader {
         let waited = self.kv.wait_durable(seq).await;
         waited.map_err(|e| {
             self.fail(&e);
-            self.judge(e)
+            self.map_error(e)
         })
     }
     pub fn fail(&self, e: &Error) {
@@ -543,7 +545,7 @@ impl Leader {
     /// The end of a session: its leases, its locks, its opens, its record.
     pub fn end_session(self: &Arc<Self>, state: &mut State, id: SessionId, why: &str) -> Result<()> {
         let Some(session) = state.sessions.remove(&id) else { return Ok(()) };
-        state.rooms.drop_session(id);
+        state.quotas.drop_session(id);
         let freed = state.locks.drop_session(id, self.env.clock.now());
         crate::locks::hint(self, state, freed);
         state.recalls.drop_session(id, self.env.clock.now());
@@ -603,23 +605,23 @@ impl State {
         }
     }
 
-    /// How long a recall for somebody who only looks has to wait. It counts as made then.
-    pub fn pause_before_look(&mut self, ino: InodeId, now: Instant) -> Duration {
+    /// How long a revoke for somebody who only looks has to wait. It counts as made then.
+    pub fn pause_before_poll(&mut self, ino: InodeId, now: Instant) -> Duration {
         if self.looked_at.len() >= CONTENDED_MAX {
             self.looked_at.clear();
         }
-        let at = self.looked_at.get(&ino).map_or(now, |last| now.max(*last + LOOKS_APART));
+        let at = self.looked_at.get(&ino).map_or(now, |last| now.max(*last + POLLS_APART));
         self.looked_at.insert(ino, at);
         at.since(now)
     }
 
-    /// When a client under recall was last known to get on with it; `None`: the session is over.
+    /// When a client under revoke was last known to get on with it; `None`: the session is over.
     pub fn got_on(&self, session: SessionId, began: Instant) -> Option<Instant> {
         let progress = self.sessions.get(&session)?.progress;
         Some(began.max(progress).max(self.stood_still_until).max(self.no_data_taken))
     }
 
-    /// A client did not answer a recall: others must not wait for it again, inode by inode.
+    /// A client did not answer a revoke: others must not wait for it again, inode by inode.
     pub fn mistrust(&mut self, client: &str, now: Instant) {
         self.mistrusted.retain(|_, until| *until > now);
         if self.mistrusted.len() < MISTRUSTED_MAX {

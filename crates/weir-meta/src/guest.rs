@@ -80,7 +80,7 @@ mod tests {
     use weir_proto::ErrorKind;
 
     #[test]
-    fn a_guest_is_who_the_kernel_says_and_has_no_session_but_its_own() {
+    fn a_guest_has_the_kernels_user_and_only_its_own_session() {
         let claim = |session: Option<u64>, user| Some(Claim { session: session.map(SessionId), user });
         let kind = |claim| judge(claim, 1000, |session| session == SessionId(7)).map_err(|e| e.kind);
         for allowed in [claim(None, None), claim(Some(7), None), claim(Some(7), Some(1000))] {

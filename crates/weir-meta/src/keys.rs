@@ -14,26 +14,26 @@
 //! U/<session>/<slot>      the last change of a slot and its reply               SlotRecord
 //! G/<time>/<ino>          deleted, or evicted: cells are to be dropped from targets Garbage
 //! W/<ino>/<from>          bytes from there on are at home only                  EvictedRange
-//! W/<last>/<volume>       its marks of eviction: high and low, hundredths        two bytes
+//! W/<last>/<volume>       its eviction watermarks: high and low, hundredths  two bytes
 //! R/<dir>/<counter>       recursive usage below a directory                     i64
 //! c/<volume>              number of a volume's newest change                    u64
 //! C/<volume>/<number>     a change                                              ChangeRecord
-//! k/<volume>/<name>       up to which change a follower has come                u64
+//! k/<volume>/<name>       up to which change a cursor has come                  u64
 //! r/<relation>            a relation                                            RelationRecord
 //! b/<volume>/<place>      a place that backups of a volume go to                 BackupRecord
 //! B/<relation>/<dir>      a directory to be looked at, and from which cookie on u64
 //! O/<relation>/<number>   a change of names that home has not seen yet          ChangeRecord
-//! P/<relation>/<ino>/<offset>   bytes that home does not have yet               Pending
-//! Y/<relation>/<ino>      an inode as we made it at home                        Twin
+//! P/<relation>/<ino>/<offset>   bytes that home does not have yet               DirtyRange
+//! Y/<relation>/<ino>      an inode as we made it at home                         RemoteEntry
 //! L/<relation>/<dir>/<name>     which inode we gave that name at home           u64
 //! q/<relation>/<ino>/<offset>   proof from home                                 ReceiptRecord
-//! a/<relation>/<ino>      set aside until somebody decides                      AsideRecord
+//! a/<relation>/<ino>      in conflict until somebody decides                    ConflictRecord
 //! d/<relation>/<dir>      its attributes at home are old                        nothing
 //! l/<relation>/<dir>      a directory whose names are not all known here          nothing
-//! j/<relation>/<dir>      a directory that is looked at again: when it was read at home   FollowedRecord
+//! j/<relation>/<dir>      a directory that is scanned again: when it was read at home   MirroredRecord
 //! e/<number>              a directory that is gone at home, to be removed with what is in it   DoomedRecord
 //! i/<relation>/<identity> which inode a file of several names is, as home knows it  u64
-//! m/<relation>/<ino>      a file that gives way at home: a mover may have moved it           YieldRecord
+//! m/<relation>/<ino>      a relocation at home: a mover may have moved it         RelocationRecord
 //! u/<relation>/<ino>      parts of it are at home, and nobody sees them there yet   nothing
 //! g/<relation>/<ino>      was written, and is not known to be complete          nothing
 //! M/<session>             a mover that may have work                            nothing
@@ -45,7 +45,7 @@
 //! t/<volume>/<time>       its trash (time 0), and what was put there from that time on    TrashRecord
 //! x/<trash>/<dir>         which directory of the trash has what was in one        u64
 //! y/<volume>/0            a clone, and of which snapshot                         CloneRecord
-//! y/<volume>/<dir>        a directory of it that is not listed yet              UnlistedRecord
+//! y/<volume>/<dir>        a directory of it that is not enumerated yet           NotEnumeratedRecord
 //! f/<volume>/<ino>        which inode of a clone is that file of several names  u64
 //! o/<object>              the file that a shared object was the own one of      u64
 //! h/<snapshot>/<key>      what a key of A E T K I D X Z was when the snapshot was taken: 1 and its value, or 0
@@ -228,28 +228,28 @@ pub fn unseen(relation: RelationId, dir: InodeId) -> [u8; 13] {
 pub fn name_change(relation: RelationId, number: u64) -> [u8; 13] {
     key13(b'O', relation.0, number)
 }
-pub fn pending(relation: RelationId, ino: InodeId, offset: u64) -> [u8; 21] {
+pub fn dirty(relation: RelationId, ino: InodeId, offset: u64) -> [u8; 21] {
     key21(b'P', relation.0, ino.0, offset)
 }
-pub fn twin(relation: RelationId, ino: InodeId) -> [u8; 13] {
+pub fn remote(relation: RelationId, ino: InodeId) -> [u8; 13] {
     key13(b'Y', relation.0, ino.0)
 }
-pub fn twin_name(relation: RelationId, dir: InodeId, name: &[u8]) -> Vec<u8> {
+pub fn remote_name(relation: RelationId, dir: InodeId, name: &[u8]) -> Vec<u8> {
     [&key13(b'L', relation.0, dir.0)[..], name].concat()
 }
 pub fn receipt(relation: RelationId, ino: InodeId, offset: u64) -> [u8; 21] {
     key21(b'q', relation.0, ino.0, offset)
 }
-pub fn aside(relation: RelationId, ino: InodeId) -> [u8; 13] {
+pub fn conflict(relation: RelationId, ino: InodeId) -> [u8; 13] {
     key13(b'a', relation.0, ino.0)
 }
 pub fn old_attributes(relation: RelationId, dir: InodeId) -> [u8; 13] {
     key13(b'd', relation.0, dir.0)
 }
-pub fn unlisted(relation: RelationId, dir: InodeId) -> [u8; 13] {
+pub fn not_enumerated(relation: RelationId, dir: InodeId) -> [u8; 13] {
     key13(b'l', relation.0, dir.0)
 }
-pub fn followed(relation: RelationId, dir: InodeId) -> [u8; 13] {
+pub fn mirrored(relation: RelationId, dir: InodeId) -> [u8; 13] {
     key13(b'j', relation.0, dir.0)
 }
 pub fn doomed(number: u64) -> Key9 {
@@ -258,7 +258,7 @@ pub fn doomed(number: u64) -> Key9 {
 pub fn identity(relation: RelationId, id: &[u8]) -> Vec<u8> {
     [&key5(b'i', relation.0)[..], id].concat()
 }
-pub fn yields(relation: RelationId, ino: InodeId) -> [u8; 13] {
+pub fn relocations(relation: RelationId, ino: InodeId) -> [u8; 13] {
     key13(b'm', relation.0, ino.0)
 }
 pub fn unfinished(relation: RelationId, ino: InodeId) -> [u8; 13] {
@@ -319,7 +319,7 @@ pub fn object(object: InodeId) -> Key9 {
 pub fn long_number(key: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(key.get(5..13)?.try_into().ok()?))
 }
-/// The offset in a key of pending bytes or of a receipt.
+/// The offset in a key of dirty bytes or of a receipt.
 pub fn offset_of(key: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(key.get(13..21)?.try_into().ok()?))
 }

@@ -1,9 +1,10 @@
 //! Who may cache what: the lease table. Pure: told of events, it answers; the caller calls clients back.
 //!
-//! Invariants: a Write lease is the only lease on its inode. While an operation is parked on an inode, or a recall of it
-//! is on its way, nobody gets a new lease on it. A file that two sessions have open, one at least for writing, is
+//! Invariants: a Write lease is the only lease on its inode. While an operation is parked on an inode, or a
+//! revoke of it is on its way, nobody gets a new lease on it. A file that two sessions have open, one at
+//! least for writing, is
 //! *shared*: nobody gets a lease on it but who recovers it after a writer's death, and who reads it through its kernel's
-//! pages and asks for that. A session that was told to write through is never beside a session that caches.
+//! pages and asks for that. A session that was told to write directly is never beside a session that caches.
 //!
 //! Knows nothing of names, of records, of time or of the network.
 
@@ -20,11 +21,12 @@ const LEASES_PER_SESSION_MAX: usize = 1 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Need {
     /// Show it as it is: another session's writer commits first and keeps Read.
-    Look,
+    GetAttr,
     /// Change it, or the names in it: nobody else may cache it.
     Change,
-    /// Append to it or cut it: in turn, and nobody else has changes of it that are not committed.
-    Turn,
+    /// Append to it or truncate it: one session at a time, and nobody else has changes of it that are not
+    /// committed.
+    AppendToken,
     /// Read it through the kernel's pages: nobody else writes it before these are gone.
     Pages,
 }
@@ -36,16 +38,16 @@ pub struct Conflict {
     pub session: SessionId,
     /// What its holder may keep.
     pub keep: LeaseKind,
-    /// False: nobody has to be asked, it ends by itself (a turn).
+    /// False: nobody has to be asked, it ends by itself (an append token).
     pub ask: bool,
 }
 
 impl Conflict {
     /// No lease at all: the names of a directory are still to come.
-    pub fn unlisted(dir: InodeId) -> Conflict {
+    pub fn not_enumerated(dir: InodeId) -> Conflict {
         Conflict { ino: dir, session: SessionId(0), keep: LeaseKind::None, ask: false }
     }
-    pub fn is_unlisted(&self) -> bool {
+    pub fn is_not_enumerated(&self) -> bool {
         self.session == SessionId(0)
     }
     /// No lease at all: there is no room before a volume's trash is emptied.
@@ -69,13 +71,13 @@ struct Holding {
     kind: LeaseKind,
     opens: Opens,
     /// The client has been asked to give the lease back.
-    recalling: bool,
-    /// It is the session's turn to append or to cut. Of at most one session.
-    turn: bool,
-    /// It was told to write through: it may be doing so, until it has answered a recall
-    through: bool,
+    revoking: bool,
+    /// The session has the append token. Of at most one session.
+    append_token: bool,
+    /// It was told to write directly: it may be doing so, until it has answered a revoke
+    direct: bool,
     /// that was begun after that.
-    through_since_recall: bool,
+    direct_since_revoke: bool,
 }
 
 #[derive(Default, Debug)]
@@ -123,22 +125,22 @@ impl Hasher for InodeHasher {
 const NOTHING: Holding = Holding {
     kind: LeaseKind::None,
     opens: Opens { read: 0, write: 0 },
-    recalling: false,
-    turn: false,
-    through: false,
-    through_since_recall: false,
+    revoking: false,
+    append_token: false,
+    direct: false,
+    direct_since_revoke: false,
 };
 
 impl Holding {
     fn is_nothing(&self) -> bool {
-        let Holding { kind, opens, recalling, turn, through, .. } = *self;
-        kind == LeaseKind::None && opens == Opens::default() && !recalling && !turn && !through
+        let Holding { kind, opens, revoking, append_token, direct, .. } = *self;
+        kind == LeaseKind::None && opens == Opens::default() && !revoking && !append_token && !direct
     }
     fn is_open(&self) -> bool {
         self.opens != Opens::default()
     }
     /// Has it open to write straight to the targets, or is about to be told so.
-    fn writes_through(&self) -> bool {
+    fn writes_direct(&self) -> bool {
         self.opens.write > 0 && self.kind == LeaseKind::None
     }
 }
@@ -155,7 +157,7 @@ impl State {
         self.parked > 0 || self.is_in_change()
     }
     fn is_in_change(&self) -> bool {
-        self.holders.iter().any(|(_, h)| h.recalling || h.turn)
+        self.holders.iter().any(|(_, h)| h.revoking || h.append_token)
     }
     fn is_nothing(&self) -> bool {
         self.holders.is_empty() && self.parked == 0
@@ -166,44 +168,48 @@ impl LeaseTable {
     pub fn new(written_under: u64) -> LeaseTable {
         LeaseTable { written_under, ..LeaseTable::default() }
     }
-    /// Adds to `out` what must be recalled before `session` may do what it needs.
+    /// Adds to `out` what must be revoked before `session` may do what it needs.
     pub fn conflicts(&self, session: SessionId, ino: InodeId, need: Need, out: &mut Vec<Conflict>) {
         let Some(state) = self.states.get(&ino) else { return };
         for (holder, holding) in state.others(session) {
-            let through = need == Need::Pages && holding.through;
+            let direct = need == Need::Pages && holding.direct;
             let keep = match need {
                 Need::Change => LeaseKind::None,
-                Need::Pages if through => LeaseKind::None,
-                Need::Look | Need::Turn | Need::Pages => LeaseKind::Read,
+                Need::Pages if direct => LeaseKind::None,
+                Need::GetAttr | Need::AppendToken | Need::Pages => LeaseKind::Read,
             };
-            let in_turn = need == Need::Turn && holding.turn;
-            let conflict = Conflict { ino, session: *holder, keep, ask: !in_turn };
-            if (holding.kind > keep || in_turn || through) && !out.contains(&conflict) {
+            let with_token = need == Need::AppendToken && holding.append_token;
+            let conflict = Conflict { ino, session: *holder, keep, ask: !with_token };
+            if (holding.kind > keep || with_token || direct) && !out.contains(&conflict) {
                 out.push(conflict);
             }
         }
     }
 
-    /// Gives the turn, which nobody else has.
-    pub fn give_turn(&mut self, session: SessionId, ino: InodeId) {
-        self.change(session, ino, |h| h.turn = true);
+    /// Grants the append token, which nobody else has.
+    pub fn grant_append_token(&mut self, session: SessionId, ino: InodeId) {
+        self.change(session, ino, |h| h.append_token = true);
     }
-    pub fn has_turn(&self, session: SessionId, ino: InodeId) -> bool {
-        self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(|h| h.turn)
+    pub fn has_append_token(&self, session: SessionId, ino: InodeId) -> bool {
+        self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(|h| h.append_token)
     }
-    /// Ends a turn. True if an operation waits for that.
-    pub fn end_turn(&mut self, session: SessionId, ino: InodeId) -> bool {
-        let had = self.has_turn(session, ino);
+    /// Releases the append token. True if an operation waits for that.
+    pub fn release_append_token(&mut self, session: SessionId, ino: InodeId) -> bool {
+        let had = self.has_append_token(session, ino);
         if had {
-            self.change(session, ino, |h| h.turn = false);
+            self.change(session, ino, |h| h.append_token = false);
         }
         had && self.is_awaited(ino)
     }
 
     /// What an open for reading or for writing needs of a file: sharing it takes everybody's lease.
     pub fn need_to_open(&self, session: SessionId, ino: InodeId, write: bool) -> Need {
-        let Some(state) = self.states.get(&ino) else { return Need::Look };
-        if write || state.others(session).any(|(_, h)| h.opens.write > 0) { Need::Change } else { Need::Look }
+        let Some(state) = self.states.get(&ino) else { return Need::GetAttr };
+        if write || state.others(session).any(|(_, h)| h.opens.write > 0) {
+            Need::Change
+        } else {
+            Need::GetAttr
+        }
     }
 
     /// Whether a file is shared once `session` has opened it: two have it open, one of them for writing. Then the opener's
@@ -213,14 +219,14 @@ impl LeaseTable {
         let writes = write || state.get(session).is_some_and(|h| h.opens.write > 0);
         state.others(session).any(|(_, h)| h.opens.write > 0 || (writes && h.is_open()))
     }
-    /// Adds the session's own lease to what must be recalled.
+    /// Adds the session's own lease to what must be revoked.
     pub fn own_conflict(&self, session: SessionId, ino: InodeId, out: &mut Vec<Conflict>) {
         if self.held(session, ino) > LeaseKind::None {
             out.push(Conflict { ino, session, keep: LeaseKind::None, ask: true });
         }
     }
 
-    /// Grants Read where that recalls nobody and endangers nobody; else says what the session holds already.
+    /// Grants Read where that revokes nobody and endangers nobody; else says what the session holds already.
     pub fn grant_read(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.read_grant(session, ino, false)
     }
@@ -235,19 +241,19 @@ impl LeaseTable {
         let room = self.of_session.get(&session).is_none_or(|all| all.len() < LEASES_PER_SESSION_MAX);
         let state = self.states.entry(ino).or_default();
         let mine = state.get(session).copied().unwrap_or(NOTHING);
-        if mine.recalling {
+        if mine.revoking {
             // It is about to be given back: what the client does until then is right, what it begins is not.
             return LeaseKind::None;
         }
         if mine.kind >= LeaseKind::Read {
             return mine.kind;
         }
-        let writes = |h: &Holding| h.writes_through() || (mine.is_open() && h.opens.write > 0);
-        let in_the_way = |h: &Holding| h.kind == LeaseKind::Write || h.through || (!for_pages && writes(h));
+        let writes = |h: &Holding| h.writes_direct() || (mine.is_open() && h.opens.write > 0);
+        let in_the_way = |h: &Holding| h.kind == LeaseKind::Write || h.direct || (!for_pages && writes(h));
         let refused = !room
             || self.withheld.contains(&session)
             || if for_pages { state.is_in_change() } else { state.closed() }
-            || (mine.writes_through() && !for_pages)
+            || (mine.writes_direct() && !for_pages)
             || (mine.opens.write > 0 && state.others(session).any(|(_, h)| h.is_open()))
             || state.others(session).any(|(_, h)| in_the_way(h));
         if refused {
@@ -263,7 +269,7 @@ impl LeaseTable {
         self.write_grant(session, ino, false)
     }
     /// Grants Write to the one who recovers what a dead writer left. Others may have the file open: until it is
-    /// recovered they can only wait, and to ask for a lease of their own is to recall this one.
+    /// recovered they can only wait, and to ask for a lease of their own is to revoke this one.
     pub fn grant_recovery(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.write_grant(session, ino, true)
     }
@@ -281,10 +287,10 @@ impl LeaseTable {
             let is_used = |h: &Holding| h.kind > LeaseKind::None || (h.is_open() && !recovers);
             let used = state.others(session).any(|(_, h)| is_used(h));
             if state.closed() || used {
-                return state.get(session).filter(|h| !h.recalling).map_or(LeaseKind::None, |h| h.kind);
+                return state.get(session).filter(|h| !h.revoking).map_or(LeaseKind::None, |h| h.kind);
             }
         }
-        self.change(session, ino, |h| (h.kind, h.through) = (LeaseKind::Write, false));
+        self.change(session, ino, |h| (h.kind, h.direct) = (LeaseKind::Write, false));
         LeaseKind::Write
     }
 
@@ -297,17 +303,17 @@ impl LeaseTable {
         }
     }
 
-    /// The session asked for Write, and was told that it has to write through.
-    pub fn note_through(&mut self, session: SessionId, ino: InodeId) {
+    /// The session asked for Write, and was told that it has to write directly.
+    pub fn note_direct(&mut self, session: SessionId, ino: InodeId) {
         if self.opens_of(session, ino).write > 0 {
-            self.change(session, ino, |h| (h.through, h.through_since_recall) = (true, true));
+            self.change(session, ino, |h| (h.direct, h.direct_since_revoke) = (true, true));
         }
     }
 
     /// What the session holds and is not asked to give back.
     pub fn kept(&self, session: SessionId, ino: InodeId) -> LeaseKind {
         let holding = self.states.get(&ino).and_then(|s| s.get(session));
-        holding.filter(|h| !h.recalling).map_or(LeaseKind::None, |h| h.kind)
+        holding.filter(|h| !h.revoking).map_or(LeaseKind::None, |h| h.kind)
     }
     /// What the session holds.
     pub fn held(&self, session: SessionId, ino: InodeId) -> LeaseKind {
@@ -334,7 +340,7 @@ impl LeaseTable {
             let shared =
                 |h: &Holding| h.is_open() && mine.is_open() && (h.opens.write > 0 || mine.opens.write > 0);
             writes |= mine.kind == LeaseKind::Write;
-            disturbed |= state.parked > 0 || mine.recalling || mine.turn || state.orphan;
+            disturbed |= state.parked > 0 || mine.revoking || mine.append_token || state.orphan;
             disturbed |= state.others(session).any(|(_, h)| shared(h));
         }
         writes && !disturbed
@@ -365,20 +371,20 @@ impl LeaseTable {
         self.is_awaited(ino)
     }
     /// Marks that the client is being asked; false if it already is.
-    pub fn begin_recall(&mut self, session: SessionId, ino: InodeId) -> bool {
-        let new = self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(|h| !h.recalling);
+    pub fn begin_revoke(&mut self, session: SessionId, ino: InodeId) -> bool {
+        let new = self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(|h| !h.revoking);
         if new {
-            self.change(session, ino, |h| (h.recalling, h.through_since_recall) = (true, false));
+            self.change(session, ino, |h| (h.revoking, h.direct_since_revoke) = (true, false));
         }
         new
     }
     /// The client has answered, or never will.
-    pub fn end_recall(&mut self, session: SessionId, ino: InodeId, keep: LeaseKind) {
+    pub fn end_revoke(&mut self, session: SessionId, ino: InodeId, keep: LeaseKind) {
         if self.states.get(&ino).is_some_and(|s| s.get(session).is_some()) {
             self.change(session, ino, |h| {
-                h.recalling = false;
+                h.revoking = false;
                 h.kind = h.kind.min(keep);
-                h.through &= keep > LeaseKind::None || h.through_since_recall;
+                h.direct &= keep > LeaseKind::None || h.direct_since_revoke;
             });
         }
     }
@@ -411,16 +417,17 @@ impl LeaseTable {
             self.change(session, ino, |h| {
                 h.opens.read = h.opens.read.saturating_sub(reads);
                 h.opens.write = h.opens.write.saturating_sub(writes);
-                h.through &= h.opens.write > 0;
+                h.direct &= h.opens.write > 0;
             });
         }
         was_open && !self.is_open_by(session, ino)
     }
-    /// Sets what a session says it has after a reconnect. What it sent through before may still be on its way.
+    /// Sets what a session says it has after a reconnect. What it sent directly before may still be on its
+    /// way.
     pub fn set_opens(&mut self, session: SessionId, ino: InodeId, opens: Opens) {
         self.change(session, ino, |h| {
             h.opens = opens;
-            h.through = opens.write > 0 && h.kind < LeaseKind::Write;
+            h.direct = opens.write > 0 && h.kind < LeaseKind::Write;
         });
     }
     pub fn is_open_by(&self, session: SessionId, ino: InodeId) -> bool {
@@ -471,7 +478,7 @@ impl LeaseTable {
             self.states.get(&ino).map_or(Vec::new(), |s| s.holders.iter().map(|(s, _)| *s).collect())
         {
             self.change(session, ino, |h| {
-                *h = Holding { recalling: h.recalling, ..NOTHING };
+                *h = Holding { revoking: h.revoking, ..NOTHING };
             });
         }
     }

@@ -6,22 +6,22 @@ use crate::backup;
 use crate::lease::{ByInode, LeaseTable};
 use crate::namespace::create::meta_open;
 use crate::namespace::{
-    Cx, View, adopt, attr, clone, create, data, evict, follow, layers, list, open, past, remove, rename,
-    report, snapshot, totals, usage_of, volume, xattr,
+    Cx, View, attr, clone, create, data, evict, import, layers, list, mirror, open, remove, rename, report,
+    snapshot, snapshot_view, totals, usage_of, volume, xattr,
 };
+use crate::quotas::Quotas;
 use crate::relation::serve;
-use crate::rooms::Rooms;
 use weir_env::Instant;
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
 use weir_proto::meta::*;
 use weir_proto::recall::{Evict, EvictedRanges, Filled, SetPinned};
 use weir_proto::relation::{
-    AckChanges, DropCursor, RelationAdd, RelationDo, RelationResolve, RelationSuspect, TellAgain,
-    TellListing, WhereAtHome,
+    AckChanges, DropCursor, RelationAdd, RelationDo, RelationResolve, RelationSuspect, ReportListing,
+    ReportRelisting, WhereAtHome,
 };
 use weir_proto::snapshot::{
-    LayerCopied, LayersOf, PastAttr, PastGetXattr, PastList, PastListXattr, PastLookup, PastOpen,
-    SnapshotDelete, SnapshotList, SnapshotTake, TakeLayers,
+    LayerCopied, LayersOf, SnapshotDelete, SnapshotGetAttr, SnapshotGetXattr, SnapshotList,
+    SnapshotListXattr, SnapshotLookup, SnapshotOpen, SnapshotReadDir, SnapshotTake, TakeLayers,
 };
 use weir_proto::volume::*;
 use weir_proto::{InodeId, Request, Result, SessionId};
@@ -51,7 +51,7 @@ pub trait Operation: Request + Send + Sync + 'static {
 /// The lease table as a committed operation sees it.
 pub struct Grants<'a> {
     pub leases: &'a mut LeaseTable,
-    pub rooms: &'a mut Rooms,
+    pub quotas: &'a mut Quotas,
     /// Directories that nobody gets a lease on until then.
     pub contended: &'a ByInode<Instant>,
     pub now: Instant,
@@ -65,7 +65,7 @@ pub struct Grants<'a> {
 }
 
 impl Grants<'_> {
-    /// An entry that is shown: Read, if that recalls nobody. A file to be recovered is read by nobody.
+    /// An entry that is shown: Read, if that revokes nobody. A file to be recovered is read by nobody.
     fn entry(&mut self, entry: &mut Entry) {
         let ino = entry.attr.ino;
         if entry.attr.kind == FileKind::Directory {
@@ -84,8 +84,8 @@ impl Grants<'_> {
             false => self.leases.grant_read(self.session, dir),
         };
     }
-    fn end_turn(&mut self, ino: InodeId) {
-        if self.leases.end_turn(self.session, ino) {
+    fn release_append_token(&mut self, ino: InodeId) {
+        if self.leases.release_append_token(self.session, ino) {
             self.woken = Some(ino);
         }
     }
@@ -158,8 +158,8 @@ operation!(ListXattr, Show |view, r| xattr::listxattr(view, r.ino), (r, reply, g
 operation!(GetUsage, Show |view, r| usage_of(view.read, r.dir), (r, reply, g) { let _ = reply; });
 operation!(StatFs, Show |view, _| totals(view.read), (r, reply, g) { let _ = reply; });
 operation!(ReadInline, Show |view, r| open::read_inline(view, r.ino), (r, reply, g) g.entry(&mut reply.entry));
-operation!(TakeTurn, Show open::take_turn, (r, reply, g) {
-    g.leases.give_turn(g.session, r.ino);
+operation!(TakeAppendToken, Show open::take_append_token, (r, reply, g) {
+    g.leases.grant_append_token(g.session, r.ino);
     reply.entry.lease.kind = g.leases.kept(g.session, r.ino);
 });
 operation!(AcquireLease, Change open::acquire, (r, reply, g) {
@@ -172,7 +172,7 @@ operation!(AcquireLease, Change open::acquire, (r, reply, g) {
         _ => g.leases.acquire_read(g.session, ino),
     };
     if r.kind == LeaseKind::Write && reply.lease.kind < LeaseKind::Write {
-        g.leases.note_through(g.session, ino);
+        g.leases.note_direct(g.session, ino);
     }
 });
 operation!(Open, Change open::open, (r, reply, g) g.open(&mut reply.entry, r.read, r.write));
@@ -204,7 +204,7 @@ impl Operation for NoteAccess {
 }
 
 change!(Recovered, open::recovered, (r, reply, g) g.entry(reply));
-change!(LeaveDoubt, open::leave_doubt, (r, reply, g) { let _ = reply; });
+change!(LeaveInDoubt, open::leave_in_doubt, (r, reply, g) { let _ = reply; });
 change!(Create, create::create, (r, reply, g) {
     let regular = reply.entry.attr.kind == FileKind::Regular;
     let (read, write) = (r.open & meta_open::READ != 0, r.open & meta_open::WRITE != 0);
@@ -241,8 +241,8 @@ change!(Commit, data::commit, (r, reply, g) {
     if g.first && r.close_writes > 0 {
         g.leases.close(g.session, r.ino, 0, r.close_writes);
     }
-    if r.turn {
-        g.end_turn(r.ino);
+    if r.append_token {
+        g.release_append_token(r.ino);
     }
     g.entry(reply);
 });
@@ -254,20 +254,20 @@ change!(VolumeCreate, volume::create, (r, reply, g) { let _ = reply; });
 change!(VolumeChange, volume::change, (r, reply, g) { let _ = reply; });
 change!(VolumeClone, clone::create, (r, reply, g) { let _ = reply; });
 change!(VolumeDelete, volume::delete, (r, reply, g) { let _ = reply; });
-operation!(TakeRoom, Show volume::take_room, (r, reply, g) {
-    g.rooms.set(r.volume, r.session, reply.held);
-    if reply.making && reply.held < r.must {
-        g.rooms.lacks(r.volume, r.session, r.must);
+operation!(ReserveQuota, Show volume::reserve_quota, (r, reply, g) {
+    g.quotas.set(r.volume, r.session, reply.held);
+    if reply.evicting && reply.held < r.must {
+        g.quotas.note_starved(r.volume, r.session, r.must);
     }
 });
 
 operation!(WhereAtHome, Show serve::where_at_home, (r, reply, g) { let _ = reply; });
 change!(RelationAdd, serve::add, (r, reply, g) { let _ = reply; });
-change!(TellListing, adopt::tell, (r, reply, g) {
+change!(ReportListing, import::report, (r, reply, g) {
     let _ = reply;
     g.woken = Some(r.dir);
 });
-change!(TellAgain, follow::tell, (r, reply, g) { let _ = reply; });
+change!(ReportRelisting, mirror::report, (r, reply, g) { let _ = reply; });
 change!(RelationDo, serve::change, (r, reply, g) { let _ = reply; });
 change!(RelationResolve, serve::resolve, (r, reply, g) { let _ = reply; });
 change!(RelationSuspect, serve::suspect, (r, reply, g) { let _ = reply; });
@@ -287,13 +287,13 @@ operation!(BackupList, Show backup::list, (r, reply, g) { let _ = reply; });
 change!(SnapshotTake, snapshot::take, (r, reply, g) { let _ = reply; });
 change!(SnapshotDelete, snapshot::delete, (r, reply, g) { let _ = reply; });
 operation!(SnapshotList, Show snapshot::list, (r, reply, g) { let _ = reply; });
-operation!(PastLookup, Show past::lookup, (r, reply, g) { let _ = reply; });
-operation!(PastAttr, Show past::attr, (r, reply, g) { let _ = reply; });
-operation!(PastList, Show past::list, (r, reply, g) { let _ = reply; });
-operation!(PastGetXattr, Show past::get_xattr, (r, reply, g) { let _ = reply; });
-operation!(PastListXattr, Show past::list_xattr, (r, reply, g) { let _ = reply; });
-operation!(PastOpen, Change past::open, (r, reply, g) { let _ = reply; });
-operation!(LayersOf, Show past::layers_of, (r, reply, g) { let _ = reply; });
+operation!(SnapshotLookup, Show snapshot_view::lookup, (r, reply, g) { let _ = reply; });
+operation!(SnapshotGetAttr, Show snapshot_view::attr, (r, reply, g) { let _ = reply; });
+operation!(SnapshotReadDir, Show snapshot_view::list, (r, reply, g) { let _ = reply; });
+operation!(SnapshotGetXattr, Show snapshot_view::get_xattr, (r, reply, g) { let _ = reply; });
+operation!(SnapshotListXattr, Show snapshot_view::list_xattr, (r, reply, g) { let _ = reply; });
+operation!(SnapshotOpen, Change snapshot_view::open, (r, reply, g) { let _ = reply; });
+operation!(LayersOf, Show snapshot_view::layers_of, (r, reply, g) { let _ = reply; });
 operation!(TakeLayers, Change layers::take, (r, reply, g) {
     reply.entry.lease.kind = g.leases.kept(g.session, r.ino);
 });

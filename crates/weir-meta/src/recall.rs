@@ -4,7 +4,7 @@
 use crate::executor::{Leader, State};
 use crate::namespace;
 use crate::namespace::evict::{Handed, layout_to_fill, ranges};
-use crate::rooms::NO_POLICY;
+use crate::quotas::NO_POLICY;
 use crate::service::{Meta, Outcome};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const AHEAD_BYTES: u64 = 256 << 20;
 /// A wait ends after this at the latest; whoever still waits asks again.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Ranges of a file that one look takes in; the rest is looked at when these are back.
-const LOOK_MAX: usize = 1024;
+const SCAN_MAX: usize = 1024;
 
 /// Evicted parts of a range, whole stripes, and the bytes of a stripe.
 struct Away {
@@ -35,7 +35,7 @@ impl Meta {
             WantRecall::METHOD => Outcome::plain(call.decode().and_then(|r| self.want_recall(&r))),
             RecallFailed::METHOD => Outcome::plain(call.decode().and_then(|r| self.recall_failed(&r))),
             GetEviction::METHOD => Outcome::plain(call.decode().and_then(|r| self.eviction(&r))),
-            GetResidence::METHOD => Outcome::plain(call.decode().and_then(|r| self.residence(&r))),
+            GetTierState::METHOD => Outcome::plain(call.decode().and_then(|r| self.tier_state(&r))),
             _ => Outcome::refused(call.unknown()),
         }
     }
@@ -50,9 +50,9 @@ impl Meta {
         };
         let leader = self.leader().clone();
         let working = work(leader.clone(), request);
-        let judged =
-            async move { working.await.map_err(|e| leader.judge(e)).map(|reply| Reply::new(&reply)) };
-        Outcome::Waits(Box::pin(judged))
+        let mapped =
+            async move { working.await.map_err(|e| leader.map_error(e)).map(|reply| Reply::new(&reply)) };
+        Outcome::Waits(Box::pin(mapped))
     }
 
     fn want_recall(&self, r: &WantRecall) -> Result<()> {
@@ -70,10 +70,10 @@ impl Meta {
         let id = RecallId { ino: r.ino, from: r.from, token_epoch: r.token_epoch };
         state.recalls.failed(r.session, &id, &r.error, r.retry, leader.env.clock.now());
         // Of a volume that follows its home it may be another file there by now.
-        if !state.pulled.is_empty() { leader.look_above(r.ino) } else { Ok(()) }
+        if !state.mirrored.is_empty() { leader.look_above(r.ino) } else { Ok(()) }
     }
 
-    fn residence(&self, r: &GetResidence) -> Result<Residence> {
+    fn tier_state(&self, r: &GetTierState) -> Result<TierState> {
         let leader = self.leader();
         let mut state = leader.lock();
         heard(leader, &mut state, r.session)?;
@@ -88,7 +88,7 @@ impl Meta {
         let Some((inode, ranges, why_not)) = found else {
             return Err(Error::invalid(format!("inode {} is not a file: it has no data", r.ino)));
         };
-        Ok(Residence {
+        Ok(TierState {
             size: inode.size,
             evicted: inode.evicted,
             ranges,
@@ -121,7 +121,7 @@ impl Leader {
             };
             away.stripe_bytes = stripe;
             let (a, b) = (from / stripe * stripe, to.checked_next_multiple_of(stripe).unwrap_or(u64::MAX));
-            let found = ranges(read, ino, a, LOOK_MAX)?;
+            let found = ranges(read, ino, a, SCAN_MAX)?;
             let inside = found.iter().filter(|f| f.from < b);
             away.parts = inside.map(|f| ByteRange { from: f.from.max(a), to: f.range.to.min(b) }).collect();
             Ok(())

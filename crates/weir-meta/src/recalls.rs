@@ -257,7 +257,7 @@ impl Recalls {
         self.ring(id.ino);
     }
 
-    /// Nothing of a file is wanted past `size`: it was cut, or is gone.
+    /// Nothing of a file is wanted past `size`: it was truncated, or is gone.
     pub fn forget(&mut self, ino: InodeId, size: u64) {
         self.split(ino, size);
         let beyond: Vec<Place> = self.wishes.range((ino, size)..=(ino, u64::MAX)).map(|(p, _)| *p).collect();
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cut_is_not_wanted() {
+    fn truncated_bytes_are_not_wanted() {
         let mut recalls = Recalls::default();
         recalls.want(INO, (0, 100), 1, false, at(0)).unwrap();
         recalls.forget(INO, 40);

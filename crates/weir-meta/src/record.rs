@@ -9,13 +9,13 @@ use weir_proto::data::FENCE_GONE;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, FileKind, Layers, Lease, LeaseKind, Time, Usage};
 use weir_proto::relation::What;
-use weir_proto::volume::{Keeping, Policy, Quota, Volume};
+use weir_proto::volume::{Policy, Quota, Retention, Volume};
 use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, VolumeId, Wire, Writer, wire_struct};
 
 /// In `mode` of `Access` and `Inode`: there is an access control list (of a directory: of either kind) under `X/`.
 pub const HAS_ACL: u32 = 1 << 31;
-/// In `mode` of `Access`: what is in the directory is not all known here yet, but where it comes from (`namespace::adopt`).
-pub const UNLISTED: u32 = 1 << 30;
+/// In `mode` of `Access`: what is in the directory is not all known here yet, but where it comes from (`namespace::import`).
+pub const NOT_ENUMERATED: u32 = 1 << 30;
 /// In `mode` of an inode as it is stored: the place of its first name follows.
 const PLACED: u32 = 1 << 29;
 /// All that chmod may set.
@@ -261,17 +261,18 @@ wire_struct!(EvictedRange { to: u64, handed: u32 });
 
 /// Stripes of a file that hold nothing written with a lower token epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StripeCut {
+pub struct StripeTruncation {
     pub from_stripe: u64,
     /// Exclusive; `u64::MAX`: to the end of the file.
     pub to_stripe: u64,
     pub token_epoch: u32,
 }
-wire_struct!(StripeCut { from_stripe: u64, to_stripe: u64, token_epoch: u32 });
+wire_struct!(StripeTruncation { from_stripe: u64, to_stripe: u64, token_epoch: u32 });
 
-impl StripeCut {
+impl StripeTruncation {
     /// Of a deleted file.
-    pub const ALL: StripeCut = StripeCut { from_stripe: 0, to_stripe: u64::MAX, token_epoch: FENCE_GONE };
+    pub const ALL: StripeTruncation =
+        StripeTruncation { from_stripe: 0, to_stripe: u64::MAX, token_epoch: FENCE_GONE };
 }
 
 /// `G/`: a deleted file, or what was evicted of one.
@@ -280,20 +281,21 @@ pub struct Garbage {
     /// First group and number of groups that its cells are on.
     pub first_pg: PgId,
     pub pg_count: u32,
-    pub cut: StripeCut,
+    pub truncation: StripeTruncation,
 }
 impl Wire for Garbage {
     fn encode(&self, w: &mut Writer) {
         (self.first_pg, self.pg_count).encode(w);
-        if self.cut != StripeCut::ALL {
-            self.cut.encode(w);
+        if self.truncation != StripeTruncation::ALL {
+            self.truncation.encode(w);
         }
     }
-    /// The cut came later: what has none is a deleted file.
+    /// The truncation came later: what has none is a deleted file.
     fn decode(r: &mut Reader<'_>) -> Result<Garbage> {
         let (first_pg, pg_count) = (PgId::decode(r)?, u32::decode(r)?);
-        let cut = if r.remaining() == 0 { StripeCut::ALL } else { StripeCut::decode(r)? };
-        Ok(Garbage { first_pg, pg_count, cut })
+        let truncation =
+            if r.remaining() == 0 { StripeTruncation::ALL } else { StripeTruncation::decode(r)? };
+        Ok(Garbage { first_pg, pg_count, truncation })
     }
 }
 
@@ -315,22 +317,22 @@ pub struct VolumeRecord {
     pub created: Time,
     /// Its names are gone and what was in it goes, too.
     pub deleting: bool,
-    pub keeping: Keeping,
+    pub retention: Retention,
 }
 macro_rules! volume_wire {
     ($($field:ident: $ty:ty),*) => {
         impl Wire for VolumeRecord {
             fn encode(&self, w: &mut Writer) {
                 $(self.$field.encode(w);)*
-                if self.keeping != Keeping::NOTHING {
-                    self.keeping.encode(w);
+                if self.retention != Retention::NOTHING {
+                    self.retention.encode(w);
                 }
             }
-            /// What is kept of its past came later: a volume without has neither trash nor a schedule.
+            /// Its retention came later: a volume without has neither trash nor a schedule.
             fn decode(r: &mut Reader<'_>) -> Result<VolumeRecord> {
                 $(let $field = <$ty>::decode(r)?;)*
-                let keeping = if r.remaining() == 0 { Keeping::NOTHING } else { Keeping::decode(r)? };
-                Ok(VolumeRecord { $($field,)* keeping })
+                let retention = if r.remaining() == 0 { Retention::NOTHING } else { Retention::decode(r)? };
+                Ok(VolumeRecord { $($field,)* retention })
             }
         }
     };
@@ -395,23 +397,24 @@ wire_struct!(CloneRecord { source: VolumeId, snapshot: u32, own: bool, listed: b
 
 /// `y/<volume>/<dir>`: a directory of a clone that is still to be listed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct UnlistedRecord {
+pub struct NotEnumeratedRecord {
     /// The directory of then.
     pub source: InodeId,
     /// Up to which cookie of that it is listed.
     pub after: u64,
 }
-wire_struct!(UnlistedRecord { source: InodeId, after: u64 });
+wire_struct!(NotEnumeratedRecord { source: InodeId, after: u64 });
 
 /// `Z/`: bytes from the key's place to before `to` are in an older object. They begin with a stripe, and end with one or where
-/// the file ended when it got its present object (or has been cut since).
+/// the file ended when it got its present object (or has been truncated since).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayerRecord {
     pub to: u64,
     pub object: InodeId,
     /// The token epoch under which somebody copies them; 0: nobody does.
     pub handed: u32,
-    /// The object is to be cut with this token epoch before it is copied from; 0: nobody can be writing to it.
+    /// The object is to be truncated with this token epoch before it is copied from; 0: nobody can be writing
+    /// to it.
     pub fence: u32,
     /// First group and number of groups that the object's cells are on.
     pub first_pg: PgId,
@@ -440,7 +443,7 @@ impl VolumeRecord {
             bytes_over_since: self.bytes_over_since,
             inodes_over_since: self.inodes_over_since,
             policy: self.policy,
-            keeping: self.keeping,
+            retention: self.retention,
             created: self.created,
             deleting: self.deleting,
             usage,
@@ -487,7 +490,7 @@ impl Record for SnapshotRecord {}
 impl Record for LayerRecord {}
 impl Record for TrashRecord {}
 impl Record for CloneRecord {}
-impl Record for UnlistedRecord {}
+impl Record for NotEnumeratedRecord {}
 
 fn decode_versioned<T: Wire>(value: &[u8]) -> Result<T> {
     let mut r = Reader::new(value);
@@ -653,10 +656,12 @@ mod tests {
         }
         assert_eq!(placed_value[5] & 0x20, 0x20, "bit 29 of the mode tells of the cookie");
         assert_eq!(placed_value[value.len()..], [2, 1, 0, 0, 0, 0, 0, 0]);
-        let deleted = Garbage { first_pg: PgId(3), pg_count: 4, cut: StripeCut::ALL };
+        let deleted = Garbage { first_pg: PgId(3), pg_count: 4, truncation: StripeTruncation::ALL };
         assert_eq!(deleted.to_value(), [1, 3, 0, 0, 0, 4, 0, 0, 0]);
-        let evicted =
-            Garbage { cut: StripeCut { from_stripe: 1, to_stripe: 9, token_epoch: 256 }, ..deleted };
+        let evicted = Garbage {
+            truncation: StripeTruncation { from_stripe: 1, to_stripe: 9, token_epoch: 256 },
+            ..deleted
+        };
         for garbage in [deleted, evicted] {
             assert_eq!(Garbage::from_value(&garbage.to_value(), String::new).unwrap(), garbage);
         }

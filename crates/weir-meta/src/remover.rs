@@ -7,7 +7,7 @@
 
 use crate::executor::State;
 use crate::lease::Conflict;
-use crate::namespace::{Cx, follow, volume};
+use crate::namespace::{Cx, mirror, volume};
 use crate::service::Meta;
 use std::time::Duration;
 use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
@@ -15,7 +15,7 @@ use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
 /// No client's: it holds no lease, so everybody else's is in the way.
 const NOBODY: SessionId = SessionId(0);
 /// A client that was asked for a lease and does not give it loses its session in time: then it is looked again.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 impl Meta {
     /// Removes what is to be removed for ever; returns only the error after which the node must stop.
@@ -25,7 +25,7 @@ impl Meta {
                 Ok(true) => {}
                 Ok(false) => self.leader().removal.notified().await,
                 Err(e) => {
-                    if let Err(e) = self.leader().stand(e, "remove deleted volumes").await {
+                    if let Err(e) = self.leader().retry_job(e, "remove deleted volumes").await {
                         return e;
                     }
                 }
@@ -38,9 +38,9 @@ impl Meta {
         let leader = self.leader();
         while leader.lock().grace_until.is_some() {
             // Clients of before a restart still come back with their leases.
-            leader.env.clock.sleep(LOOK_AGAIN).await;
+            leader.env.clock.sleep(RETRY_PAUSE).await;
         }
-        while self.step(&mut follow::remove_some).await? {}
+        while self.step(&mut mirror::remove_some).await? {}
         let mut next = None;
         leader.kv.read(&mut |read| {
             next = volume::next_deleted(read)?;
@@ -82,8 +82,8 @@ impl Meta {
                 leader.durable(newest).await?;
                 return Ok(done);
             };
-            self.recall(conflicts);
-            let _ = leader.env.clock.timeout(LOOK_AGAIN, wait).await; // looks again either way
+            self.revoke(conflicts);
+            let _ = leader.env.clock.timeout(RETRY_PAUSE, wait).await; // looks again either way
         }
     }
 

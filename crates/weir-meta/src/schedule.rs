@@ -12,18 +12,18 @@ use crate::snapshots::Gate;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use weir_proto::meta::Time;
-use weir_proto::volume::Keeping;
+use weir_proto::volume::Retention;
 use weir_proto::{Error, ErrorKind, Result, SessionId, VolumeId};
 
 /// No client's.
 const NOBODY: SessionId = SessionId(0);
 /// Between looks: an interval is a minute at least.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL: Duration = Duration::from_secs(1);
 /// Writers get so long to save; then it is tried again after [`RETRY`].
 const PATIENCE: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(60);
 /// Who was asked for a lease and does not give it loses its session in time: then it is looked again.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// When a volume with an interval is looked at next.
 type Next = BTreeMap<VolumeId, (u32, Time)>;
@@ -33,19 +33,19 @@ impl Meta {
     pub(crate) async fn keep_schedules(&self) -> Error {
         let (leader, mut next) = (self.leader().clone(), Next::new());
         loop {
-            leader.env.clock.sleep(LOOK).await;
-            let scheduled: Vec<(VolumeId, Keeping)> = {
+            leader.env.clock.sleep(POLL).await;
+            let scheduled: Vec<(VolumeId, Retention)> = {
                 let state = leader.lock();
                 if state.grace_until.is_some() {
                     continue; // clients of before a restart still come back with what they wrote
                 }
-                let all = state.rooms.keepings().iter().filter(|(_, k)| k.snapshots_every_s > 0);
-                all.map(|(volume, keeping)| (*volume, *keeping)).collect()
+                let all = state.quotas.retentions().iter().filter(|(_, k)| k.snapshots_every_s > 0);
+                all.map(|(volume, retention)| (*volume, *retention)).collect()
             };
             next.retain(|volume, _| scheduled.iter().any(|(v, _)| v == volume));
-            for (volume, keeping) in scheduled {
-                if let Err(e) = self.keep_schedule(&mut next, volume, &keeping).await
-                    && let Err(e) = leader.stand(e, "take snapshots by schedule").await
+            for (volume, retention) in scheduled {
+                if let Err(e) = self.keep_schedule(&mut next, volume, &retention).await
+                    && let Err(e) = leader.retry_job(e, "take snapshots by schedule").await
                 {
                     return e;
                 }
@@ -53,8 +53,8 @@ impl Meta {
         }
     }
 
-    async fn keep_schedule(&self, next: &mut Next, volume: VolumeId, keeping: &Keeping) -> Result<()> {
-        let (every_s, now) = (keeping.snapshots_every_s, self.leader().wall());
+    async fn keep_schedule(&self, next: &mut Next, volume: VolumeId, retention: &Retention) -> Result<()> {
+        let (every_s, now) = (retention.snapshots_every_s, self.leader().wall());
         // No later than a clock that goes right would have it: one that was ahead does not stop the schedule.
         let latest = snapshot::due(Some(now), every_s);
         let known = next.get(&volume).filter(|(every, due)| *every == every_s && due.nanos <= latest.nanos);
@@ -64,7 +64,7 @@ impl Meta {
         };
         let then = match due.nanos <= now.nanos {
             false => due,
-            true => match self.keep_one(volume, keeping).await {
+            true => match self.keep_one(volume, retention).await {
                 Ok(()) => snapshot::due(Some(now), every_s),
                 Err(e) if e.kind == ErrorKind::Io => return Err(e),
                 Err(e) => {
@@ -87,7 +87,7 @@ impl Meta {
     }
 
     /// Takes one, and removes what is not to be kept beside it.
-    async fn keep_one(&self, volume: VolumeId, keeping: &Keeping) -> Result<()> {
+    async fn keep_one(&self, volume: VolumeId, retention: &Retention) -> Result<()> {
         if let Some(taken) = self.take_scheduled(volume).await? {
             tracing::info!(volume = %volume, "snapshot {} taken by schedule", taken.name);
         }
@@ -95,7 +95,7 @@ impl Meta {
         let newest = {
             let mut state = leader.lock();
             leader.housekeep(&mut state, NOBODY, &mut |cx| {
-                snapshot::expire(cx, volume, &keeping.keep).map(drop)
+                snapshot::expire(cx, volume, &retention.keep).map(drop)
             })?;
             state.newest
         };
@@ -130,13 +130,13 @@ impl Meta {
                 return Ok(taken);
             }
             let waits_for = conflicts.first().map(|c| c.ino);
-            self.recall(conflicts);
+            self.revoke(conflicts);
             if leader.env.clock.now() >= deadline {
                 return Err(crate::snapshots::too_late(waits_for));
             }
             match wait {
-                Some(wait) => drop(leader.env.clock.timeout(LOOK_AGAIN, wait).await), // looks again either way
-                None => leader.env.clock.sleep(LOOK_AGAIN).await,
+                Some(wait) => drop(leader.env.clock.timeout(RETRY_PAUSE, wait).await), // looks again either way
+                None => leader.env.clock.sleep(RETRY_PAUSE).await,
             }
         }
     }

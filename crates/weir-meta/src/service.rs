@@ -3,12 +3,12 @@
 //! What conflicts with nobody runs in place, in the connection's reader; what must wait for a lease waits in a task of
 //! its own, and nobody waits behind it.
 
+use crate::crash_points;
 use crate::executor::{Leader, MetaConfig, Step};
 use crate::keys::{self, Sequence};
 use crate::lease::{Conflict, Opens};
 use crate::namespace::{self, create::next_number};
 use crate::ops::Operation;
-use crate::points;
 use crate::record::{Record, SessionRecord};
 use crate::session::{self, Session};
 use std::collections::BTreeMap;
@@ -21,24 +21,24 @@ use weir_proto::lock::{CancelLock, ListLocks, ReclaimLocks, SetLock, TestLock};
 use weir_proto::meta::*;
 use weir_proto::recall::{AwaitRecall, Evict, EvictedRanges, Filled, GetEviction, SetPinned};
 use weir_proto::relation::{
-    AckChanges, DropCursor, ReadChanges, RelationAdd, RelationDo, RelationList, RelationResolve,
-    RelationSuspect, TakeWork, TellAgain, TellListing, WhereAtHome, WorkDone,
+    AckChanges, CompleteWork, DropCursor, LeaseWork, ReadChanges, RelationAdd, RelationDo, RelationList,
+    RelationResolve, RelationSuspect, ReportListing, ReportRelisting, WhereAtHome,
 };
 use weir_proto::snapshot::{
-    LayerCopied, LayersOf, PastAttr, PastGetXattr, PastList, PastListXattr, PastLookup, PastOpen,
-    SnapshotDelete, SnapshotList, SnapshotTake, TakeLayers,
+    LayerCopied, LayersOf, SnapshotDelete, SnapshotGetAttr, SnapshotGetXattr, SnapshotList,
+    SnapshotListXattr, SnapshotLookup, SnapshotOpen, SnapshotReadDir, SnapshotTake, TakeLayers,
 };
 use weir_proto::volume::*;
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId, Wire};
 use weir_rpc::{Call, Connection, Defer, Handled, Payload, Reply, Service};
 
-/// A client under recall writes back what it holds; as long as it gets on with it, it has this many lease terms for that. One that
-/// is heard of, but saves nothing and gives nothing back, has one,
-const RECALL_TERMS_MAX: u32 = 4;
+/// A client under revoke writes back what it holds; as long as it gets on with it, it has this many lease
+/// terms for that. One that is heard of, but saves nothing and gives nothing back, has one,
+const REVOKE_TERMS_MAX: u32 = 4;
 /// and so long at least: until a silent target is done without, and an operation has begun anew, nothing is saved either.
 const STUCK_MIN: Duration = Duration::from_secs(10);
 /// After a connection ended it is looked whether the client's process is gone.
-const BURY_AFTER: [Duration; 4] = [
+const END_DEAD_AFTER: [Duration; 4] = [
     Duration::from_millis(1),
     Duration::from_millis(20),
     Duration::from_millis(200),
@@ -164,7 +164,7 @@ impl Meta {
             Ok((Step::Done(body, _), _)) if R::EARLY => Outcome::Ready(CommitSeq(0), Ok(reply(body))),
             Ok((Step::Done(body, seq), _)) => Outcome::Ready(seq, Ok(reply(body))),
             Ok((Step::Wait(wait), conflicts)) => {
-                self.recall(conflicts);
+                self.revoke(conflicts);
                 let waiting = Waiting { leader: leader.clone(), parked };
                 Outcome::Waits(Box::pin(wait_and_retry(self.clone(), request, waiting, wait, call.deadline)))
             }
@@ -173,12 +173,12 @@ impl Meta {
         }
     }
 
-    pub(crate) fn recall(&self, conflicts: Vec<Conflict>) {
+    pub(crate) fn revoke(&self, conflicts: Vec<Conflict>) {
         for conflict in conflicts.into_iter().filter(|c| c.ask) {
-            if self.leader.lock().leases.begin_recall(conflict.session, conflict.ino) {
+            if self.leader.lock().leases.begin_revoke(conflict.session, conflict.ino) {
                 let leader = self.leader.clone();
-                leader.env.tasks.pass(points::RECALLING);
-                self.leader.env.tasks.spawn("lease recall", async move { recall(leader, conflict).await });
+                leader.env.tasks.crash_point(crash_points::REVOKING);
+                self.leader.env.tasks.spawn("lease revoke", async move { revoke(leader, conflict).await });
             }
         }
     }
@@ -232,9 +232,9 @@ impl Outcome {
 
 impl Outcome {
     /// An error of the store is this leader's end, not the caller's.
-    fn judged(self, leader: &Leader) -> Outcome {
+    fn mapped(self, leader: &Leader) -> Outcome {
         match self {
-            Outcome::Ready(seq, Err(e)) => Outcome::Ready(seq, Err(leader.judge(e))),
+            Outcome::Ready(seq, Err(e)) => Outcome::Ready(seq, Err(leader.map_error(e))),
             outcome => outcome,
         }
     }
@@ -290,7 +290,7 @@ async fn wait_and_retry<R: Operation>(
                 return Ok(reply(body));
             }
             Ok((Step::Wait(again), conflicts)) => {
-                meta.recall(conflicts);
+                meta.revoke(conflicts);
                 wait = again;
             }
             Err(e) => {
@@ -302,10 +302,10 @@ async fn wait_and_retry<R: Operation>(
 }
 
 fn too_late<R: Request>(leader: &Leader, parked: &[InodeId]) -> Error {
-    let unlisted =
-        parked.iter().find_map(|ino| leader.why_not_cloned(*ino).or_else(|| leader.why_unlisted(*ino)));
+    let not_enumerated =
+        parked.iter().find_map(|ino| leader.why_not_cloned(*ino).or_else(|| leader.why_not_enumerated(*ino)));
     let why = match parked.first() {
-        _ if unlisted.is_some() => unlisted.unwrap_or_default(),
+        _ if not_enumerated.is_some() => not_enumerated.unwrap_or_default(),
         Some(ino) => format!("another client has not given its lease on inode {ino} back yet"),
         None if leader.lock().grace_until.is_some() => {
             "clients of before the restart may still come back".to_owned()
@@ -316,19 +316,19 @@ fn too_late<R: Request>(leader: &Leader, parked: &[InodeId]) -> Error {
 }
 
 /// Asks a client to give a lease back, until it has or its session is over.
-async fn recall(leader: Arc<Leader>, conflict: Conflict) {
+async fn revoke(leader: Arc<Leader>, conflict: Conflict) {
     let pause = {
         let mut state = leader.lock();
-        // Without a lease it is the word to write through that is taken back, for one who reads.
+        // Without a lease it is the word to write directly that is taken back, for one who reads.
         let for_reader = conflict.keep == LeaseKind::Read
             || state.leases.held(conflict.session, conflict.ino) == LeaseKind::None;
         let now = leader.env.clock.now();
-        if for_reader { state.pause_before_look(conflict.ino, now) } else { Duration::ZERO }
+        if for_reader { state.pause_before_poll(conflict.ino, now) } else { Duration::ZERO }
     };
     leader.env.clock.sleep(pause).await;
-    let patience = leader.term() * RECALL_TERMS_MAX;
+    let patience = leader.term() * REVOKE_TERMS_MAX;
     let mut began = leader.env.clock.now();
-    let request = Recall { ino: conflict.ino, keep: conflict.keep };
+    let request = Revoke { ino: conflict.ino, keep: conflict.keep };
     loop {
         let (connection, moved) = {
             let mut state = leader.lock();
@@ -363,7 +363,7 @@ async fn recall(leader: Arc<Leader>, conflict: Conflict) {
                 Ok(_) => return given_back(&leader, conflict),
                 Err(e) if e.kind == ErrorKind::Unavailable || e.kind == ErrorKind::Deadline => {}
                 Err(e) => {
-                    tracing::warn!(session = %conflict.session, inode = %conflict.ino, "a recall failed: {e}");
+                    tracing::warn!(session = %conflict.session, inode = %conflict.ino, "a revoke failed: {e}");
                 }
             }
         }
@@ -372,7 +372,7 @@ async fn recall(leader: Arc<Leader>, conflict: Conflict) {
     }
 }
 
-/// A client under recall has not got on for a lease term.
+/// A client under revoke has not got on for a lease term.
 fn is_stuck(leader: &Leader, session: SessionId, began: Instant) -> bool {
     let got_on = leader.lock().got_on(session, began);
     got_on.is_some_and(|at| leader.env.clock.now().since(at) > leader.term().max(STUCK_MIN))
@@ -386,7 +386,7 @@ fn fence(leader: &Arc<Leader>, session: SessionId) {
     if let Some(client) = client {
         state.mistrust(&client, leader.env.clock.now());
     }
-    let ended = leader.end_session(&mut state, session, "it did not answer a recall");
+    let ended = leader.end_session(&mut state, session, "it did not answer a revoke");
     report(ended, leader);
 }
 
@@ -395,7 +395,7 @@ fn given_back(leader: &Leader, conflict: Conflict) {
     if let Some(session) = state.sessions.get_mut(&conflict.session) {
         session.progress = leader.env.clock.now();
     }
-    state.leases.end_recall(conflict.session, conflict.ino, conflict.keep);
+    state.leases.end_revoke(conflict.session, conflict.ino, conflict.keep);
     state.wake(conflict.ino);
 }
 
@@ -454,7 +454,7 @@ impl Meta {
             if !held.contains_key(&ino) {
                 state.leases.set_opens(r.session, ino, Opens::default());
                 state.leases.lower(r.session, ino, LeaseKind::None);
-                state.leases.end_turn(r.session, ino);
+                state.leases.release_append_token(r.session, ino);
                 state.wake(ino);
             }
         }
@@ -540,17 +540,17 @@ impl Meta {
         Ok(())
     }
 
-    fn reclaim_room(&self, r: &ReclaimRoom) -> Result<()> {
+    fn reclaim_reservations(&self, r: &ReclaimReservations) -> Result<()> {
         let mut state = self.leader.lock();
         state.session(r.session)?.heard = self.leader.env.clock.now();
-        r.held.iter().for_each(|room| state.rooms.set(room.volume, r.session, room.bytes));
+        r.held.iter().for_each(|held| state.quotas.set(held.volume, r.session, held.bytes));
         Ok(())
     }
 
-    fn end_turn(&self, r: &EndTurn) -> Result<()> {
+    fn release_append_token(&self, r: &ReleaseAppendToken) -> Result<()> {
         let mut state = self.leader.lock();
         state.session(r.session)?.heard = self.leader.env.clock.now();
-        if state.leases.end_turn(r.session, r.ino) {
+        if state.leases.release_append_token(r.session, r.ino) {
             state.wake(r.ino);
         }
         Ok(())
@@ -595,11 +595,12 @@ impl Leader {
             return Ok(false);
         }
         state.leases.set_opens(session, lease.ino, Opens { read: lease.open_read, write: lease.open_write });
-        // Of before the restart, or it has it already: a turn that was lost is not found again.
-        let turn = lease.turn && (!known || state.leases.has_turn(session, lease.ino));
-        if turn {
-            state.leases.give_turn(session, lease.ino);
-        } else if state.leases.end_turn(session, lease.ino) {
+        // Of before the restart, or it has it already: a token that was lost is not found again.
+        let append_token =
+            lease.append_token && (!known || state.leases.has_append_token(session, lease.ino));
+        if append_token {
+            state.leases.grant_append_token(session, lease.ino);
+        } else if state.leases.release_append_token(session, lease.ino) {
             state.wake(lease.ino);
         }
         if inode.as_ref().is_some_and(|i| i.nlink == 0) {
@@ -674,15 +675,15 @@ impl Service for Meta {
         }
         drop(state);
         let leader = self.leader.clone();
-        self.leader.env.tasks.spawn("bury the dead", async move { bury_soon(leader).await });
+        self.leader.env.tasks.spawn("bury the dead", async move { end_dead_sessions_soon(leader).await });
     }
 }
 
 /// A process that was killed is gone a moment after its connections.
-async fn bury_soon(leader: Arc<Leader>) {
-    for pause in BURY_AFTER {
+async fn end_dead_sessions_soon(leader: Arc<Leader>) {
+    for pause in END_DEAD_AFTER {
         leader.env.clock.sleep(pause).await;
-        let left = leader.bury(&mut leader.lock());
+        let left = leader.end_dead_sessions(&mut leader.lock());
         match left {
             Ok(true) => {}
             Ok(false) => return,
@@ -709,7 +710,7 @@ impl Meta {
             ReadDir::METHOD => self.operate::<ReadDir>(call),
             ReadInline::METHOD => self.operate::<ReadInline>(call),
             AcquireLease::METHOD => self.operate::<AcquireLease>(call),
-            TakeTurn::METHOD => self.operate::<TakeTurn>(call),
+            TakeAppendToken::METHOD => self.operate::<TakeAppendToken>(call),
             SetAttr::METHOD => self.operate::<SetAttr>(call),
             Mkdir::METHOD => self.operate::<Mkdir>(call),
             Rmdir::METHOD => self.operate::<Rmdir>(call),
@@ -725,7 +726,7 @@ impl Meta {
             GetUsage::METHOD => self.operate::<GetUsage>(call),
             StatFs::METHOD => self.operate::<StatFs>(call),
             Recovered::METHOD => self.operate::<Recovered>(call),
-            LeaveDoubt::METHOD => self.operate::<LeaveDoubt>(call),
+            LeaveInDoubt::METHOD => self.operate::<LeaveInDoubt>(call),
             CreateNameless::METHOD => self.operate::<CreateNameless>(call),
             NoteAccess::METHOD => self.operate::<NoteAccess>(call),
             _ => self.handle_volume(call),
@@ -742,8 +743,10 @@ impl Meta {
             VolumeDelete::METHOD => self.operate::<VolumeDelete>(call),
             VolumeClone::METHOD => self.operate::<VolumeClone>(call),
             ScanInodes::METHOD => self.operate::<ScanInodes>(call),
-            TakeRoom::METHOD => self.operate::<TakeRoom>(call),
-            ReclaimRoom::METHOD => Outcome::now(call.decode().and_then(|r| self.reclaim_room(&r))),
+            ReserveQuota::METHOD => self.operate::<ReserveQuota>(call),
+            ReclaimReservations::METHOD => {
+                Outcome::now(call.decode().and_then(|r| self.reclaim_reservations(&r)))
+            }
             _ => self.dispatch_relation(call),
         }
     }
@@ -753,18 +756,18 @@ impl Meta {
         match call.method {
             WhereAtHome::METHOD => self.operate::<WhereAtHome>(call),
             RelationAdd::METHOD => self.operate::<RelationAdd>(call),
-            TellListing::METHOD => self.operate::<TellListing>(call),
-            TellAgain::METHOD => self.operate::<TellAgain>(call),
+            ReportListing::METHOD => self.operate::<ReportListing>(call),
+            ReportRelisting::METHOD => self.operate::<ReportRelisting>(call),
             RelationDo::METHOD => self.operate::<RelationDo>(call),
             RelationResolve::METHOD => self.operate::<RelationResolve>(call),
             RelationSuspect::METHOD => self.operate::<RelationSuspect>(call),
             AckChanges::METHOD => self.operate::<AckChanges>(call),
             DropCursor::METHOD => self.operate::<DropCursor>(call),
             RelationList::METHOD => Outcome::plain(call.decode().and_then(|r| leader.relation_list(&r))),
-            WorkDone::METHOD => {
-                Outcome::committed(call.decode().and_then(|r| leader.work_done(&r)).map(|seq| ((), seq)))
+            CompleteWork::METHOD => {
+                Outcome::committed(call.decode().and_then(|r| leader.complete_work(&r)).map(|seq| ((), seq)))
             }
-            TakeWork::METHOD => waits(call.decode(), |r| leader.take_work(r)),
+            LeaseWork::METHOD => waits(call.decode(), |r| leader.lease_work(r)),
             ReadChanges::METHOD => waits(call.decode(), |r| leader.read_changes(r)),
             _ => self.handle_evicted(call),
         }
@@ -790,12 +793,12 @@ impl Meta {
             SnapshotTake::METHOD => self.take_snapshot(call.decode(), call.deadline),
             SnapshotDelete::METHOD => self.operate::<SnapshotDelete>(call),
             SnapshotList::METHOD => self.operate::<SnapshotList>(call),
-            PastLookup::METHOD => self.operate::<PastLookup>(call),
-            PastAttr::METHOD => self.operate::<PastAttr>(call),
-            PastList::METHOD => self.operate::<PastList>(call),
-            PastGetXattr::METHOD => self.operate::<PastGetXattr>(call),
-            PastListXattr::METHOD => self.operate::<PastListXattr>(call),
-            PastOpen::METHOD => self.operate::<PastOpen>(call),
+            SnapshotLookup::METHOD => self.operate::<SnapshotLookup>(call),
+            SnapshotGetAttr::METHOD => self.operate::<SnapshotGetAttr>(call),
+            SnapshotReadDir::METHOD => self.operate::<SnapshotReadDir>(call),
+            SnapshotGetXattr::METHOD => self.operate::<SnapshotGetXattr>(call),
+            SnapshotListXattr::METHOD => self.operate::<SnapshotListXattr>(call),
+            SnapshotOpen::METHOD => self.operate::<SnapshotOpen>(call),
             LayersOf::METHOD => self.operate::<LayersOf>(call),
             TakeLayers::METHOD => self.operate::<TakeLayers>(call),
             LayerCopied::METHOD => self.operate::<LayerCopied>(call),
@@ -804,7 +807,7 @@ impl Meta {
     }
 
     fn handle_session(&self, call: &Call) -> Outcome {
-        self.session_call(call).judged(&self.leader)
+        self.session_call(call).mapped(&self.leader)
     }
 
     fn session_call(&self, call: &Call) -> Outcome {
@@ -813,7 +816,9 @@ impl Meta {
             NoteMap::METHOD => self.note_map(call),
             KeepAlive::METHOD => Outcome::now(call.decode().and_then(|r| self.keep_alive(&r, on))),
             ReleaseLease::METHOD => Outcome::now(call.decode().and_then(|r| self.release(&r))),
-            EndTurn::METHOD => Outcome::now(call.decode().and_then(|r| self.end_turn(&r))),
+            ReleaseAppendToken::METHOD => {
+                Outcome::now(call.decode().and_then(|r| self.release_append_token(&r)))
+            }
             SessionOpen::METHOD => Outcome::committed(call.decode().and_then(|r| self.session_open(&r, on))),
             SessionResume::METHOD => {
                 Outcome::committed(call.decode().and_then(|r| self.session_resume(&r, on)))

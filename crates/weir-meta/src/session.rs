@@ -26,7 +26,7 @@ pub struct Session {
     /// Of the client, as it told; empty: not told.
     pub process: String,
     pub heard: Instant,
-    /// Bytes that it has saved, as it said last, and when that became more, or it answered a recall.
+    /// Bytes that it has saved, as it said last, and when that became more, or it answered a revoke.
     pub saved: u64,
     pub progress: Instant,
     pub connection: Option<Connection>,

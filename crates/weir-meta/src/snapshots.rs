@@ -14,7 +14,7 @@ use weir_rpc::{Payload, Reply};
 /// No client's.
 const NOBODY: SessionId = SessionId(0);
 /// Who was asked for a lease and does not give it loses its session in time: then it is looked again.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 impl Meta {
     pub(crate) fn take_snapshot(
@@ -25,7 +25,7 @@ impl Meta {
         let meta = self.clone();
         match request {
             Ok(r) => Outcome::Waits(Box::pin(async move {
-                meta.take_snapshot_now(r, deadline).await.map_err(|e| meta.leader().judge(e))
+                meta.take_snapshot_now(r, deadline).await.map_err(|e| meta.leader().map_error(e))
             })),
             Err(e) => Outcome::refused(e),
         }
@@ -58,13 +58,13 @@ impl Meta {
                 }
             };
             let waits_for = conflicts.first().map(|c| c.ino);
-            self.recall(conflicts);
+            self.revoke(conflicts);
             if leader.env.clock.now() >= deadline {
                 return Err(too_late(waits_for));
             }
             match wait {
-                Some(wait) => drop(leader.env.clock.timeout(LOOK_AGAIN, wait).await), // looks again either way
-                None => leader.env.clock.sleep(LOOK_AGAIN).await,
+                Some(wait) => drop(leader.env.clock.timeout(RETRY_PAUSE, wait).await), // looks again either way
+                None => leader.env.clock.sleep(RETRY_PAUSE).await,
             }
         }
     }
@@ -87,7 +87,7 @@ impl Meta {
             };
             // What is not durable is not much, and who waits for the journal comes in between.
             if let Err(e) = step.and(leader.durable(newest).await)
-                && let Err(e) = leader.stand(e, "remove a snapshot").await
+                && let Err(e) = leader.retry_job(e, "remove a snapshot").await
             {
                 return e;
             }

@@ -3,10 +3,10 @@
 //! Invariant: a garbage record goes only after every live target of the file's groups has dropped the cells and remembers
 //! that they are gone. To tell a target twice does no harm.
 
+use crate::crash_points;
 use crate::executor::Leader;
 use crate::keys;
-use crate::points;
-use crate::record::{Garbage, Record, StripeCut};
+use crate::record::{Garbage, Record, StripeTruncation};
 use std::sync::Arc;
 use std::time::Duration;
 use weir_env::BoxFuture;
@@ -29,7 +29,7 @@ pub trait Purge: Send + Sync + 'static {
         file: FileId,
         first_pg: PgId,
         pg_count: u32,
-        cut: StripeCut,
+        truncation: StripeTruncation,
     ) -> BoxFuture<'static, Result<()>>;
 }
 
@@ -37,7 +37,13 @@ pub trait Purge: Send + Sync + 'static {
 pub struct NoTargets;
 
 impl Purge for NoTargets {
-    fn drop_stripes(&self, _: FileId, _: PgId, _: u32, _: StripeCut) -> BoxFuture<'static, Result<()>> {
+    fn drop_stripes(
+        &self,
+        _: FileId,
+        _: PgId,
+        _: u32,
+        _: StripeTruncation,
+    ) -> BoxFuture<'static, Result<()>> {
         Box::pin(std::future::ready(Ok(())))
     }
 }
@@ -59,7 +65,7 @@ pub(crate) async fn run(leader: Arc<Leader>) -> Error {
                 leader.env.clock.sleep(RETRY_AFTER).await;
             }
             Err(e) => {
-                if let Err(e) = leader.stand(e, "sweep deleted files").await {
+                if let Err(e) = leader.retry_job(e, "sweep deleted files").await {
                     return e;
                 }
             }
@@ -107,7 +113,7 @@ async fn sweep_some(leader: &Arc<Leader>, items: &[Item]) -> Result<Option<Error
             Err(_) => failure = Some(Error::unavailable("the drop of a file was abandoned")),
         }
     }
-    leader.env.tasks.pass(points::SWEPT);
+    leader.env.tasks.crash_point(crash_points::SWEPT);
     leader.kv.transact(&mut |txn| {
         done.iter().for_each(|key| txn.delete(key));
         Ok(())
@@ -118,8 +124,8 @@ async fn sweep_some(leader: &Arc<Leader>, items: &[Item]) -> Result<Option<Error
 fn spawn_drop(leader: &Arc<Leader>, item: &Item) -> tokio::sync::oneshot::Receiver<Result<()>> {
     let (tx, rx) = tokio::sync::oneshot::channel();
     let file = FileId { namespace: leader.config.namespace, inode: item.ino };
-    let Garbage { first_pg, pg_count, cut } = item.garbage;
-    let drop_stripes = leader.config.purge.drop_stripes(file, first_pg, pg_count, cut);
+    let Garbage { first_pg, pg_count, truncation } = item.garbage;
+    let drop_stripes = leader.config.purge.drop_stripes(file, first_pg, pg_count, truncation);
     let leader_too = leader.clone();
     leader.env.tasks.spawn("drop file", async move {
         let dropped = drop_stripes.await;

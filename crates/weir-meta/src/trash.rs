@@ -15,9 +15,9 @@ use weir_kv::Read;
 use weir_proto::meta::Usage;
 use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId};
 
-/// Between looks, unless somebody waits for room.
-const LOOK: Duration = Duration::from_secs(5);
-/// Those who wait for room have their turn between steps.
+/// Between looks, unless somebody waits for space.
+const POLL: Duration = Duration::from_secs(5);
+/// Those who wait for space have their turn between steps.
 const STEP_PAUSE: Duration = Duration::from_millis(2);
 /// Trash has no place on targets that are fuller than this, in hundredths.
 const FULL_PERCENT: u128 = 90;
@@ -31,9 +31,9 @@ impl Meta {
     /// Empties for ever; returns only the error after which the node must stop.
     pub(crate) async fn empty_trash(&self) -> Error {
         let (leader, mut dropping) = (self.leader().clone(), Dropping::new());
-        let full = leader.lock().rooms.full.clone();
+        let full = leader.lock().quotas.full.clone();
         loop {
-            let over = leader.env.clock.sleep(LOOK);
+            let over = leader.env.clock.sleep(POLL);
             tokio::select! {
                 biased;
                 () = full.notified() => {}
@@ -81,7 +81,7 @@ impl Meta {
 
     fn is_over(&self, volume: VolumeId, part: &TrashRecord) -> bool {
         let state = self.leader().lock();
-        let trash_s = state.rooms.keepings().get(&volume).map_or(0, |keeping| keeping.trash_s);
+        let trash_s = state.quotas.retentions().get(&volume).map_or(0, |retention| retention.trash_s);
         trash::is_over(part, trash_s, self.leader().wall())
     }
 
@@ -111,15 +111,15 @@ impl Meta {
         Ok(answer)
     }
 
-    /// Room that clients lack in volumes with limits.
+    /// Reservations that clients lack in volumes with limits.
     async fn make_room(&self) -> Result<()> {
-        let goals = self.leader().lock().rooms.take_goals(self.leader().wall());
+        let goals = self.leader().lock().quotas.take_goals(self.leader().wall());
         for (volume, goal) in goals {
             while self.used(volume)?.bytes > goal && self.empty_one(volume).await? {}
         }
         for volume in self.awaited()? {
             let is_full = |state: &State, used: &Usage| {
-                state.rooms.check_inodes(volume, used, self.leader().wall()).is_err()
+                state.quotas.check_inodes(volume, used, self.leader().wall()).is_err()
             };
             loop {
                 let used = self.used(volume)?;
@@ -147,8 +147,8 @@ impl Meta {
     fn awaited(&self) -> Result<Vec<VolumeId>> {
         let volumes: Vec<VolumeId> = {
             let state = self.leader().lock();
-            let limited = |volume: &&VolumeId| state.rooms.is_limited(**volume);
-            state.rooms.keepings().keys().filter(limited).copied().collect()
+            let limited = |volume: &&VolumeId| state.quotas.is_limited(**volume);
+            state.quotas.retentions().keys().filter(limited).copied().collect()
         };
         let mut roots: Vec<(VolumeId, Option<InodeId>)> = Vec::new();
         self.leader().kv.read(&mut |read| {

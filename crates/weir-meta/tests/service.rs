@@ -1,13 +1,13 @@
 //! What the service promises to several clients, across lost replies, deaf clients and restarts.
 mod common;
-#[path = "service/keeping.rs"]
-mod keeping;
 #[path = "service/recall.rs"]
 mod recall;
 #[path = "service/relation_ends.rs"]
 mod relation_ends;
 #[path = "service/relations.rs"]
 mod relations;
+#[path = "service/retention.rs"]
+mod retention;
 
 use common::*;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use weir_proto::meta::*;
 use weir_proto::{ErrorKind, NameRule, Request};
 
 #[test]
-fn a_change_is_seen_by_others_at_once_and_their_caches_are_recalled() {
+fn a_change_is_seen_at_once_and_other_caches_are_revoked() {
     simulate(1, async |world| {
         let _meta = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
         let absent = b.lookup(ROOT, "f").await.unwrap();
         assert_eq!((absent.entry, absent.parent_lease.kind), (None, LeaseKind::Read));
         let made = a.create(ROOT, "f").await.unwrap();
-        assert_eq!(b.recalled(), [(ROOT, LeaseKind::None)]);
+        assert_eq!(b.revoked(), [(ROOT, LeaseKind::None)]);
         assert_eq!(
             (made.created, made.entry.lease.kind, made.entry.lease.token_epoch),
             (true, LeaseKind::Write, 1)
@@ -31,10 +31,10 @@ fn a_change_is_seen_by_others_at_once_and_their_caches_are_recalled() {
         // The writer's attributes are the writer's: it is lowered to Read before anybody is told.
         let seen = b.lookup(ROOT, "f").await.unwrap().entry.unwrap();
         assert_eq!((seen.attr.ino, seen.lease.kind), (ino, LeaseKind::Read));
-        assert_eq!(a.recalled(), [(ino, LeaseKind::Read)]);
+        assert_eq!(a.revoked(), [(ino, LeaseKind::Read)]);
         // An own change keeps the own lease.
         a.create(ROOT, "g").await.unwrap();
-        assert_eq!(a.recalled().len(), 1);
+        assert_eq!(a.revoked().len(), 1);
         // A listing does not wait for writers; it leaves their attributes out.
         let list = ReadDir { session: b.session, dir: ROOT, after: 0, limit: 100, with_attrs: true };
         let listing = b.call(&list).await.unwrap();
@@ -45,7 +45,7 @@ fn a_change_is_seen_by_others_at_once_and_their_caches_are_recalled() {
 
 /// A number that no map has would keep everybody from reading.
 #[test]
-fn a_cluster_map_that_the_leader_does_not_know_is_not_asked_of_readers() {
+fn readers_need_no_cluster_map_that_the_leader_lacks() {
     simulate(3, async |world| {
         let _meta = start(&world).await;
         let a = Client::start(&world, "a").await;
@@ -67,12 +67,12 @@ fn a_shared_file_has_no_leases_until_one_is_left() {
         let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
         let opened = b.open(ino, true, true).await.unwrap().entry.lease;
         assert_eq!((opened.kind, opened.token_epoch), (LeaseKind::None, 2));
-        assert_eq!(a.recalled(), [(ino, LeaseKind::None)]);
+        assert_eq!(a.revoked(), [(ino, LeaseKind::None)]);
         assert_eq!(a.acquire(ino, LeaseKind::Write).await.unwrap().lease.kind, LeaseKind::None);
         // Both write through and commit, with whatever epoch they had last.
         a.commit(ino, 1, 10, false).await.unwrap();
         assert_eq!(b.commit(ino, 2, 5, false).await.unwrap().attr.size, 10, "a commit makes nothing shorter");
-        // But not over a cut: what was past the size then does not count.
+        // But not over a truncation: what was past the size then does not count.
         let cut = AcquireLease { session: b.session, ino, kind: LeaseKind::Write, renew: true };
         let renewed = b.call(&cut).await.unwrap();
         assert_eq!((renewed.attr.size, renewed.lease.kind), (10, LeaseKind::None));
@@ -88,7 +88,7 @@ fn a_shared_file_has_no_leases_until_one_is_left() {
 }
 
 #[test]
-fn who_opens_a_file_that_is_shared_then_has_no_lease_from_before() {
+fn a_reopened_shared_file_has_no_earlier_lease() {
     simulate(20, async |world| {
         let _meta = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -96,12 +96,12 @@ fn who_opens_a_file_that_is_shared_then_has_no_lease_from_before() {
         // A look is under a lease; what is opened after it must not be read through pages.
         assert_eq!(b.lookup(ROOT, "f").await.unwrap().entry.unwrap().lease.kind, LeaseKind::Read);
         assert_eq!(b.open(ino, true, false).await.unwrap().entry.lease.kind, LeaseKind::None);
-        assert_eq!(b.recalled(), [(ino, LeaseKind::None)]);
+        assert_eq!(b.revoked(), [(ino, LeaseKind::None)]);
         assert_eq!(b.lookup(ROOT, "f").await.unwrap().entry.unwrap().lease.kind, LeaseKind::None);
         // Who reads through pages all the same asks for a lease, and has it until somebody writes.
         assert_eq!(b.acquire(ino, LeaseKind::Read).await.unwrap().lease.kind, LeaseKind::Read);
         assert_eq!(a.acquire(ino, LeaseKind::Write).await.unwrap().lease.kind, LeaseKind::None);
-        assert_eq!(b.recalled(), [(ino, LeaseKind::None); 2]);
+        assert_eq!(b.revoked(), [(ino, LeaseKind::None); 2]);
         b.close(ino, false).await.unwrap();
         a.close(ino, true).await.unwrap();
         // Opened by nobody else, or only read: it stays.
@@ -110,8 +110,8 @@ fn who_opens_a_file_that_is_shared_then_has_no_lease_from_before() {
         assert_eq!(b.open(ino, true, false).await.unwrap().entry.lease.kind, LeaseKind::Read);
         // Two readers, and one of them begins to write.
         assert_eq!(a.open(ino, false, true).await.unwrap().entry.lease.kind, LeaseKind::None);
-        assert_eq!(b.recalled().len(), 3);
-        assert_eq!(a.recalled().last(), Some(&(ino, LeaseKind::None)));
+        assert_eq!(b.revoked().len(), 3);
+        assert_eq!(a.revoked().last(), Some(&(ino, LeaseKind::None)));
     });
 }
 
@@ -128,7 +128,7 @@ fn nobody_else_waits_behind_a_parked_operation() {
         let parked = b.create(dir, "x");
         let others = async {
             b.create(own, "y").await.unwrap();
-            // The holder under recall goes on, and gets no lease on the inode that is waited for.
+            // The holder under revoke goes on, and gets no lease on the inode that is waited for.
             let z = a.create(dir, "z").await.unwrap();
             assert_eq!(z.parent_lease.kind, LeaseKind::None);
             world.now().since(begun)
@@ -282,16 +282,16 @@ fn after_a_restart_leases_are_taken_up_and_others_wait() {
         made.unwrap();
         let waited = world.now().since(begun);
         assert!(waited >= Duration::from_millis(1000) && waited < Duration::from_millis(1100), "{waited:?}");
-        // Both still hold what they held: a look recalls.
+        // Both still hold what they held: a getattr revokes.
         assert_eq!(b.getattr(file.attr.ino).await.unwrap().lease.kind, LeaseKind::Read);
-        assert_eq!(a.recalled().last(), Some(&(file.attr.ino, LeaseKind::Read)));
+        assert_eq!(a.revoked().last(), Some(&(file.attr.ino, LeaseKind::Read)));
         a.commit(file.attr.ino, 1, 5, true).await.unwrap();
     });
 }
 
 /// It writes into its buffers, although others have the file open: they ask before they write past it.
 #[test]
-fn who_has_recovered_a_file_that_others_have_open_keeps_it_over_a_restart() {
+fn a_recovered_file_that_others_have_open_survives_a_restart() {
     simulate(9, async |world| {
         let node = start(&world).await;
         let (mut a, mut b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -312,12 +312,12 @@ fn who_has_recovered_a_file_that_others_have_open_keeps_it_over_a_restart() {
         a.reconnect("a").await;
         assert_eq!(a.resume(vec![held(&recovered, LeaseKind::Write, 1, 1)]).await.unwrap().lost, []);
         assert_eq!(b.acquire(ino, LeaseKind::Write).await.unwrap().lease.kind, LeaseKind::None);
-        assert_eq!(a.recalled().last(), Some(&(ino, LeaseKind::None)), "b asks before it writes past it");
+        assert_eq!(a.revoked().last(), Some(&(ino, LeaseKind::None)), "b asks before it writes past it");
     });
 }
 
 #[test]
-fn a_session_that_does_not_come_back_after_a_restart_leaves_its_files_to_be_recovered() {
+fn files_of_a_session_lost_in_a_restart_are_recovered() {
     simulate(8, async |world| {
         let node = start(&world).await;
         let (mut a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -337,7 +337,7 @@ fn a_session_that_does_not_come_back_after_a_restart_leaves_its_files_to_be_reco
 }
 
 #[test]
-fn what_somebody_wrote_beside_the_last_writer_is_recovered_after_its_death() {
+fn a_second_writers_bytes_are_recovered_after_its_death() {
     for (seed, restarts) in [(23, false), (24, true)] {
         simulate(seed, async |world| {
             let mut node = start(&world).await;
@@ -358,7 +358,7 @@ fn what_somebody_wrote_beside_the_last_writer_is_recovered_after_its_death() {
                     token_epoch: 2,
                     open_read: 1,
                     open_write: 1,
-                    turn: false,
+                    append_token: false,
                 };
                 b.resume(vec![held(ino), held(own)]).await.unwrap();
             } else {
@@ -382,9 +382,9 @@ fn what_somebody_wrote_beside_the_last_writer_is_recovered_after_its_death() {
     }
 }
 
-/// It has bytes past the size that it has not told of yet: to recover them would be to cut them.
+/// It has bytes past the size that it has not told of yet: to recover them would be to truncate them.
 #[test]
-fn who_writes_alone_recovers_nothing_when_others_die_that_wrote_before() {
+fn a_sole_writer_recovers_nothing_when_earlier_writers_die() {
     simulate(25, async |world| {
         let _node = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -404,7 +404,7 @@ fn who_writes_alone_recovers_nothing_when_others_die_that_wrote_before() {
 }
 
 #[test]
-fn the_session_of_a_process_that_is_gone_for_certain_ends_at_once() {
+fn the_session_of_a_dead_local_process_ends_at_once() {
     simulate(18, async |world| {
         let node = start(&world).await;
         let (mut a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -433,7 +433,7 @@ fn the_session_of_a_process_that_is_gone_for_certain_ends_at_once() {
 }
 
 #[test]
-fn an_expired_session_closes_its_nameless_files_and_the_targets_are_swept() {
+fn an_expired_session_closes_nameless_files_targets_are_swept() {
     simulate(9, async |world| {
         let node = start(&world).await;
         *node.targets.away.lock().unwrap() = true;
@@ -499,7 +499,7 @@ fn a_file_without_a_name_goes_with_its_session() {
 }
 
 #[test]
-fn a_broken_connection_keeps_the_session_and_a_recall_finds_it_again() {
+fn a_broken_connection_keeps_the_session_for_a_revoke() {
     simulate(10, async |world| {
         let _meta = start(&world).await;
         let (mut a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -514,13 +514,13 @@ fn a_broken_connection_keeps_the_session_and_a_recall_finds_it_again() {
         };
         let (look, ()) = tokio::join!(look, back);
         assert_eq!(look.unwrap().lease.kind, LeaseKind::Read);
-        assert_eq!(a.recalled(), [(file.attr.ino, LeaseKind::Read)]);
+        assert_eq!(a.revoked(), [(file.attr.ino, LeaseKind::Read)]);
         a.commit(file.attr.ino, 1, 5, true).await.unwrap();
     });
 }
 
 #[test]
-fn clients_that_change_a_directory_by_turns_are_not_recalled_each_time() {
+fn alternating_clients_of_a_directory_are_not_revoked_each_time() {
     simulate(13, async |world| {
         let _meta = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -528,7 +528,7 @@ fn clients_that_change_a_directory_by_turns_are_not_recalled_each_time() {
             a.create(ROOT, &format!("a{i}")).await.unwrap();
             b.create(ROOT, &format!("b{i}")).await.unwrap();
         }
-        assert!(a.recalled().len() + b.recalled().len() <= 4, "{:?} {:?}", a.recalled(), b.recalled());
+        assert!(a.revoked().len() + b.revoked().len() <= 4, "{:?} {:?}", a.revoked(), b.revoked());
         // Alone again, the directory is leased again.
         world.sleep(Duration::from_millis(100)).await;
         assert_eq!(a.lookup(ROOT, "a0").await.unwrap().parent_lease.kind, LeaseKind::Read);
@@ -546,7 +546,7 @@ fn closing_a_session_gives_everything_back() {
         assert_eq!(a.getattr(ino).await.unwrap_err().kind, ErrorKind::Stale);
         let entry = b.open(ino, false, true).await.unwrap().entry;
         assert_eq!((entry.lease.kind, entry.lease.recover), (LeaseKind::Write, false));
-        assert!(a.recalled().is_empty());
+        assert!(a.revoked().is_empty());
         assert_eq!(node.meta.counts().0, 1);
     });
 }
@@ -609,17 +609,17 @@ fn the_same_seed_gives_the_same_run() {
 }
 
 #[test]
-fn the_turn_at_a_shared_file_is_one_clients_and_ends_with_it() {
+fn the_append_token_is_one_clients_and_ends_with_it() {
     simulate(31, async |world| {
         let _meta = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
         let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
         b.open(ino, true, true).await.unwrap();
-        let turn = |c: &Client| TakeTurn { session: c.session, ino };
-        assert_eq!(a.call(&turn(&a)).await.unwrap().entry.attr.size, 0);
-        assert_eq!(a.call(&turn(&a)).await.unwrap().entry.attr.size, 0, "a retry gets it again");
-        // Nobody else appends or cuts, and b's wait ends with the commit that ends the turn.
-        let in_turn = |c: &Client, size| Commit {
+        let append_token = |c: &Client| TakeAppendToken { session: c.session, ino };
+        assert_eq!(a.call(&append_token(&a)).await.unwrap().entry.attr.size, 0);
+        assert_eq!(a.call(&append_token(&a)).await.unwrap().entry.attr.size, 0, "a retry gets it again");
+        // Nobody else appends or truncates, and b's wait ends with the commit that releases the token.
+        let with_token = |c: &Client, size| Commit {
             op: c.op(),
             ino,
             token_epoch: 1,
@@ -631,32 +631,33 @@ fn the_turn_at_a_shared_file_is_one_clients_and_ends_with_it() {
             clean: false,
             close_writes: 0,
             data_end: size,
-            turn: true,
+            append_token: true,
             changed: Vec::new(),
         };
         let begun = world.now();
-        let ask = turn(&b);
+        let ask = append_token(&b);
         let (next, ()) = tokio::join!(b.call(&ask), async {
             world.sleep(Duration::from_millis(300)).await;
-            a.call(&in_turn(&a, 10)).await.unwrap();
+            a.call(&with_token(&a, 10)).await.unwrap();
         });
         assert_eq!(next.unwrap().entry.attr.size, 10);
         let waited = world.now().since(begun);
         assert!(waited >= Duration::from_millis(300) && waited < Duration::from_millis(400), "{waited:?}");
-        assert_eq!(a.call(&in_turn(&a, 20)).await.unwrap_err().kind, ErrorKind::Stale, "a has it no more");
-        // b dies in its turn.
+        assert_eq!(a.call(&with_token(&a, 20)).await.unwrap_err().kind, ErrorKind::Stale, "a has it no more");
+        // b dies with the token.
         world.kill("b");
         let begun = world.now();
-        assert_eq!(a.call(&turn(&a)).await.unwrap().entry.attr.size, 10);
+        assert_eq!(a.call(&append_token(&a)).await.unwrap().entry.attr.size, 10);
         assert!(world.now().since(begun) <= Duration::from_millis(u64::from(LEASE_MS) * 2));
-        a.call(&EndTurn { session: a.session, ino }).await.unwrap();
-        a.call(&EndTurn { session: a.session, ino }).await.unwrap();
+        a.call(&ReleaseAppendToken { session: a.session, ino }).await.unwrap();
+        a.call(&ReleaseAppendToken { session: a.session, ino }).await.unwrap();
     });
 }
 
-/// Who cuts a file by its name has it not open; another that writes it takes the right to write while the turn lasts.
+/// Who truncates a file by its name has it not open; another that writes it takes the right to write while
+/// the token lasts.
 #[test]
-fn a_turn_is_a_right_to_commit_whoever_takes_the_right_to_write_meanwhile() {
+fn an_append_token_allows_a_commit_whoever_gets_the_lease() {
     simulate(34, async |world| {
         let _meta = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -664,10 +665,10 @@ fn a_turn_is_a_right_to_commit_whoever_takes_the_right_to_write_meanwhile() {
         let write =
             |c: &Client| AcquireLease { session: c.session, ino, kind: LeaseKind::Write, renew: false };
         let token_epoch = a.call(&write(&a)).await.unwrap().lease.token_epoch;
-        a.call(&TakeTurn { session: a.session, ino }).await.unwrap();
+        a.call(&TakeAppendToken { session: a.session, ino }).await.unwrap();
         let newer = b.call(&write(&b)).await.unwrap().lease.token_epoch;
         assert!(newer > token_epoch, "{newer}");
-        let commit = |turn| Commit {
+        let commit = |append_token| Commit {
             op: a.op(),
             ino,
             token_epoch,
@@ -679,17 +680,17 @@ fn a_turn_is_a_right_to_commit_whoever_takes_the_right_to_write_meanwhile() {
             clean: false,
             close_writes: 0,
             data_end: 0,
-            turn,
+            append_token,
             changed: Vec::new(),
         };
         assert_eq!(a.call(&commit(false)).await.unwrap_err().kind, ErrorKind::Stale);
         a.call(&commit(true)).await.unwrap();
-        assert_eq!(a.call(&commit(true)).await.unwrap_err().kind, ErrorKind::Stale, "the turn has ended");
+        assert_eq!(a.call(&commit(true)).await.unwrap_err().kind, ErrorKind::Stale, "the token was released");
     });
 }
 
 #[test]
-fn locks_are_named_again_after_a_restart_before_anybody_gets_one() {
+fn locks_are_reclaimed_after_a_restart_before_new_ones() {
     use weir_proto::lock::*;
     simulate(30, async |world| {
         let meta = start(&world).await;

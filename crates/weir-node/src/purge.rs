@@ -3,7 +3,7 @@ use bytes::Bytes;
 use std::time::Duration;
 use weir_coord::Cluster;
 use weir_env::BoxFuture;
-use weir_meta::StripeCut;
+use weir_meta::StripeTruncation;
 use weir_proto::data::DropFile;
 use weir_proto::{FileId, PgId, Request, Result, TargetId};
 
@@ -32,13 +32,14 @@ impl weir_meta::Purge for ClusterPurge {
         file: FileId,
         first_pg: PgId,
         pg_count: u32,
-        cut: StripeCut,
+        truncation: StripeTruncation,
     ) -> BoxFuture<'static, Result<()>> {
-        let StripeCut { from_stripe, to_stripe, token_epoch: fence } = cut;
+        let StripeTruncation { from_stripe, to_stripe, token_epoch: fence } = truncation;
         let cluster = self.0.clone();
         Box::pin(async move {
-            let told = cluster.map().told_of_cuts(|g| g.0 >= first_pg.0 && g.0 - first_pg.0 < pg_count)?;
-            let calls = told.into_iter().map(|(target, epochs)| {
+            let targets =
+                cluster.map().members_to_truncate(|g| g.0 >= first_pg.0 && g.0 - first_pg.0 < pg_count)?;
+            let calls = targets.into_iter().map(|(target, epochs)| {
                 let drop = DropFile { target, file, from_stripe, to_stripe, fence, epochs };
                 call(&cluster, target, drop, Vec::new(), DROP_PATIENCE)
             });

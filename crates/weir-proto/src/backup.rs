@@ -11,15 +11,15 @@ pub const BACKUP_EVERY_S_MIN: u32 = 60;
 
 message!(
     /// What is kept: the newest of each of so many days, weeks and months that have one.
-    Keep { days: u32, weeks: u32, months: u32 }
+    BackupRetention { days: u32, weeks: u32, months: u32 }
 );
-impl Copy for Keep {}
-impl Default for Keep {
-    fn default() -> Keep {
-        Keep { days: 7, weeks: 4, months: 6 }
+impl Copy for BackupRetention {}
+impl Default for BackupRetention {
+    fn default() -> BackupRetention {
+        BackupRetention { days: 7, weeks: 4, months: 6 }
     }
 }
-impl Keep {
+impl BackupRetention {
     /// To keep nothing is to make no backups.
     pub fn check(&self) -> Result<()> {
         match u64::from(self.days) + u64::from(self.weeks) + u64::from(self.months) {
@@ -40,7 +40,7 @@ message!(
         by: u32,
         /// Seconds from the beginning of one to that of the next; 0: only when it is asked for.
         every_s: u32,
-        keep: Keep,
+        keep: BackupRetention,
         /// Since when it is scheduled so.
         since: Time,
         /// Somebody makes one.
@@ -73,7 +73,7 @@ message!(
         volume: VolumeId,
         url: String,
         every_s: Option<u32>,
-        keep: Option<Keep>,
+        keep: Option<BackupRetention>,
         /// It is forgotten here; what is there stays there.
         forget: bool,
     }

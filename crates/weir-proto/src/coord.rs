@@ -51,13 +51,13 @@ message!(
         capacity: u64,
         used: u64,
         /// Cells that lack redundancy: a fragment of their stripe was not written or is lost.
-        debt_cells: u64,
+        under_replicated_cells: u64,
         /// Blocks found to fail their checksum since the target was made.
         damaged_blocks: u64,
         /// Of those, repaired.
         repaired_blocks: u64,
         /// For how long its disk has ended nothing of what it has to do, ms.
-        hangs_ms: u32,
+        stalled_ms: u32,
         /// Up to which position its index's journal is durable.
         position: u64,
     }
@@ -72,19 +72,19 @@ message!(
     GetMap = 3 -> MapReply { newer_than: u64, wait_ms: u32 }
 );
 message!(MapReply { map: Option<Arc<ClusterMap>> });
-wire_enum!(Doubt {
+wire_enum!(Suspicion {
     /// A call to it failed, or was not answered for long.
-    Unusable = 1,
+    Failed = 1,
     /// It has not answered yet although it should have: look quickly. Nothing happens if it answers, or if a group
     /// would have fewer than k current members without it.
-    Silent = 2,
+    Unreachable = 2,
     /// The others of its group answered the same long before: do without it for a while even if it answers, where every
     /// other member of a group is current.
     Slow = 3,
 });
 message!(
     /// A client or target could not use a target. The coordinator judges; the reply carries the newest map.
-    ReportTarget = 4 -> MapReply { target: TargetId, group: PgId, epoch: Epoch, doubt: Doubt, why: String }
+    ReportTarget = 4 -> MapReply { target: TargetId, group: PgId, epoch: Epoch, suspicion: Suspicion, why: String }
 );
 message!(
     /// A member that was behind holds everything again, as of the group's epoch.
@@ -153,7 +153,7 @@ message!(
 message!(Coordinators { addrs: Vec<String> });
 message!(
     /// What calls of a client wait for, told again while they do; an empty list: for nothing any more.
-    TellWaits = 26 -> () { client: String, waits: Vec<Wait> }
+    ReportWaits = 26 -> () { client: String, waits: Vec<Wait> }
 );
 message!(
     /// What calls wait for, for how long, and how many do.

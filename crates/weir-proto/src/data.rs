@@ -59,7 +59,7 @@ message!(
         mode: WriteMode,
         missing: MissingMask,
         /// For each data cell of the stripe, the overlay sequence that this version includes. Empty with `Fresh`.
-        cuts: Vec<Seq>,
+        folded_seqs: Vec<Seq>,
         /// CRC32C of each CHECKSUM_BLOCK of the payload, the last one short.
         block_crcs: Vec<u32>,
     }
@@ -78,8 +78,8 @@ message!(
     }
 );
 message!(
-    /// Makes the prepared version the base; drops the old base and the overlays up to its cuts. Idempotent.
-    /// `token_epoch`: of who asks, as in `HoldStripe`; `UNFENCED` for a seal.
+    /// Makes the prepared version the base; drops the old base and the overlays up to its folded sequences.
+    /// Idempotent. `token_epoch`: of who asks, as in `HoldStripe`; `UNFENCED` for a seal.
     CommitStripe = 201 -> () { place: Place, cell: CellId, version: Version, token_epoch: u32 }
 );
 message!(DropPrepared = 202 -> () { place: Place, cell: CellId, version: Version, token_epoch: u32 });
@@ -162,7 +162,7 @@ message!(CellRead {
     seq: Seq,
     /// Length of the whole fragment, in bytes.
     fragment_bytes: u32,
-    cuts: Vec<Seq>,
+    folded_seqs: Vec<Seq>,
     missing: MissingMask,
     /// CRC32C of each CHECKSUM_BLOCK of the payload, the last one short.
     block_crcs: Vec<u32>,
@@ -189,24 +189,25 @@ message!(CellStat {
     prepared: Vec<Version>,
     /// Per data cell (parity target) or for this cell (data target): highest contiguous overlay sequence held.
     overlay_seqs: Vec<Seq>,
-    cuts: Vec<Seq>,
+    folded_seqs: Vec<Seq>,
     missing: MissingMask,
     fragment_bytes: u32,
 });
 
 message!(
-    /// Records that fragments of a stripe are not where they should be: counted debt. Adds to the mask of `version`
-    /// (the base or a prepared one; 0: of whatever is there); a bit goes when the map says that its member is current. To the holder of a fragment with that fragment's own bit:
-    /// "what you have is bad"; the holder verifies it and has it rebuilt. `NotFound`: that version is not there.
+    /// Records that fragments of a stripe are missing: it is under-replicated. Adds to the mask of `version` (the base
+    /// or a prepared one; 0: of whatever is there); a bit goes when the map says that its member is current. A holder
+    /// that is sent its own bit verifies its fragment and has it rebuilt. `NotFound`: that version is not there.
     MarkMissing = 230 -> () { place: Place, cell: CellId, version: Version, missing: MissingMask }
 );
 /// The fence of a deleted file: nobody ever writes it again.
 pub const FENCE_GONE: u32 = u32::MAX;
 message!(
-    /// Cuts a file on this target: what was written to the stripes from `from_stripe` to before `to_stripe` with a token
-    /// epoch below `fence` is void and goes, and from now on every write to the file with a lower one is refused. The target remembers it for
-    /// members that are away. `epochs`: the file's groups that the target is a member of, as the sender's map has them;
-    /// a higher one that the target knows is `Stale`: somebody may be back who would not be told.
+    /// Truncates a file on this target: what was written to the stripes from `from_stripe` to before
+    /// `to_stripe` with a token epoch below `fence` is void and goes, and from now on every write to the file
+    /// with a lower one is refused. The target remembers it for members that are away. `epochs`: the file's
+    /// groups that the target is a member of, as the sender's map has them; a higher one that the target
+    /// knows is `Stale`: somebody may be back who would not be told.
     DropFile = 231 -> DropFileReply {
         target: TargetId,
         file: FileId,
@@ -228,7 +229,7 @@ message!(
     /// and to return its bytes; the leader of a seal encodes parity from them. Payload of the reply: the new base.
     SealCell = 240 -> SealedCell { place: Place, cell: CellId, version: Version }
 );
-message!(SealedCell { cut: Seq, fragment_bytes: u32, block_crcs: Vec<u32> });
+message!(SealedCell { folded_seq: Seq, fragment_bytes: u32, block_crcs: Vec<u32> });
 message!(
     /// Cells of a group on this target in order of id, after `after`. For repair and inspection.
     ListCells = 241 -> CellList {
@@ -244,15 +245,16 @@ message!(
 );
 message!(CellList { cells: Vec<CellSummary>, more: bool });
 message!(
-    /// Cuts that this target remembers, with numbers above `after`, in order. For members that were away. `epochs`: groups
-    /// of both, as the sender's map has them; cuts under lower ones are refused from now on.
-    ListCuts = 243 -> CutList { target: TargetId, after: u64, epochs: Vec<GroupAt>, limit: u32 }
+    /// Truncation records of this target, with numbers above `after`, in order. For members that were away.
+    /// `epochs`: groups of both, as the sender's map has them; truncations under lower ones are refused from
+    /// now on.
+    ListTruncations = 243 -> TruncationList { target: TargetId, after: u64, epochs: Vec<GroupAt>, limit: u32 }
 );
-message!(CutList { cuts: Vec<Cut>, more: bool });
+message!(TruncationList { truncations: Vec<Truncation>, more: bool });
 message!(
     /// Stripes from `from_stripe` to before `to_stripe` hold nothing that was written with a token epoch below
     /// `token_epoch`.
-    Cut { number: u64, file: FileId, from_stripe: u64, to_stripe: u64, token_epoch: u32 }
+    Truncation { number: u64, file: FileId, from_stripe: u64, to_stripe: u64, token_epoch: u32 }
 );
 message!(
     /// What a listing tells of a cell (at a parity target also of the data cells whose overlays it mirrors).

@@ -163,9 +163,9 @@ impl Header {
 /// Checks the checksum over header and body.
 pub fn verify(header: &[u8; HEADER_BYTES], body: &[u8]) -> Result<()> {
     match (u32_at(header, CRC_AT), checksum(header, body)) {
-        (told, found) if told == found => Ok(()),
-        (told, found) => Err(Error::damaged(format!(
-            "frame header fails its checksum: {told:08x} was sent, {found:08x} arrived"
+        (sent, found) if sent == found => Ok(()),
+        (sent, found) => Err(Error::damaged(format!(
+            "frame header fails its checksum: {sent:08x} was sent, {found:08x} arrived"
         ))),
     }
 }

@@ -155,7 +155,7 @@ mod tests {
         }
 
         #[test]
-        fn data_fragments_of_a_short_stripe_add_up_and_parity_is_the_longest(
+        fn short_stripe_fragments_add_up_and_parity_is_the_longest(
             layout in layouts(), share in 0..=1000u64,
         ) {
             let stripe_len = layout.stripe_bytes() * share / 1000;

@@ -138,7 +138,7 @@ wire_enum!(
     MemberState {
         /// Holds every fragment that it should: read and written.
         Current = 1,
-        /// Not reachable: neither read nor written; what is written meanwhile is debt.
+        /// Not reachable: neither read nor written; what is written meanwhile is under-replicated.
         Down = 2,
         /// Back, and written again, but what it missed is not repaired yet: read only as a last resort, by version.
         Behind = 3,
@@ -299,13 +299,14 @@ impl ClusterMap {
     pub fn namespace(&self, id: NamespaceId) -> Option<&NamespaceEntry> {
         self.namespaces.iter().find(|v| v.id == id)
     }
-    /// Who must be told that a file on `groups` is cut: every live member, under the epochs of its groups. An error while
-    /// a group has fewer than k current members: one that returns then would be taken for one that missed nothing.
-    pub fn told_of_cuts(
+    /// The members that must be told that a file on `groups` is truncated: every live member, under the
+    /// epochs of its groups. An error while a group has fewer than k current members: one that returns then
+    /// would be taken for one that missed nothing.
+    pub fn members_to_truncate(
         &self,
         groups: impl Fn(PgId) -> bool,
     ) -> crate::Result<BTreeMap<TargetId, Vec<GroupAt>>> {
-        let mut told: BTreeMap<TargetId, Vec<GroupAt>> = BTreeMap::new();
+        let mut targets: BTreeMap<TargetId, Vec<GroupAt>> = BTreeMap::new();
         for group in self.groups.iter().filter(|g| groups(g.id)) {
             if !group.is_writable() {
                 return Err(crate::Error::unavailable(format!(
@@ -316,10 +317,13 @@ impl ClusterMap {
                 )));
             }
             for member in group.members.iter().filter(|m| m.state != MemberState::Down) {
-                told.entry(member.target).or_default().push(GroupAt { group: group.id, epoch: group.epoch });
+                targets
+                    .entry(member.target)
+                    .or_default()
+                    .push(GroupAt { group: group.id, epoch: group.epoch });
             }
         }
-        Ok(told)
+        Ok(targets)
     }
     /// The node that serves a target.
     /// Whether every group that has redundancy takes data.

@@ -9,13 +9,14 @@ use bytes::Bytes;
 /// Bytes of a file kept in its inode.
 pub const INLINE_MAX: usize = 4096;
 
-/// Token epochs that share their upper bits were given without a cut of the file in between: those of several who write
-/// it by turns. Should they use up all of the lower bits, a writer is told to look again for nothing.
-pub const CUT_SHIFT: u32 = 8;
+/// Token epochs that share their upper bits were given without a truncation of the file in between: those of
+/// several who write it by turns. Should they use up all of the lower bits, a writer is told to look again
+/// for nothing.
+pub const TRUNCATION_SHIFT: u32 = 8;
 
-/// Grows with each cut of a file, and when it gets another object.
-pub fn cuts(token_epoch: u32) -> u32 {
-    token_epoch >> CUT_SHIFT
+/// Grows with each truncation of a file, and when it gets another object.
+pub fn truncations(token_epoch: u32) -> u32 {
+    token_epoch >> TRUNCATION_SHIFT
 }
 /// Longest name of a directory entry, in bytes.
 pub const NAME_MAX: usize = 255;
@@ -90,7 +91,7 @@ impl Copy for Layers {}
 wire_enum!(
     /// A client's right to cache an inode.
     LeaseKind {
-        /// Nothing may be cached: every read and write goes through.
+        /// Nothing may be cached: every read and write is direct.
         None = 0,
         /// Attributes, data and, of a directory, its names (also that a name is absent). Shared.
         Read = 1,
@@ -99,7 +100,7 @@ wire_enum!(
     }
 );
 message!(
-    /// A lease as granted. Every reply that carries attributes grants what it can without recalling anybody.
+    /// A lease as granted. Every reply that carries attributes grants what it can without revoking anybody.
     Lease {
         kind: LeaseKind,
         /// Token epoch for fragment versions (Write, or None with write access while the file is shared).
@@ -108,7 +109,7 @@ message!(
         recover: bool,
         /// Upper bound of what may be on targets beyond `size`, in bytes: extend only after zeroing up to there.
         data_end: u64,
-        /// The volume whose limit of bytes stands over new data of the file (see `TakeRoom`); 0: none does. Told where Write
+        /// The volume whose limit of bytes stands over new data of the file (see `ReserveQuota`); 0: none does. Told where Write
         /// may be granted, elsewhere 0.
         limited: VolumeId,
         /// The cluster map under which what this shows is read, or a newer one: a target that is not in its group any more may not know it.
@@ -134,8 +135,8 @@ message!(HeldLease {
     token_epoch: u32,
     open_read: u32,
     open_write: u32,
-    /// It is this client's turn.
-    turn: bool,
+    /// It has the append token.
+    append_token: bool,
 });
 message!(
     /// After a reconnect: takes up the session again and names what the client holds, at most `HELD_MAX` at a time.
@@ -150,14 +151,15 @@ message!(
 message!(SessionResumed { /** Leases that could not be kept: stop using their caches. */ lost: Vec<InodeId>, lease_ms: u32 });
 message!(KeepAlive = 102 -> () {
     session: SessionId,
-    /// Bytes that targets have taken from this client since it began: whether it gets on with what a recall asks of it.
+    /// Bytes that targets have taken from this client since it began: whether it gets on with what a revoke
+    /// asks of it.
     saved: u64,
 });
 message!(SessionClose = 103 -> () { session: SessionId });
 
 // ---- reading
-message!(Lookup = 110 -> Looked { session: SessionId, cred: Cred, parent: InodeId, name: Bytes });
-message!(Looked {
+message!(Lookup = 110 -> LookedUp { session: SessionId, cred: Cred, parent: InodeId, name: Bytes });
+message!(LookedUp {
     /// Absent: the name does not exist.
     entry: Option<Entry>,
     /// The lease on the parent's names.
@@ -207,8 +209,9 @@ message!(
 message!(StatFs = 117 -> FsStat { session: SessionId });
 message!(FsStat { files: u64, directories: u64, bytes: u64 });
 message!(
-    /// Asks for a lease; others' conflicting leases are recalled first. The answer None to Write: the file is shared
-    /// now, write through. A client whose Write was recalled asks again before it writes, also to write through.
+    /// Asks for a lease; others' conflicting leases are revoked first. The answer None to Write: the file is
+    /// shared now, write directly. A client whose Write was revoked asks again before it writes, also to
+    /// write through.
     AcquireLease = 118 -> Entry { session: SessionId, ino: InodeId, kind: LeaseKind, renew: bool }
 );
 message!(
@@ -224,8 +227,9 @@ message!(
 );
 message!(Opened { entry: Entry, inline: Option<Bytes> });
 message!(
-    /// Opens ended; sent after everything is committed. A client may tell it late, as long as it holds a lease on the
-    /// file: before it answers a recall. Never sent again on another connection: `SessionResume` tells what is open.
+    /// Opens ended; sent after everything is committed. A client may tell it late, as long as it holds a
+    /// lease on the file: before it answers a revoke. Never sent again on another connection: `SessionResume`
+    /// tells what is open.
     Close = 121 -> () { session: SessionId, files: Vec<Closed> }
 );
 message!(
@@ -245,7 +249,7 @@ message!(
     /// The only writer gives the file up, and a write of its own that failed has left a stripe of it in doubt: at some targets
     /// one version, at others another. Whoever has the file next recovers it, as if this writer had died. Changes nothing if
     /// another one has written to the file since.
-    LeaveDoubt = 126 -> () { op: Op, ino: InodeId }
+    LeaveInDoubt = 126 -> () { op: Op, ino: InodeId }
 );
 message!(
     /// This client has written under that cluster map. Sent before anybody is told what was written; whoever reads after the answer waits
@@ -254,13 +258,14 @@ message!(
 );
 
 message!(
-    /// Waits for the turn at a file that several clients write, and takes it: until it ends nobody else appends to the
-    /// file or cuts it, and nobody gets a lease on it. Answered with the file as it is now.
-    TakeTurn = 124 -> InlineData { session: SessionId, ino: InodeId }
+    /// Waits for the append token of a file that several clients write, and takes it: until it is released
+    /// nobody else appends to the file or truncates it, and nobody gets a lease on it. Answered with the file
+    /// as it is now.
+    TakeAppendToken = 124 -> InlineData { session: SessionId, ino: InodeId }
 );
 message!(
-    /// Ends the turn without a commit.
-    EndTurn = 125 -> () { session: SessionId, ino: InodeId }
+    /// Releases the append token without a commit.
+    ReleaseAppendToken = 125 -> () { session: SessionId, ino: InodeId }
 );
 
 // ---- changing
@@ -295,7 +300,7 @@ message!(
     SetAttr = 138 -> Entry {
         op: Op, cred: Cred, ino: InodeId,
         mode: Option<u32>, uid: Option<u32>, gid: Option<u32>,
-        /// Truncates or extends. The caller holds a Write lease (or the file is shared and written through).
+        /// Truncates or extends. The caller holds a Write lease (or the file is shared and written directly).
         size: Option<u64>,
         atime: Option<Time>, mtime: Option<Time>,
     }
@@ -321,8 +326,8 @@ message!(
         close_writes: u32,
         /// Upper bound of what is on targets, in bytes (never lowered below `size`).
         data_end: u64,
-        /// Made in this client's turn, and ends it; refused if the turn was lost.
-        turn: bool,
+        /// Made under this client's append token, and releases it; refused if the token was lost.
+        append_token: bool,
         /// What was written since the last commit that the leader answered, at most `CHANGED_MAX` ranges; may be more.
         changed: Vec<Range>,
     }
@@ -357,7 +362,7 @@ message!(AccessTime { ino: InodeId, at: Time });
 // ---- metadata → client, on the client's own connection
 message!(
     /// Give a lease back (down to `keep`): flush, commit, drop caches, then answer. The answer is the release.
-    Recall = 300 -> () { ino: InodeId, keep: LeaseKind }
+    Revoke = 300 -> () { ino: InodeId, keep: LeaseKind }
 );
 message!(
     /// A writer of the file died, and somebody waits for what it left to be decided: do so, as who opens the file does, then answer.

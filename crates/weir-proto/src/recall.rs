@@ -89,7 +89,7 @@ message!(
     }
 );
 message!(
-    /// All of a recall is on all live targets. `Stale`: it is another's meanwhile, or the file was cut.
+    /// All of a recall is on all live targets. `Stale`: it is another's meanwhile, or the file was truncated.
     Filled = 185 -> () {
         op: Op, ino: InodeId, from: u64, to: u64, token_epoch: u32,
         /// Of bytes that no receipt proved before.
@@ -118,9 +118,9 @@ message!(
 );
 message!(
     /// Where a file's bytes are.
-    GetResidence = 188 -> Residence { session: SessionId, ino: InodeId }
+    GetTierState = 188 -> TierState { session: SessionId, ino: InodeId }
 );
-message!(Residence {
+message!(TierState {
     size: u64,
     /// Of it, at home only, in how many ranges.
     evicted: u64,
@@ -143,7 +143,7 @@ message!(RecallState {
     error: String,
 });
 message!(
-    /// How full pools and volumes are, and from where on room is made by eviction. `set`: changes a volume's marks first.
+    /// How full pools and volumes are, and the eviction watermarks. `set`: changes a volume's marks first.
     GetEviction = 189 -> Levels { session: SessionId, cred: Cred, set: Option<SetMarks> }
 );
 message!(
@@ -156,14 +156,14 @@ message!(EvictionLevel {
     volume: Option<VolumeId>,
     capacity: u64,
     used: u64,
-    /// Above this room is made, until `low` is reached. Bytes used.
+    /// Above this data is evicted, until `low` is reached. Bytes used.
     high: u64,
     low: u64,
     /// Somebody has set them.
     is_set: bool,
     /// How fast it fills.
     bytes_per_s: u64,
-    making_room: bool,
+    evicting: bool,
     /// Since the leader started.
     evicted: u64,
 });

@@ -99,7 +99,7 @@ wire_enum!(Direction {
     /// Changes of the volume go to home.
     Push = 1,
     /// The volume shows what is at home; it is read only here.
-    Pull = 2,
+    Mirror = 2,
 });
 message!(RelationAdd = 163 -> RelationInfo {
     op: Op, cred: Cred, volume: VolumeId,
@@ -109,7 +109,7 @@ message!(RelationAdd = 163 -> RelationInfo {
     /// Data that is at home may be evicted here.
     evict: bool,
     /// The volume is empty and home is not: what is there becomes the volume's.
-    adopt: bool,
+    import: bool,
     ids: HomeIds,
 });
 message!(
@@ -164,17 +164,17 @@ message!(RelationInfo {
     limited_by: String,
     /// Why home could not be used at the last try; empty: it can be, or nothing was tried.
     home_failure: String,
-    /// Items that are set aside, the first hundred.
-    aside: Vec<Aside>,
-    /// Of one that pulls: age of the oldest look at a directory at home, ms.
-    looked_ms: u64,
+    /// Conflicts, the first hundred.
+    conflicts: Vec<Conflict>,
+    /// Of a mirror: age of the oldest scan of a directory at home, ms.
+    scan_age_ms: u64,
 });
 message!(
     /// An inode that is not shipped until somebody decides.
-    Aside { ino: InodeId, path: Bytes, diverged: bool, why: String, at: Time }
+    Conflict { ino: InodeId, path: Bytes, diverged: bool, why: String, at: Time }
 );
 message!(
-    /// Decides about an item that is set aside.
+    /// Decides about a conflict.
     RelationResolve = 166 -> () { op: Op, cred: Cred, relation: RelationId, ino: InodeId, how: Resolution }
 );
 wire_enum!(Resolution {
@@ -188,7 +188,7 @@ wire_enum!(Resolution {
 message!(
     /// Work for a mover: waits up to `wait_ms` until there is some.
     /// `Stale`: it has work of a former leader.
-    TakeWork = 167 -> WorkTaken {
+    LeaseWork = 167 -> WorkLeased {
         session: SessionId,
         /// Of the last answer; 0: it has no work of anybody.
         leader: u64,
@@ -200,7 +200,7 @@ message!(
         limited_by: String,
     }
 );
-message!(WorkTaken {
+message!(WorkLeased {
     /// The number of this leader, for as long as it leads.
     leader: u64,
     relations: Vec<RelationWork>,
@@ -213,30 +213,30 @@ message!(RelationWork {
     ids: HomeIds,
     /// The user who named this home: a mover goes where that user may have a home.
     by: u32,
-    /// Of one that pulls nothing is changed at home, not even to mark it.
+    /// Of a mirror nothing is changed at home, not even to mark it.
     direction: Direction,
     /// Nothing was ever shipped there.
     is_new: bool,
     names: Vec<NameWork>, extents: Vec<ExtentWork>,
     /// Files whose writer died: whoever opens one to write finishes what was left, then they are complete.
     orphans: Vec<InodeId>,
-    /// Directories to be read to their end, for `TellListing`.
+    /// Directories to be read to their end, for `ReportListing`.
     listings: Vec<ListWork>,
 });
 message!(ListWork {
     dir: InodeId,
     path: Bytes,
-    /// Its names are known, and may have changed: for `TellAgain`.
+    /// Its names are known, and may have changed: for `ReportRelisting`.
     again: bool,
 });
 message!(
     /// What is in a directory at home, some of it; `end`: that was the rest. The same may be told twice.
-    TellListing = 194 -> () { op: Op, relation: RelationId, dir: InodeId, entries: Vec<HomeEntry>, end: bool }
+    ReportListing = 194 -> () { op: Op, relation: RelationId, dir: InodeId, entries: Vec<HomeEntry>, end: bool }
 );
 message!(
     /// What is in a directory at home now, of the names after `after` up to `upto` (none: to the end), in the order of their
-    /// bytes: what is here and not told is gone there. Of a relation that pulls. The same may be told twice.
-    TellAgain = 147 -> () {
+    /// bytes: what is here and not told is gone there. Of a mirror. The same may be told twice.
+    ReportRelisting = 147 -> () {
         op: Op, relation: RelationId, dir: InodeId, after: Bytes, entries: Vec<HomeEntry>, upto: Option<Bytes>,
     }
 );
@@ -245,7 +245,7 @@ message!(
     HomeEntry {
         name: Bytes,
         kind: FileKind,
-        stamp: StampBytes,
+        fingerprint: FingerprintBytes,
         /// The same for all names of one file; empty: it has one name only.
         id: Bytes,
         attrs: HomeAttrs,
@@ -255,17 +255,18 @@ message!(
         rdev: u32,
     }
 );
-/// Entries of one `TellListing`.
+/// Entries of one `ReportListing`.
 pub const HOME_ENTRIES_MAX: usize = 256;
 
 /// How home identifies what was left there, as the back end encodes it; empty: not known.
-pub type StampBytes = Bytes;
+pub type FingerprintBytes = Bytes;
 
 message!(
     /// What a mover must find at home before it changes anything there.
     Expected {
-        stamp: StampBytes,
-        /// A mover may have written there since the stamp was taken: only what it is counts, not its size and times.
+        fingerprint: FingerprintBytes,
+        /// A mover may have written there since the fingerprint was taken: only what it is counts, not its
+        /// size and times.
         writing: bool,
     }
 );
@@ -317,7 +318,7 @@ message!(Finish { size: u64, attrs: HomeAttrs });
 
 message!(
     /// What came of work. Receipts: home has the bytes durably.
-    WorkDone = 168 -> () {
+    CompleteWork = 168 -> () {
         session: SessionId, relation: RelationId, names: Vec<NameDone>, extents: Vec<ExtentDone>,
         /// Dealt with, also in vain: the leader sees for itself which ones are recovered.
         orphans: Vec<InodeId>,
@@ -332,12 +333,12 @@ message!(NameDone { number: u64, outcome: Outcome });
 message!(ExtentDone { ino: InodeId, offset: u64, len: u64, finished: bool, sums: Vec<u32>, outcome: Outcome });
 wire_union!(
     Outcome {
-        Done = 1 { stamp: StampBytes },
+        Done = 1 { fingerprint: FingerprintBytes },
         /// Home cannot be reached, or not now: again later.
         Later = 2 { why: String },
         /// Home is not as it was left: nothing was changed there.
         Diverged = 3 { why: String },
-        /// It cannot be done: set aside.
+        /// It cannot be done: in conflict.
         Refused = 4 { why: String },
         /// What was to be read has changed meanwhile: the leader knows better.
         Moved = 5 {},
@@ -364,12 +365,13 @@ message!(HomePlace {
     receipts: Vec<Receipt>,
     /// Of a relation that was named: changes are on their way there, home need not be as the volume is.
     unsettled: bool,
-    /// It is set aside: nothing is shipped until somebody decides.
-    aside: bool,
+    /// It is in conflict: nothing is shipped until somebody decides.
+    conflict: bool,
 });
 message!(
-    /// Home was found not to be as it was left: the file is set aside, so nothing of it is evicted or written over at home until
-    /// somebody decides (`RelationResolve`). The volume's owner and administrators may.
+    /// Home was found not to be as it was left: the file is in conflict, so nothing of it is evicted or
+    /// written over at home until somebody decides (`RelationResolve`). The volume's owner and administrators
+    /// may.
     RelationSuspect = 195 -> () { op: Op, cred: Cred, relation: RelationId, ino: InodeId, why: String }
 );
 message!(

@@ -2,7 +2,7 @@
 //!
 //! A file's data is an object: at first the one with the inode's number. What a snapshot holds is never written again: the file
 //! gets a new object, and which of its bytes are still in an older one is written down (*layers*). Reading a snapshot asks
-//! for the state of then: the messages whose names begin with `Past`.
+//! for the state of then: the messages whose names begin with `Snapshot`.
 use crate::map::Layout;
 use crate::meta::{Attr, Cred, Entry, Op, Time};
 use crate::{InodeId, SessionId, VolumeId, message};
@@ -41,18 +41,18 @@ message!(
 );
 message!(Snapshots { snapshots: Vec<Snapshot> });
 
-message!(PastLookup = 173 -> PastLooked {
+message!(SnapshotLookup = 173 -> SnapshotLookedUp {
     session: SessionId,
     cred: Cred,
     snapshot: u32,
     parent: InodeId,
     name: Bytes,
 });
-message!(PastLooked { attr: Option<Attr> });
-message!(PastAttr = 174 -> Attr { session: SessionId, snapshot: u32, ino: InodeId });
+message!(SnapshotLookedUp { attr: Option<Attr> });
+message!(SnapshotGetAttr = 174 -> Attr { session: SessionId, snapshot: u32, ino: InodeId });
 message!(
     /// Entries after the cookie `after`, as `ReadDir`.
-    PastList = 175 -> PastListing {
+    SnapshotReadDir = 175 -> SnapshotListing {
         session: SessionId,
         cred: Cred,
         snapshot: u32,
@@ -61,22 +61,22 @@ message!(
         limit: u32,
     }
 );
-message!(PastListing { entries: Vec<PastEntry>, end: bool });
-message!(PastEntry { name: Bytes, cookie: u64, attr: Attr });
-message!(PastGetXattr = 176 -> PastBytes { session: SessionId, snapshot: u32, ino: InodeId, name: Bytes });
-message!(PastListXattr = 177 -> PastNames { session: SessionId, snapshot: u32, ino: InodeId });
-message!(PastBytes { bytes: Bytes });
-message!(PastNames { names: Vec<Bytes> });
+message!(SnapshotListing { entries: Vec<SnapshotEntry>, end: bool });
+message!(SnapshotEntry { name: Bytes, cookie: u64, attr: Attr });
+message!(SnapshotGetXattr = 176 -> SnapshotXattrValue { session: SessionId, snapshot: u32, ino: InodeId, name: Bytes });
+message!(SnapshotListXattr = 177 -> SnapshotXattrNames { session: SessionId, snapshot: u32, ino: InodeId });
+message!(SnapshotXattrValue { bytes: Bytes });
+message!(SnapshotXattrNames { names: Vec<Bytes> });
 message!(
     /// What is needed to read a file or a symbolic link of a snapshot. `execute`: as that of `Open`.
-    PastOpen = 178 -> PastOpened { session: SessionId, cred: Cred, snapshot: u32, ino: InodeId, execute: bool }
+    SnapshotOpen = 178 -> SnapshotOpened { session: SessionId, cred: Cred, snapshot: u32, ino: InodeId, execute: bool }
 );
-message!(PastOpened {
+message!(SnapshotOpened {
     attr: Attr,
     /// The bytes of a small file, or the target of a symbolic link.
     inline: Option<Bytes>,
-    /// Not 0: somebody may still be writing to the object. Cut it with this token epoch (`DropFile`, of no stripe) before it
-    /// is read.
+    /// Not 0: somebody may still be writing to the object. Truncate it with this token epoch (`DropFile`, of
+    /// no stripe) before it is read.
     fence: u32,
     /// A writer died: the file itself is to be recovered first.
     recover: bool,
@@ -92,7 +92,7 @@ message!(
         from: u64,
         to: u64,
         object: InodeId,
-        /// As in `PastOpened`.
+        /// As in `SnapshotOpened`.
         fence: u32,
     }
 );
@@ -121,6 +121,7 @@ message!(LayersTaken {
     token_epoch: u32,
 });
 message!(
-    /// A layer is copied: all of it is on all live targets. `Stale`: it is another's meanwhile, or the file was cut.
+    /// A layer is copied: all of it is on all live targets. `Stale`: it is another's meanwhile, or the file
+    /// was truncated.
     LayerCopied = 145 -> Entry { op: Op, ino: InodeId, from: u64, to: u64, token_epoch: u32 }
 );

@@ -55,18 +55,18 @@ message!(
 message!(
     /// Which of the snapshots that were taken by schedule are kept: the newest of each of so many hours, days, weeks and months
     /// that have one.
-    KeepSnapshots { hours: u32, days: u32, weeks: u32, months: u32 }
+    SnapshotRetention { hours: u32, days: u32, weeks: u32, months: u32 }
 );
-impl Copy for KeepSnapshots {}
-impl Default for KeepSnapshots {
-    fn default() -> KeepSnapshots {
-        KeepSnapshots { hours: 24, days: 7, weeks: 4, months: 0 }
+impl Copy for SnapshotRetention {}
+impl Default for SnapshotRetention {
+    fn default() -> SnapshotRetention {
+        SnapshotRetention { hours: 24, days: 7, weeks: 4, months: 0 }
     }
 }
-impl KeepSnapshots {
+impl SnapshotRetention {
     /// To keep nothing is to take none.
     pub fn check(&self) -> Result<()> {
-        let KeepSnapshots { hours, days, weeks, months } = *self;
+        let SnapshotRetention { hours, days, weeks, months } = *self;
         match [hours, days, weeks, months].iter().any(|n| *n > 0) {
             true => Ok(()),
             false => Err(Error::invalid(
@@ -84,22 +84,22 @@ pub const SCHEDULED_MAX: u64 = 200;
 pub const TRASH: &[u8] = b".trash";
 
 message!(
-    /// What is kept of a volume's past without being asked for each time.
-    Keeping {
+    /// What is kept of a volume without being asked for each time.
+    Retention {
         /// What is removed stays in the trash for so many seconds; 0: there is no trash.
         trash_s: u32,
         /// A snapshot is taken every so many seconds; 0: none is.
         snapshots_every_s: u32,
-        keep: KeepSnapshots,
+        keep: SnapshotRetention,
     }
 );
-impl Copy for Keeping {}
+impl Copy for Retention {}
 
-impl Keeping {
-    pub const NOTHING: Keeping = Keeping {
+impl Retention {
+    pub const NOTHING: Retention = Retention {
         trash_s: 0,
         snapshots_every_s: 0,
-        keep: KeepSnapshots { hours: 24, days: 7, weeks: 4, months: 0 },
+        keep: SnapshotRetention { hours: 24, days: 7, weeks: 4, months: 0 },
     };
 
     pub fn check(&self) -> Result<()> {
@@ -112,7 +112,7 @@ impl Keeping {
             let why = format!("snapshots every {every_s} s: at most one every {SNAPSHOTS_EVERY_S_MIN} s");
             return Err(Error::invalid(why));
         }
-        let count = crate::keep::Rule::from(&self.keep).count_max(every_s);
+        let count = crate::retention::Rule::from(&self.keep).count_max(every_s);
         if count > SCHEDULED_MAX {
             return Err(Error::invalid(format!(
                 "that would be up to {count} snapshots, and {SCHEDULED_MAX} are the most: take them less often, or keep fewer"
@@ -139,7 +139,7 @@ message!(
         bytes_over_since: Option<Time>,
         inodes_over_since: Option<Time>,
         policy: Policy,
-        keeping: Keeping,
+        retention: Retention,
         created: Time,
         /// It is being removed.
         deleting: bool,
@@ -186,7 +186,7 @@ message!(
         admins: Option<Vec<u32>>,
         quota: Option<Quota>,
         policy: Option<Policy>,
-        keeping: Option<Keeping>,
+        retention: Option<Retention>,
     }
 );
 message!(
@@ -211,9 +211,10 @@ message!(
     VolumeAt = 190 -> Volume { session: SessionId, ino: InodeId }
 );
 message!(
-    /// Says how much room this client needs in a volume with a limit of bytes, and asks for more, in bytes. Sent while no
-    /// `Commit` of a file there is under way: what a `Commit` adds to the volume's usage is taken from what is held.
-    TakeRoom = 191 -> Room {
+    /// Says how much quota this client needs reserved in a volume with a limit of bytes, and asks for more,
+    /// in bytes. Sent while no `Commit` of a file there is under way: what a `Commit` adds to the volume's
+    /// usage is taken from what is held.
+    ReserveQuota = 191 -> QuotaReservation {
         session: SessionId,
         volume: VolumeId,
         /// Written already and not committed: kept in any case.
@@ -224,21 +225,21 @@ message!(
         want: u64,
     }
 );
-message!(Room {
+message!(QuotaReservation {
     /// What the client holds now: less than `must` where the limit is near.
     held: u64,
     /// What other clients hold: some of it may come back soon.
     others: u64,
-    /// There is no limit (any more): no room is needed.
+    /// There is no limit (any more): no reservation is needed.
     unlimited: bool,
-    /// What is at home is evicted to make room: more comes with time.
-    making: bool,
+    /// What is at home is evicted: more comes with time.
+    evicting: bool,
 });
 message!(
-    /// On a new connection, before the last `SessionResume`: all the room that the session holds.
-    ReclaimRoom = 192 -> () { session: SessionId, held: Vec<HeldRoom> }
+    /// On a new connection, before the last `SessionResume`: all reservations that the session holds.
+    ReclaimReservations = 192 -> () { session: SessionId, held: Vec<HeldReservation> }
 );
-message!(HeldRoom { volume: VolumeId, bytes: u64 });
+message!(HeldReservation { volume: VolumeId, bytes: u64 });
 
 /// Inodes that one `ScanInodes` looks at: a moment of the leader's time.
 pub const SCANNED_MAX: u32 = 4096;

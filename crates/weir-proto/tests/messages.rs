@@ -172,7 +172,7 @@ fn no_method_number_is_given_twice() {
             let range = match module {
                 "coord" => 1..100,
                 "data" => 200..300,
-                _ if ["Recall", "LockFree", "EvictOwn", "RecoverFile"].contains(&name) => 300..400,
+                _ if ["Revoke", "LockFree", "EvictOwn", "RecoverFile"].contains(&name) => 300..400,
                 _ => 100..200,
             };
             assert!(range.contains(&number), "{name} has number {number}");

@@ -206,14 +206,14 @@ impl Channel {
         if inner.state().rest_until > inner.env.clock.now() {
             return Err(inner.failed());
         }
-        let (tell, told) = oneshot::channel();
+        let (report, reported) = oneshot::channel();
         let dialing = inner.clone();
         inner.env.tasks.spawn("dial", async move {
             let result = dialing.dial_all().await;
             drop(one_at_a_time);
-            let _ = tell.send(result); // nobody waits any more
+            let _ = report.send(result); // nobody waits any more
         });
-        told.await.unwrap_or_else(|_| {
+        reported.await.unwrap_or_else(|_| {
             inner.note_failure(Error::unavailable("this node stops"));
             Err(inner.failed())
         })

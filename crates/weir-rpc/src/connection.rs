@@ -29,8 +29,8 @@ const INFLIGHT_UNIT: usize = 4 << 10;
 /// With more calls under way than this, frames are gathered by the writer task instead of being written in place.
 const INLINE_CALLS_MAX: usize = 4;
 /// This part of its caller's patience a service does without, and at most this much: its answer has to arrive.
-const TIME_TO_TELL_PART: u32 = 16;
-const TIME_TO_TELL_MAX: Duration = Duration::from_millis(500);
+const TIME_TO_REPORT_PART: u32 = 16;
+const TIME_TO_REPORT_MAX: Duration = Duration::from_millis(500);
 /// A connection silent this long is asked for a sign of life,
 pub const PING_AFTER: Duration = Duration::from_secs(5);
 /// and is dead after this long.
@@ -151,7 +151,7 @@ impl Connection {
         keep(&connection);
         let (reader, writer, watch) = (inner.clone(), inner.clone(), inner.clone());
         let reads = incoming.reads();
-        let (served_by, told) = (service.clone(), service);
+        let (served_by, reported) = (service.clone(), service);
         let tasks = [
             env.tasks.spawn("rpc reader", async move {
                 let ended = CloseOnPanic(&reader);
@@ -176,7 +176,7 @@ impl Connection {
             if let Some(reason) = reason {
                 watch.close(reason, true);
             }
-            last_word.say(&*told);
+            last_word.say(&*reported);
         });
         lock(&inner.tasks).extend(tasks);
         if inner.reason.get().is_some() {
@@ -477,7 +477,7 @@ impl Inner {
             return Err(ended("closed by this node"));
         };
         let patience = Duration::from_millis(header.patience_ms.into());
-        let deadline = self.env.clock.now() + patience.saturating_sub(time_to_tell(patience));
+        let deadline = self.env.clock.now() + patience.saturating_sub(time_to_report(patience));
         let call = Call { method: header.method, body, payload, deadline, connection: Connection(handle) };
         match service.handle_or_defer(call, Defer { inner: self, call: header.call }) {
             Some(Handled::Now(result)) => self.reply(header.call, result),
@@ -603,8 +603,8 @@ impl Inner {
         self.reason.get().cloned().unwrap_or_else(|| ended("closed by this node"))
     }
 
-    /// Ends the connection once; later reasons are ignored. `tell`: the peer is told why, if it can be at once.
-    fn close(&self, reason: Error, tell: bool) {
+    /// Ends the connection once; later reasons are ignored. `report`: the peer is told why, if it can be at once.
+    fn close(&self, reason: Error, report: bool) {
         // Whatever ended it, a caller can do one thing: try again, elsewhere if possible.
         let words = Error::unavailable(format!("connection to {}: {}", self.peer, reason.context));
         if self.reason.set(words).is_err() {
@@ -614,7 +614,7 @@ impl Inner {
             ErrorKind::Unavailable => tracing::debug!(peer = %self.peer, "connection ended: {reason}"),
             _ => tracing::warn!(peer = %self.peer, "connection ended: {reason}"),
         }
-        if tell || reason.kind != ErrorKind::Unavailable {
+        if report || reason.kind != ErrorKind::Unavailable {
             self.send_error(Header::new(FrameKind::Goodbye, 0), &reason);
             let _ = self.outgoing.flush(false); // it is ending anyway
         }
@@ -731,8 +731,8 @@ impl Drop for CloseOnPanic<'_> {
     }
 }
 
-fn time_to_tell(patience: Duration) -> Duration {
-    (patience / TIME_TO_TELL_PART).min(TIME_TO_TELL_MAX)
+fn time_to_report(patience: Duration) -> Duration {
+    (patience / TIME_TO_REPORT_PART).min(TIME_TO_REPORT_MAX)
 }
 
 fn millis_rounded_up(d: Duration) -> u32 {

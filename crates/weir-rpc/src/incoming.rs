@@ -142,7 +142,7 @@ impl Incoming {
         Ok(Bytes::from(body))
     }
 
-    async fn payload(&mut self, len: usize, crc_told: u32) -> Result<Result<Bytes>> {
+    async fn payload(&mut self, len: usize, crc_sent: u32) -> Result<Result<Bytes>> {
         let mut payload = self.env.buffers.get(len);
         let mut filled = self.take_buffered(&mut payload);
         let mut crc = crc32c_append(0, &payload[..filled]);
@@ -151,11 +151,11 @@ impl Incoming {
             crc = crc32c_append(crc, &payload[filled..filled + n]);
             filled += n;
         }
-        if crc == crc_told {
+        if crc == crc_sent {
             return Ok(Ok(payload.freeze()));
         }
         Ok(Err(Error::damaged(format!(
-            "payload of {len} bytes fails its checksum: {crc_told:08x} was sent, {crc:08x} arrived"
+            "payload of {len} bytes fails its checksum: {crc_sent:08x} was sent, {crc:08x} arrived"
         ))))
     }
 

@@ -20,7 +20,7 @@ const STRANGERS_MAX: usize = 256;
 const ACCEPT_REST_MIN: Duration = Duration::from_millis(100);
 const ACCEPT_REST_MAX: Duration = Duration::from_secs(2);
 /// That nobody can be let in is told so often.
-const TELL_EVERY: Duration = Duration::from_secs(60);
+const REPORT_EVERY: Duration = Duration::from_secs(60);
 /// How long an address may be in use: a process that was killed lets go of it a moment after it is gone from the list of
 /// processes, on a busy machine a long one, and who starts the next one does not know.
 const LISTEN_WAIT: Duration = Duration::from_secs(2);
@@ -145,7 +145,7 @@ struct Complaint(Option<Instant>);
 
 impl Complaint {
     fn is_due(&mut self, now: Instant) -> bool {
-        let due = self.0.is_none_or(|told| now.since(told) >= TELL_EVERY);
+        let due = self.0.is_none_or(|reported| now.since(reported) >= REPORT_EVERY);
         if due {
             self.0 = Some(now);
         }
@@ -242,8 +242,8 @@ mod tests {
 
     #[test]
     fn what_happens_again_and_again_is_told_once_in_a_while() {
-        let (mut complaint, start) = (Complaint::default(), Instant::default() + TELL_EVERY);
-        let told = (0..600).filter(|n| complaint.is_due(start + Duration::from_millis(200) * *n)).count();
-        assert_eq!(told, 2, "of 600 in two minutes");
+        let (mut complaint, start) = (Complaint::default(), Instant::default() + REPORT_EVERY);
+        let reported = (0..600).filter(|n| complaint.is_due(start + Duration::from_millis(200) * *n)).count();
+        assert_eq!(reported, 2, "of 600 in two minutes");
     }
 }

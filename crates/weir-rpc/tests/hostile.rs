@@ -164,7 +164,7 @@ fn frames_that_do_not_end_take_no_more_than_their_room() {
 }
 
 #[test]
-fn a_damaged_header_ends_the_connection_and_a_damaged_payload_the_call() {
+fn damaged_headers_end_connections_damaged_payloads_calls() {
     with_server(|_, env| async move {
         let echo = Header { method: Echo::METHOD, ..Header::new(FrameKind::Request, 5) };
         let good = frame(echo, &Echo { words: "hi".into() }.to_bytes(), b"payload");

@@ -4,11 +4,11 @@
 //! shown that lasted as long as the taking, and of others something that stays. From then on its files are changed here, each with a model
 //! of its own, and neither side shows the other's bytes: those of the volume are compared by whoever uses them. In the end, when all is
 //! removed, all space must be given back.
+use crate::client_states::ClientStates;
 use crate::cluster::Cluster;
 use crate::model::{FileModel, What, Who, bytes_of};
-use crate::seats::Seats;
-use crate::tiny::PastTiny;
-use crate::tree::PastTree;
+use crate::small_files::SnapshotSmallFile;
+use crate::tree::SnapshotTree;
 use crate::workload::{Workload, close, names_in, new_volume, read_all, read_whole, root_cred};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +27,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(1500);
 /// Largest change to a file of a clone, in bytes: more than a stripe of 4 × 64 KiB.
 const CHANGE_BYTES_MAX: u64 = 300_000;
 /// A clone is deleted in the background.
-const GONE_LOOKS: u32 = 60;
+const GONE_POLLS: u32 = 60;
 
 /// What is done to clones, in the table of what has met.
 pub const TAKE: &str = "clone";
@@ -46,7 +46,7 @@ enum Expected {
         model: FileModel,
         in_doubt: bool,
     },
-    Tiny(PastTiny),
+    Small(SnapshotSmallFile),
     /// Others write it all the while.
     WhatItIs,
 }
@@ -66,7 +66,7 @@ struct Cloned {
     then: BTreeMap<(usize, String), Expected>,
     /// Names that nobody knew for certain.
     uncertain: BTreeSet<(usize, String)>,
-    tree: Option<PastTree>,
+    tree: Option<SnapshotTree>,
     /// None: nobody listed it yet.
     files: Option<Vec<Entry>>,
 }
@@ -104,11 +104,11 @@ impl Clones {
                 _ => TAKE,
             };
             let under_way = self.work.begin(0, operation);
-            let seat = rng.below(CLIENTS.len() as u64) as usize;
+            let client_state = rng.below(CLIENTS.len() as u64) as usize;
             let done = async {
-                let client = match &mut clients[seat] {
+                let client = match &mut clients[client_state] {
                     Some(client) => client,
-                    none => none.insert(self.cluster.client(CLIENTS[seat]).await?),
+                    none => none.insert(self.cluster.client(CLIENTS[client_state]).await?),
                 };
                 match operation {
                     TAKE => self.take(client, under_way.op).await,
@@ -125,7 +125,7 @@ impl Clones {
                 }
             };
             if let Err(e) = done.await
-                && !(e.kind == ErrorKind::NoSpace && self.work.seats.is_full())
+                && !(e.kind == ErrorKind::NoSpace && self.work.client_states.is_full())
             {
                 self.work.complain_of_nobody(format!("operation {}: {operation}", under_way.op), &e);
             }
@@ -145,12 +145,13 @@ impl Clones {
             None => None,
         };
         let (nobody_changes_it, tree) = tree.unzip();
-        let tiny = self.work.tiny.before_snapshot();
+        let small_files = self.work.small_files.before_snapshot();
         let name = format!("clone{op}");
         self.work.log(op, format_args!("clone {name}"));
         client.take_snapshot(&root_cred(), VolumeId::ROOT, &name).await?;
-        let tiny = self.work.tiny.after_snapshot(tiny).into_iter();
-        let mut then: BTreeMap<_, _> = tiny.map(|past| (past.name().clone(), Expected::Tiny(past))).collect();
+        let small_files = self.work.small_files.after_snapshot(small_files).into_iter();
+        let mut then: BTreeMap<_, _> =
+            small_files.map(|old| (old.name().clone(), Expected::Small(old))).collect();
         let files = slots.iter().filter_map(|slot| slot.file.as_ref()).filter(|file| !file.moving);
         for file in files {
             let in_doubt = self.work.is_doubtful(&file.model);
@@ -236,11 +237,11 @@ impl Clones {
                 if !std::mem::take(in_doubt) {
                     model.check(0, got.len() + 1, &got).unwrap_or_else(|e| panic!("{what}: {e}"));
                 }
-                model.settle(Seats::nobody(), &got, None).unwrap_or_else(|e| panic!("{what}: {e}"));
+                model.settle(ClientStates::nobody(), &got, None).unwrap_or_else(|e| panic!("{what}: {e}"));
             }
             expected => {
-                if let Expected::Tiny(past) = expected {
-                    self.work.tiny.check_past(past, got.clone(), &what);
+                if let Expected::Small(old) = expected {
+                    self.work.small_files.check_snapshot(old, got.clone(), &what);
                 }
                 *expected = Expected::Model { model: FileModel::of(got), in_doubt: false };
             }
@@ -359,7 +360,7 @@ impl Clones {
         while !self.held().is_empty() {
             self.remove(client, 0).await?;
         }
-        for _ in 0..GONE_LOOKS {
+        for _ in 0..GONE_POLLS {
             if client.usage(InodeId::ROOT).await?.bytes == 0 {
                 break;
             }

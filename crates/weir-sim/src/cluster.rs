@@ -234,7 +234,7 @@ impl Cluster {
         Client::connect(env, config, Arc::new(NoKernel)).await
     }
 
-    /// Until every member of every group holds all that it should, and nobody counts debt any more.
+    /// Until every member of every group holds all that it should, and nothing is under-replicated any more.
     pub async fn wait_whole(&self, patience: Duration) -> Result<()> {
         let deadline: Instant = self.world.now() + patience;
         loop {
@@ -270,9 +270,9 @@ impl Cluster {
                 Some(_) if before.get(&id) == Some(&target.last.run.id) => {
                     Some(format!("{id} has not joined since it started"))
                 }
-                // What a lost target had is a debt for ever.
-                Some(report) if report.debt_cells > 0 && lost.is_empty() => {
-                    Some(format!("{id} counts {} cells that lack redundancy", report.debt_cells))
+                // What a lost target had is under-replicated for ever.
+                Some(report) if report.under_replicated_cells > 0 && lost.is_empty() => {
+                    Some(format!("{id} counts {} cells that lack redundancy", report.under_replicated_cells))
                 }
                 Some(_) => None,
             }

@@ -3,9 +3,9 @@
 //! A round: choose one or two faults, apply them, wait, undo them, wait until the cluster has repaired itself. So each
 //! error that a client sees is one that it should not have seen, unless it was cut off itself.
 
+use crate::client_states::{LEAVES, client_name};
 use crate::cluster::{COORDINATOR, Cluster, META, TARGET_DIR, storage_name};
 use crate::kinds::{FaultKind, FaultKind::*, Toll};
-use crate::seats::{LEAVES, client_name};
 use crate::workload::Workload;
 use crate::{Options, attend};
 use std::{
@@ -29,8 +29,8 @@ const REPAIR_PATIENCE: Duration = Duration::from_secs(180);
 const FAULT_MS_MAX: u64 = 6_000;
 /// Of [`KillTooMany`], and up to half as long again: most of a client's patience.
 const TOO_MANY_MS_MIN: u64 = 13_000;
-/// Of [`HangDisk`], and up to as long again: a target that hangs for 10 s is taken for one that is gone.
-const HANG_MS_MIN: u64 = 11_000;
+/// Of [`StallDisk`], and up to as long again: a target that hangs for 10 s is taken for one that is gone.
+const STALL_MS_MIN: u64 = 11_000;
 /// Of [`CutClientFromTarget`] alone, and up to half as long again: longer than a client's patience. Beside others it ends with them.
 const CUT_MS_MIN: u64 = 31_000;
 /// After that logs agree, once all members are current.
@@ -192,9 +192,9 @@ impl Faults {
         if let Err(e) = self.cluster.wait_whole(REPAIR_PATIENCE).await {
             panic!("redundancy is not back {REPAIR_PATIENCE:?} after {under_way:?}: {e}");
         }
-        if self.work.seats.is_broken() {
+        if self.work.client_states.is_broken() {
             self.world.sleep(LOGS_COMPARED).await;
-            self.work.seats.set_broken(false);
+            self.work.client_states.set_broken(false);
         }
         if self.state().early_deaths >= EARLY_DEATHS_MAX {
             let answers_at = self.leader_answers_at();
@@ -309,12 +309,12 @@ impl Faults {
                 (vec![storage_name(n)], vec![])
             }
             DiskFull if first => (vec![FULL_FROM_BIRTH.into()], vec![]),
-            KillStorage | KillStorageAtPoint | PowerCutStorage | PauseStorage | SlowDisk | HangDisk
+            KillStorage | KillStorageAtPoint | PowerCutStorage | PauseStorage | SlowDisk | StallDisk
             | ReadErrors | DiskFull | EmptyReturns | OldCopyReturns => (vec![self.some_storage()], vec![]),
         };
         let lasts = match kind {
             KillTooMany => Duration::from_millis(TOO_MANY_MS_MIN + self.rng.below(TOO_MANY_MS_MIN / 2)),
-            HangDisk => Duration::from_millis(HANG_MS_MIN + self.rng.below(HANG_MS_MIN)),
+            StallDisk => Duration::from_millis(STALL_MS_MIN + self.rng.below(STALL_MS_MIN)),
             CutClientFromTarget if self.options.faults == [CutClientFromTarget] => {
                 Duration::from_millis(CUT_MS_MIN + self.rng.below(CUT_MS_MIN / 2))
             }
@@ -350,7 +350,7 @@ impl Faults {
             self.state().spent.extend(fault.takes().cloned());
         }
         for me in fault.cuts() {
-            self.work.seats.cut(me);
+            self.work.client_states.cut(me);
             self.cluster.holder_goes();
         }
         self.work.marks.fault_begins(fault.kind);
@@ -374,11 +374,11 @@ impl Faults {
                 self.cluster.move_away(victim);
             }
             KillTooMany => {
-                self.work.seats.set_broken(true);
+                self.work.client_states.set_broken(true);
                 fault.victims.iter().for_each(|v| world.kill(v));
             }
-            KillStorageAtPoint => self.kill_at_some(victim, &weir_store::points::ALL),
-            KillMetaAtPoint => self.kill_at_some(victim, &weir_meta::points::ALL),
+            KillStorageAtPoint => self.kill_at_some(victim, &weir_store::crash_points::ALL),
+            KillMetaAtPoint => self.kill_at_some(victim, &weir_meta::crash_points::ALL),
             PowerCutStorage | PowerCutAllStorage | PowerCutMeta | PowerCutCoordinator | LoseHost => {
                 fault.victims.iter().for_each(|v| world.power_cut(v));
             }
@@ -388,7 +388,7 @@ impl Faults {
                 } else {
                     world.power_cut(victim)
                 }
-                fault.cuts().into_iter().for_each(|me| self.work.seats.died(me));
+                fault.cuts().into_iter().for_each(|me| self.work.client_states.died(me));
             }
             PauseClient | PauseStorage | PauseMeta => world.pause(victim),
             PartitionFromClient
@@ -417,7 +417,7 @@ impl Faults {
             }
             ClockDrift => world.set_clock_drift(victim, self.rng.below(2000) as i64 - 1000),
             SlowDisk => set(DiskFaults { delay: Duration::from_millis(1 + self.rng.below(500)), ..plain }),
-            HangDisk => set(DiskFaults { hangs: true, ..plain }),
+            StallDisk => set(DiskFaults { hangs: true, ..plain }),
             ReadErrors => set(DiskFaults { read_errors_per_million: 8 * often, ..plain }),
             WriteErrors => set(DiskFaults { write_errors_per_million: often, ..plain }),
             SyncErrors | SyncErrorsMeta => {
@@ -429,7 +429,7 @@ impl Faults {
                 set(DiskFaults { misdirected_writes_per_million: often, silent_in: "slab", ..plain });
             }
             DiskFull => {
-                self.work.seats.no_space();
+                self.work.client_states.no_space();
                 let space = world.disk(victim).space(Path::new("/")).expect("a simulated disk has a root");
                 world.set_disk_capacity(victim, space.total - space.free + self.rng.below(1 << 20));
             }
@@ -497,7 +497,7 @@ impl Faults {
                 world.slow_link(&fault.others[0], victim, Duration::ZERO);
             }
             ClockDrift => world.set_clock_drift(victim, 0),
-            SlowDisk | HangDisk | ReadErrors | LostWrites | MisdirectedWrites => {
+            SlowDisk | StallDisk | ReadErrors | LostWrites | MisdirectedWrites => {
                 world.set_disk_faults(victim, DiskFaults::default());
             }
             WriteErrors | SyncErrors => self.judge_disk(victim).await,
@@ -507,14 +507,14 @@ impl Faults {
                 self.start(victim); // if its journal failed, it ended
             }
             DiskFull => {
-                self.work.seats.no_space();
+                self.work.client_states.no_space();
                 world.set_disk_capacity(victim, DISK_BYTES);
             }
             // It stays as it is.
             ClockJump | ResetConnections | LateRequests | FlipBits => {}
         }
         for me in fault.cuts() {
-            self.work.seats.joined(me);
+            self.work.client_states.joined(me);
             if fault.kind == KillClient {
                 attend(&self.world, &self.cluster, &self.work, me);
             }
@@ -524,7 +524,7 @@ impl Faults {
 
     /// It dies when it next comes to one of these points, or of its index or journal, or soon after that.
     fn kill_at_some(&self, victim: &str, points: &[&'static str]) {
-        let all: Vec<&'static str> = points.iter().copied().chain(weir_kv::points::ALL).collect();
+        let all: Vec<&'static str> = points.iter().copied().chain(weir_kv::crash_points::ALL).collect();
         let point = all[self.rng.below(all.len() as u64) as usize];
         self.world.kill_at(victim, point, 1 + self.rng.below(20) as u32);
     }
@@ -534,8 +534,8 @@ impl Faults {
         let failed = self.world.disk_errors(victim) > 0;
         if failed {
             self.cluster.excuse(victim);
-            let told = self.cluster.wait_failed(victim, VERDICT_PATIENCE).await;
-            told.unwrap_or_else(|e| panic!("the disk of {victim} failed, and is still used: {e}"));
+            let reported = self.cluster.wait_failed(victim, VERDICT_PATIENCE).await;
+            reported.unwrap_or_else(|e| panic!("the disk of {victim} failed, and is still used: {e}"));
         } else {
             self.state().spent.remove(victim);
         }

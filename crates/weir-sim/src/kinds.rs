@@ -38,7 +38,7 @@ pub enum FaultKind {
     KillStorageAtPoint,
     KillMetaAtPoint,
     KillTooMany,
-    HangDisk,
+    StallDisk,
     MovedAddress,
     EmptyReturns,
     OldCopyReturns,
@@ -96,7 +96,7 @@ impl FaultKind {
         KillStorageAtPoint,
         KillMetaAtPoint,
         KillTooMany,
-        HangDisk,
+        StallDisk,
         MovedAddress,
         EmptyReturns,
         OldCopyReturns,
@@ -109,7 +109,7 @@ impl FaultKind {
     pub fn mixable() -> Vec<FaultKind> {
         let apart = |k: &FaultKind| {
             k.toll() == Toll::Lasting
-                || matches!(k, KillStorageAtPoint | KillMetaAtPoint | KillTooMany | HangDisk)
+                || matches!(k, KillStorageAtPoint | KillMetaAtPoint | KillTooMany | StallDisk)
         };
         FaultKind::ALL.into_iter().filter(|k| !apart(k)).collect()
     }
@@ -152,7 +152,7 @@ impl FaultKind {
             KillStorageAtPoint => "kill-storage-at-point",
             KillMetaAtPoint => "kill-meta-at-point",
             KillTooMany => "kill-too-many",
-            HangDisk => "hang-disk",
+            StallDisk => "hang-disk",
             MovedAddress => "moved-address",
             EmptyReturns => "empty-returns",
             OldCopyReturns => "old-copy-returns",
@@ -180,7 +180,7 @@ impl FaultKind {
             | ReadErrors
             | KillStorageAtPoint
             | KillTooMany
-            | HangDisk
+            | StallDisk
             | MovedAddress
             | EmptyReturns
             | OldCopyReturns => Toll::Passing,

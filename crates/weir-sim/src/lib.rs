@@ -8,9 +8,10 @@
 //! Never shipped.
 #![forbid(unsafe_code)]
 
-mod beside;
+mod client_states;
 pub mod clones;
 mod cluster;
+mod concurrent_file;
 mod faults;
 pub mod home;
 mod kinds;
@@ -18,25 +19,24 @@ pub mod limits;
 mod locks;
 pub mod marks;
 pub mod model;
-pub mod past;
 pub mod replica;
-mod seats;
 pub mod shrink;
-mod tiny;
+mod small_files;
+pub mod snapshots;
 mod trash;
 pub mod tree;
 mod turn;
 mod workload;
 
+use client_states::{ClientStates, client_name};
 use clones::Clones;
 use cluster::Cluster;
 use faults::Faults;
 use home::Home;
 pub use kinds::{FaultKind, Toll};
 use marks::Met;
-use past::Past;
 use replica::Replica;
-use seats::{Seats, client_name};
+use snapshots::Snapshots;
 use std::{
     collections::{BTreeMap, BTreeSet},
     panic::{AssertUnwindSafe, catch_unwind},
@@ -81,7 +81,7 @@ pub struct Options {
     pub tree: bool,
     /// What is removed goes to a trash.
     pub trash: bool,
-    /// A volume follows a home that strangers change. Not with a home of the volume around it, which would have that, too.
+    /// A volume mirrors a home that strangers change. Not with a home of the volume around it, which would have that, too.
     pub replica: bool,
     /// Volumes with limits are made, written until they are full, and deleted.
     pub limits: bool,
@@ -176,8 +176,8 @@ impl std::fmt::Display for Broken {
 }
 
 /// How often the harness looks whether everybody is done.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-const LOOK_MAX: Duration = Duration::from_secs(60);
+const POLL_EVERY: Duration = Duration::from_millis(20);
+const POLL_MAX: Duration = Duration::from_secs(60);
 /// Deleted files are gone from the targets by then.
 const EMPTY_PATIENCE: Duration = Duration::from_secs(120);
 
@@ -188,10 +188,10 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Broken>> {
     let world = World::new(seed, config);
     let chosen = Arc::new(AtomicU64::new(0));
     let playing = play(world.clone(), options.clone(), chosen.clone());
-    let told = catch_unwind(AssertUnwindSafe(|| world.run(playing)));
+    let reported = catch_unwind(AssertUnwindSafe(|| world.run(playing)));
     let (trace_hash, log, ended) = (world.trace_hash(), world.trace_lines(), world.ended());
     drop(world);
-    let what = match told {
+    let what = match reported {
         Ok(Ok(_)) if !ended() => format!("seed {seed}: a part of a node that ended is still kept by itself"),
         Ok(Ok(outcome)) => return Ok(Outcome { trace_hash, log, ..outcome }),
         Ok(Err(e)) => format!("seed {seed}: {e:?}"),
@@ -207,9 +207,9 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Broken>> {
 async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<Outcome, Error> {
     faults::prepare(&world, &options);
     let cluster = Arc::new(Cluster::start_all(&world, &options).await?);
-    let seats = Arc::new(Seats::new(&world, options.clients));
+    let client_states = Arc::new(ClientStates::new(&world, options.clients));
     if options.faults.contains(&FaultKind::DiskFull) {
-        seats.no_space();
+        client_states.no_space();
     }
     let founder = cluster.client("founder").await?;
     let home = match options.home {
@@ -220,7 +220,7 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
         true => Some(Arc::new(Replica::begin(&world, &cluster, &founder).await?)),
         false => None,
     };
-    let work = Workload::prepare(&world, &founder, &seats, &options, home.clone(), replica.clone());
+    let work = Workload::prepare(&world, &founder, &client_states, &options, home.clone(), replica.clone());
     let work = Arc::new(work.await?);
     founder.shutdown().await?;
     (0..options.clients).for_each(|me| attend(&world, &cluster, &work, me));
@@ -228,10 +228,10 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
     let faults = Arc::new(faults);
     let running = faults.clone();
     let mut beside = vec![Beside::begin(&world, "faults", async move { running.run().await })];
-    let past = Arc::new(Past::new(&world, &cluster, &work));
+    let snapshots = Arc::new(Snapshots::new(&world, &cluster, &work));
     if options.snapshots {
-        let past = past.clone();
-        beside.push(Beside::begin(&world, "snapshots", async move { past.disturb().await }));
+        let snapshots = snapshots.clone();
+        beside.push(Beside::begin(&world, "snapshots", async move { snapshots.disturb().await }));
     }
     let clones = Arc::new(Clones::new(&world, &cluster, &work));
     if options.clones {
@@ -254,12 +254,12 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
     }
     match &home {
         Some(home) => {
-            let mark = |name, begins| work.marks.home_fault(name, begins, work.seats.own_evictions());
+            let mark = |name, begins| work.marks.home_fault(name, begins, work.client_states.own_evictions());
             home.disturb(|| work.is_done(), mark).await
         }
         None => {
             while !work.is_done() {
-                world.sleep(LOOK_EVERY).await;
+                world.sleep(POLL_EVERY).await;
             }
         }
     }
@@ -268,11 +268,11 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
         one.ended().await?;
     }
     leave(&world, &work, &options).await?;
-    verify_from_all_sides(&world, &cluster, &work, (&past, &clones), &options, &faults.spent()).await?;
+    verify_from_all_sides(&world, &cluster, &work, (&snapshots, &clones), &options, &faults.spent()).await?;
     let simulated = Duration::from_nanos(world.now().0);
     let (operations, excused) = (work.operations(), work.excused());
     let evictions = home.map_or(0, |home| home.evictions.load(Ordering::Relaxed));
-    let own_evictions = work.seats.own_evictions();
+    let own_evictions = work.client_states.own_evictions();
     let (faults, disk_hits, met) = (faults.counts(), faults.disk_hits(), work.marks.met());
     Ok(Outcome {
         trace_hash: 0,
@@ -314,7 +314,7 @@ impl Beside {
 fn attend(world: &World, cluster: &Arc<Cluster>, work: &Arc<Workload>, me: usize) {
     let (world, cluster, work) = (world.clone(), cluster.clone(), work.clone());
     let env = world.node(&client_name(me));
-    work.seats.begins(me);
+    work.client_states.begins(me);
     let tasks = env.tasks.clone();
     env.tasks.spawn("client", async move {
         let client = loop {
@@ -324,8 +324,8 @@ fn attend(world: &World, cluster: &Arc<Cluster>, work: &Arc<Workload>, me: usize
             }
             world.sleep(Duration::from_millis(100)).await;
         };
-        work.seats.seated(me, client.clone());
-        let life = work.seats.who(me).life;
+        work.client_states.seated(me, client.clone());
+        let life = work.client_states.who(me).life;
         for app in work.apps() {
             let rng = world.rng(&format!("client {me}, application {app}, life {life}"));
             tasks.spawn("application", work.clone().use_files(client.clone(), me, app, rng));
@@ -337,9 +337,9 @@ fn attend(world: &World, cluster: &Arc<Cluster>, work: &Arc<Workload>, me: usize
 async fn leave(world: &World, work: &Workload, options: &Options) -> Result<(), Error> {
     for me in 0..options.clients {
         let begun = world.now();
-        while work.seats.client(me).is_none() {
-            assert!(world.now().since(begun) < LOOK_MAX, "c{me} cannot connect: {:?}", work.errors());
-            world.sleep(LOOK_EVERY).await;
+        while work.client_states.client(me).is_none() {
+            assert!(world.now().since(begun) < POLL_MAX, "c{me} cannot connect: {:?}", work.errors());
+            world.sleep(POLL_EVERY).await;
         }
     }
     work.close_all().await;
@@ -351,11 +351,11 @@ async fn leave(world: &World, work: &Workload, options: &Options) -> Result<(), 
         errors.join("\n")
     );
     for me in 0..options.clients {
-        let Some(client) = work.seats.client(me) else { continue };
+        let Some(client) = work.client_states.client(me) else { continue };
         if let Err(e) = client.shutdown().await {
             work.complain(me, false, format!("shut c{me} down"), &e);
         }
-        work.seats.died(me);
+        work.client_states.died(me);
     }
     assert!(work.errors().is_empty(), "{:?}", work.errors());
     Ok(())
@@ -366,7 +366,7 @@ async fn verify_from_all_sides(
     world: &World,
     cluster: &Cluster,
     work: &Workload,
-    beside: (&Past, &Clones),
+    beside: (&Snapshots, &Clones),
     options: &Options,
     spent: &BTreeSet<String>,
 ) -> Result<(), Error> {
@@ -407,11 +407,11 @@ async fn verify_from_all_sides(
     whole.map_err(|e| e.doing("wait after the losses at the end"))?;
     let cleaner = cluster.client("cleaner").await?;
     work.remove_all(&cleaner).await?;
-    let (past, clones) = beside;
-    past.verify(&cleaner, "after all was removed").await?;
+    let (snapshots, clones) = beside;
+    snapshots.verify(&cleaner, "after all was removed").await?;
     clones.verify(&cleaner, "after all was removed").await?;
     clones.remove_all(&cleaner).await?;
-    past.remove_all(&cleaner).await?;
+    snapshots.remove_all(&cleaner).await?;
     if let Some(home) = &work.home {
         home.verify_empty(&cleaner).await.map_err(|e| e.doing("home, after all was removed"))?;
     }
@@ -422,13 +422,13 @@ async fn verify_from_all_sides(
 async fn verify(
     cluster: &Cluster,
     work: &Workload,
-    (past, clones): (&Past, &Clones),
+    (snapshots, clones): (&Snapshots, &Clones),
     when: &str,
 ) -> Result<(), Error> {
     let reader = cluster.client("reader").await.map_err(|e| e.doing(when))?;
     // Before usage is added up: what is not listed yet is in nothing's usage.
     clones.verify(&reader, when).await?;
     work.verify(&reader, when).await.map_err(|e| e.doing(when))?;
-    past.verify(&reader, when).await?;
+    snapshots.verify(&reader, when).await?;
     reader.shutdown().await.map_err(|e| e.doing(when))
 }

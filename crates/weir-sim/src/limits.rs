@@ -28,7 +28,7 @@ const LIMIT_BYTES_MAX: u64 = 1_500_000;
 const WRITE_BYTES_MAX: u64 = 400_000;
 /// Between two things that are done to volumes, beside a rest.
 const PAUSE: Duration = Duration::from_millis(100);
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_EVERY: Duration = Duration::from_secs(1);
 /// Sessions of dead clients are over by then, and what they were granted is back; a deleted volume is gone.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -78,7 +78,7 @@ struct Known {
 
 impl Known {
     /// `who` was told whether what it has written is safe.
-    fn told<T>(&mut self, who: Who, safe: &Result<T>) {
+    fn reported<T>(&mut self, who: Who, safe: &Result<T>) {
         let (own, others): (Vec<_>, _) =
             std::mem::take(&mut self.pending).into_iter().partition(|p| p.0 == who);
         self.pending = others;
@@ -236,7 +236,7 @@ impl Limits {
         };
         let operation = if rng.below(6) == 0 { LOOK } else { WRITE };
         let under_way = work.begin(me, operation);
-        let (who, excused) = (work.seats.who(me), work.seats.excuses_all(me));
+        let (who, excused) = (work.client_states.who(me), work.client_states.excuses_all(me));
         let visit = Visit { work, client, volume: &volume, who, rng, op: under_way.op };
         let done = match operation {
             LOOK => visit.look().await,
@@ -246,7 +246,7 @@ impl Limits {
         match done {
             Err(e) if is_gone(&e) && volume.is_deleted.load(Relaxed) => {}
             Err(e) => {
-                let excused = excused || who.cuts != work.seats.cuts(me);
+                let excused = excused || who.cuts != work.client_states.cuts(me);
                 let what = format!("operation {}, c{me}: {operation} in {}", under_way.op, volume.name);
                 work.complain(me, excused, what, &e);
             }
@@ -262,13 +262,15 @@ impl Limits {
             for file in volume.files() {
                 let mut known = file.turn.lock().await;
                 for (me, (handle, who)) in std::mem::take(&mut known.handles) {
-                    let Some(client) = work.seats.client(me).filter(|_| work.seats.is_alive(who)) else {
+                    let Some(client) =
+                        work.client_states.client(me).filter(|_| work.client_states.is_alive(who))
+                    else {
                         continue;
                     };
                     let closed = close(&client, handle).await;
-                    known.told(who, &closed);
+                    known.reported(who, &closed);
                     if let Err(e) = closed {
-                        let excused = who.cuts != work.seats.cuts(me);
+                        let excused = who.cuts != work.client_states.cuts(me);
                         let what = format!("c{me}: close {} of {}", file.name, volume.name);
                         work.complain(me, excused, what, &e);
                     }
@@ -333,7 +335,7 @@ impl Limits {
                     let what =
                         format!("{when}: {} has {used} bytes of {goal} and takes no more", volume.name);
                     assert!(used < goal && self.world.now() < deadline, "{what}: {e}");
-                    self.world.sleep(LOOK_EVERY).await;
+                    self.world.sleep(POLL_EVERY).await;
                 }
                 Err(e) => return Err(e.doing(format_args!("{when}: fill {}", volume.name))),
             }
@@ -353,7 +355,7 @@ impl Limits {
         let deadline = self.world.now() + PATIENCE;
         while client.volumes(VolumeId(0)).await?.0.iter().any(|volume| volume.name.starts_with("limited")) {
             assert!(self.world.now() < deadline, "the volumes with limits are not removed to their end");
-            self.world.sleep(LOOK_EVERY).await;
+            self.world.sleep(POLL_EVERY).await;
         }
         Ok(())
     }
@@ -494,9 +496,9 @@ impl Visit<'_> {
                 // What was not written is told once; the handle is not used again.
                 known.handles.remove(&self.who.client);
                 let _ = self.client.release(handle).await;
-                let told = Err(e);
-                known.told(self.who, &told);
-                return told;
+                let reported = Err(e);
+                known.reported(self.who, &reported);
+                return reported;
             }
         }
         let synced = match self.rng.below(6) {
@@ -508,7 +510,7 @@ impl Visit<'_> {
             _ => return Ok(()),
         };
         self.log(file, &format!("synced ({synced:?})"));
-        known.told(self.who, &synced);
+        known.reported(self.who, &synced);
         synced
     }
 }

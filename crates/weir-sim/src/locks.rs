@@ -3,8 +3,8 @@
 //! Oracle: nobody is granted a lock that excludes another one's, unless that one may have lost it: whoever died, or was silent for
 //! longer than a lease bears. Under a lock the count is what the last step left; what a client had not made safe, and nobody
 //! else has seen, may go with it. One file is counted in under `fcntl` locks, another under `flock`.
+use crate::client_states::ClientStates;
 use crate::model::Who;
-use crate::seats::Seats;
 use crate::workload::{Workload, close, read_all, read_whole, root_cred};
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -30,7 +30,7 @@ pub const OPERATIONS: [&str; 2] = [COUNT, LOOK];
 /// The files that are counted in.
 pub struct Counters {
     world: World,
-    seats: Arc<Seats>,
+    client_states: Arc<ClientStates>,
     counters: Vec<Counter>,
 }
 
@@ -70,7 +70,11 @@ struct Standing {
 
 impl Counters {
     /// Makes the files.
-    pub async fn prepare(world: &World, client: &Client, seats: &Arc<Seats>) -> Result<Counters, Error> {
+    pub async fn prepare(
+        world: &World,
+        client: &Client,
+        client_states: &Arc<ClientStates>,
+    ) -> Result<Counters, Error> {
         let mut counters = Vec::new();
         for (name, space) in [("fcntl", LockSpace::Fcntl), ("flock", LockSpace::Flock)] {
             let name = format!("counted-under-{name}");
@@ -82,7 +86,7 @@ impl Counters {
             close(client, opened.handle).await?;
             counters.push(Counter { name, ino: opened.stat.attr.ino, space, state: Mutex::default() });
         }
-        Ok(Counters { world: world.clone(), seats: seats.clone(), counters })
+        Ok(Counters { world: world.clone(), client_states: client_states.clone(), counters })
     }
 
     pub fn all(&self) -> &[Counter] {
@@ -90,12 +94,12 @@ impl Counters {
     }
 
     fn standing(&self, me: usize) -> Standing {
-        Standing { who: self.seats.who(me), sure: !self.seats.is_cut(me) }
+        Standing { who: self.client_states.who(me), sure: !self.client_states.is_cut(me) }
     }
     /// It may have lost what it was granted.
     fn may_have_lost(&self, standing: &Standing) -> bool {
         let who = standing.who;
-        !standing.sure || !self.seats.is_alive(who) || self.seats.cuts(who.client) != who.cuts
+        !standing.sure || !self.client_states.is_alive(who) || self.client_states.cuts(who.client) != who.cuts
     }
 
     /// One step of a process of client `me`.
@@ -104,7 +108,7 @@ impl Counters {
         let kind = if rng.below(4) == 0 { LockKind::Shared } else { LockKind::Exclusive };
         let under_way = work.begin(me, if kind == LockKind::Exclusive { COUNT } else { LOOK });
         let op = under_way.op;
-        let excused = self.seats.excuses_all(me);
+        let excused = self.client_states.excuses_all(me);
         let done = async {
             let handle = client.open(&root_cred(), counter.ino, OpenMode::BOTH).await?.handle;
             let done = self.step_under_lock(work, client, me, rng, op, counter, kind, handle).await;

@@ -66,7 +66,7 @@ struct Args {
     /// What is removed goes to a trash
     #[arg(long, default_value = "no")]
     trash: Choice,
-    /// A volume follows a home that strangers change
+    /// A volume mirrors a home that strangers change
     #[arg(long, default_value = "no", conflicts_with = "home")]
     replica: Choice,
     /// Volumes with limits are made, written until they are full, and deleted

@@ -101,8 +101,8 @@ pub fn never_met(met: &Met, kinds: &[FaultKind]) -> Vec<(&'static str, &'static 
 pub fn table(met: &Met, kinds: &[FaultKind]) -> String {
     let operations = || {
         let others = [
-            &crate::tiny::OPERATIONS[..],
-            &crate::past::OPERATIONS,
+            &crate::small_files::OPERATIONS[..],
+            &crate::snapshots::OPERATIONS,
             &crate::clones::OPERATIONS,
             &crate::locks::OPERATIONS,
             &crate::tree::OPERATIONS,

@@ -104,7 +104,7 @@ pub struct FileModel {
     pending: Vec<Pending>,
     /// As before the first of `pending`, while there are any, and with what has come to stay since.
     durable: Vec<u8>,
-    /// Changes that have come to stay below changes of `pending`: their bytes come to light when those are lost.
+    /// Settled changes below changes of `pending`: their bytes show when those are lost.
     below: Vec<Pending>,
     /// How long it was when somebody looked since: what others had done stays then, also if all of `pending` is lost.
     lens_seen: Vec<u64>,
@@ -200,8 +200,8 @@ impl FileModel {
         }
     }
 
-    /// What is there now stays, but for what those changes made that `is_mine` says may still be lost. Below these, any of
-    /// the others' changes may be what comes to light.
+    /// What is there now stays, but for what those changes made that `is_mine` says may still be lost. Below
+    /// these, any of the others' changes may be what shows.
     fn keep_all_but(&mut self, is_mine: impl Fn(Who) -> bool) {
         let (mine, others): (Vec<Pending>, Vec<Pending>) =
             std::mem::take(&mut self.pending).into_iter().partition(|p| is_mine(p.who));
@@ -489,9 +489,9 @@ mod tests {
             let settled = file.clone().settle(who(1), &got, None);
             assert_eq!(settled.is_ok(), fits, "{settled:?}");
         }
-        let mut told = file.clone();
-        assert_eq!(told.settle(who(1), &with([1, 1], 50), None).unwrap(), [who(0)], "it must be told");
-        told.check(0, 200, &with([1, 1], 50)).unwrap();
+        let mut reported = file.clone();
+        assert_eq!(reported.settle(who(1), &with([1, 1], 50), None).unwrap(), [who(0)], "it must be told");
+        reported.check(0, 200, &with([1, 1], 50)).unwrap();
         file.seen_by(1, |_| 0);
         assert!(!file.is_doubtful(|_| 1), "what another has seen must stay");
     }
@@ -521,7 +521,7 @@ mod tests {
 
     /// Seed 900391: one settles the file with changes of its own that are not safe yet, and dies with these.
     #[test]
-    fn what_was_settled_comes_to_light_when_what_is_above_it_is_lost() {
+    fn settled_bytes_show_when_the_changes_above_are_lost() {
         let mut file = FileModel::default();
         change(&mut file, 0, 1, What::Write { offset: 0, len: 100 });
         file.synced(0);
@@ -572,12 +572,12 @@ mod tests {
         change(&mut file, 0, 4, What::Zero { offset: 1990, len: 100 });
         assert_eq!(file.len(), 2000);
         file.check(900, 200, &[bytes_of(1, 900, 100), vec![0; 100]].concat()).unwrap();
-        let told = file.check(0, 1000, &old).unwrap_err();
+        let reported = file.check(0, 1000, &old).unwrap_err();
         assert!(
-            told.contains("within 100..=149")
-                && told.contains("of operation 2")
-                && told.contains("of operation 1"),
-            "{told}"
+            reported.contains("within 100..=149")
+                && reported.contains("of operation 2")
+                && reported.contains("of operation 1"),
+            "{reported}"
         );
         assert!(file.check(1999, 50, &[0, 0]).unwrap_err().contains("2 bytes instead of 1"));
     }

@@ -1,4 +1,4 @@
-//! A volume that follows a home which strangers change all the while: clients read it, movers and servers die, and home fails.
+//! A volume that mirrors a home which strangers change all the while: clients read it, movers and servers die, and home fails.
 //!
 //! Oracle: who reads a file reads all of one state that it had at home, or is told an error if it is not so there any more. Nothing is
 //! changed at home but by strangers. In the end the volume shows what is at home.
@@ -33,7 +33,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(3);
 const FAULT_MAX: Duration = Duration::from_secs(10);
 /// A client's patience, and the lease term of a mover that died with the question.
 const SILENCE_FELT: Duration = Duration::from_secs(40);
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_EVERY: Duration = Duration::from_secs(1);
 /// The volume shows what is at home by then.
 const PATIENCE: Duration = Duration::from_secs(400);
 
@@ -66,7 +66,7 @@ impl Replica {
         home.found();
         let made = founder.create_volume(&root_cred(), &new_volume(NAME)).await?;
         let movers = Movers::new(world, cluster, URL, &home);
-        let relation = NewRelation { url: URL.into(), pulls: true, ..NewRelation::default() };
+        let relation = NewRelation { url: URL.into(), mirrors: true, ..NewRelation::default() };
         let relation = founder.add_relation(&root_cred(), made.id, &relation).await?.id;
         let strangers = Mutex::new(Strangers { left: home.all(), ..Strangers::default() });
         let (root, volume) = (made.root, made.id);
@@ -197,7 +197,7 @@ impl Replica {
     /// One operation of a process of client `me`.
     pub async fn step(&self, work: &Workload, client: &Client, me: usize, rng: &Rng) {
         let under_way = work.begin(me, LOOK);
-        let excused = work.seats.excuses_all(me);
+        let excused = work.client_states.excuses_all(me);
         if let Err(e) = self.look(client, rng).await {
             let silent =
                 e.kind == ErrorKind::Deadline && self.world.now().0 < self.silent_until.load(Relaxed);
@@ -304,7 +304,7 @@ impl Replica {
                 differs => differs.map_err(|e| e.doing(when))?.unwrap_or_default(),
             };
             assert!(self.world.now() < deadline, "{when}: the replica is not as home is: {differs}");
-            self.world.sleep(LOOK_EVERY).await;
+            self.world.sleep(POLL_EVERY).await;
         }
     }
 
@@ -343,7 +343,7 @@ impl Replica {
         let deadline = self.world.now() + PATIENCE;
         while client.volumes(VolumeId(0)).await?.0.iter().any(|volume| volume.id == self.volume) {
             assert!(self.world.now() < deadline, "the replica is not removed to its end");
-            self.world.sleep(LOOK_EVERY).await;
+            self.world.sleep(POLL_EVERY).await;
         }
         Ok(())
     }

@@ -4,8 +4,8 @@
 //! whole or not at all. One that is put back is the file that it was. What is in the trash counts as any other file does, home
 //! has it, too, and in the end, when it is emptied, all space must be given back.
 use crate::FaultKind;
+use crate::client_states::ClientStates;
 use crate::model::FileModel;
-use crate::seats::Seats;
 use crate::workload::{Workload, is_gone, names_in, read_whole, root_cred};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,14 +13,14 @@ use std::time::Duration;
 use weir_client::{Client, VolumeEdit};
 use weir_env::{Rng, sim::World};
 use weir_proto::meta::{FileKind, Usage};
-use weir_proto::volume::{Keeping, TRASH};
+use weir_proto::volume::{Retention, TRASH};
 use weir_proto::{Error, InodeId, VolumeId};
 
 /// Less than a run takes.
 const SHORT_S: u32 = 15;
 /// More than a run takes, whatever clocks say.
 const LONG_S: u32 = 30 * 24 * 3600;
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_EVERY: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A file that was removed.
@@ -87,7 +87,9 @@ impl Trash {
                 got => got.map_err(|e| e.doing(&what))?,
             };
             if work.is_doubtful(&file.model) {
-                file.model.settle(Seats::nobody(), &got, None).unwrap_or_else(|e| panic!("{what}: {e}"));
+                file.model
+                    .settle(ClientStates::nobody(), &got, None)
+                    .unwrap_or_else(|e| panic!("{what}: {e}"));
             }
             file.model.check(0, got.len() + 1, &got).unwrap_or_else(|e| panic!("{what}: {e}"));
         }
@@ -106,14 +108,14 @@ impl Trash {
                 return Ok(());
             }
             assert!(self.world.now() < deadline, "the trash is not emptied: {left:?}");
-            self.world.sleep(LOOK_EVERY).await;
+            self.world.sleep(POLL_EVERY).await;
         }
     }
 }
 
 async fn set(client: &Client, trash_s: u32) -> Result<(), Error> {
-    let keeping = Some(Keeping { trash_s, ..Keeping::NOTHING });
-    let edit = VolumeEdit { keeping, ..VolumeEdit::default() };
+    let retention = Some(Retention { trash_s, ..Retention::NOTHING });
+    let edit = VolumeEdit { retention, ..VolumeEdit::default() };
     client.change_volume(&root_cred(), VolumeId::ROOT, &edit).await.map(drop)
 }
 

@@ -4,8 +4,8 @@
 //! Oracle: a change is done or refused as POSIX has it, as a whole, and whoever looks after it sees just that: names, links, modes,
 //! attributes, bytes. One that ended with an error, or whose client died, is done or not; who has the tree next finds out which.
 
+use crate::client_states::LEAVES;
 use crate::model::{Who, bytes_of};
-use crate::seats::LEAVES;
 use crate::workload::{Workload, close, names_in, read_all, read_whole, root_cred};
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -219,7 +219,7 @@ pub struct SharedTree {
 }
 
 /// As a snapshot or a clone shows it.
-pub struct PastTree {
+pub struct SnapshotTree {
     tree: Tree,
     contents: BTreeMap<InodeId, (u64, usize)>,
 }
@@ -239,8 +239,8 @@ impl SharedTree {
         let mut state = self.state.lock().await;
         let operation = if rng.below(4) == 0 { LOOK } else { CHANGE };
         let under_way = work.begin(me, operation);
-        let excused = work.seats.excuses_all(me);
-        let turn = TreeTurn { work, client, me: work.seats.who(me), rng, op: under_way.op };
+        let excused = work.client_states.excuses_all(me);
+        let turn = TreeTurn { work, client, me: work.client_states.who(me), rng, op: under_way.op };
         let done = async {
             turn.settle(&mut state).await?;
             match operation {
@@ -260,7 +260,7 @@ impl SharedTree {
     /// The tree as `client` sees it, who has nothing cached.
     pub async fn verify(&self, work: &Workload, client: &Client, when: &str) -> Result<(), Error> {
         let mut state = self.state.lock().await;
-        let (nobody, rng) = (crate::seats::Seats::nobody(), work.world.rng("verify the tree"));
+        let (nobody, rng) = (crate::client_states::ClientStates::nobody(), work.world.rng("verify the tree"));
         let turn = TreeTurn { work, client, me: nobody, rng: &rng, op: 0 };
         turn.settle(&mut state).await.map_err(|e| e.doing(when))?;
         let attrs = turn.compare(&state, when).await.map_err(|e| e.doing(when))?;
@@ -268,17 +268,21 @@ impl SharedTree {
             turn.read(&state, *ino).await.map_err(|e| e.doing(when))?;
         }
         let directories = attrs.values().filter(|attr| attr.kind == FileKind::Directory).count() as u64 - 1;
-        let told = client.usage(self.root).await?;
+        let reported = client.usage(self.root).await?;
         let expected = (attrs.len() as u64 - 1 - directories, directories);
-        assert_eq!((told.files, told.directories), expected, "{when}: files and directories of the tree");
+        assert_eq!(
+            (reported.files, reported.directories),
+            expected,
+            "{when}: files and directories of the tree"
+        );
         Ok(())
     }
 
     /// What a snapshot that is taken while this is held will show; none: not known.
-    pub async fn before_snapshot(&self) -> (impl Drop, Option<PastTree>) {
+    pub async fn before_snapshot(&self) -> (impl Drop, Option<SnapshotTree>) {
         let state = self.state.lock().await;
-        let past = PastTree { tree: state.tree.clone(), contents: state.contents.clone() };
-        let known = state.pending.is_none().then_some(past);
+        let old = SnapshotTree { tree: state.tree.clone(), contents: state.contents.clone() };
+        let known = state.pending.is_none().then_some(old);
         (state, known)
     }
 
@@ -341,14 +345,14 @@ fn mark_of(found: Result<Bytes, Error>) -> Result<Bytes, Error> {
 }
 
 /// What was in a directory.
-async fn past_names(
+async fn snapshot_names(
     client: &Client,
     snapshot: u32,
     dir: InodeId,
 ) -> Result<BTreeMap<String, InodeId>, Error> {
     let (mut names, mut after) = (BTreeMap::new(), 0);
     loop {
-        let listing = client.past_list(&root_cred(), snapshot, dir, after, PAST_ENTRIES).await?;
+        let listing = client.snapshot_list(&root_cred(), snapshot, dir, after, PAST_ENTRIES).await?;
         for entry in &listing.entries {
             after = entry.cookie;
             names.insert(String::from_utf8_lossy(&entry.name).into_owned(), entry.attr.ino);
@@ -359,17 +363,17 @@ async fn past_names(
     }
 }
 
-impl PastTree {
+impl SnapshotTree {
     /// A snapshot shows names, modes and attributes as they were.
     pub async fn verify(&self, client: &Client, snapshot: u32, what: &str) -> Result<(), Error> {
         let mut found = Tree::new(self.tree.root);
         let mut inodes = vec![self.tree.root];
         while let Some(ino) = inodes.pop() {
-            let attr = client.past_attr(snapshot, ino).await?;
-            let mark = mark_of(client.past_get_xattr(snapshot, ino, MARK).await)?;
+            let attr = client.snapshot_attr(snapshot, ino).await?;
+            let mark = mark_of(client.snapshot_get_xattr(snapshot, ino, MARK).await)?;
             let mut entries = None;
             if attr.kind == FileKind::Directory {
-                let names = past_names(client, snapshot, ino).await?;
+                let names = snapshot_names(client, snapshot, ino).await?;
                 inodes.extend(names.values());
                 entries = Some(names);
             }
@@ -413,7 +417,7 @@ impl TreeTurn<'_> {
     async fn settle(&self, state: &mut State) -> Result<(), Error> {
         let Some((change, who, since)) = &state.pending else { return Ok(()) };
         // What is on its way may still arrive.
-        while self.work.seats.is_leaving(*who) || self.work.world.now() < *since + LEAVES {
+        while self.work.client_states.is_leaving(*who) || self.work.world.now() < *since + LEAVES {
             self.work.world.sleep(Duration::from_millis(200)).await;
         }
         let (seen, _) = look_at(self.client, state.tree.root).await?;

@@ -16,9 +16,9 @@ const STRIPE_BYTES: u64 = 262_144;
 /// Largest turn file, in bytes: several stripes.
 const FILE_BYTES_MAX: u64 = 1_200_000;
 
-pub const SETTLE_LOOK: Duration = Duration::from_millis(200);
+pub const SETTLE_POLL: Duration = Duration::from_millis(200);
 /// How often, and how long apart, it is tried to evict a file that home may not have yet.
-const HOME_LOOKS: u32 = 5;
+const HOME_POLLS: u32 = 5;
 const HOME_PAUSE: Duration = Duration::from_millis(700);
 
 pub struct Turn<'w> {
@@ -29,13 +29,13 @@ pub struct Turn<'w> {
     pub op: u64,
 }
 
-pub type Told<T> = Result<T, (&'static str, Error)>;
+pub type Answer<T> = Result<T, (&'static str, Error)>;
 
 trait Doing<T> {
-    fn doing(self, what: &'static str) -> Told<T>;
+    fn doing(self, what: &'static str) -> Answer<T>;
 }
 impl<T> Doing<T> for Result<T, Error> {
-    fn doing(self, what: &'static str) -> Told<T> {
+    fn doing(self, what: &'static str) -> Answer<T> {
         self.map_err(|e| (what, e))
     }
 }
@@ -68,7 +68,12 @@ impl Turn<'_> {
     }
 
     /// `other`: one that may be replaced by this file, or change names with it.
-    pub async fn take(&self, slot: &mut Slot, operation: &'static str, other: Option<&mut Slot>) -> Told<()> {
+    pub async fn take(
+        &self,
+        slot: &mut Slot,
+        operation: &'static str,
+        other: Option<&mut Slot>,
+    ) -> Answer<()> {
         self.work.give_up_if_moving(slot);
         let Some(file) = &mut slot.file else {
             slot.file = Some(self.create().await?);
@@ -103,15 +108,15 @@ impl Turn<'_> {
     /// This client was cut off since it opened the file: errors may come.
     pub fn is_excused(&self, slot: &Slot) -> bool {
         let handle = slot.file.as_ref().and_then(|file| file.handles.get(&self.me.client));
-        self.work.seats.excuses_all(self.me.client) || handle.is_some_and(|(_, who)| *who != self.me)
+        self.work.client_states.excuses_all(self.me.client) || handle.is_some_and(|(_, who)| *who != self.me)
     }
 
     /// What a failed operation leaves: doubt about its bytes, or about its name.
     pub async fn after_error(&self, slot: &mut Slot) {
         let Some(file) = &mut slot.file else { return };
-        file.told(self.me.client);
+        file.reported(self.me.client);
         if let Some((handle, who)) = file.handles.remove(&self.me.client)
-            && self.work.seats.is_alive(who)
+            && self.work.client_states.is_alive(who)
         {
             let _ = self.client.release(handle).await; // its errors were counted with the failed operation
         }
@@ -119,10 +124,10 @@ impl Turn<'_> {
     }
 
     /// Looks at a file whose last changes may be lost: what is there now stays.
-    async fn settle(&self, file: &mut TurnFile) -> Told<()> {
-        let seats = &self.work.seats;
-        while seats.is_broken() || file.model.is_on_its_way(|who| seats.is_leaving(who)) {
-            self.work.world.sleep(SETTLE_LOOK).await;
+    async fn settle(&self, file: &mut TurnFile) -> Answer<()> {
+        let client_states = &self.work.client_states;
+        while client_states.is_broken() || file.model.is_on_its_way(|who| client_states.is_leaving(who)) {
+            self.work.world.sleep(SETTLE_POLL).await;
         }
         let handle = self.handle(file).await?;
         let got = read_all(self.client, handle, 0, usize::MAX).await.doing("read what is in doubt")?;
@@ -134,7 +139,7 @@ impl Turn<'_> {
         if !lost.is_empty() {
             self.log(file, format_args!("lost: changes of {lost:?}: {differs}"));
         }
-        for who in lost.into_iter().filter(|who| self.work.seats.is_alive(*who)) {
+        for who in lost.into_iter().filter(|who| self.work.client_states.is_alive(*who)) {
             let has_it_open =
                 file.handles.get(&who.client).is_some_and(|(_, opened)| opened.life == who.life);
             if has_it_open {
@@ -157,7 +162,7 @@ impl Turn<'_> {
         (self.rng.below(DIRS as u64) as usize, format!("f{}", self.op))
     }
 
-    async fn create(&self) -> Told<TurnFile> {
+    async fn create(&self) -> Answer<TurnFile> {
         let (dir, name) = self.new_name();
         self.work.log(self.op, format_args!("{} create {name} in d{dir}", self.who()));
         let parent = self.work.dirs[dir];
@@ -176,7 +181,7 @@ impl Turn<'_> {
     }
 
     /// A file that gets its name when it is open, as programs do that show no half-made file.
-    async fn create_and_name(&self, parent: InodeId, name: &str) -> Told<Opened> {
+    async fn create_and_name(&self, parent: InodeId, name: &str) -> Answer<Opened> {
         let created = self.client.create_nameless(&root_cred(), parent, 0o644, OpenMode::BOTH).await;
         let opened = created.doing("create without a name")?;
         let linked = self.client.link(&root_cred(), opened.stat.attr.ino, parent, name.as_bytes()).await;
@@ -187,9 +192,9 @@ impl Turn<'_> {
         Ok(opened)
     }
 
-    async fn handle(&self, file: &mut TurnFile) -> Told<Handle> {
+    async fn handle(&self, file: &mut TurnFile) -> Answer<Handle> {
         if let Some((handle, who)) = file.handles.get(&self.me.client)
-            && self.work.seats.is_alive(*who)
+            && self.work.client_states.is_alive(*who)
         {
             return Ok(*handle);
         }
@@ -208,7 +213,7 @@ impl Turn<'_> {
     }
 
     /// The same where it is known what is in the file: others may be cut off while it is opened.
-    async fn sure_handle(&self, file: &mut TurnFile) -> Told<Handle> {
+    async fn sure_handle(&self, file: &mut TurnFile) -> Answer<Handle> {
         let handle = self.handle(file).await?;
         if self.work.is_doubtful(&file.model) {
             self.settle(file).await?;
@@ -259,10 +264,10 @@ impl Turn<'_> {
 
     /// What the others wrote is seen by this client.
     fn saw(&self, file: &mut TurnFile) {
-        file.model.seen_by(self.me.client, |client| self.work.seats.cuts(client));
+        file.model.seen_by(self.me.client, |client| self.work.client_states.cuts(client));
     }
 
-    async fn write(&self, file: &mut TurnFile) -> Told<()> {
+    async fn write(&self, file: &mut TurnFile) -> Answer<()> {
         let handle = self.sure_handle(file).await?;
         let (offset, len) = self.some_place(file);
         file.written = offset;
@@ -278,7 +283,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    async fn append(&self, file: &mut TurnFile) -> Told<()> {
+    async fn append(&self, file: &mut TurnFile) -> Answer<()> {
         let len = self.some_len().min(50_000);
         self.log(file, format_args!("append {len} to {}", file.model.len()));
         let mode = OpenMode { append: true, ..OpenMode::WRITE };
@@ -301,13 +306,13 @@ impl Turn<'_> {
         Ok(())
     }
 
-    async fn read(&self, file: &mut TurnFile) -> Told<()> {
+    async fn read(&self, file: &mut TurnFile) -> Answer<()> {
         let offset = self.rng.below(file.model.len() + 1);
         let len = self.some_len();
         self.read_and_check(file, offset, len).await
     }
 
-    async fn read_and_check(&self, file: &mut TurnFile, offset: u64, len: usize) -> Told<()> {
+    async fn read_and_check(&self, file: &mut TurnFile, offset: u64, len: usize) -> Answer<()> {
         let handle = self.handle(file).await?;
         self.log(file, format_args!("read {len} at {offset}"));
         let got = match self.client.try_read(handle, offset, len) {
@@ -327,7 +332,7 @@ impl Turn<'_> {
         self.work.is_doubtful(&file.model)
     }
 
-    async fn fsync(&self, file: &mut TurnFile) -> Told<()> {
+    async fn fsync(&self, file: &mut TurnFile) -> Answer<()> {
         let handle = self.handle(file).await?;
         self.log(file, "fsync");
         file.model.note(self.op, format!("{} fsynced", self.who()), 0, 0);
@@ -336,7 +341,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    async fn truncate(&self, file: &mut TurnFile) -> Told<()> {
+    async fn truncate(&self, file: &mut TurnFile) -> Answer<()> {
         let len = match self.rng.below(6) {
             0 => 0,
             1 => (file.model.len() + self.rng.below(200_000)).min(FILE_BYTES_MAX),
@@ -352,7 +357,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    async fn punch(&self, file: &mut TurnFile) -> Told<()> {
+    async fn punch(&self, file: &mut TurnFile) -> Answer<()> {
         let handle = self.sure_handle(file).await?;
         let offset = self.rng.below(file.model.len() + 1);
         let len = 1 + self.rng.below(100_000);
@@ -365,9 +370,9 @@ impl Turn<'_> {
         Ok(())
     }
 
-    async fn close(&self, file: &mut TurnFile) -> Told<()> {
+    async fn close(&self, file: &mut TurnFile) -> Answer<()> {
         let Some((handle, who)) = file.handles.remove(&self.me.client) else { return Ok(()) };
-        if !self.work.seats.is_alive(who) {
+        if !self.work.client_states.is_alive(who) {
             return Ok(());
         }
         self.log(file, "close");
@@ -377,7 +382,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    async fn stat(&self, file: &mut TurnFile) -> Told<()> {
+    async fn stat(&self, file: &mut TurnFile) -> Answer<()> {
         let stat = self.client.getattr(file.ino).await.doing("getattr")?;
         self.log(file, "stat");
         if self.doubts_self(file) {
@@ -390,7 +395,7 @@ impl Turn<'_> {
     }
 
     /// What is called a hole reads as zeros.
-    async fn seek(&self, file: &mut TurnFile) -> Told<()> {
+    async fn seek(&self, file: &mut TurnFile) -> Answer<()> {
         let handle = self.sure_handle(file).await?;
         let offset = self.rng.below(file.model.len() + 1);
         self.log(file, format_args!("seek from {offset}"));
@@ -416,7 +421,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    async fn rename(&self, file: &mut TurnFile, other: Option<&mut Slot>) -> Told<()> {
+    async fn rename(&self, file: &mut TurnFile, other: Option<&mut Slot>) -> Answer<()> {
         if let Some(other) = other {
             self.work.give_up_if_moving(other);
             match (&mut other.file, self.rng.below(3)) {
@@ -428,7 +433,7 @@ impl Turn<'_> {
         self.rename_to(file, self.new_name(), RenameMode::Replace).await
     }
 
-    async fn rename_to(&self, file: &mut TurnFile, to: (usize, String), mode: RenameMode) -> Told<()> {
+    async fn rename_to(&self, file: &mut TurnFile, to: (usize, String), mode: RenameMode) -> Answer<()> {
         let (dir, name) = &to;
         self.log(file, format_args!("rename to {name} in d{dir} ({mode:?})"));
         let parents = (self.work.dirs[file.dir], self.work.dirs[*dir]);
@@ -445,12 +450,12 @@ impl Turn<'_> {
         Ok(())
     }
 
-    async fn replace(&self, file: &mut TurnFile, there: TurnFile) -> Told<()> {
+    async fn replace(&self, file: &mut TurnFile, there: TurnFile) -> Answer<()> {
         self.rename_to(file, (there.dir, there.name.clone()), RenameMode::Replace).await?;
         self.leave_nameless(there).await
     }
 
-    async fn exchange(&self, file: &mut TurnFile, other: &mut TurnFile) -> Told<()> {
+    async fn exchange(&self, file: &mut TurnFile, other: &mut TurnFile) -> Answer<()> {
         let before = (file.dir, file.name.clone());
         other.moving = true;
         self.rename_to(file, (other.dir, other.name.clone()), RenameMode::Exchange).await?;
@@ -460,7 +465,7 @@ impl Turn<'_> {
     }
 
     /// As programs do that show no half-made file: written anew under another name, which then takes the place of the old one.
-    async fn save(&self, file: &mut TurnFile) -> Told<()> {
+    async fn save(&self, file: &mut TurnFile) -> Answer<()> {
         let mut new = self.create().await?;
         let place = (file.dir, file.name.clone());
         // Whatever becomes of it, until it has the name of the old one.
@@ -480,7 +485,7 @@ impl Turn<'_> {
     }
 
     /// Gives the space of a file or of a part of it back, as soon as home has it.
-    async fn evict(&self, file: &mut TurnFile) -> Told<()> {
+    async fn evict(&self, file: &mut TurnFile) -> Answer<()> {
         let Some(home) = &self.work.home else { return Ok(()) };
         // Or while this client writes it: then it must do it itself.
         let keeps = self.rng.below(2) == 0;
@@ -496,7 +501,7 @@ impl Turn<'_> {
         }
         let from = self.rng.below(4) * STRIPE_BYTES;
         self.log(file, format_args!("evict from {from}"));
-        for _ in 0..HOME_LOOKS {
+        for _ in 0..HOME_POLLS {
             match self.client.evict(&root_cred(), file.ino, from, u64::MAX).await {
                 Ok(evicted) if evicted.ranges.is_empty() => return Ok(()),
                 Ok(_) => {
@@ -512,7 +517,7 @@ impl Turn<'_> {
     }
 
     /// Removes the name; who has it open still reads it. From the trash it is put back at times.
-    async fn unlink(&self, mut file: TurnFile) -> Told<Option<TurnFile>> {
+    async fn unlink(&self, mut file: TurnFile) -> Answer<Option<TurnFile>> {
         self.log(&file, "unlink");
         self.work.found().uncertain.insert((file.dir, file.name.clone()));
         let parent = self.work.dirs[file.dir];
@@ -536,7 +541,7 @@ impl Turn<'_> {
     }
 
     /// None: it is gone from the trash already.
-    async fn put_back(&self, trash: &Trash, mut file: TurnFile) -> Told<Option<TurnFile>> {
+    async fn put_back(&self, trash: &Trash, mut file: TurnFile) -> Answer<Option<TurnFile>> {
         let found = trash.find(self.client, file.ino).await.doing("look into the trash")?;
         let Some((from, old)) = found else {
             self.work.found().nameless.push(file);
@@ -560,14 +565,14 @@ impl Turn<'_> {
     }
 
     /// A file has lost its name. Who else has it open keeps it.
-    async fn leave_nameless(&self, mut file: TurnFile) -> Told<()> {
+    async fn leave_nameless(&self, mut file: TurnFile) -> Answer<()> {
         let read = self.read_removed(&mut file).await;
         self.work.found().nameless.push(file);
         read
     }
 
     /// Who has a file open that has no name any more still reads it, if it was not cut off since.
-    async fn read_removed(&self, file: &mut TurnFile) -> Told<()> {
+    async fn read_removed(&self, file: &mut TurnFile) -> Answer<()> {
         let Entry::Occupied(open) = file.handles.entry(self.me.client) else { return Ok(()) };
         if open.get().1 != self.me {
             return Ok(());

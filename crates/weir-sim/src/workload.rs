@@ -2,21 +2,21 @@
 //!
 //! Three kinds of files. *Turn* files are used by every client, one operation at a time (an application-level lock), so
 //! the model is exact: whatever a client is told must be what the last operation of any client left. *Shared* files are
-//! written by all clients at the same moment, each in its own records. Small files: see [`crate::tiny`].
+//! written by all clients at the same moment, each in its own records. Small files: see [`crate::small_files`].
 //! What a client that died or was cut off left behind is in doubt until somebody looks: see the model.
 //! An error that nothing excuses breaks a promise.
 
+use crate::client_states::ClientStates;
 use crate::home::Home;
 use crate::limits::Limits;
 use crate::locks::Counters;
 use crate::marks::Marks;
 use crate::model::{FileModel, What, Who, bytes_of};
 use crate::replica::{self, Replica};
-use crate::seats::Seats;
-use crate::tiny::TinyFiles;
+use crate::small_files::SmallFiles;
 use crate::trash::{self, Trash};
 use crate::tree::{self, SharedTree};
-use crate::turn::{SETTLE_LOOK, Turn};
+use crate::turn::{SETTLE_POLL, Turn};
 use bytes::Bytes;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,7 +37,7 @@ use weir_proto::{Error, ErrorKind, InodeId};
 /// the tree, one that reads a replica, one in volumes with limits.
 const APPS: usize = 10;
 const ON_SHARED_FILES: usize = 2;
-const ON_TINY_FILES: std::ops::Range<usize> = 3..5;
+const ON_SMALL_FILES: std::ops::Range<usize> = 3..5;
 const ON_TREE: usize = 7;
 const ON_REPLICA: usize = 8;
 const ON_LIMITS: usize = 9;
@@ -46,7 +46,7 @@ const OPERATION_MAX: Duration = Duration::from_secs(35);
 /// What the wait for movers that die may add to it.
 const RECALL_MAX: Duration = Duration::from_secs(120);
 const RECORDS: u64 = 12;
-const USAGE_LOOKS: u32 = 60;
+const USAGE_POLLS: u32 = 60;
 pub const DIRS: usize = 3;
 
 pub fn root_cred() -> Cred {
@@ -56,14 +56,14 @@ pub fn root_cred() -> Cred {
 /// Everything that the clients share, and what they found.
 pub struct Workload {
     pub world: World,
-    pub seats: Arc<Seats>,
+    pub client_states: Arc<ClientStates>,
     pub marks: Marks,
     /// Where files go that are evicted.
     pub home: Option<Arc<Home>>,
     pub dirs: Vec<InodeId>,
     slots: Vec<tokio::sync::Mutex<Slot>>,
     shared: Vec<SharedFile>,
-    pub tiny: TinyFiles,
+    pub small_files: SmallFiles,
     counters: Option<Counters>,
     pub tree: Option<SharedTree>,
     pub trash: Option<Trash>,
@@ -138,7 +138,7 @@ impl UnderWay<'_> {
     /// It ended by itself, well or not.
     pub fn check_time(&self, what: &str) {
         let took = self.work.world.now().since(self.begun);
-        let excused = self.work.seats.excuses_all(self.me);
+        let excused = self.work.client_states.excuses_all(self.me);
         assert!(
             excused
                 || took <= OPERATION_MAX + if self.work.home.is_some() { RECALL_MAX } else { Duration::ZERO },
@@ -154,7 +154,7 @@ impl Workload {
     pub async fn prepare(
         world: &World,
         client: &Client,
-        seats: &Arc<Seats>,
+        client_states: &Arc<ClientStates>,
         options: &crate::Options,
         home: Option<Arc<Home>>,
         replica: Option<Arc<Replica>>,
@@ -178,7 +178,7 @@ impl Workload {
             shared.push(SharedFile { name, ino, record_bytes, models, lossy });
         }
         let counters =
-            if options.locks { Some(Counters::prepare(world, client, seats).await?) } else { None };
+            if options.locks { Some(Counters::prepare(world, client, client_states).await?) } else { None };
         let tree = if options.tree { Some(SharedTree::prepare(client).await?) } else { None };
         let trash = if options.trash { Some(Trash::begin(world, client, options).await?) } else { None };
         let counts = if options.locks { options.operations / 2 + 1 } else { 0 };
@@ -197,13 +197,13 @@ impl Workload {
         ];
         Ok(Workload {
             world: world.clone(),
-            seats: seats.clone(),
+            client_states: client_states.clone(),
             marks: Marks::default(),
             home,
             dirs,
             slots: (0..options.files).map(|_| Default::default()).collect(),
             shared,
-            tiny: TinyFiles::new(world, seats, options.clients * ON_TINY_FILES.len()),
+            small_files: SmallFiles::new(world, client_states, options.clients * ON_SMALL_FILES.len()),
             counters,
             tree,
             trash,
@@ -225,7 +225,7 @@ impl Workload {
             ON_TREE => on_tree,
             ON_REPLICA => on_replica,
             ON_LIMITS => on_limits,
-            app => counts || app < ON_TINY_FILES.end,
+            app => counts || app < ON_SMALL_FILES.end,
         })
     }
     pub fn operations(&self) -> u64 {
@@ -267,7 +267,7 @@ impl Workload {
     /// An operation of `me` failed: broken, unless something excuses it.
     pub fn complain(&self, me: usize, is_excused: bool, what: impl Display, e: &Error) {
         self.world.trace(&format!("{what} failed, excused {is_excused}: {e}"));
-        if is_excused || self.seats.excuses(me, e) {
+        if is_excused || self.client_states.excuses(me, e) {
             self.found().excused += 1;
         } else {
             self.found().errors.push(format!("{:?} {what}: {e:?}", self.world.now()));
@@ -277,7 +277,7 @@ impl Workload {
     /// What nobody who can be cut off did: nothing excuses it but too many deaths.
     pub fn complain_of_nobody(&self, what: String, e: &Error) {
         self.world.trace(&format!("{what} failed: {e}"));
-        if self.seats.excuses_anybody() {
+        if self.client_states.excuses_anybody() {
             self.found().excused += 1;
             return;
         }
@@ -304,7 +304,8 @@ impl Workload {
     /// Whether somebody must look before the bytes are known: a client may have lost some, or may lose them for want
     /// of space when another one needs the file.
     pub fn is_doubtful(&self, model: &FileModel) -> bool {
-        model.is_doubtful(|c| self.seats.cuts(c)) || (self.seats.is_full() && model.is_pending())
+        model.is_doubtful(|c| self.client_states.cuts(c))
+            || (self.client_states.is_full() && model.is_pending())
     }
 
     /// Takes one of the operations that are left.
@@ -317,9 +318,9 @@ impl Workload {
         while self.left[me][app].load(Relaxed) > 0 {
             if app < ON_SHARED_FILES {
                 self.use_turn_file(&client, me, app, &rng).await;
-            } else if ON_TINY_FILES.contains(&app) {
-                let process = me * ON_TINY_FILES.len() + app - ON_TINY_FILES.start;
-                self.tiny.step(&self, &client, me, process, &rng).await;
+            } else if ON_SMALL_FILES.contains(&app) {
+                let process = me * ON_SMALL_FILES.len() + app - ON_SMALL_FILES.start;
+                self.small_files.step(&self, &client, me, process, &rng).await;
                 self.take_one(me, app);
             } else if let Some(tree) = self.tree.as_ref().filter(|_| app == ON_TREE) {
                 self.rest(&rng).await;
@@ -364,7 +365,7 @@ impl Workload {
         }
         let under_way = self.begin(me, operation);
         let op = under_way.op;
-        let turn = Turn { work: self, client, me: self.seats.who(me), rng, op };
+        let turn = Turn { work: self, client, me: self.client_states.who(me), rng, op };
         let excused = turn.is_excused(&slot);
         let done = turn.take(&mut slot, operation, other.as_deref_mut()).await;
         under_way.check_time(operation);
@@ -376,7 +377,7 @@ impl Workload {
 
     /// Writes and reads records of its own, while others do.
     async fn use_shared_file(&self, file: &SharedFile, client: &Client, me: usize, rng: &Rng) {
-        let excused = self.seats.excuses_all(me);
+        let excused = self.client_states.excuses_all(me);
         let opened = client.open(&root_cred(), file.ino, OpenMode::BOTH).await;
         let done = match opened {
             Err(e) => Err(e),
@@ -400,12 +401,12 @@ impl Workload {
         rng: &Rng,
         handle: Handle,
     ) -> Result<(), Error> {
-        let who = self.seats.who(me);
+        let who = self.client_states.who(me);
         if self.is_doubtful(&file.model(me)) {
             // What a life before put past the end shows when somebody makes the file longer.
-            let is_on_its_way = || file.model(me).is_on_its_way(|who| self.seats.is_leaving(who));
-            while self.seats.is_broken() || is_on_its_way() {
-                self.world.sleep(SETTLE_LOOK).await;
+            let is_on_its_way = || file.model(me).is_on_its_way(|who| self.client_states.is_leaving(who));
+            while self.client_states.is_broken() || is_on_its_way() {
+                self.world.sleep(SETTLE_POLL).await;
             }
             file.settle(client, handle, me, who).await?;
         }
@@ -464,15 +465,16 @@ impl Workload {
     pub async fn close_everywhere(&self, file: &mut TurnFile) {
         {
             for (me, (handle, who)) in std::mem::take(&mut file.handles) {
-                let Some(client) = self.seats.client(me).filter(|_| self.seats.is_alive(who)) else {
+                let Some(client) = self.client_states.client(me).filter(|_| self.client_states.is_alive(who))
+                else {
                     continue;
                 };
-                let excused = who.cuts != self.seats.cuts(me);
+                let excused = who.cuts != self.client_states.cuts(me);
                 match close(&client, handle).await {
                     Ok(()) => file.closed(who),
                     Err(e) => {
                         self.complain(me, excused, format!("c{me}: close {} at the end", file.name), &e);
-                        file.told(me);
+                        file.reported(me);
                     }
                 }
             }
@@ -492,7 +494,9 @@ impl Workload {
             let got = read_whole(client, file.ino).await.map_err(|e| e.doing(&what))?;
             assert_eq!(stat.attr.size, got.len() as u64, "{what}: size");
             if self.is_doubtful(&file.model) {
-                file.model.settle(Seats::nobody(), &got, None).unwrap_or_else(|e| panic!("{what}: {e}"));
+                file.model
+                    .settle(ClientStates::nobody(), &got, None)
+                    .unwrap_or_else(|e| panic!("{what}: {e}"));
             }
             file.model.check(0, got.len() + 1, &got).unwrap_or_else(|e| panic!("{what}: {e}"));
         }
@@ -504,7 +508,7 @@ impl Workload {
         if let Some(counters) = &self.counters {
             counters.verify(client, when).await?;
         }
-        self.tiny.verify(self, client, when).await?;
+        self.small_files.verify(self, client, when).await?;
         if let Some(tree) = &self.tree {
             tree.verify(self, client, when).await?;
         }
@@ -523,7 +527,7 @@ impl Workload {
         let has_home = self.home.is_some() || self.replica.is_some();
         let has_volumes = self.has_clones || self.limits.is_some();
         let changes = has_home || has_volumes || self.trash.is_some();
-        let looks = if changes { USAGE_LOOKS } else { 1 };
+        let looks = if changes { USAGE_POLLS } else { 1 };
         for _ in 1..looks {
             if self.usage_differs(client).await?.is_none() {
                 return Ok(());
@@ -547,7 +551,7 @@ impl Workload {
         let mut expected: BTreeSet<(usize, String)> = (1..DIRS).map(|n| (0, format!("d{n}"))).collect();
         expected.extend(self.shared.iter().map(|f| (0, f.name.clone())));
         expected.extend(self.counters.iter().flat_map(Counters::all).map(|c| (0, c.name.clone())));
-        expected.extend(self.tiny.names().await);
+        expected.extend(self.small_files.names().await);
         expected.extend(self.tree.iter().map(|_| (0, tree::NAME.to_owned())));
         expected.extend(self.replica.iter().map(|_| (0, replica::NAME.to_owned())));
         expected.extend(self.volumes().keys().map(|name| (0, name.clone())));
@@ -578,7 +582,7 @@ impl Workload {
                 let attr = stat.unwrap_or_else(|| panic!("{name} was just listed")).attr;
                 if attr.kind != FileKind::Directory {
                     // A file that was given up is read by nobody: it may be away still. What comes back is told to no cache.
-                    let evicted = client.residence(attr.ino).await?.evicted;
+                    let evicted = client.tier_state(attr.ino).await?.evicted;
                     let below = &mut below[n];
                     below.bytes += attr.allocated.saturating_sub(evicted);
                     below.evicted += evicted;
@@ -592,10 +596,10 @@ impl Workload {
         below.iter().for_each(|dir| add(&mut all, dir));
         below[0] = all;
         for (dir, expected) in self.dirs.iter().zip(below) {
-            let told = client.usage(*dir).await?;
-            if told != expected {
+            let reported = client.usage(*dir).await?;
+            if reported != expected {
                 return Ok(Some(format!(
-                    "usage of directory {dir} is {told:?}, its files have {expected:?}; away: {away:?}"
+                    "usage of directory {dir} is {reported:?}, its files have {expected:?}; away: {away:?}"
                 )));
             }
         }
@@ -654,7 +658,7 @@ fn add(sum: &mut Usage, used: &Usage) {
 
 impl TurnFile {
     /// `me` was told of an error.
-    pub fn told(&mut self, me: usize) {
+    pub fn reported(&mut self, me: usize) {
         self.owed.remove(&me);
         self.model.doubt(me);
     }
@@ -681,11 +685,11 @@ impl SharedFile {
 
     async fn settle(&self, client: &Client, handle: Handle, me: usize, who: Who) -> Result<(), Error> {
         let got = read_all(client, handle, 0, self.record_bytes * RECORDS as usize).await?;
-        self.adopt(me, who, &got).unwrap_or_else(|e| panic!("c{me} {}: {e}", self.name));
+        self.import(me, who, &got).unwrap_or_else(|e| panic!("c{me} {}: {e}", self.name));
         Ok(())
     }
 
-    fn adopt(&self, me: usize, who: Who, got: &[u8]) -> Result<(), String> {
+    fn import(&self, me: usize, who: Who, got: &[u8]) -> Result<(), String> {
         self.lossy.store(true, Relaxed);
         let is_own = |offset| self.owner(offset) == me;
         self.model(me).settle(who, got, Some(&is_own)).map(|_| ())
@@ -697,7 +701,7 @@ impl SharedFile {
             let me = self.owner(record * self.record_bytes as u64);
             let in_doubt = is_doubtful(&self.model(me));
             if in_doubt {
-                self.adopt(me, Seats::nobody(), got)?;
+                self.import(me, ClientStates::nobody(), got)?;
             }
             whole.take(&self.model(me), record * self.record_bytes as u64, self.record_bytes);
         }

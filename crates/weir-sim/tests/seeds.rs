@@ -98,7 +98,7 @@ fn copies_and_as_much_parity_as_data_keep_every_promise() {
         keeps_every_promise(seeds, |_| Options { operations: 120, pause_ms_max: 3000, ..options.clone() });
     }
     let options =
-        Options { faults: vec![HangDisk], scheme: Scheme { data: 1, parity: 1 }, ..Options::default() };
+        Options { faults: vec![StallDisk], scheme: Scheme { data: 1, parity: 1 }, ..Options::default() };
     keeps_every_promise(551_056..551_062, |_| options.clone());
 }
 
@@ -224,7 +224,7 @@ survives! {
     survives_broken_and_slow_connections: 400..410, [ResetConnections, LateRequests, SlowLink];
     clocks_decide_nothing: 3500..3504, [ClockJump, ClockDrift];
     survives_slow_disks: 500..504, [SlowDisk];
-    survives_disks_that_hang: 550_000..550_006, [HangDisk];
+    survives_disks_that_hang: 550_000..550_006, [StallDisk];
     survives_disks_that_cannot_be_read: 3600..3606, [ReadErrors];
     a_disk_that_fails_once_is_never_trusted_again: 3700..3710, [WriteErrors, SyncErrors, SyncErrorsMeta];
     a_target_that_dies_while_another_fails_is_repaired: 31020..31026, [WriteErrors, KillStorage, PowerCutStorage];

@@ -141,7 +141,7 @@ async fn fragments(env: &Env, store: &Arc<Store>, writers: u64, time: Duration) 
                         version,
                         mode: WriteMode::Fresh,
                         missing: 0,
-                        cuts: &[],
+                        folded_seqs: &[],
                         block_crcs: &crcs,
                         data: &data,
                     };

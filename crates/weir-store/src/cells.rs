@@ -4,8 +4,8 @@
 //! commit, its drop, or a higher base; overlays go only when a base that includes them is committed; sequence numbers of
 //! a cell have no gap (but on a member that is behind). Every check is made inside the transaction that acts on it.
 use crate::alloc::Extent;
-use crate::cuts::void_below;
 use crate::format::*;
+use crate::truncations::void_below;
 use std::collections::BTreeMap;
 use weir_kv::{Read, Scan, Txn};
 use weir_proto::data::{CHECKSUM_BLOCK, FILL_COUNTER, MissingMask, OverlayKind};
@@ -18,7 +18,7 @@ pub struct Scope {
     pub group: PgId,
     pub epoch: Epoch,
     pub scheme: Scheme,
-    /// Bit i: member i is current in that epoch, so its fragments are no debt.
+    /// Bit i: member i is current in that epoch, so its fragments are not missing.
     pub current: MissingMask,
     /// What this target has from before that epoch does not count: it had lost what it had ([`forget_lost`]).
     pub lost_at: Epoch,
@@ -54,7 +54,7 @@ impl Scope {
 #[derive(Default, Debug)]
 pub struct Delta {
     pub cells: i64,
-    pub debt_cells: i64,
+    pub under_replicated_cells: i64,
     pub overlay_count: i64,
     pub overlay_bytes: i64,
     pub dropped: Vec<Extent>,
@@ -148,7 +148,7 @@ impl Change {
     /// A current member holds everything: what is noted against it is settled.
     fn save(mut self, txn: &mut dyn Txn, delta: &mut Delta) {
         self.now.missing &= !self.current;
-        delta.debt_cells += i64::from(self.now.missing != 0)
+        delta.under_replicated_cells += i64::from(self.now.missing != 0)
             - i64::from(self.before.as_ref().is_some_and(|h| h.missing != 0));
         if self.before.is_none() {
             delta.cells += 1;
@@ -175,22 +175,28 @@ impl Change {
         }
         Ok(())
     }
-    /// A base of `version` that includes overlays up to `cut` is committed. Numbers of a stripe only rise, unless they begin anew
-    /// with a stripe that is fresh or comes back from home. So a cut below the one that is known tells that this happened while
-    /// this target was away: what it has from before goes, as it went where the others restarted.
-    fn advance(&mut self, txn: &mut dyn Txn, delta: &mut Delta, cut: Seq, version: Version) -> Result<()> {
-        if cut < self.now.cut {
+    /// A base of `version` that includes overlays up to `folded_seq` is committed. Numbers of a stripe only rise, unless they begin anew
+    /// with a stripe that is fresh or comes back from home. So a folded sequence below the one that is known tells that this happened
+    /// while this target was away: what it has from before goes, as it went where the others restarted.
+    fn advance(
+        &mut self,
+        txn: &mut dyn Txn,
+        delta: &mut Delta,
+        folded_seq: Seq,
+        version: Version,
+    ) -> Result<()> {
+        if folded_seq < self.now.folded_seq {
             let logged = overlays(txn, self.cell, Seq(0), Seq(u64::MAX))?;
             let is_new = |overlay: &Overlay| overlay.token_epoch >= version.token_epoch();
             for (seq, _) in logged.iter().filter(|(_, overlay)| !is_new(overlay)) {
                 self.drop_overlays(txn, delta, *seq, *seq)?;
             }
             let newest = logged.iter().filter(|(_, overlay)| is_new(overlay)).map(|(seq, _)| *seq).max();
-            (self.now.cut, self.now.last_seq) = (Seq(0), newest.unwrap_or_default());
+            (self.now.folded_seq, self.now.last_seq) = (Seq(0), newest.unwrap_or_default());
         }
-        self.drop_overlays(txn, delta, Seq(0), cut)?;
-        self.now.cut = self.now.cut.max(cut);
-        self.now.last_seq = self.now.last_seq.max(cut);
+        self.drop_overlays(txn, delta, Seq(0), folded_seq)?;
+        self.now.folded_seq = self.now.folded_seq.max(folded_seq);
+        self.now.last_seq = self.now.last_seq.max(folded_seq);
         Ok(())
     }
 }
@@ -320,7 +326,7 @@ pub fn fresh(
     delta: &mut Delta,
 ) -> Result<()> {
     let mut change = Change::open(txn, scope, cell)?;
-    fragment.cut = Seq(0);
+    fragment.folded_seq = Seq(0);
     let old = get::<Fragment>(txn, &base_key(cell))?;
     for gone in prepared(txn, cell)? {
         txn.delete(&prepared_key(cell, gone.version));
@@ -349,7 +355,7 @@ pub fn fresh(
 /// The overlay log starts anew: all targets of the stripe get their fresh fragment, so all restart together.
 fn restart(change: &mut Change, txn: &mut dyn Txn, delta: &mut Delta) -> Result<()> {
     change.drop_overlays(txn, delta, Seq(0), Seq(u64::MAX))?;
-    change.now.cut = Seq(0);
+    change.now.folded_seq = Seq(0);
     change.now.last_seq = Seq(0);
     Ok(())
 }
@@ -443,11 +449,11 @@ pub fn commit(
     }
     change.now.missing = new.missing;
     if scope.is_data(cell) {
-        change.advance(txn, delta, new.cut, version)?;
+        change.advance(txn, delta, new.folded_seq, version)?;
     } else {
-        for (data_cell, cut) in cuts_of_mirrored(txn, scope, cell, &new)? {
+        for (data_cell, folded_seq) in folded_of_mirrored(txn, scope, cell, &new)? {
             let mut mirrored = Change::open(txn, scope, data_cell)?;
-            mirrored.advance(txn, delta, cut, version)?;
+            mirrored.advance(txn, delta, folded_seq, version)?;
             mirrored.now.missing = new.missing;
             mirrored.save(txn, delta);
         }
@@ -458,7 +464,7 @@ pub fn commit(
 }
 
 /// The data cells whose overlays a parity target keeps or kept, and up to where a parity fragment includes them.
-fn cuts_of_mirrored(
+fn folded_of_mirrored(
     read: &dyn Read,
     scope: &Scope,
     parity: CellId,
@@ -467,9 +473,9 @@ fn cuts_of_mirrored(
     let mut found = Vec::new();
     for index in 0..scope.scheme.data {
         let cell = CellId { index, ..parity };
-        let cut = fragment.cuts.get(usize::from(index)).copied().unwrap_or_default();
-        if cut > Seq(0) || header(read, scope, cell)?.is_some() {
-            found.push((cell, cut));
+        let folded_seq = fragment.folded_seqs.get(usize::from(index)).copied().unwrap_or_default();
+        if folded_seq > Seq(0) || header(read, scope, cell)?.is_some() {
+            found.push((cell, folded_seq));
         }
     }
     Ok(found)
@@ -527,7 +533,8 @@ pub fn append(
     delta: &mut Delta,
 ) -> Result<Appended> {
     match numbering {
-        // It passed the fence when it was logged first; what a cut made void since is not brought back.
+        // It passed the fence when it was logged first; what a truncation made void since is not brought
+        // back.
         Numbering::Again(seq) if overlay.token_epoch < void_below(txn, cell)? => {
             return Ok(Appended::Duplicate(seq));
         }
@@ -564,7 +571,7 @@ pub fn append(
         // answered. What is here under higher numbers may be so, too, or be newer: mirrors come in any order. It stays until its
         // number comes, or becomes void by agreement.
         change.drop_overlays(txn, delta, seq, seq)?;
-    } else if seq <= change.now.cut {
+    } else if seq <= change.now.folded_seq {
         return Ok(Appended::Duplicate(seq));
     }
     txn.put(&overlay_key(cell, seq), &overlay.to_value());
@@ -635,8 +642,13 @@ pub fn mark_missing(
     Ok(true)
 }
 
-/// Settles a cell's debt to members that are current in the scope's epoch.
-pub fn settle_debt(txn: &mut dyn Txn, scope: &Scope, cell: CellId, delta: &mut Delta) -> Result<()> {
+/// Clears a cell's missing bits of members that are current in the scope's epoch.
+pub fn settle_under_replicated(
+    txn: &mut dyn Txn,
+    scope: &Scope,
+    cell: CellId,
+    delta: &mut Delta,
+) -> Result<()> {
     let Some(now) = header(txn, scope, cell)?.filter(|h| h.missing & scope.current != 0) else {
         return Ok(());
     };
@@ -673,11 +685,11 @@ pub fn drop_cell(txn: &mut dyn Txn, cell: CellId, delta: &mut Delta) -> Result<(
     txn.delete(&header_key(cell));
     txn.delete(&listed_key(change.now.group, cell));
     delta.cells -= 1;
-    delta.debt_cells -= i64::from(change.now.missing != 0);
+    delta.under_replicated_cells -= i64::from(change.now.missing != 0);
     Ok(())
 }
 
-/// Drops what of a cell was written with a token epoch below `token_epoch`: its file was cut before it.
+/// Drops what of a cell was written with a token epoch below `token_epoch`: its file was truncated before it.
 pub fn drop_void(txn: &mut dyn Txn, cell: CellId, token_epoch: u32, delta: &mut Delta) -> Result<()> {
     let Some(header) = get::<Header>(txn, &header_key(cell))? else { return Ok(()) };
     let is_void = |f: &Fragment| f.version.token_epoch() < token_epoch;
@@ -701,11 +713,12 @@ pub fn drop_void(txn: &mut dyn Txn, cell: CellId, token_epoch: u32, delta: &mut 
     }
     let is_void_below = base.as_ref().or(covering.as_ref()).is_some_and(is_void);
     if is_void_below {
-        change.now.cut = Seq(0);
+        change.now.folded_seq = Seq(0);
     }
     if is_void_below || valid.len() < logged.len() {
-        // Numbers began anew after the cut: where all heard of it at once nothing was left that they could have gone on from.
-        change.now.last_seq = valid.last().copied().unwrap_or_default().max(change.now.cut);
+        // Numbers began anew after the truncation: where all heard of it at once nothing was left that they
+        // could have gone on from.
+        change.now.last_seq = valid.last().copied().unwrap_or_default().max(change.now.folded_seq);
     }
     if let Some(base) = base.filter(is_void) {
         txn.delete(&base_key(cell));
@@ -740,7 +753,7 @@ pub fn install(
         return Ok(false);
     }
     if fragment.version.token_epoch() < void_below(txn, cell)? {
-        return Ok(false); // taken from a peer that has not heard of the cut yet
+        return Ok(false); // taken from a peer that has not heard of the truncation yet
     }
     let mut change = Change::open(txn, scope, cell)?;
     let mut kept = vec![fragment.extent];
@@ -753,11 +766,11 @@ pub fn install(
         drop_bytes(delta, base.extent, &kept);
     }
     if scope.is_data(cell) {
-        change.advance(txn, delta, fragment.cut, fragment.version)?;
+        change.advance(txn, delta, fragment.folded_seq, fragment.version)?;
     } else {
-        for (data_cell, cut) in cuts_of_mirrored(txn, scope, cell, fragment)? {
+        for (data_cell, folded_seq) in folded_of_mirrored(txn, scope, cell, fragment)? {
             let mut mirrored = Change::open(txn, scope, data_cell)?;
-            mirrored.advance(txn, delta, cut, fragment.version)?;
+            mirrored.advance(txn, delta, folded_seq, fragment.version)?;
             mirrored.save(txn, delta);
         }
     }
@@ -767,8 +780,8 @@ pub fn install(
     Ok(true)
 }
 
-/// Makes the log of `cell` up to `upto` hold exactly `copies` above its cut (a copy fetched from another holder).
-/// `stale`: what is here beyond `upto` and must not be.
+/// Makes the log of `cell` up to `upto` hold exactly `copies` above its folded sequence (a copy fetched from
+/// another holder). `stale`: what is here beyond `upto` and must not be.
 pub fn install_overlays(
     txn: &mut dyn Txn,
     scope: &Scope,
@@ -787,7 +800,7 @@ pub fn install_overlays(
         change.drop_overlays(txn, delta, **seq, **seq)?;
     }
     if !gone.is_empty() {
-        change.now.last_seq = kept.last().map_or(upto, |(seq, _)| **seq).max(change.now.cut);
+        change.now.last_seq = kept.last().map_or(upto, |(seq, _)| **seq).max(change.now.folded_seq);
     }
     let mut used = Vec::new();
     let void_below = void_below(txn, cell)?;
@@ -799,7 +812,7 @@ pub fn install_overlays(
     }
     for (seq, (copy, inline)) in copies.range(..=upto) {
         let there = present.get(seq).is_some_and(|there| same_write(copy, there));
-        if there || *seq <= change.now.cut || copy.token_epoch < void_below {
+        if there || *seq <= change.now.folded_seq || copy.token_epoch < void_below {
             continue;
         }
         txn.put(&overlay_key(cell, *seq), &copy.to_value());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weir_coord::Cluster;
 use weir_env::BoxFuture;
-use weir_proto::coord::Doubt;
+use weir_proto::coord::Suspicion;
 use weir_proto::data::*;
 use weir_proto::map::ClusterMap;
 use weir_proto::{Epoch, PgId, Request, Result, TargetId};
@@ -51,18 +51,18 @@ impl Peers for Cluster {
         epoch: Epoch,
         why: String,
     ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
-        self.doubt(target, group, epoch, Doubt::Unusable, why)
+        self.suspect(target, group, epoch, Suspicion::Failed, why)
     }
-    fn doubt(
+    fn suspect(
         &self,
         target: TargetId,
         group: PgId,
         epoch: Epoch,
-        doubt: Doubt,
+        suspicion: Suspicion,
         why: String,
     ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
         let cluster = self.clone();
-        Box::pin(async move { cluster.doubt_target(target, group, epoch, doubt, &why).await })
+        Box::pin(async move { cluster.suspect_target(target, group, epoch, suspicion, &why).await })
     }
     fn caught_up(
         &self,

@@ -23,8 +23,8 @@ pub const OVERLAY_DATA: u8 = b'd';
 pub const FENCE: u8 = b'f';
 pub const GROUP: u8 = b'g';
 pub const LISTED: u8 = b'l';
-pub const CUT: u8 = b'x';
-pub const CUT_FILE: u8 = b'y';
+pub const TRUNCATION: u8 = b'x';
+pub const TRUNCATED_FILE: u8 = b'y';
 /// Bytes of a cell in a key: namespace 4, inode 8, stripe 8, index 1.
 const CELL_KEY_BYTES: usize = 21;
 
@@ -32,7 +32,7 @@ pub const META: &[u8] = b"mtarget";
 pub const RUNS: &[u8] = b"mruns";
 pub const DAMAGED_COUNT: &[u8] = b"ndamaged";
 pub const REPAIRED_COUNT: &[u8] = b"nrepaired";
-pub const CUT_COUNT: &[u8] = b"ncuts";
+pub const TRUNCATION_COUNT: &[u8] = b"ntruncations";
 
 fn push_file(key: &mut Vec<u8>, file: FileId) {
     key.extend_from_slice(&file.namespace.0.to_be_bytes());
@@ -113,33 +113,33 @@ pub fn fence_key(file: FileId) -> Vec<u8> {
     push_file(&mut key, file);
     key
 }
-/// A cut of a file, by its number.
-pub fn cut_key(file: FileId, number: u64) -> Vec<u8> {
-    let mut key = vec![CUT];
+/// A truncation of a file, by its number.
+pub fn truncation_key(file: FileId, number: u64) -> Vec<u8> {
+    let mut key = vec![TRUNCATION];
     push_file(&mut key, file);
     key.extend_from_slice(&number.to_be_bytes());
     key
 }
-/// Half-open range of all cuts of a file.
-pub fn cuts_range(file: FileId) -> (Vec<u8>, Vec<u8>) {
-    let mut end = cut_key(file, u64::MAX);
+/// Half-open range of all truncations of a file.
+pub fn truncation_range(file: FileId) -> (Vec<u8>, Vec<u8>) {
+    let mut end = truncation_key(file, u64::MAX);
     end.push(0);
-    (cut_key(file, 0), end)
+    (truncation_key(file, 0), end)
 }
-/// The file of a cut, by its number.
-pub fn cut_file_key(number: u64) -> Vec<u8> {
-    let mut key = vec![CUT_FILE];
+/// The file of a truncation, by its number.
+pub fn truncated_file_key(number: u64) -> Vec<u8> {
+    let mut key = vec![TRUNCATED_FILE];
     key.extend_from_slice(&number.to_be_bytes());
     key
 }
-/// Half-open range of the cuts with numbers in `from..=to`.
-pub fn cut_file_range(from: u64, to: u64) -> (Vec<u8>, Vec<u8>) {
-    let mut end = cut_file_key(to);
+/// Half-open range of the truncations with numbers in `from..=to`.
+pub fn truncated_file_range(from: u64, to: u64) -> (Vec<u8>, Vec<u8>) {
+    let mut end = truncated_file_key(to);
     end.push(0);
-    (cut_file_key(from), end)
+    (truncated_file_key(from), end)
 }
-/// The number at the end of a key of cuts.
-pub fn cut_number_of_key(key: &[u8]) -> Result<u64> {
+/// The number at the end of a key of truncations.
+pub fn truncation_number_of_key(key: &[u8]) -> Result<u64> {
     key.last_chunk()
         .map(|bytes| u64::from_be_bytes(*bytes))
         .ok_or_else(|| Error::damaged(format!("index key {key:02x?} carries no number")))
@@ -266,7 +266,7 @@ record!(
         /// Highest contiguous overlay sequence.
         last_seq: Seq,
         /// Overlays up to here are in the base.
-        cut: Seq,
+        folded_seq: Seq,
         overlay_count: u64,
         overlay_bytes: u64,
         /// Sum of [`Overlay::sum`] over the log.
@@ -281,7 +281,7 @@ impl Header {
             epoch,
             missing: 0,
             last_seq: Seq(0),
-            cut: Seq(0),
+            folded_seq: Seq(0),
             overlay_count: 0,
             overlay_bytes: 0,
             log_sum: 0,
@@ -299,9 +299,9 @@ record!(
         extent: Extent,
         fragment_bytes: u32,
         /// This cell's overlays up to here are in the bytes (data cells; 0 at parity).
-        cut: Seq,
+        folded_seq: Seq,
         /// As the writer gave them: per data cell.
-        cuts: Vec<Seq>,
+        folded_seqs: Vec<Seq>,
         block_crcs: Vec<u32>,
     }
 );
@@ -334,27 +334,27 @@ record!(
 );
 /// What was written to these stripes with a lower token epoch is void.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Cut {
+pub struct Truncation {
     pub from_stripe: u64,
     /// Exclusive; `u64::MAX`: to the end of the file.
     pub to_stripe: u64,
     pub token_epoch: u32,
 }
-impl Cut {
-    pub fn to_end(from_stripe: u64, token_epoch: u32) -> Cut {
-        Cut { from_stripe, to_stripe: u64::MAX, token_epoch }
+impl Truncation {
+    pub fn to_end(from_stripe: u64, token_epoch: u32) -> Truncation {
+        Truncation { from_stripe, to_stripe: u64::MAX, token_epoch }
     }
     pub fn holds(&self, stripe: u64) -> bool {
         self.from_stripe <= stripe && (stripe < self.to_stripe || self.to_stripe == u64::MAX)
     }
     /// Says all that `other` says.
-    pub fn covers(&self, other: &Cut) -> bool {
+    pub fn covers(&self, other: &Truncation) -> bool {
         self.from_stripe <= other.from_stripe
             && self.to_stripe >= other.to_stripe
             && self.token_epoch >= other.token_epoch
     }
 }
-impl Record for Cut {
+impl Record for Truncation {
     fn fields(&self, w: &mut Writer) {
         self.from_stripe.encode(w);
         self.token_epoch.encode(w);
@@ -362,8 +362,8 @@ impl Record for Cut {
             self.to_stripe.encode(w);
         }
     }
-    /// The end came later: records without it are cuts to the end of the file, as most are.
-    fn parse(r: &mut Reader<'_>) -> Result<Cut> {
+    /// The end came later: records without it are truncations to the end of the file, as most are.
+    fn parse(r: &mut Reader<'_>) -> Result<Truncation> {
         let (from_stripe, token_epoch) = (u64::decode(r)?, u32::decode(r)?);
         let to_stripe = match r.remaining() {
             0 => u64::MAX,
@@ -372,15 +372,15 @@ impl Record for Cut {
                 to_stripe => to_stripe,
             },
         };
-        Ok(Cut { from_stripe, to_stripe, token_epoch })
+        Ok(Truncation { from_stripe, to_stripe, token_epoch })
     }
     fn name() -> &'static str {
-        "Cut"
+        "Truncation"
     }
 }
 record!(
-    /// Whose cut has this number.
-    CutFile { file: FileId }
+    /// Whose truncation has this number.
+    TruncatedFile { file: FileId }
 );
 record!(
     /// Requests for the group with a lower epoch are refused.
@@ -408,7 +408,7 @@ mod tests {
         let header = Header {
             missing: 2,
             last_seq: Seq(8),
-            cut: Seq(3),
+            folded_seq: Seq(3),
             overlay_count: 5,
             overlay_bytes: 999,
             log_sum: 0x0102030405060708,
@@ -421,8 +421,8 @@ mod tests {
             missing: 0,
             extent: Extent { addr: 1 << 20, len: 20480 },
             fragment_bytes: 20000,
-            cut: Seq(3),
-            cuts: vec![Seq(3), Seq(0)],
+            folded_seq: Seq(3),
+            folded_seqs: vec![Seq(3), Seq(0)],
             block_crcs: vec![0x01020304, 0x05060708],
         };
         let overlay = Overlay {
@@ -433,11 +433,15 @@ mod tests {
             token_epoch: 6,
             extent: Extent::default(),
         };
-        let cut = Cut::to_end(3, 8);
-        let part = Cut { to_stripe: 5, ..cut };
+        let truncation = Truncation::to_end(3, 8);
+        let part = Truncation { to_stripe: 5, ..truncation };
         let golden = [
-            ("cut_key", cut_key(cell().file, 9), include_str!("../tests/golden/cut_key")),
-            ("cut", cut.to_value(), include_str!("../tests/golden/cut")),
+            (
+                "truncation_key",
+                truncation_key(cell().file, 9),
+                include_str!("../tests/golden/truncation_key"),
+            ),
+            ("truncation", truncation.to_value(), include_str!("../tests/golden/truncation")),
             (
                 "prepared_key",
                 prepared_key(cell(), Version::new(6, 7)),
@@ -457,23 +461,24 @@ mod tests {
         assert_eq!(Header::from_value(&header.to_value()).unwrap(), header);
         assert_eq!(Fragment::from_value(&fragment.to_value()).unwrap(), fragment);
         assert_eq!(Overlay::from_value(&overlay.to_value()).unwrap(), overlay);
-        assert_eq!(Cut::from_value(&cut.to_value()).unwrap(), cut);
-        assert_eq!(Cut::from_value(&part.to_value()).unwrap(), part);
-        assert_eq!(part.to_value()[4..], [&cut.to_value()[4..], &5u64.to_le_bytes()[..]].concat());
-        // Each cut is written in one way.
-        let rest = [&cut.to_value()[4..], &u64::MAX.to_le_bytes()[..]].concat();
+        assert_eq!(Truncation::from_value(&truncation.to_value()).unwrap(), truncation);
+        assert_eq!(Truncation::from_value(&part.to_value()).unwrap(), part);
+        assert_eq!(part.to_value()[4..], [&truncation.to_value()[4..], &5u64.to_le_bytes()[..]].concat());
+        // Each truncation is written in one way.
+        let rest = [&truncation.to_value()[4..], &u64::MAX.to_le_bytes()[..]].concat();
         let twice = [&crc32c(&rest).to_le_bytes()[..], &rest].concat();
-        assert!(Cut::from_value(&twice).unwrap_err().context.contains("an end is written"));
+        assert!(Truncation::from_value(&twice).unwrap_err().context.contains("an end is written"));
     }
 
     #[test]
-    fn a_cut_holds_its_stripes_and_covers_what_says_less() {
-        let (part, tail) = (Cut { from_stripe: 3, to_stripe: 5, token_epoch: 8 }, Cut::to_end(4, 8));
+    fn a_truncation_holds_its_stripes_and_covers_smaller_ones() {
+        let (part, tail) =
+            (Truncation { from_stripe: 3, to_stripe: 5, token_epoch: 8 }, Truncation::to_end(4, 8));
         assert_eq!([2, 3, 4, 5, u64::MAX].map(|s| part.holds(s)), [false, true, true, false, false]);
         assert!(tail.holds(u64::MAX) && !tail.holds(3));
         assert!(!part.covers(&tail) && !tail.covers(&part));
-        assert!(Cut::to_end(3, 8).covers(&part) && !Cut::to_end(3, 7).covers(&part));
-        assert!(part.covers(&Cut { to_stripe: 4, token_epoch: 7, ..part }));
+        assert!(Truncation::to_end(3, 8).covers(&part) && !Truncation::to_end(3, 7).covers(&part));
+        assert!(part.covers(&Truncation { to_stripe: 4, token_epoch: 7, ..part }));
     }
 
     #[test]
@@ -494,8 +499,8 @@ mod tests {
         assert_eq!(cell_of_key(&header_key(cell())).unwrap(), cell());
         assert_eq!(cell_of_key(&listed_key(PgId(3), cell())).unwrap(), cell());
         assert_eq!(number_of_key(&overlay_key(cell(), Seq(77))).unwrap(), 77);
-        assert_eq!(cut_number_of_key(&cut_key(cell().file, 9)).unwrap(), 9);
-        assert_eq!(cut_number_of_key(&cut_file_key(7)).unwrap(), 7);
+        assert_eq!(truncation_number_of_key(&truncation_key(cell().file, 9)).unwrap(), 9);
+        assert_eq!(truncation_number_of_key(&truncated_file_key(7)).unwrap(), 7);
         assert_eq!(file_of_fence_key(&fence_key(cell().file)).unwrap(), cell().file);
         let (start, end) = file_range(OVERLAY, cell().file, 4);
         assert!(start < overlay_key(cell(), Seq(1)) && overlay_key(cell(), Seq(u64::MAX)) < end);

@@ -35,7 +35,7 @@ pub enum Finding {
         scheme: String,
         missing: u64,
         last_seq: u64,
-        cut: u64,
+        folded_seq: u64,
     },
     Base {
         cell: String,
@@ -43,7 +43,7 @@ pub enum Finding {
         bytes: u32,
         addr: u64,
         blocks: usize,
-        cuts: Vec<u64>,
+        folded_seqs: Vec<u64>,
     },
     Prepared {
         cell: String,
@@ -96,12 +96,12 @@ pub struct Summary {
     pub problems: u64,
 }
 
-/// Inspects the target in `dir`; every finding is told to `tell` as it is made, problems in any case.
+/// Inspects the target in `dir`; every finding is told to `report` as it is made, problems in any case.
 pub async fn inspect(
     env: &Env,
     dir: &Path,
     options: InspectOptions,
-    tell: &mut (dyn FnMut(Finding) + Send),
+    report: &mut (dyn FnMut(Finding) + Send),
 ) -> Result<Summary> {
     if !has_index(&*env.disk, dir)? {
         let is_one =
@@ -114,7 +114,7 @@ pub async fn inspect(
              it back before the target is started; else start the target, which is then refilled from the others",
             dir.display()
         );
-        tell(Finding::Problem { problem });
+        report(Finding::Problem { problem });
         return Ok(Summary { problems: 1, ..Summary::default() });
     }
     let _lock = wait_for_target(env, dir).await?;
@@ -123,7 +123,7 @@ pub async fn inspect(
         env,
         dir,
         options,
-        tell,
+        report,
         summary: Summary::default(),
         extents: Vec::new(),
         to_verify: Vec::new(),
@@ -154,7 +154,7 @@ struct Inspection<'a> {
     env: &'a Env,
     dir: &'a Path,
     options: InspectOptions,
-    tell: &'a mut (dyn FnMut(Finding) + Send),
+    report: &'a mut (dyn FnMut(Finding) + Send),
     summary: Summary,
     extents: Vec<Extent>,
     to_verify: Vec<Checked>,
@@ -173,11 +173,11 @@ struct Checked {
 impl Inspection<'_> {
     fn problem(&mut self, problem: String) {
         self.summary.problems += 1;
-        (self.tell)(Finding::Problem { problem });
+        (self.report)(Finding::Problem { problem });
     }
     fn found(&mut self, cell: CellId, finding: Finding) {
         if self.options.cell.is_none_or(|only| only == cell) {
-            (self.tell)(finding);
+            (self.report)(finding);
         }
     }
 
@@ -193,21 +193,21 @@ impl Inspection<'_> {
                 let (file, fence) = (file_of_fence_key(key)?, Fence::from_value(value)?);
                 i.summary.fences += 1;
                 if i.options.cell.is_none() {
-                    (i.tell)(Finding::Fence { file: file.to_string(), token_epoch: fence.token_epoch });
+                    (i.report)(Finding::Fence { file: file.to_string(), token_epoch: fence.token_epoch });
                 }
                 Ok(())
             })?;
-            self.letter(r, CUT, |i, r, key, value| {
-                let (number, _) = (cut_number_of_key(key)?, Cut::from_value(value)?);
-                if r.get(&cut_file_key(number))?.is_none() {
-                    i.problem(format!("cut {number} names no file"));
+            self.letter(r, TRUNCATION, |i, r, key, value| {
+                let (number, _) = (truncation_number_of_key(key)?, Truncation::from_value(value)?);
+                if r.get(&truncated_file_key(number))?.is_none() {
+                    i.problem(format!("truncation {number} names no file"));
                 }
                 Ok(())
             })?;
-            self.letter(r, CUT_FILE, |i, r, key, value| {
-                let (number, of) = (cut_number_of_key(key)?, CutFile::from_value(value)?);
-                if r.get(&cut_key(of.file, number))?.is_none() {
-                    i.problem(format!("file {} has no cut {number}", of.file));
+            self.letter(r, TRUNCATED_FILE, |i, r, key, value| {
+                let (number, of) = (truncation_number_of_key(key)?, TruncatedFile::from_value(value)?);
+                if r.get(&truncation_key(of.file, number))?.is_none() {
+                    i.problem(format!("file {} has no truncation {number}", of.file));
                 }
                 Ok(())
             })?;
@@ -217,7 +217,7 @@ impl Inspection<'_> {
                 let epoch = GroupEpoch::from_value(value)?.epoch.0;
                 i.summary.groups += 1;
                 if i.options.cell.is_none() {
-                    (i.tell)(Finding::Group { group, epoch });
+                    (i.report)(Finding::Group { group, epoch });
                 }
                 Ok(())
             })
@@ -250,10 +250,10 @@ impl Inspection<'_> {
             count += 1;
             bytes += u64::from(overlay.len);
             sum = sum.wrapping_add(overlay.sum(*seq));
-            if *seq <= h.cut || *seq > h.last_seq {
+            if *seq <= h.folded_seq || *seq > h.last_seq {
                 self.problem(format!(
                     "cell {cell}: overlay {seq} lies outside of {} to {}",
-                    h.cut, h.last_seq
+                    h.folded_seq, h.last_seq
                 ));
             }
         }
@@ -263,8 +263,11 @@ impl Inspection<'_> {
                 h.overlay_count, h.overlay_bytes
             ));
         }
-        if h.cut > h.last_seq {
-            self.problem(format!("cell {cell}: cut {} above its last sequence {}", h.cut, h.last_seq));
+        if h.folded_seq > h.last_seq {
+            self.problem(format!(
+                "cell {cell}: folded sequence {} above its last sequence {}",
+                h.folded_seq, h.last_seq
+            ));
         }
         if r.get(&listed_key(h.group, cell))?.is_none() {
             self.problem(format!("cell {cell}: not listed under {}", h.group));
@@ -276,7 +279,7 @@ impl Inspection<'_> {
             scheme: h.scheme.to_string(),
             missing: h.missing,
             last_seq: h.last_seq.0,
-            cut: h.cut.0,
+            folded_seq: h.folded_seq.0,
         };
         self.found(cell, finding);
         Ok(())
@@ -311,8 +314,8 @@ impl Inspection<'_> {
             Finding::Prepared { cell: cell_text, version, bytes, addr, seal: f.seal }
         } else {
             self.summary.bases += 1;
-            let cuts = f.cuts.iter().map(|c| c.0).collect();
-            Finding::Base { cell: cell_text, version, bytes, addr, blocks: f.block_crcs.len(), cuts }
+            let folded_seqs = f.folded_seqs.iter().map(|c| c.0).collect();
+            Finding::Base { cell: cell_text, version, bytes, addr, blocks: f.block_crcs.len(), folded_seqs }
         };
         self.found(cell, finding);
         Ok(())

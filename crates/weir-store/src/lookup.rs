@@ -20,17 +20,17 @@ pub fn stat_of(r: &dyn Read, scope: &Scope, cell: CellId) -> Result<CellStat> {
     } else {
         vec![of_index(cell.index)?]
     };
-    let cuts = match &base {
-        Some(b) if parity => b.cuts.clone(),
+    let folded_seqs = match &base {
+        Some(b) if parity => b.folded_seqs.clone(),
         _ if parity => Vec::new(),
-        _ => vec![header.as_ref().map_or(Seq(0), |h| h.cut)],
+        _ => vec![header.as_ref().map_or(Seq(0), |h| h.folded_seq)],
     };
     Ok(CellStat {
         known: cells::stripe_known(r, scope, cell)?,
         base: base.as_ref().map_or(Version(0), |b| b.version),
         prepared: cells::prepared(r, cell)?.iter().map(|p| p.version).collect(),
         overlay_seqs,
-        cuts,
+        folded_seqs,
         missing: header.map_or(0, |h| h.missing),
         fragment_bytes: base.map_or(0, |b| b.fragment_bytes),
     })
@@ -108,7 +108,7 @@ pub fn load_geometry(kv: &SharedKv, wanted: Geometry) -> Result<Geometry> {
 pub struct Stock {
     pub extents: Vec<Extent>,
     pub cells: i64,
-    pub debt_cells: i64,
+    pub under_replicated_cells: i64,
     pub overlay_count: i64,
     pub overlay_bytes: i64,
 }
@@ -133,7 +133,7 @@ pub fn take_stock(kv: &SharedKv) -> Result<Stock> {
         each(r, HEADER, |_, value| {
             let header = Header::from_value(value)?;
             stock.cells += 1;
-            stock.debt_cells += i64::from(header.missing != 0);
+            stock.under_replicated_cells += i64::from(header.missing != 0);
             Ok(())
         })
     })?;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use weir_env::BoxFuture;
-use weir_proto::coord::Doubt;
+use weir_proto::coord::Suspicion;
 use weir_proto::data::*;
 use weir_proto::map::ClusterMap;
 use weir_proto::{Epoch, PgId, Request, Result, TargetId};
@@ -37,7 +37,7 @@ macro_rules! peer_calls {
             fn report(&self, target: TargetId, group: PgId, epoch: Epoch, why: String)
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
             /// Tells it that a target has not answered when it should have, or (`Slow`) long after others had.
-            fn doubt(&self, target: TargetId, group: PgId, epoch: Epoch, doubt: Doubt, why: String)
+            fn suspect(&self, target: TargetId, group: PgId, epoch: Epoch, suspicion: Suspicion, why: String)
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
             fn caught_up(&self, target: TargetId, group: PgId, epoch: Epoch)
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
@@ -70,7 +70,7 @@ macro_rules! with_peer_requests {
             mark_missing: MarkMissing,
             seal_cell: SealCell,
             list_cells: ListCells,
-            list_cuts: ListCuts,
+            list_truncations: ListTruncations,
         );
     };
 }
@@ -224,11 +224,11 @@ mod tests {
             let answer = |rx: tokio::sync::oneshot::Receiver<usize>| {
                 Box::pin(async move { rx.await.unwrap() }) as BoxFuture<'static, usize>
             };
-            let tellers = std::thread::spawn(move || {
+            let reporters = std::thread::spawn(move || {
                 tx.into_iter().enumerate().rev().for_each(|(i, tx)| tx.send(i).unwrap());
             });
             assert_eq!(join_all(rx.into_iter().map(answer).collect()).await, [0, 1, 2, 3, 4, 5, 6, 7]);
-            tellers.join().unwrap();
+            reporters.join().unwrap();
         }
     }
 }

@@ -24,7 +24,8 @@ pub struct Plan {
     pub header: Option<Header>,
     pub known: bool,
     pub base: Option<Fragment>,
-    /// Overlays above the base's cut that touch the range, oldest first, with the data that is in the index.
+    /// Overlays above the base's folded sequence that touch the range, oldest first, with the data that is in
+    /// the index.
     overlays: Vec<(Overlay, Vec<u8>)>,
     /// Length of the whole fragment.
     pub fragment_bytes: u32,
@@ -110,11 +111,13 @@ impl Plan {
     }
 
     fn merge(&mut self, read: &dyn Read, offset: u32, len: u32) -> Result<()> {
-        let cut = self.header.as_ref().map_or(Seq(0), |h| h.cut);
+        let folded_seq = self.header.as_ref().map_or(Seq(0), |h| h.folded_seq);
         let base_bytes = self.base.as_ref().map_or(0, |b| b.fragment_bytes);
         self.fragment_bytes = base_bytes;
         let logged = match &self.header {
-            Some(h) if h.overlay_count > 0 => overlays(read, self.cell, Seq(cut.0 + 1), Seq(u64::MAX))?,
+            Some(h) if h.overlay_count > 0 => {
+                overlays(read, self.cell, Seq(folded_seq.0 + 1), Seq(u64::MAX))?
+            }
             _ => Vec::new(),
         };
         // A block is answered whole, so an overlay counts if it touches the range rounded up to blocks.
@@ -146,7 +149,7 @@ impl Plan {
         }
         if let Some(base) = &self.base {
             self.fragment_bytes = base.fragment_bytes;
-            self.seq = base.cut;
+            self.seq = base.folded_seq;
         } else {
             self.seq = Seq(0);
         }
@@ -170,7 +173,7 @@ impl Plan {
             version: self.base.as_ref().map_or(Version(0), |b| b.version),
             seq: self.seq,
             fragment_bytes: self.fragment_bytes,
-            cuts: self.base.as_ref().map_or_else(Vec::new, |b| b.cuts.clone()),
+            folded_seqs: self.base.as_ref().map_or_else(Vec::new, |b| b.folded_seqs.clone()),
             missing: self.header.as_ref().map_or(0, |h| h.missing),
             block_crcs,
         }

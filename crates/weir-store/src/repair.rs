@@ -1,10 +1,10 @@
 //! Repair: a member that was away gets what it missed; a damaged fragment is rebuilt.
 //!
-//! While a member is behind it receives every new write, so everything it lacks was written before: it lists the cells
-//! that current peers have written since it was current, compares versions, rebuilds its fragment from k others of one
-//! version, copies overlay logs, drops what nobody else knows any more, and then says that it caught up. Listing tells
-//! each peer the group's epoch first, so nothing can be written under an older one after it was listed. What was cut
-//! meanwhile it learns before all that (`cuts.rs`).
+//! While a member is behind it receives every new write, so everything it lacks was written before: it lists
+//! the cells that current peers have written since it was current, compares versions, rebuilds its fragment
+//! from k others of one version, copies overlay logs, drops what nobody else knows any more, and then says
+//! that it caught up. Listing tells each peer the group's epoch first, so nothing can be written under an
+//! older one after it was listed. What was truncated meanwhile it learns before all that (`folded_seqs.rs`).
 //!
 //! A member that returned without what it had (`lost_at` in the map) lists everything, and first drops what it has from before: an
 //! older copy may have what was void, or numbered otherwise, since.
@@ -12,9 +12,9 @@
 //! [`plan`] is the pure part: what to do about one stripe.
 use crate::alloc::Extent;
 use crate::cells::Scope;
+use crate::crash_points;
 use crate::format::Overlay;
 use crate::peers::join_all;
-use crate::points;
 use crate::read::CELL_BYTES_MAX;
 use crate::service::{Acting, StorageNode, Target, sequencer};
 use crate::store::{FragmentWrite, Install};
@@ -113,9 +113,9 @@ pub fn may_be_ahead(cell: &CellSummary, since: Epoch, epoch: Epoch) -> bool {
 pub(crate) struct Rebuilt {
     pub bytes: Bytes,
     pub version: Version,
-    cuts: Vec<Seq>,
+    folded_seqs: Vec<Seq>,
     /// For a data cell: overlays up to here are in the bytes.
-    pub cut: Seq,
+    pub folded_seq: Seq,
     /// Other members that lack their fragment.
     missing: MissingMask,
 }
@@ -128,7 +128,7 @@ impl StorageNode {
         if behind.is_empty() {
             return 0;
         }
-        let silent = self.learn_cuts(target, &behind).await;
+        let silent = self.learn_truncations(target, &behind).await;
         behind.retain(|acting| !acting.group().members.iter().any(|m| silent.contains(&m.target)));
         behind.reverse(); // taken from the end
         let lanes = behind.len().min(GROUPS_AT_ONCE);
@@ -397,14 +397,14 @@ impl StorageNode {
                     version: rebuilt.version,
                     mode: WriteMode::Fresh,
                     missing: rebuilt.missing | missing,
-                    cuts: &rebuilt.cuts,
+                    folded_seqs: &rebuilt.folded_seqs,
                     block_crcs: &block_crcs(&rebuilt.bytes, CHECKSUM_BLOCK as usize),
                     data: &rebuilt.bytes,
                 };
-                target.store.install(&scope, &write, rebuilt.cut, place)
+                target.store.install(&scope, &write, rebuilt.folded_seq, place)
             })
             .await?;
-        self.env.tasks.pass(points::REBUILT);
+        self.env.tasks.crash_point(crash_points::REBUILT);
         acting.target.store.durable(committed).await
     }
 
@@ -469,21 +469,22 @@ impl StorageNode {
         };
         let Some((version, holders)) = found else { return Ok(None) };
         let mut fragments: Vec<(usize, Bytes)> = Vec::new();
-        let mut cuts = Vec::new();
-        let mut data_cuts: BTreeMap<usize, Seq> = BTreeMap::new();
+        let mut folded_seqs = Vec::new();
+        let mut data_folded: BTreeMap<usize, Seq> = BTreeMap::new();
         let mut parity_bytes = None;
         let mut problem = None;
         for p in holders {
-            if fragments.len() == data && (!cuts.is_empty() || fragments.iter().all(|(p, _)| *p < data)) {
+            let is_data = |(p, _): &(usize, Bytes)| *p < data;
+            if fragments.len() == data && (!folded_seqs.is_empty() || fragments.iter().all(is_data)) {
                 break;
             }
             match self.read_fragment(acting, p, own, version).await {
                 Ok((read, bytes)) => {
                     if p >= data {
-                        cuts = read.cuts;
+                        folded_seqs = read.folded_seqs;
                         parity_bytes = Some(bytes.len());
                     } else {
-                        data_cuts.insert(p, read.seq);
+                        data_folded.insert(p, read.seq);
                     }
                     fragments.push((p, bytes));
                 }
@@ -500,16 +501,16 @@ impl StorageNode {
             return Err(Error::damaged(format!("cell {own}: fragments of {len} bytes")));
         }
         let bytes = self.reconstruct(acting, fragments, len).await?;
-        if cuts.is_empty() && acting.position >= data && data_cuts.values().any(|c| *c > Seq(0)) {
-            cuts = (0..data).map(|i| data_cuts.get(&i).copied().unwrap_or_default()).collect();
+        if folded_seqs.is_empty() && acting.position >= data && data_folded.values().any(|c| *c > Seq(0)) {
+            folded_seqs = (0..data).map(|i| data_folded.get(&i).copied().unwrap_or_default()).collect();
         }
-        let cut = if acting.position < data {
-            cuts.get(acting.position).copied().unwrap_or_default()
+        let folded_seq = if acting.position < data {
+            folded_seqs.get(acting.position).copied().unwrap_or_default()
         } else {
             Seq(0)
         };
         let missing = stats.values().fold(0, |mask, s| mask | s.missing) & !(1 << acting.position);
-        Ok(Some(Rebuilt { bytes, version, cuts, cut, missing }))
+        Ok(Some(Rebuilt { bytes, version, folded_seqs, folded_seq, missing }))
     }
 
     fn stat_peer(
@@ -632,7 +633,7 @@ impl StorageNode {
             .tasks
             .blocking(move || target.store.install_overlays(&scope, cell, upto, copies, &stale))
             .await?;
-        self.env.tasks.pass(points::COPIED);
+        self.env.tasks.crash_point(crash_points::COPIED);
         acting.target.store.durable(committed).await?;
         Ok(drops)
     }
@@ -712,7 +713,7 @@ impl StorageNode {
         Ok(())
     }
 
-    /// Verifies what somebody doubts, and rebuilds what is damaged.
+    /// Verifies what somebody suspects, and rebuilds what is damaged.
     pub(crate) async fn mend(&self, target: &Arc<Target>) -> Result<()> {
         for cell in target.take_suspects() {
             if let Some(acting) = self.acting_for(target, cell)? {

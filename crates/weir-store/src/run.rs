@@ -67,11 +67,11 @@ impl StorageNode {
         if let Err(e) = self.agree_round(target).await {
             log("bring overlay logs into line", e);
         }
-        if let Err(e) = self.settle_debt(target).await {
-            log("settle debt", e);
+        if let Err(e) = self.settle_under_replicated(target).await {
+            log("settle under-replicated cells", e);
         }
-        if let Err(e) = self.forget_cuts(target).await {
-            log("forget cuts", e);
+        if let Err(e) = self.forget_truncations(target).await {
+            log("forget truncations", e);
         }
         if let Err(e) = self.mend(target).await {
             log("mend", e);
@@ -89,10 +89,10 @@ impl StorageNode {
 }
 
 impl StorageNode {
-    /// Debt is to members that are not current. When the map says that one is again, each target looks through its
-    /// own cells: nobody has to be told, so nobody can miss it.
-    async fn settle_debt(&self, target: &Arc<Target>) -> weir_proto::Result<()> {
-        if !target.store.has_debt() {
+    /// Members that are not current miss fragments. When the map says that one is again, each target looks
+    /// through its own cells: nobody has to be told, so nobody can miss it.
+    async fn settle_under_replicated(&self, target: &Arc<Target>) -> weir_proto::Result<()> {
+        if !target.store.has_under_replicated() {
             return Ok(());
         }
         let map = self.peers.map();
@@ -100,10 +100,10 @@ impl StorageNode {
         for group in map.groups.iter().filter(mine) {
             let known = target.settled.lock().unwrap_or_else(PoisonError::into_inner).get(&group.id).copied();
             if known == Some(group.epoch) {
-                continue; // what is written under an epoch counts no debt to its current members
+                continue; // what is written under an epoch is not missing at its current members
             }
             let (store, scope) = (target.store.clone(), Scope::of(group));
-            self.env.tasks.blocking(move || store.settle_debt(&scope)).await?;
+            self.env.tasks.blocking(move || store.settle_under_replicated(&scope)).await?;
             target.settled.lock().unwrap_or_else(PoisonError::into_inner).insert(group.id, group.epoch);
         }
         Ok(())

@@ -58,7 +58,7 @@ mod tests {
     use weir_kv::MemoryKv;
 
     #[tokio::test]
-    async fn an_index_knows_the_runs_that_began_since_the_last_one_that_was_admitted() {
+    async fn an_index_knows_the_runs_since_the_last_admitted_one() {
         let kv: SharedKv = Arc::new(MemoryKv::default());
         let first = begin(&kv, RunId(1)).await.unwrap();
         assert_eq!(first, TargetHistory { run: RunId(1), ..TargetHistory::default() });

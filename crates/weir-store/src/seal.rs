@@ -9,8 +9,8 @@
 //!
 //! Whether and when to seal is [`judge`], a pure decision.
 use crate::cells::Scope;
+use crate::crash_points;
 use crate::peers::join_all;
-use crate::points;
 use crate::service::{Acting, RecentStripe, StorageNode, Target};
 use crate::store::Store;
 use bytes::Bytes;
@@ -76,7 +76,7 @@ pub fn judge(facts: &SealFacts, limits: &SealLimits) -> SealVerdict {
 
 /// What becomes of a version that a seal left in doubt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Doubt {
+pub enum InDoubt {
     Commit,
     Drop,
     /// Not everybody who must be asked has answered.
@@ -91,13 +91,13 @@ pub fn resolve(
     current: MissingMask,
     answers: &[Option<CellStat>],
     data: usize,
-) -> Doubt {
+) -> InDoubt {
     let known = || answers.iter().flatten();
     if known().any(|s| s.base == version) {
-        return Doubt::Commit;
+        return InDoubt::Commit;
     }
     if known().any(|s| s.base > version) {
-        return Doubt::Drop;
+        return InDoubt::Drop;
     }
     let took_part = answers.iter().enumerate().filter(|(i, _)| absent & (1 << i) == 0).map(|(_, a)| a);
     let mut silent = false;
@@ -106,19 +106,19 @@ pub fn resolve(
         match answer {
             Some(stat) if stat.prepared.contains(&version) => holders += 1,
             // Commits begin only when everybody has prepared: somebody who has not is proof that nobody committed.
-            Some(_) => return Doubt::Drop,
+            Some(_) => return InDoubt::Drop,
             None => silent = true,
         }
     }
     // A current member that does not answer now may lack it, and would be current without it: it answers, or goes down.
     if answers.iter().enumerate().any(|(i, a)| a.is_none() && current & (1 << i) != 0) {
-        return Doubt::Ask;
+        return InDoubt::Ask;
     }
     match (silent, holders >= data) {
         // It changes no byte of the stripe, and k fragments of it are there: whoever is silent gets it when it returns.
-        (_, true) => Doubt::Commit,
-        (true, false) => Doubt::Ask,
-        (false, false) => Doubt::Drop,
+        (_, true) => InDoubt::Commit,
+        (true, false) => InDoubt::Ask,
+        (false, false) => InDoubt::Drop,
     }
 }
 
@@ -310,7 +310,7 @@ impl StorageNode {
         })?;
         let data = usize::from(scope.scheme.data);
         let sealed = self.fold(&acting, data, version, base, first).await;
-        self.env.tasks.pass(points::SEAL_FOLDED);
+        self.env.tasks.crash_point(crash_points::SEAL_FOLDED);
         let prepared = match sealed {
             Ok(cells) => self.prepare_parity(&acting, version, first, cells).await,
             Err(e) => Err(e),
@@ -319,7 +319,7 @@ impl StorageNode {
             self.drop_everywhere(&acting, version, first).await;
             return Err(e);
         }
-        self.env.tasks.pass(points::SEAL_PREPARED);
+        self.env.tasks.crash_point(crash_points::SEAL_PREPARED);
         self.commit_everywhere(&acting, version, file, stripe).await
     }
 
@@ -350,11 +350,12 @@ impl StorageNode {
         if found != base {
             return Err(Error::unavailable(format!("cell {cell}: version {base} is in doubt, seal later")));
         }
-        let (bytes, after) = decoded.map_or((Bytes::new(), Seq(0)), |d| (d.bytes, d.cut));
+        let (bytes, after) = decoded.map_or((Bytes::new(), Seq(0)), |d| (d.bytes, d.folded_seq));
         let store = acting.target.store.clone();
-        let (bytes, cut) = self.env.tasks.blocking(move || merge_log(&store, cell, bytes, after)).await?;
+        let (bytes, folded_seq) =
+            self.env.tasks.blocking(move || merge_log(&store, cell, bytes, after)).await?;
         let block_crcs = block_crcs(&bytes, CHECKSUM_BLOCK as usize);
-        Ok((SealedCell { cut, fragment_bytes: bytes.len() as u32, block_crcs }, bytes))
+        Ok((SealedCell { folded_seq, fragment_bytes: bytes.len() as u32, block_crcs }, bytes))
     }
 
     async fn prepare_parity(
@@ -364,7 +365,7 @@ impl StorageNode {
         first: CellId,
         cells: Vec<(SealedCell, Bytes)>,
     ) -> Result<()> {
-        let cuts: Vec<Seq> = cells.iter().map(|(c, _)| c.cut).collect();
+        let folded_seqs: Vec<Seq> = cells.iter().map(|(c, _)| c.folded_seq).collect();
         for (sealed, bytes) in &cells {
             if bytes.len() != sealed.fragment_bytes as usize
                 || block_crcs(bytes, CHECKSUM_BLOCK as usize) != sealed.block_crcs
@@ -404,7 +405,7 @@ impl StorageNode {
                     version,
                     mode: WriteMode::PrepareSeal,
                     missing,
-                    cuts: cuts.clone(),
+                    folded_seqs: folded_seqs.clone(),
                     block_crcs,
                 };
                 self.ask(place.target, request, if bytes.is_empty() { Vec::new() } else { vec![bytes] })
@@ -436,7 +437,7 @@ impl StorageNode {
                 Err(e) => drop(first_problem.get_or_insert(e)),
             }
         }
-        self.env.tasks.pass(points::SEAL_HALF);
+        self.env.tasks.crash_point(crash_points::SEAL_HALF);
         match first_problem {
             // One commit decides: who missed it holds it prepared and settles, or comes back behind and is repaired.
             Some(e) if !committed => Err(e),
@@ -520,16 +521,18 @@ impl StorageNode {
         let leads = leader(group) == Some(position);
         let certain = answers.iter().flatten().any(|s| s.base == version);
         match verdict {
-            Doubt::Commit if leads => self.commit_everywhere(&acting, version, cell.file, cell.stripe).await,
-            Doubt::Drop if leads => {
+            InDoubt::Commit if leads => {
+                self.commit_everywhere(&acting, version, cell.file, cell.stripe).await
+            }
+            InDoubt::Drop if leads => {
                 self.drop_everywhere(&acting, version, cell).await;
                 Ok(())
             }
-            Doubt::Commit if certain || is_settled_by_all(group) => {
+            InDoubt::Commit if certain || is_settled_by_all(group) => {
                 let seq = target.store.commit_stripe(&scope, cell, version, UNFENCED)?;
                 target.store.durable(seq).await
             }
-            Doubt::Drop if is_settled_by_all(group) => {
+            InDoubt::Drop if is_settled_by_all(group) => {
                 let seq = target.store.drop_prepared(&scope, cell, version, UNFENCED)?;
                 target.store.durable(seq).await
             }
@@ -628,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_of_a_version_in_doubt() {
+    fn in_doubt_versions_are_resolved() {
         let version = Version::new(1, 9);
         let stat = |base: Version, prepared: &[Version]| {
             Some(CellStat {
@@ -636,7 +639,7 @@ mod tests {
                 base,
                 prepared: prepared.to_vec(),
                 overlay_seqs: vec![],
-                cuts: vec![],
+                folded_seqs: vec![],
                 missing: 0,
                 fragment_bytes: 0,
             })
@@ -645,28 +648,28 @@ mod tests {
         let later = stat(Version::new(1, 10), &[]);
         let v = |a: &Option<CellStat>| a.clone();
         for (answers, doubt) in [
-            (vec![v(&has), v(&has), v(&has)], Doubt::Commit),
-            (vec![v(&has), v(&old), v(&has)], Doubt::Drop),
-            (vec![v(&has), v(&old), v(&done)], Doubt::Commit),
-            (vec![v(&has), None, v(&done)], Doubt::Commit),
+            (vec![v(&has), v(&has), v(&has)], InDoubt::Commit),
+            (vec![v(&has), v(&old), v(&has)], InDoubt::Drop),
+            (vec![v(&has), v(&old), v(&done)], InDoubt::Commit),
+            (vec![v(&has), None, v(&done)], InDoubt::Commit),
             // Two of three are enough to decode it; one is not.
-            (vec![v(&has), None, v(&has)], Doubt::Commit),
-            (vec![v(&has), None, None], Doubt::Ask),
-            (vec![v(&has), None, v(&old)], Doubt::Drop),
-            (vec![v(&has), v(&later)], Doubt::Drop),
+            (vec![v(&has), None, v(&has)], InDoubt::Commit),
+            (vec![v(&has), None, None], InDoubt::Ask),
+            (vec![v(&has), None, v(&old)], InDoubt::Drop),
+            (vec![v(&has), v(&later)], InDoubt::Drop),
         ] {
             assert_eq!(resolve(version, 0, 0, &answers, 2), doubt, "{answers:?}");
         }
         // The second took no part: that it has nothing of it proves nothing.
-        assert_eq!(resolve(version, 0b010, 0, &[v(&has), v(&old), v(&has)], 2), Doubt::Commit);
+        assert_eq!(resolve(version, 0b010, 0, &[v(&has), v(&old), v(&has)], 2), InDoubt::Commit);
         // One that is silent and current: not before it is known to have it, or to be gone.
         let silent = [v(&has), None, v(&has)];
-        assert_eq!(resolve(version, 0, 0b101, &silent, 2), Doubt::Commit);
-        assert_eq!(resolve(version, 0, 0b111, &silent, 2), Doubt::Ask);
-        assert_eq!(resolve(version, 0b010, 0, &[v(&has), v(&old), v(&old)], 2), Doubt::Drop);
+        assert_eq!(resolve(version, 0, 0b101, &silent, 2), InDoubt::Commit);
+        assert_eq!(resolve(version, 0, 0b111, &silent, 2), InDoubt::Ask);
+        assert_eq!(resolve(version, 0b010, 0, &[v(&has), v(&old), v(&old)], 2), InDoubt::Drop);
         assert_eq!(
             resolve(version, 0b110, 0, &[v(&has), v(&old), None], 2),
-            Doubt::Drop,
+            InDoubt::Drop,
             "never enough took part"
         );
     }

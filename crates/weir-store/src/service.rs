@@ -6,12 +6,12 @@
 //! log has it durably.
 use crate::alloc::Geometry;
 use crate::cells::{Appended, Numbering, Scope};
-use crate::cuts::Forgetting;
+use crate::crash_points;
 use crate::format;
 use crate::peers::{PeerReply, PeerRequest, Peers, join_all};
-use crate::points;
 use crate::repair::STRIPES_AT_ONCE;
 use crate::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Store};
+use crate::truncations::Forgetting;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -32,11 +32,11 @@ use weir_rpc::{Answered, Call, Handled, Payload, Reply, Service};
 const MAP_PATIENCE: Duration = Duration::from_secs(3);
 /// How long one call to a peer may take.
 pub const PEER_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a cut waits here for the end of what it fences.
+/// How long a truncation waits here for the end of what it fences.
 const FENCE_PATIENCE: Duration = Duration::from_secs(2);
 /// Stripes with recent overlays that are remembered one by one; beyond that the index is scanned again.
 pub const RECENT_MAX: usize = 65_536;
-/// Cells waiting to be verified because somebody doubts them.
+/// Cells waiting to be verified because somebody suspects them.
 const SUSPECTS_MAX: usize = 4096;
 
 mod agree;
@@ -67,10 +67,10 @@ pub(crate) struct Target {
     progress: Notify,
     pub recent: Mutex<Recent>,
     suspects: Mutex<BTreeSet<CellId>>,
-    /// The epoch of each group under which its debt was looked through.
+    /// The epoch of each group under which its missing fragments were looked through.
     pub settled: Mutex<BTreeMap<PgId, Epoch>>,
-    /// The newest cut that was learned from each peer.
-    pub cuts_of: Mutex<BTreeMap<TargetId, u64>>,
+    /// The newest truncation that was learned from each peer.
+    pub truncations_of: Mutex<BTreeMap<TargetId, u64>>,
     pub forgetting: Mutex<Forgetting>,
     /// Up to which loss of each group's cells those from before it were dropped.
     pub forgotten: Mutex<BTreeMap<PgId, Epoch>>,
@@ -165,7 +165,7 @@ impl StorageNode {
                 suspects: Mutex::default(),
                 settled: Mutex::default(),
                 under_way: overlays::UnderWay::default(),
-                cuts_of: Mutex::default(),
+                truncations_of: Mutex::default(),
                 forgetting: Mutex::default(),
                 forgotten: Mutex::default(),
                 agreement: Mutex::default(),
@@ -199,7 +199,7 @@ impl StorageNode {
             DropFile::METHOD => DropFile::from_bytes(body).map(|r| self.drop_file(r)),
             SealCell::METHOD => SealCell::from_bytes(body).map(|r| self.seal_cell(r)),
             ListCells::METHOD => ListCells::from_bytes(body).map(|r| self.list_cells(r)),
-            ListCuts::METHOD => ListCuts::from_bytes(body).map(|r| self.list_cuts(r)),
+            ListTruncations::METHOD => ListTruncations::from_bytes(body).map(|r| self.list_truncations(r)),
             NextStripe::METHOD => NextStripe::from_bytes(body).map(|r| self.next_stripe(r)),
             SealFile::METHOD => SealFile::from_bytes(body).map(|r| self.seal_file(r)),
             StatTarget::METHOD => StatTarget::from_bytes(body).map(|r| self.stat_target(&r, payload)),
@@ -372,7 +372,7 @@ impl StorageNode {
                 version: r.version,
                 mode: r.mode,
                 missing: r.missing,
-                cuts: &r.cuts,
+                folded_seqs: &r.folded_seqs,
                 block_crcs: &r.block_crcs,
                 data: &payload,
             };
@@ -403,7 +403,7 @@ impl StorageNode {
             let store = &acting.target.store;
             let seq = store.commit_stripe(&acting.scope, r.cell, r.version, r.token_epoch)?;
             store.durable(seq).await?;
-            store.pass(points::COMMITTED);
+            store.crash_point(crash_points::COMMITTED);
             Ok(Reply::new(&()))
         }))
     }
@@ -493,16 +493,19 @@ impl StorageNode {
             let store = target.store.clone();
             node.check_announced(&r.epochs).await?;
             let worker = store.clone();
-            let cut =
-                format::Cut { from_stripe: r.from_stripe, to_stripe: r.to_stripe, token_epoch: r.fence };
+            let truncation = format::Truncation {
+                from_stripe: r.from_stripe,
+                to_stripe: r.to_stripe,
+                token_epoch: r.fence,
+            };
             let (seq, reply) =
-                node.env.tasks.blocking(move || worker.drop_file(r.file, cut, &r.epochs)).await?;
+                node.env.tasks.blocking(move || worker.drop_file(r.file, truncation, &r.epochs)).await?;
             store.durable(seq).await?;
             // Who reads after this sees none of them come or go.
             let ended = target.under_way.ended(r.file, r.fence);
             if node.env.clock.timeout(FENCE_PATIENCE, ended).await.is_err() {
                 return Err(Error::unavailable(format!(
-                    "cut of file {}: what was written before it under token epochs below {} has not ended yet",
+                    "truncation of file {}: what was written before it under token epochs below {} has not ended yet",
                     r.file, r.fence
                 )));
             }
@@ -522,12 +525,12 @@ impl StorageNode {
             Ok(Reply::new(&StripeFound { stripe }))
         })
     }
-    fn list_cuts(&self, r: ListCuts) -> Handled {
+    fn list_truncations(&self, r: ListTruncations) -> Handled {
         let node = self.shared();
         Handled::Later(Box::pin(async move {
             let store = node.target(r.target)?.store.clone();
             node.check_announced(&r.epochs).await?;
-            let (seq, list) = store.list_cuts(r.after, &r.epochs, r.limit)?;
+            let (seq, list) = store.list_truncations(r.after, &r.epochs, r.limit)?;
             store.durable(seq).await?;
             Ok(Reply::new(&list))
         }))

@@ -7,7 +7,7 @@
 //!
 //! Knows nothing of the index: what an extent holds is the caller's affair.
 use crate::alloc::{Extent, FreeMap, Geometry, UNIT_BYTES, round_up};
-use crate::heat::Heat;
+use crate::read_frequency::ReadFrequency;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ pub struct Slabs {
     geometry: Geometry,
     buffers: BufferPool,
     files: Mutex<BTreeMap<u32, Arc<Slab>>>,
-    heat: Mutex<Heat>,
+    read_frequency: Mutex<ReadFrequency>,
     space: Mutex<SpaceState>,
 }
 
@@ -110,7 +110,7 @@ impl Slabs {
             geometry,
             buffers,
             files: Mutex::default(),
-            heat: Mutex::default(),
+            read_frequency: Mutex::default(),
             space: Mutex::new(SpaceState {
                 map,
                 dropped: VecDeque::new(),
@@ -183,7 +183,7 @@ impl Slabs {
         let mut buf = self.buffers.get(round_up(len) as usize);
         let number = self.geometry.slab_of(extent.addr);
         let slab = self.slab(number, false)?;
-        let hot = lock(&self.heat).note(extent.addr + u64::from(offset));
+        let hot = lock(&self.read_frequency).note(extent.addr + u64::from(offset));
         let file = if hot { self.cached(&slab, number) } else { &slab.file };
         file.read_exact_at(&mut buf, self.geometry.offset_in_slab(extent.addr) + u64::from(offset))
             .map_err(|e| self.error("read", extent.addr, &e))?;

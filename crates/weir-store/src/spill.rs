@@ -5,8 +5,8 @@
 //! Overlays below [`SPILL_BYTES_MIN`] stay in the index, where they share pages.
 use crate::alloc::{Extent, round_up};
 use crate::cells::get;
+use crate::crash_points;
 use crate::format::*;
-use crate::points;
 use crate::read::inline_data;
 use crate::store::Store;
 use std::collections::VecDeque;
@@ -122,7 +122,7 @@ impl Store {
             }
             Ok(())
         })?;
-        self.pass(points::SPILLED);
+        self.crash_point(crash_points::SPILLED);
         Ok(true)
     }
 }

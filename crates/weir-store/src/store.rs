@@ -7,14 +7,14 @@
 //! Knows cells, versions and sequence numbers; nothing of files' sizes, of other targets, or of the network.
 use crate::alloc::{Extent, Geometry};
 use crate::cells::{self, Admission, Appended, Delta, Numbering, Scope, get};
+use crate::crash_points;
 use crate::format::*;
-use crate::hang::{DiskWatch, UnderWay};
-use crate::lately::Lately;
 use crate::lookup;
-use crate::points;
 use crate::read::{BadBlock, CELL_BYTES_MAX, Plan, inline_data};
+use crate::recent_map::RecentMap;
 use crate::slab::Slabs;
 use crate::spill::Spill;
+use crate::stall::{DiskWatch, UnderWay};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ pub const INLINE_BYTES_MAX: u32 = 16 << 10;
 /// Data of one `ReadOverlays` reply.
 const OVERLAYS_REPLY_BYTES: u64 = 4 << 20;
 const OVERLAYS_REPLY_COUNT: usize = 8192;
-/// Cells dropped, or looked through for debt, in one transaction.
+/// Cells dropped, or looked through for missing fragments, in one transaction.
 pub(crate) const DROP_BATCH: usize = 256;
 /// Entries of one listing.
 const LIST_MAX: u32 = 4096;
@@ -63,7 +63,7 @@ pub struct Store {
     failed: OnceLock<Error>,
     damaged: Mutex<BTreeSet<BadBlock>>,
     /// Versions of writers that were dropped here: whoever gives one up writes it never again, but it may come late.
-    given_up: Mutex<Lately<(CellId, Version), (), GIVEN_UP_MAX>>,
+    given_up: Mutex<RecentMap<(CellId, Version), (), GIVEN_UP_MAX>>,
     pub(crate) spill: Spill,
     _lock: Arc<dyn File>,
 }
@@ -71,7 +71,7 @@ pub struct Store {
 #[derive(Default)]
 struct Counters {
     cells: AtomicI64,
-    debt_cells: AtomicI64,
+    under_replicated_cells: AtomicI64,
     overlay_count: AtomicI64,
     overlay_bytes: AtomicI64,
     fragment_bytes_written: AtomicU64,
@@ -96,7 +96,7 @@ pub struct FragmentWrite<'a> {
     pub version: Version,
     pub mode: WriteMode,
     pub missing: u64,
-    pub cuts: &'a [Seq],
+    pub folded_seqs: &'a [Seq],
     pub block_crcs: &'a [u32],
     pub data: &'a [u8],
 }
@@ -122,7 +122,7 @@ impl Store {
         let stock = lookup::take_stock(&kv)?;
         let counters = Counters {
             cells: AtomicI64::new(stock.cells),
-            debt_cells: AtomicI64::new(stock.debt_cells),
+            under_replicated_cells: AtomicI64::new(stock.under_replicated_cells),
             overlay_count: AtomicI64::new(stock.overlay_count),
             overlay_bytes: AtomicI64::new(stock.overlay_bytes),
             ..Counters::default()
@@ -185,8 +185,8 @@ impl Store {
             missing: write.missing,
             extent,
             fragment_bytes: write.data.len() as u32,
-            cut: cut_of(scope, write.cell, write.cuts),
-            cuts: write.cuts.to_vec(),
+            folded_seq: folded_seq_of(scope, write.cell, write.folded_seqs),
+            folded_seqs: write.folded_seqs.to_vec(),
             block_crcs: write.block_crcs.to_vec(),
         };
         let committed = self.commit_bytes(extent, &mut |txn, delta| {
@@ -204,10 +204,10 @@ impl Store {
                 }
             }
         })?;
-        self.pass(points::FRAGMENT_LOGGED);
+        self.crash_point(crash_points::FRAGMENT_LOGGED);
         self.counters.fragment_bytes_written.fetch_add(write.data.len() as u64, Relaxed);
         let (cell, mode) = (write.cell, write.mode);
-        tracing::trace!(on = %self.target, %cell, version = %write.version, epoch = %scope.epoch, ?mode, missing = write.missing, cuts = ?write.cuts, "fragment");
+        tracing::trace!(on = %self.target, %cell, version = %write.version, epoch = %scope.epoch, ?mode, missing = write.missing, folded_seqs = ?write.folded_seqs, "fragment");
         Ok(committed)
     }
 
@@ -222,7 +222,7 @@ impl Store {
         }
         cells::admit(read, cell, version, write.data, write.block_crcs)
     }
-    fn given_up(&self) -> MutexGuard<'_, Lately<(CellId, Version), (), GIVEN_UP_MAX>> {
+    fn given_up(&self) -> MutexGuard<'_, RecentMap<(CellId, Version), (), GIVEN_UP_MAX>> {
         self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -294,7 +294,7 @@ impl Store {
         let bytes = self.run(&plan)?;
         drop(guard);
         let base = plan.base.as_ref();
-        let unchanged = plan.header.as_ref().is_none_or(|h| h.last_seq == h.cut);
+        let unchanged = plan.header.as_ref().is_none_or(|h| h.last_seq == h.folded_seq);
         let mut data = bytes.payload.first().cloned().unwrap_or_default();
         let mut block_crcs = bytes.block_crcs;
         if !unchanged {
@@ -314,8 +314,8 @@ impl Store {
             missing: scope.lacking(),
             extent,
             fragment_bytes,
-            cut: plan.seq,
-            cuts: Vec::new(),
+            folded_seq: plan.seq,
+            folded_seqs: Vec::new(),
             block_crcs: block_crcs.clone(),
         };
         let expected = base.map_or(Version(0), |b| b.version);
@@ -324,10 +324,10 @@ impl Store {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
             cells::check_fence(txn, cell.file, version.token_epoch())?;
             let present = get::<Fragment>(txn, &base_key(cell))?.map_or(Version(0), |b| b.version);
-            let cut = get::<Header>(txn, &header_key(cell))?.map_or(Seq(0), |h| h.cut);
+            let folded_seq = get::<Header>(txn, &header_key(cell))?.map_or(Seq(0), |h| h.folded_seq);
             if present != expected
                 || version <= present
-                || plan.header.as_ref().map_or(Seq(0), |h| h.cut) != cut
+                || plan.header.as_ref().map_or(Seq(0), |h| h.folded_seq) != folded_seq
             {
                 return Err(Error::stale(format!(
                     "seal of cell {cell} at {version}: its base is now {present}"
@@ -339,8 +339,8 @@ impl Store {
             cells::prepare(txn, scope, cell, &fragment, delta)?;
             Ok(())
         })?;
-        let sealed = SealedCell { cut: plan.seq, fragment_bytes, block_crcs };
-        tracing::trace!(on = %self.target, %cell, %version, epoch = %scope.epoch, cut = %plan.seq, "seal prepared");
+        let sealed = SealedCell { folded_seq: plan.seq, fragment_bytes, block_crcs };
+        tracing::trace!(on = %self.target, %cell, %version, epoch = %scope.epoch, folded_seq = %plan.seq, "seal prepared");
         Ok((committed, sealed, vec![data]))
     }
 
@@ -554,10 +554,10 @@ impl Store {
             failed: self.failed.get().is_some(),
             capacity: used + idle + space.free,
             used,
-            debt_cells: count(&self.counters.debt_cells),
+            under_replicated_cells: count(&self.counters.under_replicated_cells),
             damaged_blocks: self.persisted(DAMAGED_COUNT),
             repaired_blocks: self.persisted(REPAIRED_COUNT),
-            hangs_ms: u32::try_from(self.disk.hangs_for().as_millis()).unwrap_or(u32::MAX),
+            stalled_ms: u32::try_from(self.disk.stalled_for().as_millis()).unwrap_or(u32::MAX),
             position: self.kv.durable().0,
         }
     }
@@ -617,8 +617,8 @@ impl Store {
     // ---- helpers
 
     /// See [`weir_env::Tasks::pass`].
-    pub(crate) fn pass(&self, point: &'static str) {
-        self.env.tasks.pass(point);
+    pub(crate) fn crash_point(&self, point: &'static str) {
+        self.env.tasks.crash_point(point);
     }
     pub(crate) fn kv(&self) -> &SharedKv {
         &self.kv
@@ -628,7 +628,7 @@ impl Store {
     }
     pub(crate) fn store_bytes(&self, data: &[u8]) -> Result<Extent> {
         let stored = self.slabs.store(data, self.kv.durable()).map_err(|e| self.judge(e));
-        self.pass(points::BYTES_WRITTEN);
+        self.crash_point(crash_points::BYTES_WRITTEN);
         stored
     }
     /// See [`cells::forget_lost`].
@@ -664,7 +664,7 @@ impl Store {
         });
         let seq = committed.map_err(|e| if e.kind == ErrorKind::Io { self.judge(e) } else { e })?;
         self.counters.cells.fetch_add(delta.cells, Relaxed);
-        self.counters.debt_cells.fetch_add(delta.debt_cells, Relaxed);
+        self.counters.under_replicated_cells.fetch_add(delta.under_replicated_cells, Relaxed);
         self.counters.overlay_count.fetch_add(delta.overlay_count, Relaxed);
         self.counters.overlay_bytes.fetch_add(delta.overlay_bytes, Relaxed);
         self.slabs.drop_after(seq, delta.dropped);
@@ -726,8 +726,12 @@ fn count(counter: &AtomicI64) -> u64 {
     u64::try_from(counter.load(Relaxed)).unwrap_or(0)
 }
 
-fn cut_of(scope: &Scope, cell: CellId, cuts: &[Seq]) -> Seq {
-    if scope.is_data(cell) { cuts.get(usize::from(cell.index)).copied().unwrap_or_default() } else { Seq(0) }
+fn folded_seq_of(scope: &Scope, cell: CellId, folded_seqs: &[Seq]) -> Seq {
+    if scope.is_data(cell) {
+        folded_seqs.get(usize::from(cell.index)).copied().unwrap_or_default()
+    } else {
+        Seq(0)
+    }
 }
 
 /// Takes the lock of the target in `dir`: one process at a time.
@@ -752,7 +756,7 @@ pub async fn wait_for_target(env: &Env, dir: &Path) -> Result<Arc<dyn File>> {
             Err(e) if e.kind == ErrorKind::Exists && env.clock.now() < until => {
                 env.clock.sleep(LOCK_RETRY).await
             }
-            told => return told,
+            reported => return reported,
         }
     }
 }

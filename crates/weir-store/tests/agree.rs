@@ -82,7 +82,7 @@ async fn after_a_power_cut_an_overlay_is_everywhere_or_nowhere() {
 }
 
 #[tokio::test]
-async fn after_the_sequencers_death_an_overlay_is_everywhere_or_nowhere() {
+async fn a_dead_sequencers_overlay_is_everywhere_or_nowhere() {
     for (silent, is_first) in SILENT.into_iter().flat_map(|s| [(s, true), (s, false)]) {
         let world = World::new(EC).await;
         let mut model = Model::new();
@@ -105,7 +105,7 @@ async fn after_the_sequencers_death_an_overlay_is_everywhere_or_nowhere() {
 
 /// Who returns is told of every cut that others remember, old ones too: what was written and sealed since is no part of them.
 #[tokio::test]
-async fn a_cut_that_is_told_again_leaves_what_was_sealed_since() {
+async fn a_repeated_truncation_leaves_what_was_sealed_since() {
     let world = World::new(EC).await;
     let mut model = Model::new();
     model.overlay(&world, 0, 1, 100, &bytes_of(1, 5000)).await;

@@ -206,7 +206,7 @@ async fn seal_killed_at_any_step(lost: &[u32], leader: usize) {
             let request = StatCell { place: world.place(position), cell: cell(0, position) };
             let stat = world.call(position, request, &[]).await.unwrap().0;
             assert_eq!(
-                (stat.prepared, stat.overlay_seqs == stat.cuts),
+                (stat.prepared, stat.overlay_seqs == stat.folded_seqs),
                 (vec![], true),
                 "position {position}"
             );
@@ -322,7 +322,7 @@ async fn stripes_of_many_groups_are_repaired_in_turns() {
             version: Version::new(1, 2),
             mode: WriteMode::Fresh,
             missing: 0,
-            cuts: vec![],
+            folded_seqs: vec![],
             block_crcs: block_crcs(&bytes, CHECKSUM_BLOCK as usize),
         };
         world.dispatch(request.place.target, request, vec![bytes.into()]).await.unwrap();
@@ -345,7 +345,7 @@ async fn stripes_of_many_groups_are_repaired_in_turns() {
 /// Targets die one after the other, a write is refused because too few are left, and they return in any order: what a
 /// member noted against others while it was here, or before it went itself, goes once all hold everything.
 #[tokio::test]
-async fn debt_ends_when_every_member_is_current_again() {
+async fn under_replication_ends_when_every_member_is_current() {
     for order in [[0, 1, 4], [4, 1, 0], [1, 0, 4]] {
         let world = World::new(EC).await;
         let mut models: Vec<Model> = (0..4).map(|_| Model::new()).collect();
@@ -380,7 +380,7 @@ async fn debt_ends_when_every_member_is_current_again() {
 /// A file is cut and grows again while a member is away: the member comes back without the old bytes, whatever it held
 /// of the stripe (base, overlays, both, with numbers above the new ones), and whatever was written there since.
 #[tokio::test]
-async fn a_target_that_was_away_brings_no_cut_bytes_back() {
+async fn a_target_that_was_away_brings_no_truncated_bytes_back() {
     for victim in [0u32, 2, 4, 5] {
         let world = World::new(EC).await;
         let file = cell(0, 0).file;
@@ -427,7 +427,7 @@ async fn a_target_that_was_away_brings_no_cut_bytes_back() {
 
 /// An older copy has cells that were cut since, numbers that others were given again, and versions of seals that went otherwise.
 #[tokio::test]
-async fn a_target_that_returns_empty_or_as_an_old_copy_is_refilled_with_what_the_others_have() {
+async fn a_target_that_returns_empty_or_old_is_refilled_from_others() {
     for (victim, is_copy) in [(0u32, true), (2, false), (4, true), (4, false), (5, true), (3, true)] {
         let world = World::new(EC).await;
         let (id, file) = (TargetId(victim), cell(0, 0).file);
@@ -533,7 +533,7 @@ async fn fill(world: &Arc<World>, stripe: u64, victim: TargetId, home: &[Vec<u8>
             version: Version::new(token_epoch, FILL_COUNTER),
             mode: WriteMode::Fill,
             missing: weir_store::service::down_mask(&world.map().groups[0]),
-            cuts: vec![],
+            folded_seqs: vec![],
             block_crcs: block_crcs(bytes, CHECKSUM_BLOCK as usize),
         };
         world.call(position, request, bytes).await.unwrap();
@@ -543,7 +543,7 @@ async fn fill(world: &Arc<World>, stripe: u64, victim: TargetId, home: &[Vec<u8>
 /// A stripe is evicted and comes back from home while a target is away, and nobody has told of the cut yet: numbers of overlays
 /// began anew, and what the target knows of the former ones is not taken for the new.
 #[tokio::test]
-async fn numbers_that_began_anew_while_a_target_was_away_are_not_taken_for_those_of_before() {
+async fn restarted_numbers_are_not_mistaken_for_earlier_ones() {
     for victim in [0, 2, 4, 5].map(TargetId) {
         for is_sealed in [true, false] {
             let world = World::new(EC).await;
@@ -583,15 +583,15 @@ async fn numbers_that_began_anew_while_a_target_was_away_are_not_taken_for_those
 
 /// Whoever acts under a map in which a member is away learns that it is back: it would not be told of the cut.
 #[tokio::test]
-async fn a_cut_under_an_old_map_is_refused() {
+async fn a_truncation_under_an_old_map_is_refused() {
     let world = World::new(EC).await;
     Model::new().fresh(&world, 0, 1).await;
     world.lose(TargetId(3)).await;
     let old = world.map();
-    assert!(!old.told_of_cuts(|_| true).unwrap().contains_key(&TargetId(3)));
+    assert!(!old.members_to_truncate(|_| true).unwrap().contains_key(&TargetId(3)));
     world.bring_back(TargetId(3)).await;
     world.rounds(3..4).await;
-    for (target, epochs) in old.told_of_cuts(|_| true).unwrap() {
+    for (target, epochs) in old.members_to_truncate(|_| true).unwrap() {
         let request =
             DropFile { target, file: cell(0, 0).file, from_stripe: 0, to_stripe: u64::MAX, fence: 2, epochs };
         assert_eq!(world.dispatch(target, request, vec![]).await.unwrap_err().kind, ErrorKind::Stale);
@@ -599,7 +599,7 @@ async fn a_cut_under_an_old_map_is_refused() {
     for lost in [0, 1, 2] {
         world.lose(TargetId(lost)).await;
     }
-    assert_eq!(world.map().told_of_cuts(|_| true).unwrap_err().kind, ErrorKind::Unavailable);
+    assert_eq!(world.map().members_to_truncate(|_| true).unwrap_err().kind, ErrorKind::Unavailable);
 }
 
 #[tokio::test]

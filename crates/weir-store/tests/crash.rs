@@ -48,13 +48,20 @@ fn write(
     n: usize,
     version: Version,
     mode: WriteMode,
-    cut: Seq,
+    folded_seq: Seq,
     data: &[u8],
 ) -> Result<weir_kv::CommitSeq> {
     let crcs = block_crcs(data, CHECKSUM_BLOCK as usize);
-    let cuts = [Seq(0), cut];
-    let write =
-        FragmentWrite { cell: cell(n), version, mode, missing: 0, cuts: &cuts, block_crcs: &crcs, data };
+    let folded_seqs = [Seq(0), folded_seq];
+    let write = FragmentWrite {
+        cell: cell(n),
+        version,
+        mode,
+        missing: 0,
+        folded_seqs: &folded_seqs,
+        block_crcs: &crcs,
+        data,
+    };
     store.write_fragment(&SCOPE, &write)
 }
 fn overlay(
@@ -141,7 +148,7 @@ async fn writer(env: Env, store: Arc<Store>, n: usize, seed: u64, model: Model) 
                     work.seal_cell(&SCOPE, cell(n), version)?;
                     work.commit_stripe(&SCOPE, cell(n), version, UNFENCED)
                 }
-                _ => Ok(work.drop_file(cell(n).file, format::Cut::to_end(0, token), &[])?.0),
+                _ => Ok(work.drop_file(cell(n).file, format::Truncation::to_end(0, token), &[])?.0),
             })
             .await
             .unwrap();
@@ -238,7 +245,7 @@ fn a_full_disk_refuses_writes_and_serves_reads_and_deletes() {
             assert!(read(&store, n).unwrap() == data);
         }
         for n in 0..written {
-            let (seq, _) = store.drop_file(cell(n).file, format::Cut::to_end(0, 2), &[]).unwrap();
+            let (seq, _) = store.drop_file(cell(n).file, format::Truncation::to_end(0, 2), &[]).unwrap();
             store.durable(seq).await.unwrap();
         }
         store.reclaim().unwrap();

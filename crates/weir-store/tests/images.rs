@@ -227,7 +227,7 @@ impl Lab {
                     version: Version::new(1, 2),
                     mode: WriteMode::Fresh,
                     missing: 0,
-                    cuts: vec![],
+                    folded_seqs: vec![],
                     block_crcs: block_crcs(bytes, CHECKSUM_BLOCK as usize),
                 };
                 self.call(position, &write, bytes).await.unwrap();
@@ -323,7 +323,7 @@ impl Lab {
         let present: Vec<(usize, &[u8])> = fragments.iter().map(|(p, b)| (*p, &b[..])).collect();
         let mut bytes = vec![0; CELL];
         Coder::new(SCHEME)?.reconstruct(&present, &[index], &mut [&mut bytes[..]])?;
-        let after = head.cuts.get(index).copied().unwrap_or_default();
+        let after = head.folded_seqs.get(index).copied().unwrap_or_default();
         let request = ReadOverlays { place: self.place(parity), cell: cell(stripe, index), after };
         let (log, payload) = self.call(parity, &request, &[]).await?;
         let mut rest = &payload[..];
@@ -412,12 +412,12 @@ impl Peers for Links {
         let error = Error::unsupported(format!("{} is reached by everybody here", request.target));
         Box::pin(async move { Err(error) })
     }
-    fn doubt(
+    fn suspect(
         &self,
         _: TargetId,
         _: PgId,
         _: Epoch,
-        _: coord::Doubt,
+        _: coord::Suspicion,
         _: String,
     ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
         let map = self.lab().map();
@@ -717,7 +717,7 @@ fn an_epoch_that_nobody_gave_is_not_believed() {
                 fence: 9,
                 epochs: epochs.clone(),
             };
-            let list = ListCuts { target, after: 0, epochs: epochs.clone(), limit: 10 };
+            let list = ListTruncations { target, after: 0, epochs: epochs.clone(), limit: 10 };
             let cells = ListCells {
                 target,
                 group: PgId(0),

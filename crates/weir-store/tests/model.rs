@@ -43,24 +43,24 @@ fn write(
     cell: CellId,
     version: u32,
     mode: WriteMode,
-    cuts: &[Seq],
+    folded_seqs: &[Seq],
     data: &[u8],
 ) -> Result<()> {
-    write_as(store, cell, Version::new(1, version), mode, cuts, data)
+    write_as(store, cell, Version::new(1, version), mode, folded_seqs, data)
 }
 fn write_as(
     store: &Store,
     cell: CellId,
     version: Version,
     mode: WriteMode,
-    cuts: &[Seq],
+    folded_seqs: &[Seq],
     data: &[u8],
 ) -> Result<()> {
     let crcs = block_crcs(data, CHECKSUM_BLOCK as usize);
     store
         .write_fragment(
             &SCOPE,
-            &FragmentWrite { cell, version, mode, missing: 0, cuts, block_crcs: &crcs, data },
+            &FragmentWrite { cell, version, mode, missing: 0, folded_seqs, block_crcs: &crcs, data },
         )
         .map(|_| ())
 }
@@ -95,7 +95,13 @@ fn read(store: &Store, cell: CellId, offset: u32, len: u32) -> (CellRead, Vec<u8
 /// What open must find again by itself.
 fn stock(store: &Store) -> [u64; 5] {
     let stat = store.stat();
-    [stat.cells, stat.overlay_extents, stat.overlay_bytes, stat.report.used, stat.report.debt_cells]
+    [
+        stat.cells,
+        stat.overlay_extents,
+        stat.overlay_bytes,
+        stat.report.used,
+        stat.report.under_replicated_cells,
+    ]
 }
 
 #[derive(Clone, Debug)]
@@ -168,8 +174,8 @@ proptest! {
                 }
                 Op::Rewrite { cell: c, len, commit } => {
                     let data = bytes_of(n as u8, len as usize);
-                    let cuts = [Seq(0), last[c as usize]];
-                    write_as(&store, id(c), Version::new(token, version), WriteMode::Prepare, &cuts, &data).unwrap();
+                    let folded_seqs = [Seq(0), last[c as usize]];
+                    write_as(&store, id(c), Version::new(token, version), WriteMode::Prepare, &folded_seqs, &data).unwrap();
                     if commit {
                         store.commit_stripe(&SCOPE, id(c), Version::new(token, version), UNFENCED).unwrap();
                         store.commit_stripe(&SCOPE, id(c), Version::new(token, version), UNFENCED).unwrap();
@@ -212,8 +218,8 @@ proptest! {
                 Op::DropFile { cell: c, to_stripe } => {
                     token += 1;
                     let to_stripe = if to_stripe == 8 { u64::MAX } else { to_stripe };
-                    let cut = format::Cut { from_stripe: 0, to_stripe, token_epoch: token };
-                    store.drop_file(id(c).file, cut, &[]).unwrap();
+                    let truncation = format::Truncation { from_stripe: 0, to_stripe, token_epoch: token };
+                    store.drop_file(id(c).file, truncation, &[]).unwrap();
                     if to_stripe > id(c).stripe {
                         model[c as usize].clear();
                         last[c as usize] = Seq(0);
@@ -243,7 +249,7 @@ proptest! {
         for c in 0..3u64 {
             let (_, bytes) = read(&store, cell(c + 1, 5), 0, CELL_BYTES);
             prop_assert!(bytes == model[c as usize]);
-            store.drop_file(cell(c + 1, 5).file, format::Cut::to_end(0, token + 1), &[]).unwrap();
+            store.drop_file(cell(c + 1, 5).file, format::Truncation::to_end(0, token + 1), &[]).unwrap();
         }
         store.reclaim().unwrap();
         let stat = store.stat();
@@ -293,7 +299,7 @@ fn a_flipped_bit_is_found_counted_once_and_never_returned() {
             version: Version::new(1, 1),
             mode: WriteMode::Fresh,
             missing: 0,
-            cuts: &[],
+            folded_seqs: &[],
             block_crcs: &crcs,
             data: &data,
         };
@@ -341,7 +347,7 @@ fn lower_epochs_tokens_and_versions_are_stale() {
             store.commit_stripe(&old, id, Version::new(1, 5), UNFENCED).unwrap_err().kind,
             ErrorKind::Stale
         );
-        store.drop_file(id.file, format::Cut::to_end(1, 2), &[]).unwrap();
+        store.drop_file(id.file, format::Truncation::to_end(1, 2), &[]).unwrap();
         assert_eq!(write(&store, id, 6, WriteMode::Fresh, &[], b"y").unwrap_err().kind, ErrorKind::Stale);
         assert_eq!(overlay(&store, id, 0, b"y").unwrap_err().kind, ErrorKind::Stale);
         assert_eq!(read(&store, id, 0, CELL_BYTES).1, b"x");
@@ -427,7 +433,7 @@ fn a_second_process_is_refused() {
 
 /// A cut drops what is older than it, whatever has come since; it is told by number until it is forgotten.
 #[test]
-fn a_cut_drops_what_is_older_and_is_remembered() {
+fn a_truncation_drops_older_bytes_and_is_remembered() {
     with_store(|_, _, store| {
         let (old, new) = (cell(1, 4), cell(1, 5));
         for id in [old, new] {
@@ -435,7 +441,7 @@ fn a_cut_drops_what_is_older_and_is_remembered() {
             overlay(&store, id, 0, b"before").unwrap();
         }
         overlay_as(&store, new, 3, 60_000, b"after").unwrap();
-        store.drop_file(old.file, format::Cut::to_end(5, 3), &[]).unwrap();
+        store.drop_file(old.file, format::Truncation::to_end(5, 3), &[]).unwrap();
         assert_eq!(&read(&store, old, 0, CELL_BYTES).1[..6], b"before");
         let mut after = vec![0; 60_000];
         after.extend_from_slice(b"after");
@@ -446,30 +452,39 @@ fn a_cut_drops_what_is_older_and_is_remembered() {
         let data = bytes_of(1, 50_000);
         let crcs = block_crcs(&data, CHECKSUM_BLOCK as usize);
         let version = Version::new(2, 9);
-        let (mode, cuts) = (WriteMode::Fresh, &[][..]);
-        let write =
-            FragmentWrite { cell: new, version, mode, missing: 0, cuts, block_crcs: &crcs, data: &data };
+        let (mode, folded_seqs) = (WriteMode::Fresh, &[][..]);
+        let write = FragmentWrite {
+            cell: new,
+            version,
+            mode,
+            missing: 0,
+            folded_seqs,
+            block_crcs: &crcs,
+            data: &data,
+        };
         assert!(!store.install(&SCOPE, &write, Seq(0), Install::Missed).unwrap().1);
 
-        let told = |after| store.list_cuts(after, &[], 10).unwrap().1.cuts;
-        let of = |cuts: Vec<Cut>| cuts.iter().map(|c| (c.from_stripe, c.token_epoch)).collect::<Vec<_>>();
-        store.drop_file(old.file, format::Cut::to_end(9, 3), &[]).unwrap();
-        assert_eq!(of(told(0)), [(5, 3)], "an earlier one says as much");
-        store.drop_file(old.file, format::Cut::to_end(9, 4), &[]).unwrap();
-        assert_eq!(of(told(0)), [(5, 3), (9, 4)]);
-        store.drop_file(old.file, format::Cut::to_end(0, FENCE_GONE), &[]).unwrap();
-        assert_eq!(of(told(0)), [(0, FENCE_GONE)], "one that covers others takes their place");
-        assert_eq!(told(store.newest_cut().unwrap()), []);
+        let reported = |after| store.list_truncations(after, &[], 10).unwrap().1.truncations;
+        let of = |truncations: Vec<Truncation>| {
+            truncations.iter().map(|c| (c.from_stripe, c.token_epoch)).collect::<Vec<_>>()
+        };
+        store.drop_file(old.file, format::Truncation::to_end(9, 3), &[]).unwrap();
+        assert_eq!(of(reported(0)), [(5, 3)], "an earlier one says as much");
+        store.drop_file(old.file, format::Truncation::to_end(9, 4), &[]).unwrap();
+        assert_eq!(of(reported(0)), [(5, 3), (9, 4)]);
+        store.drop_file(old.file, format::Truncation::to_end(0, FENCE_GONE), &[]).unwrap();
+        assert_eq!(of(reported(0)), [(0, FENCE_GONE)], "one that covers others takes their place");
+        assert_eq!(reported(store.newest_truncation().unwrap()), []);
         let higher = GroupAt { group: SCOPE.group, epoch: Epoch(6) };
-        store.list_cuts(0, &[higher], 10).unwrap();
+        store.list_truncations(0, &[higher], 10).unwrap();
         let lower = GroupAt { group: SCOPE.group, epoch: Epoch(5) };
         assert_eq!(
-            store.drop_file(old.file, format::Cut::to_end(0, FENCE_GONE), &[lower]).unwrap_err().kind,
+            store.drop_file(old.file, format::Truncation::to_end(0, FENCE_GONE), &[lower]).unwrap_err().kind,
             ErrorKind::Stale
         );
-        store.forget_cuts(store.newest_cut().unwrap()).unwrap();
-        assert_eq!(told(0), []);
-        assert_eq!(store.newest_cut().unwrap(), 3, "numbers only grow");
+        store.forget_truncations(store.newest_truncation().unwrap()).unwrap();
+        assert_eq!(reported(0), []);
+        assert_eq!(store.newest_truncation().unwrap(), 3, "numbers only grow");
     });
 }
 
@@ -483,9 +498,10 @@ fn a_cut_with_an_end_leaves_what_lies_behind_it() {
                 .unwrap();
             overlay(&store, cell(1, stripe), 0, b"over").unwrap();
         }
-        let cut = |from_stripe, to_stripe, token_epoch| format::Cut { from_stripe, to_stripe, token_epoch };
-        assert_eq!(store.drop_file(file, cut(2, 2, 3), &[]).unwrap_err().kind, ErrorKind::Invalid);
-        store.drop_file(file, cut(1, 3, 3), &[]).unwrap();
+        let truncation =
+            |from_stripe, to_stripe, token_epoch| format::Truncation { from_stripe, to_stripe, token_epoch };
+        assert_eq!(store.drop_file(file, truncation(2, 2, 3), &[]).unwrap_err().kind, ErrorKind::Invalid);
+        store.drop_file(file, truncation(1, 3, 3), &[]).unwrap();
         let lengths = |store: &Store| [0, 1, 2, 3].map(|s| read(store, cell(1, s), 0, CELL_BYTES).1.len());
         assert_eq!(lengths(&store), [50_000, 0, 0, 50_000]);
         // The fence is the file's.
@@ -494,20 +510,21 @@ fn a_cut_with_an_end_leaves_what_lies_behind_it() {
         let (data, version) = (bytes_of(7, 60_000), Version::new(2, 9));
         let crcs = block_crcs(&data, CHECKSUM_BLOCK as usize);
         let taken = [0, 1, 2, 3].map(|stripe| {
-            let (mode, cuts, block_crcs) = (WriteMode::Fresh, &[][..], &crcs[..]);
+            let (mode, folded_seqs, block_crcs) = (WriteMode::Fresh, &[][..], &crcs[..]);
             let cell = cell(1, stripe);
-            let write = FragmentWrite { cell, version, mode, missing: 0, cuts, block_crcs, data: &data };
+            let write =
+                FragmentWrite { cell, version, mode, missing: 0, folded_seqs, block_crcs, data: &data };
             store.install(&SCOPE, &write, Seq(0), Install::Missed).unwrap().1
         });
         assert_eq!(taken, [true, false, false, true]);
 
-        let told = |store: &Store| {
-            let cuts = store.list_cuts(0, &[], 10).unwrap().1.cuts;
-            cuts.iter().map(|c| (c.from_stripe, c.to_stripe, c.token_epoch)).collect::<Vec<_>>()
+        let reported = |store: &Store| {
+            let truncations = store.list_truncations(0, &[], 10).unwrap().1.truncations;
+            truncations.iter().map(|c| (c.from_stripe, c.to_stripe, c.token_epoch)).collect::<Vec<_>>()
         };
-        store.drop_file(file, cut(2, 3, 3), &[]).unwrap();
-        store.drop_file(file, cut(3, 4, 3), &[]).unwrap();
-        assert_eq!(told(&store), [(1, 3, 3), (3, 4, 3)], "neither says what the other does");
+        store.drop_file(file, truncation(2, 3, 3), &[]).unwrap();
+        store.drop_file(file, truncation(3, 4, 3), &[]).unwrap();
+        assert_eq!(reported(&store), [(1, 3, 3), (3, 4, 3)], "neither says what the other does");
     });
 }
 
@@ -531,7 +548,9 @@ fn a_fill_replaces_what_is_older_and_nothing_else() {
         overlay_as(&store, id, 2, 0, b"before the eviction").unwrap();
         // The drop at the targets may come after the first fill.
         fill(3, 1).unwrap();
-        store.drop_file(id.file, format::Cut { from_stripe: 5, to_stripe: 6, token_epoch: 3 }, &[]).unwrap();
+        store
+            .drop_file(id.file, format::Truncation { from_stripe: 5, to_stripe: 6, token_epoch: 3 }, &[])
+            .unwrap();
         assert_eq!(read(&store, id, 0, CELL_BYTES).1, bytes_of(1, 9_000));
         fill(3, 1).unwrap();
         stale(fill(3, 2));

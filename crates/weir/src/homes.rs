@@ -28,7 +28,7 @@ const S3_CALLS_MAX: usize = 64;
 /// How long another Weir is waited for when it is opened; then it is tried again later.
 const HOME_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a command looks for the cluster that a URL names.
-const LOOK_PATIENCE: Duration = Duration::from_secs(2);
+const PROBE_PATIENCE: Duration = Duration::from_secs(2);
 /// Services that care for regions are asked in this one where the URL names none.
 const REGION: &str = "us-east-1";
 
@@ -75,7 +75,7 @@ pub async fn refuse_own_cluster(text: &str, own: &[Addr]) -> crate::failure::Out
             role: Role::Console,
             host: crate::observe::host_id(),
         };
-        Cluster::observe(&env, who, LOOK_PATIENCE).await.map(|cluster| cluster.id()).ok()
+        Cluster::observe(&env, who, PROBE_PATIENCE).await.map(|cluster| cluster.id()).ok()
     };
     let Some(found) = looks(&there).await else { return Ok(()) };
     if looks(own).await == Some(found) { Err(in_own_cluster(text).into()) } else { Ok(()) }

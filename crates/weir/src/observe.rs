@@ -108,7 +108,7 @@ pub struct Health {
     pub namespaces_led: usize,
     pub namespaces: usize,
     /// Cells that lack redundancy.
-    pub debt_cells: u64,
+    pub under_replicated_cells: u64,
     pub damaged_blocks: u64,
     pub repaired_blocks: u64,
 }
@@ -149,7 +149,7 @@ impl Health {
             groups_lost: used().filter(|g| g.is_lost()).count(),
             namespaces_led: map.namespaces.iter().filter(|v| is_led(map, v)).count(),
             namespaces: map.namespaces.len(),
-            debt_cells: status.targets.iter().map(|t| t.debt_cells).sum(),
+            under_replicated_cells: status.targets.iter().map(|t| t.under_replicated_cells).sum(),
             damaged_blocks: status.targets.iter().map(|t| t.damaged_blocks).sum(),
             repaired_blocks: status.targets.iter().map(|t| t.repaired_blocks).sum(),
         }
@@ -166,7 +166,7 @@ impl Health {
         self.serves()
             && self.targets_up == self.targets
             && self.groups_full == self.groups
-            && self.debt_cells == 0
+            && self.under_replicated_cells == 0
             && self.damaged_blocks <= self.repaired_blocks
     }
 }
@@ -204,8 +204,8 @@ impl Health {
         if self.namespaces_led < self.namespaces || self.namespaces == 0 {
             parts.push("no active metadata server".into());
         }
-        if self.debt_cells > 0 {
-            parts.push(format!("{} cells lack redundancy", self.debt_cells));
+        if self.under_replicated_cells > 0 {
+            parts.push(format!("{} cells lack redundancy", self.under_replicated_cells));
         }
         if self.damaged_blocks > 0 {
             let (damaged, repaired) = (self.damaged_blocks, self.repaired_blocks);
@@ -272,7 +272,7 @@ mod tests {
             groups_writable: 24,
             namespaces: 1,
             namespaces_led: 1,
-            debt_cells: 3,
+            under_replicated_cells: 3,
             ..Health::default()
         };
         assert!(health.serves() && !health.is_full());

@@ -1,12 +1,12 @@
 //! Each role as a foreground process: configuration in, service up, readiness told, orderly end on a signal.
 use crate::cli::{CoordRole, MetaRole, MountRole, MoverRole, RoleArgs, StorageRole};
 use crate::commands::file;
-use crate::commands::residence;
 use crate::commands::restore;
+use crate::commands::tiering;
 use crate::config::{self, Config, Text};
 use crate::failure::{Doing, Failure, Outcome};
 use crate::helper::MountWords;
-use crate::local::place::{self, Place};
+use crate::local::local_cluster::{self, LocalCluster};
 use crate::local::process::{PidFile, is_gone, mounts_elsewhere, own_process};
 use crate::observe::host_id;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -110,7 +110,7 @@ impl Node {
         if path.as_os_str().is_empty() {
             return Err(Failure::new(Error::invalid(format!("{what} is not set")), flag.to_string()));
         }
-        place::absolute(path)
+        local_cluster::absolute(path)
     }
     fn listen(&self) -> Vec<Addr> {
         match self.config.node.listen.as_slice() {
@@ -155,13 +155,13 @@ impl Node {
         self.pid_file.as_deref().map_or(Ok(()), |path| PidFile::own(true)?.write(path))
     }
     /// For the log, and for `weir down`, which reads the pid file when this process has ended.
-    fn tell_ended_calls(&self, count: usize) {
+    fn report_ended_calls(&self, count: usize) {
         if count == 0 {
             return;
         }
         tracing::warn!("{count} calls of programs still waited: they end with an error, as the mount ends");
-        let told = |path: &Path| PidFile { ended_calls: count, ..PidFile::own(true)? }.write(path);
-        if let Some(Err(e)) = self.pid_file.as_deref().map(told) {
+        let reported = |path: &Path| PidFile { ended_calls: count, ..PidFile::own(true)? }.write(path);
+        if let Some(Err(e)) = self.pid_file.as_deref().map(reported) {
             tracing::info!("`weir down` will not say so: {}", e.error);
         }
     }
@@ -351,7 +351,7 @@ async fn run_storage(node: Node, known: Option<PathBuf>) -> Outcome<()> {
         return Err(Failure::new(error, "--dir DIR, or storage.targets in weir.toml"));
     }
     let place = StoragePlace {
-        dirs: storage.targets.iter().map(|dir| place::absolute(dir)).collect::<Outcome<_>>()?,
+        dirs: storage.targets.iter().map(|dir| local_cluster::absolute(dir)).collect::<Outcome<_>>()?,
         pool: storage.pool.clone(),
         known,
         shared_by: storage.shared_by,
@@ -370,7 +370,7 @@ pub fn mover(args: &MoverRole, environment: &Environment) -> Outcome<()> {
     let mut config = configure(&args.role, "mover")?;
     rustix::process::nice(MOVER_NICE).doing("lower the mover's priority")?;
     if let Some(dir) = args.role.place(&args.dir) {
-        Place::open_own(dir)?; // it goes where the cluster's relations say, with this user's rights
+        LocalCluster::open_own(dir)?; // it goes where the cluster's relations say, with this user's rights
         use_place(&mut config, dir)?;
     }
     if !args.allow_home.is_empty() {
@@ -449,7 +449,7 @@ fn is_passing(e: &Error) -> bool {
 
 /// The cluster that `weir up` made in a directory.
 fn use_place(config: &mut Config, dir: &Path) -> Outcome<()> {
-    let place = Place::open(dir)?;
+    let place = LocalCluster::open(dir)?;
     config.cluster.id = Some(place.manifest.cluster.clone());
     config.cluster.coordinators = place.coordinators().into_iter().map(Text).collect();
     Ok(())
@@ -534,7 +534,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
             match node.env.clock.timeout(LAST_CALLS_PATIENCE, &mut session).await {
                 Ok(ended) => Some(ended),
                 Err(_) => {
-                    node.tell_ended_calls(calls.end_all());
+                    node.report_ended_calls(calls.end_all());
                     node.env.clock.timeout(LAST_USE_PATIENCE, session).await.ok()
                 }
             }
@@ -573,8 +573,8 @@ fn own_attributes(cluster: Cluster) -> weir_fuse::OwnAttributes {
                 file::LAYOUT => layout_json(&cluster, &client.getattr(ino).await?.attr),
                 file::CLIENT => client_json(&client, &cluster),
                 file::LOCKS => locks_json(&client, ino).await?,
-                residence::STATE => residence::state_json(&client, ino).await?,
-                restore::PAST => restore::past_json(&client, ino).await?,
+                tiering::STATE => tiering::state_json(&client, ino).await?,
+                restore::SNAPSHOT_XATTR => restore::snapshot_json(&client, ino).await?,
                 _ => {
                     return Err(Error::name(
                         weir_proto::NameRule::NoAttribute,
@@ -591,7 +591,7 @@ fn own_attributes(cluster: Cluster) -> weir_fuse::OwnAttributes {
 fn own_acts() -> weir_fuse::OwnActs {
     Arc::new(|client, cred, ino, name, value| {
         let client = client.clone();
-        Box::pin(async move { residence::act(&client, &cred, ino, &name, &value).await })
+        Box::pin(async move { tiering::act(&client, &cred, ino, &name, &value).await })
     })
 }
 
@@ -682,7 +682,7 @@ fn client_json(client: &Client, cluster: &Cluster) -> Value {
         "written_bytes": s.written_bytes, "read_bytes": s.read_bytes,
         "wire_sent_bytes": s.wire_sent_bytes, "wire_received_bytes": s.wire_received_bytes,
         "degraded_reads": s.degraded_reads, "degraded_writes": s.degraded_writes, "crc_failures": s.crc_failures,
-        "memory_used_bytes": s.memory_used_bytes, "memory_peak_bytes": s.memory_peak_bytes, "recalls": s.recalls,
+        "memory_used_bytes": s.memory_used_bytes, "memory_peak_bytes": s.memory_peak_bytes, "revokes": s.revokes,
         "requests": weir_fuse::request_counts(), "asked": s.asked,
     })
 }

@@ -62,14 +62,14 @@ fn denied(output: &Output, words: &str) {
 }
 
 #[test]
-fn other_users_may_look_and_manage_their_volumes_and_nothing_else() {
+fn other_users_may_read_status_and_manage_their_own_volumes() {
     if !can_mount() || !is_root() {
         return;
     }
     let cluster = Cluster::start(1);
     open_the_way(&cluster.dir());
-    cluster.tell(&["volume", "create", "hers", "--owner", "1000"]);
-    cluster.tell(&["volume", "create", "ours"]);
+    cluster.run_weir(&["volume", "create", "hers", "--owner", "1000"]);
+    cluster.run_weir(&["volume", "create", "ours"]);
     let as_ada = |args: &[&str]| weir_as(ADA, &cluster, args);
     assert!(succeeds(&as_ada(&["status"])).contains("healthy"));
     assert!(succeeds(&as_ada(&["volume", "list"])).contains("ours"));
@@ -192,7 +192,7 @@ impl Users {
         let place = format!("file://{}", allowed.path().display());
         let bench = Bench::with(&["--movers", "1", "--allow-home", &place]);
         open_the_way(&bench.cluster.dir());
-        bench.tell(&["volume", "create", "data", "--owner", "1000"]);
+        bench.run_weir(&["volume", "create", "data", "--owner", "1000"]);
         Users { bench, allowed }
     }
     fn add(&self, url: &str, more: &[&str]) -> Output {
@@ -208,7 +208,7 @@ impl Users {
         fs::write(self.bench.data.join("note"), b"note").unwrap();
         let mut last = String::new();
         wait_until(&format!("the home to be refused: {words}"), PATIENCE, || {
-            let shown = self.bench.tell(&["relation", "list", "--json"]);
+            let shown = self.bench.run_weir(&["relation", "list", "--json"]);
             let shown: Value = serde_json::from_str(&shown).unwrap();
             last = shown[0]["limited_by"].as_str().unwrap_or_default().to_owned();
             last.contains(words)
@@ -245,7 +245,7 @@ fn a_link_to_what_is_not_the_users_is_no_home() {
 }
 
 #[test]
-fn a_directory_of_root_is_not_pulled_for_a_user() {
+fn a_directory_of_root_is_not_mirrored_for_a_user() {
     if !can_mount() || !is_root() {
         return;
     }
@@ -253,16 +253,16 @@ fn a_directory_of_root_is_not_pulled_for_a_user() {
     fs::write(users.bench.home.join("shadow"), b"secret").unwrap();
     fs::set_permissions(&users.bench.home, fs::Permissions::from_mode(0o700)).unwrap();
     let url = users.bench.url();
-    let pull = ["--direction", "pull"];
-    let more = ["--direction", "pull", "--map-uid", "1000=2000"];
+    let mirror = ["--direction", "mirror"];
+    let more = ["--direction", "mirror", "--map-uid", "1000=2000"];
     denied(&users.add_unchecked(&url, &more), "only the superuser");
-    denied(&users.add(&url, &pull), &format!("user 1000 may not have the home {url}"));
-    succeeds(&users.add_unchecked(&url, &pull));
+    denied(&users.add(&url, &mirror), &format!("user 1000 may not have the home {url}"));
+    succeeds(&users.add_unchecked(&url, &mirror));
     wait_until("the home to be refused", PATIENCE, || {
         let shown = users.bench.relation();
         shown["limited_by"].as_str().unwrap().contains("this mover allows users none there")
     });
-    assert_eq!(users.bench.relation()["state"], "first look", "nothing was seen of it");
+    assert_eq!(users.bench.relation()["state"], "first scan", "nothing was seen of it");
 }
 
 /// What a program says that fails; one that waits instead is an error of the test.
@@ -289,7 +289,7 @@ fn programs_do_not_wait_for_a_home_that_the_mover_may_not_use() {
     let (bench, data) = (&users.bench, users.bench.data.to_str().unwrap());
     let frame = users.bench.data.join("frame");
     fs::write(bench.home.join("frame"), pattern(1, 1 << 20)).unwrap();
-    succeeds(&users.add_unchecked(&bench.url(), &["--direction", "pull"]));
+    succeeds(&users.add_unchecked(&bench.url(), &["--direction", "mirror"]));
     for words in [&["ls", data][..], &["stat", frame.to_str().unwrap()]] {
         let said = fails(words);
         assert!(said.contains("Permission denied"), "{said}");
@@ -297,12 +297,12 @@ fn programs_do_not_wait_for_a_home_that_the_mover_may_not_use() {
     let why = "user 1000 named the home";
     let log = fs::read_to_string(bench.cluster.dir().join("log/meta.log")).unwrap();
     assert!(log.contains("a home is not used: user 1000 named the home"), "{log}");
-    let status = text(&bench.try_tell(&["status"]).stdout);
+    let status = text(&bench.try_run_weir(&["status"]).stdout);
     assert!(status.contains("cannot be used") && status.contains(why), "{status}");
     // As soon as it may be used all goes on.
     chown(&bench.home, Some(ADA), Some(ADA)).unwrap();
     bench.cluster.kill("mover-1");
-    bench.tell(&["up", "--allow-home", &bench.url()]);
+    bench.run_weir(&["up", "--allow-home", &bench.url()]);
     wait_until("the names to be there", PATIENCE, || frame.metadata().is_ok_and(|m| m.len() == 1 << 20));
     // Bytes that are at home only, likewise.
     chown(&bench.home, Some(0), Some(0)).unwrap();
@@ -319,14 +319,14 @@ fn programs_do_not_wait_for_a_home_that_the_mover_may_not_use() {
 #[test]
 fn a_home_in_the_cluster_itself_is_refused() {
     let cluster = Cluster::with(0, &["--targets", "1", "--tcp"]);
-    cluster.tell(&["volume", "create", "data"]);
+    cluster.run_weir(&["volume", "create", "data"]);
     let url = format!("weir://127.0.0.1:{}/elsewhere", cluster.port("coord"));
     for args in [&["relation", "add", "data", &url][..], &["volume", "create", "other", "--from", &url]] {
-        let refused = cluster.try_tell(args);
+        let refused = cluster.try_run_weir(args);
         let said = text(&refused.stderr);
         assert!(!refused.status.success() && said.contains("in the very cluster"), "{args:?}: {said}");
     }
-    assert!(!cluster.tell(&["volume", "list"]).contains("other"));
+    assert!(!cluster.run_weir(&["volume", "list"]).contains("other"));
 }
 
 #[test]
@@ -359,13 +359,13 @@ fn a_file_that_runs_as_its_owner_never_becomes_roots_at_home() {
     chown(&program, Some(ADA), Some(ADA)).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o6755)).unwrap();
     let url = bench.url();
-    let to_root = bench.try_tell(&["relation", "add", "data", &url, "--map-uid", "1000=0"]);
+    let to_root = bench.try_run_weir(&["relation", "add", "data", &url, "--map-uid", "1000=0"]);
     assert!(!to_root.status.success() && text(&to_root.stderr).contains("maps a user to root at home"));
     denied(&users.add_unchecked(&url, &["--map-gid", "1000=2000"]), "only the superuser");
     // Whose home's own directory is was decided there.
     fs::set_permissions(&bench.home, fs::Permissions::from_mode(0o711)).unwrap();
     chown(&bench.home, Some(4242), Some(4243)).unwrap();
-    bench.tell(&["relation", "add", "data", &url, "--map-uid", "1000=2000", "--map-gid", "1000=2001"]);
+    bench.run_weir(&["relation", "add", "data", &url, "--map-uid", "1000=2000", "--map-gid", "1000=2001"]);
     let at_home = |path: &Path| {
         let meta = fs::metadata(path).unwrap();
         (meta.mode() & 0o7777, meta.uid(), meta.gid())
@@ -386,23 +386,23 @@ fn homes_do_not_lie_in_one_another_or_in_the_file_system() {
         return;
     }
     let bench = Bench::start();
-    bench.tell(&["volume", "create", "other"]);
+    bench.run_weir(&["volume", "create", "other"]);
     bench.relate();
     fs::create_dir(bench.home.join("below")).unwrap();
     let url = bench.url();
     for taken in [url.clone(), format!("{url}/"), format!("{url}/below"), url.replace("/home", "")] {
-        let refused = bench.try_tell(&["relation", "add", "other", &taken]);
+        let refused = bench.try_run_weir(&["relation", "add", "other", &taken]);
         let said = text(&refused.stderr);
         assert!(!refused.status.success() && said.contains("the home of relation r1"), "{taken}: {said}");
     }
     let inside = bench.cluster.mount().join("other/inside");
     fs::create_dir(&inside).unwrap();
-    bench.tell(&["relation", "remove", "r1"]);
-    bench.tell(&["relation", "add", "data", &format!("file://{}", inside.display())]);
+    bench.run_weir(&["relation", "remove", "r1"]);
+    bench.run_weir(&["relation", "add", "data", &format!("file://{}", inside.display())]);
     fs::write(bench.data.join("note"), b"note").unwrap();
     wait_until("the home to be refused", PATIENCE, || {
-        bench.tell(&["relation", "list"]); // it answers
-        let shown = bench.tell(&["relation", "show", "r2", "--json"]);
+        bench.run_weir(&["relation", "list"]); // it answers
+        let shown = bench.run_weir(&["relation", "show", "r2", "--json"]);
         shown.contains("lies in the file system whose volume")
     });
     assert_eq!(fs::read_dir(&inside).unwrap().count(), 0);

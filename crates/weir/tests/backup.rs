@@ -40,7 +40,7 @@ impl Desk {
     }
     fn try_backup(&self, more: &[&str]) -> Output {
         let url = self.url();
-        self.bench.try_tell(&[&["volume", "backup", "data", "--to", &url, "--json"], more].concat())
+        self.bench.try_run_weir(&[&["volume", "backup", "data", "--to", &url, "--json"], more].concat())
     }
     /// Makes one; what it says.
     fn backup(&self) -> Value {
@@ -60,10 +60,10 @@ impl Desk {
         names
     }
     fn shown(&self) -> Value {
-        serde_json::from_str(&self.bench.tell(&["volume", "show", "data", "--json"])).unwrap()
+        serde_json::from_str(&self.bench.run_weir(&["volume", "show", "data", "--json"])).unwrap()
     }
     fn snapshots(&self) -> usize {
-        let shown = self.bench.tell(&["volume", "snapshots", "data", "--json"]);
+        let shown = self.bench.run_weir(&["volume", "snapshots", "data", "--json"]);
         serde_json::from_str::<Value>(&shown).unwrap().as_array().unwrap().len()
     }
 }
@@ -108,7 +108,7 @@ fn fill(top: &Path) {
 }
 
 #[test]
-fn a_backup_is_the_volume_as_it_was_and_the_next_one_shares_what_has_not_changed() {
+fn a_backup_is_the_volume_then_and_the_next_one_shares_data() {
     if !can_mount() {
         return;
     }
@@ -144,17 +144,17 @@ fn a_backup_is_the_volume_as_it_was_and_the_next_one_shares_what_has_not_changed
     assert_eq!(desk.names().len(), 2, "{:?}", desk.names());
     assert_eq!(desk.snapshots(), 1, "only the one that the next backup needs");
 
-    let listed = desk.bench.tell(&["volume", "backups", "data", "--json"]);
+    let listed = desk.bench.run_weir(&["volume", "backups", "data", "--json"]);
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed[0]["backups"].as_array().unwrap().len(), 2, "{listed:#}");
-    let refused = desk.bench.try_tell(&["volume", "backup", "data", "--to", "s3://b/p"]);
+    let refused = desk.bench.try_run_weir(&["volume", "backup", "data", "--to", "s3://b/p"]);
     assert!(!refused.status.success() && text(&refused.stderr).contains("hard links"));
-    desk.bench.tell(&["volume", "backup", "data", "--forget"]);
+    desk.bench.run_weir(&["volume", "backup", "data", "--forget"]);
     assert_eq!((desk.snapshots(), desk.names().len()), (0, 2));
 }
 
 #[test]
-fn a_backup_that_is_killed_is_gone_on_with_and_harms_no_older_one() {
+fn a_killed_backup_is_continued_and_harms_no_older_one() {
     if !can_mount() {
         return;
     }
@@ -295,7 +295,7 @@ fn what_is_at_home_only_is_in_the_backup_or_is_named() {
     assert_eq!(fs::read(there.join("kept")).unwrap(), pattern(0, 6 * MIB));
     assert_eq!(fs::read(there.join("here")).unwrap(), pattern(2, 6 * MIB));
     assert!(!there.join("lost").exists());
-    let report = bench.tell(&["report", "data"]);
+    let report = bench.run_weir(&["report", "data"]);
     assert!(report.contains("INCOMPLETE: 1 missing"), "{report}");
     // It comes back: the next one has it, and shares the rest.
     fs::remove_file(desk.data("lost")).unwrap();
@@ -311,21 +311,21 @@ fn movers_make_backups_that_are_due_and_say_when_they_cannot() {
     let desk = Desk::open();
     fill(&desk.bench.data);
     let url = desk.url();
-    desk.bench.tell(&["volume", "backup", "data", "--to", &url, "--every", "1d", "--keep", "3d,2w"]);
+    desk.bench.run_weir(&["volume", "backup", "data", "--to", &url, "--every", "1d", "--keep", "3d,2w"]);
     let last = || desk.shown()["backups"][0]["last"].clone();
     wait_until("a backup by itself", PATIENCE, || last()["date"].is_string());
     let made = desk.place.join(last()["date"].as_str().unwrap());
     assert_eq!(tree(&desk.bench.data), tree(&made));
-    let shown = desk.bench.tell(&["volume", "show", "data"]);
+    let shown = desk.bench.run_weir(&["volume", "show", "data"]);
     assert!(shown.contains("every 1d, kept 3d,2w, last 2"), "{shown}");
-    assert!(!desk.bench.tell(&["report", "data"]).contains("backup of"));
-    desk.bench.tell(&["volume", "backup", "data", "--off"]);
+    assert!(!desk.bench.run_weir(&["report", "data"]).contains("backup of"));
+    desk.bench.run_weir(&["volume", "backup", "data", "--off"]);
     assert!(desk.shown()["backups"][0]["due"].is_null());
 
     let nowhere = format!("{url}/nowhere");
-    let set = desk.bench.try_tell(&["volume", "backup", "data", "--to", &nowhere, "--every", "1h"]);
+    let set = desk.bench.try_run_weir(&["volume", "backup", "data", "--to", &nowhere, "--every", "1h"]);
     let warned = text(&set.stderr);
     assert!(set.status.success() && warned.contains("cannot be used from here"), "{warned}");
-    let failed = || desk.bench.tell(&["report", "data"]).contains("FAILED");
+    let failed = || desk.bench.run_weir(&["report", "data"]).contains("FAILED");
     wait_until("the failure to be told", PATIENCE, failed);
 }

@@ -170,7 +170,7 @@ fn times_that_were_set_after_a_store_through_a_mapping_stay() {
 }
 
 #[test]
-fn an_open_that_cuts_an_empty_file_sets_its_times() {
+fn opening_with_truncation_sets_the_times_of_an_empty_file() {
     if !can_mount() {
         return;
     }

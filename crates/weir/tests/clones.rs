@@ -62,7 +62,7 @@ fn is_whole(cluster: &Cluster, name: &str) -> bool {
 }
 
 #[test]
-fn a_clone_is_the_volume_of_then_and_each_side_changes_for_itself() {
+fn a_clone_is_the_volume_then_and_each_side_changes_alone() {
     if !can_mount() {
         return;
     }
@@ -110,7 +110,7 @@ fn a_clone_is_the_volume_of_then_and_each_side_changes_for_itself() {
 }
 
 #[test]
-fn a_clone_outlives_its_source_and_space_comes_back_when_nobody_shows_it() {
+fn a_clone_outlives_its_source_and_space_is_freed_at_the_end() {
     if !can_mount() {
         return;
     }
@@ -159,7 +159,7 @@ fn a_clone_outlives_its_source_and_space_comes_back_when_nobody_shows_it() {
 }
 
 #[test]
-fn a_clone_of_many_files_is_there_at_once_and_whole_after_any_restart() {
+fn a_large_clone_is_there_at_once_and_whole_after_restarts() {
     if !can_mount() {
         return;
     }

@@ -65,7 +65,7 @@ fn a_port_that_somebody_took_meanwhile_is_replaced() {
 
 /// Two clusters that start at the same moment may choose the same port.
 #[test]
-fn a_port_that_somebody_takes_while_the_cluster_starts_is_replaced() {
+fn a_port_taken_while_the_cluster_starts_is_replaced() {
     // The last target starts when the others have joined, so there is time; but not for a thread that stalls.
     for _ in 0..5 {
         let root = tempfile::tempdir().unwrap();
@@ -179,7 +179,7 @@ fn a_cluster_says_what_is_wrong_with_a_request() {
     let dir = cluster.dir().display().to_string();
     let at: &[&str] = &["--dir", &dir];
     for args in [["snapshot", "data", "monday"], ["create", "full", "--bytes=1MB"]] {
-        cluster.tell(&[&["volume"], &args[..]].concat());
+        cluster.run_weir(&[&["volume"], &args[..]].concat());
     }
     fs::write(cluster.mount().join("full/f"), "x").unwrap();
     let nowhere = format!("file://{}/nowhere", dir);
@@ -212,9 +212,9 @@ fn a_cluster_says_what_is_wrong_with_a_request() {
     // Each answer can be read by a program.
     let home = tempfile::tempdir().unwrap();
     let url = format!("file://{}", home.path().display());
-    cluster.tell(&["relation", "add", "data", &url]);
-    assert!(cluster.tell(&["relation", "show", "data"]).starts_with("r1: data"));
-    let said = cluster.tell(&["relation", "pause", "r1", "--json"]);
+    cluster.run_weir(&["relation", "add", "data", &url]);
+    assert!(cluster.run_weir(&["relation", "show", "data"]).starts_with("r1: data"));
+    let said = cluster.run_weir(&["relation", "pause", "r1", "--json"]);
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert_eq!((&said["relation"], &said["done"]), (&"r1".into(), &"paused".into()));
     // Nobody waits for a coordinator that has ended.

@@ -38,7 +38,7 @@ fn state(path: &Path) -> Value {
 }
 
 #[test]
-fn who_waits_for_bytes_at_home_can_be_killed_and_pinned_files_stay() {
+fn a_program_waiting_for_a_recall_dies_and_pinned_files_stay() {
     if !can_mount() {
         return;
     }
@@ -48,7 +48,7 @@ fn who_waits_for_bytes_at_home_can_be_killed_and_pinned_files_stay() {
     fs::write(&loose, pattern(1, 6 << 20)).unwrap();
     let why = refused("evict", &loose);
     assert!(why.contains("relation") && why.contains("hint:"), "{why}");
-    bench.tell(&["volume", "create", "data"]);
+    bench.run_weir(&["volume", "create", "data"]);
     bench.relate();
     let path = bench.data.join("frames");
     let bytes = pattern(2, 12 << 20);
@@ -119,8 +119,8 @@ fn a_file_larger_than_its_volume_fits() {
     let at = tempfile::tempdir().unwrap();
     let home = at.path().join("home");
     fs::create_dir(&home).unwrap();
-    cluster.tell(&["volume", "create", "small", "--bytes", &LIMIT.to_string()]);
-    cluster.tell(&["relation", "add", "small", &format!("file://{}", home.display()), "--evict"]);
+    cluster.run_weir(&["volume", "create", "small", "--bytes", &LIMIT.to_string()]);
+    cluster.run_weir(&["relation", "add", "small", &format!("file://{}", home.display()), "--evict"]);
     let path = cluster.mount().join("small/large");
     let mut file = fs::File::create(&path).unwrap();
     for n in 0..SIZE / PART {

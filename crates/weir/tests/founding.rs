@@ -166,7 +166,7 @@ fn a_role_starts_with_its_own_directory_only() {
 }
 
 #[test]
-fn a_namespace_that_is_given_up_by_name_is_founded_anew_and_shows_nothing_of_it() {
+fn a_namespace_given_up_by_name_is_founded_anew_and_empty() {
     if !can_mount() {
         return;
     }

@@ -45,7 +45,7 @@ fn use_names(data: &Path) -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
-fn a_bucket_shows_files_when_they_are_complete_and_gives_them_back() {
+fn a_bucket_shows_complete_files_and_returns_them() {
     if !can_mount() {
         return;
     }
@@ -90,7 +90,7 @@ fn a_bucket_shows_files_when_they_are_complete_and_gives_them_back() {
     bench.wait_state("synced");
     assert_eq!(s3.object("moved/small"), None);
     let relation = bench.relation();
-    assert_eq!(relation["aside"].as_array().map(Vec::len), Some(0), "{relation:#}");
+    assert_eq!(relation["conflicts"].as_array().map(Vec::len), Some(0), "{relation:#}");
 
     for (name, bytes) in [("grown", &bytes), ("changed", &files[3].1)] {
         let path = bench.data.join(name);
@@ -106,7 +106,7 @@ fn a_bucket_shows_files_when_they_are_complete_and_gives_them_back() {
     expected[10 << 20..(10 << 20) + 3].copy_from_slice(b"new");
     wait_until("the change to be in the bucket", PATIENCE, || s3.object("grown").as_ref() == Some(&expected));
     assert!(fs::read(&path).unwrap() == expected);
-    let shown = bench.tell(&["relation", "show", "r1"]);
+    let shown = bench.run_weir(&["relation", "show", "r1"]);
     assert!(!shown.contains(SECRET) && !bench.cluster.logs().contains(SECRET));
 }
 
@@ -142,6 +142,6 @@ fn another_weir_is_a_home() {
         assert!(fs::read(&path).unwrap() == *bytes, "{name} from the other Weir");
     }
     // One that is not there is said to be so.
-    let gone = bench.try_tell(&["relation", "add", "data", "weir:///nowhere"]);
+    let gone = bench.try_run_weir(&["relation", "add", "data", "weir:///nowhere"]);
     assert_eq!(gone.status.code(), Some(2), "{}", text(&gone.stderr));
 }

@@ -84,7 +84,7 @@ fn deep(mount: &Path, name: &str) -> PathBuf {
 }
 
 #[test]
-fn a_path_in_use_costs_next_to_no_request_and_each_call_only_its_own() {
+fn a_path_in_use_costs_almost_no_requests() {
     if !can_mount() {
         return;
     }
@@ -184,7 +184,7 @@ impl Drop for MountedInside {
 
 /// The kernel takes off what is mounted on a directory whose name it throws away.
 #[test]
-fn what_is_mounted_on_a_directory_inside_stays_when_another_mount_changes_the_directories_above() {
+fn inner_mounts_stay_when_directories_above_change_elsewhere() {
     if !can_mount() {
         return;
     }
@@ -303,7 +303,7 @@ fn names_that_one_mount_changes_are_seen_at_once_on_the_other() {
 
 /// The first change of a directory whose names the kernel of the other mount keeps.
 #[test]
-fn the_first_change_of_names_that_a_kernel_keeps_is_seen_at_once() {
+fn the_first_change_of_cached_names_is_seen_at_once() {
     if !can_mount() {
         return;
     }
@@ -331,7 +331,7 @@ fn the_first_change_of_names_that_a_kernel_keeps_is_seen_at_once() {
 
 /// A name that is moved takes what the kernel knows of it along: to a directory of which nothing is known yet.
 #[test]
-fn a_name_moved_to_another_directory_is_not_kept_there_without_its_lease() {
+fn a_name_moved_elsewhere_is_not_cached_without_a_lease() {
     if !can_mount() {
         return;
     }
@@ -354,7 +354,7 @@ fn a_name_moved_to_another_directory_is_not_kept_there_without_its_lease() {
 }
 
 #[test]
-fn attributes_that_another_mount_changes_are_seen_at_once_by_known_names() {
+fn attribute_changes_of_another_mount_show_under_known_names() {
     if !can_mount() {
         return;
     }
@@ -398,7 +398,7 @@ impl Drop for Mount {
 }
 
 #[test]
-fn without_kernel_names_each_is_asked_for_each_time_and_nothing_else_changes() {
+fn without_kernel_names_each_lookup_is_asked_every_time() {
     if !can_mount() {
         return;
     }
@@ -419,7 +419,7 @@ fn without_kernel_names_each_is_asked_for_each_time_and_nothing_else_changes() {
 }
 
 #[test]
-fn what_operations_cost_is_counted_on_a_cluster_of_its_own_that_leaves_nothing() {
+fn costs_of_operations_are_counted_on_a_cluster_of_its_own() {
     if !can_mount() {
         return;
     }

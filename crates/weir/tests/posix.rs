@@ -205,7 +205,7 @@ fn fsx_finds_nothing_in_a_million_operations() {
 /// `make test-long`: 50,000 operations of each seed.
 #[test]
 #[ignore = "takes hours"]
-fn fsx_finds_nothing_in_files_that_two_mounts_have_in_turn_for_long() {
+fn fsx_finds_nothing_on_two_alternating_mounts_for_long() {
     let cluster = Cluster::start(2);
     let seeds = common::part("WEIR_FSX_SEEDS", FSX_SEEDS);
     seeds.for_each(|seed| run_fsx_in_turn(&cluster, seed, 5 * FSX_IN_TURN_OPERATIONS));

@@ -63,7 +63,7 @@ fn a_growing_file_is_at_home_as_a_prefix_and_names_follow() {
 }
 
 #[test]
-fn a_mover_that_is_killed_in_the_middle_of_a_file_is_nobodys_loss() {
+fn a_mover_killed_in_the_middle_of_a_file_loses_nothing() {
     if !can_mount() {
         return;
     }
@@ -104,18 +104,18 @@ fn what_somebody_changed_at_home_is_not_written_over() {
     bench.wait_state("diverged");
     assert_eq!(fs::read(bench.home.join("f")).unwrap(), b"by a stranger at home");
     let relation = bench.relation();
-    let item = &relation["aside"][0];
+    let item = &relation["conflicts"][0];
     assert_eq!((&item["path"], &item["diverged"]), (&"f".into(), &true.into()), "{relation:#}");
     // The others are not held up.
     fs::write(bench.data.join("g"), b"goes on").unwrap();
     wait_until("another file to be shipped", PATIENCE, || {
         fs::read(bench.home.join("g")).is_ok_and(|bytes| bytes == b"goes on")
     });
-    bench.tell(&["relation", "resolve", "r1", item["inode"].as_str().unwrap(), "--keep", "volume"]);
+    bench.run_weir(&["relation", "resolve", "r1", item["inode"].as_str().unwrap(), "--keep", "volume"]);
     bench.wait_state("synced");
     assert_eq!(fs::read(bench.home.join("f")).unwrap(), b"from the volume again");
     bench.assert_same();
-    let refused = bench.try_tell(&["relation", "add", "data", "ftp://x"]);
+    let refused = bench.try_run_weir(&["relation", "add", "data", "ftp://x"]);
     assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
 }
 
@@ -143,7 +143,7 @@ fn what_is_at_home_is_evicted_and_comes_back_or_is_named() {
         assert_eq!(state()["offline"], 20 << 20);
     };
     evict();
-    let kept = bench.try_tell(&["relation", "remove", "r1"]);
+    let kept = bench.try_run_weir(&["relation", "remove", "r1"]);
     assert!(text(&kept.stderr).contains("recall them first"), "{}", text(&kept.stderr));
     let before = fs::metadata(&path).unwrap();
     assert_eq!(before.len(), 20 << 20, "the name and its attributes stay");
@@ -193,12 +193,12 @@ fn a_file_whose_writer_was_killed_is_complete_at_home_by_itself() {
     wait_until("what was synced to be at home", PATIENCE, || {
         fs::metadata(bench.home.join("frames")).is_ok_and(|m| m.len() == bytes.len() as u64)
     });
-    bench.tell(&["volume", "changes", "data", "--cursor", "test"]);
+    bench.run_weir(&["volume", "changes", "data", "--cursor", "test"]);
     bench.cluster.kill("mount-1");
     drop(file); // the mount is gone: this tells nobody
     // Nobody looks at the file: what happens to it is in the changelog.
     wait_until("the file to be complete", PATIENCE, || {
-        bench.tell(&["volume", "changes", "data", "--cursor", "test"]).contains("\"what\":\"complete\"")
+        bench.run_weir(&["volume", "changes", "data", "--cursor", "test"]).contains("\"what\":\"complete\"")
     });
     bench.wait_state("synced");
     assert!(fs::read(bench.home.join("frames")).unwrap() == bytes);
@@ -218,7 +218,7 @@ fn what_changes_after_a_snapshot_goes_home_as_it_is() {
     fs::write(&path, pattern(1, 9 * mib + 5)).unwrap();
     bench.wait_state("synced");
     for snapshot in 0..2 {
-        bench.tell(&["volume", "snapshot", "data", &format!("s{snapshot}")]);
+        bench.run_weir(&["volume", "snapshot", "data", &format!("s{snapshot}")]);
         let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
         file.write_all_at(&pattern(2 + snapshot, mib), (1 + 4 * snapshot) * mib as u64 + 777).unwrap();
         drop(file);
@@ -229,7 +229,7 @@ fn what_changes_after_a_snapshot_goes_home_as_it_is() {
 
 /// The bytes of a file that a snapshot holds, or held, are in several objects: home's proof is of the file's, wherever they are.
 #[test]
-fn what_a_snapshot_holds_is_evicted_and_file_and_snapshot_read_as_they_were() {
+fn data_held_by_a_snapshot_is_evicted_and_reads_as_before() {
     if !can_mount() {
         return;
     }
@@ -246,18 +246,18 @@ fn what_a_snapshot_holds_is_evicted_and_file_and_snapshot_read_as_they_were() {
     fs::write(&path, pattern(1, 13 * mib + 5)).unwrap();
     bench.wait_state("synced");
     let mut then = vec![fs::read(&path).unwrap()];
-    bench.tell(&["volume", "snapshot", "data", "s0"]);
+    bench.run_weir(&["volume", "snapshot", "data", "s0"]);
     then.push(change(0));
-    bench.tell(&["volume", "snapshot", "data", "s1"]);
+    bench.run_weir(&["volume", "snapshot", "data", "s1"]);
     let shown = |n: usize| fs::read(bench.data.join(format!(".snapshots/s{n}/file"))).unwrap();
     bench.evict(&path);
     (0..2).for_each(|n| assert!(shown(n) == then[n], "snapshot s{n} shows something else"));
     assert!(fs::read(&path).unwrap() == then[1], "what came back is not what was written");
     // Written while a new one holds what came back, evicted when all are gone but one.
-    bench.tell(&["volume", "snapshot", "data", "s2"]);
+    bench.run_weir(&["volume", "snapshot", "data", "s2"]);
     let written = change(2);
     for snapshot in ["s0", "s2"] {
-        bench.tell(&["volume", "snapshot", "data", snapshot, "--delete"]);
+        bench.run_weir(&["volume", "snapshot", "data", snapshot, "--delete"]);
     }
     bench.evict(&path);
     assert!(shown(1) == then[1], "snapshot s1 shows something else");
@@ -281,7 +281,7 @@ fn a_home_is_verified_and_what_is_wrong_there_is_mended() {
     bench.wait_state("synced");
     bench.assert_same();
     let verify = |args: &[&str]| {
-        let output = bench.try_tell(&[&["relation", "verify", "r1", "--json"], args].concat());
+        let output = bench.try_run_weir(&[&["relation", "verify", "r1", "--json"], args].concat());
         let value: Value =
             serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)));
         (output.status.code(), value)
@@ -323,25 +323,25 @@ fn a_home_is_verified_and_what_is_wrong_there_is_mended() {
     };
     assert_ne!(code, Some(0));
     assert_eq!(named(&value), ["d/gone", "d/longer", "d/strange"], "{value:#}");
-    assert_eq!(value["set_aside"], 2);
+    assert_eq!(value["conflicts"], 2);
     let (_, value) = verify(&[]);
     assert_eq!(named(&value), ["d/flipped", "d/gone", "d/longer", "d/strange", "evicted"], "{value:#}");
 
     // Nothing of what is in doubt goes.
     let kept = weir(&["file", "evict", bench.data.join("d/flipped").to_str().unwrap()]);
-    assert!(!kept.status.success() && text(&kept.stderr).contains("set aside"), "{}", text(&kept.stderr));
+    assert!(!kept.status.success() && text(&kept.stderr).contains("in conflict"), "{}", text(&kept.stderr));
     let relation = bench.relation();
-    let aside = relation["aside"].as_array().unwrap();
+    let aside = relation["conflicts"].as_array().unwrap();
     assert_eq!(aside.len(), 4, "{relation:#}");
     for item in aside {
-        bench.tell(&["relation", "resolve", "r1", item["inode"].as_str().unwrap(), "--keep", "volume"]);
+        bench.run_weir(&["relation", "resolve", "r1", item["inode"].as_str().unwrap(), "--keep", "volume"]);
     }
     bench.wait_state("synced");
     fs::remove_file(bench.home.join("d/strange")).unwrap();
     // What is at home only is not made right by a decision: it is still not what was shipped.
     assert!(fs::read(bench.data.join("evicted")).is_err());
     let (_, value) = verify(&["--look-only"]);
-    assert_eq!((named(&value), &value["set_aside"]), (vec!["evicted".to_owned()], &0.into()), "{value:#}");
+    assert_eq!((named(&value), &value["conflicts"]), (vec!["evicted".to_owned()], &0.into()), "{value:#}");
     fs::remove_file(bench.data.join("evicted")).unwrap();
     fs::remove_file(bench.data.join("d/good")).unwrap(); // and the directory's time is the volume's again
     bench.wait_state("synced");

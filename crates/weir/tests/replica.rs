@@ -1,4 +1,4 @@
-//! Claim: a volume that follows a home shows what is there now, nobody changes it here, and nothing is changed there.
+//! Claim: a volume that mirrors a home shows what is there now, nobody changes it here, and nothing is changed there.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -34,13 +34,13 @@ fn inodes(root: &Path) -> BTreeMap<PathBuf, (u64, u64, i64, i64)> {
 }
 
 fn follow(bench: &Bench, url: &str) {
-    bench.tell(&["volume", "create", "data"]);
-    let told = bench.tell(&["relation", "add", "data", url, "--direction", "pull"]);
-    assert!(told.contains("data follows "), "{told}");
+    bench.run_weir(&["volume", "create", "data"]);
+    let told = bench.run_weir(&["relation", "add", "data", url, "--direction", "mirror"]);
+    assert!(told.contains("data mirrors "), "{told}");
 }
 
 #[test]
-fn a_volume_that_follows_a_directory_shows_what_changes_there_and_changes_nothing() {
+fn a_mirror_of_a_directory_shows_changes_and_changes_nothing() {
     if !can_mount() {
         return;
     }
@@ -52,7 +52,7 @@ fn a_volume_that_follows_a_directory_shows_what_changes_there_and_changes_nothin
     assert_eq!(fs::metadata(data.join("a/frames")).unwrap().len(), 9 << 20);
     // A second name of a file counts when its directory was looked at.
     wait_until("the volume to be as home is", PATIENCE, || Bench::tree(data) == Bench::tree(&bench.home));
-    bench.wait_state("following");
+    bench.wait_state("mirroring");
 
     // Nobody changes anything here.
     assert_eq!(errno(fs::write(data.join("new"), b"x")), libc::EROFS);
@@ -67,8 +67,8 @@ fn a_volume_that_follows_a_directory_shows_what_changes_there_and_changes_nothin
     assert_eq!(errno(fs::set_permissions(data.join("gone"), fs::Permissions::from_mode(0o600))), libc::EROFS);
     assert_eq!(errno(fs::set_permissions(data.join("a"), fs::Permissions::from_mode(0o700))), libc::EROFS);
     assert_eq!(errno(File::options().write(true).open(data.join("a/frames"))), libc::EROFS);
-    let refused = bench.try_tell(&["volume", "snapshot", "data", "s"]);
-    assert!(text(&refused.stderr).contains("follows a home"), "{}", text(&refused.stderr));
+    let refused = bench.try_run_weir(&["volume", "snapshot", "data", "s"]);
+    assert!(text(&refused.stderr).contains("mirrors a home"), "{}", text(&refused.stderr));
 
     // What was read may go, and comes again; and nothing of all this was seen at home.
     bench.evict(&data.join("a/frames"));
@@ -107,7 +107,7 @@ fn a_volume_that_follows_a_directory_shows_what_changes_there_and_changes_nothin
 }
 
 #[test]
-fn who_has_a_file_open_that_changes_at_home_reads_the_old_bytes_or_an_error() {
+fn an_open_file_that_changes_at_home_reads_old_bytes_or_fails() {
     if !can_mount() {
         return;
     }
@@ -142,7 +142,7 @@ fn a_home_that_is_empty_all_at_once_is_not_believed() {
     let bench = Bench::without_volume();
     fill(&bench);
     follow(&bench, &bench.url());
-    bench.wait_state("following");
+    bench.wait_state("mirroring");
     let known = Bench::tree(&bench.data);
     let away = bench.home.with_file_name("away");
     fs::create_dir(&away).unwrap();
@@ -155,12 +155,13 @@ fn a_home_that_is_empty_all_at_once_is_not_believed() {
         bench.relation()["limited_by"].as_str().unwrap().contains("home")
     });
     assert_eq!(Bench::tree(&bench.data), known);
-    let wrong = bench.try_tell(&["relation", "add", "data", "file:///x", "--direction", "pull", "--evict"]);
+    let wrong =
+        bench.try_run_weir(&["relation", "add", "data", "file:///x", "--direction", "mirror", "--evict"]);
     assert!(text(&wrong.stderr).contains("--evict has no effect"), "{}", text(&wrong.stderr));
 }
 
 #[test]
-fn a_volume_that_follows_a_bucket_shows_what_is_put_there() {
+fn a_mirror_of_a_bucket_shows_what_is_put_there() {
     if !can_mount() {
         return;
     }
@@ -171,7 +172,7 @@ fn a_volume_that_follows_a_bucket_shows_what_is_put_there() {
     follow(&bench, &s3.url);
     let frames = bench.data.join("raw/run 1/frames");
     assert!(fs::read(&frames).unwrap() == pattern(3, 9 << 20));
-    bench.wait_state("following");
+    bench.wait_state("mirroring");
     assert!(s3.object(".weir-home").is_none(), "home was marked");
     assert_eq!(errno(fs::write(bench.data.join("raw/x"), b"x")), libc::EROFS);
     fs::write(s3.path("raw/run 1/frames"), pattern(4, 1 << 20)).unwrap();

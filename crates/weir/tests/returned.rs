@@ -77,7 +77,7 @@ fn empty(target: &Path) {
 }
 
 #[test]
-fn what_returns_empty_or_old_is_refilled_and_what_is_lost_is_an_error() {
+fn empty_or_old_targets_are_refilled_losses_are_errors() {
     if !can_mount() {
         return;
     }
@@ -86,7 +86,7 @@ fn what_returns_empty_or_old_is_refilled_and_what_is_lost_is_an_error() {
     let target = |n: u32| dir.join(format!("t{n}"));
     let mut files = Files(Vec::new());
     files.write_first(&top);
-    cluster.tell(&["down"]);
+    cluster.run_weir(&["down"]);
     copy(&target(1), &dir.join("copy"));
     cluster.up();
     files.write_more(&top, 1000);
@@ -107,7 +107,7 @@ fn what_returns_empty_or_old_is_refilled_and_what_is_lost_is_an_error() {
         ("one has lost its index", &without_index),
     ];
     for (what, change) in changes {
-        cluster.tell(&["down"]);
+        cluster.run_weir(&["down"]);
         change();
         cluster.up();
         files.check(&top, what);
@@ -116,7 +116,7 @@ fn what_returns_empty_or_old_is_refilled_and_what_is_lost_is_an_error() {
         files.check(&top, what);
     }
 
-    cluster.tell(&["down"]);
+    cluster.run_weir(&["down"]);
     [1, 3, 5].into_iter().for_each(|n| empty(&target(n)));
     cluster.up();
     let mut errors = 0;
@@ -136,7 +136,7 @@ fn what_returns_empty_or_old_is_refilled_and_what_is_lost_is_an_error() {
     assert!(errors > 0, "three of six targets are empty");
     let status = cluster.status();
     assert_eq!(status["healthy"], false);
-    let told = cluster.try_tell(&["status"]);
+    let told = cluster.try_run_weir(&["status"]);
     let said = text(&told.stdout);
     assert_eq!(told.status.code(), Some(2), "{said}");
     assert!(said.contains("data is lost") && said.contains("t1, t3, t5"), "{said}");
@@ -155,12 +155,12 @@ fn a_lost_disk_is_replaced_by_an_empty_directory() {
     fs::remove_dir_all(dir.join("t3")).unwrap();
     wait_until("t3 is down", PATIENCE, || cluster.status()["targets"][2]["state"] == "down");
     files.write_more(&top, 1000);
-    let said = text(&cluster.try_tell(&["status"]).stdout);
+    let said = text(&cluster.try_run_weir(&["status"]).stdout);
     assert!(said.contains("`weir target replace`"), "{said}");
 
     let new = dir.join("new disk");
     let refused = |target: &str, to: &Path, says: &str| {
-        let told = cluster.try_tell(&["target", "replace", target, to.to_str().unwrap()]);
+        let told = cluster.try_run_weir(&["target", "replace", target, to.to_str().unwrap()]);
         let said = text(&told.stderr);
         assert!(!told.status.success() && said.contains(says), "{said}");
     };
@@ -169,7 +169,7 @@ fn a_lost_disk_is_replaced_by_an_empty_directory() {
     refused("t3", &dir.join("t2"), "is already target");
     refused("t3", &dir.join("log"), "is not empty");
     assert!(!new.exists());
-    cluster.tell(&["target", "replace", "t3", new.to_str().unwrap()]);
+    cluster.run_weir(&["target", "replace", "t3", new.to_str().unwrap()]);
     cluster.up();
     files.check(&top, "the new disk is being filled");
     wait_healthy(&cluster, "the new disk");

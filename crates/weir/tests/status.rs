@@ -15,7 +15,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until a trouble of this severity about something is told, and this is what `weir status` exits with.
-fn wait_told(cluster: &Cluster, severity: &str, about: &str, exit: i32) -> String {
+fn wait_reported(cluster: &Cluster, severity: &str, about: &str, exit: i32) -> String {
     let mut told = None;
     wait_until(&format!("{severity} about {about}"), PATIENCE, || {
         let (status, code) = cluster.status_and_exit();
@@ -46,7 +46,7 @@ fn every_part_that_fails_is_named_and_counts() {
     let bench = Bench::start();
     let cluster = &bench.cluster;
     wait_healthy(cluster);
-    let shown = cluster.tell(&["status"]);
+    let shown = cluster.run_weir(&["status"]);
     let second = shown.lines().nth(1).unwrap();
     assert_eq!(second, "healthy; all 6 targets up, all 24 placement groups complete");
     assert!(shown.contains(" free for files with ec:4+2, "), "{shown}");
@@ -55,7 +55,7 @@ fn every_part_that_fails_is_named_and_counts() {
 
     // A mover, which a relation needs.
     cluster.kill("mover-1");
-    let said = wait_told(cluster, "warning", "mover-1", 1);
+    let said = wait_reported(cluster, "warning", "mover-1", 1);
     assert!(said.contains("mover-1 is not running: `weir up --dir "), "{said}");
     cluster.up();
     wait_healthy(cluster);
@@ -65,34 +65,34 @@ fn every_part_that_fails_is_named_and_counts() {
     bench.wait_state("synced");
     let elsewhere = bench.home.with_file_name("elsewhere");
     fs::rename(&bench.home, &elsewhere).unwrap();
-    let said = wait_told(cluster, "warning", "r1", 1);
+    let said = wait_reported(cluster, "warning", "r1", 1);
     assert!(said.contains(&format!("there is no directory {}", bench.url())), "{said}");
     fs::rename(&elsewhere, &bench.home).unwrap();
     wait_healthy(cluster);
-    bench.tell(&["relation", "pause", "r1"]);
-    wait_told(cluster, "warning", "r1", 1);
-    bench.tell(&["relation", "resume", "r1"]);
+    bench.run_weir(&["relation", "pause", "r1"]);
+    wait_reported(cluster, "warning", "r1", 1);
+    bench.run_weir(&["relation", "resume", "r1"]);
 
     // A volume at its limit.
-    bench.tell(&["volume", "create", "small", "--bytes", "1MiB"]);
+    bench.run_weir(&["volume", "create", "small", "--bytes", "1MiB"]);
     fs::write(cluster.mount().join("small/f"), pattern(1, 1 << 20)).unwrap();
-    let said = wait_told(cluster, "warning", "small", 1);
+    let said = wait_reported(cluster, "warning", "small", 1);
     assert!(said.starts_with("volume small is full (1.00 MiB of 1.00 MiB)"), "{said}");
-    bench.tell(&["volume", "quota", "small", "--bytes", "10MiB"]);
+    bench.run_weir(&["volume", "quota", "small", "--bytes", "10MiB"]);
     wait_healthy(cluster);
 
     // A mount whose process died.
     cluster.kill("mount-1");
-    let said = wait_told(cluster, "warning", "mount-1", 1);
+    let said = wait_reported(cluster, "warning", "mount-1", 1);
     assert!(said.contains("is dead (its process has ended)"), "{said}");
     cluster.up();
     wait_healthy(cluster);
 
     // A target: data is there, with less redundancy; three: not all of it is.
     cluster.kill("storage-2");
-    let said = wait_told(cluster, "degraded", "storage-2", 1);
+    let said = wait_reported(cluster, "degraded", "storage-2", 1);
     assert!(said.starts_with("storage-2 is down: t2 is missing from 24 placement groups"), "{said}");
-    let output = cluster.try_tell(&["status"]);
+    let output = cluster.try_run_weir(&["status"]);
     let (shown, code) = (text(&output.stdout), output.status.code());
     assert!(
         shown.contains("degraded: data is available with reduced redundancy; 5 of 6 targets up"),
@@ -102,13 +102,13 @@ fn every_part_that_fails_is_named_and_counts() {
     for name in ["storage-3", "storage-4"] {
         cluster.kill(name);
     }
-    wait_told(cluster, "critical", "placement groups", 2);
+    wait_reported(cluster, "critical", "placement groups", 2);
     cluster.up();
     wait_healthy(cluster);
 
     // The metadata server.
     cluster.kill("meta");
-    let said = wait_told(cluster, "critical", "root", 2);
+    let said = wait_reported(cluster, "critical", "root", 2);
     assert!(
         said.starts_with("namespace \"root\" has no active metadata server; files are unavailable"),
         "{said}"

@@ -134,7 +134,7 @@ fn log_of(cluster: &Cluster, name: &str) -> String {
 }
 
 #[test]
-fn programs_wait_for_servers_that_stand_still_and_can_be_ended_meanwhile() {
+fn programs_wait_for_frozen_servers_and_can_be_killed() {
     if !can_mount() {
         return;
     }
@@ -154,7 +154,7 @@ fn programs_wait_for_servers_that_stand_still_and_can_be_ended_meanwhile() {
         log_of(&cluster, "mount-1").contains("waiting for the metadata leader meta: no answer for")
     });
     wait_until("weir status names it", Duration::from_secs(50), || {
-        let output = cluster.try_tell(&["status"]);
+        let output = cluster.try_run_weir(&["status"]);
         text(&output.stdout).contains("for the metadata leader meta, no answer for")
     });
     killed.kill().unwrap();
@@ -182,16 +182,16 @@ fn weir_down_ends_calls_that_wait_and_says_so() {
     let cluster = Cluster::with(1, &["--movers", "0"]);
     let home = tempfile::tempdir().unwrap();
     let data = cluster.mount().join("data");
-    cluster.tell(&["volume", "create", "data"]);
+    cluster.run_weir(&["volume", "create", "data"]);
     let url = format!("file://{}", home.path().display());
-    cluster.tell(&["relation", "add", "data", &url, "--direction", "pull"]);
+    cluster.run_weir(&["relation", "add", "data", &url, "--direction", "mirror"]);
     // It opens the directory, and then waits for its names, which no mover brings.
     let mut list = program(&format!("exec ls {}", data.display()));
     wait_until("the directory is open", Duration::from_secs(60), || {
         let open = fs::read_dir(format!("/proc/{}/fd", list.id())).unwrap().flatten();
         open.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|path| path == data)
     });
-    let down = cluster.try_tell(&["down", "--json"]);
+    let down = cluster.try_run_weir(&["down", "--json"]);
     assert!(down.status.success(), "{}", text(&down.stderr));
     let said: serde_json::Value = serde_json::from_slice(&down.stdout).unwrap();
     assert_eq!(said["ended_calls"], serde_json::json!({ "mount-1": 1 }), "{said}");

@@ -163,7 +163,7 @@ fn what_is_at_home_only_comes_back_from_the_trash() {
         return;
     }
     let bench = Bench::start();
-    bench.tell(&["volume", "policy", "data", "--trash", "7d"]);
+    bench.run_weir(&["volume", "policy", "data", "--trash", "7d"]);
     bench.relate();
     let (top, home) = (&bench.data, &bench.home);
     fs::create_dir(top.join("d")).unwrap();

@@ -41,7 +41,7 @@ impl Page {
 }
 
 #[test]
-fn a_read_through_pages_is_not_older_than_what_was_written_before_it() {
+fn a_page_read_is_not_older_than_an_earlier_write() {
     const WRITES: u64 = 60;
     for seed in 70..76 {
         Lab::new(seed).run(6, |lab| async move {
@@ -83,7 +83,7 @@ fn a_read_through_pages_is_not_older_than_what_was_written_before_it() {
 
 /// A kernel fills the rest of a page with zeros, and shows them when it hears that the file is longer.
 #[test]
-fn no_read_for_pages_brings_less_than_the_kernel_has_heard_of_before() {
+fn no_page_read_is_shorter_than_the_kernels_known_size() {
     const START: usize = 5000;
     const END: usize = START + 60;
     for seed in 80..84 {
@@ -238,7 +238,7 @@ fn an_access_time_is_told_before_the_lease_goes_back() {
 }
 
 #[test]
-fn a_name_is_absent_without_asking_where_every_name_is_known_until_another_client_makes_it() {
+fn a_name_is_absent_without_asking_until_another_makes_it() {
     Lab::new(32).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         let dir = a.mkdir(&root(), ROOT, b"d", 0o755).await.unwrap().attr.ino;
@@ -270,7 +270,7 @@ fn a_name_is_absent_without_asking_where_every_name_is_known_until_another_clien
 
 /// Its group goes on without a target that is cut off from the coordinator, and so is who reads, the file or a snapshot: neither knows.
 #[test]
-fn who_does_not_know_that_a_target_is_out_reads_nothing_old_there() {
+fn a_client_with_an_old_map_reads_nothing_old_there() {
     for (victim, how) in (0..6).flat_map(|victim| ["alone", "shared", "snapshot"].map(|how| (victim, how))) {
         let shared = how == "shared";
         Lab::new(870 + victim).run(6, |lab| async move {
@@ -304,8 +304,8 @@ fn who_does_not_know_that_a_target_is_out_reads_nothing_old_there() {
                 }
                 let ino = a.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
                 let snapshot = a.take_snapshot(&root(), VolumeId::ROOT, "s").await.unwrap().number;
-                let file = b.past_open(&root(), snapshot, ino).await.unwrap();
-                b.past_read(&file, 0, STRIPE).await.unwrap().concat()
+                let file = b.snapshot_open(&root(), snapshot, ino).await.unwrap();
+                b.snapshot_read(&file, 0, STRIPE).await.unwrap().concat()
             };
             same(&tokio::join!(looks, heals).0, &data);
         });
@@ -338,7 +338,7 @@ async fn mkdir(c: &Client, dir: InodeId, name: &str) -> InodeId {
 }
 
 #[test]
-fn no_change_by_another_is_done_while_a_kernel_keeps_what_was_before_it() {
+fn no_change_is_done_while_another_kernel_caches_the_old_state() {
     Lab::new(931).run(6, |lab| async move {
         let a = lab.client("a").await;
         let b = lab.client_with("b", 64 << 20, Arc::new(Names)).await;
@@ -381,7 +381,7 @@ fn no_change_by_another_is_done_while_a_kernel_keeps_what_was_before_it() {
 }
 
 #[test]
-fn a_name_that_is_moved_takes_its_loan_to_a_directory_under_lease_or_waits_for_its_end() {
+fn a_moved_name_takes_its_loan_along_or_waits_for_its_end() {
     Lab::new(934).run(6, |lab| async move {
         let a = lab.client("a").await;
         let b = lab.client_with("b", 64 << 20, Arc::new(Names)).await;
@@ -442,7 +442,7 @@ fn a_kernel_keeps_no_name_past_the_term_of_its_lease() {
 }
 
 #[test]
-fn a_file_that_was_read_is_opened_again_without_a_message_as_long_as_nobody_changes_it() {
+fn an_unchanged_file_is_reopened_without_a_message() {
     Lab::new(933).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         let h = create(&a, "f").await;

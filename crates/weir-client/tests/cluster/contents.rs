@@ -129,7 +129,7 @@ fn overwrites_and_holes_read_as_an_array_would() {
 }
 
 #[test]
-fn any_two_of_six_targets_may_be_gone_and_a_third_is_an_error_that_names_the_stripe() {
+fn two_of_six_targets_may_be_gone_a_third_names_the_stripe() {
     for (first, second) in [(0, 1), (2, 5), (4, 3)] {
         Lab::new(4 + u64::from(first)).run(6, |lab| async move {
             let (a, b) = (lab.client("a").await, lab.client("b").await);
@@ -303,7 +303,7 @@ fn memory_stays_within_the_budget() {
 
 /// The right to write goes to another client at every moment of it.
 #[test]
-fn a_range_that_is_zeroed_while_the_right_to_write_goes_is_zero_and_the_file_grows_after_it() {
+fn a_range_zeroed_while_the_lease_goes_is_zero_and_grows_after() {
     Lab::new(15).run(6, |lab| async move {
         let (a, b, env) = (lab.client("a").await, lab.client("b").await, lab.env("a"));
         for target in 0..6 {
@@ -441,7 +441,7 @@ fn a_seal_replaces_nothing_that_is_written_over_meanwhile() {
 
 /// A connection breaks, what was sent over it arrives later, and the writer does not wait for that.
 #[test]
-fn a_write_that_arrives_late_does_not_replace_what_was_written_since() {
+fn a_late_write_does_not_replace_a_newer_one() {
     for round in 0..60 {
         Lab::new(200).run(6, |lab| async move {
             let (a, b) = (lab.client("a").await, lab.client("b").await);

@@ -135,7 +135,7 @@ fn a_writer_reads_what_its_failed_write_left() {
 /// A write tells what an earlier one lost, but that may not reach the program: the kernel sends a long `write(2)` in parts,
 /// and if the first ones succeeded it tells how many bytes they took.
 #[test]
-fn an_error_that_a_write_has_told_is_told_by_fsync_and_close_too() {
+fn a_write_error_is_also_returned_by_fsync_and_close() {
     let lab = Lab::new(74);
     lab.world().set_disk_capacity("s1", FULL_BYTES);
     lab.run(6, |lab| async move {

@@ -106,7 +106,7 @@ fn a_restart_of_the_leader_takes_no_append_away() {
 
 /// The leader has the append, its answer is lost, and with the session nobody can ask for it again.
 #[test]
-fn an_append_whose_answer_is_lost_with_the_session_is_not_done_twice() {
+fn an_append_whose_answer_is_lost_is_not_done_twice() {
     Lab::new(48).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         let mut unknown = 0;
@@ -134,7 +134,7 @@ fn an_append_whose_answer_is_lost_with_the_session_is_not_done_twice() {
 }
 
 #[test]
-fn a_file_is_as_long_as_it_was_made_beside_a_write_of_the_same_client() {
+fn a_set_size_holds_beside_a_write_of_the_same_client() {
     for seed in 60..72 {
         Lab::new(seed).run(6, |lab| async move {
             let a = lab.client("a").await;
@@ -160,7 +160,7 @@ fn a_file_is_as_long_as_it_was_made_beside_a_write_of_the_same_client() {
 }
 
 #[test]
-fn who_cleans_behind_a_cut_while_another_opens_the_file_and_appends_leaves_what_is_new() {
+fn cleaning_after_a_truncation_leaves_what_others_append() {
     for seed in 120..132 {
         Lab::new(seed).run(6, |lab| async move {
             let (a, b) = (lab.client("a").await, lab.client("b").await);
@@ -199,7 +199,7 @@ fn who_cleans_behind_a_cut_while_another_opens_the_file_and_appends_leaves_what_
 }
 
 #[test]
-fn a_file_is_as_long_as_was_written_straight_through_though_the_right_to_write_alone_came_meanwhile() {
+fn direct_writes_set_the_length_though_a_write_lease_came_since() {
     for seed in 80..92 {
         Lab::new(seed).run(6, |lab| async move {
             let (a, b) = (lab.client("a").await, lab.client("b").await);
@@ -233,7 +233,7 @@ fn a_file_is_as_long_as_was_written_straight_through_though_the_right_to_write_a
 /// A file that was cut has old bytes past its end. Two clients that let it grow again must not take each other's new
 /// bytes for old ones.
 #[test]
-fn two_clients_grow_a_file_that_was_cut() {
+fn two_clients_grow_a_truncated_file() {
     Lab::new(43).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         let ha = create(&a, "f").await;
@@ -274,7 +274,7 @@ fn two_clients_grow_a_file_that_was_cut() {
 
 /// Numbers of a cell's log begin anew after a cut, also at who hears of the cut later: else nobody takes what it numbers next.
 #[test]
-fn who_missed_a_cut_numbers_as_the_others_do() {
+fn a_member_that_missed_a_truncation_numbers_like_its_peers() {
     for away in 0..2 {
         Lab::with(45, "replica:2", 2000).run(2, |lab| async move {
             let (a, b) = (lab.client("a").await, lab.client("b").await);

@@ -63,7 +63,7 @@ async fn three_stripes(a: &Client) -> (Handle, Vec<u8>) {
 }
 
 #[test]
-fn a_client_that_cannot_reach_a_target_goes_around_and_both_are_named_until_they_meet_again() {
+fn a_client_goes_around_a_cut_link_and_both_ends_are_named() {
     for (seed, way) in [(70, Way::There), (71, Way::Back), (72, Way::Both)] {
         for victim in [0, 3, 5] {
             Lab::new(seed + 10 * victim).run(6, |lab| async move {
@@ -249,7 +249,7 @@ fn a_target_that_only_the_coordinator_reaches_is_done_without() {
             let longest = overwrite(&lab, &a, h, 2, &mut expected).await;
             assert!(longest < 3 * STALL_MAX, "{victim}: an overwrite took {longest:?}");
             lab.world().heal_all();
-            lab.world().sleep(Duration::from_secs(70)).await; // set aside for a minute at most
+            lab.world().sleep(Duration::from_secs(70)).await; // demoted for a minute at most
             lab.all_current().await.unwrap();
             close(&a, h).await;
             lab.kill_storage(0);

@@ -9,7 +9,7 @@ use weir_proto::ErrorKind;
 use weir_proto::meta::RenameMode;
 
 #[test]
-fn a_dead_writers_file_that_two_have_open_is_recovered_by_one_of_them() {
+fn a_dead_writers_file_open_twice_is_recovered_by_one() {
     Lab::new(31).run(6, |lab| async move {
         let (a, b, c) = (lab.client("a").await, lab.client("b").await, lab.client("c").await);
         let data = pattern(1, 0, 2 * STRIPE);
@@ -34,7 +34,7 @@ fn a_dead_writers_file_that_two_have_open_is_recovered_by_one_of_them() {
 
 /// Others that had the file open when it was recovered die, too, after it was closed to them.
 #[test]
-fn what_is_written_alone_stays_when_others_die_that_had_the_file_open_before() {
+fn a_sole_writers_bytes_stay_when_earlier_openers_die() {
     Lab::new(33).run(6, |lab| async move {
         let (a, b, c) = (lab.client("a").await, lab.client("b").await, lab.client("c").await);
         let data = pattern(1, 0, 8 * STRIPE);
@@ -91,7 +91,7 @@ fn a_session_that_many_find_gone_is_replaced_once() {
 }
 
 #[test]
-fn a_removed_file_outlives_who_else_has_it_open_also_under_a_new_session() {
+fn a_removed_file_outlives_other_openers_in_a_new_session() {
     Lab::new(53).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         let bytes = pattern(6, 0, STRIPE + 77);
@@ -111,7 +111,7 @@ fn a_removed_file_outlives_who_else_has_it_open_also_under_a_new_session() {
 }
 
 #[test]
-fn what_a_dead_writer_left_past_the_end_of_a_shared_file_stays_away() {
+fn a_dead_writers_bytes_past_a_shared_end_never_show() {
     Lab::new(34).run(6, |lab| async move {
         let (b, far) = (lab.client("b").await, 300_000);
         let mut cut_off_in_time = 0;
@@ -145,7 +145,7 @@ fn what_a_dead_writer_left_past_the_end_of_a_shared_file_stays_away() {
 /// The leader has heard from a close that nothing is on its way, and hears nothing any more when more is sent, of several stripes
 /// at once; or after a sync that had nothing to send.
 #[test]
-fn what_is_sent_after_a_close_is_looked_for_when_its_writer_dies() {
+fn bytes_sent_after_a_close_are_recovered_from_a_dead_writer() {
     Lab::new(37).run(6, |lab| async move {
         let (b, far) = (lab.client("b").await, 4 * STRIPE);
         for (n, grows) in [false, true].into_iter().enumerate() {
@@ -196,7 +196,7 @@ fn who_is_idle_comes_back_soon_after_the_leader() {
 }
 
 #[test]
-fn who_is_idle_and_far_away_comes_back_in_time_for_what_it_has_not_written() {
+fn an_idle_far_client_returns_in_time_for_its_unwritten_bytes() {
     for way_ms in [100, 300, 500, 650, 800] {
         Lab::with(43, "ec:4+2", 5000).run(6, |lab| async move {
             let (idle, b) = (lab.client("a").await, lab.client("b").await);
@@ -375,7 +375,7 @@ fn the_metadata_leader_may_restart_under_open_files() {
 
 /// The leader has changed the names, its answer is lost, and with the session nobody can ask for it again.
 #[test]
-fn a_change_of_names_whose_answer_is_lost_with_the_session_is_not_done_twice() {
+fn a_rename_whose_answer_is_lost_is_not_done_twice() {
     Lab::new(49).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         let mut unknown = [0; 3];
@@ -427,7 +427,7 @@ async fn three_targets_return(lab: &Lab) {
 
 /// Some targets have their fragments of a stripe and others, too many, have died: it fails, and cannot be taken back yet.
 #[test]
-fn what_a_write_that_failed_left_on_some_targets_is_no_hole_that_nobody_can_read() {
+fn a_failed_write_on_some_targets_leaves_no_unreadable_hole() {
     Lab::new(50).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         let mut failed = 0;
@@ -473,7 +473,7 @@ fn what_a_write_that_failed_left_on_some_targets_is_no_hole_that_nobody_can_read
 /// The same over bytes that are there: some targets have the new version for good, others beside the old one. Who wrote it goes on
 /// holding the file, or gives it up while too few targets are there to settle it.
 #[test]
-fn what_an_overwrite_that_failed_left_is_the_same_whichever_targets_are_read() {
+fn a_failed_overwrite_reads_the_same_from_any_targets() {
     Lab::new(51).run(6, |lab| async move {
         let connect = async |name: &str, patience_s: u64| {
             let config = ClientConfig { patience: Duration::from_secs(patience_s), ..lab.config(name) };
@@ -535,7 +535,7 @@ fn what_an_overwrite_that_failed_left_is_the_same_whichever_targets_are_read() {
 /// A target has its fragment of a new stripe before the others have theirs, and restarts: nobody else knows of the stripe, so it forgets
 /// it when it is brought up to date.
 #[test]
-fn what_one_target_forgets_while_a_stripe_is_written_is_sent_to_it_again() {
+fn what_a_target_forgets_during_a_write_is_sent_again() {
     Lab::new(52).run(6, |lab| async move {
         let a = lab.client("a").await;
         for first in 0..6 {
@@ -575,7 +575,7 @@ fn what_one_target_forgets_while_a_stripe_is_written_is_sent_to_it_again() {
 
 /// With its writer a target dies that alone has logged what was written last. Others write the stripe over before it is back.
 #[test]
-fn what_died_with_its_writer_does_not_come_back_over_what_was_written_since() {
+fn a_dead_writers_bytes_do_not_replace_later_ones() {
     const FILES: usize = 24;
     for target in 0..3 {
         Lab::new(55).run(6, |lab| async move {
@@ -618,7 +618,7 @@ fn what_died_with_its_writer_does_not_come_back_over_what_was_written_since() {
 
 /// A machine that was suspended, or moved: nobody else was silent, and what they were asked they could not answer.
 #[test]
-fn a_leader_that_stood_still_for_long_takes_nothing_from_anybody() {
+fn a_leader_that_was_paused_takes_no_lease_away() {
     for seed in 700..721 {
         Lab::new(seed).run(6, |lab| async move {
             let (a, b) = (lab.client("a").await, lab.client("b").await);
@@ -661,7 +661,7 @@ fn a_leader_that_stood_still_for_long_takes_nothing_from_anybody() {
 
 /// The writer dies with a target that has prepared or just committed its stripe, while another target is coming back.
 #[test]
-fn what_a_dead_writer_left_is_the_same_whichever_targets_are_read() {
+fn a_dead_writers_bytes_read_the_same_from_any_targets() {
     let (old, new) = (pattern(1, 0, CELL), pattern(2, 0, CELL));
     for n in 0..36u64 {
         let (old, new) = (&old, &new);
@@ -673,7 +673,7 @@ fn what_a_dead_writer_left_is_the_same_whichever_targets_are_read() {
             lab.kill_storage(1);
             world.sleep(Duration::from_secs(2)).await;
             world.slow_link("a", "s0", Duration::from_millis(300));
-            world.kill_at("s0", [points::FRAGMENT_LOGGED, points::COMMITTED][n as usize % 2], 1);
+            world.kill_at("s0", [crash_points::FRAGMENT_LOGGED, crash_points::COMMITTED][n as usize % 2], 1);
             write(&a, h, 0, new).await;
             let saves = a.clone();
             lab.env("a").tasks.spawn("save", async move { drop(saves.fsync(h).await) });
@@ -745,7 +745,7 @@ fn what_was_given_up_does_not_come_back_with_who_was_away() {
 
 /// A fragment that hung in one target's disk is there after all, long after its writer has told that it failed.
 #[test]
-fn what_a_writer_gave_up_does_not_come_back_from_a_disk_that_hung() {
+fn an_abandoned_write_does_not_return_from_a_stalled_disk() {
     for hangs in 0..2 {
         Lab::with(860, "replica:2", 2000).run(2, |lab| async move {
             let (a, b) = (impatient_client(&lab, "a").await, lab.client("b").await);
@@ -808,7 +808,7 @@ fn go_on(lab: &Lab, nodes: std::ops::Range<u8>) {
 
 /// A write to a shared file gets to one stripe and hangs at the next; the leader dies, and does not hear that it failed.
 #[test]
-fn what_a_failed_write_left_past_the_end_stays_away_though_the_leader_was_not_told() {
+fn a_failed_write_past_the_end_never_shows_though_unreported() {
     Lab::new(862).run(6, |lab| async move {
         let (a, b, world) = (impatient_client(&lab, "a").await, lab.client("b").await, lab.world());
         let (ha, hb) = (create(&a, "f").await, open(&b, "f", OpenMode::BOTH).await);

@@ -139,7 +139,7 @@ fn a_client_cut_off_loses_its_locks_and_learns_it() {
 }
 
 #[test]
-fn what_waits_to_be_written_under_a_lock_is_not_written_when_that_is_lost() {
+fn writes_waiting_under_a_lost_lock_are_not_written() {
     for delay in 0..24 {
         Lab::new(540).run(6, |lab| async move {
             let (a, b) = (lab.client("a").await, lab.client("b").await);
@@ -219,7 +219,7 @@ fn an_interrupted_wait_leaves_no_lock_behind() {
 
 /// The kernel tells of a close at once, and of the end of the open file, with which its lock goes, a moment later.
 #[test]
-fn who_does_not_want_to_wait_for_a_lock_waits_for_the_close_of_its_holder() {
+fn a_try_lock_waits_for_the_close_of_the_holder() {
     Lab::new(535).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         let (ha, hb) = (make(&a, "f").await, make(&b, "f").await);

@@ -6,7 +6,7 @@ mod founding;
 mod full;
 #[path = "../lab/mod.rs"]
 mod lab;
-mod late;
+mod latency;
 mod lengths;
 mod links;
 mod lives;
@@ -15,17 +15,17 @@ mod patience;
 mod quota;
 mod random;
 mod recall;
+mod reports;
 mod returned;
 mod small;
 mod snapshots;
-mod told;
 
 use bytes::Bytes;
 use lab::*;
 use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode};
 use weir_proto::InodeId;
-use weir_store::points;
+use weir_store::crash_points;
 
 const ROOT: InodeId = InodeId::ROOT;
 

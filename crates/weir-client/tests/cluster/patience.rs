@@ -78,7 +78,7 @@ fn a_client_leaves_a_silent_leader_for_the_one_that_took_over() {
 }
 
 #[test]
-fn bytes_and_calls_wait_for_the_leader_and_more_targets_than_parity_stands_for() {
+fn writes_wait_for_the_leader_and_for_targets_beyond_parity() {
     for (seed, killed) in [(953, false), (954, true)] {
         Lab::new(seed).run(6, |lab| async move {
             let (a, world) = (patient_client(&lab, "a").await, lab.world());
@@ -148,7 +148,7 @@ fn a_client_that_was_cut_off_keeps_what_nobody_else_took() {
 }
 
 #[test]
-fn a_client_without_patience_names_the_server_that_does_not_answer() {
+fn a_client_without_patience_names_the_silent_server() {
     Lab::new(956).run(6, |lab| async move {
         let config = ClientConfig { patience: Duration::from_secs(3), ..lab.config("a") };
         let a = Client::connect(lab.env("a"), config, Arc::new(NoKernel)).await.unwrap();

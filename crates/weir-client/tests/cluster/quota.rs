@@ -318,7 +318,7 @@ fn a_limit_of_inodes_and_soft_limits_hold() {
 
 /// The leader takes longer to grant room than room that is not used is kept: what comes late is granted all the same.
 #[test]
-fn room_that_comes_late_is_room() {
+fn late_quota_is_granted() {
     Lab::new(89).run(6, |lab| async move {
         let a = lab.client("a").await;
         let v = volume(&a, "v", quota(LIMIT, 0)).await;

@@ -120,7 +120,7 @@ fn what_is_evicted_takes_no_space_and_is_read_as_it_was() {
         );
         same(&read(&a, handle, 0, 9 * STRIPE).await, &bytes, "all of it");
         same(&whole(&b, ino).await, &bytes, "at another client");
-        let left = a.residence(ino).await.unwrap();
+        let left = a.tier_state(ino).await.unwrap();
         assert_eq!((left.evicted, left.ranges, left.recalls.len()), (0, 0, 0));
         assert_eq!(a.usage(ROOT).await.unwrap().bytes, bytes.len() as u64);
         // Parity came back with it.
@@ -252,7 +252,7 @@ fn changes_of_what_is_away_keep_every_other_byte() {
 
 /// It is the file itself that comes back: so it must be as it was, and nobody about to change it.
 #[test]
-fn what_was_at_home_only_is_read_in_a_snapshot_as_long_as_it_is_as_it_was() {
+fn evicted_bytes_are_read_in_a_snapshot_while_unchanged() {
     Lab::new(43).run(6, |lab| async move {
         let (home, env) = (Home::default(), lab.env("a"));
         let (a, b) = (lab.client("a").await, lab.client("b").await);
@@ -266,15 +266,15 @@ fn what_was_at_home_only_is_read_in_a_snapshot_as_long_as_it_is_as_it_was() {
         }
         let snapshot = a.take_snapshot(&root(), VolumeId::ROOT, "s").await.unwrap().number;
         let [unchanged, changed, is_open, cut, removed] = files[..] else { unreachable!() };
-        let early = b.past_open(&root(), snapshot, changed).await.unwrap();
+        let early = b.snapshot_open(&root(), snapshot, changed).await.unwrap();
         let then = async |ino| {
-            let file = b.past_open(&root(), snapshot, ino).await?;
-            b.past_read(&file, 0, 9 * STRIPE).await.map(|parts| parts.concat())
+            let file = b.snapshot_open(&root(), snapshot, ino).await?;
+            b.snapshot_read(&file, 0, 9 * STRIPE).await.map(|parts| parts.concat())
         };
         same(&then(unchanged).await.unwrap(), &bytes, "brought back");
         same(&then(changed).await.unwrap(), &bytes, "not changed yet");
         evict(&a, &env, changed).await;
-        same(&b.past_read(&early, 5, 100).await.unwrap().concat(), &bytes[5..105], "evicted once more");
+        same(&b.snapshot_read(&early, 5, 100).await.unwrap().concat(), &bytes[5..105], "evicted once more");
 
         let writer = open(&a, changed, OpenMode::WRITE).await;
         a.write(writer, 10, Bytes::from_static(b"new")).await.unwrap();
@@ -287,7 +287,7 @@ fn what_was_at_home_only_is_read_in_a_snapshot_as_long_as_it_is_as_it_was() {
             assert!(e.kind == ErrorKind::Io && e.context.contains("at home only"), "{ino}: {e}");
         }
         assert_eq!(
-            b.past_read(&early, 5, 100).await.unwrap_err().kind,
+            b.snapshot_read(&early, 5, 100).await.unwrap_err().kind,
             ErrorKind::Io,
             "also of what is open"
         );
@@ -614,7 +614,7 @@ fn an_eviction_without_an_answer_is_one_or_none() {
 
 /// Somebody asks for the attributes of a file again and again while it is written and its front goes: all of them go on.
 #[test]
-fn a_writer_that_is_looked_at_all_the_while_goes_on_and_so_does_its_eviction() {
+fn a_writer_under_constant_getattr_goes_on_and_is_evicted() {
     for seed in 0..4u64 {
         Lab::new(150 + seed).run(6, move |lab| async move {
             let (home, env) = (Home::default(), lab.env("a"));
@@ -658,7 +658,7 @@ fn a_writer_that_is_looked_at_all_the_while_goes_on_and_so_does_its_eviction() {
 
 /// What a writer has on its way while the front of its file goes is fenced with it, and goes again at once.
 #[test]
-fn what_is_on_its_way_while_its_writer_evicts_the_front_is_not_held_up() {
+fn sends_go_on_while_their_writer_evicts_the_front() {
     Lab::new(160).run(6, |lab| async move {
         let (a, env) = (lab.client("a").await, lab.env("a"));
         let opened = a.create(&root(), ROOT, b"f", 0o644, true, OpenMode::BOTH).await.unwrap();

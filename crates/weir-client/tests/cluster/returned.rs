@@ -32,7 +32,7 @@ async fn write_all(c: &Client) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn targets_that_return_without_their_index_are_refilled_and_never_read_before() {
+fn targets_without_their_index_are_refilled_before_reads() {
     for lost in [&[1u8][..], &[0, 4], &[5], &[2, 3]] {
         Lab::new(70 + u64::from(lost[0])).run(6, |lab| async move {
             let a = lab.client("a").await;
@@ -59,7 +59,7 @@ fn targets_that_return_without_their_index_are_refilled_and_never_read_before() 
 }
 
 #[test]
-fn what_more_targets_lost_than_parity_stands_for_is_an_error_at_once_and_never_zeros() {
+fn more_losses_than_parity_are_an_error_at_once_never_zeros() {
     Lab::new(80).run(6, |lab| async move {
         let a = lab.client("a").await;
         let all = write_all(&a).await;
@@ -100,7 +100,7 @@ fn what_more_targets_lost_than_parity_stands_for_is_an_error_at_once_and_never_z
 /// Each time a target goes down the others may be written to until fewer than k are left. Those that went first are behind, and the last
 /// one has lost its data: too few are current to rebuild anything, but nothing was written meanwhile.
 #[test]
-fn a_site_that_loses_its_power_target_by_target_and_one_disk_gets_all_back() {
+fn a_site_that_loses_power_and_one_disk_gets_all_back() {
     Lab::new(81).run(6, |lab| async move {
         let a = lab.client("a").await;
         let all = write_all(&a).await;

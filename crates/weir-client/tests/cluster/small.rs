@@ -73,7 +73,7 @@ fn what_several_write_into_a_small_file_at_once_is_all_there() {
 }
 
 #[test]
-fn a_range_of_a_small_file_that_is_zeroed_beside_a_reader_is_zero() {
+fn a_zeroed_range_of_a_small_file_reads_as_zeros() {
     for seed in 40..52 {
         Lab::new(seed).run(6, |lab| async move {
             let (a, b, rng) = (lab.client("a").await, lab.client("b").await, lab.world().rng("pauses"));
@@ -105,7 +105,7 @@ fn a_range_of_a_small_file_that_is_zeroed_beside_a_reader_is_zero() {
 }
 
 #[test]
-fn who_extends_a_file_does_not_cut_what_is_written_past_it_meanwhile() {
+fn extending_a_file_truncates_no_concurrent_write() {
     for (seed, other) in (60..72).flat_map(|seed| [(seed, "a"), (seed, "b")]) {
         Lab::new(seed).run(6, |lab| async move {
             let a = lab.client("a").await;
@@ -141,7 +141,7 @@ fn who_extends_a_file_does_not_cut_what_is_written_past_it_meanwhile() {
 }
 
 #[test]
-fn a_hole_that_is_punched_while_another_cuts_a_small_file_does_not_make_it_longer() {
+fn punching_a_small_file_during_a_truncation_grows_nothing() {
     for seed in 80..104 {
         Lab::new(seed).run(6, |lab| async move {
             let (a, b, rng) = (lab.client("a").await, lab.client("b").await, lab.world().rng("pauses"));
@@ -189,7 +189,7 @@ fn a_small_file_that_is_written_far_past_its_end_shows_that() {
 }
 
 #[test]
-fn what_is_appended_in_a_turn_and_at_once_when_others_close_the_file_is_all_there() {
+fn appends_with_and_without_the_token_are_all_there() {
     for seed in 150..162 {
         Lab::new(seed).run(6, |lab| async move {
             let (a, b, rng) = (lab.client("a").await, lab.client("b").await, lab.world().rng("pauses"));
@@ -239,7 +239,7 @@ fn what_is_appended_in_a_turn_and_at_once_when_others_close_the_file_is_all_ther
 /// The right to write alone comes while others of this client are in a turn: what was buffered under it is older than what is
 /// written straight through after that.
 #[test]
-fn writes_one_after_the_other_stay_in_order_when_the_right_to_write_alone_comes_in_between() {
+fn writes_stay_in_order_when_a_write_lease_comes_in_between() {
     for seed in 180..192 {
         Lab::new(seed).run(6, |lab| async move {
             let (a, b, rng) = (lab.client("a").await, lab.client("b").await, lab.world().rng("pauses"));
@@ -300,7 +300,7 @@ fn what_is_sent_while_the_inode_takes_up_a_small_file_is_newer() {
 }
 
 #[test]
-fn a_removed_file_that_is_closed_and_opened_at_once_is_seen_as_others_change_it() {
+fn a_removed_file_reopened_at_once_shows_others_changes() {
     for seed in 180..192 {
         Lab::new(seed).run(6, |lab| async move {
             let (a, b, rng) = (lab.client("a").await, lab.client("b").await, lab.world().rng("pauses"));

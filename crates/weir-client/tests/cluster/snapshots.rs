@@ -15,9 +15,9 @@ async fn open(c: &Client, ino: InodeId) -> Handle {
     c.open(&root(), ino, OpenMode::BOTH).await.unwrap().handle
 }
 async fn then(c: &Client, snapshot: u32, name: &str) -> Vec<u8> {
-    let attr = c.past_lookup(&root(), snapshot, InodeId::ROOT, name.as_bytes()).await.unwrap().unwrap();
-    let file = c.past_open(&root(), snapshot, attr.ino).await.unwrap();
-    c.past_read(&file, 0, attr.size as usize + 1000).await.unwrap().concat()
+    let attr = c.snapshot_lookup(&root(), snapshot, InodeId::ROOT, name.as_bytes()).await.unwrap().unwrap();
+    let file = c.snapshot_open(&root(), snapshot, attr.ino).await.unwrap();
+    c.snapshot_read(&file, 0, attr.size as usize + 1000).await.unwrap().concat()
 }
 async fn snap(c: &Client, name: &str) -> u32 {
     c.take_snapshot(&root(), V, name).await.unwrap().number
@@ -93,7 +93,7 @@ fn each_of_several_snapshots_shows_its_own_time_and_goes_alone() {
             let (number, name, _) = taken.remove(gone);
             a.delete_snapshot(&root(), V, &name).await.unwrap();
             lab.env("a").clock.sleep(Duration::from_secs(3)).await; // of the world: it is removed and swept
-            assert!(a.past_attr(number, InodeId::ROOT).await.is_err());
+            assert!(a.snapshot_attr(number, InodeId::ROOT).await.is_err());
         }
         assert_eq!(differs(&read(&a, h, now.len() + 1).await, &now), None);
     });
@@ -101,7 +101,7 @@ fn each_of_several_snapshots_shows_its_own_time_and_goes_alone() {
 
 /// Seed 486017: a tree is removed in which somebody has files open, small ones and such as have bytes in two objects.
 #[test]
-fn what_a_snapshot_shows_of_a_removed_directory_stays_when_who_had_its_files_open_closes_them() {
+fn closing_removed_files_changes_nothing_in_a_snapshot() {
     let lab = Lab::new(79);
     lab.run(6, |lab| async move {
         let a = lab.client("a").await;
@@ -129,17 +129,17 @@ fn what_a_snapshot_shows_of_a_removed_directory_stays_when_who_had_its_files_ope
             a.release(made.handle).await.unwrap();
             lab.env("a").clock.sleep(Duration::from_secs(5)).await; // of the world: the sweeper has its time
             let ino = made.stat.attr.ino;
-            let file = a.past_open(&root(), s, ino).await.unwrap();
-            let got = a.past_read(&file, 0, bytes.len() + 1).await.unwrap().concat();
+            let file = a.snapshot_open(&root(), s, ino).await.unwrap();
+            let got = a.snapshot_read(&file, 0, bytes.len() + 1).await.unwrap().concat();
             assert_eq!(differs(&got, &bytes), None, "inode {ino}");
-            assert_eq!(&a.past_get_xattr(s, ino, b"user.mark").await.unwrap()[..], b"kept");
+            assert_eq!(&a.snapshot_get_xattr(s, ino, b"user.mark").await.unwrap()[..], b"kept");
         }
     });
 }
 
 /// Who read the file in the snapshot has fenced its object, which stays the file's.
 #[test]
-fn a_file_is_written_after_a_snapshot_of_it_was_read_and_removed() {
+fn a_file_is_written_after_its_snapshot_was_removed() {
     for shared in [false, true] {
         let lab = Lab::new(78);
         lab.run(6, |lab| async move {
@@ -162,7 +162,7 @@ fn a_file_is_written_after_a_snapshot_of_it_was_read_and_removed() {
 }
 
 #[test]
-fn a_snapshot_has_what_was_written_before_it_and_nothing_of_later() {
+fn a_snapshot_has_all_earlier_writes_and_no_later_one() {
     let lab = Lab::new(73);
     lab.run(6, |lab| async move {
         let (a, b, c) = (lab.client("a").await, lab.client("b").await, lab.client("c").await);
@@ -242,7 +242,7 @@ fn a_writer_that_dies_while_it_copies_leaves_both_as_they_were() {
 
 /// The copy has all of the file of before the cut, and does not count any more.
 #[test]
-fn a_cut_while_another_copies_what_it_writes_leaves_nothing_past_the_end() {
+fn a_truncation_during_a_layer_copy_leaves_nothing_past_the_end() {
     let lab = Lab::new(73);
     lab.run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
@@ -328,7 +328,7 @@ fn the_leader_may_restart_at_any_time() {
 }
 
 #[test]
-fn a_volume_in_which_files_are_made_all_the_time_is_kept_all_the_same() {
+fn a_busy_volume_gets_its_scheduled_snapshots() {
     let lab = Lab::new(76);
     lab.run(6, |lab| async move {
         let mut writers = Vec::new();
@@ -361,8 +361,8 @@ fn a_volume_in_which_files_are_made_all_the_time_is_kept_all_the_same() {
         for snapshot in taken {
             let mut entries = Vec::new();
             loop {
-                let after = entries.last().map_or(0, |e: &weir_proto::snapshot::PastEntry| e.cookie);
-                let part = c.past_list(&root(), snapshot, InodeId::ROOT, after, 50).await.unwrap();
+                let after = entries.last().map_or(0, |e: &weir_proto::snapshot::SnapshotEntry| e.cookie);
+                let part = c.snapshot_list(&root(), snapshot, InodeId::ROOT, after, 50).await.unwrap();
                 entries.extend(part.entries);
                 if part.end {
                     break;
@@ -383,7 +383,7 @@ fn a_volume_in_which_files_are_made_all_the_time_is_kept_all_the_same() {
 }
 
 #[test]
-fn who_shared_a_file_writes_on_when_the_snapshot_that_was_read_is_gone() {
+fn shared_writers_go_on_when_the_read_snapshot_is_gone() {
     let lab = Lab::new(77);
     lab.run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
@@ -405,7 +405,7 @@ fn who_shared_a_file_writes_on_when_the_snapshot_that_was_read_is_gone() {
 
 /// Whoever looks has a right to the file of before the death, under which it would see nothing of it.
 #[test]
-fn a_dead_writers_file_is_recovered_for_who_reads_it_in_a_snapshot_and_has_it_already() {
+fn a_dead_writers_file_is_recovered_for_a_snapshot_reader() {
     for recovers in [false, true] {
         let lab = Lab::with(79, "ec:4+2", 1000);
         lab.run(6, |lab| async move {
@@ -432,7 +432,7 @@ fn a_dead_writers_file_is_recovered_for_who_reads_it_in_a_snapshot_and_has_it_al
 }
 
 #[test]
-fn a_hole_is_punched_while_others_cut_the_file_and_snapshots_come_and_go() {
+fn holes_truncations_and_snapshots_at_the_same_time() {
     for seed in [800, 801] {
         let lab = Lab::new(seed);
         lab.run(6, |lab| async move {
@@ -483,7 +483,7 @@ fn a_hole_is_punched_while_others_cut_the_file_and_snapshots_come_and_go() {
 
 /// What is on its way when the file leaves a snapshot arrives in the old object, past all that the file has there.
 #[test]
-fn a_write_that_a_snapshot_overtakes_is_not_lost_though_another_client_writes_further_on() {
+fn a_write_that_a_snapshot_overtakes_is_not_lost() {
     let late = Duration::from_millis(300);
     for (seed, old) in [(140, 0), (141, 0), (142, 1000), (143, 1000), (144, STRIPE + 10), (145, STRIPE + 10)]
     {
@@ -518,7 +518,7 @@ fn a_write_that_a_snapshot_overtakes_is_not_lost_though_another_client_writes_fu
 }
 
 #[test]
-fn what_is_under_way_to_a_file_without_a_name_when_a_snapshot_is_taken_is_not_lost() {
+fn a_snapshot_loses_no_write_under_way_to_a_nameless_file() {
     for seed in 150..162 {
         Lab::new(seed).run(6, |lab| async move {
             let (a, b, rng) = (lab.client("a").await, lab.client("b").await, lab.world().rng("pauses"));
@@ -570,7 +570,7 @@ fn what_is_under_way_to_a_file_without_a_name_when_a_snapshot_is_taken_is_not_lo
 /// A snapshot asks those who have a file open to save what they wrote. A session that follows one that expired must not write before the
 /// leader knows what is open, however many files that is and however slow the way.
 #[test]
-fn what_is_written_under_a_new_session_is_in_the_next_snapshot_and_stays() {
+fn writes_under_a_new_session_are_in_the_next_snapshot() {
     for far in [false, true] {
         Lab::new(163).run(6, |lab| async move {
             let (a, b) = (lab.client("a").await, lab.client("b").await);

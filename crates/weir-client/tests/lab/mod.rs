@@ -13,7 +13,7 @@ use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_rep
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, BoxFuture, Env};
 use weir_kv::{MemoryKv, SharedKv};
-use weir_meta::{LayoutPolicy, Lead, Meta, MetaConfig, Purge, StripeCut};
+use weir_meta::{LayoutPolicy, Lead, Meta, MetaConfig, Purge, StripeTruncation};
 use weir_proto::coord::{ClusterStatus, TargetOffer};
 use weir_proto::data::DropFile;
 use weir_proto::map::{ClusterMap, Group, MemberState, Role, Scheme};
@@ -114,13 +114,14 @@ impl Purge for ClusterPurge {
         file: FileId,
         first_pg: PgId,
         pg_count: u32,
-        cut: StripeCut,
+        truncation: StripeTruncation,
     ) -> BoxFuture<'static, Result<()>> {
-        let StripeCut { from_stripe, to_stripe, token_epoch: fence } = cut;
+        let StripeTruncation { from_stripe, to_stripe, token_epoch: fence } = truncation;
         let cluster = self.0.clone();
         Box::pin(async move {
-            let told = cluster.map().told_of_cuts(|g| g.0 >= first_pg.0 && g.0 - first_pg.0 < pg_count)?;
-            for (target, epochs) in told {
+            let targets =
+                cluster.map().members_to_truncate(|g| g.0 >= first_pg.0 && g.0 - first_pg.0 < pg_count)?;
+            for (target, epochs) in targets {
                 let drop = DropFile { target, file, from_stripe, to_stripe, fence, epochs };
                 call(&cluster, target, drop, Vec::new(), Duration::from_secs(5)).await?;
             }

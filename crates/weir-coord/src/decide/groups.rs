@@ -72,12 +72,12 @@ pub fn target_back(map: &mut ClusterMap, target: TargetId) -> bool {
 }
 
 /// The groups of the target that can do without it go on so; it stays up. True if there are some.
-pub fn set_aside(map: &mut ClusterMap, target: TargetId) -> bool {
+pub fn demote_slow(map: &mut ClusterMap, target: TargetId) -> bool {
     let mut changed = false;
     for group in &mut map.groups {
         let is_current = |m: &Member| m.state == MemberState::Current;
         let others = group.members.iter().filter(|m| m.target != target);
-        // Stripes written meanwhile have k + 1 fragments or more, and no two members are set aside at a time.
+        // Stripes written meanwhile have k + 1 fragments or more, and no two members are demoted at a time.
         let spare = group.scheme.parity >= 2 && others.clone().all(is_current);
         if spare && member_of(group, target).is_some_and(is_current) {
             set_member(group, target, MemberState::Down);
@@ -95,7 +95,7 @@ pub fn is_spare(map: &ClusterMap, target: TargetId) -> bool {
     })
 }
 
-/// A target that is up is no longer set aside anywhere. True if that is news.
+/// A target that is up is no longer demoted anywhere. True if that is news.
 pub fn rejoin_groups(map: &mut ClusterMap, target: TargetId) -> bool {
     if map.target(target).is_none_or(|t| t.state != TargetState::Up) {
         return false;

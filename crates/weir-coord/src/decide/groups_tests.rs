@@ -107,7 +107,7 @@ fn a_target_that_missed_writes_is_behind_until_caught_up() {
 /// Found by the simulator: two were away, what was written then only a third one had, which was away when the two came back. Its log had
 /// no other copy, for the two keep parity.
 #[test]
-fn nobody_catches_up_while_members_that_know_all_writes_are_away() {
+fn no_member_catches_up_while_those_with_all_writes_are_away() {
     for (gone, goes, knows) in [([4, 5], 3, false), ([4, 0], 3, true), ([0, 1], 2, true)] {
         let mut map = with_groups(6, "ec:4+2");
         let members: Vec<TargetId> = map.groups[0].members.iter().map(|m| m.target).collect();
@@ -144,7 +144,7 @@ fn nobody_catches_up_while_members_that_know_all_writes_are_away() {
 }
 
 #[test]
-fn a_cluster_that_stops_and_starts_is_current_again_as_far_as_nothing_was_written() {
+fn a_restarted_cluster_is_current_where_nothing_was_written() {
     let mut map = with_groups(6, "ec:4+2");
     for n in 1..=6 {
         target_down(&mut map, t(n));
@@ -247,7 +247,7 @@ fn what_a_target_has_lost_it_gets_from_k_others_or_it_is_lost() {
 }
 
 #[test]
-fn a_disk_that_is_put_back_has_what_it_had_where_nothing_was_refilled_meanwhile() {
+fn a_disk_put_back_keeps_what_was_not_refilled_meanwhile() {
     let mut map = with_groups(6, "ec:4+2");
     for n in [1, 2, 3] {
         target_lost(&mut map, t(n));
@@ -333,20 +333,20 @@ proptest! {
 }
 
 #[test]
-fn a_slow_target_is_set_aside_only_where_everybody_else_is_current() {
+fn a_slow_target_is_demoted_only_where_all_others_are_current() {
     let mut map = with_groups(6, "ec:4+2");
-    assert!(set_aside(&mut map, t(1)) && !set_aside(&mut map, t(1)));
+    assert!(demote_slow(&mut map, t(1)) && !demote_slow(&mut map, t(1)));
     for group in &map.groups {
         let Some(member) = member_of(group, t(1)) else { continue };
         let expected = if group.scheme.parity >= 2 { MemberState::Down } else { MemberState::Current };
         assert_eq!(member.state, expected, "{}", group.scheme);
     }
     assert_eq!(map.target(t(1)).unwrap().state, TargetState::Up);
-    set_aside(&mut map, t(2));
+    demote_slow(&mut map, t(2));
     assert_eq!(state(&map, 0, 2), MemberState::Current, "one at a time");
     assert!(is_spare(&map, t(2)), "one may still fall silent");
     assert!(target_down(&mut map, t(2)) && !is_spare(&map, t(3)), "a third may not");
     assert!(rejoin_groups(&mut map, t(1)) && !rejoin_groups(&mut map, t(1)));
     assert_eq!(state(&map, 0, 1), MemberState::Behind);
-    assert!(!rejoin_groups(&mut map, t(2)), "it is down, not aside");
+    assert!(!rejoin_groups(&mut map, t(2)), "it is down, not demoted");
 }

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_connection_counts_at_once_and_silence_after_its_limit() {
+    fn broken_connections_count_at_once_silence_after_its_limit() {
         let at = |ms: u64| Instant(ms * 1_000_000);
         let limits = HealthLimits { silence_max: Duration::from_millis(1000) };
         for (presence, now, up) in [

@@ -10,7 +10,7 @@ mod returned;
 mod slow;
 
 pub use groups::{
-    caught_up, create_groups, forget_unpublished_epochs, is_spare, make_groups, rejoin_groups, set_aside,
+    caught_up, create_groups, demote_slow, forget_unpublished_epochs, is_spare, make_groups, rejoin_groups,
     target_back, target_cleared, target_down, target_failed, target_lost, target_put_back,
 };
 pub use health::{HealthLimits, Presence, Verdict, forgive, judge};

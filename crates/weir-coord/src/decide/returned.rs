@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_whole_only_if_it_knows_its_last_run_and_no_less_of_it() {
+    fn a_target_is_whole_only_if_it_knows_all_of_its_last_run() {
         // Known here: run 5 with the id 50, up to position 100.
         let known = target(RunSeen { run: run(5, 50), position: 100 }, RunSeen::default());
         for (what, confirmed, begun, id, position, is_whole) in [

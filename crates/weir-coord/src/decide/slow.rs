@@ -3,9 +3,9 @@ use std::time::Duration;
 use weir_env::Instant;
 
 /// The first time; doubles with each further one,
-const ASIDE_MIN: Duration = Duration::from_secs(5);
+const DEMOTED_MIN: Duration = Duration::from_secs(5);
 /// up to this: each return costs a repair of what was written meanwhile.
-const ASIDE_MAX: Duration = Duration::from_secs(60);
+const DEMOTED_MAX: Duration = Duration::from_secs(60);
 /// A target that was not slow for this long after its return begins anew.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(300);
 
@@ -20,10 +20,10 @@ impl Strikes {
     /// It was slow (again).
     pub fn one_more(before: Option<Strikes>, now: Instant) -> Strikes {
         let count = before.filter(|b| now.since(b.until) < FORGIVEN_AFTER).map_or(1, |b| b.count + 1);
-        let aside = (ASIDE_MIN * (1 << (count - 1).min(8))).min(ASIDE_MAX);
-        Strikes { count, until: now + aside }
+        let demoted = (DEMOTED_MIN * (1 << (count - 1).min(8))).min(DEMOTED_MAX);
+        Strikes { count, until: now + demoted }
     }
-    pub fn is_aside(&self, now: Instant) -> bool {
+    pub fn is_demoted(&self, now: Instant) -> bool {
         now < self.until
     }
 }
@@ -33,17 +33,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_that_is_slow_again_and_again_is_done_without_for_longer() {
+    fn a_repeatedly_slow_target_is_demoted_for_longer() {
         let mut now = Instant(0);
         let mut strikes = None;
         for seconds in [5, 10, 20, 40, 60, 60] {
             let next = Strikes::one_more(strikes, now);
-            assert!(next.is_aside(now + Duration::from_secs(seconds - 1)));
-            assert!(!next.is_aside(now + Duration::from_secs(seconds)));
+            assert!(next.is_demoted(now + Duration::from_secs(seconds - 1)));
+            assert!(!next.is_demoted(now + Duration::from_secs(seconds)));
             now = now + Duration::from_secs(seconds + 100);
             strikes = Some(next);
         }
         now = now + FORGIVEN_AFTER;
-        assert!(!Strikes::one_more(strikes, now).is_aside(now + ASIDE_MIN));
+        assert!(!Strikes::one_more(strikes, now).is_demoted(now + DEMOTED_MIN));
     }
 }

@@ -56,7 +56,7 @@ impl FromStr for KillAt {
 }
 
 impl KillAt {
-    fn pass(&self, point: &'static str) {
+    fn crash_point(&self, point: &'static str) {
         if self.point == point && self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         }
@@ -181,8 +181,8 @@ impl TaskRunner for MachineTasks {
     fn end_block(&self) {
         self.blocked.fetch_sub(1, Ordering::AcqRel);
     }
-    fn pass(&self, point: &'static str) {
-        self.kill_at.iter().for_each(|order| order.pass(point));
+    fn crash_point(&self, point: &'static str) {
+        self.kill_at.iter().for_each(|order| order.crash_point(point));
     }
 }
 

@@ -164,7 +164,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[tokio::test]
-    async fn a_socket_may_have_a_path_that_is_longer_than_the_kernel_takes() {
+    async fn a_socket_path_may_be_longer_than_the_kernel_allows() {
         let top = tempfile::tempdir().unwrap();
         let dir = top.path().join("d".repeat(150));
         std::fs::create_dir(&dir).unwrap();

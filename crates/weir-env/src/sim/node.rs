@@ -23,7 +23,7 @@ use std::{
 use tokio::task::AbortHandle;
 
 /// Between looks whether a disk still hangs.
-const HANG_LOOK: Duration = Duration::from_millis(50);
+const STALL_POLL: Duration = Duration::from_millis(50);
 /// 2026-01-01 00:00 UTC, when every run begins.
 const WALL_START_NS: i64 = 1_767_225_600_000_000_000;
 
@@ -186,7 +186,7 @@ impl TaskRunner for Here {
             Box::pin(async move {
                 here.core.sleep(delay).await;
                 while disk.lock().unwrap_or_else(PoisonError::into_inner).faults.hangs {
-                    here.core.sleep(HANG_LOOK).await;
+                    here.core.sleep(STALL_POLL).await;
                 }
                 work();
                 let _ = tx.send(()); // nobody waits any more: the work itself still ran to its end
@@ -216,7 +216,7 @@ impl TaskRunner for Here {
     fn end_block(&self) {}
 
     /// Whoever passes goes on to its next wait, but nothing that it does there reaches disk or network.
-    fn pass(&self, point: &'static str) {
+    fn crash_point(&self, point: &'static str) {
         let mut state = self.core.lock();
         let node = &mut state.nodes[self.node];
         let Some((at, left)) = &mut node.kill_at else { return };

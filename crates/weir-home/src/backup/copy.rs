@@ -4,7 +4,7 @@ use super::{Trouble, private, remove, root};
 use crate::{Attrs, Expect, HomePath, HomeWriter, Make};
 use bytes::Bytes;
 use std::sync::atomic::Ordering::Relaxed;
-use weir_client::PastFile;
+use weir_client::SnapshotFile;
 use weir_proto::meta::Attr;
 use weir_proto::{Error, MIB, Result};
 
@@ -18,14 +18,14 @@ impl Walk<'_> {
         attr: &Attr,
         attrs: &Attrs,
     ) -> std::result::Result<(), Trouble> {
-        let source = self.job.client.past_open(&root(), self.snapshot, attr.ino).await?;
+        let source = self.job.client.snapshot_open(&root(), self.snapshot, attr.ino).await?;
         self.fill(&source, path, attr, attrs).await
     }
 
     /// What is not all there does not stay, unless the whole backup goes on later.
     async fn fill(
         &self,
-        source: &PastFile,
+        source: &SnapshotFile,
         path: &HomePath,
         attr: &Attr,
         attrs: &Attrs,
@@ -39,7 +39,7 @@ impl Walk<'_> {
 
     async fn write_all(
         &self,
-        source: &PastFile,
+        source: &SnapshotFile,
         path: &HomePath,
         attr: &Attr,
         attrs: &Attrs,
@@ -62,12 +62,12 @@ impl Walk<'_> {
         Ok(())
     }
 
-    async fn read(&self, source: &PastFile, at: u64, size: u64) -> Result<Vec<Bytes>> {
+    async fn read(&self, source: &SnapshotFile, at: u64, size: u64) -> Result<Vec<Bytes>> {
         let len = PIECE.min(size.saturating_sub(at));
         let (mut parts, mut got) = (Vec::new(), 0);
         while got < len {
             let (from, rest) = (at + got, (len - got) as usize);
-            let more = self.job.client.past_read(source, from, rest).await?;
+            let more = self.job.client.snapshot_read(source, from, rest).await?;
             let bytes: usize = more.iter().map(Bytes::len).sum();
             if bytes == 0 {
                 return Err(Error::io(format!("it ends at byte {from} of {size}")));

@@ -15,7 +15,7 @@ use weir_proto::relation::HomeIds;
 use weir_proto::{Result, VolumeId};
 
 /// The leader is asked so often whether one is due: they are a matter of hours.
-const LOOK: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_secs(5);
 
 pub struct Due {
     env: Env,
@@ -33,10 +33,10 @@ impl Due {
         loop {
             match self.make_one(client).await {
                 Ok(true) => {}
-                Ok(false) => self.env.clock.sleep(LOOK).await,
+                Ok(false) => self.env.clock.sleep(POLL).await,
                 Err(e) => {
                     tracing::debug!("no backups: {e}");
-                    self.env.clock.sleep(LOOK).await;
+                    self.env.clock.sleep(POLL).await;
                 }
             }
         }

@@ -25,10 +25,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use weir_client::Client;
 use weir_env::Env;
-use weir_proto::backup::{Backup, BackupOutcome, Keep};
+use weir_proto::backup::{Backup, BackupOutcome, BackupRetention};
 use weir_proto::date::Date;
-use weir_proto::keep::expired;
 use weir_proto::meta::{Cred, Time};
+use weir_proto::retention::expired;
 use weir_proto::snapshot::Snapshot;
 use weir_proto::{Error, ErrorKind, Result};
 
@@ -247,7 +247,7 @@ impl Job {
         }
         let found = self.home.stat(&partial).await?;
         let found = found.ok_or_else(|| Error::io(format!("{partial} is gone, which was being made")))?;
-        self.home.rename(&partial, &Expect::Ours(found.stamp), &at(tree)?, None).await?;
+        self.home.rename(&partial, &Expect::Ours(found.fingerprint), &at(tree)?, None).await?;
         self.home.settle().await?;
         Ok(tree)
     }
@@ -262,8 +262,8 @@ impl Job {
         remove::remove_name(&*self.home, &path).await?;
         let now = Time { nanos: self.env.clock.wall().0 };
         let attrs = Attrs { mode: 0o600, atime: now, mtime: now, ..private() };
-        let stamp = self.home.make(&path, &Make::File, &attrs).await?;
-        let writer = self.home.open_write(&path, &Expect::Ours(stamp)).await?;
+        let fingerprint = self.home.make(&path, &Make::File, &attrs).await?;
+        let writer = self.home.open_write(&path, &Expect::Ours(fingerprint)).await?;
         let len = text.len() as u64;
         writer.write_at(0, vec![Bytes::from(text)]).await?;
         writer.finish(len, &attrs).await?;
@@ -285,7 +285,7 @@ impl Job {
         }
         Ok(gone)
     }
-    fn keep(&self) -> Keep {
+    fn keep(&self) -> BackupRetention {
         self.backup.keep
     }
 }

@@ -17,7 +17,7 @@ pub async fn places(client: &Client, of: &Snapshot, top: &HomePath) -> Result<BT
     while let Some((dir, path)) = left.pop() {
         let mut after = 0;
         loop {
-            let part = client.past_list(&root(), of.number, dir, after, LISTED_AT_ONCE).await?;
+            let part = client.snapshot_list(&root(), of.number, dir, after, LISTED_AT_ONCE).await?;
             for entry in &part.entries {
                 after = entry.cookie;
                 if entry.attr.kind == FileKind::Directory

@@ -15,7 +15,7 @@ pub async fn remove(home: &dyn Home, name: TreeName) -> Result<()> {
             let to = at(TreeName::Removing(date))?;
             remove_all(home, &to).await?; // of one that was cut off
             if let Some(found) = home.stat(&at(name)?).await? {
-                home.rename(&at(name)?, &Expect::Ours(found.stamp), &to, None).await?;
+                home.rename(&at(name)?, &Expect::Ours(found.fingerprint), &to, None).await?;
                 home.settle().await?;
             }
             to
@@ -29,7 +29,7 @@ pub async fn remove(home: &dyn Home, name: TreeName) -> Result<()> {
 /// What is not a directory goes, if it is there.
 pub async fn remove_name(home: &dyn Home, path: &HomePath) -> Outcome<()> {
     match home.stat(path).await? {
-        Some(found) => home.remove(path, &Expect::Ours(found.stamp)).await,
+        Some(found) => home.remove(path, &Expect::Ours(found.fingerprint)).await,
         None => Ok(()),
     }
 }
@@ -37,14 +37,14 @@ pub async fn remove_name(home: &dyn Home, path: &HomePath) -> Outcome<()> {
 /// Everything below and it itself, deepest first; memory is one part of each directory above.
 async fn remove_all(home: &dyn Home, top: &HomePath) -> Result<()> {
     let Some(found) = home.stat(top).await? else { return Ok(()) };
-    if found.stamp.kind != FileKind::Directory {
-        return Ok(home.remove(top, &Expect::Ours(found.stamp)).await?);
+    if found.fingerprint.kind != FileKind::Directory {
+        return Ok(home.remove(top, &Expect::Ours(found.fingerprint)).await?);
     }
-    let mut above = vec![(top.clone(), found.stamp, Vec::<ListEntry>::new())];
-    while let Some((dir, stamp, left)) = above.last_mut() {
+    let mut above = vec![(top.clone(), found.fingerprint, Vec::<ListEntry>::new())];
+    while let Some((dir, fingerprint, left)) = above.last_mut() {
         if let Some(entry) = left.pop() {
             let path = dir.join(&entry.name)?;
-            above.push((path, entry.found.stamp, Vec::new()));
+            above.push((path, entry.found.fingerprint, Vec::new()));
             continue;
         }
         let (directories, any) = remove_files(home, dir).await?;
@@ -52,7 +52,7 @@ async fn remove_all(home: &dyn Home, top: &HomePath) -> Result<()> {
             *left = directories;
             continue;
         }
-        home.remove(dir, &Expect::Ours(stamp.clone())).await?;
+        home.remove(dir, &Expect::Ours(fingerprint.clone())).await?;
         above.pop();
     }
     Ok(())
@@ -62,10 +62,10 @@ async fn remove_all(home: &dyn Home, top: &HomePath) -> Result<()> {
 async fn remove_files(home: &dyn Home, dir: &HomePath) -> Result<(Vec<ListEntry>, bool)> {
     let entries = home.read_dir(dir).await?.next(LISTED_AT_ONCE).await?.entries;
     let (directories, files): (Vec<_>, Vec<_>) =
-        entries.into_iter().partition(|entry| entry.found.stamp.kind == FileKind::Directory);
+        entries.into_iter().partition(|entry| entry.found.fingerprint.kind == FileKind::Directory);
     for some in files.chunks(AT_ONCE) {
         let paths = some.iter().map(|e| dir.join(&e.name)).collect::<Result<Vec<_>>>()?;
-        let expects: Vec<Expect> = some.iter().map(|e| Expect::Ours(e.found.stamp.clone())).collect();
+        let expects: Vec<Expect> = some.iter().map(|e| Expect::Ours(e.found.fingerprint.clone())).collect();
         let calls = paths.iter().zip(&expects).map(|(path, expect)| home.remove(path, expect)).collect();
         join_all(calls).await.into_iter().collect::<Outcome<()>>()?;
     }

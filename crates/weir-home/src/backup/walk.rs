@@ -12,7 +12,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::Semaphore;
 use weir_proto::meta::{Attr, FileKind};
-use weir_proto::snapshot::{PastEntry, Snapshot};
+use weir_proto::snapshot::{Snapshot, SnapshotEntry};
 use weir_proto::{ErrorKind, InodeId, Result};
 
 /// Entries of a directory that are dealt with at once.
@@ -82,7 +82,7 @@ impl<'a> Walk<'a> {
     }
 
     pub async fn run(&self) -> Result<()> {
-        let attr = self.job.client.past_attr(self.snapshot, self.top.0).await?;
+        let attr = self.job.client.snapshot_attr(self.snapshot, self.top.0).await?;
         let old = self.base.as_ref().map(|base| base.top.clone());
         let mut frames = Vec::new();
         // Without the topmost directory there is no backup.
@@ -134,8 +134,8 @@ impl<'a> Walk<'a> {
     ) -> std::result::Result<Frame, Trouble> {
         let home = &self.job.home;
         match home.stat(&path).await? {
-            Some(found) if found.stamp.kind == FileKind::Directory => {
-                home.set_attrs(&path, &Expect::Ours(found.stamp), &private()).await?
+            Some(found) if found.fingerprint.kind == FileKind::Directory => {
+                home.set_attrs(&path, &Expect::Ours(found.fingerprint), &private()).await?
             }
             _ => home.make(&path, &Make::Directory, &private()).await?,
         };
@@ -145,7 +145,7 @@ impl<'a> Walk<'a> {
         let attrs = self.attrs(&frame.attr).await?;
         let home = &self.job.home;
         if let Some(found) = home.stat(&frame.path).await? {
-            home.set_attrs(&frame.path, &Expect::Ours(found.stamp), &attrs).await?;
+            home.set_attrs(&frame.path, &Expect::Ours(found.fingerprint), &attrs).await?;
         }
         self.job.progress.directories.fetch_add(1, Relaxed);
         Ok(())
@@ -153,7 +153,7 @@ impl<'a> Walk<'a> {
 
     async fn page(&self, frame: &mut Frame) -> Result<()> {
         let (client, dir) = (&self.job.client, frame.attr.ino);
-        let part = client.past_list(&root(), self.snapshot, dir, frame.after, PAGE).await?;
+        let part = client.snapshot_list(&root(), self.snapshot, dir, frame.after, PAGE).await?;
         let last = part.entries.last().map_or(frame.after, |entry| entry.cookie);
         let items = self.items(frame, part.entries, last).await?;
         frame.end = part.end || last == frame.after;
@@ -212,13 +212,13 @@ impl<'a> Walk<'a> {
     }
 
     /// Finds what of a page is in the last backup, under the same name.
-    async fn items(&self, frame: &Frame, entries: Vec<PastEntry>, last: u64) -> Result<Vec<Item>> {
+    async fn items(&self, frame: &Frame, entries: Vec<SnapshotEntry>, last: u64) -> Result<Vec<Item>> {
         let mut known = BTreeMap::new();
         if let (Some(base), Some(old)) = (&self.base, &frame.old) {
             let mut after = frame.after;
             loop {
                 let (number, dir) = (base.snapshot.number, frame.attr.ino);
-                let part = self.job.client.past_list(&root(), number, dir, after, PAGE).await?;
+                let part = self.job.client.snapshot_list(&root(), number, dir, after, PAGE).await?;
                 after = part.entries.last().map_or(u64::MAX, |entry| entry.cookie);
                 let of_page = part.entries.into_iter().filter(|entry| entry.cookie <= last);
                 known.extend(of_page.map(|entry| (entry.cookie, entry)));
@@ -235,7 +235,7 @@ impl<'a> Walk<'a> {
     async fn moved(&self, dir: InodeId) -> Result<Option<HomePath>> {
         let Some(base) = &self.base else { return Ok(None) };
         let client = &self.job.client;
-        match client.past_attr(base.snapshot.number, dir).await {
+        match client.snapshot_attr(base.snapshot.number, dir).await {
             Err(e) if e.kind == ErrorKind::NotFound || e.kind == ErrorKind::Stale => return Ok(None), // it is new
             known => known?,
         };
@@ -260,7 +260,7 @@ impl<'a> Walk<'a> {
         remove::remove_name(&**home, path).await?;
         let found = home.stat(&first).await?;
         let found = found.ok_or_else(|| Trouble::Gap(format!("{first}, its other name, is gone at home")))?;
-        home.link(&first, &Expect::Ours(found.stamp), path).await?;
+        home.link(&first, &Expect::Ours(found.fingerprint), path).await?;
         let mut several = lock();
         if let Some((_, left)) = several.get_mut(&attr.ino) {
             *left -= 1;
@@ -281,10 +281,10 @@ impl<'a> Walk<'a> {
         let home = &self.job.home;
         if let Some(found) = home.stat(path).await? {
             // Of a try that was cut off. The time is set when all bytes are there and durable.
-            if attr.kind == FileKind::Regular && is_as_told(&found.stamp, attr) {
+            if attr.kind == FileKind::Regular && is_as_reported(&found.fingerprint, attr) {
                 return Ok(());
             }
-            home.remove(path, &Expect::Ours(found.stamp)).await?;
+            home.remove(path, &Expect::Ours(found.fingerprint)).await?;
         }
         if attr.kind == FileKind::Regular
             && let Some(old) = old
@@ -297,7 +297,7 @@ impl<'a> Walk<'a> {
         let what = match attr.kind {
             FileKind::Regular => return self.copy_file(path, attr, &attrs).await,
             FileKind::Symlink => {
-                let target = self.job.client.past_readlink(&root(), self.snapshot, attr.ino).await?;
+                let target = self.job.client.snapshot_readlink(&root(), self.snapshot, attr.ino).await?;
                 Make::Symlink { target }
             }
             kind if home.traits().special_files => Make::Special { kind, rdev: attr.rdev },
@@ -310,10 +310,11 @@ impl<'a> Walk<'a> {
     /// Whether it could be linked: somebody may have changed or removed the old one.
     async fn link(&self, old: &HomePath, path: &HomePath, attr: &Attr) -> Outcome<bool> {
         let home = &self.job.home;
-        let Some(found) = home.stat(old).await?.filter(|found| is_as_told(&found.stamp, attr)) else {
+        let Some(found) = home.stat(old).await?.filter(|found| is_as_reported(&found.fingerprint, attr))
+        else {
             return Ok(false);
         };
-        match home.link(old, &Expect::Unchanged(found.stamp), path).await {
+        match home.link(old, &Expect::Unchanged(found.fingerprint), path).await {
             Ok(_) => Ok(true),
             // Too many links (a file has 65,000 on ext4), or gone a moment ago: a copy is right, too.
             Err(crate::Fault::Broken(_) | crate::Fault::Diverged(_)) => Ok(false),
@@ -324,9 +325,9 @@ impl<'a> Walk<'a> {
     async fn attrs(&self, attr: &Attr) -> std::result::Result<Attrs, Trouble> {
         let (client, snapshot) = (&self.job.client, self.snapshot);
         let mut xattrs = Vec::new();
-        for name in client.past_list_xattr(snapshot, attr.ino).await? {
+        for name in client.snapshot_list_xattr(snapshot, attr.ino).await? {
             if crate::weir::is_kept(&name) {
-                let value = client.past_get_xattr(snapshot, attr.ino, &name).await?;
+                let value = client.snapshot_get_xattr(snapshot, attr.ino, &name).await?;
                 xattrs.push(Xattr { name, value });
             }
         }
@@ -337,11 +338,11 @@ impl<'a> Walk<'a> {
 }
 
 /// The rest of what we knew of it when it was written there.
-fn is_as_told(found: &crate::Stamp, attr: &Attr) -> bool {
+fn is_as_reported(found: &crate::Fingerprint, attr: &Attr) -> bool {
     found.kind == attr.kind && found.size == attr.size && found.mtime == attr.mtime
 }
 
-fn compare(entry: PastEntry, known: &mut BTreeMap<u64, PastEntry>, old: &HomePath) -> Item {
+fn compare(entry: SnapshotEntry, known: &mut BTreeMap<u64, SnapshotEntry>, old: &HomePath) -> Item {
     let same = known.remove(&entry.cookie).filter(|known| {
         let is_directory = entry.attr.kind == FileKind::Directory;
         known.name == entry.name

@@ -4,10 +4,10 @@
 //! home, and what was synced is dropped from memory: a mover's page cache is not filled by one long file.
 use super::{
     Shared, fault,
-    place::{set_open, stamp_of, statx_fd},
+    place::{fingerprint_of, set_open, statx_fd},
     root::Root,
 };
-use crate::{Attrs, Expect, Fault, HomeLane, HomePath, HomeReader, HomeWriter, Outcome, Stamp};
+use crate::{Attrs, Expect, Fault, Fingerprint, HomeLane, HomePath, HomeReader, HomeWriter, Outcome};
 use bytes::Bytes;
 use rustix::{
     fd::{AsFd, OwnedFd},
@@ -47,7 +47,7 @@ struct OpenFile {
 
 struct State {
     /// As of the last sync, if nobody else writes the file: then it must still be so when we go on.
-    known: Option<Stamp>,
+    known: Option<Fingerprint>,
     /// Written since the last sync.
     dirty: Option<Range<u64>>,
     dirty_bytes: u64,
@@ -61,9 +61,9 @@ impl Shared {
         path: &HomePath,
         expect: &Expect,
     ) -> Outcome<FileWriter> {
-        let (root, fd, stamp) = self.open_expected(path, expect, OFlags::WRONLY)?;
+        let (root, fd, fingerprint) = self.open_expected(path, expect, OFlags::WRONLY)?;
         let exclusive = matches!(expect, Expect::Unchanged(_));
-        let known = exclusive.then_some(stamp);
+        let known = exclusive.then_some(fingerprint);
         let state = Mutex::new(State { known, dirty: None, dirty_bytes: 0, exclusive });
         let open = OpenFile { shared: self.clone(), root, path: path.clone(), fd, state };
         Ok(FileWriter { lane: lane.clone(), open: Arc::new(open) })
@@ -75,7 +75,7 @@ impl Shared {
         path: &HomePath,
         expect: &Expect,
     ) -> Outcome<FileReader> {
-        let (_, fd, stamp) = self.open_expected(path, expect, OFlags::RDONLY)?;
+        let (_, fd, fingerprint) = self.open_expected(path, expect, OFlags::RDONLY)?;
         // Read once, as it is recalled: not to be kept in this machine's memory, nor to be noted as an access. Both are
         // wishes, and home may refuse them.
         let _ = rustix::fs::fcntl_setfl(&fd, OFlags::NOATIME);
@@ -84,7 +84,7 @@ impl Shared {
             path: path.clone(),
             fd,
             expect: expect.clone(),
-            stamp,
+            fingerprint,
             buffers: self.buffers.clone(),
         });
         Ok(FileReader { lane: lane.clone(), open })
@@ -95,23 +95,23 @@ impl Shared {
         path: &HomePath,
         expect: &Expect,
         flags: OFlags,
-    ) -> Outcome<(Arc<Root>, OwnedFd, Stamp)> {
+    ) -> Outcome<(Arc<Root>, OwnedFd, Fingerprint)> {
         let root = self.root()?;
         let place = self.place_of(&root, path, expect)?;
-        let diverged = |found: Option<&Stamp>| Fault::diverged(path, Some(expect.stamp()), found);
-        let found = place.stamp().map_err(|e| fault("open", path, e))?;
+        let diverged = |found: Option<&Fingerprint>| Fault::diverged(path, Some(expect.fingerprint()), found);
+        let found = place.fingerprint().map_err(|e| fault("open", path, e))?;
         if !found.as_ref().is_some_and(|found| expect.admits(found)) {
             return Err(diverged(found.as_ref()));
         }
         let fd = place.open(flags).map_err(|e| fault("open", path, e))?;
-        let opened = stamp_of_fd(&fd, path)?; // what was opened, whatever has the name by now
+        let opened = fingerprint_of_fd(&fd, path)?; // what was opened, whatever has the name by now
         if expect.admits(&opened) { Ok((root, fd, opened)) } else { Err(diverged(Some(&opened))) }
     }
 }
 
-fn stamp_of_fd(fd: impl AsFd, path: &HomePath) -> Outcome<Stamp> {
+fn fingerprint_of_fd(fd: impl AsFd, path: &HomePath) -> Outcome<Fingerprint> {
     let stat = statx_fd(fd).map_err(|e| fault("look at", path, e))?;
-    stamp_of(&stat).ok_or_else(|| fault("look at", path, Errno::INVAL))
+    fingerprint_of(&stat).ok_or_else(|| fault("look at", path, Errno::INVAL))
 }
 
 impl OpenFile {
@@ -127,7 +127,7 @@ impl OpenFile {
     /// Nobody has written since our last sync.
     fn check_known(&self, state: &mut State) -> Outcome<()> {
         let Some(known) = state.known.take() else { return Ok(()) };
-        let found = stamp_of_fd(&self.fd, &self.path)?;
+        let found = fingerprint_of_fd(&self.fd, &self.path)?;
         if found == known {
             return Ok(());
         }
@@ -163,7 +163,7 @@ impl OpenFile {
         self.with_state(|state| {
             self.check_known(state)?;
             let failed = |e| fault("make a hole in", &self.path, e);
-            let size = stamp_of_fd(&self.fd, &self.path)?.size;
+            let size = fingerprint_of_fd(&self.fd, &self.path)?.size;
             let within = range.start..range.end.min(size);
             if !within.is_empty() {
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -179,21 +179,21 @@ impl OpenFile {
         })
     }
 
-    fn sync(&self) -> Outcome<Stamp> {
+    fn sync(&self) -> Outcome<Fingerprint> {
         self.with_state(|state| {
             self.sync_dirty(state)?;
-            let stamp = stamp_of_fd(&self.fd, &self.path)?;
-            state.known = state.exclusive.then(|| stamp.clone());
-            Ok(stamp)
+            let fingerprint = fingerprint_of_fd(&self.fd, &self.path)?;
+            state.known = state.exclusive.then(|| fingerprint.clone());
+            Ok(fingerprint)
         })
     }
 
-    fn finish(&self, size: u64, attrs: &Attrs) -> Outcome<Stamp> {
+    fn finish(&self, size: u64, attrs: &Attrs) -> Outcome<Fingerprint> {
         let attrs = self.shared.config.ids.to_home(FileKind::Regular, attrs);
         self.with_state(|state| {
             self.check_known(state)?;
             let failed = |e| fault("finish", &self.path, e);
-            if stamp_of_fd(&self.fd, &self.path)?.size != size {
+            if fingerprint_of_fd(&self.fd, &self.path)?.size != size {
                 rustix::fs::ftruncate(&self.fd, size).map_err(failed)?;
             }
             if !self.root.is_local {
@@ -203,9 +203,9 @@ impl OpenFile {
             set_open(self.fd.as_fd(), &attrs, &self.root.keeps, &self.path)?;
             rustix::fs::fsync(&self.fd).map_err(failed)?;
             self.sync_dirty(state)?; // only to let go of the pages: all of it is on the disk
-            let stamp = stamp_of_fd(&self.fd, &self.path)?;
-            state.known = state.exclusive.then(|| stamp.clone());
-            Ok(stamp)
+            let fingerprint = fingerprint_of_fd(&self.fd, &self.path)?;
+            state.known = state.exclusive.then(|| fingerprint.clone());
+            Ok(fingerprint)
         })
     }
 }
@@ -223,11 +223,11 @@ impl HomeWriter for FileWriter {
             async move { self.lane.run("make a hole", &[&self.open.path], move || open.zero(&range)).await },
         )
     }
-    fn sync(&self) -> BoxFuture<'_, Outcome<Stamp>> {
+    fn sync(&self) -> BoxFuture<'_, Outcome<Fingerprint>> {
         let open = self.open.clone();
         Box::pin(async move { self.lane.run("sync", &[&self.open.path], move || open.sync()).await })
     }
-    fn finish<'a>(&'a self, size: u64, attrs: &'a Attrs) -> BoxFuture<'a, Outcome<Stamp>> {
+    fn finish<'a>(&'a self, size: u64, attrs: &'a Attrs) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (open, attrs) = (self.open.clone(), attrs.clone());
         Box::pin(async move {
             self.lane.run("finish", &[&self.open.path], move || open.finish(size, &attrs)).await
@@ -280,7 +280,7 @@ struct OpenToRead {
     path: HomePath,
     fd: OwnedFd,
     expect: Expect,
-    stamp: Stamp,
+    fingerprint: Fingerprint,
     buffers: BufferPool,
 }
 
@@ -302,9 +302,9 @@ impl OpenToRead {
                 break;
             }
         }
-        let found = stamp_of_fd(&self.fd, &self.path)?;
+        let found = fingerprint_of_fd(&self.fd, &self.path)?;
         if !self.expect.admits(&found) {
-            return Err(Fault::diverged(&self.path, Some(self.expect.stamp()), Some(&found)));
+            return Err(Fault::diverged(&self.path, Some(self.expect.fingerprint()), Some(&found)));
         }
         let wanted = found.size.saturating_sub(offset).min(len as u64);
         if (done as u64) < wanted {
@@ -321,7 +321,7 @@ impl OpenToRead {
         let start = match rustix::fs::seek(&self.fd, SeekFrom::Data(offset)) {
             Err(Errno::NXIO) => return Ok(None),
             Err(Errno::INVAL) => {
-                return Ok((offset < self.stamp.size).then_some(offset..self.stamp.size)); // holes are not known there
+                return Ok((offset < self.fingerprint.size).then_some(offset..self.fingerprint.size)); // holes are not known there
             }
             start => start.map_err(failed)?,
         };
@@ -356,7 +356,7 @@ impl HomeReader for FileReader {
             self.lane.run("look for holes", &[&self.open.path], move || open.data_from(offset)).await
         })
     }
-    fn stamp(&self) -> &Stamp {
-        &self.open.stamp
+    fn fingerprint(&self) -> &Fingerprint {
+        &self.open.fingerprint
     }
 }

@@ -10,8 +10,8 @@ mod place;
 mod root;
 
 use crate::{
-    Attrs, Expect, Fault, Found, Home, HomeLane, HomeLister, HomePath, HomeReader, HomeSpace, HomeWriter,
-    IdMap, LaneLimits, Listing, Make, Outcome, Stamp, Traits, judge_errno,
+    Attrs, Expect, Fault, Fingerprint, Found, Home, HomeLane, HomeLister, HomePath, HomeReader, HomeSpace,
+    HomeWriter, IdMap, LaneLimits, Listing, Make, Outcome, Traits, map_errno,
 };
 use root::Root;
 use rustix::{fs::OFlags, io::Errno};
@@ -112,7 +112,7 @@ impl FileHome {
 
 /// A fault made of what a system call said.
 fn fault(doing: &str, path: &HomePath, errno: Errno) -> Fault {
-    let (kind, error, remedy) = judge_errno(errno.raw_os_error());
+    let (kind, error, remedy) = map_errno(errno.raw_os_error());
     Fault::new(
         kind,
         path,
@@ -191,7 +191,7 @@ impl Home for FileHome {
         path: &'a HomePath,
         what: &'a Make,
         attrs: &'a Attrs,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (p, what, attrs) = (path.clone(), what.clone(), attrs.clone());
         Box::pin(async move { self.call("make", &[path], move |s| s.make(&p, &what, &attrs)).await })
     }
@@ -200,7 +200,7 @@ impl Home for FileHome {
         existing: &'a HomePath,
         expect: &'a Expect,
         path: &'a HomePath,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (e, x, p) = (existing.clone(), expect.clone(), path.clone());
         Box::pin(async move { self.call("link", &[existing, path], move |s| s.link(&e, &x, &p)).await })
     }
@@ -214,7 +214,7 @@ impl Home for FileHome {
         expect: &'a Expect,
         to: &'a HomePath,
         replaces: Option<&'a Expect>,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (f, x, t, r) = (from.clone(), expect.clone(), to.clone(), replaces.cloned());
         Box::pin(
             async move { self.call("rename", &[from, to], move |s| s.rename(&f, &x, &t, r.as_ref())).await },
@@ -226,7 +226,7 @@ impl Home for FileHome {
         expect_a: &'a Expect,
         b: &'a HomePath,
         expect_b: &'a Expect,
-    ) -> BoxFuture<'a, Outcome<(Stamp, Stamp)>> {
+    ) -> BoxFuture<'a, Outcome<(Fingerprint, Fingerprint)>> {
         let (pa, xa, pb, xb) = (a.clone(), expect_a.clone(), b.clone(), expect_b.clone());
         Box::pin(async move { self.call("exchange", &[a, b], move |s| s.exchange(&pa, &xa, &pb, &xb)).await })
     }
@@ -235,7 +235,7 @@ impl Home for FileHome {
         path: &'a HomePath,
         expect: &'a Expect,
         attrs: &'a Attrs,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (p, x, attrs) = (path.clone(), expect.clone(), attrs.clone());
         Box::pin(
             async move { self.call("set attributes", &[path], move |s| s.set_attrs(&p, &x, &attrs)).await },
@@ -246,7 +246,7 @@ impl Home for FileHome {
         path: &'a HomePath,
         expect: &'a Expect,
         size: u64,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (p, x) = (path.clone(), expect.clone());
         Box::pin(async move { self.call("resize", &[path], move |s| s.resize(&p, &x, size)).await })
     }

@@ -4,11 +4,11 @@
 //! kernel as such (`O_EXCL`, `RENAME_NOREPLACE`), so that even then nothing is lost by a make or a rename.
 use super::{
     Shared, fault,
-    place::{Place, device_of, stamp_of, statx},
+    place::{Place, device_of, fingerprint_of, statx},
     root::Root,
 };
 use crate::{
-    Attrs, Expect, Fault, Found, HomePath, ListEntry, Listing, Make, Outcome, RESERVED, Stamp,
+    Attrs, Expect, Fault, Fingerprint, Found, HomePath, ListEntry, Listing, Make, Outcome, RESERVED,
     decide::{self, RenameStep, Step},
 };
 use rustix::{
@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use weir_proto::meta::FileKind;
 
 impl Shared {
-    pub(super) fn make(&self, path: &HomePath, what: &Make, attrs: &Attrs) -> Outcome<Stamp> {
+    pub(super) fn make(&self, path: &HomePath, what: &Make, attrs: &Attrs) -> Outcome<Fingerprint> {
         let root = self.root()?;
         let attrs = self.config.ids.to_home(what.kind(), attrs);
         let failed = |e| fault("make", path, e);
@@ -36,26 +36,28 @@ impl Shared {
             }
         }
         let is_empty_dir = match (&found, what) {
-            (Some(there), Make::Directory) if there.stamp.kind == FileKind::Directory => {
+            (Some(there), Make::Directory) if there.fingerprint.kind == FileKind::Directory => {
                 first_name(&place).map_err(failed)?.is_none()
             }
             _ => false,
         };
         match (decide::make(what, &attrs, found.as_ref(), is_empty_dir), found) {
             (Step::Done, Some(there)) => place.set(&there, &attrs, &root.keeps).map_err(failed)?,
-            (_, found) => return Err(Fault::diverged(path, None, found.as_ref().map(|found| &found.stamp))),
+            (_, found) => {
+                return Err(Fault::diverged(path, None, found.as_ref().map(|found| &found.fingerprint)));
+            }
         }
         self.touch(path);
         self.touch_parent(path);
-        stamp_now(&place, path)
+        fingerprint_now(&place, path)
     }
 
-    pub(super) fn link(&self, existing: &HomePath, expect: &Expect, path: &HomePath) -> Outcome<Stamp> {
+    pub(super) fn link(&self, existing: &HomePath, expect: &Expect, path: &HomePath) -> Outcome<Fingerprint> {
         let root = self.root()?;
         let failed = |e| fault("link", path, e);
         let from = self.place_of(&root, existing, expect)?;
         let to = root.place(path).map_err(failed)?;
-        let (found, at_new) = (from.stamp().map_err(failed)?, to.stamp().map_err(failed)?);
+        let (found, at_new) = (from.fingerprint().map_err(failed)?, to.fingerprint().map_err(failed)?);
         match decide::link(found.as_ref(), expect, at_new.as_ref()) {
             Step::Done => {}
             Step::Act => {
@@ -65,10 +67,12 @@ impl Shared {
             Step::Refuse if at_new.is_some() && found.as_ref().is_some_and(|found| expect.admits(found)) => {
                 return Err(Fault::diverged(path, None, at_new.as_ref()));
             }
-            Step::Refuse => return Err(Fault::diverged(existing, Some(expect.stamp()), found.as_ref())),
+            Step::Refuse => {
+                return Err(Fault::diverged(existing, Some(expect.fingerprint()), found.as_ref()));
+            }
         }
         self.touch_parent(path);
-        stamp_now(&to, path)
+        fingerprint_now(&to, path)
     }
 
     pub(super) fn remove(&self, path: &HomePath, expect: &Expect) -> Outcome<()> {
@@ -81,11 +85,11 @@ impl Shared {
             Err(Errno::NOENT) => return Ok(()), // with what it was in
             place => place.map_err(failed)?,
         };
-        let found = place.stamp().map_err(failed)?;
+        let found = place.fingerprint().map_err(failed)?;
         match decide::remove(found.as_ref(), expect) {
             Step::Done => {}
-            Step::Refuse => return Err(Fault::diverged(path, Some(expect.stamp()), found.as_ref())),
-            Step::Act if expect.stamp().kind == FileKind::Directory => {
+            Step::Refuse => return Err(Fault::diverged(path, Some(expect.fingerprint()), found.as_ref())),
+            Step::Act if expect.fingerprint().kind == FileKind::Directory => {
                 match rustix::fs::unlinkat(&place.dir, &place.name[..], AtFlags::REMOVEDIR) {
                     Err(Errno::NOTEMPTY | Errno::EXIST) => return Err(not_empty(&place, path)),
                     done => done.map_err(failed)?,
@@ -105,7 +109,7 @@ impl Shared {
         expect: &Expect,
         to: &HomePath,
         replaces: Option<&Expect>,
-    ) -> Outcome<Stamp> {
+    ) -> Outcome<Fingerprint> {
         let root = self.root()?;
         let failed = |e| fault("rename to", to, e);
         let old = match root.place(from) {
@@ -113,8 +117,8 @@ impl Shared {
             place => Some(place.map_err(|e| fault("rename", from, e))?),
         };
         let new = root.place(to).map_err(failed)?;
-        let at_old = old.as_ref().map(Place::stamp).transpose().map_err(failed)?.flatten();
-        let at_new = new.stamp().map_err(failed)?;
+        let at_old = old.as_ref().map(Place::fingerprint).transpose().map_err(failed)?.flatten();
+        let at_new = new.fingerprint().map_err(failed)?;
         match (decide::rename(at_old.as_ref(), expect, at_new.as_ref(), replaces), &old) {
             (RenameStep::Move, Some(old)) => move_over_nothing(old, &new).map_err(failed)?,
             (RenameStep::Replace, Some(old)) => {
@@ -123,18 +127,18 @@ impl Shared {
                     done => done.map_err(failed)?,
                 }
             }
-            (RenameStep::DropOld, Some(old)) if expect.stamp().kind != FileKind::Directory => {
+            (RenameStep::DropOld, Some(old)) if expect.fingerprint().kind != FileKind::Directory => {
                 rustix::fs::unlinkat(&old.dir, &old.name[..], AtFlags::empty()).map_err(failed)?;
             }
             (RenameStep::Done, _) => {}
             (RenameStep::RefuseTo, _) => {
-                return Err(Fault::diverged(to, replaces.map(Expect::stamp), at_new.as_ref()));
+                return Err(Fault::diverged(to, replaces.map(Expect::fingerprint), at_new.as_ref()));
             }
-            _ => return Err(Fault::diverged(from, Some(expect.stamp()), at_old.as_ref())),
+            _ => return Err(Fault::diverged(from, Some(expect.fingerprint()), at_old.as_ref())),
         }
         self.touch_parent(from);
         self.touch_parent(to);
-        stamp_now(&new, to)
+        fingerprint_now(&new, to)
     }
 
     pub(super) fn exchange(
@@ -143,12 +147,12 @@ impl Shared {
         expect_a: &Expect,
         b: &HomePath,
         expect_b: &Expect,
-    ) -> Outcome<(Stamp, Stamp)> {
+    ) -> Outcome<(Fingerprint, Fingerprint)> {
         let root = self.root()?;
         let failed = |e| fault("exchange", a, e);
         let (at_a, at_b) = (self.place_of(&root, a, expect_a)?, self.place_of(&root, b, expect_b)?);
-        let stamps = |p: &Place| p.stamp().map_err(failed);
-        let (found_a, found_b) = (stamps(&at_a)?, stamps(&at_b)?);
+        let fingerprints = |p: &Place| p.fingerprint().map_err(failed);
+        let (found_a, found_b) = (fingerprints(&at_a)?, fingerprints(&at_b)?);
         match decide::exchange(found_a.as_ref(), expect_a, found_b.as_ref(), expect_b) {
             Step::Done => {}
             Step::Act => {
@@ -168,47 +172,47 @@ impl Shared {
                 let a_is_ours = found_a.as_ref().is_some_and(|found| expect_a.admits(found));
                 let (path, expect, found) =
                     if a_is_ours { (b, expect_b, found_b) } else { (a, expect_a, found_a) };
-                return Err(Fault::diverged(path, Some(expect.stamp()), found.as_ref()));
+                return Err(Fault::diverged(path, Some(expect.fingerprint()), found.as_ref()));
             }
         }
         self.touch_parent(a);
         self.touch_parent(b);
-        Ok((stamp_now(&at_a, a)?, stamp_now(&at_b, b)?))
+        Ok((fingerprint_now(&at_a, a)?, fingerprint_now(&at_b, b)?))
     }
 
-    pub(super) fn set_attrs(&self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Stamp> {
+    pub(super) fn set_attrs(&self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Fingerprint> {
         let root = self.root()?;
-        let attrs = self.config.ids.to_home(expect.stamp().kind, attrs);
+        let attrs = self.config.ids.to_home(expect.fingerprint().kind, attrs);
         let failed = |e| fault("set the attributes of", path, e);
         let place = self.place_of(&root, path, expect)?;
         if path.is_root() {
-            return stamp_now(&place, path); // whose it is, and who may enter it, was decided there
+            return fingerprint_now(&place, path); // whose it is, and who may enter it, was decided there
         }
         let found = place.look(&root.keeps).map_err(failed)?;
-        let stamp = found.as_ref().map(|found| &found.stamp);
-        match (decide::set_attrs(stamp, expect, &attrs), &found) {
+        let fingerprint = found.as_ref().map(|found| &found.fingerprint);
+        match (decide::set_attrs(fingerprint, expect, &attrs), &found) {
             (Step::Act | Step::Done, Some(found)) => place.set(found, &attrs, &root.keeps).map_err(failed)?,
-            _ => return Err(Fault::diverged(path, Some(expect.stamp()), stamp)),
+            _ => return Err(Fault::diverged(path, Some(expect.fingerprint()), fingerprint)),
         }
         self.touch(path);
-        stamp_now(&place, path)
+        fingerprint_now(&place, path)
     }
 
-    pub(super) fn resize(&self, path: &HomePath, expect: &Expect, size: u64) -> Outcome<Stamp> {
+    pub(super) fn resize(&self, path: &HomePath, expect: &Expect, size: u64) -> Outcome<Fingerprint> {
         let root = self.root()?;
         let failed = |e| fault("resize", path, e);
         let place = self.place_of(&root, path, expect)?;
-        let found = place.stamp().map_err(failed)?;
+        let found = place.fingerprint().map_err(failed)?;
         match decide::resize(found.as_ref(), expect, size) {
             Step::Done => {}
-            Step::Act if expect.stamp().kind == FileKind::Regular => {
+            Step::Act if expect.fingerprint().kind == FileKind::Regular => {
                 let file = place.open(OFlags::WRONLY).map_err(failed)?;
                 rustix::fs::ftruncate(&file, size).map_err(failed)?;
             }
-            _ => return Err(Fault::diverged(path, Some(expect.stamp()), found.as_ref())),
+            _ => return Err(Fault::diverged(path, Some(expect.fingerprint()), found.as_ref())),
         }
         self.touch(path);
-        stamp_now(&place, path)
+        fingerprint_now(&place, path)
     }
 
     pub(super) fn stat(&self, path: &HomePath) -> Outcome<Option<Found>> {
@@ -271,7 +275,7 @@ impl Shared {
     pub(super) fn place_of(&self, root: &Root, path: &HomePath, expect: &Expect) -> Outcome<Place> {
         match root.place(path) {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
-                Err(Fault::diverged(path, Some(expect.stamp()), None))
+                Err(Fault::diverged(path, Some(expect.fingerprint()), None))
             }
             place => place.map_err(|e| fault("find", path, e)),
         }
@@ -313,13 +317,13 @@ fn move_over_nothing(old: &Place, new: &Place) -> rustix::io::Result<()> {
 /// Where `a` waits while `b` takes its place, on file systems that cannot exchange.
 fn waiting_place(a: &Place, expect_a: &Expect) -> rustix::io::Result<Place> {
     let mut name = [RESERVED, b"-exchange-"].concat();
-    name.extend(expect_a.stamp().id.iter().flat_map(|b| format!("{b:02x}").into_bytes()));
+    name.extend(expect_a.fingerprint().id.iter().flat_map(|b| format!("{b:02x}").into_bytes()));
     Ok(Place { dir: rustix::io::fcntl_dupfd_cloexec(&a.dir, 0)?, name })
 }
 
 /// Whether an exchange in three steps was begun and not ended.
 fn is_between(a: &Place, expect_a: &Expect) -> rustix::io::Result<bool> {
-    let waiting = waiting_place(a, expect_a)?.stamp()?;
+    let waiting = waiting_place(a, expect_a)?.fingerprint()?;
     Ok(waiting.is_some_and(|found| expect_a.admits(&found)))
 }
 
@@ -327,10 +331,10 @@ fn is_between(a: &Place, expect_a: &Expect) -> rustix::io::Result<bool> {
 fn in_three_steps(a: &Place, expect_a: &Expect, b: &Place) -> Outcome<()> {
     let steps = || {
         let waiting = waiting_place(a, expect_a)?;
-        if waiting.stamp()?.is_none() {
+        if waiting.fingerprint()?.is_none() {
             move_over_nothing(a, &waiting)?;
         }
-        if a.stamp()?.is_none() {
+        if a.fingerprint()?.is_none() {
             move_over_nothing(b, a)?;
         }
         move_over_nothing(&waiting, b)
@@ -355,18 +359,18 @@ fn not_empty(place: &Place, path: &HomePath) -> Fault {
     let look = || {
         let name = first_name(place)?.ok_or(Errno::NOTEMPTY)?;
         let inside = [&place.name[..], b"/", &name[..]].concat();
-        Ok((name, stamp_of(&statx(&place.dir, &inside)?)))
+        Ok((name, fingerprint_of(&statx(&place.dir, &inside)?)))
     };
     match look() {
-        Ok((name, stamp)) => path.join(&name).map_or_else(
+        Ok((name, fingerprint)) => path.join(&name).map_or_else(
             |_| fault("remove", path, Errno::NOTEMPTY), // a mark of ours
-            |inside| Fault::diverged(&inside, None, stamp.as_ref()),
+            |inside| Fault::diverged(&inside, None, fingerprint.as_ref()),
         ),
         Err(e) => fault("remove", path, e),
     }
 }
 
-fn stamp_now(place: &Place, path: &HomePath) -> Outcome<Stamp> {
-    let stamp = place.stamp().map_err(|e| fault("look at", path, e))?;
-    stamp.ok_or_else(|| fault("look at", path, Errno::NOENT))
+fn fingerprint_now(place: &Place, path: &HomePath) -> Outcome<Fingerprint> {
+    let fingerprint = place.fingerprint().map_err(|e| fault("look at", path, e))?;
+    fingerprint.ok_or_else(|| fault("look at", path, Errno::NOENT))
 }

@@ -2,7 +2,7 @@
 //!
 //! Always holds: the last name is never followed if it is a link, the names above were not either (`root.rs`).
 use super::root::Keeps;
-use crate::{Attrs, Found, HomePath, Outcome, Stamp, Xattr, file::fault};
+use crate::{Attrs, Fingerprint, Found, HomePath, Outcome, Xattr, file::fault};
 use bytes::Bytes;
 use rustix::{
     fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
@@ -31,8 +31,8 @@ impl Place {
             Err(e) => Err(e),
         }
     }
-    pub(super) fn stamp(&self) -> rustix::io::Result<Option<Stamp>> {
-        Ok(self.stat()?.as_ref().and_then(stamp_of))
+    pub(super) fn fingerprint(&self) -> rustix::io::Result<Option<Fingerprint>> {
+        Ok(self.stat()?.as_ref().and_then(fingerprint_of))
     }
     pub(super) fn open(&self, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -41,8 +41,8 @@ impl Place {
     /// Everything about it; absent: nothing is there.
     pub(super) fn look(&self, keeps: &Keeps) -> rustix::io::Result<Option<Found>> {
         let Some(stat) = self.stat()? else { return Ok(None) };
-        let Some(stamp) = stamp_of(&stat) else { return Ok(None) };
-        let target = match stamp.kind {
+        let Some(fingerprint) = fingerprint_of(&stat) else { return Ok(None) };
+        let target = match fingerprint.kind {
             FileKind::Symlink => {
                 rustix::fs::readlinkat(&self.dir, &self.name[..], Vec::with_capacity(SYMLINK_MAX + 1))?
                     .into_bytes()
@@ -58,7 +58,7 @@ impl Place {
             xattrs: self.xattrs(keeps)?,
         };
         Ok(Some(Found {
-            stamp,
+            fingerprint,
             attrs,
             nlink: stat.stx_nlink,
             target: target.into(),
@@ -108,7 +108,7 @@ impl Place {
 
     /// Sets what differs, times last: after everything that changes them.
     pub(super) fn set(&self, found: &Found, wished: &Attrs, keeps: &Keeps) -> rustix::io::Result<()> {
-        let (old, kind) = (&found.attrs, found.stamp.kind);
+        let (old, kind) = (&found.attrs, found.fingerprint.kind);
         let chowned = keeps.owners && (old.uid, old.gid) != (wished.uid, wished.gid);
         if chowned {
             let (uid, gid) = (owner(wished.uid)?, group(wished.gid)?);
@@ -224,7 +224,7 @@ pub(super) fn statx_fd(fd: impl AsFd) -> rustix::io::Result<Statx> {
 }
 
 /// None: a kind of thing that we do not know.
-pub(super) fn stamp_of(stat: &Statx) -> Option<Stamp> {
+pub(super) fn fingerprint_of(stat: &Statx) -> Option<Fingerprint> {
     let kind = kind_of(FileType::from_raw_mode(u32::from(stat.stx_mode)))?;
     // Not the device's number: it may be another after the next mount. The birth, because inode numbers are used again.
     let mut id = stat.stx_ino.to_le_bytes().to_vec();
@@ -235,7 +235,7 @@ pub(super) fn stamp_of(stat: &Statx) -> Option<Stamp> {
         FileKind::Regular | FileKind::Symlink => (stat.stx_size, time_of(&stat.stx_mtime)),
         _ => (0, Time { nanos: 0 }),
     };
-    Some(Stamp { kind, id: id.into(), version: Bytes::new(), size, mtime })
+    Some(Fingerprint { kind, id: id.into(), version: Bytes::new(), size, mtime })
 }
 
 fn kind_of(kind: FileType) -> Option<FileKind> {

@@ -89,7 +89,7 @@ impl Root {
             in_place: true,
             holes: true,
             cheap_rename: true,
-            strong_stamps: false,
+            strong_fingerprints: false,
         }
     }
 

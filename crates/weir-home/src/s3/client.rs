@@ -61,7 +61,7 @@ impl Failure {
     pub(super) fn fault(self, doing: &str, path: &HomePath) -> Fault {
         let (kind, error, remedy, what) = match &self {
             Failure::Said(status, code, message) => {
-                let (kind, error, remedy) = judge_status(*status, code);
+                let (kind, error, remedy) = map_status(*status, code);
                 (kind, error, remedy, format!("{status} {code} ({message})"))
             }
             Failure::Silent(why) => {
@@ -77,7 +77,7 @@ impl Failure {
 }
 
 /// What an answer that is no success means for the mover, and what a human can do.
-pub fn judge_status(status: u16, code: &str) -> (FaultKind, ErrorKind, &'static str) {
+pub fn map_status(status: u16, code: &str) -> (FaultKind, ErrorKind, &'static str) {
     use FaultKind::*;
     match (status, code) {
         (_, "QuotaExceeded" | "XMinioStorageFull" | "InsufficientStorage") | (507, _) => {
@@ -496,7 +496,7 @@ mod tests {
             (507, "", Full),
             (403, "QuotaExceeded", Full),
         ] {
-            assert_eq!(judge_status(status, code).0, kind, "{status} {code}");
+            assert_eq!(map_status(status, code).0, kind, "{status} {code}");
         }
     }
 

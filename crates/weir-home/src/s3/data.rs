@@ -11,7 +11,7 @@ use super::{
     names::plain,
 };
 use crate::{
-    Attrs, Expect, Fault, FaultKind, HomeLane, HomePath, HomeReader, HomeWriter, IdMap, Outcome, Stamp,
+    Attrs, Expect, Fault, FaultKind, Fingerprint, HomeLane, HomePath, HomeReader, HomeWriter, IdMap, Outcome,
 };
 use bytes::Bytes;
 use std::{
@@ -74,7 +74,7 @@ impl Inner {
         let base = self.expected(path, &expected)?;
         let key = self.key(path, FileKind::Regular)?;
         let failed = |failure: Failure| failure.fault("open", path);
-        let named = split_upload(expect.stamp()).1;
+        let named = split_upload(expect.fingerprint()).1;
         for upload in self.client.uploads(&key).map_err(failed)? {
             if Some(&upload) != named.as_ref() {
                 self.client.abort_upload(&key, &upload).map_err(failed)?;
@@ -84,7 +84,8 @@ impl Inner {
             Some(upload) => self.client.parts(&key, upload).map_err(failed)?,
             None => None,
         };
-        if named.is_some() && parts.is_none() && base.stamp().version == expected.stamp().version {
+        if named.is_some() && parts.is_none() && base.fingerprint().version == expected.fingerprint().version
+        {
             // Not ended, which would have made another object: the service gave it up, with what was in it.
             let error = Error::stale(format!(
                 "{path} at home: the upload of it that was under way is gone, with the parts that were sent: perhaps the \
@@ -107,10 +108,14 @@ impl Inner {
     fn expected(&self, path: &HomePath, expect: &Expect) -> Outcome<Object> {
         let found = self.look(path)?;
         match found {
-            Some(object) if object.meta.kind == FileKind::Regular && expect.admits(&object.stamp()) => {
+            Some(object) if object.meta.kind == FileKind::Regular && expect.admits(&object.fingerprint()) => {
                 Ok(object)
             }
-            found => Err(Fault::diverged(path, Some(expect.stamp()), found.map(|o| o.stamp()).as_ref())),
+            found => Err(Fault::diverged(
+                path,
+                Some(expect.fingerprint()),
+                found.map(|o| o.fingerprint()).as_ref(),
+            )),
         }
     }
 
@@ -120,17 +125,19 @@ impl Inner {
         path: &HomePath,
         expect: &Expect,
         size: u64,
-    ) -> Outcome<Stamp> {
+    ) -> Outcome<Fingerprint> {
         let expected = plain(expect);
-        let found = self.look(path)?.map(|object| object.stamp());
+        let found = self.look(path)?.map(|object| object.fingerprint());
         match crate::decide::resize(found.as_ref(), &expected, size) {
             crate::decide::Step::Act => {
                 let writer = self.open_write(lane, path, &expected, IdMap::default())?;
                 let attrs = writer.open.with_state(|state| Ok(state.base.meta.attrs.clone()))?;
                 writer.open.finish(size, &attrs)
             }
-            crate::decide::Step::Done => Ok(found.unwrap_or_else(|| expected.stamp().clone())),
-            crate::decide::Step::Refuse => Err(Fault::diverged(path, Some(expected.stamp()), found.as_ref())),
+            crate::decide::Step::Done => Ok(found.unwrap_or_else(|| expected.fingerprint().clone())),
+            crate::decide::Step::Refuse => {
+                Err(Fault::diverged(path, Some(expected.fingerprint()), found.as_ref()))
+            }
         }
     }
 
@@ -142,8 +149,8 @@ impl Inner {
     ) -> Outcome<S3Reader> {
         let object = self.expected(path, &plain(expect))?;
         let key = self.key(path, FileKind::Regular)?;
-        let stamp = object.stamp();
-        let open = OpenToRead { inner: self.clone(), path: path.clone(), key, object, stamp };
+        let fingerprint = object.fingerprint();
+        let open = OpenToRead { inner: self.clone(), path: path.clone(), key, object, fingerprint };
         Ok(S3Reader { lane: lane.clone(), open: Arc::new(open) })
     }
 }
@@ -322,27 +329,28 @@ impl Open {
     /// Nobody has put another object there since we opened.
     fn check_base(&self, state: &State) -> Outcome<()> {
         let found = self.inner.look(&self.path)?;
-        if found.as_ref().is_some_and(|found| found.stamp() == state.base.stamp()) {
+        if found.as_ref().is_some_and(|found| found.fingerprint() == state.base.fingerprint()) {
             return Ok(());
         }
-        let stamp = state.base.stamp();
-        Err(Fault::diverged(&self.path, Some(&stamp), found.map(|found| found.stamp()).as_ref()))
+        let fingerprint = state.base.fingerprint();
+        Err(Fault::diverged(&self.path, Some(&fingerprint), found.map(|found| found.fingerprint()).as_ref()))
     }
 
     fn look_again(&self, state: &mut State) -> Outcome<()> {
         let found = self.inner.look(&self.path)?;
-        state.base = found.ok_or_else(|| Fault::diverged(&self.path, Some(&state.base.stamp()), None))?;
+        state.base =
+            found.ok_or_else(|| Fault::diverged(&self.path, Some(&state.base.fingerprint()), None))?;
         Ok(())
     }
 
-    fn sync(&self) -> Outcome<Stamp> {
+    fn sync(&self) -> Outcome<Fingerprint> {
         self.with_state(|state| {
             self.send_pending(state)?;
-            Ok(with_upload(state.base.stamp(), state.upload.as_deref()))
+            Ok(with_upload(state.base.fingerprint(), state.upload.as_deref()))
         })
     }
 
-    fn finish(&self, size: u64, attrs: &Attrs) -> Outcome<Stamp> {
+    fn finish(&self, size: u64, attrs: &Attrs) -> Outcome<Fingerprint> {
         self.with_state(|state| {
             state.meta.attrs = attrs.clone();
             if state.upload.is_some() {
@@ -354,9 +362,9 @@ impl Open {
                 self.check_base(state)?;
             }
             // An upload has the attributes that it began with.
-            let stamp = self.inner.set_meta(&self.path, &self.key, &state.base, state.meta.clone())?;
+            let fingerprint = self.inner.set_meta(&self.path, &self.key, &state.base, state.meta.clone())?;
             self.look_again(state)?;
-            Ok(stamp)
+            Ok(fingerprint)
         })
     }
 }
@@ -378,11 +386,11 @@ impl HomeWriter for S3Writer {
         let write = move || open.write(range.start, zeros(range.end - range.start).collect());
         Box::pin(async move { self.lane.run("write zeros", &[&self.open.path], write).await })
     }
-    fn sync(&self) -> BoxFuture<'_, Outcome<Stamp>> {
+    fn sync(&self) -> BoxFuture<'_, Outcome<Fingerprint>> {
         let open = self.open.clone();
         Box::pin(async move { self.lane.run("sync", &[&self.open.path], move || open.sync()).await })
     }
-    fn finish<'a>(&'a self, size: u64, attrs: &'a Attrs) -> BoxFuture<'a, Outcome<Stamp>> {
+    fn finish<'a>(&'a self, size: u64, attrs: &'a Attrs) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (open, attrs) = (self.open.clone(), self.ids.to_home(FileKind::Regular, attrs));
         Box::pin(async move {
             self.lane.run("finish", &[&self.open.path], move || open.finish(size, &attrs)).await
@@ -400,7 +408,7 @@ struct OpenToRead {
     path: HomePath,
     key: String,
     object: Object,
-    stamp: Stamp,
+    fingerprint: Fingerprint,
 }
 
 impl OpenToRead {
@@ -410,8 +418,8 @@ impl OpenToRead {
         match self.inner.client.get(&self.key, &self.object.etag, range) {
             // The object is another one by now.
             Err(failure) if failure.is_condition() || failure.is_missing() => {
-                let found = self.inner.look(&self.path)?.map(|found| found.stamp());
-                Err(Fault::diverged(&self.path, Some(&self.stamp), found.as_ref()))
+                let found = self.inner.look(&self.path)?.map(|found| found.fingerprint());
+                Err(Fault::diverged(&self.path, Some(&self.fingerprint), found.as_ref()))
             }
             got => got.map_err(|f| f.fault("read", &self.path)),
         }
@@ -429,7 +437,7 @@ impl HomeReader for S3Reader {
         let size = self.open.object.size;
         Box::pin(std::future::ready(Ok((offset < size).then_some(offset..size))))
     }
-    fn stamp(&self) -> &Stamp {
-        &self.open.stamp
+    fn fingerprint(&self) -> &Fingerprint {
+        &self.open.fingerprint
     }
 }

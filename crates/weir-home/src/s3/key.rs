@@ -3,9 +3,7 @@
 //! A name is its own key component; bytes that are not UTF-8, control characters and `%` are written `%XX`, so every name has
 //! exactly one key and every key of ours one name. A directory's key ends with a slash.
 use crate::HomePath;
-pub(super) use weir_proto::piece::{
-    FIRST_PIECE_BYTES as FIRST_PART_BYTES, piece_at as part_at, piece_start as part_start,
-};
+pub(super) use weir_proto::part::{FIRST_PART_BYTES, part_at, part_start};
 
 /// Longest key, in bytes (the service's limit).
 pub(super) const KEY_BYTES_MAX: usize = 1024;

@@ -4,7 +4,7 @@
 //! the identity 32 hexadecimal digits: given once when the thing is made and kept through all later versions of the object, so
 //! that another object under our key is found out. WRITTEN: the ETag of before the directory above got another name, which copies
 //! the object, and may change its ETag though its bytes are the same. `x-amz-meta-weir-xattrs`: base64 of the wire layout.
-use crate::{Attrs, Fault, Outcome, Stamp, Xattr};
+use crate::{Attrs, Fault, Fingerprint, Outcome, Xattr};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
 use std::fmt::Write;
@@ -101,35 +101,35 @@ impl Object {
         let written = is_known.then(|| self.meta.written.as_ref().unwrap_or(&self.etag).clone());
         Meta { written, ..self.meta.clone() }
     }
-    pub(super) fn stamp(&self) -> Stamp {
+    pub(super) fn fingerprint(&self) -> Fingerprint {
         let kind = self.meta.kind;
         let id =
             if self.is_ours { Bytes::copy_from_slice(&self.meta.id) } else { Bytes::from(self.etag.clone()) };
         match kind {
             FileKind::Regular | FileKind::Symlink => {
                 let version = Bytes::from(self.meta.written.as_ref().unwrap_or(&self.etag).clone());
-                Stamp { kind, id, version, size: self.size, mtime: self.meta.attrs.mtime }
+                Fingerprint { kind, id, version, size: self.size, mtime: self.meta.attrs.mtime }
             }
-            _ => Stamp { kind, id, version: Bytes::new(), size: 0, mtime: Time { nanos: 0 } },
+            _ => Fingerprint { kind, id, version: Bytes::new(), size: 0, mtime: Time { nanos: 0 } },
         }
     }
 }
 
-/// A stamp's version while an upload is under way names that too.
-pub(super) fn with_upload(stamp: Stamp, upload: Option<&str>) -> Stamp {
-    let Some(upload) = upload else { return stamp };
-    let version = [&stamp.version[..], b"\n", upload.as_bytes()].concat();
-    Stamp { version: version.into(), ..stamp }
+/// A fingerprint's version while an upload is under way names that too.
+pub(super) fn with_upload(fingerprint: Fingerprint, upload: Option<&str>) -> Fingerprint {
+    let Some(upload) = upload else { return fingerprint };
+    let version = [&fingerprint.version[..], b"\n", upload.as_bytes()].concat();
+    Fingerprint { version: version.into(), ..fingerprint }
 }
 
-/// The stamp of the object itself, and the upload if there is one.
-pub(super) fn split_upload(stamp: &Stamp) -> (Stamp, Option<String>) {
-    match stamp.version.iter().position(|b| *b == b'\n') {
+/// The fingerprint of the object itself, and the upload if there is one.
+pub(super) fn split_upload(fingerprint: &Fingerprint) -> (Fingerprint, Option<String>) {
+    match fingerprint.version.iter().position(|b| *b == b'\n') {
         Some(at) => {
-            let upload = String::from_utf8_lossy(&stamp.version[at + 1..]).into_owned();
-            (Stamp { version: stamp.version.slice(..at), ..stamp.clone() }, Some(upload))
+            let upload = String::from_utf8_lossy(&fingerprint.version[at + 1..]).into_owned();
+            (Fingerprint { version: fingerprint.version.slice(..at), ..fingerprint.clone() }, Some(upload))
         }
-        None => (stamp.clone(), None),
+        None => (fingerprint.clone(), None),
     }
 }
 
@@ -168,16 +168,16 @@ mod tests {
     }
 
     #[test]
-    fn a_stamp_carries_its_upload() {
+    fn a_fingerprint_carries_its_upload() {
         let object = Object {
             meta: Meta { kind: FileKind::Regular, ..meta() },
             is_ours: true,
             etag: "e-1".into(),
             size: 9,
         };
-        let stamp = object.stamp();
-        assert_eq!(split_upload(&stamp), (stamp.clone(), None));
-        let with = with_upload(stamp.clone(), Some("up/load"));
-        assert_eq!(split_upload(&with), (stamp, Some("up/load".into())));
+        let fingerprint = object.fingerprint();
+        assert_eq!(split_upload(&fingerprint), (fingerprint.clone(), None));
+        let with = with_upload(fingerprint.clone(), Some("up/load"));
+        assert_eq!(split_upload(&with), (fingerprint, Some("up/load".into())));
     }
 }

@@ -9,11 +9,11 @@ mod meta;
 mod names;
 
 use crate::{
-    Attrs, Expect, Fault, FaultKind, Found, Home, HomeLane, HomeLister, HomePath, HomeReader, HomeSpace,
-    HomeWriter, IdMap, LaneLimits, ListEntry, Listing, Make, Outcome, RESERVED, Stamp, Traits,
+    Attrs, Expect, Fault, FaultKind, Fingerprint, Found, Home, HomeLane, HomeLister, HomePath, HomeReader,
+    HomeSpace, HomeWriter, IdMap, LaneLimits, ListEntry, Listing, Make, Outcome, RESERVED, Traits,
 };
 use bytes::Bytes;
-pub use client::judge_status;
+pub use client::map_status;
 use client::{Ask, Client};
 use std::{fmt, ops::Range, sync::Arc};
 use weir_env::{BoxFuture, Env, Rng};
@@ -169,7 +169,7 @@ impl Home for S3Home {
             in_place: false,
             holes: false,
             cheap_rename: false,
-            strong_stamps: true,
+            strong_fingerprints: true,
         }
     }
     fn make<'a>(
@@ -177,7 +177,7 @@ impl Home for S3Home {
         path: &'a HomePath,
         what: &'a Make,
         attrs: &'a Attrs,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (p, what, attrs, id) =
             (path.clone(), what.clone(), self.ids.to_home(what.kind(), attrs), self.rng.id_128());
         Box::pin(async move { self.call("make", &[path], move |s| s.make(&p, &what, &attrs, id)).await })
@@ -187,7 +187,7 @@ impl Home for S3Home {
         existing: &'a HomePath,
         _expect: &'a Expect,
         path: &'a HomePath,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let error = Error::unsupported(format!(
             "{path}: another name of {existing}, and S3 has no files with several names; it is left out there"
         ));
@@ -203,7 +203,7 @@ impl Home for S3Home {
         expect: &'a Expect,
         to: &'a HomePath,
         replaces: Option<&'a Expect>,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (f, x, t, r) = (from.clone(), expect.clone(), to.clone(), replaces.cloned());
         Box::pin(
             async move { self.call("rename", &[from, to], move |s| s.rename(&f, &x, &t, r.as_ref())).await },
@@ -215,7 +215,7 @@ impl Home for S3Home {
         expect_a: &'a Expect,
         b: &'a HomePath,
         expect_b: &'a Expect,
-    ) -> BoxFuture<'a, Outcome<(Stamp, Stamp)>> {
+    ) -> BoxFuture<'a, Outcome<(Fingerprint, Fingerprint)>> {
         let (pa, xa, pb, xb) = (a.clone(), expect_a.clone(), b.clone(), expect_b.clone());
         Box::pin(async move { self.call("exchange", &[a, b], move |s| s.exchange(&pa, &xa, &pb, &xb)).await })
     }
@@ -224,8 +224,9 @@ impl Home for S3Home {
         path: &'a HomePath,
         expect: &'a Expect,
         attrs: &'a Attrs,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
-        let (p, x, attrs) = (path.clone(), expect.clone(), self.ids.to_home(expect.stamp().kind, attrs));
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
+        let (p, x, attrs) =
+            (path.clone(), expect.clone(), self.ids.to_home(expect.fingerprint().kind, attrs));
         Box::pin(
             async move { self.call("set attributes", &[path], move |s| s.set_attrs(&p, &x, &attrs)).await },
         )
@@ -235,7 +236,7 @@ impl Home for S3Home {
         path: &'a HomePath,
         expect: &'a Expect,
         size: u64,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (p, x, lane) = (path.clone(), expect.clone(), self.lane.clone());
         Box::pin(async move { self.call("resize", &[path], move |s| s.resize(&lane, &p, &x, size)).await })
     }

@@ -10,7 +10,7 @@ use super::{
     meta::{Meta, Object, split_upload},
 };
 use crate::{
-    Attrs, Expect, Fault, Found, HomePath, Make, Outcome, RESERVED, Stamp,
+    Attrs, Expect, Fault, Fingerprint, Found, HomePath, Make, Outcome, RESERVED,
     decide::{self, RenameStep, Step},
 };
 use bytes::Bytes;
@@ -24,15 +24,15 @@ const LAST: &str = "\u{10ffff}";
 
 /// What is expected of the object itself, whatever upload is under way.
 pub(super) fn plain(expect: &Expect) -> Expect {
-    let (stamp, _) = split_upload(expect.stamp());
+    let (fingerprint, _) = split_upload(expect.fingerprint());
     match expect {
-        Expect::Unchanged(_) => Expect::Unchanged(stamp),
-        Expect::Ours(_) => Expect::Ours(stamp),
+        Expect::Unchanged(_) => Expect::Unchanged(fingerprint),
+        Expect::Ours(_) => Expect::Ours(fingerprint),
     }
 }
 
 fn refused(path: &HomePath, expected: Option<&Expect>, found: Option<&Object>) -> Fault {
-    Fault::diverged(path, expected.map(Expect::stamp), found.map(Object::stamp).as_ref())
+    Fault::diverged(path, expected.map(Expect::fingerprint), found.map(Object::fingerprint).as_ref())
 }
 
 impl Inner {
@@ -67,7 +67,7 @@ impl Inner {
     /// The same of what is expected to be a directory: those of strangers have no objects of their own.
     fn look_for(&self, path: &HomePath, expect: &Expect) -> Outcome<Option<Object>> {
         let found = self.look(path)?;
-        let is_dir = expect.stamp().kind == FileKind::Directory;
+        let is_dir = expect.fingerprint().kind == FileKind::Directory;
         if found.is_some() || !is_dir || self.below(path, 1)?.is_empty() {
             return Ok(found);
         }
@@ -116,7 +116,13 @@ impl Inner {
         }))
     }
 
-    pub(super) fn make(&self, path: &HomePath, what: &Make, attrs: &Attrs, id: [u8; 16]) -> Outcome<Stamp> {
+    pub(super) fn make(
+        &self,
+        path: &HomePath,
+        what: &Make,
+        attrs: &Attrs,
+        id: [u8; 16],
+    ) -> Outcome<Fingerprint> {
         let failed = |failure: Failure| failure.fault("make", path);
         if path.is_root() {
             return Err(refused(path, None, Some(&implied_dir())));
@@ -135,7 +141,7 @@ impl Inner {
             let body = [body];
             let ask = Ask::default().meta(&meta)?.plain("if-none-match", "*").body(&body);
             match self.client.put(&key, ask) {
-                Ok(()) => return self.stamp_now(path, &key),
+                Ok(()) => return self.fingerprint_now(path, &key),
                 Err(failure) if failure.is_condition() => found = self.look(path)?,
                 Err(failure) => return Err(failed(failure)),
             }
@@ -154,12 +160,12 @@ impl Inner {
         self.give_up_uploads(path, expect)?;
         let expect = plain(expect);
         let found = self.look(path)?;
-        match decide::remove(found.as_ref().map(Object::stamp).as_ref(), &expect) {
+        match decide::remove(found.as_ref().map(Object::fingerprint).as_ref(), &expect) {
             Step::Done => return Ok(()),
             Step::Refuse => return Err(refused(path, Some(&expect), found.as_ref())),
             Step::Act => {}
         }
-        let kind = expect.stamp().kind;
+        let kind = expect.fingerprint().kind;
         if kind == FileKind::Directory {
             self.check_empty(path)?;
         }
@@ -170,10 +176,10 @@ impl Inner {
     /// Parts that were sent of a file that goes, also by whoever died before it could tell: nobody else would find them.
     fn give_up_uploads(&self, path: &HomePath, expect: &Expect) -> Outcome<()> {
         let failed = |failure: Failure| failure.fault("end the upload of", path);
-        let (stamp, named) = split_upload(expect.stamp());
-        let key = self.key(path, stamp.kind)?;
+        let (fingerprint, named) = split_upload(expect.fingerprint());
+        let key = self.key(path, fingerprint.kind)?;
         let mut uploads: Vec<String> = named.into_iter().collect();
-        if matches!(expect, Expect::Ours(_)) && stamp.kind == FileKind::Regular {
+        if matches!(expect, Expect::Ours(_)) && fingerprint.kind == FileKind::Regular {
             uploads.extend(self.client.uploads(&key).map_err(failed)?);
         }
         uploads.iter().try_for_each(|upload| self.client.abort_upload(&key, upload).map_err(failed))
@@ -192,17 +198,19 @@ impl Inner {
         expect: &Expect,
         to: &HomePath,
         replaces: Option<&Expect>,
-    ) -> Outcome<Stamp> {
+    ) -> Outcome<Fingerprint> {
         let (expect, replaces) = (plain(expect), replaces.map(plain));
         let (old, new) = (self.look_for(from, &expect)?, self.look(to)?);
-        let stamps = (old.as_ref().map(Object::stamp), new.as_ref().map(Object::stamp));
-        let step = decide::rename(stamps.0.as_ref(), &expect, stamps.1.as_ref(), replaces.as_ref());
+        let fingerprints = (old.as_ref().map(Object::fingerprint), new.as_ref().map(Object::fingerprint));
+        let step =
+            decide::rename(fingerprints.0.as_ref(), &expect, fingerprints.1.as_ref(), replaces.as_ref());
         match (step, &old) {
             (RenameStep::Move | RenameStep::Replace | RenameStep::DropOld, Some(old)) => {
                 if step != RenameStep::DropOld {
                     self.check_dir_above(to)?;
                 }
-                if step == RenameStep::Replace && stamps.1.is_some_and(|new| new.kind == FileKind::Directory)
+                if step == RenameStep::Replace
+                    && fingerprints.1.is_some_and(|new| new.kind == FileKind::Directory)
                 {
                     self.check_empty(to)?;
                 }
@@ -212,7 +220,7 @@ impl Inner {
             (RenameStep::RefuseTo, _) => return Err(refused(to, replaces.as_ref(), new.as_ref())),
             _ => return Err(refused(from, Some(&expect), old.as_ref())),
         }
-        self.stamp_now(to, &self.key(to, expect.stamp().kind)?)
+        self.fingerprint_now(to, &self.key(to, expect.fingerprint().kind)?)
     }
 
     /// Moves a thing, and what is below it first. Goes on where an earlier try ended.
@@ -248,25 +256,26 @@ impl Inner {
         expect_a: &Expect,
         b: &HomePath,
         expect_b: &Expect,
-    ) -> Outcome<(Stamp, Stamp)> {
+    ) -> Outcome<(Fingerprint, Fingerprint)> {
         let (expect_a, expect_b) = (plain(expect_a), plain(expect_b));
         let aside = self.aside(a, &expect_a);
         let (at_a, at_b) = (self.look(a)?, self.look(b)?);
-        let waiting = self.look_aside(&aside, expect_a.stamp().kind)?;
-        let (a_stamp, b_stamp) = (at_a.as_ref().map(Object::stamp), at_b.as_ref().map(Object::stamp));
-        let step = decide::exchange(a_stamp.as_ref(), &expect_a, b_stamp.as_ref(), &expect_b);
-        let is_between = waiting.as_ref().is_some_and(|w| ours(&expect_a).admits(&w.stamp()));
+        let waiting = self.look_aside(&aside, expect_a.fingerprint().kind)?;
+        let (a_fingerprint, b_fingerprint) =
+            (at_a.as_ref().map(Object::fingerprint), at_b.as_ref().map(Object::fingerprint));
+        let step = decide::exchange(a_fingerprint.as_ref(), &expect_a, b_fingerprint.as_ref(), &expect_b);
+        let is_between = waiting.as_ref().is_some_and(|w| ours(&expect_a).admits(&w.fingerprint()));
         match step {
             Step::Done if !is_between => {}
             Step::Refuse if !is_between => {
-                let a_is_ours = a_stamp.is_some_and(|stamp| expect_a.admits(&stamp));
+                let a_is_ours = a_fingerprint.is_some_and(|fingerprint| expect_a.admits(&fingerprint));
                 let refuse = if a_is_ours { (b, &expect_b, &at_b) } else { (a, &expect_a, &at_a) };
                 return Err(refused(refuse.0, Some(refuse.1), refuse.2.as_ref()));
             }
             _ => self.in_three_steps((a, &expect_a), (b, &expect_b), &aside)?,
         }
-        let keys = (self.key(a, expect_b.stamp().kind)?, self.key(b, expect_a.stamp().kind)?);
-        Ok((self.stamp_now(a, &keys.0)?, self.stamp_now(b, &keys.1)?))
+        let keys = (self.key(a, expect_b.fingerprint().kind)?, self.key(b, expect_a.fingerprint().kind)?);
+        Ok((self.fingerprint_now(a, &keys.0)?, self.fingerprint_now(b, &keys.1)?))
     }
 
     /// Each step is made unless it is seen to be done.
@@ -276,13 +285,13 @@ impl Inner {
         b: (&HomePath, &Expect),
         aside: &HomePath,
     ) -> Outcome<()> {
-        if let Some(object) = self.look(a.0)?.filter(|object| a.1.admits(&object.stamp())) {
+        if let Some(object) = self.look(a.0)?.filter(|object| a.1.admits(&object.fingerprint())) {
             self.move_all(a.0, &object, aside)?;
         }
-        if let Some(object) = self.look(b.0)?.filter(|object| ours(b.1).admits(&object.stamp())) {
+        if let Some(object) = self.look(b.0)?.filter(|object| ours(b.1).admits(&object.fingerprint())) {
             self.move_all(b.0, &object, a.0)?;
         }
-        match self.look_aside(aside, a.1.stamp().kind)? {
+        match self.look_aside(aside, a.1.fingerprint().kind)? {
             Some(object) => self.move_all(aside, &object, b.0),
             None => Ok(()),
         }
@@ -290,7 +299,7 @@ impl Inner {
 
     /// Where `a` waits while `b` takes its place.
     fn aside(&self, a: &HomePath, expect_a: &Expect) -> HomePath {
-        let id: String = expect_a.stamp().id.iter().map(|b| format!("{b:02x}")).collect();
+        let id: String = expect_a.fingerprint().id.iter().map(|b| format!("{b:02x}")).collect();
         let name = format!("{}-exchange-{id}", RESERVED.escape_ascii());
         a.parent().unwrap_or_default().join_reserved(name.as_bytes())
     }
@@ -298,14 +307,14 @@ impl Inner {
         self.client.head(&self.key(aside, kind)?).map_err(|f| f.fault("look at", aside))
     }
 
-    pub(super) fn set_attrs(&self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Stamp> {
+    pub(super) fn set_attrs(&self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Fingerprint> {
         if path.is_root() && self.prefix.is_empty() {
-            return Ok(implied_dir().stamp());
+            return Ok(implied_dir().fingerprint());
         }
         let expect = plain(expect);
         let found = self.look_for(path, &expect)?;
-        let stamp = found.as_ref().map(Object::stamp);
-        match (decide::set_attrs(stamp.as_ref(), &expect, attrs), found) {
+        let fingerprint = found.as_ref().map(Object::fingerprint);
+        match (decide::set_attrs(fingerprint.as_ref(), &expect, attrs), found) {
             (Step::Act | Step::Done, Some(object)) => {
                 let key = self.key(path, object.meta.kind)?;
                 self.set_meta(path, &key, &object, Meta { attrs: attrs.clone(), ..object.meta.clone() })
@@ -315,7 +324,13 @@ impl Inner {
     }
 
     /// Gives an object other metadata: the service copies it onto itself.
-    pub(super) fn set_meta(&self, path: &HomePath, key: &str, object: &Object, meta: Meta) -> Outcome<Stamp> {
+    pub(super) fn set_meta(
+        &self,
+        path: &HomePath,
+        key: &str,
+        object: &Object,
+        meta: Meta,
+    ) -> Outcome<Fingerprint> {
         let timeless = |meta: &Meta| {
             let time = Time { nanos: 0 };
             Meta { attrs: Attrs { atime: time, mtime: time, ..meta.attrs.clone() }, ..meta.clone() }
@@ -324,10 +339,10 @@ impl Inner {
         let is_large = object.size > self.copy_bytes_max;
         let is_same = object.is_ours && object.meta == meta;
         if is_same || is_large && object.is_ours && timeless(&object.meta) == timeless(&meta) {
-            return Ok(object.stamp());
+            return Ok(object.fingerprint());
         }
         self.copy(path, key, object, key, &meta)?;
-        self.stamp_now(path, key)
+        self.fingerprint_now(path, key)
     }
 
     pub(super) fn copy(
@@ -363,9 +378,9 @@ impl Inner {
         copied.map_err(failed)
     }
 
-    pub(super) fn stamp_now(&self, path: &HomePath, key: &str) -> Outcome<Stamp> {
+    pub(super) fn fingerprint_now(&self, path: &HomePath, key: &str) -> Outcome<Fingerprint> {
         let found = self.client.head(key).map_err(|f| f.fault("look at", path))?;
-        found.map(|object| object.stamp()).ok_or_else(|| refused(path, None, None))
+        found.map(|object| object.fingerprint()).ok_or_else(|| refused(path, None, None))
     }
 
     fn found_of(&self, path: &HomePath, object: &Object) -> Outcome<Found> {
@@ -379,7 +394,7 @@ impl Inner {
             _ => Bytes::new(),
         };
         Ok(Found {
-            stamp: object.stamp(),
+            fingerprint: object.fingerprint(),
             attrs: meta.attrs.clone(),
             nlink: 1,
             target,
@@ -442,5 +457,5 @@ impl Inner {
 }
 
 pub(super) fn ours(expect: &Expect) -> Expect {
-    Expect::Ours(expect.stamp().clone())
+    Expect::Ours(expect.fingerprint().clone())
 }

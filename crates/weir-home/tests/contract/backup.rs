@@ -9,7 +9,7 @@ use std::time::Duration;
 use weir_client::{BackupEdit, Client, OpenMode};
 use weir_home::backup::{Job, Made, Progress, TreeName, list};
 use weir_home::{Attrs, Expect, Home, HomePath, IdMap, LaneLimits, Make, WeirHome, WeirHomeConfig};
-use weir_proto::backup::{Backup, BackupOutcome, Keep};
+use weir_proto::backup::{Backup, BackupOutcome, BackupRetention};
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::volume::Volume;
 use weir_proto::{ErrorKind, InodeId, NameRule, Result, VolumeId};
@@ -102,16 +102,16 @@ async fn read_tree(home: &dyn Home, top: &HomePath) -> Tree {
         loop {
             let part = lister.next(100).await.unwrap();
             for entry in part.entries {
-                let (path, stamp) = (dir.join(&entry.name).unwrap(), entry.found.stamp);
+                let (path, fingerprint) = (dir.join(&entry.name).unwrap(), entry.found.fingerprint);
                 let shown = format!("{shown}/{}", String::from_utf8_lossy(&entry.name));
                 let shown = shown.trim_start_matches('/').to_owned();
-                if stamp.kind == FileKind::Directory {
+                if fingerprint.kind == FileKind::Directory {
                     left.push((path, shown.clone()));
                     tree.insert(shown, None);
                     continue;
                 }
-                let size = stamp.size as usize;
-                let reader = home.open_read(&path, &Expect::Unchanged(stamp)).await.unwrap();
+                let size = fingerprint.size as usize;
+                let reader = home.open_read(&path, &Expect::Unchanged(fingerprint)).await.unwrap();
                 tree.insert(shown, Some(reader.read_at(0, size + 1).await.unwrap().concat()));
             }
             if part.end {
@@ -178,7 +178,7 @@ fn what_need_not_be_kept_goes_and_what_is_not_ours_stays() {
             desk.home.make(&top, &Make::Directory, &attrs).await.unwrap();
             desk.home.make(&top.join(b"in it").unwrap(), &Make::File, &attrs).await.unwrap();
         }
-        let keep = Some(Keep { days: 0, weeks: 0, months: 2 });
+        let keep = Some(BackupRetention { days: 0, weeks: 0, months: 2 });
         let edit = BackupEdit { keep, ..BackupEdit::default() };
         desk.client.set_backup(&root(), desk.volume.id, URL, edit).await.unwrap();
         let (made, ..) = desk.make().await;
@@ -200,7 +200,7 @@ fn is_busy<T: std::fmt::Debug>(answer: Result<T>) -> bool {
 }
 
 #[test]
-fn one_at_a_time_makes_a_backup_also_when_the_leader_begins_anew() {
+fn backups_run_one_at_a_time_through_leader_restarts() {
     Lab::new(83).run(6, |lab| async move {
         let (a, b) = (lab.client("one").await, lab.client("other").await);
         let volume = make_volume(&a).await.id;

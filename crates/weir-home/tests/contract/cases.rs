@@ -2,7 +2,7 @@
 use crate::Bench;
 use bytes::Bytes;
 use std::sync::Arc;
-use weir_home::{Attrs, Expect, Fault, Home, HomePath, HomeReader, Make, Outcome, Stamp, Xattr};
+use weir_home::{Attrs, Expect, Fault, Fingerprint, Home, HomePath, HomeReader, Make, Outcome, Xattr};
 use weir_proto::meta::{FileKind, Time};
 
 pub fn path(text: impl AsRef<[u8]>) -> HomePath {
@@ -15,11 +15,11 @@ pub fn attrs(mode: u32) -> Attrs {
     Attrs { mode, uid: 1234, gid: 2345, atime, mtime, xattrs: vec![] }
 }
 
-pub fn unchanged(stamp: &Stamp) -> Expect {
-    Expect::Unchanged(stamp.clone())
+pub fn unchanged(fingerprint: &Fingerprint) -> Expect {
+    Expect::Unchanged(fingerprint.clone())
 }
-pub fn ours(stamp: &Stamp) -> Expect {
-    Expect::Ours(stamp.clone())
+pub fn ours(fingerprint: &Fingerprint) -> Expect {
+    Expect::Ours(fingerprint.clone())
 }
 
 #[track_caller]
@@ -38,7 +38,7 @@ pub fn assert_diverged<T: std::fmt::Debug>(outcome: Outcome<T>, at: &HomePath) {
 }
 
 /// What a mover does with a whole small file.
-pub async fn put(home: &Arc<dyn Home>, at: &HomePath, bytes: &[u8], attrs: &Attrs) -> Stamp {
+pub async fn put(home: &Arc<dyn Home>, at: &HomePath, bytes: &[u8], attrs: &Attrs) -> Fingerprint {
     let made = home.make(at, &Make::File, attrs).await.unwrap();
     let writer = home.open_write(at, &unchanged(&made)).await.unwrap();
     writer.write_at(0, vec![Bytes::copy_from_slice(bytes)]).await.unwrap();
@@ -46,26 +46,26 @@ pub async fn put(home: &Arc<dyn Home>, at: &HomePath, bytes: &[u8], attrs: &Attr
 }
 
 /// What a stranger does: changes the file whatever it was.
-async fn scribble(bench: &Bench, at: &HomePath, bytes: &[u8]) -> Stamp {
+async fn scribble(bench: &Bench, at: &HomePath, bytes: &[u8]) -> Fingerprint {
     let found = bench.stranger.stat(at).await.unwrap().unwrap();
-    let writer = bench.stranger.open_write(at, &ours(&found.stamp)).await.unwrap();
+    let writer = bench.stranger.open_write(at, &ours(&found.fingerprint)).await.unwrap();
     writer.write_at(0, vec![Bytes::copy_from_slice(bytes)]).await.unwrap();
-    let size = found.stamp.size.max(bytes.len() as u64);
-    let now = Attrs { mtime: Time { nanos: found.stamp.mtime.nanos + 1_000_000_000 }, ..found.attrs };
+    let size = found.fingerprint.size.max(bytes.len() as u64);
+    let now = Attrs { mtime: Time { nanos: found.fingerprint.mtime.nanos + 1_000_000_000 }, ..found.attrs };
     writer.finish(size, &now).await.unwrap()
 }
 
 pub async fn read_all(home: &Arc<dyn Home>, at: &HomePath) -> Vec<u8> {
     let found = home.stat(at).await.unwrap().unwrap();
-    let reader = home.open_read(at, &unchanged(&found.stamp)).await.unwrap();
-    read(&*reader, 0, found.stamp.size as usize + 100).await
+    let reader = home.open_read(at, &unchanged(&found.fingerprint)).await.unwrap();
+    read(&*reader, 0, found.fingerprint.size as usize + 100).await
 }
 
 async fn read(reader: &dyn HomeReader, offset: u64, len: usize) -> Vec<u8> {
     reader.read_at(offset, len).await.unwrap().concat()
 }
 
-async fn dir(home: &Arc<dyn Home>, at: &str) -> Stamp {
+async fn dir(home: &Arc<dyn Home>, at: &str) -> Fingerprint {
     home.make(&path(at), &Make::Directory, &attrs(0o755)).await.unwrap()
 }
 
@@ -99,7 +99,7 @@ pub async fn things_are_made_as_asked_and_made_again(bench: Bench) {
         let made = home.make(&at, what, &attrs(0o4751)).await.unwrap();
         assert_eq!(made.kind, *kind);
         let found = home.stat(&at).await.unwrap().unwrap();
-        assert_eq!(found.stamp, made);
+        assert_eq!(found.fingerprint, made);
         if *kind != FileKind::Symlink {
             assert_eq!(found.attrs.mode, 0o4751, "{name}");
         }
@@ -163,22 +163,22 @@ pub async fn what_is_in_the_way_of_a_make_is_left_alone(bench: Bench) {
 pub async fn links_lead_to_the_file_they_were_made_for(bench: Bench) {
     let home = &bench.home;
     let (a, b) = (path("a"), path("b"));
-    let stamp = put(home, &a, b"one", &attrs(0o644)).await;
+    let fingerprint = put(home, &a, b"one", &attrs(0o644)).await;
     if !home.traits().hard_links {
-        let refused = home.link(&a, &unchanged(&stamp), &b).await;
+        let refused = home.link(&a, &unchanged(&fingerprint), &b).await;
         assert!(matches!(refused, Err(Fault::Broken(_))), "{refused:?}");
         return;
     }
     for _ in 0..2 {
-        assert_eq!(home.link(&a, &unchanged(&stamp), &b).await.unwrap(), stamp);
+        assert_eq!(home.link(&a, &unchanged(&fingerprint), &b).await.unwrap(), fingerprint);
     }
     assert_eq!(home.stat(&b).await.unwrap().unwrap().nlink, 2);
     put(&bench.stranger, &path("c"), b"two", &attrs(0o644)).await;
-    assert_diverged(home.link(&a, &unchanged(&stamp), &path("c")).await, &path("c"));
+    assert_diverged(home.link(&a, &unchanged(&fingerprint), &path("c")).await, &path("c"));
     assert_eq!(read_all(home, &path("c")).await, b"two");
     scribble(&bench, &a, b"three").await;
-    assert_diverged(home.link(&a, &unchanged(&stamp), &path("d")).await, &a);
-    assert_diverged(home.link(&path("gone"), &unchanged(&stamp), &path("d")).await, &path("gone"));
+    assert_diverged(home.link(&a, &unchanged(&fingerprint), &path("d")).await, &a);
+    assert_diverged(home.link(&path("gone"), &unchanged(&fingerprint), &path("d")).await, &path("gone"));
     assert_eq!(home.stat(&path("d")).await.unwrap(), None);
 }
 
@@ -199,7 +199,7 @@ pub async fn removing_again_is_done_and_a_changed_file_stays(bench: Bench) {
     assert_diverged(home.remove(&path("f"), &unchanged(&f)).await, &path("f"));
     assert_eq!(read_all(home, &path("f")).await, b"two");
     // Another file of that name: even if ours may have been written meanwhile.
-    let theirs = home.stat(&path("f")).await.unwrap().unwrap().stamp;
+    let theirs = home.stat(&path("f")).await.unwrap().unwrap().fingerprint;
     bench.stranger.remove(&path("f"), &ours(&theirs)).await.unwrap();
     put(&bench.stranger, &path("f"), b"one", &attrs(0o644)).await;
     assert_diverged(home.remove(&path("f"), &unchanged(&f)).await, &path("f"));
@@ -223,23 +223,27 @@ pub async fn a_directory_with_something_strange_in_it_stays(bench: Bench) {
 pub async fn renames_are_found_done_and_replace_only_what_is_expected(bench: Bench) {
     let home = &bench.home;
     let (a, b) = (path("a"), path("b"));
-    let mut stamp = put(home, &a, b"one", &attrs(0o644)).await;
+    let mut fingerprint = put(home, &a, b"one", &attrs(0o644)).await;
     for _ in 0..2 {
-        stamp = home.rename(&a, &unchanged(&stamp), &b, None).await.unwrap();
+        fingerprint = home.rename(&a, &unchanged(&fingerprint), &b, None).await.unwrap();
         assert_eq!(home.stat(&a).await.unwrap(), None);
         assert_eq!(read_all(home, &b).await, b"one");
-        assert_eq!(home.stat(&b).await.unwrap().unwrap().stamp, stamp, "the answer is what is there");
+        assert_eq!(
+            home.stat(&b).await.unwrap().unwrap().fingerprint,
+            fingerprint,
+            "the answer is what is there"
+        );
     }
     let other = put(home, &a, b"other", &attrs(0o644)).await;
     assert_diverged(home.rename(&a, &unchanged(&other), &b, None).await, &b);
     assert_eq!(read_all(home, &b).await, b"one");
     for _ in 0..2 {
-        home.rename(&a, &unchanged(&other), &b, Some(&unchanged(&stamp))).await.unwrap();
+        home.rename(&a, &unchanged(&other), &b, Some(&unchanged(&fingerprint))).await.unwrap();
         assert_eq!(read_all(home, &b).await, b"other");
         assert_eq!(home.stat(&a).await.unwrap(), None);
     }
     // Somebody wrote to what would be replaced, or to what would be moved.
-    let other = home.stat(&b).await.unwrap().unwrap().stamp;
+    let other = home.stat(&b).await.unwrap().unwrap().fingerprint;
     let third = put(home, &a, b"third", &attrs(0o644)).await;
     scribble(&bench, &b, b"theirs").await;
     assert_diverged(home.rename(&a, &unchanged(&third), &b, Some(&unchanged(&other))).await, &b);
@@ -280,8 +284,10 @@ pub async fn names_are_exchanged_once(bench: Bench) {
         home.exchange(&a, &one, &b, &two).await.unwrap();
         assert_eq!((read_all(home, &a).await, read_all(home, &b).await), (b"two".to_vec(), b"one".to_vec()));
     }
-    let (at_a, at_b) =
-        (home.stat(&a).await.unwrap().unwrap().stamp, home.stat(&b).await.unwrap().unwrap().stamp);
+    let (at_a, at_b) = (
+        home.stat(&a).await.unwrap().unwrap().fingerprint,
+        home.stat(&b).await.unwrap().unwrap().fingerprint,
+    );
     scribble(&bench, &b, b"theirs").await;
     assert_diverged(home.exchange(&a, &unchanged(&at_a), &b, &unchanged(&at_b)).await, &b);
     assert_eq!((read_all(home, &a).await, read_all(home, &b).await), (b"two".to_vec(), b"theirs".to_vec()));
@@ -290,7 +296,7 @@ pub async fn names_are_exchanged_once(bench: Bench) {
 pub async fn attributes_are_set_exactly_and_a_changed_file_keeps_its_own(bench: Bench) {
     let (home, can) = (&bench.home, bench.home.traits());
     let at = path("f");
-    let mut stamp = put(home, &at, b"one", &attrs(0o644)).await;
+    let mut fingerprint = put(home, &at, b"one", &attrs(0o644)).await;
     let xattr = |name: &str, value: &[u8]| Xattr {
         name: Bytes::copy_from_slice(name.as_bytes()),
         value: Bytes::copy_from_slice(value),
@@ -316,12 +322,12 @@ pub async fn attributes_are_set_exactly_and_a_changed_file_keeps_its_own(bench: 
     let mut fewer = Attrs { mode: 0o600, ..wished.clone() };
     fewer.xattrs.retain(|x| x.name == "user.x");
     for wished in [&wished, &wished, &fewer] {
-        let before = stamp.clone();
+        let before = fingerprint.clone();
         for _ in 0..2 {
-            stamp = home.set_attrs(&at, &unchanged(&before), wished).await.unwrap(); // and again, as if unheard
+            fingerprint = home.set_attrs(&at, &unchanged(&before), wished).await.unwrap(); // and again, as if unheard
         }
         let found = home.stat(&at).await.unwrap().unwrap();
-        assert_eq!(found.stamp, stamp);
+        assert_eq!(found.fingerprint, fingerprint);
         assert_eq!((found.attrs.mode, &found.attrs.xattrs), (wished.mode, &wished.xattrs));
         if can.owners {
             assert_eq!((found.attrs.uid, found.attrs.gid), (77, 88));
@@ -332,7 +338,7 @@ pub async fn attributes_are_set_exactly_and_a_changed_file_keeps_its_own(bench: 
     }
     assert_eq!(read_all(home, &at).await, b"one");
     scribble(&bench, &at, b"two").await;
-    assert_diverged(home.set_attrs(&at, &unchanged(&stamp), &wished).await, &at);
+    assert_diverged(home.set_attrs(&at, &unchanged(&fingerprint), &wished).await, &at);
     assert_eq!(home.stat(&at).await.unwrap().unwrap().attrs.mode, 0o600);
     let d = dir(home, "d").await;
     home.set_attrs(&path("d"), &unchanged(&d), &attrs(0o1777)).await.unwrap();
@@ -340,24 +346,24 @@ pub async fn attributes_are_set_exactly_and_a_changed_file_keeps_its_own(bench: 
     assert_diverged(home.set_attrs(&path("no"), &ours(&d), &attrs(0o1777)).await, &path("no"));
 }
 
-pub async fn files_are_cut_once_and_a_changed_one_is_not(bench: Bench) {
+pub async fn files_are_truncated_once_and_a_changed_one_is_not(bench: Bench) {
     let home = &bench.home;
     let at = path("f");
-    let stamp = put(home, &at, b"0123456789", &attrs(0o644)).await;
+    let fingerprint = put(home, &at, b"0123456789", &attrs(0o644)).await;
     for _ in 0..2 {
-        assert_eq!(home.resize(&at, &unchanged(&stamp), 4).await.unwrap().size, 4);
+        assert_eq!(home.resize(&at, &unchanged(&fingerprint), 4).await.unwrap().size, 4);
         assert_eq!(read_all(home, &at).await, b"0123");
     }
-    let stamp = home.stat(&at).await.unwrap().unwrap().stamp;
+    let fingerprint = home.stat(&at).await.unwrap().unwrap().fingerprint;
     for _ in 0..2 {
-        home.resize(&at, &unchanged(&stamp), 6).await.unwrap();
+        home.resize(&at, &unchanged(&fingerprint), 6).await.unwrap();
         assert_eq!(read_all(home, &at).await, b"0123\0\0");
     }
-    let stamp = home.stat(&at).await.unwrap().unwrap().stamp;
+    let fingerprint = home.stat(&at).await.unwrap().unwrap().fingerprint;
     scribble(&bench, &at, b"theirs!").await;
-    assert_diverged(home.resize(&at, &unchanged(&stamp), 1).await, &at);
+    assert_diverged(home.resize(&at, &unchanged(&fingerprint), 1).await, &at);
     assert_eq!(read_all(home, &at).await, b"theirs!");
-    assert_diverged(home.resize(&path("gone"), &unchanged(&stamp), 1).await, &path("gone"));
+    assert_diverged(home.resize(&path("gone"), &unchanged(&fingerprint), 1).await, &path("gone"));
 }
 
 /// Writes `bytes` piece by piece as this home likes them; `check` sees what home shows after each sync.
@@ -392,8 +398,8 @@ pub async fn a_growing_file_shows_a_prefix_and_is_completed(bench: Bench) {
     let writer = home.open_write(&at, &expect).await.unwrap();
     let done = writer.finish(bytes.len() as u64, &attrs(0o640)).await.unwrap();
     let found = bench.stranger.stat(&at).await.unwrap().unwrap();
-    assert_eq!(found.stamp, done);
-    assert_eq!((found.stamp.size, found.attrs.mode), (bytes.len() as u64, 0o640));
+    assert_eq!(found.fingerprint, done);
+    assert_eq!((found.fingerprint.size, found.attrs.mode), (bytes.len() as u64, 0o640));
     assert_eq!(found.attrs.mtime, attrs(0).mtime);
     assert!(read_all(&bench.stranger, &at).await == bytes);
     // Written over in the middle, and cut by its end.
@@ -418,7 +424,7 @@ pub async fn a_stray_write_is_found_before_the_next_one(bench: Bench) {
     assert_diverged(home.open_write(&path("no/f"), &ours(&done)).await.map(drop), &path("no/f"));
     if home.traits().in_place {
         // Also between two of our own writes.
-        let now = home.stat(&at).await.unwrap().unwrap().stamp;
+        let now = home.stat(&at).await.unwrap().unwrap().fingerprint;
         let writer = home.open_write(&at, &unchanged(&now)).await.unwrap();
         writer.write_at(0, vec![Bytes::from_static(b"ours")]).await.unwrap();
         writer.sync().await.unwrap();
@@ -430,7 +436,7 @@ pub async fn a_stray_write_is_found_before_the_next_one(bench: Bench) {
         assert_eq!(read_all(home, &at).await, b"theirs again");
     }
     // Another file in its place.
-    let found = home.stat(&at).await.unwrap().unwrap().stamp;
+    let found = home.stat(&at).await.unwrap().unwrap().fingerprint;
     bench.stranger.remove(&at, &ours(&found)).await.unwrap();
     put(&bench.stranger, &at, b"0123456789", &attrs(0o644)).await;
     assert_diverged(home.open_write(&at, &ours(&done)).await.map(drop), &at);
@@ -444,12 +450,12 @@ pub async fn an_interrupted_writer_is_followed_by_another(bench: Bench) {
     let first = home.piece(0, 1_000_000).end as usize;
     let writer = home.open_write(&at, &unchanged(&made)).await.unwrap();
     writer.write_at(0, vec![bytes.slice(..first)]).await.unwrap();
-    let told = writer.sync().await.unwrap();
+    let reported = writer.sync().await.unwrap();
     let next = (home.piece(first as u64, 1_000_000).end as usize).min(bytes.len());
     writer.write_at(first as u64, vec![bytes.slice(first..next)]).await.unwrap();
     let _ = writer.sync().await.unwrap(); // and dies before it can tell
     drop(writer);
-    let writer = home.open_write(&at, &ours(&told)).await.unwrap();
+    let writer = home.open_write(&at, &ours(&reported)).await.unwrap();
     let mut offset = first;
     while offset < bytes.len() {
         let end = (home.piece(offset as u64, 1_000_000).end as usize).min(bytes.len());
@@ -459,10 +465,11 @@ pub async fn an_interrupted_writer_is_followed_by_another(bench: Bench) {
     // It dies after the end was reached, before it can tell: the next one does the end again.
     writer.finish(bytes.len() as u64, &attrs(0o600)).await.unwrap();
     drop(writer);
-    let told = if home.traits().in_place { told } else { home.stat(&at).await.unwrap().unwrap().stamp };
-    let writer = home.open_write(&at, &ours(&told)).await.unwrap();
+    let reported =
+        if home.traits().in_place { reported } else { home.stat(&at).await.unwrap().unwrap().fingerprint };
+    let writer = home.open_write(&at, &ours(&reported)).await.unwrap();
     let done = writer.finish(bytes.len() as u64, &attrs(0o600)).await.unwrap();
-    assert_eq!(home.stat(&at).await.unwrap().unwrap().stamp, done);
+    assert_eq!(home.stat(&at).await.unwrap().unwrap().fingerprint, done);
     assert!(read_all(home, &at).await == bytes);
 }
 
@@ -507,7 +514,7 @@ pub async fn a_read_of_a_changed_file_is_refused(bench: Bench) {
     let at = path("f");
     let done = put(home, &at, b"0123456789", &attrs(0o644)).await;
     let reader = home.open_read(&at, &unchanged(&done)).await.unwrap();
-    assert_eq!(reader.stamp(), &done);
+    assert_eq!(reader.fingerprint(), &done);
     assert_eq!(read(&*reader, 2, 3).await, b"234");
     assert_eq!(read(&*reader, 8, 100).await, b"89", "short only at the end");
     assert_eq!(read(&*reader, 10, 1).await, b"");
@@ -547,7 +554,7 @@ pub async fn names_of_all_kinds_are_kept(bench: Bench) {
         let inside = at.join(name).unwrap();
         put(home, &inside, name, &attrs(0o644)).await;
         assert_eq!(&read_all(home, &inside).await, name);
-        assert_eq!(home.stat(&at).await.unwrap().unwrap().stamp, made);
+        assert_eq!(home.stat(&at).await.unwrap().unwrap().fingerprint, made);
     }
     let listing = home.list(&HomePath::root(), None, 100).await.unwrap();
     names.sort();
@@ -568,10 +575,10 @@ pub async fn deep_paths_are_kept(bench: Bench) {
         home.make(&at, &Make::Directory, &attrs(0o755)).await.unwrap();
     }
     let file = at.join(b"f").unwrap();
-    let stamp = put(home, &file, b"deep", &attrs(0o644)).await;
+    let fingerprint = put(home, &file, b"deep", &attrs(0o644)).await;
     home.settle().await.unwrap();
     assert_eq!(read_all(&bench.stranger, &file).await, b"deep");
-    home.remove(&file, &unchanged(&stamp)).await.unwrap();
+    home.remove(&file, &unchanged(&fingerprint)).await.unwrap();
     home.settle().await.unwrap();
 }
 
@@ -614,7 +621,7 @@ pub async fn listings_are_in_order_and_complete(bench: Bench) {
             let mut found = home.stat(&at).await.unwrap().unwrap();
             found.attrs.atime = entry.found.attrs.atime; // to look where a link leads is an access
             assert_eq!(found, entry.found, "{at}");
-            if entry.found.stamp.kind == FileKind::Symlink {
+            if entry.found.fingerprint.kind == FileKind::Symlink {
                 assert_eq!(entry.found.target, entry.name);
             }
         }
@@ -675,7 +682,7 @@ pub async fn a_directory_is_read_once_to_its_end(bench: Bench) {
     let home = &bench.home;
     dir(home, "d").await;
     dir(home, "d/sub").await;
-    let stamp = put(home, &path("d/f"), b"bytes", &attrs(0o640)).await;
+    let fingerprint = put(home, &path("d/f"), b"bytes", &attrs(0o640)).await;
     for n in 0..23 {
         put(home, &path(format!("d/{n:02}")), b"", &attrs(0o644)).await;
     }
@@ -698,7 +705,7 @@ pub async fn a_directory_is_read_once_to_its_end(bench: Bench) {
     wished.extend(["f".to_owned(), "sub".to_owned()]);
     assert_eq!(names, wished);
     let found = found.unwrap();
-    assert_eq!((&found.stamp, found.attrs.mode), (&stamp, 0o640));
+    assert_eq!((&found.fingerprint, found.attrs.mode), (&fingerprint, 0o640));
     let mut root = home.read_dir(&HomePath::root()).await.unwrap();
     assert_eq!(root.next(10).await.unwrap().entries.len(), 1, "the mark is nobody's");
     let nowhere = match home.read_dir(&path("nowhere")).await {
@@ -711,10 +718,10 @@ pub async fn a_directory_is_read_once_to_its_end(bench: Bench) {
 pub async fn the_root_gets_attributes_again_and_again(bench: Bench) {
     let (home, root) = (&bench.home, HomePath::root());
     let found = home.stat(&root).await.unwrap().unwrap();
-    let first = home.set_attrs(&root, &ours(&found.stamp), &attrs(0o750)).await.unwrap();
+    let first = home.set_attrs(&root, &ours(&found.fingerprint), &attrs(0o750)).await.unwrap();
     let second = home.set_attrs(&root, &unchanged(&first), &attrs(0o755)).await.unwrap();
     let found = home.stat(&root).await.unwrap().unwrap();
-    assert_eq!((&found.stamp, found.attrs.mode), (&second, 0o755));
+    assert_eq!((&found.fingerprint, found.attrs.mode), (&second, 0o755));
 }
 
 pub async fn a_change_in_the_middle_leaves_the_times_it_should(bench: Bench) {
@@ -727,13 +734,13 @@ pub async fn a_change_in_the_middle_leaves_the_times_it_should(bench: Bench) {
     drop(writer);
     let writer = home.open_write(&at, &unchanged(&synced)).await.unwrap();
     writer.write_at(1 << 20, vec![Bytes::from_static(b"in the middle")]).await.unwrap();
-    let stamp = writer.finish(bytes.len() as u64, &attrs(0o644)).await.unwrap();
+    let fingerprint = writer.finish(bytes.len() as u64, &attrs(0o644)).await.unwrap();
     drop(writer);
     // Whatever is closed late.
     for _ in 0..100 {
         tokio::task::yield_now().await;
         let found = home.stat(&at).await.unwrap().unwrap();
-        assert_eq!((&found.stamp, found.attrs.mtime), (&stamp, attrs(0o644).mtime));
+        assert_eq!((&found.fingerprint, found.attrs.mtime), (&fingerprint, attrs(0o644).mtime));
     }
     assert!(&read_all(home, &at).await[1 << 20..(1 << 20) + 13] == b"in the middle");
 }

@@ -87,12 +87,12 @@ async fn owners_have_other_numbers_at_home() {
     let ids = IdMap::new(range(1230, 55_000), range(2340, 66_000)).unwrap();
     let config = weir_home::FileHomeConfig { ids, ..file_config(dir.path(), true) };
     let home: Arc<dyn Home> = Arc::new(FileHome::open(&env(), config).await.unwrap());
-    let stamp = put(&home, &path("f"), b"x", &attrs(0o644)).await;
+    let fingerprint = put(&home, &path("f"), b"x", &attrs(0o644)).await;
     let meta = |name: &str| std::fs::symlink_metadata(dir.path().join(name)).unwrap();
     assert_eq!((meta("f").uid(), meta("f").gid()), (55_004, 66_005));
     let found = home.stat(&path("f")).await.unwrap().unwrap();
     assert_eq!(found.attrs, attrs(0o644), "as they are here");
-    home.set_attrs(&path("f"), &unchanged(&stamp), &attrs(0o600)).await.unwrap();
+    home.set_attrs(&path("f"), &unchanged(&fingerprint), &attrs(0o600)).await.unwrap();
     assert_eq!((meta("f").uid(), meta("f").mode() & 0o7777), (55_004, 0o600));
     home.make(&path("d"), &Make::Directory, &attrs(0o755)).await.unwrap();
     assert_eq!(meta("d").uid(), 55_004);
@@ -122,10 +122,10 @@ async fn what_the_system_shows_is_what_was_asked_for() {
 #[tokio::test]
 async fn a_hole_made_where_data_was_takes_no_space() {
     let (dir, home) = fresh().await;
-    let stamp = put(&home, &path("f"), &vec![1; 3 << 20], &attrs(0o644)).await;
+    let fingerprint = put(&home, &path("f"), &vec![1; 3 << 20], &attrs(0o644)).await;
     let blocks = || std::fs::metadata(dir.path().join("f")).unwrap().blocks() * 512;
     assert!(blocks() >= 3 << 20);
-    let writer = home.open_write(&path("f"), &unchanged(&stamp)).await.unwrap();
+    let writer = home.open_write(&path("f"), &unchanged(&fingerprint)).await.unwrap();
     writer.zero(0..2 << 20).await.unwrap();
     writer.finish(3 << 20, &attrs(0o644)).await.unwrap();
     assert!((1 << 20..2 << 20).contains(&blocks()), "{} bytes taken", blocks());
@@ -191,14 +191,14 @@ async fn a_full_home_says_so_keeps_what_it_has_and_goes_on_with_space() {
             Err(fault) => break fault,
         }
         match writer.sync().await {
-            Ok(stamp) => synced = stamp.size,
+            Ok(fingerprint) => synced = fingerprint.size,
             Err(fault) => break fault,
         }
         assert!(offset < 100 << 20, "a small disk takes no end of bytes");
     };
     assert!(matches!(&fault, Fault::Full(e) if e.context.contains("free space")), "{fault}");
     assert!(synced > 10 << 20 && home.space().await.unwrap().free < 2 << 20);
-    let found = home.stat(&path("f")).await.unwrap().unwrap().stamp;
+    let found = home.stat(&path("f")).await.unwrap().unwrap().fingerprint;
     let reader = home.open_read(&path("f"), &ours(&f)).await.unwrap();
     let read = reader.read_at(0, synced as usize).await.unwrap().concat();
     assert!(read.len() as u64 == synced && read.iter().all(|b| *b == 7));
@@ -216,5 +216,5 @@ async fn a_full_home_says_so_keeps_what_it_has_and_goes_on_with_space() {
     home.remove(&path("f"), &ours(&found)).await.unwrap();
     home.settle().await.unwrap();
     put(&home, &path("f"), &piece, &attrs(0o644)).await;
-    assert_eq!(home.stat(&path("kept")).await.unwrap().unwrap().stamp, kept);
+    assert_eq!(home.stat(&path("kept")).await.unwrap().unwrap().fingerprint, kept);
 }

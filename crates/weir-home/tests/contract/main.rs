@@ -116,7 +116,7 @@ cases!(
     directories_are_renamed_with_what_is_in_them,
     names_are_exchanged_once,
     attributes_are_set_exactly_and_a_changed_file_keeps_its_own,
-    files_are_cut_once_and_a_changed_one_is_not,
+    files_are_truncated_once_and_a_changed_one_is_not,
     a_growing_file_shows_a_prefix_and_is_completed,
     a_stray_write_is_found_before_the_next_one,
     an_interrupted_writer_is_followed_by_another,

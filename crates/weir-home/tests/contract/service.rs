@@ -122,7 +122,7 @@ impl Drop for Service {
 }
 
 #[tokio::test]
-async fn a_bucket_of_another_relation_and_wrong_keys_are_refused_without_showing_them() {
+async fn another_relations_bucket_and_wrong_keys_are_refused() {
     let Some(service) = Service::start() else { return };
     let home = service.home(service.config("", true)).await;
     assert_eq!(home.url(), "s3://bucket/");
@@ -147,11 +147,11 @@ async fn large_objects_are_copied_in_parts() {
     let Some(service) = Service::start() else { return };
     let home = service.home(S3HomeConfig { copy_bytes_max: 6 << 20, ..service.config("x", true) }).await;
     let bytes: Vec<u8> = (0..20_000_000u32).map(|n| (n / 3) as u8).collect();
-    let stamp = put(&home, &path("a"), &bytes, &attrs(0o644)).await;
-    home.rename(&path("a"), &unchanged(&stamp), &path("b"), None).await.unwrap();
+    let fingerprint = put(&home, &path("a"), &bytes, &attrs(0o644)).await;
+    home.rename(&path("a"), &unchanged(&fingerprint), &path("b"), None).await.unwrap();
     assert!(read_all(&home, &path("b")).await == bytes);
     let found = home.stat(&path("b")).await.unwrap().unwrap();
-    home.set_attrs(&path("b"), &unchanged(&found.stamp), &attrs(0o600)).await.unwrap();
+    home.set_attrs(&path("b"), &unchanged(&found.fingerprint), &attrs(0o600)).await.unwrap();
     assert_eq!(home.stat(&path("b")).await.unwrap().unwrap().attrs.mode, 0o600);
     assert!(read_all(&home, &path("b")).await == bytes);
 }
@@ -163,11 +163,11 @@ async fn what_came_in_parts_is_known_again_in_a_renamed_directory() {
     let home = service.home(service.config("x", true)).await;
     let d = home.make(&path("d"), &Make::Directory, &attrs(0o755)).await.unwrap();
     let bytes: Vec<u8> = (0..20_000_000u32).map(|n| (n / 3) as u8).collect();
-    let stamp = put(&home, &path("d/a"), &bytes, &attrs(0o644)).await;
+    let fingerprint = put(&home, &path("d/a"), &bytes, &attrs(0o644)).await;
     let e = home.rename(&path("d"), &unchanged(&d), &path("e"), None).await.unwrap();
     home.rename(&path("e"), &unchanged(&e), &path("f"), None).await.unwrap();
     assert!(read_all(&home, &path("f/a")).await == bytes);
-    home.remove(&path("f/a"), &unchanged(&stamp)).await.unwrap();
+    home.remove(&path("f/a"), &unchanged(&fingerprint)).await.unwrap();
 }
 
 #[tokio::test]
@@ -179,49 +179,49 @@ async fn a_rename_of_a_directory_that_was_cut_off_goes_on() {
         put(&home, &path(format!("d/{n}")), b"bytes", &attrs(0o644)).await;
     }
     // Two of its files are there already, the directory itself is not.
-    let moved = home.stat(&path("d/0")).await.unwrap().unwrap().stamp;
+    let moved = home.stat(&path("d/0")).await.unwrap().unwrap().fingerprint;
     home.make(&path("e"), &Make::Directory, &attrs(0o755)).await.unwrap();
     home.rename(&path("d/0"), &unchanged(&moved), &path("e/0"), None).await.unwrap();
-    let e = home.stat(&path("e")).await.unwrap().unwrap().stamp;
+    let e = home.stat(&path("e")).await.unwrap().unwrap().fingerprint;
     assert_diverged(home.rename(&path("d"), &unchanged(&d), &path("e"), None).await, &path("e"));
     std::fs::remove_dir_all(service.root.path().join("bucket/x/e")).unwrap();
     home.rename(&path("d"), &unchanged(&d), &path("e"), None).await.unwrap();
-    assert_ne!(home.stat(&path("e")).await.unwrap().unwrap().stamp, e);
+    assert_ne!(home.stat(&path("e")).await.unwrap().unwrap().fingerprint, e);
     assert_eq!(home.list(&path("e"), None, 10).await.unwrap().entries.len(), 4);
     assert_eq!(home.stat(&path("d")).await.unwrap(), None);
 }
 
 #[tokio::test]
-async fn small_writes_in_the_middle_and_short_parts_make_the_file_they_should() {
+async fn small_and_short_writes_make_the_right_file() {
     let Some(service) = Service::start() else { return };
     let home = service.home(service.config("x", true)).await;
     let bench = Bench { stranger: home.clone(), home };
     let (home, at) = (&bench.home, path("f"));
     let mut wished: Vec<u8> = (0..19_000_000u32).map(|n| (n / 7) as u8).collect();
-    let mut stamp = put(home, &at, &wished, &attrs(0o644)).await;
+    let mut fingerprint = put(home, &at, &wished, &attrs(0o644)).await;
     for (n, (offset, len)) in
         [(5, 10), (9_000_000, 100), (16_777_210, 12), (18_999_990, 1000)].into_iter().enumerate()
     {
         let bytes = vec![n as u8 + 1; len];
-        let writer = home.open_write(&at, &unchanged(&stamp)).await.unwrap();
+        let writer = home.open_write(&at, &unchanged(&fingerprint)).await.unwrap();
         writer.write_at(offset as u64, vec![Bytes::from(bytes.clone())]).await.unwrap();
         // Told and not finished, and then more of the same part.
-        let told = writer.sync().await.unwrap();
+        let reported = writer.sync().await.unwrap();
         drop(writer);
-        let writer = home.open_write(&at, &unchanged(&told)).await.unwrap();
+        let writer = home.open_write(&at, &unchanged(&reported)).await.unwrap();
         let end = offset + len;
         writer.write_at(end as u64, vec![Bytes::from_static(b"more")]).await.unwrap();
         wished.resize(wished.len().max(end + 4), 0);
         wished[offset..end].copy_from_slice(&bytes);
         wished[end..end + 4].copy_from_slice(b"more");
-        stamp = writer.finish(wished.len() as u64, &attrs(0o644)).await.unwrap();
+        fingerprint = writer.finish(wished.len() as u64, &attrs(0o644)).await.unwrap();
         assert!(read_all(home, &at).await == wished, "after change {n}");
     }
 }
 
 /// Uploads cost money until somebody ends them.
 #[tokio::test]
-async fn parts_of_a_file_that_is_removed_do_not_stay_though_nobody_told_of_them() {
+async fn unreported_parts_of_a_removed_file_do_not_stay() {
     let Some(service) = Service::start() else { return };
     let home = service.home(service.config("x", true)).await;
     let (at, longer) = (path("f"), path("f2"));
@@ -233,13 +233,13 @@ async fn parts_of_a_file_that_is_removed_do_not_stay_though_nobody_told_of_them(
         (made, writer.sync().await.unwrap())
     };
     let (made, _) = begin(&at).await;
-    let (_, told) = begin(&longer).await;
+    let (_, reported) = begin(&longer).await;
     let (count, all) = (|| service.parts(), service.parts());
     assert!(all > 0);
     home.remove(&at, &ours(&made)).await.unwrap();
     let left = count();
     assert!(0 < left && left < all, "{left} of {all}: those of the other file");
-    home.remove(&longer, &unchanged(&told)).await.unwrap();
+    home.remove(&longer, &unchanged(&reported)).await.unwrap();
     assert_eq!(count(), 0);
     assert!(home.stat(&at).await.unwrap().is_none() && home.stat(&longer).await.unwrap().is_none());
 }

@@ -17,7 +17,7 @@ fn readers_share() {
     let mut t = LeaseTable::default();
     assert_eq!(t.grant_read(A, FILE), LeaseKind::Read);
     assert_eq!(t.grant_read(B, FILE), LeaseKind::Read);
-    assert_eq!(conflicts(&t, A, Need::Look), []);
+    assert_eq!(conflicts(&t, A, Need::GetAttr), []);
     assert_eq!(
         conflicts(&t, A, Need::Change),
         [Conflict { ino: FILE, session: B, keep: LeaseKind::None, ask: true }]
@@ -25,7 +25,7 @@ fn readers_share() {
 }
 
 #[test]
-fn a_session_that_gives_nothing_back_gets_nothing_but_what_it_recovers() {
+fn a_session_that_returns_no_lease_gets_only_what_it_recovers() {
     let mut t = LeaseTable::default();
     t.withhold(A, true);
     assert_eq!(t.grant_write(A, FILE), LeaseKind::None);
@@ -42,18 +42,18 @@ fn a_session_that_gives_nothing_back_gets_nothing_but_what_it_recovers() {
 }
 
 #[test]
-fn a_writer_is_alone_and_lowered_to_read_by_a_look() {
+fn a_writer_is_alone_and_lowered_to_read_by_a_getattr() {
     let mut t = LeaseTable::default();
     assert_eq!(t.grant_write(A, FILE), LeaseKind::Write);
     assert_eq!(t.grant_read(B, FILE), LeaseKind::None);
     assert_eq!(
-        conflicts(&t, B, Need::Look),
+        conflicts(&t, B, Need::GetAttr),
         [Conflict { ino: FILE, session: A, keep: LeaseKind::Read, ask: true }]
     );
-    assert!(t.begin_recall(A, FILE));
-    assert!(!t.begin_recall(A, FILE), "a client is asked once");
+    assert!(t.begin_revoke(A, FILE));
+    assert!(!t.begin_revoke(A, FILE), "a client is asked once");
     t.park(FILE);
-    t.end_recall(A, FILE, LeaseKind::Read);
+    t.end_revoke(A, FILE, LeaseKind::Read);
     assert_eq!(t.grant_read(B, FILE), LeaseKind::None, "the parked operation comes first");
     t.unpark(FILE);
     assert_eq!(t.grant_read(B, FILE), LeaseKind::Read);
@@ -80,30 +80,30 @@ fn a_shared_file_has_no_leases_until_one_is_left() {
     assert_eq!(t.grant_write(A, FILE), LeaseKind::None);
     assert_eq!(t.acquire_read(A, FILE), LeaseKind::None);
     assert!(t.close(B, FILE, 1, 0));
-    assert_eq!(t.grant_read(A, FILE), LeaseKind::None, "a writer that writes through must ask");
+    assert_eq!(t.grant_read(A, FILE), LeaseKind::None, "a writer that writes directly must ask");
     assert_eq!(t.grant_write(A, FILE), LeaseKind::Write);
 }
 
 #[test]
-fn a_bystander_does_not_cache_beside_a_writer_that_writes_through() {
+fn a_reader_does_not_cache_beside_a_direct_writer() {
     let mut t = LeaseTable::default();
     t.open(A, FILE, false, true);
     assert_eq!(t.grant_read(B, FILE), LeaseKind::None);
 }
 
 #[test]
-fn who_reads_through_pages_is_beside_writers_that_do_not_write_now() {
+fn a_page_reader_is_granted_beside_idle_writers() {
     let mut t = LeaseTable::default();
     t.open(A, FILE, false, true);
     t.open(B, FILE, true, false);
     assert_eq!(t.grant_write(A, FILE), LeaseKind::None);
-    t.note_through(A, FILE);
+    t.note_direct(A, FILE);
     let asked = [Conflict { ino: FILE, session: A, keep: LeaseKind::None, ask: true }];
     assert_eq!(conflicts(&t, B, Need::Pages), asked);
     assert_eq!(t.acquire_read(B, FILE), LeaseKind::None, "somebody may be writing");
-    assert!(t.begin_recall(A, FILE));
+    assert!(t.begin_revoke(A, FILE));
     t.park(FILE);
-    t.end_recall(A, FILE, LeaseKind::None);
+    t.end_revoke(A, FILE, LeaseKind::None);
     assert_eq!(conflicts(&t, B, Need::Pages), []);
     assert_eq!(
         t.acquire_read(B, FILE),
@@ -124,14 +124,14 @@ fn who_reads_through_pages_is_beside_writers_that_do_not_write_now() {
 fn a_word_that_is_given_during_its_recall_outlasts_that() {
     let mut t = LeaseTable::default();
     t.open(A, FILE, false, true);
-    t.note_through(A, FILE);
-    assert!(t.begin_recall(A, FILE));
-    // It asks again, under way to its next write, and its answer to the recall is overtaken.
-    t.note_through(A, FILE);
-    t.end_recall(A, FILE, LeaseKind::None);
+    t.note_direct(A, FILE);
+    assert!(t.begin_revoke(A, FILE));
+    // It asks again, under way to its next write, and its answer to the revoke is overtaken.
+    t.note_direct(A, FILE);
+    t.end_revoke(A, FILE, LeaseKind::None);
     assert_eq!(t.acquire_read(B, FILE), LeaseKind::None, "A writes with the second word");
-    assert!(t.begin_recall(A, FILE));
-    t.end_recall(A, FILE, LeaseKind::None);
+    assert!(t.begin_revoke(A, FILE));
+    t.end_revoke(A, FILE, LeaseKind::None);
     assert_eq!(t.acquire_read(B, FILE), LeaseKind::Read);
 }
 
@@ -172,7 +172,7 @@ enum Event {
     Open(u64, bool),
     Close(u64, bool),
     Lower(u64, bool),
-    Recall(u64),
+    Revoke(u64),
     Answer(u64),
     Park,
     Unpark,
@@ -188,7 +188,7 @@ fn event() -> impl Strategy<Value = Event> {
         (s(), any::<bool>()).prop_map(|(s, w)| Event::Open(s, w)),
         (s(), any::<bool>()).prop_map(|(s, w)| Event::Close(s, w)),
         (s(), any::<bool>()).prop_map(|(s, k)| Event::Lower(s, k)),
-        s().prop_map(Event::Recall),
+        s().prop_map(Event::Revoke),
         s().prop_map(Event::Answer),
         Just(Event::Park),
         Just(Event::Unpark),
@@ -197,7 +197,7 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 /// As the service does: an open or a demand for Write goes through only when nothing conflicts. Returns the session
-/// that was told to write through.
+/// that was told to write directly.
 fn step(t: &mut LeaseTable, e: &Event) -> Option<u64> {
     let kept = |read: bool| if read { LeaseKind::Read } else { LeaseKind::None };
     match *e {
@@ -206,7 +206,7 @@ fn step(t: &mut LeaseTable, e: &Event) -> Option<u64> {
             if conflicts(t, SessionId(s), Need::Change).is_empty()
                 && t.grant_write(SessionId(s), FILE) < LeaseKind::Write
             {
-                t.note_through(SessionId(s), FILE);
+                t.note_direct(SessionId(s), FILE);
                 return Some(s);
             }
         }
@@ -222,8 +222,8 @@ fn step(t: &mut LeaseTable, e: &Event) -> Option<u64> {
         }
         Event::Close(s, write) => drop(t.close(SessionId(s), FILE, u32::from(!write), u32::from(write))),
         Event::Lower(s, read) => drop(t.lower(SessionId(s), FILE, kept(read))),
-        Event::Recall(s) => drop(t.begin_recall(SessionId(s), FILE)),
-        Event::Answer(s) => t.end_recall(SessionId(s), FILE, LeaseKind::None),
+        Event::Revoke(s) => drop(t.begin_revoke(SessionId(s), FILE)),
+        Event::Answer(s) => t.end_revoke(SessionId(s), FILE, LeaseKind::None),
         Event::Park => t.park(FILE),
         Event::Unpark => t.unpark(FILE),
         Event::Drop(s) => drop(t.drop_session(SessionId(s))),
@@ -235,12 +235,12 @@ proptest! {
     #[test]
     fn never_two_conflicting_leases(events in prop::collection::vec(event(), 1..200)) {
         let mut t = LeaseTable::default();
-        let (mut told, mut recalled) = ([false; 4], [false; 4]);
+        let (mut reported, mut revoked) = ([false; 4], [false; 4]);
         for e in &events {
             let before: Vec<LeaseKind> = (1..4).map(|s| t.held(SessionId(s), FILE)).collect();
             let closed = t.states.get(&FILE).is_some_and(State::closed);
             if let Some(s) = step(&mut t, e) {
-                told[s as usize] = true;
+                reported[s as usize] = true;
             }
             let held: Vec<LeaseKind> = (1..4).map(|s| t.held(SessionId(s), FILE)).collect();
             let writers = held.iter().filter(|k| **k == LeaseKind::Write).count();
@@ -250,15 +250,16 @@ proptest! {
                 prop_assert!(held.iter().zip(&before).all(|(now, was)| now <= was), "{e:?} granted while closed");
             }
             for s in 1..4u64 {
-                // What it was told counts until it has answered a later recall, has closed the file, or writes alone.
-                recalled[s as usize] |= matches!(e, Event::Recall(who) if *who == s);
-                recalled[s as usize] &= !matches!(e, Event::Write(who) if *who == s);
-                let answers = matches!(e, Event::Answer(who) if *who == s) && recalled[s as usize];
+                // What it was told counts until it has answered a later revoke, has closed the file, or
+                // writes alone.
+                revoked[s as usize] |= matches!(e, Event::Revoke(who) if *who == s);
+                revoked[s as usize] &= !matches!(e, Event::Write(who) if *who == s);
+                let answers = matches!(e, Event::Answer(who) if *who == s) && revoked[s as usize];
                 let answered = answers || matches!(e, Event::Drop(who) if *who == s);
                 let writes = t.opens_of(SessionId(s), FILE).write > 0 && held[s as usize - 1] < LeaseKind::Write;
-                told[s as usize] &= writes && !answered;
+                reported[s as usize] &= writes && !answered;
                 let others = (1..4).filter(|o| *o != s).any(|o| t.held(SessionId(o), FILE) > LeaseKind::None);
-                prop_assert!(!(told[s as usize] && others), "{e:?}: s{s} writes through beside a cache");
+                prop_assert!(!(reported[s as usize] && others), "{e:?}: s{s} writes directly beside a cache");
             }
             for s in 1..4 {
                 let listed = t.of_session.get(&SessionId(s)).is_some_and(|all| all.contains(&FILE));

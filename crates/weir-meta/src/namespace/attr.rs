@@ -2,27 +2,27 @@
 use super::usage::Charge;
 use super::*;
 use bytes::Bytes;
-use weir_proto::meta::{self, ACCESSES_MAX, FILE_BYTES_MAX, INLINE_MAX, LinkTarget, Looked, SetAttr};
+use weir_proto::meta::{self, ACCESSES_MAX, FILE_BYTES_MAX, INLINE_MAX, LinkTarget, LookedUp, SetAttr};
 use weir_proto::relation::What;
 
 const SET_UID: u32 = 0o4000;
 
-pub fn lookup(view: &mut View<'_>, r: &meta::Lookup) -> Result<Looked> {
+pub fn lookup(view: &mut View<'_>, r: &meta::Lookup) -> Result<LookedUp> {
     check_name(&r.name)?;
     let access = load_access(view.read, r.parent)?;
     require(view.read, &r.cred, &access, r.parent, SEARCH)?;
     let Some(link) = find_link(view.read, r.parent, &r.name)? else {
         require_listed(view.conflicts, r.parent, &access)?;
-        return Ok(Looked { entry: None, parent_lease: nothing() });
+        return Ok(LookedUp { entry: None, parent_lease: nothing() });
     };
-    view.need(link.ino, Need::Look);
+    view.need(link.ino, Need::GetAttr);
     view.clear()?;
     let entry = entry_of(view.read, view.rules, link.ino, link.kind)?;
-    Ok(Looked { entry: Some(entry), parent_lease: nothing() })
+    Ok(LookedUp { entry: Some(entry), parent_lease: nothing() })
 }
 
 pub fn getattr(view: &mut View<'_>, ino: InodeId) -> Result<Entry> {
-    view.need(ino, Need::Look);
+    view.need(ino, Need::GetAttr);
     view.clear()?;
     entry(view.read, view.rules, ino)
 }
@@ -52,7 +52,7 @@ fn set_file(cx: &mut Cx<'_>, r: &SetAttr, mut inode: Inode) -> Result<Entry> {
     }
     cx.need(r.ino, Need::Change);
     if r.size.is_some() {
-        cx.need(r.ino, Need::Turn);
+        cx.need(r.ino, Need::AppendToken);
     }
     cx.clear()?;
     (inode.mode, inode.uid, inode.gid) = owner.apply(r, (inode.mode, inode.uid, inode.gid), false);
@@ -171,7 +171,7 @@ fn check_set(cx: &Cx<'_>, r: &SetAttr, uid: u32, gid: u32, mode: u32) -> Result<
     if (r.atime.is_some() || r.mtime.is_some()) && !root && !owner && !writes && r.size.is_none() {
         return refuse("times");
     }
-    // A file that is open for writing may be cut whatever its mode says now.
+    // A file that is open for writing may be truncated whatever its mode says now.
     if r.size.is_some() && !writes && !cx.rules.leases.may_write(cx.rules.session, r.ino) {
         return Err(Error::denied(format!("user {} may not write inode {}", r.cred.uid, r.ino)));
     }
@@ -193,18 +193,18 @@ fn check_size(ino: InodeId, inode: &Inode, size: u64) -> Result<()> {
 }
 
 impl Cx<'_> {
-    /// Cuts or extends a file. What may be on targets beyond stays remembered in `data_end`.
+    /// Truncates or extends a file. What may be on targets beyond stays remembered in `data_end`.
     pub(super) fn set_size(&mut self, ino: InodeId, inode: &mut Inode, size: u64) -> Result<()> {
         if size < inode.size {
             self.leave_snapshots(ino, inode)?;
             // What others have on its way was written past a size that is no more.
-            inode.token_epoch = super::open::next_cut(inode.token_epoch);
-            if !self.cut_inline(ino, size)? {
+            inode.token_epoch = super::open::next_truncation(inode.token_epoch);
+            if !self.truncate_inline(ino, size)? {
                 inode.data_end = inode.data_end.max(inode.size);
             }
             let allocated = inode.allocated.min(size);
-            let evicted = self.cut_evicted(ino, inode, size)?;
-            self.cut_layers(ino, inode, size)?;
+            let evicted = self.truncate_evicted(ino, inode, size)?;
+            self.truncate_layers(ino, inode, size)?;
             self.set_space(inode, allocated, evicted)?;
         }
         inode.size = size;
@@ -224,8 +224,8 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// Cuts inline data; false if there is none.
-    fn cut_inline(&mut self, ino: InodeId, size: u64) -> Result<bool> {
+    /// Truncates inline data; false if there is none.
+    fn truncate_inline(&mut self, ino: InodeId, size: u64) -> Result<bool> {
         let Some(data) = self.txn.get(&keys::data(ino))? else { return Ok(false) };
         if size == 0 {
             self.txn.delete(&keys::data(ino));

@@ -1,7 +1,7 @@
 //! Clones: a volume whose names and data are those of a snapshot, listed directory by directory, with objects that are shared
 //! until either side changes them.
 //!
-//! Invariants: a directory that is not listed yet (`UNLISTED` in its mode, a key `y/` that names the one it is like and how far it
+//! Invariants: a directory that is not listed yet (`NOT_ENUMERATED` in its mode, a key `y/` that names the one it is like and how far it
 //! has been read) is changed by nobody but here, so each entry is made once. The snapshot stays while one is left. Files get
 //! numbers of their own; all their bytes are in the objects of then, as layers (see `layers`). What a clone speaks of may still
 //! be a file's own object: [`is_owned`] says so, and nobody drops an object without asking.
@@ -9,13 +9,13 @@
 //! Knows nothing of when which directory is listed.
 use super::keeper::Snapshots;
 use super::layers::OBJECT_BIT;
-use super::open::next_cut;
-use super::past::Past;
+use super::open::next_truncation;
+use super::snapshot_view::SnapshotView;
 use super::usage::Charge;
 use super::*;
 use crate::keys::Sequence;
 use crate::namespace::create::next_number;
-use crate::record::{CloneRecord, EvictedRange, LayerRecord, Listed, UnlistedRecord};
+use crate::record::{CloneRecord, EvictedRange, LayerRecord, Listed, NotEnumeratedRecord};
 use bytes::Bytes;
 use weir_kv::Scan;
 use weir_proto::meta::Layers;
@@ -66,7 +66,7 @@ pub fn note_all(read: &dyn Read, snapshots: &mut Snapshots) -> Result<()> {
 }
 
 /// Directories of a clone that are still to be listed, a few.
-fn unlisted(read: &dyn Read, volume: VolumeId, limit: usize) -> Result<Vec<InodeId>> {
+fn not_enumerated(read: &dyn Read, volume: VolumeId, limit: usize) -> Result<Vec<InodeId>> {
     let mut found = Vec::new();
     let (_, end) = keys::range_of_short(b'y', volume.0);
     read.scan(&keys::clone(volume, InodeId(1)), &end, &mut |key, _| {
@@ -85,7 +85,7 @@ pub fn next_step(
         if record.listed || volume::find(read, volume)?.is_none_or(|v| v.deleting) {
             continue;
         }
-        let dirs = unlisted(read, volume, but.len() + 1)?;
+        let dirs = not_enumerated(read, volume, but.len() + 1)?;
         match dirs.iter().find(|dir| !but.contains(dir)) {
             None if !dirs.is_empty() => {}
             dir => return Ok(Some((volume, dir.copied()))),
@@ -95,12 +95,12 @@ pub fn next_step(
 }
 
 /// The volume of a directory that is one of a clone and still to be listed.
-pub fn volume_unlisted(read: &dyn Read, dir: InodeId) -> Result<Option<VolumeId>> {
+pub fn volume_not_enumerated(read: &dyn Read, dir: InodeId) -> Result<Option<VolumeId>> {
     let Some(access) = find_access(read, dir)? else { return Ok(None) };
     Ok(read.get(&keys::clone(access.volume, dir))?.map(|_| access.volume))
 }
-pub fn is_unlisted(read: &dyn Read, dir: InodeId) -> Result<bool> {
-    volume_unlisted(read, dir).map(|volume| volume.is_some())
+pub fn is_not_enumerated(read: &dyn Read, dir: InodeId) -> Result<bool> {
+    volume_not_enumerated(read, dir).map(|volume| volume.is_some())
 }
 
 /// Refuses while something of a volume is not listed yet.
@@ -153,30 +153,30 @@ pub fn create(cx: &mut Cx<'_>, r: &VolumeClone) -> Result<Volume> {
     let made = volume::create(cx, &r.new)?;
     let (root, clone) = (made.root, made.id);
     let (then, tally) = {
-        let past = Past::new(cx.read(), cx.rules.snapshots, number)?;
-        (load_access(&past, source.root)?, load_tally(&past, source.root)?)
+        let snapshot_view = SnapshotView::new(cx.read(), cx.rules.snapshots, number)?;
+        (load_access(&snapshot_view, source.root)?, load_tally(&snapshot_view, source.root)?)
     };
     for (name, value) in xattrs_then(cx, number, source.root)? {
         cx.txn.put(&keys::xattr(root, &name), &value);
     }
     let access = load_access(cx.read(), root)?;
-    cx.put_access(root, &Access { mode: then.mode | UNLISTED, uid: then.uid, gid: then.gid, ..access });
+    cx.put_access(root, &Access { mode: then.mode | NOT_ENUMERATED, uid: then.uid, gid: then.gid, ..access });
     let now = load_tally(cx.read(), root)?;
     cx.put_tally(root, &Tally { mtime: tally.mtime, ..now });
     let record = CloneRecord { source: r.source, snapshot: number, own: r.own, listed: false };
     cx.txn.put(&keys::clone(clone, ITSELF), &record.to_value());
-    let unlisted = UnlistedRecord { source: source.root, after: 0 };
-    cx.txn.put(&keys::clone(clone, root), &unlisted.to_value());
+    let not_enumerated = NotEnumeratedRecord { source: source.root, after: 0 };
+    cx.txn.put(&keys::clone(clone, root), &not_enumerated.to_value());
     cx.events.snapshots = true;
     Ok(made)
 }
 
 fn xattrs_then(cx: &Cx<'_>, snapshot: u32, ino: InodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    xattrs_of(&Past::new(cx.read(), cx.rules.snapshots, snapshot)?, ino)
+    xattrs_of(&SnapshotView::new(cx.read(), cx.rules.snapshots, snapshot)?, ino)
 }
-fn xattrs_of(past: &Past<'_>, ino: InodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+fn xattrs_of(snapshot_view: &SnapshotView<'_>, ino: InodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let (mut found, (start, end)) = (Vec::new(), keys::range_of(b'X', ino.0));
-    past.scan(&start, &end, &mut |key, value| {
+    snapshot_view.scan(&start, &end, &mut |key, value| {
         found.push((keys::xattr_name(key).to_vec(), value.to_vec()));
         Scan::More
     })?;
@@ -213,21 +213,21 @@ pub enum Listing {
 pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Result<Listing> {
     let Some(record) = find(cx.read(), clone)? else { return Ok(Listing::All) };
     let Some(value) = cx.txn.get(&keys::clone(clone, dir))? else { return Ok(Listing::All) };
-    let unlisted = UnlistedRecord::from_value(&value, || format!("what directory {dir} is like"))?;
+    let not_enumerated = NotEnumeratedRecord::from_value(&value, || format!("what directory {dir} is like"))?;
     let Some(mut access) = find_access(cx.read(), dir)? else {
         cx.txn.delete(&keys::clone(clone, dir));
         return Ok(Listing::All);
     };
     let (found, mut listing) = {
-        let past = Past::new(cx.read(), cx.rules.snapshots, record.snapshot)?;
-        read_some(cx, &past, unlisted.source, unlisted.after)?
+        let snapshot_view = SnapshotView::new(cx.read(), cx.rules.snapshots, record.snapshot)?;
+        read_some(cx, &snapshot_view, not_enumerated.source, not_enumerated.after)?
     };
     cx.need(dir, Need::Change);
     cx.clear()?;
     let mut tally = load_tally(cx.read(), dir)?;
     let (mtime, ctime) = (tally.mtime, tally.ctime);
     let mut charge = Charge::default();
-    let mut after = unlisted.after;
+    let mut after = not_enumerated.after;
     for entry in found {
         if matches!(entry.what, What::File { recover: true, .. }) {
             listing = Listing::WaitsFor(entry.ino);
@@ -243,22 +243,27 @@ pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Result<Listi
     cx.put_tally(dir, &tally);
     cx.charge(dir, charge)?;
     if matches!(listing, Listing::All) {
-        access.mode &= !UNLISTED;
+        access.mode &= !NOT_ENUMERATED;
         cx.put_access(dir, &access);
         cx.txn.delete(&keys::clone(clone, dir));
     } else {
-        cx.txn.put(&keys::clone(clone, dir), &UnlistedRecord { after, ..unlisted }.to_value());
+        cx.txn.put(&keys::clone(clone, dir), &NotEnumeratedRecord { after, ..not_enumerated }.to_value());
     }
     Ok(listing)
 }
 
-fn read_some(cx: &Cx<'_>, past: &Past<'_>, dir: InodeId, after: u64) -> Result<(Vec<Found>, Listing)> {
-    let tally = load_tally(past, dir)?;
-    let trash = trash::of(cx.read(), past.volume())?;
+fn read_some(
+    cx: &Cx<'_>,
+    snapshot_view: &SnapshotView<'_>,
+    dir: InodeId,
+    after: u64,
+) -> Result<(Vec<Found>, Listing)> {
+    let tally = load_tally(snapshot_view, dir)?;
+    let trash = trash::of(cx.read(), snapshot_view.volume())?;
     let (mut names, mut listing, mut bad) = (Vec::new(), Listing::All, None);
     let (start, stop) = (keys::listed(dir, after + 1), keys::listed(dir, tally.next_cookie));
     if after + 1 < tally.next_cookie {
-        past.scan(&start, &stop, &mut |key, value| {
+        snapshot_view.scan(&start, &stop, &mut |key, value| {
             if names.len() == LISTED_AT_ONCE {
                 listing = Listing::Some;
                 return Scan::Stop;
@@ -275,21 +280,22 @@ fn read_some(cx: &Cx<'_>, past: &Past<'_>, dir: InodeId, after: u64) -> Result<(
     }
     let mut found = Vec::new();
     for (cookie, Listed { ino, kind, name }) in names {
-        if past.is_shown(ino, kind) && trash != Some(ino) {
-            let (xattrs, what) = (xattrs_of(past, ino)?, look(cx, past, ino, kind)?);
+        if snapshot_view.is_shown(ino, kind) && trash != Some(ino) {
+            let (xattrs, what) = (xattrs_of(snapshot_view, ino)?, look(cx, snapshot_view, ino, kind)?);
             found.push(Found { name, ino, cookie, kind, xattrs, what });
         }
     }
     Ok((found, listing))
 }
 
-fn look(cx: &Cx<'_>, past: &Past<'_>, ino: InodeId, kind: FileKind) -> Result<What> {
+fn look(cx: &Cx<'_>, snapshot_view: &SnapshotView<'_>, ino: InodeId, kind: FileKind) -> Result<What> {
     if kind == FileKind::Directory {
-        return Ok(What::Directory(load_access(past, ino)?, load_tally(past, ino)?));
+        return Ok(What::Directory(load_access(snapshot_view, ino)?, load_tally(snapshot_view, ino)?));
     }
-    let inode = load_file(past, ino)?;
-    let inline = past.get(&keys::data(ino))?;
-    let layers = if inode.layered() > 0 { layers::ranges(past, ino, 0, usize::MAX)? } else { Vec::new() };
+    let inode = load_file(snapshot_view, ino)?;
+    let inline = snapshot_view.get(&keys::data(ino))?;
+    let layers =
+        if inode.layered() > 0 { layers::ranges(snapshot_view, ino, 0, usize::MAX)? } else { Vec::new() };
     let recover = match find_inode(cx.read(), ino)? {
         Some(now) => now.object(ino) == inode.object(ino) && cx.rules.must_recover(ino, &now),
         None => false,
@@ -361,12 +367,12 @@ fn make_directory(
     (ino, source): (InodeId, InodeId),
     (access, then, cookie): (Access, Tally, u64),
 ) -> Result<()> {
-    let mode = access.mode | UNLISTED;
+    let mode = access.mode | NOT_ENUMERATED;
     cx.put_access(ino, &Access { mode, parent, volume: clone, cookie, ..access });
     let serial = next_number(cx.txn, Sequence::DirectorySerial)?;
     let (entries, subdirectories, next_n, next_cookie) = (0, 0, 0, 1);
     cx.put_tally(ino, &Tally { entries, subdirectories, serial, next_n, next_cookie, ..then });
-    cx.txn.put(&keys::clone(clone, ino), &UnlistedRecord { source, after: 0 }.to_value());
+    cx.txn.put(&keys::clone(clone, ino), &NotEnumeratedRecord { source, after: 0 }.to_value());
     Ok(())
 }
 
@@ -425,7 +431,7 @@ fn share(
     }
     let Some(layout) = then.layout.filter(|_| then.may_have_cells()) else { return Ok(bytes) };
     let object = then.object(source);
-    let fence = if then.dirty { next_cut(then.token_epoch) } else { 0 };
+    let fence = if then.dirty { next_truncation(then.token_epoch) } else { 0 };
     let (first_pg, pg_count) = (layout.first_pg, layout.pg_count);
     let mut any = false;
     for gap in evict::evictable(&layout, then.size, (0, then.size), &elsewhere) {
@@ -446,7 +452,9 @@ fn share(
 /// When no directory is left: what was needed for listing is forgotten, in steps. True: it is done.
 pub fn end_some(cx: &mut Cx<'_>, clone: VolumeId) -> Result<bool> {
     let Some(mut record) = find(cx.read(), clone)?.filter(|c| !c.listed) else { return Ok(true) };
-    if !unlisted(cx.read(), clone, 1)?.is_empty() || !forget_range(cx, keys::range_of_short(b'f', clone.0))? {
+    if !not_enumerated(cx.read(), clone, 1)?.is_empty()
+        || !forget_range(cx, keys::range_of_short(b'f', clone.0))?
+    {
         return Ok(false);
     }
     record.listed = true;

@@ -196,7 +196,7 @@ impl Cx<'_> {
     }
 
     /// Takes the right to write for this session: a new token epoch if the last writer was another. If that one died its
-    /// file is cut by who recovers it: what others wrote past the size until then goes with it.
+    /// file is truncated by who recovers it: what others wrote past the size until then goes with it.
     pub(super) fn take_writer(&mut self, ino: InodeId, inode: &mut Inode) -> bool {
         let before = inode.clone();
         let recover = self.rules.must_recover(ino, inode);
@@ -207,7 +207,7 @@ impl Cx<'_> {
             inode.shared_at = inode.shared_at.or(Some(self.rules.deaths));
         }
         if recover {
-            inode.token_epoch = super::open::next_cut(inode.token_epoch);
+            inode.token_epoch = super::open::next_truncation(inode.token_epoch);
             inode.writer = self.rules.session;
         } else if inode.writer != self.rules.session {
             inode.token_epoch = inode.token_epoch.saturating_add(1);
@@ -314,7 +314,7 @@ fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Result<Create
             return Err(Error::name(NameRule::IsDirectory, format!("{:?} is a directory", show(&r.name))));
         }
         kind => {
-            cx.need(link.ino, Need::Look);
+            cx.need(link.ino, Need::GetAttr);
             cx.clear()?;
             (entry_of(cx.read(), cx.rules, link.ino, kind)?, None)
         }
@@ -418,7 +418,7 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
     if first {
         cx.require_inode(volume)?;
         cx.require_bytes(volume, inode.allocated)?;
-        if cx.rules.rooms.limits_bytes(volume) {
+        if cx.rules.quotas.limits_bytes(volume) {
             // From now on it is limited: who has it open learns that with the next lease.
             cx.rules.leases.own_conflict(cx.rules.session, r.ino, cx.conflicts);
             cx.clear()?;
@@ -435,7 +435,7 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
         (inode.parent, inode.cookie) = (r.parent, birth.tally.next_cookie - 1);
         cx.charge(r.parent, Charge::file(&inode))?;
         cx.delete_range(keys::range_of(b'H', r.ino.0))?;
-        cx.events.adopted.push(r.ino);
+        cx.events.imported.push(r.ino);
     } else {
         cx.txn.put(&keys::link(r.ino, r.parent, &r.name), &[]);
     }

@@ -1,12 +1,12 @@
 //! The size commit: what a writer made durable on targets becomes part of the file.
 use super::*;
-use weir_proto::meta::{CHANGED_MAX, Commit, FILE_BYTES_MAX, INLINE_MAX, LeaseKind, cuts};
+use weir_proto::meta::{CHANGED_MAX, Commit, FILE_BYTES_MAX, INLINE_MAX, LeaseKind, truncations};
 use weir_proto::relation::What;
 
 pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     let mut inode = load_file(cx.read(), r.ino)?;
     check(cx.rules, r, &inode)?;
-    cx.need(r.ino, Need::Look);
+    cx.need(r.ino, Need::GetAttr);
     cx.clear()?;
     let has_inline = store_inline(cx, r, &inode)?;
     if has_inline && r.inline.is_none() && r.size > inode.size {
@@ -24,9 +24,9 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     inode.mtime = r.mtime;
     inode.ctime = cx.rules.after(inode.ctime);
     inode.data_version += 1;
-    // Only who writes alone, or cleaned in its turn, knows that nothing is left further on. Below the size there may be what the inode's
-    // bytes hide: a dead writer had begun to take them to targets.
-    let alone = r.turn || alone;
+    // Only who writes alone, or cleaned under its append token, knows that nothing is left further on. Below
+    // the size there may be what the inode's bytes hide: a dead writer had begun to take them to targets.
+    let alone = r.append_token || alone;
     let known = if alone { inode.data_end.min(inode.size) } else { inode.data_end };
     inode.data_end = known.max(if has_inline { r.data_end } else { r.data_end.max(inode.size) });
     let others_write = cx.rules.leases.written_by_others(cx.rules.session, r.ino);
@@ -59,9 +59,10 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
     if inode.kind != FileKind::Regular {
         return Err(Error::invalid(format!("inode {} is not a regular file: it has no data", r.ino)));
     }
-    // Who has its turn need not have the file open, and others may take the right to write while the turn lasts.
-    let in_turn = r.turn && rules.leases.has_turn(rules.session, r.ino);
-    let may = in_turn
+    // The holder of the append token need not have the file open, and others may take the right to write
+    // while the token lasts.
+    let with_token = r.append_token && rules.leases.has_append_token(rules.session, r.ino);
+    let may = with_token
         || rules.leases.may_write(rules.session, r.ino)
         || (inode.writer == rules.session && inode.token_epoch == r.token_epoch);
     if !may || r.token_epoch > inode.token_epoch {
@@ -72,18 +73,16 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
     }
     // Where the file left a snapshot since, what was past its size of then lies in the old object, under none of its bytes.
     let may_be_past = r.size > inode.size || r.size > 0 && inode.layers.is_some();
-    if (may_be_past || r.drop_inline) && cuts(r.token_epoch) < cuts(inode.token_epoch) {
-        // Somebody may have cut since what this writer put past the size; it itself, too, if it got the right to write alone since.
+    if (may_be_past || r.drop_inline) && truncations(r.token_epoch) < truncations(inode.token_epoch) {
+        // Somebody may have truncated since what this writer put past the size; it itself, too, if it got the
+        // right to write alone since.
         return Err(Error::stale(format!(
             "inode {}: grown under token epoch {}, it is at {} now: look at the file and write again",
             r.ino, r.token_epoch, inode.token_epoch
         )));
     }
-    if r.turn && !in_turn {
-        return Err(Error::stale(format!(
-            "inode {}: the turn to append or to cut was lost: take it again",
-            r.ino
-        )));
+    if r.append_token && !with_token {
+        return Err(Error::stale(format!("inode {}: the append token was lost: take it again", r.ino)));
     }
     if r.size.max(r.data_end).max(r.allocated) > FILE_BYTES_MAX {
         return Err(Error::name(NameRule::FileTooBig, format!("a file has at most {FILE_BYTES_MAX} bytes")));

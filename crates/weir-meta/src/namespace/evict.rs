@@ -1,9 +1,10 @@
 //! Bytes that are at home only: what is evicted, given out to movers, and brought back.
 //!
-//! Invariants: ranges of a file do not overlap, each begins with a stripe and ends with one or where the file ended when it
-//! was evicted (or has been cut since); `Inode.evicted` is their sum. What was written to them has a lower token epoch than
-//! the eviction's, and nobody writes to them until they are filled: clients have them brought back first. A range is
-//! given out under a higher token epoch than ever before, so what a mover that lost it still sends changes nothing.
+//! Invariants: ranges of a file do not overlap, each begins with a stripe and ends with one or where the file
+//! ended when it was evicted (or has been truncated since); `Inode.evicted` is their sum. What was written to
+//! them has a lower token epoch than the eviction's, and nobody writes to them until they are filled: clients
+//! have them brought back first. A range is given out under a higher token epoch than ever before, so what a
+//! mover that lost it still sends changes nothing.
 //!
 //! A file that is open for writing is evicted by who writes it, if that is one client under a Write lease: it alone knows
 //! what it has that is not committed, and begins nothing in the range meanwhile. It keeps the lease and learns the new token
@@ -14,10 +15,10 @@
 //!
 //! Knows nothing of who asks for which range when: `recalls` does.
 use super::keeper::is_held;
-use super::open::next_cut;
+use super::open::next_truncation;
 use super::*;
-use crate::record::{EvictedRange, Garbage, StripeCut};
-use crate::rooms::NO_POLICY;
+use crate::quotas::NO_POLICY;
+use crate::record::{EvictedRange, Garbage, StripeTruncation};
 use weir_kv::Scan;
 use weir_proto::map::Layout;
 use weir_proto::meta::LeaseKind;
@@ -160,8 +161,9 @@ pub enum How {
 const FRONT_STEP: u64 = 64 << 20;
 
 impl Cx<'_> {
-    /// Evicts what it can of a range. Everybody's lease is recalled first, the own one too: so what anybody has is saved, and
-    /// whoever comes next learns what is evicted. But for the only writer's, who answers for that itself.
+    /// Evicts what it can of a range. Everybody's lease is revoked first, the own one too: so what anybody
+    /// has is saved, and whoever comes next learns what is evicted. But for the only writer's, who answers
+    /// for that itself.
     pub fn evict_range(
         &mut self,
         ino: InodeId,
@@ -197,17 +199,17 @@ impl Cx<'_> {
             }
         }
         self.drop_layers(ino, &mut inode, &gaps)?;
-        let token_epoch = next_cut(inode.token_epoch);
+        let token_epoch = next_truncation(inode.token_epoch);
         if token_epoch <= inode.token_epoch {
             return Err(Error::unsupported(format!("inode {ino}: its token epochs are used up")));
         }
         inode.token_epoch = token_epoch;
-        let cut = StripeCut {
+        let truncation = StripeTruncation {
             from_stripe: layout.stripe_of(first.from),
             to_stripe: layout.stripe_count(last.to),
             token_epoch,
         };
-        self.note_garbage(inode.object(ino), &layout, cut)?;
+        self.note_garbage(inode.object(ino), &layout, truncation)?;
         let evicted = gaps.iter().fold(inode.evicted, |sum, gap| sum + (gap.to - gap.from));
         self.put_evicted(ino, &known, &gaps);
         let allocated = inode.allocated;
@@ -216,14 +218,14 @@ impl Cx<'_> {
         Ok((inode, gaps))
     }
 
-    /// Recalls all leases; nobody may have the file open for writing.
+    /// Revokes all leases; nobody may have the file open for writing.
     fn take_from_all(&mut self, ino: InodeId) -> Result<()> {
         let (leases, session) = (self.rules.leases, self.rules.session);
         if leases.is_open_for_writing(ino) {
             return Err(busy(ino, "it is open for writing"));
         }
         self.need(ino, Need::Change);
-        self.need(ino, Need::Turn);
+        self.need(ino, Need::AppendToken);
         leases.own_conflict(session, ino, self.conflicts);
         self.clear()
     }
@@ -290,11 +292,16 @@ impl Cx<'_> {
     }
 
     /// Notes stripes for the sweeper.
-    pub(super) fn note_garbage(&mut self, ino: InodeId, layout: &Layout, cut: StripeCut) -> Result<()> {
-        let garbage = Garbage { first_pg: layout.first_pg, pg_count: layout.pg_count, cut };
+    pub(super) fn note_garbage(
+        &mut self,
+        ino: InodeId,
+        layout: &Layout,
+        truncation: StripeTruncation,
+    ) -> Result<()> {
+        let garbage = Garbage { first_pg: layout.first_pg, pg_count: layout.pg_count, truncation };
         // Two parts of a file may be evicted within a tick of the clock. What deletes it says all that others say.
         let mut at = self.rules.now;
-        while cut != StripeCut::ALL && self.txn.get(&keys::garbage(at, ino))?.is_some() {
+        while truncation != StripeTruncation::ALL && self.txn.get(&keys::garbage(at, ino))?.is_some() {
             at.nanos += 1;
         }
         self.txn.put(&keys::garbage(at, ino), &garbage.to_value());
@@ -302,8 +309,9 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// The file is cut to `size`: what is evicted of the rest is nowhere any more. Returns what is left.
-    pub(super) fn cut_evicted(&mut self, ino: InodeId, inode: &Inode, size: u64) -> Result<u64> {
+    /// The file is truncated to `size`: what is evicted of the rest is nowhere any more. Returns what is
+    /// left.
+    pub(super) fn truncate_evicted(&mut self, ino: InodeId, inode: &Inode, size: u64) -> Result<u64> {
         if inode.evicted == 0 {
             return Ok(0);
         }
@@ -317,7 +325,7 @@ impl Cx<'_> {
             }
             left = left.saturating_sub(f.range.to - f.from.max(size));
         }
-        self.events.cut.push((ino, size));
+        self.events.truncated.push((ino, size));
         Ok(left)
     }
 
@@ -332,7 +340,7 @@ impl Cx<'_> {
         let highest = found.iter().map(|f| f.range.handed).max().unwrap_or(0);
         if inode.token_epoch <= highest {
             // Above what anybody has fenced who read the file in a snapshot, too.
-            inode.token_epoch = Some(next_cut(highest))
+            inode.token_epoch = Some(next_truncation(highest))
                 .filter(|e| *e > highest)
                 .ok_or_else(|| Error::unsupported(format!("inode {ino}: its token epochs are used up")))?;
         }
@@ -391,7 +399,7 @@ pub fn filled(cx: &mut Cx<'_>, r: &Filled) -> Result<()> {
         crate::relation::learn(cx.txn, r.ino, r.from, r.to, learned)?;
     }
     // A write next to what was away took the proof of it, too: now that it is here it can be proved again.
-    if !cx.rules.listened.is_empty() && crate::relation::lacks_proof(cx.read(), r.ino, &inode)? {
+    if !cx.rules.logged.is_empty() && crate::relation::lacks_proof(cx.read(), r.ino, &inode)? {
         cx.log(inode.parent, || What::Complete { ino: r.ino, size: inode.size })?;
     }
     Ok(())

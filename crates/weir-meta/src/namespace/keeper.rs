@@ -7,7 +7,9 @@
 //!
 //! Volumes without snapshots pay for a look into an empty map.
 use crate::keys;
-use crate::record::{Access, Garbage, Inode, LayerRecord, Link, NEVER_NAMED, Record, StripeCut, Tally};
+use crate::record::{
+    Access, Garbage, Inode, LayerRecord, Link, NEVER_NAMED, Record, StripeTruncation, Tally,
+};
 use std::collections::BTreeMap;
 use weir_kv::{Read, Scan, Txn};
 use weir_proto::meta::{FileKind, Time};
@@ -125,7 +127,7 @@ impl<'a> Keeper<'a> {
                     continue;
                 }
                 self.txn.delete(&keys::owner(object));
-                let garbage = Garbage { first_pg, pg_count, cut: StripeCut::ALL };
+                let garbage = Garbage { first_pg, pg_count, truncation: StripeTruncation::ALL };
                 self.txn.put(&keys::garbage(now, object), &garbage.to_value());
                 any = true;
             }

@@ -1,17 +1,17 @@
 //! Bytes of a file that are in older objects, and how it gets a new object when a snapshot holds its present one.
 //!
-//! Invariants: ranges do not overlap each other or evicted ones; each begins with a stripe, and ends with one or where the
-//! file ended when it got its object (or has been cut since); the sum of them is in the inode's record. To an object that
-//! snapshots hold nobody writes: whoever gets the right to write a file, or cuts it, gives it a new object first. What is
-//! copied is given to one writer at a time, under a token epoch above all earlier ones: what another still sends changes
-//! nothing.
+//! Invariants: ranges do not overlap each other or evicted ones; each begins with a stripe, and ends with one
+//! or where the file ended when it got its object (or has been truncated since); the sum of them is in the
+//! inode's record. To an object that snapshots hold nobody writes: whoever gets the right to write a file, or
+//! truncates it, gives it a new object first. What is copied is given to one writer at a time, under a token
+//! epoch above all earlier ones: what another still sends changes nothing.
 //!
 //! Knows nothing of who copies when: that is the business of clients that write.
 use super::keeper::{is_held, references};
-use super::open::next_cut;
+use super::open::next_truncation;
 use super::*;
 use crate::keys::Sequence;
-use crate::record::{LayerRecord, StripeCut};
+use crate::record::{LayerRecord, StripeTruncation};
 use weir_kv::Scan;
 use weir_proto::map::Layout;
 use weir_proto::meta::Layers;
@@ -53,7 +53,7 @@ impl Cx<'_> {
             return Ok(false);
         }
         let Some(layout) = inode.layout else { return Ok(false) };
-        let token_epoch = next_cut(inode.token_epoch);
+        let token_epoch = next_truncation(inode.token_epoch);
         if token_epoch <= inode.token_epoch {
             return Err(Error::unsupported(format!("inode {ino}: its token epochs are used up")));
         }
@@ -109,8 +109,8 @@ impl Cx<'_> {
         Ok(bytes)
     }
 
-    /// The file is cut to `size`.
-    pub(super) fn cut_layers(&mut self, ino: InodeId, inode: &mut Inode, size: u64) -> Result<()> {
+    /// The file is truncated to `size`.
+    pub(super) fn truncate_layers(&mut self, ino: InodeId, inode: &mut Inode, size: u64) -> Result<()> {
         let Some(layers) = inode.layers.filter(|l| l.bytes > 0) else { return Ok(()) };
         let mut bytes = layers.bytes;
         for (from, layer) in ranges(self.read(), ino, size, usize::MAX)? {
@@ -183,7 +183,7 @@ impl Cx<'_> {
         if object.0 & OBJECT_BIT != 0 {
             self.txn.delete(&keys::owner(object));
         }
-        self.note_garbage(object, &layout, StripeCut::ALL)
+        self.note_garbage(object, &layout, StripeTruncation::ALL)
     }
 }
 

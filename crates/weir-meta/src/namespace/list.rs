@@ -58,7 +58,7 @@ fn scan_names(read: &dyn Read, r: &ReadDir) -> Result<(Vec<(u64, Listed)>, bool)
 /// A file that another session is writing is left out: who wants its attributes asks for them, and waits.
 fn show_unless_written(view: &View<'_>, listed: &Listed) -> Result<Option<Entry>> {
     let mut conflicts = Vec::new();
-    view.rules.leases.conflicts(view.rules.session, listed.ino, Need::Look, &mut conflicts);
+    view.rules.leases.conflicts(view.rules.session, listed.ino, Need::GetAttr, &mut conflicts);
     if !conflicts.is_empty() {
         return Ok(None);
     }

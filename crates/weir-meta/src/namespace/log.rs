@@ -9,11 +9,11 @@ use weir_proto::relation::What;
 impl Cx<'_> {
     /// Records a change in the volume of a directory, if anybody listens to it.
     pub(super) fn log(&mut self, dir: InodeId, what: impl FnOnce() -> What) -> Result<()> {
-        if self.rules.listened.is_empty() {
+        if self.rules.logged.is_empty() {
             return Ok(());
         }
         let volume = load_access(self.read(), dir)?.volume;
-        if self.rules.listened.contains(&volume) {
+        if self.rules.logged.contains(&volume) {
             append(self.txn, volume, self.rules.now, what())?;
             self.events.logged = true;
         }
@@ -22,7 +22,7 @@ impl Cx<'_> {
 
     /// The same for what happens to an inode of any kind; one without a name is nobody's business yet.
     pub(super) fn log_of(&mut self, ino: InodeId, what: impl FnOnce() -> What) -> Result<()> {
-        if self.rules.listened.is_empty() {
+        if self.rules.logged.is_empty() {
             return Ok(());
         }
         let dir = match find_inode(self.read(), ino)? {

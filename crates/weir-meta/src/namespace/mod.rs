@@ -4,28 +4,28 @@
 //! long as another session's lease is in the way: it names the conflict and is run again later. What it puts into a
 //! reply has no lease kinds in it: those are granted when the transaction is committed.
 //!
-//! Knows nothing of connections, durability, or how leases are recalled.
+//! Knows nothing of connections, durability, or how leases are revoked.
 
 pub mod acl;
-pub mod adopt;
 pub mod attr;
 pub mod clone;
 pub mod create;
 pub mod data;
 pub mod evict;
-pub mod follow;
 pub mod home;
+pub mod import;
 pub mod keeper;
 pub mod layers;
 pub mod list;
 pub mod log;
+pub mod mirror;
 pub mod open;
-pub mod past;
 pub mod path;
 pub mod remove;
 pub mod rename;
 pub mod report;
 pub mod snapshot;
+pub mod snapshot_view;
 pub mod trash;
 mod usage;
 pub mod volume;
@@ -38,10 +38,11 @@ pub use usage::{Charge, totals, usage_of, volume_usage};
 
 use crate::keys;
 use crate::lease::{Conflict, LeaseTable, Need};
+use crate::quotas::Quotas;
 use crate::record::{
-    Access, HAS_ACL, Inode, Link, MODE_BITS, Record, Tally, UNLISTED, VolumeRecord, directory_attr, no_lease,
+    Access, HAS_ACL, Inode, Link, MODE_BITS, NOT_ENUMERATED, Record, Tally, VolumeRecord, directory_attr,
+    no_lease,
 };
-use crate::rooms::Rooms;
 use acl::Acl;
 use keeper::Keeper;
 use std::collections::BTreeSet;
@@ -65,16 +66,16 @@ pub struct Rules<'a> {
     pub session: SessionId,
     pub now: Time,
     pub leases: &'a LeaseTable,
-    /// Limits of volumes, and who holds room there.
-    pub rooms: &'a Rooms,
+    /// Limits of volumes, and who holds reservations there.
+    pub quotas: &'a Quotas,
     /// Whether a session still exists.
     pub live: &'a dyn Fn(SessionId) -> bool,
     /// How many sessions of the namespace have ended while they may have been writing.
     pub deaths: u64,
     /// Volumes with a changelog.
-    pub listened: &'a BTreeSet<VolumeId>,
+    pub logged: &'a BTreeSet<VolumeId>,
     /// Volumes that follow a home: nobody changes them here.
-    pub pulled: &'a BTreeSet<VolumeId>,
+    pub mirrored: &'a BTreeSet<VolumeId>,
     pub snapshots: &'a Snapshots,
     /// The volume of which a snapshot is being taken, and its topmost directory.
     pub snapshotting: Option<(VolumeId, InodeId)>,
@@ -105,7 +106,7 @@ pub struct Events {
     /// Lost their last name while open.
     pub orphaned: Vec<InodeId>,
     /// Got their first name while open.
-    pub adopted: Vec<InodeId>,
+    pub imported: Vec<InodeId>,
     /// Do not exist any more.
     pub gone: Vec<InodeId>,
     /// A file whose cells are to be dropped was noted.
@@ -120,8 +121,8 @@ pub struct Events {
     pub relations: bool,
     /// Evicted bytes that came back: the file, where they begin, and under which token epoch.
     pub filled: Vec<(InodeId, u64, u32)>,
-    /// Files with evicted bytes that were cut, and to what size.
-    pub cut: Vec<(InodeId, u64)>,
+    /// Files with evicted bytes that were truncated, and to what size.
+    pub truncated: Vec<(InodeId, u64)>,
     /// Snapshots came or went.
     pub snapshots: bool,
     /// A directory is gone at home, and what is in it is to be removed.
@@ -186,10 +187,10 @@ impl Cx<'_> {
 
 /// Goes on only if all names of a directory are known here.
 fn require_listed(conflicts: &mut Vec<Conflict>, dir: InodeId, access: &Access) -> Result<()> {
-    if access.mode & UNLISTED == 0 {
+    if access.mode & NOT_ENUMERATED == 0 {
         return Ok(());
     }
-    conflicts.push(Conflict::unlisted(dir));
+    conflicts.push(Conflict::not_enumerated(dir));
     halt_if(true)
 }
 
@@ -201,7 +202,7 @@ fn halt_if(blocked: bool) -> Result<()> {
 impl Rules<'_> {
     /// Where a new file of a volume goes.
     fn layout_in(&self, volume: VolumeId) -> Option<LayoutPolicy> {
-        (self.layout)(self.rooms.policy(volume))
+        (self.layout)(self.quotas.policy(volume))
     }
     /// The time of a change after one at `last`: a clock that was set back does not make what is newer look older.
     /// Clients tell replies that crossed on their way by it.
@@ -212,7 +213,7 @@ impl Rules<'_> {
     pub fn must_recover(&self, ino: InodeId, inode: &Inode) -> bool {
         let writer_died = || inode.writer != self.session && !(self.live)(inode.writer);
         // Who has the right to write alone got it when nothing of others was left, and may have bytes past the size that it has
-        // not told of yet: to recover them would be to cut them.
+        // not told of yet: to recover them would be to truncate them.
         let alone = || self.leases.held(inode.writer, ino) == LeaseKind::Write;
         // One of those who wrote beside it may be among the dead.
         let other_died = || inode.shared_at.is_some_and(|deaths| deaths < self.deaths) && !alone();

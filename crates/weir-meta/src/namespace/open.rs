@@ -2,7 +2,7 @@
 use super::remove::release_orphan;
 use super::*;
 use bytes::Bytes;
-use weir_proto::meta::{self, CLOSED_MAX, CUT_SHIFT, InlineData, LeaseKind, Opened, cuts};
+use weir_proto::meta::{self, CLOSED_MAX, InlineData, LeaseKind, Opened, TRUNCATION_SHIFT, truncations};
 use weir_proto::relation::What;
 
 impl Cx<'_> {
@@ -33,7 +33,7 @@ impl Cx<'_> {
         };
         self.need(ino, need);
         if truncate {
-            self.need(ino, Need::Turn);
+            self.need(ino, Need::AppendToken);
         }
         let (leases, session) = (self.rules.leases, self.rules.session);
         if leases.is_shared_by_open(session, ino, write) {
@@ -46,7 +46,7 @@ impl Cx<'_> {
             changed = self.leave_snapshots(ino, &mut inode)? | self.take_writer(ino, &mut inode);
         }
         if truncate {
-            // Also where nothing is to be cut: the times tell of it.
+            // Also where nothing is to be truncated: the times tell of it.
             self.set_size(ino, &mut inode, 0)?;
             inode.ctime = self.rules.after(inode.ctime);
             changed = true;
@@ -77,11 +77,11 @@ pub fn open(cx: &mut Cx<'_>, r: &meta::Open) -> Result<Opened> {
 }
 
 pub fn read_inline(view: &mut View<'_>, ino: InodeId) -> Result<InlineData> {
-    show_data(view, ino, Need::Look)
+    show_data(view, ino, Need::GetAttr)
 }
 
-pub fn take_turn(view: &mut View<'_>, r: &meta::TakeTurn) -> Result<InlineData> {
-    show_data(view, r.ino, Need::Turn)
+pub fn take_append_token(view: &mut View<'_>, r: &meta::TakeAppendToken) -> Result<InlineData> {
+    show_data(view, r.ino, Need::AppendToken)
 }
 
 fn show_data(view: &mut View<'_>, ino: InodeId, need: Need) -> Result<InlineData> {
@@ -95,13 +95,13 @@ fn show_data(view: &mut View<'_>, ino: InodeId, need: Need) -> Result<InlineData
     Ok(InlineData { entry: view.rules.entry(ino, &inode), data })
 }
 
-pub(super) fn next_cut(token_epoch: u32) -> u32 {
-    cuts(token_epoch).saturating_add(1).min(cuts(u32::MAX)) << CUT_SHIFT
+pub(super) fn next_truncation(token_epoch: u32) -> u32 {
+    truncations(token_epoch).saturating_add(1).min(truncations(u32::MAX)) << TRUNCATION_SHIFT
 }
 
 pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
     let Some(mut inode) = find_inode(cx.read(), r.ino)? else {
-        cx.need(r.ino, Need::Look);
+        cx.need(r.ino, Need::GetAttr);
         cx.clear()?;
         return Ok(unleased(directory(cx.read(), r.ino)?));
     };
@@ -109,7 +109,7 @@ pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
     let need = match r.kind {
         LeaseKind::Write => Need::Change,
         LeaseKind::Read if leases.opens_of(r.session, r.ino).write == 0 => Need::Pages,
-        _ => Need::Look,
+        _ => Need::GetAttr,
     };
     cx.need(r.ino, need);
     cx.clear()?;
@@ -118,7 +118,7 @@ pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
         let mut changed = cx.leave_snapshots(r.ino, &mut inode)? | cx.take_writer(r.ino, &mut inode);
         if r.renew {
             // What anybody wrote up to now is told from what this session writes from now on.
-            inode.token_epoch = next_cut(inode.token_epoch);
+            inode.token_epoch = next_truncation(inode.token_epoch);
             changed = true;
         }
         if changed {
@@ -179,7 +179,7 @@ impl Cx<'_> {
 impl Cx<'_> {
     /// Nobody writes the file any more. Whose writer died is not complete before it is recovered.
     pub fn log_complete(&mut self, ino: InodeId) -> Result<()> {
-        if self.rules.listened.is_empty() {
+        if self.rules.logged.is_empty() {
             return Ok(());
         }
         match find_inode(self.read(), ino)? {
@@ -193,14 +193,14 @@ impl Cx<'_> {
 
 pub fn recovered(cx: &mut Cx<'_>, r: &meta::Recovered) -> Result<Entry> {
     let mut inode = load_file(cx.read(), r.ino)?;
-    if cuts(inode.token_epoch) != cuts(r.token_epoch) {
+    if truncations(inode.token_epoch) != truncations(r.token_epoch) {
         return Err(Error::stale(format!(
             "inode {} was taken over with token epoch {}, not {}: ask for its lease again",
             r.ino, inode.token_epoch, r.token_epoch
         )));
     }
-    // Whoever says this has cut what was past the size. Who was given a token epoch since has not written there: it was told that old
-    // bytes are there, which are cleaned alone or in a turn.
+    // Whoever says this has truncated what was past the size. Who was given a token epoch since has not
+    // written there: it was told that old bytes are there, which are cleaned alone or under an append token.
     inode.data_end = inode.size;
     if inode.writer != cx.rules.session {
         cx.put_inode(r.ino, &inode); // whose death may leave something to recover
@@ -217,7 +217,7 @@ pub fn recovered(cx: &mut Cx<'_>, r: &meta::Recovered) -> Result<Entry> {
 }
 
 /// A stripe of the file is in doubt: it is recovered by whoever has it next.
-pub fn leave_doubt(cx: &mut Cx<'_>, r: &meta::LeaveDoubt) -> Result<()> {
+pub fn leave_in_doubt(cx: &mut Cx<'_>, r: &meta::LeaveInDoubt) -> Result<()> {
     let mut inode = load_file(cx.read(), r.ino)?;
     if inode.writer == cx.rules.session {
         inode.recover = true;

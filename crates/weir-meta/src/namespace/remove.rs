@@ -71,7 +71,7 @@ impl Cx<'_> {
         self.delete_range(keys::range_of(b'X', ino.0))?;
         if inode.evicted > 0 {
             self.delete_range(keys::range_of(b'W', ino.0))?;
-            self.events.cut.push((ino, 0));
+            self.events.truncated.push((ino, 0));
         }
         self.release_object(ino, inode)?;
         self.events.gone.push(ino);
@@ -188,7 +188,7 @@ pub fn rmdir(cx: &mut Cx<'_>, r: &meta::Rmdir) -> Result<Removed> {
 }
 
 fn log_removed(cx: &mut Cx<'_>, parent: InodeId, name: &[u8], link: &Link) -> Result<()> {
-    if cx.rules.listened.is_empty() {
+    if cx.rules.logged.is_empty() {
         return Ok(());
     }
     let (ino, kind, name) = (link.ino, link.kind, bytes::Bytes::copy_from_slice(name));

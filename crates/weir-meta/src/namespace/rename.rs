@@ -145,7 +145,7 @@ fn carry_out(cx: &mut Cx<'_>, r: &meta::Rename, moved: &Link, other: Option<&Lin
 }
 
 fn log_renamed(cx: &mut Cx<'_>, r: &meta::Rename, moved: &Link, other: Option<&Link>) -> Result<()> {
-    if cx.rules.listened.is_empty() {
+    if cx.rules.logged.is_empty() {
         return Ok(());
     }
     let (ino, kind, parent, name) = (moved.ino, moved.kind, r.parent, r.name.clone());

@@ -6,14 +6,14 @@
 use super::keeper::{Snap, Snapshots, kept_value, object_in, references};
 use super::*;
 use crate::keys::Sequence;
-use crate::record::{Garbage, SnapshotRecord, StripeCut};
+use crate::record::{Garbage, SnapshotRecord, StripeTruncation};
 use std::collections::BTreeSet;
 use weir_kv::Scan;
 use weir_proto::date::Date;
-use weir_proto::keep::expired;
 use weir_proto::meta::LeaseKind;
+use weir_proto::retention::expired;
 use weir_proto::snapshot::{SNAPSHOTS_MAX, Snapshot, SnapshotDelete, SnapshotList, SnapshotTake};
-use weir_proto::volume::KeepSnapshots;
+use weir_proto::volume::SnapshotRetention;
 
 /// Kept records that one step of a removal looks at.
 const FORGOTTEN_AT_ONCE: usize = if cfg!(test) { 3 } else { 256 };
@@ -83,7 +83,7 @@ fn take_named(cx: &mut Cx<'_>, of: VolumeId, name: &str, scheduled: bool) -> Res
     }
     require_listed(cx.read(), of)?;
     super::clone::require_whole(cx.read(), of)?;
-    cx.recall_open_writers(of)?;
+    cx.revoke_open_writers(of)?;
     let number = u32::try_from(create::next_number(cx.txn, Sequence::Snapshot)?)
         .map_err(|_| Error::no_space("all numbers of snapshots have been given"))?;
     let (name, created) = (name.to_owned(), cx.rules.now);
@@ -100,12 +100,12 @@ fn take_named(cx: &mut Cx<'_>, of: VolumeId, name: &str, scheduled: bool) -> Res
 fn require_listed(read: &dyn Read, volume: VolumeId) -> Result<()> {
     for (id, _) in crate::relation::store::relations(read)?.iter().filter(|(_, r)| r.volume == volume) {
         let (start, end) = keys::range_of_short(b'l', id.0);
-        let mut unlisted = false;
+        let mut not_enumerated = false;
         read.scan(&start, &end, &mut |_, _| {
-            unlisted = true;
+            not_enumerated = true;
             Scan::Stop
         })?;
-        if unlisted {
+        if not_enumerated {
             let why = format!(
                 "volume {volume} was made from {id}, and not all of its names are known yet: try again later"
             );
@@ -117,7 +117,7 @@ fn require_listed(read: &dyn Read, volume: VolumeId) -> Result<()> {
 
 impl Cx<'_> {
     /// Whoever writes a file of the volume saves what was written. Who has none open for writing asks before writing.
-    fn recall_open_writers(&mut self, volume: VolumeId) -> Result<()> {
+    fn revoke_open_writers(&mut self, volume: VolumeId) -> Result<()> {
         for (session, ino) in self.rules.leases.writers() {
             if self.rules.leases.opens_of(session, ino).write == 0 {
                 continue;
@@ -207,7 +207,7 @@ pub fn last_scheduled(read: &dyn Read, of: VolumeId) -> Result<Option<Time>> {
 
 /// Takes one by schedule, unless nothing has changed since the last one. Its name is its date.
 pub fn take_scheduled(cx: &mut Cx<'_>, of: VolumeId) -> Result<Option<Snapshot>> {
-    if cx.rules.pulled.contains(&of) || !has_changed(cx.read(), of)? {
+    if cx.rules.mirrored.contains(&of) || !has_changed(cx.read(), of)? {
         return Ok(None);
     }
     let name = format!("{SCHEDULED}{}", Date::of(cx.rules.now).compact());
@@ -239,7 +239,7 @@ pub fn delete_scheduled(cx: &mut Cx<'_>, of: VolumeId) -> Result<()> {
 }
 
 /// Removes those that were taken by schedule and are not to be kept any longer; how many.
-pub fn expire(cx: &mut Cx<'_>, of: VolumeId, keep: &KeepSnapshots) -> Result<usize> {
+pub fn expire(cx: &mut Cx<'_>, of: VolumeId, keep: &SnapshotRetention) -> Result<usize> {
     let known = records(cx.read(), Some(of))?;
     let scheduled: Vec<_> = known.into_iter().filter(|(_, _, s)| s.scheduled && !s.deleting).collect();
     let dates: BTreeSet<Date> = scheduled.iter().map(|(_, _, s)| Date::of(s.created)).collect();
@@ -323,7 +323,7 @@ impl Cx<'_> {
             return Ok(());
         }
         self.txn.delete(&keys::owner(object));
-        let garbage = Garbage { first_pg, pg_count, cut: StripeCut::ALL };
+        let garbage = Garbage { first_pg, pg_count, truncation: StripeTruncation::ALL };
         self.txn.put(&keys::garbage(self.rules.now, object), &garbage.to_value());
         self.events.garbage = true;
         Ok(())

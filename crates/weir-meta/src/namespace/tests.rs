@@ -23,7 +23,7 @@ const OTHER: SessionId = SessionId(2);
 pub struct World {
     kv: Arc<dyn Kv>,
     leases: LeaseTable,
-    rooms: Rooms,
+    quotas: Quotas,
     now: i64,
     at_home: Arc<AtHomeNow>,
     snapshots: Snapshots,
@@ -52,7 +52,7 @@ impl World {
         World {
             kv,
             leases: LeaseTable::default(),
-            rooms: Rooms::default(),
+            quotas: Quotas::default(),
             now: 1000,
             at_home: Arc::default(),
             snapshots: Snapshots::new(),
@@ -70,11 +70,11 @@ impl World {
             session: ME,
             now: Time { nanos: self.now },
             leases: &self.leases,
-            rooms: &self.rooms,
+            quotas: &self.quotas,
             live: &|_| true,
             deaths: 0,
-            listened: &BTreeSet::new(),
-            pulled: &BTreeSet::new(),
+            logged: &BTreeSet::new(),
+            mirrored: &BTreeSet::new(),
             snapshots: &self.snapshots,
             snapshotting: None,
             at_home: &at_home,
@@ -86,7 +86,7 @@ impl World {
             Ok(())
         })?;
         events.orphaned.iter().for_each(|ino| self.leases.mark_orphan(*ino));
-        events.adopted.iter().for_each(|ino| self.leases.unmark_orphan(*ino));
+        events.imported.iter().for_each(|ino| self.leases.unmark_orphan(*ino));
         if events.snapshots {
             let mut all = Snapshots::new();
             self.kv
@@ -97,7 +97,7 @@ impl World {
                 .unwrap();
             self.snapshots = all;
         }
-        events.volumes.iter().for_each(|(id, record)| self.rooms.note(*id, record.as_ref()));
+        events.volumes.iter().for_each(|(id, record)| self.quotas.note(*id, record.as_ref()));
         Ok(out.unwrap())
     }
     pub fn view<T>(&self, body: impl Fn(&mut View<'_>) -> Result<T>) -> Result<T> {
@@ -107,11 +107,11 @@ impl World {
             session: ME,
             now: Time { nanos: self.now },
             leases: &self.leases,
-            rooms: &self.rooms,
+            quotas: &self.quotas,
             live: &|_| true,
             deaths: 0,
-            listened: &BTreeSet::new(),
-            pulled: &BTreeSet::new(),
+            logged: &BTreeSet::new(),
+            mirrored: &BTreeSet::new(),
             snapshots: &self.snapshots,
             snapshotting: None,
             at_home: &at_home,
@@ -184,7 +184,7 @@ impl World {
             clean,
             close_writes: 0,
             data_end: size,
-            turn: false,
+            append_token: false,
             changed: Vec::new(),
         };
         self.change(|cx| data::commit(cx, &r))
@@ -395,23 +395,23 @@ fn a_nameless_file_lives_until_its_last_close() {
 }
 
 #[test]
-fn an_open_that_cuts_sets_the_times_also_of_an_empty_file() {
+fn an_open_that_truncates_sets_the_times_of_an_empty_file() {
     let mut w = World::new();
     let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     let long_ago = Time { nanos: 5 };
     let before = w.set(&root(), f, |s| s.mtime = Some(long_ago)).unwrap().attr;
     assert_eq!((before.size, before.mtime), (0, long_ago));
     w.now += 1000;
-    let cut =
+    let truncation =
         Open { session: ME, cred: root(), ino: f, read: false, write: true, truncate: true, execute: false };
-    w.change(|cx| open::open(cx, &cut)).unwrap();
+    w.change(|cx| open::open(cx, &truncation)).unwrap();
     let after = w.attr(f).unwrap();
     assert_eq!(after.mtime.nanos, w.now);
     assert!(after.ctime.nanos > before.ctime.nanos);
 }
 
 #[test]
-fn a_nameless_file_that_is_opened_again_outlives_who_had_it_open_when_it_lost_its_name() {
+fn a_reopened_nameless_file_outlives_its_first_opener() {
     let mut w = World::new();
     let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     w.leases.open(OTHER, f, true, false);
@@ -429,7 +429,7 @@ fn a_nameless_file_that_is_opened_again_outlives_who_had_it_open_when_it_lost_it
 }
 
 #[test]
-fn a_file_made_without_a_name_gets_one_or_goes_with_its_last_close() {
+fn a_nameless_file_gets_a_name_or_goes_with_its_last_close() {
     let mut w = World::new();
     let dir = w.mkdir(&root(), InodeId::ROOT, "d", 0o2777).unwrap().entry.attr;
     let before = w.attr(dir.ino).unwrap();
@@ -492,8 +492,8 @@ fn an_access_time_follows_only_forward() {
     let noted = note(&mut w, f.ino, now);
     assert_eq!((noted.atime.nanos, noted.ctime, noted.mtime), (now, f.ctime, f.mtime));
     assert_eq!(note(&mut w, f.ino, now - 5).atime.nanos, now, "an older word came late");
-    let told = note(&mut w, f.ino, i64::MAX).atime.nanos;
-    assert_eq!(told, w.now, "a clock that is ahead");
+    let reported = note(&mut w, f.ino, i64::MAX).atime.nanos;
+    assert_eq!(reported, w.now, "a clock that is ahead");
     assert_eq!(note(&mut w, InodeId::ROOT, now).atime.nanos, now);
     note(&mut w, InodeId(1 << 40), now); // it is gone
     w.set(&root(), f.ino, |s| s.atime = Some(Time { nanos: 1 << 60 })).unwrap();
@@ -512,9 +512,10 @@ fn a_clean_empty_file_leaves_no_garbage() {
     assert!(w.keys(b'G').is_empty() && w.keys(b'I').is_empty());
 }
 
-/// What was on its way when a file was cut lies past a size that is no more, also if who wrote it got the right to write alone since.
+/// What was on its way when a file was truncated lies past a size that is no more, also if who wrote it got
+/// the right to write alone since.
 #[test]
-fn who_wrote_before_a_cut_does_not_grow_the_file_after_it() {
+fn a_write_before_a_truncation_does_not_grow_the_file_after_it() {
     for alone in [false, true] {
         let mut w = World::new();
         let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
@@ -530,7 +531,8 @@ fn who_wrote_before_a_cut_does_not_grow_the_file_after_it() {
     }
 }
 
-/// Seed 93019: its cells stayed when it was removed; and bytes of them would have come back when it was cut and grew again.
+/// Seed 93019: its cells stayed when it was removed; and bytes of them would have come back when it was
+/// truncated and grew again.
 #[test]
 fn what_is_on_targets_below_bytes_in_the_inode_is_not_forgotten() {
     let mut w = World::new();
@@ -550,7 +552,7 @@ fn what_is_on_targets_below_bytes_in_the_inode_is_not_forgotten() {
         clean: true,
         close_writes: 0,
         data_end: 0,
-        turn: false,
+        append_token: false,
         changed: Vec::new(),
     };
     let entry = w.change(|cx| data::commit(cx, &commit)).unwrap();
@@ -578,7 +580,7 @@ fn inline_data_follows_the_size() {
         clean: true,
         close_writes: 0,
         data_end: 0,
-        turn: false,
+        append_token: false,
         changed: Vec::new(),
     };
     w.change(|cx| data::commit(cx, &commit)).unwrap();
@@ -677,7 +679,7 @@ enum Act {
     Link(usize, usize, usize),
     Rename(usize, usize, usize, usize, u8),
     Grow(usize, u32),
-    Cut(usize, u32),
+    Truncate(usize, u32),
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -691,7 +693,7 @@ fn act() -> impl Strategy<Value = Act> {
         2 => (n(), d(), n()).prop_map(|(f, d, n)| Act::Link(f, d, n)),
         4 => (d(), n(), d(), n(), 0u8..3).prop_map(|(a, b, c, d, m)| Act::Rename(a, b, c, d, m)),
         2 => (n(), any::<u32>()).prop_map(|(f, s)| Act::Grow(f, s)),
-        1 => (n(), any::<u32>()).prop_map(|(f, s)| Act::Cut(f, s)),
+        1 => (n(), any::<u32>()).prop_map(|(f, s)| Act::Truncate(f, s)),
     ]
 }
 
@@ -846,7 +848,7 @@ fn act_on(w: &mut World, m: &mut Model, act: &Act) -> std::result::Result<(), Te
                 w.commit(InodeId(f), *size, true).unwrap();
             }
         }
-        Act::Cut(f, to) => {
+        Act::Truncate(f, to) => {
             let files = m.files();
             if let Some(f) = files.get(f % files.len().max(1)).copied() {
                 let Some(Node::File { size }) = m.nodes.get_mut(&f) else { unreachable!() };

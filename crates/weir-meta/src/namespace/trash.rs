@@ -285,7 +285,7 @@ pub fn name_of(read: &dyn Read, dir: InodeId) -> Result<Bytes> {
 impl Cx<'_> {
     /// 0: the volume has no trash.
     fn trash_s(&self, volume: VolumeId) -> u32 {
-        self.rules.rooms.keepings().get(&volume).map_or(0, |keeping| keeping.trash_s)
+        self.rules.quotas.retentions().get(&volume).map_or(0, |retention| retention.trash_s)
     }
     /// Goes on only if nobody, this client neither, holds a lease on a directory that is changed beside what it asked for.
     fn need_here(&mut self, dir: InodeId) -> Result<()> {
@@ -333,7 +333,7 @@ impl Cx<'_> {
     /// A directory with the rights and attributes of another.
     fn make_like(&mut self, parent: InodeId, name: &[u8], like: InodeId) -> Result<InodeId> {
         let Access { mode, uid, gid, .. } = load_access(self.read(), like)?;
-        let ino = self.make_directory(parent, name, (mode & !UNLISTED, uid, gid))?;
+        let ino = self.make_directory(parent, name, (mode & !NOT_ENUMERATED, uid, gid))?;
         for (name, value) in self.xattrs(like)? {
             self.txn.put(&keys::xattr(ino, &name), &value);
         }
@@ -343,7 +343,7 @@ impl Cx<'_> {
     /// Who may look into a directory may look into what is in the trash of it.
     fn keep_alike(&mut self, there: InodeId, here: InodeId) -> Result<()> {
         let (mut access, like) = (load_access(self.read(), there)?, load_access(self.read(), here)?);
-        let (mode, is_plain) = (like.mode & !UNLISTED, (access.mode | like.mode) & HAS_ACL == 0);
+        let (mode, is_plain) = (like.mode & !NOT_ENUMERATED, (access.mode | like.mode) & HAS_ACL == 0);
         let is_alike = (access.mode, access.uid, access.gid) == (mode, like.uid, like.gid);
         let lists = |cx: &Self, dir| -> Result<Vec<_>> {
             let all = cx.xattrs(dir)?.into_iter();

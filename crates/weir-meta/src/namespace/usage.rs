@@ -112,7 +112,7 @@ impl Cx<'_> {
 
     /// The root volume has what the others have not: most changes cost nothing more.
     pub(super) fn charge_volume(&mut self, volume: VolumeId, charge: Charge) {
-        if self.rules.rooms.is_limited(volume) {
+        if self.rules.quotas.is_limited(volume) {
             self.events.charged.push((volume, charge));
         }
         if volume == VolumeId::ROOT {

@@ -9,12 +9,12 @@ use super::create::next_number;
 use super::usage::{is_within, volume_usage};
 use super::*;
 use crate::keys::Sequence;
+use crate::quotas::{self, Ask, Over, Quotas};
 use crate::record::{Listed, NEVER_NAMED, VolumeRecord};
-use crate::rooms::{self, Ask, Over, Rooms};
 use bytes::Bytes;
 use weir_kv::Scan;
 use weir_proto::meta::{LeaseKind, Mkdir};
-use weir_proto::volume::{self, ADMINS_MAX, Keeping, Policy, Quota, VOLUME_PATH_MAX, VOLUMES_MAX};
+use weir_proto::volume::{self, ADMINS_MAX, Policy, Quota, Retention, VOLUME_PATH_MAX, VOLUMES_MAX};
 use weir_proto::volume::{Volume, VolumePage, check_volume_name};
 
 /// What belongs to no other volume.
@@ -35,7 +35,7 @@ pub fn make_root(txn: &mut dyn Txn, now: Time) {
         policy: Policy { scheme: None, pool: None },
         created: now,
         deleting: false,
-        keeping: Keeping::NOTHING,
+        retention: Retention::NOTHING,
     };
     txn.put(&keys::volume(VolumeId::ROOT), &record.to_value());
     txn.put(&keys::volume_name(ROOT_NAME), &VolumeId::ROOT.0.to_le_bytes());
@@ -70,19 +70,19 @@ impl Cx<'_> {
 
     /// The volume whose limit of bytes stands over a file; 0: none does.
     pub(super) fn limit_over(&self, inode: &Inode) -> Result<VolumeId> {
-        if self.rules.rooms.is_empty() || inode.nlink == 0 {
+        if self.rules.quotas.is_empty() || inode.nlink == 0 {
             return Ok(NO_VOLUME);
         }
         let volume = self.volume_of(inode.parent)?;
-        Ok(if self.rules.rooms.limits_bytes(volume) { volume } else { NO_VOLUME })
+        Ok(if self.rules.quotas.limits_bytes(volume) { volume } else { NO_VOLUME })
     }
     /// Goes on only if there may be one more file or directory.
     pub(super) fn require_inode(&mut self, volume: VolumeId) -> Result<()> {
-        if !self.rules.rooms.is_limited(volume) {
+        if !self.rules.quotas.is_limited(volume) {
             return Ok(());
         }
         let usage = volume_usage(self.read(), volume)?;
-        let checked = self.rules.rooms.check_inodes(volume, &usage, self.rules.now);
+        let checked = self.rules.quotas.check_inodes(volume, &usage, self.rules.now);
         // What is in the trash goes first.
         if checked.is_err()
             && let Some(root) = trash::to_empty(self.read(), volume)?
@@ -94,34 +94,39 @@ impl Cx<'_> {
     }
     /// Goes on only if that many bytes may come into the volume at once.
     pub(super) fn require_bytes(&self, volume: VolumeId, bytes: u64) -> Result<()> {
-        if !self.rules.rooms.limits_bytes(volume) {
+        if !self.rules.quotas.limits_bytes(volume) {
             return Ok(());
         }
         let used = volume_usage(self.read(), volume)?.bytes;
-        self.rules.rooms.check_bytes(volume, used, bytes, self.rules.now)
+        self.rules.quotas.check_bytes(volume, used, bytes, self.rules.now)
     }
 }
 
 /// No volume has this number.
 const NO_VOLUME: VolumeId = VolumeId(0);
 
-/// Room for bytes of a client.
-pub fn take_room(view: &mut View<'_>, r: &volume::TakeRoom) -> Result<volume::Room> {
-    let rooms = view.rules.rooms;
-    let Some(max) = rooms.bytes_max(r.volume, view.rules.now) else {
+/// A quota reservation of a client.
+pub fn reserve_quota(view: &mut View<'_>, r: &volume::ReserveQuota) -> Result<volume::QuotaReservation> {
+    let quotas = view.rules.quotas;
+    let Some(max) = quotas.bytes_max(r.volume, view.rules.now) else {
         // A soft limit may hold one day: what is under way is remembered.
-        let unlimited = !rooms.limits_bytes(r.volume);
-        return Ok(volume::Room { held: r.want, others: 0, unlimited, making: false });
+        let unlimited = !quotas.limits_bytes(r.volume);
+        return Ok(volume::QuotaReservation { held: r.want, others: 0, unlimited, evicting: false });
     };
     if !(r.spent <= r.must && r.must <= r.want && r.want <= i64::MAX as u64) {
-        return Err(Error::invalid(format!("room for {} of {} of {} bytes", r.spent, r.must, r.want)));
+        return Err(Error::invalid(format!("reservation of {} of {} of {} bytes", r.spent, r.must, r.want)));
     }
-    let others = rooms.granted(r.volume, Some(r.session));
+    let others = quotas.granted(r.volume, Some(r.session));
     let used = volume_usage(view.read, r.volume)?.bytes;
     let ask = Ask { spent: r.spent, must: r.must, want: r.want };
-    let making = crate::relation::evicting(view.read)?.contains(&r.volume)
+    let evicting = crate::relation::evicting(view.read)?.contains(&r.volume)
         || trash::to_empty(view.read, r.volume)?.is_some();
-    Ok(volume::Room { held: rooms::grant(ask, used, others, max), others, unlimited: false, making })
+    Ok(volume::QuotaReservation {
+        held: quotas::grant(ask, used, others, max),
+        others,
+        unlimited: false,
+        evicting,
+    })
 }
 
 /// Notes since when a volume is over its soft limits.
@@ -133,17 +138,17 @@ pub fn note_over(cx: &mut Cx<'_>, id: VolumeId, over: Over) -> Result<()> {
 }
 
 /// All that have a limit.
-pub fn load_rooms(read: &dyn Read) -> Result<Rooms> {
-    let (mut rooms, mut bad) = (Rooms::default(), None);
+pub fn load_quotas(read: &dyn Read) -> Result<Quotas> {
+    let (mut quotas, mut bad) = (Quotas::default(), None);
     let (start, end) = keys::range_of_letter(b'v');
     read.scan(&start, &end, &mut |key, value| {
         match VolumeRecord::from_value(value, || "a volume".to_owned()) {
-            Ok(record) => rooms.note(id_of(key), Some(&record)),
+            Ok(record) => quotas.note(id_of(key), Some(&record)),
             Err(e) => bad = Some(e),
         }
         if bad.is_none() { Scan::More } else { Scan::Stop }
     })?;
-    bad.map_or(Ok(rooms), Err)
+    bad.map_or(Ok(quotas), Err)
 }
 
 /// The volume of a directory.
@@ -353,7 +358,7 @@ pub fn create(cx: &mut Cx<'_>, r: &volume::VolumeCreate) -> Result<Volume> {
         policy: r.policy.clone(),
         created: cx.rules.now,
         deleting: false,
-        keeping: Keeping::NOTHING,
+        retention: Retention::NOTHING,
     };
     cx.put_volume(id, &record);
     cx.txn.put(&keys::volume_name(&r.name), &id.0.to_le_bytes());
@@ -384,20 +389,20 @@ pub fn change(cx: &mut Cx<'_>, r: &volume::VolumeChange) -> Result<Volume> {
         if (quota.bytes_hard, quota.inodes_hard) != (record.quota.bytes_hard, record.quota.inodes_hard) {
             require_superuser(&r.cred, "set a volume's hard limits")?;
         }
-        if rooms::limits_bytes(&quota) && !rooms::limits_bytes(&record.quota) {
-            cx.recall_writers(r.volume)?;
+        if quotas::limits_bytes(&quota) && !quotas::limits_bytes(&record.quota) {
+            cx.revoke_writers(r.volume)?;
         }
         record.quota = quota;
     }
     if let Some(policy) = &r.policy {
         record.policy = policy.clone();
     }
-    if let Some(keeping) = r.keeping {
-        keeping.check()?;
-        if keeping.trash_s > 0 {
+    if let Some(retention) = r.retention {
+        retention.check()?;
+        if retention.trash_s > 0 {
             trash::begin(cx, r.volume, record.root)?;
         }
-        record.keeping = keeping;
+        record.retention = retention;
     }
     if let Some(name) = r.name.as_ref().filter(|name| **name != record.name) {
         check_free(cx.read(), name)?;
@@ -411,7 +416,7 @@ pub fn change(cx: &mut Cx<'_>, r: &volume::VolumeChange) -> Result<Volume> {
 
 impl Cx<'_> {
     /// Whoever writes a file of the volume learns with the next lease that there is a limit now.
-    fn recall_writers(&mut self, volume: VolumeId) -> Result<()> {
+    fn revoke_writers(&mut self, volume: VolumeId) -> Result<()> {
         for (session, ino) in self.rules.leases.writers() {
             let inode = find_inode(self.read(), ino)?;
             if let Some(inode) = inode.filter(|inode| inode.nlink > 0)

@@ -111,7 +111,7 @@ fn note_acl(cx: &mut Cx<'_>, ino: InodeId, mode: Option<u32>) -> Result<Entry> {
             flag = HAS_ACL;
         }
     }
-    let new = |old: u32| mode.unwrap_or(old & MODE_BITS) | flag | old & UNLISTED;
+    let new = |old: u32| mode.unwrap_or(old & MODE_BITS) | flag | old & NOT_ENUMERATED;
     if let Some(mut inode) = find_inode(cx.read(), ino)? {
         inode.mode = new(inode.mode);
         cx.put_inode(ino, &inode);

@@ -2,8 +2,8 @@
 //! one movers read next, and who waits for one that cannot be read.
 //!
 //! What somebody waits for goes first, the others in the background. Kept in memory: what is still to be read is in the store.
-use super::lane::{Lane, Look, Offer};
-use super::record::{FollowedRecord, RelationRecord};
+use super::record::{MirroredRecord, RelationRecord};
+use super::ship_queue::{Batch, ShipQueue, WorkRequest};
 use super::{store, tree};
 use crate::executor::Leader;
 use crate::keys;
@@ -25,13 +25,13 @@ const FAILED_FOR: Duration = Duration::from_secs(10);
 /// Directories of which it is remembered.
 const FAILED_MAX: usize = 1024;
 /// Looked at for the next ones, in the background.
-const LOOK_MAX: usize = 32;
+const SCAN_MAX: usize = 32;
 /// Directories that are read again side by side while nobody looks at them: home has other users.
 const AGAIN_AT_ONCE: usize = 2;
 /// Records that are looked through for the next ones: a million of them in some minutes.
-const FOLLOWED_MAX: usize = 4096;
+const MIRRORED_MAX: usize = 4096;
 /// Between two looks for directories that are due.
-pub const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+pub const BETWEEN_SCANS: Duration = Duration::from_secs(1);
 
 #[derive(Default, Debug)]
 pub struct Listings {
@@ -74,7 +74,7 @@ impl Listings {
                         self.failed.insert(done.dir, (now, why.clone()));
                     }
                 }
-                Outcome::Denied { .. } => failed.push(done.dir), // of all directories: the lane knows
+                Outcome::Denied { .. } => failed.push(done.dir), // of all directories: the queue knows
                 Outcome::Done { .. } | Outcome::Later { .. } | Outcome::Moved {} => {}
             }
         }
@@ -102,7 +102,7 @@ impl Listings {
 fn source(read: &dyn Read, dir: InodeId) -> Result<Option<RelationId>> {
     let volume = volume::volume_of(read, dir)?;
     for (id, record) in store::relations(read)?.into_iter().filter(|(_, r)| r.volume == volume) {
-        if record.adopts && read.get(&keys::unlisted(id, dir))?.is_some() {
+        if record.imports && read.get(&keys::not_enumerated(id, dir))?.is_some() {
             return Ok(Some(id));
         }
     }
@@ -117,31 +117,31 @@ impl Leader {
             from = source(read, dir)?;
             Ok(())
         })?;
-        let mut lanes = self.relations.lock();
-        let Some(lane) = from.and_then(|id| lanes.lanes.get_mut(&id)) else {
+        let mut queues = self.relations.lock();
+        let Some(queue) = from.and_then(|id| queues.queues.get_mut(&id)) else {
             return Err(Error::damaged(format!("where the names of directory {dir} come from is not known")));
         };
-        if let Some(denial) = lane.denial(now) {
+        if let Some(denial) = queue.denial(now) {
             return Err(denial.doing(format_args!("read directory {dir} at home")));
         }
-        lane.listings.want(dir, now)?;
+        queue.listings.want(dir, now)?;
         self.relations.work.notify_waiters();
         Ok(())
     }
 
     /// Somebody looks at a directory, or what is in it is not what home has: it is read again, if that is due. Nobody waits.
-    pub(crate) fn look_again(&self, dir: InodeId) -> Result<()> {
+    pub(crate) fn rescan(&self, dir: InodeId) -> Result<()> {
         let (mut due, wall) = (None, self.wall());
         self.kv.read(&mut |read| {
             due = None;
-            if let Some((id, record)) = follows(read, dir)? {
-                due = is_due(read, id, dir, wall, record.looks_apart().0)?.then_some(id);
+            if let Some((id, record)) = mirrors(read, dir)? {
+                due = is_due(read, id, dir, wall, record.scans_apart().0)?.then_some(id);
             }
             Ok(())
         })?;
-        let mut lanes = self.relations.lock();
-        let Some(lane) = due.and_then(|id| lanes.lanes.get_mut(&id)) else { return Ok(()) };
-        if lane.listings.is_free(dir, self.env.clock.now()) && lane.listings.wanted.insert(dir) {
+        let mut queues = self.relations.lock();
+        let Some(queue) = due.and_then(|id| queues.queues.get_mut(&id)) else { return Ok(()) };
+        if queue.listings.is_free(dir, self.env.clock.now()) && queue.listings.wanted.insert(dir) {
             self.relations.work.notify_waiters();
         }
         Ok(())
@@ -158,11 +158,11 @@ impl Leader {
             };
             Ok(())
         })?;
-        above.map_or(Ok(()), |dir| self.look_again(dir))
+        above.map_or(Ok(()), |dir| self.rescan(dir))
     }
 
     /// Why the names of a directory do not come, if that is what somebody waited for.
-    pub(crate) fn why_unlisted(&self, dir: InodeId) -> Option<String> {
+    pub(crate) fn why_not_enumerated(&self, dir: InodeId) -> Option<String> {
         let mut from = None;
         let asked = self.kv.read(&mut |read| {
             from = source(read, dir)?;
@@ -170,14 +170,14 @@ impl Leader {
         });
         let id = asked.ok().and(from)?;
         let now = self.env.clock.now();
-        let mut lanes = self.relations.lock();
-        let movers = lanes.heard_movers(now);
-        let lane = lanes.lanes.get(&id)?;
-        let why = match (&lane.back_off, movers) {
+        let mut queues = self.relations.lock();
+        let movers = queues.heard_movers(now);
+        let queue = queues.queues.get(&id)?;
+        let why = match (&queue.back_off, movers) {
             (Some(b), _) if b.denied => format!("the mover may not use this home ({})", b.why),
             (Some(b), _) => format!("home does not answer ({})", b.why),
             (None, 0) => "no mover is running".to_owned(),
-            (None, _) if lane.listings.out.contains_key(&dir) => "a mover reads it at home".to_owned(),
+            (None, _) if queue.listings.out.contains_key(&dir) => "a mover reads it at home".to_owned(),
             (None, _) => "movers read other directories first".to_owned(),
         };
         Some(format!("what is in directory {dir} is not known here yet: {why}"))
@@ -185,79 +185,86 @@ impl Leader {
 }
 
 /// The relation that a directory follows, if it does.
-fn follows(read: &dyn Read, dir: InodeId) -> Result<Option<(RelationId, RelationRecord)>> {
+fn mirrors(read: &dyn Read, dir: InodeId) -> Result<Option<(RelationId, RelationRecord)>> {
     let Some(volume) = volume::find_volume_of(read, dir)? else { return Ok(None) };
-    Ok(store::relations(read)?.into_iter().find(|(_, r)| r.volume == volume && r.pulls()))
+    Ok(store::relations(read)?.into_iter().find(|(_, r)| r.volume == volume && r.mirrors()))
 }
 
 fn is_due(read: &dyn Read, id: RelationId, dir: InodeId, wall: Time, apart: Duration) -> Result<bool> {
-    let Some(value) = read.get(&keys::followed(id, dir))? else { return Ok(false) };
-    let known = FollowedRecord::from_value(&value, || format!("when directory {dir} was read at home"))?;
+    let Some(value) = read.get(&keys::mirrored(id, dir))? else { return Ok(false) };
+    let known = MirroredRecord::from_value(&value, || format!("when directory {dir} was read at home"))?;
     // A clock that was ahead does not keep it from being read.
     Ok(known.at.nanos > wall.nanos || known.at.nanos.saturating_add(apart.as_nanos() as i64) <= wall.nanos)
 }
 
 /// When the directory was read at home whose names are the oldest.
-pub fn oldest_look(read: &dyn Read, id: RelationId) -> Result<Option<Time>> {
+pub fn oldest_scan(read: &dyn Read, id: RelationId) -> Result<Option<Time>> {
     let (start, end) = keys::range_of_short(b'j', id.0);
     let all = store::collect(read, &start, &end, usize::MAX, |_, value| {
-        Ok(FollowedRecord::from_value(value, || "when a directory was read at home".to_owned())?.at)
+        Ok(MirroredRecord::from_value(value, || "when a directory was read at home".to_owned())?.at)
     })?;
     Ok(all.into_iter().min_by_key(|at| at.nanos))
 }
 
-impl Lane {
+impl ShipQueue {
     /// Directories to be read now.
     pub(super) fn lists(
         &mut self,
-        look: &Look<'_>,
+        request: &WorkRequest<'_>,
         now: Instant,
         wall: Time,
-        offer: &mut Offer,
+        batch: &mut Batch,
     ) -> Result<()> {
-        if !look.record.adopts || self.paths_are_changing() {
+        if !request.record.imports || self.paths_are_changing() {
             return Ok(());
         }
         while let Some(dir) = self.listings.wanted.pop_first() {
-            if self.listings.out.len() >= AT_ONCE || offer.listings.len() >= look.items {
+            if self.listings.out.len() >= AT_ONCE || batch.listings.len() >= request.items {
                 self.listings.wanted.insert(dir);
                 return Ok(());
             }
-            self.give_list(look, now, dir, offer)?;
+            self.assign_listing(request, now, dir, batch)?;
         }
-        let start = keys::unlisted(look.relation, self.listings.next);
-        let (_, end) = keys::range_of_short(b'l', look.relation.0);
-        let found =
-            store::collect(look.read, &start, &end, LOOK_MAX, |key, _| store::number_of(key).map(InodeId))?;
-        let last = found.len() < LOOK_MAX;
+        let start = keys::not_enumerated(request.relation, self.listings.next);
+        let (_, end) = keys::range_of_short(b'l', request.relation.0);
+        let found = store::collect(request.read, &start, &end, SCAN_MAX, |key, _| {
+            store::number_of(key).map(InodeId)
+        })?;
+        let last = found.len() < SCAN_MAX;
         for dir in found {
-            if self.listings.out.len() >= AT_ONCE || offer.listings.len() >= look.items {
+            if self.listings.out.len() >= AT_ONCE || batch.listings.len() >= request.items {
                 return Ok(());
             }
             self.listings.next = InodeId(dir.0 + 1);
-            self.give_list(look, now, dir, offer)?;
+            self.assign_listing(request, now, dir, batch)?;
         }
         if last {
             self.listings.next = InodeId(0);
         }
-        if look.record.pulls() { self.lists_again(look, now, wall, offer) } else { Ok(()) }
+        if request.record.mirrors() { self.lists_again(request, now, wall, batch) } else { Ok(()) }
     }
 
     /// Directories that nobody looked at for a while, round by round.
-    fn lists_again(&mut self, look: &Look<'_>, now: Instant, wall: Time, offer: &mut Offer) -> Result<()> {
-        let start = keys::followed(look.relation, self.listings.next_again);
-        let (_, end) = keys::range_of_short(b'j', look.relation.0);
-        let found = store::collect(look.read, &start, &end, FOLLOWED_MAX, |key, _| {
+    fn lists_again(
+        &mut self,
+        request: &WorkRequest<'_>,
+        now: Instant,
+        wall: Time,
+        batch: &mut Batch,
+    ) -> Result<()> {
+        let start = keys::mirrored(request.relation, self.listings.next_again);
+        let (_, end) = keys::range_of_short(b'j', request.relation.0);
+        let found = store::collect(request.read, &start, &end, MIRRORED_MAX, |key, _| {
             store::number_of(key).map(InodeId)
         })?;
-        let last = found.len() < FOLLOWED_MAX;
+        let last = found.len() < MIRRORED_MAX;
         for dir in found {
-            if self.listings.out.len() >= AGAIN_AT_ONCE || offer.listings.len() >= look.items {
+            if self.listings.out.len() >= AGAIN_AT_ONCE || batch.listings.len() >= request.items {
                 return Ok(());
             }
             self.listings.next_again = InodeId(dir.0 + 1);
-            if is_due(look.read, look.relation, dir, wall, look.record.looks_apart().1)? {
-                self.give_list(look, now, dir, offer)?;
+            if is_due(request.read, request.relation, dir, wall, request.record.scans_apart().1)? {
+                self.assign_listing(request, now, dir, batch)?;
             }
         }
         if last {
@@ -266,15 +273,21 @@ impl Lane {
         Ok(())
     }
 
-    fn give_list(&mut self, look: &Look<'_>, now: Instant, dir: InodeId, offer: &mut Offer) -> Result<()> {
-        let again = look.read.get(&keys::unlisted(look.relation, dir))?.is_none();
-        let is_known = !again || look.read.get(&keys::followed(look.relation, dir))?.is_some();
+    fn assign_listing(
+        &mut self,
+        request: &WorkRequest<'_>,
+        now: Instant,
+        dir: InodeId,
+        batch: &mut Batch,
+    ) -> Result<()> {
+        let again = request.read.get(&keys::not_enumerated(request.relation, dir))?.is_none();
+        let is_known = !again || request.read.get(&keys::mirrored(request.relation, dir))?.is_some();
         if !is_known || !self.listings.is_free(dir, now) {
             return Ok(());
         }
-        if let Some(path) = tree::path(look.read, look.relation, dir)?.map(Bytes::from) {
-            self.listings.out.insert(dir, look.session);
-            offer.listings.push(ListWork { dir, path, again });
+        if let Some(path) = tree::path(request.read, request.relation, dir)?.map(Bytes::from) {
+            self.listings.out.insert(dir, request.session);
+            batch.listings.push(ListWork { dir, path, again });
         }
         Ok(())
     }
@@ -304,18 +317,18 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_home_that_is_refused_until_it_is_tried_again() {
+    fn nobody_waits_for_a_refused_home_before_the_next_try() {
         let at = |ms| Instant(0) + Duration::from_millis(ms);
-        let mut lane = Lane::default();
+        let mut queue = ShipQueue::default();
         for dir in [InodeId(7), InodeId(8)] {
-            lane.listings.want(dir, at(0)).unwrap();
+            queue.listings.want(dir, at(0)).unwrap();
         }
-        lane.hold_off(at(0), "home hangs", false);
-        assert!(lane.denial(at(1)).is_none(), "that is waited for");
-        lane.hold_off(at(2000), "user 7 may not", true);
-        assert_eq!(lane.denial(at(2001)), Some(Error::denied("user 7 may not")));
-        assert_eq!(lane.listings.give_up(), [InodeId(7), InodeId(8)]);
-        assert!(lane.listings.wanted.is_empty());
-        assert!(lane.denial(at(60_000)).is_none(), "it is tried again");
+        queue.hold_off(at(0), "home hangs", false);
+        assert!(queue.denial(at(1)).is_none(), "that is waited for");
+        queue.hold_off(at(2000), "user 7 may not", true);
+        assert_eq!(queue.denial(at(2001)), Some(Error::denied("user 7 may not")));
+        assert_eq!(queue.listings.give_up(), [InodeId(7), InodeId(8)]);
+        assert!(queue.listings.wanted.is_empty());
+        assert!(queue.denial(at(60_000)).is_none(), "it is tried again");
     }
 }

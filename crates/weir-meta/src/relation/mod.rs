@@ -3,26 +3,26 @@
 //! Invariant: what is given to a mover is given to nobody else before that mover has ended, also after a restart of the leader;
 //! for nothing at home can tell a late writer from one who may write.
 //!
-//! `tree` and `pending` say what a change means, `taken` brings changes from the changelog to the queues, `lane` gives work
-//! out, `yields` makes room for it, `serve` answers messages, `store` knows the records.
-mod lane;
+//! `tree` and `dirty` say what a change means, `taken` brings changes from the changelog to the queues, `queue` gives work
+//! out, `relocations` makes room for it, `serve` answers messages, `store` knows the records.
+mod dirty;
+mod ingest;
 mod listing;
 mod orphans;
-mod pending;
-mod pieces;
+mod parts;
 mod ready;
 pub mod record;
+mod relocations;
 pub(crate) mod serve;
+mod ship_queue;
 pub mod store;
-mod taken;
 pub mod tree;
-mod yields;
 
-pub use taken::{listened, pulled};
+pub use ingest::{logged, mirrored};
 
 use crate::executor::Leader;
 use crate::keys;
-use lane::Lane;
+use ship_queue::ShipQueue;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -42,7 +42,7 @@ const MOVER_SILENT: Duration = Duration::from_secs(15);
 /// who had some are gone.
 #[derive(Default)]
 pub struct Relations {
-    lanes: Mutex<Lanes>,
+    queues: Mutex<ShipQueues>,
     /// A changelog has grown, or a relation came.
     pub changed: Notify,
     /// There may be work.
@@ -50,8 +50,8 @@ pub struct Relations {
 }
 
 #[derive(Default)]
-struct Lanes {
-    lanes: BTreeMap<RelationId, Lane>,
+struct ShipQueues {
+    queues: BTreeMap<RelationId, ShipQueue>,
     meters: BTreeMap<RelationId, Meter>,
     /// Movers: when they asked last, and what holds them back in their own words.
     movers: BTreeMap<SessionId, (Instant, String)>,
@@ -93,32 +93,32 @@ impl Relations {
         let former = store::collect(read, &start, &end, usize::MAX, |key, _| {
             keys::session_of(key).ok_or_else(|| Error::damaged("the key of a mover is damaged"))
         })?;
-        let mut lanes = Lanes { leader, former: former.into_iter().collect(), ..Lanes::default() };
+        let mut queues = ShipQueues { leader, former: former.into_iter().collect(), ..ShipQueues::default() };
         for (id, _) in store::all_relations(read)? {
-            let mut lane = Lane::default();
-            lane.orphans.look_again();
-            for (ino, number) in taken::cuts(read, id)? {
-                lane.cuts.entry(ino).or_default().insert(number);
+            let mut queue = ShipQueue::default();
+            queue.orphans.rescan();
+            for (ino, number) in ingest::truncations(read, id)? {
+                queue.truncations.entry(ino).or_default().insert(number);
             }
-            lanes.lanes.insert(id, lane);
+            queues.queues.insert(id, queue);
         }
-        Ok(Relations { lanes: Mutex::new(lanes), ..Relations::default() })
+        Ok(Relations { queues: Mutex::new(queues), ..Relations::default() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Lanes> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, ShipQueues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What a mover had is given to others.
     pub fn end_session(&self, session: SessionId) {
-        let mut lanes = self.lock();
-        let is_known = lanes.movers.remove(&session).is_some() | lanes.former.remove(&session);
-        let had_work = lanes.lanes.values_mut().fold(false, |had, lane| had | lane.end_session(session));
+        let mut queues = self.lock();
+        let is_known = queues.movers.remove(&session).is_some() | queues.former.remove(&session);
+        let had_work = queues.queues.values_mut().fold(false, |had, queue| had | queue.end_session(session));
         if is_known || had_work {
             self.work.notify_waiters();
         }
         // It may have been writing.
-        lanes.lanes.values_mut().for_each(|lane| lane.orphans.look_again());
+        queues.queues.values_mut().for_each(|queue| queue.orphans.rescan());
         self.changed.notify_one();
     }
 }
@@ -130,7 +130,7 @@ pub(crate) async fn run(leader: Arc<Leader>) -> Error {
             Ok(true) => tokio::task::yield_now().await,
             Ok(false) => leader.relations.changed.notified().await,
             Err(e) => {
-                if let Err(e) = leader.stand(e, "take changes over").await {
+                if let Err(e) = leader.retry_job(e, "take changes over").await {
                     return e;
                 }
             }
@@ -140,7 +140,7 @@ pub(crate) async fn run(leader: Arc<Leader>) -> Error {
 
 /// One round over all relations; whether there is more to do. One that fails does not hold the others up.
 fn pass(leader: &Arc<Leader>) -> Result<bool> {
-    let ids: Vec<RelationId> = leader.relations.lock().lanes.keys().copied().collect();
+    let ids: Vec<RelationId> = leader.relations.lock().queues.keys().copied().collect();
     let now = Time { nanos: leader.env.clock.wall().0 };
     let (mut more, mut failed) = (false, None);
     for id in ids {
@@ -160,25 +160,25 @@ fn pass_one(leader: &Arc<Leader>, id: RelationId, now: Time) -> Result<bool> {
     let (mut volume, mut seen) = (None, false);
     leader.kv.transact(&mut |txn| {
         volume = store::find_relation(txn, id)?.map(|r| r.volume);
-        seen = taken::look(txn, id, now)?;
+        seen = ingest::scan(txn, id, now)?;
         Ok(())
     })?;
-    let mut lanes = leader.relations.lock();
-    let Some(lane) = lanes.lanes.get_mut(&id) else { return Ok(false) };
+    let mut queues = leader.relations.lock();
+    let Some(queue) = queues.queues.get_mut(&id) else { return Ok(false) };
     if seen {
-        lane.orphans.look_again();
+        queue.orphans.rescan();
     }
     let mut left = false;
     leader.kv.transact(&mut |txn| {
-        left = taken::take(txn, id, lane)?;
+        left = ingest::take(txn, id, queue)?;
         Ok(())
     })?;
     let mut more = left || seen;
-    drop(lanes);
-    more |= orphans::look(leader, id)?;
+    drop(queues);
+    more |= orphans::scan(leader, id)?;
     if let Some(volume) = volume {
         leader.kv.transact(&mut |txn| {
-            left = taken::forget(txn, volume)?;
+            left = ingest::forget(txn, volume)?;
             Ok(())
         })?;
         more |= left;
@@ -197,7 +197,7 @@ fn remove_some(leader: &Arc<Leader>, id: RelationId) -> Result<Option<bool>> {
         Ok(())
     })?;
     if left == Some(false) {
-        leader.relations.lock().lanes.remove(&id);
+        leader.relations.lock().queues.remove(&id);
         tracing::info!(relation = %id, "all of a removed relation is gone");
     }
     Ok(left)
@@ -223,26 +223,26 @@ pub fn at_home(
     let Some((id, record)) = all.iter().find(|(_, r)| r.volume == volume && r.evict) else {
         return refuse("its volume has no relation that allows eviction".to_owned());
     };
-    if tree::find_twin(read, *id, ino)?.is_none() {
+    if tree::find_remote(read, *id, ino)?.is_none() {
         return refuse("home does not have it yet".to_owned());
     }
-    if read.get(&keys::aside(*id, ino))?.is_some() {
+    if read.get(&keys::conflict(*id, ino))?.is_some() {
         return refuse(
-            "it is set aside, because home is not as it was left: `weir relation show`".to_owned(),
+            "it is in conflict, because home is not as it was left: `weir relation show`".to_owned(),
         );
     }
     if store::is_unfinished(read, *id, ino)? {
         return refuse("home has parts of it, which can be read when it is complete there".to_owned());
     }
     let to = to.min(inode.size);
-    let pending = store::pending_of(read, *id, ino)?;
-    if pending.iter().any(|(at, range)| *at < to && from < at + range.len) {
+    let dirty = store::dirty_of(read, *id, ino)?;
+    if dirty.iter().any(|(at, range)| *at < to && from < at + range.len) {
         return refuse("home does not have all of it yet".to_owned());
     }
     if !store::is_proved(read, *id, ino, from, to)? {
         return refuse("home has given no proof of all of it".to_owned());
     }
-    if taken::is_untaken(read, record, ino)? {
+    if ingest::is_not_ingested(read, record, ino)? {
         return refuse("it changed a moment ago".to_owned());
     }
     Ok(())
@@ -255,22 +255,22 @@ pub fn has_evicted(
     ino: InodeId,
     inode: &crate::record::Inode,
 ) -> Result<bool> {
-    if tree::find_twin(read, id, ino)?.is_none() || store::is_unfinished(read, id, ino)? {
+    if tree::find_remote(read, id, ino)?.is_none() || store::is_unfinished(read, id, ino)? {
         return Ok(false);
     }
-    let pending = store::pending_of(read, id, ino)?;
+    let dirty = store::dirty_of(read, id, ino)?;
     for (from, to) in store::evicted_of(read, ino)? {
         let to = to.min(inode.size);
-        if pending.iter().any(|(at, range)| *at < to && from < at + range.len) {
+        if dirty.iter().any(|(at, range)| *at < to && from < at + range.len) {
             return Ok(false);
         }
         // What was there before us has no proof until it is read.
-        if from < to && !record.adopts && !store::is_proved(read, id, ino, from, to)? {
+        if from < to && !record.imports && !store::is_proved(read, id, ino, from, to)? {
             return Ok(false);
         }
     }
     // What another home had heard of when its bytes were evicted may be news for this one.
-    Ok(!taken::is_untaken(read, record, ino)?)
+    Ok(!ingest::is_not_ingested(read, record, ino)?)
 }
 
 /// Bytes that came back were at a home without any proof: now there is one.
@@ -282,7 +282,7 @@ pub fn learn(
     learned: &weir_proto::recall::Learned,
 ) -> Result<()> {
     let blocks = (to - from).div_ceil(weir_proto::relation::RECEIPT_BLOCK);
-    let known = tree::find_twin(txn, learned.relation, ino)?.is_some();
+    let known = tree::find_remote(txn, learned.relation, ino)?.is_some();
     let fits = learned.sums.len() as u64 == blocks;
     if !known || !fits || store::is_proved(txn, learned.relation, ino, from, to)? {
         return Ok(());
@@ -299,10 +299,10 @@ pub fn lacks_proof(read: &dyn Read, ino: InodeId, inode: &crate::record::Inode) 
     let volume = crate::namespace::volume::volume_of(read, inode.parent)?;
     for (id, record) in store::relations(read)? {
         // One that may not evict now may from tomorrow on.
-        let of_it = record.volume == volume && (record.evict || !record.pulls());
+        let of_it = record.volume == volume && (record.evict || !record.mirrors());
         if of_it
-            && tree::find_twin(read, id, ino)?.is_some()
-            && !taken::unproved(read, id, ino, inode.size)?.is_empty()
+            && tree::find_remote(read, id, ino)?.is_some()
+            && !ingest::unproved(read, id, ino, inode.size)?.is_empty()
         {
             return Ok(true);
         }

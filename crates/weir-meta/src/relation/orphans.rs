@@ -14,7 +14,7 @@ use weir_proto::relation::RelationId;
 use weir_proto::{InodeId, Result, SessionId};
 
 /// Files looked at in one go.
-const LOOK_MAX: usize = 256;
+const SCAN_MAX: usize = 256;
 /// Found and not recovered yet: then the look waits.
 const FOUND_MAX: usize = 1024;
 /// That one mover recovers at a time. Each may wait for targets.
@@ -33,7 +33,7 @@ pub struct Orphans {
 
 impl Orphans {
     /// Somebody may have died.
-    pub fn look_again(&mut self) {
+    pub fn rescan(&mut self) {
         self.next = Some(InodeId(0));
     }
 
@@ -43,16 +43,16 @@ impl Orphans {
     }
 
     /// What a mover is to recover now.
-    pub fn give(&mut self, mover: SessionId) -> Vec<InodeId> {
+    pub fn assign(&mut self, mover: SessionId) -> Vec<InodeId> {
         let has = self.out.values().filter(|session| **session == mover).count();
-        let mut given = Vec::new();
-        while has + given.len() < AT_ONCE
+        let mut assigned = Vec::new();
+        while has + assigned.len() < AT_ONCE
             && let Some(ino) = self.found.pop_first()
         {
             self.out.insert(ino, mover);
-            given.push(ino);
+            assigned.push(ino);
         }
-        given
+        assigned
     }
 
     /// A mover has done what it could; whether there is reason to look.
@@ -60,14 +60,14 @@ impl Orphans {
         let before = self.out.len();
         self.out.retain(|ino, session| *session != mover || !files.contains(ino));
         if self.out.len() < before {
-            self.look_again();
+            self.rescan();
         }
         self.next.is_some()
     }
 
     fn take_new(&mut self) -> Vec<InodeId> {
         let mut taken = Vec::new();
-        while taken.len() < LOOK_MAX
+        while taken.len() < SCAN_MAX
             && let Some(ino) = self.new.pop_first()
         {
             taken.push(ino);
@@ -80,12 +80,12 @@ impl Orphans {
     }
 
     fn is_due(&self) -> bool {
-        self.begin_look().is_some() || !self.new.is_empty()
+        self.begin_scan().is_some() || !self.new.is_empty()
     }
-    fn begin_look(&self) -> Option<InodeId> {
+    fn begin_scan(&self) -> Option<InodeId> {
         self.next.filter(|_| self.found.len() < FOUND_MAX)
     }
-    fn end_look(&mut self, from: Option<InodeId>, found: Vec<InodeId>, next: Option<InodeId>) {
+    fn end_scan(&mut self, from: Option<InodeId>, found: Vec<InodeId>, next: Option<InodeId>) {
         // Else somebody died meanwhile, and it begins anew.
         if from.is_some() && self.next == from {
             self.next = next;
@@ -95,12 +95,12 @@ impl Orphans {
 }
 
 /// Looks at some files that were written and are not known to be complete; whether there is more to look at.
-pub(super) fn look(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
+pub(super) fn scan(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
     if leader.lock().grace_until.is_some() {
         return Ok(false); // who writes comes back, or its session ends
     }
-    let (from, new) = match leader.relations.lock().lanes.get_mut(&relation) {
-        Some(lane) if lane.orphans.is_due() => (lane.orphans.begin_look(), lane.orphans.take_new()),
+    let (from, new) = match leader.relations.lock().queues.get_mut(&relation) {
+        Some(queue) if queue.orphans.is_due() => (queue.orphans.begin_scan(), queue.orphans.take_new()),
         _ => return Ok(false),
     };
     let (mut found, mut next) = (Vec::new(), None);
@@ -112,11 +112,11 @@ pub(super) fn look(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
             let mut files = Vec::new();
             if let Some(from) = from {
                 let start = keys::growing(relation, from);
-                files = store::collect(read, &start, &end, LOOK_MAX, |key, _| {
+                files = store::collect(read, &start, &end, SCAN_MAX, |key, _| {
                     store::number_of(key).map(InodeId)
                 })?;
             }
-            if files.len() == LOOK_MAX {
+            if files.len() == SCAN_MAX {
                 next = files.last().map(|ino| InodeId(ino.0 + 1));
             }
             for ino in files.into_iter().chain(new.iter().copied()) {
@@ -135,10 +135,10 @@ pub(super) fn look(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
             })?;
         }
     }
-    let mut lanes = leader.relations.lock();
-    let Some(lane) = lanes.lanes.get_mut(&relation) else { return Ok(false) };
-    lane.orphans.end_look(from, found, next);
-    Ok(lane.orphans.is_due())
+    let mut queues = leader.relations.lock();
+    let Some(queue) = queues.queues.get_mut(&relation) else { return Ok(false) };
+    queue.orphans.end_scan(from, found, next);
+    Ok(queue.orphans.is_due())
 }
 
 #[cfg(test)]
@@ -146,26 +146,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_back_is_looked_at_again_and_nothing_is_given_out_twice() {
+    fn returned_work_is_checked_again_and_never_assigned_twice() {
         let (one, two) = (SessionId(1), SessionId(2));
         let mut orphans = Orphans::default();
-        assert_eq!(orphans.begin_look(), None, "nobody died");
-        orphans.look_again();
-        let from = orphans.begin_look();
+        assert_eq!(orphans.begin_scan(), None, "nobody died");
+        orphans.rescan();
+        let from = orphans.begin_scan();
         assert!(from.is_some());
-        orphans.end_look(from, (1..=10).map(InodeId).collect(), None);
-        assert_eq!(orphans.begin_look(), None);
-        assert_eq!(orphans.give(one).len(), AT_ONCE);
-        assert_eq!(orphans.give(one), []);
-        assert_eq!(orphans.give(two), [InodeId(9), InodeId(10)]);
+        orphans.end_scan(from, (1..=10).map(InodeId).collect(), None);
+        assert_eq!(orphans.begin_scan(), None);
+        assert_eq!(orphans.assign(one).len(), AT_ONCE);
+        assert_eq!(orphans.assign(one), []);
+        assert_eq!(orphans.assign(two), [InodeId(9), InodeId(10)]);
         assert!(orphans.dealt_with(one, &[InodeId(1), InodeId(9)]), "it may have failed");
-        let from = orphans.begin_look();
-        orphans.look_again();
-        orphans.end_look(from, vec![InodeId(1), InodeId(2), InodeId(9)], Some(InodeId(77)));
-        assert_eq!(orphans.give(two), [InodeId(1)], "the others are with a mover");
+        let from = orphans.begin_scan();
+        orphans.rescan();
+        orphans.end_scan(from, vec![InodeId(1), InodeId(2), InodeId(9)], Some(InodeId(77)));
+        assert_eq!(orphans.assign(two), [InodeId(1)], "the others are with a mover");
         orphans.end_session(two);
-        let from = orphans.begin_look();
-        orphans.end_look(from, vec![InodeId(9)], None);
-        assert_eq!(orphans.give(one), [InodeId(9)]);
+        let from = orphans.begin_scan();
+        orphans.end_scan(from, vec![InodeId(9)], None);
+        assert_eq!(orphans.assign(one), [InodeId(9)]);
     }
 }

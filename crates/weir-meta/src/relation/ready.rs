@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_that_is_asked_for_anew_passes_all_whatever_it_has_passed() {
+    fn a_restarted_sweep_passes_all_again() {
         let mut ready = Ready::default();
         ready.swept(InodeId(7), true);
         ready.touch_all();

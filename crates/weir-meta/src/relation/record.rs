@@ -3,8 +3,8 @@ use crate::record::Record;
 use bytes::Bytes;
 use std::time::Duration;
 use weir_proto::meta::{FileKind, Time};
-use weir_proto::piece::HomeRules;
-use weir_proto::relation::{Direction, HomeIds, RelationId, StampBytes};
+use weir_proto::part::HomeRules;
+use weir_proto::relation::{Direction, FingerprintBytes, HomeIds, RelationId};
 use weir_proto::{InodeId, VolumeId, message};
 
 /// `P/`: the offset at which "the file is complete" is pending.
@@ -21,11 +21,11 @@ message!(
         paused: Option<String>,
         created: Time,
         /// Changes of the volume up to this one were taken over into `O/` and `P/`.
-        taken: u64,
+        ingested: u64,
         shipped_bytes: u64,
         shipped_names: u64,
         /// The volume was made from what was there.
-        adopts: bool,
+        imports: bool,
         /// What is kept of it goes, step by step.
         removing: bool,
         ids: HomeIds,
@@ -35,7 +35,7 @@ message!(
 );
 message!(
     /// `P/`: bytes from the key's offset on.
-    Pending {
+    DirtyRange {
         len: u64,
         /// When the oldest of them was written.
         since: Time,
@@ -46,23 +46,23 @@ message!(
 );
 message!(
     /// `Y/`: an inode at home.
-    Twin {
+    RemoteEntry {
         kind: FileKind,
-        places: Vec<TwinPlace>,
-        stamp: StampBytes,
+        places: Vec<RemotePlace>,
+        fingerprint: FingerprintBytes,
         /// Home was told that this is all of the file; none: not since it was last written.
         complete: Option<u64>,
-        /// A mover may have written there since the stamp was taken.
+        /// A mover may have written there since the fingerprint was taken.
         writing: bool,
     }
 );
 message!(
     /// A name at home; the volume's root has none.
-    TwinPlace { dir: InodeId, name: Bytes }
+    RemotePlace { dir: InodeId, name: Bytes }
 );
 message!(
     /// `m/`: where a file goes from its place at home, where it has one name of several.
-    YieldRecord { from: TwinPlace, to: TwinPlace }
+    RelocationRecord { from: RemotePlace, to: RemotePlace }
 );
 message!(
     /// `q/`: these bytes are durable at home; see `weir_proto::relation::Receipt`.
@@ -70,11 +70,11 @@ message!(
 );
 message!(
     /// `a/`: why an inode is not shipped.
-    AsideRecord { diverged: bool, why: String, at: Time }
+    ConflictRecord { diverged: bool, why: String, at: Time }
 );
 message!(
     /// `j/`: when a directory was read at home last, to its end.
-    FollowedRecord {
+    MirroredRecord {
         at: Time,
         /// More was gone there than goes in one transaction: it is to be read again at once.
         more: bool,
@@ -85,12 +85,12 @@ message!(
     DoomedRecord { relation: RelationId, dir: InodeId }
 );
 impl RelationRecord {
-    pub fn pulls(&self) -> bool {
-        self.direction == Direction::Pull
+    pub fn mirrors(&self) -> bool {
+        self.direction == Direction::Mirror
     }
     /// How long what was read of a directory is good enough while somebody looks at it, and while nobody does. An object
     /// store takes money for each question.
-    pub fn looks_apart(&self) -> (Duration, Duration) {
+    pub fn scans_apart(&self) -> (Duration, Duration) {
         match self.url.starts_with("s3:") {
             true => (Duration::from_secs(60), Duration::from_secs(900)),
             false => (Duration::from_secs(5), Duration::from_secs(60)),
@@ -98,14 +98,14 @@ impl RelationRecord {
     }
     /// What its home can do; of one that is not known (any more) what every home can.
     pub fn rules(&self) -> HomeRules {
-        HomeRules::of(&self.url).unwrap_or(HomeRules { pieces: true, links: false })
+        HomeRules::of(&self.url).unwrap_or(HomeRules { parts: true, links: false })
     }
 }
 impl Record for RelationRecord {}
-impl Record for Pending {}
-impl Record for Twin {}
-impl Record for YieldRecord {}
+impl Record for DirtyRange {}
+impl Record for RemoteEntry {}
+impl Record for RelocationRecord {}
 impl Record for ReceiptRecord {}
-impl Record for AsideRecord {}
-impl Record for FollowedRecord {}
+impl Record for ConflictRecord {}
+impl Record for MirroredRecord {}
 impl Record for DoomedRecord {}

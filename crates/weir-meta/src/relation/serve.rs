@@ -1,12 +1,12 @@
 //! Messages about relations: administration, followers of a changelog, movers.
-use super::lane::{self, ExtentOut, Lane, Look, Offer};
-use super::record::{AsideRecord, FINISH, Pending, ReceiptRecord, RelationRecord, Twin};
-use super::{Lanes, MOVER_SILENT, listing, pending, store, taken, tree};
+use super::record::{ConflictRecord, DirtyRange, FINISH, ReceiptRecord, RelationRecord, RemoteEntry};
+use super::ship_queue::{self, Batch, ExtentOut, ShipQueue, WorkRequest};
+use super::{MOVER_SILENT, ShipQueues, dirty, ingest, listing, store, tree};
 use crate::executor::Leader;
 use crate::keys::{self, Sequence};
 use crate::namespace::create::next_number;
 use crate::namespace::path::Paths;
-use crate::namespace::{Cx, View, adopt, find_inode, log, volume};
+use crate::namespace::{Cx, View, find_inode, import, log, volume};
 use crate::record::{ChangeRecord, Inode, Record};
 use bytes::Bytes;
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use weir_env::Instant;
 use weir_kv::CommitSeq;
 use weir_proto::meta::{FileKind, Time};
-use weir_proto::piece::HomeRules;
+use weir_proto::part::HomeRules;
 use weir_proto::relation::*;
 use weir_proto::{Error, InodeId, NameRule, Result, SessionId, VolumeId};
 
@@ -23,11 +23,11 @@ use weir_proto::{Error, InodeId, NameRule, Result, SessionId, VolumeId};
 const RELATIONS_MAX: usize = 8;
 /// Longest name of a follower, in bytes.
 const CURSOR_NAME_MAX: usize = 64;
-/// Pending ranges and queued changes that are counted for a report.
+/// Dirty ranges and queued changes that are counted for a report.
 const COUNTED_MAX: usize = 200_000;
-/// Items set aside that a report names.
-const ASIDE_SHOWN: usize = 100;
-/// Words that say why something is set aside, in bytes.
+/// Conflicts that a report names.
+const CONFLICTS_SHOWN: usize = 100;
+/// Words that say why something is in conflict, in bytes.
 const WHY_MAX: usize = 4096;
 /// Longest wait of a mover or a follower.
 const WAIT_MAX: Duration = Duration::from_secs(20);
@@ -52,25 +52,28 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
     if all.iter().filter(|(_, other)| other.volume == r.volume).count() >= RELATIONS_MAX {
         return Err(Error::invalid(format!("volume {:?} has {RELATIONS_MAX} relations already", of.name)));
     }
-    let pulls = r.direction == Direction::Pull;
+    let mirrors = r.direction == Direction::Mirror;
     let is_related = all.iter().any(|(_, other)| other.volume == r.volume);
-    if pulls && r.evict {
+    if mirrors && r.evict {
         return Err(Error::invalid(
-            "what a volume that pulls has is at home: it may always be evicted, so leave that out",
+            "all data of a mirror is at home: it may always be evicted, so leave that out",
         ));
     }
-    if pulls && is_related {
+    if mirrors && is_related {
         return Err(Error::invalid(format!(
-            "volume {:?} has a home already: it follows no other one",
+            "volume {:?} has a home already: it cannot mirror another one",
             of.name
         )));
     }
-    if all.iter().any(|(_, other)| other.volume == r.volume && other.pulls()) {
-        return Err(Error::invalid(format!("volume {:?} follows a home: it goes to no other one", of.name)));
-    }
-    if pulls && crate::namespace::snapshot::has_any(&*cx.txn, r.volume, false)? {
+    if all.iter().any(|(_, other)| other.volume == r.volume && other.mirrors()) {
         return Err(Error::invalid(format!(
-            "volume {:?} has snapshots: one that follows a home has none",
+            "volume {:?} mirrors a home: it cannot be copied to another one",
+            of.name
+        )));
+    }
+    if mirrors && crate::namespace::snapshot::has_any(&*cx.txn, r.volume, false)? {
+        return Err(Error::invalid(format!(
+            "volume {:?} has snapshots: a volume that mirrors a home has none",
             of.name
         )));
     }
@@ -79,18 +82,18 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
         volume: r.volume,
         url: r.url.clone(),
         direction: r.direction,
-        evict: r.evict || pulls,
+        evict: r.evict || mirrors,
         paused: None,
         created: cx.rules.now,
-        taken: log::last_number(&*cx.txn, r.volume)?,
+        ingested: log::last_number(&*cx.txn, r.volume)?,
         shipped_bytes: 0,
         shipped_names: 0,
-        adopts: r.adopt || pulls,
+        imports: r.import || mirrors,
         removing: false,
         ids: r.ids.clone(),
         by: r.cred.uid,
     };
-    if r.adopt && is_related {
+    if r.import && is_related {
         return Err(Error::invalid(format!(
             "volume {:?} has a home already: what is there stays there",
             of.name
@@ -98,11 +101,11 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
     }
     cx.txn.put(&keys::relation(id), &record.to_value());
     // Home's root is the volume's.
-    let (kind, places, stamp) = (FileKind::Directory, Vec::new(), Bytes::new());
-    let twin = Twin { kind, places, stamp, complete: None, writing: false };
-    cx.txn.put(&keys::twin(id, of.root), &twin.to_value());
-    match r.adopt || pulls {
-        true => adopt::begin(cx, id, of.root)?,
+    let (kind, places, fingerprint) = (FileKind::Directory, Vec::new(), Bytes::new());
+    let remote = RemoteEntry { kind, places, fingerprint, complete: None, writing: false };
+    cx.txn.put(&keys::remote(id, of.root), &remote.to_value());
+    match r.import || mirrors {
+        true => import::begin(cx, id, of.root)?,
         false => cx.txn.put(&keys::unseen(id, of.root), &0u64.to_le_bytes()),
     }
     cx.events.relations = true;
@@ -124,8 +127,8 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
         movers: 0,
         limited_by: String::new(),
         home_failure: String::new(),
-        aside: Vec::new(),
-        looked_ms: 0,
+        conflicts: Vec::new(),
+        scan_age_ms: 0,
     })
 }
 
@@ -172,8 +175,8 @@ pub fn change(cx: &mut Cx<'_>, r: &RelationDo) -> Result<()> {
         RelationVerb::Pause => record.paused = Some("by an administrator".to_owned()),
         RelationVerb::Resume => record.paused = None,
         RelationVerb::AllowEviction => record.evict = true,
-        RelationVerb::ForbidEviction if record.pulls() => {
-            return Err(Error::invalid("what a volume that pulls has is at home: it may always be evicted"));
+        RelationVerb::ForbidEviction if record.mirrors() => {
+            return Err(Error::invalid("all data of a mirror is at home: it may always be evicted"));
         }
         RelationVerb::ForbidEviction => record.evict = false,
         RelationVerb::Remove => {
@@ -213,7 +216,7 @@ fn refuse_if_needed(read: &dyn weir_kv::Read, id: RelationId, record: &RelationR
         let mut is_elsewhere = false;
         for (other, of_it) in &others {
             is_elsewhere |= super::has_evicted(read, (*other, of_it), ino, &inode)?
-                && read.get(&keys::aside(*other, ino))?.is_none();
+                && read.get(&keys::conflict(*other, ino))?.is_none();
         }
         away += u64::from(!is_elsewhere);
     }
@@ -231,14 +234,12 @@ fn refuse_if_needed(read: &dyn weir_kv::Read, id: RelationId, record: &RelationR
 pub fn resolve(cx: &mut Cx<'_>, r: &RelationResolve) -> Result<()> {
     let record = store::load_relation(&*cx.txn, r.relation)?;
     volume::load_as_admin(&*cx.txn, &r.cred, record.volume)?;
-    if record.pulls() && r.how == Resolution::KeepVolume {
-        return Err(Error::invalid(
-            "a relation that pulls changes nothing at home: only what is there counts",
-        ));
+    if record.mirrors() && r.how == Resolution::KeepVolume {
+        return Err(Error::invalid("a mirror changes nothing at home: only what is there counts"));
     }
-    let key = keys::aside(r.relation, r.ino);
+    let key = keys::conflict(r.relation, r.ino);
     if cx.txn.get(&key)?.is_none() {
-        return Err(Error::not_found(format!("inode {} is not set aside", r.ino)));
+        return Err(Error::not_found(format!("inode {} is not in conflict", r.ino)));
     }
     cx.txn.delete(&key);
     cx.events.relations = true;
@@ -247,12 +248,12 @@ pub fn resolve(cx: &mut Cx<'_>, r: &RelationResolve) -> Result<()> {
     }
     // Whatever is there under this name is taken for ours, and all of it that is here is written anew. What is evicted is
     // there only: what comes back of it must still be what was shipped.
-    if let Some(twin) = tree::find_twin(&*cx.txn, r.relation, r.ino)? {
-        let twin = Twin { stamp: Bytes::new(), ..twin };
-        cx.txn.put(&keys::twin(r.relation, r.ino), &twin.to_value());
+    if let Some(remote) = tree::find_remote(&*cx.txn, r.relation, r.ino)? {
+        let remote = RemoteEntry { fingerprint: Bytes::new(), ..remote };
+        cx.txn.put(&keys::remote(r.relation, r.ino), &remote.to_value());
         let evicted = store::evicted_of(&*cx.txn, r.ino)?;
         for (from, to) in store::outside(&evicted, u64::MAX) {
-            store::cut_receipts(cx.txn, r.relation, r.ino, from, to)?;
+            store::remove_receipts(cx.txn, r.relation, r.ino, from, to)?;
         }
         let number = log::last_number(&*cx.txn, record.volume)?;
         tree::ship_whole(cx.txn, r.relation, number, cx.rules.now, r.ino, &evicted)?;
@@ -266,11 +267,11 @@ pub fn suspect(cx: &mut Cx<'_>, r: &RelationSuspect) -> Result<()> {
     if r.why.is_empty() || r.why.len() > WHY_MAX {
         return Err(Error::invalid(format!("why inode {} is suspect: 1 to {WHY_MAX} bytes", r.ino)));
     }
-    if tree::find_twin(&*cx.txn, r.relation, r.ino)?.is_none() {
+    if tree::find_remote(&*cx.txn, r.relation, r.ino)?.is_none() {
         return Err(Error::not_found(format!("inode {} is not at home of {}", r.ino, r.relation)));
     }
-    let record = AsideRecord { diverged: true, why: r.why.clone(), at: cx.rules.now };
-    cx.txn.put(&keys::aside(r.relation, r.ino), &record.to_value());
+    let record = ConflictRecord { diverged: true, why: r.why.clone(), at: cx.rules.now };
+    cx.txn.put(&keys::conflict(r.relation, r.ino), &record.to_value());
     Ok(())
 }
 
@@ -318,9 +319,9 @@ fn best_first(
 ) -> Result<Vec<(RelationId, RelationRecord)>> {
     let mut all = Vec::new();
     for (id, record) in homes {
-        let aside = read.get(&keys::aside(id, ino))?.is_some();
+        let conflicts = read.get(&keys::conflict(id, ino))?.is_some();
         let has_it = super::has_evicted(read, (id, &record), ino, inode)?;
-        all.push(((aside, !has_it, !record.evict), (id, record)));
+        all.push(((conflicts, !has_it, !record.evict), (id, record)));
     }
     all.sort_by_key(|(order, _)| *order);
     Ok(all.into_iter().map(|(_, relation)| relation).collect())
@@ -337,7 +338,7 @@ pub fn where_at_home(view: &mut View<'_>, r: &WhereAtHome) -> Result<HomePlace> 
         None => {
             let mut known = Vec::new();
             for (id, record) in store::relations(view.read)? {
-                if tree::find_twin(view.read, id, ino)?.is_some() {
+                if tree::find_remote(view.read, id, ino)?.is_some() {
                     known.push((id, record));
                 }
             }
@@ -349,17 +350,17 @@ pub fn where_at_home(view: &mut View<'_>, r: &WhereAtHome) -> Result<HomePlace> 
     };
     for (id, record) in relations {
         let Some(path) = tree::path(view.read, id, ino)? else { continue };
-        let Some(twin) = tree::find_twin(view.read, id, ino)? else { continue };
+        let Some(remote) = tree::find_remote(view.read, id, ino)? else { continue };
         let receipts = store::receipts_of(view.read, id, ino)?;
         let receipts =
             receipts.into_iter().map(|(offset, r)| Receipt { offset, len: r.len, sums: r.sums }).collect();
-        let (path, expect) = (Bytes::from(path), tree::expected(&twin));
-        let way = tree::way(view.read, id, ino, &twin)?;
-        let changing = lane::may_change(view.read, id, &way)?;
-        let (mut unsettled, mut aside) = (false, false);
+        let (path, expect) = (Bytes::from(path), tree::expected(&remote));
+        let way = tree::way(view.read, id, ino, &remote)?;
+        let changing = ship_queue::may_change(view.read, id, &way)?;
+        let (mut unsettled, mut conflict) = (false, false);
         if r.relation.is_some() {
-            unsettled = is_unsettled(view.read, id, &record, ino, &twin)?;
-            aside = view.read.get(&keys::aside(id, ino))?.is_some();
+            unsettled = is_unsettled(view.read, id, &record, ino, &remote)?;
+            conflict = view.read.get(&keys::conflict(id, ino))?.is_some();
         }
         let (url, direction, ids, by) = (record.url, record.direction, record.ids, record.by);
         return Ok(HomePlace {
@@ -373,7 +374,7 @@ pub fn where_at_home(view: &mut View<'_>, r: &WhereAtHome) -> Result<HomePlace> 
             changing,
             receipts,
             unsettled,
-            aside,
+            conflict,
         });
     }
     Err(Error::not_found(format!("inode {ino} is not at any home")))
@@ -393,14 +394,14 @@ fn is_unsettled(
     id: RelationId,
     record: &RelationRecord,
     ino: InodeId,
-    twin: &Twin,
+    remote: &RemoteEntry,
 ) -> Result<bool> {
-    let to_come = log::last_number(read, record.volume)? > record.taken
-        || lane::is_queued(read, id, &tree::way(read, id, ino, twin)?)?
-        || !store::pending_of(read, id, ino)?.is_empty()
-        || store::pending_finish(read, id, ino)?.is_some();
-    let is_file = twin.kind == FileKind::Regular;
-    let is_written = twin.complete.is_none() || twin.writing || store::is_growing(read, id, ino)?;
+    let to_come = log::last_number(read, record.volume)? > record.ingested
+        || ship_queue::is_queued(read, id, &tree::way(read, id, ino, remote)?)?
+        || !store::dirty_of(read, id, ino)?.is_empty()
+        || store::dirty_finish(read, id, ino)?.is_some();
+    let is_file = remote.kind == FileKind::Regular;
+    let is_written = remote.complete.is_none() || remote.writing || store::is_growing(read, id, ino)?;
     let open = is_file && (is_written || store::is_unfinished(read, id, ino)?);
     Ok(to_come || open)
 }
@@ -425,20 +426,20 @@ impl Leader {
     fn relation_info(&self, id: RelationId, record: RelationRecord, now: Instant) -> Result<RelationInfo> {
         let wall = self.env.clock.wall().0;
         let (mut bytes, mut names, mut unseen, mut oldest) = (0, 0, 0, i64::MAX);
-        let (mut aside, mut volume_name, mut untaken) = (Vec::new(), String::new(), 0);
+        let (mut conflicts, mut volume_name, mut log_lag) = (Vec::new(), String::new(), 0);
         let mut looked = wall;
         self.kv.read(&mut |read| {
             (bytes, names, oldest) = (0, 0, i64::MAX);
             volume_name = volume::load(read, record.volume)?.name;
-            if !record.pulls() {
-                untaken = log::last_number(read, record.volume)?.saturating_sub(record.taken);
+            if !record.mirrors() {
+                log_lag = log::last_number(read, record.volume)?.saturating_sub(record.ingested);
             }
-            looked = listing::oldest_look(read, id)?.map_or(wall, |at| at.nanos);
+            looked = listing::oldest_scan(read, id)?.map_or(wall, |at| at.nanos);
             let (start, end) = keys::range_of_short(b'P', id.0);
             store::collect(read, &start, &end, COUNTED_MAX, |_, value| {
-                let pending = Pending::from_value(value, || format!("pending bytes of {id}"))?;
-                bytes += pending.len;
-                oldest = oldest.min(pending.since.nanos);
+                let dirty = DirtyRange::from_value(value, || format!("dirty bytes of {id}"))?;
+                bytes += dirty.len;
+                oldest = oldest.min(dirty.since.nanos);
                 Ok(())
             })?;
             let (start, end) = keys::range_of_short(b'O', id.0);
@@ -452,31 +453,31 @@ impl Leader {
             let (start, end) = keys::range_of_short(b'l', id.0);
             unseen += store::collect(read, &start, &end, COUNTED_MAX, |_, _| Ok(()))?.len() as u64;
             let (start, end) = keys::range_of_short(b'a', id.0);
-            aside = store::collect(read, &start, &end, ASIDE_SHOWN, |key, value| {
+            conflicts = store::collect(read, &start, &end, CONFLICTS_SHOWN, |key, value| {
                 let ino = InodeId(store::number_of(key)?);
-                Ok((ino, AsideRecord::from_value(value, || format!("what is set aside of {id}"))?))
+                Ok((ino, ConflictRecord::from_value(value, || format!("conflicts of {id}"))?))
             })?;
             Ok(())
         })?;
-        let aside = self.show_aside(id, aside)?;
-        let mut lanes = self.relations.lock();
-        let movers = lanes.heard_movers(now);
-        let mut limited_by = lanes.limited_by(id, now);
-        let home_failure = lanes.home_failure(id, now);
-        let rate = lanes.meters.entry(id).or_default().rate(now);
-        drop(lanes);
-        let diverged = aside.iter().filter(|a| a.diverged).count() as u64;
-        let done = bytes == 0 && names == 0 && unseen == 0 && untaken == 0 && oldest == i64::MAX;
+        let conflicts = self.show_conflicts(id, conflicts)?;
+        let mut queues = self.relations.lock();
+        let movers = queues.heard_movers(now);
+        let mut limited_by = queues.limited_by(id, now);
+        let home_failure = queues.home_failure(id, now);
+        let rate = queues.meters.entry(id).or_default().rate(now);
+        drop(queues);
+        let diverged = conflicts.iter().filter(|a| a.diverged).count() as u64;
+        let done = bytes == 0 && names == 0 && unseen == 0 && log_lag == 0 && oldest == i64::MAX;
         let state = match (&record.paused, diverged, done) {
             (Some(why), ..) => RelationState::Paused { why: why.clone() },
             (None, 1.., _) => RelationState::Diverged { items: diverged },
             (None, 0, true) => RelationState::Synced {},
             (None, 0, false) => RelationState::Copying {},
         };
-        if movers == 0 && (record.pulls() || !done) {
+        if movers == 0 && (record.mirrors() || !done) {
             limited_by = "no mover is running: start `weir mover`".to_owned();
         }
-        if done && !record.pulls() {
+        if done && !record.mirrors() {
             limited_by = String::new();
         }
         let lag_ms = if oldest == i64::MAX { 0 } else { ((wall - oldest) / 1_000_000).max(0) as u64 };
@@ -498,19 +499,19 @@ impl Leader {
             movers,
             limited_by,
             home_failure,
-            aside,
-            looked_ms: ((wall - looked) / 1_000_000).max(0) as u64,
+            conflicts,
+            scan_age_ms: ((wall - looked) / 1_000_000).max(0) as u64,
         })
     }
 
-    fn show_aside(&self, id: RelationId, found: Vec<(InodeId, AsideRecord)>) -> Result<Vec<Aside>> {
+    fn show_conflicts(&self, id: RelationId, found: Vec<(InodeId, ConflictRecord)>) -> Result<Vec<Conflict>> {
         let mut shown = Vec::new();
         self.kv.read(&mut |read| {
             shown.clear();
             for (ino, record) in &found {
                 let path = Bytes::from(tree::path(read, id, *ino)?.unwrap_or_default());
                 let (diverged, why, at) = (record.diverged, record.why.clone(), record.at);
-                shown.push(Aside { ino: *ino, path, diverged, why, at });
+                shown.push(Conflict { ino: *ino, path, diverged, why, at });
             }
             Ok(())
         })?;
@@ -518,28 +519,28 @@ impl Leader {
     }
 }
 
-impl Lanes {
+impl ShipQueues {
     pub(super) fn heard_movers(&mut self, now: Instant) -> u32 {
         self.movers.retain(|_, (at, _)| now.since(*at) <= MOVER_SILENT);
         self.movers.len() as u32
     }
     fn home_failure(&self, id: RelationId, now: Instant) -> String {
-        let Some(lane) = self.lanes.get(&id) else { return String::new() };
-        let away = lane.back_off.as_ref().map(|b| b.why.clone());
-        away.or_else(|| lane.listings.failure(now)).unwrap_or_default()
+        let Some(queue) = self.queues.get(&id) else { return String::new() };
+        let away = queue.back_off.as_ref().map(|b| b.why.clone());
+        away.or_else(|| queue.listings.failure(now)).unwrap_or_default()
     }
     fn limited_by(&self, id: RelationId, now: Instant) -> String {
-        if let Some(back_off) = self.lanes.get(&id).and_then(|lane| lane.back_off.as_ref()) {
+        if let Some(back_off) = self.queues.get(&id).and_then(|queue| queue.back_off.as_ref()) {
             let (why, left) = (&back_off.why, back_off.until.since(now).as_secs_f64());
             return match back_off.denied {
                 true => format!("the mover may not use this home ({why}); tried again in {left:.1} s"),
                 false => format!("home does not answer ({why}); asked again in {left:.1} s"),
             };
         }
-        if self.lanes.get(&id).is_some_and(|lane| lane.brings_back) {
+        if self.queues.get(&id).is_some_and(|queue| queue.brings_back) {
             return "bytes that are at another home only are brought back first".to_owned();
         }
-        if let Some(why) = self.lanes.get(&id).and_then(|lane| lane.listings.failure(now)) {
+        if let Some(why) = self.queues.get(&id).and_then(|queue| queue.listings.failure(now)) {
             return why;
         }
         self.movers.values().map(|(_, why)| why).find(|why| !why.is_empty()).cloned().unwrap_or_default()
@@ -550,43 +551,43 @@ impl Lanes {
 
 impl Leader {
     /// Work for a mover; waits for some.
-    pub(crate) async fn take_work(self: Arc<Self>, r: TakeWork) -> Result<WorkTaken> {
+    pub(crate) async fn lease_work(self: Arc<Self>, r: LeaseWork) -> Result<WorkLeased> {
         let deadline = self.env.clock.now() + Duration::from_millis(r.wait_ms.into()).min(WAIT_MAX);
         loop {
             let waiting = self.relations.work.notified();
-            let (taken, noted, wanted) = self.offer_work(&r)?;
+            let (leased, noted, wanted) = self.batch_work(&r)?;
             for ino in wanted {
                 self.want_back(ino)?;
             }
-            if !taken.relations.is_empty() {
+            if !leased.relations.is_empty() {
                 // What a mover may have done must be known after a crash of this leader.
                 self.durable(noted).await?;
-                return Ok(taken);
+                return Ok(leased);
             }
             let now = self.env.clock.now();
             let wake = self.relations.lock().next_try(now).map_or(deadline, |at| at.min(deadline));
-            let looks = self.relations.lock().lanes.values().any(|lane| lane.pulls);
-            let wake = if looks { wake.min(now + listing::BETWEEN_LOOKS) } else { wake };
+            let scans = self.relations.lock().queues.values().any(|queue| queue.mirrors);
+            let wake = if scans { wake.min(now + listing::BETWEEN_SCANS) } else { wake };
             let over = self.env.clock.timeout(wake.since(now), waiting).await.is_err();
             if over && self.env.clock.now() >= deadline {
-                return Ok(taken);
+                return Ok(leased);
             }
         }
     }
 
     /// Work, when it may be given, and files of which all is to be brought back.
-    fn offer_work(&self, r: &TakeWork) -> Result<(WorkTaken, CommitSeq, BTreeSet<InodeId>)> {
+    fn batch_work(&self, r: &LeaseWork) -> Result<(WorkLeased, CommitSeq, BTreeSet<InodeId>)> {
         let now = self.env.clock.now();
         let map_version = {
             let mut state = self.lock();
             state.session(r.session)?.heard = now;
             state.leases.written_under
         };
-        let mut lanes = self.relations.lock();
-        lanes.movers.insert(r.session, (now, r.limited_by.clone()));
-        let leader = lanes.leader;
+        let mut queues = self.relations.lock();
+        queues.movers.insert(r.session, (now, r.limited_by.clone()));
+        let leader = queues.leader;
         match r.leader {
-            0 => drop(lanes.former.remove(&r.session)),
+            0 => drop(queues.former.remove(&r.session)),
             known if known == leader => {}
             _ => {
                 return Err(Error::stale(
@@ -594,49 +595,49 @@ impl Leader {
                 ));
             }
         }
-        let mut taken = WorkTaken { leader, relations: Vec::new(), map_version };
-        if !lanes.former.is_empty() {
-            return Ok((taken, CommitSeq(0), BTreeSet::new()));
+        let mut leased = WorkLeased { leader, relations: Vec::new(), map_version };
+        if !queues.former.is_empty() {
+            return Ok((leased, CommitSeq(0), BTreeSet::new()));
         }
-        let mut ids: Vec<RelationId> = lanes.lanes.keys().copied().collect();
-        let first = ids.iter().position(|id| *id > lanes.last).unwrap_or(0);
+        let mut ids: Vec<RelationId> = queues.queues.keys().copied().collect();
+        let first = ids.iter().position(|id| *id > queues.last).unwrap_or(0);
         ids.rotate_left(first);
         let (mut noted, mut wanted) = (CommitSeq(0), BTreeSet::new());
         let mut away = Vec::new();
         for id in ids {
-            let Some(lane) = lanes.lanes.get_mut(&id) else { continue };
-            if lane.back_off.as_ref().is_some_and(|b| now < b.until) {
+            let Some(queue) = queues.queues.get_mut(&id) else { continue };
+            if queue.back_off.as_ref().is_some_and(|b| now < b.until) {
                 continue;
             }
             // After a silence home is asked for one thing.
-            let items = if lane.back_off.is_some() { 1 } else { r.items as usize };
-            let offered = self.offer_of(id, lane, r, items, &mut away)?;
-            wanted.append(&mut lane.wanted);
+            let items = if queue.back_off.is_some() { 1 } else { r.items as usize };
+            let offered = self.batch_of(id, queue, r, items, &mut away)?;
+            wanted.append(&mut queue.wanted);
             if let Some((work, seq)) = offered {
-                taken.relations.push(work);
+                leased.relations.push(work);
                 noted = seq;
-                lanes.last = id;
+                queues.last = id;
                 break;
             }
         }
-        drop(lanes);
+        drop(queues);
         if let Err(e) = self.bring_back(&away) {
             tracing::debug!("bring bytes back to be shipped: {e}"); // they are asked for again
         }
-        Ok((taken, noted, wanted))
+        Ok((leased, noted, wanted))
     }
 
-    fn offer_of(
+    fn batch_of(
         &self,
         id: RelationId,
-        lane: &mut Lane,
-        r: &TakeWork,
+        queue: &mut ShipQueue,
+        r: &LeaseWork,
         items: usize,
         away: &mut Vec<(InodeId, u64, u64)>,
     ) -> Result<Option<(RelationWork, CommitSeq)>> {
         loop {
-            let (mut offer, mut url, mut is_new) = (Offer::default(), String::new(), false);
-            let (mut pieces, mut ids, mut by) = (false, None, 0);
+            let (mut batch, mut url, mut is_new) = (Batch::default(), String::new(), false);
+            let (mut parts, mut ids, mut by) = (false, None, 0);
             let (now, wall) = (self.env.clock.now(), self.wall());
             let mut direction = Direction::Push;
             self.kv.read(&mut |read| {
@@ -645,28 +646,34 @@ impl Leader {
                     return Ok(());
                 }
                 url.clone_from(&record.url);
-                pieces = record.rules().pieces;
+                parts = record.rules().parts;
                 (ids, by) = (Some(record.ids.clone()), record.by);
                 is_new = record.shipped_names == 0 && record.shipped_bytes == 0;
-                let look =
-                    Look { read, relation: id, record: &record, session: r.session, bytes: r.bytes, items };
-                (direction, lane.pulls) = (record.direction, record.pulls());
-                if record.pulls() {
-                    return lane.lists(&look, now, wall, &mut offer); // nothing is ever changed there
+                let request = WorkRequest {
+                    read,
+                    relation: id,
+                    record: &record,
+                    session: r.session,
+                    bytes: r.bytes,
+                    items,
+                };
+                (direction, queue.mirrors) = (record.direction, record.mirrors());
+                if record.mirrors() {
+                    return queue.lists(&request, now, wall, &mut batch); // nothing is ever changed there
                 }
-                lane.names(&look, &mut offer)?;
-                lane.lists(&look, now, wall, &mut offer)?;
-                let look = Look { items: items.saturating_sub(offer.names.len()), ..look };
-                lane.extents(&look, &mut offer)
+                queue.names(&request, &mut batch)?;
+                queue.lists(&request, now, wall, &mut batch)?;
+                let request = WorkRequest { items: items.saturating_sub(batch.names.len()), ..request };
+                queue.extents(&request, &mut batch)
             })?;
-            let void = offer.has_void();
-            lane.brings_back = !offer.away.is_empty();
-            away.append(&mut offer.away);
-            let noted = self.settle_offer(id, lane, &offer, pieces, r.session)?;
+            let void = batch.has_void();
+            queue.brings_back = !batch.away.is_empty();
+            away.append(&mut batch.away);
+            let noted = self.settle_batch(id, queue, &batch, parts, r.session)?;
             let Some(ids) = ids else { return Ok(None) }; // gone, or paused
-            let orphans = lane.orphans.give(r.session);
-            if !offer.is_empty() || !orphans.is_empty() {
-                let (names, extents, listings) = (offer.names, offer.extents, offer.listings);
+            let orphans = queue.orphans.assign(r.session);
+            if !batch.is_empty() || !orphans.is_empty() {
+                let (names, extents, listings) = (batch.names, batch.extents, batch.listings);
                 #[rustfmt::skip]
                 let work = RelationWork {
                     relation: id, url, direction, ids, by, is_new, names, extents, orphans, listings,
@@ -680,36 +687,36 @@ impl Leader {
     }
 
     /// What needs nothing at home is done with; what a mover begins to change is noted before it does, and that it is a mover.
-    fn settle_offer(
+    fn settle_batch(
         &self,
         id: RelationId,
-        lane: &mut Lane,
-        offer: &Offer,
-        pieces: bool,
+        queue: &mut ShipQueue,
+        batch: &Batch,
+        parts: bool,
         mover: SessionId,
     ) -> Result<CommitSeq> {
-        for name in &offer.names {
-            tracing::trace!(relation = %id, number = name.number, action = %lane::describe(&name.action), "given");
+        for name in &batch.names {
+            tracing::trace!(relation = %id, number = name.number, action = %ship_queue::describe(&name.action), "given");
         }
-        for extent in &offer.extents {
+        for extent in &batch.extents {
             let ExtentWork { ino, offset, len, .. } = extent;
             tracing::trace!(relation = %id, %ino, offset, len, finish = extent.finish.is_some(), expect = ?extent.expect, "given");
         }
         let noted = self.kv.transact(&mut |txn| {
             let key = keys::mover(mover);
-            if !offer.is_empty() && txn.get(&key)?.is_none() {
+            if !batch.is_empty() && txn.get(&key)?.is_none() {
                 txn.put(&key, &[]);
             }
-            offer.void_names.iter().for_each(|number| txn.delete(&keys::name_change(id, *number)));
-            offer.void_directories.iter().for_each(|dir| txn.delete(&keys::old_attributes(id, *dir)));
-            for ino in &offer.gone {
-                store::drop_pending(txn, id, *ino)?;
+            batch.void_names.iter().for_each(|number| txn.delete(&keys::name_change(id, *number)));
+            batch.void_directories.iter().for_each(|dir| txn.delete(&keys::old_attributes(id, *dir)));
+            for ino in &batch.gone {
+                store::drop_dirty(txn, id, *ino)?;
             }
-            for (ino, record) in &offer.yields {
-                txn.put(&keys::yields(id, *ino), &record.to_value());
+            for (ino, record) in &batch.relocations {
+                txn.put(&keys::relocations(id, *ino), &record.to_value());
             }
-            offer.void_yields.iter().for_each(|ino| txn.delete(&keys::yields(id, *ino)));
-            for name in &offer.names {
+            batch.void_relocations.iter().for_each(|ino| txn.delete(&keys::relocations(id, *ino)));
+            for name in &batch.names {
                 let key = keys::name_change(id, name.number);
                 if let Some(value) = txn.get(&key)? {
                     let change = tree::load_change(&value, name.number)?;
@@ -718,50 +725,50 @@ impl Leader {
                     }
                 }
             }
-            for name in offer.names.iter().filter(|name| tree::changes_stamp(&name.action)) {
+            for name in batch.names.iter().filter(|name| tree::changes_fingerprint(&name.action)) {
                 tree::note_writing(txn, id, name.ino, true)?;
             }
-            for ino in &offer.begun {
-                if let Some(twin) = tree::find_twin(txn, id, *ino)? {
-                    if pieces {
+            for ino in &batch.begun {
+                if let Some(remote) = tree::find_remote(txn, id, *ino)? {
+                    if parts {
                         txn.put(&keys::unfinished(id, *ino), &[]);
                     }
-                    let twin = Twin { writing: true, complete: None, ..twin };
-                    txn.put(&keys::twin(id, *ino), &twin.to_value());
+                    let remote = RemoteEntry { writing: true, complete: None, ..remote };
+                    txn.put(&keys::remote(id, *ino), &remote.to_value());
                 }
             }
             Ok(())
         })?;
-        for (ino, number) in &offer.void_cuts {
-            lane.forget_cut(*ino, *number);
+        for (ino, number) in &batch.void_truncations {
+            queue.forget_truncation(*ino, *number);
         }
         Ok(noted)
     }
 
     /// What came of work.
-    pub(crate) fn work_done(&self, r: &WorkDone) -> Result<CommitSeq> {
+    pub(crate) fn complete_work(&self, r: &CompleteWork) -> Result<CommitSeq> {
         tracing::trace!(relation = %r.relation, session = %r.session, names = ?r.names, extents = ?r.extents, "told");
         let now = self.env.clock.now();
         let wall = Time { nanos: self.env.clock.wall().0 };
         self.lock().session(r.session)?.heard = now;
-        let mut lanes_held = self.relations.lock();
-        let Lanes { lanes, meters, .. } = &mut *lanes_held;
-        let Some(lane) = lanes.get_mut(&r.relation) else { return Ok(CommitSeq(0)) };
+        let mut queues_held = self.relations.lock();
+        let ShipQueues { queues, meters, .. } = &mut *queues_held;
+        let Some(queue) = queues.get_mut(&r.relation) else { return Ok(CommitSeq(0)) };
         let (mut shipped, mut whole) = (0, false);
         let committed = self.kv.transact(&mut |txn| {
             shipped = 0;
             let Some(mut record) = store::find_relation(txn, r.relation)? else { return Ok(()) };
             for done in &r.names {
-                let Some(out) = lane.names_out.get(&done.number).filter(|out| out.session == r.session)
+                let Some(out) = queue.names_out.get(&done.number).filter(|out| out.session == r.session)
                 else {
                     continue;
                 };
                 match &done.outcome {
-                    Outcome::Done { stamp } => {
+                    Outcome::Done { fingerprint } => {
                         let (number, step) = (done.number, &out.step);
                         whole |= matches!(&step.effect, tree::Effect::Make { whole: true, .. });
-                        tree::apply(txn, r.relation, number, wall, &step.effect, stamp)?;
-                        if step.last && lane::directory_of_work(number).is_none() {
+                        tree::apply(txn, r.relation, number, wall, &step.effect, fingerprint)?;
+                        if step.last && ship_queue::directory_of_work(number).is_none() {
                             txn.delete(&keys::name_change(r.relation, number));
                             record.shipped_names += 1;
                         }
@@ -773,29 +780,32 @@ impl Leader {
                         {
                             tree::note_writing(txn, r.relation, out.step.ino, expect.writing)?;
                         }
-                        set_aside(txn, r.relation, out.step.ino, wall, other);
+                        note_conflict(txn, r.relation, out.step.ino, wall, other);
                     }
                 }
             }
             for done in &r.extents {
                 let key = (done.ino, done.offset);
-                let Some(out) = lane.extents_out.get(&key).filter(|out| out.session == r.session) else {
+                let Some(out) = queue.extents_out.get(&key).filter(|out| out.session == r.session) else {
                     continue;
                 };
                 match &done.outcome {
-                    Outcome::Done { stamp } => {
+                    Outcome::Done { fingerprint } => {
                         shipped += done.len;
-                        receive(txn, r.relation, lane, wall, done, *out, stamp)?;
+                        receive(txn, r.relation, queue, wall, done, *out, fingerprint)?;
                     }
-                    other => set_aside(txn, r.relation, done.ino, wall, other),
+                    other => note_conflict(txn, r.relation, done.ino, wall, other),
                 }
             }
-            for ino in lane.at_rest_after(r) {
+            for ino in queue.at_rest_after(r) {
                 if r.extents.iter().any(|done| done.ino == ino && done.offset == FINISH) {
                     store::note_finished(txn, r.relation, ino)?;
                 }
-                if let Some(twin) = tree::find_twin(txn, r.relation, ino)? {
-                    txn.put(&keys::twin(r.relation, ino), &Twin { writing: false, ..twin }.to_value());
+                if let Some(remote) = tree::find_remote(txn, r.relation, ino)? {
+                    txn.put(
+                        &keys::remote(r.relation, ino),
+                        &RemoteEntry { writing: false, ..remote }.to_value(),
+                    );
                 }
             }
             record.shipped_bytes += shipped;
@@ -804,49 +814,49 @@ impl Leader {
         })?;
         let mut answered = false;
         for done in &r.names {
-            let own = lane.names_out.get(&done.number).is_some_and(|out| out.session == r.session);
-            if own && let Some(out) = lane.names_out.remove(&done.number) {
-                lane.touch_named(&out.step.effect);
-                answered |= note(lane, now, &done.outcome, || lane::describe(&out.step.action));
+            let own = queue.names_out.get(&done.number).is_some_and(|out| out.session == r.session);
+            if own && let Some(out) = queue.names_out.remove(&done.number) {
+                queue.touch_named(&out.step.effect);
+                answered |= note(queue, now, &done.outcome, || ship_queue::describe(&out.step.action));
                 if matches!(done.outcome, Outcome::Done { .. })
-                    && let tree::Effect::Cut { ino, .. } = out.step.effect
+                    && let tree::Effect::Truncate { ino, .. } = out.step.effect
                 {
-                    lane.forget_cut(ino, done.number);
+                    queue.forget_truncation(ino, done.number);
                 }
             }
         }
         for done in &r.extents {
             let key = (done.ino, done.offset);
-            if lane.extents_out.get(&key).is_some_and(|out| out.session == r.session) {
-                lane.extents_out.remove(&key);
-                lane.touch(done.ino);
-                answered |= note(lane, now, &done.outcome, || format!("write inode {}", done.ino));
+            if queue.extents_out.get(&key).is_some_and(|out| out.session == r.session) {
+                queue.extents_out.remove(&key);
+                queue.touch(done.ino);
+                answered |= note(queue, now, &done.outcome, || format!("write inode {}", done.ino));
             }
         }
         for done in &r.listings {
-            answered |= note(lane, now, &done.outcome, || format!("read directory {}", done.dir));
+            answered |= note(queue, now, &done.outcome, || format!("read directory {}", done.dir));
         }
-        let mut unreadable = lane.listings.done(r.session, &r.listings, now);
-        if lane.denial(now).is_some() {
-            unreadable.append(&mut lane.listings.give_up());
+        let mut unreadable = queue.listings.done(r.session, &r.listings, now);
+        if queue.denial(now).is_some() {
+            unreadable.append(&mut queue.listings.give_up());
         }
-        let pulls = lane.pulls;
+        let mirrors = queue.mirrors;
         if answered {
-            lane.back_off = None;
+            queue.back_off = None;
         }
         if whole {
-            lane.orphans.look_again();
+            queue.orphans.rescan();
         }
-        if lane.orphans.dealt_with(r.session, &r.orphans) {
+        if queue.orphans.dealt_with(r.session, &r.orphans) {
             self.relations.changed.notify_one();
         }
         meters.entry(r.relation).or_default().note(now, shipped);
         self.relations.work.notify_waiters();
-        drop(lanes_held);
+        drop(queues_held);
         let mut state = self.lock();
         unreadable.iter().for_each(|dir| state.wake(*dir)); // whoever waits is told why
         drop(state);
-        if pulls {
+        if mirrors {
             // It may be gone: then the directory above does not have it any more.
             unreadable.iter().try_for_each(|dir| self.look_above(*dir))?;
         }
@@ -855,83 +865,89 @@ impl Leader {
 }
 
 /// Whether home answered.
-fn note(lane: &mut Lane, now: Instant, outcome: &Outcome, what: impl FnOnce() -> String) -> bool {
+fn note(queue: &mut ShipQueue, now: Instant, outcome: &Outcome, what: impl FnOnce() -> String) -> bool {
     match outcome {
         Outcome::Done { .. } | Outcome::Moved {} => true,
         Outcome::Later { why } => {
             tracing::debug!("home did not {}: {why}", what());
-            lane.hold_off(now, why, false);
+            queue.hold_off(now, why, false);
             false
         }
         Outcome::Denied { why } => {
-            if lane.back_off.as_ref().is_some_and(|b| b.denied && b.why == *why) {
+            if queue.back_off.as_ref().is_some_and(|b| b.denied && b.why == *why) {
                 tracing::debug!("still no right to {}: {why}", what());
             } else {
                 tracing::warn!("a home is not used: {why}");
             }
-            lane.hold_off(now, why, true);
+            queue.hold_off(now, why, true);
             false
         }
         Outcome::Diverged { why } | Outcome::Refused { why } => {
-            tracing::warn!("set aside: {}: {why}", what());
+            tracing::warn!("in conflict: {}: {why}", what());
             true
         }
     }
 }
 
-fn set_aside(txn: &mut dyn weir_kv::Txn, relation: RelationId, ino: InodeId, at: Time, outcome: &Outcome) {
+fn note_conflict(
+    txn: &mut dyn weir_kv::Txn,
+    relation: RelationId,
+    ino: InodeId,
+    at: Time,
+    outcome: &Outcome,
+) {
     let (diverged, why) = match outcome {
         Outcome::Diverged { why } => (true, why),
         Outcome::Refused { why } => (false, why),
         Outcome::Done { .. } | Outcome::Later { .. } | Outcome::Denied { .. } | Outcome::Moved {} => return,
     };
-    let record = AsideRecord { diverged, why: why.clone(), at };
-    txn.put(&keys::aside(relation, ino), &record.to_value());
+    let record = ConflictRecord { diverged, why: why.clone(), at };
+    txn.put(&keys::conflict(relation, ino), &record.to_value());
 }
 
 /// Home has a range.
 fn receive(
     txn: &mut dyn weir_kv::Txn,
     relation: RelationId,
-    lane: &Lane,
+    queue: &ShipQueue,
     now: Time,
     done: &ExtentDone,
     out: ExtentOut,
-    stamp: &StampBytes,
+    fingerprint: &FingerprintBytes,
 ) -> Result<()> {
     let ExtentOut { mark, finish, .. } = out;
-    let Some(mut twin) = tree::find_twin(txn, relation, done.ino)? else { return Ok(()) };
-    if !stamp.is_empty() {
-        twin.stamp = stamp.clone();
+    let Some(mut remote) = tree::find_remote(txn, relation, done.ino)? else { return Ok(()) };
+    if !fingerprint.is_empty() {
+        remote.fingerprint = fingerprint.clone();
     }
     if done.offset == FINISH {
-        let newer = store::pending_finish(txn, relation, done.ino)?.is_some_and(|p| p.newest > mark);
-        // A cut may have come meanwhile: what was behind it is nobody's any more.
+        let newer = store::dirty_finish(txn, relation, done.ino)?.is_some_and(|p| p.newest > mark);
+        // A truncation may have come meanwhile: what was behind it is nobody's any more.
         let present = find_inode(txn, done.ino)?.map_or(0, |inode| inode.size);
         // What was written since is followed by another end, which has all proved that this one leaves: before, it would be sent
-        // again and again beside bytes that wait for a cut.
-        let waiting = store::pending_of(txn, relation, done.ino)?;
+        // again and again beside bytes that wait for a truncation.
+        let waiting = store::dirty_of(txn, relation, done.ino)?;
         let is_written_on = waiting.iter().any(|(_, p)| p.newest > mark);
         let unproved = match finish.filter(|_| !newer && !is_written_on) {
-            Some(size) => taken::unproved(txn, relation, done.ino, size.min(present))?,
+            Some(size) => ingest::unproved(txn, relation, done.ino, size.min(present))?,
             None => Vec::new(),
         };
         // A range before the end that home did not take goes once more, and the end after it.
         let lacking = waiting.iter().any(|(_, p)| p.oldest <= mark);
         // What lay beside bytes that changed while it was on its way has no proof: it goes once more, and the end after it.
         for (from, to) in &unproved {
-            let again = Pending { len: to - from, since: now, oldest: mark, newest: mark };
-            taken::add_pending(txn, relation, lane, done.ino, *from, again)?;
+            let again = DirtyRange { len: to - from, since: now, oldest: mark, newest: mark };
+            ingest::add_dirty(txn, relation, queue, done.ino, *from, again)?;
         }
         if !newer && !lacking && unproved.is_empty() {
-            txn.delete(&keys::pending(relation, done.ino, FINISH));
-            twin.complete = finish;
+            txn.delete(&keys::dirty(relation, done.ino, FINISH));
+            remote.complete = finish;
         }
     } else {
         let end = done.offset.saturating_add(done.len);
-        let before = store::pending_of(txn, relation, done.ino)?;
-        store::change_pending(txn, relation, done.ino, |ranges| {
-            pending::settle(ranges, done.offset, end, mark);
+        let before = store::dirty_of(txn, relation, done.ino)?;
+        store::change_dirty(txn, relation, done.ino, |ranges| {
+            dirty::settle(ranges, done.offset, end, mark);
         })?;
         if !done.sums.is_empty() {
             let receipt = ReceiptRecord { len: done.len, sums: done.sums.clone() };
@@ -939,17 +955,17 @@ fn receive(
         }
         // A proof of bytes that have changed since proves nothing.
         for (at, later) in before.iter().filter(|(_, p)| p.newest > mark) {
-            store::cut_receipts(txn, relation, done.ino, *at, at + later.len)?;
+            store::remove_receipts(txn, relation, done.ino, *at, at + later.len)?;
         }
     }
-    txn.put(&keys::twin(relation, done.ino), &twin.to_value());
+    txn.put(&keys::remote(relation, done.ino), &remote.to_value());
     Ok(())
 }
 
-impl Lane {
-    /// Files of which no mover has anything any more, and the last stamp tells how they are.
-    fn at_rest_after(&self, r: &WorkDone) -> Vec<InodeId> {
-        let is_told = |ino: InodeId, offset: u64| {
+impl ShipQueue {
+    /// Files of which no mover has anything any more, and the last fingerprint tells how they are.
+    fn at_rest_after(&self, r: &CompleteWork) -> Vec<InodeId> {
+        let is_reported = |ino: InodeId, offset: u64| {
             r.extents
                 .iter()
                 .any(|d| (d.ino, d.offset) == (ino, offset) && matches!(&d.outcome, Outcome::Done { .. }))
@@ -959,31 +975,31 @@ impl Lane {
         files.retain(|ino| {
             let mut out = self.extents_out.range((*ino, 0)..=(*ino, u64::MAX)).peekable();
             out.peek().is_some()
-                && out.all(|((_, offset), out)| out.session == r.session && is_told(*ino, *offset))
+                && out.all(|((_, offset), out)| out.session == r.session && is_reported(*ino, *offset))
         });
         files
     }
-    pub(super) fn forget_cut(&mut self, ino: InodeId, number: u64) {
-        if let Some(numbers) = self.cuts.get_mut(&ino) {
+    pub(super) fn forget_truncation(&mut self, ino: InodeId, number: u64) {
+        if let Some(numbers) = self.truncations.get_mut(&ino) {
             numbers.remove(&number);
             if numbers.is_empty() {
-                self.cuts.remove(&ino);
+                self.truncations.remove(&ino);
             }
         }
     }
 }
 
-impl Lanes {
+impl ShipQueues {
     /// When a home that did not answer is asked again.
     fn next_try(&self, now: Instant) -> Option<Instant> {
-        let next = |lane: &Lane| lane.back_off.as_ref().map(|b| b.until).filter(|until| *until > now);
-        self.lanes.values().filter_map(next).min()
+        let next = |queue: &ShipQueue| queue.back_off.as_ref().map(|b| b.until).filter(|until| *until > now);
+        self.queues.values().filter_map(next).min()
     }
     /// Relations came or went.
     fn follow(&mut self, ids: &[RelationId]) {
-        self.lanes.retain(|id, _| ids.contains(id));
+        self.queues.retain(|id, _| ids.contains(id));
         for id in ids {
-            self.lanes.entry(*id).or_default().touch_all(); // somebody may have decided about a file
+            self.queues.entry(*id).or_default().touch_all(); // somebody may have decided about a file
         }
     }
 }
@@ -991,16 +1007,16 @@ impl Lanes {
 impl Leader {
     /// Relations or cursors came or went.
     pub(crate) fn relations_changed(&self) -> Result<(BTreeSet<VolumeId>, BTreeSet<VolumeId>)> {
-        let (mut ids, mut listened, mut pulled) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        let (mut ids, mut logged, mut mirrored) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
         self.kv.read(&mut |read| {
             ids = store::all_relations(read)?.iter().map(|(id, _)| *id).collect();
-            listened = taken::listened(read)?;
-            pulled = taken::pulled(read)?;
+            logged = ingest::logged(read)?;
+            mirrored = ingest::mirrored(read)?;
             Ok(())
         })?;
         self.relations.lock().follow(&ids);
         self.relations.changed.notify_one();
-        Ok((listened, pulled))
+        Ok((logged, mirrored))
     }
 }
 
@@ -1032,7 +1048,7 @@ impl Leader {
             let mut paths = Paths::new(read, volume::load_as_admin(read, &r.cred, r.volume)?.root);
             let after = match &r.cursor {
                 None => r.after,
-                Some(name) => taken::cursors(read, r.volume)?
+                Some(name) => ingest::cursors(read, r.volume)?
                     .into_iter()
                     .find(|(found, _)| found == name)
                     .map(|(_, at)| at)

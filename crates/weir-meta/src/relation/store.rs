@@ -1,6 +1,6 @@
 //! Records of relations: reading and changing them inside transactions.
-use super::pending::{self, Apart, Ranges};
-use super::record::{FINISH, Pending, ReceiptRecord, RelationRecord, YieldRecord};
+use super::dirty::{self, Apart, Ranges};
+use super::record::{DirtyRange, FINISH, ReceiptRecord, RelationRecord, RelocationRecord};
 use crate::keys;
 use crate::namespace::evict;
 use crate::record::Record;
@@ -66,42 +66,42 @@ fn offset_of(key: &[u8]) -> Result<u64> {
     keys::offset_of(key).ok_or_else(|| Error::damaged("a key of a relation is damaged"))
 }
 
-/// The pending ranges of a file, without the one that says that it is complete.
-pub fn pending_of(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Ranges> {
-    let (start, end) = (keys::pending(relation, ino, 0), keys::pending(relation, ino, FINISH));
+/// The dirty ranges of a file, without the one that says that it is complete.
+pub fn dirty_of(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Ranges> {
+    let (start, end) = (keys::dirty(relation, ino, 0), keys::dirty(relation, ino, FINISH));
     collect(read, &start, &end, usize::MAX, |key, value| {
-        Ok((offset_of(key)?, Pending::from_value(value, || format!("pending bytes of inode {ino}"))?))
+        Ok((offset_of(key)?, DirtyRange::from_value(value, || format!("dirty bytes of inode {ino}"))?))
     })
 }
-pub fn pending_finish(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Option<Pending>> {
-    let value = read.get(&keys::pending(relation, ino, FINISH))?;
-    value.map(|v| Pending::from_value(&v, || format!("the end of inode {ino}"))).transpose()
+pub fn dirty_finish(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Option<DirtyRange>> {
+    let value = read.get(&keys::dirty(relation, ino, FINISH))?;
+    value.map(|v| DirtyRange::from_value(&v, || format!("the end of inode {ino}"))).transpose()
 }
 
-pub fn add_pending(
+pub fn add_dirty(
     txn: &mut dyn Txn,
     relation: RelationId,
     ino: InodeId,
     offset: u64,
-    new: Pending,
+    new: DirtyRange,
     apart: &Apart<'_>,
 ) -> Result<()> {
-    change_pending(txn, relation, ino, |ranges| pending::add(ranges, offset, new, apart))
+    change_dirty(txn, relation, ino, |ranges| dirty::add(ranges, offset, new, apart))
 }
-pub fn change_pending(
+pub fn change_dirty(
     txn: &mut dyn Txn,
     relation: RelationId,
     ino: InodeId,
     change: impl FnOnce(&mut Ranges),
 ) -> Result<()> {
-    let before = pending_of(txn, relation, ino)?;
+    let before = dirty_of(txn, relation, ino)?;
     let mut after = before.clone();
     change(&mut after);
     for (at, _) in before.iter().filter(|b| !after.iter().any(|a| a.0 == b.0)) {
-        txn.delete(&keys::pending(relation, ino, *at));
+        txn.delete(&keys::dirty(relation, ino, *at));
     }
     for (at, range) in after.iter().filter(|a| !before.contains(a)) {
-        txn.put(&keys::pending(relation, ino, *at), &range.to_value());
+        txn.put(&keys::dirty(relation, ino, *at), &range.to_value());
     }
     Ok(())
 }
@@ -142,18 +142,18 @@ pub fn note_finished(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> R
     Ok(())
 }
 /// Files that go out of the way.
-pub fn yielding(read: &dyn Read, relation: RelationId) -> Result<Vec<(InodeId, YieldRecord)>> {
+pub fn relocating(read: &dyn Read, relation: RelationId) -> Result<Vec<(InodeId, RelocationRecord)>> {
     let (start, end) = keys::range_of_short(b'm', relation.0);
     collect(read, &start, &end, usize::MAX, |key, value| {
         let ino = InodeId(number_of(key)?);
-        Ok((ino, YieldRecord::from_value(value, || format!("where inode {ino} goes at home"))?))
+        Ok((ino, RelocationRecord::from_value(value, || format!("where inode {ino} goes at home"))?))
     })
 }
-pub fn yields(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<bool> {
-    Ok(read.get(&keys::yields(relation, ino))?.is_some())
+pub fn relocations(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<bool> {
+    Ok(read.get(&keys::relocations(relation, ino))?.is_some())
 }
 /// What home lacks of a file that is no more.
-pub fn drop_pending(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<()> {
+pub fn drop_dirty(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<()> {
     note_complete(txn, relation, ino)?;
     let (start, end) = keys::range_of_pair(b'P', relation.0, ino.0);
     delete_range(txn, &start, &end, usize::MAX).map(drop)
@@ -229,12 +229,12 @@ pub fn add_receipt(
     offset: u64,
     receipt: ReceiptRecord,
 ) -> Result<()> {
-    cut_receipts(txn, relation, ino, offset, offset + receipt.len)?;
+    remove_receipts(txn, relation, ino, offset, offset + receipt.len)?;
     txn.put(&keys::receipt(relation, ino, offset), &receipt.to_value());
     Ok(())
 }
 /// These bytes were written anew, or are no more.
-pub fn cut_receipts(
+pub fn remove_receipts(
     txn: &mut dyn Txn,
     relation: RelationId,
     ino: InodeId,
@@ -256,7 +256,7 @@ pub fn cut_receipts(
     Ok(())
 }
 pub fn trim_receipts(txn: &mut dyn Txn, relation: RelationId, ino: InodeId, size: u64) -> Result<()> {
-    cut_receipts(txn, relation, ino, size, u64::MAX)
+    remove_receipts(txn, relation, ino, size, u64::MAX)
 }
 
 /// What a receipt still proves of `from..to`: whole blocks of it.

@@ -1,9 +1,9 @@
-//! Home as we made it: twins, their names, their paths; and what a change of names means there.
+//! Home as we made it: remote entries, their names, their paths; and what a change of names means there.
 //!
-//! Invariant: twins show home after the last change that was applied there, so a path made from them is right for the next
-//! one. Reads records only; decides nothing about when.
-use super::pending::Apart;
-use super::record::{FINISH, Pending, RelationRecord, Twin, TwinPlace, YieldRecord};
+//! Invariant: remote entries show home after the last change that was applied there, so a path made from them
+//! is right for the next one. Reads records only; decides nothing about when.
+use super::dirty::Apart;
+use super::record::{DirtyRange, FINISH, RelationRecord, RelocationRecord, RemoteEntry, RemotePlace};
 use super::store;
 use crate::keys;
 use crate::namespace::path::place_of;
@@ -13,15 +13,15 @@ use bytes::Bytes;
 use std::collections::BTreeSet;
 use weir_kv::{Read, Scan, Txn};
 use weir_proto::meta::{FileKind, Time};
-use weir_proto::relation::{Expected, HomeAttrs, NameAction, RelationId, StampBytes, What};
+use weir_proto::relation::{Expected, FingerprintBytes, HomeAttrs, NameAction, RelationId, What};
 use weir_proto::{Error, InodeId, Result, VolumeId};
 
-/// Names of a path at home at most: twins that lead in a circle are damage.
+/// Names of a path at home at most: remote entries that lead in a circle are damage.
 const DEPTH_MAX: usize = 1 << 16;
 /// Where something waits at home, in its root, for a name that it can have there: its number follows, and one that makes it free.
 const WAITS: &str = ".weir-waits";
 /// Names of a file that are looked at for one that home can know it by.
-const NAMES_LOOKED_AT: usize = 64;
+const NAMES_SCANNED: usize = 64;
 
 /// What is known of home when an action was done there.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,40 +29,40 @@ pub enum Effect {
     Make {
         ino: InodeId,
         kind: FileKind,
-        place: TwinPlace,
+        place: RemotePlace,
         /// What is in it was there before anybody listened: all of it is to be shipped.
         whole: bool,
     },
     Link {
         ino: InodeId,
-        place: TwinPlace,
+        place: RemotePlace,
     },
     Drop {
         ino: InodeId,
-        place: TwinPlace,
+        place: RemotePlace,
     },
     Move {
         ino: InodeId,
-        from: TwinPlace,
-        to: TwinPlace,
+        from: RemotePlace,
+        to: RemotePlace,
         replaced: Option<InodeId>,
     },
     /// Out of the way, or from a name that it has at home only, to another one of its names: by itself no change.
-    Yield {
+    Relocate {
         ino: InodeId,
-        from: TwinPlace,
-        to: TwinPlace,
+        from: RemotePlace,
+        to: RemotePlace,
     },
     Swap {
         ino: InodeId,
         other: InodeId,
-        place: TwinPlace,
-        other_place: TwinPlace,
+        place: RemotePlace,
+        other_place: RemotePlace,
     },
-    Stamp {
+    Fingerprint {
         ino: InodeId,
     },
-    Cut {
+    Truncate {
         ino: InodeId,
         size: u64,
     },
@@ -81,36 +81,36 @@ pub struct Step {
     pub last: bool,
 }
 
-pub fn find_twin(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Option<Twin>> {
-    let value = read.get(&keys::twin(relation, ino))?;
-    value.map(|v| Twin::from_value(&v, || format!("inode {ino} at home of {relation}"))).transpose()
+pub fn find_remote(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Option<RemoteEntry>> {
+    let value = read.get(&keys::remote(relation, ino))?;
+    value.map(|v| RemoteEntry::from_value(&v, || format!("inode {ino} at home of {relation}"))).transpose()
 }
 
 /// What a mover must find.
-pub fn expected(twin: &Twin) -> Expected {
-    Expected { stamp: twin.stamp.clone(), writing: twin.writing }
+pub fn expected(remote: &RemoteEntry) -> Expected {
+    Expected { fingerprint: remote.fingerprint.clone(), writing: remote.writing }
 }
 
 /// Which inode was given a name at home.
-pub fn occupant(read: &dyn Read, relation: RelationId, place: &TwinPlace) -> Result<Option<InodeId>> {
-    let value = read.get(&keys::twin_name(relation, place.dir, &place.name))?;
+pub fn occupant(read: &dyn Read, relation: RelationId, place: &RemotePlace) -> Result<Option<InodeId>> {
+    let value = read.get(&keys::remote_name(relation, place.dir, &place.name))?;
     Ok(value.and_then(|v| <[u8; 8]>::try_from(v).ok()).map(|v| InodeId(u64::from_le_bytes(v))))
 }
 
 /// The path of an inode at home, relative to home's root; `None`: it is not there.
 pub fn path(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Option<Vec<u8>>> {
-    let Some(twin) = find_twin(read, relation, ino)? else { return Ok(None) };
-    match twin.places.first() {
+    let Some(remote) = find_remote(read, relation, ino)? else { return Ok(None) };
+    match remote.places.first() {
         Some(place) => path_of(read, relation, place),
         None => Ok(Some(Vec::new())),
     }
 }
-fn path_of(read: &dyn Read, relation: RelationId, place: &TwinPlace) -> Result<Option<Vec<u8>>> {
+fn path_of(read: &dyn Read, relation: RelationId, place: &RemotePlace) -> Result<Option<Vec<u8>>> {
     let mut names = vec![place.name.clone()];
     let mut dir = place.dir;
     for _ in 0..DEPTH_MAX {
-        let Some(twin) = find_twin(read, relation, dir)? else { return Ok(None) };
-        let Some(above) = twin.places.first() else {
+        let Some(remote) = find_remote(read, relation, dir)? else { return Ok(None) };
+        let Some(above) = remote.places.first() else {
             names.reverse();
             return Ok(Some(names.join(&b'/')));
         };
@@ -124,11 +124,16 @@ fn path_of(read: &dyn Read, relation: RelationId, place: &TwinPlace) -> Result<O
 }
 
 /// An inode and the directories on the way to it at home.
-pub fn way(read: &dyn Read, relation: RelationId, ino: InodeId, twin: &Twin) -> Result<BTreeSet<InodeId>> {
+pub fn way(
+    read: &dyn Read,
+    relation: RelationId,
+    ino: InodeId,
+    remote: &RemoteEntry,
+) -> Result<BTreeSet<InodeId>> {
     let mut way = BTreeSet::from([ino]);
-    let mut above = twin.places.first().map(|place| place.dir);
+    let mut above = remote.places.first().map(|place| place.dir);
     while let Some(dir) = above.filter(|dir| way.insert(*dir)) {
-        above = find_twin(read, relation, dir)?.and_then(|twin| Some(twin.places.first()?.dir));
+        above = find_remote(read, relation, dir)?.and_then(|remote| Some(remote.places.first()?.dir));
     }
     Ok(way)
 }
@@ -223,39 +228,39 @@ struct Tree<'a> {
 }
 
 impl Tree<'_> {
-    fn twin(&self, ino: InodeId) -> Result<Option<Twin>> {
-        find_twin(self.read, self.relation, ino)
+    fn remote(&self, ino: InodeId) -> Result<Option<RemoteEntry>> {
+        find_remote(self.read, self.relation, ino)
     }
-    fn path(&self, place: &TwinPlace) -> Result<Option<Bytes>> {
+    fn path(&self, place: &RemotePlace) -> Result<Option<Bytes>> {
         Ok(path_of(self.read, self.relation, place)?.map(Bytes::from))
     }
 
     fn step(&self, what: &What, tried: bool) -> Result<Option<Step>> {
         match what {
             What::Made { ino, parent, name, .. } => {
-                self.appear(*ino, TwinPlace { dir: *parent, name: name.clone() }, tried, false)
+                self.appear(*ino, RemotePlace { dir: *parent, name: name.clone() }, tried, false)
             }
             What::Linked { ino, parent, name } => {
-                self.appear(*ino, TwinPlace { dir: *parent, name: name.clone() }, true, true)
+                self.appear(*ino, RemotePlace { dir: *parent, name: name.clone() }, true, true)
             }
             What::Removed { ino, parent, name, .. } => {
-                self.vanish(*ino, TwinPlace { dir: *parent, name: name.clone() }, true)
+                self.vanish(*ino, RemotePlace { dir: *parent, name: name.clone() }, true)
             }
             What::Renamed { ino, parent, name, new_parent, new_name, .. } => {
-                let from = TwinPlace { dir: *parent, name: name.clone() };
-                self.renamed(*ino, from, TwinPlace { dir: *new_parent, name: new_name.clone() })
+                let from = RemotePlace { dir: *parent, name: name.clone() };
+                self.renamed(*ino, from, RemotePlace { dir: *new_parent, name: new_name.clone() })
             }
             What::Exchanged { ino, other, parent, name, other_parent, other_name } => {
-                let place = TwinPlace { dir: *parent, name: name.clone() };
+                let place = RemotePlace { dir: *parent, name: name.clone() };
                 self.exchanged(
                     *ino,
                     *other,
                     place,
-                    TwinPlace { dir: *other_parent, name: other_name.clone() },
+                    RemotePlace { dir: *other_parent, name: other_name.clone() },
                 )
             }
             What::Attributes { ino } => self.attributes(*ino),
-            // Of what is no more, and was not begun, nothing is left to cut.
+            // Of what is no more, and was not begun, nothing is left to truncate.
             What::Resized { ino, .. } if !tried && present(self.read, *ino)?.is_none() => Ok(None),
             What::Resized { ino, size } => self.resized(*ino, *size),
             What::Data { .. } | What::Complete { .. } => Ok(None),
@@ -264,10 +269,10 @@ impl Tree<'_> {
 
     /// What is no more, and home has under a name that it had before: one that another file took back meanwhile, or aside.
     fn left_over(&self, ino: InodeId) -> Result<Option<Step>> {
-        let Some(twin) = self.twin(ino)? else { return Ok(None) };
-        let (Some(place), None) = (twin.places.first(), present(self.read, ino)?) else { return Ok(None) };
+        let Some(remote) = self.remote(ino)? else { return Ok(None) };
+        let (Some(place), None) = (remote.places.first(), present(self.read, ino)?) else { return Ok(None) };
         let step = self.vanish(ino, place.clone(), true)?;
-        Ok(step.map(|step| Step { last: twin.places.len() == 1, ..step }))
+        Ok(step.map(|step| Step { last: remote.places.len() == 1, ..step }))
     }
 
     /// Whether home has it under other names than one that a step takes from it.
@@ -276,11 +281,11 @@ impl Tree<'_> {
             Effect::Drop { ino: from, .. } | Effect::Move { replaced: Some(from), .. } => *from == ino,
             _ => false,
         };
-        Ok(self.twin(ino)?.is_some_and(|twin| twin.places.len() > usize::from(goes)))
+        Ok(self.remote(ino)?.is_some_and(|remote| remote.places.len() > usize::from(goes)))
     }
 
     /// Makes something that home does not have, where the volume has it.
-    fn make(&self, ino: InodeId, place: TwinPlace, whole: bool) -> Result<Option<Step>> {
+    fn make(&self, ino: InodeId, place: RemotePlace, whole: bool) -> Result<Option<Step>> {
         let step = self.make_there(ino, place.clone(), whole)?;
         if step.is_some()
             && let Some(clears) = self.clear(ino, &place)?
@@ -289,7 +294,7 @@ impl Tree<'_> {
         }
         Ok(step)
     }
-    fn make_there(&self, ino: InodeId, place: TwinPlace, whole: bool) -> Result<Option<Step>> {
+    fn make_there(&self, ino: InodeId, place: RemotePlace, whole: bool) -> Result<Option<Step>> {
         let Some(present) = present(self.read, ino)? else {
             return self.gone.map_or(Ok(None), |kind| self.make_gone(ino, kind, place));
         };
@@ -313,8 +318,8 @@ impl Tree<'_> {
     }
 
     /// What a mover may have made, and is no more: made for certain, so that its removal finds it.
-    fn make_gone(&self, ino: InodeId, kind: FileKind, place: TwinPlace) -> Result<Option<Step>> {
-        let (Some(path), None) = (self.path(&place)?, self.twin(ino)?) else { return Ok(None) };
+    fn make_gone(&self, ino: InodeId, kind: FileKind, place: RemotePlace) -> Result<Option<Step>> {
+        let (Some(path), None) = (self.path(&place)?, self.remote(ino)?) else { return Ok(None) };
         let epoch = Time { nanos: 0 };
         let attrs = HomeAttrs { mode: 0, uid: 0, gid: 0, atime: epoch, mtime: epoch, xattrs: Vec::new() };
         if kind == FileKind::Symlink {
@@ -325,66 +330,68 @@ impl Tree<'_> {
     }
 
     /// A name is there: of something new, or another one of what has a name already. `whole`: it may have content.
-    fn appear(&self, ino: InodeId, place: TwinPlace, certain: bool, whole: bool) -> Result<Option<Step>> {
-        let Some(twin) = self.twin(ino)? else { return self.make(ino, place, whole) };
-        if twin.places.contains(&place) {
+    fn appear(&self, ino: InodeId, place: RemotePlace, certain: bool, whole: bool) -> Result<Option<Step>> {
+        let Some(remote) = self.remote(ino)? else { return self.make(ino, place, whole) };
+        if remote.places.contains(&place) {
             return Ok(None);
         }
-        let is_directory = twin.kind == FileKind::Directory;
+        let is_directory = remote.kind == FileKind::Directory;
         if !self.links && !is_directory {
-            return self.replace_old_name(ino, &twin, place);
+            return self.replace_old_name(ino, &remote, place);
         }
         // Found by the look at what was there before: only if it is so now, or a mover may have done it.
         let now = find_link(self.read, place.dir, &place.name)?.is_some_and(|link| link.ino == ino);
         if !certain && !now {
             return Ok(None);
         }
-        if self.twin(place.dir)?.is_none() && present(self.read, ino)?.is_some() {
+        if self.remote(place.dir)?.is_none() && present(self.read, ino)?.is_some() {
             return self.make_aside(place.dir);
         }
-        match self.place_aside(ino, &twin)? {
-            Some(aside) if is_directory => return self.move_directory(ino, &twin, aside, place),
-            Some(aside) => return self.move_to(ino, &twin, aside, place),
+        match self.place_aside(ino, &remote)? {
+            Some(aside) if is_directory => return self.move_directory(ino, &remote, aside, place),
+            Some(aside) => return self.move_to(ino, &remote, aside, place),
             None if is_directory => return Ok(None),
             None => {}
         }
-        let (Some(path), Some(first)) = (self.path(&place)?, twin.places.first()) else { return Ok(None) };
+        let (Some(path), Some(first)) = (self.path(&place)?, remote.places.first()) else { return Ok(None) };
         let Some(from) = self.path(first)? else { return Ok(None) };
-        let action = NameAction::Link { from, path, expect: expected(&twin) };
+        let action = NameAction::Link { from, path, expect: expected(&remote) };
         Ok(Some(Step { ino, action, effect: Effect::Link { ino, place }, last: true }))
     }
 
-    fn vanish(&self, ino: InodeId, place: TwinPlace, last: bool) -> Result<Option<Step>> {
-        let Some(twin) = self.twin(ino)?.filter(|twin| twin.places.contains(&place)) else { return Ok(None) };
+    fn vanish(&self, ino: InodeId, place: RemotePlace, last: bool) -> Result<Option<Step>> {
+        let Some(remote) = self.remote(ino)?.filter(|remote| remote.places.contains(&place)) else {
+            return Ok(None);
+        };
         let Some(path) = self.path(&place)? else { return Ok(None) };
-        if self.would_be_forgotten(ino, &twin)? {
-            return self.leave(ino, &twin, place);
+        if self.would_be_forgotten(ino, &remote)? {
+            return self.leave(ino, &remote, place);
         }
-        let action = NameAction::Remove { path, kind: twin.kind, expect: expected(&twin) };
+        let action = NameAction::Remove { path, kind: remote.kind, expect: expected(&remote) };
         Ok(Some(Step { ino, action, effect: Effect::Drop { ino, place }, last }))
     }
 
     // ---- what loses its last name at home, and has others here
 
     /// Whether a file that loses a name at home is still here, and would be there no more.
-    fn would_be_forgotten(&self, ino: InodeId, twin: &Twin) -> Result<bool> {
-        let last = twin.places.len() == 1 && twin.kind != FileKind::Directory;
+    fn would_be_forgotten(&self, ino: InodeId, remote: &RemoteEntry) -> Result<bool> {
+        let last = remote.places.len() == 1 && remote.kind != FileKind::Directory;
         Ok(last && find_inode(self.read, ino)?.is_some_and(|inode| inode.nlink > 0))
     }
 
     /// Aside, where it waits for a name that is still to come; where home knows one name only, first to another one that it
     /// keeps, unless home has others under all of these.
-    fn leave(&self, ino: InodeId, twin: &Twin, place: TwinPlace) -> Result<Option<Step>> {
+    fn leave(&self, ino: InodeId, remote: &RemoteEntry, place: RemotePlace) -> Result<Option<Step>> {
         let stays = if self.links { None } else { self.name_that_stays(ino, &place)? };
         let to = match stays {
             Some(to) => to,
             None => self.place_to_wait(ino)?,
         };
-        self.move_to(ino, twin, place, to)
+        self.move_to(ino, remote, place, to)
     }
     /// Where it waits.
-    fn place_aside(&self, ino: InodeId, twin: &Twin) -> Result<Option<TwinPlace>> {
-        for place in twin.places.iter().filter(|place| place.name.starts_with(WAITS.as_bytes())) {
+    fn place_aside(&self, ino: InodeId, remote: &RemoteEntry) -> Result<Option<RemotePlace>> {
+        for place in remote.places.iter().filter(|place| place.name.starts_with(WAITS.as_bytes())) {
             if find_link(self.read, place.dir, &place.name)?.is_none_or(|link| link.ino != ino) {
                 return Ok(Some(place.clone()));
             }
@@ -392,10 +399,10 @@ impl Tree<'_> {
         Ok(None)
     }
     /// Free, so it is not where the file is.
-    fn place_to_wait(&self, ino: InodeId) -> Result<TwinPlace> {
+    fn place_to_wait(&self, ino: InodeId) -> Result<RemotePlace> {
         let dir = volume::load(self.read, self.volume)?.root;
         for n in 0u64.. {
-            let to = TwinPlace { dir, name: Bytes::from(format!("{WAITS}-{:x}-{n}", ino.0)) };
+            let to = RemotePlace { dir, name: Bytes::from(format!("{WAITS}-{:x}-{n}", ino.0)) };
             if occupant(self.read, self.relation, &to)?.is_none() {
                 return Ok(to);
             }
@@ -406,7 +413,7 @@ impl Tree<'_> {
     // ---- where home knows one name of each file only
 
     /// What has to be done before `ino` can have a place at home, where a file may be under one that it got before its turn.
-    fn clear(&self, ino: InodeId, place: &TwinPlace) -> Result<Option<Step>> {
+    fn clear(&self, ino: InodeId, place: &RemotePlace) -> Result<Option<Step>> {
         let other = occupant(self.read, self.relation, place)?.filter(|other| *other != ino);
         match other {
             Some(other) if !self.links => self.vanish(other, place.clone(), false),
@@ -415,17 +422,17 @@ impl Tree<'_> {
     }
 
     /// A name that a file has here beside `place`, and that is free at home.
-    fn name_that_stays(&self, ino: InodeId, place: &TwinPlace) -> Result<Option<TwinPlace>> {
+    fn name_that_stays(&self, ino: InodeId, place: &RemotePlace) -> Result<Option<RemotePlace>> {
         let (start, end) = keys::range_of(b'N', ino.0);
-        let others = store::collect(self.read, &start, &end, NAMES_LOOKED_AT, |key, _| {
+        let others = store::collect(self.read, &start, &end, NAMES_SCANNED, |key, _| {
             let (dir, name) =
                 keys::link_place(key).ok_or_else(|| Error::damaged("a link's key is damaged"))?;
-            Ok(TwinPlace { dir, name: Bytes::copy_from_slice(name) })
+            Ok(RemotePlace { dir, name: Bytes::copy_from_slice(name) })
         })?;
-        let first = place_of(self.read, ino)?.map(|(dir, name)| TwinPlace { dir, name });
+        let first = place_of(self.read, ino)?.map(|(dir, name)| RemotePlace { dir, name });
         for other in others.into_iter().chain(first).filter(|other| other != place) {
             let is_free = occupant(self.read, self.relation, &other)?.is_none();
-            if is_free && self.twin(other.dir)?.is_some() {
+            if is_free && self.remote(other.dir)?.is_some() {
                 return Ok(Some(other));
             }
         }
@@ -433,64 +440,75 @@ impl Tree<'_> {
     }
 
     /// A name that came takes the place of one that the file has at home only.
-    fn replace_old_name(&self, ino: InodeId, twin: &Twin, place: TwinPlace) -> Result<Option<Step>> {
-        let Some(old) = twin.places.first() else { return Ok(None) };
+    fn replace_old_name(
+        &self,
+        ino: InodeId,
+        remote: &RemoteEntry,
+        place: RemotePlace,
+    ) -> Result<Option<Step>> {
+        let Some(old) = remote.places.first() else { return Ok(None) };
         let is_old = find_link(self.read, old.dir, &old.name)?.is_none_or(|link| link.ino != ino);
         if !is_old {
             return Ok(None);
         }
         match self.clear(ino, &place)? {
             Some(clears) => Ok(Some(clears)),
-            None => self.move_to(ino, twin, old.clone(), place),
+            None => self.move_to(ino, remote, old.clone(), place),
         }
     }
 
-    fn move_to(&self, ino: InodeId, twin: &Twin, from: TwinPlace, to: TwinPlace) -> Result<Option<Step>> {
+    fn move_to(
+        &self,
+        ino: InodeId,
+        remote: &RemoteEntry,
+        from: RemotePlace,
+        to: RemotePlace,
+    ) -> Result<Option<Step>> {
         let (Some(from_path), Some(to_path)) = (self.path(&from)?, self.path(&to)?) else { return Ok(None) };
-        let (kind, expect) = (twin.kind, expected(twin));
+        let (kind, expect) = (remote.kind, expected(remote));
         let action = NameAction::Rename { from: from_path, to: to_path, kind, expect, replaced: None };
-        Ok(Some(Step { ino, action, effect: Effect::Yield { ino, from, to }, last: false }))
+        Ok(Some(Step { ino, action, effect: Effect::Relocate { ino, from, to }, last: false }))
     }
 
     fn move_directory(
         &self,
         ino: InodeId,
-        twin: &Twin,
-        from: TwinPlace,
-        to: TwinPlace,
+        remote: &RemoteEntry,
+        from: RemotePlace,
+        to: RemotePlace,
     ) -> Result<Option<Step>> {
-        let step = self.move_to(ino, twin, from.clone(), to.clone())?;
+        let step = self.move_to(ino, remote, from.clone(), to.clone())?;
         Ok(step.map(|step| Step { effect: Effect::Move { ino, from, to, replaced: None }, ..step }))
     }
 
-    fn renamed(&self, ino: InodeId, from: TwinPlace, to: TwinPlace) -> Result<Option<Step>> {
-        let twin = self.twin(ino)?;
-        if twin.as_ref().is_some_and(|twin| twin.places.contains(&to)) {
+    fn renamed(&self, ino: InodeId, from: RemotePlace, to: RemotePlace) -> Result<Option<Step>> {
+        let remote = self.remote(ino)?;
+        if remote.as_ref().is_some_and(|remote| remote.places.contains(&to)) {
             return Ok(None);
         }
         // A directory that home does not have (yet): it must be there first.
-        if self.twin(to.dir)?.is_none() {
-            return match twin {
+        if self.remote(to.dir)?.is_none() {
+            return match remote {
                 // It is looked at together with what is in that directory.
                 None => Ok(None),
                 // It is no more, and another one may get its name.
-                Some(twin) if twin.kind != FileKind::Directory && present(self.read, ino)?.is_none() => {
+                Some(remote) if remote.kind != FileKind::Directory && present(self.read, ino)?.is_none() => {
                     self.vanish(ino, from, false)
                 }
                 Some(_) => self.make_aside(to.dir),
             };
         }
         let replaced = match occupant(self.read, self.relation, &to)?.filter(|other| *other != ino) {
-            Some(other) => self.twin(other)?.map(|twin| (other, twin)),
+            Some(other) => self.remote(other)?.map(|remote| (other, remote)),
             None => None,
         };
-        if let Some((other, twin)) = &replaced
-            && self.would_be_forgotten(*other, twin)?
+        if let Some((other, remote)) = &replaced
+            && self.would_be_forgotten(*other, remote)?
         {
             return self.vanish(*other, to, false);
         }
-        let replaced = replaced.map(|(other, twin)| (other, expected(&twin)));
-        let Some(twin) = twin.filter(|twin| twin.places.contains(&from)) else {
+        let replaced = replaced.map(|(other, remote)| (other, expected(&remote)));
+        let Some(remote) = remote.filter(|remote| remote.places.contains(&from)) else {
             // This name is not known at home: what it replaced goes, then it is made.
             return match replaced {
                 Some((other, _)) => self.vanish(other, to, false),
@@ -498,13 +516,13 @@ impl Tree<'_> {
             };
         };
         let (Some(from_path), Some(to_path)) = (self.path(&from)?, self.path(&to)?) else { return Ok(None) };
-        let (other, stamp) = replaced.unzip();
+        let (other, fingerprint) = replaced.unzip();
         let action = NameAction::Rename {
             from: from_path,
             to: to_path,
-            kind: twin.kind,
-            expect: expected(&twin),
-            replaced: stamp,
+            kind: remote.kind,
+            expect: expected(&remote),
+            replaced: fingerprint,
         };
         Ok(Some(Step { ino, action, effect: Effect::Move { ino, from, to, replaced: other }, last: true }))
     }
@@ -524,13 +542,13 @@ impl Tree<'_> {
         &self,
         ino: InodeId,
         other: InodeId,
-        place: TwinPlace,
-        other_place: TwinPlace,
+        place: RemotePlace,
+        other_place: RemotePlace,
     ) -> Result<Option<Step>> {
-        let (twin, other_twin) = (self.twin(ino)?, self.twin(other)?);
-        let one_there = twin.as_ref().filter(|twin| twin.places.contains(&place));
-        let other_there = other_twin.as_ref().filter(|twin| twin.places.contains(&other_place));
-        let (Some(twin), Some(other_twin)) = (one_there, other_there) else {
+        let (remote, other_remote) = (self.remote(ino)?, self.remote(other)?);
+        let one_there = remote.as_ref().filter(|remote| remote.places.contains(&place));
+        let other_there = other_remote.as_ref().filter(|remote| remote.places.contains(&other_place));
+        let (Some(remote), Some(other_remote)) = (one_there, other_there) else {
             // One after the other, first who is there under that name: the other one may have to be made, or be there under
             // another one of its names, where it stays.
             let mut moves = [(ino, &place, &other_place), (other, &other_place, &place)];
@@ -545,51 +563,55 @@ impl Tree<'_> {
             return Ok(None);
         };
         let (Some(one), Some(two)) = (self.path(&place)?, self.path(&other_place)?) else { return Ok(None) };
-        let (expect, other_expect) = (expected(twin), expected(other_twin));
+        let (expect, other_expect) = (expected(remote), expected(other_remote));
         let action = NameAction::Exchange { one, other: two, expect, other_expect };
         Ok(Some(Step { ino, action, effect: Effect::Swap { ino, other, place, other_place }, last: true }))
     }
 
-    fn yields(&self, ino: InodeId, record: &YieldRecord) -> Result<Option<Step>> {
-        match self.twin(ino)?.filter(|twin| twin.places.contains(&record.from)) {
-            Some(twin) => self.move_to(ino, &twin, record.from.clone(), record.to.clone()),
+    fn relocations(&self, ino: InodeId, record: &RelocationRecord) -> Result<Option<Step>> {
+        match self.remote(ino)?.filter(|remote| remote.places.contains(&record.from)) {
+            Some(remote) => self.move_to(ino, &remote, record.from.clone(), record.to.clone()),
             None => Ok(None),
         }
     }
 
     pub fn attributes(&self, ino: InodeId) -> Result<Option<Step>> {
-        let (Some(twin), Some(present)) = (self.twin(ino)?, present(self.read, ino)?) else {
+        let (Some(remote), Some(present)) = (self.remote(ino)?, present(self.read, ino)?) else {
             return Ok(None);
         };
-        let path = match twin.places.first() {
+        let path = match remote.places.first() {
             Some(place) => self.path(place)?,
             None => Some(Bytes::new()),
         };
         let Some(path) = path else { return Ok(None) };
-        let action =
-            NameAction::Attributes { path, kind: twin.kind, attrs: present.attrs, expect: expected(&twin) };
-        Ok(Some(Step { ino, action, effect: Effect::Stamp { ino }, last: true }))
+        let action = NameAction::Attributes {
+            path,
+            kind: remote.kind,
+            attrs: present.attrs,
+            expect: expected(&remote),
+        };
+        Ok(Some(Step { ino, action, effect: Effect::Fingerprint { ino }, last: true }))
     }
 
     fn resized(&self, ino: InodeId, size: u64) -> Result<Option<Step>> {
-        let Some(twin) = self.twin(ino)? else { return Ok(None) };
-        let Some(path) = twin.places.first().map_or(Ok(None), |place| self.path(place))? else {
+        let Some(remote) = self.remote(ino)? else { return Ok(None) };
+        let Some(path) = remote.places.first().map_or(Ok(None), |place| self.path(place))? else {
             return Ok(None);
         };
-        let action = NameAction::Resize { path, size, expect: expected(&twin) };
-        Ok(Some(Step { ino, action, effect: Effect::Cut { ino, size }, last: true }))
+        let action = NameAction::Resize { path, size, expect: expected(&remote) };
+        Ok(Some(Step { ino, action, effect: Effect::Truncate { ino, size }, last: true }))
     }
 }
 
 /// What a mover may have done already is done as it was told.
-pub fn yield_step(
+pub fn relocation_step(
     read: &dyn Read,
     relation: RelationId,
     volume: VolumeId,
     ino: InodeId,
-    record: &YieldRecord,
+    record: &RelocationRecord,
 ) -> Result<Option<Step>> {
-    Tree { read, relation, volume, links: false, gone: None }.yields(ino, record)
+    Tree { read, relation, volume, links: false, gone: None }.relocations(ino, record)
 }
 
 /// What is no more, and home has parts of, is removed there, and where that is; none: it is not so (any more).
@@ -598,12 +620,12 @@ pub fn removal(
     relation: RelationId,
     volume: VolumeId,
     ino: InodeId,
-) -> Result<Option<(Step, TwinPlace)>> {
-    let twin = find_twin(read, relation, ino)?.filter(|twin| !twin.places.is_empty());
+) -> Result<Option<(Step, RemotePlace)>> {
+    let remote = find_remote(read, relation, ino)?.filter(|remote| !remote.places.is_empty());
     if !store::is_unfinished(read, relation, ino)? || present(read, ino)?.is_some() {
         return Ok(None);
     }
-    let Some(place) = twin.map(|twin| twin.places[0].clone()) else { return Ok(None) };
+    let Some(place) = remote.map(|remote| remote.places[0].clone()) else { return Ok(None) };
     let tree = Tree { read, relation, volume, links: false, gone: None };
     Ok(tree.vanish(ino, place.clone(), false)?.map(|step| (step, place)))
 }
@@ -626,120 +648,131 @@ pub fn apply(
     number: u64,
     now: Time,
     effect: &Effect,
-    stamp: &StampBytes,
+    fingerprint: &FingerprintBytes,
 ) -> Result<()> {
     match effect {
         Effect::Make { ino, kind, place, whole } => {
-            let twin = Twin {
+            let remote = RemoteEntry {
                 kind: *kind,
                 places: Vec::new(),
-                stamp: stamp.clone(),
+                fingerprint: fingerprint.clone(),
                 complete: None,
                 writing: false,
             };
-            add_place(txn, relation, *ino, twin, place);
+            add_place(txn, relation, *ino, remote, place);
             if *whole {
                 ship_whole(txn, relation, number, now, *ino, &[])?;
             }
         }
         Effect::Link { ino, place } => {
-            if let Some(twin) = find_twin(txn, relation, *ino)? {
-                add_place(txn, relation, *ino, restamped(twin, stamp), place);
+            if let Some(remote) = find_remote(txn, relation, *ino)? {
+                add_place(txn, relation, *ino, with_fingerprint(remote, fingerprint), place);
             }
         }
-        Effect::Drop { ino, place } => drop_place(txn, relation, *ino, place, stamp)?,
+        Effect::Drop { ino, place } => drop_place(txn, relation, *ino, place, fingerprint)?,
         Effect::Move { ino, from, to, replaced } => {
             if let Some(other) = replaced {
                 drop_place(txn, relation, *other, to, &Bytes::new())?;
             }
-            if let Some(mut twin) = find_twin(txn, relation, *ino)? {
-                take_place(txn, relation, &mut twin, from);
-                add_place(txn, relation, *ino, restamped(twin, stamp), to);
+            if let Some(mut remote) = find_remote(txn, relation, *ino)? {
+                take_place(txn, relation, &mut remote, from);
+                add_place(txn, relation, *ino, with_fingerprint(remote, fingerprint), to);
             }
         }
-        Effect::Yield { ino, from, to } => {
-            txn.delete(&keys::yields(relation, *ino));
-            if let Some(mut twin) = find_twin(txn, relation, *ino)? {
-                take_place(txn, relation, &mut twin, from);
-                add_place(txn, relation, *ino, restamped(twin, stamp), to);
+        Effect::Relocate { ino, from, to } => {
+            txn.delete(&keys::relocations(relation, *ino));
+            if let Some(mut remote) = find_remote(txn, relation, *ino)? {
+                take_place(txn, relation, &mut remote, from);
+                add_place(txn, relation, *ino, with_fingerprint(remote, fingerprint), to);
             }
         }
         Effect::Swap { ino, other, place, other_place } => {
             for (ino, from, to) in [(ino, place, other_place), (other, other_place, place)] {
-                if let Some(mut twin) = find_twin(txn, relation, *ino)? {
-                    twin.places.retain(|p| p != from);
-                    add_place(txn, relation, *ino, twin, to);
+                if let Some(mut remote) = find_remote(txn, relation, *ino)? {
+                    remote.places.retain(|p| p != from);
+                    add_place(txn, relation, *ino, remote, to);
                 }
             }
         }
-        Effect::Stamp { ino } => {
-            restamp(txn, relation, *ino, stamp)?;
+        Effect::Fingerprint { ino } => {
+            set_fingerprint(txn, relation, *ino, fingerprint)?;
             note_writing(txn, relation, *ino, false)?;
         }
         Effect::Attributes { dir } => {
             txn.delete(&keys::old_attributes(relation, *dir));
-            restamp(txn, relation, *dir, stamp)?;
+            set_fingerprint(txn, relation, *dir, fingerprint)?;
         }
-        Effect::Cut { ino, size } => {
-            restamp(txn, relation, *ino, stamp)?;
+        Effect::Truncate { ino, size } => {
+            set_fingerprint(txn, relation, *ino, fingerprint)?;
             store::trim_receipts(txn, relation, *ino, *size)?;
         }
     }
     Ok(())
 }
 
-fn restamped(twin: Twin, stamp: &StampBytes) -> Twin {
-    if stamp.is_empty() { twin } else { Twin { stamp: stamp.clone(), ..twin } }
+fn with_fingerprint(remote: RemoteEntry, fingerprint: &FingerprintBytes) -> RemoteEntry {
+    if fingerprint.is_empty() { remote } else { RemoteEntry { fingerprint: fingerprint.clone(), ..remote } }
 }
-fn restamp(txn: &mut dyn Txn, relation: RelationId, ino: InodeId, stamp: &StampBytes) -> Result<()> {
-    if let Some(twin) = find_twin(txn, relation, ino)? {
-        txn.put(&keys::twin(relation, ino), &restamped(twin, stamp).to_value());
+fn set_fingerprint(
+    txn: &mut dyn Txn,
+    relation: RelationId,
+    ino: InodeId,
+    fingerprint: &FingerprintBytes,
+) -> Result<()> {
+    if let Some(remote) = find_remote(txn, relation, ino)? {
+        txn.put(&keys::remote(relation, ino), &with_fingerprint(remote, fingerprint).to_value());
     }
     Ok(())
 }
-/// Whether a mover that dies with this action leaves another stamp than we know: a later one, or the removal of what it was
-/// about, is to find its own change again, not a stranger's.
-pub fn changes_stamp(action: &NameAction) -> bool {
+/// Whether a mover that dies with this action leaves another fingerprint than we know: a later one, or the
+/// removal of what it was about, is to find its own change again, not a stranger's.
+pub fn changes_fingerprint(action: &NameAction) -> bool {
     matches!(action, NameAction::Attributes { kind, .. } if *kind != FileKind::Directory)
 }
 pub fn note_writing(txn: &mut dyn Txn, relation: RelationId, ino: InodeId, writing: bool) -> Result<()> {
-    if let Some(twin) = find_twin(txn, relation, ino)?.filter(|twin| twin.writing != writing) {
-        txn.put(&keys::twin(relation, ino), &Twin { writing, ..twin }.to_value());
+    if let Some(remote) = find_remote(txn, relation, ino)?.filter(|remote| remote.writing != writing) {
+        txn.put(&keys::remote(relation, ino), &RemoteEntry { writing, ..remote }.to_value());
     }
     Ok(())
 }
-fn add_place(txn: &mut dyn Txn, relation: RelationId, ino: InodeId, mut twin: Twin, place: &TwinPlace) {
-    if !twin.places.contains(place) {
-        twin.places.push(place.clone());
+fn add_place(
+    txn: &mut dyn Txn,
+    relation: RelationId,
+    ino: InodeId,
+    mut remote: RemoteEntry,
+    place: &RemotePlace,
+) {
+    if !remote.places.contains(place) {
+        remote.places.push(place.clone());
     }
-    txn.put(&keys::twin_name(relation, place.dir, &place.name), &ino.0.to_le_bytes());
+    txn.put(&keys::remote_name(relation, place.dir, &place.name), &ino.0.to_le_bytes());
     txn.put(&keys::old_attributes(relation, place.dir), &[]);
-    txn.put(&keys::twin(relation, ino), &twin.to_value());
+    txn.put(&keys::remote(relation, ino), &remote.to_value());
 }
-fn take_place(txn: &mut dyn Txn, relation: RelationId, twin: &mut Twin, place: &TwinPlace) {
-    twin.places.retain(|p| p != place);
-    txn.delete(&keys::twin_name(relation, place.dir, &place.name));
+fn take_place(txn: &mut dyn Txn, relation: RelationId, remote: &mut RemoteEntry, place: &RemotePlace) {
+    remote.places.retain(|p| p != place);
+    txn.delete(&keys::remote_name(relation, place.dir, &place.name));
     txn.put(&keys::old_attributes(relation, place.dir), &[]);
 }
 fn drop_place(
     txn: &mut dyn Txn,
     relation: RelationId,
     ino: InodeId,
-    place: &TwinPlace,
-    stamp: &StampBytes,
+    place: &RemotePlace,
+    fingerprint: &FingerprintBytes,
 ) -> Result<()> {
-    let Some(mut twin) = find_twin(txn, relation, ino)? else { return Ok(()) };
-    take_place(txn, relation, &mut twin, place);
-    if !twin.places.is_empty() {
-        txn.put(&keys::twin(relation, ino), &restamped(twin, stamp).to_value());
+    let Some(mut remote) = find_remote(txn, relation, ino)? else { return Ok(()) };
+    take_place(txn, relation, &mut remote, place);
+    if !remote.places.is_empty() {
+        txn.put(&keys::remote(relation, ino), &with_fingerprint(remote, fingerprint).to_value());
         return Ok(());
     }
-    txn.delete(&keys::twin(relation, ino));
+    txn.delete(&keys::remote(relation, ino));
     store::note_finished(txn, relation, ino)?;
-    txn.delete(&keys::aside(relation, ino));
+    txn.delete(&keys::conflict(relation, ino));
     txn.delete(&keys::old_attributes(relation, ino));
     store::trim_receipts(txn, relation, ino, 0)?;
-    store::drop_pending(txn, relation, ino)
+    store::drop_dirty(txn, relation, ino)
 }
 
 /// All that a file has but some ranges, or all that is in a directory, is to be shipped.
@@ -758,14 +791,14 @@ pub fn ship_whole(
     if inode.kind != FileKind::Regular {
         return Ok(());
     }
-    let pending = |len| Pending { len, since: now, oldest: number, newest: number };
+    let dirty = |len| DirtyRange { len, since: now, oldest: number, newest: number };
     for (from, to) in store::outside(but, inode.size) {
-        store::add_pending(txn, relation, ino, from, pending(to - from), &Apart::NOTHING)?;
+        store::add_dirty(txn, relation, ino, from, dirty(to - from), &Apart::NOTHING)?;
     }
     if inode.dirty {
         return store::note_growing(txn, relation, ino).map(drop);
     }
-    txn.put(&keys::pending(relation, ino, FINISH), &pending(0).to_value());
+    txn.put(&keys::dirty(relation, ino, FINISH), &dirty(0).to_value());
     Ok(())
 }
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, BoxFuture, Env};
 use weir_kv::engine::{Engine, EngineConfig};
-use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge, StripeCut};
+use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge, StripeTruncation};
 use weir_proto::map::{Role, Scheme};
 use weir_proto::meta::*;
-use weir_proto::volume::{Keeping, Volume, VolumeChange};
+use weir_proto::volume::{Retention, Volume, VolumeChange};
 use weir_proto::{
     ClusterId, Error, FileId, InodeId, NamespaceId, PgId, Request, Result, SessionId, VolumeId,
 };
@@ -27,7 +27,7 @@ pub const ROOT: InodeId = InodeId::ROOT;
 #[derive(Default)]
 pub struct Targets {
     pub dropped: Mutex<Vec<FileId>>,
-    pub evicted: Mutex<Vec<(InodeId, StripeCut)>>,
+    pub evicted: Mutex<Vec<(InodeId, StripeTruncation)>>,
     pub away: Mutex<bool>,
 }
 
@@ -37,13 +37,13 @@ impl Purge for Targets {
         file: FileId,
         _: PgId,
         pg_count: u32,
-        cut: StripeCut,
+        truncation: StripeTruncation,
     ) -> BoxFuture<'static, Result<()>> {
         assert!(pg_count > 0);
         let away = *self.away.lock().unwrap();
         if !away {
-            match cut {
-                StripeCut::ALL => self.dropped.lock().unwrap().push(file),
+            match truncation {
+                StripeTruncation::ALL => self.dropped.lock().unwrap().push(file),
                 part => self.evicted.lock().unwrap().push((file.inode, part)),
             }
         }
@@ -123,21 +123,21 @@ pub async fn start(world: &World) -> Node {
     Node { meta, at_home, targets, _server }
 }
 
-/// What a client does with recalls.
+/// What a client does with revokes.
 #[derive(Default)]
-pub struct Recalls {
-    pub seen: Mutex<Vec<Recall>>,
+pub struct Revokes {
+    pub seen: Mutex<Vec<Revoke>>,
     /// Never answers.
     pub deaf: Mutex<bool>,
 }
 
-impl Service for Recalls {
+impl Service for Revokes {
     fn handle(&self, call: Call) -> Handled {
-        let recall = match call.decode::<Recall>() {
-            Ok(recall) => recall,
+        let revoke = match call.decode::<Revoke>() {
+            Ok(revoke) => revoke,
             Err(e) => return Handled::Now(Err(e)),
         };
-        self.seen.lock().unwrap().push(recall);
+        self.seen.lock().unwrap().push(revoke);
         if *self.deaf.lock().unwrap() {
             return Handled::Later(Box::pin(std::future::pending()));
         }
@@ -148,7 +148,7 @@ impl Service for Recalls {
 pub struct Client {
     pub env: Env,
     pub connection: Connection,
-    pub recalls: Arc<Recalls>,
+    pub revokes: Arc<Revokes>,
     pub session: SessionId,
     next: std::sync::atomic::AtomicU64,
 }
@@ -156,12 +156,12 @@ pub struct Client {
 impl Client {
     pub async fn start(world: &World, name: &str) -> Client {
         let env = world.node(name);
-        let recalls = Arc::new(Recalls::default());
-        let connection = dial(&env, name, &recalls).await;
+        let revokes = Arc::new(Revokes::default());
+        let connection = dial(&env, name, &revokes).await;
         let open = SessionOpen { namespace: NamespaceId(1), client: name.into(), process: process_of(name) };
         let opened = connection.call(&open, vec![], PATIENCE).await.unwrap().0;
         assert_eq!(opened.lease_ms, LEASE_MS);
-        let client = Client { env, connection, recalls, session: opened.session, next: 1.into() };
+        let client = Client { env, connection, revokes, session: opened.session, next: 1.into() };
         client.keep_alive();
         client
     }
@@ -175,7 +175,7 @@ impl Client {
     }
     /// A new connection; the session is not resumed yet.
     pub async fn reconnect(&mut self, name: &str) {
-        self.connection = dial(&self.env, name, &self.recalls).await;
+        self.connection = dial(&self.env, name, &self.revokes).await;
     }
     pub async fn resume(&self, held: Vec<HeldLease>) -> Result<SessionResumed> {
         // In two parts, as a client with many leases must.
@@ -215,16 +215,16 @@ impl Client {
     pub async fn unlink(&self, parent: InodeId, name: &str) -> Result<Removed> {
         self.call(&Unlink { op: self.op(), cred: root(), parent, name: b(name) }).await
     }
-    /// What the topmost volume keeps of its past from now on.
-    pub async fn keep(&self, keeping: Keeping) -> Volume {
+    /// The retention of the topmost volume from now on.
+    pub async fn keep(&self, retention: Retention) -> Volume {
         let (op, cred, volume) = (self.op(), root(), VolumeId::ROOT);
         let (name, owner, admins, quota, policy) = (None, None, None, None, None);
-        let keeping = Some(keeping);
-        self.call(&VolumeChange { op, cred, volume, name, owner, admins, quota, policy, keeping })
+        let retention = Some(retention);
+        self.call(&VolumeChange { op, cred, volume, name, owner, admins, quota, policy, retention })
             .await
             .unwrap()
     }
-    pub async fn lookup(&self, parent: InodeId, name: &str) -> Result<Looked> {
+    pub async fn lookup(&self, parent: InodeId, name: &str) -> Result<LookedUp> {
         self.call(&Lookup { session: self.session, cred: root(), parent, name: b(name) }).await
     }
     pub async fn getattr(&self, ino: InodeId) -> Result<Entry> {
@@ -262,24 +262,24 @@ impl Client {
             clean,
             close_writes: 0,
             data_end: size,
-            turn: false,
+            append_token: false,
             changed: Vec::new(),
         };
         self.call(&request).await
     }
-    pub fn recalled(&self) -> Vec<(InodeId, LeaseKind)> {
-        self.recalls.seen.lock().unwrap().iter().map(|r| (r.ino, r.keep)).collect()
+    pub fn revoked(&self) -> Vec<(InodeId, LeaseKind)> {
+        self.revokes.seen.lock().unwrap().iter().map(|r| (r.ino, r.keep)).collect()
     }
     pub fn set_deaf(&self, deaf: bool) {
-        *self.recalls.deaf.lock().unwrap() = deaf;
+        *self.revokes.deaf.lock().unwrap() = deaf;
     }
 }
 
-async fn dial(env: &Env, name: &str, recalls: &Arc<Recalls>) -> Connection {
+async fn dial(env: &Env, name: &str, revokes: &Arc<Revokes>) -> Connection {
     let me = identity(env, name, Role::Mount);
     let until = env.clock.now() + PATIENCE;
     loop {
-        match weir_rpc::connect(env, &addr(), &me, recalls.clone()).await {
+        match weir_rpc::connect(env, &addr(), &me, revokes.clone()).await {
             Ok(connection) => return connection,
             Err(e) if env.clock.now() > until => panic!("{e}"),
             Err(_) => env.clock.sleep(Duration::from_millis(20)).await,
@@ -289,7 +289,7 @@ async fn dial(env: &Env, name: &str, recalls: &Arc<Recalls>) -> Connection {
 
 pub fn held(entry: &Entry, kind: LeaseKind, open_read: u32, open_write: u32) -> HeldLease {
     let token_epoch = entry.lease.token_epoch;
-    HeldLease { ino: entry.attr.ino, kind, token_epoch, open_read, open_write, turn: false }
+    HeldLease { ino: entry.attr.ino, kind, token_epoch, open_read, open_write, append_token: false }
 }
 pub fn root() -> Cred {
     Cred { uid: 0, gid: 0, groups: vec![] }

@@ -55,8 +55,8 @@ impl Client {
         let delete = SnapshotDelete { op: self.op(), cred: root(), volume, name: name.into() };
         self.call(&delete).await.unwrap();
     }
-    async fn residence(&self, ino: InodeId) -> Residence {
-        self.call(&GetResidence { session: self.session, ino }).await.unwrap()
+    async fn tier_state(&self, ino: InodeId) -> TierState {
+        self.call(&GetTierState { session: self.session, ino }).await.unwrap()
     }
 }
 
@@ -83,7 +83,7 @@ fn bytes_are_evicted_wanted_brought_and_there() {
         assert_eq!(user.acquire(ino, LeaseKind::Write).await.unwrap().lease.kind, LeaseKind::Write);
         let evicted = mover.evict(ino, 0, u64::MAX).await.unwrap();
         assert_eq!(evicted.ranges, [ByteRange { from: 0, to: 40 * STRIPE + 3 }]);
-        assert_eq!(user.recalled().last(), Some(&(ino, LeaseKind::None)), "whoever caches it is told");
+        assert_eq!(user.revoked().last(), Some(&(ino, LeaseKind::None)), "whoever caches it is told");
         // The targets are told once it is certain, again if they do not answer.
         until(&world, || !meta.targets.evicted.lock().unwrap().is_empty()).await;
         let dropped = meta.targets.evicted.lock().unwrap().clone();
@@ -110,7 +110,7 @@ fn bytes_are_evicted_wanted_brought_and_there() {
         for work in &ahead {
             mover.filled(work).await.unwrap();
         }
-        let left = user.residence(ino).await;
+        let left = user.tier_state(ino).await;
         assert_eq!((left.evicted, left.ranges), (6 * STRIPE + 3, 2));
         assert!(left.recalls.iter().all(|r| r.from >= 39 * STRIPE));
         // What is there is not waited for, what was evicted by nobody neither.
@@ -152,7 +152,7 @@ fn a_mover_that_is_lost_harms_nobody() {
 
 /// A mover that had a part of it to the end that the file had then gives that up, when it is longer and evicted anew.
 #[test]
-fn what_is_cut_and_evicted_again_on_its_way_back_comes_in_whole_stripes() {
+fn bytes_truncated_and_evicted_again_return_in_whole_stripes() {
     simulate(12, async |world| {
         let meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
@@ -170,7 +170,7 @@ fn what_is_cut_and_evicted_again_on_its_way_back_comes_in_whole_stripes() {
         user.evict(ino, 0, u64::MAX).await.unwrap();
         user.call(&want).await.unwrap();
         mover.failed(&lost, "another token epoch is there", true).await;
-        while user.residence(ino).await.evicted > 0 {
+        while user.tier_state(ino).await.evicted > 0 {
             for work in mover.take(8, &[]).await {
                 let ends = [STRIPE + 5, 4 * STRIPE].contains(&work.to) || work.to % STRIPE == 0;
                 assert!(work.from % STRIPE == 0 && ends, "no whole stripes: {work:?}");
@@ -232,7 +232,7 @@ fn a_restart_forgets_who_waits_but_not_what_is_away() {
         until(&world, || !meta.targets.evicted.lock().unwrap().is_empty()).await;
         // What it had brought by then counts.
         mover.filled(&work).await.unwrap();
-        let left = mover.residence(ino).await;
+        let left = mover.tier_state(ino).await;
         assert_eq!((left.evicted, left.size, left.at_home), (STRIPE, 3 * STRIPE, true));
         let waits = mover.awaits(ino, STRIPE, STRIPE + 1, 30_000);
         let next = mover.take(8, &[]).await.remove(0);
@@ -254,14 +254,14 @@ fn what_is_open_for_writing_stays() {
         assert!(busy.context.contains("open for writing"), "{busy}");
         user.close(ino, true).await.unwrap();
         other.evict(ino, 0, u64::MAX).await.unwrap();
-        // A file that is cut waits for nobody.
+        // A file that is truncated waits for nobody.
         let waits = other.awaits(ino, 0, MIB, 30_000);
         let size = Some(0);
         let (mode, uid, gid, atime, mtime) = (None, None, None, None, None);
         let cut = SetAttr { op: user.op(), cred: root(), ino, mode, uid, gid, size, atime, mtime };
         user.call(&cut).await.unwrap();
         assert!(waits.done().await.done);
-        assert_eq!(user.residence(ino).await.recalls, []);
+        assert_eq!(user.tier_state(ino).await.recalls, []);
     });
 }
 
@@ -301,7 +301,7 @@ async fn evicting_volume(user: &Client, bytes_hard: Option<u64>) -> Volume {
         url,
         direction,
         evict: true,
-        adopt: false,
+        import: false,
         ids: HomeIds::default(),
     };
     user.call(&add).await.unwrap();
@@ -311,7 +311,7 @@ async fn evicting_volume(user: &Client, bytes_hard: Option<u64>) -> Volume {
 /// A volume with a limit whose files are at home never fills: what was used longest ago goes, nothing that is pinned, open
 /// or not at home.
 #[test]
-fn a_volume_makes_room_by_itself() {
+fn a_volume_evicts_by_itself() {
     simulate(6, async |world| {
         let meta = start(&world).await;
         let user = Client::start(&world, "user").await;
@@ -339,7 +339,7 @@ fn a_volume_makes_room_by_itself() {
         let away = || async {
             let mut away = Vec::new();
             for (n, ino) in files.iter().enumerate() {
-                if user.residence(*ino).await.evicted > 0 {
+                if user.tier_state(*ino).await.evicted > 0 {
                     away.push(n);
                 }
             }
@@ -385,7 +385,7 @@ async fn until_used(env: &weir_env::Env, user: &Client, ask: &GetEviction, used:
 
 /// Who writes a file may have sent what the leader has not heard of: it says so when it comes back.
 #[test]
-fn after_a_restart_nothing_is_evicted_before_all_have_said_what_they_have_open() {
+fn after_a_restart_nothing_is_evicted_before_opens_are_known() {
     simulate(7, async |world| {
         let meta = start(&world).await;
         let mut user = Client::start(&world, "user").await;
@@ -402,10 +402,10 @@ fn after_a_restart_nothing_is_evicted_before_all_have_said_what_they_have_open()
         user.reconnect("user").await;
         user.resume(vec![held(&made, LeaseKind::Write, 0, 1)]).await.unwrap();
         user.env.clock.sleep(Duration::from_secs(10)).await;
-        assert_eq!(user.residence(ino).await.evicted, 0, "it is open for writing");
+        assert_eq!(user.tier_state(ino).await.evicted, 0, "it is open for writing");
         user.close(ino, true).await.unwrap();
         user.env.clock.sleep(Duration::from_secs(10)).await;
-        assert!(user.residence(ino).await.evicted > 0, "nobody writes it any more");
+        assert!(user.tier_state(ino).await.evicted > 0, "nobody writes it any more");
     });
 }
 
@@ -465,12 +465,12 @@ fn a_volume_whose_files_a_snapshot_holds_makes_room() {
         let env = world.node("watch");
         user.call(&GetEviction { set: marks(85, 81), ..ask.clone() }).await.unwrap();
         until_used(&env, &user, &ask, 16 * STRIPE).await;
-        assert_eq!(user.residence(files[16]).await.evicted, STRIPE, "no snapshot holds it");
-        assert_eq!(user.residence(files[0]).await.evicted, 0);
+        assert_eq!(user.tier_state(files[16]).await.evicted, STRIPE, "no snapshot holds it");
+        assert_eq!(user.tier_state(files[0]).await.evicted, 0);
         user.call(&GetEviction { set: marks(75, 71), ..ask.clone() }).await.unwrap();
         until_used(&env, &user, &ask, 14 * STRIPE).await;
         for (n, ino) in files[..16].iter().enumerate() {
-            assert_eq!(user.residence(*ino).await.evicted > 0, n < 2, "file {n}");
+            assert_eq!(user.tier_state(*ino).await.evicted > 0, n < 2, "file {n}");
         }
         let is_dropped = |n: usize| meta.targets.dropped.lock().unwrap().iter().any(|f| f.inode == files[n]);
         env.clock.sleep(Duration::from_secs(5)).await;
@@ -500,7 +500,7 @@ fn targets_that_are_full_of_snapshots_do_not_empty_a_volume() {
         SPACE.set(None);
         let mut away = Vec::new();
         for (n, ino) in files.iter().enumerate() {
-            if user.residence(*ino).await.evicted > 0 {
+            if user.tier_state(*ino).await.evicted > 0 {
                 away.push(n);
             }
         }

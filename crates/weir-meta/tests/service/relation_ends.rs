@@ -1,4 +1,5 @@
-//! When a file is complete at home: closes that get lost, ranges that home does not take, cuts that come meanwhile.
+//! When a file is complete at home: closes that get lost, ranges that home does not take, truncations that
+//! come meanwhile.
 use crate::common::*;
 use bytes::Bytes;
 use std::time::Duration;
@@ -10,8 +11,8 @@ use weir_proto::{InodeId, VolumeId};
 /// Of the root volume; what is at home may be evicted.
 pub fn relation_to(op: Op, url: &str) -> RelationAdd {
     let (url, direction, ids) = (url.to_owned(), Direction::Push, HomeIds::default());
-    let (cred, volume, evict, adopt) = (root(), VolumeId::ROOT, true, false);
-    RelationAdd { op, cred, volume, url, direction, evict, adopt, ids }
+    let (cred, volume, evict, import) = (root(), VolumeId::ROOT, true, false);
+    RelationAdd { op, cred, volume, url, direction, evict, import, ids }
 }
 
 /// So many bytes from the beginning on, written at time 7.
@@ -28,7 +29,7 @@ pub fn written(op: Op, made: &Entry, size: u64) -> Commit {
         clean: true,
         close_writes: 0,
         data_end: size,
-        turn: false,
+        append_token: false,
         changed: vec![Range { offset: 0, len: size }],
     }
 }
@@ -43,7 +44,7 @@ async fn write_new(user: &Client, name: &str, size: u64) -> InodeId {
 /// Whoever wrote a file has closed it, and the leader does not know: the client died before it told, or the leader after it was
 /// told. Home gets the file's end all the same.
 #[test]
-fn what_nobody_writes_any_more_is_complete_also_if_its_close_was_lost() {
+fn a_file_is_complete_also_if_its_close_was_lost() {
     for with_leader in [false, true] {
         simulate(13, async |world| {
             let meta = start(&world).await;
@@ -85,13 +86,13 @@ fn what_nobody_writes_any_more_is_complete_also_if_its_close_was_lost() {
 /// Where the parts of an upload are is known when the leader was told of them. Who got more of the file before that would begin
 /// another upload, and give the first one up with what is in it.
 #[test]
-fn a_file_that_is_sent_in_pieces_goes_on_when_what_was_sent_is_told() {
+fn a_file_sent_in_parts_continues_after_each_report() {
     simulate(17, async |world| {
         let _meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
         let relation = user.call(&relation_to(user.op(), "s3://home")).await.unwrap().id;
         let made = user.create(ROOT, "f").await.unwrap().entry;
-        let piece = weir_proto::piece::FIRST_PIECE_BYTES;
+        let piece = weir_proto::part::FIRST_PART_BYTES;
         let grow = async |pieces: u64| {
             let changed = vec![Range { offset: (pieces - 1) * piece, len: piece }];
             let commit = Commit { changed, ..written(user.op(), &made, pieces * piece) };
@@ -117,7 +118,7 @@ fn a_file_that_is_sent_in_pieces_goes_on_when_what_was_sent_is_told() {
         tell(&mover, relation, &[], vec![wrote(&first[0], done())]).await;
         let second = given().await;
         assert_eq!((second[0].offset, second[0].len), (piece, piece));
-        assert_eq!(second[0].expect.stamp, b("s"), "what was told");
+        assert_eq!(second[0].expect.fingerprint, b("s"), "what was told");
     });
 }
 
@@ -211,9 +212,9 @@ fn the_end_of_a_file_goes_home_after_all_that_comes_before_it() {
     });
 }
 
-/// A file is cut while a mover writes its end: what was cut off is not waited for.
+/// A file is truncated while a mover writes its end: what was cut off is not waited for.
 #[test]
-fn what_is_cut_off_while_the_end_is_on_its_way_is_not_waited_for() {
+fn truncated_bytes_are_not_waited_for_at_the_end() {
     simulate(15, async |world| {
         let _meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
@@ -380,9 +381,10 @@ fn a_file_that_is_written_on_is_not_settled() {
     });
 }
 
-/// A mover may have brought back bytes that a cut overtook: they are on targets, and no part of the file.
+/// A mover may have brought back bytes that a truncation overtook: they are on targets, and no part of the
+/// file.
 #[test]
-fn what_a_file_grew_by_behind_evicted_bytes_is_sent_when_these_are_back() {
+fn growth_behind_evicted_bytes_is_shipped_after_the_recall() {
     simulate(23, async |world| {
         let meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
@@ -436,7 +438,7 @@ fn what_a_file_grew_by_behind_evicted_bytes_is_sent_when_these_are_back() {
 /// A volume changes its home: the new one may evict from now on, the old one may not. That has the only bytes of what was evicted: it is
 /// where they come back from, and is not removed, until the new one has them.
 #[test]
-fn a_home_that_has_the_only_bytes_is_not_removed_for_one_that_may_evict() {
+fn a_home_with_the_only_bytes_is_not_removed() {
     simulate(24, async |world| {
         let meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
@@ -499,8 +501,9 @@ fn a_home_that_has_the_only_bytes_is_not_removed_for_one_that_may_evict() {
     });
 }
 
-/// What is evicted loses its proof at all homes when the file is cut within it. The home that it comes back from has one by that; the
-/// others get the bytes once more, also those for which nothing may be evicted now.
+/// What is evicted loses its proof at all homes when the file is truncated within it. The home that it comes
+/// back from has one by that; the others get the bytes once more, also those for which nothing may be evicted
+/// now.
 #[test]
 fn what_comes_back_from_one_home_is_proved_at_the_others_again() {
     simulate(25, async |world| {
@@ -548,14 +551,14 @@ fn what_comes_back_from_one_home_is_proved_at_the_others_again() {
 
 async fn take(mover: &Client, leader: &mut u64) -> Vec<RelationWork> {
     let (session, limited_by) = (mover.session, String::new());
-    let take = TakeWork { session, leader: *leader, bytes: 64, items: 8, wait_ms: 200, limited_by };
+    let take = LeaseWork { session, leader: *leader, bytes: 64, items: 8, wait_ms: 200, limited_by };
     let taken = mover.call(&take).await.unwrap();
     *leader = taken.leader;
     taken.relations
 }
 
 fn done() -> Outcome {
-    Outcome::Done { stamp: Bytes::from_static(b"s") }
+    Outcome::Done { fingerprint: Bytes::from_static(b"s") }
 }
 
 fn wrote(e: &ExtentWork, outcome: Outcome) -> ExtentDone {
@@ -570,5 +573,5 @@ async fn tell(mover: &Client, relation: RelationId, names: &[NameWork], extents:
         return;
     }
     let (session, orphans, listings) = (mover.session, vec![], vec![]);
-    mover.call(&WorkDone { session, relation, names, extents, orphans, listings }).await.unwrap();
+    mover.call(&CompleteWork { session, relation, names, extents, orphans, listings }).await.unwrap();
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use weir_env::sim::World;
 use weir_proto::meta::*;
 use weir_proto::relation::*;
-use weir_proto::volume::{Keeping, VolumeGet};
+use weir_proto::volume::{Retention, VolumeGet};
 use weir_proto::{InodeId, VolumeId};
 
 #[path = "relations_one_name.rs"]
@@ -39,35 +39,35 @@ struct Home {
     /// By id.
     made: BTreeMap<u64, InodeId>,
     /// Like S3: files come in pieces and are seen as a whole, and have one name.
-    in_pieces: bool,
+    in_parts: bool,
 }
 
 impl Thing {
     /// Of a directory it does not change.
-    fn stamp(&self) -> Bytes {
+    fn fingerprint(&self) -> Bytes {
         let version = if self.kind == FileKind::Directory { 0 } else { self.version };
         let parts = [self.id, version, self.bytes.len() as u64];
         Bytes::from(parts.map(u64::to_le_bytes).concat())
     }
     /// Whether it is what a mover must find.
     fn is_as_expected(&self, expect: &Expected) -> bool {
-        let stamp = self.stamp();
-        match (expect.stamp.is_empty(), expect.writing) {
+        let fingerprint = self.fingerprint();
+        match (expect.fingerprint.is_empty(), expect.writing) {
             (true, _) => true,
-            (_, true) => expect.stamp[..8] == stamp[..8],
-            (_, false) => expect.stamp == stamp,
+            (_, true) => expect.fingerprint[..8] == fingerprint[..8],
+            (_, false) => expect.fingerprint == fingerprint,
         }
     }
-    /// An earlier try of a cut, where home is as that left it.
-    fn is_cut_already(&self, size: u64, expect: &Expected) -> bool {
-        let before = expect.stamp.get(16..24).map(|size| u64::from_le_bytes(size.try_into().unwrap()));
+    /// An earlier try of a truncation, where home is as that left it.
+    fn is_truncated_already(&self, size: u64, expect: &Expected) -> bool {
+        let before = expect.fingerprint.get(16..24).map(|size| u64::from_le_bytes(size.try_into().unwrap()));
         let is_ours = self.is_as_expected(&Expected { writing: true, ..expect.clone() });
         self.bytes.len() as u64 == size && before.is_some_and(|before| before != size) && is_ours
     }
 }
 
 /// Where one of two that are exchanged is meanwhile.
-const ASIDE: &str = "aside";
+const ASIDE: &str = "conflicts";
 
 fn text(path: &Bytes) -> String {
     String::from_utf8(path.to_vec()).unwrap()
@@ -95,8 +95,8 @@ impl Home {
         let is_so = self.things.get(path).is_none_or(|thing| thing.is_as_expected(expect));
         assert!(is_so, "{path:?} is not as it was left: {:?}, expected {expect:?}", self.things.get(path));
     }
-    fn stamp(&self, path: &str) -> Bytes {
-        self.things.get(path).map_or(Bytes::new(), Thing::stamp)
+    fn fingerprint(&self, path: &str) -> Bytes {
+        self.things.get(path).map_or(Bytes::new(), Thing::fingerprint)
     }
     /// Every action may come twice: its own result is success, anything else in the way is not.
     fn act(&mut self, action: &NameAction) -> Bytes {
@@ -109,7 +109,7 @@ impl Home {
             | NameAction::Rename { to: path, .. }
             | NameAction::Exchange { one: path, .. }
             | NameAction::Attributes { path, .. }
-            | NameAction::Resize { path, .. } => self.stamp(&text(path)),
+            | NameAction::Resize { path, .. } => self.fingerprint(&text(path)),
         }
     }
     fn carry_out(&mut self, action: &NameAction) {
@@ -132,7 +132,7 @@ impl Home {
                 self.things.insert(path, thing);
             }
             NameAction::Link { from, path, expect } => {
-                assert!(!self.in_pieces, "a link of {:?} where there are none", text(from));
+                assert!(!self.in_parts, "a link of {:?} where there are none", text(from));
                 self.is_as_we_left_it(&text(from), expect);
                 let thing = self.things.get(&text(from)).expect("what is linked is there").clone();
                 self.parent_is_there(&text(path));
@@ -178,7 +178,8 @@ impl Home {
             }
             NameAction::Resize { path, size, expect } => {
                 self.is_not_half_way(&text(path));
-                if self.things.get(&text(path)).is_some_and(|thing| thing.is_cut_already(*size, expect)) {
+                if self.things.get(&text(path)).is_some_and(|thing| thing.is_truncated_already(*size, expect))
+                {
                     return;
                 }
                 self.is_as_we_left_it(&text(path), expect);
@@ -210,12 +211,12 @@ impl Home {
         self.things.values_mut().filter(|t| t.id == id).for_each(change);
     }
     fn write(&mut self, path: &str, offset: usize, bytes: &[u8]) {
-        let in_pieces = self.in_pieces;
-        assert!(!in_pieces || offset == 0, "a part of a piece at {offset}");
+        let in_parts = self.in_parts;
+        assert!(!in_parts || offset == 0, "a part of a piece at {offset}");
         self.change(path, |thing| {
             assert_eq!(thing.kind, FileKind::Regular);
-            thing.version += u64::from(!in_pieces); // what nobody sees yet is no other one
-            let into = match in_pieces {
+            thing.version += u64::from(!in_parts); // what nobody sees yet is no other one
+            let into = match in_parts {
                 true => thing.under_way.get_or_insert_with(|| thing.bytes.clone()),
                 false => &mut thing.bytes,
             };
@@ -266,13 +267,13 @@ async fn list(client: &Client, dir: InodeId) -> Vec<ListEntry> {
 }
 
 impl Bench {
-    async fn start(world: &World, in_pieces: bool) -> (Bench, Client) {
+    async fn start(world: &World, in_parts: bool) -> (Bench, Client) {
         let client = Client::start(world, "user").await;
         let mover = Client::start(world, "mover").await;
         let bench = Bench {
             client,
             volume: Volume::default(),
-            home: Home { in_pieces, ..Home::default() },
+            home: Home { in_parts, ..Home::default() },
             dirs: vec![(ROOT, String::new())],
             fill: 0,
             relation: None,
@@ -287,10 +288,10 @@ impl Bench {
 
     async fn add_relation(&mut self) {
         let volume = VolumeId::ROOT;
-        let url = if self.home.in_pieces { "s3://home" } else { "file:///home" };
+        let url = if self.home.in_parts { "s3://home" } else { "file:///home" };
         let (op, cred, url) = (self.client.op(), root(), url.to_owned());
         let (direction, ids) = (Direction::Push, HomeIds::default());
-        let r = RelationAdd { op, cred, volume, url, direction, evict: true, adopt: false, ids };
+        let r = RelationAdd { op, cred, volume, url, direction, evict: true, import: false, ids };
         self.relation = Some(self.client.call(&r).await.unwrap().id);
     }
 
@@ -449,7 +450,7 @@ impl Bench {
             clean: false,
             close_writes: 0,
             data_end: size,
-            turn: false,
+            append_token: false,
             changed: vec![Range { offset: at as u64, len: len as u64 }],
         };
         self.client.call(&commit).await.unwrap();
@@ -470,7 +471,7 @@ impl Bench {
         dies: impl FnOnce() -> bool,
         does: impl Fn(Option<&ExtentWork>) -> bool,
     ) -> bool {
-        let take = TakeWork {
+        let take = LeaseWork {
             session: mover.session,
             leader: 0,
             bytes: 64,
@@ -487,9 +488,9 @@ impl Bench {
             if dies && !does(None) {
                 continue;
             }
-            let stamp = self.home.act(&item.action);
+            let fingerprint = self.home.act(&item.action);
             self.assert_nothing_lost(item).await;
-            names.push(NameDone { number: item.number, outcome: Outcome::Done { stamp } });
+            names.push(NameDone { number: item.number, outcome: Outcome::Done { fingerprint } });
         }
         let mut opened = BTreeSet::new();
         for item in &work.extents {
@@ -512,8 +513,8 @@ impl Bench {
             } else {
                 is_there = false;
             }
-            let stamp = self.home.stamp(&text(&item.path));
-            let outcome = if is_there { Outcome::Done { stamp } } else { Outcome::Moved {} };
+            let fingerprint = self.home.fingerprint(&text(&item.path));
+            let outcome = if is_there { Outcome::Done { fingerprint } } else { Outcome::Moved {} };
             let finished = item.finish.is_some();
             let (ino, offset, len) = (item.ino, item.offset, item.len);
             extents.push(ExtentDone { ino, offset, len, finished, sums: vec![0], outcome });
@@ -530,7 +531,7 @@ impl Bench {
             mover.call(&SessionClose { session: mover.session }).await.unwrap();
             *mover = Client::start(world, "mover").await;
         } else {
-            let done = WorkDone {
+            let done = CompleteWork {
                 session: mover.session,
                 relation: work.relation,
                 names,
@@ -575,7 +576,7 @@ impl Bench {
             self.ship_all(mover, world).await;
             let r = RelationList { session: self.client.session, volume: None };
             let info = self.client.call(&r).await.unwrap().relations.remove(0);
-            assert_eq!(info.aside, []);
+            assert_eq!(info.conflicts, []);
             if info.state == (RelationState::Synced {}) {
                 break;
             }
@@ -609,7 +610,7 @@ impl Bench {
     async fn assert_same(&self) {
         let tree = self.tree().await;
         let mut tree = tree;
-        if self.home.in_pieces {
+        if self.home.in_parts {
             // Of several names home knows one.
             let known: BTreeSet<InodeId> = tree
                 .iter()
@@ -648,18 +649,18 @@ fn set_attr(op: Op, ino: InodeId) -> SetAttr {
 }
 
 /// `before`: so much is done before the relation is made. Tells how many actions home saw, and how many files movers recovered.
-fn play(seed: u64, in_pieces: bool, before: usize, steps: usize) -> (u64, u64) {
-    play_and_exchange(seed, in_pieces, before, steps, false)
+fn play(seed: u64, in_parts: bool, before: usize, steps: usize) -> (u64, u64) {
+    play_and_exchange(seed, in_parts, before, steps, false)
 }
-fn play_and_exchange(seed: u64, in_pieces: bool, before: usize, steps: usize, exchanges: bool) -> (u64, u64) {
+fn play_and_exchange(seed: u64, in_parts: bool, before: usize, steps: usize, exchanges: bool) -> (u64, u64) {
     println!("seed {seed}");
     simulate(seed, async |world| {
         let _meta = start(&world).await;
-        let (mut bench, mut mover) = Bench::start(&world, in_pieces).await;
+        let (mut bench, mut mover) = Bench::start(&world, in_parts).await;
         bench.exchanges = exchanges;
         bench.keeps_trash = exchanges && seed % 4 >= 2;
         if bench.keeps_trash {
-            bench.client.keep(Keeping { trash_s: 70_000, ..Keeping::NOTHING }).await;
+            bench.client.keep(Retention { trash_s: 70_000, ..Retention::NOTHING }).await;
         }
         for _ in 0..before {
             bench.use_volume(&world).await;
@@ -688,9 +689,9 @@ fn play_and_exchange(seed: u64, in_pieces: bool, before: usize, steps: usize, ex
     })
 }
 
-fn home_ends_right(seeds: std::ops::Range<u64>, in_pieces: bool) {
+fn home_ends_right(seeds: std::ops::Range<u64>, in_parts: bool) {
     let count = seeds.end - seeds.start;
-    let played: Vec<(u64, u64)> = seeds.map(|seed| play(seed, in_pieces, 0, 60)).collect();
+    let played: Vec<(u64, u64)> = seeds.map(|seed| play(seed, in_parts, 0, 60)).collect();
     let (actions, recovered): (u64, u64) =
         (played.iter().map(|p| p.0).sum(), played.iter().map(|p| p.1).sum());
     assert!(actions > count * 20, "home saw only {actions} actions");
@@ -706,7 +707,7 @@ fn a_home_that_takes_whole_pieces_ends_as_the_volume_is_too() {
     home_ends_right(2000..2040, true);
 }
 #[test]
-fn a_volume_that_was_there_before_is_brought_home_while_it_changes() {
+fn an_existing_volume_is_copied_home_while_it_changes() {
     for seed in 1000..1040 {
         play(seed, seed % 4 == 3, 80, 40);
     }
@@ -724,19 +725,20 @@ fn home_ends_as_the_volume_is_where_names_are_exchanged() {
 fn home_forgets_nothing_whose_other_name_is_not_known_yet() {
     play(2393, false, 80, 40);
 }
-/// The end of a file that was complete, then cut and written again, waits for the cut, which waits for the rename before it.
+/// The end of a file that was complete, then truncated and written again, waits for the truncation, which
+/// waits for the rename before it.
 #[test]
-fn a_rename_does_not_wait_for_an_end_that_waits_for_a_later_cut() {
+fn a_rename_does_not_wait_for_a_later_truncation() {
     play(1277, false, 0, 60);
 }
 /// Parts of it are at a home that takes whole pieces, and are never to be seen there.
 #[test]
-fn a_rename_does_not_wait_for_a_file_that_is_removed_and_still_open() {
+fn a_rename_does_not_wait_for_a_removed_open_file() {
     play(10_261, true, 0, 60);
 }
 /// Two files exchange their names by way of a third: the one that is replaced in the end is at home under a name of before.
 #[test]
-fn a_file_that_is_no_more_leaves_no_name_behind_where_it_was_before() {
+fn a_removed_file_leaves_no_earlier_name_behind() {
     play(10_261, true, 0, 60);
 }
 /// Tells all histories that fail, not the first one only.
@@ -746,12 +748,12 @@ fn home_ends_as_the_volume_is_long() {
     let (mut count, mut failed) = (0, Vec::new());
     for exchanges in [false, true] {
         let anew = (0..5000).map(|seed| (seed, false, 0, 60));
-        let in_pieces = (10_000..15_000).map(|seed| (seed, true, 0, 60));
+        let in_parts = (10_000..15_000).map(|seed| (seed, true, 0, 60));
         let there_before = (1000..6000).map(|seed| (seed, seed % 4 == 3, 80, 40));
-        for (seed, in_pieces, before, steps) in anew.chain(in_pieces).chain(there_before) {
+        for (seed, in_parts, before, steps) in anew.chain(in_parts).chain(there_before) {
             count += 1;
-            let history = (seed, in_pieces, before, steps, exchanges);
-            let play = || play_and_exchange(seed, in_pieces, before, steps, exchanges);
+            let history = (seed, in_parts, before, steps, exchanges);
+            let play = || play_and_exchange(seed, in_parts, before, steps, exchanges);
             if std::panic::catch_unwind(play).is_err() {
                 failed.push(history);
             }
@@ -846,23 +848,23 @@ fn changes_tell_where_the_file_is_now() {
 fn entry(name: &str, kind: FileKind, size: u64, id: &str) -> HomeEntry {
     let time = Time { nanos: 1_500_000_000_000_000_123 };
     let attrs = HomeAttrs { mode: 0o751, uid: 5, gid: 6, atime: time, mtime: time, xattrs: vec![] };
-    let (stamp, target) = (b(&format!("stamp of {name}")), Bytes::new());
-    HomeEntry { name: b(name), kind, stamp, id: b(id), attrs, size, target, rdev: 0 }
+    let (fingerprint, target) = (b(&format!("fingerprint of {name}")), Bytes::new());
+    HomeEntry { name: b(name), kind, fingerprint, id: b(id), attrs, size, target, rdev: 0 }
 }
 
 #[test]
-fn names_of_an_adopted_home_come_when_they_are_wanted() {
+fn names_of_an_imported_home_come_when_they_are_wanted() {
     simulate(11, async |world| {
         let _meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
-        let add = |op, adopt| RelationAdd { adopt, ..relation_to(op, "file:///data") };
+        let add = |op, import| RelationAdd { import, ..relation_to(op, "file:///data") };
         let relation = user.call(&add(user.op(), true)).await.unwrap().id;
         let (told, waits) = tokio::sync::oneshot::channel();
         let early = Client::start(&world, "early").await;
         world.node("early").tasks.spawn("look", async move {
             told.send(early.lookup(ROOT, "a").await).unwrap();
         });
-        let take = TakeWork {
+        let take = LeaseWork {
             session: mover.session,
             leader: 0,
             bytes: 64,
@@ -872,14 +874,14 @@ fn names_of_an_adopted_home_come_when_they_are_wanted() {
         };
         let work = mover.call(&take).await.unwrap().relations.remove(0);
         assert_eq!(work.listings, [ListWork { dir: ROOT, path: Bytes::new(), again: false }]);
-        let tell = |dir, entries: &[HomeEntry], end| TellListing {
+        let tell = |dir, entries: &[HomeEntry], end| ReportListing {
             op: mover.op(),
             relation,
             dir,
             entries: entries.to_vec(),
             end,
         };
-        let done = |dir, outcome| WorkDone {
+        let done = |dir, outcome| CompleteWork {
             session: mover.session,
             relation,
             names: vec![],
@@ -897,7 +899,7 @@ fn names_of_an_adopted_home_come_when_they_are_wanted() {
         }
         mover.call(&tell(ROOT, &[entry("g", FileKind::Regular, 10, "same")], true)).await.unwrap();
         mover.call(&tell(ROOT, &[entry("late", FileKind::Regular, 1, "")], true)).await.unwrap();
-        let ok = Outcome::Done { stamp: Bytes::new() };
+        let ok = Outcome::Done { fingerprint: Bytes::new() };
         mover.call(&done(ROOT, ok.clone())).await.unwrap();
         let a = waits.await.unwrap().unwrap().entry.unwrap().attr;
         let mtime = Time { nanos: 1_500_000_000_000_000_123 };
@@ -939,7 +941,9 @@ fn names_of_an_adopted_home_come_when_they_are_wanted() {
             seen.extend(work.names.into_iter().map(|n| n.action));
         }
         let removed = seen.iter().any(|action| match action {
-            NameAction::Remove { path, expect, .. } => path == "f" && expect.stamp == "stamp of f",
+            NameAction::Remove { path, expect, .. } => {
+                path == "f" && expect.fingerprint == "fingerprint of f"
+            }
             _ => false,
         });
         assert!(removed, "{seen:?}");
@@ -961,31 +965,31 @@ async fn becomes_used(user: &Client, expected: (u64, u64, u64)) {
 }
 
 #[test]
-fn a_volume_that_pulls_is_as_home_is_told_and_nobody_changes_it() {
+fn a_mirror_is_as_home_is_reported_and_read_only() {
     simulate(14, async |world| {
         let _meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
-        let direction = Direction::Pull;
+        let direction = Direction::Mirror;
         let add = |op, evict| RelationAdd { direction, evict, ..relation_to(op, "file:///data") };
         assert!(user.call(&add(user.op(), true)).await.unwrap_err().context.contains("leave that out"));
         let relation = user.call(&add(user.op(), false)).await.unwrap().id;
         let other = user.call(&relation_to(user.op(), "file:///other")).await.unwrap_err();
-        assert!(other.context.contains("follows a home"), "{other}");
+        assert!(other.context.contains("mirrors a home"), "{other}");
         let entries = [
             entry("d", FileKind::Directory, 0, ""),
             entry("f", FileKind::Regular, 10, "same"),
             entry("g", FileKind::Regular, 10, "same"),
         ];
         let entries = entries.map(|e| match e.kind {
-            FileKind::Regular => HomeEntry { stamp: b("first"), ..e },
+            FileKind::Regular => HomeEntry { fingerprint: b("first"), ..e },
             _ => e,
         });
         let (op, all) = (mover.op(), entries.to_vec());
-        mover.call(&TellListing { op, relation, dir: ROOT, entries: all, end: true }).await.unwrap();
+        mover.call(&ReportListing { op, relation, dir: ROOT, entries: all, end: true }).await.unwrap();
         let d = user.lookup(ROOT, "d").await.unwrap().entry.unwrap().attr.ino;
         let below = vec![entry("deep", FileKind::Directory, 0, ""), entry("x", FileKind::Regular, 5, "")];
         mover
-            .call(&TellListing { op: mover.op(), relation, dir: d, entries: below, end: true })
+            .call(&ReportListing { op: mover.op(), relation, dir: d, entries: below, end: true })
             .await
             .unwrap();
         let f = user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr;
@@ -997,7 +1001,7 @@ fn a_volume_that_pulls_is_as_home_is_told_and_nobody_changes_it() {
         assert_eq!(user.mkdir(ROOT, "new").await.unwrap_err().kind, read_only);
         assert_eq!(user.unlink(ROOT, "f").await.unwrap_err().kind, read_only);
 
-        let tell = |after: &str, entries: &[HomeEntry], upto: Option<&str>| TellAgain {
+        let tell = |after: &str, entries: &[HomeEntry], upto: Option<&str>| ReportRelisting {
             op: mover.op(),
             relation,
             dir: ROOT,
@@ -1022,7 +1026,7 @@ fn a_volume_that_pulls_is_as_home_is_told_and_nobody_changes_it() {
 
         // It changed there: another file under both names, all of it evicted. Attributes alone: the same one.
         let newer = entries.clone().map(|e| match e.kind {
-            FileKind::Regular => HomeEntry { stamp: b("second"), size: 20, ..e },
+            FileKind::Regular => HomeEntry { fingerprint: b("second"), size: 20, ..e },
             _ => HomeEntry { attrs: HomeAttrs { mode: 0o700, ..e.attrs }, ..e },
         });
         mover.call(&tell("", &newer, None)).await.unwrap();
@@ -1034,7 +1038,7 @@ fn a_volume_that_pulls_is_as_home_is_told_and_nobody_changes_it() {
         assert_eq!((dir.ino, dir.mode), (d, 0o700));
         let session = mover.session;
         let place = mover.call(&WhereAtHome { session, ino: again.ino, relation: None }).await.unwrap();
-        assert_eq!((place.expect.stamp, place.direction), (b("second"), Direction::Pull));
+        assert_eq!((place.expect.fingerprint, place.direction), (b("second"), Direction::Mirror));
         let old = mover.call(&WhereAtHome { session, ino: f.ino, relation: None }).await;
         assert!(old.is_err(), "what the old file was is found nowhere");
 
@@ -1051,12 +1055,12 @@ fn a_volume_that_pulls_is_as_home_is_told_and_nobody_changes_it() {
 
 /// Seed 492018: a mover had read a directory before the one above it was gone at home, and told of it while that was being emptied here.
 #[test]
-fn what_is_gone_at_home_from_a_directory_that_is_gone_there_itself_goes_to_its_end() {
+fn a_directory_gone_at_home_is_removed_with_its_content() {
     simulate(16, async |world| {
         let _meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
         let add = RelationAdd {
-            direction: Direction::Pull,
+            direction: Direction::Mirror,
             evict: false,
             ..relation_to(user.op(), "file:///data")
         };
@@ -1065,7 +1069,7 @@ fn what_is_gone_at_home_from_a_directory_that_is_gone_there_itself_goes_to_its_e
         let list = async |dir, entries: Vec<HomeEntry>| {
             for part in entries.chunks(200) {
                 let (op, end) = (mover.op(), part.last() == entries.last());
-                let tell = TellListing { op, relation, dir, entries: part.to_vec(), end };
+                let tell = ReportListing { op, relation, dir, entries: part.to_vec(), end };
                 mover.call(&tell).await.unwrap();
             }
         };
@@ -1081,7 +1085,7 @@ fn what_is_gone_at_home_from_a_directory_that_is_gone_there_itself_goes_to_its_e
         list(d, vec![entry("f", FileKind::Regular, 10, "")]).await;
         let again = |dir, entries| {
             let (op, after, upto) = (mover.op(), Bytes::new(), None);
-            TellAgain { op, relation, dir, after, entries, upto }
+            ReportRelisting { op, relation, dir, after, entries, upto }
         };
         mover.call(&again(ROOT, vec![directory("stays")])).await.unwrap();
         mover.call(&again(c, vec![])).await.unwrap();
@@ -1092,14 +1096,14 @@ fn what_is_gone_at_home_from_a_directory_that_is_gone_there_itself_goes_to_its_e
 /// A directory is read again when somebody looks at it, if it was not a moment ago, and in the background; and movers are given nothing
 /// that changes home.
 #[test]
-fn directories_of_a_volume_that_pulls_are_read_again() {
+fn directories_of_a_mirror_are_read_again() {
     simulate(15, async |world| {
         let _meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
-        let direction = Direction::Pull;
+        let direction = Direction::Mirror;
         let add = RelationAdd { direction, evict: false, ..relation_to(user.op(), "file:///data") };
         let relation = user.call(&add).await.unwrap().id;
-        let take = |wait_ms| TakeWork {
+        let take = |wait_ms| LeaseWork {
             session: mover.session,
             leader: 0,
             bytes: 64,
@@ -1109,17 +1113,17 @@ fn directories_of_a_volume_that_pulls_are_read_again() {
         };
         let first = mover.call(&take(1000)).await.unwrap().relations.remove(0);
         assert_eq!(first.listings, [ListWork { dir: ROOT, path: Bytes::new(), again: false }]);
-        assert_eq!(first.direction, Direction::Pull);
+        assert_eq!(first.direction, Direction::Mirror);
         let entries = vec![entry("f", FileKind::Regular, 10, "")];
-        let tell = TellListing { op: mover.op(), relation, dir: ROOT, entries: entries.clone(), end: true };
+        let tell = ReportListing { op: mover.op(), relation, dir: ROOT, entries: entries.clone(), end: true };
         mover.call(&tell).await.unwrap();
-        let done = || WorkDone {
+        let done = || CompleteWork {
             session: mover.session,
             relation,
             names: vec![],
             extents: vec![],
             orphans: vec![],
-            listings: vec![ListDone { dir: ROOT, outcome: Outcome::Done { stamp: Bytes::new() } }],
+            listings: vec![ListDone { dir: ROOT, outcome: Outcome::Done { fingerprint: Bytes::new() } }],
         };
         mover.call(&done()).await.unwrap();
         assert_eq!(list(&user, ROOT).await.len(), 1);
@@ -1131,7 +1135,7 @@ fn directories_of_a_volume_that_pulls_are_read_again() {
         let work = mover.call(&take(1000)).await.unwrap().relations.remove(0);
         assert_eq!(work.listings, std::slice::from_ref(&again));
         let (op, after, upto) = (mover.op(), Bytes::new(), None);
-        let told = TellAgain { op, relation, dir: ROOT, after, entries: entries.clone(), upto };
+        let told = ReportRelisting { op, relation, dir: ROOT, after, entries: entries.clone(), upto };
         mover.call(&told).await.unwrap();
         mover.call(&done()).await.unwrap();
         // Nobody looks for a minute; and so it is when the clock was an hour ahead the last time.
@@ -1149,7 +1153,7 @@ fn directories_of_a_volume_that_pulls_are_read_again() {
             assert!(work.names.is_empty() && work.extents.is_empty());
             let (op, after, upto) = (mover.op(), Bytes::new(), None);
             let entries = entries.clone();
-            mover.call(&TellAgain { op, relation, dir: ROOT, after, entries, upto }).await.unwrap();
+            mover.call(&ReportRelisting { op, relation, dir: ROOT, after, entries, upto }).await.unwrap();
             mover.call(&done()).await.unwrap();
         }
     });

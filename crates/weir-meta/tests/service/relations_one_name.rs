@@ -2,8 +2,8 @@
 use super::*;
 
 /// A home that has files `names`, and under the first name of each what follows after a `=` is known here, too.
-async fn at_home(world: &World, names: &[&str], in_pieces: bool) -> (Bench, Client) {
-    let (mut bench, mut mover) = Bench::start(world, in_pieces).await;
+async fn at_home(world: &World, names: &[&str], in_parts: bool) -> (Bench, Client) {
+    let (mut bench, mut mover) = Bench::start(world, in_parts).await;
     bench.add_relation().await;
     for name in names {
         let (name, other) = name.split_once('=').map_or((*name, None), |(name, other)| (name, Some(other)));
@@ -105,10 +105,10 @@ impl Bench {
 fn history(names: &[&str], then: impl AsyncFnOnce(Bench, Client, World)) {
     history_at(true, names, then);
 }
-fn history_at(in_pieces: bool, names: &[&str], then: impl AsyncFnOnce(Bench, Client, World)) {
+fn history_at(in_parts: bool, names: &[&str], then: impl AsyncFnOnce(Bench, Client, World)) {
     simulate(17, async |world| {
         let _meta = start(&world).await;
-        let (bench, mover) = at_home(&world, names, in_pieces).await;
+        let (bench, mover) = at_home(&world, names, in_parts).await;
         then(bench, mover, world.clone()).await;
     });
 }
@@ -138,7 +138,7 @@ fn nothing_is_written_where_a_file_may_have_gone_away() {
 
 /// It goes to a name which a change that is under way, or comes first, gives to another file for now.
 #[test]
-fn a_file_goes_out_of_the_way_to_no_name_that_another_one_is_getting() {
+fn a_relocation_takes_no_name_that_another_file_is_getting() {
     history(&["a=b", "c", "e"], async |mut bench, mut mover, world| {
         bench.rename("e", "k").await;
         bench.rename("c", "a").await;
@@ -194,7 +194,7 @@ fn a_file_that_is_no_more_is_not_renamed_half_way() {
     });
 }
 #[test]
-fn a_file_that_is_no_more_is_not_cut_half_way() {
+fn a_removed_file_is_not_truncated_half_way() {
     history(&["a"], async |mut bench, mut mover, world| {
         bench.change_and_close("a", 1).await;
         bench.half_way(&mut mover, &world).await;
@@ -204,9 +204,10 @@ fn a_file_that_is_no_more_is_not_cut_half_way() {
     });
 }
 
-/// What is left of its first bytes goes before the rename, the cut and what is written after it later: for as long as it is open.
+/// What is left of its first bytes goes before the rename, the truncation and what is written after it later:
+/// for as long as it is open.
 #[test]
-fn a_file_that_is_renamed_cut_and_written_on_is_not_sent_again_and_again() {
+fn a_renamed_truncated_and_rewritten_file_is_sent_once() {
     history(&[], async |mut bench, mut mover, world| {
         bench.make("a").await;
         bench.rename("a", "b").await;
@@ -223,7 +224,7 @@ fn a_file_that_is_renamed_cut_and_written_on_is_not_sent_again_and_again() {
 
 /// Its attributes were set there, and nobody told that: what is there is not a stranger's.
 #[test]
-fn a_file_that_is_removed_after_its_attributes_were_set_untold_is_ours() {
+fn a_file_removed_after_unreported_attributes_is_ours() {
     history(&["a"], async |mut bench, mut mover, world| {
         bench.chmod("a", 0o601).await;
         bench.names_half_way(&mut mover, &world).await;
@@ -232,7 +233,7 @@ fn a_file_that_is_removed_after_its_attributes_were_set_untold_is_ours() {
     });
 }
 #[test]
-fn a_file_whose_attributes_change_again_after_they_were_set_untold_is_ours() {
+fn a_file_whose_attributes_change_before_a_report_is_ours() {
     history(&["a=b"], async |mut bench, mut mover, world| {
         bench.chmod("a", 0o601).await;
         bench.names_half_way(&mut mover, &world).await;
@@ -244,7 +245,7 @@ fn a_file_whose_attributes_change_again_after_they_were_set_untold_is_ours() {
 
 /// Home knows one of the two by another name, which it keeps.
 #[test]
-fn a_file_that_changes_names_with_one_that_is_there_under_another_gets_its_own() {
+fn an_exchange_with_a_file_under_another_name_ends_right() {
     for (one, two) in [("b", "c"), ("c", "b")] {
         history(&["a=b", "c"], async |mut bench, mut mover, world| {
             bench.rename_as(one, two, RenameMode::Exchange).await;
@@ -257,8 +258,8 @@ fn a_file_that_changes_names_with_one_that_is_there_under_another_gets_its_own()
 /// Home hears of it when that directory is no more.
 #[test]
 fn what_was_in_a_directory_that_is_no_more_is_where_it_went() {
-    for in_pieces in [false, true] {
-        history_at(in_pieces, &["a", "b=c"], async |mut bench, mut mover, world| {
+    for in_parts in [false, true] {
+        history_at(in_parts, &["a", "b=c"], async |mut bench, mut mover, world| {
             bench.mkdir("d").await;
             bench.mkdir("e").await;
             bench.make("e/f").await;
@@ -278,9 +279,9 @@ fn what_was_in_a_directory_that_is_no_more_is_where_it_went() {
 }
 /// If it was evicted, home has its only bytes.
 #[test]
-fn home_forgets_nothing_that_had_its_only_name_in_a_directory_that_is_no_more() {
-    for in_pieces in [false, true] {
-        history_at(in_pieces, &["a"], async |mut bench, mut mover, world| {
+fn home_keeps_a_file_whose_only_directory_is_gone() {
+    for in_parts in [false, true] {
+        history_at(in_parts, &["a"], async |mut bench, mut mover, world| {
             bench.mkdir("d").await;
             bench.link("a", "d/a").await;
             bench.unlink("a").await;
@@ -292,9 +293,9 @@ fn home_forgets_nothing_that_had_its_only_name_in_a_directory_that_is_no_more() 
 }
 /// As programs do that replace a file by one that they make elsewhere.
 #[test]
-fn what_takes_the_place_of_another_from_a_directory_that_is_no_more_is_there() {
-    for (in_pieces, one, two) in [(false, "d/x", "a"), (false, "a", "d/x"), (true, "d/x", "a")] {
-        history_at(in_pieces, &["a"], async |mut bench, mut mover, world| {
+fn a_replacement_from_a_removed_directory_is_at_home() {
+    for (in_parts, one, two) in [(false, "d/x", "a"), (false, "a", "d/x"), (true, "d/x", "a")] {
+        history_at(in_parts, &["a"], async |mut bench, mut mover, world| {
             bench.mkdir("d").await;
             bench.make("d/x").await;
             bench.rename_as(one, two, RenameMode::Exchange).await;
@@ -306,9 +307,9 @@ fn what_takes_the_place_of_another_from_a_directory_that_is_no_more_is_there() {
 }
 /// A directory went into one that is no more, and is no more itself: what takes its name meanwhile is not in its way.
 #[test]
-fn what_takes_the_name_of_a_directory_that_went_where_none_is_any_more_is_there() {
-    for in_pieces in [false, true] {
-        history_at(in_pieces, &["a", "b"], async |mut bench, mut mover, world| {
+fn a_replacement_of_a_lost_directorys_name_is_at_home() {
+    for in_parts in [false, true] {
+        history_at(in_parts, &["a", "b"], async |mut bench, mut mover, world| {
             bench.mkdir("e").await;
             bench.make("e/f").await;
             bench.ship_all(&mut mover, &world).await;
@@ -330,8 +331,8 @@ fn what_takes_the_name_of_a_directory_that_went_where_none_is_any_more_is_there(
 /// It is made aside only because something went through it, and is replaced where it was here.
 #[test]
 fn a_directory_that_another_one_replaced_does_not_stay_aside() {
-    for in_pieces in [false, true] {
-        history_at(in_pieces, &["a"], async |mut bench, mut mover, world| {
+    for in_parts in [false, true] {
+        history_at(in_parts, &["a"], async |mut bench, mut mover, world| {
             bench.mkdir("e").await;
             bench.ship_all(&mut mover, &world).await;
             bench.mkdir("d").await;

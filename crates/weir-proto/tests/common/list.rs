@@ -9,31 +9,31 @@ macro_rules! for_every_message {
         for_every_message!($check:
             coord::{TargetOffer, TargetHistory, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget, ReportLink, CutLink,
                 CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadNamespace, LeadReply,
-                MakeGroups, RecordProgress, GetCoordinators, Coordinators, TellWaits, Wait, GetWaits, ClientsWaiting, ClientWaiting}
+                MakeGroups, RecordProgress, GetCoordinators, Coordinators, ReportWaits, Wait, GetWaits, ClientsWaiting, ClientWaiting}
             data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
-                DropFile, GroupAt, ListCuts, CutList, Cut, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
+                DropFile, GroupAt, ListTruncations, TruncationList, Truncation, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
                 NextStripe, StripeFound, SealFile, StatTarget, TargetStat, PassOn, PassedOn}
             meta::{Op, Cred, Time, Range, Attr, Layers, Lease, Entry, SessionOpen, SessionOpened, HeldLease, SessionResume,
-                SessionResumed, KeepAlive, SessionClose, Lookup, Looked, GetAttr, ReadLink, LinkTarget, ReadDir,
+                SessionResumed, KeepAlive, SessionClose, Lookup, LookedUp, GetAttr, ReadLink, LinkTarget, ReadDir,
                 ListEntry, Listing, GetXattr, XattrValue, ListXattr, XattrNames, GetUsage, Usage, StatFs, FsStat,
-                AcquireLease, ReleaseLease, Open, Opened, Close, Closed, ReadInline, InlineData, Recovered, LeaveDoubt, NoteMap, TakeTurn, EndTurn, Create, Created,
+                AcquireLease, ReleaseLease, Open, Opened, Close, Closed, ReadInline, InlineData, Recovered, LeaveInDoubt, NoteMap, TakeAppendToken, ReleaseAppendToken, Create, Created,
                 Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,
-                SetXattr, RemoveXattr, CreateNameless, NoteAccess, AccessTime, Recall,
+                SetXattr, RemoveXattr, CreateNameless, NoteAccess, AccessTime, Revoke,
                 RecoverFile}
-            volume::{Quota, Policy, KeepSnapshots, Keeping, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone,
-                TakeRoom, Room, ReclaimRoom, HeldRoom,
+            volume::{Quota, Policy, SnapshotRetention, Retention, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone,
+                ReserveQuota, QuotaReservation, ReclaimReservations, HeldReservation,
                 ScanInodes, Scanned, DirectoryFacts, FileFacts}
             relation::{Change, ReadChanges, Changes, NamedChange, AckChanges, DropCursor, RelationAdd, RelationList,
-                Relations, RelationDo, RelationInfo, Aside, RelationResolve, RelationSuspect, TakeWork, WorkTaken, RelationWork,
-                Expected, HomeAttrs, NameWork, ExtentWork, Finish, WorkDone, NameDone, ExtentDone, WhereAtHome,
-                HomePlace, Receipt, HomeIds, IdMapping, ListWork, TellListing, TellAgain, HomeEntry, ListDone}
+                Relations, RelationDo, RelationInfo, Conflict, RelationResolve, RelationSuspect, LeaseWork, WorkLeased, RelationWork,
+                Expected, HomeAttrs, NameWork, ExtentWork, Finish, CompleteWork, NameDone, ExtentDone, WhereAtHome,
+                HomePlace, Receipt, HomeIds, IdMapping, ListWork, ReportListing, ReportRelisting, HomeEntry, ListDone}
             recall::{ByteRange, Evict, Evicted, EvictedRanges, EvictedList, AwaitRecall, RecallWaited, WantRecall, TakeRecalls,
-                RecallId, RecallsTaken, RecallWork, Filled, Learned, RecallFailed, SetPinned, GetResidence, Residence, RecallState, GetEviction, SetMarks,
+                RecallId, RecallsTaken, RecallWork, Filled, Learned, RecallFailed, SetPinned, GetTierState, TierState, RecallState, GetEviction, SetMarks,
                 Levels, EvictionLevel, EvictOwn}
-            backup::{Keep, Backup, BackupRun, BackupEnd, BackupSet, BackupList, Backups, BackupTake, BackupTaken, BackupDone}
-            snapshot::{Snapshot, SnapshotTake, SnapshotDelete, SnapshotList, Snapshots, PastLookup, PastLooked, PastAttr, PastList,
-                PastListing, PastEntry, PastGetXattr, PastListXattr, PastBytes, PastNames, PastOpen, PastOpened, Layer, LayersOf,
+            backup::{BackupRetention, Backup, BackupRun, BackupEnd, BackupSet, BackupList, Backups, BackupTake, BackupTaken, BackupDone}
+            snapshot::{Snapshot, SnapshotTake, SnapshotDelete, SnapshotList, Snapshots, SnapshotLookup, SnapshotLookedUp, SnapshotGetAttr, SnapshotReadDir,
+                SnapshotListing, SnapshotEntry, SnapshotGetXattr, SnapshotListXattr, SnapshotXattrValue, SnapshotXattrNames, SnapshotOpen, SnapshotOpened, Layer, LayersOf,
                 LayerList, TakeLayers, LayersTaken, LayerCopied}
             lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
                 LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}

@@ -10,8 +10,8 @@ use std::time::Duration;
 use weir_env::{BoxFuture, Env};
 use weir_home::decide::{self, RenameStep, Step};
 use weir_home::{
-    Attrs, Expect, Fault, FaultKind, Found, Home, HomeLister, HomePath, HomeReader, HomeSpace, HomeWriter,
-    ListEntry, Listing, Make, Outcome, Stamp, Traits,
+    Attrs, Expect, Fault, FaultKind, Fingerprint, Found, Home, HomeLister, HomePath, HomeReader, HomeSpace,
+    HomeWriter, ListEntry, Listing, Make, Outcome, Traits,
 };
 use weir_proto::Error;
 use weir_proto::meta::{FileKind, Time};
@@ -33,14 +33,14 @@ pub struct Thing {
 }
 
 impl Thing {
-    fn stamp(&self, id: u64) -> Stamp {
+    fn fingerprint(&self, id: u64) -> Fingerprint {
         let (size, mtime) = match self.kind {
             FileKind::Regular => (self.bytes.len() as u64, self.attrs.mtime),
             FileKind::Symlink => (self.target.len() as u64, self.attrs.mtime),
             _ => (0, EPOCH),
         };
         let id = Bytes::copy_from_slice(&id.to_be_bytes());
-        Stamp { kind: self.kind, id, version: Bytes::new(), size, mtime }
+        Fingerprint { kind: self.kind, id, version: Bytes::new(), size, mtime }
     }
 }
 
@@ -185,22 +185,22 @@ fn thing(kind: FileKind, attrs: Attrs) -> Thing {
 }
 
 impl State {
-    fn at(&self, path: &HomePath) -> Option<(u64, Stamp)> {
+    fn at(&self, path: &HomePath) -> Option<(u64, Fingerprint)> {
         let id = *self.now.names.get(path)?;
-        Some((id, self.now.things[&id].stamp(id)))
+        Some((id, self.now.things[&id].fingerprint(id)))
     }
-    fn stamp_at(&self, path: &HomePath) -> Option<Stamp> {
-        self.at(path).map(|(_, stamp)| stamp)
+    fn fingerprint_at(&self, path: &HomePath) -> Option<Fingerprint> {
+        self.at(path).map(|(_, fingerprint)| fingerprint)
     }
     fn thing(&mut self, path: &HomePath) -> Option<&mut Thing> {
         let id = self.now.names.get(path)?;
         self.now.things.get_mut(id)
     }
     fn found(&self, path: &HomePath) -> Option<Found> {
-        let (id, stamp) = self.at(path)?;
+        let (id, fingerprint) = self.at(path)?;
         let thing = &self.now.things[&id];
         Some(Found {
-            stamp,
+            fingerprint,
             attrs: thing.attrs.clone(),
             nlink: self.now.names.values().filter(|n| **n == id).count() as u32,
             target: thing.target.clone(),
@@ -212,18 +212,18 @@ impl State {
         self.now.names.keys().filter(move |path| path.parent().as_ref() == Some(dir))
     }
     fn check_parent(&self, path: &HomePath) -> Outcome<()> {
-        let above = path.parent().and_then(|dir| self.stamp_at(&dir));
+        let above = path.parent().and_then(|dir| self.fingerprint_at(&dir));
         match above {
             Some(dir) if dir.kind == FileKind::Directory => Ok(()),
             found => Err(Fault::diverged(path, None, found.as_ref())),
         }
     }
     /// What is there now, or that it is not what is expected.
-    fn expected(&self, path: &HomePath, expect: &Expect) -> Outcome<(u64, Stamp)> {
+    fn expected(&self, path: &HomePath, expect: &Expect) -> Outcome<(u64, Fingerprint)> {
         let found = self.at(path);
         match found {
-            Some((id, stamp)) if expect.admits(&stamp) => Ok((id, stamp)),
-            found => Err(refused(path, expect, found.map(|(_, stamp)| stamp).as_ref())),
+            Some((id, fingerprint)) if expect.admits(&fingerprint) => Ok((id, fingerprint)),
+            found => Err(refused(path, expect, found.map(|(_, fingerprint)| fingerprint).as_ref())),
         }
     }
     fn put(&mut self, path: &HomePath, thing: Thing) {
@@ -247,12 +247,12 @@ impl State {
         }
     }
 
-    fn make(&mut self, path: &HomePath, what: &Make, attrs: &Attrs) -> Outcome<Stamp> {
+    fn make(&mut self, path: &HomePath, what: &Make, attrs: &Attrs) -> Outcome<Fingerprint> {
         self.check_parent(path)?;
         let found = self.found(path);
         let is_empty = self.children(path).next().is_none();
         match decide::make(what, attrs, found.as_ref(), is_empty) {
-            Step::Refuse => return Err(Fault::diverged(path, None, found.map(|f| f.stamp).as_ref())),
+            Step::Refuse => return Err(Fault::diverged(path, None, found.map(|f| f.fingerprint).as_ref())),
             Step::Done => self.thing(path).expect("just found").attrs = attrs.clone(),
             Step::Act => {
                 let (kind, target, rdev) = match what {
@@ -264,20 +264,20 @@ impl State {
                 self.put(path, Thing { target, rdev, ..thing(kind, attrs.clone()) });
             }
         }
-        Ok(self.stamp_at(path).expect("made"))
+        Ok(self.fingerprint_at(path).expect("made"))
     }
-    fn link(&mut self, existing: &HomePath, expect: &Expect, path: &HomePath) -> Outcome<Stamp> {
+    fn link(&mut self, existing: &HomePath, expect: &Expect, path: &HomePath) -> Outcome<Fingerprint> {
         self.check_parent(path)?;
-        let (old, new) = (self.stamp_at(existing), self.stamp_at(path));
+        let (old, new) = (self.fingerprint_at(existing), self.fingerprint_at(path));
         match decide::link(old.as_ref(), expect, new.as_ref()) {
             Step::Refuse => return Err(refused(existing, expect, old.as_ref())),
             Step::Done => {}
             Step::Act => drop(self.now.names.insert(path.clone(), self.now.names[existing])),
         }
-        Ok(self.stamp_at(path).expect("linked"))
+        Ok(self.fingerprint_at(path).expect("linked"))
     }
     fn remove(&mut self, path: &HomePath, expect: &Expect) -> Outcome<()> {
-        let found = self.stamp_at(path);
+        let found = self.fingerprint_at(path);
         let is_full = self.children(path).next().is_some();
         match decide::remove(found.as_ref(), expect) {
             Step::Act if !is_full => self.drop_name(path),
@@ -292,9 +292,9 @@ impl State {
         expect: &Expect,
         to: &HomePath,
         replaces: Option<&Expect>,
-    ) -> Outcome<Stamp> {
+    ) -> Outcome<Fingerprint> {
         self.check_parent(to)?;
-        let (old, new) = (self.stamp_at(from), self.stamp_at(to));
+        let (old, new) = (self.fingerprint_at(from), self.fingerprint_at(to));
         match decide::rename(old.as_ref(), expect, new.as_ref(), replaces) {
             RenameStep::Done => {}
             RenameStep::DropOld => self.drop_name(from),
@@ -305,10 +305,10 @@ impl State {
             }
             RenameStep::RefuseFrom => return Err(refused(from, expect, old.as_ref())),
             RenameStep::RefuseTo | RenameStep::Replace => {
-                return Err(Fault::diverged(to, replaces.map(Expect::stamp), new.as_ref()));
+                return Err(Fault::diverged(to, replaces.map(Expect::fingerprint), new.as_ref()));
             }
         }
-        Ok(self.stamp_at(to).expect("renamed"))
+        Ok(self.fingerprint_at(to).expect("renamed"))
     }
     fn exchange(
         &mut self,
@@ -316,8 +316,8 @@ impl State {
         expect_a: &Expect,
         b: &HomePath,
         expect_b: &Expect,
-    ) -> Outcome<(Stamp, Stamp)> {
-        let (at_a, at_b) = (self.stamp_at(a), self.stamp_at(b));
+    ) -> Outcome<(Fingerprint, Fingerprint)> {
+        let (at_a, at_b) = (self.fingerprint_at(a), self.fingerprint_at(b));
         match decide::exchange(at_a.as_ref(), expect_a, at_b.as_ref(), expect_b) {
             Step::Refuse => return Err(refused(a, expect_a, at_a.as_ref())),
             Step::Done => {}
@@ -328,18 +328,18 @@ impl State {
                 self.move_name(&aside, b);
             }
         }
-        Ok((self.stamp_at(a).expect("exchanged"), self.stamp_at(b).expect("exchanged")))
+        Ok((self.fingerprint_at(a).expect("exchanged"), self.fingerprint_at(b).expect("exchanged")))
     }
-    fn set_attrs(&mut self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Stamp> {
-        let found = self.stamp_at(path);
+    fn set_attrs(&mut self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Fingerprint> {
+        let found = self.fingerprint_at(path);
         if decide::set_attrs(found.as_ref(), expect, attrs) == Step::Refuse {
             return Err(refused(path, expect, found.as_ref()));
         }
         self.thing(path).expect("just found").attrs = attrs.clone();
-        Ok(self.stamp_at(path).expect("just found"))
+        Ok(self.fingerprint_at(path).expect("just found"))
     }
-    fn resize(&mut self, path: &HomePath, expect: &Expect, size: u64, now: Time) -> Outcome<Stamp> {
-        let found = self.stamp_at(path);
+    fn resize(&mut self, path: &HomePath, expect: &Expect, size: u64, now: Time) -> Outcome<Fingerprint> {
+        let found = self.fingerprint_at(path);
         match decide::resize(found.as_ref(), expect, size) {
             Step::Refuse => return Err(refused(path, expect, found.as_ref())),
             Step::Done => {}
@@ -351,12 +351,12 @@ impl State {
                 thing.synced = thing.bytes.clone();
             }
         }
-        Ok(self.stamp_at(path).expect("just found"))
+        Ok(self.fingerprint_at(path).expect("just found"))
     }
 }
 
-fn refused(path: &HomePath, expect: &Expect, found: Option<&Stamp>) -> Fault {
-    Fault::diverged(path, Some(expect.stamp()), found)
+fn refused(path: &HomePath, expect: &Expect, found: Option<&Fingerprint>) -> Fault {
+    Fault::diverged(path, Some(expect.fingerprint()), found)
 }
 
 fn out_of_reach(why: &str) -> Fault {
@@ -431,7 +431,7 @@ impl Home for OpenedHome {
             in_place: true,
             holes: true,
             cheap_rename: true,
-            strong_stamps: false,
+            strong_fingerprints: false,
         }
     }
     fn make<'a>(
@@ -439,7 +439,7 @@ impl Home for OpenedHome {
         path: &'a HomePath,
         what: &'a Make,
         attrs: &'a Attrs,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         self.call(move |state| state.make(path, what, attrs))
     }
     fn link<'a>(
@@ -447,7 +447,7 @@ impl Home for OpenedHome {
         existing: &'a HomePath,
         expect: &'a Expect,
         path: &'a HomePath,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         self.call(move |state| state.link(existing, expect, path))
     }
     fn remove<'a>(&'a self, path: &'a HomePath, expect: &'a Expect) -> BoxFuture<'a, Outcome<()>> {
@@ -459,7 +459,7 @@ impl Home for OpenedHome {
         expect: &'a Expect,
         to: &'a HomePath,
         replaces: Option<&'a Expect>,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         self.call(move |state| state.rename(from, expect, to, replaces))
     }
     fn exchange<'a>(
@@ -468,7 +468,7 @@ impl Home for OpenedHome {
         expect_a: &'a Expect,
         b: &'a HomePath,
         expect_b: &'a Expect,
-    ) -> BoxFuture<'a, Outcome<(Stamp, Stamp)>> {
+    ) -> BoxFuture<'a, Outcome<(Fingerprint, Fingerprint)>> {
         self.call(move |state| state.exchange(a, expect_a, b, expect_b))
     }
     fn set_attrs<'a>(
@@ -476,7 +476,7 @@ impl Home for OpenedHome {
         path: &'a HomePath,
         expect: &'a Expect,
         attrs: &'a Attrs,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         self.call(move |state| state.set_attrs(path, expect, attrs))
     }
     fn resize<'a>(
@@ -484,7 +484,7 @@ impl Home for OpenedHome {
         path: &'a HomePath,
         expect: &'a Expect,
         size: u64,
-    ) -> BoxFuture<'a, Outcome<Stamp>> {
+    ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let now = self.now();
         self.call(move |state| state.resize(path, expect, size, now))
     }
@@ -514,9 +514,9 @@ impl Home for OpenedHome {
         expect: &'a Expect,
     ) -> BoxFuture<'a, Outcome<Box<dyn HomeReader>>> {
         self.call(move |state| {
-            let (id, stamp) = state.expected(path, expect)?;
+            let (id, fingerprint) = state.expected(path, expect)?;
             let file = OpenedFile { home: self.clone(), id };
-            Ok(Box::new(Reading { file, path: path.clone(), stamp }) as Box<dyn HomeReader>)
+            Ok(Box::new(Reading { file, path: path.clone(), fingerprint }) as Box<dyn HomeReader>)
         })
     }
 
@@ -586,7 +586,7 @@ impl OpenedFile {
         })
     }
     /// Makes the bytes as they are durable.
-    fn synced<'a>(&'a self, act: impl FnOnce(&mut Thing) + Send + 'a) -> BoxFuture<'a, Outcome<Stamp>> {
+    fn synced<'a>(&'a self, act: impl FnOnce(&mut Thing) + Send + 'a) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let id = self.id;
         self.home.call(move |state| {
             let Some(thing) = state.now.things.get_mut(&id) else {
@@ -594,11 +594,11 @@ impl OpenedFile {
             };
             act(thing);
             thing.synced = thing.bytes.clone();
-            let (thing, stamp) = (thing.clone(), thing.stamp(id));
+            let (thing, fingerprint) = (thing.clone(), thing.fingerprint(id));
             if let Some(settled) = state.settled.things.get_mut(&id) {
                 *settled = thing;
             }
-            Ok(stamp)
+            Ok(fingerprint)
         })
     }
 }
@@ -624,10 +624,10 @@ impl HomeWriter for OpenedFile {
             file.attrs.mtime = now;
         })
     }
-    fn sync(&self) -> BoxFuture<'_, Outcome<Stamp>> {
+    fn sync(&self) -> BoxFuture<'_, Outcome<Fingerprint>> {
         self.synced(|_| {})
     }
-    fn finish<'a>(&'a self, size: u64, attrs: &'a Attrs) -> BoxFuture<'a, Outcome<Stamp>> {
+    fn finish<'a>(&'a self, size: u64, attrs: &'a Attrs) -> BoxFuture<'a, Outcome<Fingerprint>> {
         self.synced(move |file| {
             file.bytes.resize(size as usize, 0);
             file.attrs = attrs.clone();
@@ -638,16 +638,17 @@ impl HomeWriter for OpenedFile {
 struct Reading {
     file: OpenedFile,
     path: HomePath,
-    stamp: Stamp,
+    fingerprint: Fingerprint,
 }
 
 impl HomeReader for Reading {
     fn read_at(&self, offset: u64, len: usize) -> BoxFuture<'_, Outcome<Vec<Bytes>>> {
         self.file.home.call(move |state| {
             let thing = state.now.things.get(&self.file.id);
-            let Some(thing) = thing.filter(|thing| thing.stamp(self.file.id) == self.stamp) else {
-                let found = state.stamp_at(&self.path);
-                return Err(Fault::diverged(&self.path, Some(&self.stamp), found.as_ref()));
+            let Some(thing) = thing.filter(|thing| thing.fingerprint(self.file.id) == self.fingerprint)
+            else {
+                let found = state.fingerprint_at(&self.path);
+                return Err(Fault::diverged(&self.path, Some(&self.fingerprint), found.as_ref()));
             };
             let from = thing.bytes.len().min(offset as usize);
             let to = thing.bytes.len().min(from + len);
@@ -655,10 +656,10 @@ impl HomeReader for Reading {
         })
     }
     fn data_from(&self, offset: u64) -> BoxFuture<'_, Outcome<Option<Range<u64>>>> {
-        let size = self.stamp.size;
+        let size = self.fingerprint.size;
         Box::pin(async move { Ok((offset < size).then_some(offset..size)) })
     }
-    fn stamp(&self) -> &Stamp {
-        &self.stamp
+    fn fingerprint(&self) -> &Fingerprint {
+        &self.fingerprint
     }
 }

@@ -28,7 +28,7 @@ const LIFE_MAX: Duration = Duration::from_secs(8);
 const FREEZE_MAX: Duration = Duration::from_secs(15);
 /// Everything is at home by then.
 const PATIENCE: Duration = Duration::from_secs(300);
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const POLL_EVERY: Duration = Duration::from_millis(500);
 /// Less than the files of a run take, and than the largest of them alone: the leader makes room all the while, and has who
 /// writes a file evict its front.
 const LIMIT_BYTES: u64 = 1 << 20;
@@ -279,7 +279,11 @@ impl Home {
     }
     async fn wait_synced(&self, client: &Client, url: &str) -> Result<()> {
         let synced = |info: &RelationInfo| {
-            assert!(info.aside.is_empty(), "set aside though nobody touched home: {:?}", info.aside);
+            assert!(
+                info.conflicts.is_empty(),
+                "in conflict though nobody touched home: {:?}",
+                info.conflicts
+            );
             info.state == RelationState::Synced {}
         };
         self.wait_for(client, url, "home is not as the volume is", synced).await.map(|_| ())
@@ -300,7 +304,7 @@ impl Home {
             if self.world.now() > deadline {
                 return Err(Error::deadline(format!("{otherwise}: {info:?}")));
             }
-            self.world.sleep(LOOK_EVERY).await;
+            self.world.sleep(POLL_EVERY).await;
         }
     }
 
@@ -326,7 +330,7 @@ impl Home {
                         self.world.now() < deadline,
                         "{path}: not all of it has come home after {PATIENCE:?}"
                     );
-                    self.world.sleep(LOOK_EVERY).await;
+                    self.world.sleep(POLL_EVERY).await;
                 }
             }
         }
@@ -380,9 +384,9 @@ impl Home {
                 }
                 Err(e) => return Err(e),
             }
-            self.world.sleep(LOOK_EVERY).await;
+            self.world.sleep(POLL_EVERY).await;
         };
-        let Some(last) = client.residence(ino).await.map(|r| (r.evicted > 0).then(|| r.size - 1))? else {
+        let Some(last) = client.tier_state(ino).await.map(|r| (r.evicted > 0).then(|| r.size - 1))? else {
             assert!(
                 evicted.ranges.is_empty(),
                 "{path}: nothing is evicted, though {:?} were",
@@ -411,7 +415,7 @@ impl Home {
                     return Ok(());
                 }
                 Err(e) if self.world.now() > deadline => return Err(e.doing("read what is mended at home")),
-                Err(_) => self.world.sleep(LOOK_EVERY).await,
+                Err(_) => self.world.sleep(POLL_EVERY).await,
             }
         }
     }
@@ -431,10 +435,11 @@ impl Home {
         let handle = client.open(&cred, ino, OpenMode::WRITE).await?.handle;
         client.write(handle, 0, b"of the volume".as_slice().into()).await?;
         workload::close(client, handle).await?;
-        let wait = self.wait_for(client, URL, "a stranger's change was not found", |i| !i.aside.is_empty());
+        let wait =
+            self.wait_for(client, URL, "a stranger's change was not found", |i| !i.conflicts.is_empty());
         let info = wait.await?;
-        let aside = &info.aside[0];
-        assert!(aside.ino == ino && aside.diverged, "another file was set aside: {aside:?}");
+        let conflicts = &info.conflicts[0];
+        assert!(conflicts.ino == ino && conflicts.diverged, "another file is in conflict: {conflicts:?}");
         assert!(self.home.all()[&path] == strange, "what a stranger wrote at home was changed");
         client.resolve(&cred, info.id, ino, Resolution::KeepVolume).await?;
         self.compare(client, URL).await?;

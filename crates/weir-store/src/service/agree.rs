@@ -50,13 +50,16 @@ struct Difference {
     send: BTreeSet<Seq>,
 }
 
-/// Only what is above both cuts counts: the rest is in a base.
-fn compare((own, own_last, own_cut): &(Log, Seq, Seq), (theirs, _, cut): &(Log, Seq, Seq)) -> Difference {
+/// Only what is above both folded sequences counts: the rest is in a base.
+fn compare(
+    (own, own_last, own_folded): &(Log, Seq, Seq),
+    (theirs, _, folded_seq): &(Log, Seq, Seq),
+) -> Difference {
     let same =
         |a: &Overlay, b: &Overlay| (a.offset, a.len, a.kind, a.crc) == (b.offset, b.len, b.kind, b.crc);
     let mut found = Difference::default();
-    let cut = (*own_cut).max(*cut);
-    for (seq, t) in theirs.iter().filter(|(seq, _)| **seq > cut) {
+    let folded_seq = (*own_folded).max(*folded_seq);
+    for (seq, t) in theirs.iter().filter(|(seq, _)| **seq > folded_seq) {
         match own.get(seq) {
             None if *seq > *own_last => found.beyond = Some(*seq),
             Some(o) if !same(o, t) && t.kind == OverlayKind::Void => drop(found.void.insert(*seq)),
@@ -64,7 +67,7 @@ fn compare((own, own_last, own_cut): &(Log, Seq, Seq), (theirs, _, cut): &(Log, 
         }
     }
     let lacks = |(seq, o): &(&Seq, &Overlay)| !theirs.get(seq).is_some_and(|t| same(o, t));
-    let above = own.iter().filter(|(seq, _)| **seq > cut);
+    let above = own.iter().filter(|(seq, _)| **seq > folded_seq);
     found.send = above.filter(lacks).map(|(seq, _)| *seq).collect();
     found
 }
@@ -165,7 +168,7 @@ impl StorageNode {
         let mut logs = BTreeMap::new();
         for peer in peers.iter().filter(|p| group.members[**p].state == Current) {
             let mut log = self.log_of(&acting, cell, *peer).await?;
-            // What the file was cut of goes there, too, as soon as that member is told.
+            // What the file was truncated of goes there, too, as soon as that member is told.
             log.0.retain(|_, o| o.token_epoch >= void_below);
             logs.insert(*peer, log);
         }
@@ -182,7 +185,7 @@ impl StorageNode {
         Ok(())
     }
 
-    /// A peer's log above the cut, its last number and its cut.
+    /// A peer's log above the folded sequence, its last number and that sequence.
     async fn log_of(&self, acting: &Acting, cell: CellId, peer: usize) -> Result<(Log, Seq, Seq)> {
         let group = acting.group();
         let place = Place { target: group.members[peer].target, group: group.id, epoch: group.epoch };
@@ -200,10 +203,10 @@ impl StorageNode {
         }
         let (stat, _) = self.ask(place.target, StatCell { place, cell }, Vec::new()).await?;
         let first = |seqs: &[Seq]| seqs.first().copied().unwrap_or_default();
-        let cut = first(&stat.cuts);
+        let folded_seq = first(&stat.folded_seqs);
         // A seal that is committed at one of them only has what the other one still logs.
-        log.retain(|seq, _| *seq > cut);
-        Ok((log, first(&stat.overlay_seqs), cut))
+        log.retain(|seq, _| *seq > folded_seq);
+        Ok((log, first(&stat.overlay_seqs), folded_seq))
     }
 
     /// Makes void here what others have void, or have and this target has not. Returns what is void now.
@@ -363,20 +366,20 @@ impl Store {
     fn void_below(&self, cell: CellId) -> Result<u32> {
         let mut below = 0;
         self.kv().read(&mut |r| {
-            below = crate::cuts::void_below(r, cell)?;
+            below = crate::truncations::void_below(r, cell)?;
             Ok(())
         })?;
         Ok(below)
     }
 
-    /// The log of a cell above its cut, its last number, and its cut.
+    /// The log of a cell above its folded sequence, its last number, and that sequence.
     pub(crate) fn log(&self, cell: CellId) -> Result<(Log, Seq, Seq)> {
         let mut found = (Log::new(), Seq(0), Seq(0));
         self.kv().read(&mut |r| {
             let header = cells::get::<crate::format::Header>(r, &crate::format::header_key(cell))?;
-            let (last, cut) = header.map_or((Seq(0), Seq(0)), |h| (h.last_seq, h.cut));
+            let (last, folded_seq) = header.map_or((Seq(0), Seq(0)), |h| (h.last_seq, h.folded_seq));
             let log = cells::overlays(r, cell, Seq(0), Seq(u64::MAX))?;
-            found = (log.into_iter().collect(), last, cut);
+            found = (log.into_iter().collect(), last, folded_seq);
             Ok(())
         })?;
         Ok(found)

@@ -3,9 +3,9 @@
 //! Who numbers and who keeps follows from the group's map alone, so everybody who acts under one epoch agrees.
 use super::*;
 use crate::alloc::Extent;
+use crate::crash_points;
 use crate::format::Overlay;
-use crate::lately::Lately;
-use crate::points;
+use crate::recent_map::RecentMap;
 
 /// How long a mirrored overlay waits for the numbers before it.
 const GAP_PATIENCE: Duration = Duration::from_secs(1);
@@ -48,7 +48,7 @@ impl StorageNode {
                 // The mirrors first: they write while this thread does.
                 let mirrors = node.mirror(acting.clone(), &r, seq, payload.clone(), deadline);
                 let (mirrored, local) = tokio::join!(mirrors, store.durable_here(committed));
-                store.pass(points::OVERLAY_DURABLE);
+                store.crash_point(crash_points::OVERLAY_DURABLE);
                 let e = match local.and(mirrored) {
                     Ok(map_version) => return Ok(Reply::new(&OverlayWritten { seq, map_version })),
                     Err(e) => e,
@@ -115,7 +115,7 @@ impl StorageNode {
         };
         match acting.target.store.append_by(&acting.scope, Numbering::Next, &write, deadline)? {
             (committed, Appended::At(seq)) => {
-                acting.target.store.pass(points::NUMBERED);
+                acting.target.store.crash_point(crash_points::NUMBERED);
                 acting.logged(r.cell, r.len, self.env.clock.now());
                 Ok((seq, committed))
             }
@@ -134,7 +134,7 @@ impl StorageNode {
         payload: Bytes,
         deadline: Instant,
     ) -> Result<u64> {
-        let mut told = down_mask(acting.group());
+        let mut reported = down_mask(acting.group());
         let mut held: BTreeSet<usize> = BTreeSet::from([acting.position]);
         loop {
             let group = acting.group();
@@ -148,11 +148,11 @@ impl StorageNode {
                 Some((acting.position, Error::stale(few)))
             } else if wanting.is_empty() {
                 let mask = down_mask(group);
-                if mask & !told == 0 {
+                if mask & !reported == 0 {
                     return Ok(acting.map.version);
                 }
-                let problem = self.tell_missing(&acting, r.cell, mask).await;
-                told |= if problem.is_none() { mask } else { 0 };
+                let problem = self.report_missing(&acting, r.cell, mask).await;
+                reported |= if problem.is_none() { mask } else { 0 };
                 problem
             } else {
                 let calls = wanting
@@ -285,8 +285,9 @@ impl StorageNode {
         Ok(acting)
     }
 
-    /// A member went down after the overlay was logged: the others count the debt. Returns who did not, and why.
-    async fn tell_missing(&self, acting: &Acting, cell: CellId, mask: u64) -> Option<(usize, Error)> {
+    /// A member went down after the overlay was logged: the others count it as missing. Returns who did not,
+    /// and why.
+    async fn report_missing(&self, acting: &Acting, cell: CellId, mask: u64) -> Option<(usize, Error)> {
         let group = acting.group();
         let keepers: Vec<usize> =
             log_keepers(group, cell).into_iter().filter(|p| is_live(group, *p)).collect();
@@ -295,9 +296,9 @@ impl StorageNode {
             .map(|p| {
                 let place = Place { target: group.members[*p].target, group: group.id, epoch: group.epoch };
                 let version = weir_proto::Version(0);
-                let told =
+                let reported =
                     self.ask(place.target, MarkMissing { place, cell, version, missing: mask }, Vec::new());
-                Box::pin(self.while_live(acting, *p, Box::pin(async move { told.await.map(|_| ()) })))
+                Box::pin(self.while_live(acting, *p, Box::pin(async move { reported.await.map(|_| ()) })))
                     as BoxFuture<'_, Result<()>>
             })
             .collect();
@@ -344,7 +345,7 @@ impl StorageNode {
                 }
             }
             acting.target.store.durable_here(logged.0).await?;
-            acting.target.store.pass(points::MIRRORED);
+            acting.target.store.crash_point(crash_points::MIRRORED);
             Ok(Reply::new(&()))
         }))
     }
@@ -411,7 +412,7 @@ fn check_still_held(acting: &Acting, r: &WriteOverlay, seq: Seq) -> Result<()> {
     if acting.target.store.holds_overlay(r.cell, seq, &numbered(r))? {
         return Ok(());
     }
-    // Dropped by a cut that was here after the number was given: that is the writer's to know.
+    // Dropped by a truncation that was here after the number was given: that is the writer's to know.
     acting.target.store.check_fence(r.cell.file, r.token_epoch)?;
     Err(Error::unavailable(format!(
         "overlay {seq} of cell {}: its number went to another one while this target was away, write again",
@@ -439,7 +440,7 @@ struct All {
     /// Writes, and the attempts at them.
     attempts: BTreeSet<(u64, u32)>,
     /// The last attempt at writes that were tried again.
-    again: Lately<u64, u32, AGAIN_MAX>,
+    again: RecentMap<u64, u32, AGAIN_MAX>,
 }
 
 /// Counts one until it is dropped.

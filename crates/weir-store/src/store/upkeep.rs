@@ -1,4 +1,5 @@
-//! Upkeep of a target: what it holds, group by group; debt; what repair takes in and verifies.
+//! Upkeep of a target: what it holds, group by group; what is under-replicated; what repair takes in and
+//! verifies.
 use super::*;
 
 impl Store {
@@ -123,11 +124,11 @@ impl Store {
         })?;
         Ok(found)
     }
-    pub fn has_debt(&self) -> bool {
-        self.counters.debt_cells.load(Relaxed) > 0
+    pub fn has_under_replicated(&self) -> bool {
+        self.counters.under_replicated_cells.load(Relaxed) > 0
     }
-    /// Settles the debt to members that are current, cell by cell of the scope's group. Blocks.
-    pub fn settle_debt(&self, scope: &Scope) -> Result<()> {
+    /// Clears the missing bits of members that are current, cell by cell of the scope's group. Blocks.
+    pub fn settle_under_replicated(&self, scope: &Scope) -> Result<()> {
         let mut after = None;
         loop {
             let mut batch = Vec::new();
@@ -138,7 +139,7 @@ impl Store {
             let Some(last) = batch.last().copied() else { return Ok(()) };
             self.change(&mut |txn, delta| {
                 cells::check_epoch(txn, scope.group, scope.epoch)?;
-                batch.iter().try_for_each(|cell| cells::settle_debt(txn, scope, *cell, delta))
+                batch.iter().try_for_each(|cell| cells::settle_under_replicated(txn, scope, *cell, delta))
             })?;
             after = Some(last);
         }
@@ -206,7 +207,7 @@ impl Store {
         &self,
         scope: &Scope,
         write: &FragmentWrite<'_>,
-        cut: Seq,
+        folded_seq: Seq,
         place: Install,
     ) -> Result<(CommitSeq, bool)> {
         self.usable()?;
@@ -219,8 +220,8 @@ impl Store {
             missing: write.missing,
             extent,
             fragment_bytes: write.data.len() as u32,
-            cut,
-            cuts: write.cuts.to_vec(),
+            folded_seq,
+            folded_seqs: write.folded_seqs.to_vec(),
             block_crcs: write.block_crcs.to_vec(),
         };
         let mut installed = false;
@@ -239,7 +240,7 @@ impl Store {
             }
             Ok(())
         })?;
-        tracing::trace!(on = %self.target, cell = %write.cell, version = %write.version, epoch = %scope.epoch, %cut, cuts = ?write.cuts, installed, "rebuilt");
+        tracing::trace!(on = %self.target, cell = %write.cell, version = %write.version, epoch = %scope.epoch, %folded_seq, folded_seqs = ?write.folded_seqs, installed, "rebuilt");
         if installed && matches!(place, Install::Missed | Install::Damaged) {
             self.settle_damage(write.cell)?;
         }

@@ -327,7 +327,7 @@ impl World {
             version,
             mode: WriteMode::Fresh,
             missing: weir_store::service::down_mask(&self.map().groups[0]),
-            cuts: vec![],
+            folded_seqs: vec![],
             block_crcs: block_crcs(bytes, CHECKSUM_BLOCK as usize),
         };
         self.call(position, request, bytes).await.map(|_| ())
@@ -365,7 +365,7 @@ impl World {
             *token_epoch += 1;
             *token_epoch
         };
-        for (target, epochs) in self.map().told_of_cuts(|_| true).unwrap() {
+        for (target, epochs) in self.map().members_to_truncate(|_| true).unwrap() {
             let request = DropFile { target, file: cell(0, 0).file, from_stripe, to_stripe, fence, epochs };
             self.dispatch(target, request, vec![]).await.unwrap();
         }
@@ -392,7 +392,7 @@ impl World {
     /// Cells that each target counts as lacking redundancy.
     pub async fn debt(self: &Arc<World>) -> Vec<u64> {
         let nodes = self.nodes.lock().unwrap();
-        nodes.values().map(|n| n.reports()[0].debt_cells).collect()
+        nodes.values().map(|n| n.reports()[0].under_replicated_cells).collect()
     }
 
     // ---- the oracle
@@ -422,14 +422,14 @@ impl World {
         }
         let newest = stats.values().map(|s| s.base).max().unwrap();
         let mut bytes = vec![0; CELL];
-        let mut cuts = vec![];
+        let mut folded_seqs = vec![];
         if newest > Version(0) {
             let mut fragments = vec![];
             for p in &left {
                 match self.read(*p, cell(stripe, *p), ReadView::Base, newest).await {
                     Ok((read, bytes)) => {
-                        if *p >= k && !read.cuts.is_empty() {
-                            cuts = read.cuts;
+                        if *p >= k && !read.folded_seqs.is_empty() {
+                            folded_seqs = read.folded_seqs;
                         }
                         fragments.push((*p, bytes));
                     }
@@ -448,7 +448,7 @@ impl World {
         let request = ReadOverlays {
             place: self.place(parity),
             cell: cell(stripe, index),
-            after: cuts.get(index).copied().unwrap_or_default(),
+            after: folded_seqs.get(index).copied().unwrap_or_default(),
         };
         let (log, payload) = self.call(parity, request, &[]).await.unwrap();
         let mut rest = &payload[..];
@@ -558,12 +558,12 @@ impl Peers for Links {
         let error = Error::unsupported(format!("{} is reached by everybody here", request.target));
         Box::pin(async move { Err(error) })
     }
-    fn doubt(
+    fn suspect(
         &self,
         target: TargetId,
         group: PgId,
         epoch: Epoch,
-        _: weir_proto::coord::Doubt,
+        _: weir_proto::coord::Suspicion,
         why: String,
     ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
         self.report(target, group, epoch, why)

@@ -1,6 +1,6 @@
 //! The protocol of a stripe as an explicit state machine over the store's own decisions, searched exhaustively.
 //!
-//! What a target does with a message is `weir_store::cells`, `cuts`, `seal::resolve`, `repair::plan`, what the coordinator
+//! What a target does with a message is `weir_store::cells`, `folded_seqs`, `seal::resolve`, `repair::plan`, what the coordinator
 //! does is `weir_coord::decide`: the real functions on real index entries. Modelled is what is asynchronous around them:
 //! which message arrives when, who crashes, who has heard of which map. In every state that can be reached every read with up to
 //! m members lost returns what some order of the writes explains, and what rests has parity that fits its data.
@@ -65,10 +65,10 @@ fn over(rules: Rules) -> Rules {
     Rules { whole: Some(Mode::Over), ..rules }
 }
 /// A write, a cut of the file, a write under the cut's token epoch.
-fn with_cut(mut rules: Rules) -> Rules {
-    rules.cut = true;
+fn with_truncation(mut rules: Rules) -> Rules {
+    rules.truncation = true;
     let last = rules.planned.len() - 1;
-    rules.planned[last] = Planned { after_cut: true, ..rules.planned[last] };
+    rules.planned[last] = Planned { after_truncation: true, ..rules.planned[last] };
     rules
 }
 
@@ -92,7 +92,7 @@ fn a_target_that_is_taken_for_dead_does_no_harm() {
 
 #[test]
 fn cut_bytes_stay_away() {
-    let rules = with_cut(Rules { suspicions: 1, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) });
+    let rules = with_truncation(Rules { suspicions: 1, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) });
     holds("1+1, a cut between two writes, a suspicion", &rules, 2_000_000);
 }
 
@@ -103,7 +103,7 @@ fn a_new_stripe_survives_crashes_and_absences_at_any_step() {
 }
 
 #[test]
-fn a_stripe_that_is_written_over_survives_crashes_and_absences_at_any_step() {
+fn an_overwritten_stripe_survives_crashes_at_any_step() {
     let rules = over(mirrored(&[(0, 0, 1)]));
     holds("1+1, a write, written over, a crash", &Rules { crashes: 1, ..rules.clone() }, 2_000_000);
     holds("1+1, a write, written over, a suspicion", &Rules { suspicions: 1, ..rules }, 2_000_000);
@@ -127,7 +127,7 @@ fn to_seal_above_what_a_writer_prepares_loses_bytes() {
 
 #[test]
 #[ignore = "minutes, gigabytes: make model"]
-fn to_take_ones_late_part_of_a_seal_for_that_of_another_loses_bytes() {
+fn mistaking_a_late_seal_part_for_another_loses_bytes() {
     let rules = Rules { suspicions: 1, seals: 2, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) };
     fails(&rules, Shortcut::LatePartCounts, 2_000_000);
 }
@@ -143,8 +143,8 @@ fn to_acknowledge_with_fewer_than_k_loses_bytes() {
 }
 
 #[test]
-fn not_to_tell_who_went_missing_since_a_write_was_numbered_loses_bytes() {
-    fails(&Rules { suspicions: 2, ..mirrored(&[(0, 0, 1)]) }, Shortcut::MissingNotTold, 2_000_000);
+fn not_reporting_members_lost_since_a_write_loses_bytes() {
+    fails(&Rules { suspicions: 2, ..mirrored(&[(0, 0, 1)]) }, Shortcut::MissingNotReported, 2_000_000);
 }
 
 #[test]
@@ -155,20 +155,20 @@ fn to_commit_what_not_all_live_members_hold_leaves_them_apart() {
 }
 
 #[test]
-fn to_keep_what_was_prepared_over_an_absence_brings_back_what_was_given_up() {
+fn keeping_prepared_versions_over_an_absence_is_wrong() {
     let dies = Rules { suspicions: 2, dies: true, ..over(mirrored(&[])) };
     fails(&dies, Shortcut::GivenUpStays, 2_000_000);
 }
 
 #[test]
 #[ignore = "minutes, gigabytes: make model"]
-fn to_go_on_deciding_when_somebody_else_decides_leaves_them_apart() {
+fn two_deciders_at_once_leave_members_different() {
     let dies = Rules { suspicions: 2, dies: true, ..over(mirrored(&[])) };
     fails(&dies, Shortcut::DecidedByTwo, 20_000_000);
 }
 
 #[test]
-fn a_stripe_whose_writer_dies_is_written_over_everywhere_or_nowhere() {
+fn a_dead_writers_overwrite_is_everywhere_or_nowhere() {
     let rules = Rules { dies: true, ..over(mirrored(&[])) };
     holds("1+1, written over by who dies, a crash", &Rules { crashes: 1, ..rules.clone() }, 2_000_000);
     holds("1+1, written over by who dies, a suspicion", &Rules { suspicions: 1, ..rules }, 2_000_000);
@@ -227,8 +227,8 @@ fn to_take_a_silent_member_for_gone_leaves_it_behind_unnoticed() {
 }
 
 #[test]
-fn to_forget_cuts_brings_cut_bytes_back() {
-    let rules = with_cut(Rules { suspicions: 1, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) });
+fn forgetting_truncations_brings_bytes_back() {
+    let rules = with_truncation(Rules { suspicions: 1, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) });
     fails(&rules, Shortcut::CutsNotLearned, 2_000_000);
 }
 
@@ -262,10 +262,13 @@ fn larger_configurations() {
         ("2+1, a write, two suspicions", Rules { suspicions: 2, ..ec(&three[..1]) }),
         ("2+1, two writes, a seal, a crash", Rules { crashes: 1, seals: 1, ..ec(&[(0, 0, 1), (1, 0, 2)]) }),
         ("1+2, a write, a seal, a crash", Rules { crashes: 1, seals: 1, ..Rules::new(1, 2, &three[..1]) }),
-        ("1+1, a cut between two writes, a crash", with_cut(Rules { crashes: 1, ..mirrored(&three[..2]) })),
+        (
+            "1+1, a cut between two writes, a crash",
+            with_truncation(Rules { crashes: 1, ..mirrored(&three[..2]) }),
+        ),
         (
             "1+1, a cut between two writes, a seal, a suspicion",
-            with_cut(Rules { suspicions: 1, seals: 1, ..mirrored(&three[..2]) }),
+            with_truncation(Rules { suspicions: 1, seals: 1, ..mirrored(&three[..2]) }),
         ),
         ("1+1, a new stripe, two crashes", Rules { crashes: 2, ..new(mirrored(&[])) }),
         ("1+1, a new stripe, two suspicions", Rules { suspicions: 2, ..new(mirrored(&[])) }),
@@ -305,7 +308,10 @@ fn larger_configurations() {
             Rules { suspicions: 1, seals: 1, dies: true, ..over(mirrored(&three[..1])) },
         ),
         ("1+2, written over, a suspicion", Rules { suspicions: 1, ..over(Rules::new(1, 2, &[])) }),
-        ("2+1, a cut between two writes, a suspicion", with_cut(Rules { suspicions: 1, ..ec(&three[..2]) })),
+        (
+            "2+1, a cut between two writes, a suspicion",
+            with_truncation(Rules { suspicions: 1, ..ec(&three[..2]) }),
+        ),
         (
             "1+1, written over by who dies, two suspicions",
             Rules { suspicions: 2, dies: true, ..over(mirrored(&[])) },

@@ -14,9 +14,9 @@ pub struct Decoded {
     pub version: Version,
     pub content: Content,
     /// Overlays up to here are in it.
-    pub cut: Seq,
+    pub folded_seq: Seq,
     /// Per data cell.
-    pub cuts: Vec<Seq>,
+    pub folded_seqs: Vec<Seq>,
     pub missing: u64,
 }
 
@@ -49,15 +49,21 @@ pub fn decode_version(
     let present: Vec<(usize, &[u8])> = bytes.iter().map(|(p, b)| (*p, &b[..])).collect();
     let mut out = [0; 2];
     rules.coder.reconstruct(&present, &[wanted], &mut [&mut out[..]]).ok()?;
-    let of_parity = held.iter().find(|(p, _)| *p >= rules.data()).map(|(_, f)| f.cuts.clone());
-    let data_cut = |i: usize| held.iter().find(|(p, _)| *p == i).map_or(Seq(0), |(_, f)| f.cut);
-    let cuts = match of_parity {
-        Some(cuts) => cuts,
-        None if wanted >= rules.data() => (0..rules.data()).map(data_cut).collect(),
+    let of_parity = held.iter().find(|(p, _)| *p >= rules.data()).map(|(_, f)| f.folded_seqs.clone());
+    let data_folded = |i: usize| held.iter().find(|(p, _)| *p == i).map_or(Seq(0), |(_, f)| f.folded_seq);
+    let folded_seqs = match of_parity {
+        Some(folded_seqs) => folded_seqs,
+        None if wanted >= rules.data() => (0..rules.data()).map(data_folded).collect(),
         None => Vec::new(),
     };
     let missing = stats.values().fold(0, |mask, s| mask | s.missing);
-    Some(Decoded { version, content: out, cut: cuts.get(wanted).copied().unwrap_or_default(), cuts, missing })
+    Some(Decoded {
+        version,
+        content: out,
+        folded_seq: folded_seqs.get(wanted).copied().unwrap_or_default(),
+        folded_seqs,
+        missing,
+    })
 }
 
 /// What a reader gets of a data cell without the members in `lost`. Error: too little is left, by name.
@@ -69,8 +75,9 @@ fn read(rules: &Rules, s: &State, index: usize, lost: u64) -> Result<Content, St
     let Some(parity) = left.iter().copied().find(|p| *p >= rules.data()) else {
         return Err("no parity is left".into());
     };
-    let (bytes, cut) = decode(rules, s, &left, index).map_or(([0; 2], Seq(0)), |d| (d.content, d.cut));
-    Ok(s.targets[parity].apply_log(index, bytes, cut).0)
+    let (bytes, folded_seq) =
+        decode(rules, s, &left, index).map_or(([0; 2], Seq(0)), |d| (d.content, d.folded_seq));
+    Ok(s.targets[parity].apply_log(index, bytes, folded_seq).0)
 }
 
 /// The bytes that a reader may get at one place.
@@ -83,7 +90,8 @@ fn allowed(rules: &Rules, s: &State, index: usize, offset: usize) -> Vec<u8> {
     let begun = |w: usize| s.writes[w].progress != Progress::Waiting;
     let over = super::whole::replaces(s).filter(|_| rules.whole == Some(Mode::Over));
     let is_over = |w: usize| over.is_some_and(|before| before & (1 << w) != 0);
-    let voided = |w: usize| (s.cut == CutState::Ended && !s.writes[w].after_cut) || is_over(w);
+    let voided =
+        |w: usize| (s.truncation == TruncationState::Ended && !s.writes[w].after_truncation) || is_over(w);
     let mut bytes: Vec<u8> = of_place
         .iter()
         .filter(|w| begun(**w) && !replaced(**w) && !voided(**w))
@@ -91,10 +99,10 @@ fn allowed(rules: &Rules, s: &State, index: usize, offset: usize) -> Vec<u8> {
         .collect();
     // What was there at first is replaced by any acknowledged write, and void with the cut.
     let written_since = |w: &usize| !voided(*w);
-    if s.cut != CutState::Ended && !acknowledged.iter().any(|w| !is_over(*w)) {
+    if s.truncation != TruncationState::Ended && !acknowledged.iter().any(|w| !is_over(*w)) {
         bytes.push(if over.is_some() { OVER[offset] } else { INITIAL[offset] });
     }
-    if s.cut == CutState::Ended && !acknowledged.iter().any(written_since) {
+    if s.truncation == TruncationState::Ended && !acknowledged.iter().any(written_since) {
         bytes.push(0);
     }
     bytes
@@ -105,7 +113,7 @@ pub fn problem(rules: &Rules, s: &State) -> Option<String> {
     if super::whole::is_nobody_elses(rules, s) {
         return None;
     }
-    if s.cut == CutState::Begun {
+    if s.truncation == TruncationState::Begun {
         return None; // the file's size was changed before: nobody reads what is being cut until it has ended
     }
     let width = rules.width();

@@ -14,7 +14,7 @@ pub struct Planned {
     pub offset: usize,
     pub byte: u8,
     /// Written after the file was cut, under the cut's token epoch.
-    pub after_cut: bool,
+    pub after_truncation: bool,
 }
 
 /// A simplification that somebody might come upon. Each loses bytes.
@@ -50,7 +50,7 @@ pub enum Shortcut {
     /// Somebody who decides about a dead writer's stripe is not stopped when another one begins to. (Found here.)
     DecidedByTwo,
     /// The same for an overlay: members that logged it under an earlier epoch are not told who went missing since. (Found here.)
-    MissingNotTold,
+    MissingNotReported,
     /// A seal's version is above any that it sees, also a writer's. (Found here.)
     SealAboveWriters,
     /// A member that returns compares no log of a cell that was written since. (Found here.)
@@ -85,7 +85,7 @@ pub struct Rules {
     pub crashes: u8,
     pub suspicions: u8,
     pub seals: u8,
-    pub cut: bool,
+    pub truncation: bool,
     pub whole: Option<Mode>,
     /// Its writer may die, and somebody else recovers the file.
     pub dies: bool,
@@ -106,7 +106,7 @@ impl Rules {
         let scheme = Scheme { data, parity };
         let planned = planned
             .iter()
-            .map(|&(cell, offset, byte)| Planned { cell, offset, byte, after_cut: false })
+            .map(|&(cell, offset, byte)| Planned { cell, offset, byte, after_truncation: false })
             .collect();
         let coder = Coder::new(scheme).expect("a scheme");
         Rules {
@@ -115,7 +115,7 @@ impl Rules {
             crashes: 0,
             suspicions: 0,
             seals: 0,
-            cut: false,
+            truncation: false,
             whole: None,
             dies: false,
             shortcut: None,
@@ -171,16 +171,21 @@ impl Rules {
             assert!(made);
             target
         };
-        let waiting =
-            Write { progress: Progress::Waiting, after: 0, after_cut: false, acting: Vec::new(), told: 0 };
+        let waiting = Write {
+            progress: Progress::Waiting,
+            after: 0,
+            after_truncation: false,
+            acting: Vec::new(),
+            reported: 0,
+        };
         State {
             targets: (0..width).map(target).collect(),
             writes: vec![waiting; self.planned.len()],
             seals: Vec::new(),
             whole: self.whole.map(|mode| Whole::new(view.clone(), width, mode.begins())),
-            cut: CutState::No,
-            cut_told: 0,
-            cut_acting: None,
+            truncation: TruncationState::No,
+            truncation_reported: 0,
+            truncation_acting: None,
             crashes_left: self.crashes,
             suspicions_left: self.suspicions,
             seals_left: self.seals,

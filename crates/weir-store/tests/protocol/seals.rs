@@ -10,7 +10,7 @@ use weir_proto::{Seq, Version};
 use weir_store::cells;
 use weir_store::format::Fragment;
 use weir_store::lookup;
-use weir_store::seal::{Doubt, can_seal, leader, resolve, version_of};
+use weir_store::seal::{InDoubt, can_seal, leader, resolve, version_of};
 
 /// Seals without anybody who waits for them; more are not followed.
 const ZOMBIES_MAX: usize = 2;
@@ -115,7 +115,7 @@ fn fold(s: &mut State, n: usize, to: usize) -> bool {
     let (bytes, last) = target.merged(to);
     let present = target.base(to).map_or(Version(0), |b| b.version);
     let mut folded = fragment(version, scope.epoch, true, scope.lacking(), bytes);
-    folded.cut = last;
+    folded.folded_seq = last;
     let made = version > present
         && target.change(|txn, delta| {
             cells::check_epoch(txn, GROUP, scope.epoch)?;
@@ -135,7 +135,7 @@ fn fold_lost(rules: &Rules, s: &mut State, n: usize, lost: usize) -> Option<()> 
     let decoded = reader::decode(rules, s, &peers, lost);
     let found = decoded.as_ref().map_or(Version(0), |d| d.version);
     if found == seal.base {
-        let (bytes, after) = decoded.map_or(([0; 2], Seq(0)), |d| (d.content, d.cut));
+        let (bytes, after) = decoded.map_or(([0; 2], Seq(0)), |d| (d.content, d.folded_seq));
         s.seals[n].folded[lost] = Some(s.targets[seal.leader].apply_log(lost, bytes, after));
     }
     s.seals[n].refused |= found != seal.base;
@@ -145,10 +145,10 @@ fn fold_lost(rules: &Rules, s: &mut State, n: usize, lost: usize) -> Option<()> 
 
 fn parity_fragment(rules: &Rules, seal: &Seal, to: usize) -> Option<Fragment> {
     let folded: Option<Vec<_>> = seal.folded.iter().copied().collect();
-    let (data, cuts): (Vec<Content>, Vec<Seq>) = folded?.into_iter().unzip();
+    let (data, folded_seqs): (Vec<Content>, Vec<Seq>) = folded?.into_iter().unzip();
     let scope = seal.acting.scope();
     let bytes = rules.encode(&data)[to - rules.data()];
-    Some(Fragment { cuts, ..fragment(seal.version, scope.epoch, true, scope.lacking(), bytes) })
+    Some(Fragment { folded_seqs, ..fragment(seal.version, scope.epoch, true, scope.lacking(), bytes) })
 }
 fn prepare(rules: &Rules, s: &mut State, n: usize, to: usize) -> bool {
     let seal = s.seals[n].clone();
@@ -261,17 +261,17 @@ pub fn settle(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     if acting.state(at) == MemberState::Down {
         return None;
     }
-    let doubt = s.targets[at].prepared(at).into_iter().find(|p| p.seal)?;
+    let in_doubt = s.targets[at].prepared(at).into_iter().find(|p| p.seal)?;
     let current = acting.current();
-    let told: Vec<Option<CellStat>> = (0..rules.width())
+    let reported: Vec<Option<CellStat>> = (0..rules.width())
         .map(|p| (current.contains(&p) && answers(s, &acting, p)).then(|| stat(s, &acting, p)))
         .collect();
-    let went_on = |t: &CellStat| t.base == doubt.version && t.missing & (1 << at) != 0;
-    if !rules.has(Shortcut::LatePartCounts) && told.iter().flatten().any(went_on) {
+    let went_on = |t: &CellStat| t.base == in_doubt.version && t.missing & (1 << at) != 0;
+    if !rules.has(Shortcut::LatePartCounts) && reported.iter().flatten().any(went_on) {
         let epoch = acting.epoch();
         let dropped = s.targets[at].change(|txn, delta| {
             cells::check_epoch(txn, GROUP, epoch)?;
-            cells::drop_prepared(txn, cell(at), doubt.version, delta)
+            cells::drop_prepared(txn, cell(at), in_doubt.version, delta)
         });
         return dropped.then_some(());
     }
@@ -279,7 +279,7 @@ pub fn settle(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     let settling = |phase| Seal {
         leader: at,
         acting: acting.clone(),
-        version: doubt.version,
+        version: in_doubt.version,
         base: Version(0),
         phase,
         done: 0,
@@ -289,17 +289,17 @@ pub fn settle(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
         folded: vec![None; rules.data()],
     };
     let known = if rules.has(Shortcut::SilentIsGone) { 0 } else { acting.scope().current };
-    match (resolve(doubt.version, doubt.missing, known, &told, rules.data()), leads) {
-        (Doubt::Commit, true) => s.seals.push(settling(Phase::Commit)),
-        (Doubt::Commit, false) if told.iter().flatten().any(|t| t.base == doubt.version) => {
+    match (resolve(in_doubt.version, in_doubt.missing, known, &reported, rules.data()), leads) {
+        (InDoubt::Commit, true) => s.seals.push(settling(Phase::Commit)),
+        (InDoubt::Commit, false) if reported.iter().flatten().any(|t| t.base == in_doubt.version) => {
             let scope = acting.scope();
             let made = s.targets[at].change(|txn, delta| {
                 cells::check_epoch(txn, GROUP, scope.epoch)?;
-                cells::commit(txn, &scope, cell(at), doubt.version, delta)
+                cells::commit(txn, &scope, cell(at), in_doubt.version, delta)
             });
             return made.then_some(());
         }
-        (Doubt::Drop, true) => s.seals.push(settling(Phase::Drop)),
+        (InDoubt::Drop, true) => s.seals.push(settling(Phase::Drop)),
         _ => return None,
     }
     Some(())

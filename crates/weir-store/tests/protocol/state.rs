@@ -161,7 +161,7 @@ impl Target {
     /// What a reader is told directly.
     pub fn merged(&self, index: usize) -> (Content, Seq) {
         let base = self.base(index).map_or([0; 2], |b| content(&b));
-        self.apply_log(index, base, self.header(index).map_or(Seq(0), |h| h.cut))
+        self.apply_log(index, base, self.header(index).map_or(Seq(0), |h| h.folded_seq))
     }
 }
 fn get<R: format::Record>(index: &Index, key: &[u8]) -> Option<R> {
@@ -177,8 +177,8 @@ pub fn fragment(version: Version, epoch: Epoch, seal: bool, missing: u64, bytes:
         missing,
         extent: Extent { addr: u64::from(u16::from_le_bytes(bytes)), len: 4096 },
         fragment_bytes: 2,
-        cut: Seq(0),
-        cuts: Vec::new(),
+        folded_seq: Seq(0),
+        folded_seqs: Vec::new(),
         block_crcs: vec![u32::from(u16::from_le_bytes(bytes))],
     }
 }
@@ -206,11 +206,11 @@ pub struct Write {
     /// The writes that were acknowledged before it began: those that it may replace for good.
     pub after: u64,
     /// The file was cut before it began.
-    pub after_cut: bool,
+    pub after_truncation: bool,
     /// The maps that its sequencer mirrored under, the newest last.
     pub acting: Vec<View>,
     /// Who has been told under the newest of them that more members are missing than when it was numbered.
-    pub told: u64,
+    pub reported: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -240,7 +240,7 @@ pub struct Seal {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum CutState {
+pub enum TruncationState {
     No,
     Begun,
     Ended,
@@ -255,9 +255,9 @@ pub struct State {
     pub seals: Vec<Seal>,
     /// Where a client's writing of the whole stripe is.
     pub whole: Option<Whole>,
-    pub cut: CutState,
-    pub cut_told: u64,
-    pub cut_acting: Option<View>,
+    pub truncation: TruncationState,
+    pub truncation_reported: u64,
+    pub truncation_acting: Option<View>,
     pub crashes_left: u8,
     pub suspicions_left: u8,
     pub seals_left: u8,

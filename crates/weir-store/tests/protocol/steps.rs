@@ -15,10 +15,10 @@ use weir_proto::map::MemberState;
 use weir_proto::{Epoch, Seq, Version};
 use weir_store::alloc::Extent;
 use weir_store::cells::{self, Appended, Numbering};
-use weir_store::format::{Cut, OVERLAY_DATA, Overlay, cell_key, header_key, overlay_data_key};
+use weir_store::format::{OVERLAY_DATA, Overlay, Truncation, cell_key, header_key, overlay_data_key};
 use weir_store::repair::{StripeView, may_be_ahead, plan};
 use weir_store::service::{down_mask, sequencer};
-use weir_store::{cuts, lookup};
+use weir_store::{lookup, truncations};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
@@ -41,7 +41,7 @@ pub enum Step {
         write: usize,
     },
     /// Members went down since it was numbered: those that have it note that.
-    TellMissing {
+    ReportMissing {
         write: usize,
         to: usize,
     },
@@ -71,7 +71,7 @@ pub enum Step {
     Learn {
         at: usize,
     },
-    LearnCuts {
+    LearnTruncations {
         at: usize,
     },
     List {
@@ -86,13 +86,13 @@ pub enum Step {
     CaughtUp {
         at: usize,
     },
-    BeginCut,
+    BeginTruncation,
     /// The map moved: the cut is told again under the newest one.
-    RenewCut,
-    TellCut {
+    RenewTruncation,
+    ReportTruncation {
         to: usize,
     },
-    EndCut,
+    EndTruncation,
     BeginSeal {
         at: usize,
     },
@@ -132,22 +132,27 @@ pub fn steps(rules: &Rules, state: &State) -> Vec<Step> {
                 Step::Number { write, at },
                 Step::Mirror { write, to: at },
                 Step::CloseGap { write, to: at },
-                Step::TellMissing { write, to: at },
+                Step::ReportMissing { write, to: at },
             ]);
         }
         all.extend([Step::Adopt { write }, Step::Acknowledge { write }]);
     }
     for at in 0..width {
         all.extend([Step::Sync { at }, Step::Crash { at }, Step::Suspect { at }, Step::Notice { at }]);
-        all.extend([Step::Return { at }, Step::Learn { at }, Step::LearnCuts { at }, Step::List { at }]);
+        all.extend([
+            Step::Return { at },
+            Step::Learn { at },
+            Step::LearnTruncations { at },
+            Step::List { at },
+        ]);
         all.extend([Step::RebuildBase { at }, Step::CopyLogs { at }, Step::CaughtUp { at }]);
-        all.extend([Step::TellCut { to: at }, Step::BeginSeal { at }, Step::Settle { at }]);
+        all.extend([Step::ReportTruncation { to: at }, Step::BeginSeal { at }, Step::Settle { at }]);
         all.extend((0..state.seals.len()).map(|seal| Step::Seal { seal, to: at }));
     }
     for seal in 0..state.seals.len() {
         all.extend([Step::SealGoesOn { seal }, Step::SealFails { seal }]);
     }
-    all.extend([Step::BeginCut, Step::RenewCut, Step::EndCut]);
+    all.extend([Step::BeginTruncation, Step::RenewTruncation, Step::EndTruncation]);
     if state.whole.is_some() {
         all.extend((0..width).flat_map(|to| [Step::Whole { to }, Step::WholeLate { to }]));
         all.extend([Step::WholeLearns, Step::BeginWhole, Step::WriterDies, Step::WholeGoesOn]);
@@ -162,7 +167,7 @@ pub fn take(rules: &Rules, before: &State, step: Step) -> Option<State> {
         Step::Number { write, at } => number(rules, &mut s, write, at),
         Step::Mirror { write, to } => mirror(rules, &mut s, write, to),
         Step::CloseGap { write, to } => close_gap(rules, &mut s, write, to),
-        Step::TellMissing { write, to } => tell_missing(rules, &mut s, write, to),
+        Step::ReportMissing { write, to } => report_missing(rules, &mut s, write, to),
         Step::Adopt { write } => adopt(rules, &mut s, write),
         Step::Acknowledge { write } => acknowledge(rules, &mut s, write),
         Step::Sync { at } => sync(&mut s, at),
@@ -171,15 +176,15 @@ pub fn take(rules: &Rules, before: &State, step: Step) -> Option<State> {
         Step::Notice { at } => (!s.targets[at].up).then_some(()).and_then(|()| goes_down(&mut s, at)),
         Step::Return { at } => comes_back(rules, &mut s, at),
         Step::Learn { at } => learn(&mut s, at),
-        Step::LearnCuts { at } => learn_cuts(rules, &mut s, at),
+        Step::LearnTruncations { at } => learn_truncations(rules, &mut s, at),
         Step::List { at } => list(rules, &mut s, at),
         Step::RebuildBase { at } => rebuild_base(rules, &mut s, at),
         Step::CopyLogs { at } => copy_logs(rules, &mut s, at),
         Step::CaughtUp { at } => caught_up(rules, &mut s, at),
-        Step::BeginCut => begin_cut(rules, &mut s),
-        Step::RenewCut => renew_cut(&mut s),
-        Step::TellCut { to } => tell_cut(rules, &mut s, to),
-        Step::EndCut => end_cut(&mut s),
+        Step::BeginTruncation => begin_truncation(rules, &mut s),
+        Step::RenewTruncation => renew_truncation(&mut s),
+        Step::ReportTruncation { to } => report_truncation(rules, &mut s, to),
+        Step::EndTruncation => end_truncation(&mut s),
         Step::BeginSeal { at } => super::seals::begin(rules, &mut s, at),
         Step::Settle { at } => super::seals::settle(rules, &mut s, at),
         Step::Seal { seal, to } => super::seals::deliver(rules, &mut s, seal, to),
@@ -204,7 +209,7 @@ fn overlay_of(planned: &Planned) -> Overlay {
         len: 1,
         kind: OverlayKind::Data,
         crc: u32::from(planned.byte),
-        token_epoch: if planned.after_cut { CUT_TOKEN } else { TOKEN },
+        token_epoch: if planned.after_truncation { CUT_TOKEN } else { TOKEN },
         extent: Extent::default(),
     }
 }
@@ -212,7 +217,7 @@ fn overlay_of(planned: &Planned) -> Overlay {
 fn number(rules: &Rules, s: &mut State, write: usize, at: usize) -> Option<()> {
     let planned = rules.planned[write];
     let ready = s.writes[write].progress == Progress::Waiting
-        && (s.cut == CutState::Ended || !planned.after_cut)
+        && (s.truncation == TruncationState::Ended || !planned.after_truncation)
         && !whole::is_under_way(s)
         && s.targets[at].up;
     let view = s.targets[at].view.clone();
@@ -229,9 +234,9 @@ fn number(rules: &Rules, s: &mut State, write: usize, at: usize) -> Option<()> {
     s.writes[write] = Write {
         progress: Progress::Numbered { seq, by: at, held: 1 << at },
         after,
-        after_cut: s.cut == CutState::Ended,
+        after_truncation: s.truncation == TruncationState::Ended,
         acting: vec![view],
-        told: 0,
+        reported: 0,
     };
     Some(())
 }
@@ -335,7 +340,7 @@ fn adopt(rules: &Rules, s: &mut State, write: usize) -> Option<()> {
     let held = cells::holds(&*s.targets[by].index, at, seq, &overlay).expect("the index is sound");
     if sequencer(view.group(), at) == Some(by) && (held || rules.has(Shortcut::NumberKept)) {
         s.writes[write].acting.push(view);
-        s.writes[write].told = 0;
+        s.writes[write].reported = 0;
     } else {
         s.writes[write].progress = Progress::Abandoned;
     }
@@ -350,19 +355,19 @@ fn live_keepers(rules: &Rules, s: &State, write: usize) -> Vec<usize> {
 }
 
 /// The live keepers that have to be told who is missing, and have not been.
-fn untold(rules: &Rules, s: &State, write: usize) -> Vec<usize> {
+fn unreported(rules: &Rules, s: &State, write: usize) -> Vec<usize> {
     let w = &s.writes[write];
     let mask = |view: Option<&View>| view.map_or(0, |view| down_mask(view.group()));
-    if mask(w.acting.last()) & !mask(w.acting.first()) == 0 || rules.has(Shortcut::MissingNotTold) {
+    if mask(w.acting.last()) & !mask(w.acting.first()) == 0 || rules.has(Shortcut::MissingNotReported) {
         return Vec::new();
     }
-    live_keepers(rules, s, write).into_iter().filter(|p| w.told & (1 << p) == 0).collect()
+    live_keepers(rules, s, write).into_iter().filter(|p| w.reported & (1 << p) == 0).collect()
 }
 
-fn tell_missing(rules: &Rules, s: &mut State, write: usize, to: usize) -> Option<()> {
+fn report_missing(rules: &Rules, s: &mut State, write: usize, to: usize) -> Option<()> {
     let Progress::Numbered { by, held, .. } = s.writes[write].progress else { return None };
     let all_hold = live_keepers(rules, s, write).into_iter().all(|p| held & (1 << p) != 0);
-    if !all_hold || !untold(rules, s, write).contains(&to) || !s.targets[by].up || !s.targets[to].up {
+    if !all_hold || !unreported(rules, s, write).contains(&to) || !s.targets[by].up || !s.targets[to].up {
         return None;
     }
     let acting = s.writes[write].acting.last()?.clone();
@@ -375,7 +380,7 @@ fn tell_missing(rules: &Rules, s: &mut State, write: usize, to: usize) -> Option
         cells::check_epoch(txn, GROUP, scope.epoch)?;
         cells::mark_missing(txn, &scope, at, Version(0), mask, delta).map(drop)
     });
-    s.writes[write].told |= u64::from(made) << to;
+    s.writes[write].reported |= u64::from(made) << to;
     made.then_some(())
 }
 
@@ -383,7 +388,7 @@ fn acknowledge(rules: &Rules, s: &mut State, write: usize) -> Option<()> {
     let Progress::Numbered { by, held, .. } = s.writes[write].progress else { return None };
     let planned = rules.planned[write];
     // A client without the right to write any more has nobody to tell.
-    let stale_client = s.cut != CutState::No && !planned.after_cut;
+    let stale_client = s.truncation != TruncationState::No && !planned.after_truncation;
     let target = &s.targets[by];
     if !target.up || target.index != target.durable || stale_client {
         return None;
@@ -391,7 +396,7 @@ fn acknowledge(rules: &Rules, s: &mut State, write: usize) -> Option<()> {
     let wanting = live_keepers(rules, s, write).into_iter().any(|p| held & (1 << p) == 0);
     let writable =
         s.writes[write].acting.last()?.group().is_writable() || rules.has(Shortcut::AcknowledgedByFew);
-    let is_waiting = wanting || !writable || !untold(rules, s, write).is_empty();
+    let is_waiting = wanting || !writable || !unreported(rules, s, write).is_empty();
     if is_waiting && !rules.has(Shortcut::AcknowledgeBeforeMirrors) {
         return None;
     }
@@ -486,14 +491,15 @@ fn raise(s: &mut State, peers: &[usize], epoch: Epoch) -> Option<()> {
     peers.iter().all(|p| s.targets[*p].change(|txn, _| cells::check_epoch(txn, GROUP, epoch))).then_some(())
 }
 
-fn learn_cuts(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
+fn learn_truncations(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     let peers = peers(s, at).filter(|_| s.targets[at].repair == Repair::No)?;
     s.targets[at].repair = Repair::CutsLearned;
     if rules.has(Shortcut::CutsNotLearned) {
         return Some(());
     }
     raise(s, &peers, s.targets[at].view.epoch())?;
-    let void = peers.iter().map(|p| cuts::void_below(&*s.targets[*p].index, cell(0)).unwrap_or(0)).max()?;
+    let void =
+        peers.iter().map(|p| truncations::void_below(&*s.targets[*p].index, cell(0)).unwrap_or(0)).max()?;
     match void {
         0 => Some(()),
         token_epoch => cut_at(rules, s, at, token_epoch, None),
@@ -556,7 +562,7 @@ fn rebuild_base(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
 pub fn install(s: &mut State, at: usize, found: &super::reader::Decoded) -> Option<()> {
     let scope = s.targets[at].view.scope();
     let mut rebuilt = fragment(found.version, scope.epoch, false, found.missing, found.content);
-    (rebuilt.cut, rebuilt.cuts) = (found.cut, found.cuts.clone());
+    (rebuilt.folded_seq, rebuilt.folded_seqs) = (found.folded_seq, found.folded_seqs.clone());
     rebuilt.missing &= !(1 << at);
     let made = s.targets[at].change(|txn, delta| {
         cells::check_epoch(txn, GROUP, scope.epoch)?;
@@ -676,30 +682,37 @@ fn caught_up(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
 
 // ---- cuts
 
-fn begin_cut(rules: &Rules, s: &mut State) -> Option<()> {
-    if !rules.cut || s.cut != CutState::No {
+fn begin_truncation(rules: &Rules, s: &mut State) -> Option<()> {
+    if !rules.truncation || s.truncation != TruncationState::No {
         return None;
     }
-    s.map.0.told_of_cuts(|_| true).ok()?;
-    (s.cut, s.cut_acting) = (CutState::Begun, Some(s.map.clone()));
+    s.map.0.members_to_truncate(|_| true).ok()?;
+    (s.truncation, s.truncation_acting) = (TruncationState::Begun, Some(s.map.clone()));
     Some(())
 }
 
-fn renew_cut(s: &mut State) -> Option<()> {
-    let acting = s.cut_acting.clone().filter(|a| s.cut == CutState::Begun && a.epoch() < s.map.epoch())?;
-    s.map.0.told_of_cuts(|_| true).ok()?;
+fn renew_truncation(s: &mut State) -> Option<()> {
+    let acting = s
+        .truncation_acting
+        .clone()
+        .filter(|a| s.truncation == TruncationState::Begun && a.epoch() < s.map.epoch())?;
+    s.map.0.members_to_truncate(|_| true).ok()?;
     assert!(acting.epoch() < s.map.epoch());
-    (s.cut_told, s.cut_acting) = (0, Some(s.map.clone()));
+    (s.truncation_reported, s.truncation_acting) = (0, Some(s.map.clone()));
     Some(())
 }
 
-fn tell_cut(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
-    let acting = s.cut_acting.clone()?;
-    if s.cut != CutState::Begun || s.cut_told & (1 << to) != 0 || !acting.is_live(to) || !s.targets[to].up {
+fn report_truncation(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
+    let acting = s.truncation_acting.clone()?;
+    if s.truncation != TruncationState::Begun
+        || s.truncation_reported & (1 << to) != 0
+        || !acting.is_live(to)
+        || !s.targets[to].up
+    {
         return None;
     }
     cut_at(rules, s, to, CUT_TOKEN, Some(acting.epoch()))?;
-    s.cut_told |= 1 << to;
+    s.truncation_reported |= 1 << to;
     Some(())
 }
 
@@ -707,19 +720,19 @@ fn tell_cut(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
 fn cut_at(rules: &Rules, s: &mut State, at: usize, token_epoch: u32, epoch: Option<Epoch>) -> Option<()> {
     let made = s.targets[at].change(|txn, delta| {
         epoch.map_or(Ok(()), |epoch| cells::check_epoch(txn, GROUP, epoch))?;
-        cuts::remember(txn, FILE, Cut { from_stripe: 0, to_stripe: 1, token_epoch })?;
+        truncations::remember(txn, FILE, Truncation { from_stripe: 0, to_stripe: 1, token_epoch })?;
         (0..rules.width()).try_for_each(|index| cells::drop_void(txn, cell(index), token_epoch, delta))
     });
     made.then_some(())
 }
 
-fn end_cut(s: &mut State) -> Option<()> {
-    let acting = s.cut_acting.clone().filter(|_| s.cut == CutState::Begun)?;
+fn end_truncation(s: &mut State) -> Option<()> {
+    let acting = s.truncation_acting.clone().filter(|_| s.truncation == TruncationState::Begun)?;
     let live = (0..s.targets.len()).filter(|p| acting.is_live(*p)).fold(0, |mask, p| mask | 1 << p);
-    if live & !s.cut_told != 0 || !acting.group().is_writable() {
+    if live & !s.truncation_reported != 0 || !acting.group().is_writable() {
         return None;
     }
-    (s.cut, s.cut_acting) = (CutState::Ended, None);
+    (s.truncation, s.truncation_acting) = (TruncationState::Ended, None);
     Some(())
 }
 

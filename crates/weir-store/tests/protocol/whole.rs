@@ -11,9 +11,9 @@ use std::cell::Cell;
 use weir_proto::data::SEAL_ROOM;
 use weir_proto::{Epoch, ErrorKind, Seq, Version};
 use weir_store::cells::{self, Admission};
-use weir_store::cuts;
-use weir_store::format::Cut;
+use weir_store::format::Truncation;
 use weir_store::service::{down_mask, sequencer};
+use weir_store::truncations;
 
 /// Of a stripe that is written whole where nothing was.
 pub const FIRST: Version = Version((TOKEN as u64) << 32 | 2);
@@ -56,7 +56,7 @@ pub struct Whole {
     pub stage: Stage,
     pub version: Version,
     /// Overlays up to here are replaced, per data cell.
-    pub cuts: Vec<Seq>,
+    pub folded_seqs: Vec<Seq>,
     /// Under which epoch, and with which members missing, each has answered.
     pub done: Vec<Option<(Epoch, u64)>>,
     /// Who has committed it, as far as the client knows. Bit per position.
@@ -78,7 +78,7 @@ impl Whole {
             view,
             stage,
             version: FIRST,
-            cuts: Vec::new(),
+            folded_seqs: Vec::new(),
             done,
             did: 0,
             late: Vec::new(),
@@ -156,18 +156,18 @@ pub fn begin(rules: &Rules, s: &mut State) -> Option<()> {
     if !waiting || busy || !s.map.group().is_writable() || !logs_agree(rules, s) {
         return None;
     }
-    let (view, mut base, mut cuts) = (s.map.clone(), Version(0), Vec::new());
+    let (view, mut base, mut folded_seqs) = (s.map.clone(), Version(0), Vec::new());
     for index in 0..rules.data() {
         let at = sequencer(view.group(), cell(index)).filter(|at| answers(s, &view, *at))?;
         let stat = weir_store::lookup::stat_of(&*s.targets[at].index, &view.scope(), cell(at)).ok()?;
         base = base.max(stat.base);
-        cuts.push(*stat.overlay_seqs.get(index).or(stat.overlay_seqs.first())?);
+        folded_seqs.push(*stat.overlay_seqs.get(index).or(stat.overlay_seqs.first())?);
     }
     let after = (0..s.writes.len()).filter(|w| s.writes[*w].progress != Progress::Waiting);
     let after = after.fold(0, |mask, w| mask | 1 << w);
     let version = Version((base.0 + u64::from(SEAL_ROOM) + 2) & !1);
     let whole = s.whole.as_mut()?;
-    *whole = Whole { view, stage: Stage::Send, version, cuts, after, ..whole.clone() };
+    *whole = Whole { view, stage: Stage::Send, version, folded_seqs, after, ..whole.clone() };
     Some(())
 }
 
@@ -326,11 +326,11 @@ fn answers(s: &State, view: &View, to: usize) -> bool {
 /// What a target does with `DropFile` past the stripe, or with `DropPrepared`.
 fn fence_or_drop(rules: &Rules, s: &mut State, to: usize, whole: &Whole) -> Option<()> {
     let token_epoch = whole.token_epoch();
-    let fence = Cut { from_stripe: 1, to_stripe: u64::MAX, token_epoch };
+    let fence = Truncation { from_stripe: 1, to_stripe: u64::MAX, token_epoch };
     let made = s.targets[to].change(|txn, delta| {
         cells::check_epoch(txn, GROUP, whole.view.epoch())?;
         match whole.stage {
-            Stage::Dead => cuts::remember(txn, FILE, fence),
+            Stage::Dead => truncations::remember(txn, FILE, fence),
             _ => {
                 check_fence(rules, txn, token_epoch)?;
                 cells::drop_prepared(txn, cell(to), whole.version, delta)
@@ -357,8 +357,9 @@ fn write(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) ->
     let fresh = rules.whole == Some(Mode::Fresh);
     let bytes = rules.stripe_of(if fresh { INITIAL } else { OVER })[to];
     let mut new = fragment(whole.version, scope.epoch, false, mask, bytes);
-    new.cut = if to < rules.data() { whole.cuts.get(to).copied().unwrap_or_default() } else { Seq(0) };
-    new.cuts = whole.cuts.clone();
+    new.folded_seq =
+        if to < rules.data() { whole.folded_seqs.get(to).copied().unwrap_or_default() } else { Seq(0) };
+    new.folded_seqs = whole.folded_seqs.clone();
     let kind = Cell::new(ErrorKind::Stale);
     let made = s.targets[to].change(|txn, delta| {
         cells::check_epoch(txn, GROUP, scope.epoch)?;
@@ -385,7 +386,7 @@ fn hold(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) -> 
     };
     let (scope, token_epoch) = (view.scope(), whole.token_epoch());
     let mut held = fragment(found.version, scope.epoch, false, found.missing & !(1 << to), found.content);
-    (held.cut, held.cuts) = (found.cut, found.cuts);
+    (held.folded_seq, held.folded_seqs) = (found.folded_seq, found.folded_seqs);
     let made = s.targets[to].change(|txn, delta| {
         cells::check_epoch(txn, GROUP, scope.epoch)?;
         check_fence(rules, txn, token_epoch)?;

@@ -9,7 +9,7 @@ use crate::bench::spinner;
 use crate::cli;
 use crate::commands::file;
 use crate::failure::{Doing, Failure, Outcome};
-use crate::local::place::{Place, RoleName};
+use crate::local::local_cluster::{LocalCluster, RoleName};
 use crate::local::process::PidFile;
 use crate::local::up;
 use crate::observe;
@@ -48,7 +48,7 @@ impl Stage {
     /// `dir`, or a new one called after `name`; with a mount point, and nothing else in the way.
     pub fn prepare(dir: Option<&Path>, name: &str) -> Outcome<Stage> {
         let root = match dir {
-            Some(dir) => crate::local::place::absolute(dir)?,
+            Some(dir) => crate::local::local_cluster::absolute(dir)?,
             None => std::env::temp_dir().join(format!("{name}-{}", std::process::id())),
         };
         let made_root = !root.exists();
@@ -83,9 +83,9 @@ impl Stage {
         }
         let (beside, beside_mount) = self.beside();
         for cluster in [beside, self.cluster_dir()] {
-            if let Ok(place) = Place::open(&cluster) {
-                wake(&place);
-                up::take_down(&place)?;
+            if let Ok(local) = LocalCluster::open(&cluster) {
+                wake(&local);
+                up::take_down(&local)?;
             }
             if cluster.exists() {
                 fs::remove_dir_all(&cluster).doing("remove the demo's cluster")?;
@@ -106,9 +106,9 @@ impl Stage {
     }
 }
 /// What was stopped cannot end.
-fn wake(place: &Place) {
-    for mount in place.of_role(RoleName::Mount) {
-        if let Some(pid) = PidFile::read(&place.pid_file(mount)) {
+fn wake(local: &LocalCluster) {
+    for mount in local.of_role(RoleName::Mount) {
+        if let Some(pid) = PidFile::read(&local.pid_file(mount)) {
             let _ = pid.signal(Signal::CONT); // it has ended already
         }
     }
@@ -175,7 +175,7 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
         allow_home: Vec::new(),
         dir: stage.cluster_dir(),
         targets: Some(6),
-        scheme: Some(crate::local::place::SCHEME_DEFAULT),
+        scheme: Some(crate::local::local_cluster::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone()],
         patience: None,
         movers: Some(1),
@@ -183,7 +183,7 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
         json: false,
     };
     let bar = spinner("starting the cluster");
-    let (place, _) = up::bring_up(&wish)?;
+    let (local, _) = up::bring_up(&wish)?;
     bar.finish_and_clear();
     say(format!(
         "cluster: 1 coordinator, 1 meta, 6 storage processes with ec:4+2, 1 mover, 1 mount at {} ({:.1} s)",
@@ -215,8 +215,8 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
         },
         args.seconds
     ));
-    let (report, kill) = run(args, options, &place, quiet)?;
-    let status = ask(&place)?;
+    let (report, kill) = run(args, options, &local, quiet)?;
+    let status = ask(&local)?;
     let client = file::ask(&stage.mount, file::CLIENT)?;
     if !quiet {
         print!("\n{}", as_text(&report, &kill, &status, &client));
@@ -227,7 +227,7 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
         .to_string());
     let bar = spinner("streaming home");
     let plan = home::plan(pace.bytes_per_s);
-    let shown = home::play(&place, &stage.mount, &stage.home(), &wish, &plan, &bar)?;
+    let shown = home::play(&local, &stage.mount, &stage.home(), &wish, &plan, &bar)?;
     bar.finish_and_clear();
     let wrong = shown.missing();
     let good = is_good(&report) && wrong.is_empty();
@@ -299,7 +299,12 @@ fn remove_frames(stage: &Stage) -> Outcome<()> {
 }
 
 /// Runs the detectors, with the kill at half time.
-fn run(args: &cli::Demo, options: detector::Options, place: &Place, quiet: bool) -> Outcome<(Report, Kill)> {
+fn run(
+    args: &cli::Demo,
+    options: detector::Options,
+    local: &LocalCluster,
+    quiet: bool,
+) -> Outcome<(Report, Kill)> {
     let watch: Arc<detector::Watch> = Arc::default();
     // Of the time until the last frame is due: before that nothing has ended.
     let frames = (options.hz * f64::from(args.seconds)).ceil();
@@ -325,7 +330,7 @@ fn run(args: &cli::Demo, options: detector::Options, place: &Place, quiet: bool)
             }
             match begun {
                 Some(at) if kill.is_none() && at.elapsed() >= half => {
-                    kill = Some(kill_one(place, at.elapsed().as_secs_f64())?);
+                    kill = Some(kill_one(local, at.elapsed().as_secs_f64())?);
                 }
                 _ => std::thread::sleep(Duration::from_millis(20)),
             }
@@ -349,13 +354,13 @@ fn progress(quiet: bool) -> ProgressBar {
 }
 
 /// SIGKILL, and how long the coordinator took to notice.
-fn kill_one(place: &Place, at_s: f64) -> Outcome<Kill> {
+fn kill_one(local: &LocalCluster, at_s: f64) -> Outcome<Kill> {
     let missing = || Error::not_found(format!("{VICTIM} does not run"));
-    let process = place.of_role(RoleName::Storage).find(|p| p.name == VICTIM).ok_or_else(missing)?;
-    let pid = PidFile::read(&place.pid_file(process)).ok_or_else(missing)?;
+    let process = local.of_role(RoleName::Storage).find(|p| p.name == VICTIM).ok_or_else(missing)?;
+    let pid = PidFile::read(&local.pid_file(process)).ok_or_else(missing)?;
     let noticed_ms = observe::block_on(async {
         let env = weir_env::real::env();
-        let cluster = observe::observe(&env, &place.coordinators(), "weir demo").await?;
+        let cluster = observe::observe(&env, &local.coordinators(), "weir demo").await?;
         let begun = Instant::now();
         pid.signal(Signal::KILL)?;
         let is_down = |t: &weir_proto::map::Target| t.state != TargetState::Up;
@@ -370,10 +375,10 @@ fn kill_one(place: &Place, at_s: f64) -> Outcome<Kill> {
     Ok(Kill { at_s, noticed_ms })
 }
 
-fn ask(place: &Place) -> Outcome<ClusterStatus> {
+fn ask(local: &LocalCluster) -> Outcome<ClusterStatus> {
     observe::block_on(async {
         let env = weir_env::real::env();
-        Ok(observe::observe(&env, &place.coordinators(), "weir demo").await?.status().await?)
+        Ok(observe::observe(&env, &local.coordinators(), "weir demo").await?.status().await?)
     })
 }
 
@@ -395,7 +400,7 @@ fn as_text(report: &Report, kill: &Kill, status: &ClusterStatus, client: &Value)
         vec!["written with less redundancy".into(), format!("{} stripes", number(client, "degraded_writes"))],
         vec![
             "lacking redundancy now".into(),
-            format!("{} cells (repaired when it returns)", health.debt_cells),
+            format!("{} cells (repaired when it returns)", health.under_replicated_cells),
         ],
         vec!["decoded from parity".into(), format!("{} reads", number(client, "degraded_reads"))],
         vec!["checksum failures".into(), format!("{}", number(client, "crc_failures"))],

@@ -7,11 +7,11 @@ mod grid;
 mod wire;
 
 use crate::bench::demo::Stage;
-use crate::bench::homeward::{self, Live, PART, Plan, Seen, Site};
+use crate::bench::relation_load::{self, Live, PART, Plan, Seen, Site};
 use crate::cli;
 use crate::commands::volume::{connect, parse_size};
 use crate::failure::{Doing, Outcome};
-use crate::local::place::{Place, RoleName};
+use crate::local::local_cluster::{LocalCluster, RoleName};
 use crate::local::process::PidFile;
 use crate::local::up;
 use crate::observe;
@@ -109,7 +109,7 @@ pub enum What {
 struct Bench<'a> {
     options: &'a Options,
     stage: &'a Stage,
-    place: Place,
+    local: LocalCluster,
     wish: cli::Up,
     raw: Spread,
     rows: Vec<Row>,
@@ -144,16 +144,16 @@ fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
         allow_home: Vec::new(),
         dir: stage.cluster_dir(),
         targets: Some(6),
-        scheme: Some(crate::local::place::SCHEME_DEFAULT),
+        scheme: Some(crate::local::local_cluster::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone()],
         patience: None,
         movers: Some(1),
         memory: options.memory,
         json: false,
     };
-    let (place, _) = up::bring_up(&wish)?;
+    let (local, _) = up::bring_up(&wish)?;
     let raw = raw_rate(&stage.home())?;
-    let mut bench = Bench { options, stage, place, wish, raw, rows: Vec::new(), bad: Vec::new() };
+    let mut bench = Bench { options, stage, local, wish, raw, rows: Vec::new(), bad: Vec::new() };
     for what in &options.what {
         match what {
             What::Stream => bench.stream()?,
@@ -239,10 +239,10 @@ impl Bench<'_> {
     }
     fn volume_at(&self, name: &str, limit: Option<u64>, home: Option<&PathBuf>) -> Outcome<Site> {
         observe::block_on(async {
-            let client = connect(self.place.coordinators(), NAMESPACE).await?;
-            let volume = homeward::make_volume(&client, name, limit).await?;
+            let client = connect(self.local.coordinators(), NAMESPACE).await?;
+            let volume = relation_load::make_volume(&client, name, limit).await?;
             if let Some(home) = home {
-                homeward::add_home(&client, &volume, home).await?;
+                relation_load::add_home(&client, &volume, home).await?;
             }
             Ok(client.shutdown().await?)
         })?;
@@ -268,7 +268,7 @@ impl Bench<'_> {
     fn streamed(&mut self, name: &str, plan: &Plan, limit: Option<u64>) -> Outcome<()> {
         let site = self.volume(name, limit, true)?;
         let cpu = Cpu::of(&self.mover()?);
-        let (seen, ()) = homeward::stream(&site, plan, PATIENCE, |_| Ok(()))?;
+        let (seen, ()) = relation_load::stream(&site, plan, PATIENCE, |_| Ok(()))?;
         let bytes = seen.bytes(plan);
         self.rows_of(name, &seen);
         if let Some(seconds) = cpu.seconds() {
@@ -298,10 +298,10 @@ impl Bench<'_> {
     fn kill(&mut self) -> Outcome<()> {
         let site = self.volume("kill", None, true)?;
         let plan = Plan { seconds: f64::from(self.options.seconds), ..self.file(u64::MAX) };
-        let (place, wish, half) = (&self.place, &self.wish, plan.seconds / 2.0);
-        let (seen, resumed) = homeward::stream(&site, &plan, PATIENCE, |live| {
+        let (local, wish, half) = (&self.local, &self.wish, plan.seconds / 2.0);
+        let (seen, resumed) = relation_load::stream(&site, &plan, PATIENCE, |live| {
             std::thread::sleep(Duration::from_secs_f64(half));
-            homeward::kill_mover(place, wish, live)
+            relation_load::kill_mover(local, wish, live)
         })?;
         let resumed = resumed.unwrap_or(f64::INFINITY);
         self.row(
@@ -318,7 +318,7 @@ impl Bench<'_> {
         let plan = self.frames();
         let total = (plan.frames_per_s * plan.seconds) as u64 * FRAME_BYTES;
         let site = self.volume("cache", Some((total as f64 / CACHE_RATIO) as u64), true)?;
-        let (seen, ()) = homeward::stream(&site, &plan, PATIENCE, |_| Ok(()))?;
+        let (seen, ()) = relation_load::stream(&site, &plan, PATIENCE, |_| Ok(()))?;
         self.rows_of("cache", &seen);
         let reading = Instant::now();
         self.end_part("cache", &site, &plan, &seen, true)?;
@@ -332,7 +332,7 @@ impl Bench<'_> {
         let site = self.volume("catch-up", None, false)?;
         fs::create_dir_all(&site.home).doing("make a home directory")?;
         let plan = self.frames();
-        let (mut seen, ()) = homeward::stream(&site, &plan, Duration::ZERO, |_| Ok(()))?;
+        let (mut seen, ()) = relation_load::stream(&site, &plan, Duration::ZERO, |_| Ok(()))?;
         let beside = self.volume("beside", None, false)?;
         let quiet = || {
             std::thread::sleep(Duration::from_secs(u64::from(self.options.seconds)));
@@ -342,17 +342,17 @@ impl Bench<'_> {
         let begun = Instant::now();
         let (during, took) = write_beside(&beside, "during", || {
             observe::block_on(async {
-                let client = connect(self.place.coordinators(), NAMESPACE).await?;
+                let client = connect(self.local.coordinators(), NAMESPACE).await?;
                 let volume = client.volume("catch-up").await?;
-                homeward::add_home(&client, &volume, &site.home).await?;
+                relation_load::add_home(&client, &volume, &site.home).await?;
                 Ok(client.shutdown().await?)
             })?;
-            let all_there = || homeward::at_home(&site, &plan, &seen) == seen.bytes(&plan);
+            let all_there = || relation_load::at_home(&site, &plan, &seen) == seen.bytes(&plan);
             crate::local::process::wait_until(PATIENCE, all_there);
             Ok(begun.elapsed())
         })?;
         let (after, ()) = write_beside(&beside, "after", quiet)?;
-        seen.complete = homeward::at_home(&site, &plan, &seen) == seen.bytes(&plan);
+        seen.complete = relation_load::at_home(&site, &plan, &seen) == seen.bytes(&plan);
         let rate = seen.bytes(&plan) as f64 / 1e6 / took.as_secs_f64();
         self.row("catch-up: rate".into(), "MB/s", Better::Higher, rate);
         let by_hand = copied_by_hand(&site.dir, &self.stage.home().join("by-hand"))?;
@@ -364,7 +364,7 @@ impl Bench<'_> {
         );
         self.row("catch-up: rate to that by hand".into(), "x", Better::Higher, rate / by_hand);
         let waited = [&before, &during, &after];
-        let p99 = waited.map(|took_ms| homeward::at_quantile(took_ms, 0.99));
+        let p99 = waited.map(|took_ms| relation_load::at_quantile(took_ms, 0.99));
         self.compare("catch-up: write of 1 MiB", "meanwhile", p99);
         self.end_part("catch-up", &site, &plan, &seen, false)
     }
@@ -385,7 +385,7 @@ impl Bench<'_> {
         };
         let (before, hung, after) = (part("before")?, part("hung")?, part("after")?);
         let (well, listed_before) =
-            homeward::stream(&before, &plan, PATIENCE, |live| list_meanwhile(&site.dir, live))?;
+            relation_load::stream(&before, &plan, PATIENCE, |live| list_meanwhile(&site.dir, live))?;
         let memory = resident_bytes(&self.mover()?);
         let missing = || weir_proto::Error::not_found("the second cluster's mount does not run");
         let server = other.of_role(RoleName::Mount).next().ok_or_else(missing)?;
@@ -394,25 +394,25 @@ impl Bench<'_> {
         // Nobody looks at home meanwhile: that would hang, too.
         let unseen = Site { home: self.stage.home().join("nothing"), ..hung.clone() };
         let (mut seen, listed_hung) =
-            homeward::stream(&unseen, &plan, Duration::ZERO, |live| list_meanwhile(&site.dir, live))?;
+            relation_load::stream(&unseen, &plan, Duration::ZERO, |live| list_meanwhile(&site.dir, live))?;
         let grown = resident_bytes(&self.mover()?);
         server.signal(Signal::CONT)?;
         let woken = Instant::now();
         seen.complete = crate::local::process::wait_until(PATIENCE, || {
-            homeward::at_home(&hung, &plan, &seen) == seen.bytes(&plan)
+            relation_load::at_home(&hung, &plan, &seen) == seen.bytes(&plan)
         });
         let caught_up = woken.elapsed().as_secs_f64();
         // Disks and processes get slower as they are used, so what is compared with stands on both sides.
         let (again, listed_after) =
-            homeward::stream(&after, &plan, PATIENCE, |live| list_meanwhile(&site.dir, live))?;
+            relation_load::stream(&after, &plan, PATIENCE, |live| list_meanwhile(&site.dir, live))?;
         let waited = [&well.write_ms, &seen.write_ms, &again.write_ms];
         self.compare(
             "frozen: write of a frame",
             "home hangs",
-            waited.map(|all| homeward::at_quantile(all, 0.99)),
+            waited.map(|all| relation_load::at_quantile(all, 0.99)),
         );
         let listed = [&listed_before, &listed_hung, &listed_after];
-        self.compare("frozen: ls", "home hangs", listed.map(|all| homeward::at_quantile(all, 0.99)));
+        self.compare("frozen: ls", "home hangs", listed.map(|all| relation_load::at_quantile(all, 0.99)));
         for (name, unit, value) in [
             ("memory of the mover, before", "MB", memory as f64 / 1e6),
             ("memory of the mover, home hangs", "MB", grown as f64 / 1e6),
@@ -421,7 +421,7 @@ impl Bench<'_> {
             self.row(format!("frozen: {name}"), unit, Better::Lower, value);
         }
         for (site, seen) in [(&before, &well), (&after, &again)] {
-            self.bad.extend(homeward::verify(&site.dir, &plan, seen));
+            self.bad.extend(relation_load::verify(&site.dir, &plan, seen));
         }
         self.end_part("frozen", &hung, &plan, &seen, false)
     }
@@ -446,22 +446,22 @@ impl Bench<'_> {
         }
         if evicts {
             let evicted = observe::block_on(async {
-                let client = connect(self.place.coordinators(), NAMESPACE).await?;
+                let client = connect(self.local.coordinators(), NAMESPACE).await?;
                 let volume = client.volume(name).await?;
-                let evicted = homeward::evicted(&client, volume.id).await?;
+                let evicted = relation_load::evicted(&client, volume.id).await?;
                 client.shutdown().await?;
                 Ok(evicted)
             })?;
             self.row(format!("{name}: evicted"), "MB", Better::Higher, evicted as f64 / 1e6);
         }
-        self.bad.extend(homeward::verify(&site.dir, plan, seen));
-        self.bad.extend(homeward::verify(&site.home, plan, seen));
-        homeward::remove(&site.dir, seen)
+        self.bad.extend(relation_load::verify(&site.dir, plan, seen));
+        self.bad.extend(relation_load::verify(&site.home, plan, seen));
+        relation_load::remove(&site.dir, seen)
     }
 
     fn mover(&self) -> Outcome<PidFile> {
-        let movers = self.place.of_role(RoleName::Mover).next();
-        let pid = movers.and_then(|mover| PidFile::read(&self.place.pid_file(mover)));
+        let movers = self.local.of_role(RoleName::Mover).next();
+        let pid = movers.and_then(|mover| PidFile::read(&self.local.pid_file(mover)));
         Ok(pid.ok_or_else(|| weir_proto::Error::not_found("the mover does not run"))?)
     }
 
@@ -505,7 +505,7 @@ fn write_beside<T>(
         file_bytes_max: 0,
         seconds: f64::INFINITY,
     };
-    let (seen, did) = homeward::stream(&site, &plan, Duration::ZERO, |live| {
+    let (seen, did) = relation_load::stream(&site, &plan, Duration::ZERO, |live| {
         let did = meanwhile();
         live.stop();
         did

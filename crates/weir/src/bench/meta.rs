@@ -1,6 +1,6 @@
 //! The metadata role measured alone: one session, as many requests in flight as it has slots.
 use crate::failure::{Doing, Outcome};
-use crate::local::place::Place;
+use crate::local::local_cluster::LocalCluster;
 use crate::local::process::own_process;
 use crate::observe;
 use bytes::Bytes;
@@ -50,7 +50,7 @@ struct Rates {
 
 pub fn run(options: &Options) -> Outcome<ExitCode> {
     let coordinators = match &options.dir {
-        Some(dir) => Place::open(dir)?.coordinators(),
+        Some(dir) => LocalCluster::open(dir)?.coordinators(),
         None => options.coordinator.clone(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()

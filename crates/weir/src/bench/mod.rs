@@ -1,12 +1,12 @@
 //! `weir bench`: the workloads of `weir-load` on any mounted file system, alone or side by side, and the metadata role alone over RPC.
 pub mod demo;
 pub mod home;
-pub mod homeward;
 pub mod meta;
+pub mod relation_load;
 pub mod requests;
 
 use crate::failure::{Doing, Outcome};
-use crate::local::place::{Place, RoleName};
+use crate::local::local_cluster::{LocalCluster, RoleName};
 use crate::local::process::PidFile;
 use crate::roles::Environment;
 use clap::{Args, Subcommand};
@@ -173,9 +173,9 @@ fn stop_on_signal() -> Arc<compare::Stop> {
 
 /// The processes of a cluster that run on this machine.
 pub fn processes_of(dir: &Path) -> Outcome<Vec<Watched>> {
-    let place = Place::open(dir)?;
-    let watched = |p: &crate::local::place::Process| {
-        let running = PidFile::read(&place.pid_file(p)).filter(PidFile::alive)?;
+    let local = LocalCluster::open(dir)?;
+    let watched = |p: &crate::local::local_cluster::Process| {
+        let running = PidFile::read(&local.pid_file(p)).filter(PidFile::alive)?;
         let role = match p.role {
             RoleName::Mount | RoleName::Mover => CpuRole::Client,
             RoleName::Storage => CpuRole::Storage,
@@ -183,7 +183,7 @@ pub fn processes_of(dir: &Path) -> Outcome<Vec<Watched>> {
         };
         Some(Watched { role, pid: running.pid })
     };
-    Ok(place.manifest.processes.iter().filter_map(watched).collect())
+    Ok(local.manifest.processes.iter().filter_map(watched).collect())
 }
 
 fn worker_command() -> Outcome<Vec<String>> {

@@ -8,7 +8,7 @@ use crate::bench::{processes_of, spinner};
 use crate::cli;
 use crate::commands::file;
 use crate::failure::{Doing, Failure, Outcome};
-use crate::local::place;
+use crate::local::local_cluster;
 use crate::local::process::wait_until;
 use crate::local::up;
 use crate::table;
@@ -89,7 +89,7 @@ fn on_a_new_cluster(options: &Options) -> Outcome<Vec<Cost>> {
         allow_home: Vec::new(),
         dir: stage.cluster_dir(),
         targets: Some(6),
-        scheme: Some(place::SCHEME_DEFAULT),
+        scheme: Some(local_cluster::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone(), other.clone()],
         patience: None,
         movers: Some(0),
@@ -120,7 +120,7 @@ struct Scratch {
 impl Scratch {
     fn new(path: &Path, other: Option<&Path>) -> Outcome<Scratch> {
         let name = format!("weir-requests-{}", std::process::id());
-        let here = place::absolute(path)?.join(&name);
+        let here = local_cluster::absolute(path)?.join(&name);
         fs::create_dir(&here).doing(format_args!("make {}", here.display()))?;
         let scratch = Scratch { here, other: other.map(|dir| dir.join(&name)) };
         if let Some(other) = scratch.other.as_ref().filter(|dir| !dir.is_dir()) {
@@ -237,8 +237,8 @@ fn count(path: &Path, other: Option<&Path>, pids: Option<Vec<i32>>, ops: u32) ->
     costs
 }
 
-fn all(scratch: &Scratch, counter: &Counter, n: u64, told: &dyn Fn(&'static str)) -> Outcome<Vec<Cost>> {
-    let mut costs = Costs { counter, told, all: Vec::new() };
+fn all(scratch: &Scratch, counter: &Counter, n: u64, reported: &dyn Fn(&'static str)) -> Outcome<Vec<Cost>> {
+    let mut costs = Costs { counter, reported, all: Vec::new() };
     small_files(&mut costs, &scratch.here, n)?;
     one_file(&mut costs, &scratch.here, n)?;
     if let Some(other) = &scratch.other {
@@ -251,14 +251,14 @@ fn all(scratch: &Scratch, counter: &Counter, n: u64, told: &dyn Fn(&'static str)
 /// What is counted so far.
 struct Costs<'a> {
     counter: &'a Counter,
-    told: &'a dyn Fn(&'static str),
+    reported: &'a dyn Fn(&'static str),
     all: Vec<Cost>,
 }
 
 impl Costs<'_> {
     /// Counts what `of` operations cost that `work` does.
     fn add(&mut self, what: &'static str, of: u64, work: &dyn Fn() -> Outcome<()>) -> Outcome<()> {
-        (self.told)(what);
+        (self.reported)(what);
         self.all.push(self.counter.cost(what, of as f64, work)?);
         Ok(())
     }

@@ -22,9 +22,9 @@ use weir_client::{BackupEdit, Client};
 use weir_home::HomeUrl;
 use weir_home::backup::{self, Job, Made, Progress, TreeName, home_of};
 use weir_home::mover::OpenHome;
-use weir_proto::backup::{Backup, BackupOutcome, Keep};
-use weir_proto::keep::{parse_keep, show_keep};
+use weir_proto::backup::{Backup, BackupOutcome, BackupRetention};
 use weir_proto::meta::Time;
+use weir_proto::retention::{parse_backup_retention, show_backup_retention};
 use weir_proto::volume::Volume;
 use weir_proto::{Error, ErrorKind, MIB};
 
@@ -45,8 +45,8 @@ pub struct Make {
     #[arg(long, value_name = "TIME", value_parser = parse_every, conflicts_with_all = ["off", "forget"])]
     pub every: Option<u32>,
     /// Retention: the newest of each of this number of days, weeks and months [default: 7d,4w,6m]
-    #[arg(long, value_name = "KEEP", value_parser = read_keep)]
-    pub keep: Option<Keep>,
+    #[arg(long, value_name = "KEEP", value_parser = read_retention)]
+    pub keep: Option<BackupRetention>,
     /// Make a backup now, also with --every
     #[arg(long)]
     pub at_once: bool,
@@ -68,8 +68,8 @@ pub struct List {
     pub at: Cluster,
 }
 
-fn read_keep(text: &str) -> Result<Keep, String> {
-    parse_keep(text).map_err(|e| e.context)
+fn read_retention(text: &str) -> Result<BackupRetention, String> {
+    parse_backup_retention(text).map_err(|e| e.context)
 }
 
 /// A client, and what opens homes as it.
@@ -137,7 +137,7 @@ async fn carry_out(desk: &Desk, args: &Make) -> Outcome<()> {
         drop_snapshots(&desk.client, &volume, &url).await?;
     }
     if args.every.is_some() || args.off || args.forget {
-        say(args, &as_json(&set), || told(args, &set));
+        say(args, &as_json(&set), || reported(args, &set));
         if !args.at_once {
             if args.every.is_some() {
                 warn_if_out_of_reach(desk, &set).await;
@@ -177,7 +177,7 @@ async fn drop_snapshots(client: &Client, volume: &Volume, url: &str) -> Outcome<
     Ok(())
 }
 
-fn told(args: &Make, set: &Backup) -> String {
+fn reported(args: &Make, set: &Backup) -> String {
     let (volume, url) = (&set.volume_name, &set.url);
     match () {
         () if args.forget => format!("{url} is forgotten; existing backups of {volume} stay"),
@@ -185,7 +185,7 @@ fn told(args: &Make, set: &Backup) -> String {
         () => format!(
             "movers back up {volume} to {url} every {}; kept: {}",
             duration(set.every_s),
-            show_keep(&set.keep)
+            show_backup_retention(&set.keep)
         ),
     }
 }
@@ -356,7 +356,7 @@ pub fn state(b: &Backup) -> String {
         0 => "made when asked for".to_owned(),
         every_s => format!("every {}", duration(every_s)),
     }];
-    parts.push(format!("kept {}", show_keep(&b.keep)));
+    parts.push(format!("kept {}", show_backup_retention(&b.keep)));
     if let Some(run) = &b.running {
         parts.push(format!("being made since {}", snapshots::when(run.began)));
     }
@@ -410,7 +410,7 @@ pub fn as_json(b: &Backup) -> Value {
     });
     json!({
         "volume": b.volume_name, "url": b.url, "every_seconds": (b.every_s > 0).then_some(b.every_s),
-        "keep": show_keep(&b.keep), "running_since": seconds(b.running.as_ref().map(|run| run.began)),
+        "keep": show_backup_retention(&b.keep), "running_since": seconds(b.running.as_ref().map(|run| run.began)),
         "last": last, "last_good": seconds(b.good), "due": seconds(b.due), "late": b.late, "state": state(b),
     })
 }
@@ -429,7 +429,7 @@ mod tests {
             url: "file:///b".into(),
             by: 0,
             every_s: 86400,
-            keep: Keep::default(),
+            keep: BackupRetention::default(),
             since: at,
             running: None,
             last: outcome.map(|outcome| BackupEnd { began: at, ended: at, outcome }),

@@ -1,4 +1,4 @@
-//! `weir volume eviction`: how full pools and volumes are, from where on room is made, and a volume's own marks.
+//! `weir volume eviction`: how full pools and volumes are, the eviction watermarks, and a volume's own marks.
 use crate::commands::volume::{Cluster, named, own_cred};
 use crate::failure::{Failure, Outcome};
 use crate::table;
@@ -60,7 +60,7 @@ pub fn show(levels: &[(String, EvictionLevel)], json: bool) {
     let value = |(name, l): &(String, EvictionLevel)| -> Value {
         json!({
             "name": name, "volume": l.volume.map(|v| v.0), "capacity": l.capacity, "used": l.used, "high": l.high,
-            "low": l.low, "set": l.is_set, "bytes_per_s": l.bytes_per_s, "making_room": l.making_room,
+            "low": l.low, "set": l.is_set, "bytes_per_s": l.bytes_per_s, "evicting": l.evicting,
             "evicted": l.evicted,
         })
     };
@@ -82,7 +82,7 @@ pub fn show(levels: &[(String, EvictionLevel)], json: bool) {
             if l.is_set { "set" } else { "automatic" }.to_owned(),
             format!("{} MB/s", l.bytes_per_s / 1_000_000),
             l.evicted.to_string(),
-            if l.making_room { "evicting" } else { "" }.to_owned(),
+            if l.evicting { "evicting" } else { "" }.to_owned(),
         ]
     };
     let rows: Vec<Vec<String>> = levels.iter().map(row).collect();

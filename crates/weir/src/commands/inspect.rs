@@ -1,7 +1,7 @@
 //! `weir inspect`: a target's directory decoded offline, printed as text or JSON.
 use crate::cli;
 use crate::failure::{Failure, Outcome};
-use crate::local::place;
+use crate::local::local_cluster;
 use crate::observe::block_on;
 use crate::table;
 use serde_json::json;
@@ -13,7 +13,7 @@ use weir_store::inspect::{Finding, InspectOptions, Summary, inspect as decode};
 const PROBLEMS: u8 = 1;
 
 pub fn inspect(args: &cli::Inspect) -> Outcome<ExitCode> {
-    let dir = place::absolute(&args.dir)?;
+    let dir = local_cluster::absolute(&args.dir)?;
     let options = InspectOptions { check: args.check, cell: None };
     let mut findings = Vec::new();
     let json = args.json;
@@ -42,16 +42,17 @@ pub fn inspect(args: &cli::Inspect) -> Outcome<ExitCode> {
 
 fn line(finding: &Finding) -> String {
     match finding {
-        Finding::Cell { cell, group, epoch, scheme, missing, last_seq, cut } => {
+        Finding::Cell { cell, group, epoch, scheme, missing, last_seq, folded_seq } => {
             let debt =
                 if *missing == 0 { String::new() } else { format!(", fragments missing: mask {missing:#b}") };
             format!(
-                "cell {cell}: {scheme} on pg{group} e{epoch}, overlays up to {last_seq}, sealed up to {cut}{debt}"
+                "cell {cell}: {scheme} on pg{group} e{epoch}, overlays up to {last_seq}, sealed up to {folded_seq}{debt}"
             )
         }
-        Finding::Base { version, bytes, addr, blocks, cuts, .. } => {
-            let cuts = if cuts.is_empty() { String::new() } else { format!(", cuts {cuts:?}") };
-            format!("  base {version}: {bytes} bytes at {addr:#x}, {blocks} checksums{cuts}")
+        Finding::Base { version, bytes, addr, blocks, folded_seqs, .. } => {
+            let folded_seqs =
+                if folded_seqs.is_empty() { String::new() } else { format!(", cuts {folded_seqs:?}") };
+            format!("  base {version}: {bytes} bytes at {addr:#x}, {blocks} checksums{folded_seqs}")
         }
         Finding::Prepared { version, bytes, addr, seal, .. } => {
             let by = if *seal { "a seal" } else { "a writer" };

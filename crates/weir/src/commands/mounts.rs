@@ -2,7 +2,7 @@
 //!
 //! Invariant: looking never hangs. A mount whose process is stopped holds the thread that asks it; that thread is left behind.
 use crate::commands::file;
-use crate::local::place::{Place, Process, RoleName};
+use crate::local::local_cluster::{LocalCluster, Process, RoleName};
 use rustix::io::Errno;
 use serde::Serialize;
 use serde_json::Value;
@@ -41,11 +41,11 @@ pub struct MountState {
 }
 
 /// Those that `weir up` made.
-pub fn of(place: &Place) -> Vec<MountState> {
+pub fn of(local: &LocalCluster) -> Vec<MountState> {
     let begin = |p: &Process| {
         (p.name.clone(), p.path.clone(), weir_fuse::is_mounted(&p.path).then(|| ask(&p.path, look)))
     };
-    let asked: Vec<_> = place.of_role(RoleName::Mount).map(begin).collect();
+    let asked: Vec<_> = local.of_role(RoleName::Mount).map(begin).collect();
     let state = |(name, path, asked): (String, PathBuf, Option<Asked<(Reach, Value)>>)| {
         let silent = || (Reach::Silent, Value::Null);
         let (state, answer) =

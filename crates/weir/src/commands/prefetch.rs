@@ -2,7 +2,7 @@
 //!
 //! Memory is a window of files, however many there are: so many are wanted ahead of the one that is waited for, and movers
 //! bring them side by side. One that cannot be had is named, and the others come all the same.
-use crate::commands::residence;
+use crate::commands::tiering;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::table;
 use clap::{Args, ValueHint};
@@ -99,9 +99,9 @@ fn walk(path: &Path, tally: &mut Tally, wanted: &mut VecDeque<(PathBuf, u64)>) -
 
 fn want(path: PathBuf, tally: &mut Tally, wanted: &mut VecDeque<(PathBuf, u64)>) {
     tally.files += 1;
-    let away = residence::offline(&path).and_then(|bytes| {
+    let away = tiering::offline(&path).and_then(|bytes| {
         if bytes > 0 {
-            residence::want(&path)?;
+            tiering::want(&path)?;
         }
         Ok(bytes)
     });
@@ -124,7 +124,7 @@ fn finish((path, bytes): (PathBuf, u64), tally: &mut Tally) {
         table::bytes(tally.bytes),
         path.display()
     ));
-    match residence::wait(&path) {
+    match tiering::wait(&path) {
         Ok(()) => {
             tally.brought += 1;
             tally.bytes += bytes;

@@ -3,7 +3,7 @@ use crate::commands::status::coordinators;
 use crate::commands::volume::{Cluster, connect, named, own_cred};
 use crate::failure::{Doing, Failure, Outcome};
 use crate::homes::{Allowed, refuse_own_cluster};
-use crate::local::place::RoleName;
+use crate::local::local_cluster::RoleName;
 use crate::observe;
 use crate::table;
 use clap::{Args, Subcommand, ValueEnum};
@@ -19,7 +19,7 @@ use weir_proto::relation::{
 };
 use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 
-/// Between looks of `--follow`.
+/// Between polls of `--follow`.
 const FOLLOW_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Subcommand)]
@@ -33,7 +33,7 @@ pub enum RelationCommand {
     /// credentials file that it names (as Amazon's tools write it; profile=NAME if not default), or from AWS_ACCESS_KEY_ID and
     /// AWS_SECRET_ACCESS_KEY in their environment.
     ///
-    /// With --direction pull the empty volume shows the files at the home and follows their changes. The volume is read-only, and nothing
+    /// With --direction mirror the empty volume shows the files at the home and their changes. The volume is read-only, and nothing
     /// is changed at the home, not even a mark.
     Add(Add),
     /// Show all relations
@@ -81,7 +81,7 @@ pub enum Way {
     /// Changes of the volume are copied to the home
     Push,
     /// Changes of the home appear in the volume, which is read-only; its data may always be evicted
-    Pull,
+    Mirror,
 }
 
 #[derive(Args)]
@@ -96,11 +96,11 @@ pub struct Ids {
 
 impl Ids {
     /// Checked as far as it can be without the cluster.
-    pub fn relation(&self, url: String, evict: bool, adopt: bool) -> Outcome<NewRelation> {
+    pub fn relation(&self, url: String, evict: bool, import: bool) -> Outcome<NewRelation> {
         HomeUrl::parse(&url)?;
         let ids = HomeIds { users: self.map_uid.clone(), groups: self.map_gid.clone() };
         IdMap::of(&ids)?;
-        Ok(NewRelation { url, evict, adopt, pulls: false, ids })
+        Ok(NewRelation { url, evict, import, mirrors: false, ids })
     }
 }
 
@@ -196,9 +196,9 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
     let cred = own_cred();
     match command {
         RelationCommand::Add(args) => {
-            let pulls = args.direction == Way::Pull;
-            if pulls && args.evict {
-                let error = Error::invalid("--evict has no effect with --direction pull");
+            let mirrors = args.direction == Way::Mirror;
+            if mirrors && args.evict {
+                let error = Error::invalid("--evict has no effect with --direction mirror");
                 return Err(Failure::new(
                     error,
                     "omit it: all data is at home, and unused data is always evicted",
@@ -209,12 +209,12 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
             refuse_own_cluster(&args.url, &coordinators(&args.at.cluster)?).await?;
             let volume = named(client, &args.volume).await?;
             let new = args.new.relation(args.url.clone(), args.evict, false)?;
-            let new = NewRelation { pulls, ..new };
+            let new = NewRelation { mirrors, ..new };
             let made = client.add_relation(&cred, volume.id, &new).await.map_err(explain)?;
             if json {
                 table::json(&as_json(&made));
             } else {
-                let goes = if pulls { "follows" } else { "is copied to" };
+                let goes = if mirrors { "mirrors" } else { "is copied to" };
                 println!("{}: {} {goes} {}", made.id, args.volume, made.url);
             }
         }
@@ -274,7 +274,7 @@ fn require_directory(url: &str, at: &Cluster) -> Outcome<()> {
 /// A user's home must lie where users may have homes, where that can be known: the movers of a cluster that is named by its directory
 /// run as the user who ran `weir up`, and allow what that was told.
 fn require_allowed(url: &str, at: &Cluster) -> Outcome<()> {
-    let Some(place) = at.cluster.place()? else { return Ok(()) };
+    let Some(place) = at.cluster.local()? else { return Ok(()) };
     let movers_user = std::fs::metadata(&place.dir).doing("look whose the cluster is")?.uid();
     let user = own_cred().uid;
     let is_free = user == 0 || user == movers_user || place.of_role(RoleName::Mover).next().is_none();
@@ -329,10 +329,10 @@ fn explain(e: Error) -> Failure {
 }
 
 fn state(info: &RelationInfo) -> String {
-    let pulls = info.direction == Direction::Pull;
+    let mirrors = info.direction == Direction::Mirror;
     match &info.state {
-        RelationState::Synced {} if pulls => "following".into(),
-        RelationState::Copying {} if pulls => "first scan".into(),
+        RelationState::Synced {} if mirrors => "mirroring".into(),
+        RelationState::Copying {} if mirrors => "first scan".into(),
         RelationState::Synced {} => "synced".into(),
         RelationState::Copying {} => "copying".into(),
         RelationState::Paused { why } => format!("paused {why}"),
@@ -346,8 +346,8 @@ fn eta_s(info: &RelationInfo) -> Option<u64> {
 }
 
 fn as_json(info: &RelationInfo) -> Value {
-    let aside: Vec<Value> = info
-        .aside
+    let conflicts: Vec<Value> = info
+        .conflicts
         .iter()
         .map(|a| {
             json!({
@@ -356,10 +356,10 @@ fn as_json(info: &RelationInfo) -> Value {
             })
         })
         .collect();
-    let pulls = info.direction == Direction::Pull;
+    let mirrors = info.direction == Direction::Mirror;
     let word = match &info.state {
-        RelationState::Synced {} if pulls => "following",
-        RelationState::Copying {} if pulls => "first look",
+        RelationState::Synced {} if mirrors => "mirroring",
+        RelationState::Copying {} if mirrors => "first scan",
         RelationState::Synced {} => "synced",
         RelationState::Copying {} => "copying",
         RelationState::Paused { .. } => "paused",
@@ -367,11 +367,11 @@ fn as_json(info: &RelationInfo) -> Value {
     };
     json!({
         "relation": info.id.to_string(), "volume": info.volume_name, "url": info.url, "evict": info.evict,
-        "direction": if info.direction == Direction::Pull { "pull" } else { "push" }, "looked_ms": info.looked_ms,
+        "direction": if info.direction == Direction::Mirror { "mirror" } else { "push" }, "scan_age_ms": info.scan_age_ms,
         "state": word, "lag_ms": info.lag_ms, "backlog_bytes": info.backlog_bytes,
         "backlog_names": info.backlog_names, "unseen_directories": info.unseen_directories,
         "rate_bytes_per_s": info.rate, "eta_s": eta_s(info), "shipped_bytes": info.shipped_bytes,
-        "shipped_names": info.shipped_names, "movers": info.movers, "limited_by": info.limited_by, "aside": aside,
+        "shipped_names": info.shipped_names, "movers": info.movers, "limited_by": info.limited_by, "conflicts": conflicts,
     })
 }
 
@@ -403,8 +403,8 @@ fn show(info: &RelationInfo, json: bool) {
         table::json(&as_json(info));
         return;
     }
-    if info.direction == Direction::Pull {
-        return show_pulled(info);
+    if info.direction == Direction::Mirror {
+        return show_mirrored(info);
     }
     let evict =
         if info.evict { "data at home may be evicted here" } else { "local copies are kept (no eviction)" };
@@ -428,15 +428,15 @@ fn show(info: &RelationInfo, json: bool) {
     if !info.limited_by.is_empty() {
         println!("  limited by  {}", info.limited_by);
     }
-    for item in &info.aside {
+    for item in &info.conflicts {
         println!("  conflict    {} {}: {}", item.ino, String::from_utf8_lossy(&item.path), item.why);
     }
 }
 
-fn show_pulled(info: &RelationInfo) {
-    println!("{}: {} follows {} (read-only)", info.id, info.volume_name, info.url);
+fn show_mirrored(info: &RelationInfo) {
+    println!("{}: {} mirrors {} (read-only)", info.id, info.volume_name, info.url);
     println!("  state       {}", state(info));
-    let s = info.looked_ms as f64 / 1000.0;
+    let s = info.scan_age_ms as f64 / 1000.0;
     println!("  last scan   every known directory was read at home within the last {s:.0} s");
     if info.unseen_directories > 0 {
         println!("  first scan  {} directories left", info.unseen_directories);

@@ -33,11 +33,11 @@ const DIRECTORY: &str = ".snapshots";
 /// Longest name of a file, in bytes.
 const NAME_MAX: usize = 255;
 /// Snapshots that are named where another one was asked for.
-const SNAPSHOTS_TOLD_MAX: usize = 10;
+const SNAPSHOTS_SHOWN_MAX: usize = 10;
 /// Names tried for the file that was there: more than restores within one second.
 const KEPT_NAMES_MAX: u32 = 100;
 /// Attribute that the mount answers: a volume's snapshots, and where its backups are.
-pub const PAST: &str = "weir.past";
+pub const SNAPSHOT_XATTR: &str = "weir.snapshot";
 
 #[derive(Args)]
 #[command(group = ArgGroup::new("when").required(true).args(["from", "at", "trash"]))]
@@ -67,7 +67,7 @@ fn read_date(text: &str) -> std::result::Result<Date, String> {
 
 // ---- the mount's side
 
-pub async fn past_json(client: &Client, ino: InodeId) -> Result<Value> {
+pub async fn snapshot_json(client: &Client, ino: InodeId) -> Result<Value> {
     let volume = client.volume_at(ino).await?;
     let snapshots = client.snapshots(volume.id).await?;
     let places = client.backups(Some(volume.id)).await?;
@@ -199,17 +199,17 @@ fn volume_top(path: &Path) -> Option<&Path> {
 }
 
 fn no_such_snapshot(top: &Path, name: &str) -> Failure {
-    let known = file::ask(top, PAST).unwrap_or_default();
+    let known = file::ask(top, SNAPSHOT_XATTR).unwrap_or_default();
     let volume = known["volume"].as_str().unwrap_or("?");
     let of = |snapshot: &Value| snapshot["name"].as_str().map(str::to_owned);
     let all: Vec<String> = known["snapshots"].as_array().into_iter().flatten().rev().filter_map(of).collect();
     let hint = match all.len() {
         0 => format!("it has none: `weir volume snapshot {volume} NAME` takes one"),
-        1..=SNAPSHOTS_TOLD_MAX => format!("it has, the newest first: {}", all.join(", ")),
+        1..=SNAPSHOTS_SHOWN_MAX => format!("it has, the newest first: {}", all.join(", ")),
         n => format!(
             "it has, the newest first: {} and {} more",
-            all[..SNAPSHOTS_TOLD_MAX].join(", "),
-            n - SNAPSHOTS_TOLD_MAX
+            all[..SNAPSHOTS_SHOWN_MAX].join(", "),
+            n - SNAPSHOTS_SHOWN_MAX
         ),
     };
     Failure::new(Error::not_found(format!("volume {volume} has no snapshot {name:?}")), hint)
@@ -226,9 +226,10 @@ fn at_date(path: &Path, at: Date) -> Outcome<(PathBuf, String)> {
     })
 }
 
-/// All that is known of a volume's past, the newest first and of equal dates snapshots first; and what could not be read.
+/// All snapshots and backups of a volume, the newest first and of equal dates snapshots first; and what could
+/// not be read.
 fn states(top: &Path) -> Outcome<(Vec<State>, Vec<String>)> {
-    let known = file::ask(top, PAST)?;
+    let known = file::ask(top, SNAPSHOT_XATTR)?;
     let (mut states, mut unread) = (Vec::new(), Vec::new());
     let urls: Vec<&str> =
         known["backups"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();

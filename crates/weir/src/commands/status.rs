@@ -4,7 +4,7 @@ use crate::commands::mounts;
 use crate::commands::troubles::{Facts, Known, NamespaceFacts, ProcessState, Severity, Trouble, troubles};
 use crate::commands::volume::{all, connect};
 use crate::failure::Outcome;
-use crate::local::place::{Place, Process, RoleName};
+use crate::local::local_cluster::{LocalCluster, Process, RoleName};
 use crate::local::process::PidFile;
 use crate::observe::{self, Health, is_led};
 use crate::table;
@@ -23,25 +23,25 @@ const NAMESPACE_PATIENCE: Duration = Duration::from_secs(5);
 
 impl cli::Status {
     /// The directory of the cluster, where it is known by that.
-    pub fn place(&self) -> Outcome<Option<Place>> {
+    pub fn local(&self) -> Outcome<Option<LocalCluster>> {
         match &self.dir {
-            Some(dir) if self.coordinator.is_empty() => Place::open(dir).map(Some),
+            Some(dir) if self.coordinator.is_empty() => LocalCluster::open(dir).map(Some),
             _ => Ok(None),
         }
     }
 }
 
 pub fn coordinators(args: &cli::Status) -> Outcome<Vec<Addr>> {
-    let found = args.place()?.map_or_else(|| args.coordinator.clone(), |place| place.coordinators());
+    let found = args.local()?.map_or_else(|| args.coordinator.clone(), |local| local.coordinators());
     observe::require_listener(&found)?;
     Ok(found)
 }
 
 /// What `weir status` exits with says how bad the worst trouble is.
 pub fn status(args: &cli::Status) -> Outcome<ExitCode> {
-    let place = args.place()?;
+    let local = args.local()?;
     let (status, waiting, namespaces) = observe::block_on(ask(&coordinators(args)?))?;
-    let facts = facts(place.as_ref(), &status, waiting, namespaces);
+    let facts = facts(local.as_ref(), &status, waiting, namespaces);
     let report =
         Report { troubles: troubles(&facts), health: Health::of_used(&status, &facts.in_use()), facts };
     match args.json {
@@ -79,26 +79,26 @@ async fn known(coordinators: &[Addr], namespace: &str) -> Outcome<Known> {
 }
 
 fn facts<'a>(
-    place: Option<&Place>,
+    local: Option<&LocalCluster>,
     status: &'a ClusterStatus,
     waiting: ClientsWaiting,
     namespaces: Vec<NamespaceFacts>,
 ) -> Facts<'a> {
     let lives =
-        |p: &Process| place.is_some_and(|at| PidFile::read(&at.pid_file(p)).is_some_and(|f| f.alive()));
+        |p: &Process| local.is_some_and(|at| PidFile::read(&at.pid_file(p)).is_some_and(|f| f.alive()));
     let process_state = |p: &Process| ProcessState {
         name: p.name.clone(),
         role: p.role,
         lives: lives(p),
-        log: place.map(|at| at.log(p)).unwrap_or_default(),
+        log: local.map(|at| at.log(p)).unwrap_or_default(),
     };
     let processes: Vec<ProcessState> =
-        place.into_iter().flat_map(|at| &at.manifest.processes).map(process_state).collect();
+        local.into_iter().flat_map(|at| &at.manifest.processes).map(process_state).collect();
     // The mounts that this machine's `weir up` made; others are their own machines'.
-    let mounts = place.map(mounts::of).unwrap_or_default();
+    let mounts = local.map(mounts::of).unwrap_or_default();
     let dead_mounts = mounts::dead_beside(&mounts);
-    let restart = match place {
-        Some(place) => format!("`weir up --dir {}` starts it again", place.dir.display()),
+    let restart = match local {
+        Some(local) => format!("`weir up --dir {}` starts it again", local.dir.display()),
         None => "start its process again on its machine".into(),
     };
     let missing_homes = missing_homes(&processes, &namespaces);
@@ -235,7 +235,7 @@ fn tables(status: &ClusterStatus, facts: &Facts<'_>) -> String {
                 target_state(t.state).into(),
                 table::bytes(t.capacity),
                 shown(&|r| table::bytes(r.used)),
-                shown(&|r| r.debt_cells.to_string()),
+                shown(&|r| r.under_replicated_cells.to_string()),
                 shown(&|r| r.damaged_blocks.to_string()),
                 shown(&|r| r.repaired_blocks.to_string()),
             ]
@@ -297,7 +297,7 @@ impl Report<'_> {
                 json!({
                     "id": t.id.0, "uuid": t.uuid.to_string(), "node": t.node.0, "pool": t.pool,
                     "state": target_state(t.state), "capacity_bytes": t.capacity,
-                    "used_bytes": report.map(|r| r.used), "debt_cells": report.map(|r| r.debt_cells),
+                    "used_bytes": report.map(|r| r.used), "under_replicated_cells": report.map(|r| r.under_replicated_cells),
                     "damaged_blocks": report.map(|r| r.damaged_blocks),
                     "repaired_blocks": report.map(|r| r.repaired_blocks),
                 })

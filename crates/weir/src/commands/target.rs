@@ -2,7 +2,7 @@
 use crate::cli;
 use crate::commands::status::coordinators;
 use crate::failure::{Failure, Outcome};
-use crate::local::place::{self, Place, RoleName};
+use crate::local::local_cluster::{self, LocalCluster, RoleName};
 use crate::local::process::PidFile;
 use crate::local::up;
 use crate::observe;
@@ -40,8 +40,8 @@ fn number_of(name: &str) -> Outcome<TargetId> {
 /// `weir target replace`: makes an empty directory the target's new one. The target has nothing then, and is refilled from the others.
 pub fn replace(args: &cli::ReplaceTarget) -> Outcome<()> {
     let id = number_of(&args.target)?;
-    let dir = place::absolute(&args.new_dir)?;
-    let mut place = args.cluster.dir.as_deref().map(Place::open).transpose()?;
+    let dir = local_cluster::absolute(&args.new_dir)?;
+    let mut local = args.cluster.dir.as_deref().map(LocalCluster::open).transpose()?;
     let coordinators = coordinators(&args.cluster)?;
     let node = observe::block_on(async {
         let env = weir_env::real::env();
@@ -49,19 +49,19 @@ pub fn replace(args: &cli::ReplaceTarget) -> Outcome<()> {
         let map = cluster.map();
         let target = replaceable(&map, id)?;
         let node = map.node(target.node).map_or(String::new(), |n| n.name.clone());
-        if let Some(place) = &place {
-            stop_process(place, &node)?;
+        if let Some(local) = &local {
+            stop_process(local, &node)?;
         }
         let identity = TargetIdentity { cluster: map.cluster, disk: target.uuid, pool: target.pool.clone() };
         format_target(&*env.disk, &dir, &identity)?;
         clear_failed(&cluster, target).await?;
         Ok(node)
     })?;
-    if let Some(place) = &mut place {
-        move_process(place, &node, &dir)?;
+    if let Some(local) = &mut local {
+        move_process(local, &node, &dir)?;
     }
-    let next = match &place {
-        Some(place) => format!("`weir up --dir {}`", place.dir.display()),
+    let next = match &local {
+        Some(local) => format!("`weir up --dir {}`", local.dir.display()),
         None => {
             format!("the storage role {node:?} with --dir {0} in place of the old directory", dir.display())
         }
@@ -89,9 +89,9 @@ fn replaceable(map: &ClusterMap, id: TargetId) -> Outcome<&Target> {
 }
 
 /// A failed target's process does nothing else in a cluster that `weir up` made.
-fn stop_process(place: &Place, name: &str) -> Outcome<()> {
-    let storage = place.of_role(RoleName::Storage).find(|p| p.name == name);
-    if let Some(pid) = storage.and_then(|p| PidFile::read(&place.pid_file(p))) {
+fn stop_process(local: &LocalCluster, name: &str) -> Outcome<()> {
+    let storage = local.of_role(RoleName::Storage).find(|p| p.name == name);
+    if let Some(pid) = storage.and_then(|p| PidFile::read(&local.pid_file(p))) {
         pid.stop(up::STOP_PATIENCE)?;
     }
     Ok(())
@@ -106,14 +106,14 @@ async fn clear_failed(cluster: &Cluster, target: &Target) -> Outcome<()> {
 }
 
 /// From its next start the process of that name serves the new directory.
-fn move_process(place: &mut Place, name: &str, dir: &Path) -> Outcome<()> {
-    let _only_one = up::lock(place)?;
-    *place = Place::open_own(&place.dir)?; // as a `weir up` left it meanwhile
-    let mut processes = place.manifest.processes.iter_mut();
+fn move_process(local: &mut LocalCluster, name: &str, dir: &Path) -> Outcome<()> {
+    let _only_one = up::lock(local)?;
+    *local = LocalCluster::open_own(&local.dir)?; // as a `weir up` left it meanwhile
+    let mut processes = local.manifest.processes.iter_mut();
     let Some(process) = processes.find(|p| p.role == RoleName::Storage && p.name == name) else {
-        let error = Error::not_found(format!("{} has no storage process {name:?}", place.dir.display()));
+        let error = Error::not_found(format!("{} has no storage process {name:?}", local.dir.display()));
         return Err(Failure::new(error, format!("start the storage role with --dir {}", dir.display())));
     };
     process.path = dir.to_path_buf();
-    place.save()
+    local.save()
 }

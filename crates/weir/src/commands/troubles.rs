@@ -4,7 +4,7 @@
 //! one sentence: what is wrong, where, and what to do. Troubles that another one explains are left out: the reader is in a hurry.
 use crate::commands::backup;
 use crate::commands::mounts::{MountState, Reach};
-use crate::local::place::RoleName;
+use crate::local::local_cluster::RoleName;
 use crate::observe::{InUse, is_led};
 use crate::table;
 use serde::Serialize;
@@ -307,12 +307,12 @@ fn targets(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
     }
     for report in &facts.status.targets {
         let (id, named) = (report.target, facts.named(report.target));
-        if report.hangs_ms > 0 && !report.failed {
-            let s = f64::from(report.hangs_ms) / 1e3;
+        if report.stalled_ms > 0 && !report.failed {
+            let s = f64::from(report.stalled_ms) / 1e3;
             found.warning(id, format!("the disk of {named} has completed nothing for {s:.1} s: see to it"));
         }
-        if report.debt_cells > 0 {
-            let n = report.debt_cells;
+        if report.under_replicated_cells > 0 {
+            let n = report.under_replicated_cells;
             let text = format!("{n} cells of stripes on {named} lack redundancy: they are being repaired");
             found.degraded(id, text);
         }
@@ -547,12 +547,12 @@ fn mounts(facts: &Facts<'_>, found: &mut Found) {
 mod tests {
     use super::*;
     use serde_json::{Value, json};
-    use weir_proto::backup::{BackupEnd, BackupOutcome, Keep};
+    use weir_proto::backup::{BackupEnd, BackupOutcome, BackupRetention};
     use weir_proto::coord::TargetReport;
     use weir_proto::map::{ClusterMap, NamespaceEntry, RunSeen, Scheme, Settings};
     use weir_proto::meta::Usage;
     use weir_proto::relation::{Direction, RelationId, RelationState};
-    use weir_proto::volume::{Keeping, Policy, Quota};
+    use weir_proto::volume::{Policy, Quota, Retention};
     use weir_proto::{ClusterId, DiskUuid, Epoch, InodeId, NamespaceId, NodeId, PgId, VolumeId};
 
     const HOME: &str = "file:///home";
@@ -605,10 +605,10 @@ mod tests {
             failed: false,
             capacity: 1000,
             used: 100,
-            debt_cells: 0,
+            under_replicated_cells: 0,
             damaged_blocks: 0,
             repaired_blocks: 0,
-            hangs_ms: 0,
+            stalled_ms: 0,
             position: 0,
         };
         let leader = NamespaceEntry {
@@ -668,7 +668,7 @@ mod tests {
             bytes_over_since: None,
             inodes_over_since: None,
             policy: Policy { scheme: None, pool: None },
-            keeping: Keeping::NOTHING,
+            retention: Retention::NOTHING,
             created: Time { nanos: 0 },
             deleting: false,
             usage: usage(100),
@@ -695,8 +695,8 @@ mod tests {
             movers: 1,
             limited_by: String::new(),
             home_failure: String::new(),
-            aside: vec![],
-            looked_ms: 0,
+            conflicts: vec![],
+            scan_age_ms: 0,
         }
     }
 
@@ -707,7 +707,7 @@ mod tests {
             url: "file:///backups".into(),
             by: 0,
             every_s: 86400,
-            keep: Keep::default(),
+            keep: BackupRetention::default(),
             since: Time { nanos: 0 },
             running: None,
             last: None,
@@ -814,7 +814,7 @@ mod tests {
                 "data is lost on 1 placement group: t1, t2 returned without what they had",
             ),
             (
-                |w| w.status.targets[0].debt_cells = 3,
+                |w| w.status.targets[0].under_replicated_cells = 3,
                 Degraded,
                 "t1",
                 "3 cells of stripes on t1 (storage-1) lack",
@@ -827,7 +827,7 @@ mod tests {
                 "were repaired",
             ),
             (|w| w.status.targets[0].used = 960, Warning, "t1", "t1 (storage-1) is 96 % full (40 B free)"),
-            (|w| w.status.targets[0].hangs_ms = 2500, Warning, "t1", "has completed nothing for 2.5 s"),
+            (|w| w.status.targets[0].stalled_ms = 2500, Warning, "t1", "has completed nothing for 2.5 s"),
             (
                 |w| w.status.map.nodes[2].up = false,
                 Critical,
@@ -940,7 +940,7 @@ mod tests {
 
     #[test]
     fn a_cut_link_names_both_ends_or_the_one_that_is_cut_off() {
-        let told = |links: &[(&str, u32)]| {
+        let reported = |links: &[(&str, u32)]| {
             let mut world = world();
             let link = |(from, to): &(&str, u32)| CutLink {
                 from: (*from).into(),
@@ -953,14 +953,14 @@ mod tests {
             world.troubles().into_iter().map(|t| t.text).collect::<Vec<_>>()
         };
         assert_eq!(
-            told(&[("m5", 1)]),
+            reported(&[("m5", 1)]),
             [
                 "m5 has not reached t1 (storage-1) for 12 s, its calls go around: see to the network between them (no answer)"
             ]
         );
-        let both = told(&[("m5", 1), ("m6", 1)]);
+        let both = reported(&[("m5", 1), ("m6", 1)]);
         assert!(both.len() == 2 && both.iter().all(|t| t.contains("2 nodes cannot")), "{both:?}");
-        let cut_off = told(&[("m5", 1), ("m5", 2)]);
+        let cut_off = reported(&[("m5", 1), ("m5", 2)]);
         assert!(cut_off.len() == 1 && cut_off[0].contains("see to the network of m5"), "{cut_off:?}");
     }
 

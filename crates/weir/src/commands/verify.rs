@@ -1,6 +1,7 @@
 //! `weir relation verify`: reads a home and compares it with what was shipped there.
 //!
-//! Files that are found wrong are set aside, so that nothing of them is evicted before somebody has decided.
+//! Files that are found wrong are in conflict, so that nothing of them is evicted before somebody has
+//! decided.
 use crate::commands::relation::find;
 use crate::commands::status::coordinators;
 use crate::commands::volume::{Cluster, connect, named, own_cred};
@@ -52,7 +53,7 @@ async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()
     let relation = find(client, &options.relation).await?;
     let volume = named(client, &relation.volume_name).await?;
     let ids = client.where_at_home(volume.root, Some(relation.id)).await?.ids;
-    let only_reads = relation.direction == Direction::Pull;
+    let only_reads = relation.direction == Direction::Mirror;
     let which = HomeOf {
         holds: HomeUse::Relation(relation.id),
         url: relation.url.clone(),
@@ -77,8 +78,8 @@ async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()
     let verified = work.run(|so_far| table::progress(&line(so_far))).await;
     table::progress("");
     let verified = verified?;
-    let set_aside = if options.look_only { 0 } else { set_aside(&client, &relation, &verified).await? };
-    show(&relation, &verified, set_aside, options.at.cluster.json);
+    let conflicts = if options.look_only { 0 } else { conflicts(&client, &relation, &verified).await? };
+    show(&relation, &verified, conflicts, options.at.cluster.json);
     let wrong = verified.wrong.len() as u64 + verified.more_wrong;
     if wrong == 0 {
         return Ok(());
@@ -94,8 +95,8 @@ async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()
     ))
 }
 
-/// How many files were set aside.
-async fn set_aside(client: &Client, relation: &RelationInfo, verified: &Verified) -> Outcome<u64> {
+/// How many files are in conflict.
+async fn conflicts(client: &Client, relation: &RelationInfo, verified: &Verified) -> Outcome<u64> {
     let mut count = 0;
     for wrong in verified.wrong.iter().filter(|wrong| wrong.is_file) {
         let Some(ino) = wrong.ino else { continue };
@@ -114,7 +115,7 @@ fn line(so_far: &Verified) -> String {
     format!("{things} compared, {bytes} read, {wrong} wrong")
 }
 
-fn show(relation: &RelationInfo, verified: &Verified, set_aside: u64, as_json: bool) {
+fn show(relation: &RelationInfo, verified: &Verified, conflicts: u64, as_json: bool) {
     let Verified { files, directories, others, bytes, unproved_bytes, under_way, wrong, more_wrong } =
         verified;
     if as_json {
@@ -130,7 +131,7 @@ fn show(relation: &RelationInfo, verified: &Verified, set_aside: u64, as_json: b
             json!({
                 "relation": relation.id.to_string(), "volume": relation.volume_name, "url": relation.url, "files": files,
                 "directories": directories, "others": others, "bytes": bytes, "unproved_bytes": unproved_bytes,
-                "under_way": under_way, "wrong": wrong, "more_wrong": more_wrong, "set_aside": set_aside,
+                "under_way": under_way, "wrong": wrong, "more_wrong": more_wrong, "conflicts": conflicts,
             })
         );
         return;
@@ -162,10 +163,10 @@ fn show(relation: &RelationInfo, verified: &Verified, set_aside: u64, as_json: b
     if more > 0 {
         println!("  wrong           {more} more (--json names {})", wrong.len());
     }
-    if set_aside > 0 {
+    if conflicts > 0 {
         println!(
             "  conflicts       {}: not evicted before they are resolved",
-            table::count(set_aside, ["file", "files"])
+            table::count(conflicts, ["file", "files"])
         );
     }
 }

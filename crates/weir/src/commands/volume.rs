@@ -22,11 +22,11 @@ use std::time::Duration;
 use weir_client::{Client, ClientConfig, NewVolume, NoKernel, VolumeEdit};
 use weir_home::backup::snapshot_date;
 use weir_proto::backup::Backup;
-use weir_proto::keep::{parse_keep_snapshots, show_keep_snapshots};
 use weir_proto::map::Scheme;
 use weir_proto::meta::{Cred, Time};
+use weir_proto::retention::{parse_snapshot_retention, show_snapshot_retention};
 use weir_proto::snapshot::Snapshot;
-use weir_proto::volume::{KeepSnapshots, Keeping, Policy, Quota, Volume};
+use weir_proto::volume::{Policy, Quota, Retention, SnapshotRetention, Volume};
 use weir_proto::{Error, ErrorKind, MIB, NameRule, VolumeId};
 
 /// It caches nothing that counts.
@@ -214,8 +214,8 @@ pub struct SetPolicy {
     pub snapshots: Option<u32>,
     /// Retention of scheduled snapshots: the newest of each of this number of hours, days, weeks and months; 24h,7d,4w if never set.
     /// Snapshots taken by command stay until they are deleted
-    #[arg(long, value_name = "COUNTS", value_parser = parse_keep)]
-    pub keep: Option<KeepSnapshots>,
+    #[arg(long, value_name = "COUNTS", value_parser = parse_backup_retention)]
+    pub keep: Option<SnapshotRetention>,
     /// Keep removed files under .trash of the volume's directory for this time, like 7d. The trash counts towards the quota and is
     /// purged early if the volume fills up. `none` disables the trash and empties it
     #[arg(long, value_name = "TIME", value_parser = parse_interval)]
@@ -261,13 +261,13 @@ pub fn run(command: &VolumeCommand) -> Outcome<()> {
         VolumeCommand::Backups(args) => return backup::list(args),
     };
     let coordinators = coordinators(&at.cluster)?;
-    let told = observe::block_on(async {
+    let reported = observe::block_on(async {
         let client = connect(coordinators, &at.namespace).await?;
-        let told = carry_out(&client, command).await;
+        let reported = carry_out(&client, command).await;
         client.shutdown().await?;
-        told
+        reported
     })?;
-    told.print(at.cluster.json);
+    reported.print(at.cluster.json);
     Ok(())
 }
 
@@ -318,7 +318,7 @@ pub fn own_cred() -> Cred {
 }
 
 /// What a command has to say.
-enum Told {
+enum Shown {
     Nothing,
     All(Vec<Volume>),
     One(Volume, Vec<Backup>),
@@ -328,27 +328,27 @@ enum Told {
     Snapshots(Vec<Snapshot>),
 }
 
-async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
+async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Shown> {
     let cred = own_cred();
     Ok(match command {
-        VolumeCommand::List(_) => Told::All(all(client).await?),
+        VolumeCommand::List(_) => Shown::All(all(client).await?),
         VolumeCommand::Show(args) => {
             let volume = named(client, &args.name).await?;
             let backups = client.backups(Some(volume.id)).await?;
-            Told::One(volume, backups)
+            Shown::One(volume, backups)
         }
-        VolumeCommand::Eviction(args) => Told::Levels(eviction::ask(client, args).await?),
-        VolumeCommand::Create(args) => Told::Done("created", create(client, &cred, args).await?),
+        VolumeCommand::Eviction(args) => Shown::Levels(eviction::ask(client, args).await?),
+        VolumeCommand::Create(args) => Shown::Done("created", create(client, &cred, args).await?),
         VolumeCommand::Delete(args) => {
             let volume = named(client, &args.name).await?;
             match client.delete_volume(&cred, volume.id, args.force).await {
-                Ok(gone) => Told::Done("deleted", gone),
+                Ok(gone) => Shown::Done("deleted", gone),
                 Err(e) => return Err(explain_delete(client, &volume, e).await),
             }
         }
         VolumeCommand::Rename(args) => {
             let edit = VolumeEdit { name: Some(args.new_name.clone()), ..VolumeEdit::default() };
-            Told::Done("renamed", change(client, &cred, &args.name, |_| edit).await?)
+            Shown::Done("renamed", change(client, &cred, &args.name, |_| edit).await?)
         }
         VolumeCommand::Quota(args) => {
             args.limits.require_one()?;
@@ -356,27 +356,27 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
                 quota: Some(limits(&args.limits, volume.quota)),
                 ..VolumeEdit::default()
             };
-            Told::Done("changed", change(client, &cred, &args.name, edit).await?)
+            Shown::Done("changed", change(client, &cred, &args.name, edit).await?)
         }
         VolumeCommand::Policy(args) => {
             let edit = |volume: &Volume| VolumeEdit {
                 policy: Some(if args.default { NO_POLICY } else { policy(&args.policies, &volume.policy) }),
-                keeping: Some(keeping(args, volume.keeping)),
+                retention: Some(retention(args, volume.retention)),
                 ..VolumeEdit::default()
             };
-            Told::Done("changed", change(client, &cred, &args.name, edit).await?)
+            Shown::Done("changed", change(client, &cred, &args.name, edit).await?)
         }
         VolumeCommand::Snapshot(args) => {
             let what = if args.delete { "deleted" } else { "taken" };
-            Told::Snapshot(what, snapshots::take(client, args).await?)
+            Shown::Snapshot(what, snapshots::take(client, args).await?)
         }
-        VolumeCommand::Clone(args) => Told::Done("created", clone::clone(client, args).await?),
-        VolumeCommand::Snapshots(args) => Told::Snapshots(snapshots::list(client, args).await?),
+        VolumeCommand::Clone(args) => Shown::Done("created", clone::clone(client, args).await?),
+        VolumeCommand::Snapshots(args) => Shown::Snapshots(snapshots::list(client, args).await?),
         // These are dealt with already.
-        VolumeCommand::Restore(_) | VolumeCommand::Backup(_) | VolumeCommand::Backups(_) => Told::Nothing,
+        VolumeCommand::Restore(_) | VolumeCommand::Backup(_) | VolumeCommand::Backups(_) => Shown::Nothing,
         VolumeCommand::Changes(args) => {
             crate::commands::relation::follow(client, args).await?;
-            Told::Nothing
+            Shown::Nothing
         }
         VolumeCommand::Admin(args) => {
             let edit = |volume: &Volume| {
@@ -387,7 +387,7 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
                 admins.dedup();
                 VolumeEdit { owner: args.owner, admins: Some(admins), ..VolumeEdit::default() }
             };
-            Told::Done("changed", change(client, &cred, &args.name, edit).await?)
+            Shown::Done("changed", change(client, &cred, &args.name, edit).await?)
         }
     })
 }
@@ -519,8 +519,8 @@ pub fn limits(args: &Limits, before: Quota) -> Quota {
 fn policy(args: &Policies, before: &Policy) -> Policy {
     Policy { scheme: args.scheme.or(before.scheme), pool: args.pool.clone().or_else(|| before.pool.clone()) }
 }
-fn keeping(args: &SetPolicy, before: Keeping) -> Keeping {
-    Keeping {
+fn retention(args: &SetPolicy, before: Retention) -> Retention {
+    Retention {
         trash_s: args.trash.unwrap_or(before.trash_s),
         snapshots_every_s: args.snapshots.unwrap_or(before.snapshots_every_s),
         keep: args.keep.unwrap_or(before.keep),
@@ -605,8 +605,8 @@ fn parse_id(text: &str, database: &str, what: &str) -> Result<u32, String> {
     let line = String::from_utf8_lossy(&found.stdout);
     line.split(':').nth(2).and_then(|number| number.trim().parse().ok()).ok_or_else(unknown)
 }
-fn parse_keep(text: &str) -> Result<KeepSnapshots, String> {
-    parse_keep_snapshots(text).map_err(|e| e.context)
+fn parse_backup_retention(text: &str) -> Result<SnapshotRetention, String> {
+    parse_snapshot_retention(text).map_err(|e| e.context)
 }
 fn parse_mode(text: &str) -> Result<u32, String> {
     let bad = || format!("{text:?} is not a mode: expected octal digits like 2770");
@@ -615,30 +615,30 @@ fn parse_mode(text: &str) -> Result<u32, String> {
 
 // ---- what they read
 
-impl Told {
+impl Shown {
     fn print(&self, json: bool) {
         match (self, json) {
-            (Told::Levels(levels), json) => eviction::show(levels, json),
-            (Told::Nothing, _) => {}
-            (Told::Snapshot(_, one), true) => table::json(&snapshots::as_json(one)),
-            (Told::Snapshot(what, one), false) => println!("snapshot {} {what}", one.name),
-            (Told::Snapshots(all), true) => {
+            (Shown::Levels(levels), json) => eviction::show(levels, json),
+            (Shown::Nothing, _) => {}
+            (Shown::Snapshot(_, one), true) => table::json(&snapshots::as_json(one)),
+            (Shown::Snapshot(what, one), false) => println!("snapshot {} {what}", one.name),
+            (Shown::Snapshots(all), true) => {
                 table::json(&Value::Array(all.iter().map(snapshots::as_json).collect()))
             }
-            (Told::Snapshots(all), false) => print!("{}", snapshots::as_table(all)),
-            (Told::All(all), true) => table::json(&Value::Array(all.iter().map(as_json).collect())),
-            (Told::All(all), false) => print!("{}", as_table(all)),
-            (Told::Done(_, one), true) => table::json(&as_json(one)),
-            (Told::One(one, backups), true) => {
+            (Shown::Snapshots(all), false) => print!("{}", snapshots::as_table(all)),
+            (Shown::All(all), true) => table::json(&Value::Array(all.iter().map(as_json).collect())),
+            (Shown::All(all), false) => print!("{}", as_table(all)),
+            (Shown::Done(_, one), true) => table::json(&as_json(one)),
+            (Shown::One(one, backups), true) => {
                 let mut value = as_json(one);
                 value["backups"] = backups.iter().map(backup::as_json).collect();
                 table::json(&value);
             }
-            (Told::One(one, backups), false) => {
+            (Shown::One(one, backups), false) => {
                 print!("{}", as_text(one));
                 backups.iter().for_each(|b| println!("  backups to {}: {}", b.url, backup::state(b)));
             }
-            (Told::Done(what, one), false) => {
+            (Shown::Done(what, one), false) => {
                 println!("volume {} {what}{}", one.name, more(one));
                 if is_full(one) {
                     println!("its usage is at or above its limits: nothing can be added to it");
@@ -688,7 +688,7 @@ fn as_text(v: &Volume) -> String {
         ("limit of files and directories", limit(quota.inodes_hard, quota.inodes_soft, |n| n.to_string())),
         ("scheme", v.policy.scheme.map_or_else(|| "as the cluster".into(), |s| s.to_string())),
         ("pool", v.policy.pool.clone().unwrap_or_else(|| "as the cluster".into())),
-        ("snapshots", schedule(&v.keeping)),
+        ("snapshots", schedule(&v.retention)),
         ("trash", trash(v)),
         ("state", state(v).into()),
     ];
@@ -701,15 +701,15 @@ fn as_text(v: &Volume) -> String {
 }
 
 fn trash(v: &Volume) -> String {
-    match v.keeping.trash_s {
+    match v.retention.trash_s {
         0 => "none".into(),
         s => format!("{}, {} in it", show_seconds(s), table::bytes(v.in_trash.bytes)),
     }
 }
-fn schedule(keeping: &Keeping) -> String {
-    match keeping.snapshots_every_s {
+fn schedule(retention: &Retention) -> String {
+    match retention.snapshots_every_s {
         0 => "no schedule".into(),
-        s => format!("every {}, kept: {}", show_seconds(s), show_keep_snapshots(&keeping.keep)),
+        s => format!("every {}, kept: {}", show_seconds(s), show_snapshot_retention(&retention.keep)),
     }
 }
 fn limit(hard: Option<u64>, soft: Option<u64>, show: impl Fn(u64) -> String) -> String {
@@ -754,10 +754,10 @@ pub fn as_json(v: &Volume) -> Value {
         "grace_seconds": v.quota.grace_s, "bytes_over_since": seconds(v.bytes_over_since),
         "inodes_over_since": seconds(v.inodes_over_since),
         "scheme": v.policy.scheme.map(|s| s.to_string()), "pool": v.policy.pool,
-        "trash_seconds": none_if_0(v.keeping.trash_s.into()), "trash_bytes": v.in_trash.bytes,
+        "trash_seconds": none_if_0(v.retention.trash_s.into()), "trash_bytes": v.in_trash.bytes,
         "trash_files": v.in_trash.files,
-        "snapshots_every_seconds": none_if_0(v.keeping.snapshots_every_s.into()),
-        "snapshots_keep": show_keep_snapshots(&v.keeping.keep),
+        "snapshots_every_seconds": none_if_0(v.retention.snapshots_every_s.into()),
+        "snapshots_keep": show_snapshot_retention(&v.retention.keep),
     })
 }
 

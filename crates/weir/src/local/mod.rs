@@ -1,5 +1,5 @@
 //! A cluster on this machine: its directory, its processes, and how they are started and stopped.
+pub mod local_cluster;
 pub mod owned;
-pub mod place;
 pub mod process;
 pub mod up;

@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_is_alive_and_its_double_with_another_start_is_not() {
+    fn this_process_is_alive_one_with_another_start_time_is_not() {
         let own = PidFile::own(true).unwrap();
         assert!(own.alive());
         let recycled = PidFile { started: own.started + 1, ..own.clone() };

@@ -5,8 +5,8 @@ use crate::cli;
 use crate::config::{self, Patience, Text};
 use crate::failure::{Doing, Failure, Outcome};
 use crate::homes::Allowed;
+use crate::local::local_cluster::{self, Kept, LocalCluster, Manifest, Process, RoleName};
 use crate::local::owned;
-use crate::local::place::{self, Kept, Manifest, Place, Process, RoleName};
 use crate::local::process::{Launch, PidFile, mounts_elsewhere, wait_until};
 use crate::observe;
 use crate::table;
@@ -36,71 +36,71 @@ pub struct Started {
 }
 
 pub fn up(args: &cli::Up) -> Outcome<()> {
-    let (place, started) = bring_up(args)?;
-    let health = wait_healthy(&place, &started, 0)?;
+    let (local, started) = bring_up(args)?;
+    let health = wait_healthy(&local, &started, 0)?;
     if args.json {
-        let processes: Vec<_> = started.iter().map(|s| as_json(&place, s)).collect();
+        let processes: Vec<_> = started.iter().map(|s| as_json(&local, s)).collect();
         let text = json!({
-            "cluster": place.manifest.cluster, "dir": place.dir, "scheme": place.manifest.scheme,
-            "kept": place.manifest.kept, "processes": processes, "health": health,
+            "cluster": local.manifest.cluster, "dir": local.dir, "scheme": local.manifest.scheme,
+            "kept": local.manifest.kept, "processes": processes, "health": health,
         });
         table::json(&text);
         return Ok(());
     }
-    let kept = if place.manifest.kept == Kept::Disk { "" } else { ", in memory" };
+    let kept = if local.manifest.kept == Kept::Disk { "" } else { ", in memory" };
     println!(
         "cluster {} in {}: {} targets, {}{kept}",
-        place.manifest.cluster.0,
-        place.dir.display(),
-        place.manifest.targets,
-        place.manifest.scheme.0
+        local.manifest.cluster.0,
+        local.dir.display(),
+        local.manifest.targets,
+        local.manifest.scheme.0
     );
     println!("{health}\n");
-    print!("{}", as_table(&place, &started));
+    print!("{}", as_table(&local, &started));
     Ok(())
 }
 
 /// Starts what is missing and waits until every role says that it serves.
-pub fn bring_up(args: &cli::Up) -> Outcome<(Place, Vec<Started>)> {
-    let (mut place, is_new) = match Place::find(&args.dir)? {
-        Some(place) => (place, false),
+pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
+    let (mut local, is_new) = match LocalCluster::find(&args.dir)? {
+        Some(local) => (local, false),
         None => (create(args)?, true),
     };
-    let _only_one = lock(&place)?;
-    place = Place::open_own(&args.dir)?; // as another `weir up` left it
-    refuse_changes(&place, args)?;
+    let _only_one = lock(&local)?;
+    local = LocalCluster::open_own(&args.dir)?; // as another `weir up` left it
+    refuse_changes(&local, args)?;
     // Now, not earlier: a mount point may lie in the cluster's own, new and empty directory.
     // What is mounted is not looked at: its process may wait for one that is to be started here.
     for path in args.mount.iter().filter(|path| !weir_fuse::is_mounted(path)) {
         fs::create_dir_all(path).doing(format_args!("make the mount point {}", path.display()))?;
     }
-    add_mounts(&mut place, &args.mount, args.patience)?;
-    for mount in place.of_role(RoleName::Mount).filter(|mount| !weir_fuse::is_mounted(&mount.path)) {
+    add_mounts(&mut local, &args.mount, args.patience)?;
+    for mount in local.of_role(RoleName::Mount).filter(|mount| !weir_fuse::is_mounted(&mount.path)) {
         owned::check_dir(&mount.path)?;
     }
-    place.manifest.tcp |= args.tcp;
-    allow_homes(&mut place, &args.allow_home)?;
+    local.manifest.tcp |= args.tcp;
+    allow_homes(&mut local, &args.allow_home)?;
     // One is there without being asked for: it costs next to nothing while no volume has a home.
-    add_movers(&mut place, args.movers.unwrap_or(u32::from(is_new)))?;
-    choose_ports(&mut place)?;
-    let mut started = start_all(&mut place, &[RoleName::Coord])?.all()?;
-    let mut servers = start_all(&mut place, &[RoleName::Meta, RoleName::Storage])?;
+    add_movers(&mut local, args.movers.unwrap_or(u32::from(is_new)))?;
+    choose_ports(&mut local)?;
+    let mut started = start_all(&mut local, &[RoleName::Coord])?.all()?;
+    let mut servers = start_all(&mut local, &[RoleName::Meta, RoleName::Storage])?;
     let missing = servers.failed.len();
     if missing > 0 {
-        servers = without_failed(&place, servers)?;
+        servers = without_failed(&local, servers)?;
     }
     started.extend(servers.started);
-    wait_healthy(&place, &started, missing)?;
-    started.extend(start_all(&mut place, &[RoleName::Mount, RoleName::Mover])?.all()?);
-    Ok((place, started))
+    wait_healthy(&local, &started, missing)?;
+    started.extend(start_all(&mut local, &[RoleName::Mount, RoleName::Mover])?.all()?);
+    Ok((local, started))
 }
 
 /// A cluster that has placement groups goes on without a few of its targets, and says so.
-fn without_failed(place: &Place, servers: Servers) -> Outcome<Servers> {
+fn without_failed(local: &LocalCluster, servers: Servers) -> Outcome<Servers> {
     let targets = servers.started.iter().filter(|s| s.process.role == RoleName::Storage).count();
-    let is_enough = targets >= usize::from(place.manifest.scheme.0.data);
+    let is_enough = targets >= usize::from(local.manifest.scheme.0.data);
     let only_targets = servers.failed.iter().all(|(process, _)| process.role == RoleName::Storage);
-    if !is_enough || !only_targets || !observe::block_on(observe::has_groups(&place.coordinators()))? {
+    if !is_enough || !only_targets || !observe::block_on(observe::has_groups(&local.coordinators()))? {
         return servers.all().map(|started| Servers { started, failed: Vec::new() });
     }
     for (process, failure) in &servers.failed {
@@ -113,32 +113,33 @@ fn without_failed(place: &Place, servers: Servers) -> Outcome<Servers> {
 }
 
 /// Does not wait for a process that has ended again, as it is not started meanwhile. `missing` targets did not start.
-fn wait_healthy(place: &Place, started: &[Started], missing: usize) -> Outcome<observe::Health> {
+fn wait_healthy(local: &LocalCluster, started: &[Started], missing: usize) -> Outcome<observe::Health> {
     let all_live = || {
-        let lives = |s: &&Started| PidFile::read(&place.pid_file(&s.process)).is_some_and(|pid| pid.alive());
+        let lives = |s: &&Started| PidFile::read(&local.pid_file(&s.process)).is_some_and(|pid| pid.alive());
         let Some(dead) = started.iter().find(|s| !lives(s)) else { return Ok(()) };
         let what = format!("{} has ended, and the cluster is not healthy", dead.process.name);
         Err(Failure::new(
             Error::unavailable(what),
-            format!("its log is {}", place.log(&dead.process).display()),
+            format!("its log is {}", local.log(&dead.process).display()),
         ))
     };
     let targets = started.iter().filter(|s| s.process.role == RoleName::Storage).count();
-    observe::block_on(observe::wait_healthy(&place.coordinators(), targets, missing, all_live))
+    observe::block_on(observe::wait_healthy(&local.coordinators(), targets, missing, all_live))
 }
 
 /// Two `weir up` at once would start everything twice.
-pub fn lock(place: &Place) -> Outcome<std::fs::File> {
-    let file = owned::open_lock(&place.dir.join("run/up.lock"))?;
+pub fn lock(local: &LocalCluster) -> Outcome<std::fs::File> {
+    let file = owned::open_lock(&local.dir.join("run/up.lock"))?;
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
         .doing("wait for another `weir up`")?;
     Ok(file)
 }
 
-fn create(args: &cli::Up) -> Outcome<Place> {
-    let targets = args.targets.unwrap_or(place::TARGETS_DEFAULT);
-    let scheme =
-        args.scheme.unwrap_or_else(|| if targets >= 6 { place::SCHEME_DEFAULT } else { smaller(targets) });
+fn create(args: &cli::Up) -> Outcome<LocalCluster> {
+    let targets = args.targets.unwrap_or(local_cluster::TARGETS_DEFAULT);
+    let scheme = args
+        .scheme
+        .unwrap_or_else(|| if targets >= 6 { local_cluster::SCHEME_DEFAULT } else { smaller(targets) });
     if scheme.width() > targets as usize {
         let error =
             Error::invalid(format!("{scheme} needs {} targets, and there are {targets}", scheme.width()));
@@ -151,8 +152,8 @@ fn create(args: &cli::Up) -> Outcome<Place> {
     let env = weir_env::real::env();
     env.disk.create_dir_durable(&args.dir).doing(format_args!("make {}", args.dir.display()))?;
     let kept = if args.memory { into_memory(&args.dir, made_dir)? } else { Kept::Disk };
-    let dir = place::absolute(&args.dir)?;
-    let processes = place::processes(&dir, targets);
+    let dir = local_cluster::absolute(&args.dir)?;
+    let processes = local_cluster::processes(&dir, targets);
     for (subs, mode) in [(&["run", "door"][..], 0o755), (&["etc", "log", "socket"][..], 0o700)] {
         subs.iter().try_for_each(|sub| make_dir(&env, &dir.join(sub), mode))?;
     }
@@ -162,9 +163,9 @@ fn create(args: &cli::Up) -> Outcome<Place> {
     let (scheme, tcp, patience) = (Text(scheme), args.tcp, args.patience.map(Text));
     let homes = Vec::new();
     let manifest = Manifest { cluster, kept, made_dir, targets, scheme, tcp, patience, homes, processes };
-    let place = Place { dir, manifest };
-    place.save()?;
-    Ok(place)
+    let local = LocalCluster { dir, manifest };
+    local.save()?;
+    Ok(local)
 }
 
 fn make_dir(env: &weir_env::Env, dir: &Path, mode: u32) -> Outcome<()> {
@@ -188,26 +189,26 @@ const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
 /// Where it was asked for, gives each server that does not run a free port: its own, kept in the manifest so that a restart finds every node
 /// where it was, unless somebody else took it meanwhile.
-fn choose_ports(place: &mut Place) -> Outcome<()> {
-    if !place.manifest.tcp {
+fn choose_ports(local: &mut LocalCluster) -> Outcome<()> {
+    if !local.manifest.tcp {
         return Ok(());
     }
-    let mut taken: Vec<u16> = place.manifest.processes.iter().map(|p| p.port).collect();
-    let stopped: Vec<usize> = (0..place.manifest.processes.len())
+    let mut taken: Vec<u16> = local.manifest.processes.iter().map(|p| p.port).collect();
+    let stopped: Vec<usize> = (0..local.manifest.processes.len())
         .filter(|&n| {
-            let process = &place.manifest.processes[n];
-            let running = PidFile::read(&place.pid_file(process)).is_some_and(|pid| pid.alive());
+            let process = &local.manifest.processes[n];
+            let running = PidFile::read(&local.pid_file(process)).is_some_and(|pid| pid.alive());
             process.role.listens() && !running
         })
         .collect();
     for n in stopped {
-        let process = &mut place.manifest.processes[n];
+        let process = &mut local.manifest.processes[n];
         if process.port == 0 || !is_free(process.port) {
             process.port = free_port(&taken)?;
             taken.push(process.port);
         }
     }
-    place.save()
+    local.save()
 }
 
 fn is_free(port: u16) -> bool {
@@ -247,19 +248,19 @@ fn into_memory(dir: &Path, made_dir: bool) -> Outcome<Kept> {
 }
 
 /// What a cluster was made with stays.
-fn refuse_changes(place: &Place, args: &cli::Up) -> Outcome<()> {
+fn refuse_changes(local: &LocalCluster, args: &cli::Up) -> Outcome<()> {
     let refuse = |what: String, hint: &str| Err(Failure::new(Error::invalid(what), hint));
-    let dir = place.dir.display();
+    let dir = local.dir.display();
     match (args.targets, args.scheme) {
-        (Some(n), _) if n != place.manifest.targets => refuse(
-            format!("the cluster in {dir} has {} targets, not {n}", place.manifest.targets),
+        (Some(n), _) if n != local.manifest.targets => refuse(
+            format!("the cluster in {dir} has {} targets, not {n}", local.manifest.targets),
             "omit --targets",
         ),
-        (_, Some(s)) if s != place.manifest.scheme.0 => refuse(
-            format!("the cluster in {dir} has the scheme {}, not {s}", place.manifest.scheme.0),
+        (_, Some(s)) if s != local.manifest.scheme.0 => refuse(
+            format!("the cluster in {dir} has the scheme {}, not {s}", local.manifest.scheme.0),
             "omit --scheme",
         ),
-        _ if args.memory && place.manifest.kept == Kept::Disk => refuse(
+        _ if args.memory && local.manifest.kept == Kept::Disk => refuse(
             format!("the cluster in {dir} is on the disk"),
             "omit --memory, or choose another directory",
         ),
@@ -268,38 +269,38 @@ fn refuse_changes(place: &Place, args: &cli::Up) -> Outcome<()> {
 }
 
 /// Mounts that run go on as they are.
-fn add_mounts(place: &mut Place, paths: &[PathBuf], patience: Option<Patience>) -> Outcome<()> {
+fn add_mounts(local: &mut LocalCluster, paths: &[PathBuf], patience: Option<Patience>) -> Outcome<()> {
     if let Some(patience) = patience {
-        place.manifest.patience = Some(Text(patience));
+        local.manifest.patience = Some(Text(patience));
     }
     for path in paths {
-        let path = place::absolute(path)?;
-        if !place.of_role(RoleName::Mount).any(|p| p.path == path) {
-            let mount = place::mount_process(&place.manifest.processes, path);
-            place.manifest.processes.push(mount);
+        let path = local_cluster::absolute(path)?;
+        if !local.of_role(RoleName::Mount).any(|p| p.path == path) {
+            let mount = local_cluster::mount_process(&local.manifest.processes, path);
+            local.manifest.processes.push(mount);
         }
     }
-    place.save()
+    local.save()
 }
 
-fn allow_homes(place: &mut Place, urls: &[String]) -> Outcome<()> {
+fn allow_homes(local: &mut LocalCluster, urls: &[String]) -> Outcome<()> {
     Allowed::parse(urls)?;
-    let homes = &mut place.manifest.homes;
+    let homes = &mut local.manifest.homes;
     for url in urls {
         if !homes.contains(url) {
             homes.push(url.clone());
         }
     }
-    place.save()
+    local.save()
 }
 
 /// There are never fewer than there were.
-fn add_movers(place: &mut Place, wanted: u32) -> Outcome<()> {
-    while place.of_role(RoleName::Mover).count() < wanted as usize {
-        let mover = place::mover_process(&place.manifest.processes);
-        place.manifest.processes.push(mover);
+fn add_movers(local: &mut LocalCluster, wanted: u32) -> Outcome<()> {
+    while local.of_role(RoleName::Mover).count() < wanted as usize {
+        let mover = local_cluster::mover_process(&local.manifest.processes);
+        local.manifest.processes.push(mover);
     }
-    place.save()
+    local.save()
 }
 
 /// What became of processes that were to be started.
@@ -325,27 +326,27 @@ impl Servers {
     }
 }
 
-fn start_all(place: &mut Place, roles: &[RoleName]) -> Outcome<Servers> {
+fn start_all(local: &mut LocalCluster, roles: &[RoleName]) -> Outcome<Servers> {
     let (mut launched, mut servers) = (Vec::new(), Servers::default());
-    for n in 0..place.manifest.processes.len() {
-        let process = &place.manifest.processes[n];
+    for n in 0..local.manifest.processes.len() {
+        let process = &local.manifest.processes[n];
         if !roles.contains(&process.role) {
             continue;
         }
         // New targets join one after the other, so that their numbers are those of their directories.
         let is_new = process.role == RoleName::Storage && !process.path.join(IDENTITY_FILE).exists();
-        let new = launch(place, process)?;
+        let new = launch(local, process)?;
         if is_new {
             let process = process.clone();
-            servers.note(process, wait_or_move(place, n, new));
+            servers.note(process, wait_or_move(local, n, new));
         } else {
             launched.push((n, new));
         }
     }
     // All others start at the same time; each is then waited for.
     for (n, launched) in launched {
-        let process = place.manifest.processes[n].clone();
-        servers.note(process, wait_or_move(place, n, launched));
+        let process = local.manifest.processes[n].clone();
+        servers.note(process, wait_or_move(local, n, launched));
     }
     Ok(servers)
 }
@@ -370,27 +371,27 @@ enum Launched {
     Starting { launch: Launch, child: Child, log_before: u64 },
 }
 
-fn launch(place: &Place, process: &Process) -> Outcome<Launched> {
-    let read = || PidFile::read(&place.pid_file(process));
+fn launch(local: &LocalCluster, process: &Process) -> Outcome<Launched> {
+    let read = || PidFile::read(&local.pid_file(process));
     if let Some(pid) = read().filter(PidFile::alive) {
         // Somebody else may have started it a moment ago.
         wait_until(READY_PATIENCE, || read().is_some_and(|p| p.ready) || !pid.alive());
         if pid.alive() {
-            refuse_elsewhere(place, process)?;
+            refuse_elsewhere(local, process)?;
             return Ok(Launched::Running(pid.pid));
         }
     }
-    refuse_elsewhere(place, process)?;
+    refuse_elsewhere(local, process)?;
     if process.role == RoleName::Mount {
         clear_dead_mount(&process.path)?;
         weir_fuse::preflight(&process.path)?;
     }
-    let file = place.config_file(process);
-    fs::write(&file, config::write(&place.config(process))?)
+    let file = local.config_file(process);
+    fs::write(&file, config::write(&local.config(process))?)
         .doing(format_args!("write {}", file.display()))?;
     let mut args = vec![process.role.command().into(), "--config".into(), file.display().to_string()];
     args.extend(is_to_be_founded(process).then(|| "--new".into()));
-    let launch = Launch { args, pid_file: place.pid_file(process), log: place.log(process) };
+    let launch = Launch { args, pid_file: local.pid_file(process), log: local.log(process) };
     let log_before = fs::metadata(&launch.log).map_or(0, |m| m.len());
     let child = launch.start()?;
     Ok(Launched::Starting { launch, child, log_before })
@@ -398,15 +399,15 @@ fn launch(place: &Place, process: &Process) -> Outcome<Launched> {
 
 /// Waits until process `n` of the manifest serves. One whose port somebody took after it was chosen (another cluster
 /// that starts at the same moment) gets another port and is started again.
-fn wait_or_move(place: &mut Place, n: usize, mut launched: Launched) -> Outcome<Started> {
+fn wait_or_move(local: &mut LocalCluster, n: usize, mut launched: Launched) -> Outcome<Started> {
     let mut moves_left = 3;
     loop {
-        let process = &place.manifest.processes[n];
-        let failure = match wait(place, process, &mut launched) {
+        let process = &local.manifest.processes[n];
+        let failure = match wait(local, process, &mut launched) {
             Ok(started) => {
                 if identity_file(process.role).is_some() && !process.founded {
-                    place.manifest.processes[n].founded = true;
-                    place.save()?;
+                    local.manifest.processes[n].founded = true;
+                    local.save()?;
                 }
                 return Ok(started);
             }
@@ -417,18 +418,18 @@ fn wait_or_move(place: &mut Place, n: usize, mut launched: Launched) -> Outcome<
             return Err(failure);
         }
         moves_left -= 1;
-        let taken: Vec<u16> = place.manifest.processes.iter().map(|p| p.port).collect();
-        place.manifest.processes[n].port = free_port(&taken)?;
-        place.save()?;
-        launched = launch(place, &place.manifest.processes[n])?;
+        let taken: Vec<u16> = local.manifest.processes.iter().map(|p| p.port).collect();
+        local.manifest.processes[n].port = free_port(&taken)?;
+        local.save()?;
+        launched = launch(local, &local.manifest.processes[n])?;
     }
 }
 
 /// A mount that is not seen here is of no use here, and a second process would write its pid file.
-fn refuse_elsewhere(place: &Place, process: &Process) -> Outcome<()> {
+fn refuse_elsewhere(local: &LocalCluster, process: &Process) -> Outcome<()> {
     let found = match process.role {
         RoleName::Mount if !weir_fuse::is_mounted(&process.path) => {
-            mounts_elsewhere(&place.config_file(process))
+            mounts_elsewhere(&local.config_file(process))
         }
         _ => Vec::new(),
     };
@@ -448,12 +449,12 @@ fn is_alive(launched: &mut Launched) -> bool {
     }
 }
 
-fn wait(place: &Place, process: &Process, launched: &mut Launched) -> Outcome<Started> {
+fn wait(local: &LocalCluster, process: &Process, launched: &mut Launched) -> Outcome<Started> {
     let (pid, was_running) = match launched {
         Launched::Running(pid) => (*pid, true),
         Launched::Starting { launch, child, log_before } => {
             let file = launch.wait_ready(child, *log_before, READY_PATIENCE).map_err(|e| {
-                e.doing(format_args!("start {} (log {})", process.name, place.log(process).display()))
+                e.doing(format_args!("start {} (log {})", process.name, local.log(process).display()))
             })?;
             (file.pid, false)
         }
@@ -469,15 +470,15 @@ fn clear_dead_mount(path: &Path) -> Outcome<()> {
     Ok(())
 }
 
-fn as_json(place: &Place, s: &Started) -> serde_json::Value {
+fn as_json(local: &LocalCluster, s: &Started) -> serde_json::Value {
     json!({
         "name": s.process.name, "role": s.process.role, "pid": s.pid, "started": !s.was_running,
-        "path": s.process.path, "log": place.log(&s.process),
-        "addresses": place.addresses_shown(&s.process),
+        "path": s.process.path, "log": local.log(&s.process),
+        "addresses": local.addresses_shown(&s.process),
     })
 }
 
-fn as_table(place: &Place, started: &[Started]) -> String {
+fn as_table(local: &LocalCluster, started: &[Started]) -> String {
     let rows: Vec<Vec<String>> = started
         .iter()
         .map(|s| {
@@ -486,14 +487,14 @@ fn as_table(place: &Place, started: &[Started]) -> String {
                 s.pid.to_string(),
                 if s.was_running { "running" } else { "started" }.to_string(),
                 s.process.path.display().to_string(),
-                place.addresses_shown(&s.process).join(" "),
+                local.addresses_shown(&s.process).join(" "),
             ]
         })
         .collect();
     table::render(&["NAME", "PID", "STATE", "PATH", "ADDRESSES"], &rows)
 }
 
-impl Place {
+impl LocalCluster {
     fn addresses_shown(&self, process: &Process) -> Vec<String> {
         match process.role {
             RoleName::Mount | RoleName::Mover => Vec::new(),
@@ -503,21 +504,21 @@ impl Place {
 }
 
 pub fn down(args: &cli::Down) -> Outcome<()> {
-    let place = Place::open_own(&args.dir)?;
-    if args.memory && place.manifest.kept == Kept::Disk {
+    let local = LocalCluster::open_own(&args.dir)?;
+    if args.memory && local.manifest.kept == Kept::Disk {
         let error =
-            Error::invalid(format!("the cluster in {} is on the disk, not in memory", place.dir.display()));
+            Error::invalid(format!("the cluster in {} is on the disk, not in memory", local.dir.display()));
         return Err(Failure::new(
             error,
             "omit --memory; to delete the cluster, remove the directory afterwards",
         ));
     }
-    let Downed { killed, ended_calls } = take_down(&place)?;
+    let Downed { killed, ended_calls } = take_down(&local)?;
     if args.json {
-        let removed = place.manifest.kept != Kept::Disk;
+        let removed = local.manifest.kept != Kept::Disk;
         #[rustfmt::skip]
         table::json(&json!({
-            "dir": place.dir, "stopped": true, "killed": killed, "ended_calls": ended_calls, "removed": removed,
+            "dir": local.dir, "stopped": true, "killed": killed, "ended_calls": ended_calls, "removed": removed,
         }));
         return Ok(());
     }
@@ -528,16 +529,16 @@ pub fn down(args: &cli::Down) -> Outcome<()> {
     for name in killed {
         println!("{name} did not stop within {STOP_PATIENCE:?} and was killed");
     }
-    for mount in place.of_role(RoleName::Mount) {
-        for pid in mounts_elsewhere(&place.config_file(mount)) {
+    for mount in local.of_role(RoleName::Mount) {
+        for pid in mounts_elsewhere(&local.config_file(mount)) {
             let (name, path) = (&mount.name, mount.path.display());
             println!(
                 "process {pid} still serves {name} at {path} in another mount namespace: `kill {pid}` ends it"
             );
         }
     }
-    match place.manifest.kept {
-        Kept::Disk => println!("stopped; `weir up --dir {}` starts it again", place.dir.display()),
+    match local.manifest.kept {
+        Kept::Disk => println!("stopped; `weir up --dir {}` starts it again", local.dir.display()),
         _ => println!("stopped and removed"),
     }
     Ok(())
@@ -554,7 +555,7 @@ pub struct Downed {
 
 /// Mounts first, so that everything they hold is saved; then the servers. The coordinator goes before the targets: it asks them
 /// how far they are, and does not see them leave, so no member of a group is behind at the next start.
-pub fn take_down(place: &Place) -> Outcome<Downed> {
+pub fn take_down(local: &LocalCluster) -> Outcome<Downed> {
     let mut downed = Downed::default();
     let order = [
         &[RoleName::Mount, RoleName::Mover][..],
@@ -564,34 +565,34 @@ pub fn take_down(place: &Place) -> Outcome<Downed> {
     ];
     for roles in order {
         let group: Vec<&Process> =
-            place.manifest.processes.iter().filter(|p| roles.contains(&p.role)).collect();
+            local.manifest.processes.iter().filter(|p| roles.contains(&p.role)).collect();
         // Told together, waited for one by one.
         for process in &group {
-            if let Some(pid) = PidFile::read(&place.pid_file(process)) {
+            if let Some(pid) = PidFile::read(&local.pid_file(process)) {
                 pid.signal(rustix::process::Signal::TERM)?;
             }
         }
         for process in group {
-            if let Some(pid) = PidFile::read(&place.pid_file(process))
+            if let Some(pid) = PidFile::read(&local.pid_file(process))
                 && pid.stop(STOP_PATIENCE)?
             {
                 downed.killed.push(process.name.clone());
             }
-            let last = PidFile::read(&place.pid_file(process)).filter(|last| last.ended_calls > 0);
+            let last = PidFile::read(&local.pid_file(process)).filter(|last| last.ended_calls > 0);
             downed.ended_calls.extend(last.map(|last| (process.name.clone(), last.ended_calls)));
             if process.role == RoleName::Mount {
                 clear_dead_mount(&process.path)?;
             }
-            let _ = fs::remove_file(place.pid_file(process)); // it may never have been started
+            let _ = fs::remove_file(local.pid_file(process)); // it may never have been started
         }
     }
-    remove_memory(place)?;
+    remove_memory(local)?;
     Ok(downed)
 }
 
-fn remove_memory(place: &Place) -> Outcome<()> {
-    let dir = &place.dir;
-    match place.manifest.kept {
+fn remove_memory(local: &LocalCluster) -> Outcome<()> {
+    let dir = &local.dir;
+    match local.manifest.kept {
         Kept::Disk => return Ok(()),
         Kept::Tmpfs => {
             let plain = rustix::mount::unmount(dir, UnmountFlags::NOFOLLOW);
@@ -603,12 +604,12 @@ fn remove_memory(place: &Place) -> Outcome<()> {
             let state = fs::read_link(dir).doing(format_args!("find the memory of {}", dir.display()))?;
             fs::remove_dir_all(&state).doing(format_args!("remove {}", state.display()))?;
             fs::remove_file(dir).doing(format_args!("remove {}", dir.display()))?;
-            if !place.manifest.made_dir {
+            if !local.manifest.made_dir {
                 fs::create_dir(dir).doing(format_args!("make {}", dir.display()))?;
             }
         }
     }
-    if place.manifest.made_dir && dir.exists() {
+    if local.manifest.made_dir && dir.exists() {
         fs::remove_dir(dir).doing(format_args!("remove {}", dir.display()))?;
     }
     Ok(())

@@ -228,7 +228,7 @@ fn what_four_mounts_do_at_once_is_linearizable() {
 /// Opened while nobody else wrote it, so read through the kernel's pages; then another mount writes. What is read is never
 /// older than what had been written when the read began, also in a loop that leaves the kernel no moment without pages.
 #[test]
-fn a_file_held_open_since_before_it_was_shared_is_never_read_as_it_was() {
+fn a_file_open_since_before_sharing_is_never_read_stale() {
     const WRITES: u64 = 500;
     const READERS: usize = 2;
     if !can_mount() {

@@ -13,7 +13,7 @@ fn open(path: &Path) -> File {
 /// What one mount has synced past the end that another mount knew is read there, whoever opened the file first and whether the reader
 /// writes, too.
 #[test]
-fn what_is_synced_past_the_end_is_read_through_a_handle_of_before() {
+fn synced_growth_is_read_through_earlier_handles() {
     if !can_mount() {
         return;
     }

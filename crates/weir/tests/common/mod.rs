@@ -243,20 +243,20 @@ impl Cluster {
 
     /// What `weir status` says, and what it exits with: 0 healthy, 1 degraded or a warning, 2 critical.
     pub fn status_and_exit(&self) -> (serde_json::Value, i32) {
-        let output = self.try_tell(&["status", "--json"]);
+        let output = self.try_run_weir(&["status", "--json"]);
         let code = output.status.code().unwrap();
         assert!(code <= 2, "{}", text(&output.stderr));
         (serde_json::from_slice(&output.stdout).unwrap(), code)
     }
 
     /// What a command says that knows the cluster by `--dir`.
-    pub fn tell(&self, args: &[&str]) -> String {
-        let output = self.try_tell(args);
+    pub fn run_weir(&self, args: &[&str]) -> String {
+        let output = self.try_run_weir(args);
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
         text(&output.stdout)
     }
 
-    pub fn try_tell(&self, args: &[&str]) -> Output {
+    pub fn try_run_weir(&self, args: &[&str]) -> Output {
         weir(&[args, &["--dir", self.dir.to_str().unwrap()]].concat())
     }
 
@@ -406,11 +406,11 @@ pub fn find(top: &Path, args: &[&str]) -> Vec<String> {
 
 /// What `weir volume …` says.
 pub fn volume(cluster: &Cluster, args: &[&str]) -> serde_json::Value {
-    serde_json::from_str(&cluster.tell(&[&["volume"], args, &["--json"]].concat())).unwrap()
+    serde_json::from_str(&cluster.run_weir(&[&["volume"], args, &["--json"]].concat())).unwrap()
 }
 /// What it says when it refuses.
 pub fn refused_volume(cluster: &Cluster, args: &[&str]) -> String {
-    let output = cluster.try_tell(&[&["volume"], args].concat());
+    let output = cluster.try_run_weir(&[&["volume"], args].concat());
     assert!(!output.status.success(), "{args:?}: {}", text(&output.stdout));
     text(&output.stderr)
 }

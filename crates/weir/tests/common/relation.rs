@@ -21,7 +21,7 @@ pub struct Bench {
 impl Bench {
     pub fn start() -> Bench {
         let bench = Bench::without_volume();
-        bench.tell(&["volume", "create", "data"]);
+        bench.run_weir(&["volume", "create", "data"]);
         bench
     }
     pub fn without_volume() -> Bench {
@@ -53,7 +53,7 @@ impl Bench {
         self.relate_to(&self.url());
     }
     pub fn relate_to(&self, url: &str) {
-        self.tell(&["relation", "add", "data", url, "--evict"]);
+        self.run_weir(&["relation", "add", "data", url, "--evict"]);
     }
     /// Evicts all of a file, as soon as home has proved that it has it.
     pub fn evict(&self, path: &Path) {
@@ -69,14 +69,14 @@ impl Bench {
         let value: Value = serde_json::from_slice(&shown.stdout).unwrap();
         value[0]["offline"].as_u64().unwrap()
     }
-    pub fn try_tell(&self, args: &[&str]) -> std::process::Output {
-        self.cluster.try_tell(args)
+    pub fn try_run_weir(&self, args: &[&str]) -> std::process::Output {
+        self.cluster.try_run_weir(args)
     }
-    pub fn tell(&self, args: &[&str]) -> String {
-        self.cluster.tell(args)
+    pub fn run_weir(&self, args: &[&str]) -> String {
+        self.cluster.run_weir(args)
     }
     pub fn relation(&self) -> Value {
-        let shown = self.tell(&["relation", "show", "r1", "--json"]);
+        let shown = self.run_weir(&["relation", "show", "r1", "--json"]);
         serde_json::from_str(&shown).unwrap()
     }
     pub fn wait_state(&self, state: &str) {

@@ -1,9 +1,9 @@
 //! Clones against what they were made from: neither side ever sees what is done on the other, and nothing is left behind.
 use super::super::clone;
-use super::super::past::Past;
+use super::super::snapshot_view::SnapshotView;
 use super::snapshots::{Model, STRIPE};
 use super::*;
-use crate::record::{Listed, UnlistedRecord};
+use crate::record::{Listed, NotEnumeratedRecord};
 use weir_proto::snapshot::{SnapshotDelete, SnapshotTake};
 use weir_proto::volume::{Policy, Quota, VolumeClone, VolumeCreate, VolumeDelete};
 
@@ -123,11 +123,11 @@ impl Clones {
             }
         }
         if let Some(value) = read.get(&keys::clone(volume, dir)).unwrap() {
-            let unlisted = UnlistedRecord::from_value(&value, String::new).unwrap();
+            let not_enumerated = NotEnumeratedRecord::from_value(&value, String::new).unwrap();
             let clone = clone::find(read, volume).unwrap().unwrap();
-            let past = Past::new(read, &self.m.w.snapshots, clone.snapshot).unwrap();
+            let snapshot_view = SnapshotView::new(read, &self.m.w.snapshots, clone.snapshot).unwrap();
             let mut then = Then::new();
-            self.walk_then(&past, (path, unlisted.source), unlisted.after, &mut then);
+            self.walk_then(&snapshot_view, (path, not_enumerated.source), not_enumerated.after, &mut then);
             // A file of several names of which one is there already is that file.
             tree.extend(then.into_iter().map(|(path, (ino, then))| {
                 let known = read.get(&keys::clone_file(volume, ino)).unwrap();
@@ -138,21 +138,27 @@ impl Clones {
             }));
         }
     }
-    fn walk_then(&self, past: &Past<'_>, (path, dir): (String, InodeId), after: u64, tree: &mut Then) {
-        for Listed { ino, kind, name } in entries(past, dir, after) {
+    fn walk_then(
+        &self,
+        snapshot_view: &SnapshotView<'_>,
+        (path, dir): (String, InodeId),
+        after: u64,
+        tree: &mut Then,
+    ) {
+        for Listed { ino, kind, name } in entries(snapshot_view, dir, after) {
             let path = format!("{path}/{}", String::from_utf8_lossy(&name));
-            tree.insert(path.clone(), (ino, thing(past, self.places(), ino)));
+            tree.insert(path.clone(), (ino, thing(snapshot_view, self.places(), ino)));
             if kind == FileKind::Directory {
-                self.walk_then(past, (path, ino), 0, tree);
+                self.walk_then(snapshot_view, (path, ino), 0, tree);
             }
         }
     }
     fn then(&self, volume: VolumeId, number: u32) -> Tree {
         let top = self.tops.iter().find(|t| t.0 == volume).unwrap().1;
         self.read(|read| {
-            let past = Past::new(read, &self.m.w.snapshots, number).unwrap();
-            let mut then = Then::from([(String::new(), (top, thing(&past, self.places(), top)))]);
-            self.walk_then(&past, (String::new(), top), 0, &mut then);
+            let snapshot_view = SnapshotView::new(read, &self.m.w.snapshots, number).unwrap();
+            let mut then = Then::from([(String::new(), (top, thing(&snapshot_view, self.places(), top)))]);
+            self.walk_then(&snapshot_view, (String::new(), top), 0, &mut then);
             then.into_iter().map(|(path, (_, thing))| (path, thing)).collect()
         })
     }
@@ -350,7 +356,7 @@ impl Clones {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
     #[test]
-    fn a_clone_and_its_source_never_see_each_other_and_leave_nothing_behind(
+    fn a_clone_and_its_source_are_separate_and_leave_nothing(
         steps in prop::collection::vec((0..26u8, 0..6usize, 0..64usize, 0..100_000usize), 1..120),
     ) {
         let mut model = Clones::new();

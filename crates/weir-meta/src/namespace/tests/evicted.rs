@@ -1,6 +1,6 @@
 //! Evicted bytes against a model: what is away, what it is charged, and who may bring it back.
 use super::*;
-use crate::record::StripeCut;
+use crate::record::StripeTruncation;
 use weir_proto::recall::{Evict, Evicted, Filled, SetPinned};
 
 const EBUSY: i32 = 16;
@@ -25,17 +25,17 @@ impl World {
         let found = self.view(|view| evict::ranges(view.read, ino, 0, usize::MAX)).unwrap();
         found.iter().map(|f| (f.from, f.range.to)).collect()
     }
-    fn garbage(&self) -> Vec<StripeCut> {
-        let cuts = |w: &World, key: &[u8]| {
+    fn garbage(&self) -> Vec<StripeTruncation> {
+        let truncations = |w: &World, key: &[u8]| {
             let mut value = None;
             w.kv.read(&mut |r| {
                 value = r.get(key)?;
                 Ok(())
             })
             .unwrap();
-            Garbage::from_value(&value.unwrap(), String::new).unwrap().cut
+            Garbage::from_value(&value.unwrap(), String::new).unwrap().truncation
         };
-        self.keys(b'G').iter().map(|key| cuts(self, key)).collect()
+        self.keys(b'G').iter().map(|key| truncations(self, key)).collect()
     }
     fn file_of(&mut self, name: &str, size: u64) -> InodeId {
         let ino = self.create(&root(), InodeId::ROOT, name, 0o644).unwrap().entry.attr.ino;
@@ -59,8 +59,8 @@ fn what_is_evicted_frees_space_and_comes_back() {
     let before = w.attr(ino).unwrap();
     let evicted = w.evict_as(&root(), ino, 1, 2 * STRIPE + 1).unwrap();
     assert_eq!(w.ranges(ino), [(STRIPE, 2 * STRIPE)], "whole stripes only");
-    let cut = StripeCut { from_stripe: 1, to_stripe: 2, token_epoch: evicted.token_epoch };
-    assert_eq!(w.garbage(), [cut]);
+    let truncation = StripeTruncation { from_stripe: 1, to_stripe: 2, token_epoch: evicted.token_epoch };
+    assert_eq!(w.garbage(), [truncation]);
     assert_eq!((w.attr(ino).unwrap().evicted, used(&w)), (STRIPE, 2 * STRIPE + 5));
     let again = w.evict_as(&root(), ino, 0, u64::MAX).unwrap();
     assert!(again.token_epoch >> 8 > evicted.token_epoch >> 8);
@@ -107,7 +107,10 @@ fn its_only_writer_evicts_what_is_before_the_end() {
     assert_eq!(errno(own(&mut w, 7)), ESTALE, "a token epoch that is not");
     let evicted = own(&mut w, 1).unwrap();
     assert_eq!(w.ranges(ino), [(0, 2 * STRIPE)], "the end is being written");
-    assert_eq!(w.garbage(), [StripeCut { from_stripe: 0, to_stripe: 2, token_epoch: evicted.token_epoch }]);
+    assert_eq!(
+        w.garbage(),
+        [StripeTruncation { from_stripe: 0, to_stripe: 2, token_epoch: evicted.token_epoch }]
+    );
     assert_eq!(errno(own(&mut w, 1)), ESTALE, "a request that comes twice, or late");
     assert_eq!(own(&mut w, evicted.token_epoch).unwrap().ranges, [], "nothing is left to go");
     w.leases.open(SessionId(2), ino, false, true);
@@ -115,7 +118,7 @@ fn its_only_writer_evicts_what_is_before_the_end() {
 }
 
 #[test]
-fn a_pinned_a_small_and_a_cut_file() {
+fn a_pinned_a_small_and_a_truncated_file() {
     let mut w = World::new();
     let ino = w.file_of("pinned", 2 * STRIPE);
     w.bring_home(ino);
@@ -127,7 +130,7 @@ fn a_pinned_a_small_and_a_cut_file() {
     w.evict_as(&root(), ino, 0, u64::MAX).unwrap();
     let handed = w.change(|cx| cx.hand_out(ino, 0, 2 * STRIPE)).unwrap().unwrap();
 
-    // Cut within what is on its way back: the mover's bytes are too many.
+    // Truncated within what is on its way back: the mover's bytes are too many.
     w.set(&root(), ino, |r| r.size = Some(STRIPE + 7)).unwrap();
     assert_eq!(w.ranges(ino), [(0, STRIPE + 7)]);
     assert_eq!(errno(w.filled(ino, 0, 2 * STRIPE, handed.token_epoch)), ESTALE);
@@ -167,7 +170,7 @@ fn a_pinned_a_small_and_a_cut_file() {
         clean: true,
         close_writes: 0,
         data_end: 0,
-        turn: false,
+        append_token: false,
         changed: vec![],
     };
     w.change(|cx| data::commit(cx, &commit)).unwrap();
@@ -179,20 +182,21 @@ enum Step {
     Evict(u64, u64),
     HandOut(u64, u64),
     Fill(usize),
-    Cut(u64),
+    Truncate(u64),
     Grow(u64),
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
-    /// Stripe by stripe, what is away is what was evicted and neither brought back nor cut; each stripe is given out under a
-    /// higher token epoch each time, and only who has it under the highest one brings it back.
+    /// Stripe by stripe, what is away is what was evicted and neither brought back nor truncated; each stripe
+    /// is given out under a higher token epoch each time, and only who has it under the highest one brings it
+    /// back.
     #[test]
     fn what_is_away_is_what_a_model_says(steps in prop::collection::vec(prop_oneof![
         3 => (0u64..40, 0u64..50).prop_map(|(a, b)| Step::Evict(a * MIB, b * MIB)),
         3 => (0u64..9, 1u64..4).prop_map(|(a, n)| Step::HandOut(a * STRIPE, (a + n) * STRIPE)),
         3 => (0usize..9).prop_map(Step::Fill),
-        1 => (0u64..40).prop_map(|s| Step::Cut(s * MIB)),
+        1 => (0u64..40).prop_map(|s| Step::Truncate(s * MIB)),
         1 => (0u64..40).prop_map(|s| Step::Grow(s * MIB)),
     ], 1..40)) {
         let mut w = World::new();
@@ -240,8 +244,8 @@ proptest! {
                     }
                 }
                 Step::Fill(_) => {}
-                Step::Cut(to) | Step::Grow(to) => {
-                    size = if matches!(step, Step::Cut(_)) { to.min(size) } else { to.max(size) };
+                Step::Truncate(to) | Step::Grow(to) => {
+                    size = if matches!(step, Step::Truncate(_)) { to.min(size) } else { to.max(size) };
                     w.set(&root(), ino, |r| r.size = Some(size)).unwrap();
                     away.retain(|stripe, _| stripe * STRIPE < size);
                     valid.retain(|stripe, _| stripe * STRIPE < size);

@@ -1,10 +1,10 @@
 //! Snapshots against a simple model: a copy of everything, made at the time. Data is a number for each stripe of each object.
 use super::super::keeper::references;
 use super::*;
-use crate::record::StripeCut;
+use crate::record::StripeTruncation;
 use weir_proto::recall::{ByteRange, Evict, Filled};
 use weir_proto::snapshot::*;
-use weir_proto::volume::KeepSnapshots;
+use weir_proto::volume::SnapshotRetention;
 
 pub const STRIPE: u64 = 4 << 20;
 const PLACES: [&str; 4] = ["a", "b", "c", "d"];
@@ -102,26 +102,28 @@ impl Model {
     }
     fn layers(&self, snapshot: u32, ino: InodeId) -> Vec<Layer> {
         let r = LayersOf { session: ME, snapshot, ino, from: 0 };
-        self.w.view(|view| past::layers_of(view, &r)).unwrap().layers
+        self.w.view(|view| snapshot_view::layers_of(view, &r)).unwrap().layers
     }
     fn then(&self, snapshot: u32) -> Tree {
         let (mut tree, mut todo) = (Tree::new(), vec![(String::new(), InodeId::ROOT)]);
         while let Some((path, ino)) = todo.pop() {
-            let attr =
-                self.w.view(|view| past::attr(view, &PastAttr { session: ME, snapshot, ino })).unwrap();
-            let r = PastListXattr { session: ME, snapshot, ino };
-            let names = self.w.view(|view| past::list_xattr(view, &r)).unwrap().names;
+            let attr = self
+                .w
+                .view(|view| snapshot_view::attr(view, &SnapshotGetAttr { session: ME, snapshot, ino }))
+                .unwrap();
+            let r = SnapshotListXattr { session: ME, snapshot, ino };
+            let names = self.w.view(|view| snapshot_view::list_xattr(view, &r)).unwrap().names;
             let (mut inline, mut stripes) = (None, Vec::new());
             if attr.kind == FileKind::Directory {
                 for entry in self.entries_then(snapshot, ino) {
-                    let r = PastLookup {
+                    let r = SnapshotLookup {
                         session: ME,
                         cred: root(),
                         snapshot,
                         parent: ino,
                         name: entry.name.clone(),
                     };
-                    let looked = self.w.view(|view| past::lookup(view, &r)).unwrap();
+                    let looked = self.w.view(|view| snapshot_view::lookup(view, &r)).unwrap();
                     assert_eq!(
                         looked.attr.map(|a| a.ino),
                         Some(entry.attr.ino),
@@ -131,8 +133,8 @@ impl Model {
                     todo.push((format!("{path}/{}", text(&entry.name)), entry.attr.ino));
                 }
             } else {
-                let r = PastOpen { session: ME, cred: root(), snapshot, ino, execute: false };
-                inline = self.w.view(|view| past::look(view.read, view.rules, &r)).unwrap().inline;
+                let r = SnapshotOpen { session: ME, cred: root(), snapshot, ino, execute: false };
+                inline = self.w.view(|view| snapshot_view::look(view.read, view.rules, &r)).unwrap().inline;
                 if inline.is_none() && attr.kind == FileKind::Regular && attr.evicted == 0 {
                     stripes = self.bytes_of(&attr, &self.layers(snapshot, ino));
                 }
@@ -141,11 +143,11 @@ impl Model {
         }
         tree
     }
-    fn entries_then(&self, snapshot: u32, dir: InodeId) -> Vec<PastEntry> {
+    fn entries_then(&self, snapshot: u32, dir: InodeId) -> Vec<SnapshotEntry> {
         let (mut all, mut after) = (Vec::new(), 0);
         loop {
-            let r = PastList { session: ME, cred: root(), snapshot, dir, after, limit: 2 };
-            let part = self.w.view(|view| past::list(view, &r)).unwrap();
+            let r = SnapshotReadDir { session: ME, cred: root(), snapshot, dir, after, limit: 2 };
+            let part = self.w.view(|view| snapshot_view::list(view, &r)).unwrap();
             after = part.entries.last().map_or(after, |e| e.cookie);
             all.extend(part.entries);
             if part.end {
@@ -266,15 +268,15 @@ impl Model {
     pub fn sweep(&mut self) {
         for key in self.w.keys(b'G') {
             let object = keys::garbage_ino(&key).unwrap();
-            let mut cut = StripeCut::ALL;
+            let mut truncation = StripeTruncation::ALL;
             self.w
                 .kv
                 .read(&mut |read| {
-                    cut = Garbage::from_value(&read.get(&key)?.unwrap(), String::new)?.cut;
+                    truncation = Garbage::from_value(&read.get(&key)?.unwrap(), String::new)?.truncation;
                     Ok(())
                 })
                 .unwrap();
-            let stripes = cut.from_stripe..cut.to_stripe;
+            let stripes = truncation.from_stripe..truncation.to_stripe;
             self.cells.retain(|(o, s), _| *o != object || !stripes.contains(s));
             self.w
                 .kv
@@ -438,7 +440,7 @@ fn a_commit(ino: InodeId, size: u64) -> Commit {
         clean: true,
         close_writes: 0,
         data_end: size,
-        turn: false,
+        append_token: false,
         changed: Vec::new(),
     }
 }
@@ -446,7 +448,7 @@ fn a_commit(ino: InodeId, size: u64) -> Commit {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
     #[test]
-    fn a_snapshot_shows_what_was_there_whatever_comes_and_leaves_nothing_behind(
+    fn a_snapshot_shows_what_was_there_and_leaves_nothing_behind(
         steps in prop::collection::vec((0..27u8, 0..64usize, 0..100_000usize), 1..80),
     ) {
         let mut model = Model::new();
@@ -462,7 +464,7 @@ proptest! {
 }
 
 #[test]
-fn a_file_that_a_snapshot_holds_gets_an_object_of_its_own_when_somebody_may_write_it() {
+fn a_file_held_by_a_snapshot_gets_its_own_object_for_a_writer() {
     let mut m = Model::new();
     let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     m.write(ino, 0);
@@ -492,7 +494,7 @@ fn a_file_that_a_snapshot_holds_gets_an_object_of_its_own_when_somebody_may_writ
 
 /// Its bytes are in two objects then, and home has them all, wherever they are.
 #[test]
-fn a_file_that_was_written_while_a_snapshot_held_it_is_evicted_when_that_is_gone() {
+fn a_file_written_under_a_snapshot_is_evicted_when_that_is_gone() {
     let mut m = Model::new();
     let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     (0..3).for_each(|stripe| m.write(ino, stripe));
@@ -517,7 +519,7 @@ fn a_file_that_was_written_while_a_snapshot_held_it_is_evicted_when_that_is_gone
 
 /// The file leaves the snapshot, which goes on to show what it did.
 #[test]
-fn a_file_that_a_snapshot_holds_is_evicted_and_the_snapshot_keeps_its_bytes() {
+fn a_file_held_by_a_snapshot_is_evicted_the_snapshot_stays() {
     let mut m = Model::new();
     let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     (0..3).for_each(|stripe| m.write(ino, stripe));
@@ -568,7 +570,7 @@ fn what_is_evicted_while_it_is_copied_is_not_told_as_copied() {
 
 /// What a writer has under its right to write goes to the object that it was told of with it.
 #[test]
-fn a_file_that_was_empty_when_a_snapshot_was_taken_changes_its_object_before_it_is_written() {
+fn a_file_empty_in_a_snapshot_gets_a_new_object_before_writes() {
     let mut m = Model::new();
     let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     m.w.leases.open(ME, ino, false, true);
@@ -579,16 +581,16 @@ fn a_file_that_was_empty_when_a_snapshot_was_taken_changes_its_object_before_it_
     m.w.leases.open(ME, ino, false, true);
     let ask = AcquireLease { session: ME, ino, kind: LeaseKind::Write, renew: false };
     let object = |entry: Entry| (entry.lease.token_epoch, entry.attr.layers.map_or(ino, |l| l.object));
-    let told = object(m.w.change(|cx| open::acquire(cx, &ask)).unwrap());
-    let commit = Commit { token_epoch: told.0, ..a_commit(ino, STRIPE) };
+    let reported = object(m.w.change(|cx| open::acquire(cx, &ask)).unwrap());
+    let commit = Commit { token_epoch: reported.0, ..a_commit(ino, STRIPE) };
     m.w.change(|cx| data::commit(cx, &commit)).unwrap();
-    assert_eq!(object(m.w.change(|cx| open::acquire(cx, &ask)).unwrap()), told);
+    assert_eq!(object(m.w.change(|cx| open::acquire(cx, &ask)).unwrap()), reported);
 }
 
 /// Seed 80425: the fence of who reads it in the snapshot came with a token epoch that passes it, and what was on its way went into the
 /// snapshot.
 #[test]
-fn a_file_that_is_read_in_a_snapshot_while_it_is_open_for_writing_is_written_elsewhere() {
+fn a_file_read_in_a_snapshot_is_written_to_another_object() {
     for is_open in [true, false] {
         let mut m = Model::new();
         let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
@@ -602,8 +604,8 @@ fn a_file_that_is_read_in_a_snapshot_while_it_is_open_for_writing_is_written_els
         }
         m.take();
         let (snapshot, cred) = (*m.taken.keys().next().unwrap(), root());
-        let r = PastOpen { session: ME, cred, snapshot, ino, execute: false };
-        let then = m.w.change(|cx| past::open(cx, &r)).unwrap();
+        let r = SnapshotOpen { session: ME, cred, snapshot, ino, execute: false };
+        let then = m.w.change(|cx| snapshot_view::open(cx, &r)).unwrap();
         let now = m.w.view(|v| open::read_inline(v, ino)).unwrap().entry;
         assert_eq!(now.attr.layers.is_some(), is_open, "it has left the snapshot's object");
         assert!(now.lease.token_epoch >= then.fence && then.fence > 0);
@@ -612,7 +614,7 @@ fn a_file_that_is_read_in_a_snapshot_while_it_is_open_for_writing_is_written_els
 
 /// Seed 69052: it keeps its object, for nothing of it is there; what comes to be there later is not the snapshot's.
 #[test]
-fn a_snapshot_of_a_file_that_is_one_hole_shows_nothing_of_what_is_written_later() {
+fn a_snapshot_of_a_hole_shows_no_later_write() {
     let mut m = Model::new();
     let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     m.w.set(&root(), ino, |r| r.size = Some(2 * STRIPE)).unwrap();
@@ -624,8 +626,8 @@ fn a_snapshot_of_a_file_that_is_one_hole_shows_nothing_of_what_is_written_later(
     m.write(ino, 0);
     assert!(m.w.attr(ino).unwrap().layers.is_none(), "nothing has to be copied");
     let (snapshot, cred) = (*m.taken.keys().next().unwrap(), root());
-    let r = PastOpen { session: ME, cred, snapshot, ino, execute: false };
-    let then = m.w.view(|view| past::look(view.read, view.rules, &r)).unwrap().attr;
+    let r = SnapshotOpen { session: ME, cred, snapshot, ino, execute: false };
+    let then = m.w.view(|view| snapshot_view::look(view.read, view.rules, &r)).unwrap().attr;
     assert_eq!((then.size, then.layout), (2 * STRIPE, None), "zeros, wherever it lies now");
 }
 
@@ -633,7 +635,7 @@ const SECOND: i64 = 1_000_000_000;
 
 impl World {
     /// What the leader does at `seconds`.
-    fn keep_schedule(&mut self, seconds: i64, keep: &KeepSnapshots) -> bool {
+    fn keep_schedule(&mut self, seconds: i64, keep: &SnapshotRetention) -> bool {
         self.now = seconds * SECOND;
         let taken = self.change(|cx| snapshot::take_scheduled(cx, VolumeId::ROOT)).unwrap();
         self.change(|cx| snapshot::expire(cx, VolumeId::ROOT, keep)).unwrap();
@@ -649,7 +651,7 @@ impl World {
 #[test]
 fn a_schedule_takes_what_has_changed_and_removes_only_its_own() {
     let mut w = World::new();
-    let keep = KeepSnapshots { hours: 3, days: 2, weeks: 0, months: 0 };
+    let keep = SnapshotRetention { hours: 3, days: 2, weeks: 0, months: 0 };
     let start = weir_proto::date::Date::parse("2026-11-22T00:00:00Z").unwrap().0;
     w.now = start * SECOND;
     let r = SnapshotTake { op: op(), cred: root(), volume: VolumeId::ROOT, name: "mine".into() };

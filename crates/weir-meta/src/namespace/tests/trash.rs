@@ -2,7 +2,7 @@
 use super::super::trash::{self, name_of};
 use super::*;
 use weir_proto::snapshot::SnapshotTake;
-use weir_proto::volume::{Keeping, TRASH, Volume};
+use weir_proto::volume::{Retention, TRASH, Volume};
 
 const SECOND: i64 = 1_000_000_000;
 const WEEK_S: u32 = 7 * 86_400;
@@ -23,7 +23,7 @@ impl World {
         (w, v)
     }
     fn keep(&mut self, id: VolumeId, trash_s: u32) -> Result<Volume> {
-        self.change_volume(&root(), id, |r| r.keeping = Some(Keeping { trash_s, ..Keeping::NOTHING }))
+        self.change_volume(&root(), id, |r| r.retention = Some(Retention { trash_s, ..Retention::NOTHING }))
     }
     fn link_to(&self, dir: InodeId, name: &str) -> Option<InodeId> {
         let mut found = None;
@@ -69,7 +69,7 @@ impl World {
     fn empty_what_is_over(&mut self, id: VolumeId) {
         loop {
             let (now, mut part) = (Time { nanos: self.now }, None);
-            let trash_s = self.rooms.keepings().get(&id).map_or(0, |k| k.trash_s);
+            let trash_s = self.quotas.retentions().get(&id).map_or(0, |k| k.trash_s);
             self.kv
                 .read(&mut |read| {
                     part = trash::oldest(read, id)?.filter(|(_, p)| trash::is_over(p, trash_s, now));
@@ -87,7 +87,7 @@ impl World {
 }
 
 #[test]
-fn a_tree_that_was_removed_is_in_the_trash_and_comes_back_by_a_rename() {
+fn a_removed_tree_is_in_the_trash_and_returns_by_a_rename() {
     let (mut w, v) = World::with_trash(WEEK_S);
     let a = w.mkdir(&root(), v.root, "a", 0o750).unwrap().entry.attr.ino;
     w.set(&root(), a, |r| (r.uid, r.gid) = (Some(7), Some(9))).unwrap();
@@ -126,7 +126,7 @@ fn a_tree_that_was_removed_is_in_the_trash_and_comes_back_by_a_rename() {
 }
 
 #[test]
-fn what_is_in_the_trash_is_read_by_who_could_read_it_where_it_was() {
+fn files_in_the_trash_keep_their_readers() {
     let (mut w, v) = World::with_trash(WEEK_S);
     let day = |w: &World| w.at_path(w.trash_of(&v), "2026-11-22").unwrap();
     // Somebody prepares an open directory in the trash, under the name of one that will be closed.

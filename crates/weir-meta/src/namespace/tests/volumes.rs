@@ -29,7 +29,7 @@ impl World {
         id: VolumeId,
         edit: impl FnOnce(&mut VolumeChange),
     ) -> Result<Volume> {
-        let (name, owner, admins, quota, policy, keeping) = (None, None, None, None, None, None);
+        let (name, owner, admins, quota, policy, retention) = (None, None, None, None, None, None);
         let mut r = VolumeChange {
             op: op(),
             cred: cred.clone(),
@@ -39,7 +39,7 @@ impl World {
             admins,
             quota,
             policy,
-            keeping,
+            retention,
         };
         edit(&mut r);
         self.change(|cx| volume::change(cx, &r))
@@ -191,7 +191,7 @@ fn a_volume_with_another_inside_stays() {
 }
 
 #[test]
-fn the_superuser_decides_of_volumes_and_their_owner_and_administrators_of_the_rest() {
+fn root_manages_volumes_owner_and_administrators_the_rest() {
     let mut w = World::new();
     assert_eq!(errno(w.volume(&user(7), InodeId::ROOT, "mine")), EACCES);
     let a = w.volume(&root(), InodeId::ROOT, "a").unwrap();

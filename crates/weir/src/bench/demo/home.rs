@@ -1,11 +1,11 @@
 //! The demo's second act: a volume with a home and a limit. Frames and one growing file stream home while they are written;
 //! the mover is killed in the middle of the file and started again; the volume fills past its limit, so what is at home is
 //! evicted; everything is read back, from home where it is away, and compared, as is home itself.
-use crate::bench::homeward::{self, Live, PART, Plan, Seen, Site, evicted};
+use crate::bench::relation_load::{self, Live, PART, Plan, Seen, Site, evicted};
 use crate::cli;
 use crate::commands::volume::{connect, own_cred};
 use crate::failure::Outcome;
-use crate::local::place::Place;
+use crate::local::local_cluster::LocalCluster;
 use crate::observe;
 use crate::table;
 use indicatif::ProgressBar;
@@ -60,7 +60,7 @@ pub struct Shown {
 
 /// `wish`: starts again what was killed.
 pub fn play(
-    place: &Place,
+    local: &LocalCluster,
     mount: &Path,
     home: &Path,
     wish: &cli::Up,
@@ -69,26 +69,26 @@ pub fn play(
 ) -> Outcome<Shown> {
     let site = Site { dir: mount.join(VOLUME), home: home.to_path_buf() };
     let volume = observe::block_on(async {
-        let client = connect(place.coordinators(), NAMESPACE).await?;
-        let volume = homeward::make_volume(&client, VOLUME, Some(limit_bytes(plan))).await?;
-        homeward::add_home(&client, &volume, home).await?;
+        let client = connect(local.coordinators(), NAMESPACE).await?;
+        let volume = relation_load::make_volume(&client, VOLUME, Some(limit_bytes(plan))).await?;
+        relation_load::add_home(&client, &volume, home).await?;
         client.shutdown().await?;
         Ok(volume)
     })?;
     let begun = Instant::now();
-    let (seen, (killed_at_s, resumed_s)) = homeward::stream(&site, plan, PATIENCE, |live| {
+    let (seen, (killed_at_s, resumed_s)) = relation_load::stream(&site, plan, PATIENCE, |live| {
         show_until(begun + Duration::from_secs_f64(SECONDS / 2.0), live, bar);
         let killed_at_s = begun.elapsed().as_secs_f64();
-        let resumed_s = homeward::kill_mover(place, wish, live)?;
+        let resumed_s = relation_load::kill_mover(local, wish, live)?;
         show_until(begun + Duration::from_secs_f64(SECONDS), live, bar);
         Ok((killed_at_s, resumed_s))
     })?;
     bar.set_message("reading everything back");
-    let (evicted, recalled) = levels(place, &volume, &seen)?;
+    let (evicted, recalled) = levels(local, &volume, &seen)?;
     let reading = Instant::now();
-    let mut wrong = homeward::verify(&site.dir, plan, &seen);
+    let mut wrong = relation_load::verify(&site.dir, plan, &seen);
     let read_mb_per_s = seen.bytes(plan) as f64 / 1e6 / reading.elapsed().as_secs_f64();
-    wrong.extend(homeward::verify(&site.home, plan, &seen));
+    wrong.extend(relation_load::verify(&site.home, plan, &seen));
     let plan = plan.clone();
     Ok(Shown { plan, seen, killed_at_s, resumed_s, evicted, recalled, read_mb_per_s, wrong })
 }
@@ -105,15 +105,15 @@ fn show_until(until: Instant, live: &Live, bar: &ProgressBar) {
 }
 
 /// Bytes evicted since the start, and those that are away now.
-fn levels(place: &Place, volume: &Volume, seen: &Seen) -> Outcome<(u64, u64)> {
+fn levels(local: &LocalCluster, volume: &Volume, seen: &Seen) -> Outcome<(u64, u64)> {
     observe::block_on(async {
-        let client = connect(place.coordinators(), NAMESPACE).await?;
+        let client = connect(local.coordinators(), NAMESPACE).await?;
         let evicted = evicted(&client, volume.id).await?;
-        let file = (seen.file_bytes > 0).then(|| homeward::FILE.to_owned());
+        let file = (seen.file_bytes > 0).then(|| relation_load::FILE.to_owned());
         let mut away = 0;
-        for name in (0..seen.frames).map(homeward::frame_name).chain(file) {
+        for name in (0..seen.frames).map(relation_load::frame_name).chain(file) {
             if let Some(found) = client.lookup(&own_cred(), volume.root, name.as_bytes()).await? {
-                away += client.residence(found.attr.ino).await?.evicted;
+                away += client.tier_state(found.attr.ino).await?.evicted;
             }
         }
         client.shutdown().await?;
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_streams_are_what_the_machine_can_hold_and_the_limit_is_less_than_half_of_them() {
+    fn the_machine_holds_the_streams_and_the_limit_is_below_half() {
         for (measured, stream) in [(2e9, 50e6), (400e6, 50e6), (80e6, 10e6), (0.0, 1e6)] {
             let plan = plan(measured);
             assert!(

@@ -6,12 +6,12 @@
 //! choice that takes much longer than the best so far is not waited for: its rate is less than the figure shown.
 use super::wire::Wire;
 use crate::bench::demo::Stage;
-use crate::bench::homeward;
+use crate::bench::relation_load;
 use crate::cli;
 use crate::commands::volume::{as_client, own_cred};
 use crate::failure::{Doing, Failure, Outcome};
 use crate::homes::{Allowed, Homes};
-use crate::local::place::Place;
+use crate::local::local_cluster::LocalCluster;
 use crate::local::process;
 use crate::local::up;
 use bytes::Bytes;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use weir_client::{Client, NewRelation, OpenMode};
 use weir_env::{BoxFuture, Env};
 use weir_home::mover::Mover;
-use weir_home::pace::Choice;
+use weir_home::tuner::Choice;
 use weir_load::{Better, Report, Row, Spread};
 use weir_proto::checksum::crc32c_append;
 use weir_proto::relation::{RelationId, RelationState, RelationVerb};
@@ -116,7 +116,7 @@ struct Grid {
     here: Client,
     /// Home without the wire: to make room and to compare.
     there: Client,
-    near: Place,
+    near: LocalCluster,
     env: Env,
     far_env: Env,
     wire: Arc<Wire>,
@@ -139,7 +139,7 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
         allow_home: Vec::new(),
         dir,
         targets: Some(6),
-        scheme: Some(crate::local::place::SCHEME_DEFAULT),
+        scheme: Some(crate::local::local_cluster::SCHEME_DEFAULT),
         mount: Vec::new(),
         patience: None,
         movers: Some(0),
@@ -179,12 +179,12 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
 }
 
 /// A client of this process in one of its clusters.
-async fn client_of(place: &Place, name: &str) -> Outcome<Client> {
-    as_client(place.coordinators(), NAMESPACE, name, process::own_process(), MEMORY_BYTES).await
+async fn client_of(local: &LocalCluster, name: &str) -> Outcome<Client> {
+    as_client(local.coordinators(), NAMESPACE, name, process::own_process(), MEMORY_BYTES).await
 }
 
 impl Grid {
-    async fn new(options: &super::Options, near: Place, far: &Place) -> Outcome<Grid> {
+    async fn new(options: &super::Options, near: LocalCluster, far: &LocalCluster) -> Outcome<Grid> {
         let (here, there) = (client_of(&near, "bench").await?, client_of(far, "bench").await?);
         let env = weir_env::real::env();
         let wire = Arc::new(Wire::new(env.net.clone()));
@@ -323,7 +323,7 @@ impl Grid {
     // ---- the files
 
     async fn write(&self, load: Load) -> Outcome<Source> {
-        let volume = homeward::make_volume(&self.here, load.name(), None).await?;
+        let volume = relation_load::make_volume(&self.here, load.name(), None).await?;
         let files = load.files(self.scale);
         let mut dir = volume.root;
         for (first, some) in (0..).step_by(AT_ONCE).zip(files.chunks(AT_ONCE)) {

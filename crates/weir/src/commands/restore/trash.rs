@@ -12,7 +12,7 @@ use weir_proto::Error;
 use weir_proto::volume::TRASH;
 
 /// Names in the way that are told.
-const TOLD_MAX: usize = 10;
+const SHOWN_MAX: usize = 10;
 
 /// Moves what was removed last of `path` to `to`; from which part of the trash.
 pub fn restore(path: &Path, to: &Path) -> Outcome<String> {
@@ -75,12 +75,13 @@ fn put_back(old: &Path, to: &Path, in_the_way: &mut Vec<PathBuf>) -> Outcome<()>
 }
 
 fn refused(old: &Path, in_the_way: &[PathBuf]) -> Failure {
-    let mut told: Vec<String> = in_the_way.iter().take(TOLD_MAX).map(|p| p.display().to_string()).collect();
-    if in_the_way.len() > TOLD_MAX {
-        told.push(format!("and {} more", in_the_way.len() - TOLD_MAX));
+    let mut reported: Vec<String> =
+        in_the_way.iter().take(SHOWN_MAX).map(|p| p.display().to_string()).collect();
+    if in_the_way.len() > SHOWN_MAX {
+        reported.push(format!("and {} more", in_the_way.len() - SHOWN_MAX));
     }
     Failure::new(
-        Error::exists(format!("{}: exists already, and is left as it is", told.join(", "))),
+        Error::exists(format!("{}: exists already, and is left as it is", reported.join(", "))),
         format!("the removed one is in {}: restore it to another place with --to PATH", old.display()),
     )
 }

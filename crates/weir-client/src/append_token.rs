@@ -1,0 +1,253 @@
+//! Work on a file that several clients write, under its append token: appends, and truncations with what they
+//! leave behind.
+//!
+//! Invariants: an append is written at the size that its token came with, and committed before the token is
+//! released, so no two take the same place and no reader sees a size without its bytes; old bytes past the
+//! end are cleaned only under the token, so they are not mistaken for what somebody is appending. A token
+//! that cannot be released ends with the session. What the inode of a small file holds goes to targets under
+//! the token, too, before anything else is written there: a second copy that is late would lie over it. Lock
+//! order: `growing`, then the append token, then `flushing`.
+use crate::api::{SetAttrs, Stat};
+use crate::inner::{Inner, OpenFile};
+use crate::inode::{Inline, Inode};
+use crate::plan::Occasion;
+use crate::write::{CommitExtra, TRIES_MAX, Way, end_of};
+use bytes::Bytes;
+use std::sync::Arc;
+use weir_proto::meta::{Cred, LeaseKind, ReleaseAppendToken, TakeAppendToken};
+use weir_proto::{Error, ErrorKind, Result};
+
+/// The place in a file that an append got.
+struct Place {
+    offset: u64,
+    len: usize,
+    /// False: the bytes were sent to where the file was before; write them like others.
+    is_filled: bool,
+}
+
+impl Inner {
+    /// One step of an append: at the end of the file as it is when the bytes are taken. How many bytes, as in a write.
+    pub async fn append_step(&self, file: &OpenFile, data: &Bytes) -> Result<usize> {
+        let inode = &file.inode;
+        let growing = inode.growing.lock().await;
+        let deadline = self.deadline();
+        let mut last = None;
+        for _ in 0..TRIES_MAX {
+            if self.prepare_write(inode, None, data.len()).await? == Way::Direct {
+                match self.append_with_token(file, data).await {
+                    // The token was lost with a connection: nothing of this became part of the file.
+                    Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
+                        last = Some(e)
+                    }
+                    Err(e) => return Err(e),
+                    Ok(place) => {
+                        drop(growing);
+                        return self.fill_place(file, place, data).await;
+                    }
+                }
+                continue;
+            }
+            let fits = self.fit(inode, None, data).await?;
+            if self.buffer_all(file, None, &fits, deadline).await? {
+                return Ok(fits.len());
+            }
+        }
+        let why = last.map_or_else(String::new, |e| format!(": {e}"));
+        Err(Error::unavailable(format!(
+            "append to file {}: its lease came and went {TRIES_MAX} times{why}",
+            inode.ino
+        )))
+    }
+
+    /// How many bytes.
+    async fn fill_place(&self, file: &OpenFile, place: Place, data: &Bytes) -> Result<usize> {
+        let mut done = if place.is_filled { place.len } else { 0 };
+        while done < place.len {
+            done += self.write_step(file, place.offset + done as u64, &data.slice(done..place.len)).await?;
+        }
+        Ok(place.len)
+    }
+
+    async fn append_with_token(&self, file: &OpenFile, data: &Bytes) -> Result<Place> {
+        let held = self.take_append_token(&file.inode).await?;
+        let done = self.append_now(file, held, data).await;
+        self.end_token(&file.inode, done).await
+    }
+
+    /// `held`: the bytes in the inode.
+    async fn append_now(&self, file: &OpenFile, held: Option<Bytes>, data: &Bytes) -> Result<Place> {
+        let inode = &file.inode;
+        if inode.lock().lease == LeaseKind::Write {
+            // It came before the token; what was written under it meanwhile may not be committed yet.
+            return Err(Error::stale(format!("file {}: nobody else has it open any more", inode.ino)));
+        }
+        self.clean_old_tail(inode).await?;
+        self.leave_inode_now(inode, held).await?;
+        let offset = inode.lock().committed_size();
+        let (data, _room) = self.fit_direct(inode, offset, data).await?;
+        let end = end_of(offset, data.len())?;
+        let own = self.copy_up(inode, offset, end).await?;
+        let sends = self.may_send_direct(inode).await?;
+        file.works()?;
+        let under = self.send_direct(inode, sends, own, offset, &data, true).await?;
+        // The place is taken with this, and the token released.
+        let is_elsewhere = self.commit_sent(inode, (offset, end), under, CommitExtra::Appended).await?;
+        Ok(Place { offset, len: data.len(), is_filled: !is_elsewhere })
+    }
+
+    /// Has the space of a range counted; the file gets at least as long as that, where it may.
+    pub async fn reserve_with_token(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        end: u64,
+        grows: bool,
+    ) -> Result<()> {
+        let held = self.take_append_token(inode).await?;
+        let done = self.reserve_now(inode, held, (offset, end), grows).await;
+        self.end_token(inode, done).await
+    }
+
+    async fn reserve_now(
+        &self,
+        inode: &Arc<Inode>,
+        held: Option<Bytes>,
+        (offset, end): (u64, u64),
+        grows: bool,
+    ) -> Result<()> {
+        self.clean_old_tail(inode).await?;
+        self.leave_inode_now(inode, held).await?;
+        let growth = inode.lock().reservation(offset, end, grows)?;
+        let _room = loop {
+            self.reserve_for(inode, growth).await?;
+            if let Some(reservation) = self.spend_direct(inode, offset, end) {
+                break reservation;
+            }
+        };
+        let is_longer = {
+            let mut st = inode.lock();
+            let size = st.committed_size();
+            st.changed.add(size.min(end), end);
+            end > size
+        };
+        if growth > 0 || is_longer {
+            self.commit_reserved(inode, (offset, end)).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes what the inode holds to targets, before something is written there.
+    pub async fn leave_inode_with_token(&self, inode: &Arc<Inode>) -> Result<()> {
+        let _grows = inode.growing.lock().await;
+        if inode.lock().lease == LeaseKind::Write {
+            return self.flush(inode, Occasion::Growing, true).await;
+        }
+        let held = self.take_append_token(inode).await?;
+        let done = self.leave_inode_now(inode, held).await;
+        self.end_token(inode, done).await
+    }
+
+    /// `held`: the bytes in the inode, as they came with the token. What is known of them since may be older.
+    async fn leave_inode_now(&self, inode: &Arc<Inode>, held: Option<Bytes>) -> Result<()> {
+        let Some(bytes) = held else { return Ok(()) };
+        let end = bytes.len() as u64;
+        let own = self.copy_up(inode, 0, end).await?;
+        let sent = {
+            let sends = self.may_send_direct(inode).await?;
+            if inode.lock().lease == LeaseKind::Write {
+                return Err(Error::stale(format!("file {}: nobody else has it open any more", inode.ino)));
+            }
+            self.send_direct(inode, sends, own, 0, &bytes, true).await
+        };
+        let done = match sent {
+            Ok(under) => self.commit_sent(inode, (0, 0), under, CommitExtra::LeftInode).await.map(drop),
+            Err(e) => Err(e),
+        };
+        if done.is_err() {
+            self.report_left_behind(inode, end).await;
+        }
+        done
+    }
+
+    /// Drops and zeroes what an earlier, longer file left past the end.
+    pub async fn clean_with_token(&self, inode: &Arc<Inode>) -> Result<()> {
+        let _grows = inode.growing.lock().await;
+        self.take_append_token(inode).await?;
+        let done = self.clean_and_report(inode).await;
+        self.end_token(inode, done).await
+    }
+
+    /// Releases the token, and tells the leader that nothing old is left.
+    async fn clean_and_report(&self, inode: &Arc<Inode>) -> Result<()> {
+        if !inode.lock().has_old_tail() {
+            return Ok(());
+        }
+        self.clean_old_tail(inode).await?;
+        self.commit_time(inode, 0, CommitExtra::ReleasesToken).await
+    }
+
+    /// Truncates or extends a file that others write, too.
+    pub async fn set_size_with_token(
+        &self,
+        cred: &Cred,
+        inode: &Arc<Inode>,
+        set: &SetAttrs,
+        size: u64,
+    ) -> Result<Stat> {
+        self.take_append_token(inode).await?;
+        let done = async {
+            let stat = self.set_size_now(cred, inode, set, size, false).await?;
+            match self.clean_and_report(inode).await {
+                // The token was lost with a connection. The truncation is done, and the leader knows that old
+                // bytes may be past it.
+                Err(e) if e.kind == ErrorKind::Stale => {
+                    let mut st = inode.lock();
+                    st.direct_pending &= st.open_write > 0;
+                    Ok(stat)
+                }
+                reported => reported.map(|()| stat),
+            }
+        };
+        let done = done.await;
+        self.end_token(inode, done).await
+    }
+
+    /// Waits for the append token; the file is then known as it is, with the bytes that its inode holds.
+    async fn take_append_token(&self, inode: &Inode) -> Result<Option<Bytes>> {
+        let ino = inode.ino;
+        loop {
+            let revoke_clock = self.revoke_clock();
+            let taken = self.session.ask(self.deadline(), |session| TakeAppendToken { session, ino }).await;
+            {
+                // Only now: who named it in a resume without having it could have it beside another.
+                let mut st = inode.lock();
+                if taken.is_ok() && st.is_named_since(revoke_clock) {
+                    continue; // it was not named: another may have the token since
+                }
+                st.append_token = true;
+            }
+            let taken = match taken {
+                Ok(taken) => taken,
+                Err(e) => return self.end_token(inode, Err(e)).await,
+            };
+            let mut st = inode.lock();
+            self.apply_to(&mut st, &taken.entry, revoke_clock);
+            if !st.is_dirty() || st.inline == Inline::Unknown {
+                st.inline = taken.data.clone().map_or(Inline::No, Inline::Yes);
+            }
+            return Ok(taken.data);
+        }
+    }
+
+    /// The end of a token; one that no commit has released is returned.
+    async fn end_token<T>(&self, inode: &Inode, done: Result<T>) -> Result<T> {
+        let ino = inode.ino;
+        if std::mem::take(&mut inode.lock().append_token)
+            && let Err(e) =
+                self.session.ask(self.deadline(), |session| ReleaseAppendToken { session, ino }).await
+        {
+            tracing::debug!("the append token of file {ino} was not returned: {e}");
+        }
+        done
+    }
+}

@@ -1,0 +1,263 @@
+//! Snapshots: taken and removed at the leader, and read. Nothing of one ever changes, so nobody holds leases on it.
+//!
+//! Invariant: what a snapshot shows is asked of the leader or read from objects that nobody writes any more; what was at home only
+//! is read from the file itself, as long as that has the bytes of then, which the leader says before and after; what cannot be
+//! shown is an error that says why, never zeros.
+use crate::Client;
+use crate::inner::Inner;
+use crate::{Handle, OpenMode};
+use bytes::Bytes;
+use std::fmt;
+use std::sync::Arc;
+use weir_proto::meta::{Attr, Cred, FileKind};
+use weir_proto::snapshot::{
+    Layer, Snapshot, SnapshotDelete, SnapshotGetAttr, SnapshotGetXattr, SnapshotList, SnapshotListXattr,
+    SnapshotListing, SnapshotLookup, SnapshotOpen, SnapshotOpened, SnapshotReadDir, SnapshotTake,
+};
+use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId};
+
+/// Recoveries of a file that one open of it in a snapshot waits for.
+const RECOVERIES_MAX: usize = 4;
+/// Bytes fetched for one read at a time.
+const FETCH_BYTES_MAX: u64 = 16 << 20;
+
+/// A file or a symbolic link of a snapshot, to be read.
+#[derive(Debug)]
+pub struct SnapshotFile {
+    pub snapshot: u32,
+    pub attr: Attr,
+    /// The bytes of a small file, or the target of a symbolic link.
+    inline: Option<Bytes>,
+    layers: Vec<Layer>,
+    /// Of what was at home only: the file itself, if it is as it was.
+    itself: Option<Itself>,
+}
+
+/// A file that is open because a snapshot of it is.
+struct Itself {
+    client: Arc<Inner>,
+    handle: Handle,
+}
+impl fmt::Debug for Itself {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.handle)
+    }
+}
+impl Drop for Itself {
+    fn drop(&mut self) {
+        let (client, handle) = (self.client.clone(), self.handle);
+        let close = async move {
+            if let Err(e) = client.release(handle).await {
+                tracing::debug!("close a file that a snapshot was read from: {e}");
+            }
+        };
+        self.client.env.tasks.spawn("close what a snapshot was read from", close);
+    }
+}
+
+impl Client {
+    /// Keeps a volume as it is now.
+    pub async fn take_snapshot(&self, cred: &Cred, volume: VolumeId, name: &str) -> Result<Snapshot> {
+        let take = |op| SnapshotTake { op, cred: cred.clone(), volume, name: name.to_owned() };
+        let deadline = self.inner.deadline() + self.inner.config.recall_patience;
+        self.inner.session.change(deadline, take).await
+    }
+    pub async fn delete_snapshot(&self, cred: &Cred, volume: VolumeId, name: &str) -> Result<Snapshot> {
+        let delete = |op| SnapshotDelete { op, cred: cred.clone(), volume, name: name.to_owned() };
+        self.inner.session.change(self.inner.deadline(), delete).await
+    }
+    /// Oldest first.
+    pub async fn snapshots(&self, volume: VolumeId) -> Result<Vec<Snapshot>> {
+        let ask = |session| SnapshotList { session, volume };
+        Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.snapshots)
+    }
+
+    pub async fn snapshot_lookup(
+        &self,
+        cred: &Cred,
+        snapshot: u32,
+        parent: InodeId,
+        name: &[u8],
+    ) -> Result<Option<Attr>> {
+        let name = Bytes::copy_from_slice(name);
+        let ask =
+            |session| SnapshotLookup { session, cred: cred.clone(), snapshot, parent, name: name.clone() };
+        Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.attr)
+    }
+    pub async fn snapshot_attr(&self, snapshot: u32, ino: InodeId) -> Result<Attr> {
+        self.inner
+            .session
+            .ask(self.inner.deadline(), |session| SnapshotGetAttr { session, snapshot, ino })
+            .await
+    }
+    /// Entries after the cookie `after` (0: from the start), "." and ".." not among them.
+    pub async fn snapshot_list(
+        &self,
+        cred: &Cred,
+        snapshot: u32,
+        dir: InodeId,
+        after: u64,
+        limit: u32,
+    ) -> Result<SnapshotListing> {
+        let ask = |session| SnapshotReadDir { session, cred: cred.clone(), snapshot, dir, after, limit };
+        self.inner.session.ask(self.inner.deadline(), ask).await
+    }
+    pub async fn snapshot_get_xattr(&self, snapshot: u32, ino: InodeId, name: &[u8]) -> Result<Bytes> {
+        let name = Bytes::copy_from_slice(name);
+        let ask = |session| SnapshotGetXattr { session, snapshot, ino, name: name.clone() };
+        Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.bytes)
+    }
+    pub async fn snapshot_list_xattr(&self, snapshot: u32, ino: InodeId) -> Result<Vec<Bytes>> {
+        let ask = |session| SnapshotListXattr { session, snapshot, ino };
+        Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.names)
+    }
+    pub async fn snapshot_open(&self, cred: &Cred, snapshot: u32, ino: InodeId) -> Result<SnapshotFile> {
+        self.inner.snapshot_open(cred, snapshot, ino, false).await
+    }
+    /// Opens a program to run it, as [`OpenMode::execute`].
+    pub async fn snapshot_execute(&self, cred: &Cred, snapshot: u32, ino: InodeId) -> Result<SnapshotFile> {
+        self.inner.snapshot_open(cred, snapshot, ino, true).await
+    }
+    /// Parts in order, together at most `len` bytes; fewer only at the end of the file.
+    pub async fn snapshot_read(&self, file: &SnapshotFile, offset: u64, len: usize) -> Result<Vec<Bytes>> {
+        self.inner.snapshot_read(file, offset, len).await
+    }
+    pub async fn snapshot_readlink(&self, cred: &Cred, snapshot: u32, ino: InodeId) -> Result<Bytes> {
+        let file = self.inner.snapshot_open(cred, snapshot, ino, false).await?;
+        match file.inline.filter(|_| file.attr.kind == FileKind::Symlink) {
+            Some(target) => Ok(target),
+            None => Err(Error::invalid(format!("inode {ino} was not a symbolic link"))),
+        }
+    }
+}
+
+impl Inner {
+    async fn snapshot_open(
+        &self,
+        cred: &Cred,
+        snapshot: u32,
+        ino: InodeId,
+        execute: bool,
+    ) -> Result<SnapshotFile> {
+        let ask = |session| SnapshotOpen { session, cred: cred.clone(), snapshot, ino, execute };
+        for _ in 0..RECOVERIES_MAX {
+            let opened: SnapshotOpened = self.session.ask(self.deadline(), ask).await?;
+            let SnapshotOpened { attr, inline, fence, recover, unchanged, map_version } = opened;
+            self.data.need_map(map_version);
+            if recover {
+                self.decide_what_was_left(ino).await?;
+                continue;
+            }
+            if attr.evicted > 0 {
+                let itself = match unchanged {
+                    true => match self.open_itself(ino).await {
+                        // It was removed meanwhile: asked again, that is known.
+                        Err(e) if e.kind == ErrorKind::Stale => continue,
+                        opened => Some(opened?),
+                    },
+                    false => None,
+                };
+                return Ok(SnapshotFile { snapshot, attr, inline, layers: Vec::new(), itself });
+            }
+            let layers = match attr.layers {
+                Some(layers) if layers.bytes > 0 => self.list_layers(snapshot, ino, 0, true).await?.1,
+                _ => Vec::new(),
+            };
+            if let Some(layout) = &attr.layout {
+                layout.check()?;
+                self.fence(attr.layers.map_or(ino, |l| l.object), layout, fence).await?;
+                let mut fences: Vec<_> = layers.iter().map(|l| (l.object, l.fence)).collect();
+                fences.sort_unstable();
+                fences.dedup();
+                for (object, fence) in fences {
+                    self.fence(object, layout, fence).await?;
+                }
+            }
+            return Ok(SnapshotFile { snapshot, attr, inline, layers, itself: None });
+        }
+        Err(Error::unavailable(format!("file {ino}: its last writer died, and its recovery does not end")))
+    }
+
+    /// A dead writer's last stripes are decided once, for the file and for what snapshots and clones have of it.
+    pub async fn decide_what_was_left(&self, ino: InodeId) -> Result<()> {
+        let inode = self.inode(ino);
+        let looked = async {
+            // Under a lease of before the death nothing is seen of it.
+            self.refresh(&inode).await?;
+            self.prepare_read(&inode).await
+        };
+        match looked.await {
+            // It is removed since, and went with its last writer.
+            Err(e) if e.kind == ErrorKind::Stale => Ok(()),
+            looked => looked,
+        }
+    }
+
+    /// Whoever may read a file in a snapshot may read what it still is.
+    async fn open_itself(&self, ino: InodeId) -> Result<Itself> {
+        let handle = self.open(&superuser(), ino, OpenMode::READ).await?.handle;
+        self.leaves_access_time(handle);
+        Ok(Itself { client: self.arc(), handle })
+    }
+
+    /// Bytes that were at home only, brought back for the file itself.
+    async fn read_itself(&self, file: &SnapshotFile, from: u64, to: u64) -> Result<Bytes> {
+        let (snapshot, ino) = (file.snapshot, file.attr.ino);
+        if let Some(itself) = &file.itself {
+            let parts = self.read(itself.handle, from, (to - from) as usize).await?;
+            let ask = |session| SnapshotOpen { session, cred: superuser(), snapshot, ino, execute: false };
+            if self.session.ask(self.deadline(), ask).await?.unchanged {
+                return Ok(Bytes::from(parts.concat()));
+            }
+        }
+        Err(Error::io(format!(
+            "file {ino}: bytes of it were at home only when the snapshot was taken, and it was written, opened for that, or removed since: \
+             they can be had at home, if at all"
+        )))
+    }
+
+    async fn snapshot_read(&self, file: &SnapshotFile, offset: u64, len: usize) -> Result<Vec<Bytes>> {
+        let end = offset.saturating_add(len as u64).min(file.attr.size);
+        let mut parts = Vec::new();
+        let mut at = offset;
+        while at < end {
+            let to = end.min(at.saturating_add(FETCH_BYTES_MAX));
+            parts.push(self.snapshot_part(file, at, to).await?);
+            at = to;
+        }
+        Ok(parts)
+    }
+
+    async fn snapshot_part(&self, file: &SnapshotFile, from: u64, to: u64) -> Result<Bytes> {
+        let (ino, attr) = (file.attr.ino, &file.attr);
+        let mut data = vec![0; (to - from) as usize];
+        let mut put = |at: u64, bytes: &[u8]| {
+            let (a, b) = (at.max(from), (at + bytes.len() as u64).min(to));
+            if a < b {
+                data[(a - from) as usize..(b - from) as usize]
+                    .copy_from_slice(&bytes[(a - at) as usize..(b - at) as usize]);
+            }
+        };
+        if let Some(inline) = &file.inline {
+            put(0, inline);
+            return Ok(Bytes::from(data));
+        }
+        if attr.evicted > 0 {
+            return self.read_itself(file, from, to).await;
+        }
+        let Some(layout) = attr.layout else { return Ok(Bytes::from(data)) };
+        let own = attr.layers.map_or(ino, |l| l.object);
+        let fetched = self.fetch_layered(&file.layers, own, layout, &[(from, to)], self.deadline()).await?;
+        if fetched.holes {
+            // What a removed snapshot held looks like a hole.
+            let snapshot = file.snapshot;
+            self.session.ask(self.deadline(), |session| SnapshotGetAttr { session, snapshot, ino }).await?;
+        }
+        fetched.parts.iter().for_each(|(at, bytes)| put(*at, bytes));
+        Ok(Bytes::from(data))
+    }
+}
+
+fn superuser() -> Cred {
+    Cred { uid: 0, gid: 0, groups: vec![0] }
+}

@@ -1,0 +1,247 @@
+//! Names that come from elsewhere: a directory of a volume that was made from a home knows at first only where its names are
+//! to be read. Whoever needs them waits; movers read them, directory by directory, in the background too.
+//!
+//! Invariants: while a directory is marked (`NOT_ENUMERATED` in its mode, a key `l/` that names the source) nothing is made, removed
+//! or listed in it by anybody, so what is told twice is known by its name. What is told becomes inodes whose bytes are at
+//! home only, and remote entries as if we had put them there; the directory's own times stay.
+//!
+//! Knows nothing of who reads home.
+use super::usage::Charge;
+use super::*;
+use crate::keys::Sequence;
+use crate::namespace::create::next_number;
+use crate::record::EvictedRange;
+use crate::relation::record::{RemoteEntry, RemotePlace};
+use crate::relation::store;
+use bytes::Bytes;
+use weir_proto::meta::FILE_BYTES_MAX;
+use weir_proto::relation::{HOME_ENTRIES_MAX, HomeEntry, RelationId, ReportListing};
+
+/// The topmost directory of an empty volume gets its names from a home.
+pub fn begin(cx: &mut Cx<'_>, relation: RelationId, root: InodeId) -> Result<()> {
+    let mut access = load_access(cx.read(), root)?;
+    let entries = load_tally(cx.read(), root)?.entries;
+    if entries > 0 || access.mode & NOT_ENUMERATED != 0 {
+        return Err(Error::name(
+            NameRule::NotEmpty,
+            format!("the volume has {entries} entries: only an empty one can be made from what is at home"),
+        ));
+    }
+    cx.need(root, Need::Change);
+    cx.clear()?;
+    access.mode |= NOT_ENUMERATED;
+    cx.put_access(root, &access);
+    cx.txn.put(&keys::not_enumerated(relation, root), &[]);
+    Ok(())
+}
+
+/// Some of what is in a directory at home.
+pub fn report(cx: &mut Cx<'_>, r: &ReportListing) -> Result<()> {
+    if r.entries.len() > HOME_ENTRIES_MAX {
+        return Err(Error::invalid(format!("{} entries: at most {HOME_ENTRIES_MAX}", r.entries.len())));
+    }
+    let Some(mut access) = find_access(cx.read(), r.dir)? else { return Ok(()) };
+    let is_due = cx.txn.get(&keys::not_enumerated(r.relation, r.dir))?.is_some();
+    if access.mode & NOT_ENUMERATED == 0 || !is_due {
+        return Ok(()); // told before
+    }
+    cx.need(r.dir, Need::Change);
+    cx.clear()?;
+    let mut tally = load_tally(cx.read(), r.dir)?;
+    let mtime = tally.mtime;
+    let mut charge = Charge::default();
+    let mut into =
+        Into { relation: r.relation, dir: r.dir, access: &access, tally: &mut tally, again: false };
+    for entry in &r.entries {
+        charge = charge.and(into.take(cx, entry)?);
+    }
+    tally.mtime = mtime;
+    cx.put_tally(r.dir, &tally);
+    cx.charge(r.dir, charge)?;
+    if r.end {
+        access.mode &= !NOT_ENUMERATED;
+        cx.put_access(r.dir, &access);
+        cx.txn.delete(&keys::not_enumerated(r.relation, r.dir));
+        mirror::begin(cx, r.relation, r.dir)?;
+        // Other homes of the volume get it as they get what was there before them.
+        let others = store::relations(cx.read())?;
+        for (id, _) in others.iter().filter(|(id, o)| o.volume == access.volume && *id != r.relation) {
+            cx.txn.put(&keys::unseen(*id, r.dir), &0u64.to_le_bytes());
+        }
+        cx.events.logged = true;
+    }
+    Ok(())
+}
+
+/// The directory that is being filled.
+pub(super) struct Into<'a> {
+    pub relation: RelationId,
+    pub dir: InodeId,
+    pub access: &'a Access,
+    pub tally: &'a mut Tally,
+    /// A file that is known by another name may be there as it was before it changed at home: then this is another one.
+    pub again: bool,
+}
+
+impl Into<'_> {
+    /// What it adds to the usage.
+    pub(super) fn take(&mut self, cx: &mut Cx<'_>, entry: &HomeEntry) -> Result<Charge> {
+        check_name(&entry.name)?;
+        if find_link(cx.read(), self.dir, &entry.name)?.is_some() {
+            return Ok(Charge::default());
+        }
+        if let Some(known) = self.known(cx, entry)? {
+            self.link(cx, entry, known)?;
+            return Ok(Charge::default());
+        }
+        if entry.size > FILE_BYTES_MAX {
+            return Err(Error::name(NameRule::FileTooBig, format!("{:?} at home", show(&entry.name))));
+        }
+        let ino = cx.next_ino(self.tally)?;
+        cx.insert_name(self.dir, self.tally, &entry.name, ino, entry.kind);
+        if !entry.id.is_empty() {
+            cx.txn.put(&keys::identity(self.relation, &entry.id), &ino.0.to_le_bytes());
+        }
+        self.put_remote(cx, ino, entry);
+        let flags = put_xattrs(cx, ino, entry)?;
+        if entry.kind == FileKind::Directory {
+            self.make_directory(cx, ino, entry, flags)?;
+            return Ok(Charge { directories: 1, ..Charge::default() });
+        }
+        Ok(self.make_file(cx, ino, entry, flags))
+    }
+
+    /// The inode of which this is another name.
+    fn known(&self, cx: &Cx<'_>, entry: &HomeEntry) -> Result<Option<(InodeId, Inode)>> {
+        if entry.id.is_empty() {
+            return Ok(None);
+        }
+        let value = cx.txn.get(&keys::identity(self.relation, &entry.id))?;
+        let ino = value.and_then(|v| <[u8; 8]>::try_from(v).ok()).map(|v| InodeId(u64::from_le_bytes(v)));
+        let Some(ino) = ino else { return Ok(None) };
+        if self.again {
+            let remote = crate::relation::tree::find_remote(cx.read(), self.relation, ino)?;
+            if remote.is_none_or(|remote| remote.fingerprint != entry.fingerprint) {
+                return Ok(None);
+            }
+        }
+        let found = find_inode(cx.read(), ino)?.filter(|inode| inode.kind == entry.kind && inode.nlink > 0);
+        Ok(found.map(|inode| (ino, inode)))
+    }
+
+    fn link(&mut self, cx: &mut Cx<'_>, entry: &HomeEntry, (ino, mut inode): (InodeId, Inode)) -> Result<()> {
+        cx.need(ino, Need::Change);
+        cx.clear()?;
+        inode.nlink += 1;
+        inode.ctime = cx.rules.after(inode.ctime);
+        cx.insert_name(self.dir, self.tally, &entry.name, ino, entry.kind);
+        cx.txn.put(&keys::link(ino, self.dir, &entry.name), &[]);
+        cx.put_inode(ino, &inode);
+        if let Some(mut remote) = crate::relation::tree::find_remote(cx.read(), self.relation, ino)? {
+            remote.places.push(RemotePlace { dir: self.dir, name: entry.name.clone() });
+            cx.txn.put(&keys::remote(self.relation, ino), &remote.to_value());
+            cx.txn.put(&keys::remote_name(self.relation, self.dir, &entry.name), &ino.0.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn put_remote(&self, cx: &mut Cx<'_>, ino: InodeId, entry: &HomeEntry) {
+        let places = vec![RemotePlace { dir: self.dir, name: entry.name.clone() }];
+        let complete = (entry.kind == FileKind::Regular).then_some(entry.size);
+        let remote = RemoteEntry {
+            kind: entry.kind,
+            places,
+            fingerprint: entry.fingerprint.clone(),
+            complete,
+            writing: false,
+        };
+        cx.txn.put(&keys::remote(self.relation, ino), &remote.to_value());
+        cx.txn.put(&keys::remote_name(self.relation, self.dir, &entry.name), &ino.0.to_le_bytes());
+    }
+
+    fn make_directory(&self, cx: &mut Cx<'_>, ino: InodeId, entry: &HomeEntry, flags: u32) -> Result<()> {
+        let (a, now) = (&entry.attrs, cx.rules.now);
+        let access = Access {
+            mode: a.mode & MODE_BITS | flags | NOT_ENUMERATED,
+            uid: a.uid,
+            gid: a.gid,
+            parent: self.dir,
+            atime: a.atime,
+            btime: now,
+            volume: self.access.volume,
+            cookie: self.tally.next_cookie - 1,
+        };
+        let serial = next_number(cx.txn, Sequence::DirectorySerial)?;
+        let (mtime, ctime) = (a.mtime, now);
+        let tally = Tally { mtime, ctime, entries: 0, subdirectories: 0, serial, next_n: 0, next_cookie: 1 };
+        cx.put_access(ino, &access);
+        cx.put_tally(ino, &tally);
+        cx.txn.put(&keys::not_enumerated(self.relation, ino), &[]);
+        Ok(())
+    }
+
+    fn make_file(&self, cx: &mut Cx<'_>, ino: InodeId, entry: &HomeEntry, flags: u32) -> Charge {
+        let (a, now) = (&entry.attrs, cx.rules.now);
+        let regular = entry.kind == FileKind::Regular;
+        let bytes = if regular { entry.size } else { 0 };
+        let inode = Inode {
+            kind: entry.kind,
+            mode: a.mode & MODE_BITS | flags,
+            uid: a.uid,
+            gid: a.gid,
+            nlink: 1,
+            rdev: entry.rdev,
+            size: if entry.kind == FileKind::Symlink { entry.target.len() as u64 } else { bytes },
+            allocated: bytes,
+            atime: a.atime,
+            mtime: a.mtime,
+            ctime: now,
+            btime: now,
+            data_version: 0,
+            layout: cx.rules.layout_in(self.access.volume).filter(|_| regular).map(|p| create::place(p, ino)),
+            parent: self.dir,
+            token_epoch: 0,
+            writer: SessionId(0),
+            dirty: false,
+            recover: false,
+            data_end: 0,
+            shared_at: None,
+            evicted: bytes,
+            pinned: false,
+            layers: None,
+            cookie: self.tally.next_cookie - 1,
+        };
+        cx.put_inode(ino, &inode);
+        if bytes > 0 {
+            cx.txn.put(&keys::evicted(ino, 0), &EvictedRange { to: bytes, handed: 0 }.to_value());
+        }
+        if entry.kind == FileKind::Symlink {
+            cx.txn.put(&keys::data(ino), &entry.target);
+        }
+        Charge::file(&inode)
+    }
+}
+
+/// Extended attributes, and lists of rights: what the mode is to say of them.
+fn put_xattrs(cx: &mut Cx<'_>, ino: InodeId, entry: &HomeEntry) -> Result<u32> {
+    let (kept, flags) = xattrs_of(entry);
+    kept.iter().for_each(|(name, value)| cx.txn.put(&keys::xattr(ino, name), value));
+    Ok(flags)
+}
+
+/// What is kept of them, and what the mode is to say.
+pub(super) fn xattrs_of(entry: &HomeEntry) -> (Vec<(Bytes, Bytes)>, u32) {
+    let (mut kept, mut flags) = (Vec::new(), 0);
+    for (name, value) in &entry.attrs.xattrs {
+        let mut value: Bytes = value.clone();
+        if &name[..] == acl::ACCESS || &name[..] == acl::DEFAULT {
+            let says_more = |list: &Acl| &name[..] == acl::DEFAULT || !list.is_mode();
+            // One that is damaged at home gives nobody a right here.
+            let Some(list) = Acl::parse(&value).ok().flatten().filter(says_more) else { continue };
+            value = list.to_value().into();
+            flags = HAS_ACL;
+        }
+        kept.push((name.clone(), value));
+    }
+    (kept, flags)
+}

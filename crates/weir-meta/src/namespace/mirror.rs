@@ -1,0 +1,334 @@
+//! A volume that mirrors a home which is not its own: what is there is shown here, and nobody changes it here.
+//!
+//! Invariants: a file that changed at home is another file here, whose bytes are all there; whoever has the old one open
+//! reads of it what it was, or an error, and never of both. What is told is the whole of a range of names, so what is here and
+//! was not told is gone there, and telling it twice changes nothing. Names go at once; what is in a directory that is gone
+//! goes in small steps afterwards, and is charged to the topmost directory until then.
+//!
+//! Knows nothing of who reads home, and when.
+use super::import::{Into, xattrs_of};
+use super::usage::Charge;
+use super::*;
+use crate::relation::record::{DoomedRecord, MirroredRecord, RelationRecord, RemoteEntry};
+use crate::relation::{store, tree};
+use bytes::Bytes;
+use weir_kv::Scan;
+use weir_proto::relation::{HOME_ENTRIES_MAX, HomeEntry, RelationId, ReportRelisting, What};
+
+/// Names that are gone at home and go in one transaction; the others when the directory is read next, at once.
+const GONE_MAX: usize = 512;
+
+impl Cx<'_> {
+    /// Refuses a change of a volume that mirrors a home, whoever makes it.
+    pub(super) fn require_own(&self, volume: VolumeId) -> Result<()> {
+        if !self.rules.mirrored.contains(&volume) {
+            return Ok(());
+        }
+        let why = "the volume mirrors a home and is read only here: change it there (`weir relation list`)";
+        Err(Error::name(NameRule::ReadOnly, why))
+    }
+    /// The same of something in it.
+    pub(super) fn require_own_inode(&self, ino: InodeId) -> Result<()> {
+        if self.rules.mirrored.is_empty() {
+            return Ok(());
+        }
+        let dir = find_inode(self.read(), ino)?.map_or(ino, |inode| inode.parent);
+        volume::find_volume_of(self.read(), dir)?.map_or(Ok(()), |volume| self.require_own(volume))
+    }
+}
+
+/// All names of a directory are known: if its relation mirrors it is read again from now on.
+pub fn begin(cx: &mut Cx<'_>, relation: RelationId, dir: InodeId) -> Result<()> {
+    if store::find_relation(cx.read(), relation)?.is_some_and(|record| record.mirrors()) {
+        let now = MirroredRecord { at: cx.rules.now, more: false };
+        cx.txn.put(&keys::mirrored(relation, dir), &now.to_value());
+    }
+    Ok(())
+}
+
+/// What is in a directory at home now, of a range of names.
+pub fn report(cx: &mut Cx<'_>, r: &ReportRelisting) -> Result<()> {
+    check(r)?;
+    let Some(record) = store::find_relation(cx.read(), r.relation)?.filter(RelationRecord::mirrors) else {
+        return Ok(());
+    };
+    let key = keys::mirrored(r.relation, r.dir);
+    let (Some(value), Some(access)) = (cx.txn.get(&key)?, find_access(cx.read(), r.dir)?) else {
+        return Ok(()); // gone meanwhile
+    };
+    let before = MirroredRecord::from_value(&value, || format!("when directory {} was read at home", r.dir))?;
+    believe(cx, r, &record)?;
+    let (known, more) = known_names(cx.read(), r)?;
+    let steps = compare(cx, r, &known, more)?;
+    if !steps.is_empty() {
+        cx.need(r.dir, Need::Change);
+        steps.iter().filter_map(Step::touches).for_each(|ino| cx.need(ino, Need::Change));
+        cx.clear()?;
+        carry_out(cx, r, &access, &steps)?;
+    }
+    let more = before.more || more;
+    let after = match (r.upto.is_none(), more) {
+        (true, true) => MirroredRecord { at: Time { nanos: 0 }, more: false },
+        (true, false) => MirroredRecord { at: cx.rules.now, more: false },
+        (false, _) => MirroredRecord { more, ..before },
+    };
+    cx.txn.put(&key, &after.to_value());
+    Ok(())
+}
+
+fn check(r: &ReportRelisting) -> Result<()> {
+    if r.entries.len() > HOME_ENTRIES_MAX {
+        return Err(Error::invalid(format!("{} entries: at most {HOME_ENTRIES_MAX}", r.entries.len())));
+    }
+    r.entries.iter().try_for_each(|entry| check_name(&entry.name))?;
+    let is_ordered = r.entries.is_sorted_by(|a, b| a.name < b.name);
+    let is_behind = r.entries.first().is_none_or(|first| r.after < first.name);
+    let is_before = match (&r.upto, r.entries.last()) {
+        (Some(upto), Some(last)) => last.name <= *upto,
+        (Some(upto), None) => r.after < *upto,
+        (None, _) => true,
+    };
+    match is_ordered && is_behind && is_before {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("names of directory {} are told out of order", r.dir))),
+    }
+}
+
+/// A home that shows nothing at all is probably not mounted.
+fn believe(cx: &Cx<'_>, r: &ReportRelisting, record: &RelationRecord) -> Result<()> {
+    let is_all = r.after.is_empty() && r.upto.is_none();
+    if !is_all || !r.entries.is_empty() || volume::load(cx.read(), record.volume)?.root != r.dir {
+        return Ok(());
+    }
+    match load_tally(cx.read(), r.dir)?.entries {
+        0 => Ok(()),
+        n => Err(Error::invalid(format!(
+            "home is empty where {n} entries were: probably it is not mounted, so what is known of it stays"
+        ))),
+    }
+}
+
+type Known = Vec<(Bytes, Link)>;
+
+/// The names of the range that are known here; true: there are more of them than are looked at.
+fn known_names(read: &dyn Read, r: &ReportRelisting) -> Result<(Known, bool)> {
+    let mut start = keys::name(r.dir, &r.after);
+    if !r.after.is_empty() {
+        start.push(0); // behind it
+    }
+    let end = match &r.upto {
+        Some(upto) => [keys::name(r.dir, upto), vec![0]].concat(),
+        None => keys::range_of(b'E', r.dir.0).1,
+    };
+    let limit = r.entries.len() + GONE_MAX;
+    let (mut known, mut more, mut bad) = (Known::new(), false, None);
+    read.scan(&start, &end, &mut |key, value| {
+        if known.len() == limit {
+            more = true;
+            return Scan::Stop;
+        }
+        match Link::from_value(value, || format!("an entry of directory {}", r.dir)) {
+            Ok(link) => known.push((Bytes::copy_from_slice(key.get(9..).unwrap_or_default()), link)),
+            Err(e) => bad = Some(e),
+        }
+        if bad.is_none() { Scan::More } else { Scan::Stop }
+    })?;
+    bad.map_or(Ok((known, more)), Err)
+}
+
+/// What is to be done here.
+enum Step<'a> {
+    Gone(&'a Bytes, Link),
+    New(&'a HomeEntry),
+    /// The same thing with other attributes.
+    Attributes(&'a HomeEntry, InodeId),
+    /// Home knows it by another fingerprint, and it is the same.
+    Fingerprint(&'a HomeEntry, InodeId),
+}
+
+impl Step<'_> {
+    fn touches(&self) -> Option<InodeId> {
+        match self {
+            Step::Gone(_, link) => Some(link.ino),
+            Step::Attributes(_, ino) => Some(*ino),
+            Step::New(_) | Step::Fingerprint(..) => None,
+        }
+    }
+}
+
+fn compare<'a>(cx: &Cx<'_>, r: &'a ReportRelisting, known: &'a Known, more: bool) -> Result<Vec<Step<'a>>> {
+    let mut steps = Vec::new();
+    // What lies behind the names that were looked at is compared next time.
+    let last = known.last().filter(|_| more).map(|(name, _)| name);
+    let reported = r.entries.iter().filter(|entry| last.is_none_or(|last| entry.name <= *last));
+    let mut gone = known.iter().peekable();
+    for entry in reported {
+        while let Some((name, link)) = gone.next_if(|(name, _)| *name < entry.name) {
+            steps.push(Step::Gone(name, *link));
+        }
+        match gone.next_if(|(name, _)| *name == entry.name) {
+            Some((name, link)) => compare_one(cx, r.relation, entry, (name, *link), &mut steps)?,
+            None => steps.push(Step::New(entry)),
+        }
+    }
+    steps.extend(gone.map(|(name, link)| Step::Gone(name, *link)));
+    Ok(steps)
+}
+
+fn compare_one<'a>(
+    cx: &Cx<'_>,
+    relation: RelationId,
+    entry: &'a HomeEntry,
+    (name, link): (&'a Bytes, Link),
+    steps: &mut Vec<Step<'a>>,
+) -> Result<()> {
+    let is_directory = entry.kind == FileKind::Directory;
+    let remote = tree::find_remote(cx.read(), relation, link.ino)?.filter(|_| link.kind == entry.kind);
+    let is_same =
+        remote.as_ref().is_some_and(|remote| is_directory || remote.fingerprint == entry.fingerprint);
+    if !is_same {
+        steps.extend([Step::Gone(name, link), Step::New(entry)]);
+        return Ok(());
+    }
+    if remote.is_some_and(|remote| remote.fingerprint != entry.fingerprint) {
+        steps.push(Step::Fingerprint(entry, link.ino));
+    }
+    let Some(present) = tree::present(cx.read(), link.ino)? else { return Ok(()) };
+    let (a, b) = (&present.attrs, &entry.attrs);
+    let mut xattrs = xattrs_of(entry).0;
+    xattrs.sort();
+    let is_same = (a.mode, a.uid, a.gid, a.mtime) == (b.mode & MODE_BITS, b.uid, b.gid, b.mtime);
+    if !is_same || a.xattrs != xattrs {
+        steps.push(Step::Attributes(entry, link.ino));
+    }
+    Ok(())
+}
+
+fn carry_out(cx: &mut Cx<'_>, r: &ReportRelisting, access: &Access, steps: &[Step<'_>]) -> Result<()> {
+    let mtime = load_tally(cx.read(), r.dir)?.mtime;
+    for step in steps {
+        match step {
+            Step::Gone(name, link) if link.kind == FileKind::Directory => put_aside(cx, r, name, link)?,
+            Step::Gone(name, link) => {
+                cx.remove_file(r.dir, name, link)?;
+                forget_name(cx, r.relation, r.dir, name, link.ino)?;
+            }
+            Step::New(_) => {}
+            Step::Attributes(entry, ino) => set_attributes(cx, entry, *ino)?,
+            Step::Fingerprint(entry, ino) => {
+                if let Some(remote) = tree::find_remote(cx.read(), r.relation, *ino)? {
+                    let remote = RemoteEntry { fingerprint: entry.fingerprint.clone(), ..remote };
+                    cx.txn.put(&keys::remote(r.relation, *ino), &remote.to_value());
+                }
+            }
+        }
+    }
+    let mut tally = load_tally(cx.read(), r.dir)?;
+    let mut charge = Charge::default();
+    let mut into = Into { relation: r.relation, dir: r.dir, access, tally: &mut tally, again: true };
+    for step in steps {
+        if let Step::New(entry) = step {
+            charge = charge.and(into.take(cx, entry)?);
+        }
+    }
+    // Its own time is told with the directory above.
+    tally.mtime = mtime;
+    cx.put_tally(r.dir, &tally);
+    cx.charge(r.dir, charge)?;
+    for step in steps {
+        if let Step::New(entry) = step
+            && let Some(link) = find_link(cx.read(), r.dir, &entry.name)?
+        {
+            let (ino, kind, parent, name) = (link.ino, link.kind, r.dir, entry.name.clone());
+            cx.log(r.dir, || What::Made { ino, kind, parent, name })?;
+        }
+    }
+    Ok(())
+}
+
+fn set_attributes(cx: &mut Cx<'_>, entry: &HomeEntry, ino: InodeId) -> Result<()> {
+    let (a, (xattrs, flags)) = (&entry.attrs, xattrs_of(entry));
+    cx.delete_range(keys::range_of(b'X', ino.0))?;
+    xattrs.iter().for_each(|(name, value)| cx.txn.put(&keys::xattr(ino, name), value));
+    let mode = a.mode & MODE_BITS | flags;
+    if let Some(mut inode) = find_inode(cx.read(), ino)? {
+        (inode.mode, inode.uid, inode.gid, inode.mtime) = (mode, a.uid, a.gid, a.mtime);
+        inode.ctime = cx.rules.after(inode.ctime);
+        cx.put_inode(ino, &inode);
+    } else {
+        let (mut access, mut tally) = (load_access(cx.read(), ino)?, load_tally(cx.read(), ino)?);
+        (access.mode, access.uid, access.gid) = (mode | access.mode & NOT_ENUMERATED, a.uid, a.gid);
+        (tally.mtime, tally.ctime) = (a.mtime, cx.rules.after(tally.ctime));
+        cx.put_access(ino, &access);
+        cx.put_tally(ino, &tally);
+    }
+    cx.log_of(ino, || What::Attributes { ino })
+}
+
+/// What is kept of a name at home, and of the inode with its last one: nothing of that is found there any more.
+fn forget_name(cx: &mut Cx<'_>, relation: RelationId, dir: InodeId, name: &[u8], ino: InodeId) -> Result<()> {
+    cx.txn.delete(&keys::remote_name(relation, dir, name));
+    let Some(mut remote) = tree::find_remote(cx.read(), relation, ino)? else { return Ok(()) };
+    remote.places.retain(|place| (place.dir, &place.name[..]) != (dir, name));
+    if !remote.places.is_empty() {
+        cx.txn.put(&keys::remote(relation, ino), &remote.to_value());
+        return Ok(());
+    }
+    cx.txn.delete(&keys::remote(relation, ino));
+    cx.txn.delete(&keys::conflict(relation, ino));
+    cx.txn.delete(&keys::not_enumerated(relation, ino));
+    cx.txn.delete(&keys::mirrored(relation, ino));
+    store::trim_receipts(cx.txn, relation, ino, 0)
+}
+
+/// A directory loses its name; what is in it goes afterwards. Until then it is charged to the topmost one: what it was in may go first.
+fn put_aside(cx: &mut Cx<'_>, r: &ReportRelisting, name: &[u8], link: &Link) -> Result<()> {
+    let mut tally = load_tally(cx.read(), r.dir)?;
+    cx.remove_name(r.dir, &mut tally, name, link);
+    cx.put_tally(r.dir, &tally);
+    let access = load_access(cx.read(), link.ino)?;
+    let all = Charge::directory(&super::usage_of(cx.read(), link.ino)?);
+    let top = volume::load(cx.read(), access.volume)?.root;
+    cx.charge(r.dir, all.back())?;
+    cx.charge(top, all)?;
+    cx.put_access(link.ino, &Access { parent: top, ..access });
+    forget_name(cx, r.relation, r.dir, name, link.ino)?;
+    let number = last_doomed(cx.read())?.map_or(0, |number| number + 1);
+    let doomed = DoomedRecord { relation: r.relation, dir: link.ino };
+    cx.txn.put(&keys::doomed(number), &doomed.to_value());
+    cx.events.doomed = true;
+    let (ino, kind, parent, name) = (link.ino, link.kind, r.dir, Bytes::copy_from_slice(name));
+    cx.log(r.dir, || What::Removed { ino, kind, parent, name, last: true })
+}
+
+fn doomed(read: &dyn Read) -> Result<Vec<(u64, DoomedRecord)>> {
+    let (start, end) = keys::range_of_letter(b'e');
+    store::collect(read, &start, &end, usize::MAX, |key, value| {
+        let number = key.get(1..9).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes);
+        let number = number.ok_or_else(|| Error::damaged("the key of a directory that goes is damaged"))?;
+        Ok((number, DoomedRecord::from_value(value, || format!("directory {number} that goes"))?))
+    })
+}
+fn last_doomed(read: &dyn Read) -> Result<Option<u64>> {
+    Ok(doomed(read)?.last().map(|(number, _)| *number))
+}
+
+/// Removes a few names of what is gone at home, deepest first. False: there is nothing of that kind.
+pub fn remove_some(cx: &mut Cx<'_>) -> Result<bool> {
+    let Some((number, record)) = doomed(cx.read())?.into_iter().next() else { return Ok(false) };
+    let DoomedRecord { relation, dir: top } = record;
+    let Some(access) = find_access(cx.read(), top)? else {
+        cx.txn.delete(&keys::doomed(number));
+        return Ok(true);
+    };
+    let of = volume::volume_of(cx.read(), top)?;
+    let gone = move |cx: &mut Cx<'_>, dir, name: &[u8], ino| forget_name(cx, relation, dir, name, ino);
+    if !volume::remove_below(cx, of, top, &gone)? {
+        return Ok(true);
+    }
+    cx.need(top, Need::Change);
+    cx.clear()?;
+    cx.destroy_directory(access.parent, top)?;
+    cx.txn.delete(&keys::doomed(number));
+    Ok(true)
+}

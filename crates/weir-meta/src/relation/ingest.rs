@@ -1,0 +1,271 @@
+//! From the changelog to work: changes are taken over into each relation's queue of names and dirty ranges;
+//! what was there before a relation is looked at, directory by directory, and joins the changelog; what all
+//! have taken is forgotten.
+//!
+//! Invariant: a change and the mark that it was taken are one transaction, so nothing is lost or taken twice.
+use super::dirty::{self, Apart};
+use super::record::{DirtyRange, FINISH, RelationRecord};
+use super::ship_queue::{ShipQueue, is_of_names};
+use super::{store, tree};
+use crate::keys;
+use crate::namespace::{find_inode, log, volume};
+use crate::record::{Access, ChangeRecord, Listed, NOT_ENUMERATED, Record};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use weir_kv::{Read, Txn};
+use weir_proto::meta::{FileKind, Time};
+use weir_proto::relation::{RelationId, What};
+use weir_proto::{Error, InodeId, Result, VolumeId};
+
+/// Changes taken over in one transaction.
+const INGEST_MAX: usize = 256;
+/// Entries of a directory looked at in one transaction.
+const SCAN_MAX: usize = 256;
+/// Changes that wait to be taken before the look at what was there pauses.
+const QUEUE_MAX: u64 = 4096;
+/// Changes forgotten in one transaction.
+const FORGET_MAX: usize = 1024;
+/// A home that does not answer is asked again after this, doubled each time up to the maximum.
+const BACK_OFF_MIN: Duration = Duration::from_millis(500);
+const BACK_OFF_MAX: Duration = Duration::from_secs(30);
+
+pub fn back_off(tries: u32) -> Duration {
+    BACK_OFF_MIN.saturating_mul(1 << tries.min(10)).min(BACK_OFF_MAX)
+}
+
+/// Takes over what came since; whether there may be more.
+pub fn take(txn: &mut dyn Txn, relation: RelationId, queue: &mut ShipQueue) -> Result<bool> {
+    let found = store::find_relation(txn, relation)?.filter(|record| !record.mirrors());
+    let Some(mut record) = found else { return Ok(false) };
+    let start = keys::change(record.volume, record.ingested + 1);
+    let (_, end) = keys::range_of_short(b'C', record.volume.0);
+    let changes = store::collect(txn, &start, &end, INGEST_MAX, |key, value| {
+        let number = store::number_of(key)?;
+        Ok((number, tree::load_change(value, number)?))
+    })?;
+    for (number, change) in &changes {
+        take_one(txn, relation, queue, *number, change)?;
+        queue.touch_changed(&change.what);
+        if let What::Resized { ino, .. } = change.what {
+            queue.truncations.entry(ino).or_default().insert(*number);
+        }
+        record.ingested = *number;
+    }
+    if !changes.is_empty() {
+        txn.put(&keys::relation(relation), &record.to_value());
+    }
+    Ok(changes.len() == INGEST_MAX)
+}
+
+fn take_one(
+    txn: &mut dyn Txn,
+    relation: RelationId,
+    queue: &mut ShipQueue,
+    number: u64,
+    change: &ChangeRecord,
+) -> Result<()> {
+    tracing::trace!(%relation, number, what = ?change.what, "taken");
+    let dirty_range = |len| DirtyRange { len, since: change.at, oldest: number, newest: number };
+    if is_of_names(&change.what) {
+        txn.put(&keys::name_change(relation, number), &change.to_value());
+    }
+    match &change.what {
+        // Nobody need ever write to it: also then somebody says that it is complete, who made it or who recovers it.
+        What::Made { ino, kind: FileKind::Regular, .. } => match find_inode(txn, *ino)? {
+            Some(inode) if inode.dirty => note_growing(txn, relation, queue, *ino),
+            // One that home has was only seen again, by the look for another relation.
+            Some(inode) if inode.nlink > 0 && tree::find_remote(txn, relation, *ino)?.is_none() => {
+                txn.put(&keys::dirty(relation, *ino, FINISH), &dirty_range(0).to_value());
+                Ok(())
+            }
+            _ => Ok(()),
+        },
+        What::Data { ino, offset, len } => {
+            store::remove_receipts(txn, relation, *ino, *offset, offset + len)?;
+            note_growing(txn, relation, queue, *ino)?;
+            add_dirty(txn, relation, queue, *ino, *offset, dirty_range(*len))
+        }
+        What::Resized { ino, size } => {
+            store::trim_receipts(txn, relation, *ino, *size)?;
+            // Also where nobody has written since, for whoever has it open says its end, or dies: that has its times.
+            note_growing(txn, relation, queue, *ino)?;
+            store::change_dirty(txn, relation, *ino, |ranges| dirty::trim(ranges, *size))
+        }
+        What::Complete { ino, size } => {
+            txn.put(&keys::dirty(relation, *ino, FINISH), &dirty_range(0).to_value());
+            store::note_complete(txn, relation, *ino)?;
+            // Holes, and what a receipt does not prove any more.
+            for (from, to) in unproved(txn, relation, *ino, *size)? {
+                add_dirty(txn, relation, queue, *ino, from, dirty_range(to - from))?;
+            }
+            Ok(())
+        }
+        // What nobody can read any more is not shipped.
+        What::Removed { ino, last: true, .. } | What::Renamed { replaced: Some((ino, true)), .. } => {
+            store::drop_dirty(txn, relation, *ino)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A file is being written: its writer closes it, or it is looked for.
+fn note_growing(txn: &mut dyn Txn, relation: RelationId, queue: &mut ShipQueue, ino: InodeId) -> Result<()> {
+    if store::note_growing(txn, relation, ino)? {
+        queue.orphans.note(ino);
+    }
+    Ok(())
+}
+
+/// Bytes that home is to get: not joined with what is on its way, nor over a change of size.
+pub fn add_dirty(
+    txn: &mut dyn Txn,
+    relation: RelationId,
+    queue: &ShipQueue,
+    ino: InodeId,
+    offset: u64,
+    dirty: DirtyRange,
+) -> Result<()> {
+    let busy = |start, end| queue.is_out(ino, start, end);
+    let truncated_between = |oldest, newest| queue.is_truncated_between(ino, oldest, newest);
+    let apart = Apart { busy: &busy, truncated_between: &truncated_between };
+    store::add_dirty(txn, relation, ino, offset, dirty, &apart)
+}
+
+/// What of a file is neither proved to be at home nor on its way.
+pub fn unproved(read: &dyn Read, relation: RelationId, ino: InodeId, size: u64) -> Result<Vec<(u64, u64)>> {
+    let receipts = store::receipts_of(read, relation, ino)?.into_iter().map(|(at, r)| (at, at + r.len));
+    let dirty = store::dirty_of(read, relation, ino)?.into_iter().map(|(at, p)| (at, at + p.len));
+    // What is evicted is at home for certain, and cannot be read here.
+    let evicted = store::evicted_of(read, ino)?;
+    let mut covered: Vec<(u64, u64)> = receipts.chain(dirty).chain(evicted).collect();
+    covered.sort_unstable();
+    Ok(store::outside(&covered, size))
+}
+
+/// Looks at some of what was there before the relation; whether there is more to look at.
+pub fn scan(txn: &mut dyn Txn, relation: RelationId, now: Time) -> Result<bool> {
+    let Some(record) = store::find_relation(txn, relation)? else { return Ok(false) };
+    let (start, end) = keys::range_of_short(b'B', relation.0);
+    let next = store::collect(txn, &start, &end, 1, |key, value| {
+        let cookie = <[u8; 8]>::try_from(value).map_err(|_| Error::damaged("a mark of a look is damaged"))?;
+        Ok((InodeId(store::number_of(key)?), u64::from_le_bytes(cookie)))
+    })?;
+    let Some((dir, cookie)) = next.into_iter().next() else { return Ok(false) };
+    if log::last_number(txn, record.volume)?.saturating_sub(record.ingested) > QUEUE_MAX {
+        return Ok(true);
+    }
+    let access = txn.get(&keys::access(dir))?.map(|v| Access::from_value(&v, || format!("directory {dir}")));
+    if access.transpose()?.is_none_or(|access| access.mode & NOT_ENUMERATED != 0) {
+        txn.delete(&keys::unseen(relation, dir)); // gone; or it comes again when its names are known
+        return Ok(true);
+    }
+    let (start, (_, end)) = (keys::listed(dir, cookie.saturating_add(1)), keys::range_of(b'K', dir.0));
+    let entries = store::collect(txn, &start, &end, SCAN_MAX, |key, value| {
+        let cookie = keys::cookie_of(key).ok_or_else(|| Error::damaged("a listing's key is damaged"))?;
+        Ok((cookie, Listed::from_value(value, || format!("an entry of directory {dir}"))?))
+    })?;
+    for (_, entry) in &entries {
+        see(txn, relation, &record, now, dir, entry)?;
+    }
+    match entries.last() {
+        Some((cookie, _)) if entries.len() == SCAN_MAX => {
+            txn.put(&keys::unseen(relation, dir), &cookie.to_le_bytes());
+        }
+        _ => txn.delete(&keys::unseen(relation, dir)),
+    }
+    Ok(true)
+}
+
+/// An entry that was there before: recorded as if it were made now.
+fn see(
+    txn: &mut dyn Txn,
+    relation: RelationId,
+    record: &RelationRecord,
+    now: Time,
+    dir: InodeId,
+    entry: &Listed,
+) -> Result<()> {
+    let (ino, kind) = (entry.ino, entry.kind);
+    if kind == FileKind::Directory && volume::volume_of(txn, ino)? != record.volume {
+        return Ok(());
+    }
+    let known = tree::find_remote(txn, relation, ino)?.is_some();
+    let what = What::Made { ino, kind, parent: dir, name: entry.name.clone() };
+    let number = log::append(txn, record.volume, now, what)?;
+    let has_more = kind == FileKind::Directory || find_inode(txn, ino)?.is_some_and(|i| i.nlink > 0);
+    if !known && has_more {
+        tree::ship_whole(txn, relation, number, now, ino, &[])?;
+    }
+    Ok(())
+}
+
+/// Forgets changes that everybody has taken; whether there may be more.
+pub fn forget(txn: &mut dyn Txn, volume: VolumeId) -> Result<bool> {
+    let mut upto = u64::MAX;
+    let ships = |r: &RelationRecord| r.volume == volume && !r.mirrors();
+    for (_, record) in store::relations(txn)?.into_iter().filter(|(_, r)| ships(r)) {
+        upto = upto.min(record.ingested);
+    }
+    for (_, at) in cursors(txn, volume)? {
+        upto = upto.min(at);
+    }
+    let (start, end) = (keys::change(volume, 0), keys::change(volume, upto.saturating_add(1)));
+    Ok(store::delete_range(txn, &start, &end, FORGET_MAX)? == FORGET_MAX)
+}
+
+/// Followers of a volume and how far they have come.
+pub fn cursors(read: &dyn Read, volume: VolumeId) -> Result<Vec<(String, u64)>> {
+    let (start, end) = keys::range_of_short(b'k', volume.0);
+    store::collect(read, &start, &end, usize::MAX, |key, value| {
+        let name = String::from_utf8_lossy(key.get(5..).unwrap_or_default()).into_owned();
+        let at =
+            <[u8; 8]>::try_from(value).map_err(|_| Error::damaged(format!("cursor {name:?} is damaged")))?;
+        Ok((name, u64::from_le_bytes(at)))
+    })
+}
+
+/// Volumes that somebody listens to.
+pub fn logged(read: &dyn Read) -> Result<BTreeSet<VolumeId>> {
+    let all = store::relations(read)?;
+    let mut volumes: BTreeSet<VolumeId> =
+        all.iter().filter(|(_, r)| !r.mirrors()).map(|(_, r)| r.volume).collect();
+    let (start, end) = keys::range_of_letter(b'k');
+    let mirrored = store::collect(read, &start, &end, usize::MAX, |key, _| {
+        let number = key.get(1..5).and_then(|b| b.try_into().ok()).map(u32::from_be_bytes);
+        number.map(VolumeId).ok_or_else(|| Error::damaged("a cursor's key is damaged"))
+    })?;
+    volumes.extend(mirrored);
+    Ok(volumes)
+}
+
+/// Volumes that follow a home: nobody changes them here.
+pub fn mirrored(read: &dyn Read) -> Result<BTreeSet<VolumeId>> {
+    Ok(store::relations(read)?.iter().filter(|(_, r)| r.mirrors()).map(|(_, r)| r.volume).collect())
+}
+
+/// Changes of size in a relation's queue.
+pub fn truncations(read: &dyn Read, relation: RelationId) -> Result<Vec<(InodeId, u64)>> {
+    let (start, end) = keys::range_of_short(b'O', relation.0);
+    let found = store::collect(read, &start, &end, usize::MAX, |key, value| {
+        let number = store::number_of(key)?;
+        Ok(match tree::load_change(value, number)?.what {
+            What::Resized { ino, .. } => Some((ino, number)),
+            _ => None,
+        })
+    })?;
+    Ok(found.into_iter().flatten().collect())
+}
+
+/// Whether changes of an inode's data or size wait to be taken over.
+pub fn is_not_ingested(read: &dyn Read, record: &RelationRecord, ino: InodeId) -> Result<bool> {
+    let concerns = |what: &What| match what {
+        What::Data { ino: of, .. } | What::Resized { ino: of, .. } => *of == ino,
+        _ => false,
+    };
+    let start = keys::change(record.volume, record.ingested + 1);
+    let (_, end) = keys::range_of_short(b'C', record.volume.0);
+    let found = store::collect(read, &start, &end, usize::MAX, |key, value| {
+        Ok(concerns(&tree::load_change(value, store::number_of(key)?)?.what))
+    })?;
+    Ok(found.contains(&true))
+}

@@ -1,0 +1,164 @@
+//! Files that give way, at a home that knows one name of each: what is replaced or removed there may live on here by another name,
+//! and goes to that one; a name that a file got before its turn may be another's first. Files that are no more are removed
+//! early where parts of them are in the way.
+//!
+//! Invariant: where a file goes is written down before a mover hears of it, and is not thought over until it is told; nothing that
+//! has to do with the file or with either name goes to a mover meanwhile.
+use super::record::RelocationRecord;
+use super::ship_queue::{Batch, Before, ShipQueue, Touch, WorkRequest, files_of, is_in_conflict, touches};
+use super::store;
+use super::tree::{self, Effect, Step};
+use crate::namespace::find_inode;
+use weir_proto::relation::What;
+use weir_proto::{InodeId, Result};
+
+/// Work of its own: not a change's number but a file's inode.
+const RELOCATION_WORK: u64 = 1 << 62;
+
+fn touches_of_relocation(ino: InodeId, record: &RelocationRecord) -> (Vec<Touch>, Vec<Touch>) {
+    let RelocationRecord { from, to } = record;
+    let changes =
+        [Touch::Inode(ino)].into_iter().chain([from, to].map(|p| Touch::Entry(p.dir, p.name.clone())));
+    (changes.collect(), vec![Touch::Inode(from.dir), Touch::Inode(to.dir)])
+}
+
+impl ShipQueue {
+    /// Files that go out of the way come first: all that has to do with them waits until it is told where they are.
+    pub(super) fn relocations(
+        &mut self,
+        request: &WorkRequest<'_>,
+        batch: &mut Batch,
+        before: &mut Before,
+    ) -> Result<()> {
+        self.relocating.clear();
+        for (ino, record) in store::relocating(request.read, request.relation)? {
+            let number = RELOCATION_WORK | ino.0;
+            let is_full = batch.names.len() >= request.items;
+            if !self.names_out.contains_key(&number) && !is_full && !is_in_conflict(request, ino)? {
+                match tree::relocation_step(
+                    request.read,
+                    request.relation,
+                    request.record.volume,
+                    ino,
+                    &record,
+                )? {
+                    Some(step) => self.assign_name(request, batch, number, step),
+                    None => {
+                        batch.void_relocations.push(ino);
+                        continue;
+                    }
+                }
+            }
+            self.relocating.insert(ino);
+            let (changes, relies) = touches_of_relocation(ino, &record);
+            before.add(changes, relies);
+        }
+        Ok(())
+    }
+
+    /// Files that are no more go at once where parts of them are in the way.
+    pub(super) fn give_up(
+        &mut self,
+        request: &WorkRequest<'_>,
+        batch: &mut Batch,
+        before: &mut Before,
+    ) -> Result<()> {
+        for ino in self.given_up.clone() {
+            let step = tree::removal(request.read, request.relation, request.record.volume, ino)?;
+            let Some((step, place)) = step.filter(|_| self.relocating.insert(ino)) else {
+                self.given_up.remove(&ino);
+                continue;
+            };
+            let (number, is_full) = (RELOCATION_WORK | ino.0, batch.names.len() >= request.items);
+            if !self.is_named(ino)
+                && !is_full
+                && !is_in_conflict(request, ino)?
+                && !self.is_needed(request, ino)?
+            {
+                self.assign_name(request, batch, number, step);
+            }
+            before.add(
+                vec![Touch::Inode(ino), Touch::Entry(place.dir, place.name)],
+                vec![Touch::Inode(place.dir)],
+            );
+        }
+        Ok(())
+    }
+    /// Whether a change is out that concerns this file.
+    fn is_named(&self, ino: InodeId) -> bool {
+        self.names_out.values().any(|out| files_of(&out.step.effect).contains(&Some(ino)))
+    }
+    /// Whether what home has of a file that is no more must stay just now: a mover writes it, or somebody still reads what is
+    /// there only.
+    fn is_needed(&mut self, request: &WorkRequest<'_>, ino: InodeId) -> Result<bool> {
+        if self.extents_of(ino).next().is_some() {
+            self.awaited.insert(ino);
+            return Ok(true);
+        }
+        let is_read =
+            find_inode(request.read, ino)?.is_some_and(|inode| inode.nlink == 0 && inode.evicted > 0);
+        if is_read {
+            self.wanted.insert(ino);
+        }
+        Ok(is_read)
+    }
+
+    /// What movers may have changed, wherever it is in the queue.
+    pub(super) fn may_be_done(&self, queue: &[(u64, What, bool)]) -> Vec<(u64, Vec<Touch>)> {
+        let may = queue.iter().filter(|(number, _, tried)| *tried || self.names_out.contains_key(number));
+        may.map(|(number, what, _)| (*number, touches(what).0)).collect()
+    }
+
+    /// Gives out what a change means, unless that concerns a file that the change does not name, and this one is not ready for
+    /// it: then the change waits.
+    pub(super) fn assign_step<'a>(
+        &mut self,
+        request: &WorkRequest<'_>,
+        batch: &mut Batch,
+        number: u64,
+        step: Step,
+        before: &mut Before,
+        mut may_be_done: impl Iterator<Item = &'a Touch>,
+    ) -> Result<()> {
+        let gone = match &step.effect {
+            Effect::Relocate { ino, from, to } => {
+                let (ino, record) = (*ino, RelocationRecord { from: from.clone(), to: to.clone() });
+                return self.assign_relocation(request, batch, (ino, record), step, before, may_be_done);
+            }
+            Effect::Drop { ino, .. } | Effect::Move { replaced: Some(ino), .. } => Some(*ino),
+            _ => None,
+        };
+        if let Some(ino) = gone {
+            let touch = [Touch::Inode(ino)];
+            let waits = before.is_in_the_way(&touch, &[]) || may_be_done.any(|done| touch.contains(done));
+            if waits || self.is_needed(request, ino)? {
+                return Ok(());
+            }
+        }
+        self.assign_name(request, batch, number, step);
+        Ok(())
+    }
+
+    fn assign_relocation<'a>(
+        &mut self,
+        request: &WorkRequest<'_>,
+        batch: &mut Batch,
+        (ino, record): (InodeId, RelocationRecord),
+        step: Step,
+        before: &mut Before,
+        mut may_be_done: impl Iterator<Item = &'a Touch>,
+    ) -> Result<()> {
+        let (changes, relies) = touches_of_relocation(ino, &record);
+        if before.is_in_the_way(&changes, &relies)
+            || may_be_done.any(|done| changes.contains(done))
+            || self.is_being_written(request, batch, ino)?
+        {
+            return Ok(());
+        }
+        self.relocating.insert(ino);
+        batch.relocations.push((ino, record));
+        before.add(changes, relies);
+        self.assign_name(request, batch, RELOCATION_WORK | ino.0, step);
+        Ok(())
+    }
+}

@@ -1,0 +1,690 @@
+//! Small files that everybody uses at the same moment: what an inode holds goes to targets while others write, append, cut and look.
+//!
+//! A *bout*: one process makes a file of a few bytes to some 10 KiB, or takes the last one, and all that rest come and work on it, each for
+//! a few steps, a millisecond apart. Half of the files have places of their own for each process, the others are appended to. Then the file
+//! is looked at as a whole, and gives way to the next by a rename over it or by its removal, while some have it open still.
+//! Oracle: see [`crate::beside`].
+
+use crate::client_states::ClientStates;
+use crate::concurrent_file::{Changes, Did, HEADER_BYTES, Look, Moment, Writer, record};
+use crate::home::may_not_yet;
+use crate::model::bytes_of;
+use crate::workload::{DIRS, Workload, close, read_all, root_cred};
+use std::{
+    collections::BTreeSet,
+    fmt::Display,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::sync::Notify;
+use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
+use weir_env::{Rng, sim::World};
+use weir_proto::meta::RenameMode;
+use weir_proto::{Error, ErrorKind, InodeId};
+
+/// Files at the same time.
+const PLACES: usize = 2;
+const STEPS_MAX: u64 = 8;
+/// A process waits no longer between two steps: some round trips.
+const STEP_PAUSE: Duration = Duration::from_millis(4);
+/// How long files may get by writes in places.
+const SPANS: [u64; 5] = [40, 400, 4_000, 4_200, 10_000];
+/// What is appended to a file; then there is nothing left to do but to look.
+const APPENDED_BYTES_MAX: u64 = 40_000;
+
+pub const CREATE: &str = "small create";
+pub const WRITE: &str = "small write";
+pub const APPEND: &str = "small append";
+pub const READ: &str = "small read";
+pub const SIZE: &str = "small size";
+pub const ZERO: &str = "small zero";
+pub const SYNC: &str = "small sync";
+/// What is done to small files, in the table of what has met.
+pub const OPERATIONS: [&str; 7] = [CREATE, WRITE, APPEND, READ, SIZE, ZERO, SYNC];
+
+pub struct SmallFiles {
+    world: World,
+    client_states: Arc<ClientStates>,
+    places: Vec<tokio::sync::Mutex<Place>>,
+    /// The bout that began last, and its file.
+    last: Mutex<(u64, Option<Arc<SmallFile>>)>,
+    /// The last bout of each process.
+    joined: Vec<AtomicU64>,
+    bout_begins: Notify,
+    moments: AtomicU64,
+}
+
+#[derive(Default)]
+struct Place {
+    file: Option<Arc<SmallFile>>,
+    name: (usize, String),
+}
+
+impl Place {
+    /// Who was about to remove the file died, or failed: nobody knows whether it has its name.
+    fn give_up(&mut self) {
+        self.file.take_if(|file| file.is_leaving());
+    }
+}
+
+pub struct SmallFile {
+    pub ino: InodeId,
+    /// What it is called where it is told of.
+    title: String,
+    shape: Shape,
+    changes: Mutex<Changes>,
+    /// Somebody began to remove it.
+    is_leaving: Mutex<bool>,
+    appended: AtomicU64,
+    /// What the first look showed when nobody used it any more.
+    settled: Mutex<Option<Vec<u8>>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    /// Records follow after so many bytes.
+    log_from: Option<u64>,
+    /// Writes are within that.
+    span: u64,
+    /// Block `n` of a file belongs to process `n % processes`.
+    block: u64,
+}
+
+impl SmallFile {
+    fn changes(&self) -> MutexGuard<'_, Changes> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn is_leaving(&self) -> bool {
+        *self.is_leaving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn leaves(&self) {
+        *self.is_leaving.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+}
+
+/// What a snapshot must show of a small file: what a look would have shown that lasted as long as the taking.
+pub struct SnapshotSmallFile {
+    file: Arc<SmallFile>,
+    name: (usize, String),
+    from: Moment,
+    to: Moment,
+    shown: Option<Vec<u8>>,
+}
+
+impl SnapshotSmallFile {
+    pub fn ino(&self) -> InodeId {
+        self.file.ino
+    }
+    /// Its directory's number, and its name.
+    pub fn name(&self) -> &(usize, String) {
+        &self.name
+    }
+}
+
+impl SmallFiles {
+    pub fn new(world: &World, client_states: &Arc<ClientStates>, processes: usize) -> SmallFiles {
+        SmallFiles {
+            world: world.clone(),
+            client_states: client_states.clone(),
+            places: (0..PLACES).map(|_| Default::default()).collect(),
+            last: Mutex::default(),
+            joined: (0..processes).map(|_| AtomicU64::new(0)).collect(),
+            bout_begins: Notify::new(),
+            moments: AtomicU64::new(0),
+        }
+    }
+
+    fn moment(&self) -> Moment {
+        self.moments.fetch_add(1, Relaxed) + 1
+    }
+    fn last(&self) -> MutexGuard<'_, (u64, Option<Arc<SmallFile>>)> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn may_have_lost(&self, writer: &Writer) -> bool {
+        self.client_states.cuts(writer.who.client) != writer.who.cuts
+            || self.client_states.was_full_since(writer.at)
+    }
+    fn check(&self, file: &SmallFile, from: Moment, to: Moment, got: &[u8]) -> Result<(), String> {
+        let may_have_lost = |writer: &Writer| self.may_have_lost(writer);
+        file.changes().check(&Look { from, to, may_have_lost: &may_have_lost }, got)
+    }
+
+    /// Until a bout begins.
+    pub async fn bout(&self) {
+        self.bout_begins.notified().await;
+    }
+
+    /// One bout of a process, its own or another one's.
+    pub async fn step(&self, work: &Workload, client: &Client, me: usize, process: usize, rng: &Rng) {
+        let excused = self.client_states.excuses_all(me);
+        let who = self.client_states.who(me);
+        let player = Player { small_files: self, work, client, me, process, rng };
+        let others = self.other_bout(process, work.rest(rng)).await;
+        let file = match others {
+            Some(file) => Some((file, None)),
+            None => player.begin_bout().await,
+        };
+        if let Some((file, handle)) = file
+            && let Err((what, e)) = player.play(&file, handle).await
+        {
+            let is_cut = who != self.client_states.who(me);
+            work.complain(me, excused || is_cut, format!("c{me}, {}: {what}", file.title), &e);
+            file.changes().doubt(me);
+        }
+    }
+
+    /// The file of a bout that this process has not joined, if one began or begins before the rest is over.
+    async fn other_bout(&self, process: usize, rest: impl Future<Output = ()>) -> Option<Arc<SmallFile>> {
+        let begins = self.bout_begins.notified();
+        let is_new = self.joined[process].load(Relaxed) < self.last().0;
+        if !is_new {
+            tokio::select! {
+                biased;
+                () = begins => {}
+                () = rest => return None,
+            }
+        }
+        let (number, file) = self.last().clone();
+        self.joined[process].store(number, Relaxed);
+        file
+    }
+
+    /// Where each file is.
+    pub async fn names(&self) -> BTreeSet<(usize, String)> {
+        let mut names = BTreeSet::new();
+        for place in &self.places {
+            let mut place = place.lock().await;
+            place.give_up();
+            names.extend(place.file.is_some().then(|| place.name.clone()));
+        }
+        names
+    }
+
+    /// Before a snapshot is taken: what may be in it, as it is from now on.
+    pub fn before_snapshot(&self) -> Vec<SnapshotSmallFile> {
+        let is_there = |place: &tokio::sync::Mutex<Place>| {
+            let place = place.try_lock().ok()?;
+            Some((place.file.clone()?, place.name.clone()))
+        };
+        let files: Vec<_> = self.places.iter().filter_map(is_there).collect();
+        let from = self.moment();
+        files
+            .into_iter()
+            .map(|(file, name)| SnapshotSmallFile { file, name, from, to: from, shown: None })
+            .collect()
+    }
+    /// What is certainly in it.
+    pub fn after_snapshot(&self, mut files: Vec<SnapshotSmallFile>) -> Vec<SnapshotSmallFile> {
+        files.retain(|old| !old.file.is_leaving());
+        let to = self.moment();
+        files.iter_mut().for_each(|old| old.to = to);
+        files
+    }
+    pub fn check_snapshot(&self, old: &mut SnapshotSmallFile, got: Vec<u8>, what: impl Display) {
+        let what = format!("{} ({:?}) {what}", old.file.title, old.file.ino);
+        match &old.shown {
+            Some(shown) => assert_same(shown, &got, &what),
+            None => {
+                self.check(&old.file, old.from, old.to, &got).unwrap_or_else(|e| panic!("{what}: {e}"));
+                old.shown = Some(got);
+            }
+        }
+    }
+
+    /// Every file, when nobody uses any: what the first look shows stays.
+    pub async fn verify(&self, work: &Workload, client: &Client, when: &str) -> Result<(), Error> {
+        for place in &self.places {
+            let mut place = place.lock().await;
+            place.give_up();
+            let Some(file) = &place.file else { continue };
+            let (dir, name) = &place.name;
+            let what = format!("{when}: {} ({:?})", file.title, file.ino);
+            let found = client.lookup(&root_cred(), work.dirs[*dir], name.as_bytes()).await?;
+            let stat = found.unwrap_or_else(|| panic!("{what}: the name is gone"));
+            assert_eq!(stat.attr.ino, file.ino, "{what}: another file");
+            let got = crate::workload::read_whole(client, file.ino).await.map_err(|e| e.doing(&what))?;
+            assert_eq!(stat.attr.size, got.len() as u64, "{what}: size");
+            let now = self.moment();
+            self.check(file, now, now, &got).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let mut settled = file.settled.lock().unwrap_or_else(PoisonError::into_inner);
+            let first = settled.get_or_insert_with(|| got.clone());
+            assert_same(first, &got, &what);
+        }
+        Ok(())
+    }
+}
+
+fn assert_same(first: &[u8], got: &[u8], what: &str) {
+    let parted = first.iter().zip(got).position(|(a, b)| a != b).unwrap_or(first.len().min(got.len()));
+    let tail = |bytes: &[u8]| bytes.iter().skip(parted).take(12).copied().collect::<Vec<_>>();
+    assert!(
+        first == got,
+        "{what}: {} bytes, and {} at the first look; at {parted} {:?}, and {:?} then",
+        got.len(),
+        first.len(),
+        tail(got),
+        tail(first)
+    );
+}
+
+type Answer<T> = Result<T, (&'static str, Error)>;
+
+trait Doing<T> {
+    fn doing(self, what: &'static str) -> Answer<T>;
+}
+impl<T> Doing<T> for Result<T, Error> {
+    fn doing(self, what: &'static str) -> Answer<T> {
+        self.map_err(|e| (what, e))
+    }
+}
+
+/// A process that uses small files.
+struct Player<'w> {
+    small_files: &'w SmallFiles,
+    work: &'w Workload,
+    client: &'w Client,
+    me: usize,
+    process: usize,
+    rng: &'w Rng,
+}
+
+/// A file as a process has it open.
+#[derive(Clone, Copy)]
+struct Opened {
+    handle: Handle,
+    mode: OpenMode,
+}
+
+const APPENDS: OpenMode = OpenMode { append: true, ..OpenMode::BOTH };
+
+impl Player<'_> {
+    fn below(&self, n: u64) -> u64 {
+        self.rng.below(n)
+    }
+    fn one_in(&self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+    fn writer(&self) -> Writer {
+        let sure = !self.small_files.client_states.is_cut(self.me);
+        let who = self.small_files.client_states.who(self.me);
+        Writer { who, process: self.process, sure, at: self.small_files.world.now() }
+    }
+    fn log(&self, op: u64, what: impl Display) {
+        self.work.log(op, format_args!("c{} {what}", self.me));
+    }
+
+    /// A change that is in the model from before it begins until it is done.
+    async fn change<T>(
+        &self,
+        file: &SmallFile,
+        op: u64,
+        did: Did,
+        doing: impl Future<Output = Result<T, Error>>,
+    ) -> Answer<T> {
+        let begun = self.small_files.moment();
+        file.changes().begin(op, self.writer(), did, begun);
+        self.log(op, format_args!("{} {did:?}", file.title));
+        let done = doing.await.doing("a change")?;
+        file.changes().done(op, self.small_files.moment());
+        Ok(done)
+    }
+
+    /// Another file in a place, or the one that is there; everybody is called.
+    async fn begin_bout(&self) -> Option<(Arc<SmallFile>, Option<Opened>)> {
+        let number = self.below(PLACES as u64) as usize;
+        let mut place = self.small_files.places[number].lock().await;
+        let (excused, who) = (
+            self.small_files.client_states.excuses_all(self.me),
+            self.small_files.client_states.who(self.me),
+        );
+        place.give_up();
+        let begun = match place.file.clone() {
+            Some(file) if self.one_in(3) => Ok((file, None)),
+            _ => self.replace(&mut place).await,
+        };
+        match begun {
+            Ok((file, opened)) => {
+                let mut last = self.small_files.last();
+                *last = (last.0 + 1, Some(file.clone()));
+                self.small_files.joined[self.process].store(last.0, Relaxed);
+                self.small_files.bout_begins.notify_waiters();
+                Some((file, opened))
+            }
+            Err((what, e)) => {
+                let is_cut = who != self.small_files.client_states.who(self.me);
+                let what = format!("c{}, place {number}: {what}", self.me);
+                self.work.complain(self.me, excused || is_cut, what, &e);
+                if let Some(file) = &place.file {
+                    file.changes().doubt(self.me);
+                }
+                None
+            }
+        }
+    }
+
+    /// Makes a file; the one that was there is looked at once more and goes.
+    async fn replace(&self, place: &mut Place) -> Answer<(Arc<SmallFile>, Option<Opened>)> {
+        let under_way = self.work.begin(self.me, CREATE);
+        let name = (self.below(DIRS as u64) as usize, format!("t{}", under_way.op));
+        let (file, opened) = self.create(under_way.op, &name).await?;
+        let name = match place.file.clone() {
+            Some(old) => {
+                self.look_from_outside(&old).await?;
+                old.leaves();
+                self.work.found().uncertain.insert(place.name.clone());
+                self.give_way(&place.name, name).await?
+            }
+            None => name,
+        };
+        self.work.found().uncertain.retain(|known| *known != name);
+        under_way.check_time(CREATE);
+        *place = Place { file: Some(file.clone()), name };
+        Ok((file, opened))
+    }
+
+    /// A file takes the place of an old one: under its own name, or that of the old one.
+    async fn give_way(&self, old: &(usize, String), name: (usize, String)) -> Answer<(usize, String)> {
+        let (cred, parent) = (root_cred(), self.work.dirs[old.0]);
+        let is_removal = self.one_in(2);
+        if is_removal {
+            self.client.unlink(&cred, parent, old.1.as_bytes()).await.doing("unlink")?;
+        } else {
+            let from = self.work.dirs[name.0];
+            let (moved, over) = (name.1.as_bytes(), old.1.as_bytes());
+            let done = self.client.rename(&cred, from, moved, parent, over, RenameMode::Replace).await;
+            done.doing("rename over")?;
+        }
+        let (stays, goes) = if is_removal { (name, old.clone()) } else { (old.clone(), name) };
+        self.work.found().uncertain.retain(|known| *known != goes);
+        Ok(stays)
+    }
+
+    fn some_shape(&self) -> (Shape, u64) {
+        let span = SPANS[self.below(SPANS.len() as u64) as usize];
+        let block = (span / (2 + self.below(24))).max(1);
+        let len = self.below(self.below(span) + 1);
+        let log_from = self.one_in(2).then_some(if self.one_in(3) { 0 } else { len });
+        (Shape { log_from, span, block }, log_from.unwrap_or(len))
+    }
+
+    /// It has its first bytes; who appends behind them must find them, so there they are safe.
+    async fn create(&self, op: u64, name: &(usize, String)) -> Answer<(Arc<SmallFile>, Option<Opened>)> {
+        let (shape, len) = self.some_shape();
+        self.log(op, format_args!("create {} in d{}, {shape:?}, {len} bytes", name.1, name.0));
+        self.work.found().uncertain.insert(name.clone());
+        let parent = self.work.dirs[name.0];
+        let made =
+            self.client.create(&root_cred(), parent, name.1.as_bytes(), 0o644, true, OpenMode::BOTH).await;
+        let made = made.doing("create")?;
+        let file = SmallFile {
+            ino: made.stat.attr.ino,
+            title: name.1.clone(),
+            shape,
+            changes: Mutex::new(Changes::new(shape.log_from)),
+            is_leaving: Mutex::default(),
+            appended: AtomicU64::new(0),
+            settled: Mutex::default(),
+        };
+        let opened = Opened { handle: made.handle, mode: OpenMode::BOTH };
+        if len > 0 {
+            self.write(&file, opened.handle, op, 0, len).await?;
+        }
+        if shape.log_from.is_some() || self.one_in(2) {
+            self.sync(&file, opened).await?;
+        }
+        if self.one_in(2) {
+            self.close(&file, opened).await?;
+            return Ok((Arc::new(file), None));
+        }
+        Ok((Arc::new(file), Some(opened)))
+    }
+
+    /// A few steps.
+    async fn play(&self, file: &SmallFile, opened: Option<Opened>) -> Answer<()> {
+        let opened = match opened {
+            Some(opened) => opened,
+            None => {
+                self.pause().await;
+                match self.open(file).await {
+                    // It went before this process came.
+                    Err(_) if file.is_leaving() => return Ok(()),
+                    opened => opened?,
+                }
+            }
+        };
+        let done = self.steps(file, opened).await;
+        if let Err(e) = done {
+            let _ = self.client.release(opened.handle).await; // its errors are those of the step
+            return Err(e);
+        }
+        self.close(file, opened).await
+    }
+
+    async fn pause(&self) {
+        let most = self.below(STEP_PAUSE.as_nanos() as u64) + 1;
+        self.small_files.world.sleep(Duration::from_nanos(self.below(most))).await;
+    }
+
+    async fn open(&self, file: &SmallFile) -> Answer<Opened> {
+        let is_log = file.shape.log_from.is_some();
+        let mode = match self.below(20) {
+            0..6 => OpenMode::READ,
+            6..17 if is_log => APPENDS,
+            _ => OpenMode::BOTH,
+        };
+        let handle = self.client.open(&root_cred(), file.ino, mode).await.doing("open")?.handle;
+        Ok(Opened { handle, mode })
+    }
+
+    async fn steps(&self, file: &SmallFile, opened: Opened) -> Answer<()> {
+        for _ in 0..1 + self.below(STEPS_MAX) {
+            self.pause().await;
+            let operation = self.choose(file, opened.mode);
+            let under_way = self.work.begin(self.me, operation);
+            let (op, handle) = (under_way.op, opened.handle);
+            match operation {
+                WRITE => {
+                    let (offset, len) = self.some_range(file);
+                    self.write(file, handle, op, offset, len).await?;
+                }
+                APPEND => self.append(file, handle, op).await?,
+                SIZE => self.set_size(file, handle, op).await?,
+                ZERO => self.zero(file, handle, op).await?,
+                SYNC => self.sync(file, opened).await?,
+                _ => self.read(file, handle, op).await?,
+            }
+            under_way.check_time(operation);
+        }
+        Ok(())
+    }
+
+    fn choose(&self, file: &SmallFile, mode: OpenMode) -> &'static str {
+        if !mode.write || self.one_in(4) {
+            return READ;
+        }
+        if self.one_in(16) {
+            return SYNC;
+        }
+        match file.shape.log_from {
+            Some(_) if mode.append => {
+                let is_full = file.appended.load(Relaxed) > APPENDED_BYTES_MAX;
+                if is_full { READ } else { APPEND }
+            }
+            Some(0) => READ,
+            Some(_) => match self.below(12) {
+                0..8 => WRITE,
+                8..11 => ZERO,
+                _ => SIZE,
+            },
+            None => match self.below(16) {
+                0..10 => WRITE,
+                10..13 => SIZE,
+                _ => ZERO,
+            },
+        }
+    }
+
+    /// Where all may write; files that are appended to only below their records.
+    fn span(&self, file: &SmallFile) -> u64 {
+        file.shape.log_from.unwrap_or(file.shape.span)
+    }
+
+    /// Mostly of a place of its own.
+    fn some_range(&self, file: &SmallFile) -> (u64, u64) {
+        let (span, block) = (self.span(file), file.shape.block);
+        let processes = self.small_files.joined.len() as u64;
+        let own = (self.below(span.div_ceil(block * processes)) * processes + self.process as u64) * block;
+        if self.one_in(8) || own >= span {
+            let offset = self.below(span);
+            return (offset, 1 + self.below(span - offset));
+        }
+        let start = own + self.below(block.min(span - own));
+        (start, 1 + self.below((own + block).min(span) - start))
+    }
+
+    async fn write(&self, file: &SmallFile, handle: Handle, op: u64, offset: u64, len: u64) -> Answer<()> {
+        let data = bytes_of(op, offset, len as usize);
+        let write = async {
+            match self.client.try_write(handle, offset, &data) {
+                Some(done) => done,
+                None => self.client.write(handle, offset, data.clone().into()).await,
+            }
+        };
+        let done = self.change(file, op, Did::Write { offset, len }, write).await?;
+        assert_eq!(done as u64, len, "operation {op}: a short write");
+        Ok(())
+    }
+
+    async fn append(&self, file: &SmallFile, handle: Handle, op: u64) -> Answer<()> {
+        let len = HEADER_BYTES as u64 + self.below(self.below(file.shape.span.min(3000)) + 1);
+        file.appended.fetch_add(len, Relaxed);
+        let data = record(op, len as usize);
+        let append = async {
+            match self.client.try_append(handle, &data) {
+                Some(done) => done,
+                None => self.client.append(handle, data.clone().into()).await,
+            }
+        };
+        let done = self.change(file, op, Did::Append { len }, append).await?;
+        assert_eq!(done as u64, len, "operation {op}: a short append");
+        Ok(())
+    }
+
+    async fn set_size(&self, file: &SmallFile, handle: Handle, op: u64) -> Answer<()> {
+        if file.shape.log_from.is_none() && self.one_in(2) {
+            let len = 1 + self.below(file.shape.span);
+            return self.change(file, op, Did::Grow { len }, self.extend(handle, len)).await;
+        }
+        let len = match file.shape.log_from {
+            Some(from) => from,
+            None if self.one_in(4) => 0,
+            None => self.below(file.shape.span + 1),
+        };
+        let set = SetAttrs { size: Some(len), ..SetAttrs::default() };
+        let cred = root_cred();
+        let set = self.client.setattr(&cred, file.ino, Some(handle), set);
+        self.change(file, op, Did::Size { len }, set).await.map(drop)
+    }
+
+    async fn extend(&self, handle: Handle, len: u64) -> Result<(), Error> {
+        match self.client.fallocate(handle, Allocate::Extend, 0, len).await {
+            // It has holes and is longer than that: nothing is reserved, and nothing has to grow.
+            Err(e) if e.kind == ErrorKind::Unsupported => Ok(()),
+            done => done,
+        }
+    }
+
+    async fn zero(&self, file: &SmallFile, handle: Handle, op: u64) -> Answer<()> {
+        let (offset, len) = self.some_range(file);
+        let grows = self.one_in(2);
+        let zero = async {
+            if grows {
+                self.extend(handle, offset + len).await?;
+            }
+            let what = if grows { Allocate::ZeroRange } else { Allocate::PunchHole };
+            self.client.fallocate(handle, what, offset, len).await
+        };
+        self.change(file, op, Did::Zero { offset, len, grows }, zero).await
+    }
+
+    async fn sync(&self, file: &SmallFile, opened: Opened) -> Answer<()> {
+        let began = self.small_files.moment();
+        self.client.fsync(opened.handle).await.doing("fsync")?;
+        if opened.mode.write {
+            file.changes().synced(self.small_files.client_states.who(self.me), began);
+        }
+        Ok(())
+    }
+
+    async fn close(&self, file: &SmallFile, opened: Opened) -> Answer<()> {
+        let began = self.small_files.moment();
+        close(self.client, opened.handle).await.doing("close")?;
+        if opened.mode.write {
+            file.changes().synced(self.small_files.client_states.who(self.me), began);
+        }
+        Ok(())
+    }
+
+    /// All of it; now and then its size only, or its bytes are given back.
+    async fn read(&self, file: &SmallFile, handle: Handle, op: u64) -> Answer<()> {
+        match self.below(12) {
+            0 => return self.stat(file, op).await,
+            1 => return self.evict(file, op).await,
+            _ => {}
+        }
+        let (who, from) = (self.writer(), self.small_files.moment());
+        let got = read_all(self.client, handle, 0, usize::MAX).await.doing("read")?;
+        self.log(op, format_args!("{} read {} bytes", file.title, got.len()));
+        let to = self.small_files.moment();
+        if self.is_sure_still(&who) {
+            self.small_files.check(file, from, to, &got).unwrap_or_else(|e| {
+                panic!("operation {op}: c{} {} ({:?}): {e}", self.me, file.title, file.ino)
+            });
+        }
+        Ok(())
+    }
+
+    /// What it was granted before it was cut off may go away under its eyes.
+    fn is_sure_still(&self, who: &Writer) -> bool {
+        who.sure && self.small_files.client_states.who(self.me) == who.who
+    }
+
+    async fn stat(&self, file: &SmallFile, op: u64) -> Answer<()> {
+        let (who, from) = (self.writer(), self.small_files.moment());
+        let size = self.client.getattr(file.ino).await.doing("getattr")?.attr.size;
+        self.log(op, format_args!("{} has a size of {size}", file.title));
+        if self.is_sure_still(&who) {
+            let may_have_lost = |writer: &Writer| self.small_files.may_have_lost(writer);
+            let look = Look { from, to: self.small_files.moment(), may_have_lost: &may_have_lost };
+            file.changes().check_size(&look, size).unwrap_or_else(|e| {
+                panic!("operation {op}: c{} {} ({:?}): {e}", self.me, file.title, file.ino)
+            });
+        }
+        Ok(())
+    }
+
+    async fn evict(&self, file: &SmallFile, op: u64) -> Answer<()> {
+        let Some(home) = &self.work.home else { return Ok(()) };
+        self.log(op, format_args!("{} evict", file.title));
+        match self.client.evict(&root_cred(), file.ino, 0, u64::MAX).await {
+            Ok(evicted) if !evicted.ranges.is_empty() => home.evicted(),
+            Ok(_) => {}
+            Err(e) if may_not_yet(&e) || file.is_leaving() => {}
+            Err(e) => return Err(("evict", e)),
+        }
+        Ok(())
+    }
+
+    /// By a handle of its own, when its bout may be over.
+    async fn look_from_outside(&self, file: &SmallFile) -> Answer<()> {
+        let under_way = self.work.begin(self.me, READ);
+        let handle =
+            self.client.open(&root_cred(), file.ino, OpenMode::READ).await.doing("open to look")?.handle;
+        let done = self.read(file, handle, under_way.op).await;
+        let closed = close(self.client, handle).await.doing("close after a look");
+        done.and(closed)
+    }
+}

@@ -1,0 +1,79 @@
+//! A call to another member of the group that should not hold up a write: suspected when it is silent, given
+//! up when the member goes down.
+use crate::service::{Acting, StorageNode};
+use std::time::Duration;
+use weir_env::BoxFuture;
+use weir_proto::coord::Suspicion;
+use weir_proto::map::{ClusterMap, MemberState};
+use weir_proto::{Error, PgId, Result, TargetId};
+
+/// A mirror logs an overlay in a millisecond or two; a disk that flushes its own caches takes a hundred now and then.
+const SILENT_AFTER: Duration = Duration::from_millis(300);
+/// The coordinator looked and the member answers it: it is slow. Its group goes on without it where it can.
+const SLOW_AFTER: Duration = Duration::from_millis(1000);
+/// Between looks at the map; a newer one ends the wait at once.
+const POLL_EVERY: Duration = Duration::from_secs(10);
+
+impl StorageNode {
+    /// The call's outcome, or `Unavailable` as soon as the member at `position` is down.
+    pub(crate) async fn while_live<T>(
+        &self,
+        acting: &Acting,
+        position: usize,
+        mut call: BoxFuture<'_, Result<T>>,
+    ) -> Result<T> {
+        let member = acting.group().members[position].target;
+        let mut version = acting.map.version;
+        let begun = self.env.clock.now();
+        let mut suspicions =
+            [(SILENT_AFTER, Suspicion::Unreachable), (SLOW_AFTER, Suspicion::Slow)].into_iter();
+        let mut next = suspicions.next();
+        loop {
+            let suspect_at = begun + next.map_or(Duration::ZERO, |(after, _)| after);
+            tokio::select! {
+                biased;
+                outcome = &mut call => return outcome,
+                newer = self.peers.wait_newer(version, POLL_EVERY) => {
+                    let Ok(map) = newer else { continue };
+                    version = map.version;
+                    if is_down(&map, acting, member) {
+                        return Err(Error::unavailable(format!("{member} went down")));
+                    }
+                }
+                () = self.env.clock.sleep_until(suspect_at), if next.is_some() => {
+                    if let Some((_, suspicion)) = next {
+                        self.report(acting, member, suspicion);
+                    }
+                    next = suspicions.next();
+                }
+            }
+        }
+    }
+
+    /// Returns when the group has a newer epoch than now.
+    pub(crate) async fn epoch_passes(&self, group: PgId) {
+        let epoch_in = |map: &ClusterMap| map.group(group).map(|g| g.epoch);
+        let mut map = self.peers.map();
+        let now = epoch_in(&map);
+        while epoch_in(&map) == now {
+            map = self.peers.wait_newer(map.version, POLL_EVERY).await.unwrap_or(map);
+        }
+    }
+
+    /// The answer shows in the map.
+    fn report(&self, acting: &Acting, member: TargetId, suspicion: Suspicion) {
+        let (group, epoch) = (acting.scope.group, acting.scope.epoch);
+        let reported = self.peers.suspect(member, group, epoch, suspicion, "mirror an overlay".into());
+        self.env.tasks.spawn("suspect a member", async move {
+            if let Err(e) = reported.await {
+                tracing::debug!(target_id = %member, "coordinator not told that a mirror is late: {e}");
+            }
+        });
+    }
+}
+
+fn is_down(map: &ClusterMap, acting: &Acting, member: TargetId) -> bool {
+    let group = map.group(acting.scope.group);
+    let found = group.and_then(|g| g.members.iter().find(|m| m.target == member));
+    found.is_none_or(|m| m.state == MemberState::Down)
+}

@@ -1,0 +1,88 @@
+//! Whether a target's disk still answers. One that hangs takes what it is given and ends none of it, while the process is well
+//! and says so to everybody who asks; its groups had better go on without it.
+//!
+//! A disk that is busy ends something all the time, however long each thing waits: only if nothing ends it hangs.
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use weir_env::{Clock, Instant};
+
+/// What is under way at one disk.
+pub struct DiskWatch {
+    clock: Clock,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    under_way: usize,
+    /// Something ended, or was the first to begin.
+    last: Instant,
+}
+
+/// Work that has begun. It has ended with [`UnderWay::end`]; dropped before, nobody waits for it any more.
+pub struct UnderWay(Arc<DiskWatch>);
+
+impl DiskWatch {
+    pub fn new(clock: Clock) -> Arc<DiskWatch> {
+        Arc::new(DiskWatch { clock, seen: Mutex::default() })
+    }
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    pub fn begin(self: &Arc<Self>) -> UnderWay {
+        let now = self.clock.now();
+        let mut seen = self.seen();
+        if seen.under_way == 0 {
+            seen.last = now;
+        }
+        seen.under_way += 1;
+        UnderWay(self.clone())
+    }
+    /// For how long nothing of it has ended.
+    pub fn stalled_for(&self) -> Duration {
+        let now = self.clock.now();
+        let seen = self.seen();
+        if seen.under_way > 0 { now.since(seen.last) } else { Duration::ZERO }
+    }
+}
+
+impl UnderWay {
+    pub fn end(self) {
+        self.0.seen().last = self.0.clock.now();
+    }
+}
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.seen().under_way -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_env::sim::{SimConfig, World};
+
+    #[test]
+    fn a_disk_hangs_when_nothing_of_what_it_has_to_do_ends() {
+        let world = World::new(1, SimConfig::default());
+        world.run(async {
+            let clock = world.node("a").clock;
+            let watch = DiskWatch::new(clock.clone());
+            let second = Duration::from_secs(1);
+            clock.sleep(2 * second).await;
+            let slow = watch.begin();
+            assert_eq!(watch.stalled_for(), Duration::ZERO, "it was idle until now");
+            for _ in 0..4 {
+                clock.sleep(second).await;
+                watch.begin().end();
+                assert_eq!(watch.stalled_for(), Duration::ZERO, "it is busy");
+            }
+            clock.sleep(3 * second).await;
+            drop(watch.begin());
+            assert!(watch.stalled_for() >= 3 * second, "what was given up has not ended");
+            slow.end();
+            clock.sleep(second).await;
+            assert_eq!(watch.stalled_for(), Duration::ZERO, "it has nothing to do");
+        });
+    }
+}

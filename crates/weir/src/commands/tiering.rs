@@ -1,0 +1,220 @@
+//! `weir file evict|recall|pin|unpin|state`: where a file's bytes are, and what is done about it.
+//!
+//! Asked and told through attributes that the mount answers itself, as `weir file stat` does; the metadata leader decides
+//! who may. The mount's side is here, too, so that both agree on the words.
+use crate::cli::ManyPaths;
+use crate::commands::file;
+use crate::failure::{Doing, Failure, Outcome};
+use crate::table;
+use rustix::fs::XattrFlags;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::Duration;
+use weir_client::Client;
+use weir_proto::meta::Cred;
+use weir_proto::{Error, InodeId, NameRule, Result};
+
+/// Attributes of the mount: where a file's bytes are; what is to be done (set only).
+pub const STATE: &str = "weir.state";
+const EVICT: &str = "weir.evict";
+const RECALL: &str = "weir.recall";
+const PIN: &str = "weir.pin";
+/// Between looks at how far a recall has come.
+const POLL: Duration = Duration::from_millis(500);
+
+// ---- the mount's side
+
+pub async fn state_json(client: &Client, ino: InodeId) -> Result<Value> {
+    let r = client.tier_state(ino).await?;
+    let recalls: Vec<Value> = r
+        .recalls
+        .iter()
+        .map(|s| {
+            json!({
+                "from": s.from, "to": s.to, "awaited": s.awaited, "failures": s.failures, "error": s.error,
+                "mover": (s.mover.0 != 0).then(|| s.mover.to_string()),
+            })
+        })
+        .collect();
+    Ok(json!({
+        "inode": ino.0, "size": r.size, "online": r.size.saturating_sub(r.evicted), "offline": r.evicted,
+        "offline_ranges": r.ranges, "pinned": r.pinned, "evictable": r.at_home && !r.pinned,
+        "why_not": if r.pinned { "it is pinned".to_owned() } else { r.why_not }, "recalls": recalls,
+    }))
+}
+
+/// What the mount does when one of these attributes is set.
+pub async fn act(client: &Client, cred: &Cred, ino: InodeId, name: &str, value: &[u8]) -> Result<()> {
+    match (name, value) {
+        (EVICT, _) => client.evict(cred, ino, 0, u64::MAX).await.map(|_| ()),
+        (PIN, b"1") => client.pin(cred, ino, true).await,
+        (PIN, b"0") => client.pin(cred, ino, false).await,
+        (RECALL, b"want" | b"wait") => {
+            let attr = client.getattr(ino).await?.attr;
+            if cred.uid != 0 && cred.uid != attr.uid {
+                let why = format!("user {} may not recall inode {ino}: it belongs to {}", cred.uid, attr.uid);
+                return Err(Error::name(NameRule::NotOwner, why));
+            }
+            match value {
+                b"want" => client.want_recall(ino, 0, u64::MAX).await,
+                _ => client.recall_file(ino).await,
+            }
+        }
+        _ => Err(Error::unsupported(format!("attribute {name:?} is not one to be set that way"))),
+    }
+}
+
+// ---- the command's side
+
+pub fn evict(args: &ManyPaths) -> Outcome<()> {
+    each(args, |path| {
+        set(path, EVICT, b"1").map_err(|e| {
+            let state = file::ask(path, STATE).unwrap_or_default();
+            let why = state["why_not"].as_str().unwrap_or_default();
+            match (e.kind(), why) {
+                (weir_proto::ErrorKind::Denied, "") => e,
+                (_, "") => {
+                    Failure { hint: Some("programs that have it open for writing must close it".into()), ..e }
+                }
+                (_, why) => {
+                    let error = Error { kind: e.kind(), context: format!("evict {}: {why}", path.display()) };
+                    Failure::new(
+                        error,
+                        "`weir file state` shows pinned files, and files that are not at home yet",
+                    )
+                }
+            }
+        })
+    })
+}
+pub fn pin(args: &ManyPaths, pinned: bool) -> Outcome<()> {
+    each(args, |path| set(path, PIN, if pinned { b"1" } else { b"0" }))
+}
+
+/// Wants all files first, so that movers bring them side by side, then waits for each.
+pub fn recall(args: &ManyPaths) -> Outcome<()> {
+    for path in &args.paths {
+        set(path, RECALL, b"want")?;
+    }
+    each(args, |path| {
+        let (tx, rx) = std::sync::mpsc::channel();
+        let waiting = path.to_path_buf();
+        std::thread::spawn(move || tx.send(set(&waiting, RECALL, b"wait")));
+        loop {
+            match rx.recv_timeout(POLL) {
+                Ok(done) => {
+                    table::progress("");
+                    return done.map_err(|e| why_not_recalled(path, e));
+                }
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => table::progress(&how_far(path)),
+                Err(e) => return Err(Error::io(format!("recall {}: {e}", path.display())).into()),
+            }
+        }
+    })
+}
+
+/// Bytes of a file that are at home only.
+pub fn offline(path: &Path) -> Outcome<u64> {
+    Ok(file::ask(path, STATE)?["offline"].as_u64().unwrap_or(0))
+}
+/// Has all of a file brought back, when there is time for it.
+pub fn want(path: &Path) -> Outcome<()> {
+    set(path, RECALL, b"want")
+}
+/// Waits until it is back.
+pub fn wait(path: &Path) -> Outcome<()> {
+    set(path, RECALL, b"wait").map_err(|e| why_not_recalled(path, e))
+}
+
+fn how_far(path: &Path) -> String {
+    let Ok(state) = file::ask(path, STATE) else { return String::new() };
+    let (size, online) = (state["size"].as_u64().unwrap_or(0), state["online"].as_u64().unwrap_or(0));
+    format!("{}: {} % of {size} bytes are here", path.display(), online * 100 / size.max(1))
+}
+fn why_not_recalled(path: &Path, e: Failure) -> Failure {
+    let state = file::ask(path, STATE).unwrap_or_default();
+    let recalls = state["recalls"].as_array().map_or(&[][..], Vec::as_slice);
+    let errors = recalls.iter().filter_map(|r| r["error"].as_str());
+    let last = errors.rev().find(|e| !e.is_empty()).unwrap_or_default().to_owned();
+    match last.is_empty() {
+        true => {
+            Failure { hint: Some("`weir file state` and the mount's log say what it waited for".into()), ..e }
+        }
+        false => e.doing(last),
+    }
+}
+
+pub fn state(args: &ManyPaths) -> Outcome<()> {
+    let mut states = Vec::new();
+    for path in &args.paths {
+        let mut state = file::ask(path, STATE)?;
+        state["path"] = json!(path.display().to_string());
+        states.push(state);
+    }
+    if args.json {
+        table::json(&Value::Array(states));
+        return Ok(());
+    }
+    let cell = |state: &Value, key: &str| match &state[key] {
+        Value::String(text) => text.clone(),
+        Value::Bool(true) => "yes".into(),
+        Value::Bool(false) => "no".into(),
+        other => other.to_string(),
+    };
+    let rows: Vec<Vec<String>> = states
+        .iter()
+        .map(|s| {
+            let mut row =
+                ["path", "online", "offline", "pinned", "evictable"].map(|key| cell(s, key)).to_vec();
+            let recalls = s["recalls"].as_array().map_or(0, Vec::len);
+            row.push(match recalls {
+                0 => cell(s, "why_not"),
+                n => format!("{n} recalls wait or are under way"),
+            });
+            row
+        })
+        .collect();
+    print!("{}", table::render(&["FILE", "ONLINE", "OFFLINE", "PINNED", "EVICTABLE", ""], &rows));
+    Ok(())
+}
+
+/// All of them, whatever becomes of one; the first failure is the command's.
+fn each(args: &ManyPaths, work: impl Fn(&Path) -> Outcome<()>) -> Outcome<()> {
+    let mut done = Vec::new();
+    let mut failed = Ok(());
+    for path in &args.paths {
+        let outcome = work(path);
+        let error = outcome.as_ref().err().map(|e| e.parts().0);
+        done.push(json!({ "path": path.display().to_string(), "done": outcome.is_ok(), "error": error }));
+        if let Err(e) = outcome {
+            match failed {
+                Ok(()) => failed = Err(e),
+                Err(_) => eprintln!("{e}"),
+            }
+        }
+    }
+    if args.json {
+        table::json(&Value::Array(done));
+    }
+    failed
+}
+
+fn set(path: &Path, attribute: &str, value: &[u8]) -> Outcome<()> {
+    match rustix::fs::lsetxattr(path, attribute, value, XattrFlags::empty()) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::OPNOTSUPP) => Err(Failure::new(
+            Error::invalid(format!("{} is not on a Weir file system", path.display())),
+            "name a file below a mount of `weir up --mount PATH` or `weir mount`",
+        )),
+        Err(e) => {
+            let failure =
+                Err(e).doing(format_args!("{} {}", attribute.trim_start_matches("weir."), path.display()));
+            failure.map_err(|failure: Failure| match failure.kind() {
+                weir_proto::ErrorKind::Denied => {
+                    Failure { hint: Some("the file's owner and the superuser may do that".into()), ..failure }
+                }
+                _ => failure,
+            })
+        }
+    }
+}
