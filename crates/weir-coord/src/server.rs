@@ -3,25 +3,27 @@
 //! A member's connection is its membership: when it ends, its targets are down at once.
 //! Knows nothing of files.
 use crate::addresses::{announced, is_for_others};
+use crate::decide::Connected;
 use crate::identity::{check_coordinator, write_coordinator};
 use crate::members::Members;
-use crate::owner::{
-    Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY, decode_positions,
-    decode_progress,
-};
+use crate::owner::{Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY};
+use crate::records::{decode_map, decode_positions, decode_progress, encode_map};
 use crate::store::{Embedded, Revision, Store, Swap};
 use crate::waits::WaitsTold;
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, watch};
 use weir_proto::coord::{
-    CaughtUp, ClearTarget, Coordinators, GetCoordinators, GetMap, GetStatus, GetWaits, Heartbeat, Join,
-    LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, TellWaits,
+    CaughtUp, ClearTarget, Coordinators, FinishUpgrade, GetCoordinators, GetMap, GetStatus, GetWaits,
+    Heartbeat, Join, LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget,
+    TellWaits,
 };
 use weir_proto::map::{ClusterMap, Settings};
-use weir_proto::{ClusterId, Error, NamespaceId, Request, Result, Wire};
+use weir_proto::version::{Program, check_level};
+use weir_proto::{ClusterId, Error, NamespaceId, Request, Result};
 use weir_rpc::{Call, Connection, Handled, Reply, Service};
 
 /// The longest that a `GetMap` is kept waiting.
@@ -37,13 +39,15 @@ pub struct CoordConfig {
     pub expected_targets: usize,
     /// Found a cluster. Otherwise it must be there.
     pub new: bool,
+    /// What this program can; another one in tests.
+    pub program: Program,
 }
 
 impl CoordConfig {
     /// 1 MiB cells, 10 s leases, 5 s of silence; an existing cluster.
     pub fn new(scheme: weir_proto::map::Scheme, expected_targets: usize) -> CoordConfig {
         let settings = Settings { scheme, cell_shift: 20, lease_ms: 10_000, target_silence_ms: 5_000 };
-        CoordConfig { cluster: None, settings, expected_targets, new: false }
+        CoordConfig { cluster: None, settings, expected_targets, new: false, program: Program::this() }
     }
 }
 
@@ -55,6 +59,8 @@ pub struct Coordinator {
     /// Where it serves.
     announced: OnceLock<Vec<Addr>>,
     waits: Mutex<WaitsTold>,
+    /// By connection: who follows the map, and the level that it knows.
+    clients: Mutex<BTreeMap<u64, Connected>>,
 }
 
 impl Coordinator {
@@ -87,7 +93,7 @@ impl Coordinator {
     ) -> Result<Arc<Coordinator>> {
         check_settings(&config.settings)?;
         let (map, revision) = match store.get(MAP_KEY).await? {
-            Some(kept) => (ClusterMap::from_bytes(&kept.value)?, kept.revision),
+            Some(kept) => (decode_map(&kept.value)?, kept.revision),
             None if config.new => found(&env, &*store, &config).await?,
             None => {
                 return Err(Error::damaged(
@@ -110,6 +116,7 @@ impl Coordinator {
                 map.cluster
             )));
         }
+        check_level("this program", config.program.level, map.level)?;
         let started = env.clock.now();
         let members = Members::awaiting(&map, &positions.value, started);
         let (publish, published) = watch::channel(Arc::new(map));
@@ -130,11 +137,12 @@ impl Coordinator {
             probing: Default::default(),
             suspects_asked: started,
             cut_links: Default::default(),
+            program: config.program,
             ends: false,
         };
         env.tasks.spawn("coordinator", owner.run());
-        let (announced, waits) = Default::default();
-        Ok(Arc::new(Coordinator { env, events, map: published, announced, waits }))
+        let (announced, waits, clients) = Default::default();
+        Ok(Arc::new(Coordinator { env, events, map: published, announced, waits, clients }))
     }
 
     pub fn map(&self) -> Arc<ClusterMap> {
@@ -169,7 +177,20 @@ impl Coordinator {
         Coordinators { addrs: usable.map(|addr| addr.to_string()).collect() }
     }
 
-    fn waits(&self) -> std::sync::MutexGuard<'_, WaitsTold> {
+    fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, Connected>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whoever uses the cluster follows its map: only those that know its level do.
+    fn follows(&self, connection: &Connection) -> Result<()> {
+        let hello = connection.peer();
+        check_level(&connection.peer_name(), hello.level, self.map.borrow().level)?;
+        let client = Connected { name: hello.name.clone(), level: hello.level };
+        self.clients().insert(connection.id(), client);
+        Ok(())
+    }
+
+    fn waits(&self) -> MutexGuard<'_, WaitsTold> {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -215,7 +236,10 @@ impl Coordinator {
                 let heartbeat = call.decode::<Heartbeat>()?;
                 self.ask::<Heartbeat>(|answer| Event::Heartbeat { heartbeat, connection, answer })
             }
-            GetMap::METHOD => Handled::Later(self.wait_for_map(call.decode::<GetMap>()?)),
+            GetMap::METHOD => {
+                self.follows(&call.connection)?;
+                Handled::Later(self.wait_for_map(call.decode::<GetMap>()?))
+            }
             ReportTarget::METHOD => {
                 let report = call.decode::<ReportTarget>()?;
                 self.ask::<ReportTarget>(|answer| Event::Report { report, answer })
@@ -235,6 +259,11 @@ impl Coordinator {
             MakeGroups::METHOD => {
                 let wanted = call.decode::<MakeGroups>()?;
                 self.ask::<MakeGroups>(|answer| Event::MakeGroups { wanted, answer })
+            }
+            FinishUpgrade::METHOD => {
+                call.decode::<FinishUpgrade>()?;
+                let connected = self.clients().values().cloned().collect();
+                self.ask::<FinishUpgrade>(|answer| Event::FinishUpgrade { connected, answer })
             }
             Leave::METHOD => {
                 let leave = call.decode::<Leave>()?;
@@ -297,6 +326,7 @@ impl Service for Coordinator {
     }
 
     fn disconnected(&self, connection: &Connection) {
+        self.clients().remove(&connection.id());
         let event = Event::Disconnected { connection: connection.id() };
         if let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event) {
             let events = self.events.clone();
@@ -311,6 +341,7 @@ async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(Cl
     let map = ClusterMap {
         cluster: config.cluster.unwrap_or_else(|| ClusterId(env.rng.id_128())),
         version: 1,
+        level: config.program.level,
         settings: config.settings.clone(),
         nodes: vec![],
         targets: vec![],
@@ -318,7 +349,7 @@ async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(Cl
         namespaces: vec![],
         last_namespace: NamespaceId(env.rng.next_u64() as u32 >> 1),
     };
-    match store.compare_and_swap(MAP_KEY, Revision(0), map.to_bytes()).await? {
+    match store.compare_and_swap(MAP_KEY, Revision(0), encode_map(&map)).await? {
         Swap::Done(revision) => Ok((map, revision)),
         Swap::Conflict(_) => {
             Err(Error::stale("another coordinator founds this cluster now; start again".to_owned()))

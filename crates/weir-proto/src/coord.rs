@@ -1,6 +1,7 @@
 //! Messages to the coordinator.
 use crate::map::{ClusterMap, Role, Run, Scheme};
 use crate::message;
+use crate::version::Program;
 use crate::wire_enum;
 use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, RunId, TargetId};
 use std::sync::Arc;
@@ -40,6 +41,7 @@ message!(
         host: String,
         addrs: Vec<String>,
         targets: Vec<TargetOffer>,
+        program: Program,
     }
 );
 message!(Joined { node: NodeId, targets: Vec<TargetId>, map: ClusterMap, heartbeat_ms: u32 });
@@ -104,6 +106,8 @@ message!(ClusterStatus {
     uptime_ms: u64,
     /// In the order of their senders' names.
     links: Vec<CutLink>,
+    /// The coordinator's own.
+    program: Program,
 });
 message!(
     /// The sender cannot reach a node that others reach. Said again every [`LINK_REPORT_MS`] as long as it is so.
@@ -165,6 +169,11 @@ message!(
 );
 message!(ClientsWaiting { clients: Vec<ClientWaiting> });
 message!(ClientWaiting { client: String, waits: Vec<Wait> });
+message!(
+    /// Raises the cluster's level to the highest one that a program in it knows. `Unsupported`: one that is a node of the cluster, or
+    /// is connected, knows less.
+    FinishUpgrade = 28 -> MapReply {}
+);
 message!(
     /// The leader's directory holds so many changes, all durable: from now on one that holds fewer is an old copy.
     /// `Exists`: another node leads the namespace by now. `NotFound`: it was given up.

@@ -23,6 +23,7 @@ pub mod piece;
 pub mod recall;
 pub mod relation;
 pub mod snapshot;
+pub mod version;
 pub mod volume;
 pub mod wire;
 

@@ -1,6 +1,7 @@
 //! The cluster map: who is a member, where targets are, which placement groups exist and who leads a namespace.
 //! Small, versioned, the same for everybody who holds the same version.
 use crate::data::GroupAt;
+use crate::version::Program;
 use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, RunId, TargetId};
 use crate::{Reader, Wire, Writer};
 use crate::{message, wire_enum};
@@ -157,6 +158,8 @@ message!(
         /// `tcp:…` and `unix:…`, best first.
         addrs: Vec<String>,
         up: bool,
+        /// What it joined with last.
+        program: Program,
     }
 );
 message!(
@@ -224,6 +227,8 @@ message!(
 message!(ClusterMap {
     cluster: ClusterId,
     version: u64,
+    /// What programs may write: as much as each node has known since this was raised.
+    level: u16,
     settings: Settings,
     nodes: Vec<Node>,
     targets: Vec<Target>,

@@ -10,7 +10,7 @@ mod list;
 use dice::Dice;
 use weir_proto::map::{Layout, Scheme};
 use weir_proto::{CellId, Error, FileId, Wire};
-use weir_proto::{backup, coord, data, frame, lock, map, meta, recall, relation, snapshot, volume};
+use weir_proto::{backup, coord, data, frame, lock, map, meta, recall, relation, snapshot, version, volume};
 
 const ROUNDS: usize = 10_000;
 
@@ -107,7 +107,7 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 11] = [
+const SOURCES: [(&str, &str); 12] = [
     ("backup", include_str!("../src/backup.rs")),
     ("coord", include_str!("../src/coord.rs")),
     ("data", include_str!("../src/data.rs")),
@@ -118,6 +118,7 @@ const SOURCES: [(&str, &str); 11] = [
     ("snapshot", include_str!("../src/snapshot.rs")),
     ("lock", include_str!("../src/lock.rs")),
     ("map", include_str!("../src/map.rs")),
+    ("version", include_str!("../src/version.rs")),
     ("frame", include_str!("../src/frame.rs")),
 ];
 

@@ -245,6 +245,10 @@ impl Connection {
     pub fn peer(&self) -> &Hello {
         &self.0.0.peer.hello
     }
+    /// Of the protocol, as the two ends agreed on.
+    pub fn version(&self) -> u16 {
+        self.0.0.peer.version
+    }
     /// The peer's name and address, for people.
     pub fn peer_name(&self) -> String {
         self.0.0.peer.to_string()

@@ -11,8 +11,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use weir_env::{Addr, BoxStream, BoxWriter, Env};
-use weir_proto::frame::{FrameKind, Header, Hello, VERSION_MAX, VERSION_MIN, check_hello};
+use weir_proto::frame::{FrameKind, Header, Hello, check_hello};
 use weir_proto::map::Role;
+use weir_proto::version::Program;
 use weir_proto::{ClusterId, Error, ErrorKind, Result, Wire};
 
 /// How long a peer may take to connect, and to say hello.
@@ -26,17 +27,31 @@ pub struct Identity {
     /// Differs after each start of the process.
     pub instance: u64,
     cluster: Arc<OnceLock<ClusterId>>,
+    program: Program,
 }
 
 impl Identity {
     /// `cluster`: `None` as long as this node is not a member of one.
     pub fn new(env: &Env, name: impl Into<String>, role: Role, cluster: Option<ClusterId>) -> Identity {
-        let identity =
-            Identity { name: name.into(), role, instance: env.rng.next_u64(), cluster: Arc::default() };
+        let identity = Identity {
+            name: name.into(),
+            role,
+            instance: env.rng.next_u64(),
+            cluster: Arc::default(),
+            program: Program::this(),
+        };
         if let Some(cluster) = cluster {
             identity.join(cluster);
         }
         identity
+    }
+    /// What its program can.
+    pub fn program(&self) -> Program {
+        self.program.clone()
+    }
+    /// As a node with another program, for tests.
+    pub fn with(self, program: Program) -> Identity {
+        Identity { program, ..self }
     }
     pub fn cluster(&self) -> Option<ClusterId> {
         self.cluster.get().copied()
@@ -47,8 +62,9 @@ impl Identity {
     }
     fn hello(&self) -> Hello {
         Hello {
-            version_min: VERSION_MIN,
-            version_max: VERSION_MAX,
+            version_min: self.program.version_min,
+            version_max: self.program.version_max,
+            level: self.program.level,
             cluster: self.cluster(),
             name: self.name.clone(),
             role: self.role,
@@ -60,6 +76,8 @@ impl Identity {
 /// The other end: what it said, where it is, and who the machine says it is.
 pub(crate) struct Peer {
     pub hello: Hello,
+    /// Of the protocol, which was agreed on.
+    pub version: u16,
     pub addr: String,
     /// By which address of this machine it is reached, or reaches it; `None`: not by one.
     pub local_ip: Option<IpAddr>,
@@ -82,17 +100,23 @@ pub async fn connect(
     service: Arc<dyn Service>,
 ) -> Result<Connection> {
     let connected = env.clock.timeout(HELLO_PATIENCE, dial(env, addr, identity)).await;
-    let (hello, incoming, writer, local_ip) = connected
+    let (Greeted { hello, version, incoming, writer }, local_ip) = connected
         .map_err(|_| Error::unavailable(format!("no answer within {} s", HELLO_PATIENCE.as_secs())))
         .flatten()
         .map_err(|e| e.doing(format_args!("connect to {addr}")))?;
-    let peer = Peer { hello, addr: addr.to_string(), local_ip, guest: None };
-    Ok(Connection::start(env, peer, incoming, Outgoing::new(writer), service, None, |_| {}))
+    let peer = Peer { hello, version, addr: addr.to_string(), local_ip, guest: None };
+    Ok(Connection::start(env, peer, incoming, Outgoing::new(writer, version), service, None, |_| {}))
 }
 
-type Dialed = (Hello, Incoming, BoxWriter, Option<IpAddr>);
+/// A connection that is through its hello.
+pub(crate) struct Greeted {
+    pub hello: Hello,
+    pub version: u16,
+    pub incoming: Incoming,
+    pub writer: BoxWriter,
+}
 
-async fn dial(env: &Env, addr: &Addr, identity: &Identity) -> Result<Dialed> {
+async fn dial(env: &Env, addr: &Addr, identity: &Identity) -> Result<(Greeted, Option<IpAddr>)> {
     let stream = env.net.connect(addr).await.map_err(|e| Error::unavailable(e.to_string()))?;
     let local_ip = stream.local_ip();
     let (reader, mut writer) = stream.split();
@@ -100,17 +124,22 @@ async fn dial(env: &Env, addr: &Addr, identity: &Identity) -> Result<Dialed> {
     send(&mut writer, FrameKind::Hello, &identity.hello()).await?;
     let answer = first_frame(&mut incoming).await?;
     let hello = match answer {
-        First { kind: FrameKind::HelloAck, body } => Hello::from_bytes(&body)?,
+        First { kind: FrameKind::HelloAck, body } => Hello::read(&body)?,
         First { kind: FrameKind::ErrorResponse, body } => {
             return Err(Error::from_bytes(&body)?.doing("refused by the peer"));
         }
         First { kind, .. } => return Err(Error::invalid(format!("{kind:?} instead of a hello"))),
     };
-    if let Err(e) = check_hello(&hello, identity.cluster()) {
-        let _ = send(&mut writer, FrameKind::Goodbye, &wire_error(&e)).await; // it is refused either way
-        return Err(e.doing("refused by this node"));
+    match check_hello(&identity.hello(), &hello) {
+        Ok(version) => {
+            incoming.agree(version);
+            Ok((Greeted { hello, version, incoming, writer }, local_ip))
+        }
+        Err(e) => {
+            let _ = send(&mut writer, FrameKind::Goodbye, &wire_error(&e)).await; // it is refused either way
+            Err(e.doing("refused by this node"))
+        }
     }
-    Ok((hello, incoming, writer, local_ip))
 }
 
 /// The listener's side. On an error the peer has been told the reason as far as possible.
@@ -120,11 +149,11 @@ pub(crate) async fn welcome(
     identity: &Identity,
     arriving: Arriving,
     guest: Option<u32>,
-) -> Result<(Hello, Incoming, BoxWriter)> {
+) -> Result<Greeted> {
     let (reader, mut writer) = stream.split();
     let mut incoming = Incoming::new(env, reader, arriving);
     let greeting = async {
-        let hello = caller_hello(&mut incoming, identity).await?;
+        let (hello, version) = caller_hello(&mut incoming, identity).await?;
         if let Some(uid) = guest {
             return Err(Error::denied(format!(
                 "user {uid} of this machine may not connect to {}: only root and the user who runs it may",
@@ -132,13 +161,16 @@ pub(crate) async fn welcome(
             )));
         }
         send(&mut writer, FrameKind::HelloAck, &identity.hello()).await?;
-        Ok(hello)
+        Ok((hello, version))
     };
     let greeted = env.clock.timeout(HELLO_PATIENCE, greeting).await;
     match greeted.unwrap_or_else(|_| {
         Err(Error::unavailable(format!("no hello within {} s", HELLO_PATIENCE.as_secs())))
     }) {
-        Ok(hello) => Ok((hello, incoming, writer)),
+        Ok((hello, version)) => {
+            incoming.agree(version);
+            Ok(Greeted { hello, version, incoming, writer })
+        }
         Err(e) => {
             let words = wire_error(&e);
             let goodbye = send(&mut writer, FrameKind::ErrorResponse, &words);
@@ -148,12 +180,12 @@ pub(crate) async fn welcome(
     }
 }
 
-async fn caller_hello(incoming: &mut Incoming, identity: &Identity) -> Result<Hello> {
+async fn caller_hello(incoming: &mut Incoming, identity: &Identity) -> Result<(Hello, u16)> {
     match first_frame(incoming).await? {
         First { kind: FrameKind::Hello, body } => {
-            let hello = Hello::from_bytes(&body)?;
-            check_hello(&hello, identity.cluster())?;
-            Ok(hello)
+            let hello = Hello::read(&body)?;
+            let version = check_hello(&identity.hello(), &hello)?;
+            Ok((hello, version))
         }
         First { kind, .. } => Err(Error::invalid(format!("{kind:?} instead of a hello"))),
     }

@@ -331,7 +331,7 @@ async fn run_coordinator(env: Env, options: Options, listen: Vec<Addr>, new: boo
         lease_ms: 5_000,
         target_silence_ms: 3_000,
     };
-    let config = CoordConfig { cluster: None, settings, expected_targets: options.storage_nodes, new };
+    let config = CoordConfig { settings, new, ..CoordConfig::new(options.scheme, options.storage_nodes) };
     let site = site(COORDINATOR, Role::Coordinator, "host0", listen);
     let _serves = start_coord(&env, &site, Path::new("/coord"), config).await.map_err(|e| e.error)?;
     std::future::pending().await

@@ -61,6 +61,9 @@ pub enum Command {
     /// Return a failed target to service, or replace its disk
     #[command(subcommand)]
     Target(TargetCommand),
+    /// Finish a rolling upgrade
+    #[command(subcommand)]
+    Upgrade(UpgradeCommand),
     /// Manage volumes: subtrees with their own owner, limits and policy
     #[command(subcommand)]
     Volume(crate::commands::volume::VolumeCommand),
@@ -208,6 +211,16 @@ pub struct ClearTarget {
     pub target: String,
     #[command(flatten)]
     pub cluster: Status,
+}
+
+#[derive(Subcommand)]
+pub enum UpgradeCommand {
+    /// Let the cluster use what only upgraded programs understand
+    ///
+    /// Programs of two releases work together while a cluster is upgraded, node after node, and nothing is written that the older
+    /// release cannot read. When every node runs the new one, this command raises the cluster's level. Programs of the older release
+    /// cannot join from then on. It refuses, and names them, while older programs are nodes of the cluster or are connected.
+    Finish(Status),
 }
 
 #[derive(Subcommand)]

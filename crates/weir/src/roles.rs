@@ -281,7 +281,8 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
         target_silence_ms: coord.target_silence_ms,
     };
     let cluster = node.config.cluster.id.as_ref().map(|t| t.0);
-    let config = CoordConfig { cluster, settings, expected_targets: coord.targets as usize, new };
+    let others = CoordConfig::new(coord.scheme.0, coord.targets as usize);
+    let config = CoordConfig { cluster, settings, new, ..others };
     let observer = Observer {
         coordinators: Vec::new(),
         cluster,

@@ -426,7 +426,15 @@ fn a_thousand_strangers_cost_little_and_shut_nobody_out() {
     let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
     let name = "stranger".to_owned();
-    let hello = Hello { version_min: 1, version_max: 1, cluster: None, name, role: Role::Mount, instance: 1 };
+    let hello = Hello {
+        version_min: 1,
+        version_max: 1,
+        level: 1,
+        cluster: None,
+        name,
+        role: Role::Mount,
+        instance: 1,
+    };
     for name in ["coord", "meta", "storage-1"] {
         let (pid, port) = (cluster.pid(name).unwrap(), cluster.port(name));
         let soft = shell(&format!("awk '/Max open files/ {{ print $4, $5 }}' /proc/{pid}/limits"));

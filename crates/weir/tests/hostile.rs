@@ -30,7 +30,7 @@ use weir_proto::checksum::crc32c;
 use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
 use weir_proto::{Reader, Request, Wire};
-use weir_proto::{backup, coord, data, frame, lock, map, meta, recall, relation, snapshot, volume};
+use weir_proto::{backup, coord, data, frame, lock, map, meta, recall, relation, snapshot, version, volume};
 
 /// What a server may hold more after it all: its caches and the allocator's leftovers.
 const GROWTH_MIB_MAX: u64 = 96;
@@ -124,6 +124,7 @@ fn hello() -> Vec<u8> {
     let hello = Hello {
         version_min: 1,
         version_max: 1,
+        level: 1,
         cluster: None,
         name: "stranger".into(),
         role: Role::Console,

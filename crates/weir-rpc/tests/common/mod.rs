@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use weir_env::{Addr, BoxStream, Env};
-use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello, VERSION_MAX, VERSION_MIN};
+use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
+use weir_proto::version::{LEVEL_MAX, VERSION_MAX, VERSION_MIN};
 use weir_proto::{Error, Request, Wire, message};
 use weir_rpc::{Call, Connection, Handled, Identity, Reply, Server, Service, serve};
 
@@ -161,6 +162,7 @@ pub fn hello() -> Hello {
     Hello {
         version_min: VERSION_MIN,
         version_max: VERSION_MAX,
+        level: LEVEL_MAX,
         cluster: None,
         name: "by hand".into(),
         role: Role::Console,
