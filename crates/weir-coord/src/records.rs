@@ -1,6 +1,7 @@
 //! The values of the coordinator's store, byte by byte: a version (u16), then the record.
 //!
-//! Invariant: a record says which layout it has. A newer one than this program knows is refused, never guessed at.
+//! Invariant: a record says which layout it has. A newer one than this program knows is refused, never
+//! guessed at.
 use crate::decide::Progress;
 use crate::members::Positions;
 use weir_proto::map::ClusterMap;

@@ -108,7 +108,7 @@ impl Lab {
         (self.world.node(name), who)
     }
     async fn client(&self, name: &str) -> Cluster {
-        let (env, who) = self.observer(name, Role::Mount);
+        let (env, who) = self.observer(name, Role::Console);
         Cluster::observe(&env, who, PATIENCE).await.unwrap()
     }
     async fn storage(&self, n: u8) -> Result<Node> {
@@ -330,7 +330,11 @@ fn a_namespace_has_one_leader_and_each_lead_a_higher_epoch() {
         let client = lab.client("m1").await;
         assert!(client.meta_leader("root", Arc::new(weir_rpc::NoService)).is_ok());
         assert!(client.meta_leader("other", Arc::new(weir_rpc::NoService)).is_err());
-        assert_eq!(client.lead_namespace(&root, 7).await.unwrap_err().kind, ErrorKind::Stale);
+        assert_eq!(
+            client.lead_namespace(&root, 7).await.unwrap_err().kind,
+            ErrorKind::Stale,
+            "it has not joined"
+        );
     });
 }
 
@@ -403,7 +407,12 @@ fn an_upgrade_is_finished_when_everybody_knows_the_new_level() {
         lab.world.sleep(Duration::from_secs(20)).await;
         let (upgraded, joined) = joins(&lab, "m1", LEVEL_MAX + 1).await.unwrap();
         assert_eq!(joined.map.level, LEVEL_MAX, "nothing changes by itself");
-        let finished = upgraded.call(&FinishUpgrade {}, vec![], PATIENCE).await.unwrap().0.map.unwrap();
+        let refused = upgraded.call(&FinishUpgrade {}, vec![], PATIENCE).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Denied, "it is for administrators");
+        let who = Identity::new(&lab.world.node("admin"), "admin", Role::Console, None).with(newer.clone());
+        let service = Arc::new(weir_rpc::NoService);
+        let admin = weir_rpc::connect(&lab.world.node("admin"), &addr(100), &who, service).await.unwrap();
+        let finished = admin.call(&FinishUpgrade {}, vec![], PATIENCE).await.unwrap().0.map.unwrap();
         assert_eq!(finished.level, LEVEL_MAX + 1);
         // From now on older programs are refused by name, and so is an older coordinator.
         let refused = joins(&lab, "m2", LEVEL_MAX).await.err().unwrap();

@@ -5,13 +5,13 @@
 //! checked against their limits before anything is allocated for them. Knows no method and no connection.
 use crate::checksum::{crc32c, crc32c_append};
 use crate::data::PAYLOAD_MAX;
-use crate::version::{VERSION_MAX, agree};
+use crate::version::VERSION_MAX;
 use crate::{ClusterId, Error, Reader, Result, Wire, map::Role, message};
 
 /// "WEIR" as bytes.
 pub const MAGIC: [u8; 4] = *b"WEIR";
-/// What frames carry until a version is agreed on. The layout of the header, and of what a `Hello` of this version has, is for ever:
-/// else two ends could not tell each other what they speak.
+/// What frames carry until a version is agreed on. The layout of the header, and of what a `Hello` of this
+/// version has, is for ever: else two ends could not tell each other what they speak.
 pub const VERSION_OF_HELLO: u16 = 1;
 pub const HEADER_BYTES: usize = 64;
 /// The largest encoded body: a cluster map or a page of a directory, with room to grow.
@@ -122,7 +122,8 @@ impl Header {
         b
     }
 
-    /// The fields, their ranges checked but for the version: [`Header::check_version`]. The checksum is checked by [`verify`] when the body is there.
+    /// The fields, their ranges checked but for the version: [`Header::check_version`]. The checksum is
+    /// checked by [`verify`] when the body is there.
     pub fn decode(b: &[u8; HEADER_BYTES]) -> Result<Header> {
         if b[0..4] != MAGIC {
             return Err(Error::invalid(format!("not a Weir peer: a frame begins with {:02x?}", &b[0..4])));
@@ -198,6 +199,30 @@ pub fn check_hello(ours: &Hello, theirs: &Hello) -> Result<u16> {
             Err(Error::denied(format!("{} belongs to cluster {a}, this node to cluster {b}", theirs.name)))
         }
         _ => Ok(version),
+    }
+}
+
+/// The version that two nodes speak with each other; the error is for both of them.
+fn agree(ours: &Hello, theirs: &Hello) -> Result<u16> {
+    let version = ours.version_max.min(theirs.version_max);
+    if version >= ours.version_min.max(theirs.version_min) {
+        return Ok(version);
+    }
+    let older = if ours.version_max < theirs.version_max { ours } else { theirs };
+    Err(Error::unsupported(format!(
+        "no protocol version in common: {} speaks {}, {} speaks {}; hint: upgrade the program of {}",
+        theirs.name,
+        range(theirs.version_min, theirs.version_max),
+        ours.name,
+        range(ours.version_min, ours.version_max),
+        older.name
+    )))
+}
+
+fn range(min: u16, max: u16) -> String {
+    match min == max {
+        true => format!("version {min}"),
+        false => format!("versions {min} to {max}"),
     }
 }
 
@@ -298,6 +323,31 @@ mod tests {
         assert!(check_hello(&of(1), &Hello { version_min: 9, version_max: 12, ..of(1) }).is_err());
         let frame = Header { version: 2, ..request() };
         assert!(frame.check_version(2).is_ok() && frame.check_version(1).is_err());
+    }
+
+    #[test]
+    fn the_highest_version_that_both_speak_is_agreed_on() {
+        let speaks = |name: &str, (version_min, version_max)| {
+            let name = name.to_owned();
+            Hello { version_min, version_max, name, ..hello(None) }
+        };
+        for (ours, theirs, agreed) in [
+            ((1, 1), (1, 1), Some(1)),
+            ((1, 3), (2, 5), Some(3)),
+            ((2, 5), (1, 3), Some(3)),
+            ((1, 2), (1, 9), Some(2)),
+            ((1, 2), (3, 4), None),
+            ((3, 4), (1, 2), None),
+        ] {
+            assert_eq!(agree(&speaks("a", ours), &speaks("b", theirs)).ok(), agreed, "{ours:?} {theirs:?}");
+        }
+        let (old, new) = (speaks("old", (1, 1)), speaks("new", (3, 4)));
+        assert_eq!(
+            agree(&new, &old).unwrap_err().context,
+            "no protocol version in common: old speaks version 1, new speaks versions 3 to 4; hint: upgrade the \
+             program of old"
+        );
+        assert!(agree(&old, &new).unwrap_err().context.ends_with("of old"));
     }
 
     /// Its layout is for ever, too; and a newer program may say more.

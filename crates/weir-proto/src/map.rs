@@ -1,6 +1,7 @@
 //! The cluster map: who is a member, where targets are, which placement groups exist and who leads a namespace.
 //! Small, versioned, the same for everybody who holds the same version.
 use crate::data::GroupAt;
+use crate::sender::Sender;
 use crate::version::Program;
 use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, RunId, TargetId};
 use crate::{Reader, Wire, Writer};
@@ -123,6 +124,19 @@ wire_enum!(
     /// What a node's process does.
     Role { Coordinator = 1, Meta = 2, Storage = 3, Mount = 4, Mover = 5, Console = 6 }
 );
+impl From<Role> for Sender {
+    fn from(role: Role) -> Sender {
+        match role {
+            Role::Coordinator => Sender::Coordinator,
+            Role::Meta => Sender::Meta,
+            Role::Storage => Sender::Storage,
+            Role::Mount => Sender::Mount,
+            Role::Mover => Sender::Mover,
+            Role::Console => Sender::Console,
+        }
+    }
+}
+
 wire_enum!(
     /// Whether a target may be used.
     TargetState {

@@ -29,19 +29,19 @@ message!(
 message!(
     /// Keeps the volume as it is now. What is written by the time of this is in it: whoever has a file of the volume open for
     /// writing saves it first. The volume's owner and administrators may.
-    SnapshotTake = 170 -> Snapshot { op: Op, cred: Cred, volume: VolumeId, name: String }
+    SnapshotTake = 170 by [Mover, Console, User] -> Snapshot { op: Op, cred: Cred, volume: VolumeId, name: String }
 );
 message!(
     /// Removes a snapshot; what only it held is given back in the background.
-    SnapshotDelete = 171 -> Snapshot { op: Op, cred: Cred, volume: VolumeId, name: String }
+    SnapshotDelete = 171 by [Mover, Console, User] -> Snapshot { op: Op, cred: Cred, volume: VolumeId, name: String }
 );
 message!(
     /// The snapshots of a volume, oldest first.
-    SnapshotList = 172 -> Snapshots { session: SessionId, volume: VolumeId }
+    SnapshotList = 172 by [Mount, Mover, Console, User] -> Snapshots { session: SessionId, volume: VolumeId }
 );
 message!(Snapshots { snapshots: Vec<Snapshot> });
 
-message!(PastLookup = 173 -> PastLooked {
+message!(PastLookup = 173 by [Mount, Mover, Console] -> PastLooked {
     session: SessionId,
     cred: Cred,
     snapshot: u32,
@@ -49,10 +49,10 @@ message!(PastLookup = 173 -> PastLooked {
     name: Bytes,
 });
 message!(PastLooked { attr: Option<Attr> });
-message!(PastAttr = 174 -> Attr { session: SessionId, snapshot: u32, ino: InodeId });
+message!(PastAttr = 174 by [Mount, Mover, Console] -> Attr { session: SessionId, snapshot: u32, ino: InodeId });
 message!(
     /// Entries after the cookie `after`, as `ReadDir`.
-    PastList = 175 -> PastListing {
+    PastList = 175 by [Mount, Mover, Console] -> PastListing {
         session: SessionId,
         cred: Cred,
         snapshot: u32,
@@ -63,13 +63,13 @@ message!(
 );
 message!(PastListing { entries: Vec<PastEntry>, end: bool });
 message!(PastEntry { name: Bytes, cookie: u64, attr: Attr });
-message!(PastGetXattr = 176 -> PastBytes { session: SessionId, snapshot: u32, ino: InodeId, name: Bytes });
-message!(PastListXattr = 177 -> PastNames { session: SessionId, snapshot: u32, ino: InodeId });
+message!(PastGetXattr = 176 by [Mount, Mover, Console] -> PastBytes { session: SessionId, snapshot: u32, ino: InodeId, name: Bytes });
+message!(PastListXattr = 177 by [Mount, Mover, Console] -> PastNames { session: SessionId, snapshot: u32, ino: InodeId });
 message!(PastBytes { bytes: Bytes });
 message!(PastNames { names: Vec<Bytes> });
 message!(
     /// What is needed to read a file or a symbolic link of a snapshot. `execute`: as that of `Open`.
-    PastOpen = 178 -> PastOpened { session: SessionId, cred: Cred, snapshot: u32, ino: InodeId, execute: bool }
+    PastOpen = 178 by [Mount, Mover, Console] -> PastOpened { session: SessionId, cred: Cred, snapshot: u32, ino: InodeId, execute: bool }
 );
 message!(PastOpened {
     attr: Attr,
@@ -99,7 +99,7 @@ message!(
 impl Copy for Layer {}
 message!(
     /// The layers of a file that end after `from`, in order; of a snapshot, or (0) of the file as it is.
-    LayersOf = 179 -> LayerList { session: SessionId, snapshot: u32, ino: InodeId, from: u64 }
+    LayersOf = 179 by [Mount, Mover, Console] -> LayerList { session: SessionId, snapshot: u32, ino: InodeId, from: u64 }
 );
 message!(LayerList {
     /// Where all other bytes of the file are.
@@ -111,7 +111,7 @@ message!(LayerList {
 message!(
     /// A writer is about to copy what is in older objects of `from..to` into the file's own: it alone, until somebody else asks.
     /// `Stale`: it has no right to write.
-    TakeLayers = 144 -> LayersTaken { session: SessionId, ino: InodeId, from: u64, to: u64 }
+    TakeLayers = 144 by [Mount, Mover, Console] -> LayersTaken { session: SessionId, ino: InodeId, from: u64, to: u64 }
 );
 message!(LayersTaken {
     entry: Entry,
@@ -122,5 +122,5 @@ message!(LayersTaken {
 });
 message!(
     /// A layer is copied: all of it is on all live targets. `Stale`: it is another's meanwhile, or the file was cut.
-    LayerCopied = 145 -> Entry { op: Op, ino: InodeId, from: u64, to: u64, token_epoch: u32 }
+    LayerCopied = 145 by [Mount, Mover, Console] -> Entry { op: Op, ino: InodeId, from: u64, to: u64, token_epoch: u32 }
 );

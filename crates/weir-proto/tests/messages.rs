@@ -9,8 +9,11 @@ mod list;
 
 use dice::Dice;
 use weir_proto::map::{Layout, Scheme};
+use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
-use weir_proto::{backup, coord, data, frame, lock, map, meta, recall, relation, snapshot, version, volume};
+use weir_proto::{
+    backup, coord, data, frame, lock, map, meta, methods, recall, relation, snapshot, version, volume,
+};
 
 const ROUNDS: usize = 10_000;
 
@@ -177,8 +180,34 @@ fn no_method_number_is_given_twice() {
                 _ => 100..200,
             };
             assert!(range.contains(&number), "{name} has number {number}");
+            let listed = methods::find(number).map(|method| method.name);
+            assert_eq!(listed, Some(name), "{name} is missing in the table of methods");
             assert_eq!(seen.insert(number, name), None, "{name}");
         }
     }
-    assert!(seen.len() > 50);
+    assert_eq!(seen.len(), methods::all().count());
+}
+
+/// Who may send what is a page for people, too.
+#[test]
+fn the_table_of_senders_is_documented() {
+    let page = include_str!("../../../docs/protocol.md");
+    let to = |number| match number {
+        0..100 => "the coordinator",
+        100..200 => "a metadata leader",
+        200..300 => "a target",
+        _ => "a client",
+    };
+    let mut rows: Vec<(&str, Senders, Vec<&str>)> = Vec::new();
+    for method in methods::all() {
+        match rows.iter_mut().find(|(at, by, _)| (*at, *by) == (to(method.number), method.by)) {
+            Some((_, _, names)) => names.push(method.name),
+            None => rows.push((to(method.number), method.by, vec![method.name])),
+        }
+    }
+    for (to, by, names) in rows {
+        let by: Vec<String> = Sender::ALL.iter().filter(|s| by.has(**s)).map(ToString::to_string).collect();
+        let row = format!("| {to} | {} | {} |\n", by.join(", "), names.join(", "));
+        assert!(page.contains(&row), "docs/protocol.md lacks this row:\n{row}");
+    }
 }

@@ -13,6 +13,8 @@ use tokio::io::AsyncWriteExt;
 use weir_env::{Addr, BoxStream, BoxWriter, Env};
 use weir_proto::frame::{FrameKind, Header, Hello, check_hello};
 use weir_proto::map::Role;
+use weir_proto::methods::Method;
+use weir_proto::sender::Sender;
 use weir_proto::version::Program;
 use weir_proto::{ClusterId, Error, ErrorKind, Result, Wire};
 
@@ -73,21 +75,66 @@ impl Identity {
     }
 }
 
-/// The other end: what it said, where it is, and who the machine says it is.
+/// Who the other end is, as far as that is known: what services decide by. Today a role is what the peer
+/// claims.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Proved {
+    /// A node of the cluster, or whoever may act as any: root and the user that this process runs as, by a
+    /// Unix socket.
+    Node(Role),
+    /// Another user of this machine, who connected by a Unix socket, as the kernel says: has the rights of
+    /// that user and no other, whatever its requests say.
+    User(u32),
+}
+
+impl Proved {
+    /// By `guest` see [`weir_env::Caller`].
+    pub(crate) fn of(claimed: &Hello, guest: Option<u32>) -> Proved {
+        guest.map_or(Proved::Node(claimed.role), Proved::User)
+    }
+    pub fn role(self) -> Option<Role> {
+        match self {
+            Proved::Node(role) => Some(role),
+            Proved::User(_) => None,
+        }
+    }
+    pub fn sender(self) -> Sender {
+        match self {
+            Proved::Node(role) => role.into(),
+            Proved::User(_) => Sender::User,
+        }
+    }
+    /// Refuses a method that is not for this sender. `peer`: for the words.
+    pub fn check(self, method: &Method, peer: &dyn fmt::Display) -> Result<()> {
+        if method.by.has(self.sender()) {
+            return Ok(());
+        }
+        let what = format!("{}, method {}", method.name, method.number);
+        Err(Error::denied(match self {
+            Proved::Node(_) => format!("{peer} is a {}, which may not send {what}", self.sender()),
+            Proved::User(uid) => format!(
+                "user {uid} may not do that here ({what}): use a mount, or ask root or the user who runs the servers"
+            ),
+        }))
+    }
+}
+
+/// The other end.
 pub(crate) struct Peer {
-    pub hello: Hello,
+    /// What it said.
+    pub claimed: Hello,
+    pub proved: Proved,
     /// Of the protocol, which was agreed on.
     pub version: u16,
+    /// Where it is.
     pub addr: String,
     /// By which address of this machine it is reached, or reaches it; `None`: not by one.
     pub local_ip: Option<IpAddr>,
-    /// See [`weir_env::Caller`].
-    pub guest: Option<u32>,
 }
 
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {}", self.hello.name, self.addr)
+        write!(f, "{} at {}", self.claimed.name, self.addr)
     }
 }
 
@@ -104,7 +151,8 @@ pub async fn connect(
         .map_err(|_| Error::unavailable(format!("no answer within {} s", HELLO_PATIENCE.as_secs())))
         .flatten()
         .map_err(|e| e.doing(format_args!("connect to {addr}")))?;
-    let peer = Peer { hello, version, addr: addr.to_string(), local_ip, guest: None };
+    let (proved, claimed) = (Proved::of(&hello, None), hello);
+    let peer = Peer { claimed, proved, version, addr: addr.to_string(), local_ip };
     Ok(Connection::start(env, peer, incoming, Outgoing::new(writer, version), service, None, |_| {}))
 }
 
@@ -221,4 +269,41 @@ async fn send(writer: &mut BoxWriter, kind: FrameKind, body: &impl Wire) -> Resu
 /// Whether a refusal will not be different at the next try, unless somebody changes something.
 pub(crate) fn is_refusal(e: &Error) -> bool {
     matches!(e.kind, ErrorKind::Denied | ErrorKind::Unsupported)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::methods;
+
+    #[test]
+    fn a_user_of_the_machine_is_that_user_whatever_it_claims() {
+        for role in Role::ALL {
+            let name = "n".to_owned();
+            let claimed = Hello {
+                version_min: 1,
+                version_max: 1,
+                level: 1,
+                cluster: None,
+                name,
+                role: *role,
+                instance: 1,
+            };
+            let (user, node) = (Proved::of(&claimed, Some(1000)), Proved::of(&claimed, None));
+            assert_eq!((user.role(), node.role()), (None, Some(*role)));
+            for method in methods::all() {
+                assert_eq!(user.check(method, &"n").is_ok(), method.by.has(Sender::User), "{}", method.name);
+                assert_eq!(
+                    node.check(method, &"n").is_ok(),
+                    method.by.has((*role).into()),
+                    "{}",
+                    method.name
+                );
+            }
+        }
+        let clear = methods::find(9).unwrap();
+        let claimed_nothing = Proved::User(1000).check(clear, &"n").unwrap_err();
+        assert_eq!(claimed_nothing.kind, ErrorKind::Denied);
+        assert!(claimed_nothing.context.contains("user 1000 may not do that here (ClearTarget, method 9)"));
+    }
 }

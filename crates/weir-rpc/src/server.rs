@@ -1,5 +1,5 @@
 //! Listening: accepts connections on a node's addresses and serves them.
-use crate::hello::{Greeted, Identity, Peer, welcome};
+use crate::hello::{Greeted, Identity, Peer, Proved, welcome};
 use crate::incoming::Arriving;
 use crate::outgoing::Outgoing;
 use crate::{Connection, Service};
@@ -175,7 +175,8 @@ async fn greet(shared: Arc<Shared>, number: u64, stream: BoxStream, caller: Call
             drop(gone);
         }
     });
-    let peer = Peer { hello, version, addr, local_ip, guest };
+    let (proved, claimed) = (Proved::of(&hello, guest), hello);
+    let peer = Peer { claimed, proved, version, addr, local_ip };
     let (env, service, outgoing) = (&shared.env, shared.service.clone(), Outgoing::new(writer, version));
     Connection::start(env, peer, incoming, outgoing, service, Some(on_close), |c| shared.keep(c));
 }

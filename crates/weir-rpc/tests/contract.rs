@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weir_env::{Addr, Env};
 use weir_proto::map::Role;
+use weir_proto::sender::Sender;
 use weir_proto::version::Program;
 use weir_proto::{ClusterId, ErrorKind};
 use weir_rpc::{CALLS_MAX, Channel, Identity, LookUp, NoService, Payload, Whereabouts, connect, serve};
@@ -183,6 +184,27 @@ async fn both_ends_use_the_highest_version_that_both_speak(env: &Env, addr: &Add
     let words =
         "client speaks versions 4 to 5, server speaks versions 1 to 3; hint: upgrade the program of server";
     assert!(refused.context.contains(words), "{refused:?}");
+}
+
+async fn a_method_is_for_its_senders(env: &Env, addr: &Addr) {
+    let (_server, bench, addr) = server(env, addr).await;
+    let with_role = async |role| {
+        let who = Identity::new(env, "client", role, None);
+        connect(env, &addr, &who, Arc::new(NoService)).await.unwrap()
+    };
+    for role in Role::ALL.iter().filter(|role| **role != Role::Mover) {
+        let refused = with_role(*role).await.call(&ForMovers {}, vec![], PATIENCE).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Denied);
+        let words = format!("is a {}, which may not send ForMovers, method 9009", Sender::from(*role));
+        assert!(refused.context.contains("client at ") && refused.context.contains(&words), "{refused:?}");
+    }
+    assert_eq!(bench.counted.load(std::sync::atomic::Ordering::SeqCst), 0, "no service has seen them");
+    let mover = with_role(Role::Mover).await;
+    assert_eq!(mover.call(&ForMovers {}, vec![], PATIENCE).await.unwrap().0.before, 0);
+    // What is not in the table is served by nobody, and the connection goes on.
+    let unknown = mover.call_encoded(9999, &[], Payload::default(), PATIENCE).await.unwrap_err();
+    assert_eq!(unknown.kind, ErrorKind::Unsupported);
+    mover.call(&ForMovers {}, vec![], PATIENCE).await.unwrap();
 }
 
 async fn a_channel_comes_back(env: &Env, addr: &Addr) {
@@ -381,6 +403,7 @@ contract!(
     dropping_the_last_handle_closes,
     clusters_do_not_mix,
     both_ends_use_the_highest_version_that_both_speak,
+    a_method_is_for_its_senders,
     a_channel_comes_back,
     a_wrong_payload_fails_its_call_only,
     an_address_that_is_about_to_be_free_is_waited_for,

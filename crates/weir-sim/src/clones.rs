@@ -108,7 +108,7 @@ impl Clones {
             let done = async {
                 let client = match &mut clients[seat] {
                     Some(client) => client,
-                    none => none.insert(self.cluster.client(CLIENTS[seat]).await?),
+                    none => none.insert(self.cluster.admin(CLIENTS[seat]).await?),
                 };
                 match operation {
                     TAKE => self.take(client, under_way.op).await,

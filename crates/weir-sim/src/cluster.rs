@@ -207,8 +207,17 @@ impl Cluster {
         self.all().iter().for_each(|name| self.start(name));
     }
 
+    /// A mount.
     pub async fn client(&self, name: &str) -> Result<Client> {
+        self.connect(name, Role::Mount).await
+    }
+    /// A command of an administrator.
+    pub async fn admin(&self, name: &str) -> Result<Client> {
+        self.connect(name, Role::Console).await
+    }
+    pub async fn connect(&self, name: &str, role: Role) -> Result<Client> {
         let config = ClientConfig {
+            role,
             memory_bytes: CLIENT_BYTES,
             recall_patience: RECALL_PATIENCE,
             ..ClientConfig::new(coordinators(), name, name)

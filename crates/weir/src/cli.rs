@@ -217,9 +217,7 @@ pub struct ClearTarget {
 pub enum UpgradeCommand {
     /// Let the cluster use what only upgraded programs understand
     ///
-    /// Programs of two releases work together while a cluster is upgraded, node after node, and nothing is written that the older
-    /// release cannot read. When every node runs the new one, this command raises the cluster's level. Programs of the older release
-    /// cannot join from then on. It refuses, and names them, while older programs are nodes of the cluster or are connected.
+    /// Until then older programs can join; afterwards they cannot. Refused, with names, while there are some.
     Finish(Status),
 }
 

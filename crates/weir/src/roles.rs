@@ -386,6 +386,7 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
     let config = ClientConfig {
         coordinators: node.coordinators()?,
         namespace,
+        role: Role::Mover,
         name: format!("mover {}", node.config.node.name),
         host: node.config.node.host.clone(),
         process: own_process(),
@@ -395,7 +396,7 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
     };
     let allowed =
         crate::homes::Allowed::parse(&node.config.mover.homes).map_err(|e| e.doing("read mover.homes"))?;
-    let cluster = node.observe(Role::Mount).await?;
+    let cluster = node.observe(Role::Mover).await?;
     let connect = move |env| Client::connect(env, config.clone(), Arc::new(NoKernel));
     let mut client = connect(node.env.clone()).await?;
     let opener = Arc::new(crate::homes::Homes::new(node.env.clone(), cluster.id(), keys, allowed));
@@ -500,6 +501,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
     let config = ClientConfig {
         coordinators: node.coordinators()?,
         namespace: mount.namespace.clone(),
+        role: Role::Mount,
         name: format!("{}:{}", node.config.node.name, path.display()),
         host: node.config.node.host.clone(),
         process: own_process(),

@@ -23,7 +23,7 @@ use weir_client::{Client, ClientConfig, NewVolume, NoKernel, VolumeEdit};
 use weir_home::backup::snapshot_date;
 use weir_proto::backup::Backup;
 use weir_proto::keep::{parse_keep_snapshots, show_keep_snapshots};
-use weir_proto::map::Scheme;
+use weir_proto::map::{Role, Scheme};
 use weir_proto::meta::{Cred, Time};
 use weir_proto::snapshot::Snapshot;
 use weir_proto::volume::{KeepSnapshots, Keeping, Policy, Quota, Volume};
@@ -290,6 +290,7 @@ pub async fn as_client(
     let config = ClientConfig {
         coordinators,
         namespace: namespace.to_owned(),
+        role: Role::Console,
         name: name.to_owned(),
         host: observe::host_id(),
         process,
