@@ -4,6 +4,7 @@
 use std::time::Duration;
 use weir_env::Addr;
 use weir_proto::InodeId;
+use weir_proto::map::Role;
 use weir_proto::meta::{Attr, Time};
 
 /// What one client process may choose.
@@ -11,6 +12,8 @@ use weir_proto::meta::{Attr, Time};
 pub struct ClientConfig {
     pub coordinators: Vec<Addr>,
     pub namespace: String,
+    /// What it does: a mount, a mover, or a command of an administrator.
+    pub role: Role,
     /// Shown to administrators: unique among the clients of a host, such as the mount point.
     pub name: String,
     /// Host identity: with targets of the same host, Unix sockets are used.
@@ -42,6 +45,7 @@ impl ClientConfig {
         ClientConfig {
             coordinators,
             namespace: "root".into(),
+            role: Role::Mount,
             name: name.into(),
             host: host.into(),
             process: String::new(),

@@ -76,7 +76,6 @@ use weir_coord::{Cluster, Observer};
 use weir_env::{Env, Instant, TaskHandle};
 use weir_proto::coord::Wait;
 use weir_proto::lock::{LockEntry, LockOwner};
-use weir_proto::map::Role;
 use weir_proto::meta::{Cred, FileKind, Listing, RenameMode, Usage};
 use weir_proto::recall::{Evicted, EvictionLevel, Learned, SetMarks, TierState};
 use weir_proto::{ClusterId, InodeId, Result};
@@ -115,7 +114,7 @@ impl Client {
             coordinators: config.coordinators.clone(),
             cluster: None,
             name: config.name.clone(),
-            role: Role::Mount,
+            role: config.role,
             host: config.host.clone(),
         };
         let patience = config.patience.min(CONNECT_PATIENCE);

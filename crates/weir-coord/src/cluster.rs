@@ -13,9 +13,9 @@ use std::time::Duration;
 use weir_env::watch;
 use weir_env::{Addr, Env, TaskHandle};
 use weir_proto::coord::{
-    CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, GetCoordinators, GetMap, GetStatus, GetWaits,
-    Joined, LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, RecordProgress, ReportTarget, ReportWaits,
-    Suspicion, TargetReport, Wait,
+    CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, FinishUpgrade, GetCoordinators, GetMap, GetStatus,
+    GetWaits, Joined, LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, RecordProgress, ReportTarget,
+    ReportWaits, Suspicion, TargetReport, Wait,
 };
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
 use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NamespaceId, NodeId, PgId, Request, Result, TargetId};
@@ -237,6 +237,11 @@ impl Cluster {
     /// Makes the placement groups of a scheme where there are none yet.
     pub async fn make_groups(&self, pool: Option<String>, scheme: Scheme) -> Result<Arc<ClusterMap>> {
         self.change(&MakeGroups { pool, scheme }).await
+    }
+
+    /// Raises the cluster's level to the highest one that its programs know. `Unsupported`: some know less.
+    pub async fn finish_upgrade(&self) -> Result<Arc<ClusterMap>> {
+        self.change(&FinishUpgrade {}).await
     }
 
     async fn change<R: Request<Reply = MapReply>>(&self, request: &R) -> Result<Arc<ClusterMap>> {

@@ -74,6 +74,7 @@ mod tests {
         let from = |name: &str| Hello {
             version_min: 1,
             version_max: 1,
+            level: 1,
             cluster: None,
             name: name.into(),
             role: Role::Mount,

@@ -17,6 +17,7 @@ mod member;
 mod members;
 mod owner;
 mod probe;
+pub mod records;
 mod server;
 pub mod store;
 mod waits;

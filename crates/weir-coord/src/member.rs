@@ -101,6 +101,7 @@ impl Member {
             host: who.host.clone(),
             addrs: addrs.map(|addr| addr.map(|addr| addr.to_string())).collect::<Result<_>>()?,
             targets: self.membership.targets.clone(),
+            program: self.shared.identity.program(),
         };
         let (joined, _) = connection.call(&request, Vec::new(), JOIN_PATIENCE).await?;
         *self.shared.node.lock().unwrap_or_else(PoisonError::into_inner) = Some(joined.node);

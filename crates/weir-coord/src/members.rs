@@ -14,6 +14,7 @@ use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::coord::{Join, TargetOffer, TargetReport};
 use weir_proto::map::{self, ClusterMap, Node, Role, Run, RunSeen, Target, TargetState};
+use weir_proto::version::check_level;
 use weir_proto::{Error, NodeId, Result, RunId, TargetId};
 
 /// Longest name of a node or a host, in bytes.
@@ -360,6 +361,13 @@ fn check_join(map: &ClusterMap, join: &Join) -> Result<()> {
             map.cluster
         )));
     }
+    check_level(&format!("node {:?}", join.name), join.program.level, map.level)?;
+    if join.program.release.len() > NAME_MAX || join.program.release.chars().any(char::is_control) {
+        return Err(Error::invalid(format!(
+            "node {:?} has a release of more than {NAME_MAX} printable bytes",
+            join.name
+        )));
+    }
     for (what, text) in [("node name", &join.name), ("host id", &join.host)] {
         if text.is_empty() || text.len() > NAME_MAX || text.chars().any(|c| c.is_control() || c == '/') {
             return Err(Error::invalid(format!(
@@ -423,6 +431,7 @@ fn record_node(map: &mut ClusterMap, id: NodeId, join: &Join) {
         host: join.host.clone(),
         addrs: join.addrs.clone(),
         up: map.node(id).is_some_and(|n| n.up),
+        program: join.program.clone(),
     };
     match map.nodes.iter_mut().find(|n| n.id == id) {
         Some(known) => *known = node,

@@ -3,6 +3,7 @@ use super::*;
 use std::time::Duration;
 use weir_proto::coord::TargetHistory;
 use weir_proto::map::{MemberState, Run, RunSeen, Settings};
+use weir_proto::version::{LEVEL_MAX, Program};
 use weir_proto::{ClusterId, DiskUuid, ErrorKind, RunId};
 
 const LIMITS: HealthLimits = HealthLimits { silence_max: Duration::from_secs(1) };
@@ -17,6 +18,7 @@ fn empty_map() -> ClusterMap {
     ClusterMap {
         cluster: ClusterId([1; 16]),
         version: 1,
+        level: LEVEL_MAX,
         settings,
         nodes: vec![],
         targets: vec![],
@@ -27,6 +29,7 @@ fn empty_map() -> ClusterMap {
 }
 fn join(name: &str, instance: u64, disks: &[u8]) -> Join {
     Join {
+        program: Program::this(),
         cluster: Some(ClusterId([1; 16])),
         name: name.into(),
         instance,

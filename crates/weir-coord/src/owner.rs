@@ -6,11 +6,12 @@
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
 use crate::cut_links::CutLinks;
 use crate::decide::{
-    HealthLimits, Presence, Progress, Strikes, caught_up, demote_slow, forget_unpublished_epochs, is_spare,
-    make_groups, record_progress, take_lead,
+    Connected, HealthLimits, Presence, Progress, Strikes, caught_up, demote_slow, finished_level,
+    forget_unpublished_epochs, is_spare, make_groups, record_progress, take_lead,
 };
 use crate::members::{Members, Positions};
 use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe};
+use crate::records::{encode_map, encode_positions, encode_progress};
 use crate::store::{Revision, Store, Swap};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +24,8 @@ use weir_proto::coord::{
 };
 use weir_proto::frame::Hello;
 use weir_proto::map::{ClusterMap, MemberState, Node, Target, TargetState};
-use weir_proto::{Error, Reader, Result, TargetId, Wire, Writer};
+use weir_proto::version::Program;
+use weir_proto::{Error, Result, TargetId};
 
 /// The key of the map in the store.
 pub const MAP_KEY: &str = "map";
@@ -85,6 +87,10 @@ pub enum Event {
         wanted: MakeGroups,
         answer: Answer<MapReply>,
     },
+    FinishUpgrade {
+        connected: Vec<Connected>,
+        answer: Answer<MapReply>,
+    },
     Leave {
         leave: Leave,
         connection: u64,
@@ -138,6 +144,8 @@ pub struct Owner {
     pub probing: BTreeMap<(TargetId, Suspicion), Vec<Answer<MapReply>>>,
     pub suspects_asked: Instant,
     pub cut_links: CutLinks,
+    /// The one that this coordinator is.
+    pub program: Program,
     /// It was asked to end. It then takes no target down: `weir down` ends servers at the same time, and a target that was taken
     /// down by that would be behind at the next start.
     pub ends: bool,
@@ -269,7 +277,7 @@ impl Owner {
             return Ok(old);
         }
         new.version = old.version + 1;
-        match self.store.compare_and_swap(MAP_KEY, self.revision, new.to_bytes()).await? {
+        match self.store.compare_and_swap(MAP_KEY, self.revision, encode_map(&new)).await? {
             Swap::Done(revision) => self.revision = revision,
             Swap::Conflict(_) => return Err(another_writes()),
         }
@@ -313,6 +321,9 @@ impl Owner {
                 }
             },
             Event::MakeGroups { wanted, answer } => batch.make_groups(&wanted, answer),
+            Event::FinishUpgrade { connected, answer } => {
+                batch.finish_upgrade(connected, &self.program, answer)
+            }
             Event::Leave { answer, .. } if self.ends => batch.after(answer, |_| ()),
             Event::Leave { leave, connection, answer } => self.leaves(leave, connection, answer, batch, now),
             Event::Lead { lead, connection, answer } => self.leads(&lead, connection, answer, batch),
@@ -401,12 +412,13 @@ impl Owner {
     fn report_status(&mut self, answer: Answer<ClusterStatus>, batch: &mut Batch, now: Instant) {
         let targets = self.members.reports.values().cloned().collect();
         let uptime_ms = now.since(self.started).as_millis() as u64;
-        let links = self.cut_links.list(now);
+        let (links, program) = (self.cut_links.list(now), self.program.clone());
         batch.after(answer, move |map| ClusterStatus {
             map: ClusterMap::clone(map),
             targets,
             uptime_ms,
             links,
+            program,
         });
     }
 
@@ -572,6 +584,23 @@ impl Batch {
         }
     }
 
+    fn finish_upgrade(&mut self, mut connected: Vec<Connected>, own: &Program, answer: Answer<MapReply>) {
+        connected.push(Connected { name: "the coordinator".to_owned(), level: own.level });
+        match finished_level(&self.draft, &connected) {
+            Err(e) => refuse(answer, e),
+            Ok(level) => {
+                if level > self.draft.level {
+                    tracing::info!(
+                        "the cluster is at level {level} from now on, it was at {}",
+                        self.draft.level
+                    );
+                }
+                self.draft.level = level;
+                self.after(answer, newest);
+            }
+        }
+    }
+
     fn make_groups(&mut self, wanted: &MakeGroups, answer: Answer<MapReply>) {
         match make_groups(&mut self.draft, wanted.pool.as_deref(), wanted.scheme) {
             Err(e) => refuse(answer, e),
@@ -599,49 +628,6 @@ impl Batch {
 
 fn another_writes() -> Error {
     Error::stale("another coordinator has changed the cluster's state")
-}
-
-/// Count (u32), then for each namespace its number (u32) and how many changes it holds at least (u64).
-fn encode_progress(progress: &Progress) -> Vec<u8> {
-    let mut w = Writer::default();
-    (progress.len() as u32).encode(&mut w);
-    for (namespace, changes) in progress {
-        namespace.encode(&mut w);
-        changes.encode(&mut w);
-    }
-    w.bytes
-}
-
-pub fn decode_progress(bytes: &[u8]) -> Result<Progress> {
-    let mut r = Reader::new(bytes);
-    let mut progress = Progress::new();
-    for _ in 0..r.count(12)? {
-        progress.insert(Wire::decode(&mut r)?, Wire::decode(&mut r)?);
-    }
-    r.finish()?;
-    Ok(progress)
-}
-
-/// Count (u32), then for each target its number (u32), the id of its run (u64) and its position in it (u64).
-fn encode_positions(positions: &Positions) -> Vec<u8> {
-    let mut w = Writer::default();
-    (positions.len() as u32).encode(&mut w);
-    for (target, (run, position)) in positions {
-        target.encode(&mut w);
-        run.encode(&mut w);
-        position.encode(&mut w);
-    }
-    w.bytes
-}
-
-pub fn decode_positions(bytes: &[u8]) -> Result<Positions> {
-    let mut r = Reader::new(bytes);
-    let mut positions = Positions::new();
-    for _ in 0..r.count(20)? {
-        positions.insert(Wire::decode(&mut r)?, (Wire::decode(&mut r)?, Wire::decode(&mut r)?));
-    }
-    r.finish()?;
-    Ok(positions)
 }
 
 fn refuse<T>(answer: Answer<T>, error: Error) {

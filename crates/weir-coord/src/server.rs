@@ -3,26 +3,29 @@
 //! A member's connection is its membership: when it ends, its targets are down at once.
 //! Knows nothing of files.
 use crate::addresses::{announced, is_for_others};
+use crate::decide::Connected;
 use crate::identity::{check_coordinator, write_coordinator};
 use crate::members::Members;
-use crate::owner::{
-    Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY, decode_positions,
-    decode_progress,
-};
+use crate::owner::{Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY};
+use crate::records::{decode_map, decode_positions, decode_progress, encode_map};
 use crate::store::{Embedded, Revision, Store, Swap};
 use crate::waits::ReportedWaits;
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, watch};
 use weir_proto::coord::{
-    CaughtUp, ClearTarget, Coordinators, GetCoordinators, GetMap, GetStatus, GetWaits, Heartbeat, Join,
-    LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, ReportWaits,
+    CaughtUp, ClearTarget, Coordinators, FinishUpgrade, GetCoordinators, GetMap, GetStatus, GetWaits,
+    Heartbeat, Join, LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget,
+    ReportWaits,
 };
 use weir_proto::map::{ClusterMap, Settings};
-use weir_proto::{ClusterId, Error, NamespaceId, Request, Result, Wire};
-use weir_rpc::{Call, Connection, Handled, Reply, Service};
+use weir_proto::sender::Sender;
+use weir_proto::version::{Program, check_level};
+use weir_proto::{ClusterId, Error, NamespaceId, Request, Result};
+use weir_rpc::{Call, Connection, Handled, Proved, Reply, Service};
 
 /// The longest that a `GetMap` is kept waiting.
 const MAP_WAIT_MS_MAX: u32 = 60_000;
@@ -37,13 +40,15 @@ pub struct CoordConfig {
     pub expected_targets: usize,
     /// Found a cluster. Otherwise it must be there.
     pub new: bool,
+    /// What this program can; another one in tests.
+    pub program: Program,
 }
 
 impl CoordConfig {
     /// 1 MiB cells, 10 s leases, 5 s of silence; an existing cluster.
     pub fn new(scheme: weir_proto::map::Scheme, expected_targets: usize) -> CoordConfig {
         let settings = Settings { scheme, cell_shift: 20, lease_ms: 10_000, target_silence_ms: 5_000 };
-        CoordConfig { cluster: None, settings, expected_targets, new: false }
+        CoordConfig { cluster: None, settings, expected_targets, new: false, program: Program::this() }
     }
 }
 
@@ -55,6 +60,8 @@ pub struct Coordinator {
     /// Where it serves.
     announced: OnceLock<Vec<Addr>>,
     waits: Mutex<ReportedWaits>,
+    /// By connection: who follows the map, and the level that it knows.
+    clients: Mutex<BTreeMap<u64, Connected>>,
 }
 
 impl Coordinator {
@@ -87,7 +94,7 @@ impl Coordinator {
     ) -> Result<Arc<Coordinator>> {
         check_settings(&config.settings)?;
         let (map, revision) = match store.get(MAP_KEY).await? {
-            Some(kept) => (ClusterMap::from_bytes(&kept.value)?, kept.revision),
+            Some(kept) => (decode_map(&kept.value)?, kept.revision),
             None if config.new => found(&env, &*store, &config).await?,
             None => {
                 return Err(Error::damaged(
@@ -110,6 +117,7 @@ impl Coordinator {
                 map.cluster
             )));
         }
+        check_level("this program", config.program.level, map.level)?;
         let started = env.clock.now();
         let members = Members::awaiting(&map, &positions.value, started);
         let (publish, published) = watch::channel(Arc::new(map));
@@ -130,11 +138,12 @@ impl Coordinator {
             probing: Default::default(),
             suspects_asked: started,
             cut_links: Default::default(),
+            program: config.program,
             ends: false,
         };
         env.tasks.spawn("coordinator", owner.run());
-        let (announced, waits) = Default::default();
-        Ok(Arc::new(Coordinator { env, events, map: published, announced, waits }))
+        let (announced, waits, clients) = Default::default();
+        Ok(Arc::new(Coordinator { env, events, map: published, announced, waits, clients }))
     }
 
     pub fn map(&self) -> Arc<ClusterMap> {
@@ -169,7 +178,20 @@ impl Coordinator {
         Coordinators { addrs: usable.map(|addr| addr.to_string()).collect() }
     }
 
-    fn waits(&self) -> std::sync::MutexGuard<'_, ReportedWaits> {
+    fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, Connected>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whoever uses the cluster follows its map: only those that know its level do.
+    fn follows(&self, connection: &Connection) -> Result<()> {
+        let hello = connection.peer();
+        check_level(&connection.peer_name(), hello.level, self.map.borrow().level)?;
+        let client = Connected { name: hello.name.clone(), level: hello.level };
+        self.clients().insert(connection.id(), client);
+        Ok(())
+    }
+
+    fn waits(&self) -> MutexGuard<'_, ReportedWaits> {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -204,18 +226,21 @@ impl Coordinator {
     }
 
     fn decode_and_ask(&self, call: &Call) -> Result<Handled> {
-        check_guest(call.method, call.connection.guest())?;
         let connection = call.connection.id();
         Ok(match call.method {
             Join::METHOD => {
                 let join = call.decode::<Join>()?;
+                check_joins_as(&join, call.connection.proved())?;
                 self.ask::<Join>(|answer| Event::Join { join, connection, answer })
             }
             Heartbeat::METHOD => {
                 let heartbeat = call.decode::<Heartbeat>()?;
                 self.ask::<Heartbeat>(|answer| Event::Heartbeat { heartbeat, connection, answer })
             }
-            GetMap::METHOD => Handled::Later(self.wait_for_map(call.decode::<GetMap>()?)),
+            GetMap::METHOD => {
+                self.follows(&call.connection)?;
+                Handled::Later(self.wait_for_map(call.decode::<GetMap>()?))
+            }
             ReportTarget::METHOD => {
                 let report = call.decode::<ReportTarget>()?;
                 self.ask::<ReportTarget>(|answer| Event::Report { report, answer })
@@ -236,6 +261,11 @@ impl Coordinator {
                 let wanted = call.decode::<MakeGroups>()?;
                 self.ask::<MakeGroups>(|answer| Event::MakeGroups { wanted, answer })
             }
+            FinishUpgrade::METHOD => {
+                call.decode::<FinishUpgrade>()?;
+                let connected = self.clients().values().cloned().collect();
+                self.ask::<FinishUpgrade>(|answer| Event::FinishUpgrade { connected, answer })
+            }
             Leave::METHOD => {
                 let leave = call.decode::<Leave>()?;
                 self.ask::<Leave>(|answer| Event::Leave { leave, connection, answer })
@@ -252,6 +282,13 @@ impl Coordinator {
                 call.decode::<GetStatus>()?;
                 self.ask::<GetStatus>(|answer| Event::Status { answer })
             }
+            _ => return self.answer_at_once(call),
+        })
+    }
+
+    /// What changes no map.
+    fn answer_at_once(&self, call: &Call) -> Result<Handled> {
+        Ok(match call.method {
             GetCoordinators::METHOD => {
                 call.decode::<GetCoordinators>()?;
                 Handled::Now(Ok(Reply::new(&self.addresses(&call.connection))))
@@ -270,17 +307,17 @@ impl Coordinator {
     }
 }
 
-/// What only looks.
-const READ_METHODS: [u16; 4] = [GetMap::METHOD, GetStatus::METHOD, GetCoordinators::METHOD, GetWaits::METHOD];
-
-/// Another user of this machine may look. What changes the cluster is for root and for the user that its processes run as.
-fn check_guest(method: u16, guest: Option<u32>) -> Result<()> {
-    match guest {
-        Some(uid) if !READ_METHODS.contains(&method) => Err(Error::denied(format!(
-            "user {uid} may not change the cluster: only root and the user who runs the coordinator may"
-        ))),
-        _ => Ok(()),
+/// A node joins as what it is.
+fn check_joins_as(join: &Join, who: Proved) -> Result<()> {
+    if who.role() == Some(join.role) {
+        return Ok(());
     }
+    Err(Error::denied(format!(
+        "{:?} joins as a {}, and is a {}",
+        join.name,
+        Sender::from(join.role),
+        who.sender()
+    )))
 }
 
 impl Service for Coordinator {
@@ -297,6 +334,7 @@ impl Service for Coordinator {
     }
 
     fn disconnected(&self, connection: &Connection) {
+        self.clients().remove(&connection.id());
         let event = Event::Disconnected { connection: connection.id() };
         if let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event) {
             let events = self.events.clone();
@@ -311,6 +349,7 @@ async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(Cl
     let map = ClusterMap {
         cluster: config.cluster.unwrap_or_else(|| ClusterId(env.rng.id_128())),
         version: 1,
+        level: config.program.level,
         settings: config.settings.clone(),
         nodes: vec![],
         targets: vec![],
@@ -318,7 +357,7 @@ async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(Cl
         namespaces: vec![],
         last_namespace: NamespaceId(env.rng.next_u64() as u32 >> 1),
     };
-    match store.compare_and_swap(MAP_KEY, Revision(0), map.to_bytes()).await? {
+    match store.compare_and_swap(MAP_KEY, Revision(0), encode_map(&map)).await? {
         Swap::Done(revision) => Ok((map, revision)),
         Swap::Conflict(_) => {
             Err(Error::stale("another coordinator founds this cluster now; start again".to_owned()))
@@ -342,29 +381,12 @@ fn check_settings(settings: &Settings) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weir_proto::methods;
 
     #[test]
-    fn a_guest_may_look_and_change_nothing() {
-        let changes = [
-            Join::METHOD,
-            Heartbeat::METHOD,
-            ReportTarget::METHOD,
-            CaughtUp::METHOD,
-            ClearTarget::METHOD,
-            MakeGroups::METHOD,
-            Leave::METHOD,
-            LeadNamespace::METHOD,
-            RecordProgress::METHOD,
-            ReportWaits::METHOD,
-            9999, // and whatever comes
-        ];
-        for method in changes {
-            assert!(check_guest(method, None).is_ok());
-            let refused = check_guest(method, Some(1000)).unwrap_err();
-            assert!(refused.context.contains("user 1000 may not"), "{refused}");
-        }
-        for method in READ_METHODS {
-            assert!(check_guest(method, Some(1000)).is_ok());
-        }
+    fn another_user_may_look_and_change_nothing() {
+        let of_coordinator = methods::all().filter(|method| method.number < 100);
+        let open: Vec<&str> = of_coordinator.filter(|m| m.by.has(Sender::User)).map(|m| m.name).collect();
+        assert_eq!(open, ["GetMap", "GetStatus", "GetCoordinators", "GetWaits"]);
     }
 }

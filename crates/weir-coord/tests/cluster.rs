@@ -8,11 +8,12 @@ use weir_coord::identity::{COORDINATOR_FILE, NamespaceIdentity};
 use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_reports};
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, Env};
-use weir_proto::coord::{Joined, TargetHistory, TargetOffer, TargetReport};
+use weir_proto::coord::{FinishUpgrade, Join, Joined, TargetHistory, TargetOffer, TargetReport};
 use weir_proto::data::{StatTarget, TargetStat};
 use weir_proto::map::{ClusterMap, MemberState, Role, TargetState};
+use weir_proto::version::{LEVEL_MAX, Program};
 use weir_proto::{ClusterId, DiskUuid, ErrorKind, NamespaceUuid, Request, Result, TargetId};
-use weir_rpc::{Call, Handled, Identity, Reply, Server, Service, serve};
+use weir_rpc::{Call, Connection, Handled, Identity, Reply, Server, Service, serve};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -82,8 +83,13 @@ impl Lab {
         Lab { world: World::new(seed, SimConfig::default()), doors: Mutex::default() }
     }
     async fn coordinator(&self) -> Arc<Coordinator> {
+        self.coordinator_of(Program::this()).await
+    }
+    /// With a program of its own.
+    async fn coordinator_of(&self, program: Program) -> Arc<Coordinator> {
         let env = self.world.node("c");
         let mut config = CoordConfig::new("ec:4+2".parse().unwrap(), 6);
+        config.program = program;
         config.new = !env.disk.exists(&Path::new("/coord").join(COORDINATOR_FILE));
         let coordinator = Coordinator::open(env.clone(), Path::new("/coord"), config).await.unwrap();
         let identity = Identity::new(&env, "c", Role::Coordinator, Some(coordinator.cluster()));
@@ -102,7 +108,7 @@ impl Lab {
         (self.world.node(name), who)
     }
     async fn client(&self, name: &str) -> Cluster {
-        let (env, who) = self.observer(name, Role::Mount);
+        let (env, who) = self.observer(name, Role::Console);
         Cluster::observe(&env, who, PATIENCE).await.unwrap()
     }
     async fn storage(&self, n: u8) -> Result<Node> {
@@ -324,7 +330,11 @@ fn a_namespace_has_one_leader_and_each_lead_a_higher_epoch() {
         let client = lab.client("m1").await;
         assert!(client.meta_leader("root", Arc::new(weir_rpc::NoService)).is_ok());
         assert!(client.meta_leader("other", Arc::new(weir_rpc::NoService)).is_err());
-        assert_eq!(client.lead_namespace(&root, 7).await.unwrap_err().kind, ErrorKind::Stale);
+        assert_eq!(
+            client.lead_namespace(&root, 7).await.unwrap_err().kind,
+            ErrorKind::Stale,
+            "it has not joined"
+        );
     });
 }
 
@@ -346,6 +356,80 @@ fn strangers_and_doubles_are_refused_by_name() {
         let refused = double.join(membership, no_reports()).await.unwrap_err();
         assert_eq!(refused.kind, ErrorKind::Exists);
         assert!(refused.context.contains("running already"), "{refused:?}");
+    });
+}
+
+/// A node that joins by hand, with a program of this level.
+async fn joins(lab: &Lab, name: &str, level: u16) -> Result<(Connection, Joined)> {
+    let env = lab.world.node(name);
+    let program = Program { level, ..Program::this() };
+    let who = Identity::new(&env, name, Role::Meta, None).with(program.clone());
+    let connection = weir_rpc::connect(&env, &addr(100), &who, Arc::new(weir_rpc::NoService)).await?;
+    let join = Join {
+        cluster: None,
+        name: name.into(),
+        instance: who.instance,
+        role: Role::Meta,
+        host: name.into(),
+        addrs: vec![addr(60).to_string()],
+        targets: vec![],
+        program,
+    };
+    let (joined, _) = connection.call(&join, vec![], PATIENCE).await?;
+    Ok((connection, joined))
+}
+
+#[test]
+fn an_upgrade_is_finished_when_everybody_knows_the_new_level() {
+    let lab = Lab::new(21);
+    lab.world.run(async {
+        drop(lab.coordinator().await);
+        lab.doors.lock().unwrap().clear();
+        lab.world.power_cut("c");
+        let newer = Program { level: LEVEL_MAX + 1, ..Program::this() };
+        let mut c = lab.coordinator_of(newer.clone()).await;
+        let (_old, _) = joins(&lab, "m1", LEVEL_MAX).await.unwrap();
+        let client = lab.client("mount").await;
+        let finish = async || {
+            let done = client.finish_upgrade().await;
+            done.map(|map| map.level).map_err(|e| (e.kind, e.context))
+        };
+        let (kind, why) = finish().await.unwrap_err();
+        assert_eq!(kind, ErrorKind::Unsupported);
+        assert!(why.contains("m1 knows level 1, mount knows level 1;"), "{why}");
+        let status = client.status().await.unwrap();
+        assert_eq!((status.map.level, status.program.level), (LEVEL_MAX, LEVEL_MAX + 1));
+        assert_eq!(status.map.nodes[0].program.level, LEVEL_MAX);
+        // All are upgraded, and the old client is gone.
+        drop(client);
+        lab.world.kill("mount");
+        lab.world.kill("m1");
+        lab.world.sleep(Duration::from_secs(20)).await;
+        let (upgraded, joined) = joins(&lab, "m1", LEVEL_MAX + 1).await.unwrap();
+        assert_eq!(joined.map.level, LEVEL_MAX, "nothing changes by itself");
+        let refused = upgraded.call(&FinishUpgrade {}, vec![], PATIENCE).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Denied, "it is for administrators");
+        let who = Identity::new(&lab.world.node("admin"), "admin", Role::Console, None).with(newer.clone());
+        let service = Arc::new(weir_rpc::NoService);
+        let admin = weir_rpc::connect(&lab.world.node("admin"), &addr(100), &who, service).await.unwrap();
+        let finished = admin.call(&FinishUpgrade {}, vec![], PATIENCE).await.unwrap().0.map.unwrap();
+        assert_eq!(finished.level, LEVEL_MAX + 1);
+        // From now on older programs are refused by name, and so is an older coordinator.
+        let refused = joins(&lab, "m2", LEVEL_MAX).await.err().unwrap();
+        assert_eq!(refused.kind, ErrorKind::Unsupported);
+        assert!(refused.context.contains("\"m2\" knows level 1 at most"), "{refused:?}");
+        let (env, who) = lab.observer("late", Role::Mount);
+        let refused = Cluster::observe(&env, who, PATIENCE).await.err().unwrap();
+        assert!(refused.context.contains("late at") && refused.context.contains("level 2"), "{refused:?}");
+        c.record_positions().await;
+        drop((c, upgraded));
+        lab.doors.lock().unwrap().clear();
+        lab.world.power_cut("c");
+        let config = CoordConfig::new("ec:4+2".parse().unwrap(), 6);
+        let older = Coordinator::open(lab.world.node("c"), Path::new("/coord"), config).await.err().unwrap();
+        assert_eq!(older.kind, ErrorKind::Unsupported);
+        c = lab.coordinator_of(newer).await;
+        assert_eq!(c.map().level, LEVEL_MAX + 1);
     });
 }
 

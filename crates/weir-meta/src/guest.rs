@@ -1,8 +1,10 @@
-//! What another user of this machine may ask for through a Unix socket: what commands about volumes need, and only as that
-//! user, whom the kernel names (`weir_rpc::Connection::guest`).
+//! What another user of this machine may ask for through a Unix socket: what commands about volumes need
+//! (`Sender::User` in the table of methods), and only as that user, whom the kernel names
+//! (`weir_rpc::Proved::User`).
 //!
-//! Invariant: a request that names another user than the caller, another connection's session, or any operation that is not
-//! listed here is refused. Files are not reached this way: that is what mounts are for, which check rights.
+//! Invariant: a request that names another user than the caller, or another connection's session, is
+//! refused; so is one that is not listed here. Files are not reached this way: that is what mounts are for,
+//! which check rights.
 use crate::executor::no_session;
 use weir_proto::backup::{BackupList, BackupSet};
 use weir_proto::meta::{KeepAlive, SessionClose, SessionOpen, SessionResume, StatFs};
@@ -24,11 +26,11 @@ pub(crate) struct Claim {
     user: Option<u32>,
 }
 
-/// `None`: no guest may ask for that.
-fn claim(call: &Call) -> Result<Option<Claim>> {
-    macro_rules! by_method {
-        (open: $open:ident; looks: $($looks:ident)*; asks: $($asks:ident)*; acts: $($acts:ident)*) => {
-            match call.method {
+macro_rules! claims {
+    (open: $open:ident; looks: $($looks:ident)*; asks: $($asks:ident)*; acts: $($acts:ident)*) => {
+        /// `Denied`: nobody says which session and user such a request names.
+        fn claim(call: &Call) -> Result<Claim> {
+            Ok(match call.method {
                 $open::METHOD => Claim { session: None, user: None },
                 $( $looks::METHOD => Claim { session: Some(call.decode::<$looks>()?.session), user: None }, )*
                 $( $asks::METHOD => {
@@ -39,17 +41,21 @@ fn claim(call: &Call) -> Result<Option<Claim>> {
                     let r = call.decode::<$acts>()?;
                     Claim { session: Some(r.op.session), user: Some(r.cred.uid) }
                 } )*
-                _ => return Ok(None),
-            }
-        };
-    }
-    Ok(Some(by_method! {
-        open: SessionOpen;
-        looks: SessionResume SessionClose KeepAlive StatFs VolumeList VolumeGet VolumeAt RelationList BackupList SnapshotList;
-        asks: ScanInodes GetEviction ReadChanges;
-        acts: VolumeCreate VolumeChange VolumeDelete RelationAdd RelationDo RelationResolve AckChanges DropCursor
-            BackupSet SnapshotTake SnapshotDelete
-    }))
+                method => return Err(Error::denied(format!("method {method} is for nodes of the cluster"))),
+            })
+        }
+        /// The methods of these.
+        #[cfg(test)]
+        const LISTED: &[u16] =
+            &[$open::METHOD, $($looks::METHOD,)* $($asks::METHOD,)* $($acts::METHOD,)*];
+    };
+}
+claims! {
+    open: SessionOpen;
+    looks: SessionResume SessionClose KeepAlive StatFs VolumeList VolumeGet VolumeAt RelationList BackupList SnapshotList;
+    asks: ScanInodes GetEviction ReadChanges;
+    acts: VolumeCreate VolumeChange VolumeDelete RelationAdd RelationDo RelationResolve AckChanges DropCursor
+        BackupSet SnapshotTake SnapshotDelete
 }
 
 /// Refuses what this guest may not ask for. `own`: the sessions that were opened on its connection.
@@ -57,12 +63,8 @@ pub(crate) fn check(call: &Call, guest: u32, own: impl FnOnce(SessionId) -> bool
     judge(claim(call)?, guest, own)
 }
 
-fn judge(claim: Option<Claim>, guest: u32, own: impl FnOnce(SessionId) -> bool) -> Result<()> {
-    let Some(Claim { session, user }) = claim else {
-        return Err(Error::denied(format!(
-            "user {guest} may not do that here: use a mount, or ask root or the user who runs the metadata role"
-        )));
-    };
+fn judge(claim: Claim, guest: u32, own: impl FnOnce(SessionId) -> bool) -> Result<()> {
+    let Claim { session, user } = claim;
     if let Some(session) = session.filter(|session| !own(*session)) {
         return Err(no_session(session));
     }
@@ -78,10 +80,12 @@ fn judge(claim: Option<Claim>, guest: u32, own: impl FnOnce(SessionId) -> bool) 
 mod tests {
     use super::*;
     use weir_proto::ErrorKind;
+    use weir_proto::methods;
+    use weir_proto::sender::Sender;
 
     #[test]
     fn a_guest_has_the_kernels_user_and_only_its_own_session() {
-        let claim = |session: Option<u64>, user| Some(Claim { session: session.map(SessionId), user });
+        let claim = |session: Option<u64>, user| Claim { session: session.map(SessionId), user };
         let kind = |claim| judge(claim, 1000, |session| session == SessionId(7)).map_err(|e| e.kind);
         for allowed in [claim(None, None), claim(Some(7), None), claim(Some(7), Some(1000))] {
             assert_eq!(kind(allowed), Ok(()), "{allowed:?}");
@@ -90,6 +94,15 @@ mod tests {
             assert_eq!(kind(claim(Some(7), Some(user))), Err(ErrorKind::Denied), "{user}");
         }
         assert_eq!(kind(claim(Some(8), Some(1000))), Err(ErrorKind::Stale));
-        assert_eq!(kind(None), Err(ErrorKind::Denied));
+    }
+
+    /// What the table opens to users names a session and a user that are looked at, or can be.
+    #[test]
+    fn what_users_may_send_is_what_they_are_checked_for() {
+        let to_leader = methods::all().filter(|method| (100..200).contains(&method.number));
+        let open: Vec<u16> = to_leader.filter(|m| m.by.has(Sender::User)).map(|m| m.number).collect();
+        let mut listed = LISTED.to_vec();
+        listed.sort_unstable();
+        assert_eq!(open, listed);
     }
 }

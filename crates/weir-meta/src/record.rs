@@ -16,8 +16,6 @@ use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, VolumeId, Wire
 pub const HAS_ACL: u32 = 1 << 31;
 /// In `mode` of `Access`: what is in the directory is not all known here yet, but where it comes from (`namespace::import`).
 pub const NOT_ENUMERATED: u32 = 1 << 30;
-/// In `mode` of an inode as it is stored: the place of its first name follows.
-const PLACED: u32 = 1 << 29;
 /// All that chmod may set.
 pub const MODE_BITS: u32 = 0o7777;
 /// `parent` of a file that was made without a name.
@@ -40,30 +38,19 @@ pub struct Access {
     pub btime: Time,
     /// Given at birth, for ever: a directory never leaves its volume.
     pub volume: VolumeId,
-    /// The place of its name in the directory above; 0: it got its name before this was written down.
+    /// The place of its name in the directory above; 0: it has none.
     pub cookie: u64,
 }
-impl Wire for Access {
-    fn encode(&self, w: &mut Writer) {
-        (self.mode, self.uid).encode(w);
-        (self.gid, self.parent).encode(w);
-        (self.atime, self.btime).encode(w);
-        if (self.volume, self.cookie) != (VolumeId::ROOT, 0) {
-            self.volume.encode(w);
-        }
-        if self.cookie != 0 {
-            self.cookie.encode(w);
-        }
-    }
-    /// The volume came later: what has none is in the root volume. The cookie came after it.
-    fn decode(r: &mut Reader<'_>) -> Result<Access> {
-        let (mode, uid, gid) = (u32::decode(r)?, u32::decode(r)?, u32::decode(r)?);
-        let (parent, atime, btime) = (InodeId::decode(r)?, Time::decode(r)?, Time::decode(r)?);
-        let volume = if r.remaining() == 0 { VolumeId::ROOT } else { VolumeId::decode(r)? };
-        let cookie = if r.remaining() == 0 { 0 } else { u64::decode(r)? };
-        Ok(Access { mode, uid, gid, parent, atime, btime, volume, cookie })
-    }
-}
+wire_struct!(Access {
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    parent: InodeId,
+    atime: Time,
+    btime: Time,
+    volume: VolumeId,
+    cookie: u64,
+});
 
 /// `T/`: what each change of a directory's names touches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -147,59 +134,75 @@ pub struct Inode {
     pub pinned: bool,
     /// Where its data is, if not in the object with the inode's number.
     pub layers: Option<Layers>,
-    /// The place of its first name in `parent`; 0: it has none, or got it before this was written down.
+    /// The place of its first name in `parent`; 0: it has none.
     pub cookie: u64,
 }
 
-/// In the flags of an inode's record.
-const PINNED: u32 = 1;
+/// In the flags of an inode's record: never evicted.
+const PINNED: u8 = 1;
 /// Its data is in an object of another number, which follows.
-const LAYERED: u32 = 2;
+const LAYERED: u8 = 2;
+/// The place of its first name follows.
+const PLACED: u8 = 4;
+/// `shared_at` follows.
+const SHARED: u8 = 8;
+/// `evicted` follows.
+const EVICTED: u8 = 16;
+const INODE_FLAGS: u8 = PINNED | LAYERED | PLACED | SHARED | EVICTED;
 
 macro_rules! inode_wire {
     ($($field:ident: $ty:ty),*) => {
         impl Wire for Inode {
             fn encode(&self, w: &mut Writer) {
-                (self.kind, self.mode | if self.cookie != 0 { PLACED } else { 0 }).encode(w);
                 $(self.$field.encode(w);)*
+                let flags = [
+                    (PINNED, self.pinned),
+                    (LAYERED, self.layers.is_some()),
+                    (PLACED, self.cookie != 0),
+                    (SHARED, self.shared_at.is_some()),
+                    (EVICTED, self.evicted != 0),
+                ];
+                flags.iter().filter(|(_, is_set)| *is_set).fold(0u8, |all, (flag, _)| all | flag).encode(w);
+                if let Some(layers) = &self.layers {
+                    layers.encode(w);
+                }
                 if self.cookie != 0 {
                     self.cookie.encode(w);
                 }
-                if (self.evicted, self.pinned, self.layers) != (0, false, None) {
-                    (self.shared_at, self.evicted).encode(w);
-                    let pinned = if self.pinned { PINNED } else { 0 };
-                    (pinned | if self.layers.is_some() { LAYERED } else { 0 }).encode(w);
-                    if let Some(layers) = &self.layers {
-                        layers.encode(w);
-                    }
-                } else if let Some(deaths) = self.shared_at {
+                if let Some(deaths) = self.shared_at {
                     deaths.encode(w);
                 }
+                if self.evicted != 0 {
+                    self.evicted.encode(w);
+                }
             }
-            /// What is behind `data_end` came later: the cookie, which `mode` tells of; then nothing for most files, or
-            /// `shared_at` alone, or all of it.
             fn decode(r: &mut Reader<'_>) -> Result<Inode> {
-                let (kind, mode) = <(FileKind, u32)>::decode(r)?;
                 $(let $field = <$ty>::decode(r)?;)*
-                let cookie = if mode & PLACED == 0 { 0 } else { u64::decode(r)? };
-                let mode = mode & !PLACED;
-                let (shared_at, evicted, flags) = match r.remaining() {
-                    0 => (None, 0, 0),
-                    8 => (Some(u64::decode(r)?), 0, 0),
-                    _ => (Option::<u64>::decode(r)?, u64::decode(r)?, u32::decode(r)?),
-                };
-                if flags > PINNED | LAYERED {
+                let flags = u8::decode(r)?;
+                if flags & !INODE_FLAGS != 0 {
                     return Err(Error::unsupported(format!("flags {flags:#x} of an inode")));
                 }
                 let layers = if flags & LAYERED == 0 { None } else { Some(Layers::decode(r)?) };
+                let cookie = if flags & PLACED == 0 { 0 } else { following(r)? };
+                let shared_at = if flags & SHARED == 0 { None } else { Some(u64::decode(r)?) };
+                let evicted = if flags & EVICTED == 0 { 0 } else { following(r)? };
                 let pinned = flags & PINNED != 0;
-                Ok(Inode { kind, mode, $($field,)* shared_at, evicted, pinned, layers, cookie })
+                Ok(Inode { $($field,)* shared_at, evicted, pinned, layers, cookie })
             }
         }
     };
 }
+
+/// A number that is there because it is not 0.
+fn following(r: &mut Reader<'_>) -> Result<u64> {
+    match u64::decode(r)? {
+        0 => Err(Error::damaged("a number of an inode is written that is none")),
+        number => Ok(number),
+    }
+}
+
 inode_wire!(
-    uid: u32, gid: u32, nlink: u32, rdev: u32, size: u64, allocated: u64, atime: Time,
+    kind: FileKind, mode: u32, uid: u32, gid: u32, nlink: u32, rdev: u32, size: u64, allocated: u64, atime: Time,
     mtime: Time, ctime: Time, btime: Time, data_version: u64, layout: Option<Layout>, parent: InodeId,
     token_epoch: u32, writer: SessionId, dirty: bool, recover: bool, data_end: u64
 );
@@ -212,19 +215,7 @@ pub struct SessionRecord {
     /// As the client told it; empty: not told.
     pub process: String,
 }
-impl Wire for SessionRecord {
-    fn encode(&self, w: &mut Writer) {
-        self.client.encode(w);
-        self.opened.encode(w);
-        self.process.encode(w);
-    }
-    /// The process came later: records without it are read, too.
-    fn decode(r: &mut Reader<'_>) -> Result<SessionRecord> {
-        let (client, opened) = (String::decode(r)?, Time::decode(r)?);
-        let process = if r.remaining() == 0 { String::new() } else { String::decode(r)? };
-        Ok(SessionRecord { client, opened, process })
-    }
-}
+wire_struct!(SessionRecord { client: String, opened: Time, process: String });
 
 /// `U/`: the last change of a slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -283,21 +274,7 @@ pub struct Garbage {
     pub pg_count: u32,
     pub truncation: StripeTruncation,
 }
-impl Wire for Garbage {
-    fn encode(&self, w: &mut Writer) {
-        (self.first_pg, self.pg_count).encode(w);
-        if self.truncation != StripeTruncation::ALL {
-            self.truncation.encode(w);
-        }
-    }
-    /// The truncation came later: what has none is a deleted file.
-    fn decode(r: &mut Reader<'_>) -> Result<Garbage> {
-        let (first_pg, pg_count) = (PgId::decode(r)?, u32::decode(r)?);
-        let truncation =
-            if r.remaining() == 0 { StripeTruncation::ALL } else { StripeTruncation::decode(r)? };
-        Ok(Garbage { first_pg, pg_count, truncation })
-    }
-}
+wire_struct!(Garbage { first_pg: PgId, pg_count: u32, truncation: StripeTruncation });
 
 /// `v/`: a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -319,28 +296,21 @@ pub struct VolumeRecord {
     pub deleting: bool,
     pub retention: Retention,
 }
-macro_rules! volume_wire {
-    ($($field:ident: $ty:ty),*) => {
-        impl Wire for VolumeRecord {
-            fn encode(&self, w: &mut Writer) {
-                $(self.$field.encode(w);)*
-                if self.retention != Retention::NOTHING {
-                    self.retention.encode(w);
-                }
-            }
-            /// Its retention came later: a volume without has neither trash nor a schedule.
-            fn decode(r: &mut Reader<'_>) -> Result<VolumeRecord> {
-                $(let $field = <$ty>::decode(r)?;)*
-                let retention = if r.remaining() == 0 { Retention::NOTHING } else { Retention::decode(r)? };
-                Ok(VolumeRecord { $($field,)* retention })
-            }
-        }
-    };
-}
-volume_wire!(
-    name: String, root: InodeId, entry: Bytes, path: Bytes, owner: u32, admins: Vec<u32>, quota: Quota,
-    bytes_over_since: Option<Time>, inodes_over_since: Option<Time>, policy: Policy, created: Time, deleting: bool
-);
+wire_struct!(VolumeRecord {
+    name: String,
+    root: InodeId,
+    entry: Bytes,
+    path: Bytes,
+    owner: u32,
+    admins: Vec<u32>,
+    quota: Quota,
+    bytes_over_since: Option<Time>,
+    inodes_over_since: Option<Time>,
+    policy: Policy,
+    created: Time,
+    deleting: bool,
+    retention: Retention,
+});
 
 /// `s/`: a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -354,25 +324,7 @@ pub struct SnapshotRecord {
     /// Bytes of the volume that were at home only.
     pub evicted: u64,
 }
-impl Wire for SnapshotRecord {
-    fn encode(&self, w: &mut Writer) {
-        self.name.encode(w);
-        (self.created, self.deleting).encode(w);
-        if self.scheduled || self.evicted > 0 {
-            self.scheduled.encode(w);
-        }
-        if self.evicted > 0 {
-            self.evicted.encode(w);
-        }
-    }
-    /// Schedules came later: what does not say was taken by somebody. So did the counting of what is at home only.
-    fn decode(r: &mut Reader<'_>) -> Result<SnapshotRecord> {
-        let (name, created, deleting) = (String::decode(r)?, Time::decode(r)?, bool::decode(r)?);
-        let scheduled = r.remaining() > 0 && bool::decode(r)?;
-        let evicted = if r.remaining() > 0 { u64::decode(r)? } else { 0 };
-        Ok(SnapshotRecord { name, created, deleting, scheduled, evicted })
-    }
-}
+wire_struct!(SnapshotRecord { name: String, created: Time, deleting: bool, scheduled: bool, evicted: u64 });
 
 /// `t/`: a volume's trash, or what was put there in a stretch of time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -633,76 +585,67 @@ mod tests {
             cookie: 0,
         };
         let value = inode.to_value();
-        assert_eq!(value.len(), 1 + 1 + 5 * 4 + 2 * 8 + 4 * 8 + 8 + 1 + 8 + 4 + 8 + 2 + 8);
+        assert_eq!(value.len(), 1 + 1 + 5 * 4 + 2 * 8 + 4 * 8 + 8 + 1 + 8 + 4 + 8 + 2 + 8 + 1);
         assert_eq!(Inode::from_value(&value, String::new).unwrap(), inode);
-        let placed_value = Inode { cookie: 0x0102, ..inode.clone() }.to_value();
+        let (plain, flags) = value.split_at(value.len() - 1);
+        assert_eq!(flags, [0]);
+        let later = [2, 1, 0, 0, 0, 0, 0, 0];
+        let placed = Inode { cookie: 0x0102, ..inode.clone() };
+        assert_eq!(placed.to_value(), [plain, &[4], &later].concat());
         let shared = Inode { shared_at: Some(0x0102), ..inode.clone() };
-        let (longer, later) = (shared.to_value(), [2, 1, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(longer, [&value[..], &later].concat());
-        assert_eq!(Inode::from_value(&longer, String::new).unwrap(), shared);
-        for (shared_at, evicted, pinned) in [(None, 7, false), (Some(3), 7, true), (None, 0, true)] {
-            let away = Inode { shared_at, evicted, pinned, ..inode.clone() };
-            assert!(away.to_value().len() > longer.len());
-            assert_eq!(Inode::from_value(&away.to_value(), String::new).unwrap(), away);
-            let layers = Some(Layers { object: InodeId(1 << 62 | 9), bytes: 11 });
-            let layered = Inode { layers, ..away.clone() };
-            assert_eq!(layered.to_value().len(), away.to_value().len() + 16);
-            assert_eq!(Inode::from_value(&layered.to_value(), String::new).unwrap(), layered);
-            for whole in [&inode, &shared, &away, &layered] {
-                let placed = Inode { cookie: 0x0102, ..whole.clone() };
-                assert_eq!(placed.to_value().len(), whole.to_value().len() + 8);
-                assert_eq!(Inode::from_value(&placed.to_value(), String::new).unwrap(), placed);
-            }
+        assert_eq!(shared.to_value(), [plain, &[8], &later].concat());
+        let away = Inode { evicted: 0x0102, pinned: true, ..inode.clone() };
+        assert_eq!(away.to_value(), [plain, &[16 | 1], &later].concat());
+        let layers = Some(Layers { object: InodeId(1 << 62 | 9), bytes: 11 });
+        let layered = Inode { layers, ..inode.clone() };
+        assert_eq!(layered.to_value().len(), value.len() + 16);
+        let all = Inode { layers, cookie: 3, shared_at: Some(0), evicted: 7, pinned: true, ..inode.clone() };
+        for written in [placed, shared, away, layered, all] {
+            assert_eq!(Inode::from_value(&written.to_value(), String::new).unwrap(), written);
         }
-        assert_eq!(placed_value[5] & 0x20, 0x20, "bit 29 of the mode tells of the cookie");
-        assert_eq!(placed_value[value.len()..], [2, 1, 0, 0, 0, 0, 0, 0]);
-        let deleted = Garbage { first_pg: PgId(3), pg_count: 4, truncation: StripeTruncation::ALL };
-        assert_eq!(deleted.to_value(), [1, 3, 0, 0, 0, 4, 0, 0, 0]);
-        let evicted = Garbage {
-            truncation: StripeTruncation { from_stripe: 1, to_stripe: 9, token_epoch: 256 },
-            ..deleted
-        };
-        for garbage in [deleted, evicted] {
-            assert_eq!(Garbage::from_value(&garbage.to_value(), String::new).unwrap(), garbage);
+        for wrong in [[plain, &[32]].concat(), [plain, &[4], &[0; 8]].concat(), plain.to_vec()] {
+            assert!(Inode::from_value(&wrong, String::new).is_err());
         }
+        let garbage = Garbage { first_pg: PgId(3), pg_count: 4, truncation: StripeTruncation::ALL };
+        let value = garbage.to_value();
+        assert_eq!(value[..9], [1, 3, 0, 0, 0, 4, 0, 0, 0]);
+        assert_eq!(value.len(), 9 + 8 + 8 + 4);
+        assert_eq!(Garbage::from_value(&value, String::new).unwrap(), garbage);
         let slot = SlotRecord { seq: 5, method: 130, reply: Bytes::from(inode.to_bytes()) };
         assert_eq!(slot_value(5, 130, &inode), slot.to_value());
     }
 
     #[test]
-    fn a_directory_without_a_volume_is_in_the_root_volume() {
+    fn no_record_is_told_by_its_length() {
         let time = Time { nanos: 7 };
-        let (uid, gid, parent) = (1, 2, InodeId::ROOT);
-        let volume = VolumeId::ROOT;
-        let old = Access { mode: 0o755, uid, gid, parent, atime: time, btime: time, volume, cookie: 0 };
-        let value = old.to_value();
-        assert_eq!(value.len(), 1 + 3 * 4 + 3 * 8);
-        assert_eq!(Access::from_value(&value, String::new).unwrap(), old);
-        let new = Access { volume: VolumeId(0x0102), ..old };
-        assert_eq!(new.to_value(), [&value[..], &[2, 1, 0, 0]].concat());
-        let placed = Access { cookie: 7, ..old };
-        assert_eq!(placed.to_value(), [&value[..], &[1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]].concat());
-        for access in [new, placed, Access { cookie: u64::MAX, ..new }] {
-            assert_eq!(Access::from_value(&access.to_value(), String::new).unwrap(), access);
-        }
-    }
-
-    #[test]
-    fn what_came_later_costs_those_without_it_nothing() {
-        let record = SnapshotRecord {
+        let access = Access {
+            mode: 0o755,
+            uid: 1,
+            gid: 2,
+            parent: InodeId::ROOT,
+            atime: time,
+            btime: time,
+            volume: VolumeId(0x0102),
+            cookie: 3,
+        };
+        let value = access.to_value();
+        assert_eq!(value.len(), 1 + 3 * 4 + 3 * 8 + 4 + 8);
+        assert_eq!(Access::from_value(&value, String::new).unwrap(), access);
+        let snapshot = SnapshotRecord {
             name: "s".into(),
             created: Time { nanos: 1 },
             deleting: false,
-            scheduled: false,
-            evicted: 0,
+            scheduled: true,
+            evicted: 3,
         };
-        let (value, scheduled) = (record.to_value(), SnapshotRecord { scheduled: true, ..record.clone() });
-        let away = SnapshotRecord { evicted: 3, ..record.clone() };
-        assert_eq!(value, [1, 1, 0, 0, 0, b's', 1, 0, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(scheduled.to_value(), [&value[..], &[1]].concat());
-        assert_eq!(away.to_value(), [&value[..], &[0, 3, 0, 0, 0, 0, 0, 0, 0]].concat());
-        for record in [record, scheduled, away] {
-            assert_eq!(SnapshotRecord::from_value(&record.to_value(), String::new).unwrap(), record);
+        let expected = [1, 1, 0, 0, 0, b's', 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 3, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(snapshot.to_value(), expected);
+        assert_eq!(SnapshotRecord::from_value(&expected, String::new).unwrap(), snapshot);
+        for end in 1..value.len() {
+            assert!(Access::from_value(&value[..end], String::new).is_err(), "cut to {end}");
+        }
+        for end in 1..expected.len() {
+            assert!(SnapshotRecord::from_value(&expected[..end], String::new).is_err(), "cut to {end}");
         }
     }
 

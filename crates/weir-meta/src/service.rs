@@ -30,7 +30,7 @@ use weir_proto::snapshot::{
 };
 use weir_proto::volume::*;
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId, Wire};
-use weir_rpc::{Call, Connection, Defer, Handled, Payload, Reply, Service};
+use weir_rpc::{Call, Connection, Defer, Handled, Payload, Proved, Reply, Service};
 
 /// A client under revoke writes back what it holds; as long as it gets on with it, it has this many lease
 /// terms for that. One that is heard of, but saves nothing and gives nothing back, has one,
@@ -694,7 +694,7 @@ async fn end_dead_sessions_soon(leader: Arc<Leader>) {
 
 impl Meta {
     fn dispatch(&self, call: &Call) -> Outcome {
-        if let Some(guest) = call.connection.guest()
+        if let Proved::User(guest) = call.connection.proved()
             && let Err(e) = crate::guest::check(call, guest, |session| self.is_of(session, &call.connection))
         {
             return Outcome::refused(e);

@@ -67,7 +67,7 @@ wire_union!(
 
 message!(
     /// Makes a place known, or changes what is named. The volume's owner and administrators may, as for all of these.
-    BackupSet = 196 -> Backup {
+    BackupSet = 196 by [Console, User] -> Backup {
         op: Op,
         cred: Cred,
         volume: VolumeId,
@@ -78,14 +78,14 @@ message!(
         forget: bool,
     }
 );
-message!(BackupList = 197 -> Backups { session: SessionId, volume: Option<VolumeId> });
+message!(BackupList = 197 by [Mover, Console, User] -> Backups { session: SessionId, volume: Option<VolumeId> });
 message!(Backups { backups: Vec<Backup> });
 message!(
     /// Takes the making of one: of a place, or (of volume 0, for movers) of any that is due.
-    BackupTake = 198 -> BackupTaken { op: Op, cred: Cred, volume: VolumeId, url: String }
+    BackupTake = 198 by [Mover, Console] -> BackupTaken { op: Op, cred: Cred, volume: VolumeId, url: String }
 );
 message!(BackupTaken { backup: Option<Backup> });
 message!(
     /// How it ended. `Stale`: it is another's, or nobody's, by now.
-    BackupDone = 199 -> Backup { op: Op, volume: VolumeId, url: String, outcome: BackupOutcome }
+    BackupDone = 199 by [Mover, Console] -> Backup { op: Op, volume: VolumeId, url: String, outcome: BackupOutcome }
 );

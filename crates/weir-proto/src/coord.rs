@@ -1,6 +1,7 @@
 //! Messages to the coordinator.
 use crate::map::{ClusterMap, Role, Run, Scheme};
 use crate::message;
+use crate::version::Program;
 use crate::wire_enum;
 use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, RunId, TargetId};
 use std::sync::Arc;
@@ -30,7 +31,7 @@ message!(
 message!(
     /// Joins the cluster, or takes up again an earlier membership of the same name. The connection is the
     /// membership: when it breaks and does not come back, the node is down.
-    Join = 1 -> Joined {
+    Join = 1 by [Storage, Meta] -> Joined {
         /// `None` when the node was never in a cluster.
         cluster: Option<ClusterId>,
         name: String,
@@ -40,6 +41,7 @@ message!(
         host: String,
         addrs: Vec<String>,
         targets: Vec<TargetOffer>,
+        program: Program,
     }
 );
 message!(Joined { node: NodeId, targets: Vec<TargetId>, map: ClusterMap, heartbeat_ms: u32 });
@@ -64,12 +66,12 @@ message!(
 );
 message!(
     /// Keeps the membership alive. Sent on the connection of `Join` every `heartbeat_ms`.
-    Heartbeat = 2 -> HeartbeatAck { node: NodeId, targets: Vec<TargetReport> }
+    Heartbeat = 2 by [Storage, Meta] -> HeartbeatAck { node: NodeId, targets: Vec<TargetReport> }
 );
 message!(HeartbeatAck { map_version: u64 });
 message!(
     /// The map, as soon as it is newer than `newer_than`; waits up to `wait_ms` for that.
-    GetMap = 3 -> MapReply { newer_than: u64, wait_ms: u32 }
+    GetMap = 3 by [Meta, Storage, Mount, Mover, Console, User] -> MapReply { newer_than: u64, wait_ms: u32 }
 );
 message!(MapReply { map: Option<Arc<ClusterMap>> });
 wire_enum!(Suspicion {
@@ -84,19 +86,19 @@ wire_enum!(Suspicion {
 });
 message!(
     /// A client or target could not use a target. The coordinator judges; the reply carries the newest map.
-    ReportTarget = 4 -> MapReply { target: TargetId, group: PgId, epoch: Epoch, suspicion: Suspicion, why: String }
+    ReportTarget = 4 by [Meta, Storage, Mount, Mover, Console] -> MapReply { target: TargetId, group: PgId, epoch: Epoch, suspicion: Suspicion, why: String }
 );
 message!(
     /// A member that was behind holds everything again, as of the group's epoch.
-    CaughtUp = 5 -> MapReply { target: TargetId, group: PgId, epoch: Epoch }
+    CaughtUp = 5 by [Storage] -> MapReply { target: TargetId, group: PgId, epoch: Epoch }
 );
 message!(
     /// Leaves in good order, with the last reports: the node is down at once, without waiting for its silence.
-    Leave = 6 -> () { node: NodeId, targets: Vec<TargetReport> }
+    Leave = 6 by [Storage, Meta] -> () { node: NodeId, targets: Vec<TargetReport> }
 );
 message!(
     /// Everything that `weir status` shows.
-    GetStatus = 7 -> ClusterStatus {}
+    GetStatus = 7 by [Meta, Storage, Mount, Mover, Console, User] -> ClusterStatus {}
 );
 message!(ClusterStatus {
     map: ClusterMap,
@@ -104,10 +106,12 @@ message!(ClusterStatus {
     uptime_ms: u64,
     /// In the order of their senders' names.
     links: Vec<CutLink>,
+    /// The coordinator's own.
+    program: Program,
 });
 message!(
     /// The sender cannot reach a node that others reach. Said again every [`LINK_REPORT_MS`] as long as it is so.
-    ReportLink = 21 -> () {
+    ReportLink = 21 by [Meta, Storage, Mount, Mover, Console] -> () {
         node: NodeId,
         /// For how long; 0: it is reached again.
         cut_ms: u64,
@@ -121,7 +125,7 @@ message!(
 message!(
     /// A metadata role takes the lead of a namespace; the epoch fences the leader before it. `Exists`: another node that is
     /// up leads it, or there is one of that name already. `Denied`: the directory is not that namespace's, or an old copy.
-    LeadNamespace = 8 -> LeadReply {
+    LeadNamespace = 8 by [Meta] -> LeadReply {
         node: NodeId,
         namespace: String,
         /// Which one of that name the role's directory holds.
@@ -135,12 +139,12 @@ message!(
 message!(
     /// A failed target may be used again: an administrator has seen to its disk. It comes back behind, when its
     /// process serves it. `Exists`: it has not failed. `Invalid`: its running process still says that it has.
-    ClearTarget = 9 -> MapReply { target: TargetId }
+    ClearTarget = 9 by [Console] -> MapReply { target: TargetId }
 );
 message!(LeadReply { namespace: NamespaceId, leader_epoch: Epoch, map: ClusterMap });
 message!(
     /// Makes the placement groups of a scheme where there are none yet. `Invalid`: no pool has targets enough that are up.
-    MakeGroups = 10 -> MapReply {
+    MakeGroups = 10 by [Console] -> MapReply {
         /// In this pool; absent: in every pool that has targets enough.
         pool: Option<String>,
         scheme: Scheme,
@@ -148,12 +152,12 @@ message!(
 );
 message!(
     /// Where the coordinator listens, for members that were given only one of its addresses: it may be started on another one.
-    GetCoordinators = 25 -> Coordinators {}
+    GetCoordinators = 25 by [Meta, Storage, Mount, Mover, Console, User] -> Coordinators {}
 );
 message!(Coordinators { addrs: Vec<String> });
 message!(
     /// What calls of a client wait for, told again while they do; an empty list: for nothing any more.
-    ReportWaits = 26 -> () { client: String, waits: Vec<Wait> }
+    ReportWaits = 26 by [Mount, Mover, Console] -> () { client: String, waits: Vec<Wait> }
 );
 message!(
     /// What calls wait for, for how long, and how many do.
@@ -161,12 +165,17 @@ message!(
 );
 message!(
     /// The clients whose calls wait.
-    GetWaits = 27 -> ClientsWaiting {}
+    GetWaits = 27 by [Console, User] -> ClientsWaiting {}
 );
 message!(ClientsWaiting { clients: Vec<ClientWaiting> });
 message!(ClientWaiting { client: String, waits: Vec<Wait> });
 message!(
+    /// Raises the cluster's level to the highest one that a program in it knows. `Unsupported`: one that is
+    /// a node of the cluster, or is connected, knows less.
+    FinishUpgrade = 28 by [Console] -> MapReply {}
+);
+message!(
     /// The leader's directory holds so many changes, all durable: from now on one that holds fewer is an old copy.
     /// `Exists`: another node leads the namespace by now. `NotFound`: it was given up.
-    RecordProgress = 11 -> () { node: NodeId, namespace: NamespaceId, changes: u64 }
+    RecordProgress = 11 by [Meta] -> () { node: NodeId, namespace: NamespaceId, changes: u64 }
 );

@@ -52,7 +52,7 @@ pub const SEAL_ROOM: u32 = 64;
 message!(
     /// Writes one fragment of a stripe as a new base version. The payload is the fragment (0 to cell_bytes).
     /// The reply means: durable on this target.
-    WriteFragment = 200 -> () {
+    WriteFragment = 200 by [Storage, Mount, Mover, Console] -> () {
         place: Place,
         cell: CellId,
         version: Version,
@@ -69,7 +69,7 @@ message!(
     /// ones that have it. Before a version is committed all live members hold it under one epoch, and under that epoch it is committed:
     /// so who has committed it is never alone with it. `NotFound`: fewer have it. `Stale`: somebody with a higher token epoch decides about
     /// the file now.
-    HoldStripe = 203 -> () {
+    HoldStripe = 203 by [Storage, Mount, Mover, Console] -> () {
         place: Place,
         cell: CellId,
         version: Version,
@@ -80,9 +80,9 @@ message!(
 message!(
     /// Makes the prepared version the base; drops the old base and the overlays up to its folded sequences.
     /// Idempotent. `token_epoch`: of who asks, as in `HoldStripe`; `UNFENCED` for a seal.
-    CommitStripe = 201 -> () { place: Place, cell: CellId, version: Version, token_epoch: u32 }
+    CommitStripe = 201 by [Storage, Mount, Mover, Console] -> () { place: Place, cell: CellId, version: Version, token_epoch: u32 }
 );
-message!(DropPrepared = 202 -> () { place: Place, cell: CellId, version: Version, token_epoch: u32 });
+message!(DropPrepared = 202 by [Storage, Mount, Mover, Console] -> () { place: Place, cell: CellId, version: Version, token_epoch: u32 });
 
 wire_enum!(OverlayKind {
     /// The payload's bytes.
@@ -95,7 +95,7 @@ wire_enum!(OverlayKind {
 message!(
     /// Writes bytes into a data cell through its target (or, where that is down, the first live parity target):
     /// it gives the next sequence number, logs, mirrors to all live parity targets, and replies when all hold it.
-    WriteOverlay = 210 -> OverlayWritten {
+    WriteOverlay = 210 by [Storage, Mount, Mover, Console] -> OverlayWritten {
         place: Place,
         /// Index is that of the data cell, also at a parity target.
         cell: CellId,
@@ -121,7 +121,7 @@ message!(OverlayWritten {
 message!(
     /// The sequencer's copy to a parity target. Sequence numbers of one cell arrive in order, or wait. `again`: it repeats
     /// what it has for long, so that all copies are the same: no fence stops that, and it replaces what is there.
-    MirrorOverlay = 211 -> () {
+    MirrorOverlay = 211 by [Storage] -> () {
         place: Place,
         cell: CellId,
         token_epoch: u32,
@@ -145,7 +145,7 @@ wire_enum!(ReadView {
 message!(
     /// Reads `len` bytes from `offset` of a cell (both multiples of CHECKSUM_BLOCK, except that a read may end
     /// at the cell's end). The payload is what is there, cut at the fragment's end: the rest is zeros.
-    ReadCell = 220 -> CellRead {
+    ReadCell = 220 by [Storage, Mount, Mover, Console] -> CellRead {
         place: Place,
         cell: CellId,
         view: ReadView,
@@ -170,7 +170,7 @@ message!(CellRead {
 message!(
     /// The overlays of a data cell that its target logs or a parity target mirrors, above `after`, in order of sequence.
     /// The payload is the data parts one after the other. A long list comes in parts: see `more`.
-    ReadOverlays = 221 -> OverlaysRead { place: Place, cell: CellId, after: Seq }
+    ReadOverlays = 221 by [Storage, Mount, Mover, Console] -> OverlaysRead { place: Place, cell: CellId, after: Seq }
 );
 message!(OverlayExtent { seq: Seq, offset: u32, len: u32, kind: OverlayKind, crc: u32, token_epoch: u32 });
 message!(OverlaysRead {
@@ -181,7 +181,7 @@ message!(OverlaysRead {
 
 message!(
     /// Tells what versions this target holds of one cell. For readers in doubt, seal and recovery.
-    StatCell = 222 -> CellStat { place: Place, cell: CellId }
+    StatCell = 222 by [Storage, Mount, Mover, Console] -> CellStat { place: Place, cell: CellId }
 );
 message!(CellStat {
     known: bool,
@@ -198,7 +198,7 @@ message!(
     /// Records that fragments of a stripe are missing: it is under-replicated. Adds to the mask of `version` (the base
     /// or a prepared one; 0: of whatever is there); a bit goes when the map says that its member is current. A holder
     /// that is sent its own bit verifies its fragment and has it rebuilt. `NotFound`: that version is not there.
-    MarkMissing = 230 -> () { place: Place, cell: CellId, version: Version, missing: MissingMask }
+    MarkMissing = 230 by [Storage, Mount, Mover, Console] -> () { place: Place, cell: CellId, version: Version, missing: MissingMask }
 );
 /// The fence of a deleted file: nobody ever writes it again.
 pub const FENCE_GONE: u32 = u32::MAX;
@@ -208,7 +208,7 @@ message!(
     /// with a lower one is refused. The target remembers it for members that are away. `epochs`: the file's
     /// groups that the target is a member of, as the sender's map has them; a higher one that the target
     /// knows is `Stale`: somebody may be back who would not be told.
-    DropFile = 231 -> DropFileReply {
+    DropFile = 231 by [Meta, Storage, Mount, Mover, Console] -> DropFileReply {
         target: TargetId,
         file: FileId,
         from_stripe: u64,
@@ -227,12 +227,12 @@ message!(PreparedCell { cell: CellId, group: PgId, version: Version });
 message!(
     /// Asks a data cell's target to fold its overlays into a new base kept beside the old one (a prepared version)
     /// and to return its bytes; the leader of a seal encodes parity from them. Payload of the reply: the new base.
-    SealCell = 240 -> SealedCell { place: Place, cell: CellId, version: Version }
+    SealCell = 240 by [Storage] -> SealedCell { place: Place, cell: CellId, version: Version }
 );
 message!(SealedCell { folded_seq: Seq, fragment_bytes: u32, block_crcs: Vec<u32> });
 message!(
     /// Cells of a group on this target in order of id, after `after`. For repair and inspection.
-    ListCells = 241 -> CellList {
+    ListCells = 241 by [Storage] -> CellList {
         target: TargetId,
         group: PgId,
         after: Option<CellId>,
@@ -248,7 +248,7 @@ message!(
     /// Truncation records of this target, with numbers above `after`, in order. For members that were away.
     /// `epochs`: groups of both, as the sender's map has them; truncations under lower ones are refused from
     /// now on.
-    ListTruncations = 243 -> TruncationList { target: TargetId, after: u64, epochs: Vec<GroupAt>, limit: u32 }
+    ListTruncations = 243 by [Storage] -> TruncationList { target: TargetId, after: u64, epochs: Vec<GroupAt>, limit: u32 }
 );
 message!(TruncationList { truncations: Vec<Truncation>, more: bool });
 message!(
@@ -274,22 +274,22 @@ message!(
 message!(
     /// The first stripe of a file, at or after `from_stripe`, that this target has anything of, in whatever group. A parity target of a
     /// group has a part of all that is written there.
-    NextStripe = 265 -> StripeFound { place: Place, file: FileId, from_stripe: u64 }
+    NextStripe = 265 by [Storage, Mount, Mover, Console] -> StripeFound { place: Place, file: FileId, from_stripe: u64 }
 );
 message!(StripeFound { stripe: Option<u64> });
 message!(
     /// Seals every stripe of a file that has overlays, now (tests, fsck; normally in the background).
-    SealFile = 242 -> () { target: TargetId, file: FileId }
+    SealFile = 242 by [Storage, Console] -> () { target: TargetId, file: FileId }
 );
 message!(
     /// A call to a target of another node, from a node that cannot reach that one. The answer's payload is the target's.
     /// Passed on once: who passes it on calls the target's node itself.
-    PassOn = 260 -> PassedOn { target: TargetId, method: u16, body: Bytes }
+    PassOn = 260 by [Meta, Storage, Mount, Mover, Console] -> PassedOn { target: TargetId, method: u16, body: Bytes }
 );
 message!(PassedOn { body: Bytes });
 message!(
     /// How a target is. The payload comes back as it was sent: it shows whether large packets pass, too.
-    StatTarget = 250 -> TargetStat { target: TargetId }
+    StatTarget = 250 by [Coordinator, Meta, Storage, Mount, Mover, Console] -> TargetStat { target: TargetId }
 );
 message!(TargetStat {
     report: crate::coord::TargetReport,

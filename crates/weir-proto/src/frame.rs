@@ -5,13 +5,14 @@
 //! checked against their limits before anything is allocated for them. Knows no method and no connection.
 use crate::checksum::{crc32c, crc32c_append};
 use crate::data::PAYLOAD_MAX;
-use crate::{ClusterId, Error, Result, map::Role, message};
+use crate::version::VERSION_MAX;
+use crate::{ClusterId, Error, Reader, Result, Wire, map::Role, message};
 
 /// "WEIR" as bytes.
 pub const MAGIC: [u8; 4] = *b"WEIR";
-/// The protocol versions that this code speaks.
-pub const VERSION_MIN: u16 = 1;
-pub const VERSION_MAX: u16 = 1;
+/// What frames carry until a version is agreed on. The layout of the header, and of what a `Hello` of this
+/// version has, is for ever: else two ends could not tell each other what they speak.
+pub const VERSION_OF_HELLO: u16 = 1;
 pub const HEADER_BYTES: usize = 64;
 /// The largest encoded body: a cluster map or a page of a directory, with room to grow.
 pub const BODY_MAX: u32 = 1 << 20;
@@ -46,6 +47,8 @@ message!(
     Hello {
         version_min: u16,
         version_max: u16,
+        /// The highest level that the sender knows.
+        level: u16,
         /// `None`: the sender is not a member yet.
         cluster: Option<ClusterId>,
         /// For people: the node's name.
@@ -55,6 +58,18 @@ message!(
         instance: u64,
     }
 );
+
+impl Hello {
+    /// As it arrived: a program that speaks newer versions may say more, behind what is known here.
+    pub fn read(body: &[u8]) -> Result<Hello> {
+        let mut r = Reader::new(body);
+        let hello = Hello::decode(&mut r)?;
+        match hello.version_max > VERSION_MAX {
+            true => Ok(hello),
+            false => r.finish().map(|()| hello),
+        }
+    }
+}
 
 /// The header's fields; what is left out of it is derived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,7 +91,7 @@ pub struct Header {
 impl Header {
     pub fn new(kind: FrameKind, call: u64) -> Header {
         Header {
-            version: VERSION_MAX,
+            version: VERSION_OF_HELLO,
             kind,
             flags: 0,
             method: 0,
@@ -107,20 +122,15 @@ impl Header {
         b
     }
 
-    /// The fields, their ranges checked. The checksum is checked by [`verify`] when the body is there.
+    /// The fields, their ranges checked but for the version: [`Header::check_version`]. The checksum is
+    /// checked by [`verify`] when the body is there.
     pub fn decode(b: &[u8; HEADER_BYTES]) -> Result<Header> {
         if b[0..4] != MAGIC {
             return Err(Error::invalid(format!("not a Weir peer: a frame begins with {:02x?}", &b[0..4])));
         }
-        let version = u16::from_le_bytes([b[4], b[5]]);
-        if !(VERSION_MIN..=VERSION_MAX).contains(&version) {
-            return Err(Error::unsupported(format!(
-                "protocol version {version}: this node speaks {VERSION_MIN} to {VERSION_MAX}"
-            )));
-        }
         let mut kind = crate::Reader::new(&b[6..7]);
         let header = Header {
-            version,
+            version: u16::from_le_bytes([b[4], b[5]]),
             kind: crate::Wire::decode(&mut kind)?,
             flags: b[7],
             method: u16::from_le_bytes([b[8], b[9]]),
@@ -132,6 +142,17 @@ impl Header {
         };
         header.check_sizes()?;
         Ok(header)
+    }
+
+    /// Refuses a frame of another version than the one that was agreed on.
+    pub fn check_version(&self, agreed: u16) -> Result<()> {
+        match self.version == agreed {
+            true => Ok(()),
+            false => Err(Error::unsupported(format!(
+                "a frame of protocol version {}, and version {agreed} was agreed on",
+                self.version
+            ))),
+        }
     }
 
     /// Refuses a body or payload that is too long for the kind of frame.
@@ -170,19 +191,38 @@ pub fn verify(header: &[u8; HEADER_BYTES], body: &[u8]) -> Result<()> {
     }
 }
 
-/// Whether two nodes may talk; the error is for both of them.
-pub fn check_hello(theirs: &Hello, our_cluster: Option<ClusterId>) -> Result<()> {
-    if theirs.version_max < VERSION_MIN || theirs.version_min > VERSION_MAX {
-        return Err(Error::unsupported(format!(
-            "{} speaks protocol versions {} to {}, this node {VERSION_MIN} to {VERSION_MAX}",
-            theirs.name, theirs.version_min, theirs.version_max
-        )));
-    }
-    match (theirs.cluster, our_cluster) {
+/// Whether two nodes may talk, and in which version; the error is for both of them.
+pub fn check_hello(ours: &Hello, theirs: &Hello) -> Result<u16> {
+    let version = agree(ours, theirs)?;
+    match (theirs.cluster, ours.cluster) {
         (Some(a), Some(b)) if a != b => {
             Err(Error::denied(format!("{} belongs to cluster {a}, this node to cluster {b}", theirs.name)))
         }
-        _ => Ok(()),
+        _ => Ok(version),
+    }
+}
+
+/// The version that two nodes speak with each other; the error is for both of them.
+fn agree(ours: &Hello, theirs: &Hello) -> Result<u16> {
+    let version = ours.version_max.min(theirs.version_max);
+    if version >= ours.version_min.max(theirs.version_min) {
+        return Ok(version);
+    }
+    let older = if ours.version_max < theirs.version_max { ours } else { theirs };
+    Err(Error::unsupported(format!(
+        "no protocol version in common: {} speaks {}, {} speaks {}; hint: upgrade the program of {}",
+        theirs.name,
+        range(theirs.version_min, theirs.version_max),
+        ours.name,
+        range(ours.version_min, ours.version_max),
+        older.name
+    )))
+}
+
+fn range(min: u16, max: u16) -> String {
+    match min == max {
+        true => format!("version {min}"),
+        false => format!("versions {min} to {max}"),
     }
 }
 
@@ -268,21 +308,59 @@ mod tests {
         }
     }
 
+    fn hello(cluster: Option<ClusterId>) -> Hello {
+        let (name, role) = ("a".to_owned(), Role::Storage);
+        Hello { version_min: 1, version_max: 1, level: 1, cluster, name, role, instance: 7 }
+    }
+
     #[test]
     fn clusters_and_versions_do_not_mix() {
-        let hello = Hello {
-            version_min: 1,
-            version_max: 1,
-            cluster: Some(ClusterId([1; 16])),
-            name: "a".into(),
-            role: Role::Storage,
-            instance: 7,
+        let of = |n| hello(Some(ClusterId([n; 16])));
+        assert_eq!(check_hello(&of(1), &of(1)), Ok(1));
+        assert_eq!(check_hello(&hello(None), &of(1)), Ok(1));
+        assert_eq!(check_hello(&of(1), &hello(None)), Ok(1));
+        assert!(check_hello(&of(1), &of(2)).is_err());
+        assert!(check_hello(&of(1), &Hello { version_min: 9, version_max: 12, ..of(1) }).is_err());
+        let frame = Header { version: 2, ..request() };
+        assert!(frame.check_version(2).is_ok() && frame.check_version(1).is_err());
+    }
+
+    #[test]
+    fn the_highest_version_that_both_speak_is_agreed_on() {
+        let speaks = |name: &str, (version_min, version_max)| {
+            let name = name.to_owned();
+            Hello { version_min, version_max, name, ..hello(None) }
         };
-        check_hello(&hello, Some(ClusterId([1; 16]))).unwrap();
-        check_hello(&hello, None).unwrap();
-        check_hello(&Hello { cluster: None, ..hello.clone() }, Some(ClusterId([1; 16]))).unwrap();
-        assert!(check_hello(&hello, Some(ClusterId([2; 16]))).is_err());
-        assert!(check_hello(&Hello { version_min: 9, version_max: 12, ..hello }, None).is_err());
+        for (ours, theirs, agreed) in [
+            ((1, 1), (1, 1), Some(1)),
+            ((1, 3), (2, 5), Some(3)),
+            ((2, 5), (1, 3), Some(3)),
+            ((1, 2), (1, 9), Some(2)),
+            ((1, 2), (3, 4), None),
+            ((3, 4), (1, 2), None),
+        ] {
+            assert_eq!(agree(&speaks("a", ours), &speaks("b", theirs)).ok(), agreed, "{ours:?} {theirs:?}");
+        }
+        let (old, new) = (speaks("old", (1, 1)), speaks("new", (3, 4)));
+        assert_eq!(
+            agree(&new, &old).unwrap_err().context,
+            "no protocol version in common: old speaks version 1, new speaks versions 3 to 4; hint: upgrade the \
+             program of old"
+        );
+        assert!(agree(&old, &new).unwrap_err().context.ends_with("of old"));
+    }
+
+    /// Its layout is for ever, too; and a newer program may say more.
+    #[test]
+    fn golden_hello() {
+        let hello = hello(Some(ClusterId([3; 16])));
+        let bytes = hello.to_bytes();
+        let expected: &[u8] = &[1, 0, 1, 0, 1, 0, 1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3];
+        assert_eq!(bytes, [expected, &[1, 0, 0, 0, b'a', 3, 7, 0, 0, 0, 0, 0, 0, 0]].concat());
+        assert_eq!(Hello::read(&bytes), Ok(hello.clone()));
+        assert!(Hello::read(&[&bytes[..], &[1]].concat()).is_err());
+        let newer = Hello { version_max: VERSION_MAX + 1, ..hello };
+        assert_eq!(Hello::read(&[newer.to_bytes(), vec![1, 2, 3]].concat()), Ok(newer));
     }
 
     proptest! {

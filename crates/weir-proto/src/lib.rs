@@ -18,11 +18,14 @@ pub mod layout;
 pub mod lock;
 pub mod map;
 pub mod meta;
+pub mod methods;
 pub mod part;
 pub mod recall;
 pub mod relation;
 pub mod retention;
+pub mod sender;
 pub mod snapshot;
+pub mod version;
 pub mod volume;
 pub mod wire;
 
@@ -46,5 +49,7 @@ pub trait Request: Wire + Send + Sync + 'static {
     const METHOD: u16;
     /// The name in traces and metrics.
     const NAME: &'static str;
+    /// Who may send it.
+    const BY: sender::Senders;
     type Reply: Wire + Send;
 }

@@ -112,7 +112,7 @@ wire_enum!(
 message!(
     /// Locks, converts or unlocks (`kind` absent) a range. Sent again with the same ticket it keeps its place in the
     /// queue. Taken only on the connection on which the session's locks were named last, so that none comes late.
-    SetLock = 150 -> LockAnswer {
+    SetLock = 150 by [Mount, Mover, Console] -> LockAnswer {
         session: SessionId, ino: InodeId, owner: LockOwner, range: LockRange, kind: Option<LockKind>, pid: u32,
         /// Not 0: wait for it, under this number of the client's.
         ticket: u64,
@@ -124,11 +124,11 @@ message!(
 message!(LockAnswer { outcome: LockOutcome, /** Who is in the way. */ holder: Option<LockEntry> });
 message!(
     /// Whether the lock could be had: `Granted`, or `Held` and by whom.
-    TestLock = 151 -> LockAnswer { session: SessionId, ino: InodeId, owner: LockOwner, range: LockRange, kind: LockKind }
+    TestLock = 151 by [Mount, Mover, Console] -> LockAnswer { session: SessionId, ino: InodeId, owner: LockOwner, range: LockRange, kind: LockKind }
 );
 message!(
     /// Ends a wait.
-    CancelLock = 152 -> LockCancelled { session: SessionId, ino: InodeId, ticket: u64 }
+    CancelLock = 152 by [Mount, Mover, Console] -> LockCancelled { session: SessionId, ino: InodeId, ticket: u64 }
 );
 message!(LockCancelled {
     /** False: it is in no queue; it may have been granted. */
@@ -136,14 +136,14 @@ message!(LockCancelled {
 });
 message!(
     /// Who holds and who waits, in the order of ranges and of arrival, at most `LISTED_MAX`.
-    ListLocks = 153 -> LockList { session: SessionId, ino: InodeId }
+    ListLocks = 153 by [Mount, Mover, Console] -> LockList { session: SessionId, ino: InodeId }
 );
 message!(LockList { entries: Vec<LockEntry>, /** Those that did not fit. */ more: u32 });
 message!(HeldLock { ino: InodeId, owner: LockOwner, range: LockRange, kind: LockKind, pid: u32 });
 message!(
     /// On a new connection, before `SessionResume`: names what the session holds, at most `RECLAIM_MAX` at a time. What
     /// it does not name is not held, and it waits for nothing any more.
-    ReclaimLocks = 154 -> Reclaimed {
+    ReclaimLocks = 154 by [Mount, Mover, Console] -> Reclaimed {
         session: SessionId, held: Vec<HeldLock>,
         /// Another message on this connection names the rest; until then nothing is taken up.
         more: bool,
@@ -152,7 +152,7 @@ message!(
 message!(Reclaimed { /** Somebody else has got these meanwhile. */ lost: Vec<HeldLock> });
 message!(
     /// To the client: a lock that it waits for was granted, or it should ask again.
-    LockFree = 301 -> () { ticket: u64 }
+    LockFree = 301 by [Meta] -> () { ticket: u64 }
 );
 
 /// What one owner holds of one file.

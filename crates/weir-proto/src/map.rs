@@ -1,6 +1,8 @@
 //! The cluster map: who is a member, where targets are, which placement groups exist and who leads a namespace.
 //! Small, versioned, the same for everybody who holds the same version.
 use crate::data::GroupAt;
+use crate::sender::Sender;
+use crate::version::Program;
 use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, RunId, TargetId};
 use crate::{Reader, Wire, Writer};
 use crate::{message, wire_enum};
@@ -122,6 +124,19 @@ wire_enum!(
     /// What a node's process does.
     Role { Coordinator = 1, Meta = 2, Storage = 3, Mount = 4, Mover = 5, Console = 6 }
 );
+impl From<Role> for Sender {
+    fn from(role: Role) -> Sender {
+        match role {
+            Role::Coordinator => Sender::Coordinator,
+            Role::Meta => Sender::Meta,
+            Role::Storage => Sender::Storage,
+            Role::Mount => Sender::Mount,
+            Role::Mover => Sender::Mover,
+            Role::Console => Sender::Console,
+        }
+    }
+}
+
 wire_enum!(
     /// Whether a target may be used.
     TargetState {
@@ -157,6 +172,8 @@ message!(
         /// `tcp:…` and `unix:…`, best first.
         addrs: Vec<String>,
         up: bool,
+        /// What it joined with last.
+        program: Program,
     }
 );
 message!(
@@ -224,6 +241,8 @@ message!(
 message!(ClusterMap {
     cluster: ClusterId,
     version: u64,
+    /// What programs may write: as much as each node has known since this was raised.
+    level: u16,
     settings: Settings,
     nodes: Vec<Node>,
     targets: Vec<Target>,

@@ -120,7 +120,7 @@ message!(Entry { attr: Attr, lease: Lease });
 
 // ---- sessions
 message!(
-    SessionOpen = 100 -> SessionOpened {
+    SessionOpen = 100 by [Mount, Mover, Console, User] -> SessionOpened {
         namespace: NamespaceId,
         /// Shown to administrators: host name and mount point.
         client: String,
@@ -141,7 +141,7 @@ message!(HeldLease {
 message!(
     /// After a reconnect: takes up the session again and names what the client holds, at most `HELD_MAX` at a time.
     /// `Stale`: it expired, all is lost. Under a new session, before anything else: what is open since before it.
-    SessionResume = 101 -> SessionResumed {
+    SessionResume = 101 by [Mount, Mover, Console, User] -> SessionResumed {
         session: SessionId,
         held: Vec<HeldLease>,
         /// Another message on this connection names the rest; until then nothing is taken up.
@@ -149,28 +149,28 @@ message!(
     }
 );
 message!(SessionResumed { /** Leases that could not be kept: stop using their caches. */ lost: Vec<InodeId>, lease_ms: u32 });
-message!(KeepAlive = 102 -> () {
+message!(KeepAlive = 102 by [Mount, Mover, Console, User] -> () {
     session: SessionId,
     /// Bytes that targets have taken from this client since it began: whether it gets on with what a revoke
     /// asks of it.
     saved: u64,
 });
-message!(SessionClose = 103 -> () { session: SessionId });
+message!(SessionClose = 103 by [Mount, Mover, Console, User] -> () { session: SessionId });
 
 // ---- reading
-message!(Lookup = 110 -> LookedUp { session: SessionId, cred: Cred, parent: InodeId, name: Bytes });
+message!(Lookup = 110 by [Mount, Mover, Console] -> LookedUp { session: SessionId, cred: Cred, parent: InodeId, name: Bytes });
 message!(LookedUp {
     /// Absent: the name does not exist.
     entry: Option<Entry>,
     /// The lease on the parent's names.
     parent_lease: Lease,
 });
-message!(GetAttr = 111 -> Entry { session: SessionId, ino: InodeId });
-message!(ReadLink = 112 -> LinkTarget { session: SessionId, ino: InodeId });
+message!(GetAttr = 111 by [Mount, Mover, Console] -> Entry { session: SessionId, ino: InodeId });
+message!(ReadLink = 112 by [Mount, Mover, Console] -> LinkTarget { session: SessionId, ino: InodeId });
 message!(LinkTarget { target: Bytes });
 message!(
     /// Entries after `after` (a cookie from an earlier entry, 0 from the start) in a stable order.
-    ReadDir = 113 -> Listing { session: SessionId, dir: InodeId, after: u64, limit: u32, with_attrs: bool }
+    ReadDir = 113 by [Mount, Mover, Console] -> Listing { session: SessionId, dir: InodeId, after: u64, limit: u32, with_attrs: bool }
 );
 message!(ListEntry {
     name: Bytes,
@@ -187,13 +187,13 @@ message!(Listing {
     /// The highest cookie that the directory has given so far: entries that are made later come behind it.
     newest: u64,
 });
-message!(GetXattr = 114 -> XattrValue { session: SessionId, ino: InodeId, name: Bytes });
+message!(GetXattr = 114 by [Mount, Mover, Console] -> XattrValue { session: SessionId, ino: InodeId, name: Bytes });
 message!(XattrValue { value: Bytes });
-message!(ListXattr = 115 -> XattrNames { session: SessionId, ino: InodeId });
+message!(ListXattr = 115 by [Mount, Mover, Console] -> XattrNames { session: SessionId, ino: InodeId });
 message!(XattrNames { names: Vec<Bytes> });
 message!(
     /// Exact recursive usage of a directory, itself not counted.
-    GetUsage = 116 -> Usage { session: SessionId, dir: InodeId }
+    GetUsage = 116 by [Mount, Mover, Console] -> Usage { session: SessionId, dir: InodeId }
 );
 message!(
     /// What is below a directory, or in a volume.
@@ -206,22 +206,22 @@ message!(
         evicted: u64,
     }
 );
-message!(StatFs = 117 -> FsStat { session: SessionId });
+message!(StatFs = 117 by [Mount, Mover, Console, User] -> FsStat { session: SessionId });
 message!(FsStat { files: u64, directories: u64, bytes: u64 });
 message!(
     /// Asks for a lease; others' conflicting leases are revoked first. The answer None to Write: the file is
     /// shared now, write directly. A client whose Write was revoked asks again before it writes, also to
     /// write through.
-    AcquireLease = 118 -> Entry { session: SessionId, ino: InodeId, kind: LeaseKind, renew: bool }
+    AcquireLease = 118 by [Mount, Mover, Console] -> Entry { session: SessionId, ino: InodeId, kind: LeaseKind, renew: bool }
 );
 message!(
     /// Gives leases back (or down to `Read`).
-    ReleaseLease = 119 -> () { session: SessionId, ino: InodeId, keep: LeaseKind }
+    ReleaseLease = 119 by [Mount, Mover, Console] -> () { session: SessionId, ino: InodeId, keep: LeaseKind }
 );
 message!(
     /// Opens a regular file. `write`: counts as a writer. `execute`: it is read to be run, which takes the right to execute it
     /// instead of that to read. Grants the strongest lease that conflicts with nobody's use.
-    Open = 120 -> Opened {
+    Open = 120 by [Mount, Mover, Console] -> Opened {
         session: SessionId, cred: Cred, ino: InodeId, read: bool, write: bool, truncate: bool, execute: bool,
     }
 );
@@ -230,46 +230,46 @@ message!(
     /// Opens ended; sent after everything is committed. A client may tell it late, as long as it holds a
     /// lease on the file: before it answers a revoke. Never sent again on another connection: `SessionResume`
     /// tells what is open.
-    Close = 121 -> () { session: SessionId, files: Vec<Closed> }
+    Close = 121 by [Mount, Mover, Console] -> () { session: SessionId, files: Vec<Closed> }
 );
 message!(
     /// So many opens of one file, at most `CLOSED_MAX` files in one message.
     Closed { ino: InodeId, reads: u32, writes: u32 }
 );
-message!(ReadInline = 122 -> InlineData { session: SessionId, ino: InodeId });
+message!(ReadInline = 122 by [Mount, Mover, Console] -> InlineData { session: SessionId, ino: InodeId });
 message!(
     /// `data` may be shorter than the file's size: the rest is zeros, as long as the inode keeps inline data.
     InlineData { entry: Entry, data: Option<Bytes> }
 );
 message!(
     /// The client has recovered a file whose writer died; clears the mark.
-    Recovered = 123 -> Entry { op: Op, ino: InodeId, token_epoch: u32 }
+    Recovered = 123 by [Mount, Mover, Console] -> Entry { op: Op, ino: InodeId, token_epoch: u32 }
 );
 message!(
     /// The only writer gives the file up, and a write of its own that failed has left a stripe of it in doubt: at some targets
     /// one version, at others another. Whoever has the file next recovers it, as if this writer had died. Changes nothing if
     /// another one has written to the file since.
-    LeaveInDoubt = 126 -> () { op: Op, ino: InodeId }
+    LeaveInDoubt = 126 by [Mount, Mover, Console] -> () { op: Op, ino: InodeId }
 );
 message!(
     /// This client has written under that cluster map. Sent before anybody is told what was written; whoever reads after the answer waits
     /// for that map.
-    NoteMap = 127 -> () { session: SessionId, map_version: u64 }
+    NoteMap = 127 by [Mount, Mover, Console] -> () { session: SessionId, map_version: u64 }
 );
 
 message!(
     /// Waits for the append token of a file that several clients write, and takes it: until it is released
     /// nobody else appends to the file or truncates it, and nobody gets a lease on it. Answered with the file
     /// as it is now.
-    TakeAppendToken = 124 -> InlineData { session: SessionId, ino: InodeId }
+    TakeAppendToken = 124 by [Mount, Mover, Console] -> InlineData { session: SessionId, ino: InodeId }
 );
 message!(
     /// Releases the append token without a commit.
-    ReleaseAppendToken = 125 -> () { session: SessionId, ino: InodeId }
+    ReleaseAppendToken = 125 by [Mount, Mover, Console] -> () { session: SessionId, ino: InodeId }
 );
 
 // ---- changing
-message!(Create = 130 -> Created {
+message!(Create = 130 by [Mount, Mover, Console] -> Created {
     op: Op, cred: Cred, parent: InodeId, name: Bytes, mode: u32,
     /// Bits that are taken from `mode` unless the directory has a default access control list.
     umask: u32,
@@ -279,25 +279,25 @@ message!(Create = 130 -> Created {
     open: u8,
 });
 message!(Created { entry: Entry, parent_attr: Attr, parent_lease: Lease, created: bool, inline: Option<Bytes> });
-message!(Mkdir = 131 -> Made { op: Op, cred: Cred, parent: InodeId, name: Bytes, mode: u32, umask: u32 });
+message!(Mkdir = 131 by [Mount, Mover, Console] -> Made { op: Op, cred: Cred, parent: InodeId, name: Bytes, mode: u32, umask: u32 });
 message!(Made { entry: Entry, parent_attr: Attr, parent_lease: Lease });
-message!(Symlink = 132 -> Made { op: Op, cred: Cred, parent: InodeId, name: Bytes, target: Bytes });
-message!(Mknod = 133 -> Made {
+message!(Symlink = 132 by [Mount, Mover, Console] -> Made { op: Op, cred: Cred, parent: InodeId, name: Bytes, target: Bytes });
+message!(Mknod = 133 by [Mount, Mover, Console] -> Made {
     op: Op, cred: Cred, parent: InodeId, name: Bytes, mode: u32, umask: u32, kind: FileKind, rdev: u32,
 });
-message!(Link = 134 -> Made { op: Op, cred: Cred, ino: InodeId, parent: InodeId, name: Bytes });
-message!(Unlink = 135 -> Removed { op: Op, cred: Cred, parent: InodeId, name: Bytes });
-message!(Rmdir = 136 -> Removed { op: Op, cred: Cred, parent: InodeId, name: Bytes });
+message!(Link = 134 by [Mount, Mover, Console] -> Made { op: Op, cred: Cred, ino: InodeId, parent: InodeId, name: Bytes });
+message!(Unlink = 135 by [Mount, Mover, Console] -> Removed { op: Op, cred: Cred, parent: InodeId, name: Bytes });
+message!(Rmdir = 136 by [Mount, Mover, Console] -> Removed { op: Op, cred: Cred, parent: InodeId, name: Bytes });
 message!(Removed { ino: InodeId, parent_attr: Attr, parent_lease: Lease });
 wire_enum!(RenameMode { Replace = 1, NoReplace = 2, Exchange = 3 });
-message!(Rename = 137 -> Renamed {
+message!(Rename = 137 by [Mount, Mover, Console] -> Renamed {
     op: Op, cred: Cred, parent: InodeId, name: Bytes, new_parent: InodeId, new_name: Bytes, mode: RenameMode,
 });
 message!(Renamed { moved: InodeId, replaced: Option<InodeId>, parent_attr: Attr, new_parent_attr: Attr });
 
 message!(
     /// What to set; absent fields stay. Times: `Some(Time)`; "now" is resolved by the client.
-    SetAttr = 138 -> Entry {
+    SetAttr = 138 by [Mount, Mover, Console] -> Entry {
         op: Op, cred: Cred, ino: InodeId,
         mode: Option<u32>, uid: Option<u32>, gid: Option<u32>,
         /// Truncates or extends. The caller holds a Write lease (or the file is shared and written directly).
@@ -307,7 +307,7 @@ message!(
 );
 message!(
     /// What a writer has made durable on targets: the size commit. The commit point of fresh stripes.
-    Commit = 139 -> Entry {
+    Commit = 139 by [Mount, Mover, Console] -> Entry {
         op: Op,
         ino: InodeId,
         token_epoch: u32,
@@ -337,16 +337,16 @@ message!(
     Range { offset: u64, len: u64 }
 );
 impl Copy for Range {}
-message!(SetXattr = 140 -> Entry {
+message!(SetXattr = 140 by [Mount, Mover, Console] -> Entry {
     op: Op, cred: Cred, ino: InodeId, name: Bytes, value: Bytes,
     /// Fail if it exists / if it does not.
     create: bool, replace: bool,
 });
-message!(RemoveXattr = 141 -> Entry { op: Op, cred: Cred, ino: InodeId, name: Bytes });
+message!(RemoveXattr = 141 by [Mount, Mover, Console] -> Entry { op: Op, cred: Cred, ino: InodeId, name: Bytes });
 message!(
     /// Makes and opens a regular file without a name, with the permissions that one made in `parent` would get. The first
     /// `Link` of it gives it one, as long as this session has it open; else it goes with its last close.
-    CreateNameless = 142 -> Entry {
+    CreateNameless = 142 by [Mount, Mover, Console] -> Entry {
         op: Op, cred: Cred, parent: InodeId, mode: u32, umask: u32,
         /// As in `Create`; bit 1 must be set.
         open: u8,
@@ -355,16 +355,16 @@ message!(
 message!(
     /// What was read, and when, at most `ACCESSES_MAX` at a time: access times follow where they are older. May come late,
     /// twice, or not at all; a client tells what it read under a lease before it gives the lease back.
-    NoteAccess = 143 -> () { session: SessionId, accesses: Vec<AccessTime> }
+    NoteAccess = 143 by [Mount, Mover, Console] -> () { session: SessionId, accesses: Vec<AccessTime> }
 );
 message!(AccessTime { ino: InodeId, at: Time });
 
 // ---- metadata → client, on the client's own connection
 message!(
     /// Give a lease back (down to `keep`): flush, commit, drop caches, then answer. The answer is the release.
-    Revoke = 300 -> () { ino: InodeId, keep: LeaseKind }
+    Revoke = 300 by [Meta] -> () { ino: InodeId, keep: LeaseKind }
 );
 message!(
     /// A writer of the file died, and somebody waits for what it left to be decided: do so, as who opens the file does, then answer.
-    RecoverFile = 303 -> () { ino: InodeId }
+    RecoverFile = 303 by [Meta] -> () { ino: InodeId }
 );

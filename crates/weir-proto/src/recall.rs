@@ -21,7 +21,7 @@ message!(
     /// Gives the space of a file's bytes back: home has them. Whole stripes within the range, and the tail if the range goes to
     /// the end of the file. Everybody's leases are recalled first. `Name(Busy)`: it is open for writing, or pinned;
     /// `Denied`: home does not have all of it yet.
-    Evict = 180 -> Evicted {
+    Evict = 180 by [Mount, Mover, Console] -> Evicted {
         op: Op,
         cred: Cred,
         ino: InodeId,
@@ -42,7 +42,7 @@ message!(Evicted {
 });
 message!(
     /// The evicted ranges of a file that end after `from`, in order.
-    EvictedRanges = 181 -> EvictedList { session: SessionId, ino: InodeId, from: u64 }
+    EvictedRanges = 181 by [Mount, Mover, Console] -> EvictedList { session: SessionId, ino: InodeId, from: u64 }
 );
 message!(EvictedList {
     ranges: Vec<ByteRange>,
@@ -51,7 +51,7 @@ message!(EvictedList {
 });
 message!(
     /// Has the evicted bytes of a range brought back, and waits for it, `wait_ms` at most.
-    AwaitRecall = 182 -> RecallWaited { session: SessionId, ino: InodeId, from: u64, to: u64, wait_ms: u32 }
+    AwaitRecall = 182 by [Mount, Mover, Console] -> RecallWaited { session: SessionId, ino: InodeId, from: u64, to: u64, wait_ms: u32 }
 );
 message!(RecallWaited {
     /// Nothing of the range is evicted any more.
@@ -63,11 +63,11 @@ message!(RecallWaited {
 });
 message!(
     /// Has the range brought back when movers have time for it; waits for nothing.
-    WantRecall = 183 -> () { session: SessionId, ino: InodeId, from: u64, to: u64 }
+    WantRecall = 183 by [Mount, Mover, Console] -> () { session: SessionId, ino: InodeId, from: u64, to: u64 }
 );
 message!(
     /// A mover asks for work, and waits for some. What it was given before and does not name in `busy` goes to others.
-    TakeRecalls = 184 -> RecallsTaken { session: SessionId, max: u32, wait_ms: u32, busy: Vec<RecallId> }
+    TakeRecalls = 184 by [Mover, Console] -> RecallsTaken { session: SessionId, max: u32, wait_ms: u32, busy: Vec<RecallId> }
 );
 message!(RecallId { ino: InodeId, from: u64, token_epoch: u32 });
 message!(RecallsTaken { recalls: Vec<RecallWork> });
@@ -90,7 +90,7 @@ message!(
 );
 message!(
     /// All of a recall is on all live targets. `Stale`: it is another's meanwhile, or the file was truncated.
-    Filled = 185 -> () {
+    Filled = 185 by [Mover, Console] -> () {
         op: Op, ino: InodeId, from: u64, to: u64, token_epoch: u32,
         /// Of bytes that no receipt proved before.
         learned: Option<Learned>,
@@ -102,7 +102,7 @@ message!(
 );
 message!(
     /// A recall ended without its bytes. `retry`: after a pause it is given out again; else whoever waits is told `error`.
-    RecallFailed = 186 -> () {
+    RecallFailed = 186 by [Mover, Console] -> () {
         session: SessionId,
         ino: InodeId,
         from: u64,
@@ -114,11 +114,11 @@ message!(
 );
 message!(
     /// A pinned file is never evicted. Its owner's or the administrator's to say.
-    SetPinned = 187 -> Entry { op: Op, cred: Cred, ino: InodeId, pinned: bool }
+    SetPinned = 187 by [Mount, Console] -> Entry { op: Op, cred: Cred, ino: InodeId, pinned: bool }
 );
 message!(
     /// Where a file's bytes are.
-    GetTierState = 188 -> TierState { session: SessionId, ino: InodeId }
+    GetTierState = 188 by [Mount, Console] -> TierState { session: SessionId, ino: InodeId }
 );
 message!(TierState {
     size: u64,
@@ -144,7 +144,7 @@ message!(RecallState {
 });
 message!(
     /// How full pools and volumes are, and the eviction watermarks. `set`: changes a volume's marks first.
-    GetEviction = 189 -> Levels { session: SessionId, cred: Cred, set: Option<SetMarks> }
+    GetEviction = 189 by [Mount, Console, User] -> Levels { session: SessionId, cred: Cred, set: Option<SetMarks> }
 );
 message!(
     /// Hundredths of the volume's limit; `high` 0: as the leader finds them itself.
@@ -169,5 +169,5 @@ message!(EvictionLevel {
 });
 message!(
     /// From the leader to who writes a file alone: evict what you can of it, for only you know what is not committed.
-    EvictOwn = 302 -> () { ino: InodeId, from: u64, to: u64 }
+    EvictOwn = 302 by [Meta] -> () { ino: InodeId, from: u64, to: u64 }
 );

@@ -74,7 +74,7 @@ message!(
 message!(
     /// Changes after the number `after`, in order; waits up to `wait_ms` for the first. With a cursor `after` is ignored:
     /// the answer begins after what the cursor acknowledged, and what lies behind all cursors is forgotten.
-    ReadChanges = 160 -> Changes {
+    ReadChanges = 160 by [Mover, Console, User] -> Changes {
         session: SessionId, cred: Cred, volume: VolumeId, cursor: Option<String>, after: u64, limit: u32, wait_ms: u32,
     }
 );
@@ -90,9 +90,9 @@ message!(
 );
 message!(
     /// Everything up to `upto` was dealt with. Makes the cursor if it is new; then `upto` may be 0: from now on.
-    AckChanges = 161 -> () { op: Op, cred: Cred, volume: VolumeId, cursor: String, upto: u64 }
+    AckChanges = 161 by [Mover, Console, User] -> () { op: Op, cred: Cred, volume: VolumeId, cursor: String, upto: u64 }
 );
-message!(DropCursor = 162 -> () { op: Op, cred: Cred, volume: VolumeId, cursor: String });
+message!(DropCursor = 162 by [Mover, Console, User] -> () { op: Op, cred: Cred, volume: VolumeId, cursor: String });
 
 // ---- administration
 wire_enum!(Direction {
@@ -101,7 +101,7 @@ wire_enum!(Direction {
     /// The volume shows what is at home; it is read only here.
     Mirror = 2,
 });
-message!(RelationAdd = 163 -> RelationInfo {
+message!(RelationAdd = 163 by [Console, User] -> RelationInfo {
     op: Op, cred: Cred, volume: VolumeId,
     /// Where home is: `file:///path`, `s3://bucket/prefix`, `weir://…`.
     url: String,
@@ -126,10 +126,10 @@ message!(
     /// `count` numbers from `here` on are `there` on at home.
     IdMapping { here: u32, there: u32, count: u32 }
 );
-message!(RelationList = 164 -> Relations { session: SessionId, volume: Option<VolumeId> });
+message!(RelationList = 164 by [Mover, Console, User] -> Relations { session: SessionId, volume: Option<VolumeId> });
 message!(Relations { relations: Vec<RelationInfo> });
 wire_enum!(RelationVerb { Pause = 1, Resume = 2, Remove = 3, AllowEviction = 4, ForbidEviction = 5 });
-message!(RelationDo = 165 -> () { op: Op, cred: Cred, relation: RelationId, verb: RelationVerb });
+message!(RelationDo = 165 by [Console, User] -> () { op: Op, cred: Cred, relation: RelationId, verb: RelationVerb });
 
 wire_union!(
     RelationState {
@@ -175,7 +175,7 @@ message!(
 );
 message!(
     /// Decides about a conflict.
-    RelationResolve = 166 -> () { op: Op, cred: Cred, relation: RelationId, ino: InodeId, how: Resolution }
+    RelationResolve = 166 by [Console, User] -> () { op: Op, cred: Cred, relation: RelationId, ino: InodeId, how: Resolution }
 );
 wire_enum!(Resolution {
     /// What is in the volume counts: overwrite what is at home.
@@ -188,7 +188,7 @@ wire_enum!(Resolution {
 message!(
     /// Work for a mover: waits up to `wait_ms` until there is some.
     /// `Stale`: it has work of a former leader.
-    LeaseWork = 167 -> WorkLeased {
+    LeaseWork = 167 by [Mover, Console] -> WorkLeased {
         session: SessionId,
         /// Of the last answer; 0: it has no work of anybody.
         leader: u64,
@@ -231,12 +231,12 @@ message!(ListWork {
 });
 message!(
     /// What is in a directory at home, some of it; `end`: that was the rest. The same may be told twice.
-    ReportListing = 194 -> () { op: Op, relation: RelationId, dir: InodeId, entries: Vec<HomeEntry>, end: bool }
+    ReportListing = 194 by [Mover, Console] -> () { op: Op, relation: RelationId, dir: InodeId, entries: Vec<HomeEntry>, end: bool }
 );
 message!(
     /// What is in a directory at home now, of the names after `after` up to `upto` (none: to the end), in the order of their
     /// bytes: what is here and not told is gone there. Of a mirror. The same may be told twice.
-    ReportRelisting = 147 -> () {
+    ReportRelisting = 147 by [Mover, Console] -> () {
         op: Op, relation: RelationId, dir: InodeId, after: Bytes, entries: Vec<HomeEntry>, upto: Option<Bytes>,
     }
 );
@@ -318,7 +318,7 @@ message!(Finish { size: u64, attrs: HomeAttrs });
 
 message!(
     /// What came of work. Receipts: home has the bytes durably.
-    CompleteWork = 168 -> () {
+    CompleteWork = 168 by [Mover, Console] -> () {
         session: SessionId, relation: RelationId, names: Vec<NameDone>, extents: Vec<ExtentDone>,
         /// Dealt with, also in vain: the leader sees for itself which ones are recovered.
         orphans: Vec<InodeId>,
@@ -349,7 +349,7 @@ wire_union!(
 message!(
     /// Where a file's bytes are at home: for a recall; or, of a relation, where anything of its volume is, to be compared
     /// (`Invalid`: it is of another volume).
-    WhereAtHome = 169 -> HomePlace { session: SessionId, ino: InodeId, relation: Option<RelationId> }
+    WhereAtHome = 169 by [Mover, Console] -> HomePlace { session: SessionId, ino: InodeId, relation: Option<RelationId> }
 );
 message!(HomePlace {
     relation: RelationId,
@@ -372,7 +372,7 @@ message!(
     /// Home was found not to be as it was left: the file is in conflict, so nothing of it is evicted or
     /// written over at home until somebody decides (`RelationResolve`). The volume's owner and administrators
     /// may.
-    RelationSuspect = 195 -> () { op: Op, cred: Cred, relation: RelationId, ino: InodeId, why: String }
+    RelationSuspect = 195 by [Console] -> () { op: Op, cred: Cred, relation: RelationId, ino: InodeId, why: String }
 );
 message!(
     /// Proof from home: these bytes are durable there. One checksum (CRC32C) for each `RECEIPT_BLOCK`, counted

@@ -29,19 +29,19 @@ message!(
 message!(
     /// Keeps the volume as it is now. What is written by the time of this is in it: whoever has a file of the volume open for
     /// writing saves it first. The volume's owner and administrators may.
-    SnapshotTake = 170 -> Snapshot { op: Op, cred: Cred, volume: VolumeId, name: String }
+    SnapshotTake = 170 by [Mover, Console, User] -> Snapshot { op: Op, cred: Cred, volume: VolumeId, name: String }
 );
 message!(
     /// Removes a snapshot; what only it held is given back in the background.
-    SnapshotDelete = 171 -> Snapshot { op: Op, cred: Cred, volume: VolumeId, name: String }
+    SnapshotDelete = 171 by [Mover, Console, User] -> Snapshot { op: Op, cred: Cred, volume: VolumeId, name: String }
 );
 message!(
     /// The snapshots of a volume, oldest first.
-    SnapshotList = 172 -> Snapshots { session: SessionId, volume: VolumeId }
+    SnapshotList = 172 by [Mount, Mover, Console, User] -> Snapshots { session: SessionId, volume: VolumeId }
 );
 message!(Snapshots { snapshots: Vec<Snapshot> });
 
-message!(SnapshotLookup = 173 -> SnapshotLookedUp {
+message!(SnapshotLookup = 173 by [Mount, Mover, Console] -> SnapshotLookedUp {
     session: SessionId,
     cred: Cred,
     snapshot: u32,
@@ -49,10 +49,10 @@ message!(SnapshotLookup = 173 -> SnapshotLookedUp {
     name: Bytes,
 });
 message!(SnapshotLookedUp { attr: Option<Attr> });
-message!(SnapshotGetAttr = 174 -> Attr { session: SessionId, snapshot: u32, ino: InodeId });
+message!(SnapshotGetAttr = 174 by [Mount, Mover, Console] -> Attr { session: SessionId, snapshot: u32, ino: InodeId });
 message!(
     /// Entries after the cookie `after`, as `ReadDir`.
-    SnapshotReadDir = 175 -> SnapshotListing {
+    SnapshotReadDir = 175 by [Mount, Mover, Console] -> SnapshotListing {
         session: SessionId,
         cred: Cred,
         snapshot: u32,
@@ -63,13 +63,13 @@ message!(
 );
 message!(SnapshotListing { entries: Vec<SnapshotEntry>, end: bool });
 message!(SnapshotEntry { name: Bytes, cookie: u64, attr: Attr });
-message!(SnapshotGetXattr = 176 -> SnapshotXattrValue { session: SessionId, snapshot: u32, ino: InodeId, name: Bytes });
-message!(SnapshotListXattr = 177 -> SnapshotXattrNames { session: SessionId, snapshot: u32, ino: InodeId });
+message!(SnapshotGetXattr = 176 by [Mount, Mover, Console] -> SnapshotXattrValue { session: SessionId, snapshot: u32, ino: InodeId, name: Bytes });
+message!(SnapshotListXattr = 177 by [Mount, Mover, Console] -> SnapshotXattrNames { session: SessionId, snapshot: u32, ino: InodeId });
 message!(SnapshotXattrValue { bytes: Bytes });
 message!(SnapshotXattrNames { names: Vec<Bytes> });
 message!(
     /// What is needed to read a file or a symbolic link of a snapshot. `execute`: as that of `Open`.
-    SnapshotOpen = 178 -> SnapshotOpened { session: SessionId, cred: Cred, snapshot: u32, ino: InodeId, execute: bool }
+    SnapshotOpen = 178 by [Mount, Mover, Console] -> SnapshotOpened { session: SessionId, cred: Cred, snapshot: u32, ino: InodeId, execute: bool }
 );
 message!(SnapshotOpened {
     attr: Attr,
@@ -99,7 +99,7 @@ message!(
 impl Copy for Layer {}
 message!(
     /// The layers of a file that end after `from`, in order; of a snapshot, or (0) of the file as it is.
-    LayersOf = 179 -> LayerList { session: SessionId, snapshot: u32, ino: InodeId, from: u64 }
+    LayersOf = 179 by [Mount, Mover, Console] -> LayerList { session: SessionId, snapshot: u32, ino: InodeId, from: u64 }
 );
 message!(LayerList {
     /// Where all other bytes of the file are.
@@ -111,7 +111,7 @@ message!(LayerList {
 message!(
     /// A writer is about to copy what is in older objects of `from..to` into the file's own: it alone, until somebody else asks.
     /// `Stale`: it has no right to write.
-    TakeLayers = 144 -> LayersTaken { session: SessionId, ino: InodeId, from: u64, to: u64 }
+    TakeLayers = 144 by [Mount, Mover, Console] -> LayersTaken { session: SessionId, ino: InodeId, from: u64, to: u64 }
 );
 message!(LayersTaken {
     entry: Entry,
@@ -123,5 +123,5 @@ message!(LayersTaken {
 message!(
     /// A layer is copied: all of it is on all live targets. `Stale`: it is another's meanwhile, or the file
     /// was truncated.
-    LayerCopied = 145 -> Entry { op: Op, ino: InodeId, from: u64, to: u64, token_epoch: u32 }
+    LayerCopied = 145 by [Mount, Mover, Console] -> Entry { op: Op, ino: InodeId, from: u64, to: u64, token_epoch: u32 }
 );

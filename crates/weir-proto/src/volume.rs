@@ -152,7 +152,7 @@ message!(
 
 message!(
     /// Makes a volume and its topmost directory, empty.
-    VolumeCreate = 155 -> Volume {
+    VolumeCreate = 155 by [Console, User] -> Volume {
         op: Op,
         cred: Cred,
         name: String,
@@ -171,13 +171,13 @@ message!(
 );
 message!(
     /// Volumes after `after` (0: from the start) in the order in which they were made, at most `VOLUMES_MAX`.
-    VolumeList = 156 -> VolumePage { session: SessionId, after: VolumeId, limit: u32 }
+    VolumeList = 156 by [Mount, Mover, Console, User] -> VolumePage { session: SessionId, after: VolumeId, limit: u32 }
 );
 message!(VolumePage { volumes: Vec<Volume>, end: bool });
-message!(VolumeGet = 157 -> Volume { session: SessionId, name: String });
+message!(VolumeGet = 157 by [Mount, Mover, Console, User] -> Volume { session: SessionId, name: String });
 message!(
     /// Changes what is named; the rest stays.
-    VolumeChange = 158 -> Volume {
+    VolumeChange = 158 by [Console, User] -> Volume {
         op: Op,
         cred: Cred,
         volume: VolumeId,
@@ -191,12 +191,12 @@ message!(
 );
 message!(
     /// Takes a volume away. `force`: also if something is in it.
-    VolumeDelete = 159 -> Volume { op: Op, cred: Cred, volume: VolumeId, force: bool }
+    VolumeDelete = 159 by [Console, User] -> Volume { op: Op, cred: Cred, volume: VolumeId, force: bool }
 );
 message!(
     /// Makes a volume whose names and data are those of a snapshot of `source`. Its topmost directory is there at once, all else when it is
     /// looked at or soon afterwards. For the superuser.
-    VolumeClone = 146 -> Volume {
+    VolumeClone = 146 by [Console] -> Volume {
         op: Op,
         source: VolumeId,
         /// The snapshot's name.
@@ -208,13 +208,13 @@ message!(
 );
 message!(
     /// The volume that a directory or a file is in.
-    VolumeAt = 190 -> Volume { session: SessionId, ino: InodeId }
+    VolumeAt = 190 by [Mount, Mover, Console, User] -> Volume { session: SessionId, ino: InodeId }
 );
 message!(
     /// Says how much quota this client needs reserved in a volume with a limit of bytes, and asks for more,
     /// in bytes. Sent while no `Commit` of a file there is under way: what a `Commit` adds to the volume's
     /// usage is taken from what is held.
-    ReserveQuota = 191 -> QuotaReservation {
+    ReserveQuota = 191 by [Mount, Mover, Console] -> QuotaReservation {
         session: SessionId,
         volume: VolumeId,
         /// Written already and not committed: kept in any case.
@@ -237,7 +237,7 @@ message!(QuotaReservation {
 });
 message!(
     /// On a new connection, before the last `SessionResume`: all reservations that the session holds.
-    ReclaimReservations = 192 -> () { session: SessionId, held: Vec<HeldReservation> }
+    ReclaimReservations = 192 by [Mount, Mover, Console] -> () { session: SessionId, held: Vec<HeldReservation> }
 );
 message!(HeldReservation { volume: VolumeId, bytes: u64 });
 
@@ -247,7 +247,7 @@ pub const SCANNED_MAX: u32 = 4096;
 message!(
     /// What a usage report needs of inodes after `after`, in the order of their numbers, at most `SCANNED_MAX` at a time. For
     /// the superuser; of a volume also for who owns or administers it.
-    ScanInodes = 193 -> Scanned {
+    ScanInodes = 193 by [Console, User] -> Scanned {
         session: SessionId,
         cred: Cred,
         /// Only of this volume; 0: of all.

@@ -201,7 +201,8 @@ macro_rules! wire_struct {
     };
 }
 
-/// Declares a message struct together with its wire layout.
+/// Declares a message struct together with its wire layout; of a request its number, who may send it, and
+/// the answer, too.
 #[macro_export]
 macro_rules! message {
     ($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident : $ty:ty),* $(,)? }) => {
@@ -210,11 +211,13 @@ macro_rules! message {
         pub struct $name { $($(#[$fdoc])* pub $field: $ty),* }
         $crate::wire_struct!($name { $($field: $ty),* });
     };
-    ($(#[$doc:meta])* $name:ident = $method:literal -> $reply:ty { $($(#[$fdoc:meta])* $field:ident : $ty:ty),* $(,)? }) => {
+    ($(#[$doc:meta])* $name:ident = $method:literal by [$($sender:ident),*] -> $reply:ty { $($(#[$fdoc:meta])* $field:ident : $ty:ty),* $(,)? }) => {
         $crate::message!($(#[$doc])* $name { $($(#[$fdoc])* $field: $ty),* });
         impl $crate::Request for $name {
             const METHOD: u16 = $method;
             const NAME: &'static str = stringify!($name);
+            const BY: $crate::sender::Senders =
+                $crate::sender::Senders::of(&[$($crate::sender::Sender::$sender),*]);
             type Reply = $reply;
         }
     };

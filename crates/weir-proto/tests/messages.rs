@@ -9,8 +9,11 @@ mod list;
 
 use dice::Dice;
 use weir_proto::map::{Layout, Scheme};
+use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
-use weir_proto::{backup, coord, data, frame, lock, map, meta, recall, relation, snapshot, volume};
+use weir_proto::{
+    backup, coord, data, frame, lock, map, meta, methods, recall, relation, snapshot, version, volume,
+};
 
 const ROUNDS: usize = 10_000;
 
@@ -107,7 +110,7 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 11] = [
+const SOURCES: [(&str, &str); 12] = [
     ("backup", include_str!("../src/backup.rs")),
     ("coord", include_str!("../src/coord.rs")),
     ("data", include_str!("../src/data.rs")),
@@ -118,6 +121,7 @@ const SOURCES: [(&str, &str); 11] = [
     ("snapshot", include_str!("../src/snapshot.rs")),
     ("lock", include_str!("../src/lock.rs")),
     ("map", include_str!("../src/map.rs")),
+    ("version", include_str!("../src/version.rs")),
     ("frame", include_str!("../src/frame.rs")),
 ];
 
@@ -176,8 +180,34 @@ fn no_method_number_is_given_twice() {
                 _ => 100..200,
             };
             assert!(range.contains(&number), "{name} has number {number}");
+            let listed = methods::find(number).map(|method| method.name);
+            assert_eq!(listed, Some(name), "{name} is missing in the table of methods");
             assert_eq!(seen.insert(number, name), None, "{name}");
         }
     }
-    assert!(seen.len() > 50);
+    assert_eq!(seen.len(), methods::all().count());
+}
+
+/// Who may send what is a page for people, too.
+#[test]
+fn the_table_of_senders_is_documented() {
+    let page = include_str!("../../../docs/protocol.md");
+    let to = |number| match number {
+        0..100 => "the coordinator",
+        100..200 => "a metadata leader",
+        200..300 => "a target",
+        _ => "a client",
+    };
+    let mut rows: Vec<(&str, Senders, Vec<&str>)> = Vec::new();
+    for method in methods::all() {
+        match rows.iter_mut().find(|(at, by, _)| (*at, *by) == (to(method.number), method.by)) {
+            Some((_, _, names)) => names.push(method.name),
+            None => rows.push((to(method.number), method.by, vec![method.name])),
+        }
+    }
+    for (to, by, names) in rows {
+        let by: Vec<String> = Sender::ALL.iter().filter(|s| by.has(**s)).map(ToString::to_string).collect();
+        let row = format!("| {to} | {} | {} |\n", by.join(", "), names.join(", "));
+        assert!(page.contains(&row), "docs/protocol.md lacks this row:\n{row}");
+    }
 }

@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 use weir_env::{Addr, real};
 use weir_proto::checksum::crc32c;
 use weir_proto::map::Role;
+use weir_proto::methods::Method;
 use weir_proto::{MIB, Request, Wire, message};
 use weir_rpc::{Call, Connection, Handled, Identity, NoService, Payload, Reply, Service, connect, serve};
 
-message!(Small = 9001 -> Small { words: [u8; 16], more: Vec<u64> });
-message!(Put = 9002 -> () {});
-message!(Get = 9003 -> () {});
-message!(SmallLater = 9004 -> Small { small: Small });
+message!(Small = 9001 by [Console] -> Small { words: [u8; 16], more: Vec<u64> });
+message!(Put = 9002 by [Console] -> () {});
+message!(Get = 9003 by [Console] -> () {});
+message!(SmallLater = 9004 by [Console] -> Small { small: Small });
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -26,7 +27,13 @@ struct Target {
     bulk: Payload,
 }
 
+static METHODS: [Method; 4] =
+    [Method::of::<Small>(), Method::of::<Put>(), Method::of::<Get>(), Method::of::<SmallLater>()];
+
 impl Service for Target {
+    fn method(&self, number: u16) -> Option<&'static Method> {
+        METHODS.iter().find(|method| method.number == number)
+    }
     fn handle(&self, call: Call) -> Handled {
         match call.method {
             Small::METHOD => Handled::Now(call.decode::<Small>().map(|s| Reply::new(&s))),

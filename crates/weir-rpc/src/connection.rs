@@ -3,10 +3,10 @@
 //! Invariants: a call is answered once, by its answer, its deadline or the end of the connection; after `close` nothing
 //! waits and nothing is sent. Three tasks serve a connection: reader, writer and watch; they end with it. It ends when
 //! its last user handle is dropped, too.
-use crate::hello::Peer;
+use crate::hello::{Peer, Proved};
 use crate::incoming::{Frame, Incoming, lost};
 use crate::outgoing::Outgoing;
-use crate::{Call, Handled, Payload, Reply, Service};
+use crate::{Call, Handled, Payload, Reply, Service, not_served};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -241,9 +241,17 @@ impl Connection {
     pub fn id(&self) -> u64 {
         self.0.0.id
     }
-    /// What the peer said of itself.
+    /// What the peer said of itself: nothing is decided by that.
     pub fn peer(&self) -> &Hello {
-        &self.0.0.peer.hello
+        &self.0.0.peer.claimed
+    }
+    /// Who the peer is.
+    pub fn proved(&self) -> Proved {
+        self.0.0.peer.proved
+    }
+    /// Of the protocol, as the two ends agreed on.
+    pub fn version(&self) -> u16 {
+        self.0.0.peer.version
     }
     /// The peer's name and address, for people.
     pub fn peer_name(&self) -> String {
@@ -256,11 +264,6 @@ impl Connection {
     /// The address of this machine by which the peer is reached, or reaches it; `None`: through a local socket.
     pub fn local_ip(&self) -> Option<IpAddr> {
         self.0.0.peer.local_ip
-    }
-    /// A user of this machine who connected through a Unix socket and is neither root nor the user of this process: has the
-    /// rights of that user and no other, whatever its requests say.
-    pub fn guest(&self) -> Option<u32> {
-        self.0.0.peer.guest
     }
     pub fn is_closed(&self) -> bool {
         self.0.0.reason.get().is_some()
@@ -466,7 +469,9 @@ impl Inner {
         payload: Result<Bytes>,
         service: &dyn Service,
     ) -> Result<()> {
-        let payload = match payload {
+        let method = service.method(header.method).ok_or_else(|| not_served(header.method));
+        let allowed = method.and_then(|method| self.peer.proved.check(method, &self.peer));
+        let payload = match allowed.and(payload) {
             Ok(payload) => payload,
             Err(e) => {
                 self.reply(header.call, Err(e));

@@ -43,6 +43,8 @@ pub(crate) struct Incoming {
     reader: BoxReader,
     env: Env,
     arriving: Arriving,
+    /// Of the protocol, once it is agreed on: all frames carry it from then on.
+    version: Option<u16>,
     buffer: Box<[u8]>,
     /// The last read brought all that the buffer had room for.
     full: bool,
@@ -64,7 +66,11 @@ impl Incoming {
     pub fn new(env: &Env, reader: BoxReader, arriving: Arriving) -> Incoming {
         let buffer = vec![0; BUFFER_BYTES_MIN].into_boxed_slice();
         let reads = Default::default();
-        Incoming { reader, env: env.clone(), arriving, buffer, full: false, start: 0, end: 0, reads }
+        let (env, version) = (env.clone(), None);
+        Incoming { reader, env, arriving, version, buffer, full: false, start: 0, end: 0, reads }
+    }
+    pub fn agree(&mut self, version: u16) {
+        self.version = Some(version);
     }
     pub fn reads(&self) -> std::sync::Arc<AtomicU64> {
         self.reads.clone()
@@ -93,7 +99,9 @@ impl Incoming {
         let bytes = &self.buffer[self.start..self.start + HEADER_BYTES];
         let bytes: [u8; HEADER_BYTES] = bytes.try_into().expect("as long as asked");
         self.start += HEADER_BYTES;
-        Ok(Some((Header::decode(&bytes)?, bytes)))
+        let header = Header::decode(&bytes)?;
+        self.version.map_or(Ok(()), |agreed| header.check_version(agreed))?;
+        Ok(Some((header, bytes)))
     }
 
     /// Body and payload of the frame whose header was taken.

@@ -4,8 +4,9 @@
 //! outside its encoded header, is sent from where it lies, and is received straight into a pooled aligned buffer.
 //! `connect` and `serve` make connections, a [`Channel`] makes a new one whenever the old one broke.
 //!
-//! Invariants: a call ends by its deadline; a request is never sent twice; when a connection ends, every call on it
-//! fails with `Unavailable` at once; requests reach the service in the order they were sent; everything that waits in
+//! Invariants: a request reaches a service only if its method is for its sender; a call ends by its
+//! deadline; a request is never sent twice; when a connection ends, every call on it fails with
+//! `Unavailable` at once; requests reach the service in the order they were sent; everything that waits in
 //! memory has a limit.
 //!
 //! Knows nothing of what a request means.
@@ -20,13 +21,14 @@ mod server;
 
 pub use channel::{Channel, LookUp, Whereabouts};
 pub use connection::{Answered, CALLS_MAX, Connection, DEAD_AFTER, Defer, PING_AFTER, Responder};
-pub use hello::{HELLO_PATIENCE, Identity, connect};
+pub use hello::{HELLO_PATIENCE, Identity, Proved, connect};
 pub use server::{Server, serve};
 
 use bytes::Bytes;
 use weir_env::{BoxFuture, Instant};
 use weir_proto::checksum::{crc32c, crc32c_append};
 use weir_proto::data::PAYLOAD_MAX;
+use weir_proto::methods::{self, Method};
 use weir_proto::{Error, Request, Result, Wire};
 
 /// What a service does with a call: answers in place (short, never blocking), or later in a task of its own.
@@ -55,8 +57,12 @@ impl Call {
     }
     /// The answer to a method that this service does not have.
     pub fn unknown(&self) -> Error {
-        Error::unsupported(format!("method {} is not served here", self.method))
+        not_served(self.method)
     }
+}
+
+fn not_served(method: u16) -> Error {
+    Error::unsupported(format!("method {method} is not served here"))
 }
 
 pub trait Service: Send + Sync + 'static {
@@ -68,8 +74,13 @@ pub trait Service: Send + Sync + 'static {
         let _ = defer;
         Some(self.handle(call))
     }
-    /// Whether other users of this machine may connect through Unix sockets (see [`Connection::guest`]); each of their calls
-    /// is for the service to allow or refuse.
+    /// The method of this number, with who may send it: looked at before `handle` is called. A number that
+    /// is not known, and a sender that is not named, are refused.
+    fn method(&self, number: u16) -> Option<&'static Method> {
+        methods::find(number)
+    }
+    /// Whether other users of this machine may connect through Unix sockets (see [`Proved::User`]); the
+    /// methods say what they may send.
     fn admits_guests(&self) -> bool {
         false
     }

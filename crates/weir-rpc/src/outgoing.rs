@@ -33,6 +33,8 @@ const PARTS_MAX: usize = 64;
 const UNSENT_BYTES_MAX: usize = 64 << 20;
 
 pub(crate) struct Outgoing {
+    /// Of the protocol: what all frames carry.
+    version: u16,
     queue: Mutex<Queue>,
     /// Tells the writer task that frames wait.
     wake: Notify,
@@ -58,8 +60,9 @@ enum Segment {
 }
 
 impl Outgoing {
-    pub fn new(writer: BoxWriter) -> Outgoing {
+    pub fn new(writer: BoxWriter, version: u16) -> Outgoing {
         Outgoing {
+            version,
             queue: Mutex::new(Queue {
                 segments: VecDeque::new(),
                 writer: Some(writer),
@@ -77,6 +80,7 @@ impl Outgoing {
     pub fn push(&self, mut header: Header, body: &dyn Fn(&mut Writer), payload: Payload) -> Result<()> {
         header.payload_len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         header.payload_crc = payload.crc();
+        header.version = self.version;
         let mut queue = self.lock();
         if queue.ended {
             return Ok(());

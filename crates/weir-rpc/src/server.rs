@@ -1,5 +1,5 @@
 //! Listening: accepts connections on a node's addresses and serves them.
-use crate::hello::{Identity, Peer, welcome};
+use crate::hello::{Greeted, Identity, Peer, Proved, welcome};
 use crate::incoming::Arriving;
 use crate::outgoing::Outgoing;
 use crate::{Connection, Service};
@@ -159,7 +159,7 @@ async fn greet(shared: Arc<Shared>, number: u64, stream: BoxStream, caller: Call
     let local_ip = stream.local_ip();
     let unwelcome = guest.filter(|_| !shared.service.admits_guests());
     let arriving = shared.arriving.clone();
-    let (hello, incoming, writer) =
+    let Greeted { hello, version, incoming, writer } =
         match welcome(&shared.env, stream, &shared.identity, arriving, unwelcome).await {
             Ok(welcomed) => welcomed,
             Err(e) => {
@@ -175,11 +175,10 @@ async fn greet(shared: Arc<Shared>, number: u64, stream: BoxStream, caller: Call
             drop(gone);
         }
     });
-    let peer = Peer { hello, addr, local_ip, guest };
-    let (env, service) = (&shared.env, shared.service.clone());
-    Connection::start(env, peer, incoming, Outgoing::new(writer), service, Some(on_close), |c| {
-        shared.keep(c)
-    });
+    let (proved, claimed) = (Proved::of(&hello, guest), hello);
+    let peer = Peer { claimed, proved, version, addr, local_ip };
+    let (env, service, outgoing) = (&shared.env, shared.service.clone(), Outgoing::new(writer, version));
+    Connection::start(env, peer, incoming, outgoing, service, Some(on_close), |c| shared.keep(c));
 }
 
 impl Shared {

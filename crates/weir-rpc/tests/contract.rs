@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use weir_env::{Addr, Env};
 use weir_proto::map::Role;
+use weir_proto::sender::Sender;
+use weir_proto::version::Program;
 use weir_proto::{ClusterId, ErrorKind};
 use weir_rpc::{CALLS_MAX, Channel, Identity, LookUp, NoService, Payload, Whereabouts, connect, serve};
 
@@ -161,6 +163,48 @@ async fn clusters_do_not_mix(env: &Env, addr: &Addr) {
     let begun = env.clock.now();
     assert_eq!(channel.connection(PATIENCE).await.unwrap_err().kind, ErrorKind::Denied);
     assert!(env.clock.now().since(begun) < PATIENCE / 2, "a refusal is told at once");
+}
+
+async fn both_ends_use_the_highest_version_that_both_speak(env: &Env, addr: &Addr) {
+    let speaks = |name: &str, version_min, version_max| {
+        identity(env, name).with(Program { version_min, version_max, ..Program::this() })
+    };
+    let service = Arc::new(Shared(Bench::new(env)));
+    let server = serve(env, std::slice::from_ref(addr), speaks("server", 1, 3), service).await.unwrap();
+    let addr = &server.addrs()[0];
+    for (versions, agreed) in [((1, 1), 1), ((1, 2), 2), ((2, 9), 3)] {
+        let who = speaks("client", versions.0, versions.1);
+        let client = connect(env, addr, &who, Arc::new(NoService)).await.unwrap();
+        assert_eq!(client.version(), agreed);
+        client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
+        assert!(server.connections().iter().any(|c| c.version() == agreed));
+    }
+    let refused = connect(env, addr, &speaks("client", 4, 5), Arc::new(NoService)).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Unsupported);
+    let words =
+        "client speaks versions 4 to 5, server speaks versions 1 to 3; hint: upgrade the program of server";
+    assert!(refused.context.contains(words), "{refused:?}");
+}
+
+async fn a_method_is_for_its_senders(env: &Env, addr: &Addr) {
+    let (_server, bench, addr) = server(env, addr).await;
+    let with_role = async |role| {
+        let who = Identity::new(env, "client", role, None);
+        connect(env, &addr, &who, Arc::new(NoService)).await.unwrap()
+    };
+    for role in Role::ALL.iter().filter(|role| **role != Role::Mover) {
+        let refused = with_role(*role).await.call(&ForMovers {}, vec![], PATIENCE).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Denied);
+        let words = format!("is a {}, which may not send ForMovers, method 9009", Sender::from(*role));
+        assert!(refused.context.contains("client at ") && refused.context.contains(&words), "{refused:?}");
+    }
+    assert_eq!(bench.counted.load(std::sync::atomic::Ordering::SeqCst), 0, "no service has seen them");
+    let mover = with_role(Role::Mover).await;
+    assert_eq!(mover.call(&ForMovers {}, vec![], PATIENCE).await.unwrap().0.before, 0);
+    // What is not in the table is served by nobody, and the connection goes on.
+    let unknown = mover.call_encoded(9999, &[], Payload::default(), PATIENCE).await.unwrap_err();
+    assert_eq!(unknown.kind, ErrorKind::Unsupported);
+    mover.call(&ForMovers {}, vec![], PATIENCE).await.unwrap();
 }
 
 async fn a_channel_comes_back(env: &Env, addr: &Addr) {
@@ -358,6 +402,8 @@ contract!(
     the_end_fails_all_calls_at_once,
     dropping_the_last_handle_closes,
     clusters_do_not_mix,
+    both_ends_use_the_highest_version_that_both_speak,
+    a_method_is_for_its_senders,
     a_channel_comes_back,
     a_wrong_payload_fails_its_call_only,
     an_address_that_is_about_to_be_free_is_waited_for,

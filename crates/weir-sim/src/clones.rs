@@ -108,7 +108,7 @@ impl Clones {
             let done = async {
                 let client = match &mut clients[client_state] {
                     Some(client) => client,
-                    none => none.insert(self.cluster.client(CLIENTS[client_state]).await?),
+                    none => none.insert(self.cluster.admin(CLIENTS[client_state]).await?),
                 };
                 match operation {
                     TAKE => self.take(client, under_way.op).await,

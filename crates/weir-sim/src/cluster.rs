@@ -217,7 +217,15 @@ impl Cluster {
         self.all().iter().for_each(|name| self.start(name));
     }
 
+    /// A mount.
     pub async fn client(&self, name: &str) -> Result<Client> {
+        self.connect(name, Role::Mount).await
+    }
+    /// A command of an administrator.
+    pub async fn admin(&self, name: &str) -> Result<Client> {
+        self.connect(name, Role::Console).await
+    }
+    pub async fn connect(&self, name: &str, role: Role) -> Result<Client> {
         let life = {
             let mut lives = lock(&self.lives);
             let life = lives.entry(name.into()).or_default();
@@ -226,6 +234,7 @@ impl Cluster {
         };
         let (env, process) = (self.world.node(name), format!("{name} {life}"));
         let config = ClientConfig {
+            role,
             memory_bytes: CLIENT_BYTES,
             recall_patience: RECALL_PATIENCE,
             process,
@@ -349,7 +358,7 @@ async fn run_coordinator(env: Env, options: Options, listen: Vec<Addr>, new: boo
         lease_ms: 5_000,
         target_silence_ms: 3_000,
     };
-    let config = CoordConfig { cluster: None, settings, expected_targets: options.storage_nodes, new };
+    let config = CoordConfig { settings, new, ..CoordConfig::new(options.scheme, options.storage_nodes) };
     let site = site(COORDINATOR, Role::Coordinator, "host0", listen);
     let _serves = start_coord(&env, &site, Path::new("/coord"), config).await.map_err(|e| e.error)?;
     std::future::pending().await

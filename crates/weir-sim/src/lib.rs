@@ -211,7 +211,7 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
     if options.faults.contains(&FaultKind::DiskFull) {
         client_states.no_space();
     }
-    let founder = cluster.client("founder").await?;
+    let founder = cluster.admin("founder").await?;
     let home = match options.home {
         true => Some(Home::begin(&world, &cluster, &founder).await?),
         false => None,
@@ -371,18 +371,18 @@ async fn verify_from_all_sides(
     spent: &BTreeSet<String>,
 ) -> Result<(), Error> {
     if let Some(home) = &work.home {
-        let client = cluster.client("lifts the limit").await?;
+        let client = cluster.admin("lifts the limit").await?;
         home.lift_limit(&client).await?;
         client.shutdown().await?;
     }
     if let Some(trash) = &work.trash {
-        let client = cluster.client("has the trash stay").await?;
+        let client = cluster.admin("has the trash stay").await?;
         trash.stays(&client).await?;
         client.shutdown().await?;
     }
     verify(cluster, work, beside, "after everything healed").await?;
     if let Some(home) = &work.home {
-        let reader = cluster.client("looks at home").await?;
+        let reader = cluster.admin("looks at home").await?;
         home.verify(&reader).await.map_err(|e| e.doing("home, after everything healed"))?;
         reader.shutdown().await?;
     }
@@ -405,7 +405,7 @@ async fn verify_from_all_sides(
     killed.iter().for_each(|name| cluster.start(name));
     let whole = cluster.wait_whole(Duration::from_secs(180)).await;
     whole.map_err(|e| e.doing("wait after the losses at the end"))?;
-    let cleaner = cluster.client("cleaner").await?;
+    let cleaner = cluster.admin("cleaner").await?;
     work.remove_all(&cleaner).await?;
     let (snapshots, clones) = beside;
     snapshots.verify(&cleaner, "after all was removed").await?;
@@ -425,7 +425,7 @@ async fn verify(
     (snapshots, clones): (&Snapshots, &Clones),
     when: &str,
 ) -> Result<(), Error> {
-    let reader = cluster.client("reader").await.map_err(|e| e.doing(when))?;
+    let reader = cluster.admin("reader").await.map_err(|e| e.doing(when))?;
     // Before usage is added up: what is not listed yet is in nothing's usage.
     clones.verify(&reader, when).await?;
     work.verify(&reader, when).await.map_err(|e| e.doing(when))?;

@@ -153,7 +153,7 @@ impl Limits {
             let done = async {
                 let client = match &mut client {
                     Some(client) => client,
-                    none => none.insert(cluster.client("changes limits").await?),
+                    none => none.insert(cluster.admin("changes limits").await?),
                 };
                 match what {
                     None => self.make(work, client, under_way.op, &rng).await,

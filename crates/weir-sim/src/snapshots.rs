@@ -94,7 +94,7 @@ impl Snapshots {
             let done = async {
                 let client = match &mut client {
                     Some(client) => client,
-                    none => none.insert(self.cluster.client("keeps snapshots").await?),
+                    none => none.insert(self.cluster.admin("keeps snapshots").await?),
                 };
                 match operation {
                     TAKE => self.take(client, under_way.op, is_amid).await,

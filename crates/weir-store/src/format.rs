@@ -332,14 +332,16 @@ record!(
     /// Writes to the file with a lower token epoch are refused.
     Fence { token_epoch: u32 }
 );
-/// What was written to these stripes with a lower token epoch is void.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Truncation {
-    pub from_stripe: u64,
-    /// Exclusive; `u64::MAX`: to the end of the file.
-    pub to_stripe: u64,
-    pub token_epoch: u32,
-}
+record!(
+    /// What was written to these stripes with a lower token epoch is void.
+    #[derive(Copy)]
+    Truncation {
+        from_stripe: u64,
+        token_epoch: u32,
+        /// Exclusive; `u64::MAX`: to the end of the file.
+        to_stripe: u64,
+    }
+);
 impl Truncation {
     pub fn to_end(from_stripe: u64, token_epoch: u32) -> Truncation {
         Truncation { from_stripe, to_stripe: u64::MAX, token_epoch }
@@ -352,30 +354,6 @@ impl Truncation {
         self.from_stripe <= other.from_stripe
             && self.to_stripe >= other.to_stripe
             && self.token_epoch >= other.token_epoch
-    }
-}
-impl Record for Truncation {
-    fn fields(&self, w: &mut Writer) {
-        self.from_stripe.encode(w);
-        self.token_epoch.encode(w);
-        if self.to_stripe != u64::MAX {
-            self.to_stripe.encode(w);
-        }
-    }
-    /// The end came later: records without it are truncations to the end of the file, as most are.
-    fn parse(r: &mut Reader<'_>) -> Result<Truncation> {
-        let (from_stripe, token_epoch) = (u64::decode(r)?, u32::decode(r)?);
-        let to_stripe = match r.remaining() {
-            0 => u64::MAX,
-            _ => match u64::decode(r)? {
-                u64::MAX => return Err(Error::damaged("an end is written that is none")),
-                to_stripe => to_stripe,
-            },
-        };
-        Ok(Truncation { from_stripe, to_stripe, token_epoch })
-    }
-    fn name() -> &'static str {
-        "Truncation"
     }
 }
 record!(

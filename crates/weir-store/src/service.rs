@@ -23,6 +23,7 @@ use weir_kv::{CommitSeq, SharedKv};
 use weir_proto::coord::TargetReport;
 use weir_proto::data::*;
 use weir_proto::map::{ClusterMap, Group, MemberState};
+use weir_proto::methods;
 use weir_proto::{
     CellId, Epoch, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Version, Wire,
 };
@@ -556,8 +557,21 @@ impl StorageNode {
     }
 }
 
+/// A call that is passed on goes under this node's name: its sender must have the right to send it directly.
+fn check_passed_on(call: &Call) -> Result<()> {
+    let passed = call.decode::<PassOn>()?.method;
+    let unknown = || Error::unsupported(format!("a target store knows no method {passed}"));
+    let method = methods::find(passed).ok_or_else(unknown)?;
+    call.connection.proved().check(method, &call.connection.peer_name())
+}
+
 impl Service for StorageNode {
     fn handle(&self, call: Call) -> Handled {
+        if call.method == PassOn::METHOD
+            && let Err(e) = check_passed_on(&call)
+        {
+            return Handled::Now(Err(e));
+        }
         self.dispatch(call.method, &call.body, call.payload, call.deadline)
     }
 }

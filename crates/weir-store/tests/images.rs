@@ -17,6 +17,7 @@ use weir_proto::checksum::{block_crcs, crc32c};
 use weir_proto::data::*;
 use weir_proto::ec::Coder;
 use weir_proto::map::*;
+use weir_proto::version::LEVEL_MAX;
 use weir_proto::*;
 use weir_rpc::Handled;
 use weir_store::alloc::Geometry;
@@ -122,6 +123,7 @@ impl Lab {
         let map = ClusterMap {
             cluster: ClusterId([1; 16]),
             version: 1,
+            level: LEVEL_MAX,
             settings: Settings { scheme: SCHEME, cell_shift: 16, lease_ms: 1000, target_silence_ms: 1000 },
             nodes: vec![],
             targets: vec![],

@@ -61,6 +61,9 @@ pub enum Command {
     /// Return a failed target to service, or replace its disk
     #[command(subcommand)]
     Target(TargetCommand),
+    /// Finish a rolling upgrade
+    #[command(subcommand)]
+    Upgrade(UpgradeCommand),
     /// Manage volumes: subtrees with their own owner, limits and policy
     #[command(subcommand)]
     Volume(crate::commands::volume::VolumeCommand),
@@ -208,6 +211,14 @@ pub struct ClearTarget {
     pub target: String,
     #[command(flatten)]
     pub cluster: Status,
+}
+
+#[derive(Subcommand)]
+pub enum UpgradeCommand {
+    /// Let the cluster use what only upgraded programs understand
+    ///
+    /// Until then older programs can join; afterwards they cannot. Refused, with names, while there are some.
+    Finish(Status),
 }
 
 #[derive(Subcommand)]

@@ -171,6 +171,7 @@ impl Homes {
         let config = ClientConfig {
             coordinators: coordinators.map_err(Fault::Broken)?,
             namespace,
+            role: Role::Mover,
             name: format!("mover of cluster {}", self.cluster),
             host: crate::observe::host_id(),
             process: crate::local::process::own_process(),

@@ -88,7 +88,7 @@ fn end_quietly_when_nobody_reads() {
 }
 
 fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitCode> {
-    use cli::{Command, ConfigCommand, FileCommand, TargetCommand};
+    use cli::{Command, ConfigCommand, FileCommand, TargetCommand, UpgradeCommand};
     let done = match command {
         Command::Up(args) => local::up::up(&args),
         Command::Down(args) => local::up::down(&args),
@@ -96,6 +96,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::File(FileCommand::Stat(args)) => commands::file::stat(&args),
         Command::File(FileCommand::Layout(args)) => commands::file::layout(&args),
         Command::Target(TargetCommand::Clear(args)) => commands::target::clear(&args),
+        Command::Upgrade(UpgradeCommand::Finish(args)) => commands::upgrade::finish(&args),
         Command::Target(TargetCommand::Replace(args)) => commands::target::replace(&args),
         Command::File(FileCommand::Locks(args)) => commands::file::locks(&args),
         Command::File(FileCommand::Evict(args)) => commands::tiering::evict(&args),

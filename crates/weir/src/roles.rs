@@ -281,7 +281,8 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
         target_silence_ms: coord.target_silence_ms,
     };
     let cluster = node.config.cluster.id.as_ref().map(|t| t.0);
-    let config = CoordConfig { cluster, settings, expected_targets: coord.targets as usize, new };
+    let others = CoordConfig::new(coord.scheme.0, coord.targets as usize);
+    let config = CoordConfig { cluster, settings, new, ..others };
     let observer = Observer {
         coordinators: Vec::new(),
         cluster,
@@ -385,6 +386,7 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
     let config = ClientConfig {
         coordinators: node.coordinators()?,
         namespace,
+        role: Role::Mover,
         name: format!("mover {}", node.config.node.name),
         host: node.config.node.host.clone(),
         process: own_process(),
@@ -394,7 +396,7 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
     };
     let allowed =
         crate::homes::Allowed::parse(&node.config.mover.homes).map_err(|e| e.doing("read mover.homes"))?;
-    let cluster = node.observe(Role::Mount).await?;
+    let cluster = node.observe(Role::Mover).await?;
     let connect = move |env| Client::connect(env, config.clone(), Arc::new(NoKernel));
     let mut client = connect(node.env.clone()).await?;
     let opener = Arc::new(crate::homes::Homes::new(node.env.clone(), cluster.id(), keys, allowed));
@@ -499,6 +501,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
     let config = ClientConfig {
         coordinators: node.coordinators()?,
         namespace: mount.namespace.clone(),
+        role: Role::Mount,
         name: format!("{}:{}", node.config.node.name, path.display()),
         host: node.config.node.host.clone(),
         process: own_process(),

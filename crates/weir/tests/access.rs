@@ -13,15 +13,18 @@ mod common;
 use common::relation::{Bench, PATIENCE};
 use common::{Cluster, can_mount, ends, left_out, pattern, shell, text, wait_until, weir};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use weir_proto::Wire;
-use weir_proto::frame::{FrameKind, Header, Hello};
+use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
+use weir_proto::methods;
+use weir_proto::sender::Sender;
+use weir_proto::{Error, ErrorKind, Wire};
 
 const ADA: u32 = 1000;
 const NOBODY: u32 = 65534;
@@ -76,7 +79,7 @@ fn other_users_may_read_status_and_manage_their_own_volumes() {
     succeeds(&as_ada(&["volume", "quota", "hers", "--soft-bytes", "1GB"]));
     succeeds(&as_ada(&["volume", "snapshot", "hers", "one"]));
     // What is the cluster's, the superuser's or somebody else's.
-    denied(&as_ada(&["target", "clear", "t1"]), "user 1000 may not change the cluster");
+    denied(&as_ada(&["target", "clear", "t1"]), "user 1000 may not do that here (ClearTarget, method 9)");
     denied(&as_ada(&["volume", "quota", "hers", "--bytes", "2GB"]), "only the superuser");
     denied(&as_ada(&["volume", "quota", "ours", "--soft-bytes", "1GB"]), "user 1000");
     denied(&as_ada(&["volume", "create", "more"]), "user 1000 may not do that here");
@@ -413,6 +416,62 @@ fn framed(kind: FrameKind, payload_len: u32, body: &[u8]) -> Vec<u8> {
     [&header.encode(body)[..], body].concat()
 }
 
+/// What a server answers to one request of each method, without a body, by a node that claims this role.
+fn answers(port: u16, role: Role) -> BTreeMap<u16, Option<Error>> {
+    let name = "anybody".to_owned();
+    let hello = Hello { version_min: 1, version_max: 1, level: 1, cluster: None, name, role, instance: 1 };
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.write_all(&framed(FrameKind::Hello, 0, &hello.to_bytes())).unwrap();
+    for method in methods::all() {
+        let header = Header {
+            method: method.number,
+            patience_ms: 60_000,
+            ..Header::new(FrameKind::Request, method.number.into())
+        };
+        stream.write_all(&header.encode(&[])).unwrap();
+    }
+    let mut answers = BTreeMap::new();
+    while answers.len() < methods::all().count() {
+        let mut head = [0; HEADER_BYTES];
+        stream.read_exact(&mut head).unwrap();
+        let header = Header::decode(&head).unwrap();
+        let mut body = vec![0; header.body_len as usize + header.payload_len as usize];
+        stream.read_exact(&mut body).unwrap();
+        let answer = match header.kind {
+            FrameKind::Response => None,
+            FrameKind::ErrorResponse => Some(Error::from_bytes(&body).unwrap()),
+            _ => continue,
+        };
+        assert!(answers.insert(header.call as u16, answer).is_none());
+    }
+    answers
+}
+
+#[test]
+fn each_server_refuses_each_method_from_wrong_roles() {
+    let cluster = Cluster::with(0, &["--targets", "1", "--tcp"]);
+    let mut refused = 0;
+    for server in ["coord", "meta", "storage-1"] {
+        for role in Role::ALL {
+            let answers = answers(cluster.port(server), *role);
+            for method in methods::all() {
+                let answer = &answers[&method.number];
+                let denied = answer.as_ref().filter(|e| e.kind == ErrorKind::Denied);
+                let sender = Sender::from(*role);
+                let case = format!("{} from a {sender} at {server}: {answer:?}", method.name);
+                assert_eq!(denied.is_some(), !method.by.has(sender), "{case}");
+                let Some(denied) = denied else { continue };
+                let named =
+                    denied.context.contains(method.name) && denied.context.contains(&sender.to_string());
+                assert!(named, "{case}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 3 * 200, "{refused}");
+    assert_eq!(cluster.status()["healthy"], true);
+}
+
 fn resident_mib(pid: i64) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
@@ -426,7 +485,15 @@ fn a_thousand_strangers_cost_little_and_shut_nobody_out() {
     let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
     let name = "stranger".to_owned();
-    let hello = Hello { version_min: 1, version_max: 1, cluster: None, name, role: Role::Mount, instance: 1 };
+    let hello = Hello {
+        version_min: 1,
+        version_max: 1,
+        level: 1,
+        cluster: None,
+        name,
+        role: Role::Mount,
+        instance: 1,
+    };
     for name in ["coord", "meta", "storage-1"] {
         let (pid, port) = (cluster.pid(name).unwrap(), cluster.port(name));
         let soft = shell(&format!("awk '/Max open files/ {{ print $4, $5 }}' /proc/{pid}/limits"));

@@ -30,7 +30,9 @@ use weir_proto::checksum::crc32c;
 use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
 use weir_proto::{Reader, Request, Wire};
-use weir_proto::{backup, coord, data, frame, lock, map, meta, recall, relation, snapshot, volume};
+use weir_proto::{
+    backup, coord, data, frame, lock, map, meta, methods, recall, relation, snapshot, version, volume,
+};
 
 /// What a server may hold more after it all: its caches and the allocator's leftovers.
 const GROWTH_MIB_MAX: u64 = 96;
@@ -120,13 +122,14 @@ fn framed(kind: FrameKind, method: u16, call: u64, body: &[u8], payload: &[u8]) 
     };
     [&header.encode(body)[..], body, payload].concat()
 }
-fn hello() -> Vec<u8> {
+fn hello(role: Role) -> Vec<u8> {
     let hello = Hello {
         version_min: 1,
         version_max: 1,
+        level: 1,
         cluster: None,
         name: "stranger".into(),
-        role: Role::Console,
+        role,
         instance: 1,
     };
     framed(FrameKind::Hello, 0, 0, &hello.to_bytes(), &[])
@@ -165,7 +168,10 @@ fn cluster_map(port: u16) -> map::ClusterMap {
     let request = coord::GetMap { newer_than: 0, wait_ms: 0 }.to_bytes();
     let mut stream = connect(port);
     stream
-        .write_all(&[hello(), framed(FrameKind::Request, coord::GetMap::METHOD, 1, &request, &[])].concat())
+        .write_all(
+            &[hello(Role::Console), framed(FrameKind::Request, coord::GetMap::METHOD, 1, &request, &[])]
+                .concat(),
+        )
         .unwrap();
     loop {
         let mut head = [0; HEADER_BYTES];
@@ -225,7 +231,13 @@ fn attack(
         while left > 0 {
             let some = left.min(200);
             left -= some;
-            let mut bytes = hello();
+            // Mostly one who may send it: others are refused before it is decoded.
+            let may = |role: &&Role| methods::find(kind.method).unwrap().by.has((**role).into());
+            let role = match dice.below(10) {
+                0 => Role::ALL.get(dice.below(Role::ALL.len())),
+                _ => Role::ALL.iter().find(may),
+            };
+            let mut bytes = hello(*role.expect("every method has senders"));
             for call in 0..some {
                 let Some(body) = body(kind, &mut dice, map, target) else { continue };
                 let payload = pattern(seed, if dice.below(4) == 0 { dice.below(3000) } else { 0 });

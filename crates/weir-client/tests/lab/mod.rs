@@ -368,7 +368,9 @@ impl Lab {
         Client::connect(self.world().node(name), config, kernel).await.unwrap()
     }
     pub fn config(&self, name: &str) -> ClientConfig {
-        ClientConfig::new(self.addrs("coord", 100), name, &format!("host-{name}"))
+        // A console may do what mounts and movers do.
+        let role = Role::Console;
+        ClientConfig { role, ..ClientConfig::new(self.addrs("coord", 100), name, &format!("host-{name}")) }
     }
     /// What everybody's calls wait for, as the coordinator was told.
     pub async fn waits(&self) -> Vec<String> {

@@ -2,12 +2,14 @@
 use super::*;
 use proptest::prelude::*;
 use weir_proto::map::{Node, Role, RunSeen, Settings, Target};
+use weir_proto::version::{LEVEL_MAX, Program};
 use weir_proto::{ClusterId, DiskUuid, ErrorKind, NodeId};
 
 pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
     ClusterMap {
         cluster: ClusterId([7; 16]),
         version: 1,
+        level: LEVEL_MAX,
         settings: Settings {
             scheme: scheme.parse().unwrap(),
             cell_shift: 20,
@@ -22,6 +24,7 @@ pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
                 host: "h".into(),
                 addrs: vec![],
                 up: true,
+                program: Program::this(),
             })
             .collect(),
         targets: (1..=targets)

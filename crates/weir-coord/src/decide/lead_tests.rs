@@ -1,6 +1,7 @@
 //! Claims about who may lead a namespace, by table, and about crashes between the two records of a founding.
 use super::*;
 use weir_proto::map::{Node, Settings};
+use weir_proto::version::{LEVEL_MAX, Program};
 use weir_proto::{ClusterId, ErrorKind};
 
 const META: NodeId = NodeId(1);
@@ -13,12 +14,21 @@ fn asks(node: NodeId, n: u8, changes: u64) -> LeadNamespace {
     LeadNamespace { node, namespace: "root".into(), uuid: uuid(n), changes, instead_of: None }
 }
 fn node(id: u32, role: Role, up: bool) -> Node {
-    Node { id: NodeId(id), name: format!("m{id}"), role, host: "h".into(), addrs: vec![], up }
+    Node {
+        id: NodeId(id),
+        name: format!("m{id}"),
+        role,
+        host: "h".into(),
+        addrs: vec![],
+        up,
+        program: Program::this(),
+    }
 }
 fn empty_map() -> ClusterMap {
     ClusterMap {
         cluster: ClusterId([7; 16]),
         version: 1,
+        level: LEVEL_MAX,
         settings: Settings {
             scheme: "ec:4+2".parse().unwrap(),
             cell_shift: 20,

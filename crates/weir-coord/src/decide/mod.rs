@@ -8,6 +8,7 @@ mod lead;
 mod placement;
 mod returned;
 mod slow;
+mod upgrade;
 
 pub use groups::{
     caught_up, create_groups, demote_slow, forget_unpublished_epochs, is_spare, make_groups, rejoin_groups,
@@ -19,3 +20,4 @@ pub use lead::{Progress, may_found, record_progress, take_lead};
 pub use placement::{Candidate, group_count, place};
 pub use returned::{Returned, next_run, returned};
 pub use slow::Strikes;
+pub use upgrade::{Connected, finished_level};

@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use weir_env::{Addr, BoxStream, Env};
-use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello, VERSION_MAX, VERSION_MIN};
+use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
+use weir_proto::methods::Method;
+use weir_proto::version::{LEVEL_MAX, VERSION_MAX, VERSION_MIN};
 use weir_proto::{Error, Request, Wire, message};
 use weir_rpc::{Call, Connection, Handled, Identity, Reply, Server, Service, serve};
 
@@ -17,34 +19,39 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 message!(
     /// Answered in place with the same words and payload.
-    Echo = 9001 -> Echoed { words: String }
+    Echo = 9001 by [Storage, Console] -> Echoed { words: String }
 );
 message!(Echoed { words: String });
 message!(
     /// Answered when the test says so: see `Bench::release`.
-    Wait = 9002 -> Echoed {}
+    Wait = 9002 by [Storage, Console] -> Echoed {}
 );
 message!(
     /// Answered by what a call back to the caller answers.
-    CallMeBack = 9003 -> Echoed { words: String }
+    CallMeBack = 9003 by [Storage, Console] -> Echoed { words: String }
 );
 message!(
     /// Always refused.
-    Refuse = 9004 -> () { why: String }
+    Refuse = 9004 by [Storage, Console] -> () { why: String }
 );
 message!(
     /// Answered by the number of requests of this kind before.
-    Count = 9005 -> Counted {}
+    Count = 9005 by [Storage, Console] -> Counted {}
 );
 message!(Counted { before: u64 });
-message!(Panic = 9006 -> () {});
+message!(Panic = 9006 by [Storage] -> () {});
 message!(
     /// Answered with this many bytes.
-    Produce = 9007 -> () { bytes: u32 }
+    Produce = 9007 by [Storage, Console] -> () { bytes: u32 }
 );
 message!(
     /// Answered when it is too late, with the reason.
-    TooLate = 9008 -> () { why: String }
+    TooLate = 9008 by [Storage, Console] -> () { why: String }
+);
+
+message!(
+    /// Counted as `Count` is.
+    ForMovers = 9009 by [Mover] -> Counted {}
 );
 
 pub struct Bench {
@@ -72,7 +79,23 @@ impl Bench {
 /// The service of the tests, shared with them.
 pub struct Shared(pub Arc<Bench>);
 
+/// In the order of their numbers, from 9001 on.
+static METHODS: [Method; 9] = [
+    Method::of::<Echo>(),
+    Method::of::<Wait>(),
+    Method::of::<CallMeBack>(),
+    Method::of::<Refuse>(),
+    Method::of::<Count>(),
+    Method::of::<Panic>(),
+    Method::of::<Produce>(),
+    Method::of::<TooLate>(),
+    Method::of::<ForMovers>(),
+];
+
 impl Service for Shared {
+    fn method(&self, number: u16) -> Option<&'static Method> {
+        METHODS.iter().find(|method| method.number == number)
+    }
     fn handle(&self, call: Call) -> Handled {
         match call.method {
             Echo::METHOD => Handled::Now(call.decode::<Echo>().map(|echo| {
@@ -80,7 +103,7 @@ impl Service for Shared {
                 Reply::with_payload(&Echoed { words: echo.words }, payload)
             })),
             Refuse::METHOD => Handled::Now(call.decode::<Refuse>().and_then(|r| Err(Error::denied(r.why)))),
-            Count::METHOD => {
+            Count::METHOD | ForMovers::METHOD => {
                 Handled::Now(Ok(Reply::new(&Counted { before: self.0.counted.fetch_add(1, SeqCst) })))
             }
             Wait::METHOD => {
@@ -161,6 +184,7 @@ pub fn hello() -> Hello {
     Hello {
         version_min: VERSION_MIN,
         version_max: VERSION_MAX,
+        level: LEVEL_MAX,
         cluster: None,
         name: "by hand".into(),
         role: Role::Console,

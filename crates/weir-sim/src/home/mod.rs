@@ -16,6 +16,7 @@ use weir_client::{Client, NewRelation, OpenMode, VolumeEdit};
 use weir_env::{BoxFuture, Env, Rng, sim::World};
 use weir_home::mover::{HomeOf, Mover, OpenHome};
 use weir_home::{HomePath, Outcome};
+use weir_proto::map::Role;
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::relation::{RelationInfo, RelationState, RelationVerb, Resolution};
 use weir_proto::volume::{Quota, TRASH};
@@ -86,7 +87,7 @@ impl Movers {
             let mover = Mover::new(node.clone(), Arc::new(Opener { env: node, homes }));
             loop {
                 // It connects when the leader is there again.
-                if let Ok(client) = cluster.client(&mover_name(n)).await {
+                if let Ok(client) = cluster.connect(&mover_name(n), Role::Mover).await {
                     mover.run(&client).await;
                     let _ = client.shutdown().await; // the leader is out of reach
                 }
@@ -175,7 +176,7 @@ impl Home {
     /// The volume gets another home, beside the first one, or loses it, or that one stands still for a while, or what is evicted is
     /// so because the other one has it.
     async fn change_other(&self, rng: &Rng) -> Result<()> {
-        let client = self.cluster.client("changes homes").await?;
+        let client = self.cluster.admin("changes homes").await?;
         let cred = root_cred();
         match (self.other(&client).await?, rng.below(4)) {
             (None, _) => {
@@ -217,7 +218,7 @@ impl Home {
 
     /// As `ls -l` of all directories does, again and again.
     async fn look_at_all(&self, until: weir_env::Instant) -> Result<()> {
-        let client = self.cluster.client("looks at everything").await?;
+        let client = self.cluster.admin("looks at everything").await?;
         while self.world.now() < until {
             let mut dirs = vec![InodeId::ROOT];
             while let Some(dir) = dirs.pop() {
@@ -397,7 +398,7 @@ impl Home {
         self.world.trace(&format!("damage {path} at home"));
         let flip = |bytes: &mut Vec<u8>| bytes[last as usize] ^= 1;
         self.home.meddle(path, None, flip);
-        let reader = self.cluster.client("reads what is damaged").await?;
+        let reader = self.cluster.admin("reads what is damaged").await?;
         match workload::read_whole(&reader, ino).await {
             Ok(got) => panic!("{path}: read as good, though damaged at home: {}", differ(&got, &good)),
             Err(e) => assert!(

@@ -14,6 +14,7 @@ use weir_proto::checksum::{block_crcs, crc32c};
 use weir_proto::data::*;
 use weir_proto::ec::Coder;
 use weir_proto::map::*;
+use weir_proto::version::LEVEL_MAX;
 use weir_proto::*;
 use weir_rpc::Handled;
 use weir_store::alloc::Geometry;
@@ -73,6 +74,7 @@ impl World {
         let map = ClusterMap {
             cluster: ClusterId([1; 16]),
             version: 1,
+            level: LEVEL_MAX,
             settings: Settings { scheme, cell_shift: 16, lease_ms: 1000, target_silence_ms: 1000 },
             nodes: vec![],
             targets: vec![],

@@ -4,6 +4,7 @@ use super::whole::{FIRST, Stage, Whole};
 use std::sync::Arc;
 use weir_proto::ec::Coder;
 use weir_proto::map::{ClusterMap, Group, Member, MemberState, Scheme, Settings, TargetState};
+use weir_proto::version::LEVEL_MAX;
 use weir_proto::{ClusterId, DiskUuid, Epoch, NodeId};
 use weir_store::cells;
 
@@ -214,6 +215,7 @@ impl Rules {
         ClusterMap {
             cluster: ClusterId([1; 16]),
             version: 1,
+            level: LEVEL_MAX,
             settings: Settings {
                 scheme: self.scheme,
                 cell_shift: 16,

@@ -14,5 +14,6 @@ pub mod status;
 pub mod target;
 pub mod tiering;
 pub mod troubles;
+pub mod upgrade;
 pub mod verify;
 pub mod volume;

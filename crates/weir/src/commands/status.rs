@@ -17,6 +17,7 @@ use weir_env::Addr;
 use weir_home::HomeUrl;
 use weir_proto::coord::{ClientsWaiting, ClusterStatus, CutLink, TargetReport};
 use weir_proto::map::{Group, MemberState, Role, TargetState};
+use weir_proto::version::Program;
 
 /// How long a metadata server may take to answer all that is asked.
 const NAMESPACE_PATIENCE: Duration = Duration::from_secs(5);
@@ -138,6 +139,13 @@ fn role(role: Role) -> &'static str {
     }
 }
 
+fn program(program: &Program) -> Value {
+    json!({
+        "release": program.release, "level": program.level,
+        "protocol_versions": [program.version_min, program.version_max],
+    })
+}
+
 fn target_state(state: TargetState) -> &'static str {
     match state {
         TargetState::Up => "up",
@@ -188,7 +196,7 @@ impl Report<'_> {
     fn as_text(&self) -> String {
         let map = &self.facts.status.map;
         let (state, meaning) = self.state();
-        let mut out = format!("cluster {}, map version {}\n", map.cluster, map.version);
+        let mut out = format!("cluster {}, map version {}, level {}\n", map.cluster, map.version, map.level);
         out += &format!("{state}{meaning}; {}\n", self.health.counts());
         let (capacity, used) = self.space();
         let (free, scheme) = (capacity.saturating_sub(used), map.settings.scheme);
@@ -216,11 +224,12 @@ fn tables(status: &ClusterStatus, facts: &Facts<'_>) -> String {
         .iter()
         .map(|n| {
             let state = if n.up { "up" } else { "down" };
-            vec![n.id.to_string(), n.name.clone(), role(n.role).into(), state.into(), n.addrs.join(" ")]
+            let (id, name, addrs) = (n.id.to_string(), n.name.clone(), n.addrs.join(" "));
+            vec![id, name, role(n.role).into(), state.into(), n.program.release.clone(), addrs]
         })
         .collect();
     out += "\n";
-    out += &table::render(&["NODE", "NAME", "ROLE", "STATE", "ADDRESSES"], &nodes);
+    out += &table::render(&["NODE", "NAME", "ROLE", "STATE", "RELEASE", "ADDRESSES"], &nodes);
     let targets: Vec<Vec<String>> = map
         .targets
         .iter()
@@ -286,7 +295,10 @@ impl Report<'_> {
         .nodes
         .iter()
         .map(|n| {
-            json!({ "id": n.id.0, "name": n.name, "role": role(n.role), "host": n.host, "up": n.up, "addresses": n.addrs })
+            json!({
+                "id": n.id.0, "name": n.name, "role": role(n.role), "host": n.host, "up": n.up, "addresses": n.addrs,
+                "program": program(&n.program),
+            })
         })
         .collect();
         let targets: Vec<Value> = map
@@ -323,7 +335,7 @@ impl Report<'_> {
         let links: Vec<Value> = status.links.iter().map(link).collect();
         let (capacity, used) = self.space();
         json!({
-            "cluster": map.cluster.to_string(), "map_version": map.version, "uptime_ms": status.uptime_ms,
+            "cluster": map.cluster.to_string(), "map_version": map.version, "level": map.level, "coordinator_program": program(&status.program), "uptime_ms": status.uptime_ms,
             "state": self.state().0, "healthy": self.worst().is_none_or(|worst| worst == Severity::Note),
             "redundant": health.is_full(), "serving": health.serves(), "health": health, "troubles": self.troubles,
             "capacity_bytes": capacity, "used_bytes": used, "free_bytes": capacity.saturating_sub(used),

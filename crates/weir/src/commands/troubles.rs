@@ -552,6 +552,7 @@ mod tests {
     use weir_proto::map::{ClusterMap, NamespaceEntry, RunSeen, Scheme, Settings};
     use weir_proto::meta::Usage;
     use weir_proto::relation::{Direction, RelationId, RelationState};
+    use weir_proto::version::{LEVEL_MAX, Program};
     use weir_proto::volume::{Policy, Quota, Retention};
     use weir_proto::{ClusterId, DiskUuid, Epoch, InodeId, NamespaceId, NodeId, PgId, VolumeId};
 
@@ -576,6 +577,7 @@ mod tests {
             host: "h".into(),
             addrs: vec![],
             up: true,
+            program: Program::this(),
         };
         let target = |id| Target {
             id: TargetId(id),
@@ -621,6 +623,7 @@ mod tests {
         let map = ClusterMap {
             cluster: ClusterId([1; 16]),
             version: 1,
+            level: LEVEL_MAX,
             settings: Settings { scheme: twice, cell_shift: 19, lease_ms: 1, target_silence_ms: 1 },
             nodes: vec![
                 node(1, "storage-1", Role::Storage),
@@ -642,7 +645,13 @@ mod tests {
             last_losses: Value::Null,
         };
         World {
-            status: ClusterStatus { map, targets: vec![report(1), report(2)], uptime_ms: 1, links: vec![] },
+            status: ClusterStatus {
+                map,
+                targets: vec![report(1), report(2)],
+                uptime_ms: 1,
+                links: vec![],
+                program: Program::this(),
+            },
             processes: vec![process("storage-1", RoleName::Storage), process("mover-1", RoleName::Mover)],
             mounts: vec![mount],
             dead_mounts: vec![],

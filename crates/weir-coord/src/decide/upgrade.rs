@@ -1,0 +1,111 @@
+//! The end of a rolling upgrade: which level the cluster may use from then on.
+//!
+//! A level says what may be written. A node that is down counts with what it joined with last: it may return.
+use std::fmt;
+use weir_proto::map::ClusterMap;
+use weir_proto::{Error, Result};
+
+/// Names in an error; more are counted.
+const NAMED_MAX: usize = 8;
+
+/// A program that is in the cluster without being a node of it: a mount, a mover, the coordinator.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Connected {
+    pub name: String,
+    pub level: u16,
+}
+
+/// The highest level that anybody knows. `Unsupported`: somebody knows less, and is named.
+pub fn finished_level(map: &ClusterMap, connected: &[Connected]) -> Result<u16> {
+    let nodes = map.nodes.iter().map(|n| Connected { name: n.name.clone(), level: n.program.level });
+    let mut all: Vec<Connected> = nodes.chain(connected.iter().cloned()).collect();
+    all.sort();
+    all.dedup();
+    let level = all.iter().map(|c| c.level).max().unwrap_or(map.level).max(map.level);
+    let older: Vec<&Connected> = all.iter().filter(|c| c.level < level).collect();
+    match older.is_empty() {
+        true => Ok(level),
+        false => Err(Error::unsupported(format!(
+            "level {level} is not known to all: {}; hint: upgrade and restart them, then finish the upgrade",
+            Named(&older)
+        ))),
+    }
+}
+
+struct Named<'a>(&'a [&'a Connected]);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = self.0.iter().take(NAMED_MAX);
+        let named: Vec<String> = named.map(|c| format!("{} knows level {}", c.name, c.level)).collect();
+        write!(f, "{}", named.join(", "))?;
+        match self.0.len().saturating_sub(NAMED_MAX) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::map::{Node, Role, Settings};
+    use weir_proto::version::Program;
+    use weir_proto::{ClusterId, NamespaceId, NodeId};
+
+    fn map(level: u16, nodes: &[(&str, u16)]) -> ClusterMap {
+        let node = |(n, (name, level)): (usize, &(&str, u16))| Node {
+            id: NodeId(n as u32 + 1),
+            name: (*name).to_owned(),
+            role: Role::Storage,
+            host: "h".into(),
+            addrs: vec![],
+            up: n == 0,
+            program: Program { level: *level, ..Program::this() },
+        };
+        let settings = Settings {
+            scheme: "single".parse().unwrap(),
+            cell_shift: 20,
+            lease_ms: 1000,
+            target_silence_ms: 1000,
+        };
+        ClusterMap {
+            cluster: ClusterId([1; 16]),
+            version: 1,
+            level,
+            settings,
+            nodes: nodes.iter().enumerate().map(node).collect(),
+            targets: vec![],
+            groups: vec![],
+            namespaces: vec![],
+            last_namespace: NamespaceId(1),
+        }
+    }
+    fn others(all: &[(&str, u16)]) -> Vec<Connected> {
+        all.iter().map(|(name, level)| Connected { name: (*name).to_owned(), level: *level }).collect()
+    }
+
+    #[test]
+    fn a_level_is_reached_when_everybody_knows_it() {
+        let coordinator = |level| others(&[("coordinator", level)]);
+        assert_eq!(finished_level(&map(1, &[("s1", 2), ("s2", 2)]), &coordinator(2)), Ok(2));
+        assert_eq!(finished_level(&map(2, &[("s1", 2)]), &coordinator(2)), Ok(2), "there already");
+        assert_eq!(finished_level(&map(1, &[]), &coordinator(3)), Ok(3));
+    }
+
+    #[test]
+    fn whoever_knows_less_is_named() {
+        let old = |map: ClusterMap, connected: &[(&str, u16)]| {
+            finished_level(&map, &others(connected)).unwrap_err().context
+        };
+        let down = old(map(1, &[("s1", 2), ("s2", 1)]), &[("coordinator", 2)]);
+        assert!(down.starts_with("level 2 is not known to all: s2 knows level 1;"), "{down}");
+        let coordinator = old(map(1, &[("s1", 2)]), &[("coordinator", 1)]);
+        assert!(coordinator.contains(": coordinator knows level 1;"), "{coordinator}");
+        let mount = old(map(1, &[("s1", 2)]), &[("coordinator", 2), ("m1", 1), ("m1", 1)]);
+        assert!(mount.contains(": m1 knows level 1;"), "{mount}");
+        let many: Vec<String> = (10..30).map(|n| format!("m{n}")).collect();
+        let many: Vec<(&str, u16)> = many.iter().map(|m| (m.as_str(), 1)).collect();
+        assert!(old(map(1, &[("s1", 2)]), &many).contains("m17 knows level 1 and 12 more;"));
+    }
+}

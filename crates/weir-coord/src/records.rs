@@ -1,0 +1,110 @@
+//! The values of the coordinator's store, byte by byte: a version (u16), then the record.
+//!
+//! Invariant: a record says which layout it has. A newer one than this program knows is refused, never
+//! guessed at.
+use crate::decide::Progress;
+use crate::members::Positions;
+use weir_proto::map::ClusterMap;
+use weir_proto::{Error, Reader, Result, Wire, Writer};
+
+/// Version of each record's layout.
+const RECORD_VERSION: u16 = 1;
+/// Bytes of an entry of a progress record, and of a positions record.
+const PROGRESS_BYTES: usize = 12;
+const POSITIONS_BYTES: usize = 20;
+
+pub fn encode_map(map: &ClusterMap) -> Vec<u8> {
+    record(|w| map.encode(w))
+}
+
+/// The cluster map of a `coordinator.state`.
+pub fn decode_map(bytes: &[u8]) -> Result<ClusterMap> {
+    read(bytes, ClusterMap::decode)
+}
+
+/// Count (u32), then for each namespace its number (u32) and how many changes it holds at least (u64).
+pub fn encode_progress(progress: &Progress) -> Vec<u8> {
+    record(|w| {
+        (progress.len() as u32).encode(w);
+        for (namespace, changes) in progress {
+            namespace.encode(w);
+            changes.encode(w);
+        }
+    })
+}
+
+pub fn decode_progress(bytes: &[u8]) -> Result<Progress> {
+    read(bytes, |r| {
+        let count = r.count(PROGRESS_BYTES)?;
+        (0..count).map(|_| Ok((Wire::decode(r)?, Wire::decode(r)?))).collect()
+    })
+}
+
+/// Count (u32), then for each target its number (u32), the id of its run (u64) and its position in it (u64).
+pub fn encode_positions(positions: &Positions) -> Vec<u8> {
+    record(|w| {
+        (positions.len() as u32).encode(w);
+        for (target, (run, position)) in positions {
+            target.encode(w);
+            run.encode(w);
+            position.encode(w);
+        }
+    })
+}
+
+pub fn decode_positions(bytes: &[u8]) -> Result<Positions> {
+    read(bytes, |r| {
+        let count = r.count(POSITIONS_BYTES)?;
+        (0..count).map(|_| Ok((Wire::decode(r)?, Wire::decode(r)?))).collect()
+    })
+}
+
+fn record(fields: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    let mut w = Writer::default();
+    RECORD_VERSION.encode(&mut w);
+    fields(&mut w);
+    w.bytes
+}
+
+fn read<T>(bytes: &[u8], fields: impl FnOnce(&mut Reader<'_>) -> Result<T>) -> Result<T> {
+    let mut r = Reader::new(bytes);
+    let version = u16::decode(&mut r)?;
+    if version != RECORD_VERSION {
+        return Err(Error::unsupported(format!(
+            "a record of the coordinator has layout version {version}, this program knows {RECORD_VERSION}"
+        )));
+    }
+    let value = fields(&mut r)?;
+    r.finish()?;
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::{ErrorKind, NamespaceId, RunId, TargetId};
+
+    #[test]
+    fn the_layout_of_records_never_changes() {
+        let progress = Progress::from([(NamespaceId(3), 7)]);
+        let bytes = encode_progress(&progress);
+        assert_eq!(bytes, [1, 0, 1, 0, 0, 0, 3, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(decode_progress(&bytes), Ok(progress));
+        let positions = Positions::from([(TargetId(3), (RunId(7), 9))]);
+        let bytes = encode_positions(&positions);
+        assert_eq!(bytes[..10], [1, 0, 1, 0, 0, 0, 3, 0, 0, 0]);
+        assert_eq!(bytes[10..], [7, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(decode_positions(&bytes), Ok(positions));
+        assert!(decode_positions(&[&bytes[..], &[0]].concat()).is_err());
+    }
+
+    #[test]
+    fn a_record_of_a_newer_program_is_refused() {
+        let newer = [2, 0, 0, 0, 0, 0];
+        for refused in [decode_progress(&newer).map(drop), decode_map(&newer).map(drop)] {
+            let refused = refused.unwrap_err();
+            assert_eq!(refused.kind, ErrorKind::Unsupported);
+            assert!(refused.context.contains("version 2, this program knows 1"), "{refused:?}");
+        }
+    }
+}

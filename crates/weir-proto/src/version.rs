@@ -1,0 +1,57 @@
+//! Versions: what two nodes speak with each other, and what a whole cluster may use.
+//!
+//! A *protocol version* is agreed on by the two ends of a connection: the highest that both speak. The
+//! *level* of a cluster is kept in its map: what a program writes that an older one cannot read waits until
+//! every node can, and `weir upgrade finish` has raised the level.
+use crate::{Error, Result, message};
+
+/// The protocol versions that this code speaks.
+pub const VERSION_MIN: u16 = 1;
+pub const VERSION_MAX: u16 = 1;
+/// The highest level that this code knows: all that it can write.
+pub const LEVEL_MAX: u16 = 1;
+
+message!(
+    /// What a node's program can.
+    Program {
+        /// Its release, for people.
+        release: String,
+        version_min: u16,
+        version_max: u16,
+        level: u16,
+    }
+);
+
+impl Program {
+    /// The one that this is compiled into.
+    pub fn this() -> Program {
+        Program {
+            release: env!("CARGO_PKG_VERSION").to_owned(),
+            version_min: VERSION_MIN,
+            version_max: VERSION_MAX,
+            level: LEVEL_MAX,
+        }
+    }
+}
+
+/// Refuses a node that knows less than its cluster may use already.
+pub fn check_level(name: &str, knows: u16, level: u16) -> Result<()> {
+    if knows >= level {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!(
+        "{name} knows level {knows} at most, and the cluster is at level {level}; hint: upgrade the program of {name}"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_knows_too_little_is_refused_by_name() {
+        assert!(check_level("m1", 2, 2).is_ok());
+        let refused = check_level("m1", 1, 2).unwrap_err().context;
+        assert!(refused.contains("m1 knows level 1") && refused.contains("at level 2"), "{refused}");
+    }
+}
