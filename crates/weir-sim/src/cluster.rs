@@ -16,7 +16,7 @@ use weir_env::{Addr, BoxFuture, Env, Instant, sim::World};
 use weir_kv::EngineConfig;
 use weir_node::{MetaPlace, Site, StoragePlace, start_coord, start_meta, start_storage};
 use weir_proto::coord::ClusterStatus;
-use weir_proto::map::{ClusterMap, MemberState, Role, Settings, TargetState};
+use weir_proto::map::{ClusterMap, MemberState, Role, Scheme, Settings, TargetState};
 use weir_proto::{Error, Result, RunId, TargetId};
 
 pub const COORDINATOR: &str = "coord";
@@ -110,6 +110,11 @@ impl Cluster {
         cluster.start(META);
         (0..options.storage_nodes).for_each(|n| cluster.start(&storage_name(n)));
         cluster.wait_whole(PATIENCE).await?;
+        if options.limits {
+            for scheme in other_schemes(options.scheme) {
+                cluster.seen.make_groups(None, scheme).await?;
+            }
+        }
         Ok(cluster)
     }
 
@@ -289,6 +294,11 @@ impl Cluster {
     }
 }
 
+/// Schemes that volumes may have beside that of the cluster. They survive as many losses.
+pub fn other_schemes(scheme: Scheme) -> impl Iterator<Item = Scheme> {
+    [1, 2].into_iter().map(move |data| Scheme { data, ..scheme })
+}
+
 fn targets_of<'m>(map: &'m ClusterMap, name: &str) -> impl Iterator<Item = TargetId> + use<'m> {
     let node = map.nodes.iter().find(|n| n.name == name).map(|n| n.id);
     map.targets.iter().filter(move |t| Some(t.node) == node).map(|t| t.id)
@@ -301,9 +311,8 @@ fn whole(map: &ClusterMap, options: &Options, lost: &BTreeSet<TargetId>) -> std:
     if map.targets.len() < options.storage_nodes {
         return Err(format!("{} targets of {}", map.targets.len(), options.storage_nodes));
     }
-    // The others hold no file, and may have less redundancy than the faults leave: when nobody who is left is current
-    // their repair does not end.
-    for group in map.groups.iter().filter(|g| g.scheme == options.scheme) {
+    // Groups with less redundancy than the faults leave hold no file: when nobody who is left is current their repair does not end.
+    for group in map.groups.iter().filter(|g| g.scheme.parity >= options.scheme.parity) {
         let expected = group.members.iter().filter(|m| !lost.contains(&m.target));
         if let Some(member) = expected.into_iter().find(|m| m.state != MemberState::Current) {
             return Err(format!(

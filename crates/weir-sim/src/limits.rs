@@ -5,7 +5,7 @@
 //! `close` never says that a limit is reached, for whoever may write was granted the room before. In the end whoever writes in a volume
 //! gets to its limit, to the byte: what dead clients had been granted is back, and what only snapshots hold counts for nothing.
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, other_schemes};
 use crate::model::Who;
 use crate::workload::{Workload, close, is_gone, names_in, new_volume, read_whole, root_cred};
 use bytes::Bytes;
@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode, SetAttrs, VolumeEdit};
 use weir_env::{Rng, sim::World};
-use weir_proto::volume::Quota;
+use weir_proto::map::Scheme;
+use weir_proto::volume::{Policy, Quota};
 use weir_proto::{ErrorKind, InodeId, Result, VolumeId};
 
 /// Volumes at the same time.
@@ -43,6 +44,8 @@ pub struct Limits {
     world: World,
     /// Whether snapshots are taken.
     snapshots: bool,
+    /// Of the cluster; half of the volumes have another one.
+    scheme: Scheme,
     volumes: Mutex<Vec<Arc<Limited>>>,
 }
 
@@ -120,8 +123,8 @@ fn quota(bytes: u64, inodes: Option<u64>) -> Quota {
 }
 
 impl Limits {
-    pub fn new(world: &World, snapshots: bool) -> Limits {
-        Limits { world: world.clone(), snapshots, volumes: Mutex::default() }
+    pub fn new(world: &World, snapshots: bool, scheme: Scheme) -> Limits {
+        Limits { world: world.clone(), snapshots, scheme, volumes: Mutex::default() }
     }
 
     fn volumes(&self) -> MutexGuard<'_, Vec<Arc<Limited>>> {
@@ -183,7 +186,9 @@ impl Limits {
         let bytes = some_limit(rng);
         let inodes = (rng.below(3) == 0).then(|| 2 + rng.below(FILES_MAX as u64));
         work.log(op, format_args!("volume {name}: {bytes} bytes, {inodes:?} inodes"));
-        let new = weir_client::NewVolume { quota: quota(bytes, inodes), ..new_volume(&name) };
+        let scheme = other_schemes(self.scheme).nth(rng.below(4) as usize);
+        let policy = Policy { scheme, pool: None };
+        let new = weir_client::NewVolume { quota: quota(bytes, inodes), policy, ..new_volume(&name) };
         let made = client.create_volume(&root_cred(), &new).await?;
         work.volumes().insert(name.clone(), made.root);
         let volume = Limited {

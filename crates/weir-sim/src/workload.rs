@@ -208,7 +208,7 @@ impl Workload {
             tree,
             trash,
             replica,
-            limits: options.limits.then(|| Limits::new(world, options.snapshots)),
+            limits: options.limits.then(|| Limits::new(world, options.snapshots, options.scheme)),
             has_clones: options.clones,
             left: (0..options.clients).map(|_| each.map(AtomicU64::new)).collect(),
             pause_us_max: options.pause_ms_max * 1000,

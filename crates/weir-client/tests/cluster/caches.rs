@@ -410,7 +410,7 @@ fn a_moved_name_takes_its_loan_along_or_waits_for_its_end() {
 
 #[test]
 fn a_kernel_keeps_no_name_past_the_term_of_its_lease() {
-    Lab::new(932).run(6, |lab| async move {
+    Lab::with(932, "ec:4+2", 1000).run(6, |lab| async move {
         let (a, world) = (lab.client("a").await, lab.world());
         let b = lab.client_with("b", 64 << 20, Arc::new(Names)).await;
         let dir = mkdir(&a, ROOT, "dir").await;
