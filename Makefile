@@ -1,6 +1,6 @@
 # What a person or a machine does with this repository. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-program build demo test test-long model fuzz fmt lint audit advisories clean
+.PHONY: help setup setup-program build demo test test-long test-upgrade model fuzz fmt lint audit advisories clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -47,6 +47,10 @@ test-long: ## Hours: SEEDS=10000 simulated clusters for ten minutes each, fsx 20
 	$(LONG) weir-store --test images -- --ignored --nocapture
 	$(LONG) weir-meta --test service -- --ignored
 	$(LONG) weir --test volumes -- --ignored --nocapture
+
+test-upgrade: setup ## A cluster of the commit in scripts/upgrade-from is upgraded role after role, while detectors write
+	older=$$(scripts/upgrade-from.sh) && WEIR_UPGRADE_FROM=$$older \
+	  cargo test --locked --workspace --test upgrade -- --ignored --nocapture
 
 model: ## Minutes, gigabytes: the stripe protocol searched state by state, in larger configurations than `make test` does
 	cargo test --locked --release -p weir-store --test protocol -- --ignored --nocapture

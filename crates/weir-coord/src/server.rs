@@ -117,7 +117,7 @@ impl Coordinator {
                 map.cluster
             )));
         }
-        check_level("this program", config.program.level, map.level)?;
+        check_level("this coordinator", config.program.level, map.level)?;
         let started = env.clock.now();
         let members = Members::awaiting(&map, &positions.value, started);
         let (publish, published) = watch::channel(Arc::new(map));
@@ -188,6 +188,9 @@ impl Coordinator {
         check_level(&connection.peer_name(), hello.level, self.map.borrow().level)?;
         let client = Connected { name: hello.name.clone(), level: hello.level };
         self.clients().insert(connection.id(), client);
+        if connection.is_closed() {
+            self.clients().remove(&connection.id()); // its end may have been told already
+        }
         Ok(())
     }
 

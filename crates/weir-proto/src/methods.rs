@@ -113,5 +113,8 @@ mod tests {
         for number in [5, 211, 240, 241, 243] {
             assert_eq!(may(number), only(&[Sender::Storage]), "{number}");
         }
+        // A storage node passes on what others may send to a target.
+        let to_targets = all().filter(|method| (200..300).contains(&method.number));
+        assert!(to_targets.into_iter().all(|method| method.by.has(Sender::Storage)));
     }
 }

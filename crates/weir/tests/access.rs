@@ -10,6 +10,7 @@
 
 mod common;
 
+use bytes::Bytes;
 use common::relation::{Bench, PATIENCE};
 use common::{Cluster, can_mount, ends, left_out, pattern, shell, text, wait_until, weir};
 use serde_json::Value;
@@ -20,11 +21,12 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use weir_proto::data::PassOn;
 use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
-use weir_proto::methods;
+use weir_proto::methods::{self, Method};
 use weir_proto::sender::Sender;
-use weir_proto::{Error, ErrorKind, Wire};
+use weir_proto::{Error, ErrorKind, Request, TargetId, Wire};
 
 const ADA: u32 = 1000;
 const NOBODY: u32 = 65534;
@@ -80,6 +82,7 @@ fn other_users_may_read_status_and_manage_their_own_volumes() {
     succeeds(&as_ada(&["volume", "snapshot", "hers", "one"]));
     // What is the cluster's, the superuser's or somebody else's.
     denied(&as_ada(&["target", "clear", "t1"]), "user 1000 may not do that here (ClearTarget, method 9)");
+    denied(&as_ada(&["upgrade", "finish"]), "user 1000 may not do that here (FinishUpgrade, method 28)");
     denied(&as_ada(&["volume", "quota", "hers", "--bytes", "2GB"]), "only the superuser");
     denied(&as_ada(&["volume", "quota", "ours", "--soft-bytes", "1GB"]), "user 1000");
     denied(&as_ada(&["volume", "create", "more"]), "user 1000 may not do that here");
@@ -416,22 +419,27 @@ fn framed(kind: FrameKind, payload_len: u32, body: &[u8]) -> Vec<u8> {
     [&header.encode(body)[..], body].concat()
 }
 
-/// What a server answers to one request of each method, without a body, by a node that claims this role.
-fn answers(port: u16, role: Role) -> BTreeMap<u16, Option<Error>> {
+/// What a server answers to requests by a node that claims this role; one for each method that is said.
+fn answers(
+    port: u16,
+    role: Role,
+    said: &[(&'static Method, u16, Vec<u8>)],
+) -> BTreeMap<&'static str, Option<Error>> {
     let name = "anybody".to_owned();
     let hello = Hello { version_min: 1, version_max: 1, level: 1, cluster: None, name, role, instance: 1 };
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.write_all(&framed(FrameKind::Hello, 0, &hello.to_bytes())).unwrap();
-    for method in methods::all() {
+    for (call, (_, method, body)) in said.iter().enumerate() {
         let header = Header {
-            method: method.number,
+            method: *method,
+            body_len: body.len() as u32,
             patience_ms: 60_000,
-            ..Header::new(FrameKind::Request, method.number.into())
+            ..Header::new(FrameKind::Request, call as u64)
         };
-        stream.write_all(&header.encode(&[])).unwrap();
+        stream.write_all(&[&header.encode(body)[..], body].concat()).unwrap();
     }
     let mut answers = BTreeMap::new();
-    while answers.len() < methods::all().count() {
+    while answers.len() < said.len() {
         let mut head = [0; HEADER_BYTES];
         stream.read_exact(&mut head).unwrap();
         let header = Header::decode(&head).unwrap();
@@ -442,33 +450,49 @@ fn answers(port: u16, role: Role) -> BTreeMap<u16, Option<Error>> {
             FrameKind::ErrorResponse => Some(Error::from_bytes(&body).unwrap()),
             _ => continue,
         };
-        assert!(answers.insert(header.call as u16, answer).is_none());
+        assert!(answers.insert(said[header.call as usize].0.name, answer).is_none());
     }
     answers
+}
+
+/// Each of these is refused with its name and the sender's role, unless it is for that role. Returns how many are refused.
+fn refuses_the_others(answers: &BTreeMap<&'static str, Option<Error>>, role: Role) -> usize {
+    let (sender, mut refused) = (Sender::from(role), 0);
+    for method in methods::all().filter(|m| answers.contains_key(m.name)) {
+        let answer = &answers[method.name];
+        let denied = answer.as_ref().filter(|e| e.kind == ErrorKind::Denied);
+        let case = format!("{} from a {sender}: {answer:?}", method.name);
+        assert_eq!(denied.is_some(), !method.by.has(sender), "{case}");
+        let Some(denied) = denied else { continue };
+        let is_named = denied.context.contains(method.name) && denied.context.contains(&sender.to_string());
+        assert!(is_named, "{case}");
+        refused += 1;
+    }
+    refused
 }
 
 #[test]
 fn each_server_refuses_each_method_from_wrong_roles() {
     let cluster = Cluster::with(0, &["--targets", "1", "--tcp"]);
+    let without_body: Vec<_> = methods::all().map(|m| (m, m.number, Vec::new())).collect();
+    // To itself, by another way.
+    let pass_on =
+        |m: &Method| PassOn { target: TargetId(1), method: m.number, body: Bytes::new() }.to_bytes();
+    let to_targets = methods::all().filter(|m| (200..300).contains(&m.number) && m.number != PassOn::METHOD);
+    let passed_on: Vec<_> = to_targets.map(|m| (m, PassOn::METHOD, pass_on(m))).collect();
     let mut refused = 0;
-    for server in ["coord", "meta", "storage-1"] {
-        for role in Role::ALL {
-            let answers = answers(cluster.port(server), *role);
-            for method in methods::all() {
-                let answer = &answers[&method.number];
-                let denied = answer.as_ref().filter(|e| e.kind == ErrorKind::Denied);
-                let sender = Sender::from(*role);
-                let case = format!("{} from a {sender} at {server}: {answer:?}", method.name);
-                assert_eq!(denied.is_some(), !method.by.has(sender), "{case}");
-                let Some(denied) = denied else { continue };
-                let named =
-                    denied.context.contains(method.name) && denied.context.contains(&sender.to_string());
-                assert!(named, "{case}");
-                refused += 1;
-            }
+    for role in Role::ALL {
+        for server in ["coord", "meta", "storage-1"] {
+            refused += refuses_the_others(&answers(cluster.port(server), *role, &without_body), *role);
         }
+        let passed_on = match PassOn::BY.has((*role).into()) {
+            true => answers(cluster.port("storage-1"), *role, &passed_on),
+            false => BTreeMap::new(),
+        };
+        refused += refuses_the_others(&passed_on, *role);
     }
     assert!(refused > 3 * 200, "{refused}");
+    assert!(cluster.tell(&["upgrade", "finish"]).contains("level 1, the highest that its programs know"));
     assert_eq!(cluster.status()["healthy"], true);
 }
 

@@ -172,6 +172,8 @@ pub struct Cluster {
     options: Vec<String>,
     /// Words before those of `weir up`, which end in starting it.
     pub launcher: Vec<String>,
+    /// That starts what is missing.
+    pub program: PathBuf,
 }
 
 impl Cluster {
@@ -194,12 +196,18 @@ impl Cluster {
 
     /// `dir`: where it keeps everything, if not in a temporary directory of its own.
     pub fn at(dir: Option<PathBuf>, mounts: usize, options: &[&str]) -> Cluster {
+        Cluster::of(env!("CARGO_BIN_EXE_weir").into(), dir, mounts, options)
+    }
+
+    /// With a program of another release.
+    pub fn of(program: PathBuf, dir: Option<PathBuf>, mounts: usize, options: &[&str]) -> Cluster {
         let root = tempfile::Builder::new().prefix("weir-test-").tempdir().unwrap();
         let cluster = Cluster {
             dir: dir.unwrap_or_else(|| root.path().join("cluster")),
             mounts: (1..=mounts).map(|n| root.path().join(format!("mnt{n}"))).collect(),
             options: options.iter().map(ToString::to_string).collect(),
             launcher: Vec::new(),
+            program,
             _root: root,
         };
         cluster.up();
@@ -228,7 +236,8 @@ impl Cluster {
     /// The command that starts what is missing; none of its words has to be quoted.
     pub fn words_of_up(&self) -> Vec<String> {
         let mut words = self.launcher.clone();
-        words.extend([env!("CARGO_BIN_EXE_weir"), "up", "--dir"].map(String::from));
+        words.push(self.program.display().to_string());
+        words.extend(["up", "--dir"].map(String::from));
         words.push(self.dir.display().to_string());
         words.extend(self.options.iter().cloned());
         for mount in &self.mounts {
