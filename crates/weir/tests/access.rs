@@ -492,7 +492,7 @@ fn each_server_refuses_each_method_from_wrong_roles() {
         refused += refuses_the_others(&passed_on, *role);
     }
     assert!(refused > 3 * 200, "{refused}");
-    assert!(cluster.tell(&["upgrade", "finish"]).contains("level 1, the highest that its programs know"));
+    assert!(cluster.run_weir(&["upgrade", "finish"]).contains("level 1, the highest that its programs know"));
     assert_eq!(cluster.status()["healthy"], true);
 }
 

@@ -158,7 +158,7 @@ fn a_cluster_is_upgraded_role_after_role_while_detectors_write() {
             assert_eq!(program_of(&cluster, &name), newer, "{name}");
         }
         let finished: serde_json::Value =
-            serde_json::from_str(&cluster.tell(&["upgrade", "finish", "--json"])).unwrap();
+            serde_json::from_str(&cluster.run_weir(&["upgrade", "finish", "--json"])).unwrap();
         let status = cluster.status();
         assert_eq!(status["level"], finished["level"]);
         for node in status["nodes"].as_array().unwrap() {
