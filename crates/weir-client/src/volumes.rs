@@ -2,6 +2,7 @@
 use crate::Client;
 use crate::api::Stat;
 use bytes::Bytes;
+use weir_proto::coord::{AuditState, GetAudit};
 use weir_proto::meta::{Cred, FileKind, Op};
 use weir_proto::volume::{
     Policy, Quota, Retention, ScanInodes, Scanned, VOLUMES_MAX, Volume, VolumeAt, VolumeChange, VolumeClone,
@@ -35,6 +36,10 @@ pub struct VolumeEdit {
 }
 
 impl Client {
+    /// Whether the leader's audit log is written.
+    pub async fn audit(&self) -> Result<AuditState> {
+        self.inner.session.ask(self.inner.deadline(), |_| GetAudit {}).await
+    }
     pub async fn create_volume(&self, cred: &Cred, new: &NewVolume) -> Result<Volume> {
         let make = self.new_volume(cred, new).await?;
         self.inner.session.change(self.inner.deadline(), make).await

@@ -13,9 +13,9 @@ use std::time::Duration;
 use weir_env::watch;
 use weir_env::{Addr, Env, TaskHandle};
 use weir_proto::coord::{
-    CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, FinishUpgrade, GetCoordinators, GetMap, GetStatus,
-    GetWaits, Joined, LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, RecordProgress, ReportTarget,
-    ReportWaits, Suspicion, TargetReport, Wait,
+    AuditState, CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, FinishUpgrade, GetAudit,
+    GetCoordinators, GetMap, GetStatus, GetWaits, Joined, LeadNamespace, LeadReply, Leave, MakeGroups,
+    MapReply, RecordProgress, ReportTarget, ReportWaits, Suspicion, TargetReport, Wait,
 };
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
 use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NamespaceId, NodeId, PgId, Request, Result, TargetId};
@@ -303,6 +303,10 @@ impl Cluster {
     /// The clients whose calls wait.
     pub async fn waits(&self) -> Result<ClientsWaiting> {
         self.ask(&GetWaits {}).await
+    }
+    /// Whether the coordinator's audit log is written.
+    pub async fn audit(&self) -> Result<AuditState> {
+        self.ask(&GetAudit {}).await
     }
 
     /// The status, or the last one that was seen here while the coordinator does not answer.

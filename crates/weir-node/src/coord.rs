@@ -1,4 +1,6 @@
 //! The coordinator, serving.
+use crate::audit::Audit;
+use crate::audited::Audited;
 use crate::site::{Failed, Site};
 use std::path::Path;
 use std::sync::Arc;
@@ -10,6 +12,7 @@ use weir_rpc::{Identity, Server};
 pub struct CoordNode {
     env: Env,
     coordinator: Arc<Coordinator>,
+    audit: Audit,
     pub server: Server,
 }
 
@@ -21,11 +24,13 @@ pub async fn start_coord(
     config: CoordConfig,
 ) -> Result<CoordNode, Failed> {
     let coordinator = Coordinator::open(env.clone(), dir, config).await?;
+    let audit = Audit::start(env, dir);
+    let audited = Arc::new(Audited { service: coordinator.clone(), audit: audit.clone() });
     let who = &site.observer;
     let identity = Identity::new(env, who.name.as_str(), who.role, Some(coordinator.cluster()));
-    let server = site.serve(env, identity, coordinator.clone()).await?;
+    let server = site.serve(env, identity, audited).await?;
     coordinator.announce(server.addrs());
-    Ok(CoordNode { env: env.clone(), coordinator, server })
+    Ok(CoordNode { env: env.clone(), coordinator, audit, server })
 }
 
 impl CoordNode {
@@ -35,6 +40,7 @@ impl CoordNode {
         if self.env.clock.timeout(patience, recording).await.is_err() {
             tracing::info!("ended without the positions of all targets");
         }
+        self.audit.settle(patience).await;
         self.server.stop();
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! A role is started by one function, which returns when it serves. Who called it decides when it ends.
 //! Knows nothing of command lines, configuration files, processes or FUSE.
+mod audit;
+mod audit_files;
+mod audited;
 mod coord;
 mod gate;
 mod meta;
@@ -9,6 +12,7 @@ mod purge;
 mod site;
 mod storage;
 
+pub use audit_files::audit_files;
 pub use coord::{CoordNode, start_coord};
 pub use meta::{MetaNode, MetaPlace, start_meta};
 pub use site::{Failed, Site, Step};

@@ -1,4 +1,6 @@
 //! The metadata service of one namespace, leading.
+use crate::audit::Audit;
+use crate::audited::Audited;
 use crate::gate::Gate;
 use crate::purge::ClusterPurge;
 use crate::site::{Failed, Site, leave};
@@ -34,6 +36,7 @@ pub struct MetaNode {
     kv: SharedKv,
     leading: Lead,
     meta: Meta,
+    audit: Audit,
     pub server: Server,
 }
 
@@ -47,8 +50,9 @@ pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> Result<Meta
     };
     let own = open_namespace(&*env.disk, &place.dir, &cluster.map(), &fresh, place.new)?;
     let kv: SharedKv = Engine::open(env, &place.dir.join("kv"), place.engine).await?;
-    let gate = Arc::new(Gate::to_metadata());
-    let server = site.serve(env, cluster.identity(), gate.clone()).await?;
+    let (gate, audit) = (Gate::to_metadata(), Audit::start(env, &place.dir));
+    let audited = Arc::new(Audited { service: Arc::new(gate.clone()), audit: audit.clone() });
+    let server = site.serve(env, cluster.identity(), audited).await?;
     cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
     let (leading, lead) = Lead::take(&cluster, &kv, &own).await.map_err(|e| e.doing(place.dir.display()))?;
     let (followed, judged) = (cluster.clone(), cluster.clone());
@@ -66,7 +70,7 @@ pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> Result<Meta
     let meta = Meta::open(env, kv.clone(), config)?;
     leading.record().await?;
     gate.open(Arc::new(meta.clone()));
-    Ok(MetaNode { env: env.clone(), cluster, kv, leading, meta, server })
+    Ok(MetaNode { env: env.clone(), cluster, kv, leading, meta, audit, server })
 }
 
 impl MetaNode {
@@ -84,6 +88,7 @@ impl MetaNode {
         // Away or late, the coordinator knows what was recorded last.
         let _ = self.env.clock.timeout(patience, self.leading.record()).await;
         leave(&self.env, &self.cluster, patience).await;
+        self.audit.settle(patience).await;
         self.server.stop();
         // The next start is quick; without it the journal is replayed.
         self.kv.checkpoint().await

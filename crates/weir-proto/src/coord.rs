@@ -175,6 +175,23 @@ message!(
     FinishUpgrade = 28 by [Console] -> MapReply {}
 );
 message!(
+    /// Whether the audit log is written. A metadata leader answers this, too.
+    GetAudit = 29 by [Console, User] -> AuditState {}
+);
+message!(
+    #[derive(Default)]
+    AuditState {
+        /// The number of the last record that is durable.
+        records: u64,
+        /// Records that no disk has yet.
+        waiting: u64,
+        /// Records that were lost since the process started: the disk took none for too long.
+        lost: u64,
+        /// Why the last try to write failed; empty: it did not.
+        failure: String,
+    }
+);
+message!(
     /// The leader's directory holds so many changes, all durable: from now on one that holds fewer is an old copy.
     /// `Exists`: another node leads the namespace by now. `NotFound`: it was given up.
     RecordProgress = 11 by [Meta] -> () { node: NodeId, namespace: NamespaceId, changes: u64 }

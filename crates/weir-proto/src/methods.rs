@@ -1,6 +1,7 @@
 //! The methods of the protocol, and who may send each: the table that a server looks at before it dispatches a request.
 //!
 //! A message declares its senders (`message!(Join = 1 by [Storage, Meta] -> …)`). A method that is not listed here is served by nobody.
+//! The methods of administration are a second list: servers keep records of these.
 use crate::Request;
 use crate::sender::Senders;
 
@@ -13,11 +14,13 @@ pub struct Method {
     pub number: u16,
     pub name: &'static str,
     pub by: Senders,
+    /// It belongs in the audit log: what it changed, or at least that it was refused.
+    pub is_administration: bool,
 }
 
 impl Method {
     pub const fn of<R: Request>() -> Method {
-        Method { number: R::METHOD, name: R::NAME, by: R::BY }
+        Method { number: R::METHOD, name: R::NAME, by: R::BY, is_administration: false }
     }
 }
 
@@ -35,14 +38,39 @@ macro_rules! methods {
         static TABLE: Table = {
             let table = [None; METHODS_MAX];
             $($(let table = with(table, Method::of::<crate::$module::$name>());)*)*
-            table
+            administration(table)
         };
     };
 }
 
+macro_rules! administration {
+    ($($module:ident::{$($name:ident),* $(,)?})*) => {
+        const fn administration(mut table: Table) -> Table {
+            let numbers = [$($(crate::$module::$name::METHOD,)*)*];
+            let mut i = 0;
+            while i < numbers.len() {
+                let method = table[numbers[i] as usize].as_mut();
+                method.expect("administration is in the table of methods").is_administration = true;
+                i += 1;
+            }
+            table
+        }
+    };
+}
+
+// No request for the data or the names of files: these are many.
+administration!(
+    coord::{Join, Leave, ClearTarget, MakeGroups, LeadNamespace, FinishUpgrade}
+    volume::{VolumeCreate, VolumeChange, VolumeDelete, VolumeClone, ScanInodes}
+    relation::{RelationAdd, RelationDo, RelationResolve, RelationSuspect, ReadChanges, AckChanges, DropCursor}
+    recall::{GetEviction}
+    snapshot::{SnapshotTake, SnapshotDelete}
+    backup::{BackupSet}
+);
+
 methods!(
     coord::{Join, Heartbeat, GetMap, ReportTarget, ReportLink, CaughtUp, Leave, ClearTarget, MakeGroups, GetStatus, LeadNamespace,
-        RecordProgress, GetCoordinators, ReportWaits, GetWaits, FinishUpgrade}
+        RecordProgress, GetCoordinators, ReportWaits, GetWaits, FinishUpgrade, GetAudit}
     meta::{SessionOpen, SessionResume, KeepAlive, SessionClose, Lookup, GetAttr, ReadLink, ReadDir, GetXattr, ListXattr, GetUsage,
         StatFs, AcquireLease, ReleaseLease, Open, Close, ReadInline, Recovered, LeaveInDoubt, NoteMap, TakeAppendToken, ReleaseAppendToken, Create,
         Mkdir, Symlink, Mknod, Link, Unlink, Rmdir, Rename, SetAttr, Commit, SetXattr, RemoveXattr, CreateNameless, NoteAccess,
@@ -94,6 +122,24 @@ mod tests {
             assert_eq!(find(method.number), Some(method));
         }
         assert_eq!((find(0), find(399), find(9001)), (None, None, None));
+    }
+
+    /// What is for people and not for mounts is in the audit log, or shows something only.
+    #[test]
+    fn every_method_of_administrators_is_audited_or_only_looks() {
+        let only_looks = ["GetWaits", "GetAudit", "BackupList", "RelationList"];
+        let is_for_people =
+            |by: Senders| (by.has(Sender::Console) || by.has(Sender::User)) && !by.has(Sender::Mount);
+        for method in all().filter(|m| is_for_people(m.by) && !only_looks.contains(&m.name)) {
+            // What movers do for the cluster goes through as a console's for tests only.
+            let is_movers_work = method.by == Senders::of(&[Sender::Mover, Sender::Console]);
+            let is_storages_work = method.by == Senders::of(&[Sender::Storage, Sender::Console]);
+            assert!(method.is_administration || is_movers_work || is_storages_work, "{}", method.name);
+        }
+        for number in [1, 6, 8, 9, 10, 28, 146, 155, 158, 159, 163, 165, 166, 171, 189, 196] {
+            assert!(find(number).is_some_and(|m| m.is_administration), "{number}");
+        }
+        assert!(all().filter(|m| (200..400).contains(&m.number)).all(|m| !m.is_administration));
     }
 
     /// What only one kind of node does is told apart from what clients do.

@@ -16,6 +16,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use weir_env::{Env, Instant, TaskHandle, watch};
 use weir_proto::frame::{FLAG_ECHO, FrameKind, HELLO_BODY_MAX, Header, Hello};
+use weir_proto::methods;
 use weir_proto::{Error, ErrorKind, Request, Result, Wire, Writer};
 
 /// Unanswered calls of one connection in one direction; the next one waits for its turn.
@@ -470,7 +471,10 @@ impl Inner {
         service: &dyn Service,
     ) -> Result<()> {
         let method = service.method(header.method).ok_or_else(|| not_served(header.method));
-        let allowed = method.and_then(|method| self.peer.proved.check(method, &self.peer));
+        let allowed = method.and_then(|method| {
+            let allowed = self.peer.proved.check(method, &self.peer);
+            allowed.inspect_err(|e| self.tell_refused(method, e, service))
+        });
         let payload = match allowed.and(payload) {
             Ok(payload) => payload,
             Err(e) => {
@@ -494,6 +498,12 @@ impl Inner {
             None => {}
         }
         Ok(())
+    }
+
+    fn tell_refused(&self, method: &methods::Method, why: &Error, service: &dyn Service) {
+        if let Some(handle) = self.handle.get().and_then(Weak::upgrade) {
+            service.refused(method, &Connection(handle), why);
+        }
     }
 
     /// `None`: too many requests are being served, and the caller has been told.

@@ -79,6 +79,10 @@ pub trait Service: Send + Sync + 'static {
     fn method(&self, number: u16) -> Option<&'static Method> {
         methods::find(number)
     }
+    /// A request was refused because its method is not for its sender: it does not come to `handle`.
+    fn refused(&self, method: &Method, by: &Connection, why: &Error) {
+        let _ = (method, by, why);
+    }
     /// Whether other users of this machine may connect through Unix sockets (see [`Proved::User`]); the
     /// methods say what they may send.
     fn admits_guests(&self) -> bool {

@@ -110,6 +110,26 @@ pub struct FileModel {
     lens_seen: Vec<u64>,
 }
 
+/// Changes a file as an ideal file system does.
+fn apply(bytes: &mut Vec<u8>, op: u64, what: What) {
+    match what {
+        What::Write { offset, len } => {
+            let end = (offset + len) as usize;
+            if bytes.len() < end {
+                bytes.resize(end, 0);
+            }
+            bytes[offset as usize..end].copy_from_slice(&bytes_of(op, offset, len as usize));
+        }
+        What::Zero { offset, len } => {
+            let end = (offset + len).min(bytes.len() as u64);
+            if offset < end {
+                bytes[offset as usize..end as usize].fill(0);
+            }
+        }
+        What::Size { len } => bytes.resize(len as usize, 0),
+    }
+}
+
 /// For telling where wrong bytes come from.
 #[derive(Clone, Debug)]
 struct Change {
@@ -159,28 +179,7 @@ impl FileModel {
         let pending = self.pending.iter_mut().rfind(|p| p.op == op).expect("it began");
         pending.done = true;
         let what = pending.what;
-        self.apply(op, what);
-    }
-
-    fn apply(&mut self, op: u64, what: What) {
-        match what {
-            What::Write { offset, len } => {
-                let end = (offset + len) as usize;
-                if self.bytes.len() < end {
-                    self.bytes.resize(end, 0);
-                }
-                self.bytes[offset as usize..end].copy_from_slice(&bytes_of(op, offset, len as usize));
-            }
-            What::Zero { offset, len } => {
-                let end = (offset + len).min(self.len());
-                if offset < end {
-                    self.bytes[offset as usize..end as usize].fill(0);
-                }
-            }
-            What::Size { len } => {
-                self.bytes.resize(len as usize, 0);
-            }
-        }
+        apply(&mut self.bytes, op, what);
     }
 
     /// An `fsync` or a `close` of `client` ended well. It says nothing of changes whose loss was told before.
@@ -206,6 +205,7 @@ impl FileModel {
         let (mine, others): (Vec<Pending>, Vec<Pending>) =
             std::mem::take(&mut self.pending).into_iter().partition(|p| is_mine(p.who));
         if !others.is_empty() {
+            others.iter().for_each(|p| apply(&mut self.durable, p.op, p.what));
             let is_kept = |at: usize| !mine.iter().any(|p| p.touches(at as u64));
             for at in 0..self.bytes.len().max(self.durable.len()) {
                 match self.bytes.get(at) {
@@ -300,6 +300,7 @@ impl FileModel {
             _ => None,
         });
         let least = least.chain(self.lens_seen.iter().copied());
+        let least = least.chain(self.below.iter().map(|p| p.len_before));
         let least = least.chain([self.durable.len() as u64, self.len()]).min().unwrap_or(0);
         let most = sizes.into_iter().max().unwrap_or(0);
         if (least..=most).contains(&len) {
@@ -547,6 +548,22 @@ mod tests {
         }
         file.seen_by(1, |_| 0);
         assert!(!file.is_doubtful(|_| 1));
+    }
+
+    /// Seed 900342: one truncates the file, another sees that, appends, and dies with what it appended.
+    #[test]
+    fn the_size_below_a_lost_append_is_as_truncated() {
+        let mut file = FileModel::default();
+        change(&mut file, 0, 1, What::Write { offset: 0, len: 100 });
+        file.synced(0);
+        change(&mut file, 0, 2, What::Size { len: 60 });
+        change(&mut file, 1, 3, What::Write { offset: 60, len: 10 });
+        file.seen_by(1, |_| 0);
+        let with = |len: usize| [bytes_of(1, 0, 60), bytes_of(3, 60, len)].concat();
+        for (got, fits) in [(with(0), true), (with(10), true), (bytes_of(1, 0, 100), false)] {
+            let settled = file.clone().settle(who(0), &got, None);
+            assert_eq!(settled.is_ok(), fits, "{} bytes: {settled:?}", got.len());
+        }
     }
 
     #[test]

@@ -72,6 +72,9 @@ pub enum Command {
     /// Manage homes of volumes: state, lag, backlog, conflicts
     #[command(subcommand)]
     Relation(crate::commands::relation::RelationCommand),
+    /// Show and verify the audit log: administration and refusals
+    #[command(subcommand)]
+    Audit(AuditCommand),
     /// Decode a target's directory offline
     Inspect(Inspect),
     /// Measure with workloads that verify what they read
@@ -256,6 +259,42 @@ pub struct OnePath {
     /// A file or directory on a mounted Weir
     #[arg(value_hint = ValueHint::AnyPath)]
     pub path: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Subcommand)]
+pub enum AuditCommand {
+    /// Show the records: administration and refusals, oldest first
+    Show(ShowAudit),
+    /// Verify that no record was changed, removed, moved or cut
+    ///
+    /// Prints the last record's number and checksum. Keep them elsewhere, for --expect: it finds a removed end.
+    Verify(VerifyAudit),
+}
+
+#[derive(Args)]
+pub struct ShowAudit {
+    /// The directory that `weir up` was given, or that of a coordinator or metadata role
+    #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
+    pub dir: PathBuf,
+    /// Only records since then: a date in UTC (2026-11-22, 2026-11-22T03:00), or an age (12h, 7d)
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct VerifyAudit {
+    /// The directory that `weir up` was given, or that of a coordinator or metadata role
+    #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
+    pub dir: PathBuf,
+    /// A record that a log must hold, as an earlier run printed it; may be given several times
+    #[arg(long, value_name = "NUMBER:CHECKSUM")]
+    pub expect: Vec<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -108,6 +108,103 @@ fn other_users_may_read_status_and_manage_their_own_volumes() {
     }
 }
 
+/// What the audit log says, by `weir audit show`: of each record what, on, role, uid and the result.
+fn audited(cluster: &Cluster) -> Vec<(String, String, String, Option<u64>, String)> {
+    let shown: Value = serde_json::from_str(&cluster.run_weir(&["audit", "show", "--json"])).unwrap();
+    let word = |record: &Value, field: &str| record[field].as_str().unwrap().to_owned();
+    let row =
+        |r: &Value| (word(r, "what"), word(r, "on"), word(r, "role"), r["uid"].as_u64(), word(r, "result"));
+    shown.as_array().unwrap().iter().map(row).collect()
+}
+
+#[test]
+fn the_audit_log_has_refusals_and_a_changed_byte_is_found() {
+    if !is_root() {
+        return;
+    }
+    let cluster = Cluster::with(0, &["--targets", "1", "--tcp"]);
+    open_the_way(&cluster.dir());
+    cluster.run_weir(&["volume", "create", "hers", "--owner", "1000"]);
+    succeeds(&weir_as(ADA, &cluster, &["volume", "quota", "hers", "--soft-bytes", "1GB"]));
+    denied(&weir_as(ADA, &cluster, &["volume", "quota", "hers", "--bytes", "2GB"]), "only the superuser");
+    denied(&weir_as(ADA, &cluster, &["target", "clear", "t1"]), "ClearTarget");
+    assert!(!cluster.try_run_weir(&["target", "clear", "t9"]).status.success());
+    for server in ["coord", "meta"] {
+        answers(cluster.port(server), Role::Storage);
+    }
+    let has = |all: &[(String, String, String, Option<u64>, String)], want: [&str; 4], uid: Option<u64>| {
+        let [what, on, role, result] = want;
+        all.iter()
+            .any(|r| r.0 == what && r.1.contains(on) && r.2 == role && r.3 == uid && r.4.starts_with(result))
+    };
+    let wanted = [
+        (["Join", "storage-1", "storage node", "ok"], None),
+        (["LeadNamespace", "root", "metadata server", "ok"], None),
+        (["VolumeCreate", "volume hers at /hers, owner 1000", "console", "ok"], Some(0)),
+        (["VolumeChange", "limits", "user", "ok"], Some(1000)),
+        (["VolumeChange", "limits", "user", "refused: only the superuser"], Some(1000)),
+        (["ClearTarget", "", "user", "refused: user 1000 may not do that here"], Some(1000)),
+        (["ClearTarget", "target t9", "console", "failed: "], None),
+        // By the role check, of each server.
+        (["FinishUpgrade", "", "storage node", "refused: anybody at "], None),
+        (["VolumeDelete", "", "storage node", "refused: anybody at "], None),
+    ];
+    for (want, uid) in wanted {
+        wait_until(&format!("{want:?}"), PATIENCE, || has(&audited(&cluster), want, uid));
+    }
+    // Requests for data and names, and those that only look, are not in it.
+    let whats: Vec<String> = audited(&cluster).into_iter().filter(|r| r.4 == "ok").map(|r| r.0).collect();
+    let quiet = ["SessionOpen", "VolumeList", "GetStatus", "Heartbeat", "Lookup"];
+    assert!(whats.iter().all(|what| !quiet.contains(&what.as_str())), "{whats:?}");
+    let since = cluster.run_weir(&["audit", "show", "--since", "2100-01-01"]);
+    assert_eq!(since.lines().count(), 1, "{since}");
+    // It is for root and the user of the servers.
+    denied(&weir_as(ADA, &cluster, &["audit", "show"]), "coord");
+
+    // The chain goes on after a restart, and a byte that is changed is found.
+    let dir = cluster.dir();
+    assert!(weir(&["down", "--dir", dir.to_str().unwrap()]).status.success());
+    let verify = |more: &[&str]| cluster.try_run_weir(&[&["audit", "verify"], more].concat());
+    let first = text(&verify(&[]).stdout);
+    let last = first.lines().find_map(|l| l.rsplit_once(" is ")).unwrap().1.to_owned();
+    cluster.up();
+    let again = verify(&["--expect", &last]);
+    assert!(
+        again.status.success() && text(&again.stdout) != first,
+        "{}{}",
+        text(&again.stdout),
+        text(&again.stderr)
+    );
+    assert!(weir(&["down", "--dir", dir.to_str().unwrap()]).status.success());
+    let log = dir.join("meta/audit.jsonl");
+    assert_eq!(fs::metadata(&log).unwrap().mode() & 0o777, 0o600);
+    let whole = fs::read(&log).unwrap();
+    let mut bytes = whole.clone();
+    let at = bytes.windows(8).position(|w| w == b"refused:").unwrap();
+    bytes[at] ^= 1;
+    fs::write(&log, &bytes).unwrap();
+    let found = verify(&[]);
+    let line = whole[..at].iter().filter(|b| **b == b'\n').count() + 1;
+    let words = format!("{} line {line}: the line was changed", log.display());
+    assert!(
+        found.status.code() == Some(1) && text(&found.stdout).contains(&words),
+        "{}",
+        text(&found.stdout)
+    );
+    // Records that were removed at the end are missing for somebody who kept the last one.
+    let cut = whole[..whole.len() - 1].iter().rposition(|b| *b == b'\n').unwrap();
+    let tip = text(&whole[cut + 1..]);
+    let field = |name: &str| {
+        tip.split(name).nth(1).unwrap().split(['"', ',']).find(|w| !w.is_empty()).unwrap().to_owned()
+    };
+    let kept = format!("{}:{}", field("\"number\":"), field("\"hash\":\""));
+    fs::write(&log, &whole).unwrap();
+    assert!(verify(&["--expect", &kept]).status.success());
+    fs::write(&log, &whole[..=cut]).unwrap();
+    assert!(verify(&[]).status.success());
+    assert_eq!(verify(&["--expect", &kept]).status.code(), Some(1));
+}
+
 #[test]
 fn no_server_listens_on_tcp_unless_asked() {
     let cluster = Cluster::start(0);

@@ -10,7 +10,7 @@ macro_rules! for_every_message {
         for_every_message!($check:
             coord::{TargetOffer, TargetHistory, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget, ReportLink, CutLink,
                 CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadNamespace, LeadReply,
-                MakeGroups, RecordProgress, GetCoordinators, Coordinators, ReportWaits, Wait, GetWaits, ClientsWaiting, ClientWaiting, FinishUpgrade}
+                MakeGroups, RecordProgress, GetCoordinators, Coordinators, ReportWaits, Wait, GetWaits, ClientsWaiting, ClientWaiting, FinishUpgrade, GetAudit, AuditState}
             data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
                 DropFile, GroupAt, ListTruncations, TruncationList, Truncation, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,

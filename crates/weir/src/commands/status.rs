@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use weir_env::Addr;
 use weir_home::HomeUrl;
-use weir_proto::coord::{ClientsWaiting, ClusterStatus, CutLink, TargetReport};
+use weir_proto::coord::{AuditState, ClientsWaiting, ClusterStatus, CutLink, TargetReport};
 use weir_proto::map::{Group, MemberState, Role, TargetState};
 use weir_proto::version::Program;
 
@@ -41,8 +41,8 @@ pub fn coordinators(args: &cli::Status) -> Outcome<Vec<Addr>> {
 /// What `weir status` exits with says how bad the worst trouble is.
 pub fn status(args: &cli::Status) -> Outcome<ExitCode> {
     let local = args.local()?;
-    let (status, waiting, namespaces) = observe::block_on(ask(&coordinators(args)?))?;
-    let facts = facts(local.as_ref(), &status, waiting, namespaces);
+    let (status, asked) = observe::block_on(ask(&coordinators(args)?))?;
+    let facts = facts(local.as_ref(), &status, asked);
     let report =
         Report { troubles: troubles(&facts), health: Health::of_used(&status, &facts.in_use()), facts };
     match args.json {
@@ -52,11 +52,20 @@ pub fn status(args: &cli::Status) -> Outcome<ExitCode> {
     Ok(ExitCode::from(report.worst().map_or(0, Severity::exit_code)))
 }
 
+/// Beside the coordinator's view.
+struct Asked {
+    waiting: ClientsWaiting,
+    /// Of the coordinator.
+    audit: AuditState,
+    namespaces: Vec<NamespaceFacts>,
+}
+
 /// The coordinator's view, and what each metadata server that leads says of its volumes.
-async fn ask(coordinators: &[Addr]) -> Outcome<(ClusterStatus, ClientsWaiting, Vec<NamespaceFacts>)> {
+async fn ask(coordinators: &[Addr]) -> Outcome<(ClusterStatus, Asked)> {
     let env = weir_env::real::env();
     let cluster = observe::observe(&env, coordinators, "weir status").await?;
     let (status, waiting) = (cluster.status().await?, cluster.waits().await?);
+    let audit = cluster.audit().await.unwrap_or_default(); // an older server has none
     let mut namespaces = Vec::new();
     for namespace in status.map.namespaces.iter().filter(|n| is_led(&status.map, n)) {
         let name = namespace.name.clone();
@@ -68,23 +77,20 @@ async fn ask(coordinators: &[Addr]) -> Outcome<(ClusterStatus, ClientsWaiting, V
         };
         namespaces.push(NamespaceFacts { name, known });
     }
-    Ok((status, waiting, namespaces))
+    Ok((status, Asked { waiting, audit, namespaces }))
 }
 
 async fn known(coordinators: &[Addr], namespace: &str) -> Outcome<Known> {
     let client = connect(coordinators.to_vec(), namespace).await?;
     let volumes = all(&client).await?;
     let (relations, backups) = (client.relations(None).await?, client.backups(None).await?);
+    let audit = client.audit().await.unwrap_or_default(); // as above
     client.shutdown().await?;
-    Ok(Known { volumes, relations, backups })
+    Ok(Known { volumes, relations, backups, audit })
 }
 
-fn facts<'a>(
-    local: Option<&LocalCluster>,
-    status: &'a ClusterStatus,
-    waiting: ClientsWaiting,
-    namespaces: Vec<NamespaceFacts>,
-) -> Facts<'a> {
+fn facts<'a>(local: Option<&LocalCluster>, status: &'a ClusterStatus, asked: Asked) -> Facts<'a> {
+    let Asked { waiting, audit, namespaces } = asked;
     let lives =
         |p: &Process| local.is_some_and(|at| PidFile::read(&at.pid_file(p)).is_some_and(|f| f.alive()));
     let process_state = |p: &Process| ProcessState {
@@ -103,7 +109,7 @@ fn facts<'a>(
         None => "start its process again on its machine".into(),
     };
     let missing_homes = missing_homes(&processes, &namespaces);
-    Facts { status, waiting, restart, processes, mounts, dead_mounts, namespaces, missing_homes }
+    Facts { status, waiting, audit, restart, processes, mounts, dead_mounts, namespaces, missing_homes }
 }
 
 /// Directories that are homes and are not there. Movers of other machines may find them where they are.

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::path::PathBuf;
 use weir_proto::backup::Backup;
-use weir_proto::coord::{ClientsWaiting, ClusterStatus, CutLink};
+use weir_proto::coord::{AuditState, ClientsWaiting, ClusterStatus, CutLink};
 use weir_proto::map::{Group, Member, MemberState, Node, Role, Target, TargetState};
 use weir_proto::meta::Time;
 use weir_proto::relation::{RelationInfo, RelationState};
@@ -68,6 +68,8 @@ pub struct Facts<'a> {
     pub status: &'a ClusterStatus,
     /// Clients whose calls wait.
     pub waiting: ClientsWaiting,
+    /// Of the coordinator.
+    pub audit: AuditState,
     /// What starts again what does not run.
     pub restart: String,
     /// Of `weir up` in this directory; none where it is not known.
@@ -98,6 +100,7 @@ pub struct Known {
     pub volumes: Vec<Volume>,
     pub relations: Vec<RelationInfo>,
     pub backups: Vec<Backup>,
+    pub audit: AuditState,
 }
 
 impl Facts<'_> {
@@ -134,6 +137,7 @@ pub fn troubles(facts: &Facts<'_>) -> Vec<Trouble> {
     backups(facts, &mut found);
     mounts(facts, &mut found);
     waits(facts, &mut found);
+    audit_logs(facts, &mut found);
     found.0.sort_by_key(|trouble| Reverse(trouble.severity));
     found.0
 }
@@ -166,6 +170,24 @@ fn waits(facts: &Facts<'_>, found: &mut Found) {
             let (what, seconds) = (&wait.what, wait.ms / 1000);
             let name = &client.client;
             found.degraded(name, format!("{name}: {calls} for {what}, no answer for {seconds} s"));
+        }
+    }
+}
+
+fn audit_logs(facts: &Facts<'_>, found: &mut Found) {
+    let known = facts.namespaces.iter().filter_map(|n| Some((n.name.as_str(), n.known.as_ref().ok()?)));
+    let of_namespaces = known.map(|(name, k)| (format!("the metadata server of {name:?}"), &k.audit));
+    for (whose, audit) in [("the coordinator".to_owned(), &facts.audit)].into_iter().chain(of_namespaces) {
+        let AuditState { waiting, lost, failure, .. } = audit;
+        if !failure.is_empty() {
+            let text = format!(
+                "the audit log of {whose} cannot be written ({failure}): {waiting} records wait, {lost} are lost; check the disk of \
+                 its directory"
+            );
+            found.warning("audit log", text);
+        } else if *lost > 0 {
+            let text = format!("{lost} records of the audit log of {whose} were lost since it started");
+            found.note("audit log", text);
         }
     }
 }
@@ -565,6 +587,7 @@ mod tests {
         mounts: Vec<MountState>,
         dead_mounts: Vec<PathBuf>,
         known: Result<Known, String>,
+        audit: AuditState,
         missing_homes: BTreeSet<String>,
     }
 
@@ -659,7 +682,9 @@ mod tests {
                 volumes: vec![volume()],
                 relations: vec![relation()],
                 backups: vec![backup()],
+                audit: AuditState::default(),
             }),
+            audit: AuditState::default(),
             missing_homes: BTreeSet::new(),
         }
     }
@@ -731,6 +756,7 @@ mod tests {
             troubles(&Facts {
                 status: &self.status,
                 waiting: ClientsWaiting { clients: vec![] },
+                audit: self.audit,
                 restart: "`weir up --dir /w` starts it again".into(),
                 processes: self.processes,
                 mounts: self.mounts,
@@ -784,6 +810,18 @@ mod tests {
                 Degraded,
                 "storage-1",
                 "storage-1 is down: t1 is missing from 1 placement group; if it returns, what",
+            ),
+            (
+                |w| w.audit = AuditState { waiting: 3, failure: "no space".into(), ..AuditState::default() },
+                Warning,
+                "audit log",
+                "the audit log of the coordinator cannot be written (no space): 3 records wait, 0 are lost",
+            ),
+            (
+                |w| w.known().audit.lost = 2,
+                Note,
+                "audit log",
+                "2 records of the audit log of the metadata server of \"root\" were lost",
             ),
             (
                 |w| w.status.map.targets[0].state = TargetState::Failed,

@@ -1,0 +1,265 @@
+//! A service whose administration is recorded: what was asked, by whom, and what came of it.
+//!
+//! The table of methods says which these are, so all others pass with one look-up. A request is recorded when its
+//! answer is known. Knows nothing of how a service does its work.
+use crate::audit::Audit;
+use std::sync::Arc;
+use weir_proto::backup::BackupSet;
+use weir_proto::coord::{ClearTarget, FinishUpgrade, GetAudit, Join, LeadNamespace, Leave, MakeGroups};
+use weir_proto::methods::{self, Method};
+use weir_proto::recall::GetEviction;
+use weir_proto::relation::{
+    AckChanges, DropCursor, ReadChanges, RelationAdd, RelationDo, RelationResolve, RelationSuspect,
+};
+use weir_proto::sender::Sender;
+use weir_proto::snapshot::{SnapshotDelete, SnapshotTake};
+use weir_proto::volume::{ScanInodes, VolumeChange, VolumeClone, VolumeCreate, VolumeDelete};
+use weir_proto::{Error, ErrorKind, NameRule, Request, Result};
+use weir_rpc::{Call, Connection, Defer, Handled, Proved, Reply, Service};
+use weir_trust::audit::{Outcome, Record};
+
+pub(crate) struct Audited {
+    pub service: Arc<dyn Service>,
+    pub audit: Audit,
+}
+
+impl Audited {
+    /// Serves a request of administration. It is seldom, so a task for its answer does not matter.
+    fn witness(&self, method: &Method, call: Call) -> Handled {
+        let About { on, uid, changes } = about(&call);
+        let audit = self.audit.clone();
+        let record = self.record(method, &call.connection, on, uid);
+        let note = move |result: &Result<Reply>| {
+            let result = outcome(result.as_ref().err());
+            if changes || matches!(result, Outcome::Refused(_)) {
+                audit.record(Record { result, ..record });
+            }
+        };
+        match self.service.handle(call) {
+            Handled::Now(result) => {
+                note(&result);
+                Handled::Now(result)
+            }
+            Handled::Later(work) => Handled::Later(Box::pin(async move {
+                let result = work.await;
+                note(&result);
+                result
+            })),
+        }
+    }
+
+    fn record(&self, method: &Method, by: &Connection, on: String, uid: Option<u32>) -> Record {
+        let proved = by.proved();
+        let uid = match proved {
+            Proved::User(uid) => Some(uid),
+            Proved::Node(_) => uid,
+        };
+        Record {
+            time_ns: self.audit.now_ns(),
+            node: by.peer().name.clone(),
+            from: by.peer_addr().to_owned(),
+            role: proved.sender().to_string(),
+            uid,
+            what: method.name.to_owned(),
+            on,
+            result: Outcome::Done,
+            again: 0,
+        }
+    }
+}
+
+impl Service for Audited {
+    fn handle(&self, call: Call) -> Handled {
+        if call.method == GetAudit::METHOD {
+            return Handled::Now(call.decode::<GetAudit>().map(|_| Reply::new(&self.audit.state())));
+        }
+        match audited(call.method) {
+            Some(method) => self.witness(method, call),
+            None => self.service.handle(call),
+        }
+    }
+    fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {
+        match call.method == GetAudit::METHOD || audited(call.method).is_some() {
+            true => Some(self.handle(call)),
+            false => self.service.handle_or_defer(call, defer),
+        }
+    }
+    fn method(&self, number: u16) -> Option<&'static Method> {
+        self.service.method(number)
+    }
+    fn refused(&self, method: &Method, by: &Connection, why: &Error) {
+        let record = self.record(method, by, String::new(), None);
+        self.audit.record(Record { result: outcome(Some(why)), ..record });
+        self.service.refused(method, by, why);
+    }
+    fn admits_guests(&self) -> bool {
+        self.service.admits_guests()
+    }
+    fn payload_max(&self) -> u32 {
+        self.service.payload_max()
+    }
+    fn caught_up(&self) {
+        self.service.caught_up();
+    }
+    fn disconnected(&self, connection: &Connection) {
+        self.service.disconnected(connection);
+    }
+}
+
+fn audited(number: u16) -> Option<&'static Method> {
+    methods::find(number).filter(|method| method.is_administration)
+}
+
+fn outcome(error: Option<&Error>) -> Outcome {
+    match error {
+        None => Outcome::Done,
+        Some(Error { kind: ErrorKind::Denied | ErrorKind::Name(NameRule::NotOwner), context }) => {
+            Outcome::Refused(context.clone())
+        }
+        Some(Error { context, .. }) => Outcome::Failed(context.clone()),
+    }
+}
+
+/// What a request is about.
+struct About {
+    on: String,
+    /// The user that it names.
+    uid: Option<u32>,
+    /// It is not only asked what is.
+    changes: bool,
+}
+
+/// A request that is none is recorded with what the service says of it.
+fn about(call: &Call) -> About {
+    decoded(call).unwrap_or(About { on: String::new(), uid: None, changes: true })
+}
+
+fn decoded(call: &Call) -> Result<About> {
+    let changed = |on: String, uid| About { on, uid, changes: true };
+    let looked = |on: String, uid: u32| About { on, uid: Some(uid), changes: false };
+    Ok(match call.method {
+        Join::METHOD => {
+            let r = call.decode::<Join>()?;
+            let disks: Vec<String> = r.targets.iter().map(|t| format!(", disk {}", t.uuid)).collect();
+            let role = Sender::from(r.role);
+            changed(format!("{role} {} of host {}{}", r.name, r.host, disks.concat()), None)
+        }
+        Leave::METHOD => changed(format!("node {}", call.decode::<Leave>()?.node), None),
+        ClearTarget::METHOD => changed(format!("target {}", call.decode::<ClearTarget>()?.target), None),
+        MakeGroups::METHOD => {
+            let r = call.decode::<MakeGroups>()?;
+            changed(format!("scheme {}, pool {}", r.scheme, r.pool.as_deref().unwrap_or("any")), None)
+        }
+        LeadNamespace::METHOD => {
+            let r = call.decode::<LeadNamespace>()?;
+            let instead = r.instead_of.map(|of| format!(", instead of {of}")).unwrap_or_default();
+            changed(format!("namespace {} {}, node {}{instead}", r.namespace, r.uuid, r.node), None)
+        }
+        FinishUpgrade::METHOD => changed("the cluster's level".into(), None),
+        VolumeCreate::METHOD => {
+            let r = call.decode::<VolumeCreate>()?;
+            changed(created(&r), Some(r.cred.uid))
+        }
+        VolumeChange::METHOD => {
+            let r = call.decode::<VolumeChange>()?;
+            changed(format!("volume {}: {}", r.volume, changes_of(&r)), Some(r.cred.uid))
+        }
+        VolumeDelete::METHOD => {
+            let r = call.decode::<VolumeDelete>()?;
+            let force = if r.force { ", with all that is in it" } else { "" };
+            changed(format!("volume {}{force}", r.volume), Some(r.cred.uid))
+        }
+        VolumeClone::METHOD => {
+            let r = call.decode::<VolumeClone>()?;
+            let on = format!("{} from snapshot {} of volume {}", created(&r.new), r.snapshot, r.source);
+            changed(on, Some(r.new.cred.uid))
+        }
+        ScanInodes::METHOD => {
+            let r = call.decode::<ScanInodes>()?;
+            looked(format!("volume {}", r.volume), r.cred.uid)
+        }
+        _ => return decoded_of_volume(call),
+    })
+}
+
+/// The rest: what belongs to a volume.
+fn decoded_of_volume(call: &Call) -> Result<About> {
+    let changed = |on: String, uid: u32| About { on, uid: Some(uid), changes: true };
+    let looked = |on: String, uid: u32| About { on, uid: Some(uid), changes: false };
+    Ok(match call.method {
+        RelationAdd::METHOD => {
+            let r = call.decode::<RelationAdd>()?;
+            changed(format!("volume {}, {:?} {}", r.volume, r.direction, without_keys(&r.url)), r.cred.uid)
+        }
+        RelationDo::METHOD => {
+            let r = call.decode::<RelationDo>()?;
+            changed(format!("relation {}: {:?}", r.relation, r.verb), r.cred.uid)
+        }
+        RelationResolve::METHOD => {
+            let r = call.decode::<RelationResolve>()?;
+            changed(format!("relation {}, inode {}: {:?}", r.relation, r.ino, r.how), r.cred.uid)
+        }
+        RelationSuspect::METHOD => {
+            let r = call.decode::<RelationSuspect>()?;
+            changed(format!("relation {}, inode {}", r.relation, r.ino), r.cred.uid)
+        }
+        BackupSet::METHOD => {
+            let r = call.decode::<BackupSet>()?;
+            let forget = if r.forget { ": forget" } else { "" };
+            changed(format!("volume {}, {}{forget}", r.volume, without_keys(&r.url)), r.cred.uid)
+        }
+        SnapshotTake::METHOD => {
+            let r = call.decode::<SnapshotTake>()?;
+            changed(format!("volume {}, snapshot {}", r.volume, r.name), r.cred.uid)
+        }
+        SnapshotDelete::METHOD => {
+            let r = call.decode::<SnapshotDelete>()?;
+            changed(format!("volume {}, snapshot {}", r.volume, r.name), r.cred.uid)
+        }
+        GetEviction::METHOD => {
+            let r = call.decode::<GetEviction>()?;
+            match r.set {
+                Some(set) => {
+                    let marks =
+                        format!("volume {}: eviction from {} % to {} %", set.volume, set.high, set.low);
+                    changed(marks, r.cred.uid)
+                }
+                None => looked("eviction levels".into(), r.cred.uid),
+            }
+        }
+        ReadChanges::METHOD => {
+            let r = call.decode::<ReadChanges>()?;
+            looked(format!("volume {}", r.volume), r.cred.uid)
+        }
+        AckChanges::METHOD => {
+            let r = call.decode::<AckChanges>()?;
+            looked(format!("volume {}, cursor {}", r.volume, r.cursor), r.cred.uid)
+        }
+        DropCursor::METHOD => {
+            let r = call.decode::<DropCursor>()?;
+            changed(format!("volume {}, cursor {}", r.volume, r.cursor), r.cred.uid)
+        }
+        _ => return Err(call.unknown()),
+    })
+}
+
+fn created(new: &VolumeCreate) -> String {
+    let path = String::from_utf8_lossy(&new.path);
+    format!("volume {} at {path}, owner {}", new.name, new.owner)
+}
+
+fn changes_of(r: &VolumeChange) -> String {
+    let name = r.name.as_ref().map(|name| format!("name {name}"));
+    let owner = r.owner.map(|owner| format!("owner {owner}"));
+    let admins = r.admins.as_ref().map(|admins| format!("administrators {admins:?}"));
+    let quota = r.quota.map(|_| "limits".to_owned());
+    let policy = r.policy.as_ref().map(|_| "policy".to_owned());
+    let retention = r.retention.map(|_| "retention".to_owned());
+    let all: Vec<String> = [name, owner, admins, quota, policy, retention].into_iter().flatten().collect();
+    all.join(", ")
+}
+
+/// A URL's query may name files with keys, and in other programs' URLs a key itself.
+fn without_keys(url: &str) -> &str {
+    url.split('?').next().unwrap_or_default()
+}
