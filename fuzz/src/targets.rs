@@ -480,6 +480,8 @@ fn config_seeds() -> Vec<Vec<u8>> {
 
 /// Words of the command line and of the configuration that have a grammar of their own.
 fn text(bytes: &[u8]) {
+    let _ = weir_trust::audit::open(bytes);
+    let _ = weir_trust::audit::resume(bytes);
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     fn same<T: std::str::FromStr + std::fmt::Display + PartialEq + std::fmt::Debug>(text: &str) {
         if let Ok(value) = text.parse::<T>() {
@@ -494,7 +496,20 @@ fn text(bytes: &[u8]) {
     let _ = crate::failure::did_you_mean(text, known.keys().copied());
 }
 fn text_seeds() -> Vec<Vec<u8>> {
+    let record = weir_trust::audit::Record {
+        time_ns: 1,
+        node: "n".into(),
+        from: "unix".into(),
+        role: "user".into(),
+        uid: Some(1),
+        what: "Leave".into(),
+        on: "n1".into(),
+        result: weir_trust::audit::Outcome::Done,
+        again: 1,
+    };
+    let line = weir_trust::audit::seal(&mut Default::default(), &record);
     [
+        line.as_str(),
         "tcp:127.0.0.1:7000",
         "tcp:[fe80::1%2]:0",
         "unix:/run/weir/meta.sock",

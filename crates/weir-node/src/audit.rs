@@ -241,3 +241,79 @@ impl Writer {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_env::sim::{SimConfig, World};
+
+    const DIR: &str = "/role";
+
+    fn record(result: Outcome) -> Record {
+        Record {
+            time_ns: 1,
+            node: "n".into(),
+            from: "unix".into(),
+            role: "mount".into(),
+            uid: None,
+            what: "Leave".into(),
+            on: "node n1".into(),
+            result,
+            again: 0,
+        }
+    }
+
+    fn world(capacity: Option<u64>) -> (World, Env) {
+        let world = World::new(1, SimConfig::default());
+        let env = world.node("role");
+        env.disk.create_dir_all(Path::new(DIR)).unwrap();
+        if let Some(bytes) = capacity {
+            world.set_disk_capacity("role", bytes);
+        }
+        (world, env)
+    }
+
+    #[test]
+    fn a_refusal_that_repeats_is_written_once_and_counted() {
+        let (world, env) = world(None);
+        world.run(async {
+            let audit = Audit::start(&env, Path::new(DIR));
+            for n in 0..10 {
+                audit.record(record(Outcome::Refused(format!("from port {n}"))));
+            }
+            audit.record(record(Outcome::Done));
+            env.clock.sleep(REPEAT_WINDOW / 2).await;
+            assert_eq!(audit.state().records, 2);
+            env.clock.sleep(REPEAT_WINDOW).await;
+            assert_eq!(audit.state().records, 3);
+            let lines =
+                String::from_utf8(env.disk.read(&Path::new(DIR).join("audit.jsonl")).unwrap()).unwrap();
+            let last = lines.lines().last().unwrap();
+            assert!(last.contains("from port 9") && last.contains("\"again\":8"), "{last}");
+            // An orderly end does not wait for that time.
+            (0..3).for_each(|_| audit.record(record(Outcome::Failed(String::new()))));
+            audit.settle(Duration::from_secs(1)).await;
+            assert_eq!(audit.state().records, 5);
+        });
+    }
+
+    #[test]
+    fn a_full_disk_loses_only_what_does_not_fit_in_memory() {
+        let (world, env) = world(Some(0));
+        world.run(async {
+            let audit = Audit::start(&env, Path::new(DIR));
+            for _ in 0..5 {
+                (0..1000).for_each(|_| audit.record(record(Outcome::Done)));
+                env.clock.sleep(Duration::from_secs(1)).await;
+            }
+            let state = audit.state();
+            assert!(!state.failure.is_empty(), "{state:?}");
+            assert_eq!((state.records, state.waiting, state.lost), (0, 4096, 904));
+            world.set_disk_capacity("role", 1 << 30);
+            env.clock.sleep(RETRY_AFTER * 2).await;
+            // And the record that says how many are lost.
+            let written = AuditState { records: 4097, waiting: 0, lost: 904, failure: String::new() };
+            assert_eq!(audit.state(), written);
+        });
+    }
+}
