@@ -106,6 +106,8 @@ pub struct FileModel {
     durable: Vec<u8>,
     /// Settled changes below changes of `pending`: their bytes show when those are lost.
     below: Vec<Pending>,
+    /// What was durable before these.
+    below_bytes: Vec<Vec<u8>>,
     /// How long it was when somebody looked since: what others had done stays then, also if all of `pending` is lost.
     lens_seen: Vec<u64>,
 }
@@ -147,7 +149,13 @@ impl FileModel {
     }
     /// The same bytes where they are there for good, whatever becomes of who wrote them.
     pub fn settled(&self) -> FileModel {
-        FileModel { pending: Vec::new(), durable: Vec::new(), below: Vec::new(), ..self.clone() }
+        FileModel {
+            pending: Vec::new(),
+            durable: Vec::new(),
+            below: Vec::new(),
+            below_bytes: Vec::new(),
+            ..self.clone()
+        }
     }
     pub fn len(&self) -> u64 {
         self.bytes.len() as u64
@@ -161,6 +169,7 @@ impl FileModel {
         if self.pending.is_empty() {
             self.durable = self.bytes.clone();
             self.below.clear();
+            self.below_bytes.clear();
             self.lens_seen.clear();
         }
         let len_before = self.len();
@@ -205,6 +214,7 @@ impl FileModel {
         let (mine, others): (Vec<Pending>, Vec<Pending>) =
             std::mem::take(&mut self.pending).into_iter().partition(|p| is_mine(p.who));
         if !others.is_empty() {
+            self.below_bytes.push(self.durable.clone());
             others.iter().for_each(|p| apply(&mut self.durable, p.op, p.what));
             let is_kept = |at: usize| !mine.iter().any(|p| p.touches(at as u64));
             for at in 0..self.bytes.len().max(self.durable.len()) {
@@ -317,9 +327,11 @@ impl FileModel {
             What::Zero { offset: from, len } => (from..from + len).contains(&offset) && byte == 0,
             What::Size { len } => offset >= len && byte == 0,
         };
-        self.durable.get(offset as usize).copied().unwrap_or(0) == byte
+        let is_in = |bytes: &Vec<u8>| bytes.get(offset as usize).copied().unwrap_or(0) == byte;
+        is_in(&self.durable)
             || self.pending.iter().any(leaves)
-            || (self.pending.iter().any(|p| p.touches(offset)) && self.below.iter().any(leaves))
+            || (self.pending.iter().any(|p| p.touches(offset))
+                && (self.below.iter().any(leaves) || self.below_bytes.iter().any(is_in)))
     }
 
     /// Clients whose acknowledged changes are lost if `settled` is what is there. None if an unfinished one may explain the
