@@ -8,7 +8,10 @@ use weir_proto::volume::{
     Policy, Quota, Retention, ScanInodes, Scanned, VOLUMES_MAX, Volume, VolumeAt, VolumeChange, VolumeClone,
     VolumeCreate, VolumeDelete, VolumeGet, VolumeList, check_volume_name,
 };
-use weir_proto::{Error, InodeId, NameRule, Result, VolumeId};
+use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, VolumeId};
+
+/// Between two questions to a coordinator that does not answer.
+const COORDINATOR_PAUSE: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// A volume to be made.
 #[derive(Clone, Debug)]
@@ -129,7 +132,16 @@ impl Client {
         }
         let cluster = &self.inner.data.cluster;
         let scheme = policy.scheme.unwrap_or(cluster.map().settings.scheme);
-        cluster.make_groups(policy.pool.clone(), scheme).await.map(drop)
+        let deadline = self.inner.deadline();
+        loop {
+            match cluster.make_groups(policy.pool.clone(), scheme).await {
+                // The coordinator is away, or was while it answered. Asking twice does no harm.
+                Err(e) if e.kind == ErrorKind::Unavailable && self.inner.env.clock.now() < deadline => {
+                    self.inner.env.clock.sleep(COORDINATOR_PAUSE).await;
+                }
+                made => return made.map(drop),
+            }
+        }
     }
 
     /// `force`: also if something is in it. What is in it is removed in the background.
