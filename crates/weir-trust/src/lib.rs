@@ -1,6 +1,11 @@
-//! What a cluster can prove. For now: the records of its audit log, and that none was changed.
+//! What a cluster can prove: who its nodes are, that frames are theirs, and what was done.
 //!
-//! Pure: a line goes in or comes out. Knows nothing of sockets, files or paths.
+//! Certificates and join tokens, the handshake of a connection and the protection of its frames, the chain of the audit log.
+//! Pure: bytes and times come in, bytes and decisions go out. Knows nothing of sockets, files or paths.
 #![forbid(unsafe_code)]
 
 pub mod audit;
+pub mod certificate;
+pub mod frames;
+pub mod handshake;
+pub mod token;
