@@ -71,6 +71,8 @@ pub struct Caller {
     /// The user of a process on this machine (Unix sockets), unless that is root or the user that this process runs as. In a
     /// user namespace of its own a process is still the user that started it.
     pub guest: Option<u32>,
+    /// Its address, if it came over a network.
+    pub ip: Option<IpAddr>,
 }
 
 pub trait Listener: Send + Sync {

@@ -52,7 +52,7 @@ impl Audited {
         let proved = by.proved();
         let uid = match proved {
             Proved::User(uid) => Some(uid),
-            Proved::Node(_) => uid,
+            Proved::Node(_) | Proved::Stranger => uid,
         };
         Record {
             time_ns: self.audit.now_ns(),

@@ -12,10 +12,12 @@ pub enum Sender {
     Console,
     /// Another user of a server's machine than those who run the cluster, by a Unix socket.
     User,
+    /// A machine without a certificate, over a network that asks for one: it may join the cluster.
+    Stranger,
 }
 
 impl Sender {
-    pub const ALL: [Sender; 7] = [
+    pub const ALL: [Sender; 8] = [
         Sender::Coordinator,
         Sender::Meta,
         Sender::Storage,
@@ -23,6 +25,7 @@ impl Sender {
         Sender::Mover,
         Sender::Console,
         Sender::User,
+        Sender::Stranger,
     ];
 }
 
@@ -36,6 +39,7 @@ impl fmt::Display for Sender {
             Sender::Mover => "mover",
             Sender::Console => "console",
             Sender::User => "user",
+            Sender::Stranger => "stranger",
         })
     }
 }

@@ -6,6 +6,7 @@
 use crate::hello::{Peer, Proved};
 use crate::incoming::{Frame, Incoming, lost};
 use crate::outgoing::Outgoing;
+use crate::trust::Trust;
 use crate::{Call, Handled, Payload, Reply, Service, not_served};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +19,7 @@ use weir_env::{Env, Instant, TaskHandle, watch};
 use weir_proto::frame::{FLAG_ECHO, FrameKind, HELLO_BODY_MAX, Header, Hello};
 use weir_proto::methods;
 use weir_proto::{Error, ErrorKind, Request, Result, Wire, Writer};
+use weir_trust::certificate::Certificate;
 
 /// Unanswered calls of one connection in one direction; the next one waits for its turn.
 pub const CALLS_MAX: usize = 1024;
@@ -44,6 +46,15 @@ const REASON_BYTES_MAX: usize = HELLO_BODY_MAX as usize - 64;
 /// One end of a live connection. Cheap to clone; the connection closes when the last clone is dropped.
 #[derive(Clone)]
 pub struct Connection(Arc<Handle>);
+
+/// A connection that it does not keep open.
+pub(crate) struct WeakConnection(Weak<Handle>);
+
+impl WeakConnection {
+    pub fn upgrade(&self) -> Option<Connection> {
+        self.0.upgrade().map(Connection)
+    }
+}
 
 /// What users hold. The tasks of the connection hold only [`Inner`], so that they do not keep it alive. The service is
 /// held by the tasks only: services keep connections, and a killed node's tasks end without a farewell.
@@ -127,6 +138,7 @@ impl Connection {
         incoming: Incoming,
         outgoing: Outgoing,
         service: Arc<dyn Service>,
+        trust: Option<&Trust>,
         on_close: Option<OnClose>,
         keep: impl FnOnce(&Connection),
     ) -> Connection {
@@ -150,6 +162,9 @@ impl Connection {
         let _ = inner.handle.set(Arc::downgrade(&handle)); // set once, here
         let connection = Connection(handle);
         keep(&connection);
+        if let Some(trust) = trust {
+            trust.watch(&connection);
+        }
         let (reader, writer, watch) = (inner.clone(), inner.clone(), inner.clone());
         let reads = incoming.reads();
         let (served_by, reported) = (service.clone(), service);
@@ -249,6 +264,13 @@ impl Connection {
     /// Who the peer is.
     pub fn proved(&self) -> Proved {
         self.0.0.peer.proved
+    }
+    /// What the peer proved itself with; none: by a Unix socket, or in a cluster without certificates.
+    pub fn certificate(&self) -> Option<&Certificate> {
+        self.0.0.peer.certificate.as_ref()
+    }
+    pub(crate) fn downgrade(&self) -> WeakConnection {
+        WeakConnection(Arc::downgrade(&self.0))
     }
     /// Of the protocol, as the two ends agreed on.
     pub fn version(&self) -> u16 {

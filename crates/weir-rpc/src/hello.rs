@@ -1,28 +1,33 @@
 //! The first frames: both ends say who they are and refuse whom they must not talk to.
 //!
+//! Over a network a handshake comes before them where nodes have certificates; then what a peer says has to fit its certificate.
 //! A listener learns nothing else of a caller, and does nothing for it, before its hello was accepted.
 use crate::connection::wire_error;
-use crate::incoming::{Arriving, Incoming, lost};
+use crate::incoming::{Arriving, Begin, Incoming, lost};
 use crate::outgoing::Outgoing;
+use crate::trust::Trust;
 use crate::{Connection, Service};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
-use weir_env::{Addr, BoxStream, BoxWriter, Env};
-use weir_proto::frame::{FrameKind, Header, Hello, check_hello};
+use weir_env::{Addr, BoxStream, BoxWriter, Caller, Env};
+use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello, check_hello};
 use weir_proto::map::Role;
 use weir_proto::methods::Method;
 use weir_proto::sender::Sender;
 use weir_proto::version::Program;
 use weir_proto::{ClusterId, Error, ErrorKind, Result, Wire};
+use weir_trust::certificate::Certificate;
+use weir_trust::frames::FrameKey;
+use weir_trust::handshake::Agreed;
 
 /// How long a peer may take to connect, and to say hello.
 pub const HELLO_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Who this node is, to its peers. Clones share the cluster id: once known it holds for all of them.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Identity {
     pub name: String,
     pub role: Role,
@@ -30,6 +35,8 @@ pub struct Identity {
     pub instance: u64,
     cluster: Arc<OnceLock<ClusterId>>,
     program: Program,
+    /// Absent in a cluster without certificates.
+    trust: Option<Arc<Trust>>,
 }
 
 impl Identity {
@@ -41,6 +48,7 @@ impl Identity {
             instance: env.rng.next_u64(),
             cluster: Arc::default(),
             program: Program::this(),
+            trust: None,
         };
         if let Some(cluster) = cluster {
             identity.join(cluster);
@@ -54,6 +62,13 @@ impl Identity {
     /// As a node with another program, for tests.
     pub fn with(self, program: Program) -> Identity {
         Identity { program, ..self }
+    }
+    /// As a node that proves itself over networks, and asks the same of others.
+    pub fn trusting(self, trust: Option<Arc<Trust>>) -> Identity {
+        Identity { trust, ..self }
+    }
+    pub fn trust(&self) -> Option<&Arc<Trust>> {
+        self.trust.as_ref()
     }
     pub fn cluster(&self) -> Option<ClusterId> {
         self.cluster.get().copied()
@@ -75,33 +90,43 @@ impl Identity {
     }
 }
 
-/// Who the other end is, as far as that is known: what services decide by. Today a role is what the peer
-/// claims.
+/// Who the other end is, as far as that is known: what services decide by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Proved {
-    /// A node of the cluster, or whoever may act as any: root and the user that this process runs as, by a
-    /// Unix socket.
+    /// A node of the cluster, by its certificate; or whoever may act as any: root and the user that this process runs as, by a
+    /// Unix socket. In a cluster without certificates the role is what the peer claims.
     Node(Role),
     /// Another user of this machine, who connected by a Unix socket, as the kernel says: has the rights of
     /// that user and no other, whatever its requests say.
     User(u32),
+    /// A machine without a certificate, over a network that asks for one.
+    Stranger,
 }
 
 impl Proved {
     /// By `guest` see [`weir_env::Caller`].
-    pub(crate) fn of(claimed: &Hello, guest: Option<u32>) -> Proved {
-        guest.map_or(Proved::Node(claimed.role), Proved::User)
+    fn of(claimed: &Hello, guest: Option<u32>, way: &Way) -> Result<Proved> {
+        match (guest, way) {
+            (Some(uid), _) => Ok(Proved::User(uid)),
+            (None, Way::Open) => Ok(Proved::Node(claimed.role)),
+            (None, Way::Protected(None)) => Ok(Proved::Stranger),
+            (None, Way::Protected(Some(certificate))) => {
+                certificate.check_claims(claimed.cluster, &claimed.name, claimed.role)?;
+                Ok(Proved::Node(claimed.role))
+            }
+        }
     }
     pub fn role(self) -> Option<Role> {
         match self {
             Proved::Node(role) => Some(role),
-            Proved::User(_) => None,
+            Proved::User(_) | Proved::Stranger => None,
         }
     }
     pub fn sender(self) -> Sender {
         match self {
             Proved::Node(role) => role.into(),
             Proved::User(_) => Sender::User,
+            Proved::Stranger => Sender::Stranger,
         }
     }
     /// Refuses a method that is not for this sender. `peer`: for the words.
@@ -112,6 +137,9 @@ impl Proved {
         let what = format!("{}, method {}", method.name, method.number);
         Err(Error::denied(match self {
             Proved::Node(_) => format!("{peer} is a {}, which may not send {what}", self.sender()),
+            Proved::Stranger => format!(
+                "a machine without a certificate may not send {what}; hint: join it to the cluster (`weir join`)"
+            ),
             Proved::User(uid) => format!(
                 "user {uid} may not do that here ({what}): use a mount, or ask root or the user who runs the servers"
             ),
@@ -124,6 +152,8 @@ pub(crate) struct Peer {
     /// What it said.
     pub claimed: Hello,
     pub proved: Proved,
+    /// What it proved itself with.
+    pub certificate: Option<Certificate>,
     /// Of the protocol, which was agreed on.
     pub version: u16,
     /// Where it is.
@@ -147,44 +177,111 @@ pub async fn connect(
     service: Arc<dyn Service>,
 ) -> Result<Connection> {
     let connected = env.clock.timeout(HELLO_PATIENCE, dial(env, addr, identity)).await;
-    let (Greeted { hello, version, incoming, writer }, local_ip) = connected
+    let (Greeted { peer, incoming, outgoing }, local_ip) = connected
         .map_err(|_| Error::unavailable(format!("no answer within {} s", HELLO_PATIENCE.as_secs())))
         .flatten()
         .map_err(|e| e.doing(format_args!("connect to {addr}")))?;
-    let (proved, claimed) = (Proved::of(&hello, None), hello);
-    let peer = Peer { claimed, proved, version, addr: addr.to_string(), local_ip };
-    Ok(Connection::start(env, peer, incoming, Outgoing::new(writer, version), service, None, |_| {}))
+    let peer = Peer { addr: addr.to_string(), local_ip, ..peer };
+    Ok(Connection::start(env, peer, incoming, outgoing, service, identity.trust.as_deref(), None, |_| {}))
 }
 
 /// A connection that is through its hello.
 pub(crate) struct Greeted {
-    pub hello: Hello,
-    pub version: u16,
+    pub peer: Peer,
     pub incoming: Incoming,
-    pub writer: BoxWriter,
+    pub outgoing: Outgoing,
+}
+
+/// How the two ends are connected.
+enum Way {
+    /// By a Unix socket, or without certificates.
+    Open,
+    /// Over a network, with keys that only the two have. None: the dialer showed no certificate.
+    Protected(Option<Certificate>),
+}
+
+/// Both directions of a connection before its frames have users.
+struct Line {
+    incoming: Incoming,
+    writer: BoxWriter,
+    way: Way,
+    key: Option<FrameKey>,
+}
+
+impl Line {
+    fn new(incoming: Incoming, writer: BoxWriter) -> Line {
+        Line { incoming, writer, way: Way::Open, key: None }
+    }
+    /// From now on frames are protected; whether the peer is refused is said by one already.
+    fn protect(&mut self, agreed: Agreed) -> Result<()> {
+        self.incoming.protect(agreed.keys.receive);
+        self.key = Some(agreed.keys.send);
+        self.way = Way::Protected(agreed.peer?);
+        Ok(())
+    }
+    fn greeted(self, env: &Env, claimed: Hello, guest: Option<u32>, version: u16) -> Result<Greeted> {
+        let Line { mut incoming, writer, way, key } = self;
+        incoming.agree(version);
+        let proved = Proved::of(&claimed, guest, &way)?;
+        let certificate = match way {
+            Way::Protected(certificate) => certificate,
+            Way::Open => None,
+        };
+        let peer = Peer { claimed, proved, certificate, version, addr: String::new(), local_ip: None };
+        Ok(Greeted { peer, incoming, outgoing: Outgoing::new(env, writer, version, key) })
+    }
+
+    /// A frame of a kind that has no bulk: a stranger gets no large buffer.
+    async fn first_frame(&mut self) -> Result<First> {
+        let Some((header, bytes)) = self.incoming.header().await? else {
+            return Err(Error::unavailable("the peer closed the connection before its hello"));
+        };
+        if matches!(header.kind, FrameKind::Request | FrameKind::Response) {
+            return Err(Error::invalid(format!("{:?} before a hello", header.kind)));
+        }
+        let frame = self.incoming.rest(header, &bytes).await?;
+        Ok(First { kind: header.kind, body: frame.body })
+    }
+
+    async fn send(&mut self, kind: FrameKind, body: &impl Wire) -> Result<()> {
+        let body = body.to_bytes();
+        let header = Header { body_len: body.len() as u32, ..Header::new(kind, 0) };
+        header.check_sizes()?;
+        let mut frame = Vec::with_capacity(HEADER_BYTES + body.len());
+        frame.extend_from_slice(&header.encode(&body));
+        frame.extend_from_slice(&body);
+        if let Some(key) = &mut self.key {
+            let tag = key.seal(&mut frame);
+            frame.extend_from_slice(&tag);
+        }
+        self.writer.write_all(&frame).await.map_err(|e| lost(&e))?;
+        self.writer.flush().await.map_err(|e| lost(&e))
+    }
 }
 
 async fn dial(env: &Env, addr: &Addr, identity: &Identity) -> Result<(Greeted, Option<IpAddr>)> {
     let stream = env.net.connect(addr).await.map_err(|e| Error::unavailable(e.to_string()))?;
     let local_ip = stream.local_ip();
-    let (reader, mut writer) = stream.split();
-    let mut incoming = Incoming::new(env, reader, Arriving::new());
-    send(&mut writer, FrameKind::Hello, &identity.hello()).await?;
-    let answer = first_frame(&mut incoming).await?;
-    let hello = match answer {
+    let (reader, writer) = stream.split();
+    let mut line = Line::new(Incoming::new(env, reader, Arriving::new()), writer);
+    if let (Some(trust), Addr::Tcp(at)) = (&identity.trust, addr) {
+        let agreed = trust.dial(at.ip(), &mut line.incoming, &mut line.writer).await?;
+        line.protect(agreed)?;
+    }
+    line.send(FrameKind::Hello, &identity.hello()).await?;
+    let hello = match line.first_frame().await? {
         First { kind: FrameKind::HelloAck, body } => Hello::read(&body)?,
         First { kind: FrameKind::ErrorResponse, body } => {
             return Err(Error::from_bytes(&body)?.doing("refused by the peer"));
         }
         First { kind, .. } => return Err(Error::invalid(format!("{kind:?} instead of a hello"))),
     };
-    match check_hello(&identity.hello(), &hello) {
-        Ok(version) => {
-            incoming.agree(version);
-            Ok((Greeted { hello, version, incoming, writer }, local_ip))
-        }
+    let checked = check_hello(&identity.hello(), &hello)
+        .and_then(|version| Proved::of(&hello, None, &line.way).map(|_| version));
+    match checked {
+        Ok(version) => Ok((line.greeted(env, hello, None, version)?, local_ip)),
         Err(e) => {
-            let _ = send(&mut writer, FrameKind::Goodbye, &wire_error(&e)).await; // it is refused either way
+            let _ = line.send(FrameKind::Goodbye, &wire_error(&e)).await; // it is refused either way
             Err(e.doing("refused by this node"))
         }
     }
@@ -196,40 +293,59 @@ pub(crate) async fn welcome(
     stream: BoxStream,
     identity: &Identity,
     arriving: Arriving,
-    guest: Option<u32>,
+    caller: &Caller,
+    service: &dyn Service,
 ) -> Result<Greeted> {
-    let (reader, mut writer) = stream.split();
-    let mut incoming = Incoming::new(env, reader, arriving);
+    let (reader, writer) = stream.split();
+    let mut line = Line::new(Incoming::new(env, reader, arriving), writer);
     let greeting = async {
-        let (hello, version) = caller_hello(&mut incoming, identity).await?;
-        if let Some(uid) = guest {
-            return Err(Error::denied(format!(
+        if let (Some(trust), Some(ip)) = (&identity.trust, caller.ip) {
+            accept(&mut line, trust, ip).await?;
+        }
+        let (hello, version) = caller_hello(&mut line, identity).await?;
+        match Proved::of(&hello, caller.guest, &line.way)? {
+            Proved::User(uid) if !service.admits_guests() => Err(Error::denied(format!(
                 "user {uid} of this machine may not connect to {}: only root and the user who runs it may",
                 identity.name
-            )));
+            ))),
+            Proved::Stranger if !service.admits_strangers() => Err(no_certificate(&identity.name)),
+            _ => line.send(FrameKind::HelloAck, &identity.hello()).await.map(|()| (hello, version)),
         }
-        send(&mut writer, FrameKind::HelloAck, &identity.hello()).await?;
-        Ok((hello, version))
     };
     let greeted = env.clock.timeout(HELLO_PATIENCE, greeting).await;
-    match greeted.unwrap_or_else(|_| {
+    let greeted = greeted.unwrap_or_else(|_| {
         Err(Error::unavailable(format!("no hello within {} s", HELLO_PATIENCE.as_secs())))
-    }) {
-        Ok((hello, version)) => {
-            incoming.agree(version);
-            Ok(Greeted { hello, version, incoming, writer })
-        }
+    });
+    match greeted {
+        Ok((hello, version)) => line.greeted(env, hello, caller.guest, version),
         Err(e) => {
             let words = wire_error(&e);
-            let goodbye = send(&mut writer, FrameKind::ErrorResponse, &words);
+            let goodbye = line.send(FrameKind::ErrorResponse, &words);
             let _ = env.clock.timeout(HELLO_PATIENCE, goodbye).await; // it is refused either way
             Err(e)
         }
     }
 }
 
-async fn caller_hello(incoming: &mut Incoming, identity: &Identity) -> Result<(Hello, u16)> {
-    match first_frame(incoming).await? {
+/// The handshake, for a listener that takes nothing else.
+async fn accept(line: &mut Line, trust: &Trust, ip: IpAddr) -> Result<()> {
+    match line.incoming.begin().await? {
+        Begin::Handshake(first) => {
+            let agreed = trust.accept(ip, &first, &mut line.incoming, &mut line.writer).await?;
+            line.protect(agreed)
+        }
+        Begin::Frame => Err(no_certificate("this node")),
+    }
+}
+
+fn no_certificate(node: &str) -> Error {
+    Error::denied(format!(
+        "{node} takes only nodes that have a certificate of the cluster; hint: join this machine to it (`weir join`)"
+    ))
+}
+
+async fn caller_hello(line: &mut Line, identity: &Identity) -> Result<(Hello, u16)> {
+    match line.first_frame().await? {
         First { kind: FrameKind::Hello, body } => {
             let hello = Hello::read(&body)?;
             let version = check_hello(&identity.hello(), &hello)?;
@@ -242,28 +358,6 @@ async fn caller_hello(incoming: &mut Incoming, identity: &Identity) -> Result<(H
 struct First {
     kind: FrameKind,
     body: bytes::Bytes,
-}
-
-/// A frame of a kind that has no bulk: a stranger gets no large buffer.
-async fn first_frame(incoming: &mut Incoming) -> Result<First> {
-    let Some((header, bytes)) = incoming.header().await? else {
-        return Err(Error::unavailable("the peer closed the connection before its hello"));
-    };
-    if matches!(header.kind, FrameKind::Request | FrameKind::Response) {
-        return Err(Error::invalid(format!("{:?} before a hello", header.kind)));
-    }
-    let frame = incoming.rest(header, &bytes).await?;
-    Ok(First { kind: header.kind, body: frame.body })
-}
-
-async fn send(writer: &mut BoxWriter, kind: FrameKind, body: &impl Wire) -> Result<()> {
-    let body = body.to_bytes();
-    let header = Header { body_len: body.len() as u32, ..Header::new(kind, 0) };
-    let mut frame = header.encode(&body).to_vec();
-    frame.extend_from_slice(&body);
-    header.check_sizes()?;
-    writer.write_all(&frame).await.map_err(|e| lost(&e))?;
-    writer.flush().await.map_err(|e| lost(&e))
 }
 
 /// Whether a refusal will not be different at the next try, unless somebody changes something.
@@ -289,7 +383,9 @@ mod tests {
                 role: *role,
                 instance: 1,
             };
-            let (user, node) = (Proved::of(&claimed, Some(1000)), Proved::of(&claimed, None));
+            let of = |guest| Proved::of(&claimed, guest, &Way::Open).unwrap();
+            let (user, node) = (of(Some(1000)), of(None));
+            assert_eq!(Proved::of(&claimed, None, &Way::Protected(None)), Ok(Proved::Stranger));
             assert_eq!((user.role(), node.role()), (None, Some(*role)));
             for method in methods::all() {
                 assert_eq!(user.check(method, &"n").is_ok(), method.by.has(Sender::User), "{}", method.name);

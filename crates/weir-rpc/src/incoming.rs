@@ -12,6 +12,8 @@ use weir_env::{BoxReader, Env};
 use weir_proto::checksum::crc32c_append;
 use weir_proto::frame::{self, HEADER_BYTES, Header};
 use weir_proto::{Error, Result};
+use weir_trust::frames::{FrameKey, PayloadKey, TAG_BYTES, Tag, Whose};
+use weir_trust::handshake::{FIRST_BYTE, RECORD_HEADER_BYTES, record_len};
 
 /// Enough for hundreds of small frames; of a large payload only this much is copied.
 const BUFFER_BYTES: usize = 32 << 10;
@@ -45,6 +47,8 @@ pub(crate) struct Incoming {
     arriving: Arriving,
     /// Of the protocol, once it is agreed on: all frames carry it from then on.
     version: Option<u16>,
+    /// Of a connection over a network between nodes that have certificates.
+    key: Option<ReceiveKey>,
     buffer: Box<[u8]>,
     /// The last read brought all that the buffer had room for.
     full: bool,
@@ -53,6 +57,19 @@ pub(crate) struct Incoming {
     end: usize,
     /// Reads that brought bytes, for the watch over the connection.
     reads: std::sync::Arc<AtomicU64>,
+}
+
+struct ReceiveKey {
+    frames: FrameKey,
+    payloads: PayloadKey,
+}
+
+/// What comes next while there is no agreement.
+pub(crate) enum Begin {
+    /// A record of a handshake.
+    Handshake(Vec<u8>),
+    /// A frame that nothing protects, which is not taken off yet.
+    Frame,
 }
 
 pub(crate) struct Frame {
@@ -66,8 +83,23 @@ impl Incoming {
     pub fn new(env: &Env, reader: BoxReader, arriving: Arriving) -> Incoming {
         let buffer = vec![0; BUFFER_BYTES_MIN].into_boxed_slice();
         let reads = Default::default();
-        let (env, version) = (env.clone(), None);
-        Incoming { reader, env, arriving, version, buffer, full: false, start: 0, end: 0, reads }
+        let env = env.clone();
+        Incoming {
+            reader,
+            env,
+            arriving,
+            version: None,
+            key: None,
+            buffer,
+            full: false,
+            start: 0,
+            end: 0,
+            reads,
+        }
+    }
+    /// From the next frame on.
+    pub fn protect(&mut self, frames: FrameKey) {
+        self.key = Some(ReceiveKey { payloads: frames.payloads(), frames });
     }
     pub fn agree(&mut self, version: u16) {
         self.version = Some(version);
@@ -78,6 +110,28 @@ impl Incoming {
     /// A whole header is here already: the next one can be taken without waiting.
     pub fn has_header(&self) -> bool {
         self.end - self.start >= HEADER_BYTES
+    }
+
+    /// What the peer begins with, or goes on with, before the two have agreed on keys.
+    pub async fn begin(&mut self) -> Result<Begin> {
+        while self.start == self.end {
+            if self.fill().await? == 0 {
+                return Err(Error::unavailable("the peer closed the connection before its hello"));
+            }
+        }
+        match self.buffer[self.start] == frame::MAGIC[0] {
+            true => Ok(Begin::Frame),
+            false => self.record().await.map(Begin::Handshake),
+        }
+    }
+
+    /// The next record of a handshake, with its header.
+    pub async fn record(&mut self) -> Result<Vec<u8>> {
+        let mut record = self.exactly(RECORD_HEADER_BYTES).await?;
+        let header: &[u8; RECORD_HEADER_BYTES] = record.first_chunk().expect("as long as asked");
+        let len = record_len(header)?;
+        record.extend(self.exactly(len).await?);
+        Ok(record)
     }
 
     /// The next header, its body and payload not yet looked at. `None`: the peer closed the stream between frames.
@@ -92,8 +146,7 @@ impl Incoming {
             // Garbage is refused by its first bytes, not when enough of it came.
             let n = (self.end - self.start).min(frame::MAGIC.len());
             if self.buffer[self.start..self.start + n] != frame::MAGIC[..n] {
-                let seen = &self.buffer[self.start..self.start + n];
-                return Err(Error::invalid(format!("not a Weir peer: a frame begins with {seen:02x?}")));
+                return Err(not_a_frame(&self.buffer[self.start..self.start + n]));
             }
         }
         let bytes = &self.buffer[self.start..self.start + HEADER_BYTES];
@@ -120,44 +173,85 @@ impl Incoming {
     }
 
     async fn receive(&mut self, header: Header, bytes: &[u8; HEADER_BYTES]) -> Result<Frame> {
-        let body = self.body(header.body_len as usize).await?;
-        frame::verify(bytes, &body)?;
+        let (header, body) = match self.key {
+            None => {
+                let body = self.exactly(header.body_len as usize).await?;
+                frame::verify(bytes, &body)?;
+                (header, Bytes::from(body))
+            }
+            Some(_) => self.protected(header, bytes).await?,
+        };
         let payload = match header.payload_len {
             0 => Ok(Bytes::new()),
-            len => self.payload(len as usize, header.payload_crc).await?,
+            _ => self.payload(&header).await?,
         };
         Ok(Frame { header, body, payload })
     }
 
-    async fn body(&mut self, len: usize) -> Result<Bytes> {
-        if self.end - self.start < len && len <= self.buffer.len() {
+    /// Header and body as the peer wrote them: what arrived may be encrypted, but for what says how long it is.
+    async fn protected(&mut self, header: Header, bytes: &[u8; HEADER_BYTES]) -> Result<(Header, Bytes)> {
+        let mut frame = vec![0; HEADER_BYTES + header.body_len as usize];
+        frame[..HEADER_BYTES].copy_from_slice(bytes);
+        self.read_exactly(&mut frame[HEADER_BYTES..]).await?;
+        let tag = self.tag().await?;
+        if let Some(key) = &mut self.key {
+            key.frames.open(&mut frame, &tag)?;
+        }
+        let header = Header::decode(frame.first_chunk().expect("it begins with its header"))?;
+        Ok((header, Bytes::from(frame).slice(HEADER_BYTES..)))
+    }
+
+    async fn tag(&mut self) -> Result<Tag> {
+        let mut tag = [0; TAG_BYTES];
+        self.read_exactly(&mut tag).await?;
+        Ok(tag)
+    }
+
+    /// So many bytes. A few come through the buffer: more may come with them.
+    async fn exactly(&mut self, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.read_exactly(&mut bytes).await?;
+        Ok(bytes)
+    }
+
+    async fn read_exactly(&mut self, to: &mut [u8]) -> Result<()> {
+        let len = to.len();
+        if len <= self.buffer.len() {
             while self.end - self.start < len {
                 if self.fill().await? == 0 {
                     return Err(truncated(format_args!("in a body of {len} bytes")));
                 }
             }
         }
-        if self.end - self.start >= len {
-            let body = Bytes::copy_from_slice(&self.buffer[self.start..self.start + len]);
-            self.start += len;
-            return Ok(body);
-        }
-        let mut body = vec![0; len];
-        let mut filled = self.take_buffered(&mut body);
+        let mut filled = self.take_buffered(to);
         while filled < len {
-            filled += self.read_into(&mut body[filled..]).await?;
+            filled += self.read_into(&mut to[filled..]).await?;
         }
-        Ok(Bytes::from(body))
+        Ok(())
     }
 
-    async fn payload(&mut self, len: usize, crc_sent: u32) -> Result<Result<Bytes>> {
+    async fn payload(&mut self, header: &Header) -> Result<Result<Bytes>> {
+        let (len, crc_sent) = (header.payload_len as usize, header.payload_crc);
+        let whose = Whose { kind: header.kind as u8, call: header.call };
+        let mut check = self.key.as_ref().map(|key| key.payloads.check(whose));
         let mut payload = self.env.buffers.get(len);
-        let mut filled = self.take_buffered(&mut payload);
-        let mut crc = crc32c_append(0, &payload[..filled]);
+        let (mut filled, mut crc) = (0, 0);
         while filled < len {
-            let n = self.read_into(&mut payload[filled..]).await?;
-            crc = crc32c_append(crc, &payload[filled..filled + n]);
+            let n = match self.end - self.start {
+                0 => self.read_into(&mut payload[filled..]).await?,
+                _ => self.take_buffered(&mut payload[filled..]),
+            };
+            match &mut check {
+                Some(check) => check.arrived(&payload[filled..filled + n]),
+                None => crc = crc32c_append(crc, &payload[filled..filled + n]),
+            }
             filled += n;
+        }
+        if let Some(check) = check {
+            // The tag stands for the checksum: who has the key wrote both.
+            let tag = self.tag().await?;
+            check.finish(&mut payload, &tag)?;
+            return Ok(Ok(payload.freeze()));
         }
         if crc == crc_sent {
             return Ok(Ok(payload.freeze()));
@@ -214,6 +308,15 @@ async fn read(
 /// Whatever the machine says, for a caller it means: the peer cannot be reached.
 pub(crate) fn lost(e: &std::io::Error) -> Error {
     Error::unavailable(format!("connection lost: {e}"))
+}
+
+fn not_a_frame(seen: &[u8]) -> Error {
+    match seen.first() {
+        Some(&FIRST_BYTE) => Error::unsupported(
+            "the peer shows a certificate, and this node has none; hint: join this node to the cluster, too (`weir join`)",
+        ),
+        _ => Error::invalid(format!("not a Weir peer: a frame begins with {seen:02x?}")),
+    }
 }
 
 fn truncated(at: std::fmt::Arguments<'_>) -> Error {

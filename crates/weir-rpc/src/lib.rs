@@ -4,6 +4,8 @@
 //! outside its encoded header, is sent from where it lies, and is received straight into a pooled aligned buffer.
 //! `connect` and `serve` make connections, a [`Channel`] makes a new one whenever the old one broke.
 //!
+//! Over a network a node that has a certificate takes only peers that have one, too, and protects every frame ([`Trust`]).
+//!
 //! Invariants: a request reaches a service only if its method is for its sender; a call ends by its
 //! deadline; a request is never sent twice; when a connection ends, every call on it fails with
 //! `Unavailable` at once; requests reach the service in the order they were sent; everything that waits in
@@ -18,11 +20,13 @@ mod hello;
 mod incoming;
 mod outgoing;
 mod server;
+mod trust;
 
 pub use channel::{Channel, LookUp, Whereabouts};
 pub use connection::{Answered, CALLS_MAX, Connection, DEAD_AFTER, Defer, PING_AFTER, Responder};
 pub use hello::{HELLO_PATIENCE, Identity, Proved, connect};
 pub use server::{Server, serve};
+pub use trust::{Policy, TRUSTED_NETWORKS, Trust};
 
 use bytes::Bytes;
 use weir_env::{BoxFuture, Instant};
@@ -86,6 +90,11 @@ pub trait Service: Send + Sync + 'static {
     /// Whether other users of this machine may connect through Unix sockets (see [`Proved::User`]); the
     /// methods say what they may send.
     fn admits_guests(&self) -> bool {
+        false
+    }
+    /// Whether machines without a certificate may connect over a network where nodes need one (see
+    /// [`Proved::Stranger`]); the methods say what they may send.
+    fn admits_strangers(&self) -> bool {
         false
     }
     /// The largest payload of a request to this service; a longer one ends its connection before there is memory for it.

@@ -16,9 +16,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
-use weir_env::BoxWriter;
+use weir_env::{BoxWriter, Env};
 use weir_proto::frame::{HEADER_BYTES, Header};
 use weir_proto::{Result, Writer};
+use weir_trust::frames::{FrameKey, PayloadKey, TAG_BYTES, Tag, Whose};
 
 /// What may be written in place: more could keep a caller busy for long, and other cores could do it.
 const INLINE_BYTES_MAX: usize = 16 << 10;
@@ -35,6 +36,8 @@ const UNSENT_BYTES_MAX: usize = 64 << 20;
 pub(crate) struct Outgoing {
     /// Of the protocol: what all frames carry.
     version: u16,
+    /// Of a connection over a network between nodes that have certificates.
+    payloads: Option<SendKey>,
     queue: Mutex<Queue>,
     /// Tells the writer task that frames wait.
     wake: Notify,
@@ -45,7 +48,15 @@ pub(crate) struct Outgoing {
     sent: AtomicU64,
 }
 
+struct SendKey {
+    key: PayloadKey,
+    /// Encrypted payloads are copies.
+    env: Env,
+}
+
 struct Queue {
+    /// Frames are protected in the order in which they are queued.
+    key: Option<FrameKey>,
     segments: VecDeque<Segment>,
     /// Absent while somebody writes, and after the end.
     writer: Option<BoxWriter>,
@@ -60,10 +71,12 @@ enum Segment {
 }
 
 impl Outgoing {
-    pub fn new(writer: BoxWriter, version: u16) -> Outgoing {
+    pub fn new(env: &Env, writer: BoxWriter, version: u16, key: Option<FrameKey>) -> Outgoing {
         Outgoing {
             version,
+            payloads: key.as_ref().map(|key| SendKey { key: key.payloads(), env: env.clone() }),
             queue: Mutex::new(Queue {
+                key,
                 segments: VecDeque::new(),
                 writer: Some(writer),
                 ended: false,
@@ -81,12 +94,17 @@ impl Outgoing {
         header.payload_len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         header.payload_crc = payload.crc();
         header.version = self.version;
+        // Before the lock: it takes longer than anything else here.
+        let (payload, tag) = match &self.payloads {
+            Some(protect) if header.payload_len > 0 => protect.seal(&header, payload),
+            _ => (payload, None),
+        };
         let mut queue = self.lock();
         if queue.ended {
             return Ok(());
         }
-        let length = match append(queue.gather(), header, body) {
-            Ok(length) => length + header.payload_len as usize,
+        let length = match queue.append(header, body) {
+            Ok(length) => length + header.payload_len as usize + tag.map_or(0, |tag| tag.len()),
             Err(e) => {
                 if queue.gather().is_empty() {
                     queue.segments.pop_back();
@@ -95,6 +113,9 @@ impl Outgoing {
             }
         };
         queue.add_payload(payload);
+        if let Some(tag) = tag {
+            queue.gather().extend_from_slice(&tag);
+        }
         self.unsent.fetch_add(length, Relaxed);
         Ok(())
     }
@@ -241,7 +262,39 @@ impl Outgoing {
     }
 }
 
+impl SendKey {
+    /// The payload as it is sent, and its tag.
+    fn seal(&self, header: &Header, payload: Payload) -> (Payload, Option<Tag>) {
+        let whose = Whose { kind: header.kind as u8, call: header.call };
+        if let Some(tag) = self.key.tag(whose, payload.parts.iter().map(|part| &part[..])) {
+            return (payload, Some(tag));
+        }
+        let mut copy = self.env.buffers.get(payload.len());
+        let mut filled = 0;
+        for part in &payload.parts {
+            copy[filled..filled + part.len()].copy_from_slice(part);
+            filled += part.len();
+        }
+        let tag = self.key.seal(whose, &mut copy);
+        (Payload { parts: vec![copy.freeze()], crc: payload.crc }, Some(tag))
+    }
+}
+
 impl Queue {
+    /// Appends header and body, or nothing. Returns how many bytes.
+    fn append(&mut self, header: Header, body: &dyn Fn(&mut Writer)) -> Result<usize> {
+        let buffer = self.gather();
+        let start = buffer.len();
+        let length = append(buffer, header, body)?;
+        let Some(key) = &mut self.key else { return Ok(length) };
+        let Some(Segment::Frames(buffer)) = self.segments.back_mut() else {
+            unreachable!("the frame was put there")
+        };
+        let tag = key.seal(&mut buffer[start..]);
+        buffer.extend_from_slice(&tag);
+        Ok(length + TAG_BYTES)
+    }
+
     fn take(&mut self) -> Option<(BoxWriter, VecDeque<Segment>)> {
         if self.segments.is_empty() {
             return None;

@@ -1,7 +1,6 @@
 //! Listening: accepts connections on a node's addresses and serves them.
-use crate::hello::{Greeted, Identity, Peer, Proved, welcome};
+use crate::hello::{Greeted, Identity, Peer, welcome};
 use crate::incoming::Arriving;
-use crate::outgoing::Outgoing;
 use crate::{Connection, Service};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -155,18 +154,16 @@ impl Complaint {
 
 async fn greet(shared: Arc<Shared>, number: u64, stream: BoxStream, caller: Caller) {
     let stranger = Stranger { shared: &shared, number };
-    let Caller { name: addr, guest } = caller;
     let local_ip = stream.local_ip();
-    let unwelcome = guest.filter(|_| !shared.service.admits_guests());
     let arriving = shared.arriving.clone();
-    let Greeted { hello, version, incoming, writer } =
-        match welcome(&shared.env, stream, &shared.identity, arriving, unwelcome).await {
-            Ok(welcomed) => welcomed,
-            Err(e) => {
-                shared.log_refusal(&addr, &e);
-                return;
-            }
-        };
+    let welcomed = welcome(&shared.env, stream, &shared.identity, arriving, &caller, &*shared.service).await;
+    let Greeted { peer, incoming, outgoing } = match welcomed {
+        Ok(welcomed) => welcomed,
+        Err(e) => {
+            shared.log_refusal(&caller.name, &e);
+            return;
+        }
+    };
     drop(stranger);
     let home: Weak<Shared> = Arc::downgrade(&shared);
     let on_close = Box::new(move |id: u64| {
@@ -175,10 +172,11 @@ async fn greet(shared: Arc<Shared>, number: u64, stream: BoxStream, caller: Call
             drop(gone);
         }
     });
-    let (proved, claimed) = (Proved::of(&hello, guest), hello);
-    let peer = Peer { claimed, proved, version, addr, local_ip };
-    let (env, service, outgoing) = (&shared.env, shared.service.clone(), Outgoing::new(writer, version));
-    Connection::start(env, peer, incoming, outgoing, service, Some(on_close), |c| shared.keep(c));
+    let peer = Peer { addr: caller.name, local_ip, ..peer };
+    let (env, service) = (&shared.env, shared.service.clone());
+    let trust = shared.identity.trust().map(|trust| &**trust);
+    let keep = |c: &Connection| shared.keep(c);
+    Connection::start(env, peer, incoming, outgoing, service, trust, Some(on_close), keep);
 }
 
 impl Shared {

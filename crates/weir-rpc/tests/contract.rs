@@ -10,7 +10,9 @@ use weir_proto::map::Role;
 use weir_proto::sender::Sender;
 use weir_proto::version::Program;
 use weir_proto::{ClusterId, ErrorKind};
-use weir_rpc::{CALLS_MAX, Channel, Identity, LookUp, NoService, Payload, Whereabouts, connect, serve};
+use weir_rpc::{
+    CALLS_MAX, Channel, Identity, LookUp, NoService, Payload, Policy, Whereabouts, connect, serve,
+};
 
 async fn an_answer_comes_back(env: &Env, addr: &Addr) {
     let (_server, _, addr) = server(env, addr).await;
@@ -189,7 +191,7 @@ async fn both_ends_use_the_highest_version_that_both_speak(env: &Env, addr: &Add
 async fn a_method_is_for_its_senders(env: &Env, addr: &Addr) {
     let (_server, bench, addr) = server(env, addr).await;
     let with_role = async |role| {
-        let who = Identity::new(env, "client", role, None);
+        let who = identity_as(env, "client", role);
         connect(env, &addr, &who, Arc::new(NoService)).await.unwrap()
     };
     for role in Role::ALL.iter().filter(|role| **role != Role::Mover) {
@@ -408,3 +410,44 @@ contract!(
     a_wrong_payload_fails_its_call_only,
     an_address_that_is_about_to_be_free_is_waited_for,
 );
+
+/// The same between nodes that have certificates, for each suite.
+macro_rules! certified {
+    ($($suite:ident($policy:expr): [$($test:ident),* $(,)?])*) => { $(
+        mod $suite {
+            use super::*;
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() {
+                let (env, addr) = (weir_env::real::env(), "tcp:127.0.0.1:0".parse().unwrap());
+                CLUSTER.scope(Cluster::new($policy), super::$test(&env, &addr)).await;
+            })*
+        }
+    )* };
+}
+certified! {
+    integrity(Policy::default()): [
+        an_answer_comes_back,
+        many_calls_share_a_connection,
+        a_slow_answer_does_not_hold_back_others,
+        errors_arrive_as_they_were_given,
+        a_call_ends_by_its_deadline,
+        dropped_calls_free_their_places,
+        either_end_may_call,
+        the_end_fails_all_calls_at_once,
+        dropping_the_last_handle_closes,
+        both_ends_use_the_highest_version_that_both_speak,
+        a_method_is_for_its_senders,
+        a_channel_comes_back,
+    ]
+    encryption(Policy { trusted: Vec::new(), ..Policy::default() }): [
+        an_answer_comes_back,
+        many_calls_share_a_connection,
+        errors_arrive_as_they_were_given,
+        either_end_may_call,
+    ]
+    aes(Policy { only_aes: true, ..Policy::default() }): [
+        an_answer_comes_back,
+        many_calls_share_a_connection,
+        errors_arrive_as_they_were_given,
+        either_end_may_call,
+    ]
+}

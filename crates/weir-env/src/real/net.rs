@@ -66,7 +66,9 @@ impl Listener for Tcp {
         Box::pin(async move {
             let (stream, peer) = self.listener.accept().await?;
             stream.set_nodelay(true)?;
-            Ok((Box::new(stream) as BoxStream, Caller { name: format!("tcp:{peer}"), guest: None }))
+            let caller =
+                Caller { name: format!("tcp:{peer}"), guest: None, ip: Some(peer.ip().to_canonical()) };
+            Ok((Box::new(stream) as BoxStream, caller))
         })
     }
     fn local_addr(&self) -> Addr {
@@ -111,6 +113,7 @@ fn caller(path: &Path, peer: Option<UCred>) -> Caller {
     Caller {
         name: format!("unix:{} (uid {uid}, pid {pid})", path.display()),
         guest: (!is_known).then_some(uid),
+        ip: None,
     }
 }
 

@@ -307,7 +307,7 @@ impl Listener for SimListener {
             };
             state.trace("accept", &[self.here.node as u64, rx]);
             drop(state);
-            let caller = Caller { name: peer, guest: None };
+            let caller = Caller { name: peer, guest: None, ip: None };
             Poll::Ready(Ok((Box::new(SimStream::new(&self.here, rx, tx)) as BoxStream, caller)))
         }))
     }

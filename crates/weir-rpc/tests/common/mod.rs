@@ -12,7 +12,9 @@ use weir_proto::map::Role;
 use weir_proto::methods::Method;
 use weir_proto::version::{LEVEL_MAX, VERSION_MAX, VERSION_MIN};
 use weir_proto::{Error, Request, Wire, message};
-use weir_rpc::{Call, Connection, Handled, Identity, Reply, Server, Service, serve};
+use weir_rpc::{Call, Connection, Handled, Identity, Policy, Reply, Server, Service, Trust, serve};
+use weir_trust::certificate::{Authority, Grant};
+use weir_trust::handshake::Tls;
 
 /// Longer than any stall of a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -142,7 +144,43 @@ impl Service for Shared {
 }
 
 pub fn identity(env: &Env, name: &str) -> Identity {
-    Identity::new(env, name, Role::Storage, None)
+    identity_as(env, name, Role::Storage)
+}
+
+pub fn identity_as(env: &Env, name: &str, role: Role) -> Identity {
+    let identity = Identity::new(env, name, role, None);
+    match CLUSTER.try_with(|cluster| cluster.trust(name, role, 1)) {
+        Ok(trust) => identity.trusting(Some(trust)),
+        Err(_) => identity,
+    }
+}
+
+tokio::task_local! {
+    /// Where a test runs in it, its nodes have certificates of this cluster.
+    pub static CLUSTER: Cluster;
+}
+
+/// A cluster whose nodes have certificates.
+#[derive(Clone)]
+pub struct Cluster {
+    pub authority: Arc<Authority>,
+    pub policy: Policy,
+}
+
+/// What the clocks of its nodes say, in seconds since 1970.
+pub const NOW: u64 = 1_800_000_000;
+
+impl Cluster {
+    pub fn new(policy: Policy) -> Cluster {
+        let authority = Authority::found(weir_proto::ClusterId([7; 16]), NOW).unwrap();
+        Cluster { authority: Arc::new(authority), policy }
+    }
+    pub fn trust(&self, name: &str, role: Role, serial: u64) -> Arc<Trust> {
+        let grant = Grant { name: name.replace(' ', "-"), roles: vec![role], serial };
+        let credentials = self.authority.issue_own(&grant, NOW).unwrap();
+        let tls = Tls::of_node(credentials, Arc::new(|| NOW));
+        Arc::new(Trust::new(Box::new(tls), self.policy.clone()))
+    }
 }
 
 /// A server of the test service.

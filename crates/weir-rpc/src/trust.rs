@@ -1,0 +1,202 @@
+//! Who may be at the other end of a network: handshakes, the suites of a connection, and nodes that were removed.
+//!
+//! Invariant: a connection of a node that was removed is closed when this node hears of it, and no new one is made.
+use crate::Connection;
+use crate::connection::WeakConnection;
+use crate::incoming::{Begin, Incoming, lost};
+use ipnet::IpNet;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::io::AsyncWriteExt;
+use weir_env::BoxWriter;
+use weir_proto::{Error, Result};
+use weir_trust::certificate::Certificate;
+use weir_trust::frames::Suite;
+use weir_trust::handshake::{Agreed, Exchange, Handshakes, Wanted};
+
+/// Networks that are taken for trusted unless others are named: frames that stay in them are protected, but not encrypted. The machine
+/// itself, and what no router of the Internet passes on.
+pub const TRUSTED_NETWORKS: [&str; 7] =
+    ["127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fe80::/10"];
+
+/// What a node demands of connections over networks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Policy {
+    /// Where frames need not be encrypted.
+    pub trusted: Vec<IpNet>,
+    /// AES-128-GCM everywhere and nothing else.
+    pub only_aes: bool,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        let trusted = TRUSTED_NETWORKS.iter().filter_map(|network| network.parse().ok()).collect();
+        Policy { trusted, only_aes: false }
+    }
+}
+
+impl Policy {
+    fn wanted(&self, peer: IpAddr) -> Wanted {
+        let peer = peer.to_canonical();
+        let is_trusted = self.trusted.iter().any(|network| network.contains(&peer));
+        Wanted(match (self.only_aes, is_trusted) {
+            (true, _) => vec![Suite::Aes],
+            (false, true) => vec![Suite::Integrity, Suite::Encryption, Suite::Aes],
+            (false, false) => vec![Suite::Encryption, Suite::Aes],
+        })
+    }
+}
+
+/// How a node proves itself over networks, and whom it takes.
+pub struct Trust {
+    handshakes: Box<dyn Handshakes>,
+    policy: Policy,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Certificates that are refused: by name, up to which serial number.
+    removed: BTreeMap<String, u64>,
+    /// Connections whose peer showed a certificate.
+    live: Vec<WeakConnection>,
+    /// Above this those that ended are let go.
+    tidy_at: usize,
+}
+
+impl Trust {
+    pub fn new(handshakes: Box<dyn Handshakes>, policy: Policy) -> Trust {
+        Trust { handshakes, policy, state: Mutex::default() }
+    }
+    /// Refuses certificates of these names up to these serial numbers from now on, and ends their connections.
+    pub fn remove(&self, removed: BTreeMap<String, u64>) {
+        let live: Vec<Connection> = {
+            let mut state = self.state();
+            if state.removed == removed {
+                return;
+            }
+            state.removed = removed;
+            state.live.iter().filter_map(WeakConnection::upgrade).collect()
+        };
+        for connection in live {
+            if let Some(Err(e)) = connection.certificate().map(|certificate| self.check(certificate)) {
+                connection.close(&e.context);
+            }
+        }
+    }
+    fn check(&self, certificate: &Certificate) -> Result<()> {
+        match self.state().removed.get(&certificate.name) {
+            Some(serial) if certificate.serial <= *serial => Err(Error::denied(format!(
+                "{} was removed from the cluster; hint: a new token lets it join again (`weir token create`)",
+                certificate.name
+            ))),
+            _ => Ok(()),
+        }
+    }
+    /// Ends with the node's removal. One that was removed meanwhile ends at once.
+    pub(crate) fn watch(&self, connection: &Connection) {
+        let Some(certificate) = connection.certificate() else { return };
+        {
+            let mut state = self.state();
+            if state.live.len() >= state.tidy_at {
+                state.live.retain(|live| live.upgrade().is_some());
+                state.tidy_at = 2 * state.live.len() + 16;
+            }
+            state.live.push(connection.downgrade());
+        }
+        if let Err(e) = self.check(certificate) {
+            connection.close(&e.context);
+        }
+    }
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The dialer's side of a handshake.
+    pub(crate) async fn dial(
+        &self,
+        peer: IpAddr,
+        incoming: &mut Incoming,
+        writer: &mut BoxWriter,
+    ) -> Result<Agreed> {
+        let mut exchange = self.handshakes.dial(&self.policy.wanted(peer))?;
+        send(&mut exchange, writer).await?;
+        while !exchange.is_done() {
+            let record = match incoming.begin().await? {
+                Begin::Handshake(record) => record,
+                // Whoever speaks without a handshake says why it has none, if it knows.
+                Begin::Frame => {
+                    return Err(Error::unsupported(
+                        "the node there takes no certificates; hint: join it to the cluster, too (`weir join`)",
+                    ));
+                }
+            };
+            let taken = exchange.incoming(&record);
+            send(&mut exchange, writer).await?; // an alert, too
+            taken?;
+        }
+        let mut agreed = exchange.agreed()?;
+        agreed.peer = agreed.peer.and_then(|peer| self.admit(peer));
+        Ok(agreed)
+    }
+
+    /// The listener's side, whose first record is here.
+    pub(crate) async fn accept(
+        &self,
+        peer: IpAddr,
+        first: &[u8],
+        incoming: &mut Incoming,
+        writer: &mut BoxWriter,
+    ) -> Result<Agreed> {
+        let mut exchange = self.handshakes.accept(&self.policy.wanted(peer))?;
+        let taken = exchange.incoming(first);
+        send(&mut exchange, writer).await?;
+        taken?;
+        while !exchange.is_done() {
+            let taken = exchange.incoming(&incoming.record().await?);
+            send(&mut exchange, writer).await?;
+            taken?;
+        }
+        let mut agreed = exchange.agreed()?;
+        agreed.peer = agreed.peer.and_then(|peer| self.admit(peer));
+        Ok(agreed)
+    }
+
+    fn admit(&self, peer: Option<Certificate>) -> Result<Option<Certificate>> {
+        if let Some(certificate) = &peer {
+            self.check(certificate)?;
+        }
+        Ok(peer)
+    }
+}
+
+async fn send(exchange: &mut Box<dyn Exchange>, writer: &mut BoxWriter) -> Result<()> {
+    let bytes = exchange.outgoing()?;
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    writer.write_all(&bytes).await.map_err(|e| lost(&e))?;
+    writer.flush().await.map_err(|e| lost(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_encrypted_outside_of_trusted_networks() {
+        let policy = Policy::default();
+        let wanted = |ip: &str| policy.wanted(ip.parse().unwrap()).0;
+        for inside in
+            ["127.0.0.1", "::1", "10.9.8.7", "172.31.0.1", "192.168.1.1", "fe80::1", "::ffff:10.0.0.1"]
+        {
+            assert_eq!(wanted(inside)[0], Suite::Integrity, "{inside}");
+        }
+        for outside in ["8.8.8.8", "172.32.0.1", "2001:db8::1", "::ffff:8.8.8.8"] {
+            assert!(wanted(outside).iter().all(|suite| suite.encrypts()), "{outside}");
+        }
+        let aes = Policy { only_aes: true, ..policy };
+        assert_eq!(aes.wanted("127.0.0.1".parse().unwrap()).0, [Suite::Aes]);
+    }
+}

@@ -1,0 +1,247 @@
+//! Attacks on connections between nodes that have certificates: each is refused, with a reason that says what to do.
+//!
+//! A relay stands between the two ends and changes what passes, as somebody on the network could.
+mod common;
+
+use common::*;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use weir_env::{Addr, Env};
+use weir_proto::frame::HEADER_BYTES;
+use weir_proto::map::Role;
+use weir_proto::{Error, ErrorKind};
+use weir_rpc::{Connection, Identity, NoService, Policy, Trust, connect, serve};
+use weir_trust::certificate::{Grant, Pin};
+use weir_trust::frames::TAG_BYTES;
+use weir_trust::handshake::Tls;
+
+fn anywhere() -> Addr {
+    "tcp:127.0.0.1:0".parse().unwrap()
+}
+
+fn encrypting() -> Policy {
+    Policy { trusted: Vec::new(), ..Policy::default() }
+}
+
+/// What a relay does with the bytes that the dialer sends after the handshake and its hello.
+type Change = Arc<dyn Fn(Vec<u8>) -> Vec<u8> + Send + Sync>;
+
+/// The end of the dialer's handshake is told by its hello: it is the first that fits no TLS record.
+const FRAME: &[u8] = b"WEIR";
+
+struct Relay {
+    addr: Addr,
+    /// What was changed or passed, in order, from the dialer.
+    passed: Arc<Mutex<Vec<u8>>>,
+    change: Arc<Mutex<Option<Change>>>,
+}
+
+async fn relay(env: &Env, to: Addr) -> Relay {
+    let listener = env.net.listen(&anywhere()).await.unwrap();
+    let relay = Relay { addr: listener.local_addr(), passed: Arc::default(), change: Arc::default() };
+    let (passed, change) = (relay.passed.clone(), relay.change.clone());
+    let far = env.clone();
+    env.tasks.spawn("relay", async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let (mut from_dialer, mut to_dialer) = stream.split();
+        let (mut from_listener, mut to_listener) = far.net.connect(&to).await.unwrap().split();
+        far.tasks.spawn("relay back", async move {
+            drop(tokio::io::copy(&mut from_listener, &mut to_dialer).await)
+        });
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(n @ 1..) = from_dialer.read(&mut buffer).await {
+            let change = change.lock().unwrap().clone();
+            let bytes = change.map_or_else(|| buffer[..n].to_vec(), |change| change(buffer[..n].to_vec()));
+            passed.lock().unwrap().extend_from_slice(&bytes);
+            if to_listener.write_all(&bytes).await.is_err() {
+                return;
+            }
+        }
+    });
+    relay
+}
+
+async fn echo(client: &Connection) -> Result<(), Error> {
+    client.call(&Count {}, vec![], PATIENCE).await.map(drop)
+}
+
+/// A server and a client with the relay between them, past their hellos.
+async fn with_relay<F: Future<Output = ()>>(
+    policy: Policy,
+    attack: impl FnOnce(Env, Relay, Connection, Arc<Bench>) -> F,
+) {
+    let env = weir_env::real::env();
+    let there = env.clone();
+    let scene = async move {
+        let (_server, bench, addr) = server(&there, &anywhere()).await;
+        let relay = relay(&there, addr).await;
+        let client = client(&there, &relay.addr).await;
+        echo(&client).await.unwrap();
+        attack(there, relay, client, bench).await;
+    };
+    CLUSTER.scope(Cluster::new(policy), scene).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frame_that_was_changed_on_its_way_ends_the_connection() {
+    for policy in [Policy::default(), encrypting()] {
+        for at in [8, 30, HEADER_BYTES, HEADER_BYTES + TAG_BYTES - 1] {
+            with_relay(policy.clone(), |_, relay, client, bench| async move {
+                let change = move |mut bytes: Vec<u8>| {
+                    if bytes.starts_with(FRAME) {
+                        bytes[at] ^= 1;
+                    }
+                    bytes
+                };
+                *relay.change.lock().unwrap() = Some(Arc::new(change));
+                let refused = echo(&client).await.unwrap_err();
+                assert_eq!(refused.kind, ErrorKind::Unavailable, "byte {at}: {refused:?}");
+                assert_eq!(
+                    bench.counted.load(SeqCst),
+                    1,
+                    "byte {at}: the service has seen only what was sent"
+                );
+            })
+            .await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frame_that_is_sent_again_ends_the_connection() {
+    with_relay(Policy::default(), |env, relay, client, bench| async move {
+        let twice = |bytes: Vec<u8>| bytes.repeat(2);
+        *relay.change.lock().unwrap() = Some(Arc::new(twice));
+        echo(&client).await.unwrap();
+        until(&env, "the connection ends", || client.is_closed()).await;
+        assert_eq!(bench.counted.load(SeqCst), 2, "once for each that was sent");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frame_that_is_left_out_ends_the_connection() {
+    with_relay(Policy::default(), |env, relay, client, bench| async move {
+        let dropped = Arc::new(Mutex::new(false));
+        let was_dropped = dropped.clone();
+        let change = move |bytes: Vec<u8>| match std::mem::replace(&mut *dropped.lock().unwrap(), true) {
+            false => Vec::new(),
+            true => bytes,
+        };
+        *relay.change.lock().unwrap() = Some(Arc::new(change));
+        let lost = client.clone();
+        env.tasks.spawn("lost call", async move { assert!(echo(&lost).await.is_err()) });
+        until(&env, "the first call is lost", || *was_dropped.lock().unwrap()).await;
+        assert!(echo(&client).await.is_err());
+        assert_eq!(bench.counted.load(SeqCst), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_payload_that_was_changed_ends_the_connection() {
+    for policy in [Policy::default(), encrypting()] {
+        with_relay(policy, |_, relay, client, _| async move {
+            let change = |mut bytes: Vec<u8>| {
+                let last = bytes.len() - TAG_BYTES - 1;
+                if bytes.len() > 10_000 {
+                    bytes[last] ^= 1;
+                }
+                bytes
+            };
+            *relay.change.lock().unwrap() = Some(Arc::new(change));
+            let payload = vec![bytes::Bytes::from(vec![9; 20_000])];
+            let request = Echo { words: String::new() };
+            assert!(client.call(&request, payload, PATIENCE).await.is_err());
+            assert!(client.is_closed());
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_encryption_hides_what_is_said() {
+    for (policy, is_hidden) in [(Policy::default(), false), (encrypting(), true)] {
+        with_relay(policy, |_, relay, client, _| async move {
+            let secret = "nobody else may read this";
+            let payload = vec![bytes::Bytes::from(secret.repeat(100))];
+            client.call(&Echo { words: secret.into() }, payload, PATIENCE).await.unwrap();
+            let seen = relay.passed.lock().unwrap();
+            let is_seen = seen.windows(secret.len()).any(|bytes| bytes == secret.as_bytes());
+            assert_eq!(is_seen, !is_hidden);
+        })
+        .await;
+    }
+}
+
+/// Why a server of the cluster refuses somebody with this identity.
+async fn refusal(env: &Env, cluster: &Cluster, who: Identity) -> Error {
+    let there = CLUSTER.scope(cluster.clone(), server(env, &anywhere())).await;
+    connect(env, &there.2, &who, Arc::new(NoService)).await.unwrap_err()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_no_certificate_that_fits_is_refused() {
+    let env = weir_env::real::env();
+    let (cluster, other) = (Cluster::new(Policy::default()), Cluster::new(Policy::default()));
+    let plain = Identity::new(&env, "n1", Role::Storage, None);
+    let stranger = Tls::joining(Pin::of(cluster.authority.certificate()), Arc::new(|| NOW));
+    let late = Grant { name: "n1".into(), roles: vec![Role::Storage], serial: 1 };
+    let late = cluster.authority.issue_own(&late, NOW - 31 * 86_400).unwrap();
+    let late = Tls::of_node(late, Arc::new(|| NOW));
+    let of = |tls: Tls| Some(Arc::new(Trust::new(Box::new(tls), Policy::default())));
+    let with = |trust| plain.clone().trusting(trust);
+    for (who, why) in [
+        (plain.clone(), "takes only nodes that have a certificate"),
+        (with(of(stranger)), "takes only nodes that have a certificate"),
+        (with(of(late)), "expired"),
+        (with(Some(other.trust("n1", Role::Storage, 1))), "not the one that is trusted here"),
+        (with(Some(cluster.trust("n2", Role::Storage, 1))), "the certificate is of n2, not of n1"),
+        (with(Some(cluster.trust("n1", Role::Mount, 1))), "is for mount, not for storage"),
+    ] {
+        let refused = refusal(&env, &cluster, who).await;
+        assert_eq!(refused.kind, ErrorKind::Denied, "{refused:?}");
+        assert!(refused.context.contains(why), "{refused:?} lacks {why:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listener_that_is_not_of_the_cluster_is_refused() {
+    let env = weir_env::real::env();
+    let (cluster, other) = (Cluster::new(Policy::default()), Cluster::new(Policy::default()));
+    let who = || identity(&env, "n1").trusting(Some(cluster.trust("n1", Role::Storage, 1)));
+    let (_server, _, plain) = server(&env, &anywhere()).await;
+    let refused = connect(&env, &plain, &who(), Arc::new(NoService)).await.unwrap_err();
+    assert!(refused.context.contains("takes no certificates"), "{refused:?}");
+    let (_server, _, foreign) = CLUSTER.scope(other, server(&env, &anywhere())).await;
+    let refused = connect(&env, &foreign, &who(), Arc::new(NoService)).await.unwrap_err();
+    assert!(refused.context.contains("not the one that is trusted here"), "{refused:?}");
+    let impostor =
+        identity_as(&env, "server", Role::Meta).trusting(Some(cluster.trust("server", Role::Storage, 1)));
+    let impostor = serve(&env, &[anywhere()], impostor, Arc::new(NoService)).await.unwrap();
+    let refused = connect(&env, &impostor.addrs()[0], &who(), Arc::new(NoService)).await.unwrap_err();
+    assert!(refused.context.contains("is for storage, not for meta"), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_removed_is_cut_off_until_it_joins_again() {
+    let env = weir_env::real::env();
+    let cluster = Cluster::new(Policy::default());
+    let of_server = cluster.trust("server", Role::Storage, 1);
+    let who = identity(&env, "server").trusting(Some(of_server.clone()));
+    let server = serve(&env, &[anywhere()], who, Arc::new(NoService)).await.unwrap();
+    let addr = &server.addrs()[0];
+    let with_serial =
+        |name: &str, serial| identity(&env, name).trusting(Some(cluster.trust(name, Role::Storage, serial)));
+    let (removed, other) = (with_serial("n1", 5), with_serial("n2", 4));
+    let cut = connect(&env, addr, &removed, Arc::new(NoService)).await.unwrap();
+    let stays = connect(&env, addr, &other, Arc::new(NoService)).await.unwrap();
+    of_server.remove(BTreeMap::from([("n1".to_owned(), 5)]));
+    assert!(cut.closed().await.context.contains("n1 was removed from the cluster"));
+    let refused = connect(&env, addr, &removed, Arc::new(NoService)).await.unwrap_err();
+    assert!(refused.context.contains("n1 was removed from the cluster"), "{refused:?}");
+    connect(&env, addr, &with_serial("n1", 6), Arc::new(NoService)).await.unwrap();
+    assert!(!stays.is_closed());
+}
