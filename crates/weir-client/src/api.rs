@@ -1,11 +1,13 @@
 //! The words a user of this crate speaks: configuration, open modes, what an open or a look-up gives.
 //!
 //! Plain data and two seams outwards ([`KernelCache`]); nothing here decides anything.
+use std::sync::Arc;
 use std::time::Duration;
 use weir_env::Addr;
 use weir_proto::InodeId;
 use weir_proto::map::Role;
 use weir_proto::meta::{Attr, Time};
+use weir_rpc::Trust;
 
 /// What one client process may choose.
 #[derive(Clone, Debug)]
@@ -28,6 +30,8 @@ pub struct ClientConfig {
     pub patience: Duration,
     /// Bytes that are at home only come back within this, or reading and writing them fails: home may be far, or on tape.
     pub recall_patience: Duration,
+    /// How it proves itself over networks; `None`: it has no certificate.
+    pub trust: Option<Arc<Trust>>,
 }
 
 impl ClientConfig {
@@ -52,6 +56,7 @@ impl ClientConfig {
             memory_bytes: Self::MEMORY_BYTES,
             patience: Self::PATIENCE,
             recall_patience: Self::RECALL_PATIENCE,
+            trust: None,
         }
     }
 }

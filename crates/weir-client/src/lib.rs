@@ -116,6 +116,7 @@ impl Client {
             name: config.name.clone(),
             role: config.role,
             host: config.host.clone(),
+            trust: config.trust.clone(),
         };
         let patience = config.patience.min(CONNECT_PATIENCE);
         let deadline = env.clock.now() + patience;

@@ -19,7 +19,7 @@ use weir_proto::coord::{
 };
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
 use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NamespaceId, NodeId, PgId, Request, Result, TargetId};
-use weir_rpc::{Channel, Identity, LookUp, NoService, Payload, Service, Whereabouts};
+use weir_rpc::{Channel, Identity, LookUp, NoService, Payload, Service, Trust, Whereabouts};
 
 /// The coordinator is asked again for a newer map after this long without one.
 const MAP_WAIT: Duration = Duration::from_secs(10);
@@ -47,6 +47,8 @@ pub struct Observer {
     pub role: Role,
     /// Equal for processes of one host.
     pub host: String,
+    /// How it proves itself over networks; `None`: it has no certificate.
+    pub trust: Option<Arc<Trust>>,
 }
 
 /// A handle on the cluster; cheap to clone. Its tasks end with the last handle.
@@ -94,7 +96,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Cluster {
     /// Gets the map, within `patience`, and keeps it the newest from then on.
     pub async fn observe(env: &Env, who: Observer, patience: Duration) -> Result<Cluster> {
-        let identity = Identity::new(env, who.name.as_str(), who.role, who.cluster);
+        let identity =
+            Identity::new(env, who.name.as_str(), who.role, who.cluster).trusting(who.trust.clone());
         let (given, announced) = (who.coordinators.clone(), Arc::<Mutex<Vec<Addr>>>::default());
         let others = announced.clone();
         let look_up: LookUp = Arc::new(move || {
@@ -110,6 +113,9 @@ impl Cluster {
                 map.cluster,
                 identity.cluster().unwrap_or_default()
             )));
+        }
+        if let Some(trust) = &who.trust {
+            trust.remove(&map.removed);
         }
         let shared = Arc::new(Shared {
             env: env.clone(),
@@ -292,6 +298,11 @@ impl Cluster {
         self.ask(&Leave { node, targets }).await
     }
 
+    /// A message of administration: tokens, certificates.
+    pub async fn administer<R: Request>(&self, request: &R) -> Result<R::Reply> {
+        self.ask(request).await
+    }
+
     pub async fn status(&self) -> Result<ClusterStatus> {
         self.ask(&GetStatus {}).await
     }
@@ -341,13 +352,18 @@ impl Cluster {
 impl Shared {
     /// Takes a map that is newer. False: it is not.
     pub fn offer(&self, map: Arc<ClusterMap>) -> bool {
-        self.map.send_if_modified(|known| {
+        let offered = map.clone();
+        let is_new = self.map.send_if_modified(|known| {
             let newer = map.cluster == known.cluster && map.version > known.version;
             if newer {
                 *known = map;
             }
             newer
-        })
+        });
+        if let (true, Some(trust)) = (is_new, &self.who.trust) {
+            trust.remove(&offered.removed);
+        }
+        is_new
     }
 
     /// Where this host finds a node.

@@ -11,6 +11,7 @@ mod addresses;
 mod cluster;
 mod cut_links;
 pub mod decide;
+mod enrol;
 pub mod identity;
 mod links;
 mod member;

@@ -23,9 +23,10 @@ use weir_proto::coord::{
     MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, Suspicion, TargetReport,
 };
 use weir_proto::frame::Hello;
-use weir_proto::map::{ClusterMap, MemberState, Node, Target, TargetState};
+use weir_proto::map::{ClusterMap, MemberState, Node, RemovedNode, Role, Target, TargetState};
 use weir_proto::version::Program;
 use weir_proto::{Error, Result, TargetId};
+use weir_rpc::{Identity, Trust};
 
 /// The key of the map in the store.
 pub const MAP_KEY: &str = "map";
@@ -91,6 +92,12 @@ pub enum Event {
         connected: Vec<Connected>,
         answer: Answer<MapReply>,
     },
+    /// Certificates of this node are refused from now on; the time is in seconds since 1970.
+    RemoveNode {
+        removed: RemovedNode,
+        now: u64,
+        answer: Answer<()>,
+    },
     Leave {
         leave: Leave,
         connection: u64,
@@ -149,6 +156,10 @@ pub struct Owner {
     /// It was asked to end. It then takes no target down: `weir down` ends servers at the same time, and a target that was taken
     /// down by that would be behind at the next start.
     pub ends: bool,
+    /// What probes call this coordinator.
+    pub name: String,
+    /// For probes over networks; absent in a cluster without certificates.
+    pub trust: Option<Arc<Trust>>,
 }
 
 /// A value as it was last read or written.
@@ -324,6 +335,7 @@ impl Owner {
             Event::FinishUpgrade { connected, answer } => {
                 batch.finish_upgrade(connected, &self.program, answer)
             }
+            Event::RemoveNode { removed, now, answer } => batch.remove_node(removed, now, answer),
             Event::Leave { answer, .. } if self.ends => batch.after(answer, |_| ()),
             Event::Leave { leave, connection, answer } => self.leaves(leave, connection, answer, batch, now),
             Event::Lead { lead, connection, answer } => self.leads(&lead, connection, answer, batch),
@@ -455,14 +467,14 @@ impl Owner {
     ) -> &mut Vec<Answer<MapReply>> {
         let running = self.probing.contains_key(&(target, suspicion));
         if let (false, Some(events)) = (running, self.self_events.upgrade()) {
-            let (env, node, cluster) = (self.env.clone(), map.target_node(target).cloned(), map.cluster);
+            let (env, node, who) = (self.env.clone(), map.target_node(target).cloned(), self.identity(map));
             let joined = self.joined_on(target, map);
             let patience = match suspicion {
                 Suspicion::Failed => PROBE_PATIENCE,
                 Suspicion::Unreachable | Suspicion::Slow => QUICK_PROBE_PATIENCE,
             };
             self.env.tasks.spawn("probe a target", async move {
-                let outcome = probe(env, cluster, node, target, patience).await;
+                let outcome = probe(env, who, node, target, patience).await;
                 let _ = events.send(Event::Probed { target, suspicion, joined, outcome }).await; // gone with the coordinator
             });
         }
@@ -474,10 +486,10 @@ impl Owner {
         let Some(events) = self.self_events.upgrade() else { return };
         let (reported, mut said) = mpsc::channel(map.targets.len().max(1)); // one message for each
         for target in map.targets.iter().filter(|t| t.state == TargetState::Up).map(|t| t.id) {
-            let (env, node, cluster) = (self.env.clone(), map.target_node(target).cloned(), map.cluster);
+            let (env, node, who) = (self.env.clone(), map.target_node(target).cloned(), self.identity(map));
             let (joined, reported) = (self.joined_on(target, map), reported.clone());
             self.env.tasks.spawn("ask a target for its position", async move {
-                if let Ok(report) = probe(env, cluster, node, target, LAST_PROBE_PATIENCE).await {
+                if let Ok(report) = probe(env, who, node, target, LAST_PROBE_PATIENCE).await {
                     let _ = reported.send((joined, report)).await; // gone with the coordinator
                 }
             });
@@ -490,6 +502,12 @@ impl Owner {
             }
             let _ = events.send(Event::LastPositions { said: all, answer }).await; // gone with the coordinator
         });
+    }
+
+    /// Who the coordinator is to targets.
+    fn identity(&self, map: &ClusterMap) -> Identity {
+        let identity = Identity::new(&self.env, self.name.as_str(), Role::Coordinator, Some(map.cluster));
+        identity.trusting(self.trust.clone())
     }
 
     /// The connection on which the node of a target has joined.
@@ -599,6 +617,14 @@ impl Batch {
                 self.after(answer, newest);
             }
         }
+    }
+
+    /// Entries whose certificates have ended by themselves go.
+    fn remove_node(&mut self, removed: RemovedNode, now: u64, answer: Answer<()>) {
+        tracing::info!("{} is removed from the cluster", removed.name);
+        self.draft.removed.retain(|other| other.name != removed.name && other.until > now);
+        self.draft.removed.push(removed);
+        self.after(answer, |_| ());
     }
 
     fn make_groups(&mut self, wanted: &MakeGroups, answer: Answer<MapReply>) {

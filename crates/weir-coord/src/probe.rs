@@ -5,8 +5,8 @@ use std::time::Duration;
 use weir_env::Env;
 use weir_proto::coord::TargetReport;
 use weir_proto::data::StatTarget;
-use weir_proto::map::{Node, Role};
-use weir_proto::{ClusterId, Error, Result, TargetId};
+use weir_proto::map::Node;
+use weir_proto::{Error, Result, TargetId};
 use weir_rpc::{Channel, Identity, NoService, Payload};
 
 /// A target answers this in microseconds; a busy disk or a busy machine makes it hundreds of milliseconds. Writers wait
@@ -26,7 +26,7 @@ const LATE_PROBES_MAX: usize = 3;
 /// for again.
 pub async fn probe(
     env: Env,
-    cluster: ClusterId,
+    who: Identity,
     node: Option<Node>,
     target: TargetId,
     patience: Duration,
@@ -35,7 +35,7 @@ pub async fn probe(
     let mut looks = 1;
     loop {
         let begun = env.clock.now();
-        let outcome = look(&env, cluster, &node, target, patience).await;
+        let outcome = look(&env, &who, &node, target, patience).await;
         let was_late = env.clock.now().since(begun) > patience + patience / 2;
         if outcome.is_ok() || !was_late || looks == LATE_PROBES_MAX {
             return outcome;
@@ -46,15 +46,14 @@ pub async fn probe(
 
 async fn look(
     env: &Env,
-    cluster: ClusterId,
+    who: &Identity,
     node: &Node,
     target: TargetId,
     patience: Duration,
 ) -> Result<TargetReport> {
     // The coordinator does not know hosts: it tries what there is.
     let addrs = addrs_in_order(&node.addrs, true);
-    let identity = Identity::new(env, "coordinator", Role::Coordinator, Some(cluster));
-    let channel = Channel::new(env, addrs, identity, Arc::new(NoService));
+    let channel = Channel::new(env, addrs, who.clone(), Arc::new(NoService));
     // One round of dials: a door that is closed is an answer.
     let stat = channel.call_now(&StatTarget { target }, Payload::default(), patience).await?.reply;
     Ok(stat.report)

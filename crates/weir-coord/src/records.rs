@@ -3,6 +3,7 @@
 //! Invariant: a record says which layout it has. A newer one than this program knows is refused, never
 //! guessed at.
 use crate::decide::Progress;
+use crate::enrol::Record;
 use crate::members::Positions;
 use weir_proto::map::ClusterMap;
 use weir_proto::{Error, Reader, Result, Wire, Writer};
@@ -20,6 +21,15 @@ pub fn encode_map(map: &ClusterMap) -> Vec<u8> {
 /// The cluster map of a `coordinator.state`.
 pub fn decode_map(bytes: &[u8]) -> Result<ClusterMap> {
     read(bytes, ClusterMap::decode)
+}
+
+/// The authority's key and certificate, tokens and holders of certificates, as a message.
+pub fn encode_enrolment(enrolment: &Record) -> Vec<u8> {
+    record(|w| enrolment.encode(w))
+}
+
+pub fn decode_enrolment(bytes: &[u8]) -> Result<Record> {
+    read(bytes, Record::decode)
 }
 
 /// Count (u32), then for each namespace its number (u32) and how many changes it holds at least (u64).

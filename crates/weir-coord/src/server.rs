@@ -4,6 +4,7 @@
 //! Knows nothing of files.
 use crate::addresses::{announced, is_for_others};
 use crate::decide::Connected;
+use crate::enrol::{Office, follow_removals, renew_own};
 use crate::identity::{check_coordinator, write_coordinator};
 use crate::members::Members;
 use crate::owner::{Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY};
@@ -21,11 +22,15 @@ use weir_proto::coord::{
     Heartbeat, Join, LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget,
     ReportWaits,
 };
-use weir_proto::map::{ClusterMap, Settings};
+use weir_proto::enrol::{
+    Enrol, GetEnrolment, IssueCertificate, NodeRemove, RenewCertificate, TokenCreate, TokenRevoke,
+};
+use weir_proto::map::{ClusterMap, Role, Settings};
 use weir_proto::sender::Sender;
 use weir_proto::version::{Program, check_level};
-use weir_proto::{ClusterId, Error, NamespaceId, Request, Result};
-use weir_rpc::{Call, Connection, Handled, Proved, Reply, Service};
+use weir_proto::{ClusterId, Error, NamespaceId, Request, Result, Wire};
+use weir_rpc::{Call, Connection, Handled, Policy, Proved, Reply, Service, Trust};
+use weir_trust::handshake::Tls;
 
 /// The longest that a `GetMap` is kept waiting.
 const MAP_WAIT_MS_MAX: u32 = 60_000;
@@ -42,13 +47,29 @@ pub struct CoordConfig {
     pub new: bool,
     /// What this program can; another one in tests.
     pub program: Program,
+    /// The name in its certificate.
+    pub name: String,
+    /// Found the cluster's authority if there is none. Where there is one, nodes need certificates over
+    /// networks.
+    pub certified: bool,
+    /// What connections over networks have to be like then.
+    pub policy: Policy,
 }
 
 impl CoordConfig {
     /// 1 MiB cells, 10 s leases, 5 s of silence; an existing cluster.
     pub fn new(scheme: weir_proto::map::Scheme, expected_targets: usize) -> CoordConfig {
         let settings = Settings { scheme, cell_shift: 20, lease_ms: 10_000, target_silence_ms: 5_000 };
-        CoordConfig { cluster: None, settings, expected_targets, new: false, program: Program::this() }
+        CoordConfig {
+            cluster: None,
+            settings,
+            expected_targets,
+            new: false,
+            program: Program::this(),
+            name: "coordinator".to_owned(),
+            certified: false,
+            policy: Policy::default(),
+        }
     }
 }
 
@@ -62,6 +83,13 @@ pub struct Coordinator {
     waits: Mutex<ReportedWaits>,
     /// By connection: who follows the map, and the level that it knows.
     clients: Mutex<BTreeMap<u64, Connected>>,
+    /// Of a cluster with certificates.
+    certified: Option<Certified>,
+}
+
+struct Certified {
+    office: Arc<Office>,
+    trust: Arc<Trust>,
 }
 
 impl Coordinator {
@@ -122,6 +150,12 @@ impl Coordinator {
         let members = Members::awaiting(&map, &positions.value, started);
         let (publish, published) = watch::channel(Arc::new(map));
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
+        let cluster = published.borrow().cluster;
+        let office = Office::open(&env, store.clone(), cluster, config.certified).await?;
+        let certified = match office {
+            Some(office) => Some(Certified::start(&env, office, &config, &published)?),
+            None => None,
+        };
         let owner = Owner {
             env: env.clone(),
             store,
@@ -140,10 +174,33 @@ impl Coordinator {
             cut_links: Default::default(),
             program: config.program,
             ends: false,
+            name: config.name,
+            trust: certified.as_ref().map(|certified| certified.trust.clone()),
         };
         env.tasks.spawn("coordinator", owner.run());
         let (announced, waits, clients) = Default::default();
-        Ok(Arc::new(Coordinator { env, events, map: published, announced, waits, clients }))
+        Ok(Arc::new(Coordinator { env, events, map: published, announced, waits, clients, certified }))
+    }
+
+    /// How it proves itself over networks; absent in a cluster without certificates.
+    pub fn trust(&self) -> Option<Arc<Trust>> {
+        self.certified.as_ref().map(|certified| certified.trust.clone())
+    }
+
+    /// For the administrator, when the cluster is founded: a certificate for the commands on other machines.
+    pub async fn issue_admin(&self, name: &str, public_key: Vec<u8>) -> Result<weir_proto::enrol::Enrolled> {
+        let wanted = IssueCertificate { name: name.to_owned(), roles: vec![Role::Console], public_key };
+        self.office()?.issue_unasked(wanted, "the coordinator's machine", Vec::new()).await
+    }
+
+    fn office(&self) -> Result<Arc<Office>> {
+        let certified = self.certified.as_ref().ok_or_else(|| {
+            Error::unsupported(
+                "this cluster has no certificates; hint: its coordinator gets an authority when it listens beyond this machine \
+                 (`weir init`, or `weir coord --listen tcp:ADDRESS:PORT`)",
+            )
+        })?;
+        Ok(certified.office.clone())
     }
 
     pub fn map(&self) -> Arc<ClusterMap> {
@@ -285,6 +342,55 @@ impl Coordinator {
                 call.decode::<GetStatus>()?;
                 self.ask::<GetStatus>(|answer| Event::Status { answer })
             }
+            _ => return self.enrolment(call),
+        })
+    }
+
+    /// Certificates and tokens.
+    fn enrolment(&self, call: &Call) -> Result<Handled> {
+        let addrs = self.addresses(&call.connection).addrs;
+        let (from, ip) = (call.connection.peer_addr().to_owned(), call.connection.peer_ip());
+        Ok(match call.method {
+            TokenCreate::METHOD => {
+                let (office, wanted) = (self.office()?, call.decode::<TokenCreate>()?);
+                later(async move { office.create_token(wanted, addrs).await })
+            }
+            TokenRevoke::METHOD => {
+                let (office, TokenRevoke { id }) = (self.office()?, call.decode()?);
+                later(async move { office.revoke_token(&id).await })
+            }
+            Enrol::METHOD => {
+                let (office, wanted) = (self.office()?, call.decode::<Enrol>()?);
+                later(async move { office.enrol(wanted, ip, &from, addrs).await })
+            }
+            IssueCertificate::METHOD => {
+                let (office, wanted) = (self.office()?, call.decode::<IssueCertificate>()?);
+                later(async move { office.issue_unasked(wanted, &from, addrs).await })
+            }
+            RenewCertificate::METHOD => {
+                let (office, wanted) = (self.office()?, call.decode::<RenewCertificate>()?);
+                let holder = call.connection.certificate().cloned();
+                let holder =
+                    holder.ok_or_else(|| Error::invalid("a connection without a certificate renews none"))?;
+                later(async move { office.renew(&holder, &wanted.public_key, addrs).await })
+            }
+            GetEnrolment::METHOD => {
+                call.decode::<GetEnrolment>()?;
+                let office = self.office()?;
+                later(async move { Ok(office.list().await) })
+            }
+            NodeRemove::METHOD => {
+                let (office, NodeRemove { name }) = (self.office()?, call.decode()?);
+                let (events, (answer, answered)) = (self.events.clone(), oneshot::channel());
+                let now = crate::enrol::now(&self.env);
+                later(async move {
+                    let removed = office.remove(&name).await?;
+                    let stopped = || Error::unavailable("the coordinator has stopped");
+                    let event = Event::RemoveNode { removed, now, answer };
+                    events.send(event).await.map_err(|_| stopped())?;
+                    answered.await.map_err(|_| stopped())?
+                })
+            }
             _ => return self.answer_at_once(call),
         })
     }
@@ -310,6 +416,30 @@ impl Coordinator {
     }
 }
 
+impl Certified {
+    fn start(
+        env: &Env,
+        office: Arc<Office>,
+        config: &CoordConfig,
+        maps: &watch::Receiver<Arc<ClusterMap>>,
+    ) -> Result<Certified> {
+        let clock = env.clone();
+        let tls =
+            Tls::of_node(office.own_credentials(&config.name)?, Arc::new(move || crate::enrol::now(&clock)));
+        let tls = Arc::new(tls);
+        let trust = Arc::new(Trust::new(tls.clone(), config.policy.clone()));
+        trust.remove(&maps.borrow().removed);
+        env.tasks.spawn("cut removed nodes off", follow_removals(maps.clone(), trust.clone()));
+        let renewing = renew_own(env.clone(), Arc::downgrade(&office), tls, config.name.clone());
+        env.tasks.spawn("renew the coordinator's certificate", renewing);
+        Ok(Certified { office, trust })
+    }
+}
+
+fn later<T: Wire>(answer: impl Future<Output = Result<T>> + Send + 'static) -> Handled {
+    Handled::Later(Box::pin(async move { answer.await.map(|reply| Reply::new(&reply)) }))
+}
+
 /// A node joins as what it is.
 fn check_joins_as(join: &Join, who: Proved) -> Result<()> {
     if who.role() == Some(join.role) {
@@ -330,6 +460,10 @@ impl Service for Coordinator {
 
     fn admits_guests(&self) -> bool {
         true
+    }
+
+    fn admits_strangers(&self) -> bool {
+        self.certified.is_some()
     }
 
     fn payload_max(&self) -> u32 {
@@ -359,6 +493,7 @@ async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(Cl
         groups: vec![],
         namespaces: vec![],
         last_namespace: NamespaceId(env.rng.next_u64() as u32 >> 1),
+        removed: vec![],
     };
     match store.compare_and_swap(MAP_KEY, Revision(0), encode_map(&map)).await? {
         Swap::Done(revision) => Ok((map, revision)),

@@ -104,6 +104,7 @@ impl Lab {
             name: name.into(),
             role,
             host: format!("host-{name}"),
+            trust: None,
         };
         (self.world.node(name), who)
     }

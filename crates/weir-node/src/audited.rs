@@ -6,6 +6,8 @@ use crate::audit::Audit;
 use std::sync::Arc;
 use weir_proto::backup::BackupSet;
 use weir_proto::coord::{ClearTarget, FinishUpgrade, GetAudit, Join, LeadNamespace, Leave, MakeGroups};
+use weir_proto::enrol::{Enrol, IssueCertificate, NodeRemove, TokenCreate, TokenRevoke};
+use weir_proto::map::Role;
 use weir_proto::methods::{self, Method};
 use weir_proto::recall::GetEviction;
 use weir_proto::relation::{
@@ -155,6 +157,17 @@ fn decoded(call: &Call) -> Result<About> {
             let instead = r.instead_of.map(|of| format!(", instead of {of}")).unwrap_or_default();
             changed(format!("namespace {} {}, node {}{instead}", r.namespace, r.uuid, r.node), None)
         }
+        TokenCreate::METHOD => {
+            let r = call.decode::<TokenCreate>()?;
+            changed(format!("token for {}, nodes {:?}, uses {}", roles_of(&r.roles), r.name, r.uses), None)
+        }
+        TokenRevoke::METHOD => changed(format!("token {}", call.decode::<TokenRevoke>()?.id), None),
+        Enrol::METHOD => changed(format!("node {}", call.decode::<Enrol>()?.name), None),
+        IssueCertificate::METHOD => {
+            let r = call.decode::<IssueCertificate>()?;
+            changed(format!("node {}, {}", r.name, roles_of(&r.roles)), None)
+        }
+        NodeRemove::METHOD => changed(format!("node {}", call.decode::<NodeRemove>()?.name), None),
         FinishUpgrade::METHOD => changed("the cluster's level".into(), None),
         VolumeCreate::METHOD => {
             let r = call.decode::<VolumeCreate>()?;
@@ -241,6 +254,11 @@ fn decoded_of_volume(call: &Call) -> Result<About> {
         }
         _ => return Err(call.unknown()),
     })
+}
+
+fn roles_of(roles: &[Role]) -> String {
+    let words: Vec<String> = roles.iter().map(|role| Sender::from(*role).to_string()).collect();
+    words.join(", ")
 }
 
 fn created(new: &VolumeCreate) -> String {

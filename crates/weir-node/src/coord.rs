@@ -28,6 +28,7 @@ pub async fn start_coord(
     let audited = Arc::new(Audited { service: coordinator.clone(), audit: audit.clone() });
     let who = &site.observer;
     let identity = Identity::new(env, who.name.as_str(), who.role, Some(coordinator.cluster()));
+    let identity = identity.trusting(coordinator.trust());
     let server = site.serve(env, identity, audited).await?;
     coordinator.announce(server.addrs());
     Ok(CoordNode { env: env.clone(), coordinator, audit, server })

@@ -238,6 +238,15 @@ message!(
         target_silence_ms: u32,
     }
 );
+message!(
+    /// Certificates of this name up to this serial number are refused.
+    RemovedNode {
+        name: String,
+        serial: u64,
+        /// When the last of them ends by itself, in seconds since 1970: then the entry goes.
+        until: u64,
+    }
+);
 message!(ClusterMap {
     cluster: ClusterId,
     version: u64,
@@ -251,6 +260,8 @@ message!(ClusterMap {
     /// The number that was given to a namespace last. The first one is random, so that a coordinator that lost its
     /// directory does not give the numbers again under which targets still hold cells.
     last_namespace: NamespaceId,
+    /// Nodes whose certificates are refused although they hold.
+    removed: Vec<RemovedNode>,
 });
 
 impl Member {

@@ -12,7 +12,7 @@ use weir_proto::map::{Layout, Scheme};
 use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
 use weir_proto::{
-    backup, coord, data, frame, lock, map, meta, methods, recall, relation, snapshot, version, volume,
+    backup, coord, data, enrol, frame, lock, map, meta, methods, recall, relation, snapshot, version, volume,
 };
 
 const ROUNDS: usize = 10_000;
@@ -110,10 +110,11 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 12] = [
+const SOURCES: [(&str, &str); 13] = [
     ("backup", include_str!("../src/backup.rs")),
     ("coord", include_str!("../src/coord.rs")),
     ("data", include_str!("../src/data.rs")),
+    ("enrol", include_str!("../src/enrol.rs")),
     ("meta", include_str!("../src/meta.rs")),
     ("recall", include_str!("../src/recall.rs")),
     ("volume", include_str!("../src/volume.rs")),
@@ -174,7 +175,7 @@ fn no_method_number_is_given_twice() {
             let Some((name, rest)) = line.split_once(" = ") else { continue };
             let number: u16 = rest.split(' ').next().unwrap().parse().unwrap();
             let range = match module {
-                "coord" => 1..100,
+                "coord" | "enrol" => 1..100,
                 "data" => 200..300,
                 _ if ["Revoke", "LockFree", "EvictOwn", "RecoverFile"].contains(&name) => 300..400,
                 _ => 100..200,

@@ -6,7 +6,6 @@
 use crate::hello::{Peer, Proved};
 use crate::incoming::{Frame, Incoming, lost};
 use crate::outgoing::Outgoing;
-use crate::trust::Trust;
 use crate::{Call, Handled, Payload, Reply, Service, not_served};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -138,7 +137,6 @@ impl Connection {
         incoming: Incoming,
         outgoing: Outgoing,
         service: Arc<dyn Service>,
-        trust: Option<&Trust>,
         on_close: Option<OnClose>,
         keep: impl FnOnce(&Connection),
     ) -> Connection {
@@ -162,9 +160,6 @@ impl Connection {
         let _ = inner.handle.set(Arc::downgrade(&handle)); // set once, here
         let connection = Connection(handle);
         keep(&connection);
-        if let Some(trust) = trust {
-            trust.watch(&connection);
-        }
         let (reader, writer, watch) = (inner.clone(), inner.clone(), inner.clone());
         let reads = incoming.reads();
         let (served_by, reported) = (service.clone(), service);
@@ -283,6 +278,10 @@ impl Connection {
     /// Where the peer is: the address that was dialed, or that it came from.
     pub fn peer_addr(&self) -> &str {
         &self.0.0.peer.addr
+    }
+    /// The peer's address; none: it is reached through a local socket.
+    pub fn peer_ip(&self) -> Option<IpAddr> {
+        self.0.0.peer.ip
     }
     /// The address of this machine by which the peer is reached, or reaches it; `None`: through a local socket.
     pub fn local_ip(&self) -> Option<IpAddr> {

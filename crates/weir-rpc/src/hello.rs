@@ -1,11 +1,12 @@
 //! The first frames: both ends say who they are and refuse whom they must not talk to.
 //!
-//! Over a network a handshake comes before them where nodes have certificates; then what a peer says has to fit its certificate.
+//! Over a network a handshake comes before them where nodes have certificates; then what a peer says has to
+//! fit its certificate.
 //! A listener learns nothing else of a caller, and does nothing for it, before its hello was accepted.
 use crate::connection::wire_error;
 use crate::incoming::{Arriving, Begin, Incoming, lost};
 use crate::outgoing::Outgoing;
-use crate::trust::Trust;
+use crate::trust::{Live, Trust};
 use crate::{Connection, Service};
 use std::fmt;
 use std::net::IpAddr;
@@ -67,6 +68,20 @@ impl Identity {
     pub fn trusting(self, trust: Option<Arc<Trust>>) -> Identity {
         Identity { trust, ..self }
     }
+    /// Ends the connection when its peer is removed from the cluster.
+    pub(crate) fn watch(&self, connection: &Connection) {
+        let (Some(trust), Some(certificate)) = (&self.trust, connection.certificate()) else { return };
+        let (seen, ended) = (connection.downgrade(), connection.downgrade());
+        trust.watch(Live {
+            certificate: certificate.clone(),
+            lives: Box::new(move || seen.upgrade().is_some()),
+            close: Box::new(move |why| {
+                if let Some(connection) = ended.upgrade() {
+                    connection.close(why);
+                }
+            }),
+        });
+    }
     pub fn trust(&self) -> Option<&Arc<Trust>> {
         self.trust.as_ref()
     }
@@ -93,8 +108,9 @@ impl Identity {
 /// Who the other end is, as far as that is known: what services decide by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Proved {
-    /// A node of the cluster, by its certificate; or whoever may act as any: root and the user that this process runs as, by a
-    /// Unix socket. In a cluster without certificates the role is what the peer claims.
+    /// A node of the cluster, by its certificate; or whoever may act as any: root and the user that this
+    /// process runs as, by a Unix socket. In a cluster without certificates the role is what the peer
+    /// claims.
     Node(Role),
     /// Another user of this machine, who connected by a Unix socket, as the kernel says: has the rights of
     /// that user and no other, whatever its requests say.
@@ -158,6 +174,8 @@ pub(crate) struct Peer {
     pub version: u16,
     /// Where it is.
     pub addr: String,
+    /// Its address, if it is reached over a network.
+    pub ip: Option<IpAddr>,
     /// By which address of this machine it is reached, or reaches it; `None`: not by one.
     pub local_ip: Option<IpAddr>,
 }
@@ -181,8 +199,13 @@ pub async fn connect(
         .map_err(|_| Error::unavailable(format!("no answer within {} s", HELLO_PATIENCE.as_secs())))
         .flatten()
         .map_err(|e| e.doing(format_args!("connect to {addr}")))?;
-    let peer = Peer { addr: addr.to_string(), local_ip, ..peer };
-    Ok(Connection::start(env, peer, incoming, outgoing, service, identity.trust.as_deref(), None, |_| {}))
+    let ip = match addr {
+        Addr::Tcp(at) => Some(at.ip().to_canonical()),
+        Addr::Unix(_) => None,
+    };
+    let peer = Peer { addr: addr.to_string(), ip, local_ip, ..peer };
+    let keep = |connection: &Connection| identity.watch(connection);
+    Ok(Connection::start(env, peer, incoming, outgoing, service, None, keep))
 }
 
 /// A connection that is through its hello.
@@ -227,7 +250,8 @@ impl Line {
             Way::Protected(certificate) => certificate,
             Way::Open => None,
         };
-        let peer = Peer { claimed, proved, certificate, version, addr: String::new(), local_ip: None };
+        let peer =
+            Peer { claimed, proved, certificate, version, addr: String::new(), ip: None, local_ip: None };
         Ok(Greeted { peer, incoming, outgoing: Outgoing::new(env, writer, version, key) })
     }
 

@@ -188,7 +188,8 @@ impl Incoming {
         Ok(Frame { header, body, payload })
     }
 
-    /// Header and body as the peer wrote them: what arrived may be encrypted, but for what says how long it is.
+    /// Header and body as the peer wrote them: what arrived may be encrypted, but for what says how long it
+    /// is.
     async fn protected(&mut self, header: Header, bytes: &[u8; HEADER_BYTES]) -> Result<(Header, Bytes)> {
         let mut frame = vec![0; HEADER_BYTES + header.body_len as usize];
         frame[..HEADER_BYTES].copy_from_slice(bytes);

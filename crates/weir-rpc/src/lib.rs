@@ -4,7 +4,8 @@
 //! outside its encoded header, is sent from where it lies, and is received straight into a pooled aligned buffer.
 //! `connect` and `serve` make connections, a [`Channel`] makes a new one whenever the old one broke.
 //!
-//! Over a network a node that has a certificate takes only peers that have one, too, and protects every frame ([`Trust`]).
+//! Over a network a node that has a certificate takes only peers that have one, too, and protects every
+//! frame ([`Trust`]).
 //!
 //! Invariants: a request reaches a service only if its method is for its sender; a call ends by its
 //! deadline; a request is never sent twice; when a connection ends, every call on it fails with

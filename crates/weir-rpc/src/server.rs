@@ -172,11 +172,13 @@ async fn greet(shared: Arc<Shared>, number: u64, stream: BoxStream, caller: Call
             drop(gone);
         }
     });
-    let peer = Peer { addr: caller.name, local_ip, ..peer };
+    let peer = Peer { addr: caller.name, ip: caller.ip, local_ip, ..peer };
     let (env, service) = (&shared.env, shared.service.clone());
-    let trust = shared.identity.trust().map(|trust| &**trust);
-    let keep = |c: &Connection| shared.keep(c);
-    Connection::start(env, peer, incoming, outgoing, service, trust, Some(on_close), keep);
+    let keep = |connection: &Connection| {
+        shared.keep(connection);
+        shared.identity.watch(connection);
+    };
+    Connection::start(env, peer, incoming, outgoing, service, Some(on_close), keep);
 }
 
 impl Shared {

@@ -1,30 +1,31 @@
-//! Who may be at the other end of a network: handshakes, the suites of a connection, and nodes that were removed.
+//! Who may be at the other end of a network: handshakes, the suites of a connection, and nodes that were
+//! removed.
 //!
-//! Invariant: a connection of a node that was removed is closed when this node hears of it, and no new one is made.
-use crate::Connection;
-use crate::connection::WeakConnection;
+//! Invariant: a connection of a node that was removed is closed when this node hears of it, and no new one
+//! is made.
 use crate::incoming::{Begin, Incoming, lost};
-use ipnet::IpNet;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::io::AsyncWriteExt;
 use weir_env::BoxWriter;
+use weir_proto::map::RemovedNode;
+use weir_proto::network::Network;
 use weir_proto::{Error, Result};
 use weir_trust::certificate::Certificate;
 use weir_trust::frames::Suite;
 use weir_trust::handshake::{Agreed, Exchange, Handshakes, Wanted};
 
-/// Networks that are taken for trusted unless others are named: frames that stay in them are protected, but not encrypted. The machine
-/// itself, and what no router of the Internet passes on.
+/// Networks that are taken for trusted unless others are named: frames that stay in them are protected, but
+/// not encrypted. The machine itself, and what no router of the Internet passes on.
 pub const TRUSTED_NETWORKS: [&str; 7] =
-    ["127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fe80::/10"];
+    ["127.0.0.0/8", "::1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fe80::/10"];
 
 /// What a node demands of connections over networks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Policy {
     /// Where frames need not be encrypted.
-    pub trusted: Vec<IpNet>,
+    pub trusted: Vec<Network>,
     /// AES-128-GCM everywhere and nothing else.
     pub only_aes: bool,
 }
@@ -38,8 +39,7 @@ impl Default for Policy {
 
 impl Policy {
     fn wanted(&self, peer: IpAddr) -> Wanted {
-        let peer = peer.to_canonical();
-        let is_trusted = self.trusted.iter().any(|network| network.contains(&peer));
+        let is_trusted = self.trusted.iter().any(|network| network.contains(peer));
         Wanted(match (self.only_aes, is_trusted) {
             (true, _) => vec![Suite::Aes],
             (false, true) => vec![Suite::Integrity, Suite::Encryption, Suite::Aes],
@@ -50,9 +50,15 @@ impl Policy {
 
 /// How a node proves itself over networks, and whom it takes.
 pub struct Trust {
-    handshakes: Box<dyn Handshakes>,
+    handshakes: Arc<dyn Handshakes>,
     policy: Policy,
     state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Trust {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Trust").field("policy", &self.policy).finish_non_exhaustive() // never a key
+    }
 }
 
 #[derive(Default)]
@@ -60,28 +66,46 @@ struct State {
     /// Certificates that are refused: by name, up to which serial number.
     removed: BTreeMap<String, u64>,
     /// Connections whose peer showed a certificate.
-    live: Vec<WeakConnection>,
+    live: Vec<Live>,
     /// Above this those that ended are let go.
     tidy_at: usize,
 }
 
+/// A connection, as far as its end goes.
+pub(crate) struct Live {
+    pub certificate: Certificate,
+    /// Whether it has not ended yet.
+    pub lives: Box<dyn Fn() -> bool + Send>,
+    /// Ends it for this reason.
+    pub close: Box<dyn Fn(&str) + Send>,
+}
+
 impl Trust {
-    pub fn new(handshakes: Box<dyn Handshakes>, policy: Policy) -> Trust {
+    pub fn new(handshakes: Arc<dyn Handshakes>, policy: Policy) -> Trust {
         Trust { handshakes, policy, state: Mutex::default() }
     }
-    /// Refuses certificates of these names up to these serial numbers from now on, and ends their connections.
-    pub fn remove(&self, removed: BTreeMap<String, u64>) {
-        let live: Vec<Connection> = {
+    /// Refuses certificates of these names up to these serial numbers from now on, and ends their
+    /// connections.
+    pub fn remove(&self, removed: &[RemovedNode]) {
+        let removed = removed.iter().map(|node| (node.name.clone(), node.serial)).collect();
+        {
             let mut state = self.state();
             if state.removed == removed {
                 return;
             }
             state.removed = removed;
-            state.live.iter().filter_map(WeakConnection::upgrade).collect()
-        };
-        for connection in live {
-            if let Some(Err(e)) = connection.certificate().map(|certificate| self.check(certificate)) {
-                connection.close(&e.context);
+        }
+        self.cut();
+    }
+    /// Ends the connections of nodes that are removed.
+    fn cut(&self) {
+        let live = std::mem::take(&mut self.state().live);
+        let (cut, stays): (Vec<Live>, Vec<Live>) =
+            live.into_iter().partition(|live| self.check(&live.certificate).is_err());
+        self.state().live.extend(stays);
+        for Live { certificate, close, .. } in cut {
+            if let Err(e) = self.check(&certificate) {
+                close(&e.context);
             }
         }
     }
@@ -94,19 +118,18 @@ impl Trust {
             _ => Ok(()),
         }
     }
-    /// Ends with the node's removal. One that was removed meanwhile ends at once.
-    pub(crate) fn watch(&self, connection: &Connection) {
-        let Some(certificate) = connection.certificate() else { return };
-        {
-            let mut state = self.state();
-            if state.live.len() >= state.tidy_at {
-                state.live.retain(|live| live.upgrade().is_some());
-                state.tidy_at = 2 * state.live.len() + 16;
-            }
-            state.live.push(connection.downgrade());
+    /// Ends the connection when its peer is removed; at once, if that was so meanwhile.
+    pub(crate) fn watch(&self, live: Live) {
+        let certificate = live.certificate.clone();
+        let mut state = self.state();
+        if state.live.len() >= state.tidy_at {
+            state.live.retain(|live| (live.lives)());
+            state.tidy_at = 2 * state.live.len() + 16;
         }
-        if let Err(e) = self.check(certificate) {
-            connection.close(&e.context);
+        state.live.push(live);
+        drop(state);
+        if self.check(&certificate).is_err() {
+            self.cut();
         }
     }
     fn state(&self) -> MutexGuard<'_, State> {

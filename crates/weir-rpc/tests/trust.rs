@@ -1,16 +1,16 @@
-//! Attacks on connections between nodes that have certificates: each is refused, with a reason that says what to do.
+//! Attacks on connections between nodes that have certificates: each is refused, with a reason that says
+//! what to do.
 //!
 //! A relay stands between the two ends and changes what passes, as somebody on the network could.
 mod common;
 
 use common::*;
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use weir_env::{Addr, Env};
 use weir_proto::frame::HEADER_BYTES;
-use weir_proto::map::Role;
+use weir_proto::map::{RemovedNode, Role};
 use weir_proto::{Error, ErrorKind};
 use weir_rpc::{Connection, Identity, NoService, Policy, Trust, connect, serve};
 use weir_trust::certificate::{Grant, Pin};
@@ -191,7 +191,7 @@ async fn who_has_no_certificate_that_fits_is_refused() {
     let late = Grant { name: "n1".into(), roles: vec![Role::Storage], serial: 1 };
     let late = cluster.authority.issue_own(&late, NOW - 31 * 86_400).unwrap();
     let late = Tls::of_node(late, Arc::new(|| NOW));
-    let of = |tls: Tls| Some(Arc::new(Trust::new(Box::new(tls), Policy::default())));
+    let of = |tls: Tls| Some(Arc::new(Trust::new(Arc::new(tls), Policy::default())));
     let with = |trust| plain.clone().trusting(trust);
     for (who, why) in [
         (plain.clone(), "takes only nodes that have a certificate"),
@@ -238,7 +238,7 @@ async fn a_node_that_is_removed_is_cut_off_until_it_joins_again() {
     let (removed, other) = (with_serial("n1", 5), with_serial("n2", 4));
     let cut = connect(&env, addr, &removed, Arc::new(NoService)).await.unwrap();
     let stays = connect(&env, addr, &other, Arc::new(NoService)).await.unwrap();
-    of_server.remove(BTreeMap::from([("n1".to_owned(), 5)]));
+    of_server.remove(&[RemovedNode { name: "n1".into(), serial: 5, until: NOW }]);
     assert!(cut.closed().await.context.contains("n1 was removed from the cluster"));
     let refused = connect(&env, addr, &removed, Arc::new(NoService)).await.unwrap_err();
     assert!(refused.context.contains("n1 was removed from the cluster"), "{refused:?}");

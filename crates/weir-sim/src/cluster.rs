@@ -343,7 +343,14 @@ fn start_role(
 }
 
 fn observer(name: &str, role: Role, host: &str) -> Observer {
-    Observer { coordinators: coordinators(), cluster: None, name: name.into(), role, host: host.into() }
+    Observer {
+        coordinators: coordinators(),
+        cluster: None,
+        name: name.into(),
+        role,
+        host: host.into(),
+        trust: None,
+    }
 }
 
 async fn made(env: &Env, dir: &Path) -> Result<()> {

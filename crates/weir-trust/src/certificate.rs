@@ -1,7 +1,8 @@
 //! Certificates: which node of which cluster somebody is, and in which roles.
 //!
-//! A cluster has an authority of its own, a key that signs certificates (X.509, ECDSA on P-256). What a certificate says is in
-//! its alternative names: `weir://CLUSTER/node/NAME`, and `weir://CLUSTER/role/ROLE` for each role. Pure: the time comes in.
+//! A cluster has an authority of its own, a key that signs certificates (X.509, ECDSA on P-256). What a
+//! certificate says is in its alternative names: `weir://CLUSTER/node/NAME`, and `weir://CLUSTER/role/ROLE`
+//! for each role. Pure: the time comes in.
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber,
@@ -68,7 +69,7 @@ impl Certificate {
         let anchors: Vec<TrustAnchor<'_>> = anchors.collect();
         check_chain(&parsed, &anchors, now).map_err(|e| match e {
             webpki::Error::CertExpired { not_after, .. } => refused(format_args!(
-                "that of {} has expired on {}; hint: join the cluster anew (`weir join`), and check this machine's clock",
+                "that of {} has expired on {}; hint: join the cluster again (`weir join`), and check this machine's clock",
                 said.name,
                 date(not_after.as_secs())
             )),
@@ -96,7 +97,8 @@ impl Certificate {
         self.until.saturating_sub(LIFE_S / 3)
     }
 
-    /// Refuses a node that says that it is somebody else. A process may add its own name to that of its node: `node.process`.
+    /// Refuses a node that says that it is somebody else. A process may add its own name to that of its
+    /// node: `node.process`.
     pub fn check_claims(&self, cluster: Option<ClusterId>, name: &str, role: Role) -> Result<()> {
         if cluster.is_some_and(|claimed| claimed != self.cluster) {
             return Err(Error::denied(format!(
@@ -334,8 +336,8 @@ impl NewKey {
     }
 }
 
-/// What a node proves itself with, and whom it believes. In a file: PEM blocks, the node's certificate, its private key, then the
-/// authorities' certificates.
+/// What a node proves itself with, and whom it believes. In a file: PEM blocks, the node's certificate, its
+/// private key, then the authorities' certificates.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
     pub certificate: Vec<u8>,
@@ -355,7 +357,7 @@ impl Credentials {
     }
     pub fn from_pem(text: &str) -> Result<Credentials> {
         let blocks =
-            pem::parse_many(text).map_err(|e| Error::invalid(format!("the file is no PEM file: {e}")))?;
+            pem::parse_many(text).map_err(|e| Error::invalid(format!("the file is not a PEM file: {e}")))?;
         let (mut certificates, mut key) = (Vec::new(), None);
         for block in blocks {
             match block.tag() {

@@ -1,9 +1,11 @@
-//! How frames are protected on a connection whose ends have a secret in common: tags that only they can make, and encryption.
+//! How frames are protected on a connection whose ends have a secret in common: tags that only they can
+//! make, and encryption.
 //!
-//! A frame is a header, a body and a payload. One tag covers header and body, under a number that both ends count; so a frame that
-//! is forged, left out, repeated or out of order ends the connection. The payload has a tag of its own, under its call's number. When
-//! the suite encrypts, the first bytes of the header stay readable: they say how long the frame is. Only this file knows which
-//! library does the arithmetic. Pure.
+//! A frame is a header, a body and a payload. One tag covers header and body, under a number that both ends
+//! count; so a frame that is forged, left out, repeated or out of order ends the connection. The payload
+//! has a tag of its own, under its call's number. When the suite encrypts, the first bytes of the header
+//! stay readable: they say how long the frame is. Only this file knows which library does the arithmetic.
+//! Pure.
 use aegis::aegis128x2::{Aegis128X2, Aegis128X2Mac};
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use std::sync::Arc;

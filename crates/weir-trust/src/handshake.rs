@@ -1,10 +1,12 @@
 //! The handshake: two ends prove who they are and get keys that nobody else has.
 //!
-//! It is one of TLS 1.3 (rustls), with certificates of the cluster at both ends; a machine that joins has none yet. The suite is agreed
-//! on as an application protocol, so that nobody between the two can change it. After it TLS is left: frames are protected by the keys
-//! that it exported. No session is resumed. Pure: whole TLS records come in and go out.
+//! It is one of TLS 1.3 (rustls), with certificates of the cluster at both ends; a machine that joins has
+//! none yet. The suite is agreed on as an application protocol, so that nobody between the two can change
+//! it. After it TLS is left: frames are protected by the keys that it exported. No session is resumed.
+//! Pure: whole TLS records come in and go out.
 //!
-//! Invariant: a listener takes any certificate whose owner has its key, and then decides itself, so that its refusal can be sent in words.
+//! Invariant: a listener takes any certificate whose owner has its key, and then decides itself, so that
+//! its refusal can be sent in words.
 use crate::certificate::{Certificate, Credentials, Pin};
 use crate::frames::{FrameKey, KEY_BYTES, Keys, Suite};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -36,7 +38,7 @@ pub fn record_len(header: &[u8; RECORD_HEADER_BYTES]) -> Result<usize> {
     let is_record = (20..=23).contains(&header[0]) && header[1] == 3 && len <= RECORD_BYTES_MAX;
     match is_record {
         true => Ok(len),
-        false => Err(Error::invalid(format!("no handshake: it goes on with {header:02x?}"))),
+        false => Err(Error::invalid(format!("no handshake: it continues with {header:02x?}"))),
     }
 }
 

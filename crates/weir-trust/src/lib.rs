@@ -1,7 +1,8 @@
 //! What a cluster can prove: who its nodes are, that frames are theirs, and what was done.
 //!
-//! Certificates and join tokens, the handshake of a connection and the protection of its frames, the chain of the audit log.
-//! Pure: bytes and times come in, bytes and decisions go out. Knows nothing of sockets, files or paths.
+//! Certificates and join tokens, the handshake of a connection and the protection of its frames, the chain
+//! of the audit log. Pure: bytes and times come in, bytes and decisions go out. Knows nothing of sockets,
+//! files or paths.
 #![forbid(unsafe_code)]
 
 pub mod audit;

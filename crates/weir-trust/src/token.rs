@@ -1,7 +1,7 @@
 //! Join tokens: one line of text with which a machine becomes a node of the cluster.
 //!
-//! `weir1.ADDRESS[,ADDRESS].PIN.SECRET`. By the pin the joining machine knows the cluster, by the secret the cluster knows the token.
-//! The coordinator keeps only a checksum of the secret. Pure.
+//! `weir1.ADDRESS[,ADDRESS].PIN.SECRET`. By the pin the joining machine knows the cluster, by the secret
+//! the cluster knows the token. The coordinator keeps only a checksum of the secret. Pure.
 use crate::certificate::Pin;
 use sha2::{Digest, Sha256};
 use std::fmt;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use weir_env::Addr;
 use weir_proto::NamespaceUuid;
 use weir_proto::map::Scheme;
+use weir_proto::network::Network;
 
 #[derive(Parser)]
 #[command(
@@ -16,6 +17,10 @@ use weir_proto::map::Scheme;
     propagate_version = true
 )]
 pub struct Cli {
+    /// Certificate with which this command shows who it is to nodes on other machines, like the admin.pem
+    /// of `weir init`
+    #[arg(long, global = true, value_name = "FILE", env = "WEIR_CERTIFICATE", hide_env_values = true, value_hint = ValueHint::FilePath, help_heading = CLUSTER_HEADING)]
+    pub certificate: Option<PathBuf>,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -52,6 +57,17 @@ pub enum Command {
     Up(Up),
     /// Stop a cluster that `weir up` started
     Down(Down),
+    /// Found a cluster of several machines: its coordinator's directory, authority and administrator's
+    /// certificate
+    Init(Init),
+    /// Make this machine a node of a cluster, with a token that `weir token create` printed there
+    Join(Join),
+    /// Manage join tokens
+    #[command(subcommand)]
+    Token(TokenCommand),
+    /// List and remove nodes that have certificates
+    #[command(subcommand)]
+    Node(NodeCommand),
     /// Show cluster health: troubles first, then nodes, targets and placement groups
     #[command(after_help = STATUS_EXITS)]
     Status(Status),
@@ -167,11 +183,120 @@ pub struct Down {
     pub json: bool,
 }
 
+#[derive(Args)]
+pub struct Init {
+    /// A new directory for the coordinator
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    pub dir: PathBuf,
+    /// Address at which other machines reach the coordinator, like tcp:10.1.0.2:7000; may be given several
+    /// times
+    #[arg(long, value_name = "ADDR", required = true)]
+    pub listen: Vec<Addr>,
+    /// Name of the coordinator's node [default: coord]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Targets to wait for before the first placement groups are made
+    #[arg(long, default_value_t = 6)]
+    pub targets: u32,
+    /// How new files are protected: ec:K+M, replica:N or single
+    #[arg(long, default_value = "ec:4+2")]
+    pub scheme: Scheme,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct Join {
+    /// The token
+    pub token: String,
+    /// A new directory for the node: configuration, certificate, and what its roles keep
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    pub dir: PathBuf,
+    /// Name of the node, unique in the cluster [default: the machine's name]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Address to listen on (tcp:HOST:PORT), for storage and meta; may be given several times [default: any
+    /// address and port]
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Vec<Addr>,
+    /// Directory of a target, for storage; may be given several times [default: DIR/target]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::DirPath)]
+    pub target: Vec<PathBuf>,
+    /// Mount point, for mount [default: /weir]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::DirPath)]
+    pub mount: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Subcommand)]
+pub enum TokenCommand {
+    /// Print a new token: it lets any machine join, so treat it like a password
+    Create(CreateToken),
+    /// List tokens that can still be used, without their secrets
+    List(Status),
+    /// Revoke a token: no machine can join with it any more
+    Revoke(RevokeToken),
+}
+
+#[derive(Args)]
+pub struct CreateToken {
+    /// Role of a machine that joins with it: storage, meta, mount, mover or admin; may be given several times
+    #[arg(long, required = true, value_delimiter = ',')]
+    pub role: Vec<String>,
+    /// How many machines may join with it
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub uses: u32,
+    /// How long it can be used: 30m, 1h, 7d
+    #[arg(long, default_value = "1h", value_name = "TIME")]
+    pub ttl: String,
+    /// Glob that the names of nodes must match
+    #[arg(long, default_value = "*", value_name = "GLOB")]
+    pub name: String,
+    /// Network from which it can be used, like 10.1.0.0/16; may be given several times [default: any]
+    #[arg(long, value_name = "NET")]
+    pub from: Vec<Network>,
+    /// Address of the coordinator that goes into the token, HOST:PORT, if it is not the one that the
+    /// coordinator says
+    #[arg(long, value_name = "HOST:PORT")]
+    pub address: Vec<String>,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
+#[derive(Args)]
+pub struct RevokeToken {
+    /// The token's id, as `weir token list` shows it
+    pub id: String,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
+#[derive(Subcommand)]
+pub enum NodeCommand {
+    /// List nodes that have, or had, a certificate
+    List(Status),
+    /// Cut a node off at once: its certificate is refused everywhere and its connections end
+    ///
+    /// Its targets are down from then on. It can join again with a new token.
+    Remove(RemoveNode),
+}
+
+#[derive(Args)]
+pub struct RemoveNode {
+    /// The node's name
+    pub name: String,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
 /// Where the coordinator is.
 #[derive(Args)]
 #[command(group = ArgGroup::new("cluster").required(true).multiple(true).args(["dir", "coordinator"]))]
 pub struct Status {
-    /// The directory that `weir up` was given
+    /// The directory that `weir up`, `weir init` or `weir join` was given
     #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath, help_heading = CLUSTER_HEADING)]
     pub dir: Option<PathBuf>,
     /// Address of the coordinator, for a cluster of several machines; overrides --dir

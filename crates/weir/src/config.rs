@@ -7,7 +7,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 use weir_client::ClientConfig;
 use weir_env::Addr;
-use weir_proto::{ClusterId, Error, map::Scheme};
+use weir_proto::map::{Scheme, Settings};
+use weir_proto::network::Network;
+use weir_proto::{ClusterId, Error};
 
 /// A value that is written in the file as the text that it displays as.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -117,6 +119,17 @@ sections! {
         /// A Unix socket that every user of this machine may connect to, for commands about that user's volumes: "/PATH". Only
         /// of `weir coord` and `weir meta`. Through other Unix sockets, too, they grant others no more than that.
         door: Option<PathBuf> = None, shown "\"/run/weir/door.sock\" # an example; default: none";
+        /// The node's certificate with its private key, as `weir join` wrote it. Over networks only nodes
+        /// of the cluster can then connect, and every frame is protected. Without it a role listens on this
+        /// machine only.
+        certificate: PathBuf = PathBuf::new(), shown "\"/srv/weir/node.pem\" # an example; default: none";
+        /// Networks in which frames are protected against changes but not encrypted; elsewhere they are
+        /// encrypted, too.
+        trusted_networks: Vec<Text<Network>> = trusted_networks(),
+            shown "[\"127.0.0.0/8\", \"::1\", \"10.0.0.0/8\", \"172.16.0.0/12\", \"192.168.0.0/16\", \"fc00::/7\", \"fe80::/10\"]";
+        /// Encrypt with AES-128-GCM everywhere and with nothing else, for sites that must. All nodes need
+        /// the same.
+        only_aes: bool = false, shown "false";
         /// The host. Processes that name the same host reach each other through Unix sockets.
         host: String = String::new(), shown "\"host-1\" # an example; default: the machine's name and id";
         /// Threads that serve requests.
@@ -128,6 +141,9 @@ sections! {
     [coord] Coord {
         /// Directory of the cluster map.
         dir: PathBuf = PathBuf::new(), shown "\"/srv/weir/coord\" # an example; required";
+        /// Nodes need certificates to connect over networks. So it is in any case when the coordinator
+        /// listens beyond this machine, and once it was so.
+        certificates: bool = false, shown "false";
         /// Targets to wait for before the first placement groups are made.
         targets: u32 = 6, shown "6";
         /// How new files are protected: "ec:K+M", "replica:N" or "single".
@@ -187,6 +203,20 @@ sections! {
         patience: Text<Patience> = Text(Patience(ClientConfig::MOUNT_PATIENCE)), shown "\"10m\"";
         /// Mount read-only.
         read_only: bool = false, shown "false";
+    }
+}
+
+fn trusted_networks() -> Vec<Text<Network>> {
+    weir_rpc::Policy::default().trusted.into_iter().map(Text).collect()
+}
+
+/// What the coordinator makes a new cluster with.
+pub fn settings(coord: &Coord) -> Settings {
+    Settings {
+        scheme: coord.scheme.0,
+        cell_shift: (coord.cell_kib * 1024).trailing_zeros() as u8,
+        lease_ms: coord.lease_ms,
+        target_silence_ms: coord.target_silence_ms,
     }
 }
 

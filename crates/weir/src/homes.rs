@@ -74,6 +74,7 @@ pub async fn refuse_own_cluster(text: &str, own: &[Addr]) -> crate::failure::Out
             name: "weir relation".to_owned(),
             role: Role::Console,
             host: crate::observe::host_id(),
+            trust: crate::certificate::of_commands(),
         };
         Cluster::observe(&env, who, PROBE_PATIENCE).await.map(|cluster| cluster.id()).ok()
     };
@@ -178,6 +179,7 @@ impl Homes {
             memory_bytes: HOME_MEMORY_BYTES,
             patience: HOME_PATIENCE,
             recall_patience: ClientConfig::RECALL_PATIENCE,
+            trust: None, // it is no node of that cluster
         };
         let connected = Client::connect(self.env.clone(), config, Arc::new(NoKernel)).await;
         connected.map_err(|e| Fault::Unreachable(e.doing(format_args!("reach the home {url}"))))

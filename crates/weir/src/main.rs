@@ -8,6 +8,7 @@
 )]
 
 mod bench;
+mod certificate;
 mod cli;
 mod commands;
 mod config;
@@ -42,6 +43,9 @@ fn main() -> ExitCode {
         kill_at: std::env::var("WEIR_KILL_AT").ok(),
         s3_keys: s3_keys(),
     };
+    if let Some(Err(failure)) = cli.certificate.as_deref().map(certificate::use_file) {
+        return ended(Err(failure));
+    }
     ended(run(cli.command, &environment))
 }
 
@@ -107,6 +111,10 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Report(args) => commands::report::report(&args),
         Command::Volume(command) => commands::volume::run(&command),
         Command::Relation(command) => commands::relation::run(&command, environment.s3_keys.clone()),
+        Command::Init(args) => commands::enrol::init(&args),
+        Command::Join(args) => commands::enrol::join(&args),
+        Command::Token(command) => commands::enrol::token(&command),
+        Command::Node(command) => commands::enrol::node(&command),
         Command::Audit(command) => return commands::audit::run(&command),
         Command::Inspect(args) => return commands::inspect::inspect(&args),
         Command::Bench(bench) => return bench::run(bench, environment),

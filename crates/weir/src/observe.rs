@@ -1,4 +1,5 @@
 //! Looking at a cluster from outside: where it is, whether it is well, and in plain words why not.
+use crate::certificate;
 use crate::failure::{Doing, Failure, Outcome};
 use serde::Serialize;
 use std::fmt;
@@ -46,6 +47,7 @@ pub async fn observe(env: &Env, coordinators: &[Addr], name: &str) -> Outcome<Cl
         name: name.to_string(),
         role: Role::Console,
         host: host_id(),
+        trust: certificate::of_commands(),
     };
     Cluster::observe(env, who, ANSWER_PATIENCE).await.map_err(|e| {
         let at: Vec<String> = coordinators.iter().map(Addr::to_string).collect();
@@ -58,7 +60,7 @@ pub async fn observe(env: &Env, coordinators: &[Addr], name: &str) -> Outcome<Cl
                 )),
                 "is the cluster up? `weir up --dir DIR` starts what is missing",
             ),
-            _ => e.into(),
+            _ => certificate::explain(e),
         }
     })
 }

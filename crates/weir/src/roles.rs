@@ -1,4 +1,5 @@
 //! Each role as a foreground process: configuration in, service up, readiness told, orderly end on a signal.
+use crate::certificate::{self, Own};
 use crate::cli::{CoordRole, MetaRole, MountRole, MoverRole, RoleArgs, StorageRole};
 use crate::commands::file;
 use crate::commands::restore;
@@ -24,7 +25,7 @@ use weir_env::{Addr, Env};
 use weir_kv::EngineConfig;
 use weir_node::{Failed, MetaPlace, Site, Step, StoragePlace, start_coord, start_meta, start_storage};
 use weir_proto::lock::{LOCK_END, LockKind, LockSpace};
-use weir_proto::map::{Role, Settings};
+use weir_proto::map::Role;
 use weir_proto::meta::Attr;
 use weir_proto::{Error, ErrorKind, InodeId, MIB, NamespaceUuid};
 use weir_rpc::Server;
@@ -103,6 +104,8 @@ struct Node {
     env: Env,
     config: Config,
     pid_file: Option<PathBuf>,
+    /// Its certificate, if it has one.
+    own: Option<Own>,
 }
 
 impl Node {
@@ -132,7 +135,27 @@ impl Node {
             name: self.config.node.name.clone(),
             role,
             host: self.config.node.host.clone(),
+            trust: self.own.as_ref().map(|own| own.trust.clone()),
         })
+    }
+    /// Whoever listens beyond this machine has to prove who it is, and to ask the same of others.
+    fn check_listens(&self) -> Outcome<()> {
+        let listen = self.listen();
+        let Some(addr) = listen.iter().find(|addr| is_beyond(addr)).filter(|_| self.own.is_none()) else {
+            return Ok(());
+        };
+        Err(Failure::new(
+            Error::denied(format!("{} would listen at {addr} without a certificate", self.config.node.name)),
+            "`weir join TOKEN` makes this machine a node of the cluster; on one machine listen at unix:/PATH or tcp:127.0.0.1:PORT",
+        ))
+    }
+    /// Renews the certificate as long as the role runs.
+    fn keep_certificate(&self, role: Role) -> Outcome<()> {
+        if let Some(own) = self.own.clone() {
+            let keeping = certificate::keep(self.env.clone(), own, self.observer(role)?);
+            self.env.tasks.spawn("renew the certificate", keeping);
+        }
+        Ok(())
     }
     async fn observe(&self, role: Role) -> Outcome<Cluster> {
         Ok(Cluster::observe(&self.env, self.observer(role)?, CLUSTER_PATIENCE).await?)
@@ -186,6 +209,10 @@ impl From<Failed> for Failure {
     }
 }
 
+fn is_beyond(addr: &Addr) -> bool {
+    matches!(addr, Addr::Tcp(at) if !at.ip().is_loopback())
+}
+
 fn shown(server: &Server) -> String {
     server.addrs().iter().map(Addr::to_string).collect::<Vec<_>>().join(" ")
 }
@@ -207,6 +234,8 @@ fn run<F: Future<Output = Outcome<()>>>(
     }
     let kill_at = environment.kill_at.as_deref().map(str::parse).transpose();
     let kill_at = kill_at.map_err(|e: String| Error::invalid(format!("WEIR_KILL_AT: {e}")))?;
+    let file = Some(&config.node.certificate).filter(|file| !file.as_os_str().is_empty());
+    let own = file.map(|file| certificate::load(file, certificate::policy(&config.node))).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.node.threads)
         .thread_name("weir")
@@ -215,7 +244,7 @@ fn run<F: Future<Output = Outcome<()>>>(
         .doing("start the runtime")?;
     let done = runtime.block_on(async {
         let env = env_with(RealConfig { buffer_cache_bytes: buffers, kill_at, ..RealConfig::default() });
-        role(Node { env, config, pid_file: args.pid_file.clone() }).await
+        role(Node { env, config, pid_file: args.pid_file.clone(), own }).await
     });
     // Work that hangs in a disk must not keep the process: everything acknowledged is durable.
     runtime.shutdown_timeout(Duration::from_millis(200));
@@ -274,21 +303,25 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
     let coord = &node.config.coord;
     let dir =
         node.required(&coord.dir, "the coordinator's directory", "--dir DIR, or coord.dir in weir.toml")?;
-    let settings = Settings {
-        scheme: coord.scheme.0,
-        cell_shift: (coord.cell_kib * 1024).trailing_zeros() as u8,
-        lease_ms: coord.lease_ms,
-        target_silence_ms: coord.target_silence_ms,
-    };
+    let settings = config::settings(coord);
     let cluster = node.config.cluster.id.as_ref().map(|t| t.0);
     let others = CoordConfig::new(coord.scheme.0, coord.targets as usize);
-    let config = CoordConfig { cluster, settings, new, ..others };
+    let config = CoordConfig {
+        cluster,
+        settings,
+        new,
+        name: node.config.node.name.clone(),
+        certified: coord.certificates || node.listen().iter().any(is_beyond),
+        policy: certificate::policy(&node.config.node),
+        ..others
+    };
     let observer = Observer {
         coordinators: Vec::new(),
         cluster,
         name: node.config.node.name.clone(),
         role: Role::Coordinator,
         host: node.config.node.host.clone(),
+        trust: None, // its own authority's: see `Coordinator::trust`
     };
     let coord = start_coord(&node.env, &node.site(observer), &dir, config).await?;
     node.ready(&shown(&coord.server))?;
@@ -321,6 +354,8 @@ async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> O
         engine: EngineConfig { cache_bytes: (meta.cache_mib * MIB) as usize, ..EngineConfig::default() },
         gone: Arc::new(is_gone),
     };
+    node.check_listens()?;
+    node.keep_certificate(Role::Meta)?;
     let meta = start_meta(&node.env, &node.site(node.observer(Role::Meta)?), place).await?;
     node.ready(&shown(&meta.server))?;
     let ended = tokio::select! {
@@ -358,6 +393,8 @@ async fn run_storage(node: Node, known: Option<PathBuf>) -> Outcome<()> {
         shared_by: storage.shared_by,
         index: weir_store::INDEX,
     };
+    node.check_listens()?;
+    node.keep_certificate(Role::Storage)?;
     let storage = start_storage(&node.env, &node.site(node.observer(Role::Storage)?), &place).await?;
     node.ready(&shown(&storage.server))?;
     let work = node.env.tasks.spawn("storage work", storage.work());
@@ -393,9 +430,11 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
         memory_bytes: MOVER_MEMORY_BYTES,
         patience: ClientConfig::PATIENCE,
         recall_patience: ClientConfig::RECALL_PATIENCE,
+        trust: node.own.as_ref().map(|own| own.trust.clone()),
     };
     let allowed =
         crate::homes::Allowed::parse(&node.config.mover.homes).map_err(|e| e.doing("read mover.homes"))?;
+    node.keep_certificate(Role::Mover)?;
     let cluster = node.observe(Role::Mover).await?;
     let connect = move |env| Client::connect(env, config.clone(), Arc::new(NoKernel));
     let mut client = connect(node.env.clone()).await?;
@@ -508,7 +547,9 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         memory_bytes: mount.memory_mib * MIB,
         patience: mount.patience.0.0,
         recall_patience: ClientConfig::RECALL_PATIENCE,
+        trust: node.own.as_ref().map(|own| own.trust.clone()),
     };
+    node.keep_certificate(Role::Mount)?;
     let cluster = node.observe(Role::Mount).await?;
     let notices = Arc::new(weir_fuse::Notices::new(mount.kernel_names));
     let client = Client::connect(node.env.clone(), config, notices.clone()).await?;

@@ -275,8 +275,8 @@ fn a_mount_follows_its_servers_to_other_addresses() {
     let (coord, meta, target, mnt) =
         (roles.path("coord"), roles.path("meta"), roles.path("t1"), roles.path("mnt"));
     let coord = ["coord", "--dir", &coord, "--targets", "1", "--scheme", "single", "--listen"];
-    // On any address and port: each start is at another one.
-    let anywhere = ["--listen", "tcp:[::]:0"];
+    // On any port: each start is at another one.
+    let anywhere = ["--listen", "tcp:127.0.0.1:0"];
     let meta = [&["meta", "--dir", &meta][..], &anywhere, &given].concat();
     let storage = [&["storage", "--dir", &target][..], &anywhere, &given].concat();
     roles.start("coord", &[&coord[..], &[&coordinators[0], "--new"]].concat());
@@ -287,7 +287,6 @@ fn a_mount_follows_its_servers_to_other_addresses() {
     let file = Path::new(&mnt).join("f");
     fs::write(&file, pattern(1, FILE_BYTES)).unwrap();
     let before = roles.addresses();
-    assert!(!before.to_string().contains("[::]"), "{before}");
     roles.kill("coord");
     roles.kill("meta");
     roles.kill("storage");

@@ -219,6 +219,7 @@ impl Lab {
             name: name.into(),
             role,
             host: format!("host-{name}"),
+            trust: None,
         }
     }
 

@@ -79,6 +79,7 @@ mod tests {
             groups: vec![],
             namespaces: vec![],
             last_namespace: NamespaceId(1),
+            removed: vec![],
         }
     }
     fn others(all: &[(&str, u16)]) -> Vec<Connected> {

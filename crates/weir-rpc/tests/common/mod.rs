@@ -179,7 +179,7 @@ impl Cluster {
         let grant = Grant { name: name.replace(' ', "-"), roles: vec![role], serial };
         let credentials = self.authority.issue_own(&grant, NOW).unwrap();
         let tls = Tls::of_node(credentials, Arc::new(|| NOW));
-        Arc::new(Trust::new(Box::new(tls), self.policy.clone()))
+        Arc::new(Trust::new(Arc::new(tls), self.policy.clone()))
     }
 }
 

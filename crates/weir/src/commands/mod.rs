@@ -2,6 +2,7 @@
 pub mod audit;
 pub mod backup;
 pub mod clone;
+pub mod enrol;
 pub mod eviction;
 pub mod file;
 pub mod inspect;

@@ -1,16 +1,18 @@
 //! `weir status`: how a cluster is, the worst first; then its nodes, targets and placement groups.
+use crate::certificate::{self, ADMIN_CERTIFICATE, CERTIFICATE};
 use crate::cli;
 use crate::commands::mounts;
 use crate::commands::troubles::{Facts, Known, NamespaceFacts, ProcessState, Severity, Trouble, troubles};
 use crate::commands::volume::{all, connect};
-use crate::failure::Outcome;
+use crate::config;
+use crate::failure::{Doing, Outcome};
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
 use crate::local::process::PidFile;
 use crate::observe::{self, Health, is_led};
 use crate::table;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use weir_env::Addr;
@@ -18,6 +20,7 @@ use weir_home::HomeUrl;
 use weir_proto::coord::{AuditState, ClientsWaiting, ClusterStatus, CutLink, TargetReport};
 use weir_proto::map::{Group, MemberState, Role, TargetState};
 use weir_proto::version::Program;
+use weir_trust::certificate::role_word;
 
 /// How long a metadata server may take to answer all that is asked.
 const NAMESPACE_PATIENCE: Duration = Duration::from_secs(5);
@@ -26,14 +29,39 @@ impl cli::Status {
     /// The directory of the cluster, where it is known by that.
     pub fn local(&self) -> Outcome<Option<LocalCluster>> {
         match &self.dir {
-            Some(dir) if self.coordinator.is_empty() => LocalCluster::open(dir).map(Some),
+            Some(dir) if self.coordinator.is_empty() && config_of_node(dir).is_none() => {
+                LocalCluster::open(dir).map(Some)
+            }
             _ => Ok(None),
         }
     }
 }
 
+/// A node's directory that `weir init` or `weir join` made: one of its configuration files.
+fn config_of_node(dir: &Path) -> Option<PathBuf> {
+    let roles = Role::ALL.iter().map(|role| dir.join(format!("{}.toml", role_word(*role))));
+    roles.into_iter().find(|file| file.exists())
+}
+
+/// The coordinators that a node knows. Commands then show its certificate, or the administrator's, if it is
+/// there.
+fn coordinators_of_node(dir: &Path, file: &Path) -> Outcome<Vec<Addr>> {
+    let certificates = [ADMIN_CERTIFICATE, CERTIFICATE].map(|name| dir.join(name));
+    if let Some(found) = certificates.iter().find(|file| file.exists()) {
+        certificate::use_file(found)?;
+    }
+    let text = std::fs::read_to_string(file).doing(format_args!("read {}", file.display()))?;
+    let config = config::parse(&file.display().to_string(), &text)?;
+    Ok(config.cluster.coordinators.into_iter().map(|addr| addr.0).collect())
+}
+
 pub fn coordinators(args: &cli::Status) -> Outcome<Vec<Addr>> {
-    let found = args.local()?.map_or_else(|| args.coordinator.clone(), |local| local.coordinators());
+    let of_node = args.dir.as_deref().filter(|_| args.coordinator.is_empty());
+    let of_node = of_node.and_then(|dir| Some((dir, config_of_node(dir)?)));
+    let found = match of_node {
+        Some((dir, file)) => coordinators_of_node(dir, &file)?,
+        None => args.local()?.map_or_else(|| args.coordinator.clone(), |local| local.coordinators()),
+    };
     observe::require_listener(&found)?;
     Ok(found)
 }

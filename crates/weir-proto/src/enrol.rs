@@ -1,0 +1,104 @@
+//! How machines become nodes of a cluster, and stop being some: join tokens and certificates.
+use crate::map::Role;
+use crate::network::Network;
+use crate::{ClusterId, message};
+
+/// Tokens that a coordinator keeps; more are refused.
+pub const TOKENS_MAX: usize = 1000;
+
+message!(
+    /// Makes a join token. Its secret is in the answer and nowhere else.
+    TokenCreate = 50 by [Console] -> TokenMade {
+        /// What machines that join with it may be.
+        roles: Vec<Role>,
+        /// How many may.
+        uses: u32,
+        /// For so many seconds from now on.
+        ttl_s: u64,
+        /// A glob that their names have to fit.
+        name: String,
+        /// From where they may come; empty: from everywhere.
+        from: Vec<Network>,
+    }
+);
+message!(TokenMade {
+    secret: [u8; 16],
+    /// Of the cluster's authority.
+    pin: [u8; 16],
+    /// Where the coordinator listens, as a machine beside the caller reaches it: `tcp:HOST:PORT`.
+    addrs: Vec<String>,
+    /// Seconds since 1970.
+    until: u64,
+});
+message!(
+    /// A machine becomes a node, or a node gets new credentials under the same name after its removal.
+    /// `Denied`: the token is not known, used up, out of its time, or not for this name or network.
+    /// `Exists`: a node of this name has a certificate.
+    Enrol = 51 by [Stranger, Mount, Mover, Meta, Storage, Console] -> Enrolled {
+        secret: [u8; 16],
+        name: String,
+        /// An uncompressed point of P-256.
+        public_key: Vec<u8>,
+    }
+);
+message!(
+    /// X.509 certificates (DER). Those of authorities are all that nodes are to believe.
+    Enrolled {
+        cluster: ClusterId,
+        name: String,
+        roles: Vec<Role>,
+        certificate: Vec<u8>,
+        authorities: Vec<Vec<u8>>,
+        /// As `TokenMade::addrs`.
+        coordinators: Vec<String>,
+    }
+);
+message!(
+    /// The sender's certificate again, with a new end and for a new key.
+    RenewCertificate = 52 by [Meta, Storage, Mount, Mover, Console] -> Enrolled { public_key: Vec<u8> }
+);
+message!(
+    /// A certificate without a token, for an administrator at the coordinator's machine.
+    IssueCertificate = 53 by [Console] -> Enrolled { name: String, roles: Vec<Role>, public_key: Vec<u8> }
+);
+message!(
+    /// Who has a certificate, and which tokens there are.
+    GetEnrolment = 54 by [Console] -> Enrolment {}
+);
+message!(Enrolment { holders: Vec<Holder>, tokens: Vec<TokenShown> });
+message!(
+    /// A name that has, or had, a certificate.
+    Holder {
+        name: String,
+        roles: Vec<Role>,
+        /// Of its last certificate.
+        serial: u64,
+        /// When it joined, and until when its certificate holds, in seconds since 1970.
+        joined: u64,
+        until: u64,
+        /// Where it joined from.
+        from: String,
+        removed: bool,
+    }
+);
+message!(
+    /// A token, without its secret.
+    TokenShown {
+        /// The first bytes of the secret's checksum: the name by which it is revoked.
+        id: String,
+        roles: Vec<Role>,
+        uses_left: u32,
+        until: u64,
+        name: String,
+        from: Vec<Network>,
+    }
+);
+message!(
+    /// Takes a token back. `NotFound`: there is none.
+    TokenRevoke = 55 by [Console] -> () { id: String }
+);
+message!(
+    /// Cuts a node off: no certificate that it has is taken any more, and its connections end. `NotFound`:
+    /// there is no such node.
+    NodeRemove = 56 by [Console] -> () { name: String }
+);

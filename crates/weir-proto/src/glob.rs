@@ -1,0 +1,43 @@
+//! Globs, as rules and tokens use them for names.
+
+/// Whether a word fits a glob: `*` stands for any characters, also none, `?` for one.
+pub fn fits(glob: &str, word: &str) -> bool {
+    let (glob, word): (Vec<char>, Vec<char>) = (glob.chars().collect(), word.chars().collect());
+    let (mut g, mut w) = (0, 0);
+    // Where to go on after the last `*`, if it takes one character more.
+    let mut retry = None;
+    while w < word.len() {
+        match glob.get(g) {
+            Some('*') => {
+                retry = Some((g + 1, w));
+                g += 1;
+            }
+            Some(c) if *c == '?' || *c == word[w] => (g, w) = (g + 1, w + 1),
+            _ => {
+                let Some((after, taken)) = retry else { return false };
+                (g, w) = (after, taken + 1);
+                retry = Some((after, taken + 1));
+            }
+        }
+    }
+    glob[g..].iter().all(|c| *c == '*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_is_any_text_and_a_question_mark_one_character() {
+        for (glob, good, bad) in [
+            ("node-*", "node-", "nod"),
+            ("*-gpu", "a-gpu-gpu", "a-gpu2"),
+            ("n?", "n1", "n"),
+            ("a*b*c", "aXbYbc", "acb"),
+            ("", "", "x"),
+        ] {
+            assert!(fits(glob, good), "{glob:?} {good:?}");
+            assert!(!fits(glob, bad), "{glob:?} {bad:?}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! This process's certificate: read from its file, shown at connections over networks, renewed in time.
+use crate::config::Node;
+use crate::failure::{Doing, Failure, Outcome};
+use rustix::fs::Mode;
+use std::fs::Permissions;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use weir_coord::{Cluster, Observer};
+use weir_env::Env;
+use weir_proto::enrol::RenewCertificate;
+use weir_proto::{Error, ErrorKind, Result};
+use weir_rpc::{Policy, Trust};
+use weir_trust::certificate::{Credentials, NewKey};
+use weir_trust::handshake::{Now, Tls};
+
+/// How often it is looked whether the certificate has to be renewed; also when the last try failed.
+const LOOK_EVERY: Duration = Duration::from_secs(3600);
+/// In a node's directory.
+pub const CERTIFICATE: &str = "node.pem";
+pub const ADMIN_CERTIFICATE: &str = "admin.pem";
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A certificate in use.
+#[derive(Clone)]
+pub struct Own {
+    file: PathBuf,
+    tls: Arc<Tls>,
+    pub trust: Arc<Trust>,
+}
+
+/// Seconds since 1970.
+pub fn now() -> Now {
+    let clock = weir_env::real::env().clock;
+    Arc::new(move || u64::try_from(clock.wall().0 / 1_000_000_000).unwrap_or(0))
+}
+
+/// What `weir.toml` says of connections over networks.
+pub fn policy(node: &Node) -> Policy {
+    let trusted = node.trusted_networks.iter().map(|network| network.0).collect();
+    Policy { trusted, only_aes: node.only_aes }
+}
+
+/// Reads the file; it is refused if others can read it, as it holds the private key.
+pub fn load(file: &Path, policy: Policy) -> Outcome<Own> {
+    let credentials =
+        read(file).map_err(|f| f.doing(format_args!("read the certificate {}", file.display())))?;
+    let now = now();
+    credentials.own(now()).map_err(|e| e.doing(format_args!("read the certificate {}", file.display())))?;
+    let tls = Arc::new(Tls::of_node(credentials, now));
+    let trust = Arc::new(Trust::new(tls.clone(), policy));
+    Ok(Own { file: file.to_owned(), tls, trust })
+}
+
+fn read(file: &Path) -> Outcome<Credentials> {
+    let mut opened = std::fs::File::open(file).doing("open it")?;
+    let metadata = opened.metadata().doing("look at it")?;
+    if metadata.mode() & 0o077 != 0 {
+        let error = Error::denied(format!(
+            "it has mode {:04o}: others can read the private key",
+            metadata.mode() & 0o7777
+        ));
+        return Err(Failure::new(
+            error,
+            format!("`chmod 600 {}`, and join again if another user has read it", file.display()),
+        ));
+    }
+    let mut text = String::new();
+    opened.read_to_string(&mut text).doing("read it")?;
+    Ok(Credentials::from_pem(&text)?)
+}
+
+/// Writes it so that nobody else ever can read it, whole or not at all.
+pub fn write(file: &Path, credentials: &Credentials) -> Result<()> {
+    let io = |e: std::io::Error| Error::from_io(format_args!("write {}", file.display()), &e);
+    let new = file.with_extension("new");
+    let mask = rustix::process::umask(Mode::from_raw_mode(0o077));
+    let written = weir_env::real::env().disk.write_atomic(&new, credentials.to_pem().as_bytes());
+    rustix::process::umask(mask);
+    written.map_err(io)?;
+    std::fs::set_permissions(&new, Permissions::from_mode(0o600)).map_err(io)?;
+    std::fs::rename(&new, file).map_err(io)
+}
+
+/// Renews it when a third of its life is left, and tries again each hour when that fails.
+pub async fn keep(env: Env, own: Own, who: Observer) {
+    loop {
+        env.clock.sleep(LOOK_EVERY).await;
+        let (now, credentials) = (now()(), own.tls.credentials());
+        let certificate = credentials.map(|credentials| credentials.own(now));
+        if matches!(&certificate, Some(Ok(certificate)) if now < certificate.renew_at()) {
+            continue;
+        }
+        match renew(&env, &own, who.clone()).await {
+            Ok(()) => tracing::info!("the certificate {} is renewed", own.file.display()),
+            Err(e) => tracing::error!(
+                "the certificate {} was not renewed: {e}; it is tried again within the hour",
+                own.file.display()
+            ),
+        }
+    }
+}
+
+async fn renew(env: &Env, own: &Own, who: Observer) -> Result<()> {
+    let key = NewKey::make()?;
+    let cluster = Cluster::observe(env, who, PATIENCE).await?;
+    let asked = cluster.administer(&RenewCertificate { public_key: key.public().to_vec() }).await?;
+    let credentials = key.with(asked.certificate, asked.authorities)?;
+    write(&own.file, &credentials)?;
+    own.tls.renew(credentials);
+    Ok(())
+}
+
+/// That of the commands of this process: `--certificate`, or what is in the directory that `--dir` names.
+static OF_COMMANDS: OnceLock<Option<Own>> = OnceLock::new();
+
+/// Names the file once, before anything connects. The first one counts: the command line is read before
+/// directories are.
+pub fn use_file(file: &Path) -> Outcome<()> {
+    if OF_COMMANDS.get().is_none() {
+        let own = load(file, Policy::default())?;
+        let _ = OF_COMMANDS.set(Some(own)); // one thread reads the command line
+    }
+    Ok(())
+}
+
+/// How commands prove themselves over networks.
+pub fn of_commands() -> Option<Arc<Trust>> {
+    OF_COMMANDS.get()?.as_ref().map(|own| own.trust.clone())
+}
+
+/// A refusal for want of a certificate, with what the one who called a command can do.
+pub fn explain(e: Error) -> Failure {
+    match e.kind {
+        ErrorKind::Denied if of_commands().is_none() => Failure::new(
+            e,
+            "commands on other machines need a certificate: `--certificate FILE`, or the directory of a node (`--dir`)",
+        ),
+        _ => e.into(),
+    }
+}

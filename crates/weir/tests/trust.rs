@@ -1,0 +1,278 @@
+//! A cluster of several machines: each is a network namespace with a process of its own, joined with a
+//! token; and what somebody without a certificate can do there.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests are users of the operating system"
+)]
+mod common;
+
+use common::{can_mount, ends, has, pattern, shell, text, wait_until};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+const WEIR: &str = env!("CARGO_BIN_EXE_weir");
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Machines on one network, 10.77.0.0/24. Nothing of it is seen outside: the network itself is in a
+/// namespace, too.
+struct Machines {
+    dir: tempfile::TempDir,
+    /// The network, then the machines: processes that hold their namespaces.
+    holders: Vec<Child>,
+    running: Vec<(String, Child)>,
+}
+
+fn namespace() -> Child {
+    let mut child = Command::new("unshare").args(["-n", "sleep", "3600"]).spawn().unwrap();
+    let own = fs::read_link("/proc/self/ns/net").unwrap();
+    wait_until("a network namespace", PATIENCE, || {
+        assert!(child.try_wait().unwrap().is_none(), "unshare ended");
+        fs::read_link(format!("/proc/{}/ns/net", child.id())).is_ok_and(|of| of != own)
+    });
+    child
+}
+
+impl Machines {
+    fn new(count: usize) -> Machines {
+        let dir = tempfile::Builder::new().prefix("weir-test-").tempdir().unwrap();
+        let mut machines = Machines { dir, holders: vec![namespace()], running: Vec::new() };
+        machines.within(0, "ip link add lan type bridge && ip link set lan up");
+        for n in 1..=count {
+            machines.holders.push(namespace());
+            let pid = machines.holders[n].id();
+            machines.within(
+                0,
+                &format!(
+                    "ip link add m{n} type veth peer name eth0 netns {pid} && ip link set m{n} master lan up"
+                ),
+            );
+            machines.within(
+                n,
+                &format!("ip link set lo up && ip addr add 10.77.0.{n}/24 dev eth0 && ip link set eth0 up"),
+            );
+        }
+        machines
+    }
+    fn within(&self, machine: usize, script: &str) -> String {
+        shell(&format!("nsenter -t {} -n bash -euc '{script}'", self.holders[machine].id()))
+    }
+    fn command(&self, machine: usize, args: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["-t", &self.holders[machine].id().to_string(), "-n", WEIR]).args(args);
+        command.env_remove("WEIR_DIR").stdin(Stdio::null());
+        command
+    }
+    fn weir(&self, machine: usize, args: &[&str]) -> Output {
+        self.command(machine, args).output().unwrap()
+    }
+    /// What a command prints that succeeds.
+    fn done(&self, machine: usize, args: &[&str]) -> String {
+        let output = self.weir(machine, args);
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+    /// Its exit code and what it says when it fails.
+    fn refused(&self, machine: usize, args: &[&str]) -> (i32, String) {
+        let output = self.weir(machine, args);
+        assert!(!output.status.success(), "{args:?} did not fail: {}", text(&output.stdout));
+        (output.status.code().unwrap(), text(&output.stderr))
+    }
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+    /// Runs a role, and waits until it serves.
+    fn start(&mut self, machine: usize, name: &str, args: &[&str]) {
+        let (pid_file, log) = (self.path(&format!("{name}.pid")), self.path(&format!("{name}.log")));
+        let mut command = self.command(machine, args);
+        command.args(["--pid-file", &pid_file]).stderr(File::create(&log).unwrap());
+        let mut child = command.spawn().unwrap();
+        wait_until(&format!("{name} serves"), PATIENCE, || {
+            let said = || fs::read_to_string(&log).unwrap();
+            assert!(child.try_wait().unwrap().is_none(), "{name} ended: {}", said());
+            text(&fs::read(&pid_file).unwrap_or_default()).contains("\"ready\":true")
+        });
+        self.running.push((name.into(), child));
+    }
+    /// A new node: joined with a token of its own, and started.
+    fn join(&mut self, machine: usize, name: &str, role: &str, more: &[&str]) {
+        let token = self.token(&["--role", role]);
+        let dir = self.path(name);
+        self.done(machine, &[&["join", &token, "--dir", &dir, "--name", name][..], more].concat());
+        let config = format!("{dir}/{role}.toml");
+        let new: &[&str] = if role == "meta" { &["--new"] } else { &[] };
+        self.start(machine, name, &[&[role, "--config", &config][..], new].concat());
+    }
+    fn token(&self, args: &[&str]) -> String {
+        let dir = self.path("coord");
+        self.done(1, &[&["token", "create", "--dir", &dir][..], args].concat()).trim().to_owned()
+    }
+    fn mount(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+    /// The lines of the coordinator's audit log that have all these words.
+    fn audited(&self, words: &[&str]) -> usize {
+        let log = self.done(1, &["audit", "show", "--dir", &self.path("coord/coord"), "--json"]);
+        log.lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
+    }
+}
+
+impl Drop for Machines {
+    fn drop(&mut self) {
+        let _ = Command::new(WEIR).args(["unmount", "--lazy"]).arg(self.mount()).output(); // it may not be mounted
+        let running = self.running.iter_mut().rev().map(|(_, child)| child);
+        for child in running.chain(&mut self.holders) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Three machines with a coordinator, metadata and three targets, a fourth that mounts, and a fifth that is
+/// no node.
+fn cluster() -> Option<Machines> {
+    if !(can_mount() && has("ip") && has("nsenter")) {
+        return None;
+    }
+    let mut machines = Machines::new(5);
+    let dir = machines.path("coord");
+    let init =
+        ["init", "--dir", &dir, "--listen", "tcp:10.77.0.1:7000", "--targets", "3", "--scheme", "ec:2+1"];
+    machines.done(1, &init);
+    machines.start(1, "coord-role", &["coord", "--config", &format!("{dir}/coord.toml")]);
+    machines.join(1, "meta1", "meta", &[]);
+    for n in 1..=3 {
+        machines.join(n, &format!("s{n}"), "storage", &[]);
+    }
+    let mount = machines.mount();
+    fs::create_dir(&mount).unwrap();
+    machines.join(4, "n4", "mount", &["--mount", mount.to_str().unwrap()]);
+    Some(machines)
+}
+
+#[test]
+fn machines_join_with_tokens_and_share_a_file_system() {
+    let Some(machines) = cluster() else { return };
+    let file = machines.mount().join("f");
+    fs::write(&file, pattern(1, 3_000_001)).unwrap();
+    File::open(&file).unwrap().sync_all().unwrap();
+    assert!(fs::read(&file).unwrap() == pattern(1, 3_000_001));
+
+    let dir = machines.path("coord");
+    let status: serde_json::Value =
+        serde_json::from_str(&machines.done(1, &["status", "--dir", &dir, "--json"])).unwrap();
+    assert_eq!(status["healthy"], true, "{:#}", status["troubles"]);
+    assert!(!status["nodes"].to_string().contains("[::]"), "{}", status["nodes"]);
+    let nodes = machines.done(1, &["node", "list", "--dir", &dir]);
+    for node in ["admin", "meta1", "s1", "s2", "s3", "n4"] {
+        assert!(nodes.contains(node), "{node} is not in {nodes}");
+    }
+    // An administrator elsewhere needs the certificate, and nothing else.
+    let admin = format!("{dir}/admin.pem");
+    machines.done(5, &["status", "--coordinator", "tcp:10.77.0.1:7000", "--certificate", &admin]);
+    assert_eq!(machines.audited(&["Enrol", "node s2"]), 1);
+}
+
+#[test]
+fn who_is_no_node_gets_nothing_over_the_network() {
+    let Some(machines) = cluster() else { return };
+    let there = "tcp:10.77.0.1:7000";
+    let (code, said) = machines.refused(5, &["status", "--coordinator", there]);
+    assert!(code == 5 && said.contains("certificate") && said.contains("hint:"), "{code}: {said}");
+    let (_, said) = machines.refused(5, &["volume", "create", "v", "/v", "--coordinator", there]);
+    assert!(said.contains("certificate"), "{said}");
+    let target = machines.path("stolen");
+    let role = ["storage", "--dir", &target, "--coordinator", there];
+    let (code, said) = machines.refused(5, &role);
+    assert!(
+        code == 5 && said.contains("without a certificate") && said.contains("weir join"),
+        "{code}: {said}"
+    );
+    let (_, said) = machines.refused(5, &[&role[..], &["--listen", "tcp:127.0.0.1:0"]].concat());
+    assert!(said.contains("takes only nodes that have a certificate"), "{said}");
+
+    // A node is only what its certificate says.
+    let (code, said) = machines.refused(4, &["node", "list", "--dir", &machines.path("n4")]);
+    assert!(code == 5 && said.contains("is for mount, not for admin"), "{code}: {said}");
+    let stolen = format!("{}/node.pem", machines.path("n4"));
+    let posing = format!(
+        "[cluster]\ncoordinators = [\"{there}\"]\n[node]\nname = \"s1\"\ncertificate = \"{stolen}\"\n[storage]\ntargets = [\"{target}\"]\n"
+    );
+    let config = machines.path("posing.toml");
+    fs::write(&config, posing).unwrap();
+    let (_, said) = machines.refused(4, &["storage", "--config", &config]);
+    assert!(said.contains("is for mount, not for storage"), "{said}");
+    shell(&format!("chmod 644 {stolen}"));
+    let (_, said) = machines.refused(4, &["node", "list", "--dir", &machines.path("n4")]);
+    assert!(said.contains("others can read the private key") && said.contains("chmod 600"), "{said}");
+}
+
+#[test]
+fn a_token_lets_in_whom_it_is_for_and_nobody_else() {
+    let Some(machines) = cluster() else { return };
+    let join = |machine: usize, token: &str, name: &str| {
+        let dir = machines.path(&format!("try-{}", fs::read_dir(machines.dir.path()).unwrap().count()));
+        machines.weir(machine, &["join", token, "--dir", &dir, "--name", name])
+    };
+    let refused = |machine, token: &str, name, why: &str| {
+        let output = join(machine, token, name);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(why), "{said} lacks {why:?}");
+    };
+    let once = machines.token(&["--role", "mount"]);
+    assert!(join(5, &once, "n5").status.success());
+    refused(5, &once, "n6", "used as often as it may be");
+    let named = machines.token(&["--role", "mount", "--name", "gpu-*"]);
+    refused(5, &named, "cpu-1", "for nodes called");
+    let placed = machines.token(&["--role", "mount", "--from", "10.77.0.4"]);
+    refused(5, &placed, "n7", "for another network");
+    assert!(join(4, &placed, "n7").status.success());
+    let twice = machines.token(&["--role", "mount"]);
+    refused(5, &twice, "n5", "has a certificate already");
+    let short = machines.token(&["--role", "mount", "--ttl", "1s"]);
+    wait_until("the token is over", PATIENCE, || {
+        text(&join(5, &short, "n5").stderr).contains("its time is over")
+    });
+    let revoked = machines.token(&["--role", "mount", "--uses", "7"]);
+    let dir = machines.path("coord");
+    let listed: serde_json::Value =
+        serde_json::from_str(&machines.done(1, &["token", "list", "--dir", &dir, "--json"])).unwrap();
+    let id = listed.as_array().unwrap().iter().find(|token| token["uses_left"] == 7).unwrap()["id"].clone();
+    machines.done(1, &["token", "revoke", id.as_str().unwrap(), "--dir", &dir]);
+    refused(5, &revoked, "n8", "or has revoked it");
+    // A pin that is not the cluster's: somebody else answers at the address.
+    let (rest, secret) = once.rsplit_once('.').unwrap();
+    let (rest, _) = rest.rsplit_once('.').unwrap();
+    let other = format!("{rest}.{}.{secret}", "00".repeat(16));
+    refused(5, &other, "n9", "not the one that the token is for");
+    assert!(machines.audited(&["Enrol", "refused"]) >= 3);
+}
+
+#[test]
+fn a_removed_node_is_cut_off() {
+    let Some(mut machines) = cluster() else { return };
+    let dir = machines.path("coord");
+    let file = machines.mount().join("f");
+    fs::write(&file, b"before").unwrap();
+    let mut waits = machines.command(4, &["status", "--dir", &machines.path("n4")]).spawn().unwrap();
+    ends("a status", &mut waits, PATIENCE);
+    machines.done(1, &["node", "remove", "n4", "--dir", &dir]);
+    wait_until("the mount has lost its session", PATIENCE, || {
+        fs::read_to_string(machines.path("n4.log")).unwrap().contains("n4 was removed from the cluster")
+    });
+    machines.done(4, &["unmount", "--lazy", machines.mount().to_str().unwrap()]);
+    let at = machines.running.iter().position(|(name, _)| name == "n4").unwrap();
+    let (_, mut mount) = machines.running.remove(at);
+    mount.kill().unwrap();
+    mount.wait().unwrap();
+    let config = format!("{}/mount.toml", machines.path("n4"));
+    let (code, said) = machines.refused(4, &["mount", "--config", &config]);
+    assert!(code == 5 && said.contains("n4 was removed from the cluster"), "{code}: {said}");
+    // The name is free again.
+    fs::rename(machines.path("n4"), machines.path("n4-before")).unwrap();
+    let mount = machines.mount();
+    machines.join(4, "n4", "mount", &["--mount", mount.to_str().unwrap()]);
+    assert_eq!(fs::read(Path::new(&file)).unwrap(), b"before");
+}
