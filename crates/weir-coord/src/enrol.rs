@@ -105,7 +105,7 @@ impl Office {
         let TokenCreate { roles, uses, ttl_s, name, from } = wanted;
         if roles.is_empty() || roles.contains(&Role::Coordinator) {
             return Err(Error::invalid(
-                "a token is for one or more of storage, meta, mount, mover and admin",
+                "a token is for one or more of storage, meta, mount, mover, admin, operator and auditor",
             ));
         }
         if uses == 0 || ttl_s == 0 || ttl_s > TTL_S_MAX {
@@ -129,14 +129,15 @@ impl Office {
         Ok(TokenMade { secret: secret.0, pin: self.authority.pin().0, addrs, until })
     }
 
-    pub async fn revoke_token(&self, id: &str) -> Result<()> {
+    /// `check` refuses a token for roles that are not the caller's to admit.
+    pub async fn revoke_token(&self, id: &str, check: impl FnOnce(&[Role]) -> Result<()>) -> Result<()> {
         self.change(|record, _| {
-            let before = record.tokens.len();
-            record.tokens.retain(|token| token.id() != id);
-            match record.tokens.len() < before {
-                true => Ok(()),
-                false => Err(Error::not_found(format!("there is no token {id:?}; hint: `weir token list`"))),
-            }
+            let at = record.tokens.iter().position(|token| token.id() == id);
+            let at =
+                at.ok_or_else(|| Error::not_found(format!("there is no token {id:?}; hint: `weir token list`")))?;
+            check(&record.tokens[at].roles)?;
+            record.tokens.remove(at);
+            Ok(())
         })
         .await
     }
@@ -196,13 +197,18 @@ impl Office {
         self.issue(&grant, public_key, addrs)
     }
 
-    /// Refuses the node from now on; what the map is to say of it.
-    pub async fn remove(&self, name: &str) -> Result<RemovedNode> {
+    /// Refuses the node from now on; what the map is to say of it. `check` as in `revoke_token`.
+    pub async fn remove(
+        &self,
+        name: &str,
+        check: impl FnOnce(&[Role]) -> Result<()>,
+    ) -> Result<RemovedNode> {
         self.change(|record, _| {
             let held = record.holders.iter_mut().find(|held| held.name == name && !held.removed);
             let held = held.ok_or_else(|| {
                 Error::not_found(format!("there is no node {name:?}; hint: `weir node list`"))
             })?;
+            check(&held.roles)?;
             held.removed = true;
             Ok(RemovedNode { name: held.name.clone(), serial: held.serial, until: held.until })
         })

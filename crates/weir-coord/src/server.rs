@@ -54,6 +54,8 @@ pub struct CoordConfig {
     pub certified: bool,
     /// What connections over networks have to be like then.
     pub policy: Policy,
+    /// Given instead of an authority, in the simulator.
+    pub trust: Option<Arc<Trust>>,
 }
 
 impl CoordConfig {
@@ -69,6 +71,7 @@ impl CoordConfig {
             name: "coordinator".to_owned(),
             certified: false,
             policy: Policy::default(),
+            trust: None,
         }
     }
 }
@@ -88,7 +91,7 @@ pub struct Coordinator {
 }
 
 struct Certified {
-    office: Arc<Office>,
+    office: Option<Arc<Office>>,
     trust: Arc<Trust>,
 }
 
@@ -152,9 +155,10 @@ impl Coordinator {
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
         let cluster = published.borrow().cluster;
         let office = Office::open(&env, store.clone(), cluster, config.certified).await?;
-        let certified = match office {
-            Some(office) => Some(Certified::start(&env, office, &config, &published)?),
-            None => None,
+        let certified = match (office, &config.trust) {
+            (Some(office), _) => Some(Certified::start(&env, office, &config, &published)?),
+            (None, Some(trust)) => Some(Certified { office: None, trust: trust.clone() }),
+            (None, None) => None,
         };
         let owner = Owner {
             env: env.clone(),
@@ -194,13 +198,13 @@ impl Coordinator {
     }
 
     fn office(&self) -> Result<Arc<Office>> {
-        let certified = self.certified.as_ref().ok_or_else(|| {
+        let office = self.certified.as_ref().and_then(|certified| certified.office.clone());
+        office.ok_or_else(|| {
             Error::unsupported(
                 "this cluster has no certificates; hint: its coordinator gets an authority when it listens beyond this machine \
                  (`weir init`, or `weir coord --listen tcp:ADDRESS:PORT`)",
             )
-        })?;
-        Ok(certified.office.clone())
+        })
     }
 
     pub fn map(&self) -> Arc<ClusterMap> {
@@ -353,11 +357,13 @@ impl Coordinator {
         Ok(match call.method {
             TokenCreate::METHOD => {
                 let (office, wanted) = (self.office()?, call.decode::<TokenCreate>()?);
+                may_admit(call.connection.proved(), &wanted.roles)?;
                 later(async move { office.create_token(wanted, addrs).await })
             }
             TokenRevoke::METHOD => {
                 let (office, TokenRevoke { id }) = (self.office()?, call.decode()?);
-                later(async move { office.revoke_token(&id).await })
+                let by = call.connection.proved();
+                later(async move { office.revoke_token(&id, |roles| may_admit(by, roles)).await })
             }
             Enrol::METHOD => {
                 let (office, wanted) = (self.office()?, call.decode::<Enrol>()?);
@@ -382,9 +388,9 @@ impl Coordinator {
             NodeRemove::METHOD => {
                 let (office, NodeRemove { name }) = (self.office()?, call.decode()?);
                 let (events, (answer, answered)) = (self.events.clone(), oneshot::channel());
-                let now = crate::enrol::now(&self.env);
+                let (now, by) = (crate::enrol::now(&self.env), call.connection.proved());
                 later(async move {
-                    let removed = office.remove(&name).await?;
+                    let removed = office.remove(&name, |roles| may_admit(by, roles)).await?;
                     let stopped = || Error::unavailable("the coordinator has stopped");
                     let event = Event::RemoveNode { removed, now, answer };
                     events.send(event).await.map_err(|_| stopped())?;
@@ -432,8 +438,16 @@ impl Certified {
         env.tasks.spawn("cut removed nodes off", follow_removals(maps.clone(), trust.clone()));
         let renewing = renew_own(env.clone(), Arc::downgrade(&office), tls, config.name.clone());
         env.tasks.spawn("renew the coordinator's certificate", renewing);
-        Ok(Certified { office, trust })
+        Ok(Certified { office: Some(office), trust })
     }
+}
+
+/// An operator lets mounts in and puts them out, and nobody else.
+fn may_admit(by: Proved, roles: &[Role]) -> Result<()> {
+    if by.role() != Some(Role::Operator) || roles.iter().all(|role| *role == Role::Mount) {
+        return Ok(());
+    }
+    Err(Error::denied("an operator admits and removes mounts only; hint: ask an administrator"))
 }
 
 fn later<T: Wire>(answer: impl Future<Output = Result<T>> + Send + 'static) -> Handled {

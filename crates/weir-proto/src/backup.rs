@@ -78,7 +78,7 @@ message!(
         forget: bool,
     }
 );
-message!(BackupList = 197 by [Mount, Mover, Console, User] -> Backups { session: SessionId, volume: Option<VolumeId> });
+message!(BackupList = 197 by [Mount, Mover, Console, Operator, Auditor, User] -> Backups { session: SessionId, volume: Option<VolumeId> });
 message!(Backups { backups: Vec<Backup> });
 message!(
     /// Takes the making of one: of a place, or (of volume 0, for movers) of any that is due.

@@ -71,7 +71,7 @@ message!(
 message!(HeartbeatAck { map_version: u64 });
 message!(
     /// The map, as soon as it is newer than `newer_than`; waits up to `wait_ms` for that.
-    GetMap = 3 by [Meta, Storage, Mount, Mover, Console, User] -> MapReply { newer_than: u64, wait_ms: u32 }
+    GetMap = 3 by [Meta, Storage, Mount, Mover, Console, Operator, Auditor, User] -> MapReply { newer_than: u64, wait_ms: u32 }
 );
 message!(MapReply { map: Option<Arc<ClusterMap>> });
 wire_enum!(Suspicion {
@@ -98,7 +98,7 @@ message!(
 );
 message!(
     /// Everything that `weir status` shows.
-    GetStatus = 7 by [Meta, Storage, Mount, Mover, Console, User] -> ClusterStatus {}
+    GetStatus = 7 by [Meta, Storage, Mount, Mover, Console, Operator, Auditor, User] -> ClusterStatus {}
 );
 message!(ClusterStatus {
     map: ClusterMap,
@@ -139,12 +139,12 @@ message!(
 message!(
     /// A failed target may be used again: an administrator has seen to its disk. It comes back behind, when its
     /// process serves it. `Exists`: it has not failed. `Invalid`: its running process still says that it has.
-    ClearTarget = 9 by [Console] -> MapReply { target: TargetId }
+    ClearTarget = 9 by [Console, Operator] -> MapReply { target: TargetId }
 );
 message!(LeadReply { namespace: NamespaceId, leader_epoch: Epoch, map: ClusterMap });
 message!(
     /// Makes the placement groups of a scheme where there are none yet. `Invalid`: no pool has targets enough that are up.
-    MakeGroups = 10 by [Console] -> MapReply {
+    MakeGroups = 10 by [Console, Operator] -> MapReply {
         /// In this pool; absent: in every pool that has targets enough.
         pool: Option<String>,
         scheme: Scheme,
@@ -152,7 +152,7 @@ message!(
 );
 message!(
     /// Where the coordinator listens, for members that were given only one of its addresses: it may be started on another one.
-    GetCoordinators = 25 by [Meta, Storage, Mount, Mover, Console, User] -> Coordinators {}
+    GetCoordinators = 25 by [Meta, Storage, Mount, Mover, Console, Operator, Auditor, User] -> Coordinators {}
 );
 message!(Coordinators { addrs: Vec<String> });
 message!(
@@ -165,18 +165,18 @@ message!(
 );
 message!(
     /// The clients whose calls wait.
-    GetWaits = 27 by [Console, User] -> ClientsWaiting {}
+    GetWaits = 27 by [Console, Operator, Auditor, User] -> ClientsWaiting {}
 );
 message!(ClientsWaiting { clients: Vec<ClientWaiting> });
 message!(ClientWaiting { client: String, waits: Vec<Wait> });
 message!(
     /// Raises the cluster's level to the highest one that a program in it knows. `Unsupported`: one that is
     /// a node of the cluster, or is connected, knows less.
-    FinishUpgrade = 28 by [Console] -> MapReply {}
+    FinishUpgrade = 28 by [Console, Operator] -> MapReply {}
 );
 message!(
     /// Whether the audit log is written. A metadata leader answers this, too.
-    GetAudit = 29 by [Console, User] -> AuditState {}
+    GetAudit = 29 by [Console, Operator, Auditor, User] -> AuditState {}
 );
 message!(
     #[derive(Default)]

@@ -8,7 +8,7 @@ pub const TOKENS_MAX: usize = 1000;
 
 message!(
     /// Makes a join token. Its secret is in the answer and nowhere else.
-    TokenCreate = 50 by [Console] -> TokenMade {
+    TokenCreate = 50 by [Console, Operator] -> TokenMade {
         /// What machines that join with it may be.
         roles: Vec<Role>,
         /// How many may.
@@ -34,7 +34,7 @@ message!(
     /// A machine becomes a node, or a node gets new credentials under the same name after its removal.
     /// `Denied`: the token is not known, used up, out of its time, or not for this name or network.
     /// `Exists`: a node of this name has a certificate.
-    Enrol = 51 by [Stranger, Mount, Mover, Meta, Storage, Console] -> Enrolled {
+    Enrol = 51 by [Stranger] -> Enrolled {
         secret: [u8; 16],
         name: String,
         /// An uncompressed point of P-256.
@@ -55,7 +55,7 @@ message!(
 );
 message!(
     /// The sender's certificate again, with a new end and for a new key.
-    RenewCertificate = 52 by [Meta, Storage, Mount, Mover, Console] -> Enrolled { public_key: Vec<u8> }
+    RenewCertificate = 52 by [Meta, Storage, Mount, Mover, Console, Operator, Auditor] -> Enrolled { public_key: Vec<u8> }
 );
 message!(
     /// A certificate without a token, for an administrator at the coordinator's machine.
@@ -63,7 +63,7 @@ message!(
 );
 message!(
     /// Who has a certificate, and which tokens there are.
-    GetEnrolment = 54 by [Console] -> Enrolment {}
+    GetEnrolment = 54 by [Console, Operator, Auditor] -> Enrolment {}
 );
 message!(Enrolment { holders: Vec<Holder>, tokens: Vec<TokenShown> });
 message!(
@@ -95,10 +95,10 @@ message!(
 );
 message!(
     /// Takes a token back. `NotFound`: there is none.
-    TokenRevoke = 55 by [Console] -> () { id: String }
+    TokenRevoke = 55 by [Console, Operator] -> () { id: String }
 );
 message!(
     /// Cuts a node off: no certificate that it has is taken any more, and its connections end. `NotFound`:
     /// there is no such node.
-    NodeRemove = 56 by [Console] -> () { name: String }
+    NodeRemove = 56 by [Console, Operator] -> () { name: String }
 );

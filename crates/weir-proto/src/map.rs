@@ -121,8 +121,20 @@ impl Wire for Layout {
 }
 
 wire_enum!(
-    /// What a node's process does.
-    Role { Coordinator = 1, Meta = 2, Storage = 3, Mount = 4, Mover = 5, Console = 6 }
+    /// What a node's process does, or what the person may do whose command it is.
+    Role {
+        Coordinator = 1,
+        Meta = 2,
+        Storage = 3,
+        Mount = 4,
+        Mover = 5,
+        /// A command of an administrator, who may do everything.
+        Console = 6,
+        /// A command of a person who sees everything, cares for targets, and lets mounts join.
+        Operator = 7,
+        /// A command of a person who sees everything and changes nothing.
+        Auditor = 8,
+    }
 );
 impl From<Role> for Sender {
     fn from(role: Role) -> Sender {
@@ -133,6 +145,8 @@ impl From<Role> for Sender {
             Role::Mount => Sender::Mount,
             Role::Mover => Sender::Mover,
             Role::Console => Sender::Console,
+            Role::Operator => Sender::Operator,
+            Role::Auditor => Sender::Auditor,
         }
     }
 }

@@ -120,7 +120,7 @@ message!(Entry { attr: Attr, lease: Lease });
 
 // ---- sessions
 message!(
-    SessionOpen = 100 by [Mount, Mover, Console, User] -> SessionOpened {
+    SessionOpen = 100 by [Mount, Mover, Console, Operator, Auditor, User] -> SessionOpened {
         namespace: NamespaceId,
         /// Shown to administrators: host name and mount point.
         client: String,
@@ -141,7 +141,7 @@ message!(HeldLease {
 message!(
     /// After a reconnect: takes up the session again and names what the client holds, at most `HELD_MAX` at a time.
     /// `Stale`: it expired, all is lost. Under a new session, before anything else: what is open since before it.
-    SessionResume = 101 by [Mount, Mover, Console, User] -> SessionResumed {
+    SessionResume = 101 by [Mount, Mover, Console, Operator, Auditor, User] -> SessionResumed {
         session: SessionId,
         held: Vec<HeldLease>,
         /// Another message on this connection names the rest; until then nothing is taken up.
@@ -149,13 +149,13 @@ message!(
     }
 );
 message!(SessionResumed { /** Leases that could not be kept: stop using their caches. */ lost: Vec<InodeId>, lease_ms: u32 });
-message!(KeepAlive = 102 by [Mount, Mover, Console, User] -> () {
+message!(KeepAlive = 102 by [Mount, Mover, Console, Operator, Auditor, User] -> () {
     session: SessionId,
     /// Bytes that targets have taken from this client since it began: whether it gets on with what a revoke
     /// asks of it.
     saved: u64,
 });
-message!(SessionClose = 103 by [Mount, Mover, Console, User] -> () { session: SessionId });
+message!(SessionClose = 103 by [Mount, Mover, Console, Operator, Auditor, User] -> () { session: SessionId });
 
 // ---- reading
 message!(Lookup = 110 by [Mount, Mover, Console] -> LookedUp { session: SessionId, cred: Cred, parent: InodeId, name: Bytes });
@@ -206,7 +206,7 @@ message!(
         evicted: u64,
     }
 );
-message!(StatFs = 117 by [Mount, Mover, Console, User] -> FsStat { session: SessionId });
+message!(StatFs = 117 by [Mount, Mover, Console, Operator, Auditor, User] -> FsStat { session: SessionId });
 message!(FsStat { files: u64, directories: u64, bytes: u64 });
 message!(
     /// Asks for a lease; others' conflicting leases are revoked first. The answer None to Write: the file is

@@ -63,10 +63,10 @@ impl Wire for Network {
         let address = match u8::decode(r)? {
             4 => IpAddr::from(<[u8; 4]>::decode(r)?),
             6 => IpAddr::from(<[u8; 16]>::decode(r)?),
-            n => return Err(Error::invalid(format!("malformed message: {n} is no version of IP"))),
+            n => return Err(Error::invalid(format!("malformed message: {n} is not a version of IP"))),
         };
         if prefix > Network::prefix_max(address) {
-            return Err(Error::invalid(format!("malformed message: {address}/{prefix} is no network")));
+            return Err(Error::invalid(format!("malformed message: {address}/{prefix} is not a network")));
         }
         Ok(Network { address, prefix })
     }

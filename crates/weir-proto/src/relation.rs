@@ -126,7 +126,7 @@ message!(
     /// `count` numbers from `here` on are `there` on at home.
     IdMapping { here: u32, there: u32, count: u32 }
 );
-message!(RelationList = 164 by [Mover, Console, User] -> Relations { session: SessionId, volume: Option<VolumeId> });
+message!(RelationList = 164 by [Mover, Console, Operator, Auditor, User] -> Relations { session: SessionId, volume: Option<VolumeId> });
 message!(Relations { relations: Vec<RelationInfo> });
 wire_enum!(RelationVerb { Pause = 1, Resume = 2, Remove = 3, AllowEviction = 4, ForbidEviction = 5 });
 message!(RelationDo = 165 by [Console, User] -> () { op: Op, cred: Cred, relation: RelationId, verb: RelationVerb });

@@ -10,6 +10,8 @@ pub enum Sender {
     Mount,
     Mover,
     Console,
+    Operator,
+    Auditor,
     /// Another user of a server's machine than those who run the cluster, by a Unix socket.
     User,
     /// A machine without a certificate, over a network that asks for one: it may join the cluster.
@@ -17,13 +19,15 @@ pub enum Sender {
 }
 
 impl Sender {
-    pub const ALL: [Sender; 8] = [
+    pub const ALL: [Sender; 10] = [
         Sender::Coordinator,
         Sender::Meta,
         Sender::Storage,
         Sender::Mount,
         Sender::Mover,
         Sender::Console,
+        Sender::Operator,
+        Sender::Auditor,
         Sender::User,
         Sender::Stranger,
     ];
@@ -38,6 +42,8 @@ impl fmt::Display for Sender {
             Sender::Mount => "mount",
             Sender::Mover => "mover",
             Sender::Console => "console",
+            Sender::Operator => "operator",
+            Sender::Auditor => "auditor",
             Sender::User => "user",
             Sender::Stranger => "stranger",
         })
@@ -46,7 +52,7 @@ impl fmt::Display for Sender {
 
 /// A set of senders.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Senders(u8);
+pub struct Senders(u16);
 
 impl Senders {
     pub const fn of(all: &[Sender]) -> Senders {

@@ -37,7 +37,7 @@ message!(
 );
 message!(
     /// The snapshots of a volume, oldest first.
-    SnapshotList = 172 by [Mount, Mover, Console, User] -> Snapshots { session: SessionId, volume: VolumeId }
+    SnapshotList = 172 by [Mount, Mover, Console, Operator, Auditor, User] -> Snapshots { session: SessionId, volume: VolumeId }
 );
 message!(Snapshots { snapshots: Vec<Snapshot> });
 

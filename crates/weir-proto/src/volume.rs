@@ -171,10 +171,10 @@ message!(
 );
 message!(
     /// Volumes after `after` (0: from the start) in the order in which they were made, at most `VOLUMES_MAX`.
-    VolumeList = 156 by [Mount, Mover, Console, User] -> VolumePage { session: SessionId, after: VolumeId, limit: u32 }
+    VolumeList = 156 by [Mount, Mover, Console, Operator, Auditor, User] -> VolumePage { session: SessionId, after: VolumeId, limit: u32 }
 );
 message!(VolumePage { volumes: Vec<Volume>, end: bool });
-message!(VolumeGet = 157 by [Mount, Mover, Console, User] -> Volume { session: SessionId, name: String });
+message!(VolumeGet = 157 by [Mount, Mover, Console, Operator, Auditor, User] -> Volume { session: SessionId, name: String });
 message!(
     /// Changes what is named; the rest stays.
     VolumeChange = 158 by [Console, User] -> Volume {

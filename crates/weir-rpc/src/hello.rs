@@ -152,7 +152,11 @@ impl Proved {
         }
         let what = format!("{}, method {}", method.name, method.number);
         Err(Error::denied(match self {
-            Proved::Node(_) => format!("{peer} is a {}, which may not send {what}", self.sender()),
+            Proved::Node(_) => {
+                let who = self.sender().to_string();
+                let article = if who.starts_with(['a', 'o']) { "an" } else { "a" };
+                format!("{peer} is {article} {who}, which may not send {what}")
+            }
             Proved::Stranger => format!(
                 "a machine without a certificate may not send {what}; hint: join it to the cluster (`weir join`)"
             ),

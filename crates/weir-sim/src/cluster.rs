@@ -17,7 +17,10 @@ use weir_kv::EngineConfig;
 use weir_node::{MetaPlace, Site, StoragePlace, start_coord, start_meta, start_storage};
 use weir_proto::coord::ClusterStatus;
 use weir_proto::map::{ClusterMap, MemberState, Role, Scheme, Settings, TargetState};
-use weir_proto::{Error, Result, RunId, TargetId};
+use weir_proto::{ClusterId, Error, Result, RunId, TargetId};
+use weir_rpc::{Policy, Trust};
+use weir_trust::certificate::Certificate;
+use weir_trust::standin::StandIn;
 
 pub const COORDINATOR: &str = "coord";
 pub const META: &str = "meta";
@@ -73,6 +76,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn coordinators() -> Vec<Addr> {
     (0..COORDINATOR_ADDRS).map(|moves| addr(moves, "0.1")).collect()
 }
+/// In runs with certificates: they name it.
+const CLUSTER: ClusterId = ClusterId([7; 16]);
 const COORDINATOR_ADDRS: u32 = 2;
 
 /// Where a node is after so many moves.
@@ -94,7 +99,7 @@ impl Cluster {
         );
         let env = world.node(HARNESS);
         let seen =
-            weir_coord::Cluster::observe(&env, observer(HARNESS, Role::Console, "harness"), PATIENCE).await?;
+            weir_coord::Cluster::observe(&env, observer(HARNESS, Role::Console, "harness", options), PATIENCE).await?;
         let cluster = Cluster {
             world: world.clone(),
             options: options.clone(),
@@ -140,13 +145,13 @@ impl Cluster {
             }
             META => {
                 let gone = gone(&self.world, &self.lives);
-                start(Box::pin(run_meta(env.clone(), addr(self.moves(name), "0.2"), new, gone)));
+                start(Box::pin(run_meta(env.clone(), addr(self.moves(name), "0.2"), new, gone, self.options.clone())));
             }
             _ => {
                 let n: usize = name[1..].parse().expect("storage nodes are s0, s1, …");
                 let (host, at) =
                     (format!("host{}", n % self.options.hosts), addr(self.moves(name), &format!("1.{n}")));
-                start(Box::pin(run_storage(env.clone(), n, host, at)));
+                start(Box::pin(run_storage(env.clone(), n, host, at, self.options.clone())));
             }
         }
     }
@@ -243,6 +248,7 @@ impl Cluster {
             memory_bytes: CLIENT_BYTES,
             recall_patience: RECALL_PATIENCE,
             process,
+            trust: trust(name, role, &self.options),
             ..ClientConfig::new(coordinators(), name, name)
         };
         Client::connect(env, config, Arc::new(NoKernel)).await
@@ -342,7 +348,7 @@ fn start_role(
     });
 }
 
-fn observer(name: &str, role: Role, host: &str) -> Observer {
+fn observer(name: &str, role: Role, host: &str, options: &Options) -> Observer {
     Observer {
         coordinators: coordinators(),
         cluster: None,
@@ -362,8 +368,8 @@ async fn made(env: &Env, dir: &Path) -> Result<()> {
 }
 
 /// Where a node is, who waits for the coordinator as roles do.
-fn site(name: &str, role: Role, host: &str, listen: Vec<Addr>) -> Site {
-    let observer = observer(name, role, host);
+fn site(name: &str, role: Role, host: &str, listen: Vec<Addr>, options: &Options) -> Site {
+    let observer = observer(name, role, host, options);
     Site { observer, listen, listens: Arc::new(|| Ok(())), patience: PATIENCE }
 }
 
@@ -374,8 +380,15 @@ async fn run_coordinator(env: Env, options: Options, listen: Vec<Addr>, new: boo
         lease_ms: 5_000,
         target_silence_ms: 3_000,
     };
-    let config = CoordConfig { settings, new, ..CoordConfig::new(options.scheme, options.storage_nodes) };
-    let site = site(COORDINATOR, Role::Coordinator, "host0", listen);
+    let config = CoordConfig {
+        settings,
+        new,
+        name: COORDINATOR.to_owned(),
+        cluster: options.certificates.then_some(CLUSTER),
+        trust: trust(COORDINATOR, Role::Coordinator, &options),
+        ..CoordConfig::new(options.scheme, options.storage_nodes)
+    };
+    let site = site(COORDINATOR, Role::Coordinator, "host0", listen, &options);
     let _serves = start_coord(&env, &site, Path::new("/coord"), config).await.map_err(|e| e.error)?;
     std::future::pending().await
 }
@@ -392,7 +405,7 @@ fn gone(world: &World, lives: &Lives) -> Gone {
     })
 }
 
-async fn run_meta(env: Env, at: Addr, new: bool, gone: Gone) -> Result<()> {
+async fn run_meta(env: Env, at: Addr, new: bool, gone: Gone, options: Options) -> Result<()> {
     let place = MetaPlace {
         dir: "/meta".into(),
         namespace: "root".into(),
@@ -401,12 +414,12 @@ async fn run_meta(env: Env, at: Addr, new: bool, gone: Gone) -> Result<()> {
         engine: ENGINE,
         gone,
     };
-    let site = site(META, Role::Meta, "host0", vec![at]);
+    let site = site(META, Role::Meta, "host0", vec![at], &options);
     let meta = start_meta(&env, &site, place).await.map_err(|e| e.error)?;
     Err(meta.run().await)
 }
 
-async fn run_storage(env: Env, n: usize, host: String, at: Addr) -> Result<()> {
+async fn run_storage(env: Env, n: usize, host: String, at: Addr, options: Options) -> Result<()> {
     made(&env, Path::new(TARGET_DIR)).await?;
     let place = StoragePlace {
         dirs: vec![TARGET_DIR.into()],
@@ -415,7 +428,7 @@ async fn run_storage(env: Env, n: usize, host: String, at: Addr) -> Result<()> {
         shared_by: 1,
         index: ENGINE,
     };
-    let site = site(&storage_name(n), Role::Storage, &host, vec![at]);
+    let site = site(&storage_name(n), Role::Storage, &host, vec![at], &options);
     let storage = start_storage(&env, &site, &place).await.map_err(|e| e.error)?;
     storage.work().await;
     Err(Error::io("the work of the storage node ended"))

@@ -85,6 +85,8 @@ pub struct Options {
     pub replica: bool,
     /// Volumes with limits are made, written until they are full, and deleted.
     pub limits: bool,
+    /// Nodes show certificates, and frames are protected.
+    pub certificates: bool,
     /// Keep the trace as text.
     pub log: bool,
 }
@@ -110,6 +112,7 @@ impl Default for Options {
             trash: false,
             replica: false,
             limits: false,
+            certificates: false,
             log: false,
         }
     }

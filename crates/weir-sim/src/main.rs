@@ -72,6 +72,9 @@ struct Args {
     /// Volumes with limits are made, written until they are full, and deleted
     #[arg(long, default_value = "no")]
     limits: Choice,
+    /// Nodes show certificates, and frames are protected
+    #[arg(long, default_value = "no")]
+    certificates: Choice,
     /// The first run that breaks a promise is made smaller
     #[arg(long, default_value = "yes")]
     shrink: Choice,
@@ -250,6 +253,7 @@ impl Args {
             trash: self.trash == Choice::Yes,
             replica: self.replica == Choice::Yes,
             limits: self.limits == Choice::Yes,
+            certificates: self.certificates == Choice::Yes,
             log: self.log.is_some(),
             ..base
         };

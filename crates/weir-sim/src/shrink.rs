@@ -46,6 +46,9 @@ pub fn command(seed: u64, options: &Options) -> String {
     if options.limits {
         words.push("--limits yes".into());
     }
+    if options.certificates {
+        words.push("--certificates yes".into());
+    }
     words.join(" ")
 }
 

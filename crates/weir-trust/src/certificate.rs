@@ -191,6 +191,8 @@ pub fn role_word(role: Role) -> &'static str {
         Role::Mount => "mount",
         Role::Mover => "mover",
         Role::Console => "admin",
+        Role::Operator => "operator",
+        Role::Auditor => "auditor",
     }
 }
 

@@ -9,4 +9,5 @@ pub mod audit;
 pub mod certificate;
 pub mod frames;
 pub mod handshake;
+pub mod standin;
 pub mod token;

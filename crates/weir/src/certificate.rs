@@ -11,6 +11,7 @@ use std::time::Duration;
 use weir_coord::{Cluster, Observer};
 use weir_env::Env;
 use weir_proto::enrol::RenewCertificate;
+use weir_proto::map::Role;
 use weir_proto::{Error, ErrorKind, Result};
 use weir_rpc::{Policy, Trust};
 use weir_trust::certificate::{Credentials, NewKey};
@@ -28,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Own {
     file: PathBuf,
     tls: Arc<Tls>,
+    /// What its certificate is for.
+    roles: Vec<Role>,
     pub trust: Arc<Trust>,
 }
 
@@ -48,10 +51,10 @@ pub fn load(file: &Path, policy: Policy) -> Outcome<Own> {
     let credentials =
         read(file).map_err(|f| f.doing(format_args!("read the certificate {}", file.display())))?;
     let now = now();
-    credentials.own(now()).map_err(|e| e.doing(format_args!("read the certificate {}", file.display())))?;
+    let certificate = credentials.own(now()).map_err(|e| e.doing(format_args!("read the certificate {}", file.display())))?;
     let tls = Arc::new(Tls::of_node(credentials, now));
     let trust = Arc::new(Trust::new(tls.clone(), policy));
-    Ok(Own { file: file.to_owned(), tls, trust })
+    Ok(Own { file: file.to_owned(), tls, roles: certificate.roles, trust })
 }
 
 fn read(file: &Path) -> Outcome<Credentials> {
@@ -124,6 +127,13 @@ pub fn use_file(file: &Path) -> Outcome<()> {
         let _ = OF_COMMANDS.set(Some(own)); // one thread reads the command line
     }
     Ok(())
+}
+
+/// In which role commands speak: an administrator's, unless their certificate is for another one.
+pub fn role_of_commands() -> Role {
+    let roles = OF_COMMANDS.get().and_then(|own| own.as_ref()).map(|own| own.roles.clone()).unwrap_or_default();
+    let people = [Role::Console, Role::Operator, Role::Auditor].into_iter().find(|role| roles.contains(role));
+    people.or(roles.first().copied()).unwrap_or(Role::Console)
 }
 
 /// How commands prove themselves over networks.

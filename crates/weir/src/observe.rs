@@ -45,7 +45,7 @@ pub async fn observe(env: &Env, coordinators: &[Addr], name: &str) -> Outcome<Cl
         coordinators: coordinators.to_vec(),
         cluster: None,
         name: name.to_string(),
-        role: Role::Console,
+        role: certificate::role_of_commands(),
         host: host_id(),
         trust: certificate::of_commands(),
     };

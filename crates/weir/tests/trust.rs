@@ -195,7 +195,7 @@ fn who_is_no_node_gets_nothing_over_the_network() {
 
     // A node is only what its certificate says.
     let (code, said) = machines.refused(4, &["node", "list", "--dir", &machines.path("n4")]);
-    assert!(code == 5 && said.contains("is for mount, not for admin"), "{code}: {said}");
+    assert!(code == 5 && said.contains("is a mount, which may not send GetEnrolment"), "{code}: {said}");
     let stolen = format!("{}/node.pem", machines.path("n4"));
     let posing = format!(
         "[cluster]\ncoordinators = [\"{there}\"]\n[node]\nname = \"s1\"\ncertificate = \"{stolen}\"\n[storage]\ntargets = [\"{target}\"]\n"
@@ -207,6 +207,33 @@ fn who_is_no_node_gets_nothing_over_the_network() {
     shell(&format!("chmod 644 {stolen}"));
     let (_, said) = machines.refused(4, &["node", "list", "--dir", &machines.path("n4")]);
     assert!(said.contains("others can read the private key") && said.contains("chmod 600"), "{said}");
+}
+
+#[test]
+fn operators_and_auditors_may_less_than_administrators() {
+    let Some(machines) = cluster() else { return };
+    let dirs = ["operator", "auditor"].map(|role| {
+        let dir = machines.path(role);
+        let token = machines.token(&["--role", role]);
+        machines.done(5, &["join", &token, "--dir", &dir, "--name", role]);
+        dir
+    });
+    let [operator, auditor] = &dirs;
+    for dir in &dirs {
+        machines.done(5, &["status", "--dir", dir]);
+        machines.done(5, &["node", "list", "--dir", dir]);
+        machines.done(5, &["volume", "list", "--dir", dir]);
+        let (code, said) = machines.refused(5, &["volume", "create", "v", "/v", "--dir", dir]);
+        assert!(code == 5 && said.contains("may not send VolumeCreate"), "{code}: {said}");
+        let (code, said) = machines.refused(5, &["token", "create", "--role", "storage", "--dir", dir]);
+        assert!(code == 5 && (said.contains("mounts only") || said.contains("may not send TokenCreate")), "{said}");
+    }
+    machines.done(5, &["token", "create", "--role", "mount", "--dir", operator]);
+    let (_, said) = machines.refused(5, &["node", "remove", "s1", "--dir", operator]);
+    assert!(said.contains("mounts only"), "{said}");
+    machines.done(5, &["node", "remove", "n4", "--dir", operator]);
+    let (code, said) = machines.refused(5, &["token", "create", "--role", "mount", "--dir", auditor]);
+    assert!(code == 5 && said.contains("is an auditor, which may not send TokenCreate"), "{code}: {said}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     future::poll_fn,
     io,
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker},
@@ -307,7 +307,7 @@ impl Listener for SimListener {
             };
             state.trace("accept", &[self.here.node as u64, rx]);
             drop(state);
-            let caller = Caller { name: peer, guest: None, ip: None };
+            let caller = Caller { name: peer, guest: None, ip: Some(Ipv4Addr::LOCALHOST.into()) };
             Poll::Ready(Ok((Box::new(SimStream::new(&self.here, rx, tx)) as BoxStream, caller)))
         }))
     }

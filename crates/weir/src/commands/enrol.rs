@@ -98,10 +98,10 @@ pub fn join(args: &cli::Join) -> Outcome<()> {
     for role in &enrolled.roles {
         let config = config_of(args, &dir, &enrolled, *role)?;
         let file = dir.join(format!("{}.toml", role_word(*role)));
-        if *role == Role::Console {
+        write_config(&env, &file, &config)?;
+        if is_person(*role) {
             continue;
         }
-        write_config(&env, &file, &config)?;
         let founds = if *role == Role::Meta { " --new" } else { "" };
         starts.push(format!("weir {} --config {}{founds}", role_word(*role), file.display()));
     }
@@ -114,6 +114,9 @@ pub fn join(args: &cli::Join) -> Outcome<()> {
         return Ok(());
     }
     println!("{name} is a node of cluster {} now; its directory is {}", enrolled.cluster, dir.display());
+    if enrolled.roles.iter().all(|role| is_person(*role)) {
+        println!("commands show who you are by --dir {0}, or --certificate {0}/{CERTIFICATE}", dir.display());
+    }
     starts.iter().for_each(|start| println!("start it:  {start}"));
     Ok(())
 }
@@ -169,7 +172,7 @@ fn config_of(args: &cli::Join, dir: &Path, enrolled: &Enrolled, role: Role) -> O
             let path = args.mount.clone().unwrap_or_else(|| PathBuf::from("/weir"));
             config.mount.path = local_cluster::absolute(&path)?;
         }
-        Role::Mover | Role::Console | Role::Coordinator => {}
+        _ => {}
     }
     Ok(config)
 }
@@ -231,8 +234,8 @@ pub fn token(command: &TokenCommand) -> Outcome<()> {
 fn create_token(args: &cli::CreateToken) -> Outcome<()> {
     let roles = args.role.iter().map(|word| {
         role_of(word).filter(|role| *role != Role::Coordinator).ok_or_else(|| {
-            let error = Error::invalid(format!("there is no role {word:?} to join in"));
-            Failure::new(error, "roles are storage, meta, mount, mover and admin")
+            let error = Error::invalid(format!("{word:?} is not a role to join in"));
+            Failure::new(error, "roles are storage, meta, mount and mover, and for people admin, operator and auditor")
         })
     });
     let request = TokenCreate {
@@ -329,6 +332,11 @@ fn list_nodes(at: &cli::Status) -> Outcome<()> {
     let rows: Vec<Vec<String>> = holders.iter().map(row).collect();
     print!("{}", table::render(&["NAME", "ROLES", "JOINED", "FROM", "CERTIFICATE UNTIL"], &rows));
     Ok(())
+}
+
+/// Its certificate is for commands: no process runs in this role.
+fn is_person(role: Role) -> bool {
+    matches!(role, Role::Console | Role::Operator | Role::Auditor)
 }
 
 fn words(roles: &[Role]) -> Vec<&'static str> {

@@ -170,6 +170,8 @@ fn role(role: Role) -> &'static str {
         Role::Mount => "mount",
         Role::Mover => "mover",
         Role::Console => "console",
+        Role::Operator => "operator",
+        Role::Auditor => "auditor",
     }
 }
 

@@ -284,7 +284,7 @@ fn nodes(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
             Role::Meta | Role::Coordinator => {
                 found.warning(name, format!("{name} is down, and another one does its work: {restart}"));
             }
-            Role::Mount | Role::Mover | Role::Console => {} // these are no members
+            Role::Mount | Role::Mover | Role::Console | Role::Operator | Role::Auditor => {} // these are no members
         }
     }
 }

@@ -290,7 +290,7 @@ pub async fn as_client(
     let config = ClientConfig {
         coordinators,
         namespace: namespace.to_owned(),
-        role: Role::Console,
+        role: crate::certificate::role_of_commands(),
         name: name.to_owned(),
         host: observe::host_id(),
         process,
