@@ -7,13 +7,13 @@
 use crate::cut_links::CutLinks;
 use crate::decide::{
     Connected, HealthLimits, Presence, Progress, Strikes, caught_up, demote_slow, finished_level,
-    forget_unpublished_epochs, is_spare, make_groups, record_progress, take_lead,
+    forget_unpublished_epochs, is_spare, make_groups, needed_without, record_progress, take_lead,
 };
 use crate::members::{Members, Positions};
-use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe};
+use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe, probe_each};
 use crate::records::{encode_map, encode_positions, encode_progress};
 use crate::store::{Revision, Store, Swap};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -75,6 +75,8 @@ pub enum Event {
         suspicion: Suspicion,
         joined: Option<u64>,
         outcome: Result<TargetReport>,
+        /// Of those that its groups need without it: which answered at the same time. Asked if it is slow.
+        alive: BTreeSet<TargetId>,
     },
     CaughtUp {
         said: CaughtUp,
@@ -314,13 +316,13 @@ impl Owner {
                 self.cut_links.note(&from, &report, now);
                 batch.after(answer, |_| ());
             }
-            Event::Probed { target, suspicion, joined, outcome } => {
+            Event::Probed { target, suspicion, joined, outcome, alive } => {
                 for answer in self.probing.remove(&(target, suspicion)).unwrap_or_default() {
                     batch.after(answer, newest);
                 }
                 // Of a process that is gone it says nothing about the one that is there now.
                 if !self.ends && joined == self.joined_on(target, &batch.draft) {
-                    self.probed(target, suspicion, outcome, batch, now);
+                    self.probed(target, suspicion, outcome, &alive, batch, now);
                 }
             }
             Event::CaughtUp { said, answer } => batch.caught_up(&said, answer),
@@ -473,9 +475,21 @@ impl Owner {
                 Suspicion::Failed => PROBE_PATIENCE,
                 Suspicion::Unreachable | Suspicion::Slow => QUICK_PROBE_PATIENCE,
             };
+            let others = match suspicion {
+                Suspicion::Slow => needed_without(map, target),
+                Suspicion::Failed | Suspicion::Unreachable => BTreeSet::new(),
+            };
+            let mut reports = probe_each(&self.env, &self.identity(map), map, others.into_iter(), patience);
             self.env.tasks.spawn("probe a target", async move {
                 let outcome = probe(env, who, node, target, patience).await;
-                let _ = events.send(Event::Probed { target, suspicion, joined, outcome }).await; // gone with the coordinator
+                let mut alive = BTreeSet::new();
+                if outcome.is_ok() {
+                    while let Some(report) = reports.recv().await {
+                        alive.extend((!report.failed).then_some(report.target));
+                    }
+                }
+                let probed = Event::Probed { target, suspicion, joined, outcome, alive };
+                let _ = events.send(probed).await; // gone with the coordinator
             });
         }
         self.probing.entry((target, suspicion)).or_default()
@@ -484,23 +498,15 @@ impl Owner {
     /// Asks all targets that are up at once; what they say comes as an event.
     fn ask_positions(&self, map: &ClusterMap, answer: Answer<()>) {
         let Some(events) = self.self_events.upgrade() else { return };
-        let (reported, mut said) = mpsc::channel(map.targets.len().max(1)); // one message for each
-        for target in map.targets.iter().filter(|t| t.state == TargetState::Up).map(|t| t.id) {
-            let (env, node, who) = (self.env.clone(), map.target_node(target).cloned(), self.identity(map));
-            let (joined, reported) = (self.joined_on(target, map), reported.clone());
-            self.env.tasks.spawn("ask a target for its position", async move {
-                if let Ok(report) = probe(env, who, node, target, LAST_PROBE_PATIENCE).await {
-                    let _ = reported.send((joined, report)).await; // gone with the coordinator
-                }
-            });
-        }
-        drop(reported);
+        let up = map.targets.iter().filter(|t| t.state == TargetState::Up).map(|t| t.id);
+        let joined: BTreeMap<_, _> = up.clone().map(|target| (target, self.joined_on(target, map))).collect();
+        let mut reports = probe_each(&self.env, &self.identity(map), map, up, LAST_PROBE_PATIENCE);
         self.env.tasks.spawn("gather positions", async move {
-            let mut all = Vec::new();
-            while let Some(one) = said.recv().await {
-                all.push(one);
+            let mut said = Vec::new();
+            while let Some(report) = reports.recv().await {
+                said.push((joined.get(&report.target).copied().flatten(), report));
             }
-            let _ = events.send(Event::LastPositions { said: all, answer }).await; // gone with the coordinator
+            let _ = events.send(Event::LastPositions { said, answer }).await; // gone with the coordinator
         });
     }
 
@@ -525,6 +531,7 @@ impl Owner {
         target: TargetId,
         suspicion: Suspicion,
         outcome: Result<TargetReport>,
+        alive: &BTreeSet<TargetId>,
         batch: &mut Batch,
         now: Instant,
     ) {
@@ -536,7 +543,7 @@ impl Owner {
                 if !self.members.judge_stall(&batch.draft, &report) && self.members.suspects.remove(&target) {
                     tracing::info!("{target} answers again");
                 }
-                if suspicion == Suspicion::Slow && demote_slow(&mut batch.draft, target) {
+                if suspicion == Suspicion::Slow && demote_slow(&mut batch.draft, target, alive) {
                     let strikes = Strikes::one_more(self.members.slow.get(&target).copied(), now);
                     self.members.slow.insert(target, strikes);
                     tracing::warn!(

@@ -2,10 +2,11 @@
 use crate::addresses::addrs_in_order;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::mpsc;
 use weir_env::Env;
 use weir_proto::coord::TargetReport;
 use weir_proto::data::StatTarget;
-use weir_proto::map::Node;
+use weir_proto::map::{ClusterMap, Node};
 use weir_proto::{Error, Result, TargetId};
 use weir_rpc::{Channel, Identity, NoService, Payload};
 
@@ -42,6 +43,27 @@ pub async fn probe(
         }
         looks += 1;
     }
+}
+
+/// Asks several targets at once. Answers come in any order; the channel ends when all have had their time.
+pub fn probe_each(
+    env: &Env,
+    who: &Identity,
+    map: &ClusterMap,
+    targets: impl Iterator<Item = TargetId>,
+    patience: Duration,
+) -> mpsc::Receiver<TargetReport> {
+    let (reported, reports) = mpsc::channel(map.targets.len().max(1)); // one message for each
+    for target in targets {
+        let (own_env, node) = (env.clone(), map.target_node(target).cloned());
+        let (who, reported) = (who.clone(), reported.clone());
+        env.tasks.spawn("probe one of several targets", async move {
+            if let Ok(report) = probe(own_env, who, node, target, patience).await {
+                let _ = reported.send(report).await; // nobody may wait any more
+            }
+        });
+    }
+    reports
 }
 
 async fn look(

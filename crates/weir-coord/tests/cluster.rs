@@ -8,9 +8,9 @@ use weir_coord::identity::{COORDINATOR_FILE, NamespaceIdentity};
 use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_reports};
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, Env};
-use weir_proto::coord::{FinishUpgrade, Join, Joined, TargetHistory, TargetOffer, TargetReport};
+use weir_proto::coord::{FinishUpgrade, Join, Joined, Suspicion, TargetHistory, TargetOffer, TargetReport};
 use weir_proto::data::{StatTarget, TargetStat};
-use weir_proto::map::{ClusterMap, MemberState, Role, TargetState};
+use weir_proto::map::{ClusterMap, Member, MemberState, Role, TargetState};
 use weir_proto::version::{LEVEL_MAX, Program};
 use weir_proto::{ClusterId, DiskUuid, ErrorKind, NamespaceUuid, Request, Result, TargetId};
 use weir_rpc::{Call, Connection, Handled, Identity, Reply, Server, Service, serve};
@@ -270,6 +270,29 @@ fn a_report_is_checked_by_asking_the_target() {
         let epoch = client.map().group(group.id).unwrap().epoch;
         let wrong = client.report_target(TargetId(77), group.id, epoch, "?").await.unwrap_err();
         assert_eq!(wrong.kind, ErrorKind::Invalid);
+    });
+}
+
+#[test]
+fn a_slow_target_is_needed_while_another_one_does_not_answer() {
+    let lab = Lab::new(16);
+    lab.world.run(async {
+        let _c = lab.coordinator().await;
+        let client = lab.client("m1").await;
+        let nodes = lab.six().await;
+        let map = client.wait_for(PATIENCE, all_current).await.unwrap();
+        let group = map.groups_of("hdd", "ec:4+2".parse().unwrap()).unwrap().0;
+        let reports_slow = async || {
+            let epoch = client.map().group(group).unwrap().epoch;
+            let slow = TargetId(5);
+            client.suspect_target(slow, group, epoch, Suspicion::Slow, "late").await.unwrap();
+            let member = |m: &&Member| m.target == slow;
+            client.map().group(group).unwrap().members.iter().find(member).unwrap().state
+        };
+        nodes[1].service.hangs.store(true, Ordering::Relaxed);
+        assert_eq!(reports_slow().await, MemberState::Current, "another one may be gone");
+        nodes[1].service.hangs.store(false, Ordering::Relaxed);
+        assert_eq!(reports_slow().await, MemberState::Down, "all others answer");
     });
 }
 

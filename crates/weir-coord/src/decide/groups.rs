@@ -15,6 +15,7 @@
 //! A target that returns without what it had is lost in all its groups: behind, whatever its `since` is, until it is refilled. The
 //! `since` stays, for it still tells up to when something was written.
 use super::placement::{Candidate, group_count, place};
+use std::collections::BTreeSet;
 use weir_proto::map::{ClusterMap, Group, Member, MemberState, Scheme, Target, TargetState};
 use weir_proto::{Epoch, Error, PgId, Result, TargetId};
 
@@ -71,15 +72,26 @@ pub fn target_back(map: &mut ClusterMap, target: TargetId) -> bool {
     true
 }
 
-/// The groups of the target that can do without it go on so; it stays up. True if there are some.
-pub fn demote_slow(map: &mut ClusterMap, target: TargetId) -> bool {
+/// Whether a group may leave out a slow member: all others hold everything, and stripes written meanwhile
+/// have k + 1 fragments or more.
+fn can_spare(group: &Group, slow: TargetId) -> bool {
+    let is_current = |m: &Member| m.state == MemberState::Current;
+    group.scheme.parity >= 2 && group.members.iter().all(is_current) && member_of(group, slow).is_some()
+}
+
+/// The other members of the groups that may leave out a slow target. Each must be alive for that.
+pub fn needed_without(map: &ClusterMap, slow: TargetId) -> BTreeSet<TargetId> {
+    let groups = map.groups.iter().filter(|g| can_spare(g, slow));
+    groups.flat_map(|g| &g.members).map(|m| m.target).filter(|t| *t != slow).collect()
+}
+
+/// The groups of the target that can do without it go on so; it stays up. True if there are some. `alive`
+/// have just answered: beside a member that died unnoticed, a slow one is needed. Otherwise, after one more
+/// loss, nobody could know whether it missed a write.
+pub fn demote_slow(map: &mut ClusterMap, target: TargetId, alive: &BTreeSet<TargetId>) -> bool {
     let mut changed = false;
-    for group in &mut map.groups {
-        let is_current = |m: &Member| m.state == MemberState::Current;
-        let others = group.members.iter().filter(|m| m.target != target);
-        // Stripes written meanwhile have k + 1 fragments or more, and no two members are demoted at a time.
-        let spare = group.scheme.parity >= 2 && others.clone().all(is_current);
-        if spare && member_of(group, target).is_some_and(is_current) {
+    for group in map.groups.iter_mut().filter(|g| can_spare(g, target)) {
+        if group.members.iter().all(|m| m.target == target || alive.contains(&m.target)) {
             set_member(group, target, MemberState::Down);
             changed = true;
         }

@@ -11,8 +11,8 @@ mod slow;
 mod upgrade;
 
 pub use groups::{
-    caught_up, create_groups, demote_slow, forget_unpublished_epochs, is_spare, make_groups, rejoin_groups,
-    target_back, target_cleared, target_down, target_failed, target_lost, target_put_back,
+    caught_up, create_groups, demote_slow, forget_unpublished_epochs, is_spare, make_groups, needed_without,
+    rejoin_groups, target_back, target_cleared, target_down, target_failed, target_lost, target_put_back,
 };
 pub use health::{HealthLimits, Presence, Verdict, forgive, judge};
 pub use layout::{layout_for_new_file, layout_in};
