@@ -6,7 +6,9 @@ use crate::addresses::{announced, is_for_others};
 use crate::decide::Connected;
 use crate::identity::{check_coordinator, write_coordinator};
 use crate::members::Members;
-use crate::owner::{Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY};
+use crate::owner::{
+    Answer, EVENTS_MAX, Event, HomeChange, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY,
+};
 use crate::records::{decode_map, decode_positions, decode_progress, encode_map};
 use crate::store::{Embedded, Revision, Store, Swap};
 use crate::waits::ReportedWaits;
@@ -18,8 +20,8 @@ use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, watch};
 use weir_proto::coord::{
     CaughtUp, ClearTarget, Coordinators, FinishUpgrade, GetCoordinators, GetMap, GetStatus, GetWaits,
-    Heartbeat, Join, LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget,
-    ReportWaits,
+    Heartbeat, HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress,
+    ReportLink, ReportTarget, ReportWaits,
 };
 use weir_proto::map::{ClusterMap, Settings};
 use weir_proto::sender::Sender;
@@ -285,6 +287,22 @@ impl Coordinator {
                 call.decode::<GetStatus>()?;
                 self.ask::<GetStatus>(|answer| Event::Status { answer })
             }
+            _ => return self.change_homes(call),
+        })
+    }
+
+    fn change_homes(&self, call: &Call) -> Result<Handled> {
+        Ok(match call.method {
+            HomeAllow::METHOD => {
+                let HomeAllow { rule } = call.decode::<HomeAllow>()?;
+                let change = HomeChange::Allow(rule);
+                self.ask::<HomeAllow>(|answer| Event::Homes { change, answer })
+            }
+            HomeForbid::METHOD => {
+                let HomeForbid { place } = call.decode::<HomeForbid>()?;
+                let change = HomeChange::Forbid(place);
+                self.ask::<HomeForbid>(|answer| Event::Homes { change, answer })
+            }
             _ => return self.answer_at_once(call),
         })
     }
@@ -358,6 +376,7 @@ async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(Cl
         targets: vec![],
         groups: vec![],
         namespaces: vec![],
+        homes: vec![],
         last_namespace: NamespaceId(env.rng.next_u64() as u32 >> 1),
     };
     match store.compare_and_swap(MAP_KEY, Revision(0), encode_map(&map)).await? {

@@ -13,6 +13,7 @@ pub mod date;
 pub mod ec;
 mod error;
 pub mod frame;
+pub mod home_rule;
 mod ids;
 pub mod layout;
 pub mod lock;

@@ -4,6 +4,7 @@ pub mod backup;
 pub mod clone;
 pub mod eviction;
 pub mod file;
+pub mod home;
 pub mod inspect;
 pub mod mounts;
 pub mod prefetch;
