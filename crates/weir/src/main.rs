@@ -17,6 +17,7 @@ mod homes;
 mod local;
 mod manual;
 mod observe;
+mod rights;
 mod roles;
 mod table;
 

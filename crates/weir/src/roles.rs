@@ -375,6 +375,7 @@ pub fn mover(args: &MoverRole, environment: &Environment) -> Outcome<()> {
         LocalCluster::open_own(dir)?; // it goes where the cluster's relations say, with this user's rights
         use_place(&mut config, dir)?;
     }
+    crate::rights::keep_movers_rights()?;
     let namespace = args.namespace.clone().unwrap_or_else(|| config.mount.namespace.clone());
     let keys = environment.s3_keys.clone();
     run(&args.role, config, environment, MOVER_BUFFERS_BYTES, move |node| run_mover(node, namespace, keys))

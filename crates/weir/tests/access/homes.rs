@@ -254,6 +254,27 @@ fn movers_act_as_the_user_of_the_rule() {
 }
 
 #[test]
+fn a_mover_keeps_few_of_roots_rights() {
+    if !is_root() {
+        return;
+    }
+    let cluster = Cluster::with(0, &["--targets", "1", "--movers", "1"]);
+    let status = fs::read_to_string(format!("/proc/{}/status", cluster.pid("mover-1").unwrap())).unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().to_owned()
+    };
+    assert_eq!(field("NoNewPrivs:"), "1");
+    // chown, dac_override, dac_read_search, fowner, fsetid, setgid, setuid, mknod, setfcap
+    let kept = [0u64, 1, 2, 3, 4, 6, 7, 27, 31].iter().fold(0, |all, n| all | 1u64 << n);
+    for set in ["CapEff:", "CapPrm:", "CapBnd:"] {
+        let found = u64::from_str_radix(&field(set), 16).unwrap();
+        assert_eq!(found & !kept, 0, "{set} {found:x}");
+    }
+    assert_eq!(u64::from_str_radix(&field("CapInh:"), 16).unwrap(), 0);
+}
+
+#[test]
 fn keys_are_those_of_the_rule() {
     if !can_mount() || !is_root() {
         return;
