@@ -14,9 +14,10 @@ use weir_env::watch;
 use weir_env::{Addr, Env, TaskHandle};
 use weir_proto::coord::{
     AuditState, CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, FinishUpgrade, GetAudit,
-    GetCoordinators, GetMap, GetStatus, GetWaits, Joined, LeadNamespace, LeadReply, Leave, MakeGroups,
-    MapReply, RecordProgress, ReportTarget, ReportWaits, Suspicion, TargetReport, Wait,
+    GetCoordinators, GetMap, GetStatus, GetWaits, HomeAllow, HomeForbid, Joined, LeadNamespace, LeadReply,
+    Leave, MakeGroups, MapReply, RecordProgress, ReportTarget, ReportWaits, Suspicion, TargetReport, Wait,
 };
+use weir_proto::home_rule::HomeRule;
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
 use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NamespaceId, NodeId, PgId, Request, Result, TargetId};
 use weir_rpc::{Channel, Identity, LookUp, NoService, Payload, Service, Trust, Whereabouts};
@@ -248,6 +249,16 @@ impl Cluster {
     /// Raises the cluster's level to the highest one that its programs know. `Unsupported`: some know less.
     pub async fn finish_upgrade(&self) -> Result<Arc<ClusterMap>> {
         self.change(&FinishUpgrade {}).await
+    }
+
+    /// Lets users have homes in a place.
+    pub async fn allow_home(&self, rule: HomeRule) -> Result<Arc<ClusterMap>> {
+        self.change(&HomeAllow { rule }).await
+    }
+
+    /// Takes that back. `NotFound`: there is no rule for this very place.
+    pub async fn forbid_home(&self, place: String) -> Result<Arc<ClusterMap>> {
+        self.change(&HomeForbid { place }).await
     }
 
     async fn change<R: Request<Reply = MapReply>>(&self, request: &R) -> Result<Arc<ClusterMap>> {

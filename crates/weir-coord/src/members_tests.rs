@@ -24,6 +24,7 @@ fn empty_map() -> ClusterMap {
         targets: vec![],
         groups: vec![],
         namespaces: vec![],
+        homes: vec![],
         last_namespace: Default::default(),
         removed: vec![],
     }

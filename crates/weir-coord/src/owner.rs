@@ -6,8 +6,8 @@
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
 use crate::cut_links::CutLinks;
 use crate::decide::{
-    Connected, HealthLimits, Presence, Progress, Strikes, caught_up, demote_slow, finished_level,
-    forget_unpublished_epochs, is_spare, make_groups, needed_without, record_progress, take_lead,
+    Connected, HealthLimits, Presence, Progress, Strikes, allow_home, caught_up, demote_slow, finished_level,
+    forbid_home, forget_unpublished_epochs, is_spare, make_groups, needed_without, record_progress, take_lead,
 };
 use crate::members::{Members, Positions};
 use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe, probe_each};
@@ -23,6 +23,7 @@ use weir_proto::coord::{
     MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, Suspicion, TargetReport,
 };
 use weir_proto::frame::Hello;
+use weir_proto::home_rule::HomeRule;
 use weir_proto::map::{ClusterMap, MemberState, Node, RemovedNode, Role, Target, TargetState};
 use weir_proto::version::Program;
 use weir_proto::{Error, Result, TargetId};
@@ -90,6 +91,10 @@ pub enum Event {
         wanted: MakeGroups,
         answer: Answer<MapReply>,
     },
+    Homes {
+        change: HomeChange,
+        answer: Answer<MapReply>,
+    },
     FinishUpgrade {
         connected: Vec<Connected>,
         answer: Answer<MapReply>,
@@ -130,6 +135,12 @@ pub enum Event {
         said: Vec<(Option<u64>, TargetReport)>,
         answer: Answer<()>,
     },
+}
+
+/// What an administrator wants of the rules for homes.
+pub enum HomeChange {
+    Allow(HomeRule),
+    Forbid(String),
 }
 
 /// What is done once the batch's map is durable (or is not).
@@ -334,6 +345,7 @@ impl Owner {
                 }
             },
             Event::MakeGroups { wanted, answer } => batch.make_groups(&wanted, answer),
+            Event::Homes { change, answer } => batch.change_homes(change, answer),
             Event::FinishUpgrade { connected, answer } => {
                 batch.finish_upgrade(connected, &self.program, answer)
             }
@@ -632,6 +644,17 @@ impl Batch {
         self.draft.removed.retain(|other| other.name != removed.name && other.until > now);
         self.draft.removed.push(removed);
         self.after(answer, |_| ());
+    }
+
+    fn change_homes(&mut self, change: HomeChange, answer: Answer<MapReply>) {
+        let done = match change {
+            HomeChange::Allow(rule) => allow_home(&mut self.draft.homes, rule).map(drop),
+            HomeChange::Forbid(place) => forbid_home(&mut self.draft.homes, &place),
+        };
+        match done {
+            Err(e) => refuse(answer, e),
+            Ok(()) => self.after(answer, newest),
+        }
     }
 
     fn make_groups(&mut self, wanted: &MakeGroups, answer: Answer<MapReply>) {

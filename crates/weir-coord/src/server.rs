@@ -7,7 +7,9 @@ use crate::decide::Connected;
 use crate::enrol::{Office, follow_removals, renew_own};
 use crate::identity::{check_coordinator, write_coordinator};
 use crate::members::Members;
-use crate::owner::{Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY};
+use crate::owner::{
+    Answer, EVENTS_MAX, Event, HomeChange, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY,
+};
 use crate::records::{decode_map, decode_positions, decode_progress, encode_map};
 use crate::store::{Embedded, Revision, Store, Swap};
 use crate::waits::ReportedWaits;
@@ -19,8 +21,8 @@ use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, watch};
 use weir_proto::coord::{
     CaughtUp, ClearTarget, Coordinators, FinishUpgrade, GetCoordinators, GetMap, GetStatus, GetWaits,
-    Heartbeat, Join, LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget,
-    ReportWaits,
+    Heartbeat, HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress,
+    ReportLink, ReportTarget, ReportWaits,
 };
 use weir_proto::enrol::{
     Enrol, GetEnrolment, IssueCertificate, NodeRemove, RenewCertificate, TokenCreate, TokenRevoke,
@@ -346,6 +348,22 @@ impl Coordinator {
                 call.decode::<GetStatus>()?;
                 self.ask::<GetStatus>(|answer| Event::Status { answer })
             }
+            _ => return self.change_homes(call),
+        })
+    }
+
+    fn change_homes(&self, call: &Call) -> Result<Handled> {
+        Ok(match call.method {
+            HomeAllow::METHOD => {
+                let HomeAllow { rule } = call.decode::<HomeAllow>()?;
+                let change = HomeChange::Allow(rule);
+                self.ask::<HomeAllow>(|answer| Event::Homes { change, answer })
+            }
+            HomeForbid::METHOD => {
+                let HomeForbid { place } = call.decode::<HomeForbid>()?;
+                let change = HomeChange::Forbid(place);
+                self.ask::<HomeForbid>(|answer| Event::Homes { change, answer })
+            }
             _ => return self.enrolment(call),
         })
     }
@@ -506,6 +524,7 @@ async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(Cl
         targets: vec![],
         groups: vec![],
         namespaces: vec![],
+        homes: vec![],
         last_namespace: NamespaceId(env.rng.next_u64() as u32 >> 1),
         removed: vec![],
     };

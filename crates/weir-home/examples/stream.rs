@@ -73,6 +73,8 @@ async fn main() {
     let piece = Bytes::from((0..MIB).map(|n| (n * 7 / 3) as u8).collect::<Vec<_>>());
     let config = FileHomeConfig {
         only_of: None,
+        below: None,
+        run_as: None,
         path: dir.canonicalize().unwrap(),
         relation: "measurement".into(),
         is_new: true,

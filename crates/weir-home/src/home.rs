@@ -9,6 +9,7 @@ use crate::{Attrs, Expect, Fingerprint, HomePath, Make, Outcome};
 use bytes::Bytes;
 use std::ops::Range;
 use weir_env::BoxFuture;
+use weir_proto::meta::FileKind;
 
 /// What a home can do. What it cannot keep is left out when it is written there; a mover says so once per relation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,6 +86,11 @@ pub trait Home: Send + Sync + 'static {
     /// As it was given, without secrets: for people.
     fn url(&self) -> &str;
     fn traits(&self) -> Traits;
+
+    /// Whether things of this kind pass at all. Others are made there by nobody, and not shown here.
+    fn lets_through(&self, _kind: FileKind) -> bool {
+        true
+    }
 
     // ---- names: durable after the next `settle`
 

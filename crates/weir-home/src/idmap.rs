@@ -1,76 +1,106 @@
-//! Users and groups are called by other numbers at home: a pure map, both ways, also inside of access control lists.
+//! What changes between a file here and the same file at home: numbers of users and groups, also inside of
+//! access control lists, and what would give somebody rights. A pure map, both ways.
 //!
 //! Ranges do not overlap on either side. A number in no range is itself; where a mapped number takes its place at home, the
 //! way back leads to the mapped one.
 //!
-//! Invariant: by a map nobody becomes root at home, and no file gets there that would run as its owner or group: the owner here
-//! chose the file's bits for a user that it is not at home.
-use crate::{Attrs, Xattr};
+//! Invariant: by a map nobody becomes root, and no file passes that would run as its owner or group: who chose
+//! its bits chose them for another user. Only a rule for homes lets these through, or root's files and devices.
+use crate::{Attrs, HomePath, Outcome, Xattr, fault::Fault};
 use bytes::Bytes;
+use weir_proto::home_rule::{HomeIds, HomeRule, IdMapping};
 use weir_proto::meta::FileKind;
-use weir_proto::relation::{HomeIds, IdMapping};
 use weir_proto::{Error, Result};
 
-/// `count` numbers from `here` on are `there` on at home.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct IdRange {
-    pub here: u32,
-    pub there: u32,
-    pub count: u32,
+/// Whom root's files belong to where root does not pass, as with root squash of NFS.
+pub const NOBODY: u32 = 65534;
+/// With these a file runs as its owner or its group (in directories they mean something else).
+pub(crate) const SET_ID_BITS: u32 = 0o6000;
+
+/// By default all numbers are the same, and everything passes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct IdMap {
+    ids: HomeIds,
+    /// Bits and capabilities with which a file runs as somebody else pass.
+    set_id: bool,
+    /// Root's files and devices pass.
+    root: bool,
 }
 
-/// No ranges: all numbers are the same.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct IdMap {
-    users: Vec<IdRange>,
-    groups: Vec<IdRange>,
+impl Default for IdMap {
+    fn default() -> IdMap {
+        IdMap { ids: HomeIds::default(), set_id: true, root: true }
+    }
 }
 
 impl IdMap {
-    pub fn new(users: Vec<IdRange>, groups: Vec<IdRange>) -> Result<IdMap> {
-        check("user", &users)?;
-        check("group", &groups)?;
-        Ok(IdMap { users, groups })
-    }
-    /// As a relation has it.
+    /// Of a relation without a rule: the superuser chose its home, and perhaps a map.
     pub fn of(ids: &HomeIds) -> Result<IdMap> {
-        let ranges = |all: &[IdMapping]| {
-            all.iter().map(|m| IdRange { here: m.here, there: m.there, count: m.count }).collect()
-        };
-        IdMap::new(ranges(&ids.users), ranges(&ids.groups))
+        ids.check(false)?;
+        Ok(IdMap { ids: ids.clone(), set_id: *ids == HomeIds::default(), root: true })
     }
-    pub fn is_identity(&self) -> bool {
-        self.users.is_empty() && self.groups.is_empty()
+    /// Of a home where a rule counts. A map of the relation's own takes the place of the rule's.
+    pub fn by_rule(ids: &HomeIds, rule: &HomeRule) -> Result<IdMap> {
+        let ids = if *ids == HomeIds::default() { &rule.ids } else { ids };
+        ids.check(rule.allow_root)?;
+        Ok(IdMap { ids: ids.clone(), set_id: rule.keep_setuid, root: rule.allow_root })
+    }
+    fn changes_nothing(&self) -> bool {
+        *self == IdMap::default()
     }
     /// As they are to be at home.
     pub fn to_home(&self, kind: FileKind, attrs: &Attrs) -> Attrs {
-        let mut mapped = self.mapped(attrs, |range, id| shift(id, range.here, range.there, range.count));
-        if kind != FileKind::Directory && !self.is_identity() {
-            mapped.mode &= !SET_ID_BITS;
-        }
-        mapped
+        self.mapped(kind, attrs, |range, id| shift(id, range.here, range.there, range.count))
     }
     /// As they are here.
-    pub fn to_here(&self, attrs: &Attrs) -> Attrs {
-        self.mapped(attrs, |range, id| shift(id, range.there, range.here, range.count))
+    pub fn to_here(&self, kind: FileKind, attrs: &Attrs) -> Attrs {
+        self.mapped(kind, attrs, |range, id| shift(id, range.there, range.here, range.count))
+    }
+    /// Whether such a thing passes at all.
+    pub fn lets_through(&self, kind: FileKind) -> bool {
+        self.root || !matches!(kind, FileKind::CharDevice | FileKind::BlockDevice)
+    }
+    /// Refuses what does not pass: it is in conflict, so it is named, and the others go on.
+    pub(crate) fn require(&self, path: &HomePath, kind: FileKind) -> Outcome<()> {
+        match self.lets_through(kind) {
+            true => Ok(()),
+            false => Err(Fault::Broken(Error::denied(format!(
+                "{path} is a device, and devices do not go to this home: remove it, or have an administrator allow them there by \
+                 `weir home allow URL --allow-root`"
+            )))),
+        }
     }
 
-    fn mapped(&self, attrs: &Attrs, step: impl Fn(&IdRange, u32) -> Option<u32> + Copy) -> Attrs {
-        let map = |ranges: &[IdRange], id| ranges.iter().find_map(|range| step(range, id)).unwrap_or(id);
+    fn mapped(
+        &self,
+        kind: FileKind,
+        attrs: &Attrs,
+        step: impl Fn(&IdMapping, u32) -> Option<u32> + Copy,
+    ) -> Attrs {
+        if self.changes_nothing() {
+            return attrs.clone();
+        }
+        let map = |ranges: &[IdMapping], id| {
+            let mapped = ranges.iter().find_map(|range| step(range, id)).unwrap_or(id);
+            if mapped == 0 && !self.root { NOBODY } else { mapped }
+        };
         let xattr = |x: &Xattr| match x.name.starts_with(b"system.posix_acl_") {
             true => Xattr {
                 name: x.name.clone(),
-                value: map_acl(&x.value, |id| map(&self.users, id), |id| map(&self.groups, id)),
+                value: map_acl(&x.value, |id| map(&self.ids.users, id), |id| map(&self.ids.groups, id)),
             },
             false => x.clone(),
         };
-        if self.is_identity() {
-            return attrs.clone();
-        }
+        let passes = |x: &&Xattr| match &x.name[..] {
+            b"security.capability" => self.set_id,
+            name => self.root || !name.starts_with(b"trusted."),
+        };
+        let set_id = if kind == FileKind::Directory || self.set_id { 0 } else { SET_ID_BITS };
         Attrs {
-            uid: map(&self.users, attrs.uid),
-            gid: map(&self.groups, attrs.gid),
-            xattrs: attrs.xattrs.iter().map(xattr).collect(),
+            mode: attrs.mode & !set_id,
+            uid: map(&self.ids.users, attrs.uid),
+            gid: map(&self.ids.groups, attrs.gid),
+            xattrs: attrs.xattrs.iter().filter(passes).map(xattr).collect(),
             ..attrs.clone()
         }
     }
@@ -79,40 +109,6 @@ impl IdMap {
 fn shift(id: u32, from: u32, to: u32, count: u32) -> Option<u32> {
     let n = id.checked_sub(from).filter(|n| *n < count)?;
     to.checked_add(n)
-}
-
-/// With these a file runs as its owner or its group (in directories they mean something else).
-pub(crate) const SET_ID_BITS: u32 = 0o6000;
-
-fn check(what: &str, ranges: &[IdRange]) -> Result<()> {
-    let bad = |why: String| {
-        Err(Error::invalid(format!("the map of {what} numbers {why}: correct the relation's map")))
-    };
-    for range in ranges {
-        let fits = |from: u32| {
-            range.count > 0 && from.checked_add(range.count - 1).is_some_and(|last| last < u32::MAX)
-        };
-        if !fits(range.here) || !fits(range.there) {
-            return bad(format!("has a range of {} that does not fit", range.count));
-        }
-        if range.there == 0 {
-            return bad("maps a user to root at home".to_owned());
-        }
-    }
-    for (i, a) in ranges.iter().enumerate() {
-        for b in &ranges[i + 1..] {
-            if overlap((a.here, a.count), (b.here, b.count))
-                || overlap((a.there, a.count), (b.there, b.count))
-            {
-                return bad(format!("has ranges that overlap ({} and {})", a.here, b.here));
-            }
-        }
-    }
-    Ok(())
-}
-
-fn overlap((a, a_count): (u32, u32), (b, b_count): (u32, u32)) -> bool {
-    u64::from(a) < u64::from(b) + u64::from(b_count) && u64::from(b) < u64::from(a) + u64::from(a_count)
 }
 
 /// Tags of entries that name a user and a group (`linux/posix_acl_xattr.h`: version u32, then tag u16, rights u16, id u32).
@@ -157,13 +153,19 @@ mod tests {
         let xattrs = vec![Xattr { name, value: value.into() }];
         Attrs { mode: 0o644, uid, gid, atime: time, mtime: time, xattrs }
     }
-    fn range(here: u32, there: u32, count: u32) -> IdRange {
-        IdRange { here, there, count }
+    fn range(here: u32, there: u32, count: u32) -> IdMapping {
+        IdMapping { here, there, count }
+    }
+    fn of(users: Vec<IdMapping>, groups: Vec<IdMapping>) -> Result<IdMap> {
+        IdMap::of(&HomeIds { users, groups })
+    }
+    fn rule(allow_root: bool, keep_setuid: bool) -> HomeRule {
+        HomeRule { allow_root, keep_setuid, ..HomeRule::plain("file:///a") }
     }
 
     #[test]
     fn owners_and_lists_are_mapped_and_the_rest_is_not() {
-        let map = IdMap::new(vec![range(1000, 20_000, 10)], vec![range(100, 7, 1)]).unwrap();
+        let map = of(vec![range(1000, 20_000, 10)], vec![range(100, 7, 1)]).unwrap();
         let (owner, nobody) = ((1, u32::MAX), u32::MAX);
         let home = map.to_home(
             FileKind::Regular,
@@ -180,12 +182,57 @@ mod tests {
 
     #[test]
     fn a_write_through_a_mapping_clears_set_uid() {
-        let map = IdMap::new(vec![range(1000, 2000, 1)], vec![]).unwrap();
+        let map = of(vec![range(1000, 2000, 1)], vec![]).unwrap();
         let program = Attrs { mode: 0o6755, ..attrs(1000, 5, &[]) };
         assert_eq!(map.to_home(FileKind::Regular, &program).mode, 0o755);
         assert_eq!(map.to_home(FileKind::Regular, &Attrs { uid: 7, ..program.clone() }).mode, 0o755);
         assert_eq!(map.to_home(FileKind::Directory, &program).mode, 0o6755);
         assert_eq!(IdMap::default().to_home(FileKind::Regular, &program).mode, 0o6755);
+    }
+
+    /// Both ways, by what the rule lets through.
+    #[test]
+    fn what_gives_rights_passes_only_by_a_rule() {
+        let xattr =
+            |name: &'static [u8]| Xattr { name: Bytes::from_static(name), value: Bytes::from_static(b"v") };
+        let program = |mode, uid, xattrs: &[&'static [u8]]| {
+            let kept = attrs(uid, uid, &[(ACL_USER, uid)]).xattrs;
+            let xattrs = xattrs.iter().map(|name| xattr(name)).chain(kept).collect();
+            Attrs { mode, xattrs, ..attrs(uid, uid, &[]) }
+        };
+        let all: [&'static [u8]; 3] = [b"security.capability", b"trusted.x", b"user.x"];
+        let (capability, trusted, user) = (all[0], all[1], all[2]);
+        for (allow_root, keep_setuid, wanted) in [
+            (false, false, program(0o755, NOBODY, &[user])),
+            (true, false, program(0o755, 0, &[trusted, user])),
+            (false, true, program(0o6755, NOBODY, &[capability, user])),
+            (true, true, program(0o6755, 0, &all)),
+        ] {
+            let map = IdMap::by_rule(&HomeIds::default(), &rule(allow_root, keep_setuid)).unwrap();
+            assert_eq!(map.to_home(FileKind::Regular, &program(0o6755, 0, &all)), wanted);
+            assert_eq!(map.to_here(FileKind::Regular, &program(0o6755, 0, &all)), wanted);
+            assert_eq!(map.to_home(FileKind::Directory, &program(0o6755, 0, &all)).mode, 0o6755);
+            for device in [FileKind::CharDevice, FileKind::BlockDevice] {
+                assert_eq!(map.lets_through(device), allow_root);
+                assert_eq!(map.require(&HomePath::root(), device).is_ok(), allow_root);
+            }
+            assert!(map.lets_through(FileKind::Fifo) && map.lets_through(FileKind::Socket));
+            assert_eq!(map.to_home(FileKind::Regular, &attrs(7, 8, &[])), attrs(7, 8, &[]));
+        }
+    }
+
+    #[test]
+    fn a_rules_map_leads_to_root_nowhere_unless_it_says_so() {
+        let to = |there| HomeIds { users: vec![range(1000, there, 1)], groups: vec![range(0, 50, 1)] };
+        let with = |ids: HomeIds, allow_root| HomeRule { ids, ..rule(allow_root, false) };
+        let map = IdMap::by_rule(&HomeIds::default(), &with(to(2000), false)).unwrap();
+        assert_eq!(map.to_home(FileKind::Regular, &attrs(1000, 0, &[])), attrs(2000, 50, &[]));
+        // The way back leads to root, who does not pass.
+        assert_eq!(map.to_here(FileKind::Regular, &attrs(2000, 50, &[])), attrs(1000, NOBODY, &[]));
+        assert!(IdMap::by_rule(&HomeIds::default(), &with(to(0), false)).is_err());
+        assert!(IdMap::by_rule(&to(0), &rule(false, false)).is_err(), "nor does a relation's own map");
+        let map = IdMap::by_rule(&to(0), &with(to(2000), true)).unwrap();
+        assert_eq!(map.to_home(FileKind::Regular, &attrs(1000, 7, &[])).uid, 0, "its own map counts");
     }
 
     #[test]
@@ -199,22 +246,22 @@ mod tests {
             vec![range(0, 0, 1)],
             vec![range(0, u32::MAX, 1)],
         ] {
-            assert!(IdMap::new(ranges.clone(), vec![]).is_err(), "{ranges:?}");
-            assert!(IdMap::new(vec![], ranges).is_err());
+            assert!(of(ranges.clone(), vec![]).is_err(), "{ranges:?}");
+            assert!(of(vec![], ranges).is_err());
         }
     }
 
     proptest! {
         #[test]
         fn the_way_back_of_what_was_mapped_is_right(here in 0u32..1 << 30, there in 1u32..1 << 30, count in 1u32..5000, n: u32) {
-            let map = IdMap::new(vec![range(here, there, count)], vec![range(here, there, count)]).unwrap();
+            let map = of(vec![range(here, there, count)], vec![range(here, there, count)]).unwrap();
             let (uid, gid) = (here + n % count, here + n % count / 2);
             let ours = attrs(uid, gid, &[(ACL_USER, uid), (ACL_GROUP, gid)]);
-            prop_assert_eq!(map.to_here(&map.to_home(FileKind::Regular, &ours)), ours);
+            prop_assert_eq!(map.to_here(FileKind::Regular, &map.to_home(FileKind::Regular, &ours)), ours);
         }
         #[test]
         fn a_damaged_list_stays_what_it_is(value: Vec<u8>) {
-            let map = IdMap::new(vec![range(0, 1 << 30, 1 << 30)], vec![]).unwrap();
+            let map = of(vec![range(0, 1 << 30, 1 << 30)], vec![]).unwrap();
             let mut damaged = attrs(5, 5, &[]);
             damaged.xattrs[0].value = value.into();
             let len = damaged.xattrs[0].value.len();

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use weir_env::{Clock, Env, Lane};
+use weir_env::{Actor, Clock, Env, Lane};
 use weir_proto::Error;
 
 /// How much of a home's silence is borne.
@@ -42,6 +42,8 @@ pub struct HomeLane {
     limits: LaneLimits,
     admitted: Arc<Semaphore>,
     hung: Arc<Hung>,
+    /// As whom calls are made; absent: as the process.
+    actor: Option<Arc<Actor>>,
 }
 
 /// Paths of calls that nobody waits for any more and that have not ended.
@@ -142,7 +144,13 @@ impl HomeLane {
             limits,
             admitted: Arc::new(Semaphore::new(limits.threads_max + limits.waiting_max)),
             hung: Arc::default(),
+            actor: None,
         }
+    }
+
+    /// From now on every call is made as this user.
+    pub fn acting_as(self, actor: Option<Actor>) -> HomeLane {
+        HomeLane { actor: actor.map(Arc::new), ..self }
     }
 
     pub fn home(&self) -> &str {
@@ -173,9 +181,13 @@ impl HomeLane {
         let runner = Runner { call: call.clone(), hung: self.hung.clone(), _admitted: admitted };
         let waiter = Waiter { call, hung: self.hung.clone(), paths };
         let (tx, rx) = oneshot::channel();
+        let actor = self.actor.clone();
         let started = self.lane.run(move || {
             if runner.begins() {
-                let done = work();
+                let done = match actor {
+                    None => work(),
+                    Some(actor) => actor.act(work).unwrap_or_else(|e| Err(cannot_act(&actor, e))),
+                };
                 drop(runner);
                 let _ = tx.send(done); // nobody waits any more: what was done stays done
             }
@@ -202,6 +214,13 @@ impl HomeLane {
             self.home
         )))
     }
+}
+
+fn cannot_act(actor: &Actor, e: std::io::Error) -> Fault {
+    Fault::Denied(Error::denied(format!(
+        "the mover cannot act as user {} at home ({e}): run it as root, or take --run-as from the rule",
+        actor.uid
+    )))
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ pub use fault::{Divergence, Fault, FaultKind, Outcome, map_errno};
 pub use file::{FileHome, FileHomeConfig};
 pub use fingerprint::{Attrs, Expect, FINGERPRINT_ID_BYTES_MAX, Fingerprint, Make, Xattr};
 pub use home::{Found, Home, HomeLister, HomeReader, HomeSpace, HomeWriter, ListEntry, Listing, Traits};
-pub use idmap::{IdMap, IdRange};
+pub use idmap::{IdMap, NOBODY};
 pub use lane::{HomeLane, LaneLimits};
 pub use path::{HomePath, RESERVED};
 pub use s3::{S3Home, S3HomeConfig, map_status};

@@ -176,6 +176,12 @@ impl Mover {
         Mover { fixed: Some(choice), ..Mover::new(env, opener) }
     }
 
+    /// Opens every home anew when it is next needed: between two lives, after other rules for homes.
+    pub fn forget_homes(&self) {
+        lock(&self.homes).clear();
+        self.backups.forget_homes();
+    }
+
     /// Works until the leader may take `client` for dead, was out of reach or has begun anew: what this mover had is to be
     /// given to others, so close `client` and go on with a new one.
     pub async fn run(&self, client: &Client) {
@@ -510,7 +516,7 @@ impl Shared {
         let mut left = Vec::new();
         loop {
             let listing = lister.next(HOME_ENTRIES_MAX).await.map_err(|f| reported_of_directory(&f))?;
-            left.extend(listing.entries.into_iter().map(home_entry));
+            left.extend(shown(relation, &path, listing.entries));
             while !left.is_empty() || listing.end {
                 let rest = left.split_off(fits_a_message(&left));
                 let part = std::mem::replace(&mut left, rest);
@@ -531,7 +537,8 @@ impl Shared {
         loop {
             let page = relation.home.list(&path, after.as_deref(), PAGE).await;
             let page = page.map_err(|f| reported_of_directory(&f))?;
-            let mut left: Vec<HomeEntry> = page.entries.into_iter().map(home_entry).collect();
+            let last = page.entries.last().map(|entry| entry.name.clone());
+            let mut left = shown(relation, &path, page.entries);
             // A home has an order of its own for names that it writes in another way: one page is all of it, or in order.
             let behind = |entry: &HomeEntry| after.as_ref().is_none_or(|after| entry.name > *after);
             let is_ordered = left.is_sorted_by(|a, b| a.name < b.name) && left.first().is_none_or(behind);
@@ -547,9 +554,12 @@ impl Shared {
                 let rest = left.split_off(fits_a_message(&left));
                 let part = std::mem::replace(&mut left, rest);
                 let end = page.end && left.is_empty();
-                let upto = part.last().map(|entry| entry.name.clone()).filter(|_| !end);
+                let is_rest = left.is_empty();
+                let named = part.last().map(|entry| entry.name.clone());
+                // What is not shown has been looked at, too.
+                let upto = if is_rest { last.clone().max(named) } else { named }.filter(|_| !end);
                 let from = after.clone().unwrap_or_default();
-                if part.is_empty() && !end {
+                if upto.is_none() && !end {
                     break;
                 }
                 after = upto.clone().or(after);
@@ -557,6 +567,9 @@ impl Shared {
                 again.map_err(|e| refused(&e))?;
                 if end {
                     return Ok(());
+                }
+                if is_rest {
+                    break;
                 }
             }
         }
@@ -857,6 +870,19 @@ fn refused(e: &Error) -> Reported {
         ErrorKind::Invalid | ErrorKind::Name(_) => Reported::Refused { why: e.to_string() },
         _ => Reported::Later { why: e.to_string() },
     }
+}
+
+/// What of a listing passes.
+fn shown(relation: &Relation, dir: &HomePath, entries: Vec<ListEntry>) -> Vec<HomeEntry> {
+    let passes = |entry: &ListEntry| {
+        let passes = relation.home.lets_through(entry.found.fingerprint.kind);
+        if !passes {
+            let (home, name) = (relation.home.url(), entry.name.escape_ascii());
+            tracing::warn!("{home}: {name} in {dir} is a device and is left out: no rule lets devices in");
+        }
+        passes
+    };
+    entries.into_iter().filter(passes).map(home_entry).collect()
 }
 
 fn home_entry(entry: ListEntry) -> HomeEntry {

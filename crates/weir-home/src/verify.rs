@@ -4,7 +4,7 @@
 //! says, after it was seen, that home is to be as the volume is. Memory is the names of one directory and what was found wrong.
 //!
 //! Refuses to know: what is done about it.
-use crate::idmap::SET_ID_BITS;
+use crate::idmap::{NOBODY, SET_ID_BITS};
 use crate::mover::expect;
 use crate::recall::{Check, blocks, covered, read};
 use crate::{Fault, Found, Home, HomePath, Outcome};
@@ -284,7 +284,9 @@ impl Verify {
             return Some(format!("has {} bytes, the file {}", found.fingerprint.size, attr.size));
         }
         let (owners, there) = (self.home.traits().owners, &found.attrs);
-        if owners && (attr.uid, attr.gid) != (there.uid, there.gid) {
+        // Root's files belong to nobody where root does not pass.
+        let is_same = |here: u32, there: u32| here == there || here == 0 && there == NOBODY;
+        if owners && !(is_same(attr.uid, there.uid) && is_same(attr.gid, there.gid)) {
             return Some(format!(
                 "belongs to {}:{}, the file to {}:{}",
                 there.uid, there.gid, attr.uid, attr.gid

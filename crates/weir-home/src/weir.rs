@@ -297,6 +297,7 @@ impl Inner {
 
     async fn make(&self, path: &HomePath, what: &Make, attrs: &Attrs) -> Outcome<Fingerprint> {
         let failed = |e| fault("make", path, e);
+        self.ids.require(path, what.kind())?;
         let attrs = self.ids.to_home(what.kind(), attrs);
         let mut place = self.new_place("make", path).await?;
         if place.found.is_none() {
@@ -472,7 +473,8 @@ impl Inner {
     }
 
     fn to_here(&self, found: Found) -> Found {
-        Found { attrs: self.ids.to_here(&found.attrs), ..found }
+        let attrs = self.ids.to_here(found.fingerprint.kind, &found.attrs);
+        Found { attrs, ..found }
     }
 
     async fn stat(&self, path: &HomePath) -> Outcome<Option<Found>> {
@@ -843,6 +845,9 @@ impl Home for WeirHome {
             cheap_rename: true,
             strong_fingerprints: false,
         }
+    }
+    fn lets_through(&self, kind: FileKind) -> bool {
+        self.inner.ids.lets_through(kind)
     }
     fn make<'a>(
         &'a self,

@@ -187,6 +187,8 @@ fn config(path: &Path, is_new: bool) -> FileHomeConfig {
     let limits = LaneLimits { threads_max: THREADS, waiting_max: WAITING, deadline: DEADLINE };
     FileHomeConfig {
         only_of: None,
+        below: None,
+        run_as: None,
         path: path.into(),
         relation: "test".into(),
         is_new,

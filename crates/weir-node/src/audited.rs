@@ -5,8 +5,11 @@
 use crate::audit::Audit;
 use std::sync::Arc;
 use weir_proto::backup::BackupSet;
-use weir_proto::coord::{ClearTarget, FinishUpgrade, GetAudit, Join, LeadNamespace, Leave, MakeGroups};
+use weir_proto::coord::{
+    ClearTarget, FinishUpgrade, GetAudit, HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups,
+};
 use weir_proto::enrol::{Enrol, IssueCertificate, NodeRemove, TokenCreate, TokenRevoke};
+use weir_proto::home_rule::HomeRule;
 use weir_proto::map::Role;
 use weir_proto::methods::{self, Method};
 use weir_proto::recall::GetEviction;
@@ -169,6 +172,10 @@ fn decoded(call: &Call) -> Result<About> {
         }
         NodeRemove::METHOD => changed(format!("node {}", call.decode::<NodeRemove>()?.name), None),
         FinishUpgrade::METHOD => changed("the cluster's level".into(), None),
+        HomeAllow::METHOD => changed(allowed(&call.decode::<HomeAllow>()?.rule), None),
+        HomeForbid::METHOD => {
+            changed(format!("homes in {}", without_keys(&call.decode::<HomeForbid>()?.place)), None)
+        }
         VolumeCreate::METHOD => {
             let r = call.decode::<VolumeCreate>()?;
             changed(created(&r), Some(r.cred.uid))
@@ -259,6 +266,15 @@ fn decoded_of_volume(call: &Call) -> Result<About> {
 fn roles_of(roles: &[Role]) -> String {
     let words: Vec<String> = roles.iter().map(|role| Sender::from(*role).to_string()).collect();
     words.join(", ")
+}
+
+/// A rule with what it lets through.
+fn allowed(rule: &HomeRule) -> String {
+    let run_as = rule.run_as.as_ref().map(|user| format!(", as {user}"));
+    let keep = rule.keep_setuid.then(|| ", set-user-ID".to_owned());
+    let root = rule.allow_root.then(|| ", root".to_owned());
+    let all: Vec<String> = [run_as, keep, root].into_iter().flatten().collect();
+    format!("homes in {}{}", without_keys(&rule.place), all.concat())
 }
 
 fn created(new: &VolumeCreate) -> String {

@@ -1,4 +1,5 @@
 //! Messages to the coordinator.
+use crate::home_rule::HomeRule;
 use crate::map::{ClusterMap, Role, Run, Scheme};
 use crate::message;
 use crate::version::Program;
@@ -173,6 +174,14 @@ message!(
     /// Raises the cluster's level to the highest one that a program in it knows. `Unsupported`: one that is
     /// a node of the cluster, or is connected, knows less.
     FinishUpgrade = 28 by [Console, Operator] -> MapReply {}
+);
+message!(
+    /// Users may have homes there; instead of the rule for the same place, if there is one.
+    HomeAllow = 40 by [Console] -> MapReply { rule: HomeRule }
+);
+message!(
+    /// Takes back the rule for this place. `NotFound`: there is none.
+    HomeForbid = 41 by [Console] -> MapReply { place: String }
 );
 message!(
     /// Whether the audit log is written. A metadata leader answers this, too.

@@ -15,6 +15,7 @@ pub mod enrol;
 mod error;
 pub mod frame;
 pub mod glob;
+pub mod home_rule;
 mod ids;
 pub mod layout;
 pub mod lock;

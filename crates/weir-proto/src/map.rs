@@ -1,6 +1,7 @@
 //! The cluster map: who is a member, where targets are, which placement groups exist and who leads a namespace.
 //! Small, versioned, the same for everybody who holds the same version.
 use crate::data::GroupAt;
+use crate::home_rule::HomeRule;
 use crate::sender::Sender;
 use crate::version::Program;
 use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, RunId, TargetId};
@@ -271,6 +272,8 @@ message!(ClusterMap {
     targets: Vec<Target>,
     groups: Vec<Group>,
     namespaces: Vec<NamespaceEntry>,
+    /// Where users may have homes.
+    homes: Vec<HomeRule>,
     /// The number that was given to a namespace last. The first one is random, so that a coordinator that lost its
     /// directory does not give the numbers again under which targets still hold cells.
     last_namespace: NamespaceId,

@@ -60,7 +60,7 @@ macro_rules! administration {
 
 // No request for the data or the names of files: these are many.
 administration!(
-    coord::{Join, Leave, ClearTarget, MakeGroups, LeadNamespace, FinishUpgrade}
+    coord::{Join, Leave, ClearTarget, MakeGroups, LeadNamespace, FinishUpgrade, HomeAllow, HomeForbid}
     enrol::{TokenCreate, Enrol, IssueCertificate, TokenRevoke, NodeRemove}
     volume::{VolumeCreate, VolumeChange, VolumeDelete, VolumeClone, ScanInodes}
     relation::{RelationAdd, RelationDo, RelationResolve, RelationSuspect, ReadChanges, AckChanges, DropCursor}
@@ -71,7 +71,7 @@ administration!(
 
 methods!(
     coord::{Join, Heartbeat, GetMap, ReportTarget, ReportLink, CaughtUp, Leave, ClearTarget, MakeGroups, GetStatus, LeadNamespace,
-        RecordProgress, GetCoordinators, ReportWaits, GetWaits, FinishUpgrade, GetAudit}
+        RecordProgress, GetCoordinators, ReportWaits, GetWaits, FinishUpgrade, HomeAllow, HomeForbid, GetAudit}
     enrol::{TokenCreate, Enrol, RenewCertificate, IssueCertificate, GetEnrolment, TokenRevoke, NodeRemove}
     meta::{SessionOpen, SessionResume, KeepAlive, SessionClose, Lookup, GetAttr, ReadLink, ReadDir, GetXattr, ListXattr, GetUsage,
         StatFs, AcquireLease, ReleaseLease, Open, Close, ReadInline, Recovered, LeaveInDoubt, NoteMap, TakeAppendToken, ReleaseAppendToken, Create,
@@ -138,7 +138,7 @@ mod tests {
             let is_storages_work = method.by == Senders::of(&[Sender::Storage, Sender::Console]);
             assert!(method.is_administration || is_movers_work || is_storages_work, "{}", method.name);
         }
-        for number in [1, 6, 8, 9, 10, 28, 146, 155, 158, 159, 163, 165, 166, 171, 189, 196] {
+        for number in [1, 6, 8, 9, 10, 28, 40, 41, 146, 155, 158, 159, 163, 165, 166, 171, 189, 196] {
             assert!(find(number).is_some_and(|m| m.is_administration), "{number}");
         }
         assert!(all().filter(|m| (200..400).contains(&m.number)).all(|m| !m.is_administration));

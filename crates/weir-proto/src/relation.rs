@@ -9,8 +9,8 @@ use crate::{InodeId, SessionId, VolumeId, message, wire_enum, wire_union};
 use bytes::Bytes;
 use std::fmt;
 
-/// Longest URL of a home, in bytes.
-pub const URL_MAX: usize = 1024;
+pub use crate::home_rule::{HomeIds, IdMapping, URL_MAX};
+
 /// Longest name of a relation, in bytes.
 pub const RELATION_NAME_MAX: usize = 64;
 /// Changes that one `ReadChanges` is answered with.
@@ -112,20 +112,6 @@ message!(RelationAdd = 163 by [Console, User] -> RelationInfo {
     import: bool,
     ids: HomeIds,
 });
-message!(
-    /// Users and groups that have other numbers at home; the others have the same.
-    HomeIds { users: Vec<IdMapping>, groups: Vec<IdMapping> }
-);
-impl Default for HomeIds {
-    /// All are called the same.
-    fn default() -> HomeIds {
-        HomeIds { users: Vec::new(), groups: Vec::new() }
-    }
-}
-message!(
-    /// `count` numbers from `here` on are `there` on at home.
-    IdMapping { here: u32, there: u32, count: u32 }
-);
 message!(RelationList = 164 by [Mover, Console, Operator, Auditor, User] -> Relations { session: SessionId, volume: Option<VolumeId> });
 message!(Relations { relations: Vec<RelationInfo> });
 wire_enum!(RelationVerb { Pause = 1, Resume = 2, Remove = 3, AllowEviction = 4, ForbidEviction = 5 });

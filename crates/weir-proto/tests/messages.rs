@@ -12,7 +12,8 @@ use weir_proto::map::{Layout, Scheme};
 use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
 use weir_proto::{
-    backup, coord, data, enrol, frame, lock, map, meta, methods, recall, relation, snapshot, version, volume,
+    backup, coord, data, enrol, frame, home_rule, lock, map, meta, methods, recall, relation, snapshot, version,
+    volume,
 };
 
 const ROUNDS: usize = 10_000;
@@ -121,6 +122,7 @@ const SOURCES: [(&str, &str); 13] = [
     ("relation", include_str!("../src/relation.rs")),
     ("snapshot", include_str!("../src/snapshot.rs")),
     ("lock", include_str!("../src/lock.rs")),
+    ("home_rule", include_str!("../src/home_rule.rs")),
     ("map", include_str!("../src/map.rs")),
     ("version", include_str!("../src/version.rs")),
     ("frame", include_str!("../src/frame.rs")),

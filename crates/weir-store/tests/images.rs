@@ -129,6 +129,7 @@ impl Lab {
             targets: vec![],
             groups: vec![group],
             namespaces: vec![],
+            homes: vec![],
             last_namespace: Default::default(),
             removed: vec![],
         };

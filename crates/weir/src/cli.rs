@@ -88,6 +88,9 @@ pub enum Command {
     /// Manage homes of volumes: state, lag, backlog, conflicts
     #[command(subcommand)]
     Relation(crate::commands::relation::RelationCommand),
+    /// Say where users may have homes of their volumes, and what movers may do there
+    #[command(subcommand)]
+    Home(HomeCommand),
     /// Show and verify the audit log: administration and refusals
     #[command(subcommand)]
     Audit(AuditCommand),
@@ -154,8 +157,7 @@ pub struct Up {
     /// Number of movers, which copy volumes to their homes and recall evicted data [default: 1 in a new cluster]
     #[arg(long, value_parser = clap::value_parser!(u32).range(0..=16))]
     pub movers: Option<u32>,
-    /// Place in which users may have homes of their volumes, like file:///gpfs/home, in directories that they own. Takes effect when
-    /// movers start next; may be given several times
+    /// Allow users to have homes in this place, like `weir home allow`; may be given several times
     #[arg(long, value_name = "URL")]
     pub allow_home: Vec<String>,
     /// Keep everything in memory; `weir down` discards it
@@ -389,6 +391,54 @@ pub struct OnePath {
     pub json: bool,
 }
 
+const HOME_RULES: &str = "\
+The place is a directory (file:///archive), or a part of an S3 bucket or of another Weir. In a directory, users name homes that they own;
+symbolic links do not lead out of it. Of several rules the one with the longest path counts, also for homes that root names there.
+
+Unless the rule says otherwise, files of root get user and group 65534 on the other side, files lose the bits and the capability with
+which they run as their owner, and devices are not copied.";
+
+#[derive(Subcommand)]
+pub enum HomeCommand {
+    /// Allow users to have homes in a place and below; replaces an earlier rule for the same place
+    #[command(after_help = HOME_RULES)]
+    Allow(HomeAllow),
+    /// List the places with their rules
+    List(Status),
+    /// Take back the rule for a place: movers stop using homes of users there; no data is lost
+    Forbid(HomeForbid),
+}
+
+#[derive(Args)]
+pub struct HomeAllow {
+    /// URL of the place, like file:///archive or s3://bucket/prefix?endpoint=https://host
+    pub place: String,
+    #[command(flatten)]
+    pub ids: crate::commands::relation::Ids,
+    /// Act there as this user, to whom all files there belong; movers' machines must know the user
+    #[arg(long, value_name = "USER")]
+    pub run_as: Option<String>,
+    /// Keep set-user-ID and set-group-ID bits, and file capabilities
+    #[arg(long)]
+    pub keep_setuid: bool,
+    /// Keep root's files as root's, and copy devices
+    #[arg(long)]
+    pub allow_root: bool,
+    /// File with the keys of S3 on every machine with a mover: owned by the mover's user, mode 0600
+    #[arg(long, value_name = "FILE")]
+    pub credentials: Option<String>,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
+#[derive(Args)]
+pub struct HomeForbid {
+    /// URL of the place, as `weir home list` shows it
+    pub place: String,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
 #[derive(Subcommand)]
 pub enum AuditCommand {
     /// Show the records: administration and refusals, oldest first
@@ -558,9 +608,6 @@ pub struct MoverRole {
     /// The namespace to work for [default: root]
     #[arg(long)]
     pub namespace: Option<String>,
-    /// Place in which users may have homes of their volumes, like file:///gpfs/home; may be given several times
-    #[arg(long, value_name = "URL")]
-    pub allow_home: Vec<String>,
 }
 
 #[derive(Args)]

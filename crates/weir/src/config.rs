@@ -174,13 +174,6 @@ sections! {
         /// the free space.
         shared_by: u32 = 1, shown "1";
     }
-    /// Of `weir mover`.
-    [mover] Mover {
-        /// Where users may have homes and backups of their volumes, like "file:///gpfs/home": there and below. A directory
-        /// there must belong to the user who names it; of an S3 URL all but the path must be the same. Root, and the user
-        /// that the mover runs as, may name any place.
-        homes: Vec<String> = Vec::new(), shown "[]";
-    }
     /// Of `weir mount`.
     [mount] Mount {
         /// The mount point.

@@ -1,21 +1,24 @@
 //! How a mover opens the home that a relation's URL names: a directory, S3, or another Weir.
 //!
-//! The URL holds no secret; keys of S3 come from the file that it names, or from the environment of this process.
+//! The URL holds no secret; keys of S3 come from the file that a rule or the URL names, or from the environment.
 //!
-//! Invariant: a home named by another user than root and the user of this process is opened only in a place that `mover.homes`
-//! lists, and, where it is a directory, only if that user owns it. Otherwise the owner of a volume could read and write here with
-//! the rights of root.
-use std::path::Path;
+//! Invariant: a home named by another user than root and the user of this process is opened only where a rule of
+//! the cluster map allows homes, and, where it is a directory, only if that user owns it. Otherwise the owner of
+//! a volume could read and write here with the rights of root. A rule counts for root's homes, too.
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use weir_client::{Client, ClientConfig, NoKernel};
 use weir_coord::{Cluster, Observer};
-use weir_env::{Addr, BoxFuture, Env};
+use weir_env::{Actor, Addr, BoxFuture, Env};
 use weir_home::mover::{HomeOf, OpenHome};
 use weir_home::{
     Credentials, Fault, FileHome, FileHomeConfig, Home, HomeLane, HomeUrl, IdMap, LaneLimits, Outcome,
     S3Home, S3HomeConfig, WeirHome, WeirHomeConfig, parse_credentials,
 };
+use weir_proto::home_rule::{HomeRule, rule_for, rule_of_user};
 use weir_proto::map::Role;
 use weir_proto::{ClusterId, Error, MIB, Result};
 
@@ -31,35 +34,6 @@ const HOME_PATIENCE: Duration = Duration::from_secs(30);
 const PROBE_PATIENCE: Duration = Duration::from_secs(2);
 /// Services that care for regions are asked in this one where the URL names none.
 const REGION: &str = "us-east-1";
-
-/// Where users may have homes.
-#[derive(Clone, Debug, Default)]
-pub struct Allowed(Vec<HomeUrl>);
-
-impl Allowed {
-    /// From places like `file:///gpfs/home`, which allow all that is below them.
-    pub fn parse(places: &[String]) -> Result<Allowed> {
-        Ok(Allowed(places.iter().map(|place| HomeUrl::parse(place)).collect::<Result<_>>()?))
-    }
-
-    /// Refuses a home that user `by` may not have. Returns the user who must own it, if it is a directory.
-    fn check(&self, url: &HomeUrl, by: u32, text: &str) -> Outcome<Option<u32>> {
-        if by == 0 || by == rustix::process::geteuid().as_raw() {
-            return Ok(None);
-        }
-        if self.allows(url) {
-            return Ok(Some(by));
-        }
-        Err(Fault::Denied(Error::denied(format!(
-            "user {by} named the home {text}, and this mover allows users none there: the superuser may name it, or list \
-             the place in mover.homes of the mover's weir.toml"
-        ))))
-    }
-
-    pub fn allows(&self, url: &HomeUrl) -> bool {
-        self.0.iter().any(|place| url.lies_in(place))
-    }
-}
 
 /// Refuses a home in the cluster that `own` are the coordinators of. A coordinator that does not answer here may answer the movers:
 /// they look, too.
@@ -93,14 +67,141 @@ pub struct Homes {
     env: Env,
     cluster: ClusterId,
     keys: Option<Credentials>,
-    allowed: Allowed,
+    rules: Mutex<Vec<HomeRule>>,
     /// Of other Weirs, to be closed at the end.
     clients: Mutex<Vec<Client>>,
 }
 
+/// With which rights a home is opened.
+struct Grant {
+    rule: Option<HomeRule>,
+    ids: IdMap,
+    /// The user who must own it; absent: the one who named it may name any.
+    only_of: Option<u32>,
+}
+
+impl Grant {
+    fn of(rules: &[HomeRule], which: &HomeOf) -> Outcome<Grant> {
+        let is_free = which.by == 0 || which.by == rustix::process::geteuid().as_raw();
+        let rule = match is_free {
+            true => rule_for(rules, &which.url).map_err(Fault::Broken)?,
+            false => Some(rule_of_user(rules, &which.url, which.by).map_err(Fault::Denied)?),
+        };
+        let ids = match rule {
+            Some(rule) => IdMap::by_rule(&which.ids, rule),
+            None => IdMap::of(&which.ids),
+        };
+        let only_of = (!is_free).then_some(which.by);
+        Ok(Grant { rule: rule.cloned(), ids: ids.map_err(Fault::Broken)?, only_of })
+    }
+
+    /// The directory that the home lies in, wherever links lead.
+    fn below(&self) -> Outcome<Option<PathBuf>> {
+        let Some(rule) = &self.rule else { return Ok(None) };
+        match HomeUrl::parse(&rule.place).map_err(Fault::Broken)? {
+            HomeUrl::File { path } => Ok(Some(path)),
+            HomeUrl::S3 { .. } | HomeUrl::Weir { .. } => Ok(None),
+        }
+    }
+
+    /// The keys of an S3 home. Those of the environment are root's to use.
+    fn keys(
+        &self,
+        file: Option<&Path>,
+        profile: &str,
+        environment: Option<&Credentials>,
+    ) -> Result<Credentials> {
+        if let Some(file) = file {
+            return parse_keys(file, &read_keys(file)?, profile);
+        }
+        if let Some(file) = self.rule.as_ref().and_then(|rule| rule.credentials.as_deref()) {
+            let file = Path::new(file);
+            check_private(file)?;
+            return parse_keys(file, &read_keys(file)?, profile);
+        }
+        match self.only_of {
+            None => environment.cloned().ok_or_else(|| {
+                Error::denied(
+                    "this mover has no keys for S3: name a file in the home's URL (credentials=FILE) or in a rule (`weir home \
+                     allow URL --credentials FILE`), or start the mover with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in its \
+                     environment",
+                )
+            }),
+            Some(user) => Err(Error::denied(format!(
+                "the rule for this place names no keys, and the mover's own are not for the home of user {user}: `weir home allow \
+                 URL --credentials FILE` names some"
+            ))),
+        }
+    }
+}
+
+fn read_keys(file: &Path) -> Result<String> {
+    std::fs::read_to_string(file).map_err(|e| {
+        Error::denied(format!(
+            "the credentials file {} of a home cannot be read here: {e}; it must be on every node with a mover",
+            file.display()
+        ))
+    })
+}
+
+fn parse_keys(file: &Path, text: &str, profile: &str) -> Result<Credentials> {
+    parse_credentials(text, profile).map_err(|e| Error::denied(format!("{}: {}", file.display(), e.context)))
+}
+
+/// A file that others can change or read holds no keys of ours.
+fn check_private(file: &Path) -> Result<()> {
+    let own = rustix::process::geteuid().as_raw();
+    let found = std::fs::symlink_metadata(file).map_err(|e| {
+        Error::denied(format!(
+            "the credentials file {} of a home cannot be read here: {e}; it must be on every node with a mover",
+            file.display()
+        ))
+    })?;
+    if found.is_file() && found.uid() == own && found.mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    Err(Error::denied(format!(
+        "the credentials file {} must be a file of user {own}, whom the mover runs as, that others cannot read: chown {own} and \
+         chmod 600",
+        file.display()
+    )))
+}
+
+/// The user as whom a rule lets movers act. None: the mover is that user.
+fn actor(user: &str) -> Outcome<Option<Actor>> {
+    let numbers = |flag: &str| -> Outcome<Vec<u32>> {
+        let unknown = || {
+            Fault::Denied(Error::denied(format!(
+                "a rule has movers act as user {user:?}, whom this machine does not know: make the user here, too"
+            )))
+        };
+        let said = Command::new("id").args([flag, "--", user]).output().map_err(|_| unknown())?;
+        let text = String::from_utf8_lossy(&said.stdout);
+        let numbers: Option<Vec<u32>> = text.split_whitespace().map(|word| word.parse().ok()).collect();
+        numbers.filter(|all| said.status.success() && !all.is_empty()).ok_or_else(unknown)
+    };
+    let (uid, gid) = (numbers("-u")?[0], numbers("-g")?[0]);
+    let own = rustix::process::geteuid().as_raw();
+    if uid == own {
+        return Ok(None);
+    }
+    if uid == 0 || own != 0 {
+        let why = if uid == 0 { "that is the superuser" } else { "this mover does not run as root" };
+        return Err(Fault::Denied(Error::denied(format!(
+            "movers cannot act as user {user:?}, as a rule says: {why}; correct the rule's --run-as"
+        ))));
+    }
+    Ok(Some(Actor { uid, gid, groups: numbers("-G")? }))
+}
+
 impl Homes {
-    pub fn new(env: Env, cluster: ClusterId, keys: Option<Credentials>, allowed: Allowed) -> Homes {
-        Homes { env, cluster, keys, allowed, clients: Mutex::default() }
+    pub fn new(env: Env, cluster: ClusterId, keys: Option<Credentials>, rules: Vec<HomeRule>) -> Homes {
+        Homes { env, cluster, keys, rules: Mutex::new(rules), clients: Mutex::default() }
+    }
+
+    /// What counts for homes that are opened from now on.
+    pub fn use_rules(&self, rules: Vec<HomeRule>) {
+        *self.rules.lock().unwrap_or_else(PoisonError::into_inner) = rules;
     }
 
     /// Ends the sessions in other Weirs.
@@ -117,20 +218,30 @@ impl Homes {
         let (text, is_new, only_reads) = (&*which.url, which.is_new, which.only_reads);
         // The mark at home: another cluster's relation, or another one of this cluster, is not written over.
         let relation = format!("cluster {} {}", self.cluster, which.holds);
-        let (ids, limits) = (IdMap::of(&which.ids).map_err(Fault::Broken)?, LaneLimits::default());
+        let limits = LaneLimits::default();
+        let grant = Grant::of(&self.rules.lock().unwrap_or_else(PoisonError::into_inner), which)?;
         let url = HomeUrl::parse(text).map_err(Fault::Broken)?;
-        let only_of = self.allowed.check(&url, which.by, text)?;
+        let ids = grant.ids.clone();
         Ok(match url {
             HomeUrl::File { path } => {
                 let (at, cluster) = (path.clone(), self.cluster);
+                let (below, only_of) = (grant.below()?, grant.only_of);
+                let user = grant.rule.and_then(|rule| rule.run_as);
                 // On threads of its own: it may hang.
                 let lane = HomeLane::new(&self.env, text, limits);
-                lane.run("look where it is", &[], move || check_outside(&at, cluster)).await?;
-                let config = FileHomeConfig { path, relation, is_new, only_reads, ids, only_of, limits };
+                let looks = move || {
+                    check_outside(&at, cluster)?;
+                    user.as_deref().map_or(Ok(None), actor)
+                };
+                let run_as = lane.run("look where it is", &[], looks).await?;
+                #[rustfmt::skip]
+                let config =
+                    FileHomeConfig { path, relation, is_new, only_reads, ids, only_of, below, run_as, limits };
                 Arc::new(FileHome::open(&self.env, config).await?)
             }
             HomeUrl::S3 { bucket, prefix, endpoint, region, path_style, credentials, profile } => {
-                let keys = self.keys(credentials.as_deref(), &profile).map_err(Fault::Denied)?;
+                let keys = grant.keys(credentials.as_deref(), &profile, self.keys.as_ref());
+                let keys = keys.map_err(Fault::Denied)?;
                 let region = region.unwrap_or_else(|| REGION.to_owned());
                 let endpoint = HomeUrl::s3_endpoint(endpoint.as_deref(), &region);
                 let Credentials { access_key, secret_key, token } = keys;
@@ -183,25 +294,6 @@ impl Homes {
         };
         let connected = Client::connect(self.env.clone(), config, Arc::new(NoKernel)).await;
         connected.map_err(|e| Fault::Unreachable(e.doing(format_args!("reach the home {url}"))))
-    }
-
-    fn keys(&self, file: Option<&Path>, profile: &str) -> Result<Credentials> {
-        if let Some(file) = file {
-            let text = std::fs::read_to_string(file).map_err(|e| {
-                Error::denied(format!(
-                    "the credentials file {} of a home cannot be read here: {e}; it must be on every node with a mover",
-                    file.display()
-                ))
-            })?;
-            return parse_credentials(&text, profile)
-                .map_err(|e| Error::denied(format!("{}: {}", file.display(), e.context)));
-        }
-        self.keys.clone().ok_or_else(|| {
-            Error::denied(
-                "this mover has no keys for S3: name a file in the home's URL (credentials=FILE), or start the mover with \
-                 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in its environment",
-            )
-        })
     }
 }
 

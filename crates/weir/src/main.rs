@@ -18,6 +18,7 @@ mod homes;
 mod local;
 mod manual;
 mod observe;
+mod rights;
 mod roles;
 mod table;
 
@@ -115,6 +116,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Join(args) => commands::enrol::join(&args),
         Command::Token(command) => commands::enrol::token(&command),
         Command::Node(command) => commands::enrol::node(&command),
+        Command::Home(command) => commands::home::run(&command),
         Command::Audit(command) => return commands::audit::run(&command),
         Command::Inspect(args) => return commands::inspect::inspect(&args),
         Command::Bench(bench) => return bench::run(bench, environment),

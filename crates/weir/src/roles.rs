@@ -24,6 +24,7 @@ use weir_env::real::{RealConfig, env_with};
 use weir_env::{Addr, Env};
 use weir_kv::EngineConfig;
 use weir_node::{Failed, MetaPlace, Site, Step, StoragePlace, start_coord, start_meta, start_storage};
+use weir_proto::home_rule::HomeRule;
 use weir_proto::lock::{LOCK_END, LockKind, LockSpace};
 use weir_proto::map::Role;
 use weir_proto::meta::Attr;
@@ -411,9 +412,7 @@ pub fn mover(args: &MoverRole, environment: &Environment) -> Outcome<()> {
         LocalCluster::open_own(dir)?; // it goes where the cluster's relations say, with this user's rights
         use_place(&mut config, dir)?;
     }
-    if !args.allow_home.is_empty() {
-        config.mover.homes.clone_from(&args.allow_home);
-    }
+    crate::rights::keep_movers_rights()?;
     let namespace = args.namespace.clone().unwrap_or_else(|| config.mount.namespace.clone());
     let keys = environment.s3_keys.clone();
     run(&args.role, config, environment, MOVER_BUFFERS_BYTES, move |node| run_mover(node, namespace, keys))
@@ -432,13 +431,12 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
         recall_patience: ClientConfig::RECALL_PATIENCE,
         trust: node.own.as_ref().map(|own| own.trust.clone()),
     };
-    let allowed =
-        crate::homes::Allowed::parse(&node.config.mover.homes).map_err(|e| e.doing("read mover.homes"))?;
     node.keep_certificate(Role::Mover)?;
     let cluster = node.observe(Role::Mover).await?;
     let connect = move |env| Client::connect(env, config.clone(), Arc::new(NoKernel));
     let mut client = connect(node.env.clone()).await?;
-    let opener = Arc::new(crate::homes::Homes::new(node.env.clone(), cluster.id(), keys, allowed));
+    let mut rules = cluster.map().homes.clone();
+    let opener = Arc::new(crate::homes::Homes::new(node.env.clone(), cluster.id(), keys, rules.clone()));
     let mover = weir_home::mover::Mover::new(node.env.clone(), opener.clone());
     node.ready("mover")?;
     let stop = stop_signal();
@@ -450,12 +448,23 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
                 stopped?;
                 break;
             }
-            () = mover.run(&client) => {}
+            () = other_rules(&cluster, &rules) => {
+                tracing::info!("the rules for homes have changed: this mover opens homes again");
+            }
+            () = mover.run(&client) => {
+                tracing::warn!("lost contact with the metadata server; this mover's work was reassigned");
+            }
         }
-        tracing::warn!("lost contact with the metadata server; this mover's work was reassigned");
         let gone = client.shutdown().await;
         if let Err(e) = gone {
             tracing::debug!("close the session: {e}");
+        }
+        let now = cluster.map().homes.clone();
+        if now != rules {
+            let _ = node.env.clock.timeout(LEAVE_PATIENCE, opener.close()).await; // they end by themselves
+            mover.forget_homes();
+            opener.use_rules(now.clone());
+            rules = now;
         }
         // However long the leader, or the coordinator, takes to answer.
         client = loop {
@@ -472,6 +481,19 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
             node.env.clock.sleep(RECONNECT_PAUSE).await;
         };
     }
+    end_mover(&node, &client, &opener).await;
+    Ok(())
+}
+
+/// Waits until the map has other rules for homes than these.
+async fn other_rules(cluster: &Cluster, known: &[HomeRule]) {
+    let mut map = cluster.subscribe();
+    if map.wait_for(|map| map.homes != known).await.is_err() {
+        std::future::pending::<()>().await; // nobody learns of maps any more
+    }
+}
+
+async fn end_mover(node: &Node, client: &Client, opener: &crate::homes::Homes) {
     // Nothing is lost by an end without these: others take what this mover had, and sessions end by themselves.
     let closing = async { tokio::join!(opener.close(), client.shutdown()).1 };
     match node.env.clock.timeout(LEAVE_PATIENCE, closing).await {
@@ -480,7 +502,6 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
         Err(_) => tracing::info!("left without an answer of the metadata leader or of a home"),
     }
     tracing::info!("the mover has stopped");
-    Ok(())
 }
 
 /// Whether the next try may succeed.

@@ -41,6 +41,7 @@ pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
             .collect(),
         groups: vec![],
         namespaces: vec![],
+        homes: vec![],
         last_namespace: Default::default(),
         removed: vec![],
     }

@@ -39,6 +39,7 @@ fn empty_map() -> ClusterMap {
         targets: vec![],
         groups: vec![],
         namespaces: vec![],
+        homes: vec![],
         last_namespace: NamespaceId(40),
         removed: vec![],
     }

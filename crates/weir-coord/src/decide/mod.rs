@@ -3,6 +3,7 @@
 //! Nothing here waits, sends, stores or reads a clock; the server carries the decisions out.
 mod groups;
 mod health;
+mod homes;
 mod layout;
 mod lead;
 mod placement;
@@ -15,6 +16,7 @@ pub use groups::{
     rejoin_groups, target_back, target_cleared, target_down, target_failed, target_lost, target_put_back,
 };
 pub use health::{HealthLimits, Presence, Verdict, forgive, judge};
+pub use homes::{allow_home, forbid_home};
 pub use layout::{layout_for_new_file, layout_in};
 pub use lead::{Progress, may_found, record_progress, take_lead};
 pub use placement::{Candidate, group_count, place};

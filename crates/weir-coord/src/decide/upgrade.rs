@@ -78,6 +78,7 @@ mod tests {
             targets: vec![],
             groups: vec![],
             namespaces: vec![],
+            homes: vec![],
             last_namespace: NamespaceId(1),
             removed: vec![],
         }

@@ -6,6 +6,7 @@
 // This is the one place that these methods and types are for.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod actor;
 mod disk;
 mod net;
 mod pages;
@@ -15,6 +16,7 @@ use crate::{
     BoxFuture, BufferPool, Clock, ClockSource, Env, Instant, Rng, RngSource, TaskHandle, Tasks, WallTime,
     tasks::{Lane, LaneRunner, TaskRunner},
 };
+pub use actor::Actor;
 pub use pages::cached_bytes;
 use rustix::time::{ClockId, clock_gettime};
 use std::{

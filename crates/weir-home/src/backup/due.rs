@@ -28,6 +28,10 @@ impl Due {
         Due { env, opener, homes: Mutex::default() }
     }
 
+    pub fn forget_homes(&self) {
+        self.homes.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// For ever.
     pub async fn run(&self, client: &Client) {
         loop {

@@ -21,8 +21,8 @@ use std::{
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-use weir_env::{BoxFuture, BufferPool, Env};
-use weir_proto::Error;
+use weir_env::{Actor, BoxFuture, BufferPool, Env};
+use weir_proto::{Error, meta::FileKind};
 
 /// More places changed than this: one sync of the whole file system instead of one each.
 const TOUCHED_MAX: usize = 256;
@@ -41,6 +41,10 @@ pub struct FileHomeConfig {
     pub ids: IdMap,
     /// Opened only if the directory belongs to this user.
     pub only_of: Option<u32>,
+    /// Below this directory, wherever links lead.
+    pub below: Option<PathBuf>,
+    /// Everything there is done as this user; absent: as the process.
+    pub run_as: Option<Actor>,
     pub limits: LaneLimits,
 }
 
@@ -73,7 +77,7 @@ impl FileHome {
                 config.relation
             ))));
         }
-        let lane = HomeLane::new(env, &url, config.limits);
+        let lane = HomeLane::new(env, &url, config.limits).acting_as(config.run_as.clone());
         let shared = Arc::new(Shared {
             config,
             buffers: env.buffers.clone(),
@@ -185,6 +189,9 @@ impl Home for FileHome {
     }
     fn traits(&self) -> Traits {
         self.traits
+    }
+    fn lets_through(&self, kind: FileKind) -> bool {
+        self.shared.config.ids.lets_through(kind)
     }
     fn make<'a>(
         &'a self,

@@ -20,6 +20,7 @@ use weir_proto::meta::FileKind;
 
 impl Shared {
     pub(super) fn make(&self, path: &HomePath, what: &Make, attrs: &Attrs) -> Outcome<Fingerprint> {
+        self.config.ids.require(path, what.kind())?;
         let root = self.root()?;
         let attrs = self.config.ids.to_home(what.kind(), attrs);
         let failed = |e| fault("make", path, e);
@@ -268,7 +269,8 @@ impl Shared {
     }
 
     pub(super) fn to_here(&self, found: Found) -> Found {
-        Found { attrs: self.config.ids.to_here(&found.attrs), ..found }
+        let attrs = self.config.ids.to_here(found.fingerprint.kind, &found.attrs);
+        Found { attrs, ..found }
     }
 
     /// Where something of ours should be; a missing directory above means that it is gone.

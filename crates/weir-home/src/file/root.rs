@@ -5,11 +5,13 @@
 //! taken for home. Where home is only read nothing is left there, and no mark is asked for.
 use super::{FileHomeConfig, fault, place::Place};
 use crate::{Fault, HomePath, Outcome, RESERVED, Traits};
+use rustix::thread::CapabilitySet;
 use rustix::{
     fd::{AsFd, AsRawFd, OwnedFd},
     fs::{Mode, OFlags, ResolveFlags, XattrFlags},
     io::Errno,
 };
+use std::path::Path;
 use weir_proto::Error;
 
 /// File systems of this machine's own disks (`linux/magic.h`): ext4, XFS, Btrfs, tmpfs, ZFS. Times that are set there
@@ -23,6 +25,8 @@ const MARK_BYTES_MAX: usize = 4096;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keeps {
     pub(super) owners: bool,
+    /// Extended attributes that only the system's administrator sees.
+    pub(super) trusted: bool,
     pub(super) xattrs: bool,
     pub(super) acls: bool,
 }
@@ -33,7 +37,7 @@ impl Keeps {
         match name {
             b"system.posix_acl_access" | b"system.posix_acl_default" => self.acls,
             b"security.capability" => self.xattrs && self.owners,
-            _ => self.xattrs && (name.starts_with(b"user.") || self.owners && name.starts_with(b"trusted.")),
+            _ => self.xattrs && (name.starts_with(b"user.") || self.trusted && name.starts_with(b"trusted.")),
         }
     }
 }
@@ -48,13 +52,7 @@ pub(super) struct Root {
 impl Root {
     pub(super) fn open(config: &FileHomeConfig) -> Outcome<Root> {
         let path = HomePath::root();
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(&config.path, flags, Mode::empty()).map_err(|e| {
-            Fault::Unreachable(Error::unavailable(format!(
-                "the home directory {} cannot be opened ({e}): mount it, or make it",
-                config.path.display()
-            )))
-        })?;
+        let fd = open_dir(config).map_err(|e| cannot_open(config, e))?;
         let failed = |e| fault("look at", &path, e);
         // Of the directory that is open: whatever links led there, its content is that user's to give away.
         let owner = rustix::fs::fstat(&fd).map_err(failed)?.st_uid;
@@ -67,8 +65,10 @@ impl Root {
         if !config.only_reads {
             check_mark(&fd, config)?;
         }
-        let owners = rustix::process::geteuid().is_root();
-        let keeps = Keeps { owners, xattrs: keeps_xattrs(&fd, config.only_reads), acls: keeps_acls(&fd) };
+        let owners = config.run_as.is_none() && rustix::process::geteuid().is_root();
+        let trusted = owners && may_use_trusted();
+        let keeps =
+            Keeps { owners, trusted, xattrs: keeps_xattrs(&fd, config.only_reads), acls: keeps_acls(&fd) };
         let is_local = LOCAL_FS.contains(&(rustix::fs::fstatfs(&fd).map_err(failed)?.f_type as u64));
         Ok(Root { fd, keeps, is_local })
     }
@@ -130,6 +130,47 @@ impl Root {
             None => Ok(Place { dir: self.dir(&[])?, name: b".".to_vec() }),
         }
     }
+}
+
+/// Where the home must be below a directory, no link leads out of that: also none that was put there since.
+fn open_dir(config: &FileHomeConfig) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Some(below) = &config.below else {
+        return rustix::fs::open(&config.path, flags, Mode::empty());
+    };
+    let rest = config.path.strip_prefix(below).map_err(|_| Errno::XDEV)?;
+    let rest = if rest.as_os_str().is_empty() { Path::new(".") } else { rest };
+    let top = rustix::fs::open(below, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    loop {
+        match rustix::fs::openat2(&top, rest, flags, Mode::empty(), resolve) {
+            Err(Errno::AGAIN | Errno::INTR) => {} // a rename above at this moment
+            opened => return opened,
+        }
+    }
+}
+
+fn cannot_open(config: &FileHomeConfig, e: Errno) -> Fault {
+    let path = config.path.display();
+    match (e, &config.below) {
+        (Errno::XDEV, Some(below)) => Fault::Denied(Error::denied(format!(
+            "the home directory {path} leads out of {}, the place where homes are allowed: name the directory itself, not a \
+             symbolic link",
+            below.display()
+        ))),
+        (Errno::ACCESS, _) if config.run_as.is_some() => Fault::Denied(Error::denied(format!(
+            "the user as whom movers act there may not open the home directory {path}: grant it access"
+        ))),
+        _ => Fault::Unreachable(Error::unavailable(format!(
+            "the home directory {path} cannot be opened ({e}): mount it, or make it"
+        ))),
+    }
+}
+
+/// The kernel lets only those with this capability see and set them.
+fn may_use_trusted() -> bool {
+    let own = rustix::thread::capabilities(None);
+    own.is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
 /// How many names make one step of the way.

@@ -17,6 +17,7 @@ pub use client::map_status;
 use client::{Ask, Client};
 use std::{fmt, ops::Range, sync::Arc};
 use weir_env::{BoxFuture, Env, Rng};
+use weir_proto::meta::FileKind;
 use weir_proto::{Error, GIB};
 
 /// Where a bucket is, whose this part of it is, and who we are there.
@@ -109,7 +110,8 @@ impl S3Home {
     }
 
     fn to_here(&self, found: Found) -> Found {
-        Found { attrs: self.ids.to_here(&found.attrs), ..found }
+        let attrs = self.ids.to_here(found.fingerprint.kind, &found.attrs);
+        Found { attrs, ..found }
     }
 }
 
@@ -172,6 +174,9 @@ impl Home for S3Home {
             strong_fingerprints: true,
         }
     }
+    fn lets_through(&self, kind: FileKind) -> bool {
+        self.ids.lets_through(kind)
+    }
     fn make<'a>(
         &'a self,
         path: &'a HomePath,
@@ -180,7 +185,11 @@ impl Home for S3Home {
     ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (p, what, attrs, id) =
             (path.clone(), what.clone(), self.ids.to_home(what.kind(), attrs), self.rng.id_128());
-        Box::pin(async move { self.call("make", &[path], move |s| s.make(&p, &what, &attrs, id)).await })
+        let refused = self.ids.require(path, what.kind());
+        Box::pin(async move {
+            refused?;
+            self.call("make", &[path], move |s| s.make(&p, &what, &attrs, id)).await
+        })
     }
     fn link<'a>(
         &'a self,

@@ -8,7 +8,8 @@ use std::{
     path::Path,
     sync::Arc,
 };
-use weir_home::{Fault, FileHome, Home, IdMap, IdRange, Make};
+use weir_home::{Fault, FileHome, Home, IdMap, Make};
+use weir_proto::home_rule::{HomeIds, IdMapping};
 
 async fn fresh() -> (tempfile::TempDir, Arc<dyn Home>) {
     let dir = tempfile::tempdir().unwrap();
@@ -83,8 +84,8 @@ async fn owners_have_other_numbers_at_home() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let range = |here, there| vec![IdRange { here, there, count: 10 }];
-    let ids = IdMap::new(range(1230, 55_000), range(2340, 66_000)).unwrap();
+    let range = |here, there| vec![IdMapping { here, there, count: 10 }];
+    let ids = IdMap::of(&HomeIds { users: range(1230, 55_000), groups: range(2340, 66_000) }).unwrap();
     let config = weir_home::FileHomeConfig { ids, ..file_config(dir.path(), true) };
     let home: Arc<dyn Home> = Arc::new(FileHome::open(&env(), config).await.unwrap());
     let fingerprint = put(&home, &path("f"), b"x", &attrs(0o644)).await;

@@ -33,6 +33,8 @@ pub fn file_config(path: &Path, is_new: bool) -> FileHomeConfig {
     let limits = LaneLimits { threads_max: 4, waiting_max: 64, deadline: Duration::from_secs(60) };
     FileHomeConfig {
         only_of: None,
+        below: None,
+        run_as: None,
         path: path.into(),
         relation: "test".into(),
         is_new,

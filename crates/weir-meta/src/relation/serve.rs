@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weir_env::Instant;
 use weir_kv::CommitSeq;
+use weir_proto::home_rule::HomeUrlParts;
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::part::HomeRules;
 use weir_proto::relation::*;
@@ -165,7 +166,8 @@ pub fn check_url(url: &str) -> Result<()> {
     if url.len() > URL_MAX {
         return Err(Error::invalid(format!("the URL of a home has {} bytes: at most {URL_MAX}", url.len())));
     }
-    HomeRules::of(url).map(drop)
+    HomeRules::of(url)?;
+    HomeUrlParts::parse(url).map(drop)
 }
 
 pub fn change(cx: &mut Cx<'_>, r: &RelationDo) -> Result<()> {

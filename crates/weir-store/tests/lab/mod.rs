@@ -80,6 +80,7 @@ impl World {
             targets: vec![],
             groups: vec![group],
             namespaces: vec![],
+            homes: vec![],
             last_namespace: Default::default(),
             removed: vec![],
         };

@@ -232,6 +232,7 @@ impl Rules {
                 members: ids.map(member).collect(),
             }],
             namespaces: vec![],
+            homes: vec![],
             last_namespace: Default::default(),
             removed: vec![],
         }

@@ -2,11 +2,12 @@
 //!
 //! What a backup is and how it is made is in `weir_home::backup`; who makes one at the moment is known to the metadata leader,
 //! which this command asks like a mover.
+use crate::commands::relation::require_allowed;
 use crate::commands::snapshots;
 use crate::commands::status::coordinators;
 use crate::commands::volume::{Cluster, as_client, explain, named, own_cred, parse_every};
 use crate::failure::{Failure, Outcome};
-use crate::homes::{Allowed, Homes};
+use crate::homes::Homes;
 use crate::local::process::own_process;
 use crate::observe;
 use crate::table;
@@ -84,7 +85,8 @@ impl Desk {
         let cluster = observe::observe(&env, &coordinators, "weir backup").await?;
         let client =
             as_client(coordinators, &at.namespace, "weir backup", own_process(), MEMORY_BYTES).await?;
-        Ok(Desk { client, homes: Homes::new(env, cluster.id(), None, Allowed::default()) })
+        let homes = Homes::new(env, cluster.id(), None, cluster.map().homes.clone());
+        Ok(Desk { client, homes })
     }
     async fn close(self) -> Outcome<()> {
         self.homes.close().await;
@@ -130,6 +132,9 @@ async fn carry_out(desk: &Desk, args: &Make) -> Outcome<()> {
     let (cred, volume) = (own_cred(), named(&desk.client, &args.volume).await?);
     let url = desk.place(&volume, args.to.as_deref()).await?;
     check_url(&url)?;
+    if args.every.is_some() {
+        require_allowed(&url, &args.at.cluster).await?; // movers make them
+    }
     let every_s = if args.off { Some(0) } else { args.every };
     let edit = BackupEdit { every_s, keep: args.keep, forget: args.forget };
     let set = desk.client.set_backup(&cred, volume.id, &url, edit).await.map_err(explain)?;

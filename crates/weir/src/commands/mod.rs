@@ -5,6 +5,7 @@ pub mod clone;
 pub mod enrol;
 pub mod eviction;
 pub mod file;
+pub mod home;
 pub mod inspect;
 pub mod mounts;
 pub mod prefetch;

@@ -1,9 +1,9 @@
 //! `weir relation` and `weir volume changes`: asks the metadata leader as a client does.
+use crate::cli;
 use crate::commands::status::coordinators;
 use crate::commands::volume::{Cluster, connect, named, own_cred};
 use crate::failure::{Doing, Failure, Outcome};
-use crate::homes::{Allowed, refuse_own_cluster};
-use crate::local::local_cluster::RoleName;
+use crate::homes::refuse_own_cluster;
 use crate::observe;
 use crate::table;
 use clap::{Args, Subcommand, ValueEnum};
@@ -12,7 +12,8 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 use weir_client::{Client, NewRelation};
-use weir_home::{Credentials, HomeUrl, IdMap};
+use weir_home::{Credentials, HomeUrl};
+use weir_proto::home_rule::rule_of_user;
 use weir_proto::relation::{
     Direction, HomeIds, IdMapping, NamedChange, RelationId, RelationInfo, RelationState, RelationVerb,
     Resolution, What,
@@ -87,19 +88,22 @@ pub enum Way {
 #[derive(Args)]
 pub struct Ids {
     /// Map local user HERE to user THERE at home; +COUNT maps a range; may be given several times
-    #[arg(long, value_name = "HERE=THERE[+COUNT]", value_parser = parse_mapping)]
+    #[arg(long, alias = "uid-map", value_name = "HERE=THERE[+COUNT]", value_parser = parse_mapping)]
     pub map_uid: Vec<IdMapping>,
     /// Map groups, in the same way
-    #[arg(long, value_name = "HERE=THERE[+COUNT]", value_parser = parse_mapping)]
+    #[arg(long, alias = "gid-map", value_name = "HERE=THERE[+COUNT]", value_parser = parse_mapping)]
     pub map_gid: Vec<IdMapping>,
 }
 
 impl Ids {
+    pub fn of_home(&self) -> HomeIds {
+        HomeIds { users: self.map_uid.clone(), groups: self.map_gid.clone() }
+    }
     /// Checked as far as it can be without the cluster.
     pub fn relation(&self, url: String, evict: bool, import: bool) -> Outcome<NewRelation> {
         HomeUrl::parse(&url)?;
-        let ids = HomeIds { users: self.map_uid.clone(), groups: self.map_gid.clone() };
-        IdMap::of(&ids)?;
+        let ids = self.of_home();
+        ids.check(false)?; // only a rule's map leads to root
         Ok(NewRelation { url, evict, import, mirrors: false, ids })
     }
 }
@@ -205,7 +209,7 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
                 ));
             }
             require_directory(&args.url, &args.at)?;
-            require_allowed(&args.url, &args.at)?;
+            require_allowed(&args.url, &args.at.cluster).await?;
             refuse_own_cluster(&args.url, &coordinators(&args.at.cluster)?).await?;
             let volume = named(client, &args.volume).await?;
             let new = args.new.relation(args.url.clone(), args.evict, false)?;
@@ -271,23 +275,20 @@ fn require_directory(url: &str, at: &Cluster) -> Outcome<()> {
     Err(Failure::new(error, format!("make or mount it first: mkdir -p {}", path.display())))
 }
 
-/// A user's home must lie where users may have homes, where that can be known: the movers of a cluster that is named by its directory
-/// run as the user who ran `weir up`, and allow what that was told.
-fn require_allowed(url: &str, at: &Cluster) -> Outcome<()> {
-    let Some(place) = at.cluster.local()? else { return Ok(()) };
-    let movers_user = std::fs::metadata(&place.dir).doing("look whose the cluster is")?.uid();
+/// Refuses a home of a user that no rule allows. Movers look again each time that they open it.
+pub async fn require_allowed(url: &str, at: &cli::Status) -> Outcome<()> {
     let user = own_cred().uid;
-    let is_free = user == 0 || user == movers_user || place.of_role(RoleName::Mover).next().is_none();
-    let allowed = &place.manifest.homes;
-    if is_free || Allowed::parse(allowed)?.allows(&HomeUrl::parse(url)?) {
+    // The movers of a cluster that is named by its directory run as the user who ran `weir up`.
+    let movers_user = match at.local()? {
+        Some(place) => Some(std::fs::metadata(&place.dir).doing("look whose the cluster is")?.uid()),
+        None => None,
+    };
+    if user == 0 || movers_user == Some(user) {
         return Ok(());
     }
-    let places =
-        if allowed.is_empty() { "nowhere".to_owned() } else { format!("in {} only", allowed.join(", ")) };
-    let error = Error::denied(format!(
-        "user {user} may not have the home {url}: the movers of this cluster open homes of users {places}"
-    ));
-    Err(Failure::new(error, "the superuser may name it, or allow the place by `weir up --allow-home URL`"))
+    let (env, coordinators) = (weir_env::real::env(), coordinators(at)?);
+    let cluster = observe::observe(&env, &coordinators, "weir relation").await?;
+    Ok(rule_of_user(&cluster.map().homes, url, user).map(drop)?)
 }
 
 pub async fn find(client: &Client, name: &str) -> Outcome<RelationInfo> {

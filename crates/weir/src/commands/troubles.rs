@@ -656,6 +656,7 @@ mod tests {
             targets: vec![target(1), target(2)],
             groups: vec![group(0, twice, &[1, 2]), group(1, Scheme { data: 1, parity: 0 }, &[2])],
             namespaces: vec![leader],
+            homes: vec![],
             last_namespace: Default::default(),
             removed: vec![],
         };

@@ -6,7 +6,7 @@ use crate::commands::relation::find;
 use crate::commands::status::coordinators;
 use crate::commands::volume::{Cluster, connect, named, own_cred};
 use crate::failure::{Failure, Outcome};
-use crate::homes::{Allowed, Homes};
+use crate::homes::Homes;
 use crate::observe;
 use crate::table;
 use clap::Args;
@@ -41,7 +41,7 @@ pub fn run(options: &Options, keys: Option<Credentials>) -> Outcome<()> {
         let env = weir_env::real::env();
         let cluster = observe::observe(&env, &found, "weir").await?;
         let client = connect(found, &options.at.namespace).await?;
-        let homes = Homes::new(env, cluster.id(), keys, Allowed::default());
+        let homes = Homes::new(env, cluster.id(), keys, cluster.map().homes.clone());
         let done = verify(&client, &homes, options).await;
         homes.close().await;
         client.shutdown().await?;

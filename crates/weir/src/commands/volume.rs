@@ -3,6 +3,7 @@ use crate::cli::{self, CLUSTER_HEADING as HEADING};
 use crate::commands::backup;
 use crate::commands::clone;
 use crate::commands::eviction;
+use crate::commands::relation::require_allowed;
 use crate::commands::restore;
 use crate::commands::snapshots;
 use crate::commands::status::coordinators;
@@ -398,6 +399,7 @@ async fn create(client: &Client, cred: &Cred, args: &Create) -> Outcome<Volume> 
     let home = match &args.from {
         Some(url) => {
             let home = args.ids.relation(url.clone(), args.evict, true)?;
+            require_allowed(url, &args.at.cluster).await?;
             refuse_own_cluster(url, &coordinators(&args.at.cluster)?).await?;
             Some(home)
         }

@@ -93,9 +93,6 @@ pub struct Manifest {
     /// Servers listen on TCP ports of the loopback address, too.
     #[serde(default)]
     pub tcp: bool,
-    /// Where users may have homes.
-    #[serde(default)]
-    pub homes: Vec<String>,
     pub processes: Vec<Process>,
 }
 
@@ -241,7 +238,7 @@ impl LocalCluster {
                     config.mount.patience = patience.clone();
                 }
             }
-            RoleName::Mover => config.mover.homes.clone_from(&self.manifest.homes),
+            RoleName::Mover => {}
         }
         config
     }
@@ -305,7 +302,6 @@ mod tests {
             scheme: Text(Scheme { data: 1, parity: 1 }),
             patience: None,
             tcp: false,
-            homes: Vec::new(),
             processes: processes(dir, 2),
         };
         LocalCluster { dir: dir.to_path_buf(), manifest }

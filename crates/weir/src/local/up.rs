@@ -4,7 +4,6 @@
 use crate::cli;
 use crate::config::{self, Patience, Text};
 use crate::failure::{Doing, Failure, Outcome};
-use crate::homes::Allowed;
 use crate::local::local_cluster::{self, Kept, LocalCluster, Manifest, Process, RoleName};
 use crate::local::owned;
 use crate::local::process::{Launch, PidFile, mounts_elsewhere, wait_until};
@@ -19,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
 use weir_coord::identity::{COORDINATOR_FILE, IDENTITY_FILE, NAMESPACE_FILE};
+use weir_proto::home_rule::{HomeRule, is_same_place};
 use weir_proto::map::Scheme;
 use weir_proto::{ClusterId, Error};
 
@@ -62,6 +62,7 @@ pub fn up(args: &cli::Up) -> Outcome<()> {
 
 /// Starts what is missing and waits until every role says that it serves.
 pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
+    args.allow_home.iter().try_for_each(|place| HomeRule::plain(place).check())?;
     let (mut local, is_new) = match LocalCluster::find(&args.dir)? {
         Some(local) => (local, false),
         None => (create(args)?, true),
@@ -79,7 +80,6 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
         owned::check_dir(&mount.path)?;
     }
     local.manifest.tcp |= args.tcp;
-    allow_homes(&mut local, &args.allow_home)?;
     // One is there without being asked for: it costs next to nothing while no volume has a home.
     add_movers(&mut local, args.movers.unwrap_or(u32::from(is_new)))?;
     choose_ports(&mut local)?;
@@ -91,6 +91,7 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
     }
     started.extend(servers.started);
     wait_healthy(&local, &started, missing)?;
+    allow_homes(&local, &args.allow_home)?;
     started.extend(start_all(&mut local, &[RoleName::Mount, RoleName::Mover])?.all()?);
     Ok((local, started))
 }
@@ -161,8 +162,7 @@ fn create(args: &cli::Up) -> Outcome<LocalCluster> {
     processes.iter().try_for_each(|process| make_dir(&env, &process.path, 0o700))?;
     let cluster = Text(ClusterId(env.rng.id_128()));
     let (scheme, tcp, patience) = (Text(scheme), args.tcp, args.patience.map(Text));
-    let homes = Vec::new();
-    let manifest = Manifest { cluster, kept, made_dir, targets, scheme, tcp, patience, homes, processes };
+    let manifest = Manifest { cluster, kept, made_dir, targets, scheme, tcp, patience, processes };
     let local = LocalCluster { dir, manifest };
     local.save()?;
     Ok(local)
@@ -283,15 +283,21 @@ fn add_mounts(local: &mut LocalCluster, paths: &[PathBuf], patience: Option<Pati
     local.save()
 }
 
-fn allow_homes(local: &mut LocalCluster, urls: &[String]) -> Outcome<()> {
-    Allowed::parse(urls)?;
-    let homes = &mut local.manifest.homes;
-    for url in urls {
-        if !homes.contains(url) {
-            homes.push(url.clone());
-        }
+/// Before movers start. A place that has a rule keeps it.
+fn allow_homes(local: &LocalCluster, places: &[String]) -> Outcome<()> {
+    if places.is_empty() {
+        return Ok(());
     }
-    local.save()
+    observe::block_on(async {
+        let env = weir_env::real::env();
+        let cluster = observe::observe(&env, &local.coordinators(), "weir up").await?;
+        for place in places {
+            if !cluster.map().homes.iter().any(|known| is_same_place(&known.place, place)) {
+                cluster.allow_home(HomeRule::plain(place)).await?;
+            }
+        }
+        Ok(())
+    })
 }
 
 /// There are never fewer than there were.

@@ -10,7 +10,7 @@ use crate::bench::relation_load;
 use crate::cli;
 use crate::commands::volume::{as_client, own_cred};
 use crate::failure::{Doing, Failure, Outcome};
-use crate::homes::{Allowed, Homes};
+use crate::homes::Homes;
 use crate::local::local_cluster::LocalCluster;
 use crate::local::process;
 use crate::local::up;
@@ -274,12 +274,8 @@ impl Grid {
         self.runs += 1;
         let name = format!("run-{}", self.runs);
         let root = self.there.mkdir(&own_cred(), InodeId::ROOT, name.as_bytes(), 0o755).await?.attr.ino;
-        let opener = Arc::new(Homes::new(
-            self.far_env.clone(),
-            self.near.manifest.cluster.0,
-            None,
-            Allowed::default(),
-        ));
+        let opener =
+            Arc::new(Homes::new(self.far_env.clone(), self.near.manifest.cluster.0, None, Vec::new()));
         let mover = match fixed {
             None => Mover::new(self.env.clone(), opener.clone()),
             Some(choice) => Mover::fixed(self.env.clone(), opener.clone(), choice),
