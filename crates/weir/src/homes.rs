@@ -5,6 +5,8 @@
 //! Invariant: a home named by another user than root and the user of this process is opened only where a rule of
 //! the cluster map allows homes, and, where it is a directory, only if that user owns it. Otherwise the owner of
 //! a volume could read and write here with the rights of root. A rule counts for root's homes, too.
+use rustix::fs::{Mode, OFlags};
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -116,8 +118,7 @@ impl Grant {
         }
         if let Some(file) = self.rule.as_ref().and_then(|rule| rule.credentials.as_deref()) {
             let file = Path::new(file);
-            check_private(file)?;
-            return parse_keys(file, &read_keys(file)?, profile);
+            return parse_keys(file, &read_private(file)?, profile);
         }
         match self.only_of {
             None => environment.cloned().ok_or_else(|| {
@@ -148,23 +149,28 @@ fn parse_keys(file: &Path, text: &str, profile: &str) -> Result<Credentials> {
     parse_credentials(text, profile).map_err(|e| Error::denied(format!("{}: {}", file.display(), e.context)))
 }
 
-/// A file that others can change or read holds no keys of ours.
-fn check_private(file: &Path) -> Result<()> {
-    let own = rustix::process::geteuid().as_raw();
-    let found = std::fs::symlink_metadata(file).map_err(|e| {
+/// A file that others can change or read holds no keys of ours. It is looked at as it was opened.
+fn read_private(path: &Path) -> Result<String> {
+    let unread = |e: std::io::Error| {
         Error::denied(format!(
-            "the credentials file {} of a home cannot be read here: {e}; it must be on every node with a mover",
-            file.display()
+            "the credentials file {} of a rule cannot be read here: {e}; it must be on every node with a mover",
+            path.display()
         ))
-    })?;
-    if found.is_file() && found.uid() == own && found.mode() & 0o077 == 0 {
-        return Ok(());
+    };
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| unread(e.into()))?;
+    let mut file = std::fs::File::from(file);
+    let (own, found) = (rustix::process::geteuid().as_raw(), file.metadata().map_err(unread)?);
+    if !found.is_file() || found.uid() != own || found.mode() & 0o077 != 0 {
+        return Err(Error::denied(format!(
+            "the credentials file {} must be a file of user {own}, whom the mover runs as, that others cannot read: chown {own} \
+             and chmod 600",
+            path.display()
+        )));
     }
-    Err(Error::denied(format!(
-        "the credentials file {} must be a file of user {own}, whom the mover runs as, that others cannot read: chown {own} and \
-         chmod 600",
-        file.display()
-    )))
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(unread)?;
+    Ok(text)
 }
 
 /// The user as whom a rule lets movers act. None: the mover is that user.
