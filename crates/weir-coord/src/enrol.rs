@@ -133,8 +133,9 @@ impl Office {
     pub async fn revoke_token(&self, id: &str, check: impl FnOnce(&[Role]) -> Result<()>) -> Result<()> {
         self.change(|record, _| {
             let at = record.tokens.iter().position(|token| token.id() == id);
-            let at =
-                at.ok_or_else(|| Error::not_found(format!("there is no token {id:?}; hint: `weir token list`")))?;
+            let at = at.ok_or_else(|| {
+                Error::not_found(format!("there is no token {id:?}; hint: `weir token list`"))
+            })?;
             check(&record.tokens[at].roles)?;
             record.tokens.remove(at);
             Ok(())
@@ -198,11 +199,7 @@ impl Office {
     }
 
     /// Refuses the node from now on; what the map is to say of it. `check` as in `revoke_token`.
-    pub async fn remove(
-        &self,
-        name: &str,
-        check: impl FnOnce(&[Role]) -> Result<()>,
-    ) -> Result<RemovedNode> {
+    pub async fn remove(&self, name: &str, check: impl FnOnce(&[Role]) -> Result<()>) -> Result<RemovedNode> {
         self.change(|record, _| {
             let held = record.holders.iter_mut().find(|held| held.name == name && !held.removed);
             let held = held.ok_or_else(|| {

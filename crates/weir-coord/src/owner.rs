@@ -7,7 +7,8 @@
 use crate::cut_links::CutLinks;
 use crate::decide::{
     Connected, HealthLimits, Presence, Progress, Strikes, allow_home, caught_up, demote_slow, finished_level,
-    forbid_home, forget_unpublished_epochs, is_spare, make_groups, needed_without, record_progress, take_lead,
+    forbid_home, forget_unpublished_epochs, is_spare, make_groups, needed_without, record_progress,
+    take_lead,
 };
 use crate::members::{Members, Positions};
 use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe, probe_each};

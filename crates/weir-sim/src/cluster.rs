@@ -98,8 +98,12 @@ impl Cluster {
             run_coordinator(env.clone(), settings, coordinators(), true),
         );
         let env = world.node(HARNESS);
-        let seen =
-            weir_coord::Cluster::observe(&env, observer(HARNESS, Role::Console, "harness", options), PATIENCE).await?;
+        let seen = weir_coord::Cluster::observe(
+            &env,
+            observer(HARNESS, Role::Console, "harness", options),
+            PATIENCE,
+        )
+        .await?;
         let cluster = Cluster {
             world: world.clone(),
             options: options.clone(),
@@ -145,7 +149,13 @@ impl Cluster {
             }
             META => {
                 let gone = gone(&self.world, &self.lives);
-                start(Box::pin(run_meta(env.clone(), addr(self.moves(name), "0.2"), new, gone, self.options.clone())));
+                start(Box::pin(run_meta(
+                    env.clone(),
+                    addr(self.moves(name), "0.2"),
+                    new,
+                    gone,
+                    self.options.clone(),
+                )));
             }
             _ => {
                 let n: usize = name[1..].parse().expect("storage nodes are s0, s1, …");
@@ -349,14 +359,23 @@ fn start_role(
 }
 
 fn observer(name: &str, role: Role, host: &str, options: &Options) -> Observer {
+    let trust = trust(name, role, options);
     Observer {
         coordinators: coordinators(),
         cluster: None,
         name: name.into(),
         role,
         host: host.into(),
-        trust: None,
+        trust,
     }
+}
+
+/// What a node proves itself with, in runs with certificates.
+fn trust(name: &str, role: Role, options: &Options) -> Option<Arc<Trust>> {
+    let (name, roles, until) = (name.to_owned(), vec![role], u64::MAX);
+    let shown = Certificate { cluster: CLUSTER, name, roles, serial: 1, until };
+    let handshakes = Arc::new(StandIn::new(shown, Arc::new(|| 0)));
+    options.certificates.then(|| Arc::new(Trust::new(handshakes, Policy::default())))
 }
 
 async fn made(env: &Env, dir: &Path) -> Result<()> {

@@ -112,7 +112,9 @@ impl Exchange for StandInExchange {
         };
         let Shown { cluster, name, roles, serial, until, .. } = received;
         let peer = match () {
-            () if cluster != self.own.cluster => Err(Error::denied(format!("{name} belongs to cluster {cluster}"))),
+            () if cluster != self.own.cluster => {
+                Err(Error::denied(format!("{name} belongs to cluster {cluster}")))
+            }
             () if until < self.now => Err(Error::denied(format!("the certificate of {name} has expired"))),
             () => Ok(Some(Certificate { cluster, name, roles, serial, until })),
         };
@@ -146,7 +148,10 @@ mod tests {
     fn both_ends_have_the_same_keys_and_know_each_other() {
         let (mut dialed, mut accepted) = meet(&node("a", 1, 2000), &node("b", 1, 2000));
         assert_eq!(dialed.keys.suite, Suite::Encryption);
-        assert_eq!((dialed.peer.unwrap().unwrap().name, accepted.peer.unwrap().unwrap().name), ("b".into(), "a".into()));
+        assert_eq!(
+            (dialed.peer.unwrap().unwrap().name, accepted.peer.unwrap().unwrap().name),
+            ("b".into(), "a".into())
+        );
         let mut frame = vec![1; 70];
         let tag = dialed.keys.send.seal(&mut frame);
         accepted.keys.receive.open(&mut frame, &tag).unwrap();
@@ -158,6 +163,8 @@ mod tests {
     #[test]
     fn the_rules_hold_here_too() {
         assert!(meet(&node("a", 1, 2000), &node("b", 2, 2000)).0.peer.is_err());
-        assert!(meet(&node("a", 1, 900), &node("b", 1, 2000)).1.peer.unwrap_err().context.contains("expired"));
+        assert!(
+            meet(&node("a", 1, 900), &node("b", 1, 2000)).1.peer.unwrap_err().context.contains("expired")
+        );
     }
 }

@@ -51,7 +51,9 @@ pub fn load(file: &Path, policy: Policy) -> Outcome<Own> {
     let credentials =
         read(file).map_err(|f| f.doing(format_args!("read the certificate {}", file.display())))?;
     let now = now();
-    let certificate = credentials.own(now()).map_err(|e| e.doing(format_args!("read the certificate {}", file.display())))?;
+    let certificate = credentials
+        .own(now())
+        .map_err(|e| e.doing(format_args!("read the certificate {}", file.display())))?;
     let tls = Arc::new(Tls::of_node(credentials, now));
     let trust = Arc::new(Trust::new(tls.clone(), policy));
     Ok(Own { file: file.to_owned(), tls, roles: certificate.roles, trust })
@@ -131,7 +133,8 @@ pub fn use_file(file: &Path) -> Outcome<()> {
 
 /// In which role commands speak: an administrator's, unless their certificate is for another one.
 pub fn role_of_commands() -> Role {
-    let roles = OF_COMMANDS.get().and_then(|own| own.as_ref()).map(|own| own.roles.clone()).unwrap_or_default();
+    let roles =
+        OF_COMMANDS.get().and_then(|own| own.as_ref()).map(|own| own.roles.clone()).unwrap_or_default();
     let people = [Role::Console, Role::Operator, Role::Auditor].into_iter().find(|role| roles.contains(role));
     people.or(roles.first().copied()).unwrap_or(Role::Console)
 }

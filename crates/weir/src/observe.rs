@@ -11,7 +11,7 @@ use weir_coord::{Cluster, Observer};
 use weir_env::{Addr, Env};
 use weir_proto::Error;
 use weir_proto::coord::ClusterStatus;
-use weir_proto::map::{ClusterMap, Group, Role, Scheme, TargetState};
+use weir_proto::map::{ClusterMap, Group, Scheme, TargetState};
 use weir_proto::volume::Policy;
 
 /// How long a cluster that starts may take until it takes data.

@@ -226,7 +226,10 @@ fn operators_and_auditors_may_less_than_administrators() {
         let (code, said) = machines.refused(5, &["volume", "create", "v", "/v", "--dir", dir]);
         assert!(code == 5 && said.contains("may not send VolumeCreate"), "{code}: {said}");
         let (code, said) = machines.refused(5, &["token", "create", "--role", "storage", "--dir", dir]);
-        assert!(code == 5 && (said.contains("mounts only") || said.contains("may not send TokenCreate")), "{said}");
+        assert!(
+            code == 5 && (said.contains("mounts only") || said.contains("may not send TokenCreate")),
+            "{said}"
+        );
     }
     machines.done(5, &["token", "create", "--role", "mount", "--dir", operator]);
     let (_, said) = machines.refused(5, &["node", "remove", "s1", "--dir", operator]);

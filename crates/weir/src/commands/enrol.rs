@@ -235,7 +235,10 @@ fn create_token(args: &cli::CreateToken) -> Outcome<()> {
     let roles = args.role.iter().map(|word| {
         role_of(word).filter(|role| *role != Role::Coordinator).ok_or_else(|| {
             let error = Error::invalid(format!("{word:?} is not a role to join in"));
-            Failure::new(error, "roles are storage, meta, mount and mover, and for people admin, operator and auditor")
+            Failure::new(
+                error,
+                "roles are storage, meta, mount and mover, and for people admin, operator and auditor",
+            )
         })
     });
     let request = TokenCreate {

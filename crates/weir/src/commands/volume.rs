@@ -23,7 +23,7 @@ use std::time::Duration;
 use weir_client::{Client, ClientConfig, NewVolume, NoKernel, VolumeEdit};
 use weir_home::backup::snapshot_date;
 use weir_proto::backup::Backup;
-use weir_proto::map::{Role, Scheme};
+use weir_proto::map::Scheme;
 use weir_proto::meta::{Cred, Time};
 use weir_proto::retention::{parse_snapshot_retention, show_snapshot_retention};
 use weir_proto::snapshot::Snapshot;
