@@ -12,9 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use weir_env::watch;
 use weir_env::{Addr, Env, TaskHandle};
+use weir_proto::access::AccessRule;
 use weir_proto::coord::{
-    AuditState, CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, FinishUpgrade, GetAudit,
-    GetCoordinators, GetMap, GetStatus, GetWaits, HomeAllow, HomeForbid, Joined, LeadNamespace, LeadReply,
+    AccessAdd, AccessRemove, AuditState, CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, FinishUpgrade,
+    GetAudit, GetCoordinators, GetMap, GetStatus, GetWaits, HomeAllow, HomeForbid, Joined, LeadNamespace, LeadReply,
     Leave, MakeGroups, MapReply, RecordProgress, ReportTarget, ReportWaits, Suspicion, TargetReport, Wait,
 };
 use weir_proto::home_rule::HomeRule;
@@ -259,6 +260,14 @@ impl Cluster {
     /// Takes that back. `NotFound`: there is no rule for this very place.
     pub async fn forbid_home(&self, place: String) -> Result<Arc<ClusterMap>> {
         self.change(&HomeForbid { place }).await
+    }
+
+    /// Adds a rule for mounts: before the one of a name, else as the last one.
+    pub async fn add_access_rule(&self, rule: AccessRule, before: Option<String>) -> Result<Arc<ClusterMap>> {
+        self.change(&AccessAdd { rule, before }).await
+    }
+    pub async fn remove_access_rule(&self, name: String) -> Result<Arc<ClusterMap>> {
+        self.change(&AccessRemove { name }).await
     }
 
     async fn change<R: Request<Reply = MapReply>>(&self, request: &R) -> Result<Arc<ClusterMap>> {

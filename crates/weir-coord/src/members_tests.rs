@@ -27,6 +27,7 @@ fn empty_map() -> ClusterMap {
         homes: vec![],
         last_namespace: Default::default(),
         removed: vec![],
+        access: Default::default(),
     }
 }
 fn join(name: &str, instance: u64, disks: &[u8]) -> Join {

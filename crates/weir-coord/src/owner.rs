@@ -106,6 +106,11 @@ pub enum Event {
         now: u64,
         answer: Answer<()>,
     },
+    /// Rules for mounts come or go.
+    Rules {
+        change: RuleChange,
+        answer: Answer<MapReply>,
+    },
     Leave {
         leave: Leave,
         connection: u64,
@@ -143,6 +148,8 @@ pub enum HomeChange {
     Allow(HomeRule),
     Forbid(String),
 }
+/// Changes the rules of a draft, and says what was done.
+pub type RuleChange = Box<dyn FnOnce(&mut ClusterMap) -> Result<String> + Send>;
 
 /// What is done once the batch's map is durable (or is not).
 type AfterWrite = Box<dyn FnOnce(&Result<Arc<ClusterMap>>) + Send>;
@@ -351,6 +358,7 @@ impl Owner {
                 batch.finish_upgrade(connected, &self.program, answer)
             }
             Event::RemoveNode { removed, now, answer } => batch.remove_node(removed, now, answer),
+            Event::Rules { change, answer } => batch.change_rules(answer, change),
             Event::Leave { answer, .. } if self.ends => batch.after(answer, |_| ()),
             Event::Leave { leave, connection, answer } => self.leaves(leave, connection, answer, batch, now),
             Event::Lead { lead, connection, answer } => self.leads(&lead, connection, answer, batch),
@@ -655,6 +663,16 @@ impl Batch {
         match done {
             Err(e) => refuse(answer, e),
             Ok(()) => self.after(answer, newest),
+        }
+    }
+
+    fn change_rules(&mut self, answer: Answer<MapReply>, change: RuleChange) {
+        match change(&mut self.draft) {
+            Err(e) => refuse(answer, e),
+            Ok(what) => {
+                tracing::info!("rules for mounts: {what}");
+                self.after(answer, newest);
+            }
         }
     }
 

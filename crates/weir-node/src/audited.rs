@@ -6,7 +6,7 @@ use crate::audit::Audit;
 use std::sync::Arc;
 use weir_proto::backup::BackupSet;
 use weir_proto::coord::{
-    ClearTarget, FinishUpgrade, GetAudit, HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups,
+    AccessAdd, AccessRemove, ClearTarget, FinishUpgrade, GetAudit, HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups,
 };
 use weir_proto::enrol::{Enrol, IssueCertificate, NodeRemove, TokenCreate, TokenRevoke};
 use weir_proto::home_rule::HomeRule;
@@ -111,6 +111,21 @@ impl Service for Audited {
     }
 }
 
+/// Something that the rules for mounts refused.
+pub(crate) fn refused_by_rule(audit: &Audit, refusal: weir_meta::Refusal) -> Record {
+    Record {
+        time_ns: audit.now_ns(),
+        node: refusal.node,
+        from: refusal.from,
+        role: Sender::Mount.to_string(),
+        uid: refusal.uid,
+        what: refusal.what.to_owned(),
+        on: format!("volume {}", refusal.volume),
+        result: Outcome::Refused(refusal.why),
+        again: 0,
+    }
+}
+
 fn audited(number: u16) -> Option<&'static Method> {
     methods::find(number).filter(|method| method.is_administration)
 }
@@ -171,6 +186,12 @@ fn decoded(call: &Call) -> Result<About> {
             changed(format!("node {}, {}", r.name, roles_of(&r.roles)), None)
         }
         NodeRemove::METHOD => changed(format!("node {}", call.decode::<NodeRemove>()?.name), None),
+        AccessAdd::METHOD => {
+            let r = call.decode::<AccessAdd>()?;
+            let before = r.before.map(|rule| format!(", before rule {rule}")).unwrap_or_default();
+            changed(format!("rule {}{before}", weir_trust::rules::shown(&r.rule)), None)
+        }
+        AccessRemove::METHOD => changed(format!("rule {}", call.decode::<AccessRemove>()?.name), None),
         FinishUpgrade::METHOD => changed("the cluster's level".into(), None),
         HomeAllow::METHOD => changed(allowed(&call.decode::<HomeAllow>()?.rule), None),
         HomeForbid::METHOD => {

@@ -1,4 +1,5 @@
 //! Messages to the coordinator.
+use crate::access::AccessRule;
 use crate::home_rule::HomeRule;
 use crate::map::{ClusterMap, Role, Run, Scheme};
 use crate::message;
@@ -183,6 +184,20 @@ message!(
     /// Takes back the rule for this place. `NotFound`: there is none.
     HomeForbid = 41 by [Console] -> MapReply { place: String }
 );
+message!(
+    /// Adds a rule for mounts. `Exists`: there is one of that name. `NotFound`: there is none of the name in
+    /// `before`.
+    AccessAdd = 42 by [Console] -> MapReply {
+        rule: AccessRule,
+        /// The rule that comes next; absent: it is the last one.
+        before: Option<String>,
+    }
+);
+message!(
+    /// Removes a rule for mounts. `NotFound`: there is none of that name.
+    AccessRemove = 43 by [Console] -> MapReply { name: String }
+);
+
 message!(
     /// Whether the audit log is written. A metadata leader answers this, too.
     GetAudit = 29 by [Console, Operator, Auditor, User] -> AuditState {}

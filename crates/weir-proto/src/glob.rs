@@ -29,15 +29,30 @@ mod tests {
 
     #[test]
     fn a_star_is_any_text_and_a_question_mark_one_character() {
-        for (glob, good, bad) in [
-            ("node-*", "node-", "nod"),
-            ("*-gpu", "a-gpu-gpu", "a-gpu2"),
-            ("n?", "n1", "n"),
-            ("a*b*c", "aXbYbc", "acb"),
-            ("", "", "x"),
+        for (glob, word) in [
+            ("*", ""),
+            ("*", "a"),
+            ("node-*", "node-"),
+            ("node-*", "node-17"),
+            ("n?de", "node"),
+            ("*a*b", "xaab"),
+            ("a**", "a"),
+            ("é?", "éö"),
         ] {
-            assert!(fits(glob, good), "{glob:?} {good:?}");
-            assert!(!fits(glob, bad), "{glob:?} {bad:?}");
+            assert!(fits(glob, word), "{glob} {word}");
         }
+        for (glob, word) in [
+            ("", "a"),
+            ("node-*", "nod"),
+            ("?", ""),
+            ("a", "A"),
+            ("*a", "ab"),
+            ("node", "node-1"),
+            ("*a*b", "ba"),
+        ] {
+            assert!(!fits(glob, word), "{glob} {word}");
+        }
+        let many = "*a".repeat(120);
+        assert!(!fits(&many, &format!("{}b", "a".repeat(250))), "and that quickly");
     }
 }

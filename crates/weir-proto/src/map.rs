@@ -1,5 +1,6 @@
 //! The cluster map: who is a member, where targets are, which placement groups exist and who leads a namespace.
 //! Small, versioned, the same for everybody who holds the same version.
+use crate::access::AccessRules;
 use crate::data::GroupAt;
 use crate::home_rule::HomeRule;
 use crate::sender::Sender;
@@ -279,6 +280,8 @@ message!(ClusterMap {
     last_namespace: NamespaceId,
     /// Nodes whose certificates are refused although they hold.
     removed: Vec<RemovedNode>,
+    /// Rules for mounts; the first one that names a node and a volume decides.
+    access: AccessRules,
 });
 
 impl Member {

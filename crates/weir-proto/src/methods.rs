@@ -60,7 +60,7 @@ macro_rules! administration {
 
 // No request for the data or the names of files: these are many.
 administration!(
-    coord::{Join, Leave, ClearTarget, MakeGroups, LeadNamespace, FinishUpgrade, HomeAllow, HomeForbid}
+    coord::{Join, Leave, ClearTarget, MakeGroups, LeadNamespace, FinishUpgrade, HomeAllow, HomeForbid, AccessAdd, AccessRemove}
     enrol::{TokenCreate, Enrol, IssueCertificate, TokenRevoke, NodeRemove}
     volume::{VolumeCreate, VolumeChange, VolumeDelete, VolumeClone, ScanInodes}
     relation::{RelationAdd, RelationDo, RelationResolve, RelationSuspect, ReadChanges, AckChanges, DropCursor}
@@ -71,7 +71,7 @@ administration!(
 
 methods!(
     coord::{Join, Heartbeat, GetMap, ReportTarget, ReportLink, CaughtUp, Leave, ClearTarget, MakeGroups, GetStatus, LeadNamespace,
-        RecordProgress, GetCoordinators, ReportWaits, GetWaits, FinishUpgrade, HomeAllow, HomeForbid, GetAudit}
+        RecordProgress, GetCoordinators, ReportWaits, GetWaits, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AccessAdd, AccessRemove}
     enrol::{TokenCreate, Enrol, RenewCertificate, IssueCertificate, GetEnrolment, TokenRevoke, NodeRemove}
     meta::{SessionOpen, SessionResume, KeepAlive, SessionClose, Lookup, GetAttr, ReadLink, ReadDir, GetXattr, ListXattr, GetUsage,
         StatFs, AcquireLease, ReleaseLease, Open, Close, ReadInline, Recovered, LeaveInDoubt, NoteMap, TakeAppendToken, ReleaseAppendToken, Create,
@@ -155,7 +155,7 @@ mod tests {
         for number in [8, 11, 300, 301, 302, 303] {
             assert_eq!(may(number), only(&[Sender::Meta]), "{number}");
         }
-        for number in [9, 10, 28] {
+        for number in [9, 10, 28, 40, 41] {
             assert_eq!(may(number), only(&[Sender::Console]), "{number}");
         }
         for number in [5, 211, 240, 241, 243] {

@@ -12,7 +12,7 @@ use weir_proto::map::{Layout, Scheme};
 use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
 use weir_proto::{
-    backup, coord, data, enrol, frame, home_rule, lock, map, meta, methods, recall, relation, snapshot,
+    access, backup, coord, data, enrol, frame, home_rule, lock, map, meta, methods, recall, relation, snapshot,
     version, volume,
 };
 
@@ -111,7 +111,8 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 14] = [
+const SOURCES: [(&str, &str); 15] = [
+    ("access", include_str!("../src/access.rs")),
     ("backup", include_str!("../src/backup.rs")),
     ("coord", include_str!("../src/coord.rs")),
     ("data", include_str!("../src/data.rs")),

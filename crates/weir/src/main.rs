@@ -117,6 +117,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Token(command) => commands::enrol::token(&command),
         Command::Node(command) => commands::enrol::node(&command),
         Command::Home(command) => commands::home::run(&command),
+        Command::Access(command) => commands::access::run(&command),
         Command::Audit(command) => return commands::audit::run(&command),
         Command::Inspect(args) => return commands::inspect::inspect(&args),
         Command::Bench(bench) => return bench::run(bench, environment),

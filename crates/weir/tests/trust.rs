@@ -146,6 +146,8 @@ fn cluster() -> Option<Machines> {
     for n in 1..=3 {
         machines.join(n, &format!("s{n}"), "storage", &[]);
     }
+    let keep = ["access", "add", "admins", "--who", "n4", "--root", "keep", "--dir", &dir];
+    machines.done(1, &keep);
     let mount = machines.mount();
     fs::create_dir(&mount).unwrap();
     machines.join(4, "n4", "mount", &["--mount", mount.to_str().unwrap()]);
@@ -173,6 +175,20 @@ fn machines_join_with_tokens_and_share_a_file_system() {
     let admin = format!("{dir}/admin.pem");
     machines.done(5, &["status", "--coordinator", "tcp:10.77.0.1:7000", "--certificate", &admin]);
     assert_eq!(machines.audited(&["Enrol", "node s2"]), 1);
+}
+
+#[test]
+fn root_of_a_joined_machine_is_nobody_unless_a_rule_says_otherwise() {
+    let Some(machines) = cluster() else { return };
+    let (dir, mount) = (machines.path("coord"), machines.mount());
+    fs::write(mount.join("of-root"), b"secret").unwrap();
+    shell(&format!("chmod 600 {}", mount.join("of-root").display()));
+    machines.done(1, &["access", "remove", "admins", "--dir", &dir]);
+    wait_until("root is nobody", PATIENCE, || fs::write(mount.join("new"), b"").is_err());
+    assert!(fs::read(mount.join("of-root")).is_err());
+    let check = ["access", "check", "n4", "root", "0", "--from", "10.77.0.4", "--dir", &dir, "--json"];
+    let decided: serde_json::Value = serde_json::from_str(&machines.done(1, &check)).unwrap();
+    assert_eq!(decided["uid"], 65534, "{decided}");
 }
 
 #[test]

@@ -42,6 +42,7 @@ fn empty_map() -> ClusterMap {
         homes: vec![],
         last_namespace: NamespaceId(40),
         removed: vec![],
+        access: Default::default(),
     }
 }
 /// Namespace "root", founding 1, led by `META`, which is down unless `up`; 9 changes are known of.

@@ -81,6 +81,7 @@ mod tests {
             homes: vec![],
             last_namespace: NamespaceId(1),
             removed: vec![],
+            access: Default::default(),
         }
     }
     fn others(all: &[(&str, u16)]) -> Vec<Connected> {

@@ -83,6 +83,7 @@ impl World {
             homes: vec![],
             last_namespace: Default::default(),
             removed: vec![],
+            access: Default::default(),
         };
         let disks = (0..width)
             .map(|i| (dir.path().join(format!("t{i}")), Arc::new(MemoryKv::new()) as SharedKv))

@@ -659,6 +659,7 @@ mod tests {
             homes: vec![],
             last_namespace: Default::default(),
             removed: vec![],
+            access: Default::default(),
         };
         let process =
             |name: &str, role| ProcessState { name: name.into(), role, lives: true, log: "/w/log/x".into() };
