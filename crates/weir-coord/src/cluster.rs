@@ -15,8 +15,9 @@ use weir_env::{Addr, Env, TaskHandle};
 use weir_proto::access::AccessRule;
 use weir_proto::coord::{
     AccessAdd, AccessRemove, AuditState, CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, FinishUpgrade,
-    GetAudit, GetCoordinators, GetMap, GetStatus, GetWaits, HomeAllow, HomeForbid, Joined, LeadNamespace, LeadReply,
-    Leave, MakeGroups, MapReply, RecordProgress, ReportTarget, ReportWaits, Suspicion, TargetReport, Wait,
+    GetAudit, GetCoordinators, GetMap, GetStatus, GetWaits, HomeAllow, HomeForbid, Joined, LeadNamespace,
+    LeadReply, Leave, MakeGroups, MapReply, RecordProgress, ReportTarget, ReportWaits, Suspicion,
+    TargetReport, Wait,
 };
 use weir_proto::home_rule::HomeRule;
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};

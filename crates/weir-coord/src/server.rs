@@ -21,8 +21,8 @@ use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, watch};
 use weir_proto::coord::{
     AccessAdd, AccessRemove, CaughtUp, ClearTarget, Coordinators, FinishUpgrade, GetCoordinators, GetMap,
-    GetStatus, GetWaits, Heartbeat, HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress,
-    ReportLink, ReportTarget, ReportWaits,
+    GetStatus, GetWaits, Heartbeat, HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups, MapReply,
+    RecordProgress, ReportLink, ReportTarget, ReportWaits,
 };
 use weir_proto::enrol::{
     Enrol, GetEnrolment, IssueCertificate, NodeRemove, RenewCertificate, TokenCreate, TokenRevoke,

@@ -6,7 +6,8 @@ use crate::audit::Audit;
 use std::sync::Arc;
 use weir_proto::backup::BackupSet;
 use weir_proto::coord::{
-    AccessAdd, AccessRemove, ClearTarget, FinishUpgrade, GetAudit, HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups,
+    AccessAdd, AccessRemove, ClearTarget, FinishUpgrade, GetAudit, HomeAllow, HomeForbid, Join,
+    LeadNamespace, Leave, MakeGroups,
 };
 use weir_proto::enrol::{Enrol, IssueCertificate, NodeRemove, TokenCreate, TokenRevoke};
 use weir_proto::home_rule::HomeRule;

@@ -6,9 +6,6 @@
 use crate::network::Network;
 use crate::{Error, Reader, Result, Wire, Writer};
 use crate::{message, wire_enum, wire_union};
-use std::fmt;
-use std::net::IpAddr;
-use std::str::FromStr;
 
 /// Rules of one cluster: every node gets them with each map.
 pub const RULES_MAX: usize = 256;

@@ -12,8 +12,8 @@ use weir_proto::map::{Layout, Scheme};
 use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
 use weir_proto::{
-    access, backup, coord, data, enrol, frame, home_rule, lock, map, meta, methods, recall, relation, snapshot,
-    version, volume,
+    access, backup, coord, data, enrol, frame, home_rule, lock, map, meta, methods, recall, relation,
+    snapshot, version, volume,
 };
 
 const ROUNDS: usize = 10_000;

@@ -6,8 +6,8 @@
 //! that a rule names has the volumes of its rules only.
 use std::fmt;
 use std::net::IpAddr;
-use weir_proto::glob::fits;
 use weir_proto::access::{AccessRule, Grant, IdRange, IdsAre, NOBODY, RootIs};
+use weir_proto::glob::fits;
 use weir_proto::meta::Cred;
 
 /// Who asks, as far as that is known.
