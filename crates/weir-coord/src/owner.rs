@@ -6,9 +6,8 @@
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
 use crate::cut_links::CutLinks;
 use crate::decide::{
-    Connected, HealthLimits, Presence, Progress, Strikes, allow_home, caught_up, demote_slow, finished_level,
-    forbid_home, forget_unpublished_epochs, is_spare, make_groups, needed_without, record_progress,
-    take_lead,
+    Connected, HealthLimits, Presence, Progress, Strikes, caught_up, demote_slow, finished_level,
+    forget_unpublished_epochs, is_spare, make_groups, needed_without, record_progress, take_lead,
 };
 use crate::members::{Members, Positions};
 use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe, probe_each};
@@ -24,7 +23,6 @@ use weir_proto::coord::{
     MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, Suspicion, TargetReport,
 };
 use weir_proto::frame::Hello;
-use weir_proto::home_rule::HomeRule;
 use weir_proto::map::{ClusterMap, MemberState, Node, RemovedNode, Role, Target, TargetState};
 use weir_proto::version::Program;
 use weir_proto::{Error, Result, TargetId};
@@ -92,10 +90,6 @@ pub enum Event {
         wanted: MakeGroups,
         answer: Answer<MapReply>,
     },
-    Homes {
-        change: HomeChange,
-        answer: Answer<MapReply>,
-    },
     FinishUpgrade {
         connected: Vec<Connected>,
         answer: Answer<MapReply>,
@@ -106,7 +100,7 @@ pub enum Event {
         now: u64,
         answer: Answer<()>,
     },
-    /// Rules for mounts come or go.
+    /// Rules for mounts or for homes come or go.
     Rules {
         change: RuleChange,
         answer: Answer<MapReply>,
@@ -143,11 +137,6 @@ pub enum Event {
     },
 }
 
-/// What an administrator wants of the rules for homes.
-pub enum HomeChange {
-    Allow(HomeRule),
-    Forbid(String),
-}
 /// Changes the rules of a draft, and says what was done.
 pub type RuleChange = Box<dyn FnOnce(&mut ClusterMap) -> Result<String> + Send>;
 
@@ -353,7 +342,6 @@ impl Owner {
                 }
             },
             Event::MakeGroups { wanted, answer } => batch.make_groups(&wanted, answer),
-            Event::Homes { change, answer } => batch.change_homes(change, answer),
             Event::FinishUpgrade { connected, answer } => {
                 batch.finish_upgrade(connected, &self.program, answer)
             }
@@ -655,22 +643,11 @@ impl Batch {
         self.after(answer, |_| ());
     }
 
-    fn change_homes(&mut self, change: HomeChange, answer: Answer<MapReply>) {
-        let done = match change {
-            HomeChange::Allow(rule) => allow_home(&mut self.draft.homes, rule).map(drop),
-            HomeChange::Forbid(place) => forbid_home(&mut self.draft.homes, &place),
-        };
-        match done {
-            Err(e) => refuse(answer, e),
-            Ok(()) => self.after(answer, newest),
-        }
-    }
-
     fn change_rules(&mut self, answer: Answer<MapReply>, change: RuleChange) {
         match change(&mut self.draft) {
             Err(e) => refuse(answer, e),
             Ok(what) => {
-                tracing::info!("rules for mounts: {what}");
+                tracing::info!("{what}");
                 self.after(answer, newest);
             }
         }

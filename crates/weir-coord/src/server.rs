@@ -3,13 +3,11 @@
 //! A member's connection is its membership: when it ends, its targets are down at once.
 //! Knows nothing of files.
 use crate::addresses::{announced, is_for_others};
-use crate::decide::{Connected, add_rule, remove_rule};
+use crate::decide::{Connected, add_rule, allow_home, forbid_home, remove_rule};
 use crate::enrol::{Office, follow_removals, renew_own};
 use crate::identity::{check_coordinator, write_coordinator};
 use crate::members::Members;
-use crate::owner::{
-    Answer, EVENTS_MAX, Event, HomeChange, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY,
-};
+use crate::owner::{Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY};
 use crate::records::{decode_map, decode_positions, decode_progress, encode_map};
 use crate::store::{Embedded, Revision, Store, Swap};
 use crate::waits::ReportedWaits;
@@ -366,13 +364,19 @@ impl Coordinator {
         Ok(match call.method {
             HomeAllow::METHOD => {
                 let HomeAllow { rule } = call.decode::<HomeAllow>()?;
-                let change = HomeChange::Allow(rule);
-                self.ask::<HomeAllow>(|answer| Event::Homes { change, answer })
+                let change = Box::new(move |map: &mut ClusterMap| {
+                    let said = format!("homes are allowed in {}", rule.place);
+                    allow_home(&mut map.homes, rule).map(|_| said)
+                });
+                self.ask::<HomeAllow>(|answer| Event::Rules { change, answer })
             }
             HomeForbid::METHOD => {
                 let HomeForbid { place } = call.decode::<HomeForbid>()?;
-                let change = HomeChange::Forbid(place);
-                self.ask::<HomeForbid>(|answer| Event::Homes { change, answer })
+                let change = Box::new(move |map: &mut ClusterMap| {
+                    forbid_home(&mut map.homes, &place)
+                        .map(|()| format!("homes are not allowed in {place} any more"))
+                });
+                self.ask::<HomeForbid>(|answer| Event::Rules { change, answer })
             }
             _ => return self.enrolment(call),
         })

@@ -45,9 +45,8 @@ struct Args {
     /// Faults that are left out, by their number in the run
     #[arg(long, value_name = "N,N…", value_delimiter = ',')]
     mute: Vec<u64>,
-    /// How stripes are kept on six targets: ec:K+M or replica:N
-    #[arg(long, default_value = "ec:4+2")]
-    scheme: Scheme,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Files are evicted and come back from a home, by movers that die
     #[arg(long, default_value = "no")]
     home: Choice,
@@ -72,9 +71,6 @@ struct Args {
     /// Volumes with limits are made, written until they are full, and deleted
     #[arg(long, default_value = "no")]
     limits: Choice,
-    /// Nodes show certificates, and frames are protected
-    #[arg(long, default_value = "no")]
-    certificates: Choice,
     /// The first run that breaks a promise is made smaller
     #[arg(long, default_value = "yes")]
     shrink: Choice,
@@ -236,6 +232,17 @@ fn write_log(path: &str, lines: &[String]) {
     }
 }
 
+/// What kind of cluster it is.
+#[derive(clap::Args)]
+struct ClusterArgs {
+    /// How stripes are kept on six targets: ec:K+M or replica:N
+    #[arg(long, default_value = "ec:4+2")]
+    scheme: Scheme,
+    /// Nodes show certificates, and frames are protected
+    #[arg(long, default_value = "no")]
+    certificates: Choice,
+}
+
 impl Args {
     fn options_of(&self, seed: u64) -> Options {
         let base = match &self.faults {
@@ -243,7 +250,7 @@ impl Args {
             Some(Kinds(faults)) => Options { faults: faults.clone(), ..Options::default() },
         };
         let mut options = Options {
-            scheme: self.scheme,
+            scheme: self.cluster.scheme,
             mute: self.mute.iter().copied().collect(),
             home: self.home == Choice::Yes,
             snapshots: self.snapshots == Choice::Yes,
@@ -253,7 +260,7 @@ impl Args {
             trash: self.trash == Choice::Yes,
             replica: self.replica == Choice::Yes,
             limits: self.limits == Choice::Yes,
-            certificates: self.certificates == Choice::Yes,
+            certificates: self.cluster.certificates == Choice::Yes,
             log: self.log.is_some(),
             ..base
         };

@@ -178,13 +178,13 @@ fn machines_join_with_tokens_and_share_a_file_system() {
 }
 
 #[test]
-fn root_of_a_joined_machine_is_nobody_unless_a_rule_says_otherwise() {
+fn root_of_a_joined_machine_is_not_root_without_a_rule() {
     let Some(machines) = cluster() else { return };
     let (dir, mount) = (machines.path("coord"), machines.mount());
     fs::write(mount.join("of-root"), b"secret").unwrap();
     shell(&format!("chmod 600 {}", mount.join("of-root").display()));
     machines.done(1, &["access", "remove", "admins", "--dir", &dir]);
-    wait_until("root is nobody", PATIENCE, || fs::write(mount.join("new"), b"").is_err());
+    wait_until("root is not root", PATIENCE, || fs::write(mount.join("new"), b"").is_err());
     assert!(fs::read(mount.join("of-root")).is_err());
     let check = ["access", "check", "n4", "root", "0", "--from", "10.77.0.4", "--dir", &dir, "--json"];
     let decided: serde_json::Value = serde_json::from_str(&machines.done(1, &check)).unwrap();

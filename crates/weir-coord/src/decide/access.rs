@@ -25,7 +25,7 @@ pub fn add_rule(map: &mut ClusterMap, add: &AccessAdd) -> Result<String> {
         Some(name) => rules.iter().position(|known| known.name == *name).ok_or_else(|| no_rule(name))?,
     };
     rules.insert(at, rule.clone());
-    Ok(format!("{:?} is number {} of {}", rule.name, at + 1, rules.len()))
+    Ok(format!("rule for mounts {:?} is number {} of {}", rule.name, at + 1, rules.len()))
 }
 
 /// Removes a rule; says what was done. `NotFound`: there is none of that name.
@@ -33,7 +33,7 @@ pub fn remove_rule(map: &mut ClusterMap, remove: &AccessRemove) -> Result<String
     let rules = &mut map.access.0;
     let at = rules.iter().position(|rule| rule.name == remove.name).ok_or_else(|| no_rule(&remove.name))?;
     rules.remove(at);
-    Ok(format!("{:?} is removed, {} are left", remove.name, rules.len()))
+    Ok(format!("rule for mounts {:?} is removed, {} are left", remove.name, rules.len()))
 }
 
 fn no_rule(name: &str) -> Error {
