@@ -20,7 +20,9 @@ use weir_proto::{
     CellId, ClusterId, DiskUuid, Epoch, Error, FileId, InodeId, NamespaceId, PgId, Seq, SessionId, TargetId,
     Version, VolumeId, Wire,
 };
-use weir_proto::{backup, coord, data, frame, lock, map, meta, recall, relation, snapshot, version, volume};
+use weir_proto::{
+    access, backup, coord, data, frame, lock, map, meta, recall, relation, snapshot, version, volume,
+};
 use weir_store::format::{self as index, Record as _};
 
 pub struct Target {

@@ -196,8 +196,15 @@ impl Client {
         self.inner.readlink(ino).await
     }
     /// Entries after the cookie `after` (0: from the start), "." and ".." not among them.
-    pub async fn readdir(&self, dir: InodeId, after: u64, limit: u32, with_attrs: bool) -> Result<Listing> {
-        self.inner.readdir(dir, after, limit, with_attrs).await
+    pub async fn readdir(
+        &self,
+        cred: &Cred,
+        dir: InodeId,
+        after: u64,
+        limit: u32,
+        with_attrs: bool,
+    ) -> Result<Listing> {
+        self.inner.readdir(cred, dir, after, limit, with_attrs).await
     }
     pub async fn mkdir(
         &self,
@@ -242,11 +249,11 @@ impl Client {
     ) -> Result<()> {
         self.inner.rename(cred, parent, name, new_parent, new_name, mode).await
     }
-    pub async fn get_xattr(&self, ino: InodeId, name: &[u8]) -> Result<Bytes> {
-        self.inner.get_xattr(ino, name).await
+    pub async fn get_xattr(&self, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<Bytes> {
+        self.inner.get_xattr(cred, ino, name).await
     }
-    pub async fn list_xattr(&self, ino: InodeId) -> Result<Vec<Bytes>> {
-        self.inner.list_xattr(ino).await
+    pub async fn list_xattr(&self, cred: &Cred, ino: InodeId) -> Result<Vec<Bytes>> {
+        self.inner.list_xattr(cred, ino).await
     }
     /// `create`: fail if it exists; `replace`: fail if it does not.
     pub async fn set_xattr(
@@ -311,6 +318,11 @@ impl Client {
         open: OpenMode,
     ) -> Result<Opened> {
         self.inner.create_nameless(cred, parent, mode.into(), open).await
+    }
+    /// Whether the kernel's opinion of what this user may open is enough. It is not where rules for mounts
+    /// may say otherwise.
+    pub fn may_open_unasked(&self, uid: u32) -> bool {
+        self.inner.may_open_unasked(uid)
     }
     /// Opens a file for reading without a message; `None`: use [`Client::open`]. That the caller may read it is for the caller to know.
     pub fn try_open(&self, ino: InodeId, open: OpenMode) -> Option<Opened> {

@@ -157,10 +157,17 @@ impl Inner {
         Ok(target)
     }
 
-    pub async fn readdir(&self, dir: InodeId, after: u64, limit: u32, with_attrs: bool) -> Result<Listing> {
+    pub async fn readdir(
+        &self,
+        cred: &Cred,
+        dir: InodeId,
+        after: u64,
+        limit: u32,
+        with_attrs: bool,
+    ) -> Result<Listing> {
         let inode = self.inode(dir);
         let (revoke_clock, before) = (self.revoke_clock(), inode.lock().names.change());
-        let ask = |session| ReadDir { session, dir, after, limit, with_attrs };
+        let ask = |session| ReadDir { session, cred: cred.clone(), dir, after, limit, with_attrs };
         let mut listing = self.session.ask(self.deadline(), ask).await?;
         self.apply_dir_lease(&inode, &listing.dir_lease, revoke_clock);
         for listed in &mut listing.entries {
@@ -372,7 +379,7 @@ impl Inner {
         Ok(())
     }
 
-    pub async fn get_xattr(&self, ino: InodeId, name: &[u8]) -> Result<Bytes> {
+    pub async fn get_xattr(&self, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<Bytes> {
         if name.starts_with(ACL_PREFIX) && self.try_getattr(ino).is_some_and(|stat| !stat.attr.acl) {
             return Err(Error::name(
                 NameRule::NoAttribute,
@@ -380,11 +387,12 @@ impl Inner {
             ));
         }
         let name = Bytes::copy_from_slice(name);
-        let ask = |session| GetXattr { session, ino, name: name.clone() };
+        let ask = |session| GetXattr { session, cred: cred.clone(), ino, name: name.clone() };
         Ok(self.session.ask(self.deadline(), ask).await?.value)
     }
-    pub async fn list_xattr(&self, ino: InodeId) -> Result<Vec<Bytes>> {
-        Ok(self.session.ask(self.deadline(), |session| ListXattr { session, ino }).await?.names)
+    pub async fn list_xattr(&self, cred: &Cred, ino: InodeId) -> Result<Vec<Bytes>> {
+        let ask = |session| ListXattr { session, cred: cred.clone(), ino };
+        Ok(self.session.ask(self.deadline(), ask).await?.names)
     }
     pub async fn set_xattr(
         &self,

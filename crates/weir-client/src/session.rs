@@ -6,7 +6,7 @@
 //! Knows nothing of inodes but that somebody ([`Holder`]) holds leases on them.
 use crate::maps::MapsSeen;
 use crate::status::Counters;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -59,6 +59,7 @@ pub struct Session {
     ready_connection: AtomicU64,
     session: AtomicU64,
     lease_ms: AtomicU64,
+    opens_asked: AtomicBool,
     /// When the last answered request was sent, in nanoseconds of the node's clock.
     heard: AtomicU64,
     slots: Mutex<Vec<Slot>>,
@@ -142,6 +143,7 @@ impl Session {
             ready_connection: AtomicU64::new(u64::MAX),
             session: AtomicU64::new(0),
             lease_ms: AtomicU64::new(1000),
+            opens_asked: AtomicBool::new(false),
             heard: AtomicU64::new(0),
             slots: Mutex::new(
                 (0..SLOTS).rev().map(|number| Slot { number, session: SessionId(0), seq: 0 }).collect(),
@@ -169,6 +171,11 @@ impl Session {
 
     fn holder(&self) -> Option<Arc<dyn Holder>> {
         self.holder.lock().expect("no holder panics").as_ref().and_then(Weak::upgrade)
+    }
+
+    /// Whether the leader wants to be asked for each open of the superuser.
+    pub fn opens_asked(&self) -> bool {
+        self.opens_asked.load(Ordering::Relaxed)
     }
 
     /// Whether the leader was heard within the lease term.
@@ -257,7 +264,8 @@ impl Session {
                 _ => e,
             })
             .map_err(|e| e.doing("open a session"))?;
-        let SessionOpened { session, lease_ms, .. } = opened;
+        let SessionOpened { session, lease_ms, opens_asked, .. } = opened;
+        self.opens_asked.store(opens_asked, Ordering::Relaxed);
         // It holds nothing, but files may be open. Whoever gets the right to write one before the leader counts it as open is passed
         // over by what asks all who write.
         let held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));

@@ -37,6 +37,7 @@ pub struct SnapshotFile {
 struct Itself {
     client: Arc<Inner>,
     handle: Handle,
+    opened_by: Cred,
 }
 impl fmt::Debug for Itself {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -150,7 +151,7 @@ impl Inner {
             }
             if attr.evicted > 0 {
                 let itself = match unchanged {
-                    true => match self.open_itself(ino).await {
+                    true => match self.open_itself(cred, ino).await {
                         // It was removed meanwhile: asked again, that is known.
                         Err(e) if e.kind == ErrorKind::Stale => continue,
                         opened => Some(opened?),
@@ -194,10 +195,16 @@ impl Inner {
     }
 
     /// Whoever may read a file in a snapshot may read what it still is.
-    async fn open_itself(&self, ino: InodeId) -> Result<Itself> {
-        let handle = self.open(&superuser(), ino, OpenMode::READ).await?.handle;
-        self.leaves_access_time(handle);
-        Ok(Itself { client: self.arc(), handle })
+    async fn open_itself(&self, cred: &Cred, ino: InodeId) -> Result<Itself> {
+        let (opened, opened_by) = match self.open(&superuser(), ino, OpenMode::READ).await {
+            // Rules for mounts make somebody else of the superuser here.
+            Err(e) if e.kind == ErrorKind::Denied => {
+                (self.open(cred, ino, OpenMode::READ).await?, cred.clone())
+            }
+            opened => (opened?, superuser()),
+        };
+        self.leaves_access_time(opened.handle);
+        Ok(Itself { client: self.arc(), handle: opened.handle, opened_by })
     }
 
     /// Bytes that were at home only, brought back for the file itself.
@@ -205,7 +212,8 @@ impl Inner {
         let (snapshot, ino) = (file.snapshot, file.attr.ino);
         if let Some(itself) = &file.itself {
             let parts = self.read(itself.handle, from, (to - from) as usize).await?;
-            let ask = |session| SnapshotOpen { session, cred: superuser(), snapshot, ino, execute: false };
+            let cred = &itself.opened_by;
+            let ask = |session| SnapshotOpen { session, cred: cred.clone(), snapshot, ino, execute: false };
             if self.session.ask(self.deadline(), ask).await?.unchanged {
                 return Ok(Bytes::from(parts.concat()));
             }

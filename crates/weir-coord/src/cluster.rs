@@ -12,10 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use weir_env::watch;
 use weir_env::{Addr, Env, TaskHandle};
+use weir_proto::access::AccessRule;
 use weir_proto::coord::{
-    AuditState, CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, FinishUpgrade, GetAudit,
-    GetCoordinators, GetMap, GetStatus, GetWaits, Joined, LeadNamespace, LeadReply, Leave, MakeGroups,
-    MapReply, RecordProgress, ReportTarget, ReportWaits, Suspicion, TargetReport, Wait,
+    AccessAdd, AccessRemove, AuditState, CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, FinishUpgrade,
+    GetAudit, GetCoordinators, GetMap, GetStatus, GetWaits, Joined, LeadNamespace, LeadReply, Leave,
+    MakeGroups, MapReply, RecordProgress, ReportTarget, ReportWaits, Suspicion, TargetReport, Wait,
 };
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
 use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NamespaceId, NodeId, PgId, Request, Result, TargetId};
@@ -242,6 +243,14 @@ impl Cluster {
     /// Raises the cluster's level to the highest one that its programs know. `Unsupported`: some know less.
     pub async fn finish_upgrade(&self) -> Result<Arc<ClusterMap>> {
         self.change(&FinishUpgrade {}).await
+    }
+
+    /// Adds a rule for mounts: before the one of a name, else as the last one.
+    pub async fn add_access_rule(&self, rule: AccessRule, before: Option<String>) -> Result<Arc<ClusterMap>> {
+        self.change(&AccessAdd { rule, before }).await
+    }
+    pub async fn remove_access_rule(&self, name: String) -> Result<Arc<ClusterMap>> {
+        self.change(&AccessRemove { name }).await
     }
 
     async fn change<R: Request<Reply = MapReply>>(&self, request: &R) -> Result<Arc<ClusterMap>> {

@@ -25,6 +25,7 @@ fn empty_map() -> ClusterMap {
         groups: vec![],
         namespaces: vec![],
         last_namespace: Default::default(),
+        access: Default::default(),
     }
 }
 fn join(name: &str, instance: u64, disks: &[u8]) -> Join {

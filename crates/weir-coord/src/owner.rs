@@ -91,6 +91,11 @@ pub enum Event {
         connected: Vec<Connected>,
         answer: Answer<MapReply>,
     },
+    /// Rules for mounts come or go.
+    Rules {
+        change: RuleChange,
+        answer: Answer<MapReply>,
+    },
     Leave {
         leave: Leave,
         connection: u64,
@@ -122,6 +127,9 @@ pub enum Event {
         answer: Answer<()>,
     },
 }
+
+/// Changes the rules of a draft, and says what was done.
+pub type RuleChange = Box<dyn FnOnce(&mut ClusterMap) -> Result<String> + Send>;
 
 /// What is done once the batch's map is durable (or is not).
 type AfterWrite = Box<dyn FnOnce(&Result<Arc<ClusterMap>>) + Send>;
@@ -324,6 +332,7 @@ impl Owner {
             Event::FinishUpgrade { connected, answer } => {
                 batch.finish_upgrade(connected, &self.program, answer)
             }
+            Event::Rules { change, answer } => batch.change_rules(answer, change),
             Event::Leave { answer, .. } if self.ends => batch.after(answer, |_| ()),
             Event::Leave { leave, connection, answer } => self.leaves(leave, connection, answer, batch, now),
             Event::Lead { lead, connection, answer } => self.leads(&lead, connection, answer, batch),
@@ -596,6 +605,16 @@ impl Batch {
                     );
                 }
                 self.draft.level = level;
+                self.after(answer, newest);
+            }
+        }
+    }
+
+    fn change_rules(&mut self, answer: Answer<MapReply>, change: RuleChange) {
+        match change(&mut self.draft) {
+            Err(e) => refuse(answer, e),
+            Ok(what) => {
+                tracing::info!("rules for mounts: {what}");
                 self.after(answer, newest);
             }
         }

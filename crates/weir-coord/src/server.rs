@@ -3,7 +3,7 @@
 //! A member's connection is its membership: when it ends, its targets are down at once.
 //! Knows nothing of files.
 use crate::addresses::{announced, is_for_others};
-use crate::decide::Connected;
+use crate::decide::{Connected, add_rule, remove_rule};
 use crate::identity::{check_coordinator, write_coordinator};
 use crate::members::Members;
 use crate::owner::{Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY};
@@ -17,9 +17,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, watch};
 use weir_proto::coord::{
-    CaughtUp, ClearTarget, Coordinators, FinishUpgrade, GetCoordinators, GetMap, GetStatus, GetWaits,
-    Heartbeat, Join, LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget,
-    ReportWaits,
+    AccessAdd, AccessRemove, CaughtUp, ClearTarget, Coordinators, FinishUpgrade, GetCoordinators, GetMap,
+    GetStatus, GetWaits, Heartbeat, Join, LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress,
+    ReportLink, ReportTarget, ReportWaits,
 };
 use weir_proto::map::{ClusterMap, Settings};
 use weir_proto::sender::Sender;
@@ -269,6 +269,16 @@ impl Coordinator {
                 let connected = self.clients().values().cloned().collect();
                 self.ask::<FinishUpgrade>(|answer| Event::FinishUpgrade { connected, answer })
             }
+            AccessAdd::METHOD => {
+                let add = call.decode::<AccessAdd>()?;
+                let change = Box::new(move |map: &mut ClusterMap| add_rule(map, &add));
+                self.ask::<AccessAdd>(|answer| Event::Rules { change, answer })
+            }
+            AccessRemove::METHOD => {
+                let remove = call.decode::<AccessRemove>()?;
+                let change = Box::new(move |map: &mut ClusterMap| remove_rule(map, &remove));
+                self.ask::<AccessRemove>(|answer| Event::Rules { change, answer })
+            }
             Leave::METHOD => {
                 let leave = call.decode::<Leave>()?;
                 self.ask::<Leave>(|answer| Event::Leave { leave, connection, answer })
@@ -359,6 +369,7 @@ async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(Cl
         groups: vec![],
         namespaces: vec![],
         last_namespace: NamespaceId(env.rng.next_u64() as u32 >> 1),
+        access: Default::default(),
     };
     match store.compare_and_swap(MAP_KEY, Revision(0), encode_map(&map)).await? {
         Swap::Done(revision) => Ok((map, revision)),

@@ -207,10 +207,9 @@ async fn drop_privileges(client: &Client, cred: &Cred, ino: InodeId) -> Result<(
     if attr.kind == FileKind::Directory || mode == tr::permissions(attr.mode) {
         return Ok(());
     }
-    // In the name of the superuser: the right to write was enough to lose them.
-    let cred = Cred { uid: 0, ..cred.clone() };
+    // The right to write is enough to lose them.
     let set = SetAttrs { mode: Some(mode), ..SetAttrs::default() };
-    client.setattr(&cred, ino, None, set).await.map(drop)
+    client.setattr(cred, ino, None, set).await.map(drop)
 }
 
 /// The attributes of an inode, also of one that is gone: the kernel asks because somebody has it open still.
@@ -473,7 +472,9 @@ impl Filesystem for Mounted {
         let leaves_access_time = flags.0 & libc::O_NOATIME != 0;
         let ino = tr::from_kernel_ino(ino);
         // The kernel has checked the permissions, under the lease that lets this be answered here.
-        if let Some(opened) = self.client.try_open(ino, mode) {
+        if self.client.may_open_unasked(request.uid())
+            && let Some(opened) = self.client.try_open(ino, mode)
+        {
             if leaves_access_time {
                 self.client.leaves_access_time(opened.handle);
             }
@@ -753,9 +754,9 @@ impl Filesystem for Mounted {
         self.wait(request, reply, work, reply_empty);
     }
 
-    fn opendir(&self, _: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    fn opendir(&self, request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         self.look_at_options();
-        reply.opened(self.streams.open(), FopenFlags::empty());
+        reply.opened(self.streams.open(self.cred(request)), FopenFlags::empty());
     }
 
     fn readdir(
@@ -903,7 +904,7 @@ impl Filesystem for Mounted {
         if is_snapshot(ino) {
             return self.snapshot_getxattr(request, ino, name.as_bytes().to_vec(), size, reply);
         }
-        let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
+        let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
         if let Some(own) = name.to_str().filter(|n| n.as_bytes().starts_with(OWN_PREFIX)) {
             let text = (self.own_attributes)(&client, ino, own);
             let work = async move { text.await.map(Bytes::from) };
@@ -911,7 +912,7 @@ impl Filesystem for Mounted {
         }
         let absent = absent_attribute(name);
         let name = name.to_owned();
-        let work = async move { client.get_xattr(ino, name.as_bytes()).await };
+        let work = async move { client.get_xattr(&cred, ino, name.as_bytes()).await };
         self.wait(request, reply, work, move |reply: ReplyXattr, value| match value {
             Err(e) if tr::errno(&e) == Errno::NO_XATTR => reply.error(absent),
             value => reply_xattr(reply, size, value),
@@ -923,9 +924,9 @@ impl Filesystem for Mounted {
         if is_snapshot(ino) {
             return self.snapshot_listxattr(request, ino, size, reply);
         }
-        let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
+        let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
         let work = async move {
-            let names = client.list_xattr(ino).await;
+            let names = client.list_xattr(&cred, ino).await;
             names.map(|names| credentials::visible(&names, thread))
         };
         self.wait(request, reply, work, move |reply, names| reply_xattr(reply, size, names));
@@ -1104,7 +1105,8 @@ async fn list(
     limit: u32,
     with_attrs: bool,
 ) -> Result<Listing> {
-    let mut listing = client.readdir(dir, offset.saturating_sub(DOTS), limit, with_attrs).await?;
+    let cred = streams.opened_by(fh);
+    let mut listing = client.readdir(&cred, dir, offset.saturating_sub(DOTS), limit, with_attrs).await?;
     let end = streams.end(fh, offset, listing.newest);
     listing.entries.retain(|entry| entry.cookie <= end);
     Ok(listing)

@@ -1,10 +1,12 @@
-//! Directories that the kernel is reading: where each stream ends.
+//! Directories that the kernel is reading: who opened each stream, and where it ends.
 //!
 //! Invariant: a stream ends at the newest entry that the directory had when it was read from its start. A name that is made or renamed
 //! later has a cookie behind all others: without that end, a program that renames what it reads would read for ever.
 use fuser::FileHandle;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
+use weir_proto::access::NOBODY;
+use weir_proto::meta::Cred;
 
 /// Open streams; their number is bounded by what programs have open.
 #[derive(Default)]
@@ -13,23 +15,36 @@ pub struct Streams(Mutex<Open>);
 #[derive(Default)]
 struct Open {
     last: u64,
-    /// The cookie of the last entry of each stream, once it is known.
-    ends: HashMap<u64, Option<u64>>,
+    streams: HashMap<u64, Stream>,
+}
+
+struct Stream {
+    /// Whoever opened it may read it to its end, also after a change of user.
+    opened_by: Cred,
+    /// The cookie of its last entry, once it is known.
+    end: Option<u64>,
 }
 
 impl Streams {
-    pub fn open(&self) -> FileHandle {
+    pub fn open(&self, opened_by: Cred) -> FileHandle {
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         open.last += 1;
         let fh = open.last;
-        open.ends.insert(fh, None);
+        open.streams.insert(fh, Stream { opened_by, end: None });
         FileHandle(fh)
+    }
+
+    /// Nobody, of a stream that is not known.
+    pub fn opened_by(&self, fh: FileHandle) -> Cred {
+        let open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let nobody = || Cred { uid: NOBODY, gid: NOBODY, groups: Vec::new() };
+        open.streams.get(&fh.0).map_or_else(nobody, |stream| stream.opened_by.clone())
     }
 
     /// Where the stream ends that was just read from `offset` on; `newest`: the newest cookie in the directory now.
     pub fn end(&self, fh: FileHandle, offset: u64, newest: u64) -> u64 {
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(end) = open.ends.get_mut(&fh.0) else { return newest };
+        let Some(Stream { end, .. }) = open.streams.get_mut(&fh.0) else { return newest };
         if offset == 0 {
             *end = None; // begun anew, by `rewinddir`
         }
@@ -37,7 +52,7 @@ impl Streams {
     }
 
     pub fn close(&self, fh: FileHandle) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).ends.remove(&fh.0);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).streams.remove(&fh.0);
     }
 }
 
@@ -48,7 +63,9 @@ mod tests {
     #[test]
     fn a_stream_ends_at_what_was_there_when_it_was_begun() {
         let streams = Streams::default();
-        let (one, other) = (streams.open(), streams.open());
+        let user = |uid| Cred { uid, gid: 1, groups: vec![1] };
+        let (one, other) = (streams.open(user(1)), streams.open(user(2)));
+        assert_eq!((streams.opened_by(one), streams.opened_by(other)), (user(1), user(2)));
         assert_eq!(streams.end(one, 0, 10), 10);
         assert_eq!(streams.end(one, 7, 15), 10, "what was made since is behind the end");
         assert_eq!(streams.end(other, 5, 16), 16, "a stream that is begun in the middle");

@@ -134,7 +134,7 @@ impl Verify {
         while let Some((dir, path)) = todo.pop() {
             let (mut after, mut names) = (0, BTreeSet::new());
             loop {
-                let page = match me.client.readdir(dir, after, PAGE, false).await {
+                let page = match me.client.readdir(&crate::weir::root(), dir, after, PAGE, false).await {
                     Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => break, // removed meanwhile
                     page => page?,
                 };

@@ -251,9 +251,9 @@ impl Inner {
 
     async fn xattrs(&self, ino: InodeId) -> Result<Vec<Xattr>> {
         let mut xattrs = Vec::new();
-        for name in self.client.list_xattr(ino).await? {
+        for name in self.client.list_xattr(&root(), ino).await? {
             if is_kept(&name) {
-                let value = self.client.get_xattr(ino, &name).await?;
+                let value = self.client.get_xattr(&root(), ino, &name).await?;
                 xattrs.push(Xattr { name, value });
             }
         }
@@ -456,7 +456,7 @@ impl Inner {
     }
 
     async fn first_name(&self, dir: InodeId) -> Result<Option<Bytes>> {
-        let listed = self.client.readdir(dir, 0, 1, false).await?;
+        let listed = self.client.readdir(&root(), dir, 0, 1, false).await?;
         Ok(listed.entries.into_iter().next().map(|entry| entry.name))
     }
 
@@ -490,7 +490,7 @@ impl Inner {
         let ino = self.dir_at(dir).await?;
         let (mut page, mut cookie, mut end) = (BTreeMap::new(), 0, true);
         loop {
-            let listed = self.client.readdir(ino, cookie, LIST_MAX, false).await.map_err(failed)?;
+            let listed = self.client.readdir(&root(), ino, cookie, LIST_MAX, false).await.map_err(failed)?;
             for entry in listed.entries {
                 cookie = entry.cookie;
                 let is_ours =
@@ -534,7 +534,7 @@ impl Inner {
     ) -> Outcome<(Listing, u64)> {
         let failed = |e| fault("list", dir, e);
         let limit = u32::try_from(limit).unwrap_or(LIST_MAX).clamp(1, LIST_MAX);
-        let listed = self.client.readdir(ino, cookie, limit, false).await.map_err(failed)?;
+        let listed = self.client.readdir(&root(), ino, cookie, limit, false).await.map_err(failed)?;
         let (mut entries, mut cookie) = (Vec::with_capacity(listed.entries.len()), cookie);
         for entry in listed.entries {
             cookie = entry.cookie;

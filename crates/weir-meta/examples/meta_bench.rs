@@ -67,6 +67,8 @@ impl Bench {
             gone: Arc::new(|_| false),
             map_version: Arc::new(|| 0),
             takes_data: Arc::new(|| true),
+            access: Arc::new(Default::default),
+            refused: Arc::new(|_| ()),
         };
         let meta = Meta::open(env, kv, config)?;
         let running = meta.clone();

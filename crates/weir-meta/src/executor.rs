@@ -6,6 +6,7 @@
 //!
 //! Knows nothing of the wire but the messages' types.
 
+use crate::access::{Mount, Mounts, Refused, Told};
 use crate::clones::Clones;
 use crate::crash_points;
 use crate::evictor::{Evictor, Space};
@@ -30,9 +31,11 @@ use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
 use weir_env::{Env, Instant};
 use weir_kv::{CommitSeq, SharedKv, Txn};
+use weir_proto::access::AccessRules;
 use weir_proto::meta::{LeaseKind, Op, SLOTS, Time};
 use weir_proto::volume::Policy;
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Result, SessionId, VolumeId, Wire, Writer};
+use weir_rpc::Connection;
 
 /// Room for most replies.
 const REPLY_BYTES: usize = 384;
@@ -77,6 +80,10 @@ pub struct MetaConfig {
     pub map_version: Arc<dyn Fn() -> u64 + Send + Sync>,
     /// Whether all targets' groups take data: as long as one does not, who cannot save is not to blame.
     pub takes_data: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// The rules for mounts, from the same map.
+    pub access: Arc<dyn Fn() -> AccessRules + Send + Sync>,
+    /// Is told when these rules refuse something.
+    pub refused: Arc<Refused>,
 }
 
 /// The leader of one namespace.
@@ -105,6 +112,7 @@ pub(crate) struct State {
     pub quotas: Quotas,
     pub recalls: Recalls,
     pub sessions: Sessions,
+    pub mounts: Mounts,
     /// Until then sessions of before the restart may come back.
     pub grace_until: Option<Instant>,
     /// When this node began, or last went on after it had stood still.
@@ -204,6 +212,7 @@ impl Leader {
             locks: LockTable::default(),
             quotas,
             recalls: Recalls::default(),
+            mounts: Mounts::new(Told::new(config.refused.clone())),
             grace_until: (!sessions.is_empty()).then(|| now + term),
             stood_still_until: now,
             looked: now,
@@ -276,6 +285,7 @@ impl Leader {
         &self,
         state: &mut State,
         request: &R,
+        on: &Connection,
         parked: &mut Vec<InodeId>,
     ) -> Result<(Step, Vec<Conflict>)> {
         state.unpark(parked);
@@ -285,9 +295,10 @@ impl Leader {
         if state.grace_until.is_some() {
             return Ok((Step::Wait(state.grace_over.clone().notified_owned()), Vec::new()));
         }
+        let mount = self.mount_at(state, on);
         let mut conflicts = std::mem::take(&mut state.conflicts);
         conflicts.clear();
-        let ran = self.run(state, request, &mut conflicts);
+        let ran = self.run(state, request, mount.as_deref(), &mut conflicts);
         if conflicts.is_empty() {
             state.conflicts = conflicts;
             let ran = ran.map_err(|e| self.map_error(e));
@@ -319,11 +330,12 @@ impl Leader {
         &self,
         state: &mut State,
         request: &R,
+        mount: Option<&Mount>,
         conflicts: &mut Vec<Conflict>,
     ) -> Result<Vec<u8>> {
         let (mut reply, first) = match R::work() {
-            Work::Show(show) => (self.show(state, request, conflicts, show)?, true),
-            Work::Change(change) => self.change(state, request, conflicts, change)?,
+            Work::Show(show) => (self.show(state, request, mount, conflicts, show)?, true),
+            Work::Change(change) => self.change(state, request, mount, conflicts, change)?,
         };
         let State { leases, quotas, contended, sessions, .. } = state;
         let now = sessions.get(&request.session()).map_or(Instant(0), |s| s.heard);
@@ -354,14 +366,17 @@ impl Leader {
         &self,
         state: &State,
         request: &R,
+        mount: Option<&Mount>,
         conflicts: &mut Vec<Conflict>,
         show: fn(&mut View<'_>, &R) -> Result<R::Reply>,
     ) -> Result<R::Reply> {
         let live = |s: SessionId| state.sessions.contains_key(&s);
-        let rules = self.rules(state, request.session(), &live);
+        let rules = self.rules(state, request.session(), mount, &live);
         let mut reply = None;
         self.kv.read(&mut |read| {
             conflicts.clear();
+            let mapped = namespace::admit::admit(read, &rules, request)?;
+            let request = mapped.as_ref().unwrap_or(request);
             reply = Some(show(&mut View { read, rules: &rules, conflicts }, request)?);
             Ok(())
         })?;
@@ -373,6 +388,7 @@ impl Leader {
         &self,
         state: &mut State,
         request: &R,
+        mount: Option<&Mount>,
         conflicts: &mut Vec<Conflict>,
         change: fn(&mut Cx<'_>, &R) -> Result<R::Reply>,
     ) -> Result<(R::Reply, bool)> {
@@ -381,7 +397,7 @@ impl Leader {
         let (mut done, mut replayed, mut events) = (None, false, Events::default());
         {
             let live = |s: SessionId| state.sessions.contains_key(&s);
-            let rules = self.rules(state, request.session(), &live);
+            let rules = self.rules(state, request.session(), mount, &live);
             let committed = self.kv.transact_more(&mut |txn| {
                 conflicts.clear();
                 events = Events::default();
@@ -389,6 +405,8 @@ impl Leader {
                     (done, replayed) = (Some(reply), true);
                     return Ok(());
                 }
+                let mapped = namespace::admit::admit(&*txn, &rules, request)?;
+                let request = mapped.as_ref().unwrap_or(request);
                 let reply = namespace::run(txn, &rules, conflicts, &mut events, |cx| change(cx, request))?;
                 if let Some(op) = op {
                     let value = slot_value(op.seq, R::METHOD, &reply);
@@ -426,7 +444,7 @@ impl Leader {
         let mut events = Events::default();
         {
             let live = |s: SessionId| state.sessions.contains_key(&s);
-            let rules = self.rules(state, session, &live);
+            let rules = self.rules(state, session, None, &live);
             let committed = self.kv.transact(&mut |txn| {
                 conflicts.clear();
                 events = Events::default();
@@ -438,10 +456,11 @@ impl Leader {
         self.apply_events(state, session, &events)
     }
 
-    fn rules<'a>(
+    pub fn rules<'a>(
         &'a self,
         state: &'a State,
         session: SessionId,
+        mount: Option<&'a Mount>,
         live: &'a dyn Fn(SessionId) -> bool,
     ) -> Rules<'a> {
         let (now, deaths, layout) = (self.wall(), state.deaths, &*self.config.layout);
@@ -449,6 +468,7 @@ impl Leader {
         let (snapshots, snapshotting) = (&state.snapshots, state.snapshotting);
         Rules {
             session,
+            mount,
             now,
             leases: &state.leases,
             quotas,
@@ -466,7 +486,7 @@ impl Leader {
     /// Whether a writer died with data of this file possibly on its way.
     pub fn must_recover(&self, state: &State, ino: InodeId, inode: &Inode) -> bool {
         let live = |s: SessionId| state.sessions.contains_key(&s);
-        self.rules(state, NOBODY, &live).must_recover(ino, inode)
+        self.rules(state, NOBODY, None, &live).must_recover(ino, inode)
     }
 
     fn apply_events(&self, state: &mut State, session: SessionId, events: &Events) -> Result<()> {
@@ -497,6 +517,9 @@ impl Leader {
             })?;
             self.forgetting.notify_one();
             self.clones.call.notify_one();
+        }
+        if !events.volumes.is_empty() {
+            state.mounts.forget_decisions();
         }
         for (id, record) in &events.volumes {
             state.quotas.note(*id, record.as_ref());
@@ -545,6 +568,7 @@ impl Leader {
     /// The end of a session: its leases, its locks, its opens, its record.
     pub fn end_session(self: &Arc<Self>, state: &mut State, id: SessionId, why: &str) -> Result<()> {
         let Some(session) = state.sessions.remove(&id) else { return Ok(()) };
+        state.mounts.told.forget_session(id);
         state.quotas.drop_session(id);
         let freed = state.locks.drop_session(id, self.env.clock.now());
         crate::locks::hint(self, state, freed);

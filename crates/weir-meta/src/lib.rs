@@ -6,6 +6,7 @@
 //! Knows nothing of disks, of FUSE or of home back ends; it never touches a file's data except inline bytes.
 #![forbid(unsafe_code)]
 
+mod access;
 mod backup;
 mod clones;
 pub mod crash_points;
@@ -18,9 +19,11 @@ mod lead;
 pub mod lease;
 pub mod lock;
 mod locks;
+mod mounts;
 pub mod namespace;
 mod ops;
 mod quotas;
+mod reach;
 mod recall;
 pub mod recalls;
 pub mod record;
@@ -34,6 +37,7 @@ mod snapshots;
 mod sweeper;
 mod trash;
 
+pub use access::{Refusal, Refused};
 pub use evict::Level;
 pub use evictor::Space;
 pub use executor::MetaConfig;

@@ -10,6 +10,7 @@ use crate::namespace::{
     snapshot, snapshot_view, totals, usage_of, volume, xattr,
 };
 use crate::quotas::Quotas;
+use crate::reach::Reaches;
 use crate::relation::serve;
 use weir_env::Instant;
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
@@ -35,7 +36,7 @@ pub enum Work<R: Request> {
 }
 
 /// An operation on the namespace.
-pub trait Operation: Request + Send + Sync + 'static {
+pub trait Operation: Reaches {
     fn session(&self) -> SessionId;
     /// Of a change that must happen once.
     fn op(&self) -> Option<&Op> {
@@ -153,8 +154,8 @@ operation!(ReadDir, Show list::readdir, (r, reply, g) {
     }
     g.directory(r.dir, &mut reply.dir_lease);
 });
-operation!(GetXattr, Show |view, r| xattr::getxattr(view, r.ino, &r.name), (r, reply, g) { let _ = reply; });
-operation!(ListXattr, Show |view, r| xattr::listxattr(view, r.ino), (r, reply, g) { let _ = reply; });
+operation!(GetXattr, Show |view, r| xattr::getxattr(view, &r.cred, r.ino, &r.name), (r, reply, g) { let _ = reply; });
+operation!(ListXattr, Show |view, r| xattr::listxattr(view, &r.cred, r.ino), (r, reply, g) { let _ = reply; });
 operation!(GetUsage, Show |view, r| usage_of(view.read, r.dir), (r, reply, g) { let _ = reply; });
 operation!(StatFs, Show |view, _| totals(view.read), (r, reply, g) { let _ = reply; });
 operation!(ReadInline, Show |view, r| open::read_inline(view, r.ino), (r, reply, g) g.entry(&mut reply.entry));

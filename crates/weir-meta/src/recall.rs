@@ -30,21 +30,32 @@ impl Meta {
     pub(crate) fn handle_recall(&self, call: &Call) -> Outcome {
         let deadline = call.deadline;
         match call.method {
-            AwaitRecall::METHOD => self.later(call, move |leader, r| await_recall(leader, r, deadline)),
-            TakeRecalls::METHOD => self.later(call, move |leader, r| take_recalls(leader, r, deadline)),
-            WantRecall::METHOD => Outcome::plain(call.decode().and_then(|r| self.want_recall(&r))),
+            AwaitRecall::METHOD => {
+                let request = self.admitted::<AwaitRecall>(call, |r| r.session);
+                self.later(request, move |leader, r| await_recall(leader, r, deadline))
+            }
+            TakeRecalls::METHOD => {
+                self.later(call.decode(), move |leader, r| take_recalls(leader, r, deadline))
+            }
+            WantRecall::METHOD => Outcome::plain(
+                self.admitted::<WantRecall>(call, |r| r.session).and_then(|r| self.want_recall(&r)),
+            ),
             RecallFailed::METHOD => Outcome::plain(call.decode().and_then(|r| self.recall_failed(&r))),
-            GetEviction::METHOD => Outcome::plain(call.decode().and_then(|r| self.eviction(&r))),
-            GetTierState::METHOD => Outcome::plain(call.decode().and_then(|r| self.tier_state(&r))),
+            GetEviction::METHOD => Outcome::plain(
+                self.admitted::<GetEviction>(call, |r| r.session).and_then(|r| self.eviction(&r)),
+            ),
+            GetTierState::METHOD => Outcome::plain(
+                self.admitted::<GetTierState>(call, |r| r.session).and_then(|r| self.tier_state(&r)),
+            ),
             _ => Outcome::refused(call.unknown()),
         }
     }
 
-    fn later<R: Request, F>(&self, call: &Call, work: impl FnOnce(Arc<Leader>, R) -> F) -> Outcome
+    fn later<R: Request, F>(&self, request: Result<R>, work: impl FnOnce(Arc<Leader>, R) -> F) -> Outcome
     where
         F: Future<Output = Result<R::Reply>> + Send + 'static,
     {
-        let request = match call.decode::<R>() {
+        let request = match request {
             Ok(request) => request,
             Err(e) => return Outcome::refused(e),
         };

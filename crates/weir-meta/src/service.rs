@@ -157,7 +157,7 @@ impl Meta {
         let leader = &self.leader;
         let mut parked = Vec::new();
         let mut state = leader.lock();
-        let step = leader.attempt(&mut state, &request, &mut parked);
+        let step = leader.attempt(&mut state, &request, &call.connection, &mut parked);
         let newest = state.newest;
         drop(state);
         match step {
@@ -165,7 +165,7 @@ impl Meta {
             Ok((Step::Done(body, seq), _)) => Outcome::Ready(seq, Ok(reply(body))),
             Ok((Step::Wait(wait), conflicts)) => {
                 self.revoke(conflicts);
-                let waiting = Waiting { leader: leader.clone(), parked };
+                let waiting = Waiting { leader: leader.clone(), on: call.connection.clone(), parked };
                 Outcome::Waits(Box::pin(wait_and_retry(self.clone(), request, waiting, wait, call.deadline)))
             }
             // A refusal shows what others did, too.
@@ -253,6 +253,8 @@ fn reply(body: Vec<u8>) -> Reply {
 /// An operation that is parked on inodes; gives them up when it is dropped.
 struct Waiting {
     leader: Arc<Leader>,
+    /// Where it came from.
+    on: Connection,
     parked: Vec<InodeId>,
 }
 
@@ -281,7 +283,7 @@ async fn wait_and_retry<R: Operation>(
         }
         let (step, newest) = {
             let mut state = leader.lock();
-            let step = leader.attempt(&mut state, &request, &mut waiting.parked);
+            let step = leader.attempt(&mut state, &request, &waiting.on, &mut waiting.parked);
             (step, state.newest)
         };
         match step {
@@ -428,8 +430,13 @@ impl Meta {
         state.withhold_leases(id, now);
         tracing::info!(session = %id, client = r.client, "session opened");
         let grace = state.grace_until.map_or(Duration::ZERO, |until| until.since(now));
-        let lease_ms = leader.config.lease_ms;
-        Ok((SessionOpened { session: id, lease_ms, grace_ms: grace.as_millis() as u32 }, seq))
+        let opened = SessionOpened {
+            session: id,
+            lease_ms: leader.config.lease_ms,
+            grace_ms: grace.as_millis() as u32,
+            opens_asked: leader.mount_at(&mut state, connection).is_some(),
+        };
+        Ok((opened, seq))
     }
 
     fn session_resume(
@@ -668,6 +675,7 @@ impl Service for Meta {
 
     fn disconnected(&self, connection: &Connection) {
         let mut state = self.leader.lock();
+        state.mounts.disconnected(connection.id());
         for session in state.sessions.values_mut() {
             if session.connection.as_ref().is_some_and(|c| c.id() == connection.id()) {
                 session.connection = None;
@@ -790,7 +798,7 @@ impl Meta {
             BackupList::METHOD => self.operate::<BackupList>(call),
             BackupTake::METHOD => self.operate::<BackupTake>(call),
             BackupDone::METHOD => self.operate::<BackupDone>(call),
-            SnapshotTake::METHOD => self.take_snapshot(call.decode(), call.deadline),
+            SnapshotTake::METHOD => self.take_snapshot(call.decode(), call),
             SnapshotDelete::METHOD => self.operate::<SnapshotDelete>(call),
             SnapshotList::METHOD => self.operate::<SnapshotList>(call),
             SnapshotLookup::METHOD => self.operate::<SnapshotLookup>(call),
@@ -834,10 +842,16 @@ impl Meta {
     fn handle_lock(&self, call: &Call) -> Outcome {
         let on = &call.connection;
         match call.method {
-            SetLock::METHOD => Outcome::plain(call.decode().and_then(|r| self.set_lock(&r, on))),
-            TestLock::METHOD => Outcome::plain(call.decode().and_then(|r| self.test_lock(&r))),
+            SetLock::METHOD => Outcome::plain(
+                self.admitted::<SetLock>(call, |r| r.session).and_then(|r| self.set_lock(&r, on)),
+            ),
+            TestLock::METHOD => Outcome::plain(
+                self.admitted::<TestLock>(call, |r| r.session).and_then(|r| self.test_lock(&r)),
+            ),
             CancelLock::METHOD => Outcome::plain(call.decode().and_then(|r| self.cancel_lock(&r, on))),
-            ListLocks::METHOD => Outcome::plain(call.decode().and_then(|r| self.list_locks(&r))),
+            ListLocks::METHOD => Outcome::plain(
+                self.admitted::<ListLocks>(call, |r| r.session).and_then(|r| self.list_locks(&r)),
+            ),
             ReclaimLocks::METHOD => Outcome::plain(call.decode().and_then(|r| self.reclaim_locks(&r, on))),
             _ => Outcome::refused(call.unknown()),
         }

@@ -9,7 +9,7 @@ use crate::service::{Meta, Outcome};
 use std::time::Duration;
 use weir_proto::snapshot::SnapshotTake;
 use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
-use weir_rpc::{Payload, Reply};
+use weir_rpc::{Call, Connection, Payload, Reply};
 
 /// No client's.
 const NOBODY: SessionId = SessionId(0);
@@ -17,28 +17,29 @@ const NOBODY: SessionId = SessionId(0);
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 impl Meta {
-    pub(crate) fn take_snapshot(
-        &self,
-        request: Result<SnapshotTake>,
-        deadline: weir_env::Instant,
-    ) -> Outcome {
-        let meta = self.clone();
+    pub(crate) fn take_snapshot(&self, request: Result<SnapshotTake>, call: &Call) -> Outcome {
+        let (meta, deadline, on) = (self.clone(), call.deadline, call.connection.clone());
         match request {
             Ok(r) => Outcome::Waits(Box::pin(async move {
-                meta.take_snapshot_now(r, deadline).await.map_err(|e| meta.leader().map_error(e))
+                meta.take_snapshot_now(r, deadline, on).await.map_err(|e| meta.leader().map_error(e))
             })),
             Err(e) => Outcome::refused(e),
         }
     }
 
-    async fn take_snapshot_now(&self, r: SnapshotTake, deadline: weir_env::Instant) -> Result<Reply> {
+    async fn take_snapshot_now(
+        &self,
+        r: SnapshotTake,
+        deadline: weir_env::Instant,
+        on: Connection,
+    ) -> Result<Reply> {
         let leader = self.leader().clone();
         let mut gate = Gate::new(self);
         loop {
             let (step, newest) = {
                 let mut state = leader.lock();
                 let step = match gate.is_mine(&mut state, r.volume)? {
-                    true => Some(leader.attempt(&mut state, &r, &mut gate.parked)),
+                    true => Some(leader.attempt(&mut state, &r, &on, &mut gate.parked)),
                     false => None, // of another one
                 };
                 (step, state.newest)

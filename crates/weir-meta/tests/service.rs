@@ -1,4 +1,6 @@
 //! What the service promises to several clients, across lost replies, deaf clients and restarts.
+#[path = "service/access.rs"]
+mod access;
 mod common;
 #[path = "service/recall.rs"]
 mod recall;
@@ -36,7 +38,8 @@ fn a_change_is_seen_at_once_and_other_caches_are_revoked() {
         a.create(ROOT, "g").await.unwrap();
         assert_eq!(a.revoked().len(), 1);
         // A listing does not wait for writers; it leaves their attributes out.
-        let list = ReadDir { session: b.session, dir: ROOT, after: 0, limit: 100, with_attrs: true };
+        let list =
+            ReadDir { session: b.session, cred: root(), dir: ROOT, after: 0, limit: 100, with_attrs: true };
         let listing = b.call(&list).await.unwrap();
         assert_eq!(names(&listing), ["f".to_owned(), "g".to_owned()].into());
         assert!(listing.entries[0].entry.is_some() && listing.entries[1].entry.is_none());
@@ -249,7 +252,14 @@ fn a_power_cut_loses_nothing_that_was_answered() {
             drop(node);
             let _meta = start(&world).await;
             let c = Client::start(&world, "c").await;
-            let list = ReadDir { session: c.session, dir: ROOT, after: 0, limit: 100, with_attrs: false };
+            let list = ReadDir {
+                session: c.session,
+                cred: root(),
+                dir: ROOT,
+                after: 0,
+                limit: 100,
+                with_attrs: false,
+            };
             assert_eq!(names(&c.call(&list).await.unwrap()), answered.into_iter().collect());
             let stat = c.call(&StatFs { session: c.session }).await.unwrap();
             assert_eq!((stat.files, stat.directories), (33, 18));

@@ -5,7 +5,9 @@
 use crate::audit::Audit;
 use std::sync::Arc;
 use weir_proto::backup::BackupSet;
-use weir_proto::coord::{ClearTarget, FinishUpgrade, GetAudit, Join, LeadNamespace, Leave, MakeGroups};
+use weir_proto::coord::{
+    AccessAdd, AccessRemove, ClearTarget, FinishUpgrade, GetAudit, Join, LeadNamespace, Leave, MakeGroups,
+};
 use weir_proto::methods::{self, Method};
 use weir_proto::recall::GetEviction;
 use weir_proto::relation::{
@@ -106,6 +108,21 @@ impl Service for Audited {
     }
 }
 
+/// Something that the rules for mounts refused.
+pub(crate) fn refused_by_rule(audit: &Audit, refusal: weir_meta::Refusal) -> Record {
+    Record {
+        time_ns: audit.now_ns(),
+        node: refusal.node,
+        from: refusal.from,
+        role: Sender::Mount.to_string(),
+        uid: refusal.uid,
+        what: refusal.what.to_owned(),
+        on: format!("volume {}", refusal.volume),
+        result: Outcome::Refused(refusal.why),
+        again: 0,
+    }
+}
+
 fn audited(number: u16) -> Option<&'static Method> {
     methods::find(number).filter(|method| method.is_administration)
 }
@@ -155,6 +172,12 @@ fn decoded(call: &Call) -> Result<About> {
             let instead = r.instead_of.map(|of| format!(", instead of {of}")).unwrap_or_default();
             changed(format!("namespace {} {}, node {}{instead}", r.namespace, r.uuid, r.node), None)
         }
+        AccessAdd::METHOD => {
+            let r = call.decode::<AccessAdd>()?;
+            let before = r.before.map(|rule| format!(", before rule {rule}")).unwrap_or_default();
+            changed(format!("rule {}{before}", weir_trust::rules::shown(&r.rule)), None)
+        }
+        AccessRemove::METHOD => changed(format!("rule {}", call.decode::<AccessRemove>()?.name), None),
         FinishUpgrade::METHOD => changed("the cluster's level".into(), None),
         VolumeCreate::METHOD => {
             let r = call.decode::<VolumeCreate>()?;

@@ -1,6 +1,6 @@
 //! The metadata service of one namespace, leading.
 use crate::audit::Audit;
-use crate::audited::Audited;
+use crate::audited::{Audited, refused_by_rule};
 use crate::gate::Gate;
 use crate::purge::ClusterPurge;
 use crate::site::{Failed, Site, leave};
@@ -55,7 +55,8 @@ pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> Result<Meta
     let server = site.serve(env, cluster.identity(), audited).await?;
     cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
     let (leading, lead) = Lead::take(&cluster, &kv, &own).await.map_err(|e| e.doing(place.dir.display()))?;
-    let (followed, judged) = (cluster.clone(), cluster.clone());
+    let (followed, judged, ruled) = (cluster.clone(), cluster.clone(), cluster.clone());
+    let log = audit.clone();
     let config = MetaConfig {
         namespace: lead.namespace,
         lease_ms: lead.map.settings.lease_ms,
@@ -66,6 +67,8 @@ pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> Result<Meta
         gone: place.gone,
         map_version: Arc::new(move || followed.map().version),
         takes_data: Arc::new(move || judged.map().takes_data()),
+        access: Arc::new(move || ruled.map().access.clone()),
+        refused: Arc::new(move |refusal| log.record(refused_by_rule(&log, refusal))),
     };
     let meta = Meta::open(env, kv.clone(), config)?;
     leading.record().await?;

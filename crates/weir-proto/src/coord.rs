@@ -1,4 +1,5 @@
 //! Messages to the coordinator.
+use crate::access::AccessRule;
 use crate::map::{ClusterMap, Role, Run, Scheme};
 use crate::message;
 use crate::version::Program;
@@ -174,6 +175,20 @@ message!(
     /// a node of the cluster, or is connected, knows less.
     FinishUpgrade = 28 by [Console] -> MapReply {}
 );
+message!(
+    /// Adds a rule for mounts. `Exists`: there is one of that name. `NotFound`: there is none of the name in
+    /// `before`.
+    AccessAdd = 40 by [Console] -> MapReply {
+        rule: AccessRule,
+        /// The rule that comes next; absent: it is the last one.
+        before: Option<String>,
+    }
+);
+message!(
+    /// Removes a rule for mounts. `NotFound`: there is none of that name.
+    AccessRemove = 41 by [Console] -> MapReply { name: String }
+);
+
 message!(
     /// Whether the audit log is written. A metadata leader answers this, too.
     GetAudit = 29 by [Console, User] -> AuditState {}

@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)] // but for the FFI module of `ec`
 
+pub mod access;
 pub mod backup;
 pub mod checksum;
 pub mod coord;

@@ -1,5 +1,6 @@
 //! The cluster map: who is a member, where targets are, which placement groups exist and who leads a namespace.
 //! Small, versioned, the same for everybody who holds the same version.
+use crate::access::AccessRules;
 use crate::data::GroupAt;
 use crate::sender::Sender;
 use crate::version::Program;
@@ -251,6 +252,8 @@ message!(ClusterMap {
     /// The number that was given to a namespace last. The first one is random, so that a coordinator that lost its
     /// directory does not give the numbers again under which targets still hold cells.
     last_namespace: NamespaceId,
+    /// Rules for mounts; the first one that names a node and a volume decides.
+    access: AccessRules,
 });
 
 impl Member {

@@ -128,7 +128,14 @@ message!(
         process: String,
     }
 );
-message!(SessionOpened { session: SessionId, lease_ms: u32, grace_ms: u32 });
+message!(SessionOpened {
+    session: SessionId,
+    lease_ms: u32,
+    grace_ms: u32,
+    /// What the superuser of this mount's machine may open is not what the kernel there thinks: each open is
+    /// asked for.
+    opens_asked: bool,
+});
 message!(HeldLease {
     ino: InodeId,
     kind: LeaseKind,
@@ -170,7 +177,9 @@ message!(ReadLink = 112 by [Mount, Mover, Console] -> LinkTarget { session: Sess
 message!(LinkTarget { target: Bytes });
 message!(
     /// Entries after `after` (a cookie from an earlier entry, 0 from the start) in a stable order.
-    ReadDir = 113 by [Mount, Mover, Console] -> Listing { session: SessionId, dir: InodeId, after: u64, limit: u32, with_attrs: bool }
+    ReadDir = 113 by [Mount, Mover, Console] -> Listing {
+        session: SessionId, cred: Cred, dir: InodeId, after: u64, limit: u32, with_attrs: bool,
+    }
 );
 message!(ListEntry {
     name: Bytes,
@@ -187,9 +196,9 @@ message!(Listing {
     /// The highest cookie that the directory has given so far: entries that are made later come behind it.
     newest: u64,
 });
-message!(GetXattr = 114 by [Mount, Mover, Console] -> XattrValue { session: SessionId, ino: InodeId, name: Bytes });
+message!(GetXattr = 114 by [Mount, Mover, Console] -> XattrValue { session: SessionId, cred: Cred, ino: InodeId, name: Bytes });
 message!(XattrValue { value: Bytes });
-message!(ListXattr = 115 by [Mount, Mover, Console] -> XattrNames { session: SessionId, ino: InodeId });
+message!(ListXattr = 115 by [Mount, Mover, Console] -> XattrNames { session: SessionId, cred: Cred, ino: InodeId });
 message!(XattrNames { names: Vec<Bytes> });
 message!(
     /// Exact recursive usage of a directory, itself not counted.

@@ -60,7 +60,7 @@ macro_rules! administration {
 
 // No request for the data or the names of files: these are many.
 administration!(
-    coord::{Join, Leave, ClearTarget, MakeGroups, LeadNamespace, FinishUpgrade}
+    coord::{Join, Leave, ClearTarget, MakeGroups, LeadNamespace, FinishUpgrade, AccessAdd, AccessRemove}
     volume::{VolumeCreate, VolumeChange, VolumeDelete, VolumeClone, ScanInodes}
     relation::{RelationAdd, RelationDo, RelationResolve, RelationSuspect, ReadChanges, AckChanges, DropCursor}
     recall::{GetEviction}
@@ -70,7 +70,7 @@ administration!(
 
 methods!(
     coord::{Join, Heartbeat, GetMap, ReportTarget, ReportLink, CaughtUp, Leave, ClearTarget, MakeGroups, GetStatus, LeadNamespace,
-        RecordProgress, GetCoordinators, ReportWaits, GetWaits, FinishUpgrade, GetAudit}
+        RecordProgress, GetCoordinators, ReportWaits, GetWaits, FinishUpgrade, GetAudit, AccessAdd, AccessRemove}
     meta::{SessionOpen, SessionResume, KeepAlive, SessionClose, Lookup, GetAttr, ReadLink, ReadDir, GetXattr, ListXattr, GetUsage,
         StatFs, AcquireLease, ReleaseLease, Open, Close, ReadInline, Recovered, LeaveInDoubt, NoteMap, TakeAppendToken, ReleaseAppendToken, Create,
         Mkdir, Symlink, Mknod, Link, Unlink, Rmdir, Rename, SetAttr, Commit, SetXattr, RemoveXattr, CreateNameless, NoteAccess,
@@ -136,7 +136,7 @@ mod tests {
             let is_storages_work = method.by == Senders::of(&[Sender::Storage, Sender::Console]);
             assert!(method.is_administration || is_movers_work || is_storages_work, "{}", method.name);
         }
-        for number in [1, 6, 8, 9, 10, 28, 146, 155, 158, 159, 163, 165, 166, 171, 189, 196] {
+        for number in [1, 6, 8, 9, 10, 28, 40, 41, 146, 155, 158, 159, 163, 165, 166, 171, 189, 196] {
             assert!(find(number).is_some_and(|m| m.is_administration), "{number}");
         }
         assert!(all().filter(|m| (200..400).contains(&m.number)).all(|m| !m.is_administration));
@@ -153,7 +153,7 @@ mod tests {
         for number in [8, 11, 300, 301, 302, 303] {
             assert_eq!(may(number), only(&[Sender::Meta]), "{number}");
         }
-        for number in [9, 10, 28] {
+        for number in [9, 10, 28, 40, 41] {
             assert_eq!(may(number), only(&[Sender::Console]), "{number}");
         }
         for number in [5, 211, 240, 241, 243] {

@@ -12,7 +12,7 @@ use weir_proto::map::{Layout, Scheme};
 use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
 use weir_proto::{
-    backup, coord, data, frame, lock, map, meta, methods, recall, relation, snapshot, version, volume,
+    access, backup, coord, data, frame, lock, map, meta, methods, recall, relation, snapshot, version, volume,
 };
 
 const ROUNDS: usize = 10_000;
@@ -110,7 +110,8 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 12] = [
+const SOURCES: [(&str, &str); 13] = [
+    ("access", include_str!("../src/access.rs")),
     ("backup", include_str!("../src/backup.rs")),
     ("coord", include_str!("../src/coord.rs")),
     ("data", include_str!("../src/data.rs")),

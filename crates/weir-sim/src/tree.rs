@@ -319,7 +319,7 @@ async fn look_at(client: &Client, root: InodeId) -> Result<(Tree, BTreeMap<Inode
             continue;
         }
         let attr = client.getattr(ino).await?.attr;
-        let mark = mark_of(client.get_xattr(ino, MARK).await)?;
+        let mark = mark_of(client.get_xattr(&root_cred(), ino, MARK).await)?;
         let mut entries = BTreeMap::new();
         if attr.kind == FileKind::Directory {
             for name in names_in(client, ino).await? {

@@ -762,7 +762,7 @@ pub async fn read_all(client: &Client, handle: Handle, offset: u64, len: usize) 
 pub async fn names_in(client: &Client, dir: InodeId) -> Result<Vec<String>, Error> {
     let (mut names, mut after) = (Vec::new(), 0);
     loop {
-        let listing = client.readdir(dir, after, 3, false).await?;
+        let listing = client.readdir(&root_cred(), dir, after, 3, false).await?;
         for entry in &listing.entries {
             after = entry.cookie;
             names.push(String::from_utf8_lossy(&entry.name).into_owned());

@@ -130,6 +130,7 @@ impl Lab {
             groups: vec![group],
             namespaces: vec![],
             last_namespace: Default::default(),
+            access: Default::default(),
         };
         let lab = Arc::new(Lab {
             world: world.clone(),

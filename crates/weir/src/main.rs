@@ -107,6 +107,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Report(args) => commands::report::report(&args),
         Command::Volume(command) => commands::volume::run(&command),
         Command::Relation(command) => commands::relation::run(&command, environment.s3_keys.clone()),
+        Command::Access(command) => commands::access::run(&command),
         Command::Audit(command) => return commands::audit::run(&command),
         Command::Inspect(args) => return commands::inspect::inspect(&args),
         Command::Bench(bench) => return bench::run(bench, environment),

@@ -12,7 +12,7 @@ mod common;
 
 use bytes::Bytes;
 use common::relation::{Bench, PATIENCE};
-use common::{Cluster, can_mount, ends, left_out, pattern, shell, text, wait_until, weir};
+use common::{Cluster, can_mount, ends, errno, left_out, pattern, shell, text, wait_until, weir};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -728,4 +728,248 @@ fn a_mount_of_another_mount_namespace_is_named() {
     wait_until("the process to be gone", PATIENCE, is_gone);
     cluster.up();
     assert!(fs::read_dir(&point).is_ok());
+}
+
+/// Two mounts of one cluster: rules name the first one.
+struct Ruled {
+    cluster: Cluster,
+    here: PathBuf,
+    there: PathBuf,
+}
+
+impl Ruled {
+    fn start() -> Ruled {
+        let cluster = Cluster::with(2, &["--targets", "1"]);
+        for name in ["p1", "p2", "p3"] {
+            cluster.run_weir(&["volume", "create", name]);
+        }
+        let (here, there) = (cluster.mounts[0].clone(), cluster.mounts[1].clone());
+        open_the_way(&cluster.dir());
+        Ruled { cluster, here, there }
+    }
+    fn access(&self, args: &[&str]) -> String {
+        self.cluster.run_weir(&[&["access"], args].concat())
+    }
+    fn refused(&self, args: &[&str], code: i32, words: &str) {
+        let output = self.cluster.try_run_weir(&[&["access"], args].concat());
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(code) && said.contains(words), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn root_of_a_mount_is_nobody_where_a_rule_says_so() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let ruled = Ruled::start();
+    let (here, there) = (ruled.here.join("p1"), ruled.there.join("p1"));
+    // A directory that root owns and all may search, a file of root's and one of a user's, and a directory
+    // for all.
+    let file = |name: &str, mode: u32, owner: Option<u32>| {
+        fs::write(there.join(name), pattern(1, 100_000)).unwrap();
+        fs::set_permissions(there.join(name), fs::Permissions::from_mode(mode)).unwrap();
+        chown(there.join(name), owner, owner).unwrap();
+    };
+    fs::create_dir(there.join("d")).unwrap();
+    file("d/public", 0o644, None);
+    file("d/secret", 0o600, None);
+    file("d/hers", 0o600, Some(ADA));
+    file("d/program", 0o4777, None);
+    fs::create_dir(there.join("all")).unwrap();
+    fs::set_permissions(there.join("all"), fs::Permissions::from_mode(0o1777)).unwrap();
+    fs::create_dir(there.join("closed")).unwrap();
+    fs::set_permissions(there.join("closed"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(there.join("closed/in"), b"in").unwrap();
+    // As long as there is no rule root is root. What this mount has cached by now is refused all the same.
+    fs::write(here.join("d/by-root"), b"root").unwrap();
+    assert!(fs::read(here.join("d/secret")).unwrap() == pattern(1, 100_000));
+
+    ruled.access(&["add", "batch", "--who", "mount-1"]);
+    let denied =
+        || fs::write(here.join("d/more"), b"").is_err_and(|e| e.raw_os_error() == Some(libc::EACCES));
+    wait_until("the rule to hold", PATIENCE, denied);
+    for path in ["d/secret", "d/hers"] {
+        assert_eq!(errno(fs::read(here.join(path))), libc::EACCES, "{path}");
+        assert_eq!(errno(fs::OpenOptions::new().write(true).open(here.join(path))), libc::EACCES);
+        assert_eq!(errno(chown(here.join(path), Some(ADA), None)), libc::EPERM);
+        assert_eq!(
+            errno(fs::set_permissions(here.join(path), fs::Permissions::from_mode(0o777))),
+            libc::EPERM
+        );
+    }
+    for (what, done) in [
+        ("mkdir", fs::create_dir(here.join("d/new"))),
+        ("unlink", fs::remove_file(here.join("d/public"))),
+        ("rename", fs::rename(here.join("d/public"), here.join("d/other"))),
+        ("rename out", fs::rename(here.join("d/public"), here.join("all/public"))),
+        ("symlink", symlink("x", here.join("d/link"))),
+        ("link", fs::hard_link(here.join("d/public"), here.join("d/again"))),
+        ("truncate", fs::OpenOptions::new().write(true).open(here.join("d/public")).map(drop)),
+        (
+            "list",
+            fs::read_dir(here.join("closed"))
+                .map(|mut dir| dir.next())
+                .and_then(|e| e.map_or(Ok(()), |e| e.map(drop))),
+        ),
+        ("search", fs::metadata(here.join("closed/in")).map(drop)),
+    ] {
+        assert_eq!(errno(done), libc::EACCES, "{what}");
+    }
+    assert!(fs::read(here.join("d/public")).unwrap() == pattern(1, 100_000), "what all may read it may, too");
+    // What it makes is nobody's, and it is shown who owns what.
+    fs::write(here.join("all/mine"), b"mine").unwrap();
+    fs::set_permissions(here.join("all/mine"), fs::Permissions::from_mode(0o600)).unwrap();
+    let owner = |path: &str| fs::metadata(here.join(path)).map(|m| (m.uid(), m.gid())).unwrap();
+    assert_eq!(
+        (owner("all/mine"), owner("d/hers"), owner("d/secret")),
+        ((NOBODY, NOBODY), (ADA, ADA), (0, 0))
+    );
+    // Users are who they are. A write takes away what a file would run with.
+    let program = here.join("d/program");
+    succeeds(&as_user(ADA, &["cat", here.join("d/hers").to_str().unwrap()]));
+    succeeds(&as_user(ADA, &["sh", "-c", &format!("echo >> {}", program.display())]));
+    assert_eq!(fs::metadata(&program).unwrap().mode() & 0o7777, 0o777);
+    // The other mount has lost nothing.
+    fs::write(there.join("d/more"), b"more").unwrap();
+    chown(there.join("d/more"), Some(ADA), None).unwrap();
+    assert!(fs::read(there.join("d/secret")).unwrap() == pattern(1, 100_000));
+    // A rule before it that keeps root is the one that counts, and without rules all is as before.
+    ruled.access(&["add", "first", "--who", "mount-?", "--root", "keep", "--before", "batch"]);
+    let kept = || fs::write(here.join("d/kept"), b"").is_ok();
+    wait_until("the first rule to hold", PATIENCE, kept);
+    assert!(fs::read(here.join("d/secret")).unwrap() == pattern(1, 100_000));
+}
+
+#[test]
+fn a_read_only_volume_and_a_refused_one_are_that_for_a_mount() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let ruled = Ruled::start();
+    let (here, there) = (&ruled.here, &ruled.there);
+    for volume in ["p1", "p2", "p3"] {
+        fs::write(there.join(volume).join("file"), pattern(2, 100_000)).unwrap();
+        fs::create_dir(there.join(volume).join("d")).unwrap();
+    }
+    let before = fs::OpenOptions::new().append(true).open(here.join("p2/file")).unwrap();
+    ruled.access(&["add", "batch", "--who", "mount-1", "--volumes", "p1,p2:ro", "--root", "keep"]);
+    let erofs = |done: std::io::Result<()>| assert_eq!(errno(done), libc::EROFS);
+    let is_read_only =
+        || fs::create_dir(here.join("p2/x")).is_err_and(|e| e.raw_os_error() == Some(libc::EROFS));
+    wait_until("the volume to be read only", PATIENCE, || {
+        let done = is_read_only();
+        let _ = fs::remove_dir(there.join("p2/x"));
+        done
+    });
+    erofs(fs::write(here.join("p2/new"), b"x"));
+    erofs(fs::OpenOptions::new().write(true).open(here.join("p2/file")).map(drop));
+    erofs(fs::remove_file(here.join("p2/file")));
+    erofs(fs::rename(here.join("p2/file"), here.join("p2/d/file")));
+    erofs(fs::set_permissions(here.join("p2/file"), fs::Permissions::from_mode(0o777)));
+    fs::write(here.join("p1/new"), b"x").unwrap();
+    // Between volumes nothing is renamed anyway; `mv` copies.
+    assert!(fs::rename(here.join("p1/new"), here.join("p2/new")).is_err());
+    assert!(!there.join("p2/new").exists());
+    assert!(fs::read(here.join("p2/file")).unwrap() == pattern(2, 100_000));
+    // What was open for writing is written no more.
+    let mut before = before;
+    let written = before.write_all(b"late").and_then(|()| before.sync_all());
+    assert_eq!(errno(written), libc::EROFS);
+    drop(before);
+    assert_eq!(fs::metadata(there.join("p2/file")).unwrap().len(), 100_000);
+
+    // The third volume and the root are named by no rule: nothing of them but the way.
+    let eacces = |done: std::io::Result<()>| assert_eq!(errno(done), libc::EACCES);
+    eacces(fs::read(here.join("p3/file")).map(drop));
+    eacces(fs::metadata(here.join("p3/d")).map(drop));
+    eacces(fs::write(here.join("p3/new"), b"x"));
+    eacces(fs::read_dir(here).and_then(|mut dir| dir.next().map_or(Ok(()), |entry| entry.map(drop))));
+    eacces(fs::write(here.join("top"), b"x"));
+    assert!(fs::read(there.join("p3/file")).unwrap() == pattern(2, 100_000));
+    // One record of each volume that refused something: the third one is not even found in the root.
+    let of_mount = |words: &str| {
+        let found = audited(&ruled.cluster).into_iter().filter(|r| r.2 == "mount" && r.1 == words);
+        found.map(|r| r.4).collect::<Vec<_>>()
+    };
+    for (volume, words) in [("volume p2", "read only"), ("volume root", "refused")] {
+        wait_until(volume, PATIENCE, || !of_mount(volume).is_empty());
+        let records = of_mount(volume);
+        assert!(records.len() == 1 && records[0].contains(words), "{volume}: {records:?}");
+    }
+    wait_until("the rule itself", PATIENCE, || {
+        has(&ruled.cluster, ["AccessAdd", "rule batch", "console", "ok"], None)
+    });
+
+    // The leader is another one, the rule is the same.
+    ruled.cluster.kill("meta");
+    ruled.cluster.up();
+    erofs(fs::create_dir(here.join("p2/y")));
+    eacces(fs::write(here.join("p3/new"), b"x"));
+    fs::write(here.join("p1/again"), b"x").unwrap();
+    ruled.access(&["remove", "batch"]);
+    wait_until("the rule to be gone", PATIENCE, || fs::create_dir(here.join("p2/z")).is_ok());
+    fs::write(here.join("p3/new"), b"x").unwrap();
+}
+
+#[test]
+fn rules_are_listed_checked_and_refused_with_reasons() {
+    let cluster = Cluster::with(0, &["--targets", "1"]);
+    let (here, there) = (PathBuf::new(), PathBuf::new());
+    let ruled = Ruled { cluster, here, there };
+    ruled.cluster.run_weir(&["volume", "create", "p1"]);
+    assert!(ruled.access(&["list"]).contains("no rules for mounts"));
+    ruled.access(&[
+        "add",
+        "batch",
+        "--who",
+        "node-*",
+        "--from",
+        "10.1.0.0/16,2001:db8::/32",
+        "--volumes",
+        "p*",
+        "--read-only",
+    ]);
+    ruled.access(&[
+        "add",
+        "web",
+        "--who",
+        "*",
+        "--volumes",
+        "/p1:rw,*:none",
+        "--as",
+        "500:600",
+        "--before",
+        "batch",
+    ]);
+    let listed: Value = serde_json::from_str(&ruled.access(&["list", "--json"])).unwrap();
+    let names: Vec<&str> = listed.as_array().unwrap().iter().map(|r| r["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["web", "batch"]);
+    assert_eq!(listed[1]["from"], serde_json::json!(["10.1.0.0/16", "2001:db8::/32"]));
+    assert!(ruled.access(&["list"]).contains("p*:ro"));
+    ruled.access(&["remove", "web"]);
+    let check = |args: &[&str]| -> Value {
+        serde_json::from_str(&ruled.access(&[&["check", "--json"], args].concat())).unwrap()
+    };
+    let found = check(&["node-7", "p1", "0", "--from", "10.1.2.3"]);
+    assert_eq!(
+        (&found["access"], &found["rule"], &found["uid"]),
+        (&"ro".into(), &"batch".into(), &65534.into())
+    );
+    assert_eq!(check(&["node-7", "p1", "0", "--from", "10.2.2.3"])["rule"], Value::Null);
+    assert_eq!(check(&["node-7", "/p1/below", "5", "--from", "2001:db8::1"])["access"], "ro");
+    let refused = ruled.access(&["check", "node-7", "root", "1000", "--from", "10.1.2.3"]);
+    assert!(
+        refused.contains("volume root: refused") && refused.contains("no rule for this node names"),
+        "{refused}"
+    );
+
+    ruled.refused(&["add", "batch", "--who", "*"], 4, "there is a rule \"batch\" already");
+    ruled.refused(&["add", "b", "--who", "*", "--before", "x"], 3, "weir access list");
+    ruled.refused(&["remove", "x"], 3, "there is no rule \"x\"");
+    ruled.refused(&["add", "b", "--who", ""], 2, "empty glob");
+    ruled.refused(&["add", "b", "--who", "*", "--from", "10.1.2.3/16"], 2, "10.1.0.0/16");
+    ruled.refused(&["add", "b", "--who", "*", "--as", "0:0"], 2, "superuser");
+    ruled.refused(&["add", "b", "--who", "*", "--map", "u:1"], 2, "u:FROM:TO:COUNT");
+    ruled.refused(&["check", "node-7", "absent", "0"], 3, "there is no volume");
 }

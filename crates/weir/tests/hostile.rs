@@ -31,7 +31,7 @@ use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
 use weir_proto::{Reader, Request, Wire};
 use weir_proto::{
-    backup, coord, data, frame, lock, map, meta, methods, recall, relation, snapshot, version, volume,
+    access, backup, coord, data, frame, lock, map, meta, methods, recall, relation, snapshot, version, volume,
 };
 
 /// What a server may hold more after it all: its caches and the allocator's leftovers.

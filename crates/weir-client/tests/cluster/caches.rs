@@ -257,7 +257,7 @@ fn a_name_is_absent_without_asking_until_another_makes_it() {
 
         // Known again by a listing, once the directory is not changed by turns any more.
         lab.env("a").clock.sleep(Duration::from_millis(200)).await;
-        let listing = a.readdir(dir, 0, 100, true).await.unwrap();
+        let listing = a.readdir(&root(), dir, 0, 100, true).await.unwrap();
         assert_eq!((listing.entries.len(), listing.end), (2, true));
         assert_eq!(known(b"y"), Some(None));
         a.rename(&root(), dir, b"x", dir, b"y", RenameMode::Replace).await.unwrap();

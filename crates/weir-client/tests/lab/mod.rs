@@ -284,7 +284,7 @@ impl Lab {
         cluster.join(membership, no_reports()).await.unwrap();
         let (leading, lead) =
             Lead::take(&cluster, &self.kv("meta"), &self.namespace(&cluster)).await.unwrap();
-        let followed = cluster.clone();
+        let (followed, ruled) = (cluster.clone(), cluster.clone());
         let judged = cluster.clone();
         let of = cluster.clone();
         let layout = move |policy: &weir_proto::volume::Policy| {
@@ -312,6 +312,8 @@ impl Lab {
             gone: Arc::new(|_| false),
             map_version: Arc::new(move || followed.map().version),
             takes_data: Arc::new(move || judged.map().takes_data()),
+            access: Arc::new(move || ruled.map().access.clone()),
+            refused: Arc::new(|_| ()),
         };
         let meta = Arc::new(Meta::open(&env, self.kv("meta"), config).unwrap());
         leading.record().await.unwrap();

@@ -274,4 +274,4 @@ fn set_member(group: &mut Group, target: TargetId, state: MemberState) {
 
 #[cfg(test)]
 #[path = "groups_tests.rs"]
-mod tests;
+pub mod tests;

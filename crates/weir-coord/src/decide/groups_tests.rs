@@ -42,6 +42,7 @@ pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
         groups: vec![],
         namespaces: vec![],
         last_namespace: Default::default(),
+        access: Default::default(),
     }
 }
 fn with_groups(targets: u32, scheme: &str) -> ClusterMap {

@@ -40,6 +40,7 @@ fn empty_map() -> ClusterMap {
         groups: vec![],
         namespaces: vec![],
         last_namespace: NamespaceId(40),
+        access: Default::default(),
     }
 }
 /// Namespace "root", founding 1, led by `META`, which is down unless `up`; 9 changes are known of.

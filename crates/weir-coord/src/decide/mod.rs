@@ -1,6 +1,7 @@
 //! What the coordinator decides, as plain functions of (state, event, now).
 //!
 //! Nothing here waits, sends, stores or reads a clock; the server carries the decisions out.
+mod access;
 mod groups;
 mod health;
 mod layout;
@@ -10,6 +11,7 @@ mod returned;
 mod slow;
 mod upgrade;
 
+pub use access::{add_rule, remove_rule};
 pub use groups::{
     caught_up, create_groups, demote_slow, forget_unpublished_epochs, is_spare, make_groups, rejoin_groups,
     target_back, target_cleared, target_down, target_failed, target_lost, target_put_back,

@@ -79,6 +79,7 @@ mod tests {
             groups: vec![],
             namespaces: vec![],
             last_namespace: NamespaceId(1),
+            access: Default::default(),
         }
     }
     fn others(all: &[(&str, u16)]) -> Vec<Connected> {

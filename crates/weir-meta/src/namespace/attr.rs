@@ -110,6 +110,9 @@ pub fn note_access(cx: &mut Cx<'_>, r: &meta::NoteAccess) -> Result<()> {
         let at = Time { nanos: accessed.at.nanos.min(cx.rules.now.nanos) };
         // One that lies in the future was set, and the newest word counts.
         let follows = |old: Time| old.nanos < at.nanos || old.nanos > cx.rules.now.nanos;
+        if cx.rules.require_changeable(cx.read(), accessed.ino, "NoteAccess").is_err() {
+            continue; // a read-only volume is read all the same
+        }
         if let Some(mut inode) = find_inode(cx.read(), accessed.ino)? {
             if follows(inode.atime) {
                 inode.atime = at;
@@ -159,7 +162,9 @@ fn check_set(cx: &Cx<'_>, r: &SetAttr, uid: u32, gid: u32, mode: u32) -> Result<
             format!("user {} may not change the {what} of inode {}", r.cred.uid, r.ino),
         ))
     };
-    if r.mode.is_some() && !root && !owner {
+    let may_write = writes || cx.rules.leases.may_write(cx.rules.session, r.ino);
+    let may_set_mode = root || owner || may_write && only_drops_privileges(r, mode);
+    if r.mode.is_some() && !may_set_mode {
         return refuse("mode");
     }
     if r.uid.is_some_and(|new| new != uid || !owner) && !root {
@@ -172,11 +177,19 @@ fn check_set(cx: &Cx<'_>, r: &SetAttr, uid: u32, gid: u32, mode: u32) -> Result<
         return refuse("times");
     }
     // A file that is open for writing may be truncated whatever its mode says now.
-    if r.size.is_some() && !writes && !cx.rules.leases.may_write(cx.rules.session, r.ino) {
+    if r.size.is_some() && !may_write {
         return Err(Error::denied(format!("user {} may not write inode {}", r.cred.uid, r.ino)));
     }
     let member = in_group(&r.cred, r.gid.unwrap_or(gid));
     Ok(Claim { root, member, was_member: in_group(&r.cred, gid) })
+}
+
+/// Whoever may change the data takes away with it the bits with which the file would run as somebody else.
+fn only_drops_privileges(r: &SetAttr, mode: u32) -> bool {
+    let nothing_else = r.uid.or(r.gid).is_none() && r.size.is_none() && r.atime.or(r.mtime).is_none();
+    let kept = mode & MODE_BITS & !(SET_UID | SET_GID);
+    let drops = |new: u32| new & MODE_BITS & !(mode & (SET_UID | SET_GID)) == kept;
+    nothing_else && r.mode.is_some_and(drops)
 }
 
 fn check_size(ino: InodeId, inode: &Inode, size: u64) -> Result<()> {

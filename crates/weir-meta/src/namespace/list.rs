@@ -14,6 +14,7 @@ const ENTRY_BYTES: usize = 192;
 
 pub fn readdir(view: &mut View<'_>, r: &ReadDir) -> Result<Listing> {
     let access = load_access(view.read, r.dir)?;
+    require(view.read, &r.cred, &access, r.dir, READ)?;
     require_listed(view.conflicts, r.dir, &access)?;
     let (found, end) = scan_names(view.read, r)?;
     let mut entries = Vec::with_capacity(found.len());

@@ -7,6 +7,7 @@
 //! Knows nothing of connections, durability, or how leases are revoked.
 
 pub mod acl;
+pub mod admit;
 pub mod attr;
 pub mod clone;
 pub mod create;
@@ -36,6 +37,7 @@ pub use keeper::Snapshots;
 pub use remove::release_orphan;
 pub use usage::{Charge, totals, usage_of, volume_usage};
 
+use crate::access::Mount;
 use crate::keys;
 use crate::lease::{Conflict, LeaseTable, Need};
 use crate::quotas::Quotas;
@@ -64,6 +66,8 @@ pub struct LayoutPolicy {
 /// What an operation knows beside the records.
 pub struct Rules<'a> {
     pub session: SessionId,
+    /// Who asks, if the rules for mounts say anything of it.
+    pub mount: Option<&'a Mount>,
     pub now: Time,
     pub leases: &'a LeaseTable,
     /// Limits of volumes, and who holds reservations there.

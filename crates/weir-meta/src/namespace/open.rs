@@ -114,6 +114,9 @@ pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
     cx.need(r.ino, need);
     cx.clear()?;
     if r.kind == LeaseKind::Write && inode.kind == FileKind::Regular {
+        if !cx.rules.must_recover(r.ino, &inode) {
+            cx.rules.require_changeable(cx.read(), r.ino, "AcquireLease")?;
+        }
         cx.wait_for_snapshot(r.ino, &inode)?;
         let mut changed = cx.leave_snapshots(r.ino, &mut inode)? | cx.take_writer(r.ino, &mut inode);
         if r.renew {

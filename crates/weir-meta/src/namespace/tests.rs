@@ -68,6 +68,7 @@ impl World {
         let at_home = move |_: &dyn Read, ino, _: &Inode, _, _| known.says(ino);
         let rules = Rules {
             session: ME,
+            mount: None,
             now: Time { nanos: self.now },
             leases: &self.leases,
             quotas: &self.quotas,
@@ -105,6 +106,7 @@ impl World {
         let at_home = move |_: &dyn Read, ino, _: &Inode, _, _| known.says(ino);
         let rules = Rules {
             session: ME,
+            mount: None,
             now: Time { nanos: self.now },
             leases: &self.leases,
             quotas: &self.quotas,
@@ -196,7 +198,7 @@ impl World {
         self.change(|cx| attr::setattr(cx, &r))
     }
     fn list(&self, dir: InodeId, after: u64, limit: u32) -> Listing {
-        let r = ReadDir { session: ME, dir, after, limit, with_attrs: true };
+        let r = ReadDir { session: ME, cred: root(), dir, after, limit, with_attrs: true };
         self.view(|view| list::readdir(view, &r)).unwrap()
     }
     fn all(&self, dir: InodeId) -> Vec<ListEntry> {
@@ -629,8 +631,8 @@ fn extended_attributes_come_and_go() {
     assert_eq!(put(set("user.", 3, false, false)).unwrap_err(), 22, "a name follows the prefix");
     assert_eq!(put(set("system.posix_acl_access", 3, false, false)).unwrap_err(), 22);
     put(set("user.b", 65536, false, false)).unwrap();
-    assert_eq!(w.view(|v| xattr::listxattr(v, f)).unwrap().names, [b("user.a"), b("user.b")]);
-    assert_eq!(w.view(|v| xattr::getxattr(v, f, b"user.a")).unwrap().value.len(), 3);
+    assert_eq!(w.view(|v| xattr::listxattr(v, &root(), f)).unwrap().names, [b("user.a"), b("user.b")]);
+    assert_eq!(w.view(|v| xattr::getxattr(v, &root(), f, b"user.a")).unwrap().value.len(), 3);
     let r = RemoveXattr { op: op(), cred: root(), ino: f, name: b("user.a") };
     w.change(|cx| xattr::removexattr(cx, &r)).unwrap();
     assert_eq!(errno(w.change(|cx| xattr::removexattr(cx, &r))), 61);
@@ -1027,10 +1029,10 @@ fn a_default_list_is_inherited_and_decides() {
     assert!(w.change(|cx| xattr::setxattr(cx, &r)).unwrap().attr.acl);
     let file = w.create(&root(), dir, "f", 0o666).unwrap().entry.attr;
     assert_eq!((file.mode, file.acl), (0o660, true), "no class gets more than was asked for");
-    let kept = w.view(|v| xattr::getxattr(v, file.ino, acl::ACCESS)).unwrap().value;
+    let kept = w.view(|v| xattr::getxattr(v, &root(), file.ino, acl::ACCESS)).unwrap().value;
     assert_eq!(kept, list(&[(1, 6, !0), (2, 7, 77), (4, 5, !0), (16, 6, !0), (32, 0, !0)]));
     let below = w.mkdir(&root(), dir, "e", 0o777).unwrap().entry.attr;
-    assert_eq!(w.view(|v| xattr::getxattr(v, below.ino, acl::DEFAULT)).unwrap().value, named);
+    assert_eq!(w.view(|v| xattr::getxattr(v, &root(), below.ino, acl::DEFAULT)).unwrap().value, named);
     let cred = |uid| Cred { uid, gid: 500, groups: vec![500] };
     let open = |uid| meta::Open {
         session: ME,

@@ -192,7 +192,7 @@ pub(super) fn require_no_root(read: &dyn Read, around: VolumeId, dir: InodeId) -
 }
 
 /// The volume in a key made by [`keys::volume`].
-fn id_of(key: &[u8]) -> VolumeId {
+pub(super) fn id_of(key: &[u8]) -> VolumeId {
     VolumeId(key.get(1..5).and_then(|k| k.try_into().ok()).map_or(0, u32::from_be_bytes))
 }
 

@@ -5,21 +5,35 @@ use weir_kv::Scan;
 use weir_proto::meta::{RemoveXattr, SetXattr, XATTR_VALUE_MAX, XattrNames, XattrValue};
 use weir_proto::relation::What;
 
+/// The superuser's: others do not see these.
+const TRUSTED: &[u8] = b"trusted.";
 /// Bytes of all names of one inode, each with its end: what a listing can return on Linux.
 const NAMES_BYTES_MAX: usize = 64 * 1024;
 
-pub fn getxattr(view: &View<'_>, ino: InodeId, name: &[u8]) -> Result<XattrValue> {
+pub fn getxattr(view: &View<'_>, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<XattrValue> {
     check_xattr_name(name)?;
-    exists(view.read, ino)?;
+    let (uid, gid, mode) = exists(view.read, ino)?;
+    if name.starts_with(TRUSTED) && cred.uid != 0 {
+        return Err(absent(ino, name)); // as Linux has it
+    }
+    if name.starts_with(b"user.") && !allows(view.read, cred, ino, (mode, uid, gid), READ)? {
+        return Err(Error::denied(format!(
+            "user {} may not read attribute {:?} of inode {ino}",
+            cred.uid,
+            show(name)
+        )));
+    }
     match view.read.get(&keys::xattr(ino, name))? {
         Some(value) => Ok(XattrValue { value: Bytes::from(value) }),
         None => Err(absent(ino, name)),
     }
 }
 
-pub fn listxattr(view: &View<'_>, ino: InodeId) -> Result<XattrNames> {
+pub fn listxattr(view: &View<'_>, cred: &Cred, ino: InodeId) -> Result<XattrNames> {
     exists(view.read, ino)?;
-    Ok(XattrNames { names: names(view.read, ino)? })
+    let mut names = names(view.read, ino)?;
+    names.retain(|name| cred.uid == 0 || !name.starts_with(TRUSTED));
+    Ok(XattrNames { names })
 }
 
 pub fn setxattr(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
@@ -151,7 +165,7 @@ fn check_xattr_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_MAX {
         return Err(Error::name(NameRule::Range, format!("an attribute name of {} bytes", name.len())));
     }
-    let known = [b"user.".as_slice(), b"trusted.", b"security."];
+    let known = [b"user.".as_slice(), TRUSTED, b"security."];
     if known.contains(&name) {
         return Err(Error::invalid(format!("attribute {:?}: a name follows the prefix", show(name))));
     }

@@ -9,6 +9,7 @@ use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, BoxFuture, Env};
 use weir_kv::engine::{Engine, EngineConfig};
 use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge, StripeTruncation};
+use weir_proto::access::{AccessRule, AccessRules};
 use weir_proto::map::{Role, Scheme};
 use weir_proto::meta::*;
 use weir_proto::volume::{Retention, Volume, VolumeChange};
@@ -71,8 +72,17 @@ thread_local! {
     static AT_HOME: Arc<Mutex<BTreeSet<InodeId>>> = Arc::default();
     /// How full the targets are.
     pub static SPACE: std::cell::Cell<Option<weir_meta::Level>> = const { std::cell::Cell::new(None) };
+    /// Rules for mounts, and how often they were changed.
+    static RULES: std::cell::RefCell<(u64, Vec<AccessRule>)> = const { std::cell::RefCell::new((0, Vec::new())) };
+    /// What these refused.
+    pub static REFUSED: std::cell::RefCell<Vec<weir_meta::Refusal>> = const { std::cell::RefCell::new(Vec::new()) };
     /// Processes that this test's machine knows to be gone.
     pub static GONE: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// The leader has a map with these rules for mounts.
+pub fn set_rules(rules: Vec<AccessRule>) {
+    RULES.with_borrow_mut(|known| *known = (known.0 + 1, rules));
 }
 
 /// What the work ends with, done in a world made from the seed.
@@ -109,8 +119,10 @@ pub async fn start(world: &World) -> Node {
         space: Arc::new(|| Box::pin(std::future::ready(SPACE.get()))),
         purge: targets.clone(),
         gone: Arc::new(|process| GONE.with_borrow(|gone| gone.iter().any(|p| p == process))),
-        map_version: Arc::new(|| MAP_VERSION),
+        map_version: Arc::new(|| MAP_VERSION + RULES.with_borrow(|(changes, _)| *changes)),
         takes_data: Arc::new(|| true),
+        access: Arc::new(|| RULES.with_borrow(|(_, rules)| AccessRules(rules.clone()))),
+        refused: Arc::new(|refusal| REFUSED.with_borrow_mut(|all| all.push(refusal))),
     };
     let meta = Meta::open(&env, kv, config).unwrap();
     let running = meta.clone();
@@ -155,9 +167,12 @@ pub struct Client {
 
 impl Client {
     pub async fn start(world: &World, name: &str) -> Client {
+        Client::with_role(world, name, Role::Console).await // may do what mounts and movers do
+    }
+    pub async fn with_role(world: &World, name: &str, role: Role) -> Client {
         let env = world.node(name);
         let revokes = Arc::new(Revokes::default());
-        let connection = dial(&env, name, &revokes).await;
+        let connection = dial(&env, name, role, &revokes).await;
         let open = SessionOpen { namespace: NamespaceId(1), client: name.into(), process: process_of(name) };
         let opened = connection.call(&open, vec![], PATIENCE).await.unwrap().0;
         assert_eq!(opened.lease_ms, LEASE_MS);
@@ -175,7 +190,7 @@ impl Client {
     }
     /// A new connection; the session is not resumed yet.
     pub async fn reconnect(&mut self, name: &str) {
-        self.connection = dial(&self.env, name, &self.revokes).await;
+        self.connection = dial(&self.env, name, Role::Console, &self.revokes).await;
     }
     pub async fn resume(&self, held: Vec<HeldLease>) -> Result<SessionResumed> {
         // In two parts, as a client with many leases must.
@@ -275,8 +290,8 @@ impl Client {
     }
 }
 
-async fn dial(env: &Env, name: &str, revokes: &Arc<Revokes>) -> Connection {
-    let me = identity(env, name, Role::Console); // may do what mounts and movers do
+async fn dial(env: &Env, name: &str, role: Role, revokes: &Arc<Revokes>) -> Connection {
+    let me = identity(env, name, role);
     let until = env.clock.now() + PATIENCE;
     loop {
         match weir_rpc::connect(env, &addr(), &me, revokes.clone()).await {

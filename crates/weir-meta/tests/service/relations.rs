@@ -262,7 +262,7 @@ struct Bench {
 
 /// Names of a directory, as a client sees them.
 async fn list(client: &Client, dir: InodeId) -> Vec<ListEntry> {
-    let r = ReadDir { session: client.session, dir, after: 0, limit: 1000, with_attrs: true };
+    let r = ReadDir { session: client.session, cred: root(), dir, after: 0, limit: 1000, with_attrs: true };
     client.call(&r).await.unwrap().entries
 }
 

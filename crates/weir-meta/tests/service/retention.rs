@@ -272,7 +272,14 @@ impl Client {
     async fn sizes(&self, top: InodeId) -> BTreeMap<String, Option<u64>> {
         let (mut found, mut todo) = (BTreeMap::new(), vec![(String::new(), top)]);
         while let Some((path, dir)) = todo.pop() {
-            let list = ReadDir { session: self.session, dir, after: 0, limit: 1000, with_attrs: false };
+            let list = ReadDir {
+                session: self.session,
+                cred: root(),
+                dir,
+                after: 0,
+                limit: 1000,
+                with_attrs: false,
+            };
             for entry in self.call(&list).await.unwrap().entries {
                 let path = format!("{path}/{}", String::from_utf8_lossy(&entry.name));
                 if entry.kind == FileKind::Directory {

@@ -1,6 +1,6 @@
 //! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz targets.
 //!
-//! The user brings `backup`, `coord`, `data`, `meta`, `volume`, `relation`, `snapshot`, `recall`, `lock`,
+//! The user brings `access`, `backup`, `coord`, `data`, `meta`, `volume`, `relation`, `snapshot`, `recall`, `lock`,
 //! `map`, `version` and `frame` of `weir_proto` into scope. That the list is complete is a test of its own:
 //! `the_list_is_complete`.
 
@@ -10,7 +10,7 @@ macro_rules! for_every_message {
         for_every_message!($check:
             coord::{TargetOffer, TargetHistory, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget, ReportLink, CutLink,
                 CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadNamespace, LeadReply,
-                MakeGroups, RecordProgress, GetCoordinators, Coordinators, ReportWaits, Wait, GetWaits, ClientsWaiting, ClientWaiting, FinishUpgrade, GetAudit, AuditState}
+                MakeGroups, RecordProgress, GetCoordinators, Coordinators, ReportWaits, Wait, GetWaits, ClientsWaiting, ClientWaiting, FinishUpgrade, GetAudit, AuditState, AccessAdd, AccessRemove}
             data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
                 DropFile, GroupAt, ListTruncations, TruncationList, Truncation, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
@@ -38,6 +38,7 @@ macro_rules! for_every_message {
                 LayerList, TakeLayers, LayersTaken, LayerCopied}
             lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
                 LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
+            access::{VolumeGrant, IdRange, AccessRule}
             map::{Node, Run, RunSeen, Target, Member, Group, NamespaceEntry, Settings, ClusterMap}
             version::{Program}
             frame::{Hello}

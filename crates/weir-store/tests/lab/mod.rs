@@ -81,6 +81,7 @@ impl World {
             groups: vec![group],
             namespaces: vec![],
             last_namespace: Default::default(),
+            access: Default::default(),
         };
         let disks = (0..width)
             .map(|i| (dir.path().join(format!("t{i}")), Arc::new(MemoryKv::new()) as SharedKv))

@@ -233,6 +233,7 @@ impl Rules {
             }],
             namespaces: vec![],
             last_namespace: Default::default(),
+            access: Default::default(),
         }
     }
 }

@@ -1,4 +1,5 @@
 //! Commands, one file for each noun: options, requests to the cluster or a mount, output.
+pub mod access;
 pub mod audit;
 pub mod backup;
 pub mod clone;

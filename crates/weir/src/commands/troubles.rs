@@ -657,6 +657,7 @@ mod tests {
             groups: vec![group(0, twice, &[1, 2]), group(1, Scheme { data: 1, parity: 0 }, &[2])],
             namespaces: vec![leader],
             last_namespace: Default::default(),
+            access: Default::default(),
         };
         let process =
             |name: &str, role| ProcessState { name: name.into(), role, lives: true, log: "/w/log/x".into() };

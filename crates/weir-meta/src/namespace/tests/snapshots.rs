@@ -65,7 +65,7 @@ impl Model {
         let (mut tree, mut todo) = (Tree::new(), vec![(String::new(), InodeId::ROOT)]);
         while let Some((path, ino)) = todo.pop() {
             let attr = self.w.attr(ino).unwrap();
-            let names = self.w.view(|view| xattr::listxattr(view, ino)).unwrap().names;
+            let names = self.w.view(|view| xattr::listxattr(view, &root(), ino)).unwrap().names;
             let mut inline = None;
             self.w
                 .kv

@@ -24,6 +24,7 @@ use weir_home::mover::Mover;
 use weir_home::tuner::Choice;
 use weir_load::{Better, Report, Row, Spread};
 use weir_proto::checksum::crc32c_append;
+use weir_proto::meta::Cred;
 use weir_proto::relation::{RelationId, RelationState, RelationVerb};
 use weir_proto::volume::Volume;
 use weir_proto::{Error, InodeId, MIB, VolumeId};
@@ -360,13 +361,14 @@ impl Grid {
 
     /// Takes a run's directory away.
     async fn remove(&self, root: InodeId, name: &[u8]) -> Outcome<()> {
+        let superuser = Cred { uid: 0, gid: 0, groups: vec![0] };
         let mut directories = vec![(InodeId::ROOT, name.to_vec(), root)];
         let mut at = 0;
         while let Some((_, _, dir)) = directories.get(at).cloned() {
             at += 1;
             let mut after = 0;
             loop {
-                let listed = self.there.readdir(dir, after, 1024, false).await?;
+                let listed = self.there.readdir(&superuser, dir, after, 1024, false).await?;
                 let Some(last) = listed.entries.last() else { break };
                 after = last.cookie;
                 for some in listed.entries.chunks(AT_ONCE) {

@@ -1,0 +1,193 @@
+//! Rules for mounts, as the leader remembers them: for each connection of a mount who is there, and what the
+//! rules say of each volume.
+//!
+//! Invariants: what counts is the connection that a request came on, not the session that it names. A
+//! decision is made anew when the rules or a volume's name have changed. A refusal is told once for each
+//! session and volume. Where no rule names a mount, and it has no certificate, nothing is looked up for it.
+//!
+//! Knows nothing of how the volume of an inode is found: `namespace::admit` does.
+use crate::record::VolumeRecord;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use weir_env::Addr;
+use weir_proto::access::AccessRules;
+use weir_proto::map::Role;
+use weir_proto::{SessionId, VolumeId};
+use weir_rpc::Connection;
+use weir_trust::rules::{Called, Decision, From, Origin, concern, decide, outside_of_volumes};
+
+/// Sessions and volumes of which a refusal was told; with more, some are told again.
+const TOLD_MAX: usize = 16 * 1024;
+
+/// A mount was refused something by the rules.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    pub node: String,
+    /// Where it connects from.
+    pub from: String,
+    /// The user that it named.
+    pub uid: Option<u32>,
+    /// The request.
+    pub what: &'static str,
+    pub volume: String,
+    pub why: String,
+}
+
+/// What is done with refusals.
+pub type Refused = dyn Fn(Refusal) + Send + Sync;
+
+/// Which refusals were told.
+pub struct Told {
+    known: Mutex<BTreeSet<(SessionId, VolumeId)>>,
+    hear: Arc<Refused>,
+}
+
+impl Told {
+    pub fn new(hear: Arc<Refused>) -> Told {
+        Told { known: Mutex::default(), hear }
+    }
+    fn tell(&self, session: SessionId, volume: VolumeId, refusal: impl FnOnce() -> Refusal) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= TOLD_MAX {
+            known.clear();
+        }
+        let is_news = known.insert((session, volume));
+        drop(known);
+        if is_news {
+            (self.hear)(refusal());
+        }
+    }
+    pub fn forget_session(&self, session: SessionId) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(of, _)| *of != session);
+    }
+}
+
+/// A mount of which the rules say something.
+pub struct Mount {
+    pub origin: Origin,
+    from: String,
+    rules: Arc<AccessRules>,
+    /// Decisions that were made.
+    known: Mutex<BTreeMap<VolumeId, Arc<Decision>>>,
+    told: Arc<Told>,
+}
+
+impl Mount {
+    pub fn decision(
+        &self,
+        id: VolumeId,
+        volume: impl FnOnce() -> weir_proto::Result<VolumeRecord>,
+    ) -> weir_proto::Result<Arc<Decision>> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(decision) = known.get(&id) {
+            return Ok(decision.clone());
+        }
+        let record = volume()?;
+        let path = String::from_utf8_lossy(&record.path);
+        let decision =
+            Arc::new(decide(&self.rules.0, &self.origin, Called { name: &record.name, path: &path }));
+        known.insert(id, decision.clone());
+        Ok(decision)
+    }
+    /// For what is in no volume yet.
+    pub fn outside_of_volumes(&self) -> Decision {
+        outside_of_volumes(&self.rules.0, &self.origin)
+    }
+    pub fn tell(
+        &self,
+        session: SessionId,
+        id: VolumeId,
+        (volume, why): (&str, &str),
+        what: &'static str,
+        uid: Option<u32>,
+    ) {
+        self.told.tell(session, id, || Refusal {
+            node: self.origin.name.clone(),
+            from: self.from.clone(),
+            uid,
+            what,
+            volume: volume.to_owned(),
+            why: why.to_owned(),
+        });
+    }
+}
+
+/// All mounts, by connection.
+pub struct Mounts {
+    /// The map whose rules these are.
+    map_version: Option<u64>,
+    rules: Arc<AccessRules>,
+    by_connection: BTreeMap<u64, Option<Arc<Mount>>>,
+    pub told: Arc<Told>,
+}
+
+impl Mounts {
+    pub fn new(told: Told) -> Mounts {
+        Mounts {
+            map_version: None,
+            rules: Arc::default(),
+            by_connection: BTreeMap::new(),
+            told: Arc::new(told),
+        }
+    }
+    /// Looks at the rules if the cluster map is another one than that of before.
+    pub fn follow(&mut self, map_version: u64, rules: impl FnOnce() -> AccessRules) {
+        if self.map_version == Some(map_version) {
+            return;
+        }
+        let rules = rules();
+        if *self.rules != rules {
+            self.rules = Arc::new(rules);
+            self.by_connection.clear();
+        }
+        self.map_version = Some(map_version);
+    }
+    /// Volumes have other names, or come and go.
+    pub fn forget_decisions(&mut self) {
+        self.by_connection.clear();
+    }
+    pub fn disconnected(&mut self, connection: u64) {
+        self.by_connection.remove(&connection);
+    }
+    /// The mount at the other end, if the rules say anything of it.
+    pub fn at(&mut self, connection: &Connection) -> Option<Arc<Mount>> {
+        if connection.proved().role() != Some(Role::Mount)
+            || (self.rules.is_empty() && !is_certified(connection))
+        {
+            return None;
+        }
+        if let Some(known) = self.by_connection.get(&connection.id()) {
+            return known.clone();
+        }
+        let origin = origin_of(connection);
+        let mount = concern(&self.rules.0, &origin).then(|| {
+            let (from, known) = (connection.peer_addr().to_owned(), Mutex::default());
+            Arc::new(Mount { origin, from, rules: self.rules.clone(), known, told: self.told.clone() })
+        });
+        if !connection.is_closed() {
+            self.by_connection.insert(connection.id(), mount.clone());
+        }
+        mount
+    }
+}
+
+fn origin_of(connection: &Connection) -> Origin {
+    let from = match connection.peer_addr().parse() {
+        Ok(Addr::Tcp(at)) => From::Network(at.ip()),
+        Ok(Addr::Unix(_)) => From::Local,
+        Err(_) => From::Unknown,
+    };
+    let name = node_of(&connection.peer().name).to_owned();
+    Origin { name, from, certified: is_certified(connection) }
+}
+
+/// The node of a mount, which calls itself `NODE:/MOUNT/POINT`.
+fn node_of(name: &str) -> &str {
+    name.split_once(":/").map_or(name, |(node, _)| node)
+}
+
+/// Whether the name of the other end was proved by a certificate: no connection has one yet.
+fn is_certified(_: &Connection) -> bool {
+    false
+}

@@ -1,0 +1,321 @@
+//! Rules for mounts: which node may use which volumes, and which ids its users have there. An ordered list in
+//! the cluster map.
+//!
+//! Here is what a rule says and what no rule may say; what follows from the rules for one mount is decided in
+//! `weir-trust`.
+use crate::{Error, Reader, Result, Wire, Writer};
+use crate::{message, wire_enum, wire_union};
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+/// Rules of one cluster: every node gets them with each map.
+pub const RULES_MAX: usize = 256;
+/// Networks, grants of volumes, and ranges of ids of one rule.
+pub const PARTS_MAX: usize = 64;
+/// Bytes of a rule's name, and of a glob.
+pub const WORD_MAX: usize = 256;
+/// What is mapped to no id becomes this: the "nobody" of Linux.
+pub const NOBODY: u32 = 65534;
+
+wire_enum!(
+    /// What a mount may do in a volume.
+    Grant { Refused = 1, ReadOnly = 2, ReadWrite = 3 }
+);
+wire_enum!(
+    /// What becomes of the superuser of a mount's machine.
+    RootIs { Squashed = 1, Kept = 2 }
+);
+message!(
+    /// Of volumes whose name matches the glob, or whose path, where the glob begins with `/`.
+    VolumeGrant { glob: String, grant: Grant }
+);
+message!(
+    /// The ids from `from` on become those from `to` on.
+    #[derive(Copy)]
+    IdRange { from: u32, to: u32, count: u32 }
+);
+wire_union!(
+    /// Which ids users have.
+    IdsAre {
+        /// Those that the mount names.
+        Claimed = 1 {},
+        /// Everybody is this user.
+        All = 2 { uid: u32, gid: u32 },
+        /// By range; an id in no range becomes [`NOBODY`].
+        Mapped = 3 { uids: Vec<IdRange>, gids: Vec<IdRange> },
+    }
+);
+message!(
+    /// A rule holds for a node and a volume: the first one that names both decides.
+    AccessRule {
+        /// Unique.
+        name: String,
+        /// Glob of the node's name.
+        who: String,
+        /// Where the node connects from; empty: from anywhere, also by a Unix socket.
+        from: Vec<Network>,
+        /// The first glob that matches counts.
+        volumes: Vec<VolumeGrant>,
+        root: RootIs,
+        ids: IdsAre,
+    }
+);
+/// The rules of a cluster, in order.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct AccessRules(pub Vec<AccessRule>);
+
+impl AccessRules {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+impl Wire for AccessRules {
+    fn encode(&self, w: &mut Writer) {
+        self.0.encode(w);
+    }
+    fn decode(r: &mut Reader<'_>) -> Result<AccessRules> {
+        let rules = AccessRules(Wire::decode(r)?);
+        at_most("rules for mounts", rules.0.len(), RULES_MAX)?;
+        rules.0.iter().try_for_each(AccessRule::check_sizes)?;
+        Ok(rules)
+    }
+}
+
+/// An IPv4 or IPv6 network, or one address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Network {
+    address: IpAddr,
+    /// Bits of the address that count.
+    prefix: u8,
+}
+
+impl Network {
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (self.address, address.to_canonical()) {
+            (IpAddr::V4(of), IpAddr::V4(at)) => {
+                same_prefix(of.to_bits().into(), at.to_bits().into(), 32, self.prefix)
+            }
+            (IpAddr::V6(of), IpAddr::V6(at)) => same_prefix(of.to_bits(), at.to_bits(), 128, self.prefix),
+            _ => false,
+        }
+    }
+    fn prefix_max(address: IpAddr) -> u8 {
+        if address.is_ipv4() { 32 } else { 128 }
+    }
+    /// Its first address.
+    fn base(&self) -> IpAddr {
+        match self.address {
+            IpAddr::V4(of) => {
+                let host = 32 - u32::from(self.prefix);
+                IpAddr::V4(u32::MAX.checked_shl(host).map_or(0, |mask| mask & of.to_bits()).into())
+            }
+            IpAddr::V6(of) => {
+                let host = 128 - u32::from(self.prefix);
+                IpAddr::V6(u128::MAX.checked_shl(host).map_or(0, |mask| mask & of.to_bits()).into())
+            }
+        }
+    }
+}
+
+fn same_prefix(a: u128, b: u128, bits: u32, prefix: u8) -> bool {
+    (a ^ b).checked_shr(bits - u32::from(prefix)).unwrap_or(0) == 0
+}
+
+impl Wire for Network {
+    fn encode(&self, w: &mut Writer) {
+        self.prefix.encode(w);
+        match self.address {
+            IpAddr::V4(address) => {
+                4_u8.encode(w);
+                address.octets().encode(w);
+            }
+            IpAddr::V6(address) => {
+                6_u8.encode(w);
+                address.octets().encode(w);
+            }
+        }
+    }
+    fn decode(r: &mut Reader<'_>) -> Result<Network> {
+        let prefix = u8::decode(r)?;
+        let address = match u8::decode(r)? {
+            4 => IpAddr::from(<[u8; 4]>::decode(r)?),
+            6 => IpAddr::from(<[u8; 16]>::decode(r)?),
+            n => return Err(Error::invalid(format!("malformed message: {n} is not a version of IP"))),
+        };
+        if prefix > Network::prefix_max(address) {
+            return Err(Error::invalid(format!("malformed message: {address}/{prefix} is not a network")));
+        }
+        Ok(Network { address, prefix })
+    }
+}
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.prefix == Network::prefix_max(self.address) {
+            true => write!(f, "{}", self.address),
+            false => write!(f, "{}/{}", self.address, self.prefix),
+        }
+    }
+}
+impl FromStr for Network {
+    type Err = String;
+    fn from_str(s: &str) -> std::result::Result<Network, String> {
+        let bad = || {
+            format!(
+                "network {s:?}: expected an address like 10.1.2.3, or a network like 10.1.0.0/16 or 2001:db8::/32"
+            )
+        };
+        let (address, prefix) =
+            s.split_once('/').map_or((s, None), |(address, prefix)| (address, Some(prefix)));
+        let address: IpAddr = address.parse().map_err(|_| bad())?;
+        let most = Network::prefix_max(address);
+        let prefix = prefix.map_or(Ok(most), str::parse).map_err(|_| bad())?;
+        if prefix > most {
+            return Err(bad());
+        }
+        let network = Network { address, prefix };
+        let base = network.base();
+        if base != address {
+            return Err(format!(
+                "network {s:?}: bits of the address lie outside of its prefix; hint: {base}/{prefix}"
+            ));
+        }
+        Ok(network)
+    }
+}
+
+impl AccessRule {
+    /// Refuses what no decision could be made by, and what would make somebody the superuser by mistake.
+    pub fn check(&self) -> Result<()> {
+        self.check_sizes()?;
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if self.name.is_empty() || !self.name.chars().all(is_plain) {
+            return Err(Error::invalid(format!(
+                "rule {:?}: a name has letters, digits, '-', '_' and '.' only",
+                self.name
+            )));
+        }
+        let refuse = |why: &str| Err(Error::invalid(format!("rule {:?}: {why}", self.name)));
+        if self.who.is_empty() || self.volumes.iter().any(|v| v.glob.is_empty()) {
+            return refuse("an empty glob matches nothing; hint: '*' matches everything");
+        }
+        if self.volumes.is_empty() {
+            return refuse("it names no volume; hint: '*' matches all");
+        }
+        match &self.ids {
+            IdsAre::Claimed {} => Ok(()),
+            IdsAre::All { uid, gid } if is_user(*uid) && is_user(*gid) => Ok(()),
+            IdsAre::All { .. } => refuse(
+                "all users would be the superuser, or in its group; hint: name other ids, or `--root keep`",
+            ),
+            IdsAre::Mapped { uids, gids } => match uids.iter().chain(gids).all(|range| range.is_sound()) {
+                true => Ok(()),
+                false => refuse("a range of ids begins above 0, is not empty, and ends below 4294967295"),
+            },
+        }
+    }
+
+    fn check_sizes(&self) -> Result<()> {
+        at_most("networks of a rule", self.from.len(), PARTS_MAX)?;
+        at_most("volumes of a rule", self.volumes.len(), PARTS_MAX)?;
+        if let IdsAre::Mapped { uids, gids } = &self.ids {
+            at_most("ranges of ids of a rule", uids.len().max(gids.len()), PARTS_MAX)?;
+        }
+        let globs = self.volumes.iter().map(|v| v.glob.len()).max().unwrap_or(0);
+        at_most("bytes of a name or a glob", self.name.len().max(self.who.len()).max(globs), WORD_MAX)
+    }
+}
+
+impl IdRange {
+    /// What an id becomes.
+    pub fn map(&self, id: u32) -> Option<u32> {
+        let at = id.checked_sub(self.from).filter(|at| *at < self.count)?;
+        self.to.checked_add(at).filter(|to| is_user(*to))
+    }
+    fn is_sound(&self) -> bool {
+        let ends_well = |first: u32| first.checked_add(self.count).is_some();
+        self.count > 0 && self.from > 0 && self.to > 0 && ends_well(self.from) && ends_well(self.to)
+    }
+}
+
+/// Not the superuser's, and not the one that means none.
+fn is_user(id: u32) -> bool {
+    id != 0 && id != u32::MAX
+}
+
+fn at_most(what: &str, count: usize, most: usize) -> Result<()> {
+    if count <= most { Ok(()) } else { Err(Error::invalid(format!("{count} {what}: at most {most}"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_are_written_as_they_are_read() {
+        let network = |s: &str| s.parse::<Network>().unwrap();
+        for text in ["10.1.0.0/16", "10.1.2.3", "0.0.0.0/0", "2001:db8::/32", "::1", "::/0", "10.1.2.2/31"] {
+            assert_eq!(network(text).to_string(), text);
+            let bytes = network(text).to_bytes();
+            assert_eq!(Network::from_bytes(&bytes), Ok(network(text)));
+        }
+        for bad in
+            ["", "10.1.0.0/33", "::/129", "10.1", "10.1.0.0/", "10.1.0.0/-1", "node-1", "10.1.0.0/16/2"]
+        {
+            assert!(bad.parse::<Network>().is_err(), "{bad:?}");
+        }
+        let beyond = "10.1.2.3/16".parse::<Network>().unwrap_err();
+        assert!(beyond.ends_with("hint: 10.1.0.0/16"), "{beyond}");
+        let has = |net: &str, at: &str| network(net).contains(at.parse().unwrap());
+        assert!(has("10.1.0.0/16", "10.1.255.255") && !has("10.1.0.0/16", "10.2.0.0"));
+        assert!(has("10.1.0.0/16", "::ffff:10.1.0.7"), "as a socket of both kinds shows it");
+        assert!(has("0.0.0.0/0", "255.1.1.1") && !has("0.0.0.0/0", "::1"));
+        assert!(has("::/0", "2001:db8::1") && has("2001:db8::/32", "2001:db8:ffff::"));
+        assert!(!has("2001:db8::/32", "2001:db9::") && has("10.1.2.3", "10.1.2.3"));
+    }
+
+    pub fn rule(ids: IdsAre) -> AccessRule {
+        AccessRule {
+            name: "batch".into(),
+            who: "node-*".into(),
+            from: vec![],
+            volumes: vec![VolumeGrant { glob: "*".into(), grant: Grant::ReadWrite }],
+            root: RootIs::Squashed,
+            ids,
+        }
+    }
+
+    #[test]
+    fn a_rule_that_is_wrong_is_refused_with_the_reason() {
+        rule(IdsAre::Claimed {}).check().unwrap();
+        rule(IdsAre::All { uid: 1000, gid: 1000 }).check().unwrap();
+        let wrong = |change: &dyn Fn(&mut AccessRule), words: &str| {
+            let mut rule = rule(IdsAre::Claimed {});
+            change(&mut rule);
+            let e = rule.check().unwrap_err();
+            assert!(e.context.contains(words), "{e} lacks {words:?}");
+        };
+        wrong(&|r| r.name = "a b".into(), "letters, digits");
+        wrong(&|r| r.name.clear(), "letters, digits");
+        wrong(&|r| r.who.clear(), "empty glob");
+        wrong(&|r| r.volumes[0].glob.clear(), "empty glob");
+        wrong(&|r| r.volumes.clear(), "names no volume");
+        wrong(&|r| r.who = "*".repeat(WORD_MAX + 1), "at most 256");
+        wrong(&|r| r.from = vec!["::1".parse().unwrap(); PARTS_MAX + 1], "at most 64");
+        wrong(&|r| r.ids = IdsAre::All { uid: 0, gid: 5 }, "superuser");
+        let mapped =
+            |from, to, count| IdsAre::Mapped { uids: vec![IdRange { from, to, count }], gids: vec![] };
+        for (from, to, count) in [(0, 5, 1), (5, 0, 1), (5, 5, 0), (u32::MAX, 5, 1), (5, u32::MAX - 1, 3)] {
+            wrong(&|r| r.ids = mapped(from, to, count), "range of ids");
+        }
+        let range = IdRange { from: 1000, to: 5000, count: 10 };
+        assert_eq!([999, 1000, 1009, 1010].map(|id| range.map(id)), [None, Some(5000), Some(5009), None]);
+    }
+
+    #[test]
+    fn too_many_rules_are_no_map() {
+        let rules = |n| AccessRules(vec![rule(IdsAre::Claimed {}); n]);
+        assert_eq!(AccessRules::from_bytes(&rules(RULES_MAX).to_bytes()), Ok(rules(RULES_MAX)));
+        assert!(AccessRules::from_bytes(&rules(RULES_MAX + 1).to_bytes()).is_err());
+    }
+}

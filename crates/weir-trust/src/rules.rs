@@ -1,0 +1,391 @@
+//! What the rules for mounts let a node do in a volume, and as whom.
+//!
+//! Invariant: the answer follows from the rules, from where a node connects and how it proved itself, and
+//! from the volume, and from nothing else. Where no rule decides, a node that proved itself by a certificate
+//! may use every volume, but its superuser is nobody; every other one may do what it always could. A node
+//! that a rule names has the volumes of its rules only.
+use std::fmt;
+use std::net::IpAddr;
+use weir_proto::access::{AccessRule, Grant, IdRange, IdsAre, NOBODY, RootIs};
+use weir_proto::meta::Cred;
+
+/// Who asks, as far as that is known.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Origin {
+    /// The node's name.
+    pub name: String,
+    pub from: From,
+    /// The name was proved by a certificate.
+    pub certified: bool,
+}
+
+/// Where a node connects from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum From {
+    /// By a Unix socket of a server's machine.
+    Local,
+    Network(IpAddr),
+    /// It is in no network that a rule can name.
+    Unknown,
+}
+
+/// What a volume is called.
+#[derive(Clone, Copy, Debug)]
+pub struct Called<'a> {
+    pub name: &'a str,
+    /// Its topmost directory, from the root of the file system.
+    pub path: &'a str,
+}
+
+/// What a node may do in a volume, and as whom.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Decision {
+    pub grant: Grant,
+    pub root: RootIs,
+    pub ids: IdsAre,
+    /// The name of the rule that decides; absent: none does.
+    pub rule: Option<String>,
+    pub why: String,
+}
+
+/// What a node may do in a volume.
+pub fn decide(rules: &[AccessRule], origin: &Origin, volume: Called<'_>) -> Decision {
+    let mut named = None;
+    for rule in rules.iter().filter(|rule| names(rule, origin)) {
+        let found = rule.volumes.iter().find(|v| matches(&v.glob, volume));
+        if let Some(found) = found {
+            return Decision {
+                grant: found.grant,
+                root: rule.root,
+                ids: rule.ids.clone(),
+                rule: Some(rule.name.clone()),
+                why: format!(
+                    "rule {:?} names node {:?} and volume {:?}",
+                    rule.name, origin.name, volume.name
+                ),
+            };
+        }
+        named = named.or(Some(rule));
+    }
+    match named {
+        Some(rule) => {
+            let why = format!(
+                "rule {:?} names node {:?}, but no rule for this node names volume {:?}",
+                rule.name, origin.name, volume.name
+            );
+            Decision { grant: Grant::Refused, ..of_rule(rule, why) }
+        }
+        None => without_rule(origin),
+    }
+}
+
+/// What a node may do with what is in no volume yet.
+pub fn outside_of_volumes(rules: &[AccessRule], origin: &Origin) -> Decision {
+    match rules.iter().find(|rule| names(rule, origin)) {
+        Some(rule) => of_rule(rule, format!("rule {:?} names node {:?}", rule.name, origin.name)),
+        None => without_rule(origin),
+    }
+}
+
+/// Whether a node may do less than everything, or as somebody else.
+pub fn concern(rules: &[AccessRule], origin: &Origin) -> bool {
+    origin.certified || rules.iter().any(|rule| names(rule, origin))
+}
+
+fn of_rule(rule: &AccessRule, why: String) -> Decision {
+    let (root, ids) = (rule.root, rule.ids.clone());
+    Decision { grant: Grant::ReadWrite, root, ids, rule: Some(rule.name.clone()), why }
+}
+
+fn without_rule(origin: &Origin) -> Decision {
+    let (root, who) = match (origin.certified, origin.from) {
+        (true, _) => (RootIs::Squashed, "it has a certificate, so its superuser becomes user 65534"),
+        (false, From::Local) => (RootIs::Kept, "it connects by a Unix socket of a server's machine"),
+        (false, _) => (RootIs::Kept, "it has no certificate"),
+    };
+    let why = format!("no rule names node {:?}; {who}", origin.name);
+    Decision { grant: Grant::ReadWrite, root, ids: IdsAre::Claimed {}, rule: None, why }
+}
+
+fn names(rule: &AccessRule, origin: &Origin) -> bool {
+    let from_there = || match origin.from {
+        From::Network(address) => rule.from.iter().any(|network| network.contains(address)),
+        From::Local | From::Unknown => false,
+    };
+    fits(&rule.who, &origin.name) && (rule.from.is_empty() || from_there())
+}
+
+fn matches(glob: &str, volume: Called<'_>) -> bool {
+    fits(glob, if glob.starts_with('/') { volume.path } else { volume.name })
+}
+
+/// Whether a word fits a glob: `*` stands for any characters, also none, `?` for one.
+fn fits(glob: &str, word: &str) -> bool {
+    let (glob, word): (Vec<char>, Vec<char>) = (glob.chars().collect(), word.chars().collect());
+    let (mut g, mut w) = (0, 0);
+    // Where to go on after the last `*`, if it takes one character more.
+    let mut retry = None;
+    while w < word.len() {
+        match glob.get(g) {
+            Some('*') => {
+                retry = Some((g + 1, w));
+                g += 1;
+            }
+            Some(c) if *c == '?' || *c == word[w] => (g, w) = (g + 1, w + 1),
+            _ => {
+                let Some((after, taken)) = retry else { return false };
+                (g, w) = (after, taken + 1);
+                retry = Some((after, taken + 1));
+            }
+        }
+    }
+    glob[g..].iter().all(|c| *c == '*')
+}
+
+impl Decision {
+    /// The user that acts, in place of the one that the mount names.
+    pub fn acts_as(&self, claimed: &Cred) -> Cred {
+        let keeps_root = self.root == RootIs::Kept;
+        if keeps_root && claimed.uid == 0 {
+            return claimed.clone();
+        }
+        let (user, group) = match &self.ids {
+            IdsAre::All { uid, gid } => return Cred { uid: *uid, gid: *gid, groups: vec![*gid] },
+            IdsAre::Claimed {} => (Some(claimed.uid), Some(claimed.gid)),
+            IdsAre::Mapped { uids, gids } => (mapped(uids, claimed.uid), mapped(gids, claimed.gid)),
+        };
+        let plain = |id: Option<u32>, was: u32| match was {
+            0 if keeps_root => 0,
+            0 => NOBODY,
+            _ => id.unwrap_or(NOBODY),
+        };
+        let mut groups: Vec<u32> = claimed.groups.iter().filter_map(|group| self.group(*group)).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        Cred { uid: plain(user, claimed.uid), gid: plain(group, claimed.gid), groups }
+    }
+
+    /// A supplementary group; none: it goes.
+    fn group(&self, claimed: u32) -> Option<u32> {
+        match &self.ids {
+            _ if claimed == 0 => (self.root == RootIs::Kept).then_some(0),
+            IdsAre::Claimed {} => Some(claimed),
+            IdsAre::All { gid, .. } => Some(*gid),
+            IdsAre::Mapped { gids, .. } => mapped(gids, claimed),
+        }
+    }
+}
+
+fn mapped(ranges: &[IdRange], id: u32) -> Option<u32> {
+    ranges.iter().find_map(|range| range.map(id))
+}
+
+/// A rule in words, as the audit log and commands show it.
+pub fn shown(rule: &AccessRule) -> String {
+    let networks: Vec<String> = rule.from.iter().map(ToString::to_string).collect();
+    let from = if networks.is_empty() { String::new() } else { format!(" from {}", networks.join(", ")) };
+    let volumes: Vec<String> = rule.volumes.iter().map(|v| format!("{} {}", v.glob, Word(v.grant))).collect();
+    format!(
+        "{}: nodes {}{from}, volumes {}, root {}, ids {}",
+        rule.name,
+        rule.who,
+        volumes.join(", "),
+        root_word(rule.root),
+        ids_word(&rule.ids)
+    )
+}
+
+/// A grant as the command line writes it.
+pub struct Word(pub Grant);
+
+impl fmt::Display for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Grant::Refused => "none",
+            Grant::ReadOnly => "ro",
+            Grant::ReadWrite => "rw",
+        })
+    }
+}
+
+pub fn root_word(root: RootIs) -> &'static str {
+    match root {
+        RootIs::Squashed => "squash",
+        RootIs::Kept => "keep",
+    }
+}
+
+pub fn ids_word(ids: &IdsAre) -> String {
+    let ranges = |kind: &str, all: &[IdRange]| -> Vec<String> {
+        all.iter().map(|r| format!("{kind}:{}:{}:{}", r.from, r.to, r.count)).collect()
+    };
+    match ids {
+        IdsAre::Claimed {} => "claimed".to_owned(),
+        IdsAre::All { uid, gid } => format!("all {uid}:{gid}"),
+        IdsAre::Mapped { uids, gids } => [ranges("u", uids), ranges("g", gids)].concat().join(" "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::access::VolumeGrant;
+
+    fn origin(name: &str, from: &str, certified: bool) -> Origin {
+        let from = match from {
+            "local" => From::Local,
+            "?" => From::Unknown,
+            address => From::Network(address.parse().unwrap()),
+        };
+        Origin { name: name.into(), from, certified }
+    }
+    /// `who`, networks, volumes.
+    fn rule(name: &str, who: &str, from: &[&str], volumes: &[(&str, Grant)]) -> AccessRule {
+        AccessRule {
+            name: name.into(),
+            who: who.into(),
+            from: from.iter().map(|net| net.parse().unwrap()).collect(),
+            volumes: volumes
+                .iter()
+                .map(|(glob, grant)| VolumeGrant { glob: (*glob).into(), grant: *grant })
+                .collect(),
+            root: RootIs::Squashed,
+            ids: IdsAre::Claimed {},
+        }
+    }
+    fn called(name: &str) -> Called<'_> {
+        Called { name, path: "/data/p1" }
+    }
+
+    #[test]
+    fn globs() {
+        for (glob, word) in [
+            ("*", ""),
+            ("*", "a"),
+            ("node-*", "node-"),
+            ("node-*", "node-17"),
+            ("n?de", "node"),
+            ("*a*b", "xaab"),
+            ("a**", "a"),
+            ("é?", "éö"),
+        ] {
+            assert!(fits(glob, word), "{glob} {word}");
+        }
+        for (glob, word) in [
+            ("", "a"),
+            ("node-*", "nod"),
+            ("?", ""),
+            ("a", "A"),
+            ("*a", "ab"),
+            ("node", "node-1"),
+            ("*a*b", "ba"),
+        ] {
+            assert!(!fits(glob, word), "{glob} {word}");
+        }
+        let many = "*a".repeat(120);
+        assert!(!fits(&many, &format!("{}b", "a".repeat(250))), "and that quickly");
+    }
+
+    #[test]
+    fn without_a_rule_only_a_certificate_squashes_root() {
+        let keeps = |of: Origin| {
+            let decision = decide(&[], &of, called("p1"));
+            assert_eq!(
+                (decision.grant, decision.rule, decision.ids),
+                (Grant::ReadWrite, None, IdsAre::Claimed {})
+            );
+            assert_eq!(concern(&[], &of), of.certified);
+            decision.root == RootIs::Kept
+        };
+        assert!(keeps(origin("a", "local", false)) && keeps(origin("a", "10.0.0.1", false)));
+        assert!(keeps(origin("a", "?", false)));
+        assert!(!keeps(origin("a", "local", true)) && !keeps(origin("a", "::1", true)));
+    }
+
+    #[test]
+    fn the_first_rule_that_names_node_and_volume_decides() {
+        use Grant::{ReadOnly, ReadWrite, Refused};
+        let rules = [
+            rule("near", "node-*", &["10.1.0.0/16", "2001:db8::/32"], &[("p1", ReadWrite), ("p*", ReadOnly)]),
+            rule("secret", "*", &[], &[("s*", Refused)]),
+            rule("paths", "node-*", &[], &[("/data/*", ReadOnly)]),
+            rule("late", "node-*", &[], &[("*", ReadWrite)]),
+        ];
+        let cases: [(&str, &str, &str, Grant, Option<&str>); 9] = [
+            ("node-1", "10.1.9.9", "p1", ReadWrite, Some("near")),
+            ("node-1", "10.1.9.9", "p2", ReadOnly, Some("near")),
+            ("node-1", "2001:db8::5", "p2", ReadOnly, Some("near")),
+            ("node-1", "10.2.0.1", "p1", ReadOnly, Some("paths")),
+            ("node-1", "local", "p1", ReadOnly, Some("paths")),
+            ("node-1", "?", "s1", Refused, Some("secret")),
+            ("desk", "10.1.9.9", "s1", Refused, Some("secret")),
+            ("desk", "10.1.9.9", "p1", Refused, None),
+            ("node-1", "local", "q", ReadOnly, Some("paths")),
+        ];
+        for (name, from, volume, grant, by) in cases {
+            let decision = decide(&rules, &origin(name, from, false), called(volume));
+            assert_eq!(decision.grant, grant, "{name} {from} {volume}: {decision:?}");
+            if by.is_some() {
+                assert_eq!(decision.rule.as_deref(), by, "{name} {from} {volume}");
+            }
+        }
+        let elsewhere = Called { name: "q", path: "/q" };
+        let last = decide(&rules, &origin("node-1", "local", false), elsewhere);
+        assert_eq!(last.rule.as_deref(), Some("late"));
+        let refused = decide(&rules[1..2], &origin("desk", "local", false), called("p1"));
+        assert_eq!(refused.grant, Refused, "a rule names the node, and none of its volumes is this one");
+        assert!(refused.why.contains("no rule for this node names volume \"p1\""), "{}", refused.why);
+        assert!(!concern(&rules[..1], &origin("desk", "10.1.0.1", false)));
+        assert!(concern(&rules, &origin("desk", "10.1.0.1", false)));
+    }
+
+    fn acts(root: RootIs, ids: IdsAre, (uid, gid, groups): (u32, u32, &[u32])) -> (u32, u32, Vec<u32>) {
+        let decision = Decision { grant: Grant::ReadWrite, root, ids, rule: None, why: String::new() };
+        let Cred { uid, gid, groups } = decision.acts_as(&Cred { uid, gid, groups: groups.to_vec() });
+        (uid, gid, groups)
+    }
+
+    #[test]
+    fn ids_become_what_the_rule_says() {
+        use RootIs::{Kept, Squashed};
+        let claimed = || IdsAre::Claimed {};
+        let all = || IdsAre::All { uid: 500, gid: 600 };
+        let range = |from, to, count| vec![IdRange { from, to, count }];
+        let map = || IdsAre::Mapped { uids: range(1000, 5000, 10), gids: range(100, 700, 5) };
+        type Ids<'a> = (u32, u32, &'a [u32]);
+        let cases: [(RootIs, IdsAre, Ids<'_>, Ids<'_>); 14] = [
+            (Squashed, claimed(), (0, 0, &[0]), (NOBODY, NOBODY, &[])),
+            (Squashed, claimed(), (0, 5, &[0, 5]), (NOBODY, 5, &[5])),
+            (Squashed, claimed(), (7, 0, &[0, 8]), (7, NOBODY, &[8])),
+            (Squashed, claimed(), (7, 8, &[8, 9]), (7, 8, &[8, 9])),
+            (Kept, claimed(), (0, 0, &[0]), (0, 0, &[0])),
+            (Kept, claimed(), (7, 0, &[0, 9]), (7, 0, &[0, 9])),
+            (Squashed, all(), (0, 0, &[0]), (500, 600, &[600])),
+            (Squashed, all(), (7, 8, &[8, 9]), (500, 600, &[600])),
+            (Kept, all(), (0, 0, &[0]), (0, 0, &[0])),
+            (Kept, all(), (7, 0, &[0]), (500, 600, &[600])),
+            (Squashed, map(), (0, 0, &[0, 101]), (NOBODY, NOBODY, &[701])),
+            (Squashed, map(), (1003, 101, &[104, 101]), (5003, 701, &[701, 704])),
+            (Squashed, map(), (1010, 99, &[99]), (NOBODY, NOBODY, &[])),
+            (Kept, map(), (1000, 0, &[0]), (5000, 0, &[0])),
+        ];
+        for (root, ids, was, is) in cases {
+            let what = format!("{root:?} {ids:?} {was:?}");
+            assert_eq!(acts(root, ids, was), (is.0, is.1, is.2.to_vec()), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_rule_is_shown_in_words() {
+        let mut rule =
+            rule("batch", "node-*", &["10.1.0.0/16"], &[("p*", Grant::ReadOnly), ("s", Grant::Refused)]);
+        rule.ids = IdsAre::Mapped {
+            uids: vec![IdRange { from: 1000, to: 5000, count: 10 }],
+            gids: vec![IdRange { from: 100, to: 700, count: 5 }],
+        };
+        assert_eq!(
+            shown(&rule),
+            "batch: nodes node-* from 10.1.0.0/16, volumes p* ro, s none, root squash, ids u:1000:5000:10 g:100:700:5"
+        );
+    }
+}
