@@ -334,13 +334,7 @@ impl Owner {
                 }
             }
             Event::CaughtUp { said, answer } => batch.caught_up(&said, answer),
-            Event::Clear { target, answer } => match self.members.clear_target(&mut batch.draft, target) {
-                Err(e) => refuse(answer, e),
-                Ok(()) => {
-                    tracing::info!("{target} is cleared: its disk may be used again");
-                    batch.after(answer, newest);
-                }
-            },
+            Event::Clear { target, answer } => self.clears(target, answer, batch),
             Event::MakeGroups { wanted, answer } => batch.make_groups(&wanted, answer),
             Event::FinishUpgrade { connected, answer } => {
                 batch.finish_upgrade(connected, &self.program, answer)
@@ -375,6 +369,16 @@ impl Owner {
                 }
                 self.members.record_positions(&mut batch.draft);
                 batch.after(answer, |_| ());
+            }
+        }
+    }
+
+    fn clears(&mut self, target: TargetId, answer: Answer<MapReply>, batch: &mut Batch) {
+        match self.members.clear_target(&mut batch.draft, target) {
+            Err(e) => refuse(answer, e),
+            Ok(()) => {
+                tracing::info!("{target} is cleared: its disk may be used again");
+                batch.after(answer, newest);
             }
         }
     }
