@@ -148,7 +148,8 @@ thread_local!(static NODE: Node = {
     Node { authority, credentials, tls }
 });
 
-/// The first byte chooses: records to one end of a handshake, a certificate, a file with one, a token, protected frames.
+/// The first byte chooses: records to one end of a handshake, a certificate, a file with one, a token,
+/// protected frames.
 fn handshake(bytes: &[u8]) {
     let Some((which, bytes)) = bytes.split_first() else { return };
     NODE.with(|node| match which % 6 {

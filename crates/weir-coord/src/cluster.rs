@@ -106,7 +106,7 @@ impl Cluster {
         let look_up: LookUp = Arc::new(move || {
             let mut addrs = given.clone();
             addrs.extend(lock(&others).iter().filter(|a| !given.contains(a)).cloned());
-            Ok(Whereabouts { addrs, name: None })
+            Ok(Whereabouts { addrs, name: None, role: Some(Role::Coordinator) })
         });
         let coordinator = Channel::following(env, look_up, identity.clone(), Arc::new(NoService));
         let map = first_map(env, &coordinator, patience).await?;
@@ -396,7 +396,7 @@ impl Shared {
                 node.name
             )));
         }
-        Ok(Whereabouts { addrs, name: Some(node.name.clone()) })
+        Ok(Whereabouts { addrs, name: Some(node.name.clone()), role: Some(node.role) })
     }
 
     pub fn channel_to(self: &Arc<Self>, node: &Node) -> Result<Channel> {

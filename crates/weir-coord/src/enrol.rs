@@ -93,8 +93,8 @@ impl Office {
         Ok(Some(Arc::new(Office { env, cluster, store, authority, kept })))
     }
 
-    /// What the coordinator proves itself with. Not among the holders: whoever has the authority's key
-    /// needs no other.
+    /// What the coordinator proves itself with. Not among the holders, and above all serial numbers: the
+    /// removal of a node that had the same name does not concern it.
     pub fn own_credentials(&self, name: &str) -> Result<Credentials> {
         let roles = vec![Role::Coordinator];
         let name = name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' });

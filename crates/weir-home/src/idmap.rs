@@ -4,8 +4,9 @@
 //! Ranges do not overlap on either side. A number in no range is itself; where a mapped number takes its place at home, the
 //! way back leads to the mapped one.
 //!
-//! Invariant: by a map nobody becomes root, and no file passes that would run as its owner or group: who chose
-//! its bits chose them for another user. Only a rule for homes lets these through, or root's files and devices.
+//! Invariant: by a map nobody becomes root, and no file passes that would run as its owner or group: who
+//! chose its bits chose them for another user. Only a rule for homes lets these through, or root's files
+//! and devices.
 use crate::{Attrs, HomePath, Outcome, Xattr, fault::Fault};
 use bytes::Bytes;
 use weir_proto::home_rule::{HomeIds, HomeRule, IdMapping};

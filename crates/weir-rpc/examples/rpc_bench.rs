@@ -2,8 +2,8 @@
 //! part of the names of what to run: `unix`, `tcp small`, `put` …
 //!
 //! Prints latency of 128-byte calls with one under way, their rate with 64, and the throughput of 1 MiB payloads
-//! in both directions with the processor's time for both ends, over Unix sockets and TCP. TCP is measured without
-//! certificates and with each suite, in turns, and so are handshakes.
+//! in both directions with the processor's time for both ends, over Unix sockets and TCP. TCP is measured
+//! without certificates and with each suite, in turns, and so are handshakes.
 #![allow(clippy::disallowed_methods)] // a program of its own: it owns its runtimes and its clock
 
 use bytes::Bytes;

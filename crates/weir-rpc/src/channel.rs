@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use weir_env::{Addr, Env, Instant, watch};
+use weir_proto::map::Role;
+use weir_proto::sender::Sender;
 use weir_proto::{Error, ErrorKind, Request, Result};
 
 /// Pause after the first failed round of dials; doubles with each further one,
@@ -25,6 +27,8 @@ pub struct Whereabouts {
     pub addrs: Vec<Addr>,
     /// Its name in the cluster. Another node may have its address by now: that one is not talked to. `None`: any node will do.
     pub name: Option<String>,
+    /// What it is. Another node that poses as it has no certificate for that. `None`: anything.
+    pub role: Option<Role>,
 }
 
 /// Says where a node is now, or why that is not known. Short, never blocking.
@@ -57,7 +61,7 @@ struct State {
 impl Channel {
     /// `addrs`: of one node, tried in this order. Nothing is dialed before the first use.
     pub fn new(env: &Env, addrs: Vec<Addr>, identity: Identity, callbacks: Arc<dyn Service>) -> Channel {
-        let fixed = Whereabouts { addrs, name: None };
+        let fixed = Whereabouts { addrs, name: None, role: None };
         Channel::following(env, Arc::new(move || Ok(fixed.clone())), identity, callbacks)
     }
 
@@ -235,7 +239,7 @@ impl Inner {
         };
         let mut refusal = Error::unavailable("this node has no address");
         for addr in &at.addrs {
-            match self.dial_at(addr, at.name.as_deref()).await {
+            match self.dial_at(addr, &at).await {
                 Ok(connection) => {
                     self.connected(&connection);
                     return Ok(connection);
@@ -247,11 +251,18 @@ impl Inner {
         Err(self.failed())
     }
 
-    async fn dial_at(&self, addr: &Addr, name: Option<&str>) -> Result<Connection> {
-        let dialed = connect(&self.env, addr, &self.identity, self.callbacks.clone()).await;
-        let Some(name) = name else { return dialed };
+    async fn dial_at(&self, addr: &Addr, at: &Whereabouts) -> Result<Connection> {
+        let mut dialed = connect(&self.env, addr, &self.identity, self.callbacks.clone()).await;
+        if let (Some(role), Ok(connection)) = (at.role, &dialed)
+            && connection.proved().role() != Some(role)
+        {
+            let (found, meant) = (connection.proved().sender(), Sender::from(role));
+            connection.close("a node of another role was meant");
+            dialed = Err(Error::unavailable(format!("connect to {addr}: a {found} answers, not a {meant}")));
+        }
+        let Some(name) = &at.name else { return dialed };
         match dialed {
-            Ok(connection) if connection.peer().name != name => {
+            Ok(connection) if connection.peer().name != *name => {
                 let other = format!("connect to {addr}: {:?} is there, not {name:?}", connection.peer().name);
                 connection.close("another node was meant");
                 Err(Error::unavailable(other))

@@ -310,8 +310,11 @@ fn a_channel_follows_its_node_and_takes_nobody_else_for_it() {
     world.run(async {
         let near = world.node("near");
         let at = |n: u8| -> Addr { format!("tcp:10.0.0.{n}:7000").parse().unwrap() };
-        let known =
-            Arc::new(std::sync::Mutex::new(Whereabouts { addrs: vec![at(1)], name: Some("server".into()) }));
+        let known = Arc::new(std::sync::Mutex::new(Whereabouts {
+            addrs: vec![at(1)],
+            name: Some("server".into()),
+            role: Some(Role::Storage),
+        }));
         let asked = known.clone();
         let look_up: LookUp = Arc::new(move || Ok(asked.lock().unwrap().clone()));
         let channel = Channel::following(&near, look_up, identity(&near, "near"), Arc::new(NoService));

@@ -12,7 +12,9 @@ use weir_env::{Addr, Env};
 use weir_proto::frame::HEADER_BYTES;
 use weir_proto::map::{RemovedNode, Role};
 use weir_proto::{Error, ErrorKind};
-use weir_rpc::{Connection, Identity, NoService, Policy, Trust, connect, serve};
+use weir_rpc::{
+    Channel, Connection, Identity, NoService, Policy, Trust, Whereabouts, connect, serve,
+};
 use weir_trust::certificate::{Grant, Pin};
 use weir_trust::frames::TAG_BYTES;
 use weir_trust::handshake::Tls;
@@ -244,4 +246,19 @@ async fn a_node_that_is_removed_is_cut_off_until_it_joins_again() {
     assert!(refused.context.contains("n1 was removed from the cluster"), "{refused:?}");
     connect(&env, addr, &with_serial("n1", 6), Arc::new(NoService)).await.unwrap();
     assert!(!stays.is_closed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_poses_as_one_of_another_role_is_not_talked_to() {
+    let env = weir_env::real::env();
+    let cluster = Cluster::new(Policy::default());
+    let (_server, _, addr) = CLUSTER.scope(cluster.clone(), server(&env, &anywhere())).await;
+    let who = identity(&env, "n1").trusting(Some(cluster.trust("n1", Role::Storage, 1)));
+    let to = |role| {
+        let at = Whereabouts { addrs: vec![addr.clone()], name: None, role: Some(role) };
+        Channel::following(&env, Arc::new(move || Ok(at.clone())), who.clone(), Arc::new(NoService))
+    };
+    to(Role::Storage).connection_now().await.unwrap();
+    let refused = to(Role::Coordinator).connection_now().await.unwrap_err();
+    assert!(refused.context.contains("a storage node answers, not a coordinator"), "{refused:?}");
 }

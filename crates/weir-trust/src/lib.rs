@@ -1,4 +1,5 @@
-//! What a cluster can prove, and what follows: who its nodes are, that frames are theirs, what mounts may do, and what was done.
+//! What a cluster can prove, and what follows: who its nodes are, that frames are theirs, what mounts may
+//! do, and what was done.
 //!
 //! Certificates and join tokens, the handshake of a connection and the protection of its frames, the chain
 //! of the audit log. Pure: bytes and times come in, bytes and decisions go out. Knows nothing of sockets,

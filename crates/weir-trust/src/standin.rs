@@ -1,5 +1,6 @@
-//! A handshake without secrets, for the simulator: records, rules, suites and frames are those of the real one, and the same seed
-//! gives the same run. Certificates are shown and believed; keys follow from what both ends have sent. Pure.
+//! A handshake without secrets, for the simulator: records, rules, suites and frames are those of the real
+//! one, and the same seed gives the same run. Certificates are shown and believed; keys follow from what
+//! both ends have sent. Pure.
 use crate::certificate::Certificate;
 use crate::frames::{FrameKey, KEY_BYTES, Keys, Suite};
 use crate::handshake::{Agreed, Exchange, FIRST_BYTE, Handshakes, Now, RECORD_HEADER_BYTES, Wanted};

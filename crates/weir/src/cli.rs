@@ -249,7 +249,8 @@ pub enum TokenCommand {
 
 #[derive(Args)]
 pub struct CreateToken {
-    /// Role of a machine that joins with it: storage, meta, mount or mover; of a person: admin, operator or auditor; may be given several times
+    /// Role of a machine that joins with it: storage, meta, mount or mover; of a person: admin, operator or
+    /// auditor; may be given several times
     #[arg(long, required = true, value_delimiter = ',')]
     pub role: Vec<String>,
     /// How many machines may join with it

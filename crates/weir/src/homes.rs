@@ -1,10 +1,12 @@
 //! How a mover opens the home that a relation's URL names: a directory, S3, or another Weir.
 //!
-//! The URL holds no secret; keys of S3 come from the file that a rule or the URL names, or from the environment.
+//! The URL holds no secret; keys of S3 come from the file that a rule or the URL names, or from the
+//! environment.
 //!
-//! Invariant: a home named by another user than root and the user of this process is opened only where a rule of
-//! the cluster map allows homes, and, where it is a directory, only if that user owns it. Otherwise the owner of
-//! a volume could read and write here with the rights of root. A rule counts for root's homes, too.
+//! Invariant: a home named by another user than root and the user of this process is opened only where a
+//! rule of the cluster map allows homes, and, where it is a directory, only if that user owns it. Otherwise
+//! the owner of a volume could read and write here with the rights of root. A rule counts for root's homes,
+//! too.
 use rustix::fs::{Mode, OFlags};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;

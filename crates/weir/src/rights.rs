@@ -4,8 +4,8 @@
 use crate::failure::{Doing, Outcome};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-/// Owners, modes and contents of all files; devices and file capabilities, where a rule lets these through; to
-/// act as the user that a rule names.
+/// Owners, modes and contents of all files; devices and file capabilities, where a rule lets these through;
+/// to act as the user that a rule names.
 const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH)

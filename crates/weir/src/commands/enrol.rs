@@ -131,6 +131,10 @@ async fn enrol(env: &Env, token: &Token, name: &str, public_key: &[u8]) -> Outco
     for addr in &token.addrs {
         for addr in resolve(addr)? {
             match connect(env, &addr, &who, Arc::new(NoService)).await {
+                // Another node of the cluster would learn the secret.
+                Ok(connection) if connection.proved().role() != Some(Role::Coordinator) => {
+                    failed.push(format!("{addr} is not the coordinator's address"));
+                }
                 Ok(connection) => return Ok(connection.call(&request, vec![], PATIENCE).await?.0),
                 Err(e) => failed.push(e.to_string()),
             }

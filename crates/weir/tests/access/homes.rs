@@ -99,7 +99,8 @@ fn the_way_to_a_home_is_looked_at_each_time() {
     }
     let users = Users::start();
     let hers = users.make_hers();
-    // It is a link from the beginning, or becomes one later; where it leads to is hers, and no place of homes.
+    // It is a link from the beginning, or becomes one later; where it leads to is hers, and no place of
+    // homes.
     chown(&users.bench.home, Some(ADA), Some(ADA)).unwrap();
     succeeds(&users.add(&url_of(&hers), &[]));
     fs::write(users.bench.data.join("frame"), b"frame").unwrap();
