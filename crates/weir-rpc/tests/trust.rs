@@ -12,9 +12,7 @@ use weir_env::{Addr, Env};
 use weir_proto::frame::HEADER_BYTES;
 use weir_proto::map::{RemovedNode, Role};
 use weir_proto::{Error, ErrorKind};
-use weir_rpc::{
-    Channel, Connection, Identity, NoService, Policy, Trust, Whereabouts, connect, serve,
-};
+use weir_rpc::{Channel, Connection, Identity, NoService, Policy, Trust, Whereabouts, connect, serve};
 use weir_trust::certificate::{Grant, Pin};
 use weir_trust::frames::TAG_BYTES;
 use weir_trust::handshake::Tls;

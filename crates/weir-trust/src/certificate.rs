@@ -115,7 +115,7 @@ impl Certificate {
                 role_word(role)
             )));
         }
-        let is_member = matches!(role, Role::Coordinator | Role::Meta | Role::Storage);
+        let is_member = matches!(role, Role::Meta | Role::Storage);
         let below =
             name.strip_prefix(&self.name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
         if is_member && !below {
