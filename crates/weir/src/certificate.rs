@@ -109,8 +109,11 @@ pub async fn keep(env: Env, own: Own, who: Observer) {
 }
 
 async fn renew(env: &Env, own: &Own, who: Observer) -> Result<()> {
+    renew_at(&Cluster::observe(env, who, PATIENCE).await?, own).await
+}
+
+async fn renew_at(cluster: &Cluster, own: &Own) -> Result<()> {
     let key = NewKey::make()?;
-    let cluster = Cluster::observe(env, who, PATIENCE).await?;
     let asked = cluster.administer(&RenewCertificate { public_key: key.public().to_vec() }).await?;
     let credentials = key.with(asked.certificate, asked.authorities)?;
     write(&own.file, &credentials)?;
@@ -137,6 +140,16 @@ pub fn role_of_commands() -> Role {
         OF_COMMANDS.get().and_then(|own| own.as_ref()).map(|own| own.roles.clone()).unwrap_or_default();
     let people = [Role::Console, Role::Operator, Role::Auditor].into_iter().find(|role| roles.contains(role));
     people.or(roles.first().copied()).unwrap_or(Role::Console)
+}
+
+/// No process renews a person's certificate: the commands that show it do.
+pub async fn renew_that_of_commands(cluster: &Cluster) {
+    let Some(own) = OF_COMMANDS.get().and_then(|own| own.as_ref()) else { return };
+    let certificate = own.tls.credentials().and_then(|credentials| credentials.own(now()()).ok());
+    let is_due = certificate.is_some_and(|certificate| now()() >= certificate.renew_at());
+    if is_due && let Err(e) = renew_at(cluster, own).await {
+        tracing::debug!("{} was not renewed: {e}", own.file.display()); // at a Unix socket none is shown
+    }
 }
 
 /// How commands prove themselves over networks.

@@ -49,7 +49,7 @@ pub async fn observe(env: &Env, coordinators: &[Addr], name: &str) -> Outcome<Cl
         host: host_id(),
         trust: certificate::of_commands(),
     };
-    Cluster::observe(env, who, ANSWER_PATIENCE).await.map_err(|e| {
+    let cluster = Cluster::observe(env, who, ANSWER_PATIENCE).await.map_err(|e| {
         let at: Vec<String> = coordinators.iter().map(Addr::to_string).collect();
         match e.kind {
             weir_proto::ErrorKind::Unavailable | weir_proto::ErrorKind::Deadline => Failure::new(
@@ -62,7 +62,9 @@ pub async fn observe(env: &Env, coordinators: &[Addr], name: &str) -> Outcome<Cl
             ),
             _ => certificate::explain(e),
         }
-    })
+    })?;
+    certificate::renew_that_of_commands(&cluster).await;
+    Ok(cluster)
 }
 
 /// The last thing that was tried, without how: for a message that says that already.
