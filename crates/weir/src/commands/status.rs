@@ -50,7 +50,9 @@ fn coordinators_of_node(dir: &Path, file: &Path) -> Outcome<Vec<Addr>> {
     if let Some(found) = certificates.iter().find(|file| file.exists()) {
         // At the coordinator's machine it is not needed, so commands work without one that has ended.
         if let Err(failure) = certificate::use_file(found) {
-            eprintln!("warning: {}", failure.parts().0);
+            let (error, hint) = failure.parts();
+            eprintln!("warning: {error}");
+            hint.iter().for_each(|hint| eprintln!("hint: {hint}"));
         }
     }
     let text = std::fs::read_to_string(file).doing(format_args!("read {}", file.display()))?;
