@@ -101,6 +101,9 @@ impl Service for Audited {
     fn admits_guests(&self) -> bool {
         self.service.admits_guests()
     }
+    fn admits_strangers(&self) -> bool {
+        self.service.admits_strangers()
+    }
     fn payload_max(&self) -> u32 {
         self.service.payload_max()
     }

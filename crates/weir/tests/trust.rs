@@ -7,7 +7,7 @@
 )]
 mod common;
 
-use common::{can_mount, ends, has, pattern, shell, text, wait_until};
+use common::{can_mount, has, pattern, shell, text, wait_until};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -112,10 +112,12 @@ impl Machines {
     fn mount(&self) -> PathBuf {
         self.dir.path().join("mnt")
     }
-    /// The lines of the coordinator's audit log that have all these words.
+    /// The records of the coordinator's audit log that have all these words.
     fn audited(&self, words: &[&str]) -> usize {
         let log = self.done(1, &["audit", "show", "--dir", &self.path("coord/coord"), "--json"]);
-        log.lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
+        let log: serde_json::Value = serde_json::from_str(&log).unwrap();
+        let records = log.as_array().unwrap().iter().map(ToString::to_string);
+        records.filter(|record| words.iter().all(|word| record.contains(word))).count()
     }
 }
 
@@ -240,7 +242,7 @@ fn operators_and_auditors_may_less_than_administrators() {
         machines.done(5, &["node", "list", "--dir", dir]);
         machines.done(5, &["volume", "list", "--dir", dir]);
         let (code, said) = machines.refused(5, &["volume", "create", "v", "/v", "--dir", dir]);
-        assert!(code == 5 && said.contains("may not send VolumeCreate"), "{code}: {said}");
+        assert!(code == 5 && said.contains("which may not send"), "{code}: {said}");
         let (code, said) = machines.refused(5, &["token", "create", "--role", "storage", "--dir", dir]);
         assert!(
             code == 5 && (said.contains("mounts only") || said.contains("may not send TokenCreate")),
@@ -302,8 +304,7 @@ fn a_removed_node_is_cut_off() {
     let dir = machines.path("coord");
     let file = machines.mount().join("f");
     fs::write(&file, b"before").unwrap();
-    let mut waits = machines.command(4, &["status", "--dir", &machines.path("n4")]).spawn().unwrap();
-    ends("a status", &mut waits, PATIENCE);
+    File::open(&file).unwrap().sync_all().unwrap();
     machines.done(1, &["node", "remove", "n4", "--dir", &dir]);
     wait_until("the mount has lost its session", PATIENCE, || {
         fs::read_to_string(machines.path("n4.log")).unwrap().contains("n4 was removed from the cluster")
