@@ -129,7 +129,7 @@ mod tests {
     /// What is for people and not for mounts is in the audit log, or shows something only.
     #[test]
     fn every_method_of_administrators_is_audited_or_only_looks() {
-        let only_looks = ["GetWaits", "GetAudit", "BackupList", "RelationList"];
+        let only_looks = ["GetWaits", "GetAudit", "GetEnrolment", "BackupList", "RelationList"];
         let is_for_people =
             |by: Senders| (by.has(Sender::Console) || by.has(Sender::User)) && !by.has(Sender::Mount);
         for method in all().filter(|m| is_for_people(m.by) && !only_looks.contains(&m.name)) {
@@ -138,7 +138,10 @@ mod tests {
             let is_storages_work = method.by == Senders::of(&[Sender::Storage, Sender::Console]);
             assert!(method.is_administration || is_movers_work || is_storages_work, "{}", method.name);
         }
-        for number in [1, 6, 8, 9, 10, 28, 40, 41, 146, 155, 158, 159, 163, 165, 166, 171, 189, 196] {
+        for number in [
+            1, 6, 8, 9, 10, 28, 40, 41, 42, 43, 50, 53, 55, 56, 146, 155, 158, 159, 163, 165, 166, 171, 189,
+            196,
+        ] {
             assert!(find(number).is_some_and(|m| m.is_administration), "{number}");
         }
         assert!(all().filter(|m| (200..400).contains(&m.number)).all(|m| !m.is_administration));
@@ -155,9 +158,16 @@ mod tests {
         for number in [8, 11, 300, 301, 302, 303] {
             assert_eq!(may(number), only(&[Sender::Meta]), "{number}");
         }
-        for number in [9, 10, 28, 40, 41] {
+        for number in [40, 41, 42, 43, 53] {
             assert_eq!(may(number), only(&[Sender::Console]), "{number}");
         }
+        for number in [9, 10, 28, 50, 55, 56] {
+            assert_eq!(may(number), only(&[Sender::Console, Sender::Operator]), "{number}");
+        }
+        let to_strangers = all().filter(|method| method.by.has(Sender::Stranger));
+        assert_eq!(to_strangers.map(|method| method.name).collect::<Vec<_>>(), ["Enrol"]);
+        let to_auditors = all().filter(|method| method.by.has(Sender::Auditor));
+        assert!(to_auditors.into_iter().all(|method| !method.is_administration));
         for number in [5, 211, 240, 241, 243] {
             assert_eq!(may(number), only(&[Sender::Storage]), "{number}");
         }

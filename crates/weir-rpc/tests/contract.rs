@@ -197,7 +197,7 @@ async fn a_method_is_for_its_senders(env: &Env, addr: &Addr) {
     for role in Role::ALL.iter().filter(|role| **role != Role::Mover) {
         let refused = with_role(*role).await.call(&ForMovers {}, vec![], PATIENCE).await.unwrap_err();
         assert_eq!(refused.kind, ErrorKind::Denied);
-        let words = format!("is a {}, which may not send ForMovers, method 9009", Sender::from(*role));
+        let words = format!(" {}, which may not send ForMovers, method 9009", Sender::from(*role));
         assert!(refused.context.contains("client at ") && refused.context.contains(&words), "{refused:?}");
     }
     assert_eq!(bench.counted.load(std::sync::atomic::Ordering::SeqCst), 0, "no service has seen them");

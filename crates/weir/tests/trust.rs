@@ -9,7 +9,7 @@ mod common;
 
 use common::{can_mount, has, pattern, shell, text, wait_until};
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
@@ -86,6 +86,7 @@ impl Machines {
     /// Runs a role, and waits until it serves.
     fn start(&mut self, machine: usize, name: &str, args: &[&str]) {
         let (pid_file, log) = (self.path(&format!("{name}.pid")), self.path(&format!("{name}.log")));
+        let _ = fs::remove_file(&pid_file); // of the last start
         let mut command = self.command(machine, args);
         command.args(["--pid-file", &pid_file]).stderr(File::create(&log).unwrap());
         let mut child = command.spawn().unwrap();
@@ -321,5 +322,5 @@ fn a_removed_node_is_cut_off() {
     fs::rename(machines.path("n4"), machines.path("n4-before")).unwrap();
     let mount = machines.mount();
     machines.join(4, "n4", "mount", &["--mount", mount.to_str().unwrap()]);
-    assert_eq!(fs::read(Path::new(&file)).unwrap(), b"before");
+    assert_eq!(fs::read(&file).unwrap(), b"before");
 }

@@ -66,7 +66,7 @@ mod tests {
         add(&mut map, "b", None).unwrap();
         add(&mut map, "d", None).unwrap();
         add(&mut map, "a", Some("b")).unwrap();
-        assert_eq!(add(&mut map, "c", Some("d")).unwrap(), "\"c\" is number 3 of 4");
+        assert_eq!(add(&mut map, "c", Some("d")).unwrap(), "rule for mounts \"c\" is number 3 of 4");
         assert_eq!(names(&map), ["a", "b", "c", "d"]);
         let before = map.clone();
         assert_eq!(add(&mut map, "c", None).unwrap_err().kind, ErrorKind::Exists);
