@@ -7,7 +7,7 @@
 )]
 mod common;
 
-use common::{can_mount, has, pattern, shell, text, wait_until};
+use common::{can_mount, has, left_out, pattern, shell, text, wait_until};
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -136,7 +136,8 @@ impl Drop for Machines {
 /// Three machines with a coordinator, metadata and three targets, a fourth that mounts, and a fifth that is
 /// no node.
 fn cluster() -> Option<Machines> {
-    if !(can_mount() && has("ip") && has("nsenter")) {
+    let is_root = || rustix::process::geteuid().is_root() || left_out("only root makes network namespaces");
+    if !(can_mount() && is_root() && has("ip") && has("nsenter")) {
         return None;
     }
     let mut machines = Machines::new(5);
