@@ -1,10 +1,8 @@
 //! This process's certificate: read from its file, shown at connections over networks, renewed in time.
 use crate::config::Node;
 use crate::failure::{Doing, Failure, Outcome};
-use rustix::fs::Mode;
-use std::fs::Permissions;
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -77,16 +75,10 @@ fn read(file: &Path) -> Outcome<Credentials> {
     Ok(Credentials::from_pem(&text)?)
 }
 
-/// Writes it so that nobody else ever can read it, whole or not at all.
+/// Writes it whole or not at all. Files of nodes are made so that no other user can read them.
 pub fn write(file: &Path, credentials: &Credentials) -> Result<()> {
-    let io = |e: std::io::Error| Error::from_io(format_args!("write {}", file.display()), &e);
-    let new = file.with_extension("new");
-    let mask = rustix::process::umask(Mode::from_raw_mode(0o077));
-    let written = weir_env::real::env().disk.write_atomic(&new, credentials.to_pem().as_bytes());
-    rustix::process::umask(mask);
-    written.map_err(io)?;
-    std::fs::set_permissions(&new, Permissions::from_mode(0o600)).map_err(io)?;
-    std::fs::rename(&new, file).map_err(io)
+    let written = weir_env::real::env().disk.write_atomic(file, credentials.to_pem().as_bytes());
+    written.map_err(|e| Error::from_io(format_args!("write {}", file.display()), &e))
 }
 
 /// Renews it when a third of its life is left, and tries again each hour when that fails.
