@@ -12,7 +12,9 @@ use weir_env::{Addr, Env};
 use weir_proto::frame::HEADER_BYTES;
 use weir_proto::map::{RemovedNode, Role};
 use weir_proto::{Error, ErrorKind};
-use weir_rpc::{Channel, Connection, Identity, NoService, Policy, Trust, Whereabouts, connect, serve};
+use weir_rpc::{
+    Channel, Connection, Identity, NoService, Payload, Policy, Trust, Whereabouts, connect, serve,
+};
 use weir_trust::certificate::{Grant, Pin};
 use weir_trust::frames::TAG_BYTES;
 use weir_trust::handshake::Tls;
@@ -259,4 +261,20 @@ async fn a_node_that_poses_as_one_of_another_role_is_not_talked_to() {
     to(Role::Storage).connection_now().await.unwrap();
     let refused = to(Role::Coordinator).connection_now().await.unwrap_err();
     assert!(refused.context.contains("a storage node answers, not a coordinator"), "{refused:?}");
+}
+
+/// A target sends what lies on its disk under the checksum of what was written there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_right_tag_does_not_excuse_a_wrong_checksum() {
+    for policy in [Policy::default(), encrypting()] {
+        with_relay(policy, |_, _, client, _| async move {
+            let payload = |crc| Payload::with_crc(vec![bytes::Bytes::from(vec![9; 20_000])], crc);
+            let right = weir_proto::checksum::crc32c(&[9; 20_000]);
+            let request = Echo { words: String::new() };
+            let refused = client.call_payload(&request, payload(right ^ 1), PATIENCE).await.unwrap_err();
+            assert_eq!(refused.kind, ErrorKind::Damaged, "{refused:?}");
+            client.call_payload(&request, payload(right), PATIENCE).await.unwrap();
+        })
+        .await;
+    }
 }

@@ -15,6 +15,7 @@ use weir_coord::{CoordConfig, Observer};
 use weir_env::{Addr, BoxFuture, Env, Instant, sim::World};
 use weir_kv::EngineConfig;
 use weir_node::{MetaPlace, Site, StoragePlace, start_coord, start_meta, start_storage};
+use weir_proto::access::{AccessRule, Grant, IdsAre, RootIs, VolumeGrant};
 use weir_proto::coord::ClusterStatus;
 use weir_proto::map::{ClusterMap, MemberState, Role, Scheme, Settings, TargetState};
 use weir_proto::{ClusterId, Error, Result, RunId, TargetId};
@@ -116,6 +117,9 @@ impl Cluster {
             moves: Mutex::default(),
             lives: Lives::default(),
         };
+        if options.certificates {
+            cluster.seen.add_access_rule(root_stays_root(), None).await?;
+        }
         cluster.start(META);
         (0..options.storage_nodes).for_each(|n| cluster.start(&storage_name(n)));
         cluster.wait_whole(PATIENCE).await?;
@@ -367,6 +371,18 @@ fn observer(name: &str, role: Role, host: &str, options: &Options) -> Observer {
         role,
         host: host.into(),
         trust,
+    }
+}
+
+/// Clients are the superuser of their machines, and are to do everything.
+fn root_stays_root() -> AccessRule {
+    AccessRule {
+        name: "clients".to_owned(),
+        who: "*".to_owned(),
+        from: Vec::new(),
+        volumes: vec![VolumeGrant { glob: "*".to_owned(), grant: Grant::ReadWrite }],
+        root: RootIs::Kept,
+        ids: IdsAre::Claimed {},
     }
 }
 
