@@ -86,6 +86,16 @@ fn what_was_mended_stays_mended() {
     keeps_every_promise(67092..67093, |seed| Options { home: true, ..Options::mixed(seed) });
 }
 
+/// Frames are protected, and what protects them hides no damage on a disk.
+#[test]
+fn nodes_with_certificates_keep_every_promise() {
+    keep_every_promise(68000..68006, |seed| Options { certificates: true, ..Options::mixed(seed) });
+    keep_every_promise(68100..68103, |_| {
+        let faults = vec![FaultKind::FlipBits];
+        Options { certificates: true, faults, ..Options::default() }
+    });
+}
+
 /// Where one member alone is enough to read a stripe it is also enough to bring back what it should not.
 #[test]
 fn copies_and_as_much_parity_as_data_keep_every_promise() {
