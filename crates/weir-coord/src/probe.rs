@@ -59,7 +59,7 @@ pub fn probe_each(
         let (who, reported) = (who.clone(), reported.clone());
         env.tasks.spawn("probe one of several targets", async move {
             if let Ok(report) = probe(own_env, who, node, target, patience).await {
-                let _ = reported.send(report).await; // nobody may wait any more
+                let _ = reported.send(report).await; // the caller may have stopped waiting
             }
         });
     }

@@ -474,7 +474,7 @@ impl Certified {
     }
 }
 
-/// An operator lets mounts in and puts them out, and nobody else.
+/// An operator admits and removes mounts; other nodes are for administrators.
 fn may_admit(by: Proved, roles: &[Role]) -> Result<()> {
     if by.role() != Some(Role::Operator) || roles.iter().all(|role| *role == Role::Mount) {
         return Ok(());

@@ -19,7 +19,7 @@ struct Open {
 }
 
 struct Stream {
-    /// Whoever opened it may read it to its end, also after a change of user.
+    /// The user who opened it may read it to its end, also after the process changed its user.
     opened_by: Cred,
     /// The cookie of its last entry, once it is known.
     end: Option<u64>,
@@ -34,7 +34,7 @@ impl Streams {
         FileHandle(fh)
     }
 
-    /// Nobody, of a stream that is not known.
+    /// User 65534 for a stream that is not known.
     pub fn opened_by(&self, fh: FileHandle) -> Cred {
         let open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let nobody = || Cred { uid: NOBODY, gid: NOBODY, groups: Vec::new() };

@@ -87,7 +87,7 @@ pub fn needed_without(map: &ClusterMap, slow: TargetId) -> BTreeSet<TargetId> {
 
 /// The groups of the target that can do without it go on so; it stays up. True if there are some. `alive`
 /// have just answered: beside a member that died unnoticed, a slow one is needed. Otherwise, after one more
-/// loss, nobody could know whether it missed a write.
+/// loss, no member could show whether it missed a write.
 pub fn demote_slow(map: &mut ClusterMap, target: TargetId, alive: &BTreeSet<TargetId>) -> bool {
     let mut changed = false;
     for group in map.groups.iter_mut().filter(|g| can_spare(g, target)) {
