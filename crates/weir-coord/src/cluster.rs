@@ -73,6 +73,9 @@ impl Drop for Handle {
 /// What the tasks of a handle share.
 pub(crate) struct Shared {
     pub env: Env,
+    /// All nodes are reached through a mount of this machine, at the coordinators' addresses.
+    by_mount: bool,
+    find_coordinator: LookUp,
     pub who: Observer,
     pub identity: Identity,
     pub coordinator: Channel,
@@ -108,7 +111,7 @@ impl Cluster {
             addrs.extend(lock(&others).iter().filter(|a| !given.contains(a)).cloned());
             Ok(Whereabouts { addrs, name: None, role: Some(Role::Coordinator) })
         });
-        let coordinator = Channel::following(env, look_up, identity.clone(), Arc::new(NoService));
+        let coordinator = Channel::following(env, look_up.clone(), identity.clone(), Arc::new(NoService));
         let map = first_map(env, &coordinator, patience).await?;
         if !identity.join(map.cluster) {
             return Err(Error::denied(format!(
@@ -118,10 +121,13 @@ impl Cluster {
             )));
         }
         if let Some(trust) = &who.trust {
-            trust.remove(&map.removed);
+            trust.follow(&map.removed, &map.authorities);
         }
+        let by_mount = coordinator.current().is_some_and(|connection| connection.peer().role == Role::Mount);
         let shared = Arc::new(Shared {
             env: env.clone(),
+            by_mount,
+            find_coordinator: look_up,
             who,
             identity,
             coordinator,
@@ -364,6 +370,11 @@ impl Cluster {
         });
         Ok(Channel::following(&self.shared().env, look_up, self.identity(), callbacks))
     }
+    /// A channel of its own to the coordinator; calls back go to `callbacks`.
+    pub fn coordinator_of_its_own(&self, callbacks: Arc<dyn Service>) -> Channel {
+        let shared = self.shared();
+        Channel::following(&shared.env, shared.find_coordinator.clone(), self.identity(), callbacks)
+    }
     /// The name of the node that leads a namespace.
     pub fn leader_name(&self, namespace: &str) -> Option<String> {
         leader_of(&self.map(), namespace).ok().map(|node| node.name.clone())
@@ -382,13 +393,16 @@ impl Shared {
             newer
         });
         if let (true, Some(trust)) = (is_new, &self.who.trust) {
-            trust.remove(&offered.removed);
+            trust.follow(&offered.removed, &offered.authorities);
         }
         is_new
     }
 
     /// Where this host finds a node.
     fn whereabouts(&self, node: &Node) -> Result<Whereabouts> {
+        if self.by_mount {
+            return Ok(Whereabouts { addrs: self.who.coordinators.clone(), ..Whereabouts::default() });
+        }
         let addrs = addrs_in_order(&node.addrs, node.host == self.who.host);
         if addrs.is_empty() {
             return Err(Error::unavailable(format!(

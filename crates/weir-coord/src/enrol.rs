@@ -1,26 +1,32 @@
 //! The cluster's authority and its tokens: who may become a node, and who is none any more.
 //!
 //! One record of the store holds all of it. Invariants: no certificate leaves before the record that names
-//! it is durable; a token is used no more often than it may be; a name has one holder at a time.
+//! it is durable; a token is used no more often than it may be; a name has one holder at a time; a new
+//! authority signs nothing before every node believes it, and the old one is believed until every node has
+//! a certificate of the new one (unless an administrator goes on without some nodes).
 use crate::records::{decode_enrolment, encode_enrolment};
 use crate::store::{Revision, Store, Swap};
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use weir_env::{Env, watch};
+use weir_env::{BoxFuture, Env, watch};
 use weir_proto::enrol::{
-    Enrol, Enrolled, Enrolment, Holder, IssueCertificate, TOKENS_MAX, TokenCreate, TokenMade, TokenShown,
+    CertificateKept, Enrol, Enrolled, Enrolment, Holder, IssueCertificate, TOKENS_MAX, TokenCreate,
+    TokenMade, TokenShown,
 };
+
 use weir_proto::glob::fits;
 use weir_proto::map::{ClusterMap, RemovedNode, Role};
 use weir_proto::network::Network;
-use weir_proto::{ClusterId, Error, Result, message};
+use weir_proto::{ClusterId, Error, Result, message, wire_enum};
 use weir_rpc::Trust;
-use weir_trust::certificate::{Authority, Certificate, Credentials, Grant, LIFE_S, check_name};
+use weir_trust::certificate::{Authority, Certificate, Credentials, Grant, LIFE_S, NewKey, Pin, check_name};
 use weir_trust::handshake::Tls;
 use weir_trust::token::Secret;
 
 const RENEW_OWN_EVERY: Duration = Duration::from_secs(LIFE_S / 3);
+/// When the map could not be changed.
+const TELL_AGAIN: Duration = Duration::from_secs(1);
 /// The key of the record in the store.
 pub const ENROLMENT_KEY: &str = "enrolment";
 /// What a token may be good for at most.
@@ -32,12 +38,31 @@ message!(
     /// What is kept.
     #[derive(Default)]
     Record {
-        /// The authority's private key (PKCS #8) and certificate.
-        key: Vec<u8>,
-        certificate: Vec<u8>,
+        /// All whose certificates hold; the first one signs.
+        authorities: Vec<KeptAuthority>,
+        /// Grows with each step of a rotation.
+        round: u32,
+        rotation: Rotation,
         last_serial: u64,
         tokens: Vec<Token>,
         holders: Vec<Holder>,
+    }
+);
+message!(KeptAuthority {
+    /// PKCS #8.
+    key: Vec<u8>,
+    certificate: Vec<u8>,
+});
+wire_enum!(
+    /// How far the authority is replaced. In each step nodes take what is new and say so.
+    #[derive(Default)]
+    Rotation {
+        #[default]
+        None = 0,
+        /// Nodes learn to believe the new one, the second of the two.
+        Announced = 1,
+        /// Nodes get certificates of the new one, the first of the two.
+        Signing = 2,
     }
 );
 message!(Token {
@@ -55,12 +80,34 @@ impl Token {
     }
 }
 
+/// The authorities of a record, ready for use.
+pub struct Authorities {
+    signs: Authority,
+    certificates: Vec<Vec<u8>>,
+    round: u32,
+}
+
+impl Authorities {
+    fn of(cluster: ClusterId, record: &Record) -> Result<Authorities> {
+        let Some(first) = record.authorities.first() else {
+            return Err(Error::damaged("the cluster's record of certificates names no authority"));
+        };
+        let signs = Authority::read(cluster, &first.key, first.certificate.clone())
+            .map_err(|e| e.doing("read the cluster's authority"))?;
+        let certificates = record.authorities.iter().map(|kept| kept.certificate.clone()).collect();
+        Ok(Authorities { signs, certificates, round: record.round })
+    }
+    fn pins(&self) -> Vec<[u8; 16]> {
+        self.certificates.iter().map(|certificate| Pin::of(certificate).0).collect()
+    }
+}
+
 /// The office where machines become nodes.
 pub struct Office {
     env: Env,
     cluster: ClusterId,
     store: Arc<dyn Store>,
-    authority: Authority,
+    authorities: watch::Sender<Arc<Authorities>>,
     /// One change at a time, each durable before the next begins.
     kept: tokio::sync::Mutex<(Record, Revision)>,
 }
@@ -77,8 +124,7 @@ impl Office {
             Some(kept) => (decode_enrolment(&kept.value)?, kept.revision),
             None if found => {
                 let authority = Authority::found(cluster, now(env))?;
-                let (key, certificate) = (authority.key().to_vec(), authority.certificate().to_vec());
-                let record = Record { key, certificate, ..Record::default() };
+                let record = Record { authorities: vec![kept(&authority)], ..Record::default() };
                 let revision = write(&*store, Revision(0), &record).await?;
                 tracing::info!(
                     "cluster {cluster} has an authority: its nodes need certificates over networks"
@@ -87,10 +133,9 @@ impl Office {
             }
             None => return Ok(None),
         };
-        let authority = Authority::read(cluster, &record.key, record.certificate.clone())
-            .map_err(|e| e.doing("read the cluster's authority"))?;
+        let authorities = watch::Sender::new(Arc::new(Authorities::of(cluster, &record)?));
         let (env, kept) = (env.clone(), tokio::sync::Mutex::new((record, revision)));
-        Ok(Some(Arc::new(Office { env, cluster, store, authority, kept })))
+        Ok(Some(Arc::new(Office { env, cluster, store, authorities, kept })))
     }
 
     /// What the coordinator proves itself with. Not among the holders, and above all serial numbers: the
@@ -98,7 +143,10 @@ impl Office {
     pub fn own_credentials(&self, name: &str) -> Result<Credentials> {
         let roles = vec![Role::Coordinator];
         let name = name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' });
-        self.authority.issue_own(&Grant { name: name.collect(), roles, serial: u64::MAX }, now(&self.env))
+        let (key, authorities) = (NewKey::make()?, self.authorities.borrow().clone());
+        let grant = Grant { name: name.collect(), roles, serial: u64::MAX };
+        let certificate = authorities.signs.issue(&grant, key.public(), now(&self.env))?;
+        key.with(certificate, authorities.certificates.clone())
     }
 
     pub async fn create_token(&self, wanted: TokenCreate, addrs: Vec<String>) -> Result<TokenMade> {
@@ -126,7 +174,8 @@ impl Office {
             Ok(())
         })
         .await?;
-        Ok(TokenMade { secret: secret.0, pin: self.authority.pin().0, addrs, until })
+        let pin = self.authorities.borrow().signs.pin().0;
+        Ok(TokenMade { secret: secret.0, pin, addrs, until })
     }
 
     /// `check` refuses a token for roles that are not the caller's to admit.
@@ -172,7 +221,12 @@ impl Office {
     ) -> Result<Enrolled> {
         let IssueCertificate { name, roles, public_key } = wanted;
         check_name(&name)?;
-        let grant = self.change(|record, now| hold(record, &name, roles, from, now)).await?;
+        let grant = self
+            .change(|record, now| match record.holders.iter().any(|held| holds(held, &name, &roles, now)) {
+                true => renewed(record, &name, now),
+                false => hold(record, &name, roles, from, now),
+            })
+            .await?;
         self.issue(&grant, &public_key, addrs)
     }
 
@@ -182,19 +236,7 @@ impl Office {
         public_key: &[u8],
         addrs: Vec<String>,
     ) -> Result<Enrolled> {
-        let name = holder.name.clone();
-        let grant = self
-            .change(|record, now| {
-                let serial = record.last_serial + 1;
-                let held = record.holders.iter_mut().find(|held| held.name == name && !held.removed);
-                let held =
-                    held.ok_or_else(|| Error::denied(format!("{name} was removed from the cluster")))?;
-                (held.serial, held.until) = (serial, now + LIFE_S);
-                let grant = Grant { name: held.name.clone(), roles: held.roles.clone(), serial };
-                record.last_serial = serial;
-                Ok(grant)
-            })
-            .await?;
+        let grant = self.change(|record, now| renewed(record, &holder.name, now)).await?;
         self.issue(&grant, public_key, addrs)
     }
 
@@ -224,14 +266,38 @@ impl Office {
             from: token.from.clone(),
         };
         let tokens = kept.0.tokens.iter().filter(|token| token.until > now && token.uses_left > 0);
-        Enrolment { holders: kept.0.holders.clone(), tokens: tokens.map(shown).collect() }
+        Enrolment {
+            holders: kept.0.holders.clone(),
+            tokens: tokens.map(shown).collect(),
+            authorities: kept.0.authorities.iter().map(|kept| Pin::of(&kept.certificate).0).collect(),
+            round: kept.0.round,
+        }
+    }
+
+    /// Begins to replace the authority; with `skip`, goes on with that although nodes are missing.
+    pub async fn rotate(&self, skip: bool) -> Result<Enrolment> {
+        let new = kept(&Authority::found(self.cluster, now(&self.env))?);
+        self.change(|record, now| rotate(record, new, skip, now)).await?;
+        Ok(self.list().await)
+    }
+
+    /// The node keeps what it was given in this round.
+    pub async fn certificate_kept(&self, kept: &CertificateKept) -> Result<()> {
+        self.change(|record, now| {
+            let round = kept.round.min(record.round);
+            holder_of(record, &kept.name)?.round = round;
+            go_on(record, now);
+            Ok(())
+        })
+        .await
     }
 
     fn issue(&self, grant: &Grant, public_key: &[u8], coordinators: Vec<String>) -> Result<Enrolled> {
-        let certificate = self.authority.issue(grant, public_key, now(&self.env))?;
+        let issuing = self.authorities.borrow().clone();
+        let certificate = issuing.signs.issue(grant, public_key, now(&self.env))?;
         let Grant { name, roles, .. } = grant.clone();
-        let authorities = vec![self.authority.certificate().to_vec()];
-        Ok(Enrolled { cluster: self.cluster, name, roles, certificate, authorities, coordinators })
+        let (authorities, round) = (issuing.certificates.clone(), issuing.round);
+        Ok(Enrolled { cluster: self.cluster, name, roles, certificate, authorities, coordinators, round })
     }
 
     /// Decides on a copy, makes it durable, and only then answers.
@@ -239,10 +305,61 @@ impl Office {
         let mut kept = self.kept.lock().await;
         let mut draft = kept.0.clone();
         let decided = decide(&mut draft, now(&self.env))?;
+        let authorities = Authorities::of(self.cluster, &draft)?;
         let revision = write(&*self.store, kept.1, &draft).await?;
+        if draft.round != kept.0.round {
+            self.authorities.send_replace(Arc::new(authorities));
+        }
         *kept = (draft, revision);
         Ok(decided)
     }
+}
+
+fn kept(authority: &Authority) -> KeptAuthority {
+    KeptAuthority { key: authority.key().to_vec(), certificate: authority.certificate().to_vec() }
+}
+
+fn rotate(record: &mut Record, new: KeptAuthority, skip: bool, now: u64) -> Result<()> {
+    match (record.rotation, skip) {
+        (Rotation::None, true) => {
+            return Err(Error::invalid(
+                "the authority is not being replaced, so no step of that can be skipped; hint: `weir ca rotate` begins it",
+            ));
+        }
+        (Rotation::None, false) => {
+            record.authorities.push(new);
+            (record.rotation, record.round) = (Rotation::Announced, record.round + 1);
+        }
+        (_, true) => next_step(record),
+        (_, false) => {}
+    }
+    go_on(record, now);
+    Ok(())
+}
+
+/// The steps whose predecessor every node has taken.
+fn go_on(record: &mut Record, now: u64) {
+    let is_missing = |held: &Holder, round| !held.removed && held.until > now && held.round < round;
+    while record.rotation != Rotation::None
+        && !record.holders.iter().any(|held| is_missing(held, record.round))
+    {
+        next_step(record);
+    }
+}
+
+fn next_step(record: &mut Record) {
+    record.rotation = match record.rotation {
+        Rotation::None => return,
+        Rotation::Announced => {
+            record.authorities.reverse();
+            Rotation::Signing
+        }
+        Rotation::Signing => {
+            record.authorities.truncate(1);
+            Rotation::None
+        }
+    };
+    record.round += 1;
 }
 
 /// Seconds since 1970.
@@ -257,27 +374,58 @@ async fn write(store: &dyn Store, before: Revision, record: &Record) -> Result<R
     }
 }
 
-/// Peers of the coordinator that are removed lose their connections.
-pub async fn follow_removals(mut maps: watch::Receiver<Arc<ClusterMap>>, trust: Arc<Trust>) {
+/// Peers of the coordinator whose certificates do not hold any more lose their connections.
+pub async fn follow_map(mut maps: watch::Receiver<Arc<ClusterMap>>, trust: Arc<Trust>) {
     loop {
-        let known = maps.borrow().version;
-        trust.remove(&maps.borrow().removed);
+        let map = maps.borrow().clone();
+        let known = map.version;
+        trust.follow(&map.removed, &map.authorities);
         if maps.wait_for(|map| map.version != known).await.is_err() {
             return;
         }
     }
 }
 
-/// The coordinator's own certificate is made anew long before it ends.
-pub async fn renew_own(env: Env, office: Weak<Office>, tls: Arc<Tls>, name: String) {
+/// Has the cluster map name these authorities.
+pub type Tell = Box<dyn Fn(Vec<[u8; 16]>) -> BoxFuture<'static, Result<()>> + Send + Sync>;
+
+/// The coordinator's own certificate is made anew long before it ends, and when another authority signs. The
+/// map says which authorities there are after the coordinator believes them itself: `tell` changes it.
+pub async fn follow_authorities(env: Env, office: Weak<Office>, tls: Arc<Tls>, name: String, tell: Tell) {
+    let Some(mut authorities) = office.upgrade().map(|office| office.authorities.subscribe()) else { return };
     loop {
-        env.clock.sleep(RENEW_OWN_EVERY).await;
-        let Some(office) = office.upgrade() else { return };
-        match office.own_credentials(&name) {
-            Ok(credentials) => tls.renew(credentials),
-            Err(e) => tracing::error!("the coordinator's certificate was not renewed: {e}"),
+        let pins = {
+            let Some(office) = office.upgrade() else { return };
+            match office.own_credentials(&name) {
+                Ok(credentials) => tls.renew(credentials),
+                Err(e) => tracing::error!("the coordinator's certificate was not renewed: {e}"),
+            }
+            office.authorities.borrow().pins()
+        };
+        let wait = match tell(pins.clone()).await {
+            Ok(()) => RENEW_OWN_EVERY,
+            Err(e) => {
+                tracing::error!("the cluster map does not name the authorities yet: {e}");
+                TELL_AGAIN
+            }
+        };
+        let changed = authorities.wait_for(|authorities| authorities.pins() != pins);
+        if let Ok(Err(_)) = env.clock.timeout(wait, changed).await {
+            return; // the office is gone
         }
     }
+}
+
+/// The change of the map that names the authorities.
+pub fn name_authorities(map: &mut ClusterMap, pins: Vec<[u8; 16]>) -> Result<String> {
+    let said = match (map.authorities.len(), pins.len()) {
+        (1, 2) => "a new authority is announced to all nodes",
+        (2, 2) => "nodes get certificates of the new authority",
+        (2, 1) => "the old authority is dropped: its certificates hold no more",
+        _ => "the cluster's authority is in the map",
+    };
+    map.authorities = pins;
+    Ok(said.to_owned())
 }
 
 fn use_token(
@@ -309,6 +457,25 @@ fn use_token(
     Ok(token.roles.clone())
 }
 
+fn holds(held: &Holder, name: &str, roles: &[Role], now: u64) -> bool {
+    held.name == name && held.roles == roles && !held.removed && held.until > now
+}
+
+fn holder_of<'a>(record: &'a mut Record, name: &str) -> Result<&'a mut Holder> {
+    let held = record.holders.iter_mut().find(|held| held.name == name && !held.removed);
+    held.ok_or_else(|| Error::denied(format!("{name} was removed from the cluster")))
+}
+
+/// The holder's next certificate.
+fn renewed(record: &mut Record, name: &str, now: u64) -> Result<Grant> {
+    let serial = record.last_serial + 1;
+    let held = holder_of(record, name)?;
+    (held.serial, held.until) = (serial, now + LIFE_S);
+    let grant = Grant { name: held.name.clone(), roles: held.roles.clone(), serial };
+    record.last_serial = serial;
+    Ok(grant)
+}
+
 /// Gives the name to a new holder.
 fn hold(record: &mut Record, name: &str, roles: Vec<Role>, from: &str, now: u64) -> Result<Grant> {
     if record.holders.iter().any(|held| held.name == name && !held.removed && held.until > now) {
@@ -323,7 +490,7 @@ fn hold(record: &mut Record, name: &str, roles: Vec<Role>, from: &str, now: u64)
         let gone = gone.ok_or_else(|| Error::invalid(format!("the cluster has {HOLDERS_MAX} nodes")))?;
         record.holders.remove(gone);
     }
-    let serial = record.last_serial;
+    let (serial, round) = (record.last_serial, record.round);
     let (joined, until, removed) = (now, now + LIFE_S, false);
     let (name, from) = (name.to_owned(), from.to_owned());
     record.holders.push(Holder {
@@ -334,6 +501,7 @@ fn hold(record: &mut Record, name: &str, roles: Vec<Role>, from: &str, now: u64)
         until,
         from,
         removed,
+        round,
     });
     Ok(Grant { name, roles, serial })
 }
@@ -343,6 +511,65 @@ mod tests {
     use super::*;
 
     const NOW: u64 = 1_800_000_000;
+
+    /// A cluster with two nodes, `a` and `b`.
+    fn with_nodes() -> Record {
+        let authorities = vec![kept(&Authority::found(ClusterId([7; 16]), NOW).unwrap())];
+        let mut record = Record { authorities, ..Record::default() };
+        for name in ["a", "b"] {
+            hold(&mut record, name, vec![Role::Mount], "here", NOW).unwrap();
+        }
+        record
+    }
+    fn keeps(record: &mut Record, name: &str, round: u32) {
+        record.holders.iter_mut().find(|held| held.name == name).unwrap().round = round;
+        go_on(record, NOW);
+    }
+
+    #[test]
+    fn a_new_authority_signs_when_all_nodes_believe_it() {
+        let mut record = with_nodes();
+        let (old, new) =
+            (record.authorities[0].clone(), kept(&Authority::found(ClusterId([7; 16]), NOW).unwrap()));
+        rotate(&mut record, new.clone(), false, NOW).unwrap();
+        assert_eq!(
+            (record.rotation, &record.authorities),
+            (Rotation::Announced, &vec![old.clone(), new.clone()])
+        );
+        keeps(&mut record, "a", 1);
+        assert_eq!(record.rotation, Rotation::Announced, "b does not believe it yet");
+        rotate(&mut record, old.clone(), false, NOW).unwrap();
+        assert_eq!(
+            record.authorities.len(),
+            2,
+            "a second rotation does not begin before the first has ended"
+        );
+        keeps(&mut record, "b", 1);
+        assert_eq!((record.rotation, &record.authorities), (Rotation::Signing, &vec![new.clone(), old]));
+        keeps(&mut record, "a", 2);
+        keeps(&mut record, "b", 1);
+        assert_eq!(record.rotation, Rotation::Signing, "b shows a certificate of the old one");
+        keeps(&mut record, "b", 2);
+        assert_eq!((record.rotation, record.round, &record.authorities), (Rotation::None, 3, &vec![new]));
+    }
+
+    #[test]
+    fn a_rotation_goes_on_without_nodes_that_are_skipped() {
+        let mut record = with_nodes();
+        let new = kept(&Authority::found(ClusterId([7; 16]), NOW).unwrap());
+        assert!(rotate(&mut record, new.clone(), true, NOW).unwrap_err().context.contains("weir ca rotate"));
+        rotate(&mut record, new.clone(), false, NOW).unwrap();
+        rotate(&mut record, new.clone(), true, NOW).unwrap();
+        assert_eq!(record.rotation, Rotation::Signing);
+        rotate(&mut record, new.clone(), true, NOW).unwrap();
+        assert_eq!((record.rotation, &record.authorities), (Rotation::None, &vec![new.clone()]));
+        // Nobody waits for a node that was removed, or for one whose certificate has ended.
+        let mut record = with_nodes();
+        record.holders[0].removed = true;
+        record.holders[1].until = NOW;
+        rotate(&mut record, new.clone(), false, NOW).unwrap();
+        assert_eq!((record.rotation, record.authorities), (Rotation::None, vec![new]));
+    }
 
     fn with_token(uses: u32) -> (Record, [u8; 32]) {
         let checksum = Secret([9; 16]).checksum();

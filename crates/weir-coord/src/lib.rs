@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
+mod certified;
 mod cluster;
 mod cut_links;
 pub mod decide;

@@ -27,6 +27,7 @@ fn empty_map() -> ClusterMap {
         homes: vec![],
         last_namespace: Default::default(),
         removed: vec![],
+        authorities: vec![],
         access: Default::default(),
     }
 }

@@ -3,13 +3,16 @@
 //! Invariant: a record says which layout it has. A newer one than this program knows is refused, never
 //! guessed at.
 use crate::decide::Progress;
-use crate::enrol::Record;
+use crate::enrol::{KeptAuthority, Record, Token};
 use crate::members::Positions;
-use weir_proto::map::ClusterMap;
-use weir_proto::{Error, Reader, Result, Wire, Writer};
+use weir_proto::enrol::Holder;
+use weir_proto::map::{ClusterMap, Role};
+use weir_proto::{Error, Reader, Result, Wire, Writer, message};
 
 /// Version of each record's layout.
 const RECORD_VERSION: u16 = 1;
+/// That of the enrolment record, which had one authority in the first version.
+const ENROLMENT_VERSION: u16 = 2;
 /// Bytes of an entry of a progress record, and of a positions record.
 const PROGRESS_BYTES: usize = 12;
 const POSITIONS_BYTES: usize = 20;
@@ -23,13 +26,48 @@ pub fn decode_map(bytes: &[u8]) -> Result<ClusterMap> {
     read(bytes, ClusterMap::decode)
 }
 
-/// The authority's key and certificate, tokens and holders of certificates, as a message.
+/// The authorities' keys and certificates, tokens and holders of certificates, as a message.
 pub fn encode_enrolment(enrolment: &Record) -> Vec<u8> {
-    record(|w| enrolment.encode(w))
+    record_of(ENROLMENT_VERSION, |w| enrolment.encode(w))
 }
 
 pub fn decode_enrolment(bytes: &[u8]) -> Result<Record> {
-    read(bytes, Record::decode)
+    match bytes.starts_with(&RECORD_VERSION.to_le_bytes()) {
+        true => read(bytes, FirstEnrolment::decode).map(Record::from),
+        false => read_of(ENROLMENT_VERSION, bytes, Record::decode),
+    }
+}
+
+message!(
+    /// The enrolment record in its first version.
+    FirstEnrolment {
+        key: Vec<u8>,
+        certificate: Vec<u8>,
+        last_serial: u64,
+        tokens: Vec<Token>,
+        holders: Vec<FirstHolder>,
+    }
+);
+message!(FirstHolder {
+    name: String,
+    roles: Vec<Role>,
+    serial: u64,
+    joined: u64,
+    until: u64,
+    from: String,
+    removed: bool,
+});
+
+impl From<FirstEnrolment> for Record {
+    fn from(first: FirstEnrolment) -> Record {
+        let FirstEnrolment { key, certificate, last_serial, tokens, holders } = first;
+        let holder = |FirstHolder { name, roles, serial, joined, until, from, removed }: FirstHolder| {
+            Holder { name, roles, serial, joined, until, from, removed, round: 0 }
+        };
+        let holders = holders.into_iter().map(holder).collect();
+        let authorities = vec![KeptAuthority { key, certificate }];
+        Record { authorities, last_serial, tokens, holders, ..Record::default() }
+    }
 }
 
 /// Count (u32), then for each namespace its number (u32) and how many changes it holds at least (u64).
@@ -70,18 +108,26 @@ pub fn decode_positions(bytes: &[u8]) -> Result<Positions> {
 }
 
 fn record(fields: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    record_of(RECORD_VERSION, fields)
+}
+
+fn record_of(version: u16, fields: impl FnOnce(&mut Writer)) -> Vec<u8> {
     let mut w = Writer::default();
-    RECORD_VERSION.encode(&mut w);
+    version.encode(&mut w);
     fields(&mut w);
     w.bytes
 }
 
 fn read<T>(bytes: &[u8], fields: impl FnOnce(&mut Reader<'_>) -> Result<T>) -> Result<T> {
+    read_of(RECORD_VERSION, bytes, fields)
+}
+
+fn read_of<T>(known: u16, bytes: &[u8], fields: impl FnOnce(&mut Reader<'_>) -> Result<T>) -> Result<T> {
     let mut r = Reader::new(bytes);
     let version = u16::decode(&mut r)?;
-    if version != RECORD_VERSION {
+    if version != known {
         return Err(Error::unsupported(format!(
-            "a record of the coordinator has layout version {version}, this program knows {RECORD_VERSION}"
+            "a record of the coordinator has layout version {version}, this program knows {known}"
         )));
     }
     let value = fields(&mut r)?;
@@ -106,6 +152,28 @@ mod tests {
         assert_eq!(bytes[10..], [7, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(decode_positions(&bytes), Ok(positions));
         assert!(decode_positions(&[&bytes[..], &[0]].concat()).is_err());
+    }
+
+    #[test]
+    fn an_enrolment_of_the_first_version_is_read() {
+        let holder = FirstHolder {
+            name: "s1".to_owned(),
+            roles: vec![Role::Storage],
+            serial: 7,
+            joined: 1,
+            until: 2,
+            from: "there".to_owned(),
+            removed: true,
+        };
+        let (key, certificate, last_serial, tokens, holders) = (vec![1], vec![2], 7, vec![], vec![holder]);
+        let first = FirstEnrolment { key, certificate, last_serial, tokens, holders };
+        let read = decode_enrolment(&record(|w| first.encode(w))).unwrap();
+        assert_eq!(read.authorities, [KeptAuthority { key: vec![1], certificate: vec![2] }]);
+        assert_eq!((read.last_serial, read.round, read.holders[0].name.as_str()), (7, 0, "s1"));
+        assert!(read.holders[0].removed);
+        let now = encode_enrolment(&read);
+        assert_eq!(now[..2], [2, 0]);
+        assert_eq!(decode_enrolment(&now), Ok(read));
     }
 
     #[test]

@@ -3,8 +3,9 @@
 //! A member's connection is its membership: when it ends, its targets are down at once.
 //! Knows nothing of files.
 use crate::addresses::{announced, is_for_others};
+use crate::certified::{Certified, no_certificates};
 use crate::decide::{Connected, add_rule, allow_home, forbid_home, remove_rule};
-use crate::enrol::{Office, follow_removals, renew_own};
+use crate::enrol::Office;
 use crate::identity::{check_coordinator, write_coordinator};
 use crate::members::Members;
 use crate::owner::{Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY};
@@ -18,19 +19,16 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, watch};
 use weir_proto::coord::{
-    AccessAdd, AccessRemove, CaughtUp, ClearTarget, Coordinators, FinishUpgrade, GetCoordinators, GetMap,
-    GetStatus, GetWaits, Heartbeat, HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups, MapReply,
-    RecordProgress, ReportLink, ReportTarget, ReportWaits,
+    AccessAdd, AccessRemove, ActFor, CaughtUp, ClearTarget, Coordinators, FinishUpgrade, GetCoordinators,
+    GetMap, GetStatus, GetWaits, Heartbeat, HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups,
+    MapReply, RecordProgress, ReportLink, ReportTarget, ReportWaits,
 };
-use weir_proto::enrol::{
-    Enrol, GetEnrolment, IssueCertificate, NodeRemove, RenewCertificate, TokenCreate, TokenRevoke,
-};
-use weir_proto::map::{ClusterMap, Role, Settings};
+use weir_proto::enrol::{CertificateKept, Enrolled, TokenCreate};
+use weir_proto::map::{ClusterMap, Settings};
 use weir_proto::sender::Sender;
 use weir_proto::version::{Program, check_level};
-use weir_proto::{ClusterId, Error, NamespaceId, Request, Result, Wire};
+use weir_proto::{ClusterId, Error, NamespaceId, Request, Result};
 use weir_rpc::{Call, Connection, Handled, Policy, Proved, Reply, Service, Trust};
-use weir_trust::handshake::Tls;
 
 /// The longest that a `GetMap` is kept waiting.
 const MAP_WAIT_MS_MAX: u32 = 60_000;
@@ -88,11 +86,6 @@ pub struct Coordinator {
     clients: Mutex<BTreeMap<u64, Connected>>,
     /// Of a cluster with certificates.
     certified: Option<Certified>,
-}
-
-struct Certified {
-    office: Option<Arc<Office>>,
-    trust: Arc<Trust>,
 }
 
 impl Coordinator {
@@ -156,8 +149,11 @@ impl Coordinator {
         let cluster = published.borrow().cluster;
         let office = Office::open(&env, store.clone(), cluster, config.certified).await?;
         let certified = match (office, &config.trust) {
-            (Some(office), _) => Some(Certified::start(&env, office, &config, &published)?),
-            (None, Some(trust)) => Some(Certified { office: None, trust: trust.clone() }),
+            (Some(office), _) => {
+                let own = (&*config.name, &config.policy);
+                Some(Certified::start(&env, office, own, &published, &events)?)
+            }
+            (None, Some(trust)) => Some(Certified::given(&env, trust.clone(), &events)),
             (None, None) => None,
         };
         let owner = Owner {
@@ -191,20 +187,9 @@ impl Coordinator {
         self.certified.as_ref().map(|certified| certified.trust.clone())
     }
 
-    /// For the administrator, when the cluster is founded: a certificate for the commands on other machines.
-    pub async fn issue_admin(&self, name: &str, public_key: Vec<u8>) -> Result<weir_proto::enrol::Enrolled> {
-        let wanted = IssueCertificate { name: name.to_owned(), roles: vec![Role::Console], public_key };
-        self.office()?.issue_unasked(wanted, "the coordinator's machine", Vec::new()).await
-    }
-
-    fn office(&self) -> Result<Arc<Office>> {
-        let office = self.certified.as_ref().and_then(|certified| certified.office.clone());
-        office.ok_or_else(|| {
-            Error::unsupported(
-                "this cluster has no certificates; hint: its coordinator gets an authority when it listens beyond this machine \
-                 (`weir init`, or `weir coord --listen tcp:ADDRESS:PORT`)",
-            )
-        })
+    /// See [`Certified::issue_admin`].
+    pub async fn issue_admin(&self, name: &str, public_key: Vec<u8>) -> Result<Enrolled> {
+        self.certified.as_ref().ok_or_else(no_certificates)?.issue_admin(name, public_key).await
     }
 
     pub fn map(&self) -> Arc<ClusterMap> {
@@ -378,57 +363,6 @@ impl Coordinator {
                 });
                 self.ask::<HomeForbid>(|answer| Event::Rules { change, answer })
             }
-            _ => return self.enrolment(call),
-        })
-    }
-
-    /// Certificates and tokens.
-    fn enrolment(&self, call: &Call) -> Result<Handled> {
-        let addrs = self.addresses(&call.connection).addrs;
-        let (from, ip) = (call.connection.peer_addr().to_owned(), call.connection.peer_ip());
-        Ok(match call.method {
-            TokenCreate::METHOD => {
-                let (office, wanted) = (self.office()?, call.decode::<TokenCreate>()?);
-                may_admit(call.connection.proved(), &wanted.roles)?;
-                later(async move { office.create_token(wanted, addrs).await })
-            }
-            TokenRevoke::METHOD => {
-                let (office, TokenRevoke { id }) = (self.office()?, call.decode()?);
-                let by = call.connection.proved();
-                later(async move { office.revoke_token(&id, |roles| may_admit(by, roles)).await })
-            }
-            Enrol::METHOD => {
-                let (office, wanted) = (self.office()?, call.decode::<Enrol>()?);
-                later(async move { office.enrol(wanted, ip, &from, addrs).await })
-            }
-            IssueCertificate::METHOD => {
-                let (office, wanted) = (self.office()?, call.decode::<IssueCertificate>()?);
-                later(async move { office.issue_unasked(wanted, &from, addrs).await })
-            }
-            RenewCertificate::METHOD => {
-                let (office, wanted) = (self.office()?, call.decode::<RenewCertificate>()?);
-                let holder = call.connection.certificate().cloned();
-                let holder =
-                    holder.ok_or_else(|| Error::invalid("a connection without a certificate renews none"))?;
-                later(async move { office.renew(&holder, &wanted.public_key, addrs).await })
-            }
-            GetEnrolment::METHOD => {
-                call.decode::<GetEnrolment>()?;
-                let office = self.office()?;
-                later(async move { Ok(office.list().await) })
-            }
-            NodeRemove::METHOD => {
-                let (office, NodeRemove { name }) = (self.office()?, call.decode()?);
-                let (events, (answer, answered)) = (self.events.clone(), oneshot::channel());
-                let (now, by) = (crate::enrol::now(&self.env), call.connection.proved());
-                later(async move {
-                    let removed = office.remove(&name, |roles| may_admit(by, roles)).await?;
-                    let stopped = || Error::unavailable("the coordinator has stopped");
-                    let event = Event::RemoveNode { removed, now, answer };
-                    events.send(event).await.map_err(|_| stopped())?;
-                    answered.await.map_err(|_| stopped())?
-                })
-            }
             _ => return self.answer_at_once(call),
         })
     }
@@ -436,6 +370,10 @@ impl Coordinator {
     /// What changes no map.
     fn answer_at_once(&self, call: &Call) -> Result<Handled> {
         Ok(match call.method {
+            ActFor::METHOD => {
+                call.connection.act_for(call.decode::<ActFor>()?.uid);
+                Handled::Now(Ok(Reply::new(&())))
+            }
             GetCoordinators::METHOD => {
                 call.decode::<GetCoordinators>()?;
                 Handled::Now(Ok(Reply::new(&self.addresses(&call.connection))))
@@ -449,41 +387,13 @@ impl Coordinator {
                 call.decode::<GetWaits>()?;
                 Handled::Now(Ok(Reply::new(&self.waits().list(self.env.clock.now()))))
             }
+            TokenCreate::METHOD..=CertificateKept::METHOD => {
+                let certified = self.certified.as_ref().ok_or_else(no_certificates)?;
+                certified.answer(call, self.addresses(&call.connection).addrs)?
+            }
             _ => return Err(call.unknown()),
         })
     }
-}
-
-impl Certified {
-    fn start(
-        env: &Env,
-        office: Arc<Office>,
-        config: &CoordConfig,
-        maps: &watch::Receiver<Arc<ClusterMap>>,
-    ) -> Result<Certified> {
-        let clock = env.clone();
-        let tls =
-            Tls::of_node(office.own_credentials(&config.name)?, Arc::new(move || crate::enrol::now(&clock)));
-        let tls = Arc::new(tls);
-        let trust = Arc::new(Trust::new(tls.clone(), config.policy.clone()));
-        trust.remove(&maps.borrow().removed);
-        env.tasks.spawn("cut removed nodes off", follow_removals(maps.clone(), trust.clone()));
-        let renewing = renew_own(env.clone(), Arc::downgrade(&office), tls, config.name.clone());
-        env.tasks.spawn("renew the coordinator's certificate", renewing);
-        Ok(Certified { office: Some(office), trust })
-    }
-}
-
-/// An operator admits and removes mounts; other nodes are for administrators.
-fn may_admit(by: Proved, roles: &[Role]) -> Result<()> {
-    if by.role() != Some(Role::Operator) || roles.iter().all(|role| *role == Role::Mount) {
-        return Ok(());
-    }
-    Err(Error::denied("an operator admits and removes mounts only; hint: ask an administrator"))
-}
-
-fn later<T: Wire>(answer: impl Future<Output = Result<T>> + Send + 'static) -> Handled {
-    Handled::Later(Box::pin(async move { answer.await.map(|reply| Reply::new(&reply)) }))
 }
 
 /// A node joins as what it is.
@@ -542,6 +452,7 @@ async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(Cl
         last_namespace: NamespaceId(env.rng.next_u64() as u32 >> 1),
         removed: vec![],
         access: Default::default(),
+        authorities: vec![],
     };
     match store.compare_and_swap(MAP_KEY, Revision(0), encode_map(&map)).await? {
         Swap::Done(revision) => Ok((map, revision)),

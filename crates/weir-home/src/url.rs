@@ -28,6 +28,8 @@ pub enum HomeUrl {
         coordinators: Vec<String>,
         namespace: String,
         path: HomePath,
+        /// The file with a certificate of that cluster, where it asks for one.
+        credentials: Option<PathBuf>,
     },
 }
 
@@ -68,6 +70,7 @@ impl HomeUrl {
             HomeKind::Weir => HomeUrl::Weir {
                 namespace: named("namespace").unwrap_or_else(|| "root".into()),
                 path: HomePath::parse(parts.names.join("/"))?,
+                credentials: named("credentials").map(PathBuf::from),
                 coordinators: parts.host.split(',').map(str::to_owned).collect(),
             },
         })
@@ -123,10 +126,11 @@ mod tests {
             credentials: credentials.map(PathBuf::from),
             profile: "default".into(),
         };
-        let weir = |hosts: &[&str], namespace: &str, path: &str| HomeUrl::Weir {
+        let weir = |hosts: &[&str], namespace: &str, path: &str, file: Option<&str>| HomeUrl::Weir {
             coordinators: hosts.iter().map(|h| (*h).to_owned()).collect(),
             namespace: namespace.into(),
             path: HomePath::parse(path).unwrap(),
+            credentials: file.map(PathBuf::from),
         };
         for (text, url) in [
             ("file:///a/b%20c", HomeUrl::File { path: "/a/b c".into() }),
@@ -135,8 +139,9 @@ mod tests {
                 "s3://b/p/q/?endpoint=http://h:1&region=r&path-style=yes&credentials=/c",
                 s3("p/q", Some("http://h:1"), Some("r"), true, Some("/c")),
             ),
-            ("weir://h:7000,i:7000/x/y?namespace=n", weir(&["h:7000", "i:7000"], "n", "x/y")),
-            ("weir://h:7000", weir(&["h:7000"], "root", "")),
+            ("weir://h:7000,i:7000/x/y?namespace=n", weir(&["h:7000", "i:7000"], "n", "x/y", None)),
+            ("weir://h/x?credentials=/node.pem", weir(&["h"], "root", "x", Some("/node.pem"))),
+            ("weir://h:7000", weir(&["h:7000"], "root", "", None)),
         ] {
             assert_eq!(HomeUrl::parse(text).unwrap(), url, "{text}");
         }

@@ -397,7 +397,9 @@ impl Leader {
         let (mut done, mut replayed, mut events) = (None, false, Events::default());
         {
             let live = |s: SessionId| state.sessions.contains_key(&s);
-            let rules = self.rules(state, request.session(), mount, &live);
+            let named = state.sessions.get(&request.session()).map_or("", |s| s.client.as_str());
+            let client = mount.map_or(named, |mount| mount.origin.name.as_str());
+            let rules = Rules { client, ..self.rules(state, request.session(), mount, &live) };
             let committed = self.kv.transact_more(&mut |txn| {
                 conflicts.clear();
                 events = Events::default();
@@ -407,7 +409,9 @@ impl Leader {
                 }
                 let mapped = namespace::admit::admit(&*txn, &rules, request)?;
                 let request = mapped.as_ref().unwrap_or(request);
-                let reply = namespace::run(txn, &rules, conflicts, &mut events, |cx| change(cx, request))?;
+                let uid = request.cred().map(|cred| cred.uid);
+                let reply =
+                    namespace::run(txn, &rules, conflicts, &mut events, uid, |cx| change(cx, request))?;
                 if let Some(op) = op {
                     let value = slot_value(op.seq, R::METHOD, &reply);
                     txn.put(&keys::slot(op.session, op.slot), &value);
@@ -448,7 +452,7 @@ impl Leader {
             let committed = self.kv.transact(&mut |txn| {
                 conflicts.clear();
                 events = Events::default();
-                namespace::run(txn, &rules, conflicts, &mut events, &mut *body)
+                namespace::run(txn, &rules, conflicts, &mut events, None, &mut *body)
             })?;
             state.newest = state.newest.max(committed);
         }
@@ -468,6 +472,7 @@ impl Leader {
         let (snapshots, snapshotting) = (&state.snapshots, state.snapshotting);
         Rules {
             session,
+            client: "",
             mount,
             now,
             leases: &state.leases,

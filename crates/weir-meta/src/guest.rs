@@ -1,9 +1,9 @@
-//! What another user of this machine may ask for through a Unix socket: what commands about volumes need
-//! (`Sender::User` in the table of methods), and only as that user, whom the kernel names
-//! (`weir_rpc::Proved::User`).
+//! What another user of this machine may ask for through a Unix socket, or a user of a mount's machine through
+//! that mount: what commands about volumes need (`Sender::User` in the table of methods), and only as that
+//! user, whom the kernel names there (`weir_rpc::Proved::User`).
 //!
 //! Invariant: a request that names another user than the caller, or another connection's session, is
-//! refused; so is one that is not listed here. Files are not reached this way: that is what mounts are for,
+//! refused; so is one that is not listed here, and root of a mount's machine where it would act as root. Files are not reached this way: that is what mounts are for,
 //! which check rights.
 use crate::executor::no_session;
 use weir_proto::backup::{BackupList, BackupSet};
@@ -60,7 +60,15 @@ claims! {
 
 /// Refuses what this guest may not ask for. `own`: the sessions that were opened on its connection.
 pub(crate) fn check(call: &Call, guest: u32, own: impl FnOnce(SessionId) -> bool) -> Result<()> {
-    judge(claim(call)?, guest, own)
+    let claim = claim(call)?;
+    judge(claim, guest, own)?;
+    match claim.user {
+        Some(0) if call.connection.is_for_user() => Err(Error::denied(
+            "root of a machine with a mount is no administrator of the cluster; hint: name the cluster's directory (--dir) or show \
+             a certificate (--certificate)",
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn judge(claim: Claim, guest: u32, own: impl FnOnce(SessionId) -> bool) -> Result<()> {

@@ -42,6 +42,9 @@ pub type Reached<'a> = [Option<Reach<'a>>; 2];
 pub trait Reaches: Request + Clone {
     fn reach(&self) -> Reached<'_>;
     /// On whose behalf it acts, where it names a user.
+    fn cred(&self) -> Option<&Cred> {
+        None
+    }
     fn cred_mut(&mut self) -> Option<&mut Cred> {
         None
     }
@@ -75,7 +78,10 @@ macro_rules! reaches {
                 let _ = $r;
                 $reach
             }
-            $(fn cred_mut(&mut self) -> Option<&mut Cred> {
+            $(fn cred(&self) -> Option<&Cred> {
+                Some(&self.$cred)
+            }
+            fn cred_mut(&mut self) -> Option<&mut Cred> {
                 Some(&mut self.$cred)
             })?
         })*

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use weir_proto::data::FENCE_GONE;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, FileKind, Layers, Lease, LeaseKind, Time, Usage};
-use weir_proto::relation::What;
+use weir_proto::relation::{By, What};
 use weir_proto::volume::{Policy, Quota, Retention, Volume};
 use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, VolumeId, Wire, Writer, wire_struct};
 
@@ -410,14 +410,28 @@ pub struct ChangeRecord {
     pub what: What,
     /// In `O/`: a mover was told to do it.
     pub tried: bool,
+    pub by: By,
 }
-wire_struct!(ChangeRecord { at: Time, what: What, tried: bool });
+wire_struct!(ChangeRecord { at: Time, what: What, tried: bool, by: By });
+
+/// What a change was before it named who did it.
+struct FirstChange {
+    at: Time,
+    what: What,
+    tried: bool,
+}
+wire_struct!(FirstChange { at: Time, what: What, tried: bool });
 
 /// A value with its version byte.
 pub trait Record: Wire {
+    /// Of the layout that is written.
+    const VERSION: u8 = RECORD_VERSION;
+    fn decode_version(version: u8, r: &mut Reader<'_>) -> Result<Self> {
+        if version == Self::VERSION { Self::decode(r) } else { Err(unknown_version(version, Self::VERSION)) }
+    }
     fn to_value(&self) -> Vec<u8> {
         let mut w = Writer { bytes: Vec::with_capacity(RECORD_BYTES) };
-        w.bytes.push(RECORD_VERSION);
+        w.bytes.push(Self::VERSION);
         self.encode(&mut w);
         w.bytes
     }
@@ -437,26 +451,35 @@ impl Record for SlotRecord {}
 impl Record for Garbage {}
 impl Record for EvictedRange {}
 impl Record for VolumeRecord {}
-impl Record for ChangeRecord {}
+impl Record for ChangeRecord {
+    const VERSION: u8 = 2;
+    fn decode_version(version: u8, r: &mut Reader<'_>) -> Result<ChangeRecord> {
+        match version {
+            RECORD_VERSION => {
+                let FirstChange { at, what, tried } = FirstChange::decode(r)?;
+                Ok(ChangeRecord { at, what, tried, by: By::default() })
+            }
+            Self::VERSION => ChangeRecord::decode(r),
+            n => Err(unknown_version(n, Self::VERSION)),
+        }
+    }
+}
 impl Record for SnapshotRecord {}
 impl Record for LayerRecord {}
 impl Record for TrashRecord {}
 impl Record for CloneRecord {}
 impl Record for NotEnumeratedRecord {}
 
-fn decode_versioned<T: Wire>(value: &[u8]) -> Result<T> {
+fn decode_versioned<T: Record>(value: &[u8]) -> Result<T> {
     let mut r = Reader::new(value);
-    match u8::decode(&mut r)? {
-        RECORD_VERSION => {}
-        n => {
-            return Err(Error::unsupported(format!(
-                "layout version {n}, this program knows {RECORD_VERSION}"
-            )));
-        }
-    }
-    let record = T::decode(&mut r)?;
+    let version = u8::decode(&mut r)?;
+    let record = T::decode_version(version, &mut r)?;
     r.finish()?;
     Ok(record)
+}
+
+fn unknown_version(version: u8, known: u8) -> Error {
+    Error::unsupported(format!("layout version {version}, this program knows {known}"))
 }
 
 impl Inode {

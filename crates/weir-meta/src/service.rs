@@ -17,6 +17,7 @@ use std::time::Duration;
 use weir_env::{BoxFuture, Env, Instant};
 use weir_kv::{CommitSeq, SharedKv};
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
+use weir_proto::coord::ActFor;
 use weir_proto::lock::{CancelLock, ListLocks, ReclaimLocks, SetLock, TestLock};
 use weir_proto::meta::*;
 use weir_proto::recall::{AwaitRecall, Evict, EvictedRanges, Filled, GetEviction, SetPinned};
@@ -702,6 +703,9 @@ async fn end_dead_sessions_soon(leader: Arc<Leader>) {
 
 impl Meta {
     fn dispatch(&self, call: &Call) -> Outcome {
+        if call.method == ActFor::METHOD {
+            return Outcome::now(call.decode::<ActFor>().map(|ActFor { uid }| call.connection.act_for(uid)));
+        }
         if let Proved::User(guest) = call.connection.proved()
             && let Err(e) = crate::guest::check(call, guest, |session| self.is_of(session, &call.connection))
         {

@@ -9,7 +9,7 @@ use weir_proto::coord::{
     AccessAdd, AccessRemove, ClearTarget, FinishUpgrade, GetAudit, HomeAllow, HomeForbid, Join,
     LeadNamespace, Leave, MakeGroups,
 };
-use weir_proto::enrol::{Enrol, IssueCertificate, NodeRemove, TokenCreate, TokenRevoke};
+use weir_proto::enrol::{Enrol, IssueCertificate, NodeRemove, RotateAuthority, TokenCreate, TokenRevoke};
 use weir_proto::home_rule::HomeRule;
 use weir_proto::map::Role;
 use weir_proto::methods::{self, Method};
@@ -179,17 +179,6 @@ fn decoded(call: &Call) -> Result<About> {
             let instead = r.instead_of.map(|of| format!(", instead of {of}")).unwrap_or_default();
             changed(format!("namespace {} {}, node {}{instead}", r.namespace, r.uuid, r.node), None)
         }
-        TokenCreate::METHOD => {
-            let r = call.decode::<TokenCreate>()?;
-            changed(format!("token for {}, nodes {:?}, uses {}", roles_of(&r.roles), r.name, r.uses), None)
-        }
-        TokenRevoke::METHOD => changed(format!("token {}", call.decode::<TokenRevoke>()?.id), None),
-        Enrol::METHOD => changed(format!("node {}", call.decode::<Enrol>()?.name), None),
-        IssueCertificate::METHOD => {
-            let r = call.decode::<IssueCertificate>()?;
-            changed(format!("node {}, {}", r.name, roles_of(&r.roles)), None)
-        }
-        NodeRemove::METHOD => changed(format!("node {}", call.decode::<NodeRemove>()?.name), None),
         AccessAdd::METHOD => {
             let r = call.decode::<AccessAdd>()?;
             let before = r.before.map(|rule| format!(", before rule {rule}")).unwrap_or_default();
@@ -222,6 +211,29 @@ fn decoded(call: &Call) -> Result<About> {
         ScanInodes::METHOD => {
             let r = call.decode::<ScanInodes>()?;
             looked(format!("volume {}", r.volume), r.cred.uid)
+        }
+        _ => return decoded_of_enrolment(call),
+    })
+}
+
+/// Certificates and tokens.
+fn decoded_of_enrolment(call: &Call) -> Result<About> {
+    let changed = |on: String, uid| About { on, uid, changes: true };
+    Ok(match call.method {
+        TokenCreate::METHOD => {
+            let r = call.decode::<TokenCreate>()?;
+            changed(format!("token for {}, nodes {:?}, uses {}", roles_of(&r.roles), r.name, r.uses), None)
+        }
+        TokenRevoke::METHOD => changed(format!("token {}", call.decode::<TokenRevoke>()?.id), None),
+        Enrol::METHOD => changed(format!("node {}", call.decode::<Enrol>()?.name), None),
+        IssueCertificate::METHOD => {
+            let r = call.decode::<IssueCertificate>()?;
+            changed(format!("node {}, {}", r.name, roles_of(&r.roles)), None)
+        }
+        NodeRemove::METHOD => changed(format!("node {}", call.decode::<NodeRemove>()?.name), None),
+        RotateAuthority::METHOD => {
+            let skip = if call.decode::<RotateAuthority>()?.skip { ", without missing nodes" } else { "" };
+            changed(format!("the cluster's authority{skip}"), None)
         }
         _ => return decoded_of_volume(call),
     })

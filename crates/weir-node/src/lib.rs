@@ -9,11 +9,13 @@ mod coord;
 mod gate;
 mod meta;
 mod purge;
+mod relay;
 mod site;
 mod storage;
 
 pub use audit_files::audit_files;
 pub use coord::{CoordNode, start_coord};
 pub use meta::{MetaNode, MetaPlace, start_meta};
+pub use relay::start_relay;
 pub use site::{Failed, Site, Step};
 pub use storage::{StoragePlace, StorageRole, start_storage};

@@ -158,6 +158,11 @@ message!(
 );
 message!(Coordinators { addrs: Vec<String> });
 message!(
+    /// From now on requests on this connection are those of a user of the mount's machine, passed on by the
+    /// mount. The connection may do what this user may, and no more. The metadata leader answers it, too.
+    ActFor = 62 by [Mount] -> () { uid: u32 }
+);
+message!(
     /// What calls of a client wait for, told again while they do; an empty list: for nothing any more.
     ReportWaits = 26 by [Mount, Mover, Console] -> () { client: String, waits: Vec<Wait> }
 );

@@ -51,6 +51,8 @@ message!(
         authorities: Vec<Vec<u8>>,
         /// As `TokenMade::addrs`.
         coordinators: Vec<String>,
+        /// Of the authorities: see `Enrolment::round`.
+        round: u32,
     }
 );
 message!(
@@ -58,14 +60,22 @@ message!(
     RenewCertificate = 52 by [Meta, Storage, Mount, Mover, Console, Operator, Auditor] -> Enrolled { public_key: Vec<u8> }
 );
 message!(
-    /// A certificate without a token, for an administrator at the coordinator's machine.
+    /// A certificate without a token, for an administrator at the coordinator's machine: of a new node, or of
+    /// one that has these roles, instead of its present one. `Exists`: a node of this name has other roles.
     IssueCertificate = 53 by [Console] -> Enrolled { name: String, roles: Vec<Role>, public_key: Vec<u8> }
 );
 message!(
     /// Who has a certificate, and which tokens there are.
     GetEnrolment = 54 by [Console, Operator, Auditor] -> Enrolment {}
 );
-message!(Enrolment { holders: Vec<Holder>, tokens: Vec<TokenShown> });
+message!(Enrolment {
+    holders: Vec<Holder>,
+    tokens: Vec<TokenShown>,
+    /// The pins of the authorities whose certificates hold; the first one signs.
+    authorities: Vec<[u8; 16]>,
+    /// Grows whenever the authorities or the one that signs change.
+    round: u32,
+});
 message!(
     /// A name that has, or had, a certificate.
     Holder {
@@ -79,6 +89,8 @@ message!(
         /// Where it joined from.
         from: String,
         removed: bool,
+        /// Of the authorities that its node keeps, as far as it has said so.
+        round: u32,
     }
 );
 message!(
@@ -101,4 +113,17 @@ message!(
     /// Cuts a node off: no certificate that it has is taken any more, and its connections end. `NotFound`:
     /// there is no such node.
     NodeRemove = 56 by [Console, Operator] -> () { name: String }
+);
+message!(
+    /// Replaces the cluster's authority in steps: nodes believe a new one, it signs, the old one is dropped.
+    /// Each begins when all nodes have taken the one before; with `skip`, the next one begins without them.
+    RotateAuthority = 60 by [Console] -> Enrolment { skip: bool }
+);
+message!(
+    /// The node of this name, which is the sender's, keeps the certificate and the authorities of this round
+    /// from now on, also when it restarts.
+    CertificateKept = 61 by [Meta, Storage, Mount, Mover, Console, Operator, Auditor] -> () {
+        name: String,
+        round: u32,
+    }
 );

@@ -26,7 +26,8 @@ message!(
         ids: HomeIds,
         /// The user as whom movers act there; absent: as themselves.
         run_as: Option<String>,
-        /// The file with the keys of S3, on every machine with a mover.
+        /// The file with the keys of S3, or with a certificate of another Weir, on every machine with a
+        /// mover.
         credentials: Option<String>,
         /// Files keep the bits and the capability with which they run as somebody else.
         keep_setuid: bool,
@@ -94,7 +95,7 @@ impl HomeRule {
             }
         }
         match &self.credentials {
-            Some(_) if url.kind != HomeKind::S3 => bad("only S3 needs credentials".to_owned()),
+            Some(_) if url.kind == HomeKind::File => bad("a directory needs no credentials".to_owned()),
             Some(file) if !file.starts_with('/') || file.len() > FILE_MAX || file.contains('\0') => bad(
                 format!("the credentials file {file:?} needs an absolute path of at most {FILE_MAX} bytes"),
             ),
@@ -204,7 +205,7 @@ pub struct HomeUrlParts {
 const QUERIES: [(HomeKind, &[&str]); 3] = [
     (HomeKind::File, &[]),
     (HomeKind::S3, &["credentials", "endpoint", "path-style", "profile", "region"]),
-    (HomeKind::Weir, &["namespace"]),
+    (HomeKind::Weir, &["credentials", "namespace"]),
 ];
 
 impl HomeUrlParts {

@@ -282,6 +282,10 @@ message!(ClusterMap {
     removed: Vec<RemovedNode>,
     /// Rules for mounts; the first one that names a node and a volume decides.
     access: AccessRules,
+    /// The authorities whose certificates hold, by their pins (the first 128 bits of their certificates'
+    /// SHA-256); the first one signs. Empty: the cluster has none. A node that keeps others, or a
+    /// certificate of another one, renews.
+    authorities: Vec<[u8; 16]>,
 });
 
 impl Member {

@@ -66,8 +66,19 @@ wire_union!(
 );
 
 message!(
+    /// Who changed something.
+    #[derive(Default)]
+    By {
+        /// The node, by its certificate; without one, what its client calls itself. Empty: the cluster.
+        node: String,
+        /// As the rules for mounts take it. None: the change is of no user; bytes, for example, are written by
+        /// whoever had opened the file at the node.
+        uid: Option<u32>,
+    }
+);
+message!(
     /// One change of a volume. Numbers grow by one, from 1.
-    Change { number: u64, at: Time, what: What }
+    Change { number: u64, at: Time, what: What, by: By }
 );
 
 // ---- followers

@@ -3,7 +3,8 @@
 //!
 //! Prints latency of 128-byte calls with one under way, their rate with 64, and the throughput of 1 MiB payloads
 //! in both directions with the processor's time for both ends, over Unix sockets and TCP. TCP is measured
-//! without certificates and with each suite, in turns, and so are handshakes.
+//! without certificates and with each suite, in turns, and so are handshakes, also of a crowd that comes at
+//! once, as mounts do when a server is back.
 #![allow(clippy::disallowed_methods)] // a program of its own: it owns its runtimes and its clock
 
 use bytes::Bytes;
@@ -63,6 +64,8 @@ fn runtime(threads: usize) -> tokio::runtime::Runtime {
 /// What the clocks of certificates say.
 const NOW: u64 = 1_800_000_000;
 const HANDSHAKES: u32 = 200;
+/// Mounts that come back at once.
+const CROWD: usize = 2000;
 
 /// A way to the server.
 struct Way {
@@ -162,11 +165,13 @@ async fn measure(way: &Way, payload: &Payload, duration: Duration, filter: &str)
         let each = (processor() - before) * 1e3 / f64::from(HANDSHAKES);
         println!("{socket:13} handshake: {each:.2} ms of processor at both ends");
     }
+    if wanted("crowd") {
+        let seconds = crowd(way).await;
+        println!("{socket:13} crowd: {CROWD} clients are connected after {seconds:.2} s");
+    }
     if wanted("latency") {
-        {
-            let (p50, p99) = latency(way, &small, duration).await;
-            println!("{socket:13} latency, 128 B, 1 in flight: p50 {p50:.1} µs, p99 {p99:.1} µs");
-        }
+        let (p50, p99) = latency(way, &small, duration).await;
+        println!("{socket:13} latency, 128 B, 1 in flight: p50 {p50:.1} µs, p99 {p99:.1} µs");
     }
     if wanted("small") {
         for in_flight in [8, 64, 256] {
@@ -192,6 +197,31 @@ async fn measure(way: &Way, payload: &Payload, duration: Duration, filter: &str)
             println!("{socket:13} get, {how}: {rate:.2} GB/s, {cost:.2} s of processor per GB");
         }
     }
+}
+
+/// Seconds until all of a crowd are connected. A client that fails tries again at once.
+async fn crowd(way: &Way) -> f64 {
+    let begun = Instant::now();
+    let addr = way.server.addrs()[0].clone();
+    let clients: Vec<_> = (0..CROWD)
+        .map(|_| {
+            let (addr, trust) = (addr.clone(), way.trust.clone());
+            tokio::spawn(async move {
+                let env = real::env();
+                let who = Identity::new(&env, "bench", Role::Console, None).trusting(trust);
+                loop {
+                    if let Ok(connection) = connect(&env, &addr, &who, Arc::new(NoService)).await {
+                        return connection;
+                    }
+                }
+            })
+        })
+        .collect();
+    let mut connected = Vec::new();
+    for client in clients {
+        connected.push(client.await.unwrap());
+    }
+    begun.elapsed().as_secs_f64()
 }
 
 async fn latency(way: &Way, small: &Small, duration: Duration) -> (f64, f64) {

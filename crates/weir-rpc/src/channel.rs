@@ -253,6 +253,11 @@ impl Inner {
 
     async fn dial_at(&self, addr: &Addr, at: &Whereabouts) -> Result<Connection> {
         let mut dialed = connect(&self.env, addr, &self.identity, self.callbacks.clone()).await;
+        // A mount at a socket of this machine passes requests on to whom they are meant for.
+        if matches!((addr, &dialed), (Addr::Unix(_), Ok(connection)) if connection.peer().role == Role::Mount)
+        {
+            return dialed;
+        }
         if let (Some(role), Ok(connection)) = (at.role, &dialed)
             && connection.proved().role() != Some(role)
         {

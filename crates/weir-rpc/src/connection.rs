@@ -69,6 +69,8 @@ struct Inner {
     env: Env,
     id: u64,
     peer: Peer,
+    /// The user for whom the peer, a mount, passes requests on.
+    acts_for: OnceLock<u32>,
     outgoing: Outgoing,
     calls: Mutex<Calls>,
     call_slots: Semaphore,
@@ -144,6 +146,7 @@ impl Connection {
             env: env.clone(),
             id: env.rng.next_u64(),
             peer,
+            acts_for: OnceLock::new(),
             outgoing,
             calls: Mutex::default(),
             call_slots: Semaphore::new(CALLS_MAX),
@@ -258,7 +261,15 @@ impl Connection {
     }
     /// Who the peer is.
     pub fn proved(&self) -> Proved {
-        self.0.0.peer.proved
+        self.0.0.proved()
+    }
+    /// The peer speaks for this user from now on, and for nobody else.
+    pub fn act_for(&self, uid: u32) {
+        let _ = self.0.0.acts_for.set(uid); // a user may not send `ActFor`, so this is said once
+    }
+    /// A mount speaks for a user of its machine.
+    pub fn is_for_user(&self) -> bool {
+        self.0.0.acts_for.get().is_some()
     }
     /// What the peer proved itself with; none: by a Unix socket, or in a cluster without certificates.
     pub fn certificate(&self) -> Option<&Certificate> {
@@ -484,6 +495,10 @@ impl Inner {
         Ok(())
     }
 
+    fn proved(&self) -> Proved {
+        self.acts_for.get().map_or(self.peer.proved, |uid| Proved::User(*uid))
+    }
+
     fn serve(
         self: &Arc<Self>,
         header: Header,
@@ -493,7 +508,7 @@ impl Inner {
     ) -> Result<()> {
         let method = service.method(header.method).ok_or_else(|| not_served(header.method));
         let allowed = method.and_then(|method| {
-            let allowed = self.peer.proved.check(method, &self.peer);
+            let allowed = self.proved().check(method, &self.peer);
             allowed.inspect_err(|e| self.tell_refused(method, e, service))
         });
         let payload = match allowed.and(payload) {

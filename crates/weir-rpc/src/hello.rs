@@ -112,8 +112,8 @@ pub enum Proved {
     /// process runs as, by a Unix socket. In a cluster without certificates the role is what the peer
     /// claims.
     Node(Role),
-    /// Another user of this machine, who connected by a Unix socket, as the kernel says: has the rights of
-    /// that user and no other, whatever its requests say.
+    /// Another user of this machine, who connected by a Unix socket, as the kernel says; or a user of a mount's
+    /// machine, as the mount says. Has the rights of that user and no other, whatever its requests say.
     User(u32),
     /// A machine without a certificate, over a network that asks for one.
     Stranger,

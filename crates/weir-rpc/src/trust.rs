@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::io::AsyncWriteExt;
-use weir_env::BoxWriter;
+use weir_env::{BoxWriter, watch};
 use weir_proto::map::RemovedNode;
 use weir_proto::network::Network;
 use weir_proto::{Error, Result};
-use weir_trust::certificate::Certificate;
+use weir_trust::certificate::{Certificate, Pin};
 use weir_trust::frames::Suite;
 use weir_trust::handshake::{Agreed, Exchange, Handshakes, Wanted};
 
@@ -53,6 +53,9 @@ pub struct Trust {
     handshakes: Arc<dyn Handshakes>,
     policy: Policy,
     state: Mutex<State>,
+    /// The pins of the authorities whose certificates hold, the one that signs first, as the map says; none:
+    /// not known.
+    authorities: watch::Sender<Vec<Pin>>,
 }
 
 impl std::fmt::Debug for Trust {
@@ -82,22 +85,27 @@ pub(crate) struct Live {
 
 impl Trust {
     pub fn new(handshakes: Arc<dyn Handshakes>, policy: Policy) -> Trust {
-        Trust { handshakes, policy, state: Mutex::default() }
+        Trust { handshakes, policy, state: Mutex::default(), authorities: watch::Sender::new(Vec::new()) }
     }
-    /// Refuses certificates of these names up to these serial numbers from now on, and ends their
-    /// connections.
-    pub fn remove(&self, removed: &[RemovedNode]) {
+    /// What the map says of certificates. Those that do not hold any more are refused from now on, and their
+    /// connections end: of these names up to these serial numbers, and of other authorities.
+    pub fn follow(&self, removed: &[RemovedNode], authorities: &[[u8; 16]]) {
         let removed = removed.iter().map(|node| (node.name.clone(), node.serial)).collect();
-        {
-            let mut state = self.state();
-            if state.removed == removed {
-                return;
-            }
-            state.removed = removed;
+        let is_removal = self.state().removed != removed;
+        self.state().removed = removed;
+        let authorities: Vec<Pin> = authorities.iter().copied().map(Pin).collect();
+        let is_rotation = *self.authorities.borrow() != authorities;
+        if is_rotation {
+            self.authorities.send_replace(authorities);
         }
-        self.cut();
+        if is_removal || is_rotation {
+            self.cut();
+        }
     }
-    /// Ends the connections of nodes that are removed.
+    pub fn authorities(&self) -> watch::Receiver<Vec<Pin>> {
+        self.authorities.subscribe()
+    }
+    /// Ends the connections whose certificates do not hold any more.
     fn cut(&self) {
         let live = std::mem::take(&mut self.state().live);
         let (cut, stays): (Vec<Live>, Vec<Live>) =
@@ -110,6 +118,15 @@ impl Trust {
         }
     }
     fn check(&self, certificate: &Certificate) -> Result<()> {
+        let authorities = self.authorities.borrow();
+        if !authorities.is_empty() && !authorities.contains(&certificate.by) {
+            return Err(Error::denied(format!(
+                "the certificate of {} is of an authority that the cluster has replaced; hint: join the cluster again \
+                 (`weir join`)",
+                certificate.name
+            )));
+        }
+        drop(authorities);
         match self.state().removed.get(&certificate.name) {
             Some(serial) if certificate.serial <= *serial => Err(Error::denied(format!(
                 "{} was removed from the cluster; hint: a new token lets it join again (`weir token create`)",

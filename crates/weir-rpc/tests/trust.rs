@@ -178,6 +178,40 @@ async fn only_encryption_hides_what_is_said() {
     }
 }
 
+/// A machine in between cannot make the two ends take a weaker suite, or other keys.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handshake_that_was_changed_makes_no_connection() {
+    let (best, second) = (&b"aegis128x2"[..], &b"aegis128x9"[..]);
+    let rename = move |mut bytes: Vec<u8>| {
+        if let Some(at) = bytes.windows(best.len()).position(|found| found == best) {
+            bytes[at..at + best.len()].copy_from_slice(second);
+        }
+        bytes
+    };
+    let mut attacks: Vec<Change> = vec![Arc::new(rename)];
+    for at in [20, 60, 90] {
+        attacks.push(Arc::new(move |mut bytes: Vec<u8>| {
+            if bytes.len() > at {
+                bytes[at] ^= 1;
+            }
+            bytes
+        }));
+    }
+    for (n, attack) in attacks.into_iter().enumerate() {
+        let env = weir_env::real::env();
+        let scene = async move {
+            let (_server, bench, addr) = server(&env, &anywhere()).await;
+            let relay = relay(&env, addr).await;
+            *relay.change.lock().unwrap() = Some(attack);
+            let who = identity(&env, "client");
+            let refused = connect(&env, &relay.addr, &who, Arc::new(NoService)).await;
+            assert!(refused.is_err(), "attack {n}");
+            assert_eq!(bench.counted.load(SeqCst), 0);
+        };
+        CLUSTER.scope(Cluster::new(encrypting()), scene).await;
+    }
+}
+
 /// Why a server of the cluster refuses somebody with this identity.
 async fn refusal(env: &Env, cluster: &Cluster, who: Identity) -> Error {
     let there = CLUSTER.scope(cluster.clone(), server(env, &anywhere())).await;
@@ -240,7 +274,7 @@ async fn a_node_that_is_removed_is_cut_off_until_it_joins_again() {
     let (removed, other) = (with_serial("n1", 5), with_serial("n2", 4));
     let cut = connect(&env, addr, &removed, Arc::new(NoService)).await.unwrap();
     let stays = connect(&env, addr, &other, Arc::new(NoService)).await.unwrap();
-    of_server.remove(&[RemovedNode { name: "n1".into(), serial: 5, until: NOW }]);
+    of_server.follow(&[RemovedNode { name: "n1".into(), serial: 5, until: NOW }], &[]);
     assert!(cut.closed().await.context.contains("n1 was removed from the cluster"));
     let refused = connect(&env, addr, &removed, Arc::new(NoService)).await.unwrap_err();
     assert!(refused.context.contains("n1 was removed from the cluster"), "{refused:?}");

@@ -20,7 +20,7 @@ use weir_proto::coord::ClusterStatus;
 use weir_proto::map::{ClusterMap, MemberState, Role, Scheme, Settings, TargetState};
 use weir_proto::{ClusterId, Error, Result, RunId, TargetId};
 use weir_rpc::{Policy, Trust};
-use weir_trust::certificate::Certificate;
+use weir_trust::certificate::{Certificate, Pin};
 use weir_trust::standin::StandIn;
 
 pub const COORDINATOR: &str = "coord";
@@ -389,7 +389,7 @@ fn root_stays_root() -> AccessRule {
 /// What a node proves itself with, in runs with certificates.
 fn trust(name: &str, role: Role, options: &Options) -> Option<Arc<Trust>> {
     let (name, roles, until) = (name.to_owned(), vec![role], u64::MAX);
-    let shown = Certificate { cluster: CLUSTER, name, roles, serial: 1, until };
+    let shown = Certificate { cluster: CLUSTER, name, roles, serial: 1, until, by: Pin::default() };
     let handshakes = Arc::new(StandIn::new(shown, Arc::new(|| 0)));
     options.certificates.then(|| Arc::new(Trust::new(handshakes, Policy::default())))
 }

@@ -132,6 +132,7 @@ impl Lab {
             homes: vec![],
             last_namespace: Default::default(),
             removed: vec![],
+            authorities: vec![],
             access: Default::default(),
         };
         let lab = Arc::new(Lab {

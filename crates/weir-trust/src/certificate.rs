@@ -40,10 +40,12 @@ pub struct Certificate {
     pub serial: u64,
     /// Seconds since 1970: the last one in which it holds.
     pub until: u64,
+    /// The authority that signed it.
+    pub by: Pin,
 }
 
 /// The first 128 bits of the SHA-256 of an authority's certificate: enough to know it by.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pin(pub [u8; 16]);
 
 impl Pin {
@@ -63,9 +65,9 @@ impl Certificate {
         let parsed =
             EndEntityCert::try_from(&der).map_err(|e| refused(format_args!("it is malformed: {e}")))?;
         let said = said_by(&parsed)?;
-        let authorities: Vec<CertificateDer<'_>> =
+        let ders: Vec<CertificateDer<'_>> =
             authorities.iter().map(|a| CertificateDer::from(&a[..])).collect();
-        let anchors = authorities.iter().filter_map(|a| webpki::anchor_from_trusted_cert(a).ok());
+        let anchors = ders.iter().filter_map(|a| webpki::anchor_from_trusted_cert(a).ok());
         let anchors: Vec<TrustAnchor<'_>> = anchors.collect();
         check_chain(&parsed, &anchors, now).map_err(|e| match e {
             webpki::Error::CertExpired { not_after, .. } => refused(format_args!(
@@ -89,7 +91,8 @@ impl Certificate {
             Err(webpki::Error::CertExpired { not_after, .. }) => not_after.as_secs(),
             _ => return Err(refused(format_args!("it has no end"))),
         };
-        Ok(Certificate { until, ..said })
+        let signed = authorities.iter().find(|authority| is_signed_by(&parsed, authority, now));
+        Ok(Certificate { until, by: signed.map_or(Pin::default(), |authority| Pin::of(authority)), ..said })
     }
 
     /// When it should be renewed, in seconds since 1970.
@@ -144,7 +147,13 @@ fn check_chain(
     certificate.verify_for_usage(algorithms, anchors, &[], now, KeyUsage::client_auth(), None, None).map(drop)
 }
 
-/// What it says, and nobody has checked. `until` is not known.
+fn is_signed_by(certificate: &EndEntityCert<'_>, authority: &[u8], now: u64) -> bool {
+    let der = CertificateDer::from(authority);
+    webpki::anchor_from_trusted_cert(&der)
+        .is_ok_and(|anchor| check_chain(certificate, &[anchor], now).is_ok())
+}
+
+/// What it says, and nobody has checked. Until when it holds and who signed it are not known.
 fn said_by(certificate: &EndEntityCert<'_>) -> Result<Certificate> {
     let malformed = || refused(format_args!("it names no node of a Weir cluster"));
     let (mut cluster, mut name, mut roles) = (None, None, Vec::new());
@@ -165,7 +174,7 @@ fn said_by(certificate: &EndEntityCert<'_>) -> Result<Certificate> {
     let serial = (serial.len() <= 9).then(|| digits.fold(0, |n: u64, byte| n << 8 | u64::from(*byte)));
     match (cluster, name, serial) {
         (Some(cluster), Some(name), Some(serial)) if check_name(&name).is_ok() => {
-            Ok(Certificate { cluster, name, roles, serial, until: 0 })
+            Ok(Certificate { cluster, name, roles, serial, until: 0, by: Pin::default() })
         }
         _ => Err(malformed()),
     }
@@ -419,7 +428,8 @@ mod tests {
         assert_eq!(read, made);
         let (cluster, name, serial) = (CLUSTER, "s3".to_owned(), 0x8000_0000_0000_0001);
         let roles = vec![Role::Storage, Role::Meta];
-        let expected = Certificate { cluster, name, roles, serial, until: NOW + LIFE_S };
+        let by = authority.pin();
+        let expected = Certificate { cluster, name, roles, serial, until: NOW + LIFE_S, by };
         assert_eq!(read.own(NOW), Ok(expected.clone()));
         let kept = Authority::read(CLUSTER, authority.key(), authority.certificate().to_vec()).unwrap();
         let later = kept.issue_own(&grant("s3", &[Role::Storage, Role::Meta]), NOW + 9).unwrap();
@@ -463,6 +473,7 @@ mod tests {
             roles: vec![Role::Storage, Role::Mount],
             serial: 1,
             until: NOW,
+            by: Pin::default(),
         };
         let check =
             |cluster, name, role| certificate.check_claims(cluster, name, role).map_err(|e| e.context);

@@ -1,7 +1,7 @@
 //! A handshake without secrets, for the simulator: records, rules, suites and frames are those of the real
 //! one, and the same seed gives the same run. Certificates are shown and believed; keys follow from what
 //! both ends have sent. Pure.
-use crate::certificate::Certificate;
+use crate::certificate::{Certificate, Pin};
 use crate::frames::{FrameKey, KEY_BYTES, Keys, Suite};
 use crate::handshake::{Agreed, Exchange, FIRST_BYTE, Handshakes, Now, RECORD_HEADER_BYTES, Wanted};
 use sha2::{Digest, Sha256};
@@ -72,7 +72,7 @@ impl Exchange for StandInExchange {
             Some(chosen) => vec![chosen],
             None => self.wanted.0.clone(),
         };
-        let Certificate { cluster, name, roles, serial, until } = self.own.clone();
+        let Certificate { cluster, name, roles, serial, until, .. } = self.own.clone();
         let suites = suites.into_iter().map(|suite| suite.protocol().to_owned()).collect();
         let body = Shown { cluster, name, roles, serial, until, suites }.to_bytes();
         let mut record = vec![FIRST_BYTE, 3, 3];
@@ -117,7 +117,7 @@ impl Exchange for StandInExchange {
                 Err(Error::denied(format!("{name} belongs to cluster {cluster}")))
             }
             () if until < self.now => Err(Error::denied(format!("the certificate of {name} has expired"))),
-            () => Ok(Some(Certificate { cluster, name, roles, serial, until })),
+            () => Ok(Some(Certificate { cluster, name, roles, serial, until, by: Pin::default() })),
         };
         Ok(Agreed { peer, keys })
     }
@@ -131,7 +131,7 @@ mod tests {
     fn node(name: &str, cluster: u8, until: u64) -> StandIn {
         let (cluster, name) = (ClusterId([cluster; 16]), name.to_owned());
         StandIn::new(
-            Certificate { cluster, name, roles: vec![Role::Mount], serial: 1, until },
+            Certificate { cluster, name, roles: vec![Role::Mount], serial: 1, until, by: Pin::default() },
             Arc::new(|| 1000),
         )
     }

@@ -1,4 +1,5 @@
-//! This process's certificate: read from its file, shown at connections over networks, renewed in time.
+//! This process's certificate: read from its file, shown at connections over networks, renewed in time and
+//! when the cluster's authority is replaced.
 use crate::config::Node;
 use crate::failure::{Doing, Failure, Outcome};
 use std::io::Read;
@@ -8,15 +9,17 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use weir_coord::{Cluster, Observer};
 use weir_env::Env;
-use weir_proto::enrol::RenewCertificate;
+use weir_proto::enrol::{CertificateKept, IssueCertificate, RenewCertificate};
 use weir_proto::map::Role;
 use weir_proto::{Error, ErrorKind, Result};
 use weir_rpc::{Policy, Trust};
-use weir_trust::certificate::{Credentials, NewKey};
+use weir_trust::certificate::{Certificate, Credentials, NewKey, Pin};
 use weir_trust::handshake::{Now, Tls};
 
-/// How often it is looked whether the certificate has to be renewed; also when the last try failed.
+/// How often it is looked whether the certificate has to be renewed.
 const LOOK_EVERY: Duration = Duration::from_secs(3600);
+/// How long after a renewal that failed.
+const TRY_AGAIN: Duration = Duration::from_secs(60);
 /// In a node's directory.
 pub const CERTIFICATE: &str = "node.pem";
 pub const ADMIN_CERTIFICATE: &str = "admin.pem";
@@ -81,21 +84,44 @@ pub fn write(file: &Path, credentials: &Credentials) -> Result<()> {
     written.map_err(|e| Error::from_io(format_args!("write {}", file.display()), &e))
 }
 
-/// Renews it when a third of its life is left, and tries again each hour when that fails.
+impl Own {
+    /// Whether it has to be renewed: a third of its life is left, or the cluster has other authorities, as
+    /// far as they are known here, or another one that signs.
+    fn is_due(&self, authorities: &[Pin]) -> bool {
+        let Some(credentials) = self.tls.credentials() else { return false };
+        let keeps = |certificate: &Certificate| match authorities {
+            [] => true,
+            [signs, ..] => {
+                let kept = credentials.authorities.iter().map(|authority| Pin::of(authority));
+                certificate.by == *signs && kept.eq(authorities.iter().copied())
+            }
+        };
+        let now = now()();
+        !credentials.own(now).is_ok_and(|certificate| now < certificate.renew_at() && keeps(&certificate))
+    }
+}
+
+/// Renews it when that is due, and tries again after a while when that fails.
 pub async fn keep(env: Env, own: Own, who: Observer) {
+    let mut authorities = own.trust.authorities();
     loop {
-        env.clock.sleep(LOOK_EVERY).await;
-        let (now, credentials) = (now()(), own.tls.credentials());
-        let certificate = credentials.map(|credentials| credentials.own(now));
-        if matches!(&certificate, Some(Ok(certificate)) if now < certificate.renew_at()) {
-            continue;
+        let known = authorities.borrow().clone();
+        let mut wait = LOOK_EVERY;
+        if own.is_due(&known) {
+            match renew(&env, &own, who.clone()).await {
+                Ok(()) => tracing::info!("the certificate {} is renewed", own.file.display()),
+                Err(e) => {
+                    wait = TRY_AGAIN;
+                    tracing::error!(
+                        "the certificate {} was not renewed: {e}; it is tried again in {wait:?}",
+                        own.file.display()
+                    );
+                }
+            }
         }
-        match renew(&env, &own, who.clone()).await {
-            Ok(()) => tracing::info!("the certificate {} is renewed", own.file.display()),
-            Err(e) => tracing::error!(
-                "the certificate {} was not renewed: {e}; it is tried again within the hour",
-                own.file.display()
-            ),
+        let changed = authorities.wait_for(|authorities| *authorities != known);
+        if let Ok(Err(_)) = env.clock.timeout(wait, changed).await {
+            return; // the process ends
         }
     }
 }
@@ -105,12 +131,20 @@ async fn renew(env: &Env, own: &Own, who: Observer) -> Result<()> {
 }
 
 async fn renew_at(cluster: &Cluster, own: &Own) -> Result<()> {
-    let key = NewKey::make()?;
-    let asked = cluster.administer(&RenewCertificate { public_key: key.public().to_vec() }).await?;
+    let (key, credentials) = (NewKey::make()?, own.tls.credentials());
+    let public_key = key.public().to_vec();
+    let asked = cluster.administer(&RenewCertificate { public_key: public_key.clone() }).await;
+    let asked = match (asked, credentials.map(|credentials| credentials.own(now()()))) {
+        // At a Unix socket no certificate is shown, and administrators are known without one.
+        (Err(e), Some(Ok(Certificate { name, roles, .. }))) if e.kind == ErrorKind::Invalid => {
+            cluster.administer(&IssueCertificate { name, roles, public_key }).await?
+        }
+        (asked, _) => asked?,
+    };
     let credentials = key.with(asked.certificate, asked.authorities)?;
     write(&own.file, &credentials)?;
     own.tls.renew(credentials);
-    Ok(())
+    cluster.administer(&CertificateKept { name: asked.name, round: asked.round }).await
 }
 
 /// That of the commands of this process: `--certificate`, or what is in the directory that `--dir` names.
@@ -137,9 +171,10 @@ pub fn role_of_commands() -> Role {
 /// No process renews a person's certificate: the commands that show it do.
 pub async fn renew_that_of_commands(cluster: &Cluster) {
     let Some(own) = OF_COMMANDS.get().and_then(|own| own.as_ref()) else { return };
-    let certificate = own.tls.credentials().and_then(|credentials| credentials.own(now()()).ok());
-    let is_due = certificate.is_some_and(|certificate| now()() >= certificate.renew_at());
-    if is_due && let Err(e) = renew_at(cluster, own).await {
+    let authorities: Vec<Pin> = cluster.map().authorities.iter().copied().map(Pin).collect();
+    if own.is_due(&authorities)
+        && let Err(e) = renew_at(cluster, own).await
+    {
         tracing::debug!("{} was not renewed: {e}", own.file.display()); // at a Unix socket none is shown
     }
 }

@@ -117,7 +117,7 @@ sections! {
         /// ("[::]", "0.0.0.0") the address by which this host reaches the coordinator is announced.
         listen: Vec<Text<Addr>> = Vec::new(), shown "[\"tcp:[::]:0\"]";
         /// A Unix socket that every user of this machine may connect to, for commands about that user's volumes: "/PATH". Only
-        /// of `weir coord` and `weir meta`. Through other Unix sockets, too, they grant others no more than that.
+        /// of `weir coord`, `weir meta` and `weir mount`. Through other Unix sockets, too, they grant others no more than that.
         door: Option<PathBuf> = None, shown "\"/run/weir/door.sock\" # an example; default: none";
         /// The node's certificate with its private key, as `weir join` wrote it. Over networks only nodes
         /// of the cluster can then connect, and every frame is protected. Without it a role listens on this

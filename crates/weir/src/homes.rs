@@ -1,12 +1,13 @@
 //! How a mover opens the home that a relation's URL names: a directory, S3, or another Weir.
 //!
 //! The URL holds no secret; keys of S3 come from the file that a rule or the URL names, or from the
-//! environment.
+//! environment, and certificates of other Weirs from such a file.
 //!
 //! Invariant: a home named by another user than root and the user of this process is opened only where a
 //! rule of the cluster map allows homes, and, where it is a directory, only if that user owns it. Otherwise
 //! the owner of a volume could read and write here with the rights of root. A rule counts for root's homes,
 //! too.
+use crate::certificate::{self, Own};
 use rustix::fs::{Mode, OFlags};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use weir_client::{Client, ClientConfig, NoKernel};
 use weir_coord::{Cluster, Observer};
-use weir_env::{Actor, Addr, BoxFuture, Env};
+use weir_env::{Actor, Addr, BoxFuture, Env, TaskHandle};
 use weir_home::mover::{HomeOf, OpenHome};
 use weir_home::{
     Credentials, Fault, FileHome, FileHomeConfig, Home, HomeLane, HomeUrl, IdMap, LaneLimits, Outcome,
@@ -25,6 +26,7 @@ use weir_home::{
 use weir_proto::home_rule::{HomeRule, rule_for, rule_of_user};
 use weir_proto::map::Role;
 use weir_proto::{ClusterId, Error, MIB, Result};
+use weir_rpc::Policy;
 
 /// What a client of another Weir may hold that is not durable there yet.
 const HOME_MEMORY_BYTES: u64 = 128 * MIB;
@@ -72,8 +74,8 @@ pub struct Homes {
     cluster: ClusterId,
     keys: Option<Credentials>,
     rules: Mutex<Vec<HomeRule>>,
-    /// Of other Weirs, to be closed at the end.
-    clients: Mutex<Vec<Client>>,
+    /// Of other Weirs, to be closed at the end, with what renews the certificate there.
+    clients: Mutex<Vec<(Client, Option<TaskHandle>)>>,
 }
 
 /// With which rights a home is opened.
@@ -106,6 +108,13 @@ impl Grant {
             HomeUrl::File { path } => Ok(Some(path)),
             HomeUrl::S3 { .. } | HomeUrl::Weir { .. } => Ok(None),
         }
+    }
+
+    /// The certificate that is shown to another Weir, if one is named.
+    fn certificate(&self, file: Option<&Path>) -> Result<Option<Own>> {
+        let by_rule = self.rule.as_ref().and_then(|rule| rule.credentials.as_deref()).map(Path::new);
+        let own = file.or(by_rule).map(|file| certificate::load(file, Policy::default()));
+        own.transpose().map_err(|failure| failure.error)
     }
 
     /// The keys of an S3 home. Those of the environment are root's to use.
@@ -215,7 +224,8 @@ impl Homes {
     /// Ends the sessions in other Weirs.
     pub async fn close(&self) {
         let clients = std::mem::take(&mut *self.clients.lock().unwrap_or_else(PoisonError::into_inner));
-        for client in clients {
+        for (client, renewing) in clients {
+            renewing.iter().for_each(TaskHandle::abort);
             if let Err(e) = client.shutdown().await {
                 tracing::debug!("close the session at home: {e}"); // it ends by itself
             }
@@ -262,23 +272,26 @@ impl Homes {
                 };
                 Arc::new(S3Home::open(&self.env, config).await?)
             }
-            HomeUrl::Weir { coordinators, namespace, path } => {
-                let client = self.connect(text, &coordinators, namespace).await?;
+            HomeUrl::Weir { coordinators, namespace, path, credentials } => {
+                let own = grant.certificate(credentials.as_deref()).map_err(Fault::Denied)?;
+                let (client, renewing) = self.connect(text, &coordinators, namespace, own).await?;
                 if client.cluster() == self.cluster {
+                    renewing.iter().for_each(TaskHandle::abort);
                     let _ = client.shutdown().await; // nothing was done in it
                     return Err(Fault::Denied(in_own_cluster(text)));
                 }
-                let (url, own) = (text.to_owned(), client.clone());
+                let (url, kept) = (text.to_owned(), client.clone());
                 let limits = LaneLimits { threads_max: WEIR_CALLS_MAX, ..limits };
                 let config =
                     WeirHomeConfig { url, client, base: path, relation, is_new, only_reads, ids, limits };
                 match WeirHome::open(&self.env, config).await {
                     Ok(home) => {
-                        self.clients.lock().unwrap_or_else(PoisonError::into_inner).push(own);
+                        self.clients.lock().unwrap_or_else(PoisonError::into_inner).push((kept, renewing));
                         Arc::new(home)
                     }
                     Err(fault) => {
-                        let _ = own.shutdown().await; // it will be opened again
+                        renewing.iter().for_each(TaskHandle::abort);
+                        let _ = kept.shutdown().await; // it will be opened again
                         return Err(fault);
                     }
                 }
@@ -286,22 +299,42 @@ impl Homes {
         })
     }
 
-    async fn connect(&self, url: &str, coordinators: &[String], namespace: String) -> Outcome<Client> {
+    /// A client of another Weir. With a certificate: and what renews that.
+    async fn connect(
+        &self,
+        url: &str,
+        coordinators: &[String],
+        namespace: String,
+        own: Option<Own>,
+    ) -> Outcome<(Client, Option<TaskHandle>)> {
         let coordinators = coordinators.iter().map(|host| address(url, host)).collect::<Result<Vec<_>>>();
+        let coordinators = coordinators.map_err(Fault::Broken)?;
+        let who = Observer {
+            coordinators: coordinators.clone(),
+            cluster: None,
+            name: format!("mover of cluster {}", self.cluster),
+            role: Role::Mover,
+            host: crate::observe::host_id(),
+            trust: own.as_ref().map(|own| own.trust.clone()),
+        };
         let config = ClientConfig {
-            coordinators: coordinators.map_err(Fault::Broken)?,
+            coordinators,
             namespace,
             role: Role::Mover,
-            name: format!("mover of cluster {}", self.cluster),
-            host: crate::observe::host_id(),
+            name: who.name.clone(),
+            host: who.host.clone(),
             process: crate::local::process::own_process(),
             memory_bytes: HOME_MEMORY_BYTES,
             patience: HOME_PATIENCE,
             recall_patience: ClientConfig::RECALL_PATIENCE,
-            trust: None, // it is no node of that cluster
+            trust: who.trust.clone(),
         };
         let connected = Client::connect(self.env.clone(), config, Arc::new(NoKernel)).await;
-        connected.map_err(|e| Fault::Unreachable(e.doing(format_args!("reach the home {url}"))))
+        let client =
+            connected.map_err(|e| Fault::Unreachable(e.doing(format_args!("reach the home {url}"))))?;
+        let keeping = own.map(|own| certificate::keep(self.env.clone(), own, who));
+        let renewing = keeping.map(|keeping| self.env.tasks.spawn("renew a certificate at home", keeping));
+        Ok((client, renewing))
     }
 }
 

@@ -10,6 +10,8 @@
 mod bench;
 mod certificate;
 mod cli;
+mod cli_nodes;
+mod cluster_args;
 mod commands;
 mod config;
 mod failure;
@@ -116,6 +118,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Join(args) => commands::enrol::join(&args),
         Command::Token(command) => commands::enrol::token(&command),
         Command::Node(command) => commands::enrol::node(&command),
+        Command::Ca(command) => commands::ca::ca(&command),
         Command::Home(command) => commands::home::run(&command),
         Command::Access(command) => commands::access::run(&command),
         Command::Audit(command) => return commands::audit::run(&command),

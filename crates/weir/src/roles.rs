@@ -173,6 +173,20 @@ impl Node {
         };
         Site { observer, listen, listens: Arc::new(listens), patience: CLUSTER_PATIENCE }
     }
+    /// Serves this machine's users, where the configuration says so. Without that the mount works all the same.
+    async fn relay(&self, cluster: Cluster, namespace: &str) -> Outcome<Option<Server>> {
+        let Some(socket) = self.config.node.door.clone() else { return Ok(None) };
+        if let Some(dir) = socket.parent() {
+            std::fs::create_dir_all(dir).doing(format_args!("make {}", dir.display()))?;
+        }
+        let own_uid = rustix::process::geteuid().as_raw();
+        let served =
+            weir_node::start_relay(&self.env, cluster, namespace, Addr::Unix(socket.clone()), own_uid)
+                .await?;
+        std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o666))
+            .doing(format_args!("open {} for all users", socket.display()))?;
+        Ok(Some(served))
+    }
     /// Tells whoever started this process that it serves.
     fn ready(&self, what: &str) -> Outcome<()> {
         tracing::info!("{} serves: {what}", self.config.node.name);
@@ -547,17 +561,22 @@ pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
     run(&args.role, config, environment, buffers, move |node| run_mount(node, recover, source, words))
 }
 
+fn prepare_mount_point(path: &Path, recover: bool) -> Outcome<()> {
+    if recover {
+        weir_fuse::clear_dead(path)?;
+    }
+    weir_fuse::preflight(path)?;
+    for pid in mounts_elsewhere(path) {
+        tracing::warn!("process {pid} serves a mount at {} in another mount namespace", path.display());
+    }
+    Ok(())
+}
+
 async fn run_mount(node: Node, recover: bool, source: String, words: MountWords) -> Outcome<()> {
     let mount = &node.config.mount;
     let path =
         node.required(&mount.path, "the mount point", "`weir mount PATH`, or mount.path in weir.toml")?;
-    if recover {
-        weir_fuse::clear_dead(&path)?;
-    }
-    weir_fuse::preflight(&path)?;
-    for pid in mounts_elsewhere(&path) {
-        tracing::warn!("process {pid} serves a mount at {} in another mount namespace", path.display());
-    }
+    prepare_mount_point(&path, recover)?;
     let config = ClientConfig {
         coordinators: node.coordinators()?,
         namespace: mount.namespace.clone(),
@@ -583,11 +602,12 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         no_exec: words.no_exec,
         no_atime: words.no_atime,
         buffers: node.env.buffers.clone(),
-        own_attributes: own_attributes(cluster),
+        own_attributes: own_attributes(cluster.clone(), node.config.node.door.clone()),
         own_acts: own_acts(),
     };
     let attached = weir_fuse::attach(&client, &notices, options)?;
     let calls = attached.calls();
+    let _relay = node.relay(cluster, &mount.namespace).await?;
     node.ready(&format!("mount at {}", path.display()))?;
     let mut session = tokio::task::spawn_blocking(move || attached.wait());
     let ended = tokio::select! {
@@ -629,14 +649,16 @@ async fn take_off(path: &Path) {
 }
 
 /// Answers `weir.…` attributes: JSON about a file, from the client's attributes and the cluster map.
-fn own_attributes(cluster: Cluster) -> weir_fuse::OwnAttributes {
+fn own_attributes(cluster: Cluster, socket: Option<PathBuf>) -> weir_fuse::OwnAttributes {
     Arc::new(move |client: &Client, ino: InodeId, name: &str| {
         let (client, cluster, name) = (client.clone(), cluster.clone(), name.to_string());
+        let socket = socket.clone();
         Box::pin(async move {
             let value = match name.as_str() {
                 file::STAT => stat_json(&client, ino).await?,
                 file::LAYOUT => layout_json(&cluster, &client.getattr(ino).await?.attr),
                 file::CLIENT => client_json(&client, &cluster),
+                file::SOCKET => json!({ "socket": socket }),
                 file::LOCKS => locks_json(&client, ino).await?,
                 tiering::STATE => tiering::state_json(&client, ino).await?,
                 restore::SNAPSHOT_XATTR => restore::snapshot_json(&client, ino).await?,

@@ -9,6 +9,7 @@ mod common;
 
 use common::{can_mount, has, left_out, pattern, shell, text, wait_until};
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -38,6 +39,7 @@ fn namespace() -> Child {
 impl Machines {
     fn new(count: usize) -> Machines {
         let dir = tempfile::Builder::new().prefix("weir-test-").tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let mut machines = Machines { dir, holders: vec![namespace()], running: Vec::new() };
         machines.within(0, "ip link add lan type bridge && ip link set lan up");
         for n in 1..=count {
@@ -106,6 +108,22 @@ impl Machines {
         let new: &[&str] = if role == "meta" { &["--new"] } else { &[] };
         self.start(machine, name, &[&[role, "--config", &config][..], new].concat());
     }
+    /// The fourth machine mounts the file system, with a socket for its users.
+    fn join_mount(&mut self) {
+        let (mount, socket) = (self.path("mnt"), self.path("users.sock"));
+        self.join(4, "n4", "mount", &["--mount", &mount, "--socket", &socket]);
+    }
+    /// A command of a user of the fourth machine.
+    fn as_user(&self, uid: u32, args: &[&str]) -> Output {
+        let user = [format!("--reuid={uid}"), format!("--regid={uid}")];
+        let mut command = Command::new("nsenter");
+        command.args(["-t", &self.holders[4].id().to_string(), "-n", "setpriv"]).args(user);
+        command.args(["--clear-groups", WEIR]).args(args).env_remove("WEIR_DIR").stdin(Stdio::null());
+        command.current_dir(self.mount()).output().unwrap()
+    }
+    fn authorities(&self) -> serde_json::Value {
+        serde_json::from_str(&self.done(1, &["ca", "list", "--dir", &self.path("coord"), "--json"])).unwrap()
+    }
     fn token(&self, args: &[&str]) -> String {
         let dir = self.path("coord");
         self.done(1, &[&["token", "create", "--dir", &dir][..], args].concat()).trim().to_owned()
@@ -152,9 +170,8 @@ fn cluster() -> Option<Machines> {
     }
     let keep = ["access", "add", "admins", "--who", "n4", "--root", "keep", "--dir", &dir];
     machines.done(1, &keep);
-    let mount = machines.mount();
-    fs::create_dir(&mount).unwrap();
-    machines.join(4, "n4", "mount", &["--mount", mount.to_str().unwrap()]);
+    fs::create_dir(machines.mount()).unwrap();
+    machines.join_mount();
     Some(machines)
 }
 
@@ -321,7 +338,121 @@ fn a_removed_node_is_cut_off() {
     assert!(code == 5 && said.contains("n4 was removed from the cluster"), "{code}: {said}");
     // The name is free again.
     fs::rename(machines.path("n4"), machines.path("n4-before")).unwrap();
-    let mount = machines.mount();
-    machines.join(4, "n4", "mount", &["--mount", mount.to_str().unwrap()]);
+    machines.join_mount();
     assert_eq!(fs::read(&file).unwrap(), b"before");
+}
+
+#[test]
+fn users_of_a_joined_machine_ask_through_their_mount() {
+    let Some(machines) = cluster() else { return };
+    let (dir, mount) = (machines.path("coord"), machines.path("mnt"));
+    machines.done(1, &["volume", "create", "v", "/v", "--owner", "1000", "--dir", &dir]);
+    // In the mount nothing else has to be named.
+    let done = |uid, args: &[&str]| {
+        let output = machines.as_user(uid, args);
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let refused = |uid, args: &[&str], why: &str| {
+        let output = machines.as_user(uid, args);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(why), "{args:?}: {said} lacks {why:?}");
+    };
+    assert!(done(1001, &["volume", "list"]).contains("/v"));
+    let shown: serde_json::Value =
+        serde_json::from_str(&done(1000, &["volume", "show", "v", "--at", &mount, "--json"])).unwrap();
+    assert_eq!(shown["owner"], 1000, "{shown}");
+    done(1000, &["status"]);
+    done(1000, &["volume", "snapshot", "v", "one"]);
+    assert!(done(1000, &["volume", "snapshots", "v"]).contains("one"));
+    refused(1001, &["volume", "snapshot", "v", "two"], "user 1001");
+    refused(1001, &["volume", "delete", "v"], "user 1001");
+    refused(1000, &["volume", "create", "w", "/w"], "user 1000");
+    // Root of that machine sees what others see, although its files are root's by rule.
+    assert!(done(0, &["volume", "list"]).contains("/v"));
+    refused(0, &["volume", "delete", "v"], "no administrator of the cluster");
+    // What is for administrators is not passed on, and no other socket of the machine helps.
+    refused(1000, &["node", "list"], "may not do that here");
+    refused(1000, &["token", "create", "--role", "mount"], "may not do that here");
+    refused(0, &["node", "list"], "what users may ask for");
+    let changes = machines.done(1, &["volume", "changes", "v", "--dir", &dir, "--cursor", "c"]);
+    assert!(changes.is_empty(), "{changes}");
+    shell(&format!("cd {mount}/v && setpriv --reuid=1000 --regid=1000 --clear-groups touch f"));
+    let changes = machines.done(1, &["volume", "changes", "v", "--dir", &dir, "--cursor", "c"]);
+    let by = r#""by":{"node":"n4","uid":1000}"#;
+    assert!(changes.lines().any(|line| line.contains("made") && line.contains(by)), "{changes}");
+}
+
+#[test]
+fn the_authority_is_replaced_while_nodes_run() {
+    let Some(machines) = cluster() else { return };
+    let (dir, file) = (machines.path("coord"), machines.mount().join("f"));
+    fs::write(&file, pattern(3, 1_000_001)).unwrap();
+    let (before, early) = (machines.authorities(), machines.token(&["--role", "mount"]));
+    fs::create_dir(machines.path("old")).unwrap();
+    let stolen = machines.path("old/node.pem");
+    fs::copy(format!("{}/node.pem", machines.path("n4")), &stolen).unwrap();
+    machines.done(1, &["ca", "rotate", "--dir", &dir]);
+    // The administrator's certificate is renewed by the commands that have it.
+    wait_until("all nodes have certificates of the new authority", PATIENCE, || {
+        let now = machines.authorities();
+        now["rotating"] == false && now["signs"] != before["signs"]
+    });
+    assert!(fs::read(&file).unwrap() == pattern(3, 1_000_001));
+    fs::write(&file, b"after").unwrap();
+    File::open(&file).unwrap().sync_all().unwrap();
+    // Connections that were made with the old certificates have ended, and all nodes are back.
+    wait_until("all nodes are back", PATIENCE, || {
+        machines.weir(1, &["status", "--dir", &dir]).status.success()
+    });
+
+    // Certificates and tokens of the old one are worth nothing.
+    let there = "tcp:10.77.0.1:7000";
+    let (code, said) = machines.refused(5, &["status", "--coordinator", there, "--certificate", &stolen]);
+    assert!(code == 5 && said.contains("authority"), "{code}: {said}");
+    let (_, said) = machines.refused(5, &["join", &early, "--dir", &machines.path("n5"), "--name", "n5"]);
+    assert!(said.contains("not the one that the token is for"), "{said}");
+    let token = machines.token(&["--role", "mount"]);
+    machines.done(5, &["join", &token, "--dir", &machines.path("n6"), "--name", "n6"]);
+    let admin = format!("{dir}/admin.pem");
+    machines.done(5, &["status", "--coordinator", there, "--certificate", &admin]);
+    assert_eq!(machines.audited(&["RotateAuthority"]), 1);
+}
+
+/// A cluster of its own on the fifth machine.
+struct Elsewhere<'a> {
+    machines: &'a Machines,
+    dir: String,
+}
+
+impl Drop for Elsewhere<'_> {
+    fn drop(&mut self) {
+        let _ = self.machines.weir(5, &["down", "--dir", &self.dir]); // it may not run
+    }
+}
+
+#[test]
+fn a_cluster_with_certificates_is_a_home_of_another_one() {
+    let Some(machines) = cluster() else { return };
+    let coord = machines.path("coord");
+    machines.done(1, &["volume", "create", "copy", "/copy", "--dir", &coord]);
+    let token = machines.token(&["--role", "mover"]);
+    machines.done(5, &["join", &token, "--dir", &machines.path("there"), "--name", "site-b"]);
+    let b = Elsewhere { machines: &machines, dir: machines.path("b") };
+    let mount = machines.path("b-mnt");
+    machines.done(5, &["up", "--dir", &b.dir, "--mount", &mount, "--targets", "1"]);
+    machines.done(5, &["volume", "create", "v", "--dir", &b.dir]);
+    let home = format!("weir://10.77.0.1:7000/copy?credentials={}/node.pem", machines.path("there"));
+    machines.done(5, &["relation", "add", "v", &home, "--dir", &b.dir]);
+    fs::write(format!("{mount}/v/f"), pattern(9, 100_000)).unwrap();
+    wait_until("the file is at home", PATIENCE, || {
+        fs::read(machines.mount().join("copy/f")).is_ok_and(|found| found == pattern(9, 100_000))
+    });
+    // Without it nothing passes.
+    machines.done(5, &["volume", "create", "w", "--dir", &b.dir]);
+    machines.done(5, &["relation", "add", "w", "weir://10.77.0.1:7000/other", "--dir", &b.dir]);
+    fs::write(format!("{mount}/w/g"), b"never there").unwrap();
+    wait_until("the home is refused", PATIENCE, || {
+        machines.done(5, &["relation", "show", "r2", "--dir", &b.dir]).contains("certificate")
+    });
 }

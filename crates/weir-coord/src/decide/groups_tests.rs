@@ -44,6 +44,7 @@ pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
         homes: vec![],
         last_namespace: Default::default(),
         removed: vec![],
+        authorities: vec![],
         access: Default::default(),
     }
 }

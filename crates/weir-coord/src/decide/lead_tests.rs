@@ -42,6 +42,7 @@ fn empty_map() -> ClusterMap {
         homes: vec![],
         last_namespace: NamespaceId(40),
         removed: vec![],
+        authorities: vec![],
         access: Default::default(),
     }
 }

@@ -81,6 +81,7 @@ mod tests {
             homes: vec![],
             last_namespace: NamespaceId(1),
             removed: vec![],
+            authorities: vec![],
             access: Default::default(),
         }
     }

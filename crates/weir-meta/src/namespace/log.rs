@@ -4,7 +4,7 @@
 use super::*;
 use crate::record::ChangeRecord;
 use weir_proto::VolumeId;
-use weir_proto::relation::What;
+use weir_proto::relation::{By, What};
 
 impl Cx<'_> {
     /// Records a change in the volume of a directory, if anybody listens to it.
@@ -14,7 +14,8 @@ impl Cx<'_> {
         }
         let volume = load_access(self.read(), dir)?.volume;
         if self.rules.logged.contains(&volume) {
-            append(self.txn, volume, self.rules.now, what())?;
+            let by = By { node: self.rules.client.to_owned(), uid: self.uid };
+            append(self.txn, volume, self.rules.now, what(), by)?;
             self.events.logged = true;
         }
         Ok(())
@@ -50,10 +51,10 @@ impl Cx<'_> {
 }
 
 /// Gives a change the next number of its volume.
-pub fn append(txn: &mut dyn Txn, volume: VolumeId, at: Time, what: What) -> Result<u64> {
+pub fn append(txn: &mut dyn Txn, volume: VolumeId, at: Time, what: What, by: By) -> Result<u64> {
     let number = last_number(txn, volume)? + 1;
     txn.put(&keys::change_count(volume), &number.to_le_bytes());
-    txn.put(&keys::change(volume, number), &ChangeRecord { at, what, tried: false }.to_value());
+    txn.put(&keys::change(volume, number), &ChangeRecord { at, what, tried: false, by }.to_value());
     Ok(number)
 }
 

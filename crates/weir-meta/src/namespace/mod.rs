@@ -66,6 +66,8 @@ pub struct LayoutPolicy {
 /// What an operation knows beside the records.
 pub struct Rules<'a> {
     pub session: SessionId,
+    /// Who asks, as changelogs name it.
+    pub client: &'a str,
     /// Who asks, if the rules for mounts say anything of it.
     pub mount: Option<&'a Mount>,
     pub now: Time,
@@ -102,6 +104,8 @@ pub struct Cx<'a> {
     pub rules: &'a Rules<'a>,
     pub conflicts: &'a mut Vec<Conflict>,
     pub events: &'a mut Events,
+    /// On whose behalf, where the operation names a user.
+    pub uid: Option<u32>,
 }
 
 /// What the lease table must hear of after the commit.
@@ -159,10 +163,11 @@ pub fn run<T>(
     rules: &Rules<'_>,
     conflicts: &mut Vec<Conflict>,
     events: &mut Events,
+    uid: Option<u32>,
     body: impl FnOnce(&mut Cx<'_>) -> Result<T>,
 ) -> Result<T> {
     let mut keeper = Keeper::new(txn, rules.snapshots);
-    let done = body(&mut Cx { txn: &mut keeper, rules, conflicts, events })?;
+    let done = body(&mut Cx { txn: &mut keeper, rules, conflicts, events, uid })?;
     events.garbage |= keeper.finish(rules.now)?;
     Ok(done)
 }

@@ -68,6 +68,7 @@ impl World {
         let at_home = move |_: &dyn Read, ino, _: &Inode, _, _| known.says(ino);
         let rules = Rules {
             session: ME,
+            client: "test",
             mount: None,
             now: Time { nanos: self.now },
             leases: &self.leases,
@@ -83,7 +84,7 @@ impl World {
         };
         let (mut out, mut conflicts, mut events) = (None, Vec::new(), Events::default());
         self.kv.transact(&mut |txn| {
-            out = Some(run(txn, &rules, &mut conflicts, &mut events, &body)?);
+            out = Some(run(txn, &rules, &mut conflicts, &mut events, None, &body)?);
             Ok(())
         })?;
         events.orphaned.iter().for_each(|ino| self.leases.mark_orphan(*ino));
@@ -106,6 +107,7 @@ impl World {
         let at_home = move |_: &dyn Read, ino, _: &Inode, _, _| known.says(ino);
         let rules = Rules {
             session: ME,
+            client: "test",
             mount: None,
             now: Time { nanos: self.now },
             leases: &self.leases,

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use weir_kv::{Read, Txn};
 use weir_proto::meta::{FileKind, Time};
-use weir_proto::relation::{RelationId, What};
+use weir_proto::relation::{By, RelationId, What};
 use weir_proto::{Error, InodeId, Result, VolumeId};
 
 /// Changes taken over in one transaction.
@@ -191,7 +191,7 @@ fn see(
     }
     let known = tree::find_remote(txn, relation, ino)?.is_some();
     let what = What::Made { ino, kind, parent: dir, name: entry.name.clone() };
-    let number = log::append(txn, record.volume, now, what)?;
+    let number = log::append(txn, record.volume, now, what, By::default())?;
     let has_more = kind == FileKind::Directory || find_inode(txn, ino)?.is_some_and(|i| i.nlink > 0);
     if !known && has_more {
         tree::ship_whole(txn, relation, number, now, ino, &[])?;

@@ -1071,7 +1071,7 @@ impl Leader {
             let found = store::collect(read, &start, &end, limit, |key, value| {
                 let number = store::number_of(key)?;
                 let record = tree::load_change(value, number)?;
-                Ok(Change { number, at: record.at, what: record.what })
+                Ok(Change { number, at: record.at, what: record.what, by: record.by })
             })?;
             for change in found {
                 let path = paths.of_change(&change.what)?;

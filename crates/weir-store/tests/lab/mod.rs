@@ -83,6 +83,7 @@ impl World {
             homes: vec![],
             last_namespace: Default::default(),
             removed: vec![],
+            authorities: vec![],
             access: Default::default(),
         };
         let disks = (0..width)

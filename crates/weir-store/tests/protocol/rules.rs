@@ -235,6 +235,7 @@ impl Rules {
             homes: vec![],
             last_namespace: Default::default(),
             removed: vec![],
+            authorities: vec![],
             access: Default::default(),
         }
     }

@@ -4,7 +4,8 @@
 //! A node's directory: `ROLE.toml` for each of its roles, `node.pem` with its certificate, and what the
 //! roles keep there. The coordinator's also has `admin.pem`, for commands on other machines.
 use crate::certificate::{self, ADMIN_CERTIFICATE, CERTIFICATE};
-use crate::cli::{self, NodeCommand, TokenCommand};
+use crate::cli_nodes::{self as cli, NodeCommand, TokenCommand};
+use crate::cluster_args::Status;
 use crate::commands::status::coordinators;
 use crate::config::{self, Config, Text};
 use crate::failure::{Doing, Failure, Outcome};
@@ -32,6 +33,8 @@ use weir_trust::handshake::Tls;
 use weir_trust::token::{Secret, Token};
 
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Where mounts listen for this machine's users.
+const SOCKETS: &str = "/run/weir";
 
 /// `weir init`.
 pub fn init(args: &cli::Init) -> Outcome<()> {
@@ -175,6 +178,9 @@ fn config_of(args: &cli::Join, dir: &Path, enrolled: &Enrolled, role: Role) -> O
         Role::Mount => {
             let path = args.mount.clone().unwrap_or_else(|| PathBuf::from("/weir"));
             config.mount.path = local_cluster::absolute(&path)?;
+            let socket = args.socket.clone();
+            config.node.door =
+                Some(socket.unwrap_or_else(|| Path::new(SOCKETS).join(format!("{}.sock", config.node.name))));
         }
         _ => {}
     }
@@ -271,7 +277,7 @@ fn create_token(args: &cli::CreateToken) -> Outcome<()> {
     Ok(())
 }
 
-fn list_tokens(at: &cli::Status) -> Outcome<()> {
+fn list_tokens(at: &Status) -> Outcome<()> {
     let tokens = ask(at, &GetEnrolment {})?.tokens;
     let from = |token: &TokenShown| token.from.iter().map(Network::to_string).collect::<Vec<_>>();
     if at.json {
@@ -314,7 +320,7 @@ pub fn node(command: &NodeCommand) -> Outcome<()> {
     }
 }
 
-fn list_nodes(at: &cli::Status) -> Outcome<()> {
+fn list_nodes(at: &Status) -> Outcome<()> {
     let holders = ask(at, &GetEnrolment {})?.holders;
     if at.json {
         let shown = |holder: &Holder| {
@@ -355,7 +361,8 @@ fn date(unix_s: u64) -> String {
         .to_string()
 }
 
-fn ask<R: weir_proto::Request>(at: &cli::Status, request: &R) -> Outcome<R::Reply> {
+/// Asks the coordinator.
+pub fn ask<R: weir_proto::Request>(at: &Status, request: &R) -> Outcome<R::Reply> {
     let coordinators = coordinators(at)?;
     observe::block_on(async {
         let env = weir_env::real::env();

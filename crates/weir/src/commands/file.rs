@@ -17,6 +17,8 @@ pub const LAYOUT: &str = "weir.layout";
 pub const LOCKS: &str = "weir.locks";
 /// Counters of the mount's client.
 pub const CLIENT: &str = "weir.client";
+/// Where the mount serves this machine's users.
+pub const SOCKET: &str = "weir.socket";
 
 pub fn stat(args: &OnePath) -> Outcome<()> {
     show(args, STAT)

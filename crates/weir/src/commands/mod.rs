@@ -2,6 +2,7 @@
 pub mod access;
 pub mod audit;
 pub mod backup;
+pub mod ca;
 pub mod clone;
 pub mod enrol;
 pub mod eviction;

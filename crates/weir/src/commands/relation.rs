@@ -518,5 +518,6 @@ fn change_json(volume: VolumeId, NamedChange { change, path }: &NamedChange) -> 
     value["number"] = json!(change.number);
     value["at_ns"] = json!(change.at.nanos);
     value["volume"] = json!(volume.0);
+    value["by"] = json!({ "node": change.by.node, "uid": change.by.uid });
     value
 }

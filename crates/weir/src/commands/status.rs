@@ -1,11 +1,11 @@
 //! `weir status`: how a cluster is, the worst first; then its nodes, targets and placement groups.
 use crate::certificate::{self, ADMIN_CERTIFICATE, CERTIFICATE};
 use crate::cli;
-use crate::commands::mounts;
 use crate::commands::troubles::{Facts, Known, NamespaceFacts, ProcessState, Severity, Trouble, troubles};
 use crate::commands::volume::{all, connect};
+use crate::commands::{file, mounts};
 use crate::config;
-use crate::failure::{Doing, Outcome};
+use crate::failure::{Doing, Failure, Outcome};
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
 use crate::local::process::PidFile;
 use crate::observe::{self, Health, is_led};
@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use weir_env::Addr;
 use weir_home::HomeUrl;
+use weir_proto::Error;
 use weir_proto::coord::{AuditState, ClientsWaiting, ClusterStatus, CutLink, TargetReport};
 use weir_proto::map::{Group, MemberState, Role, TargetState};
 use weir_proto::version::Program;
@@ -60,11 +61,34 @@ fn coordinators_of_node(dir: &Path, file: &Path) -> Outcome<Vec<Addr>> {
     Ok(config.cluster.coordinators.into_iter().map(|addr| addr.0).collect())
 }
 
+/// Where the mount that a path lies in serves this machine's users.
+fn socket_of_mount(path: &Path) -> Outcome<Addr> {
+    let hint =
+        "name the cluster: --dir DIR, --coordinator ADDR, or --at PATH with a path in a mounted file system";
+    let answer = file::ask(path, file::SOCKET).map_err(|_| {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        Failure::new(Error::invalid(format!("{} is not on a Weir file system", path.display())), hint)
+    })?;
+    match answer["socket"].as_str() {
+        Some(socket) => Ok(Addr::Unix(socket.into())),
+        None => Err(Failure::new(
+            Error::unsupported(format!(
+                "the mount of {} has no socket for users (node.door)",
+                path.display()
+            )),
+            hint,
+        )),
+    }
+}
+
 pub fn coordinators(args: &cli::Status) -> Outcome<Vec<Addr>> {
     let of_node = args.dir.as_deref().filter(|_| args.coordinator.is_empty());
     let of_node = of_node.and_then(|dir| Some((dir, config_of_node(dir)?)));
     let found = match of_node {
         Some((dir, file)) => coordinators_of_node(dir, &file)?,
+        None if args.dir.is_none() && args.coordinator.is_empty() => {
+            vec![socket_of_mount(args.at.as_deref().unwrap_or(Path::new(".")))?]
+        }
         None => args.local()?.map_or_else(|| args.coordinator.clone(), |local| local.coordinators()),
     };
     observe::require_listener(&found)?;

@@ -659,6 +659,7 @@ mod tests {
             homes: vec![],
             last_namespace: Default::default(),
             removed: vec![],
+            authorities: vec![],
             access: Default::default(),
         };
         let process =

@@ -203,7 +203,7 @@ impl LocalCluster {
     }
     /// Where it listens for all users.
     fn door(&self, process: &Process) -> Option<PathBuf> {
-        let has_one = matches!(process.role, RoleName::Coord | RoleName::Meta);
+        let has_one = matches!(process.role, RoleName::Coord | RoleName::Meta | RoleName::Mount);
         has_one.then(|| self.dir.join("door").join(format!("{}.sock", process.name)))
     }
     pub fn coordinators(&self) -> Vec<Addr> {
@@ -217,9 +217,9 @@ impl LocalCluster {
         config.cluster.id = Some(self.manifest.cluster.clone());
         config.cluster.coordinators = self.coordinators().into_iter().map(Text).collect();
         config.node.name.clone_from(&process.name);
+        config.node.door = self.door(process);
         if process.role.listens() {
             config.node.listen = self.addresses(process).into_iter().map(Text).collect();
-            config.node.door = self.door(process);
         }
         match process.role {
             RoleName::Coord => {

@@ -1,0 +1,167 @@
+//! A coordinator of a cluster with certificates: it serves the office where machines become nodes, and
+//! believes what the office says.
+use crate::enrol::{Office, Tell, follow_authorities, follow_map, name_authorities};
+use crate::owner::Event;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+use weir_env::{Env, watch};
+use weir_proto::enrol::{
+    CertificateKept, Enrol, Enrolled, GetEnrolment, IssueCertificate, NodeRemove, RenewCertificate,
+    RotateAuthority, TokenCreate, TokenRevoke,
+};
+use weir_proto::map::{ClusterMap, Role};
+use weir_proto::{Error, Request, Result, Wire};
+use weir_rpc::{Call, Handled, Policy, Proved, Reply, Trust};
+use weir_trust::certificate::Certificate;
+use weir_trust::handshake::Tls;
+
+/// What a coordinator with certificates has beside the map.
+pub(crate) struct Certified {
+    /// None: it was given its trust from outside.
+    office: Option<Arc<Office>>,
+    pub trust: Arc<Trust>,
+    env: Env,
+    events: mpsc::WeakSender<Event>,
+}
+
+impl Certified {
+    /// With what it was given instead of an office.
+    pub fn given(env: &Env, trust: Arc<Trust>, events: &mpsc::Sender<Event>) -> Certified {
+        Certified { office: None, trust, env: env.clone(), events: events.downgrade() }
+    }
+
+    pub fn start(
+        env: &Env,
+        office: Arc<Office>,
+        (name, policy): (&str, &Policy),
+        maps: &watch::Receiver<Arc<ClusterMap>>,
+        events: &mpsc::Sender<Event>,
+    ) -> Result<Certified> {
+        let clock = env.clone();
+        let tls = Tls::of_node(office.own_credentials(name)?, Arc::new(move || crate::enrol::now(&clock)));
+        let tls = Arc::new(tls);
+        let trust = Arc::new(Trust::new(tls.clone(), policy.clone()));
+        let events = events.downgrade();
+        let tell = told_by(events.clone(), maps.clone());
+        env.tasks.spawn("cut off whose certificate holds no more", follow_map(maps.clone(), trust.clone()));
+        let following = follow_authorities(env.clone(), Arc::downgrade(&office), tls, name.to_owned(), tell);
+        env.tasks.spawn("follow the cluster's authorities", following);
+        Ok(Certified { office: Some(office), trust, env: env.clone(), events })
+    }
+
+    /// For the administrator, when the cluster is founded: a certificate for the commands on other machines.
+    pub async fn issue_admin(&self, name: &str, public_key: Vec<u8>) -> Result<Enrolled> {
+        let wanted = IssueCertificate { name: name.to_owned(), roles: vec![Role::Console], public_key };
+        self.office()?.issue_unasked(wanted, "the coordinator's machine", Vec::new()).await
+    }
+
+    fn office(&self) -> Result<Arc<Office>> {
+        self.office.clone().ok_or_else(no_certificates)
+    }
+
+    /// Certificates and tokens.
+    /// `addrs`: where the caller's neighbours reach the coordinator.
+    pub fn answer(&self, call: &Call, addrs: Vec<String>) -> Result<Handled> {
+        let (from, ip) = (call.connection.peer_addr().to_owned(), call.connection.peer_ip());
+        Ok(match call.method {
+            TokenCreate::METHOD => {
+                let (office, wanted) = (self.office()?, call.decode::<TokenCreate>()?);
+                may_admit(call.connection.proved(), &wanted.roles)?;
+                later(async move { office.create_token(wanted, addrs).await })
+            }
+            TokenRevoke::METHOD => {
+                let (office, TokenRevoke { id }) = (self.office()?, call.decode()?);
+                let by = call.connection.proved();
+                later(async move { office.revoke_token(&id, |roles| may_admit(by, roles)).await })
+            }
+            Enrol::METHOD => {
+                let (office, wanted) = (self.office()?, call.decode::<Enrol>()?);
+                later(async move { office.enrol(wanted, ip, &from, addrs).await })
+            }
+            IssueCertificate::METHOD => {
+                let (office, wanted) = (self.office()?, call.decode::<IssueCertificate>()?);
+                later(async move { office.issue_unasked(wanted, &from, addrs).await })
+            }
+            RenewCertificate::METHOD => {
+                let (office, wanted) = (self.office()?, call.decode::<RenewCertificate>()?);
+                let holder = certificate_of(&call)?;
+                later(async move { office.renew(&holder, &wanted.public_key, addrs).await })
+            }
+            GetEnrolment::METHOD => {
+                call.decode::<GetEnrolment>()?;
+                let office = self.office()?;
+                later(async move { Ok(office.list().await) })
+            }
+            CertificateKept::METHOD => {
+                let (office, kept) = (self.office()?, call.decode::<CertificateKept>()?);
+                match call.connection.certificate() {
+                    Some(certificate) if certificate.name != kept.name => {
+                        return Err(Error::denied(format!("{} is not {}", certificate.name, kept.name)));
+                    }
+                    _ => later(async move { office.certificate_kept(&kept).await }),
+                }
+            }
+            RotateAuthority::METHOD => {
+                let (office, RotateAuthority { skip }) = (self.office()?, call.decode()?);
+                later(async move { office.rotate(skip).await })
+            }
+            NodeRemove::METHOD => {
+                let (office, NodeRemove { name }) = (self.office()?, call.decode()?);
+                let (events, (answer, answered)) = (self.events.clone(), oneshot::channel());
+                let (now, by) = (crate::enrol::now(&self.env), call.connection.proved());
+                later(async move {
+                    let removed = office.remove(&name, |roles| may_admit(by, roles)).await?;
+                    let stopped = || Error::unavailable("the coordinator has stopped");
+                    let event = Event::RemoveNode { removed, now, answer };
+                    let events = events.upgrade().ok_or_else(stopped)?;
+                    events.send(event).await.map_err(|_| stopped())?;
+                    answered.await.map_err(|_| stopped())?
+                })
+            }
+            _ => return Err(call.unknown()),
+        })
+    }
+}
+
+/// Changes the map so that it names these authorities, if it does not yet.
+fn told_by(events: mpsc::WeakSender<Event>, maps: watch::Receiver<Arc<ClusterMap>>) -> Tell {
+    Box::new(move |pins| {
+        let (events, is_told) = (events.clone(), maps.borrow().authorities == pins);
+        Box::pin(async move {
+            if is_told {
+                return Ok(());
+            }
+            let stopped = || Error::unavailable("the coordinator has stopped");
+            let (answer, answered) = oneshot::channel();
+            let change = Box::new(move |map: &mut ClusterMap| name_authorities(map, pins));
+            let events = events.upgrade().ok_or_else(stopped)?;
+            events.send(Event::Rules { change, answer }).await.map_err(|_| stopped())?;
+            answered.await.map_err(|_| stopped())?.map(drop)
+        })
+    })
+}
+
+fn certificate_of(call: &Call) -> Result<Certificate> {
+    let certificate = call.connection.certificate().cloned();
+    certificate.ok_or_else(|| Error::invalid("a connection without a certificate renews none"))
+}
+
+/// An operator admits and removes mounts; other nodes are for administrators.
+fn may_admit(by: Proved, roles: &[Role]) -> Result<()> {
+    if by.role() != Some(Role::Operator) || roles.iter().all(|role| *role == Role::Mount) {
+        return Ok(());
+    }
+    Err(Error::denied("an operator admits and removes mounts only; hint: ask an administrator"))
+}
+
+fn later<T: Wire>(answer: impl Future<Output = Result<T>> + Send + 'static) -> Handled {
+    Handled::Later(Box::pin(async move { answer.await.map(|reply| Reply::new(&reply)) }))
+}
+
+/// What a cluster without an authority answers.
+pub(crate) fn no_certificates() -> Error {
+    Error::unsupported(
+        "this cluster has no certificates; hint: its coordinator gets an authority when it listens beyond this machine \
+         (`weir init`, or `weir coord --listen tcp:ADDRESS:PORT`)",
+    )
+}
