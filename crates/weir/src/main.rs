@@ -23,6 +23,7 @@ mod observe;
 mod rights;
 mod roles;
 mod table;
+mod unit;
 
 use clap::Parser;
 use failure::{Failure, Outcome};

@@ -196,6 +196,10 @@ fn machines_join_with_tokens_and_share_a_file_system() {
     let admin = format!("{dir}/admin.pem");
     machines.done(5, &["status", "--coordinator", "tcp:10.77.0.1:7000", "--certificate", &admin]);
     assert_eq!(machines.audited(&["Enrol", "node s2"]), 1);
+    for (node, role) in [("coord", "coord"), ("meta1", "meta"), ("s1", "storage"), ("n4", "mount")] {
+        let unit = fs::read_to_string(machines.path(&format!("{node}/weir-{node}-{role}.service"))).unwrap();
+        assert!(unit.contains(&format!("{role} --config \"{}/{role}.toml\"", machines.path(node))), "{unit}");
+    }
 }
 
 #[test]

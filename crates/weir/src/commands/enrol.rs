@@ -12,6 +12,7 @@ use crate::failure::{Doing, Failure, Outcome};
 use crate::local::local_cluster;
 use crate::observe;
 use crate::table;
+use crate::unit;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -58,14 +59,16 @@ pub fn init(args: &cli::Init) -> Outcome<()> {
     let file = dir.join("coord.toml");
     write_config(&env, &file, &config)?;
     let command = format!("weir coord --config {}", file.display());
+    let unit = unit::write(&env, &file, &name, "coord")?;
     if args.json {
-        table::json(
-            &json!({ "cluster": cluster.to_string(), "dir": dir, "config": file, "start": [command] }),
-        );
+        table::json(&json!({
+            "cluster": cluster.to_string(), "dir": dir, "config": file, "start": [command], "units": [unit],
+        }));
         return Ok(());
     }
     println!("cluster {cluster} is founded in {}", dir.display());
     println!("start its coordinator:          {command}");
+    println!("or let systemd run it:          {}", unit::enable(&unit));
     println!("then let machines join it:      weir token create --dir {} --role storage", dir.display());
     Ok(())
 }
@@ -97,7 +100,7 @@ pub fn join(args: &cli::Join) -> Outcome<()> {
         &dir.join(CERTIFICATE),
         &key.with(enrolled.certificate.clone(), enrolled.authorities.clone())?,
     )?;
-    let mut starts = Vec::new();
+    let (mut starts, mut units) = (Vec::new(), Vec::new());
     for role in &enrolled.roles {
         let config = config_of(args, &dir, &enrolled, *role)?;
         let file = dir.join(format!("{}.toml", role_word(*role)));
@@ -105,15 +108,16 @@ pub fn join(args: &cli::Join) -> Outcome<()> {
         if is_person(*role) {
             continue;
         }
+        units.push(unit::write(&env, &file, &name, role_word(*role))?);
         let founds = if *role == Role::Meta { " --new" } else { "" };
         starts.push(format!("weir {} --config {}{founds}", role_word(*role), file.display()));
     }
     if args.json {
         let roles: Vec<&str> = enrolled.roles.iter().map(|role| role_word(*role)).collect();
         let cluster = enrolled.cluster.to_string();
-        table::json(
-            &json!({ "cluster": cluster, "node": name, "roles": roles, "dir": dir, "start": starts }),
-        );
+        table::json(&json!({
+            "cluster": cluster, "node": name, "roles": roles, "dir": dir, "start": starts, "units": units,
+        }));
         return Ok(());
     }
     println!("{name} is a node of cluster {} now; its directory is {}", enrolled.cluster, dir.display());
@@ -121,6 +125,7 @@ pub fn join(args: &cli::Join) -> Outcome<()> {
         println!("commands show who you are by --dir {0}, or --certificate {0}/{CERTIFICATE}", dir.display());
     }
     starts.iter().for_each(|start| println!("start it:  {start}"));
+    units.iter().for_each(|unit| println!("or let systemd run it:  {}", unit::enable(unit)));
     Ok(())
 }
 
