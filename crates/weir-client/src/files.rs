@@ -151,7 +151,8 @@ impl Inner {
     }
 
     pub fn may_open_unasked(&self, uid: u32) -> bool {
-        (uid != 0 || !self.session.opens_asked()) && self.data.cluster.map().access.is_empty()
+        let map = self.data.cluster.map();
+        (uid != 0 || !self.session.opens_asked()) && map.access.is_empty() && map.audits.is_empty()
     }
 
     /// Opens a file for reading whose lease is held, and that the leader counts as open still, without a message. The caller knows

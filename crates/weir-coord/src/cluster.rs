@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use weir_env::watch;
 use weir_env::{Addr, Env, TaskHandle};
-use weir_proto::access::AccessRule;
+use weir_proto::access::{AccessRule, AuditRule};
 use weir_proto::coord::{
-    AccessAdd, AccessRemove, AuditState, CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, FinishUpgrade,
-    GetAudit, GetCoordinators, GetMap, GetStatus, GetWaits, HomeAllow, HomeForbid, Joined, LeadNamespace,
-    LeadReply, Leave, MakeGroups, MapReply, RecordProgress, ReportTarget, ReportWaits, Suspicion,
-    TargetReport, Wait,
+    AccessAdd, AccessRemove, AuditState, AuditVolumes, CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus,
+    FinishUpgrade, GetAudit, GetCoordinators, GetMap, GetStatus, GetWaits, HomeAllow, HomeForbid, Joined,
+    LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, RecordProgress, ReportTarget, ReportWaits,
+    Suspicion, TargetReport, Wait,
 };
 use weir_proto::home_rule::HomeRule;
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
@@ -257,6 +257,11 @@ impl Cluster {
     /// Raises the cluster's level to the highest one that its programs know. `Unsupported`: some know less.
     pub async fn finish_upgrade(&self) -> Result<Arc<ClusterMap>> {
         self.change(&FinishUpgrade {}).await
+    }
+
+    /// What is recorded of volumes.
+    pub async fn audit_volumes(&self, rule: AuditRule) -> Result<Arc<ClusterMap>> {
+        self.change(&AuditVolumes { rule }).await
     }
 
     /// Lets users have homes in a place.

@@ -28,6 +28,7 @@ fn empty_map() -> ClusterMap {
         last_namespace: Default::default(),
         removed: vec![],
         authorities: vec![],
+        audits: vec![],
         access: Default::default(),
     }
 }

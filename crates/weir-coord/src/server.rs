@@ -4,7 +4,7 @@
 //! Knows nothing of files.
 use crate::addresses::{announced, is_for_others};
 use crate::certified::{Certified, no_certificates};
-use crate::decide::{Connected, add_rule, allow_home, forbid_home, remove_rule};
+use crate::decide::{Connected, add_rule, allow_home, audit_volumes, forbid_home, remove_rule};
 use crate::enrol::Office;
 use crate::identity::{check_coordinator, write_coordinator};
 use crate::members::Members;
@@ -19,9 +19,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, watch};
 use weir_proto::coord::{
-    AccessAdd, AccessRemove, ActFor, CaughtUp, ClearTarget, Coordinators, FinishUpgrade, GetCoordinators,
-    GetMap, GetStatus, GetWaits, Heartbeat, HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups,
-    MapReply, RecordProgress, ReportLink, ReportTarget, ReportWaits,
+    AccessAdd, AccessRemove, ActFor, AuditVolumes, CaughtUp, ClearTarget, Coordinators, FinishUpgrade,
+    GetCoordinators, GetMap, GetStatus, GetWaits, Heartbeat, HomeAllow, HomeForbid, Join, LeadNamespace,
+    Leave, MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, ReportWaits,
 };
 use weir_proto::enrol::{CertificateKept, Enrolled, TokenCreate};
 use weir_proto::map::{ClusterMap, Settings};
@@ -325,6 +325,11 @@ impl Coordinator {
                 let change = Box::new(move |map: &mut ClusterMap| remove_rule(map, &remove));
                 self.ask::<AccessRemove>(|answer| Event::Rules { change, answer })
             }
+            AuditVolumes::METHOD => {
+                let AuditVolumes { rule } = call.decode::<AuditVolumes>()?;
+                let change = Box::new(move |map: &mut ClusterMap| audit_volumes(map, rule));
+                self.ask::<AuditVolumes>(|answer| Event::Rules { change, answer })
+            }
             Leave::METHOD => {
                 let leave = call.decode::<Leave>()?;
                 self.ask::<Leave>(|answer| Event::Leave { leave, connection, answer })
@@ -453,6 +458,7 @@ async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(Cl
         removed: vec![],
         access: Default::default(),
         authorities: vec![],
+        audits: vec![],
     };
     match store.compare_and_swap(MAP_KEY, Revision(0), encode_map(&map)).await? {
         Swap::Done(revision) => Ok((map, revision)),

@@ -7,10 +7,11 @@
 //!
 //! Knows nothing of how the volume of an inode is found: `namespace::admit` does.
 use crate::record::VolumeRecord;
+use crate::witness::Audits;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use weir_env::Addr;
-use weir_proto::access::AccessRules;
+use weir_proto::access::{AccessRules, AuditRule};
 use weir_proto::map::Role;
 use weir_proto::{SessionId, VolumeId};
 use weir_rpc::Connection;
@@ -120,6 +121,8 @@ pub struct Mounts {
     rules: Arc<AccessRules>,
     by_connection: BTreeMap<u64, Option<Arc<Mount>>>,
     pub told: Arc<Told>,
+    /// What is recorded of volumes.
+    audits: Audits,
 }
 
 impl Mounts {
@@ -129,10 +132,16 @@ impl Mounts {
             rules: Arc::default(),
             by_connection: BTreeMap::new(),
             told: Arc::new(told),
+            audits: Audits::default(),
         }
     }
     /// Looks at the rules if the cluster map is another one than that of before.
-    pub fn follow(&mut self, map_version: u64, rules: impl FnOnce() -> AccessRules) {
+    pub fn follow(
+        &mut self,
+        map_version: u64,
+        rules: impl FnOnce() -> AccessRules,
+        audits: impl FnOnce() -> Vec<AuditRule>,
+    ) {
         if self.map_version == Some(map_version) {
             return;
         }
@@ -141,7 +150,12 @@ impl Mounts {
             self.rules = Arc::new(rules);
             self.by_connection.clear();
         }
+        self.audits = Arc::new(audits());
         self.map_version = Some(map_version);
+    }
+    /// What is recorded of volumes, if anything is.
+    pub fn audits(&self) -> Option<Audits> {
+        (!self.audits.is_empty()).then(|| self.audits.clone())
     }
     /// Volumes have other names, or come and go.
     pub fn forget_decisions(&mut self) {

@@ -23,6 +23,7 @@ use crate::relation::Relations;
 use crate::replies::Replies;
 use crate::session::{Session, Sessions};
 use crate::sweeper::Purge;
+use crate::witness::{Witness, witness};
 use crate::{keys, namespace, relation, session};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,7 +32,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
 use weir_env::{Env, Instant};
 use weir_kv::{CommitSeq, SharedKv, Txn};
-use weir_proto::access::AccessRules;
+use weir_proto::access::{AccessRules, AuditRule};
 use weir_proto::meta::{LeaseKind, Op, SLOTS, Time};
 use weir_proto::volume::Policy;
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Result, SessionId, VolumeId, Wire, Writer};
@@ -84,6 +85,10 @@ pub struct MetaConfig {
     pub access: Arc<dyn Fn() -> AccessRules + Send + Sync>,
     /// Is told when these rules refuse something.
     pub refused: Arc<Refused>,
+    /// What is recorded of volumes, from the same map.
+    pub audits: Arc<dyn Fn() -> Vec<AuditRule> + Send + Sync>,
+    /// Is told what these rules ask for.
+    pub witness: Arc<Witness>,
 }
 
 /// The leader of one namespace.
@@ -302,6 +307,9 @@ impl Leader {
         if conflicts.is_empty() {
             state.conflicts = conflicts;
             let ran = ran.map_err(|e| self.map_error(e));
+            if let Some(audits) = state.mounts.audits() {
+                witness(self, &audits, request, on, ran.as_ref().err());
+            }
             return ran.map(|reply| (Step::Done(reply, state.newest), Vec::new()));
         }
         for conflict in conflicts.iter().filter(|c| c.is_not_enumerated()) {

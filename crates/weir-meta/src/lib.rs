@@ -36,6 +36,7 @@ mod session;
 mod snapshots;
 mod sweeper;
 mod trash;
+mod witness;
 
 pub use access::{Refusal, Refused};
 pub use evict::Level;
@@ -47,3 +48,4 @@ pub use namespace::home::{AtHome, at_home};
 pub use record::StripeTruncation;
 pub use service::Meta;
 pub use sweeper::{NoTargets, Purge};
+pub use witness::{Witness, Witnessed};

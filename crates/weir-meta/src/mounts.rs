@@ -11,7 +11,8 @@ use weir_rpc::{Call, Connection};
 impl Leader {
     /// The mount at the other end of a connection, if the rules say anything of it.
     pub fn mount_at(&self, state: &mut State, connection: &Connection) -> Option<Arc<Mount>> {
-        state.mounts.follow((self.config.map_version)(), || (self.config.access)());
+        let version = (self.config.map_version)();
+        state.mounts.follow(version, || (self.config.access)(), || (self.config.audits)());
         state.mounts.at(connection)
     }
 }

@@ -48,6 +48,10 @@ pub trait Reaches: Request + Clone {
     fn cred_mut(&mut self) -> Option<&mut Cred> {
         None
     }
+    /// The name that it is about, in the first directory that it reaches.
+    fn name(&self) -> Option<&[u8]> {
+        None
+    }
 }
 
 fn looks_at(place: Place<'_>) -> Reached<'_> {
@@ -71,7 +75,7 @@ fn looks_into<'a>(snapshot: u32) -> Reached<'a> {
 const NOTHING: Reached<'static> = [None, None];
 
 macro_rules! reaches {
-    ($($name:ident $(as $cred:ident)? : |$r:ident| $reach:expr;)*) => {
+    ($($name:ident $(as $cred:ident)? $(of $entry:ident)? : |$r:ident| $reach:expr;)*) => {
         $(impl Reaches for $name {
             fn reach(&self) -> Reached<'_> {
                 let $r = self;
@@ -83,6 +87,9 @@ macro_rules! reaches {
             }
             fn cred_mut(&mut self) -> Option<&mut Cred> {
                 Some(&mut self.$cred)
+            })?
+            $(fn name(&self) -> Option<&[u8]> {
+                Some(&self.$entry)
             })?
         })*
         #[cfg(test)]
@@ -108,15 +115,15 @@ reaches! {
     Close: |r| NOTHING;
     ReadInline: |r| looks(r.ino);
     TakeAppendToken: |r| changes(r.ino);
-    Create as cred: |r| changes(r.parent);
+    Create as cred of name: |r| changes(r.parent);
     CreateNameless as cred: |r| changes(r.parent);
-    Mkdir as cred: |r| changes(r.parent);
-    Symlink as cred: |r| changes(r.parent);
-    Mknod as cred: |r| changes(r.parent);
-    Link as cred: |r| changes_both(r.parent, r.ino);
-    Unlink as cred: |r| changes(r.parent);
-    Rmdir as cred: |r| changes(r.parent);
-    Rename as cred: |r| changes_both(r.parent, r.new_parent);
+    Mkdir as cred of name: |r| changes(r.parent);
+    Symlink as cred of name: |r| changes(r.parent);
+    Mknod as cred of name: |r| changes(r.parent);
+    Link as cred of name: |r| changes_both(r.parent, r.ino);
+    Unlink as cred of name: |r| changes(r.parent);
+    Rmdir as cred of name: |r| changes(r.parent);
+    Rename as cred of name: |r| changes_both(r.parent, r.new_parent);
     SetAttr as cred: |r| changes(r.ino);
     Commit: |r| changes(r.ino);
     SetXattr as cred: |r| changes(r.ino);

@@ -6,7 +6,7 @@ use crate::audit::Audit;
 use std::sync::Arc;
 use weir_proto::backup::BackupSet;
 use weir_proto::coord::{
-    AccessAdd, AccessRemove, ClearTarget, FinishUpgrade, GetAudit, HomeAllow, HomeForbid, Join,
+    AccessAdd, AccessRemove, AuditVolumes, ClearTarget, FinishUpgrade, GetAudit, HomeAllow, HomeForbid, Join,
     LeadNamespace, Leave, MakeGroups,
 };
 use weir_proto::enrol::{Enrol, IssueCertificate, NodeRemove, RotateAuthority, TokenCreate, TokenRevoke};
@@ -130,6 +130,21 @@ pub(crate) fn refused_by_rule(audit: &Audit, refusal: weir_meta::Refusal) -> Rec
     }
 }
 
+/// An open or a change in a volume that is audited.
+pub(crate) fn of_volume(audit: &Audit, seen: weir_meta::Witnessed) -> Record {
+    Record {
+        time_ns: audit.now_ns(),
+        node: seen.node,
+        from: seen.from,
+        role: seen.role.to_string(),
+        uid: seen.uid,
+        what: seen.what.to_owned(),
+        on: seen.on,
+        result: outcome(seen.error.as_ref()),
+        again: 0,
+    }
+}
+
 fn audited(number: u16) -> Option<&'static Method> {
     methods::find(number).filter(|method| method.is_administration)
 }
@@ -183,6 +198,12 @@ fn decoded(call: &Call) -> Result<About> {
             let r = call.decode::<AccessAdd>()?;
             let before = r.before.map(|rule| format!(", before rule {rule}")).unwrap_or_default();
             changed(format!("rule {}{before}", weir_trust::rules::shown(&r.rule)), None)
+        }
+        AuditVolumes::METHOD => {
+            let AuditVolumes { rule } = call.decode()?;
+            let kinds = [(rule.opens, "opens"), (rule.changes, "changes")];
+            let kinds: Vec<&str> = kinds.iter().filter(|kind| kind.0).map(|kind| kind.1).collect();
+            changed(format!("audit of volumes {}: {}", rule.volumes, kinds.join(", ")), None)
         }
         AccessRemove::METHOD => changed(format!("rule {}", call.decode::<AccessRemove>()?.name), None),
         FinishUpgrade::METHOD => changed("the cluster's level".into(), None),

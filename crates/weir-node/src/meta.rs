@@ -1,6 +1,6 @@
 //! The metadata service of one namespace, leading.
 use crate::audit::Audit;
-use crate::audited::{Audited, refused_by_rule};
+use crate::audited::{Audited, of_volume, refused_by_rule};
 use crate::gate::Gate;
 use crate::purge::ClusterPurge;
 use crate::site::{Failed, Site, leave};
@@ -56,7 +56,7 @@ pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> Result<Meta
     cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
     let (leading, lead) = Lead::take(&cluster, &kv, &own).await.map_err(|e| e.doing(place.dir.display()))?;
     let (followed, judged, ruled) = (cluster.clone(), cluster.clone(), cluster.clone());
-    let log = audit.clone();
+    let (log, witnesses, asked) = (audit.clone(), audit.clone(), cluster.clone());
     let config = MetaConfig {
         namespace: lead.namespace,
         lease_ms: lead.map.settings.lease_ms,
@@ -69,6 +69,8 @@ pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> Result<Meta
         takes_data: Arc::new(move || judged.map().takes_data()),
         access: Arc::new(move || ruled.map().access.clone()),
         refused: Arc::new(move |refusal| log.record(refused_by_rule(&log, refusal))),
+        audits: Arc::new(move || asked.map().audits.clone()),
+        witness: Arc::new(move |seen| witnesses.record(of_volume(&witnesses, seen))),
     };
     let meta = Meta::open(env, kv.clone(), config)?;
     leading.record().await?;

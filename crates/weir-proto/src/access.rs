@@ -45,6 +45,17 @@ wire_union!(
     }
 );
 message!(
+    /// What is recorded of volumes whose name matches the glob, or whose path, where the glob begins with `/`.
+    /// The first rule that names a volume counts.
+    AuditRule {
+        volumes: String,
+        /// Who opens files.
+        opens: bool,
+        /// Who changes names, attributes and bytes.
+        changes: bool,
+    }
+);
+message!(
     /// A rule holds for a node and a volume: the first one that names both decides.
     AccessRule {
         /// Unique.

@@ -1,5 +1,5 @@
 //! Messages to the coordinator.
-use crate::access::AccessRule;
+use crate::access::{AccessRule, AuditRule};
 use crate::home_rule::HomeRule;
 use crate::map::{ClusterMap, Role, Run, Scheme};
 use crate::message;
@@ -157,6 +157,11 @@ message!(
     GetCoordinators = 25 by [Meta, Storage, Mount, Mover, Console, Operator, Auditor, User] -> Coordinators {}
 );
 message!(Coordinators { addrs: Vec<String> });
+message!(
+    /// What is recorded of these volumes; a rule of the same glob is replaced, and one that records nothing is
+    /// removed.
+    AuditVolumes = 63 by [Console] -> MapReply { rule: AuditRule }
+);
 message!(
     /// From now on requests on this connection are those of a user of the mount's machine, passed on by the
     /// mount. The connection may do what this user may, and no more. The metadata leader answers it, too.

@@ -1,6 +1,6 @@
 //! The cluster map: who is a member, where targets are, which placement groups exist and who leads a namespace.
 //! Small, versioned, the same for everybody who holds the same version.
-use crate::access::AccessRules;
+use crate::access::{AccessRules, AuditRule};
 use crate::data::GroupAt;
 use crate::home_rule::HomeRule;
 use crate::sender::Sender;
@@ -286,6 +286,8 @@ message!(ClusterMap {
     /// SHA-256); the first one signs. Empty: the cluster has none. A node that keeps others, or a
     /// certificate of another one, renews.
     authorities: Vec<[u8; 16]>,
+    /// What metadata leaders record in their audit logs.
+    audits: Vec<AuditRule>,
 });
 
 impl Member {

@@ -133,6 +133,7 @@ impl Lab {
             last_namespace: Default::default(),
             removed: vec![],
             authorities: vec![],
+            audits: vec![],
             access: Default::default(),
         };
         let lab = Arc::new(Lab {

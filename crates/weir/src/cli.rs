@@ -418,6 +418,8 @@ pub enum AuditCommand {
     ///
     /// Prints the last record's number and checksum. Keep them elsewhere, for --expect: it finds a removed end.
     Verify(VerifyAudit),
+    /// List or set for which volumes opens and changes of files are recorded
+    Volumes(AuditedVolumes),
 }
 
 #[derive(Args)]
@@ -431,6 +433,23 @@ pub struct ShowAudit {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args)]
+pub struct AuditedVolumes {
+    /// Glob of volumes' names, or of their paths if it begins with `/`; without it the rules are listed
+    pub volumes: Option<String>,
+    /// Record who opens files
+    #[arg(long, requires = "volumes")]
+    pub opens: bool,
+    /// Record who changes names, attributes and contents
+    #[arg(long, requires = "volumes")]
+    pub changes: bool,
+    /// Record nothing any more
+    #[arg(long, requires = "volumes", conflicts_with_all = ["opens", "changes"])]
+    pub off: bool,
+    #[command(flatten)]
+    pub cluster: Status,
 }
 
 #[derive(Args)]

@@ -381,7 +381,21 @@ fn users_of_a_joined_machine_ask_through_their_mount() {
     refused(0, &["node", "list"], "what users may ask for");
     let changes = machines.done(1, &["volume", "changes", "v", "--dir", &dir, "--cursor", "c"]);
     assert!(changes.is_empty(), "{changes}");
-    shell(&format!("cd {mount}/v && setpriv --reuid=1000 --regid=1000 --clear-groups touch f"));
+    machines.done(1, &["audit", "volumes", "v", "--opens", "--changes", "--dir", &dir]);
+    let as_owner = "setpriv --reuid=1000 --regid=1000 --clear-groups";
+    wait_until("opens and changes are recorded", PATIENCE, || {
+        shell(&format!("cd {mount}/v && {as_owner} sh -c 'echo 1 > f && cat f && mv f g && mv g f'"));
+        let records = machines.done(2, &["audit", "show", "--dir", &machines.path("meta1/meta"), "--json"]);
+        let records: serde_json::Value = serde_json::from_str(&records).unwrap();
+        let has = |what: &str, on: &str| {
+            let fits = |r: &&serde_json::Value| {
+                r["what"] == what && r["on"] == on && r["node"] == "n4" && r["uid"] == 1000
+            };
+            records.as_array().unwrap().iter().find(fits).is_some_and(|r| r["result"] == "done")
+        };
+        has("Create", "volume v: f") && has("Open", "volume v: f") && has("Rename", "volume v: g")
+    });
+    machines.done(1, &["audit", "volumes", "v", "--off", "--dir", &dir]);
     let changes = machines.done(1, &["volume", "changes", "v", "--dir", &dir, "--cursor", "c"]);
     let by = r#""by":{"node":"n4","uid":1000}"#;
     assert!(changes.lines().any(|line| line.contains("made") && line.contains(by)), "{changes}");

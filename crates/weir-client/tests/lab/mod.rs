@@ -315,6 +315,8 @@ impl Lab {
             takes_data: Arc::new(move || judged.map().takes_data()),
             access: Arc::new(move || ruled.map().access.clone()),
             refused: Arc::new(|_| ()),
+            audits: Arc::new(Vec::new),
+            witness: Arc::new(|_| ()),
         };
         let meta = Arc::new(Meta::open(&env, self.kv("meta"), config).unwrap());
         leading.record().await.unwrap();

@@ -1,5 +1,5 @@
 //! Rules for mounts come and go: which list results, or why it must not.
-use weir_proto::access::RULES_MAX;
+use weir_proto::access::{AuditRule, RULES_MAX, WORD_MAX};
 use weir_proto::coord::{AccessAdd, AccessRemove};
 use weir_proto::map::ClusterMap;
 use weir_proto::{Error, Result};
@@ -34,6 +34,28 @@ pub fn remove_rule(map: &mut ClusterMap, remove: &AccessRemove) -> Result<String
     let at = rules.iter().position(|rule| rule.name == remove.name).ok_or_else(|| no_rule(&remove.name))?;
     rules.remove(at);
     Ok(format!("rule for mounts {:?} is removed, {} are left", remove.name, rules.len()))
+}
+
+/// Sets what is recorded of volumes; says what was done.
+pub fn audit_volumes(map: &mut ClusterMap, rule: AuditRule) -> Result<String> {
+    if rule.volumes.is_empty() || rule.volumes.len() > WORD_MAX {
+        return Err(Error::invalid(format!("a glob of volumes has 1 to {WORD_MAX} bytes")));
+    }
+    map.audits.retain(|known| known.volumes != rule.volumes);
+    let said = match (rule.opens, rule.changes) {
+        (false, false) => return Ok(format!("nothing of volumes {} is recorded any more", rule.volumes)),
+        (true, false) => "opens",
+        (false, true) => "changes",
+        (true, true) => "opens and changes",
+    };
+    if map.audits.len() >= RULES_MAX {
+        return Err(Error::invalid(format!(
+            "there are {RULES_MAX} rules of what is recorded, which is the most"
+        )));
+    }
+    let said = format!("{said} in volumes {} are recorded", rule.volumes);
+    map.audits.push(rule);
+    Ok(said)
 }
 
 fn no_rule(name: &str) -> Error {

@@ -45,6 +45,7 @@ pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
         last_namespace: Default::default(),
         removed: vec![],
         authorities: vec![],
+        audits: vec![],
         access: Default::default(),
     }
 }

@@ -43,6 +43,7 @@ fn empty_map() -> ClusterMap {
         last_namespace: NamespaceId(40),
         removed: vec![],
         authorities: vec![],
+        audits: vec![],
         access: Default::default(),
     }
 }

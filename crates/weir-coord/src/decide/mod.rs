@@ -12,7 +12,7 @@ mod returned;
 mod slow;
 mod upgrade;
 
-pub use access::{add_rule, remove_rule};
+pub use access::{add_rule, audit_volumes, remove_rule};
 pub use groups::{
     caught_up, create_groups, demote_slow, forget_unpublished_epochs, is_spare, make_groups, needed_without,
     rejoin_groups, target_back, target_cleared, target_down, target_failed, target_lost, target_put_back,

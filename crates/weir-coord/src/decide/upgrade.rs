@@ -82,6 +82,7 @@ mod tests {
             last_namespace: NamespaceId(1),
             removed: vec![],
             authorities: vec![],
+            audits: vec![],
             access: Default::default(),
         }
     }

@@ -130,3 +130,14 @@ impl Rules<'_> {
         gate.pass(&Reach { place: Place::Inode(ino), changes: true }).map(drop)
     }
 }
+
+/// The volume of a place, and the inode that stands for it.
+pub(crate) fn volume_and_inode(read: &dyn Read, place: Place<'_>) -> Result<Option<(VolumeId, InodeId)>> {
+    let found = match place {
+        Place::Inode(ino) | Place::Shown(ino) => volume_of_any(read, ino)?.map(|id| (id, ino)),
+        Place::Name(dir, _) => volume::find_volume_of(read, dir)?.map(|id| (id, dir)),
+        Place::Volume(id) => volume::find(read, id)?.map(|record| (id, record.root)),
+        Place::Snapshot(_) => None,
+    };
+    Ok(found)
+}

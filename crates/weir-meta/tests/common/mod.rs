@@ -123,6 +123,8 @@ pub async fn start(world: &World) -> Node {
         takes_data: Arc::new(|| true),
         access: Arc::new(|| RULES.with_borrow(|(_, rules)| AccessRules(rules.clone()))),
         refused: Arc::new(|refusal| REFUSED.with_borrow_mut(|all| all.push(refusal))),
+        audits: Arc::new(Vec::new),
+        witness: Arc::new(|_| ()),
     };
     let meta = Meta::open(&env, kv, config).unwrap();
     let running = meta.clone();

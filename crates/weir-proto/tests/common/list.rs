@@ -10,7 +10,7 @@ macro_rules! for_every_message {
         for_every_message!($check:
             coord::{TargetOffer, TargetHistory, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget, ReportLink, CutLink,
                 CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadNamespace, LeadReply,
-                MakeGroups, RecordProgress, GetCoordinators, ActFor, Coordinators, ReportWaits, Wait, GetWaits, ClientsWaiting, ClientWaiting, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AuditState, AccessAdd, AccessRemove}
+                MakeGroups, RecordProgress, GetCoordinators, ActFor, Coordinators, ReportWaits, Wait, GetWaits, ClientsWaiting, ClientWaiting, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AuditState, AccessAdd, AccessRemove, AuditVolumes}
             enrol::{TokenCreate, TokenMade, Enrol, Enrolled, RenewCertificate, IssueCertificate, GetEnrolment, Enrolment, Holder, TokenShown, TokenRevoke,
                 NodeRemove, RotateAuthority, CertificateKept}
             data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
@@ -41,7 +41,7 @@ macro_rules! for_every_message {
             lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
                 LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
             home_rule::{HomeRule, HomeIds, IdMapping}
-            access::{VolumeGrant, IdRange, AccessRule}
+            access::{AuditRule, VolumeGrant, IdRange, AccessRule}
             map::{Node, Run, RunSeen, Target, Member, Group, NamespaceEntry, Settings, RemovedNode, ClusterMap}
             version::{Program}
             frame::{Hello}

@@ -84,6 +84,7 @@ impl World {
             last_namespace: Default::default(),
             removed: vec![],
             authorities: vec![],
+            audits: vec![],
             access: Default::default(),
         };
         let disks = (0..width)

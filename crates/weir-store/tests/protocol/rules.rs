@@ -236,6 +236,7 @@ impl Rules {
             last_namespace: Default::default(),
             removed: vec![],
             authorities: vec![],
+            audits: vec![],
             access: Default::default(),
         }
     }

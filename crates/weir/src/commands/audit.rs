@@ -1,10 +1,13 @@
 //! `weir audit`: who asked for what and what came of it, from the files of coordinator and metadata role.
 //!
-//! It reads these files and asks no server, so it works while nothing runs. Their mode is 0600.
-use crate::cli::{AuditCommand, ShowAudit, VerifyAudit};
+//! To show and to verify it reads these files and asks no server, so that works while nothing runs. Their mode
+//! is 0600.
+use crate::cli::{AuditCommand, AuditedVolumes, ShowAudit, VerifyAudit};
+use crate::commands::status::coordinators;
 use crate::config::parse_seconds;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::local::local_cluster::{self, LocalCluster, RoleName};
+use crate::observe;
 use crate::table;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -13,6 +16,7 @@ use std::time::Duration;
 use weir_env::Env;
 use weir_node::audit_files;
 use weir_proto::Error;
+use weir_proto::access::AuditRule;
 use weir_proto::date::Date;
 use weir_trust::audit::{self, Checker, Entry, Fault, Head};
 
@@ -26,7 +30,38 @@ pub fn run(command: &AuditCommand) -> Outcome<ExitCode> {
     match command {
         AuditCommand::Show(args) => show(args),
         AuditCommand::Verify(args) => verify(args),
+        AuditCommand::Volumes(args) => volumes(args).map(|()| ExitCode::SUCCESS),
     }
+}
+
+/// Lists the rules, after a change if one is asked for.
+fn volumes(args: &AuditedVolumes) -> Outcome<()> {
+    let coordinators = coordinators(&args.cluster)?;
+    let rules = observe::block_on(async {
+        let cluster = observe::observe(&weir_env::real::env(), &coordinators, "weir audit").await?;
+        let Some(volumes) = args.volumes.clone() else { return Ok(cluster.map().audits.clone()) };
+        if !(args.opens || args.changes || args.off) {
+            return Err(Failure::new(
+                Error::invalid("nothing is to be changed"),
+                "give --opens, --changes or both, or --off",
+            ));
+        }
+        let rule = AuditRule { volumes, opens: args.opens, changes: args.changes };
+        Ok(cluster.audit_volumes(rule).await?.audits.clone())
+    })?;
+    if args.cluster.json {
+        let shown = |rule: &AuditRule| json!({ "volumes": rule.volumes, "opens": rule.opens, "changes": rule.changes });
+        table::json(&Value::from(rules.iter().map(shown).collect::<Vec<_>>()));
+        return Ok(());
+    }
+    let row = |rule: &AuditRule| {
+        let kinds = [(rule.opens, "opens"), (rule.changes, "changes")];
+        let kinds: Vec<&str> = kinds.iter().filter(|kind| kind.0).map(|kind| kind.1).collect();
+        vec![rule.volumes.clone(), kinds.join(", ")]
+    };
+    let rows: Vec<Vec<String>> = rules.iter().map(row).collect();
+    print!("{}", table::render(&["VOLUMES", "RECORDED"], &rows));
+    Ok(())
 }
 
 /// One role's log.

@@ -660,6 +660,7 @@ mod tests {
             last_namespace: Default::default(),
             removed: vec![],
             authorities: vec![],
+            audits: vec![],
             access: Default::default(),
         };
         let process =
