@@ -325,11 +325,6 @@ impl Coordinator {
                 let change = Box::new(move |map: &mut ClusterMap| remove_rule(map, &remove));
                 self.ask::<AccessRemove>(|answer| Event::Rules { change, answer })
             }
-            AuditVolumes::METHOD => {
-                let AuditVolumes { rule } = call.decode::<AuditVolumes>()?;
-                let change = Box::new(move |map: &mut ClusterMap| audit_volumes(map, rule));
-                self.ask::<AuditVolumes>(|answer| Event::Rules { change, answer })
-            }
             Leave::METHOD => {
                 let leave = call.decode::<Leave>()?;
                 self.ask::<Leave>(|answer| Event::Leave { leave, connection, answer })
@@ -346,11 +341,11 @@ impl Coordinator {
                 call.decode::<GetStatus>()?;
                 self.ask::<GetStatus>(|answer| Event::Status { answer })
             }
-            _ => return self.change_homes(call),
+            _ => return self.change_rules(call),
         })
     }
 
-    fn change_homes(&self, call: &Call) -> Result<Handled> {
+    fn change_rules(&self, call: &Call) -> Result<Handled> {
         Ok(match call.method {
             HomeAllow::METHOD => {
                 let HomeAllow { rule } = call.decode::<HomeAllow>()?;
@@ -359,6 +354,11 @@ impl Coordinator {
                     allow_home(&mut map.homes, rule).map(|_| said)
                 });
                 self.ask::<HomeAllow>(|answer| Event::Rules { change, answer })
+            }
+            AuditVolumes::METHOD => {
+                let AuditVolumes { rule } = call.decode::<AuditVolumes>()?;
+                let change = Box::new(move |map: &mut ClusterMap| audit_volumes(map, rule));
+                self.ask::<AuditVolumes>(|answer| Event::Rules { change, answer })
             }
             HomeForbid::METHOD => {
                 let HomeForbid { place } = call.decode::<HomeForbid>()?;

@@ -7,7 +7,6 @@
 //!
 //! Knows nothing of how the volume of an inode is found: `namespace::admit` does.
 use crate::record::VolumeRecord;
-use crate::witness::Audits;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use weir_env::Addr;
@@ -122,7 +121,7 @@ pub struct Mounts {
     by_connection: BTreeMap<u64, Option<Arc<Mount>>>,
     pub told: Arc<Told>,
     /// What is recorded of volumes.
-    audits: Audits,
+    audits: Arc<Vec<AuditRule>>,
 }
 
 impl Mounts {
@@ -132,7 +131,7 @@ impl Mounts {
             rules: Arc::default(),
             by_connection: BTreeMap::new(),
             told: Arc::new(told),
-            audits: Audits::default(),
+            audits: Arc::default(),
         }
     }
     /// Looks at the rules if the cluster map is another one than that of before.
@@ -154,7 +153,7 @@ impl Mounts {
         self.map_version = Some(map_version);
     }
     /// What is recorded of volumes, if anything is.
-    pub fn audits(&self) -> Option<Audits> {
+    pub fn audits(&self) -> Option<Arc<Vec<AuditRule>>> {
         (!self.audits.is_empty()).then(|| self.audits.clone())
     }
     /// Volumes have other names, or come and go.

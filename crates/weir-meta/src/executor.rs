@@ -308,7 +308,8 @@ impl Leader {
             state.conflicts = conflicts;
             let ran = ran.map_err(|e| self.map_error(e));
             if let Some(audits) = state.mounts.audits() {
-                witness(self, &audits, request, on, ran.as_ref().err());
+                let (rules, failed) = ((&**audits, &*self.config.witness), ran.as_ref().err());
+                witness(&self.kv, rules, request, on, failed, namespace::admit::find_place)?;
             }
             return ran.map(|reply| (Step::Done(reply, state.newest), Vec::new()));
         }

@@ -3,8 +3,8 @@
 //! user, whom the kernel names there (`weir_rpc::Proved::User`).
 //!
 //! Invariant: a request that names another user than the caller, or another connection's session, is
-//! refused; so is one that is not listed here, and root of a mount's machine where it would act as root. Files are not reached this way: that is what mounts are for,
-//! which check rights.
+//! refused; so is one that is not listed here, and root of a mount's machine where it would act as root. Files
+//! are not reached this way: that is what mounts are for, which check rights.
 use crate::executor::no_session;
 use weir_proto::backup::{BackupList, BackupSet};
 use weir_proto::meta::{KeepAlive, SessionClose, SessionOpen, SessionResume, StatFs};

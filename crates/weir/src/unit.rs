@@ -3,7 +3,8 @@ use crate::failure::{Doing, Outcome};
 use std::path::{Path, PathBuf};
 use weir_env::Env;
 
-/// Writes the unit of a role; its path. The name of the file is the unit's, so it differs for each node of a machine.
+/// Writes the unit of a role; its path. The file is called as the unit, so its name differs for each node of
+/// a machine.
 pub fn write(env: &Env, config: &Path, node: &str, role: &str) -> Outcome<PathBuf> {
     let program = std::env::current_exe().doing("find this program")?;
     let file = config.with_file_name(format!("weir-{node}-{role}.service"));

@@ -7,6 +7,7 @@ use super::usage::is_within;
 use super::*;
 use crate::access::Mount;
 use crate::reach::{Place, Reach, Reaches};
+use crate::witness::Found;
 use std::sync::Arc;
 use weir_kv::Scan;
 use weir_proto::access::Grant;
@@ -131,13 +132,20 @@ impl Rules<'_> {
     }
 }
 
-/// The volume of a place, and the inode that stands for it.
-pub(crate) fn volume_and_inode(read: &dyn Read, place: Place<'_>) -> Result<Option<(VolumeId, InodeId)>> {
-    let found = match place {
+/// Where a request reaches, for the audit log; `name`: in that directory. `None`: in no volume, or a snapshot.
+pub(crate) fn find_place(read: &dyn Read, reach: &Reach<'_>, name: Option<&[u8]>) -> Result<Option<Found>> {
+    let found = match reach.place {
         Place::Inode(ino) | Place::Shown(ino) => volume_of_any(read, ino)?.map(|id| (id, ino)),
         Place::Name(dir, _) => volume::find_volume_of(read, dir)?.map(|id| (id, dir)),
         Place::Volume(id) => volume::find(read, id)?.map(|record| (id, record.root)),
         Place::Snapshot(_) => None,
     };
-    Ok(found)
+    let Some((id, ino)) = found else { return Ok(None) };
+    let Some(volume) = volume::find(read, id)? else { return Ok(None) };
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let below = path::Paths::new(read, volume.root).of(ino)?;
+    let below = below.map_or_else(|| format!("inode {ino}"), |path| text(&path));
+    let name = name.map(|name| format!("/{}", text(name))).unwrap_or_default();
+    let path = format!("{below}{name}").trim_start_matches('/').to_owned();
+    Ok(Some(Found { volume: volume.name, made_at: text(&volume.path), path }))
 }
