@@ -246,6 +246,7 @@ fn a_failed_target_is_cleared_by_hand_in_a_new_process() {
 #[test]
 fn a_target_with_a_stalled_disk_is_left_out_if_not_needed() {
     let mut world = World::with_six();
+    crate::decide::make_groups(&mut world.map, None, "replica:2".parse().unwrap()).unwrap();
     let quiet = |n: u32, stalled_ms: u32| TargetReport { stalled_ms, ..report(n) };
     let mut after = |stalled_ms: u32| {
         for n in 1..=3 {

@@ -146,7 +146,7 @@ message!(
 message!(LeadReply { namespace: NamespaceId, leader_epoch: Epoch, map: ClusterMap });
 message!(
     /// Makes the placement groups of a scheme where there are none yet. `Invalid`: no pool has targets enough that are up.
-    MakeGroups = 10 by [Console, Operator] -> MapReply {
+    MakeGroups = 10 by [Meta, Console, Operator] -> MapReply {
         /// In this pool; absent: in every pool that has targets enough.
         pool: Option<String>,
         scheme: Scheme,

@@ -155,21 +155,19 @@ pub fn caught_up(map: &mut ClusterMap, target: TargetId, group: PgId, epoch: Epo
     }
 }
 
-/// Creates the groups of every scheme that has none yet in a pool with enough targets: the scheme for new files, and
-/// copies for what asks for them. Waits until `expected_targets` are up, so that the first groups use them all.
+/// Creates the groups of the scheme for new files in each pool that has none yet and has enough targets. Those of other schemes are made
+/// when somebody asks for them ([`make_groups`]). Waits until `expected_targets` are up, so that the first groups use them all.
 /// True if there are new ones.
 pub fn create_groups(map: &mut ClusterMap, expected_targets: usize) -> bool {
     let up = |state: TargetState| state == TargetState::Up;
     if map.targets.iter().filter(|t| up(t.state)).count() < expected_targets {
         return false;
     }
-    let before = map.groups.len();
+    let (before, scheme) = (map.groups.len(), map.settings.scheme);
     for pool in pools(map) {
-        let candidates = candidates(map, &pool);
-        for scheme in schemes_wanted(map.settings.scheme) {
-            if map.groups_of(&pool, scheme).is_none() {
-                append_groups(map, &pool, scheme, &candidates);
-            }
+        if map.groups_of(&pool, scheme).is_none() {
+            let candidates = candidates(map, &pool);
+            append_groups(map, &pool, scheme, &candidates);
         }
     }
     map.groups.len() > before
@@ -215,17 +213,6 @@ fn candidates(map: &ClusterMap, pool: &str) -> Vec<Candidate> {
     let of_pool = map.targets.iter().filter(|t| t.pool == pool && t.state == TargetState::Up);
     let host = |t: &Target| map.node(t.node).map(|n| n.host.clone()).unwrap_or_default();
     of_pool.map(|t| Candidate { target: t.id, node: t.node, host: host(t) }).collect()
-}
-
-fn schemes_wanted(for_new_files: Scheme) -> Vec<Scheme> {
-    let mut wanted = vec![for_new_files];
-    for parity in [0, 1, 2] {
-        let copies = Scheme { data: 1, parity };
-        if copies != for_new_files {
-            wanted.push(copies);
-        }
-    }
-    wanted
 }
 
 fn append_groups(map: &mut ClusterMap, pool: &str, scheme: Scheme, candidates: &[Candidate]) {

@@ -84,9 +84,12 @@ fn groups_appear_once_when_all_expected_targets_are_up() {
     assert!(target_back(&mut map, t(6)));
     assert!(create_groups(&mut map, 6));
     assert!(!create_groups(&mut map, 6));
-    for (scheme, count) in [("ec:4+2", 24), ("single", 6), ("replica:2", 24), ("replica:3", 24)] {
-        let (_, n) = map.groups_of("hdd", scheme.parse().unwrap()).unwrap();
-        assert_eq!(n, count, "{scheme}");
+    let groups = |map: &ClusterMap, scheme: &str| map.groups_of("hdd", scheme.parse().unwrap());
+    assert_eq!(groups(&map, "ec:4+2"), Some((PgId(0), 24)));
+    for (scheme, first, count) in [("single", 24, 6), ("replica:2", 30, 24), ("replica:3", 54, 24)] {
+        assert_eq!(groups(&map, scheme), None, "nobody has asked for {scheme}");
+        assert_eq!(make_groups(&mut map, None, scheme.parse().unwrap()), Ok(true));
+        assert_eq!(groups(&map, scheme), Some((PgId(first), count)), "{scheme}");
     }
     for (i, group) in map.groups.iter().enumerate() {
         assert_eq!(group.id, PgId(i as u32));
