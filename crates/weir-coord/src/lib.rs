@@ -17,6 +17,7 @@ mod links;
 mod member;
 mod members;
 mod owner;
+mod placing;
 mod probe;
 pub mod records;
 mod server;

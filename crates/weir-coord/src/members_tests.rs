@@ -93,11 +93,12 @@ impl World {
     }
     fn join_with(&mut self, join: &Join, connection: u64, now: Instant) -> Result<Admitted> {
         let admitted = self.members.admit(&mut self.map, join, connection, now)?;
-        self.members.reconcile(&mut self.map, now, &LIMITS, 6);
+        self.reconcile(now);
         Ok(admitted)
     }
     fn reconcile(&mut self, now: Instant) {
-        self.members.reconcile(&mut self.map, now, &LIMITS, 6);
+        self.members.reconcile(&mut self.map, now, &LIMITS);
+        crate::decide::group_tests::create_groups(&mut self.map, 6);
     }
     fn target(&self, n: u32) -> TargetState {
         self.map.target(TargetId(n)).unwrap().state
@@ -246,7 +247,7 @@ fn a_failed_target_is_cleared_by_hand_in_a_new_process() {
 #[test]
 fn a_target_with_a_stalled_disk_is_left_out_if_not_needed() {
     let mut world = World::with_six();
-    crate::decide::make_groups(&mut world.map, None, "replica:2".parse().unwrap()).unwrap();
+    crate::decide::group_tests::make_groups(&mut world.map, None, "replica:2".parse().unwrap()).unwrap();
     let quiet = |n: u32, stalled_ms: u32| TargetReport { stalled_ms, ..report(n) };
     let mut after = |stalled_ms: u32| {
         for n in 1..=3 {

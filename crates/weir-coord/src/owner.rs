@@ -6,10 +6,11 @@
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
 use crate::cut_links::CutLinks;
 use crate::decide::{
-    Connected, HealthLimits, Presence, Progress, Strikes, caught_up, demote_slow, finished_level,
-    forget_unpublished_epochs, is_spare, make_groups, needed_without, record_progress, take_lead,
+    Connected, HealthLimits, Presence, Progress, Strikes, add_groups, caught_up, demote_slow, finished_level,
+    forget_unpublished_epochs, is_spare, needed_without, record_progress, take_lead,
 };
 use crate::members::{Members, Positions};
+use crate::placing::{Placed, Placing, place};
 use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe, probe_each};
 use crate::records::{encode_map, encode_positions, encode_progress};
 use crate::store::{Revision, Store, Swap};
@@ -90,6 +91,7 @@ pub enum Event {
         wanted: MakeGroups,
         answer: Answer<MapReply>,
     },
+    Placed(Placed),
     FinishUpgrade {
         connected: Vec<Connected>,
         answer: Answer<MapReply>,
@@ -160,6 +162,7 @@ pub struct Owner {
     /// Who waits for the probe of a target under way, by what was suspected.
     pub probing: BTreeMap<(TargetId, Suspicion), Vec<Answer<MapReply>>>,
     pub suspects_asked: Instant,
+    pub placing: Placing,
     pub cut_links: CutLinks,
     /// The one that this coordinator is.
     pub program: Program,
@@ -236,7 +239,8 @@ impl Owner {
             silence_max: Duration::from_millis(u64::from(published.settings.target_silence_ms)),
         };
         if !self.ends {
-            self.members.reconcile(&mut batch.draft, now, &limits, self.expected_targets);
+            self.members.reconcile(&mut batch.draft, now, &limits);
+            self.place_groups(&mut batch);
         }
         self.release_reporters(&mut batch);
         forget_unpublished_epochs(&published, &mut batch.draft);
@@ -335,7 +339,8 @@ impl Owner {
             }
             Event::CaughtUp { said, answer } => batch.caught_up(&said, answer),
             Event::Clear { target, answer } => self.clears(target, answer, batch),
-            Event::MakeGroups { wanted, answer } => batch.make_groups(&wanted, answer),
+            Event::MakeGroups { wanted, answer } => self.placing.ask(wanted, answer),
+            Event::Placed(placed) => self.placed(placed, batch),
             Event::FinishUpgrade { connected, answer } => {
                 batch.finish_upgrade(connected, &self.program, answer)
             }
@@ -370,6 +375,33 @@ impl Owner {
                 self.members.record_positions(&mut batch.draft);
                 batch.after(answer, |_| ());
             }
+        }
+    }
+
+    /// Starts what is wanted, and answers who waits for groups that are there.
+    fn place_groups(&mut self, batch: &mut Batch) {
+        let (wanted, answers) = self.placing.next(&batch.draft, self.expected_targets);
+        for (answer, outcome) in answers {
+            match outcome {
+                Ok(()) => batch.after(answer, newest),
+                Err(e) => refuse(answer, e),
+            }
+        }
+        let Some(events) = self.self_events.upgrade() else { return };
+        for wanted in wanted {
+            let (events, place) = (events.clone(), place(self.env.tasks.clone(), wanted));
+            self.env.tasks.spawn("place groups", async move {
+                let _ = events.send(Event::Placed(place.await)).await; // gone with the coordinator
+            });
+        }
+    }
+
+    fn placed(&mut self, Placed { wanted, members }: Placed, batch: &mut Batch) {
+        self.placing.ended(&wanted);
+        let count = members.len();
+        if !self.ends && add_groups(&mut batch.draft, &wanted, members) {
+            let (scheme, pool, targets) = (wanted.scheme, &wanted.pool, wanted.candidates.len());
+            tracing::info!("{count} placement groups of {scheme} on {targets} targets of pool {pool:?}");
         }
     }
 
@@ -652,18 +684,6 @@ impl Batch {
             Err(e) => refuse(answer, e),
             Ok(what) => {
                 tracing::info!("{what}");
-                self.after(answer, newest);
-            }
-        }
-    }
-
-    fn make_groups(&mut self, wanted: &MakeGroups, answer: Answer<MapReply>) {
-        match make_groups(&mut self.draft, wanted.pool.as_deref(), wanted.scheme) {
-            Err(e) => refuse(answer, e),
-            Ok(news) => {
-                if news {
-                    tracing::info!("placement groups for {} are made", wanted.scheme);
-                }
                 self.after(answer, newest);
             }
         }

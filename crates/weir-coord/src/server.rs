@@ -175,6 +175,7 @@ impl Coordinator {
             started,
             probing: Default::default(),
             suspects_asked: started,
+            placing: Default::default(),
             cut_links: Default::default(),
             program: config.program,
             ends: false,
