@@ -21,7 +21,7 @@ use weir_proto::{
     Version, VolumeId, Wire,
 };
 use weir_proto::{
-    access, backup, coord, data, enrol, frame, home_rule, lock, map, meta, recall, relation, snapshot,
+    access, backup, coord, data, enrol, frame, home_rule, lock, map, meta, news, recall, relation, snapshot,
     version, volume,
 };
 use weir_store::format::{self as index, Record as _};

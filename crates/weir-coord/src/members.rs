@@ -282,12 +282,20 @@ impl Members {
         }
     }
 
-    /// With a change of the map that is made anyway, what targets have reported becomes durable.
-    pub fn record_positions(&self, map: &mut ClusterMap) {
-        for target in &mut map.targets {
-            let reported = self.positions.get(&target.id).copied().unwrap_or_default();
-            target.last.position = target.last.position.max(reported);
+    /// A target whose entry changes anyway takes the position along that it has reported. Those of all others
+    /// are durable a second later, not in the map: it goes to everybody.
+    pub fn record_positions(&self, published: &ClusterMap, draft: &mut ClusterMap) {
+        let before = published.targets.iter().map(Some).chain(std::iter::repeat(None));
+        for (before, target) in before.zip(&mut draft.targets) {
+            if before != Some(&*target) {
+                self.record_position(target);
+            }
         }
+    }
+
+    fn record_position(&self, target: &mut Target) {
+        let reported = self.positions.get(&target.id).copied().unwrap_or_default();
+        target.last.position = target.last.position.max(reported);
     }
 
     /// The place of an offered target in the map, and whether it has what it had.
@@ -309,7 +317,7 @@ impl Members {
             return id;
         };
         let id = map.targets[known].id;
-        self.record_positions(map);
+        self.record_position(&mut map.targets[known]);
         let verdict = returned(&map.targets[known], history);
         let places = map.groups.iter().flat_map(|g| &g.members).filter(|m| m.target == id);
         let (lost, had): (Vec<bool>, Vec<bool>) = places.map(map::Member::is_lost).partition(|lost| *lost);

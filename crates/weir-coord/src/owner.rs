@@ -10,6 +10,7 @@ use crate::decide::{
     forget_unpublished_epochs, is_spare, needed_without, record_progress, take_lead,
 };
 use crate::members::{Members, Positions};
+use crate::news::News;
 use crate::placing::{Placed, Placing, place};
 use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe, probe_each};
 use crate::records::{encode_map, encode_positions, encode_progress};
@@ -151,10 +152,10 @@ pub struct Owner {
     pub revision: Revision,
     pub progress: Kept<Progress>,
     pub positions: Kept<Positions>,
-    pub positions_kept: Instant,
     pub map: watch::Sender<Arc<ClusterMap>>,
+    /// Of each map before anybody sees it.
+    pub news: Arc<News>,
     pub members: Members,
-    pub expected_targets: usize,
     pub events: mpsc::Receiver<Event>,
     /// For the results of probes.
     pub self_events: mpsc::WeakSender<Event>,
@@ -179,6 +180,7 @@ pub struct Owner {
 pub struct Kept<T> {
     pub value: T,
     pub revision: Revision,
+    pub at: Instant,
 }
 
 struct Batch {
@@ -244,11 +246,9 @@ impl Owner {
         }
         self.release_reporters(&mut batch);
         forget_unpublished_epochs(&published, &mut batch.draft);
-        if batch.draft != *published {
-            self.members.record_positions(&mut batch.draft);
-        }
+        self.members.record_positions(&published, &mut batch.draft);
         let outcome = async {
-            self.keep_progress(batch.progress).await?;
+            self.keep_progress(batch.progress, now).await?;
             self.keep_positions(&batch.draft, now).await?;
             self.publish(published, batch.draft).await
         }
@@ -265,21 +265,21 @@ impl Owner {
     }
 
     /// Before the map, and for itself: it is true whatever becomes of the map.
-    async fn keep_progress(&mut self, new: Progress) -> Result<()> {
+    async fn keep_progress(&mut self, new: Progress, now: Instant) -> Result<()> {
         if new == self.progress.value {
             return Ok(());
         }
         match self.store.compare_and_swap(PROGRESS_KEY, self.progress.revision, encode_progress(&new)).await?
         {
-            Swap::Done(revision) => self.progress = Kept { value: new, revision },
+            Swap::Done(revision) => self.progress = Kept { value: new, revision, at: now },
             Swap::Conflict(_) => return Err(another_writes()),
         }
         Ok(())
     }
 
-    /// Now and then: heartbeats tell them all the time.
+    /// Now and then, and in the end: heartbeats tell them all the time.
     async fn keep_positions(&mut self, map: &ClusterMap, now: Instant) -> Result<()> {
-        if now.since(self.positions_kept) < POSITIONS_INTERVAL {
+        if !self.ends && now.since(self.positions.at) < POSITIONS_INTERVAL {
             return Ok(());
         }
         let of = |t: &Target| Some((t.id, (t.last.run.id, *self.members.positions.get(&t.id)?)));
@@ -289,10 +289,9 @@ impl Owner {
         }
         let bytes = encode_positions(&new);
         match self.store.compare_and_swap(POSITIONS_KEY, self.positions.revision, bytes).await? {
-            Swap::Done(revision) => self.positions = Kept { value: new, revision },
+            Swap::Done(revision) => self.positions = Kept { value: new, revision, at: now },
             Swap::Conflict(_) => return Err(another_writes()),
         }
-        self.positions_kept = now;
         Ok(())
     }
 
@@ -307,6 +306,7 @@ impl Owner {
             Swap::Conflict(_) => return Err(another_writes()),
         }
         let new = Arc::new(new);
+        self.news.publish(new.clone());
         self.map.send_replace(new.clone());
         Ok(new)
     }
@@ -372,15 +372,14 @@ impl Owner {
                         self.members.note_position(report.target, report.position);
                     }
                 }
-                self.members.record_positions(&mut batch.draft);
-                batch.after(answer, |_| ());
+                batch.after(answer, |_| ()); // they are durable then: it ends
             }
         }
     }
 
     /// Starts what is wanted, and answers who waits for groups that are there.
     fn place_groups(&mut self, batch: &mut Batch) {
-        let (wanted, answers) = self.placing.next(&batch.draft, self.expected_targets);
+        let (wanted, answers) = self.placing.next(&batch.draft);
         for (answer, outcome) in answers {
             match outcome {
                 Ok(()) => batch.after(answer, newest),
@@ -432,7 +431,7 @@ impl Owner {
             Ok(admitted) => batch.after(answer, move |map| Joined {
                 node: admitted.node,
                 targets: admitted.targets,
-                map: ClusterMap::clone(map),
+                map: map.clone(),
                 heartbeat_ms,
             }),
         }
@@ -460,11 +459,9 @@ impl Owner {
         let member = self.members.member_on(lead.node, connection).map(drop);
         match member.and_then(|()| take_lead(&mut batch.draft, &batch.progress, lead)) {
             Err(e) => refuse(answer, e),
-            Ok((namespace, leader_epoch)) => batch.after(answer, move |map| LeadReply {
-                namespace,
-                leader_epoch,
-                map: ClusterMap::clone(map),
-            }),
+            Ok((namespace, leader_epoch)) => {
+                batch.after(answer, move |map| LeadReply { namespace, leader_epoch, map: map.clone() })
+            }
         }
     }
 
@@ -473,7 +470,7 @@ impl Owner {
         let uptime_ms = now.since(self.started).as_millis() as u64;
         let (links, program) = (self.cut_links.list(now), self.program.clone());
         batch.after(answer, move |map| ClusterStatus {
-            map: ClusterMap::clone(map),
+            map: map.clone(),
             targets,
             uptime_ms,
             links,

@@ -1,7 +1,7 @@
 //! Placement groups that are being made: the owner of the map decides which, another thread places them.
 //!
-//! Invariant: the owner never waits for a placement, so heartbeats do not either. What was placed is taken only if the targets that it
-//! may use are still up.
+//! Invariant: the owner never waits for a placement, so heartbeats do not either. What was placed is taken
+//! only if the targets that it may use are still up.
 use crate::decide::{WantedGroups, groups_asked_for, groups_for_new_files};
 use std::collections::BTreeSet;
 use tokio::sync::oneshot;
@@ -20,13 +20,18 @@ pub struct Placed {
 type Answer = oneshot::Sender<Result<MapReply>>;
 
 /// What is being placed, and the requests that wait for it.
-#[derive(Default)]
 pub struct Placing {
+    /// Groups of the scheme for new files are made once so many targets are up.
+    expected_targets: usize,
     running: BTreeSet<(String, Scheme)>,
     asked: Vec<(MakeGroups, Answer)>,
 }
 
 impl Placing {
+    pub fn new(expected_targets: usize) -> Placing {
+        Placing { expected_targets, running: BTreeSet::new(), asked: Vec::new() }
+    }
+
     /// Answered when the groups are in a durable map, or cannot be made.
     pub fn ask(&mut self, wanted: MakeGroups, answer: Answer) {
         self.asked.push((wanted, answer));
@@ -38,12 +43,8 @@ impl Placing {
     }
 
     /// What has to be placed now, and requests that can be answered: with the map, or with the error.
-    pub fn next(
-        &mut self,
-        map: &ClusterMap,
-        expected_targets: usize,
-    ) -> (Vec<WantedGroups>, Vec<(Answer, Result<()>)>) {
-        let mut wanted = groups_for_new_files(map, expected_targets);
+    pub fn next(&mut self, map: &ClusterMap) -> (Vec<WantedGroups>, Vec<(Answer, Result<()>)>) {
+        let mut wanted = groups_for_new_files(map, self.expected_targets);
         let mut answers = Vec::new();
         for (asked, answer) in std::mem::take(&mut self.asked) {
             match groups_asked_for(map, asked.pool.as_deref(), asked.scheme) {

@@ -129,8 +129,8 @@ struct KnownLayouts {
     asked: Vec<Policy>,
 }
 
-/// Where new files go: worked out once for each map and policy, as every create asks. A volume whose scheme has no placement groups gets
-/// them: its files can be written as soon as the map has them.
+/// Where new files go: worked out once for each map and policy, as every create asks. A volume whose scheme
+/// has no placement groups gets them: its files can be written as soon as the map has them.
 fn layout_policy(env: Env, cluster: Cluster) -> impl Fn(&Policy) -> Option<LayoutPolicy> {
     let known: Mutex<KnownLayouts> = Mutex::default();
     move |policy| {

@@ -188,8 +188,9 @@ impl WantedGroups {
     }
 }
 
-/// Those of the scheme for new files, in each pool that has none yet and has enough targets. Those of other schemes are made when
-/// somebody asks for them ([`groups_asked_for`]). None before `expected_targets` are up, so that the first groups use them all.
+/// Those of the scheme for new files, in each pool that has none yet and has enough targets. Those of other
+/// schemes are made when somebody asks for them ([`groups_asked_for`]). None before `expected_targets` are
+/// up, so that the first groups use them all.
 pub fn groups_for_new_files(map: &ClusterMap, expected_targets: usize) -> Vec<WantedGroups> {
     let up = map.targets.iter().filter(|t| t.state == TargetState::Up).count();
     if up < expected_targets {
@@ -199,7 +200,8 @@ pub fn groups_for_new_files(map: &ClusterMap, expected_targets: usize) -> Vec<Wa
     pools(map).into_iter().filter_map(of).collect()
 }
 
-/// Those of a scheme that somebody wants, in one pool or in all that can hold it: what is not there yet. An error says what is lacking.
+/// Those of a scheme that somebody wants, in one pool or in all that can hold it: what is not there yet. An
+/// error says what is lacking.
 pub fn groups_asked_for(map: &ClusterMap, pool: Option<&str>, scheme: Scheme) -> Result<Vec<WantedGroups>> {
     let all = pools(map);
     if let Some(pool) = pool.filter(|pool| !all.contains(pool)) {
@@ -220,8 +222,8 @@ pub fn groups_asked_for(map: &ClusterMap, pool: Option<&str>, scheme: Scheme) ->
     Ok(wanted)
 }
 
-/// Takes groups into the map that were placed for what it wanted a moment ago. False, and nothing is changed: somebody else's are there
-/// by now, or a target that they may use is not up any more.
+/// Takes groups into the map that were placed for what it wanted a moment ago. False, and nothing is changed:
+/// somebody else's are there by now, or a target that they may use is not up any more.
 pub fn add_groups(map: &mut ClusterMap, wanted: &WantedGroups, placed: Vec<Vec<TargetId>>) -> bool {
     let up = map.targets.iter().filter(|t| t.state == TargetState::Up && t.pool == wanted.pool);
     let up: BTreeSet<TargetId> = up.map(|t| t.id).collect();

@@ -4,8 +4,8 @@
 //! and the roles (which data cell, which parity cell) rotate, so that no target is "the parity target".
 //! Deterministic: the same candidates give the same groups.
 //!
-//! The time grows with targets plus groups: each node keeps its targets in the order of their load, and of the least loaded ones a few
-//! are compared by how often they are in a group with those chosen already.
+//! The time grows with targets plus groups: each node keeps its targets in the order of their load, and of
+//! the least loaded ones a few are compared by how often they are in a group with those chosen already.
 use std::collections::{BTreeMap, BTreeSet};
 use weir_proto::map::Scheme;
 use weir_proto::{NodeId, TargetId};
@@ -15,8 +15,8 @@ use weir_proto::{NodeId, TargetId};
 const GROUPS_PER_TARGET: usize = 4;
 /// Every client holds them all: some 300 bytes a group of twelve.
 const GROUPS_MAX: usize = 4096;
-/// Targets of equal load that are compared for one place: all of a small cluster, and enough of a large one that
-/// hardly any two targets share more than one group.
+/// Targets of equal load that are compared for one place: all of a small cluster, and enough of a large one
+/// that hardly any two targets share more than one group.
 const COMPARED_MAX: usize = 64;
 
 /// A target that may become a member.
@@ -55,14 +55,15 @@ struct Board<'a> {
     roles: Vec<usize>,
     /// the other members of its groups, once for each group.
     partners: Vec<Vec<u32>>,
-    /// Of the group that is being placed: members by host and by node, and for each target its groups with them.
+    /// Of the group that is being placed: members by host and by node, and for each target its groups with
+    /// them.
     chosen_on_host: Vec<usize>,
     chosen_on_node: Vec<usize>,
     together: Vec<usize>,
 }
 
-/// Targets of one node that are not in the group that is being placed, in the order of their load, then in one that changes
-/// with each group that they get.
+/// Targets of one node that are not in the group that is being placed, in the order of their load, then in
+/// one that changes with each group that they get.
 struct NodeTargets {
     host: usize,
     waiting: BTreeSet<(usize, u64, usize)>,
@@ -110,8 +111,8 @@ impl<'a> Board<'a> {
         members
     }
 
-    /// On the host, then on the node that has the fewest members yet: of the targets with the least load, the one that shares the
-    /// fewest groups with the members.
+    /// On the host, then on the node that has the fewest members yet: of the targets with the least load, the
+    /// one that shares the fewest groups with the members.
     fn best_target(&self, group: usize, place: usize) -> usize {
         let rank = |node: usize| {
             let least = self.nodes[node].waiting.first()?.0;
