@@ -539,6 +539,7 @@ async fn follow_map(shared: Arc<Shared>) {
             Ok(Err(e)) => {
                 tracing::warn!("the whole cluster map is asked for: {e}");
                 ask_for_all = true;
+                shared.env.clock.sleep(RETRY_PAUSE).await;
             }
             Ok(Ok(None)) => reported = false,
             Ok(Ok(Some(map))) => {

@@ -14,6 +14,7 @@ pub mod decide;
 mod enrol;
 mod followers;
 pub mod identity;
+mod kept_map;
 mod links;
 mod member;
 mod members;

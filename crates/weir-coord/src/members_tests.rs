@@ -1,7 +1,10 @@
 //! Claims about membership, by table.
 use super::*;
+use std::sync::Arc;
 use std::time::Duration;
-use weir_proto::coord::TargetHistory;
+use weir_proto::Wire;
+use weir_proto::coord::{ClusterStatus, Heartbeat, TargetHistory};
+use weir_proto::frame::BODY_MAX;
 use weir_proto::map::{MemberState, Run, RunSeen, Settings};
 use weir_proto::version::{LEVEL_MAX, Program};
 use weir_proto::{ClusterId, DiskUuid, ErrorKind, RunId};
@@ -308,4 +311,29 @@ fn who_may_not_join_is_told_why() {
     let mut pool = join("s2", 2, &[2]);
     pool.targets[0].pool = "nvme".into();
     assert!(world.join(&pool, 2, at(3)).unwrap_err().context.contains("keeps its pool"));
+}
+
+/// What nodes and the coordinator say of targets is in bodies; the map is not.
+#[test]
+fn messages_about_many_targets_fit_into_a_body() {
+    let reports = |count: u32| (1..=count).map(report).collect::<Vec<_>>();
+    let offers = join("s1", 1, &[7]).targets;
+    let history = TargetHistory { begun: vec![RunId(1); 64], ..offers[0].history.clone() };
+    let offer = TargetOffer { pool: "p".repeat(64), history, ..offers[0].clone() };
+    let targets = vec![offer; TARGETS_MAX];
+    let largest = TARGETS_MAX as u32;
+    let status = ClusterStatus {
+        map: Arc::new(ClusterMap::absent()),
+        targets: reports(50 * 96),
+        uptime_ms: 1,
+        links: vec![],
+        program: Program::this(),
+    };
+    for (what, bytes) in [
+        ("join", Join { targets, ..join("s1", 1, &[]) }.to_bytes()),
+        ("heartbeat", Heartbeat { node: NodeId(1), targets: reports(largest) }.to_bytes()),
+        ("status", status.to_bytes()),
+    ] {
+        assert!(bytes.len() < BODY_MAX as usize / 2, "{what}: {} bytes", bytes.len());
+    }
 }

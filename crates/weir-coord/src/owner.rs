@@ -9,11 +9,12 @@ use crate::decide::{
     Connected, HealthLimits, Presence, Progress, Strikes, add_groups, caught_up, demote_slow, finished_level,
     forget_unpublished_epochs, is_spare, needed_without, record_progress, take_lead,
 };
+use crate::kept_map::{KeptMap, another_writes};
 use crate::members::{Members, Positions};
 use crate::news::News;
 use crate::placing::{Placed, Placing, place};
 use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe, probe_each};
-use crate::records::{encode_map, encode_positions, encode_progress};
+use crate::records::{encode_positions, encode_progress};
 use crate::store::{Revision, Store, Swap};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,8 +31,6 @@ use weir_proto::version::Program;
 use weir_proto::{Error, Result, TargetId};
 use weir_rpc::{Identity, Trust};
 
-/// The key of the map in the store.
-pub const MAP_KEY: &str = "map";
 /// The key of the namespaces' progress. Not in the map, which everybody gets: it changes every second.
 pub const PROGRESS_KEY: &str = "progress";
 /// The key of how far each target is, as it reported: not in the map either.
@@ -149,7 +148,7 @@ type AfterWrite = Box<dyn FnOnce(&Result<Arc<ClusterMap>>) + Send>;
 pub struct Owner {
     pub env: Env,
     pub store: Arc<dyn Store>,
-    pub revision: Revision,
+    pub kept: KeptMap,
     pub progress: Kept<Progress>,
     pub positions: Kept<Positions>,
     pub map: watch::Sender<Arc<ClusterMap>>,
@@ -301,10 +300,7 @@ impl Owner {
             return Ok(old);
         }
         new.version = old.version + 1;
-        match self.store.compare_and_swap(MAP_KEY, self.revision, encode_map(&new)).await? {
-            Swap::Done(revision) => self.revision = revision,
-            Swap::Conflict(_) => return Err(another_writes()),
-        }
+        self.kept.write(&old, &new).await?;
         let new = Arc::new(new);
         self.news.publish(new.clone());
         self.map.send_replace(new.clone());
@@ -697,10 +693,6 @@ impl Batch {
             let _ = answer.send(outcome.as_ref().map(reply).map_err(Error::clone));
         }));
     }
-}
-
-fn another_writes() -> Error {
-    Error::stale("another coordinator has changed the cluster's state")
 }
 
 fn refuse<T>(answer: Answer<T>, error: Error) {

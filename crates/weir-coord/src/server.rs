@@ -7,12 +7,13 @@ use crate::decide::{add_rule, allow_home, forbid_home, remove_rule};
 use crate::enrol::{Office, follow_removals, renew_own};
 use crate::followers::Followers;
 use crate::identity::{check_coordinator, write_coordinator};
+use crate::kept_map::KeptMap;
 use crate::members::Members;
 use crate::news::News;
-use crate::owner::{Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY};
+use crate::owner::{Answer, EVENTS_MAX, Event, Kept, Owner, POSITIONS_KEY, PROGRESS_KEY};
 use crate::placing::Placing;
-use crate::records::{decode_map, decode_positions, decode_progress, encode_map};
-use crate::store::{Embedded, Revision, Store, Swap};
+use crate::records::{decode_positions, decode_progress};
+use crate::store::{Embedded, Revision, Store};
 use crate::waits::ReportedWaits;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -123,9 +124,9 @@ impl Coordinator {
     ) -> Result<Arc<Coordinator>> {
         check_settings(&config.settings)?;
         let started = env.clock.now();
-        let (map, revision) = match store.get(MAP_KEY).await? {
-            Some(kept) => (decode_map(&kept.value)?, kept.revision),
-            None if config.new => found(&env, &*store, &config).await?,
+        let (kept_map, map) = match KeptMap::open(store.clone()).await? {
+            Some(kept) => kept,
+            None if config.new => found(&env, &store, &config).await?,
             None => {
                 return Err(Error::damaged(
                     "the coordinator's state is not there; hint: restore its directory from a copy"
@@ -156,7 +157,7 @@ impl Coordinator {
         let owner = Owner {
             env: env.clone(),
             store,
-            revision,
+            kept: kept_map,
             progress,
             positions,
             map: publish,
@@ -522,7 +523,7 @@ async fn kept<T: Default>(
     })
 }
 
-async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(ClusterMap, Revision)> {
+async fn found(env: &Env, store: &Arc<dyn Store>, config: &CoordConfig) -> Result<(KeptMap, ClusterMap)> {
     let map = ClusterMap {
         cluster: config.cluster.unwrap_or_else(|| ClusterId(env.rng.id_128())),
         version: 1,
@@ -537,12 +538,10 @@ async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(Cl
         removed: vec![],
         access: Default::default(),
     };
-    match store.compare_and_swap(MAP_KEY, Revision(0), encode_map(&map)).await? {
-        Swap::Done(revision) => Ok((map, revision)),
-        Swap::Conflict(_) => {
-            Err(Error::stale("another coordinator founds this cluster now; start again".to_owned()))
-        }
-    }
+    let kept = KeptMap::found(store.clone(), &map).await?;
+    let kept =
+        kept.ok_or_else(|| Error::stale("another coordinator founds this cluster now; start again"))?;
+    Ok((kept, map))
 }
 
 fn check_settings(settings: &Settings) -> Result<()> {

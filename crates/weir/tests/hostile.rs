@@ -127,7 +127,7 @@ fn hello(role: Role) -> Vec<u8> {
     let hello = Hello {
         version_min: 1,
         version_max: 1,
-        level: 1,
+        level: version::LEVEL_MAX,
         cluster: None,
         name: "stranger".into(),
         role,
