@@ -21,7 +21,7 @@ use weir_proto::{
     Version, VolumeId, Wire,
 };
 use weir_proto::{
-    access, backup, coord, data, enrol, frame, home_rule, lock, map, meta, recall, relation, snapshot,
+    access, backup, coord, data, enrol, frame, home_rule, lock, map, meta, news, recall, relation, snapshot,
     version, volume,
 };
 use weir_store::format::{self as index, Record as _};
@@ -509,12 +509,17 @@ fn coordinator(bytes: &[u8]) {
         if let Ok(map) = weir_coord::records::decode_map(&versioned.value) {
             assert_eq!(weir_coord::records::encode_map(&map), versioned.value);
         }
+        if let Ok(step) = weir_coord::records::decode_step(&versioned.value) {
+            assert_eq!(weir_coord::records::encode_step(&step), versioned.value);
+        }
     }
 }
 fn coordinator_seeds() -> Vec<Vec<u8>> {
     let map = Dice::for_name("map").encoding::<map::ClusterMap>().unwrap_or_default();
     let record = [&[1, 0][..], &map].concat();
-    [record, b"abc".to_vec()]
+    let step = Dice::for_name("step").encoding::<news::MapNews>().unwrap_or_default();
+    let step = [&[1, 0][..], &step].concat();
+    [record, step, b"abc".to_vec()]
         .iter()
         .map(|value| {
             let mut body = b"\x01\0\x09\0\0\0\0\0\0\0\x01\0\0\0\x03\0\0\0map\x09\0\0\0\0\0\0\0".to_vec();

@@ -10,6 +10,7 @@ use weir_proto::enrol::{
     RotateAuthority, TokenCreate, TokenRevoke,
 };
 use weir_proto::map::{ClusterMap, Role};
+use weir_proto::version::LEVEL_OF_STEPS;
 use weir_proto::{Error, Request, Result, Wire};
 use weir_rpc::{Call, Handled, Policy, Proved, Reply, Trust};
 use weir_trust::certificate::Certificate;
@@ -22,12 +23,18 @@ pub(crate) struct Certified {
     pub trust: Arc<Trust>,
     env: Env,
     events: mpsc::WeakSender<Event>,
+    maps: watch::Receiver<Arc<ClusterMap>>,
 }
 
 impl Certified {
     /// With what it was given instead of an office.
-    pub fn given(env: &Env, trust: Arc<Trust>, events: &mpsc::Sender<Event>) -> Certified {
-        Certified { office: None, trust, env: env.clone(), events: events.downgrade() }
+    pub fn given(
+        env: &Env,
+        trust: Arc<Trust>,
+        maps: &watch::Receiver<Arc<ClusterMap>>,
+        events: &mpsc::Sender<Event>,
+    ) -> Certified {
+        Certified { office: None, trust, env: env.clone(), events: events.downgrade(), maps: maps.clone() }
     }
 
     pub fn start(
@@ -46,13 +53,23 @@ impl Certified {
         env.tasks.spawn("cut off whose certificate holds no more", follow_map(maps.clone(), trust.clone()));
         let following = follow_authorities(env.clone(), Arc::downgrade(&office), tls, name.to_owned(), tell);
         env.tasks.spawn("follow the cluster's authorities", following);
-        Ok(Certified { office: Some(office), trust, env: env.clone(), events })
+        Ok(Certified { office: Some(office), trust, env: env.clone(), events, maps: maps.clone() })
     }
 
     /// For the administrator, when the cluster is founded: a certificate for the commands on other machines.
     pub async fn issue_admin(&self, name: &str, public_key: Vec<u8>) -> Result<Enrolled> {
         let wanted = IssueCertificate { name: name.to_owned(), roles: vec![Role::Console], public_key };
         self.office()?.issue_unasked(wanted, "the coordinator's machine", Vec::new()).await
+    }
+
+    /// Nodes learn of authorities by the map.
+    fn check_level(&self) -> Result<()> {
+        match self.maps.borrow().level {
+            LEVEL_OF_STEPS.. => Ok(()),
+            level => Err(Error::unsupported(format!(
+                "the authority of a cluster of level {level} cannot be replaced; hint: `weir upgrade finish` raises the level"
+            ))),
+        }
     }
 
     fn office(&self) -> Result<Arc<Office>> {
@@ -103,6 +120,7 @@ impl Certified {
             }
             RotateAuthority::METHOD => {
                 let (office, RotateAuthority { skip }) = (self.office()?, call.decode()?);
+                self.check_level()?;
                 later(async move { office.rotate(skip).await })
             }
             NodeRemove::METHOD => {

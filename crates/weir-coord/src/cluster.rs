@@ -21,7 +21,10 @@ use weir_proto::coord::{
 };
 use weir_proto::home_rule::HomeRule;
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
-use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NamespaceId, NodeId, PgId, Request, Result, TargetId};
+use weir_proto::news::{MapNews, TellsMap};
+use weir_proto::{
+    ClusterId, DiskUuid, Epoch, Error, NamespaceId, NodeId, PgId, Request, Result, TargetId, Wire,
+};
 use weir_rpc::{Channel, Identity, LookUp, NoService, Payload, Service, Trust, Whereabouts};
 
 /// The coordinator is asked again for a newer map after this long without one.
@@ -283,11 +286,19 @@ impl Cluster {
     }
 
     async fn change<R: Request<Reply = MapReply>>(&self, request: &R) -> Result<Arc<ClusterMap>> {
-        let reply = self.ask(request).await?;
-        if let Some(map) = reply.map {
-            self.shared().offer(map);
-        }
+        self.ask_map(request).await?;
         Ok(self.map())
+    }
+
+    /// For an answer that tells the newest map: it is known here then, and is in the answer.
+    async fn ask_map<R: Request>(&self, request: &R) -> Result<R::Reply>
+    where
+        R::Reply: TellsMap,
+    {
+        let asked = self.shared().coordinator.call(request, Vec::new(), CHANGE_PATIENCE).await;
+        let (mut reply, payload) = asked.map_err(|e| e.doing("ask the coordinator"))?;
+        self.shared().learn_from(&mut reply, &payload).await?;
+        Ok(reply)
     }
 
     async fn ask<R: Request>(&self, request: &R) -> Result<R::Reply> {
@@ -305,9 +316,7 @@ impl Cluster {
     pub async fn lead_namespace(&self, of: &NamespaceIdentity, changes: u64) -> Result<LeadReply> {
         let (node, namespace) = (self.joined()?, of.name.clone());
         let lead = LeadNamespace { node, namespace, uuid: of.uuid, changes, instead_of: of.instead_of };
-        let reply = self.ask(&lead).await?;
-        self.shared().offer(Arc::new(reply.map.clone()));
-        Ok(reply)
+        self.ask_map(&lead).await
     }
 
     /// Says how many changes the directory of a namespace holds that this node leads. `Exists` or `NotFound`: it
@@ -336,7 +345,7 @@ impl Cluster {
     }
 
     pub async fn status(&self) -> Result<ClusterStatus> {
-        self.ask(&GetStatus {}).await
+        self.ask_map(&GetStatus {}).await
     }
 
     /// Tells what calls of this client wait for, so that `weir status` can.
@@ -355,10 +364,15 @@ impl Cluster {
     /// The status, or the last one that was seen here while the coordinator does not answer.
     pub async fn known_status(&self) -> Result<Arc<ClusterStatus>> {
         let shared = self.shared();
-        let asked = shared.coordinator.call_now(&GetStatus {}, Payload::default(), STATUS_PATIENCE).await;
+        let asked = async {
+            let ask = shared.coordinator.call_now(&GetStatus {}, Payload::default(), STATUS_PATIENCE);
+            let (mut reply, payload) = ask.await?.into_parts();
+            shared.learn_from(&mut reply, &payload).await.map(|()| reply)
+        };
+        let asked = asked.await;
         let mut known = lock(&shared.status);
         match (asked, &*known) {
-            (Ok(answered), _) => Ok(known.insert(Arc::new(answered.reply)).clone()),
+            (Ok(status), _) => Ok(known.insert(Arc::new(status)).clone()),
             (Err(e), Some(status)) if is_temporary(&e) => Ok(status.clone()),
             (Err(e), _) => Err(e.doing("ask the coordinator")),
         }
@@ -401,6 +415,25 @@ impl Shared {
             trust.follow(&offered.removed, &offered.authorities);
         }
         is_new
+    }
+
+    /// Learns the map that an answer tells, and puts the newest one that is known into the answer.
+    pub async fn learn_from(&self, reply: &mut impl TellsMap, payload: &[u8]) -> Result<()> {
+        let told = reply.take_map();
+        if !payload.is_empty() || told.is_some() {
+            let known = self.map.borrow().clone();
+            match map_told(told, payload, &known) {
+                Ok(news) => {
+                    news.map(|map| self.offer(map));
+                }
+                Err(e) => {
+                    tracing::warn!("the whole cluster map is asked for: {e}");
+                    self.offer(first_map(&self.env, &self.coordinator, CHANGE_PATIENCE).await?);
+                }
+            }
+        }
+        reply.put_map(self.map.borrow().clone());
+        Ok(())
     }
 
     /// Where this host finds a node.
@@ -472,6 +505,19 @@ async fn ask_for_coordinators(shared: Arc<Shared>) {
     }
 }
 
+/// The map that an answer tells: in its body, or as news in its payload. `None`: it is the one that is known.
+fn map_told(
+    told: Option<Arc<ClusterMap>>,
+    payload: &[u8],
+    known: &Arc<ClusterMap>,
+) -> Result<Option<Arc<ClusterMap>>> {
+    if payload.is_empty() {
+        return Ok(told);
+    }
+    let news = MapNews::from_bytes(payload).and_then(|news| news.apply(known));
+    news.map_err(|e| e.doing("read the news of the cluster map"))
+}
+
 async fn first_map(env: &Env, coordinator: &Channel, patience: Duration) -> Result<Arc<ClusterMap>> {
     let deadline = env.clock.now() + patience;
     loop {
@@ -479,8 +525,12 @@ async fn first_map(env: &Env, coordinator: &Channel, patience: Duration) -> Resu
         let asked =
             coordinator.call(&GetMap { newer_than: 0, wait_ms: 0 }, Vec::new(), left.max(RETRY_PAUSE)).await;
         match asked {
-            Ok((MapReply { map: Some(map) }, _)) => return Ok(map),
-            Ok((MapReply { map: None }, _)) => {}
+            Ok((MapReply { map }, payload)) => {
+                let nothing = Arc::new(ClusterMap::absent());
+                if let Some(map) = map_told(map, &payload, &nothing)? {
+                    return Ok(map);
+                }
+            }
             Err(e) if is_temporary(&e) && env.clock.now() < deadline => {}
             Err(e) => return Err(e.doing("get the cluster map from the coordinator")),
         }
@@ -494,20 +544,32 @@ pub(crate) fn is_temporary(e: &Error) -> bool {
 }
 
 async fn follow_map(shared: Arc<Shared>) {
-    let mut reported = false;
+    let (mut reported, mut ask_for_all) = (false, false);
     loop {
-        let newer_than = shared.map.borrow().version;
+        let known = shared.map.borrow().clone();
+        let newer_than = if std::mem::take(&mut ask_for_all) { 0 } else { known.version };
         let request = GetMap { newer_than, wait_ms: MAP_WAIT.as_millis() as u32 };
-        match shared.coordinator.call(&request, Vec::new(), MAP_WAIT + ANSWER_SLACK).await {
-            Ok((MapReply { map: None }, _)) => reported = false,
-            Ok((MapReply { map: Some(map) }, _)) => {
+        let asked = shared.coordinator.call(&request, Vec::new(), MAP_WAIT + ANSWER_SLACK).await;
+        match asked.map(|(reply, payload)| {
+            // What is known may be newer by now: a change that this node asked for.
+            let known = shared.map.borrow().clone();
+            map_told(reply.map, &payload, &known)
+        }) {
+            Ok(Err(e)) => {
+                tracing::warn!("the whole cluster map is asked for: {e}");
+                ask_for_all = true;
+                shared.env.clock.sleep(RETRY_PAUSE).await;
+            }
+            Ok(Ok(None)) => reported = false,
+            Ok(Ok(Some(map))) => {
                 reported = false;
                 let (cluster, version) = (map.cluster, map.version);
                 let old = !shared.offer(map) && version <= shared.map.borrow().version;
-                if old && version < newer_than {
+                if old && version < known.version {
                     tracing::error!(
-                        "the coordinator's map of cluster {cluster} has version {version}, {newer_than} is known here: \
-                         its state was lost or replaced"
+                        "the coordinator's map of cluster {cluster} has version {version}, {} is known here: its \
+                         state was lost or replaced",
+                        known.version
                     );
                     shared.env.clock.sleep(MAP_WAIT).await;
                 }

@@ -18,7 +18,8 @@ use weir_proto::enrol::{
 use weir_proto::glob::fits;
 use weir_proto::map::{ClusterMap, RemovedNode, Role};
 use weir_proto::network::Network;
-use weir_proto::{ClusterId, Error, Result, message, wire_enum};
+use weir_proto::version::LEVEL_OF_STEPS;
+use weir_proto::{ClusterId, Error, ErrorKind, Result, message, wire_enum};
 use weir_rpc::Trust;
 use weir_trust::certificate::{Authority, Certificate, Credentials, Grant, LIFE_S, NewKey, Pin, check_name};
 use weir_trust::handshake::Tls;
@@ -27,6 +28,8 @@ use weir_trust::token::Secret;
 const RENEW_OWN_EVERY: Duration = Duration::from_secs(LIFE_S / 3);
 /// When the map could not be changed.
 const TELL_AGAIN: Duration = Duration::from_secs(1);
+/// When it cannot be changed in this cluster yet.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// The key of the record in the store.
 pub const ENROLMENT_KEY: &str = "enrolment";
 /// What a token may be good for at most.
@@ -404,6 +407,8 @@ pub async fn follow_authorities(env: Env, office: Weak<Office>, tls: Arc<Tls>, n
         };
         let wait = match tell(pins.clone()).await {
             Ok(()) => RENEW_OWN_EVERY,
+            // Until an upgrade is finished.
+            Err(e) if e.kind == ErrorKind::Unsupported => LOOK_AGAIN,
             Err(e) => {
                 tracing::error!("the cluster map does not name the authorities yet: {e}");
                 TELL_AGAIN
@@ -417,7 +422,15 @@ pub async fn follow_authorities(env: Env, office: Weak<Office>, tls: Arc<Tls>, n
 }
 
 /// The change of the map that names the authorities.
+///
+/// `Unsupported`: the cluster's level is too low for that.
 pub fn name_authorities(map: &mut ClusterMap, pins: Vec<[u8; 16]>) -> Result<String> {
+    if map.level < LEVEL_OF_STEPS {
+        return Err(Error::unsupported(format!(
+            "a cluster of level {} does not name its authorities",
+            map.level
+        )));
+    }
     let said = match (map.authorities.len(), pins.len()) {
         (1, 2) => "a new authority is announced to all nodes",
         (2, 2) => "nodes get certificates of the new authority",

@@ -103,9 +103,9 @@ impl Member {
             targets: self.membership.targets.clone(),
             program: self.shared.identity.program(),
         };
-        let (joined, _) = connection.call(&request, Vec::new(), JOIN_PATIENCE).await?;
+        let (mut joined, payload) = connection.call(&request, Vec::new(), JOIN_PATIENCE).await?;
         *self.shared.node.lock().unwrap_or_else(PoisonError::into_inner) = Some(joined.node);
-        self.shared.offer(Arc::new(joined.map.clone()));
+        self.shared.learn_from(&mut joined, &payload).await?;
         Ok((connection, joined))
     }
 

@@ -4,7 +4,7 @@
 //! Knows nothing of connections' bytes or of the store: the server carries the decisions out.
 use crate::addresses::check_announced;
 use crate::decide::{
-    HealthLimits, Presence, Returned, Strikes, Verdict, create_groups, forgive, is_spare, judge, next_run,
+    HealthLimits, Presence, Returned, Strikes, Verdict, forgive, is_spare, judge, left_out, next_run,
     rejoin_groups, returned, target_back, target_cleared, target_down, target_failed, target_lost,
     target_put_back,
 };
@@ -232,14 +232,9 @@ impl Members {
         }
     }
 
-    /// Brings the map in line with what is known: nodes, targets, groups.
-    pub fn reconcile(
-        &mut self,
-        map: &mut ClusterMap,
-        now: Instant,
-        limits: &HealthLimits,
-        expected_targets: usize,
-    ) {
+    /// Brings the map in line with what is known: nodes, targets, and these in their groups.
+    pub fn reconcile(&mut self, map: &mut ClusterMap, now: Instant, limits: &HealthLimits) {
+        let left_out = left_out(map);
         let verdicts: Vec<(NodeId, Verdict)> = map
             .nodes
             .iter()
@@ -258,18 +253,25 @@ impl Members {
                     }
                 }
             }
-            self.reconcile_targets(map, node, verdict == Verdict::Up, now);
-        }
-        if create_groups(map, expected_targets) {
-            tracing::info!("{} placement groups on {} targets", map.groups.len(), map.targets.len());
+            self.reconcile_targets(map, node, verdict == Verdict::Up, &left_out, now);
         }
     }
 
-    fn reconcile_targets(&self, map: &mut ClusterMap, node: NodeId, node_up: bool, now: Instant) {
+    fn reconcile_targets(
+        &self,
+        map: &mut ClusterMap,
+        node: NodeId,
+        node_up: bool,
+        left_out: &BTreeSet<TargetId>,
+        now: Instant,
+    ) {
         let of_node: Vec<TargetId> = map.targets.iter().filter(|t| t.node == node).map(|t| t.id).collect();
         let serves = |t: &TargetId| self.by_node.get(&node).is_some_and(|m| m.serves.contains(t));
         for target in of_node {
             if node_up && serves(&target) && !self.suspects.contains(&target) {
+                if !left_out.contains(&target) {
+                    continue;
+                }
                 let demoted = self.slow.get(&target).is_some_and(|s| s.is_demoted(now));
                 if target_back(map, target) || !demoted && rejoin_groups(map, target) {
                     tracing::info!("{target} is back");
@@ -280,12 +282,20 @@ impl Members {
         }
     }
 
-    /// With a change of the map that is made anyway, what targets have reported becomes durable.
-    pub fn record_positions(&self, map: &mut ClusterMap) {
-        for target in &mut map.targets {
-            let reported = self.positions.get(&target.id).copied().unwrap_or_default();
-            target.last.position = target.last.position.max(reported);
+    /// A target whose entry changes anyway takes the position along that it has reported. Those of all others
+    /// are durable a second later, not in the map: it goes to everybody.
+    pub fn record_positions(&self, published: &ClusterMap, draft: &mut ClusterMap) {
+        let before = published.targets.iter().map(Some).chain(std::iter::repeat(None));
+        for (before, target) in before.zip(&mut draft.targets) {
+            if before != Some(&*target) {
+                self.record_position(target);
+            }
         }
+    }
+
+    fn record_position(&self, target: &mut Target) {
+        let reported = self.positions.get(&target.id).copied().unwrap_or_default();
+        target.last.position = target.last.position.max(reported);
     }
 
     /// The place of an offered target in the map, and whether it has what it had.
@@ -307,7 +317,7 @@ impl Members {
             return id;
         };
         let id = map.targets[known].id;
-        self.record_positions(map);
+        self.record_position(&mut map.targets[known]);
         let verdict = returned(&map.targets[known], history);
         let places = map.groups.iter().flat_map(|g| &g.members).filter(|m| m.target == id);
         let (lost, had): (Vec<bool>, Vec<bool>) = places.map(map::Member::is_lost).partition(|lost| *lost);

@@ -1,7 +1,10 @@
 //! Claims about membership, by table.
 use super::*;
+use std::sync::Arc;
 use std::time::Duration;
-use weir_proto::coord::TargetHistory;
+use weir_proto::Wire;
+use weir_proto::coord::{ClusterStatus, Heartbeat, TargetHistory};
+use weir_proto::frame::BODY_MAX;
 use weir_proto::map::{MemberState, Run, RunSeen, Settings};
 use weir_proto::version::{LEVEL_MAX, Program};
 use weir_proto::{ClusterId, DiskUuid, ErrorKind, RunId};
@@ -95,11 +98,12 @@ impl World {
     }
     fn join_with(&mut self, join: &Join, connection: u64, now: Instant) -> Result<Admitted> {
         let admitted = self.members.admit(&mut self.map, join, connection, now)?;
-        self.members.reconcile(&mut self.map, now, &LIMITS, 6);
+        self.reconcile(now);
         Ok(admitted)
     }
     fn reconcile(&mut self, now: Instant) {
-        self.members.reconcile(&mut self.map, now, &LIMITS, 6);
+        self.members.reconcile(&mut self.map, now, &LIMITS);
+        crate::decide::group_tests::create_groups(&mut self.map, 6);
     }
     fn target(&self, n: u32) -> TargetState {
         self.map.target(TargetId(n)).unwrap().state
@@ -248,6 +252,7 @@ fn a_failed_target_is_cleared_by_hand_in_a_new_process() {
 #[test]
 fn a_target_with_a_stalled_disk_is_left_out_if_not_needed() {
     let mut world = World::with_six();
+    crate::decide::group_tests::make_groups(&mut world.map, None, "replica:2".parse().unwrap()).unwrap();
     let quiet = |n: u32, stalled_ms: u32| TargetReport { stalled_ms, ..report(n) };
     let mut after = |stalled_ms: u32| {
         for n in 1..=3 {
@@ -308,4 +313,29 @@ fn who_may_not_join_is_told_why() {
     let mut pool = join("s2", 2, &[2]);
     pool.targets[0].pool = "nvme".into();
     assert!(world.join(&pool, 2, at(3)).unwrap_err().context.contains("keeps its pool"));
+}
+
+/// What nodes and the coordinator say of targets is in bodies; the map is not.
+#[test]
+fn messages_about_many_targets_fit_into_a_body() {
+    let reports = |count: u32| (1..=count).map(report).collect::<Vec<_>>();
+    let offers = join("s1", 1, &[7]).targets;
+    let history = TargetHistory { begun: vec![RunId(1); 64], ..offers[0].history.clone() };
+    let offer = TargetOffer { pool: "p".repeat(64), history, ..offers[0].clone() };
+    let targets = vec![offer; TARGETS_MAX];
+    let largest = TARGETS_MAX as u32;
+    let status = ClusterStatus {
+        map: Arc::new(ClusterMap::absent()),
+        targets: reports(50 * 96),
+        uptime_ms: 1,
+        links: vec![],
+        program: Program::this(),
+    };
+    for (what, bytes) in [
+        ("join", Join { targets, ..join("s1", 1, &[]) }.to_bytes()),
+        ("heartbeat", Heartbeat { node: NodeId(1), targets: reports(largest) }.to_bytes()),
+        ("status", status.to_bytes()),
+    ] {
+        assert!(bytes.len() < BODY_MAX as usize / 2, "{what}: {} bytes", bytes.len());
+    }
 }

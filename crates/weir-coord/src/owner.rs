@@ -6,12 +6,15 @@
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
 use crate::cut_links::CutLinks;
 use crate::decide::{
-    Connected, HealthLimits, Presence, Progress, Strikes, caught_up, demote_slow, finished_level,
-    forget_unpublished_epochs, is_spare, make_groups, needed_without, record_progress, take_lead,
+    Connected, HealthLimits, Presence, Progress, Strikes, add_groups, caught_up, demote_slow, finished_level,
+    forget_unpublished_epochs, is_spare, needed_without, record_progress, take_lead,
 };
+use crate::kept_map::{KeptMap, another_writes};
 use crate::members::{Members, Positions};
+use crate::news::News;
+use crate::placing::{Placed, Placing, place};
 use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe, probe_each};
-use crate::records::{encode_map, encode_positions, encode_progress};
+use crate::records::{encode_positions, encode_progress};
 use crate::store::{Revision, Store, Swap};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,8 +31,6 @@ use weir_proto::version::Program;
 use weir_proto::{Error, Result, TargetId};
 use weir_rpc::{Identity, Trust};
 
-/// The key of the map in the store.
-pub const MAP_KEY: &str = "map";
 /// The key of the namespaces' progress. Not in the map, which everybody gets: it changes every second.
 pub const PROGRESS_KEY: &str = "progress";
 /// The key of how far each target is, as it reported: not in the map either.
@@ -90,6 +91,7 @@ pub enum Event {
         wanted: MakeGroups,
         answer: Answer<MapReply>,
     },
+    Placed(Placed),
     FinishUpgrade {
         connected: Vec<Connected>,
         answer: Answer<MapReply>,
@@ -146,13 +148,13 @@ type AfterWrite = Box<dyn FnOnce(&Result<Arc<ClusterMap>>) + Send>;
 pub struct Owner {
     pub env: Env,
     pub store: Arc<dyn Store>,
-    pub revision: Revision,
+    pub kept: KeptMap,
     pub progress: Kept<Progress>,
     pub positions: Kept<Positions>,
-    pub positions_kept: Instant,
     pub map: watch::Sender<Arc<ClusterMap>>,
+    /// Of each map before anybody sees it.
+    pub news: Arc<News>,
     pub members: Members,
-    pub expected_targets: usize,
     pub events: mpsc::Receiver<Event>,
     /// For the results of probes.
     pub self_events: mpsc::WeakSender<Event>,
@@ -160,6 +162,7 @@ pub struct Owner {
     /// Who waits for the probe of a target under way, by what was suspected.
     pub probing: BTreeMap<(TargetId, Suspicion), Vec<Answer<MapReply>>>,
     pub suspects_asked: Instant,
+    pub placing: Placing,
     pub cut_links: CutLinks,
     /// The one that this coordinator is.
     pub program: Program,
@@ -176,6 +179,7 @@ pub struct Owner {
 pub struct Kept<T> {
     pub value: T,
     pub revision: Revision,
+    pub at: Instant,
 }
 
 struct Batch {
@@ -236,15 +240,14 @@ impl Owner {
             silence_max: Duration::from_millis(u64::from(published.settings.target_silence_ms)),
         };
         if !self.ends {
-            self.members.reconcile(&mut batch.draft, now, &limits, self.expected_targets);
+            self.members.reconcile(&mut batch.draft, now, &limits);
+            self.place_groups(&mut batch);
         }
         self.release_reporters(&mut batch);
         forget_unpublished_epochs(&published, &mut batch.draft);
-        if batch.draft != *published {
-            self.members.record_positions(&mut batch.draft);
-        }
+        self.members.record_positions(&published, &mut batch.draft);
         let outcome = async {
-            self.keep_progress(batch.progress).await?;
+            self.keep_progress(batch.progress, now).await?;
             self.keep_positions(&batch.draft, now).await?;
             self.publish(published, batch.draft).await
         }
@@ -261,21 +264,21 @@ impl Owner {
     }
 
     /// Before the map, and for itself: it is true whatever becomes of the map.
-    async fn keep_progress(&mut self, new: Progress) -> Result<()> {
+    async fn keep_progress(&mut self, new: Progress, now: Instant) -> Result<()> {
         if new == self.progress.value {
             return Ok(());
         }
         match self.store.compare_and_swap(PROGRESS_KEY, self.progress.revision, encode_progress(&new)).await?
         {
-            Swap::Done(revision) => self.progress = Kept { value: new, revision },
+            Swap::Done(revision) => self.progress = Kept { value: new, revision, at: now },
             Swap::Conflict(_) => return Err(another_writes()),
         }
         Ok(())
     }
 
-    /// Now and then: heartbeats tell them all the time.
+    /// Now and then, and in the end: heartbeats tell them all the time.
     async fn keep_positions(&mut self, map: &ClusterMap, now: Instant) -> Result<()> {
-        if now.since(self.positions_kept) < POSITIONS_INTERVAL {
+        if !self.ends && now.since(self.positions.at) < POSITIONS_INTERVAL {
             return Ok(());
         }
         let of = |t: &Target| Some((t.id, (t.last.run.id, *self.members.positions.get(&t.id)?)));
@@ -285,10 +288,9 @@ impl Owner {
         }
         let bytes = encode_positions(&new);
         match self.store.compare_and_swap(POSITIONS_KEY, self.positions.revision, bytes).await? {
-            Swap::Done(revision) => self.positions = Kept { value: new, revision },
+            Swap::Done(revision) => self.positions = Kept { value: new, revision, at: now },
             Swap::Conflict(_) => return Err(another_writes()),
         }
-        self.positions_kept = now;
         Ok(())
     }
 
@@ -298,11 +300,9 @@ impl Owner {
             return Ok(old);
         }
         new.version = old.version + 1;
-        match self.store.compare_and_swap(MAP_KEY, self.revision, encode_map(&new)).await? {
-            Swap::Done(revision) => self.revision = revision,
-            Swap::Conflict(_) => return Err(another_writes()),
-        }
+        self.kept.write(&old, &new).await?;
         let new = Arc::new(new);
+        self.news.publish(new.clone());
         self.map.send_replace(new.clone());
         Ok(new)
     }
@@ -335,7 +335,8 @@ impl Owner {
             }
             Event::CaughtUp { said, answer } => batch.caught_up(&said, answer),
             Event::Clear { target, answer } => self.clears(target, answer, batch),
-            Event::MakeGroups { wanted, answer } => batch.make_groups(&wanted, answer),
+            Event::MakeGroups { wanted, answer } => self.placing.ask(wanted, answer),
+            Event::Placed(placed) => self.placed(placed, batch),
             Event::FinishUpgrade { connected, answer } => {
                 batch.finish_upgrade(connected, &self.program, answer)
             }
@@ -367,9 +368,35 @@ impl Owner {
                         self.members.note_position(report.target, report.position);
                     }
                 }
-                self.members.record_positions(&mut batch.draft);
-                batch.after(answer, |_| ());
+                batch.after(answer, |_| ()); // they are durable then: it ends
             }
+        }
+    }
+
+    /// Starts what is wanted, and answers who waits for groups that are there.
+    fn place_groups(&mut self, batch: &mut Batch) {
+        let (wanted, answers) = self.placing.next(&batch.draft);
+        for (answer, outcome) in answers {
+            match outcome {
+                Ok(()) => batch.after(answer, newest),
+                Err(e) => refuse(answer, e),
+            }
+        }
+        let Some(events) = self.self_events.upgrade() else { return };
+        for wanted in wanted {
+            let (events, place) = (events.clone(), place(self.env.tasks.clone(), wanted));
+            self.env.tasks.spawn("place groups", async move {
+                let _ = events.send(Event::Placed(place.await)).await; // gone with the coordinator
+            });
+        }
+    }
+
+    fn placed(&mut self, Placed { wanted, members }: Placed, batch: &mut Batch) {
+        self.placing.ended(&wanted);
+        let count = members.len();
+        if !self.ends && add_groups(&mut batch.draft, &wanted, members) {
+            let (scheme, pool, targets) = (wanted.scheme, &wanted.pool, wanted.candidates.len());
+            tracing::info!("{count} placement groups of {scheme} on {targets} targets of pool {pool:?}");
         }
     }
 
@@ -400,7 +427,7 @@ impl Owner {
             Ok(admitted) => batch.after(answer, move |map| Joined {
                 node: admitted.node,
                 targets: admitted.targets,
-                map: ClusterMap::clone(map),
+                map: map.clone(),
                 heartbeat_ms,
             }),
         }
@@ -428,11 +455,9 @@ impl Owner {
         let member = self.members.member_on(lead.node, connection).map(drop);
         match member.and_then(|()| take_lead(&mut batch.draft, &batch.progress, lead)) {
             Err(e) => refuse(answer, e),
-            Ok((namespace, leader_epoch)) => batch.after(answer, move |map| LeadReply {
-                namespace,
-                leader_epoch,
-                map: ClusterMap::clone(map),
-            }),
+            Ok((namespace, leader_epoch)) => {
+                batch.after(answer, move |map| LeadReply { namespace, leader_epoch, map: map.clone() })
+            }
         }
     }
 
@@ -441,7 +466,7 @@ impl Owner {
         let uptime_ms = now.since(self.started).as_millis() as u64;
         let (links, program) = (self.cut_links.list(now), self.program.clone());
         batch.after(answer, move |map| ClusterStatus {
-            map: ClusterMap::clone(map),
+            map: map.clone(),
             targets,
             uptime_ms,
             links,
@@ -657,18 +682,6 @@ impl Batch {
         }
     }
 
-    fn make_groups(&mut self, wanted: &MakeGroups, answer: Answer<MapReply>) {
-        match make_groups(&mut self.draft, wanted.pool.as_deref(), wanted.scheme) {
-            Err(e) => refuse(answer, e),
-            Ok(news) => {
-                if news {
-                    tracing::info!("placement groups for {} are made", wanted.scheme);
-                }
-                self.after(answer, newest);
-            }
-        }
-    }
-
     /// Answers once the batch is durable, or with the error that prevented it.
     fn after<T: Send + 'static>(
         &mut self,
@@ -680,10 +693,6 @@ impl Batch {
             let _ = answer.send(outcome.as_ref().map(reply).map_err(Error::clone));
         }));
     }
-}
-
-fn another_writes() -> Error {
-    Error::stale("another coordinator has changed the cluster's state")
 }
 
 fn refuse<T>(answer: Answer<T>, error: Error) {

@@ -7,23 +7,47 @@ use crate::enrol::{KeptAuthority, Record, Token};
 use crate::members::Positions;
 use weir_proto::enrol::Holder;
 use weir_proto::map::{ClusterMap, Role};
+use weir_proto::news::MapNews;
+use weir_proto::version::LEVEL_OF_STEPS;
 use weir_proto::{Error, Reader, Result, Wire, Writer, message};
 
 /// Version of each record's layout.
 const RECORD_VERSION: u16 = 1;
+/// The map has a second one.
+const MAP_LAYOUT_MAX: u16 = 2;
 /// That of the enrolment record, which had one authority in the first version.
 const ENROLMENT_VERSION: u16 = 2;
 /// Bytes of an entry of a progress record, and of a positions record.
 const PROGRESS_BYTES: usize = 12;
 const POSITIONS_BYTES: usize = 20;
 
+/// The whole map. Layout 2 says that steps may follow: a program that does not know of these must not take it
+/// for the newest.
 pub fn encode_map(map: &ClusterMap) -> Vec<u8> {
-    record(|w| map.encode(w))
+    record_of(layout_of_map(map), |w| map.encode(w))
 }
 
-/// The cluster map of a `coordinator.state`.
+/// The whole cluster map of a coordinator's state.
 pub fn decode_map(bytes: &[u8]) -> Result<ClusterMap> {
-    read(bytes, ClusterMap::decode)
+    let layout = u16::decode(&mut Reader::new(bytes))?;
+    let map = read_of(layout.min(MAP_LAYOUT_MAX), MAP_LAYOUT_MAX, bytes, ClusterMap::decode)?;
+    if layout != layout_of_map(&map) {
+        return Err(Error::damaged(format!("a map of level {} in a record of layout {layout}", map.level)));
+    }
+    Ok(map)
+}
+
+fn layout_of_map(map: &ClusterMap) -> u16 {
+    if map.level < LEVEL_OF_STEPS { RECORD_VERSION } else { MAP_LAYOUT_MAX }
+}
+
+/// What leads from one version of the map to the next.
+pub fn encode_step(step: &MapNews) -> Vec<u8> {
+    record(|w| step.encode(w))
+}
+
+pub fn decode_step(bytes: &[u8]) -> Result<MapNews> {
+    read(bytes, MapNews::decode)
 }
 
 /// The authorities' keys and certificates, tokens and holders of certificates, as a message.
@@ -34,7 +58,7 @@ pub fn encode_enrolment(enrolment: &Record) -> Vec<u8> {
 pub fn decode_enrolment(bytes: &[u8]) -> Result<Record> {
     match bytes.starts_with(&RECORD_VERSION.to_le_bytes()) {
         true => read(bytes, FirstEnrolment::decode).map(Record::from),
-        false => read_of(ENROLMENT_VERSION, bytes, Record::decode),
+        false => read_of(ENROLMENT_VERSION, ENROLMENT_VERSION, bytes, Record::decode),
     }
 }
 
@@ -111,23 +135,28 @@ fn record(fields: impl FnOnce(&mut Writer)) -> Vec<u8> {
     record_of(RECORD_VERSION, fields)
 }
 
-fn record_of(version: u16, fields: impl FnOnce(&mut Writer)) -> Vec<u8> {
+fn record_of(layout: u16, fields: impl FnOnce(&mut Writer)) -> Vec<u8> {
     let mut w = Writer::default();
-    version.encode(&mut w);
+    layout.encode(&mut w);
     fields(&mut w);
     w.bytes
 }
 
 fn read<T>(bytes: &[u8], fields: impl FnOnce(&mut Reader<'_>) -> Result<T>) -> Result<T> {
-    read_of(RECORD_VERSION, bytes, fields)
+    read_of(RECORD_VERSION, RECORD_VERSION, bytes, fields)
 }
 
-fn read_of<T>(known: u16, bytes: &[u8], fields: impl FnOnce(&mut Reader<'_>) -> Result<T>) -> Result<T> {
+fn read_of<T>(
+    layout: u16,
+    newest: u16,
+    bytes: &[u8],
+    fields: impl FnOnce(&mut Reader<'_>) -> Result<T>,
+) -> Result<T> {
     let mut r = Reader::new(bytes);
     let version = u16::decode(&mut r)?;
-    if version != known {
+    if version != layout {
         return Err(Error::unsupported(format!(
-            "a record of the coordinator has layout version {version}, this program knows {known}"
+            "a record of the coordinator has layout version {version}, this program knows {newest}"
         )));
     }
     let value = fields(&mut r)?;
@@ -138,7 +167,8 @@ fn read_of<T>(known: u16, bytes: &[u8], fields: impl FnOnce(&mut Reader<'_>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weir_proto::{ErrorKind, NamespaceId, RunId, TargetId};
+    use weir_proto::news::MapChange;
+    use weir_proto::{ClusterId, ErrorKind, NamespaceId, RunId, TargetId};
 
     #[test]
     fn the_layout_of_records_never_changes() {
@@ -177,12 +207,33 @@ mod tests {
     }
 
     #[test]
+    fn the_layout_of_a_map_goes_with_its_level() {
+        for (level, layout) in [(1, 1), (2, 2)] {
+            let map = ClusterMap { level, ..ClusterMap::absent() };
+            let mut bytes = encode_map(&map);
+            assert_eq!((&bytes[..2], decode_map(&bytes)), (&[layout, 0][..], Ok(map)));
+            bytes[0] = 3 - layout;
+            assert_eq!(decode_map(&bytes).unwrap_err().kind, ErrorKind::Damaged);
+        }
+        let changes = vec![MapChange::Level { level: 2 }];
+        let step = MapNews::Steps { cluster: ClusterId([5; 16]), from: 9, steps: vec![changes] };
+        let bytes = encode_step(&step);
+        assert_eq!(bytes[..3], [1, 0, 2]);
+        assert_eq!(bytes[3..19], [5; 16]);
+        assert_eq!(bytes[19..], [9, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 2, 0]);
+        assert_eq!(decode_step(&bytes), Ok(step));
+    }
+
+    #[test]
     fn a_record_of_a_newer_program_is_refused() {
-        let newer = [2, 0, 0, 0, 0, 0];
-        for refused in [decode_progress(&newer).map(drop), decode_map(&newer).map(drop)] {
+        let refused_of = |refused: Result<()>, says: &str| {
             let refused = refused.unwrap_err();
             assert_eq!(refused.kind, ErrorKind::Unsupported);
-            assert!(refused.context.contains("version 2, this program knows 1"), "{refused:?}");
-        }
+            assert!(refused.context.contains(says), "{refused:?}");
+        };
+        let newer = [2, 0, 0, 0, 0, 0];
+        refused_of(decode_progress(&newer).map(drop), "version 2, this program knows 1");
+        refused_of(decode_step(&newer).map(drop), "version 2, this program knows 1");
+        refused_of(decode_map(&[3, 0, 0, 0, 0, 0]).map(drop), "version 3, this program knows 2");
     }
 }

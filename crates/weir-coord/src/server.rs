@@ -4,34 +4,34 @@
 //! Knows nothing of files.
 use crate::addresses::{announced, is_for_others};
 use crate::certified::{Certified, no_certificates};
-use crate::decide::{Connected, add_rule, allow_home, audit_volumes, forbid_home, remove_rule};
+use crate::decide::{add_rule, allow_home, audit_volumes, forbid_home, remove_rule};
 use crate::enrol::Office;
+use crate::followers::Followers;
 use crate::identity::{check_coordinator, write_coordinator};
+use crate::kept_map::KeptMap;
 use crate::members::Members;
-use crate::owner::{Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY};
-use crate::records::{decode_map, decode_positions, decode_progress, encode_map};
-use crate::store::{Embedded, Revision, Store, Swap};
+use crate::news::News;
+use crate::owner::{Answer, EVENTS_MAX, Event, Kept, Owner, POSITIONS_KEY, PROGRESS_KEY};
+use crate::placing::Placing;
+use crate::records::{decode_positions, decode_progress};
+use crate::store::{Embedded, Revision, Store};
 use crate::waits::ReportedWaits;
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
-use weir_env::{Addr, BoxFuture, Env, watch};
+use weir_env::{Addr, BoxFuture, Env, Instant, watch};
 use weir_proto::coord::{
     AccessAdd, AccessRemove, ActFor, AuditVolumes, CaughtUp, ClearTarget, Coordinators, FinishUpgrade,
     GetCoordinators, GetMap, GetStatus, GetWaits, Heartbeat, HomeAllow, HomeForbid, Join, LeadNamespace,
-    Leave, MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, ReportWaits,
+    Leave, MakeGroups, RecordProgress, ReportLink, ReportTarget, ReportWaits,
 };
 use weir_proto::enrol::{CertificateKept, Enrolled, TokenCreate};
 use weir_proto::map::{ClusterMap, Settings};
+use weir_proto::news::TellsMap;
 use weir_proto::sender::Sender;
 use weir_proto::version::{Program, check_level};
 use weir_proto::{ClusterId, Error, NamespaceId, Request, Result};
 use weir_rpc::{Call, Connection, Handled, Policy, Proved, Reply, Service, Trust};
-
-/// The longest that a `GetMap` is kept waiting.
-const MAP_WAIT_MS_MAX: u32 = 60_000;
 
 #[derive(Clone, Debug)]
 pub struct CoordConfig {
@@ -82,8 +82,7 @@ pub struct Coordinator {
     /// Where it serves.
     announced: OnceLock<Vec<Addr>>,
     waits: Mutex<ReportedWaits>,
-    /// By connection: who follows the map, and the level that it knows.
-    clients: Mutex<BTreeMap<u64, Connected>>,
+    followers: Followers,
     /// Of a cluster with certificates.
     certified: Option<Certified>,
 }
@@ -117,9 +116,10 @@ impl Coordinator {
         config: CoordConfig,
     ) -> Result<Arc<Coordinator>> {
         check_settings(&config.settings)?;
-        let (map, revision) = match store.get(MAP_KEY).await? {
-            Some(kept) => (decode_map(&kept.value)?, kept.revision),
-            None if config.new => found(&env, &*store, &config).await?,
+        let started = env.clock.now();
+        let (kept_map, map) = match KeptMap::open(store.clone()).await? {
+            Some(kept) => kept,
+            None if config.new => found(&env, &store, &config).await?,
             None => {
                 return Err(Error::damaged(
                     "the coordinator's state is not there; hint: restore its directory from a copy"
@@ -127,14 +127,8 @@ impl Coordinator {
                 ));
             }
         };
-        let progress = match store.get(PROGRESS_KEY).await? {
-            Some(kept) => Kept { value: decode_progress(&kept.value)?, revision: kept.revision },
-            None => Kept { value: Default::default(), revision: Revision(0) },
-        };
-        let positions = match store.get(POSITIONS_KEY).await? {
-            Some(kept) => Kept { value: decode_positions(&kept.value)?, revision: kept.revision },
-            None => Kept { value: Default::default(), revision: Revision(0) },
-        };
+        let progress = kept(&*store, PROGRESS_KEY, decode_progress, started).await?;
+        let positions = kept(&*store, POSITIONS_KEY, decode_positions, started).await?;
         if let Some(expected) = config.cluster.filter(|c| *c != map.cluster) {
             return Err(Error::denied(format!(
                 "the coordinator's directory holds cluster {}, not {expected}; hint: correct the path or the cluster id",
@@ -142,9 +136,9 @@ impl Coordinator {
             )));
         }
         check_level("this coordinator", config.program.level, map.level)?;
-        let started = env.clock.now();
         let members = Members::awaiting(&map, &positions.value, started);
         let (publish, published) = watch::channel(Arc::new(map));
+        let news = Arc::new(News::new(published.borrow().clone()));
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
         let cluster = published.borrow().cluster;
         let office = Office::open(&env, store.clone(), cluster, config.certified).await?;
@@ -153,24 +147,24 @@ impl Coordinator {
                 let own = (&*config.name, &config.policy);
                 Some(Certified::start(&env, office, own, &published, &events)?)
             }
-            (None, Some(trust)) => Some(Certified::given(&env, trust.clone(), &events)),
+            (None, Some(trust)) => Some(Certified::given(&env, trust.clone(), &published, &events)),
             (None, None) => None,
         };
         let owner = Owner {
             env: env.clone(),
             store,
-            revision,
+            kept: kept_map,
             progress,
             positions,
-            positions_kept: started,
             map: publish,
+            news: news.clone(),
             members,
-            expected_targets: config.expected_targets,
             events: inbox,
             self_events: events.downgrade(),
             started,
             probing: Default::default(),
             suspects_asked: started,
+            placing: Placing::new(config.expected_targets),
             cut_links: Default::default(),
             program: config.program,
             ends: false,
@@ -178,8 +172,9 @@ impl Coordinator {
             trust: certified.as_ref().map(|certified| certified.trust.clone()),
         };
         env.tasks.spawn("coordinator", owner.run());
-        let (announced, waits, clients) = Default::default();
-        Ok(Arc::new(Coordinator { env, events, map: published, announced, waits, clients, certified }))
+        let (announced, waits) = Default::default();
+        let followers = Followers::new(published.clone(), news);
+        Ok(Arc::new(Coordinator { env, events, map: published, followers, announced, waits, certified }))
     }
 
     /// How it proves itself over networks; absent in a cluster without certificates.
@@ -224,22 +219,6 @@ impl Coordinator {
         Coordinators { addrs: usable.map(|addr| addr.to_string()).collect() }
     }
 
-    fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, Connected>> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whoever uses the cluster follows its map: only those that know its level do.
-    fn follows(&self, connection: &Connection) -> Result<()> {
-        let hello = connection.peer();
-        check_level(&connection.peer_name(), hello.level, self.map.borrow().level)?;
-        let client = Connected { name: hello.name.clone(), level: hello.level };
-        self.clients().insert(connection.id(), client);
-        if connection.is_closed() {
-            self.clients().remove(&connection.id()); // its end may have been told already
-        }
-        Ok(())
-    }
-
     fn waits(&self) -> MutexGuard<'_, ReportedWaits> {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -249,29 +228,36 @@ impl Coordinator {
     where
         R::Reply: Send + 'static,
     {
+        let answered = self.ask_owner(R::NAME, event);
+        Handled::Later(Box::pin(async move { answered.await.map(|reply| Reply::new(&reply)) }))
+    }
+
+    fn ask_owner<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        event: impl FnOnce(Answer<T>) -> Event,
+    ) -> BoxFuture<'static, Result<T>> {
         let (answer, answered) = oneshot::channel();
         let events = self.events.clone();
-        let stopped = || Error::unavailable(format!("{}: the coordinator has stopped", R::NAME));
+        let stopped = move || Error::unavailable(format!("{name}: the coordinator has stopped"));
         // At once: a heartbeat counts when it came, also if its sender does not wait for the answer any more.
         let full = self.events.try_send(event(answer)).err();
-        Handled::Later(Box::pin(async move {
+        Box::pin(async move {
             if let Some(event) = full {
                 events.send(event.into_inner()).await.map_err(|_| stopped())?;
             }
-            answered.await.map_err(|_| stopped())?.map(|reply| Reply::new(&reply))
-        }))
+            answered.await.map_err(|_| stopped())?
+        })
     }
 
-    fn wait_for_map(&self, request: GetMap) -> BoxFuture<'static, Result<Reply>> {
-        let (clock, mut map) = (self.env.clock.clone(), self.map.clone());
-        let patience = Duration::from_millis(u64::from(request.wait_ms.min(MAP_WAIT_MS_MAX)));
-        Box::pin(async move {
-            // Also what is older than asked for: somebody who knows more than the coordinator must learn that.
-            let other = |m: &Arc<ClusterMap>| m.version != request.newer_than;
-            let newer = clock.timeout(patience, map.wait_for(other)).await;
-            let map = newer.ok().and_then(|found| found.ok().map(|m| m.clone()));
-            Ok(Reply::new(&MapReply { map }))
-        })
+    /// The same for an answer with the newest map: what the caller lacks of it, as far as is known.
+    fn ask_map<R: Request>(&self, call: &Call, event: impl FnOnce(Answer<R::Reply>) -> Event) -> Handled
+    where
+        R::Reply: TellsMap + 'static,
+    {
+        let answered = self.ask_owner(R::NAME, event);
+        let known = self.followers.known(&call.connection);
+        Handled::Later(Box::pin(async move { known.answer(answered.await?) }))
     }
 
     fn decode_and_ask(&self, call: &Call) -> Result<Handled> {
@@ -280,19 +266,16 @@ impl Coordinator {
             Join::METHOD => {
                 let join = call.decode::<Join>()?;
                 check_joins_as(&join, call.connection.proved())?;
-                self.ask::<Join>(|answer| Event::Join { join, connection, answer })
+                self.ask_map::<Join>(call, |answer| Event::Join { join, connection, answer })
             }
             Heartbeat::METHOD => {
                 let heartbeat = call.decode::<Heartbeat>()?;
                 self.ask::<Heartbeat>(|answer| Event::Heartbeat { heartbeat, connection, answer })
             }
-            GetMap::METHOD => {
-                self.follows(&call.connection)?;
-                Handled::Later(self.wait_for_map(call.decode::<GetMap>()?))
-            }
+            GetMap::METHOD => Handled::Later(self.followers.get_map(&self.env.clock, call)?),
             ReportTarget::METHOD => {
                 let report = call.decode::<ReportTarget>()?;
-                self.ask::<ReportTarget>(|answer| Event::Report { report, answer })
+                self.ask_map::<ReportTarget>(call, |answer| Event::Report { report, answer })
             }
             ReportLink::METHOD => {
                 let (report, from) = (call.decode::<ReportLink>()?, call.connection.peer().clone());
@@ -300,30 +283,30 @@ impl Coordinator {
             }
             CaughtUp::METHOD => {
                 let said = call.decode::<CaughtUp>()?;
-                self.ask::<CaughtUp>(|answer| Event::CaughtUp { said, answer })
+                self.ask_map::<CaughtUp>(call, |answer| Event::CaughtUp { said, answer })
             }
             ClearTarget::METHOD => {
                 let ClearTarget { target } = call.decode::<ClearTarget>()?;
-                self.ask::<ClearTarget>(|answer| Event::Clear { target, answer })
+                self.ask_map::<ClearTarget>(call, |answer| Event::Clear { target, answer })
             }
             MakeGroups::METHOD => {
                 let wanted = call.decode::<MakeGroups>()?;
-                self.ask::<MakeGroups>(|answer| Event::MakeGroups { wanted, answer })
+                self.ask_map::<MakeGroups>(call, |answer| Event::MakeGroups { wanted, answer })
             }
             FinishUpgrade::METHOD => {
                 call.decode::<FinishUpgrade>()?;
-                let connected = self.clients().values().cloned().collect();
-                self.ask::<FinishUpgrade>(|answer| Event::FinishUpgrade { connected, answer })
+                let connected = self.followers.connected();
+                self.ask_map::<FinishUpgrade>(call, |answer| Event::FinishUpgrade { connected, answer })
             }
             AccessAdd::METHOD => {
                 let add = call.decode::<AccessAdd>()?;
                 let change = Box::new(move |map: &mut ClusterMap| add_rule(map, &add));
-                self.ask::<AccessAdd>(|answer| Event::Rules { change, answer })
+                self.ask_map::<AccessAdd>(call, |answer| Event::Rules { change, answer })
             }
             AccessRemove::METHOD => {
                 let remove = call.decode::<AccessRemove>()?;
                 let change = Box::new(move |map: &mut ClusterMap| remove_rule(map, &remove));
-                self.ask::<AccessRemove>(|answer| Event::Rules { change, answer })
+                self.ask_map::<AccessRemove>(call, |answer| Event::Rules { change, answer })
             }
             Leave::METHOD => {
                 let leave = call.decode::<Leave>()?;
@@ -331,7 +314,7 @@ impl Coordinator {
             }
             LeadNamespace::METHOD => {
                 let lead = call.decode::<LeadNamespace>()?;
-                self.ask::<LeadNamespace>(|answer| Event::Lead { lead, connection, answer })
+                self.ask_map::<LeadNamespace>(call, |answer| Event::Lead { lead, connection, answer })
             }
             RecordProgress::METHOD => {
                 let said = call.decode::<RecordProgress>()?;
@@ -339,7 +322,7 @@ impl Coordinator {
             }
             GetStatus::METHOD => {
                 call.decode::<GetStatus>()?;
-                self.ask::<GetStatus>(|answer| Event::Status { answer })
+                self.ask_map::<GetStatus>(call, |answer| Event::Status { answer })
             }
             _ => return self.change_rules(call),
         })
@@ -353,12 +336,12 @@ impl Coordinator {
                     let said = format!("homes are allowed in {}", rule.place);
                     allow_home(&mut map.homes, rule).map(|_| said)
                 });
-                self.ask::<HomeAllow>(|answer| Event::Rules { change, answer })
+                self.ask_map::<HomeAllow>(call, |answer| Event::Rules { change, answer })
             }
             AuditVolumes::METHOD => {
                 let AuditVolumes { rule } = call.decode::<AuditVolumes>()?;
                 let change = Box::new(move |map: &mut ClusterMap| audit_volumes(map, rule));
-                self.ask::<AuditVolumes>(|answer| Event::Rules { change, answer })
+                self.ask_map::<AuditVolumes>(call, |answer| Event::Rules { change, answer })
             }
             HomeForbid::METHOD => {
                 let HomeForbid { place } = call.decode::<HomeForbid>()?;
@@ -366,7 +349,7 @@ impl Coordinator {
                     forbid_home(&mut map.homes, &place)
                         .map(|()| format!("homes are not allowed in {place} any more"))
                 });
-                self.ask::<HomeForbid>(|answer| Event::Rules { change, answer })
+                self.ask_map::<HomeForbid>(call, |answer| Event::Rules { change, answer })
             }
             _ => return self.answer_at_once(call),
         })
@@ -432,7 +415,7 @@ impl Service for Coordinator {
     }
 
     fn disconnected(&self, connection: &Connection) {
-        self.clients().remove(&connection.id());
+        self.followers.forget(connection.id());
         let event = Event::Disconnected { connection: connection.id() };
         if let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event) {
             let events = self.events.clone();
@@ -443,7 +426,19 @@ impl Service for Coordinator {
     }
 }
 
-async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(ClusterMap, Revision)> {
+async fn kept<T: Default>(
+    store: &dyn Store,
+    key: &str,
+    decode: fn(&[u8]) -> Result<T>,
+    at: Instant,
+) -> Result<Kept<T>> {
+    Ok(match store.get(key).await? {
+        Some(kept) => Kept { value: decode(&kept.value)?, revision: kept.revision, at },
+        None => Kept { value: T::default(), revision: Revision(0), at },
+    })
+}
+
+async fn found(env: &Env, store: &Arc<dyn Store>, config: &CoordConfig) -> Result<(KeptMap, ClusterMap)> {
     let map = ClusterMap {
         cluster: config.cluster.unwrap_or_else(|| ClusterId(env.rng.id_128())),
         version: 1,
@@ -460,12 +455,10 @@ async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(Cl
         authorities: vec![],
         audits: vec![],
     };
-    match store.compare_and_swap(MAP_KEY, Revision(0), encode_map(&map)).await? {
-        Swap::Done(revision) => Ok((map, revision)),
-        Swap::Conflict(_) => {
-            Err(Error::stale("another coordinator founds this cluster now; start again".to_owned()))
-        }
-    }
+    let kept = KeptMap::found(store.clone(), &map).await?;
+    let kept =
+        kept.ok_or_else(|| Error::stale("another coordinator founds this cluster now; start again"))?;
+    Ok((kept, map))
 }
 
 fn check_settings(settings: &Settings) -> Result<()> {

@@ -8,11 +8,14 @@ use weir_coord::identity::{COORDINATOR_FILE, NamespaceIdentity};
 use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_reports};
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, Env};
-use weir_proto::coord::{FinishUpgrade, Join, Joined, Suspicion, TargetHistory, TargetOffer, TargetReport};
+use weir_proto::coord::{
+    FinishUpgrade, GetMap, Join, Joined, Suspicion, TargetHistory, TargetOffer, TargetReport,
+};
 use weir_proto::data::{StatTarget, TargetStat};
 use weir_proto::map::{ClusterMap, Member, MemberState, Role, TargetState};
+use weir_proto::news::MapNews;
 use weir_proto::version::{LEVEL_MAX, Program};
-use weir_proto::{ClusterId, DiskUuid, ErrorKind, NamespaceUuid, Request, Result, TargetId};
+use weir_proto::{ClusterId, DiskUuid, ErrorKind, NamespaceUuid, Request, Result, TargetId, Wire};
 use weir_rpc::{Call, Connection, Handled, Identity, Reply, Server, Service, serve};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -87,9 +90,11 @@ impl Lab {
     }
     /// With a program of its own.
     async fn coordinator_of(&self, program: Program) -> Arc<Coordinator> {
+        let config = CoordConfig::new("ec:4+2".parse().unwrap(), 6);
+        self.coordinator_with(CoordConfig { program, ..config }).await
+    }
+    async fn coordinator_with(&self, mut config: CoordConfig) -> Arc<Coordinator> {
         let env = self.world.node("c");
-        let mut config = CoordConfig::new("ec:4+2".parse().unwrap(), 6);
-        config.program = program;
         config.new = !env.disk.exists(&Path::new("/coord").join(COORDINATOR_FILE));
         let coordinator = Coordinator::open(env.clone(), Path::new("/coord"), config).await.unwrap();
         let identity = Identity::new(&env, "c", Role::Coordinator, Some(coordinator.cluster()));
@@ -383,10 +388,10 @@ fn strangers_and_doubles_are_refused_by_name() {
     });
 }
 
-/// A node that joins by hand, with a program of this level.
+/// A node that joins by hand, with a program of this level that speaks protocol version 1.
 async fn joins(lab: &Lab, name: &str, level: u16) -> Result<(Connection, Joined)> {
     let env = lab.world.node(name);
-    let program = Program { level, ..Program::this() };
+    let program = Program { level, version_max: 1, ..Program::this() };
     let who = Identity::new(&env, name, Role::Meta, None).with(program.clone());
     let connection = weir_rpc::connect(&env, &addr(100), &who, Arc::new(weir_rpc::NoService)).await?;
     let join = Join {
@@ -420,7 +425,8 @@ fn an_upgrade_is_finished_when_everybody_knows_the_new_level() {
         };
         let (kind, why) = finish().await.unwrap_err();
         assert_eq!(kind, ErrorKind::Unsupported);
-        assert!(why.contains("m1 knows level 1, mount knows level 1;"), "{why}");
+        let named = format!("m1 knows level {LEVEL_MAX}, mount knows level {LEVEL_MAX};");
+        assert!(why.contains(&named), "{why}");
         let status = client.status().await.unwrap();
         assert_eq!((status.map.level, status.program.level), (LEVEL_MAX, LEVEL_MAX + 1));
         assert_eq!(status.map.nodes[0].program.level, LEVEL_MAX);
@@ -433,7 +439,8 @@ fn an_upgrade_is_finished_when_everybody_knows_the_new_level() {
         assert_eq!(joined.map.level, LEVEL_MAX, "nothing changes by itself");
         let refused = upgraded.call(&FinishUpgrade {}, vec![], PATIENCE).await.unwrap_err();
         assert_eq!(refused.kind, ErrorKind::Denied, "it is for administrators");
-        let who = Identity::new(&lab.world.node("admin"), "admin", Role::Console, None).with(newer.clone());
+        let newer_of_1 = Program { version_max: 1, ..newer.clone() };
+        let who = Identity::new(&lab.world.node("admin"), "admin", Role::Console, None).with(newer_of_1);
         let service = Arc::new(weir_rpc::NoService);
         let admin = weir_rpc::connect(&lab.world.node("admin"), &addr(100), &who, service).await.unwrap();
         let finished = admin.call(&FinishUpgrade {}, vec![], PATIENCE).await.unwrap().0.map.unwrap();
@@ -441,10 +448,14 @@ fn an_upgrade_is_finished_when_everybody_knows_the_new_level() {
         // From now on older programs are refused by name, and so is an older coordinator.
         let refused = joins(&lab, "m2", LEVEL_MAX).await.err().unwrap();
         assert_eq!(refused.kind, ErrorKind::Unsupported);
-        assert!(refused.context.contains("\"m2\" knows level 1 at most"), "{refused:?}");
+        assert!(refused.context.contains(&format!("\"m2\" knows level {LEVEL_MAX} at most")), "{refused:?}");
         let (env, who) = lab.observer("late", Role::Mount);
         let refused = Cluster::observe(&env, who, PATIENCE).await.err().unwrap();
-        assert!(refused.context.contains("late at") && refused.context.contains("level 2"), "{refused:?}");
+        assert!(
+            refused.context.contains("late at")
+                && refused.context.contains(&format!("level {}", LEVEL_MAX + 1)),
+            "{refused:?}"
+        );
         c.record_positions().await;
         drop((c, upgraded));
         lab.doors.lock().unwrap().clear();
@@ -472,6 +483,14 @@ fn who_leaves_is_down_at_once() {
     });
 }
 
+/// What a coordinator that starts now would know of six targets.
+fn positions_kept(lab: &Lab) -> Vec<u64> {
+    let state = lab.world.node("c").disk.read(Path::new("/coord/coordinator.state")).unwrap();
+    let keys = weir_coord::store::read_state(&state).unwrap();
+    let kept = weir_coord::records::decode_positions(&keys["positions"].value).unwrap();
+    (1..=6).map(|n| kept.get(&TargetId(n)).map_or(0, |(_, position)| *position)).collect()
+}
+
 #[test]
 fn a_coordinator_that_stops_knows_each_targets_position() {
     let lab = Lab::new(16);
@@ -492,9 +511,8 @@ fn a_coordinator_that_stops_knows_each_targets_position() {
         drop(c);
         lab.world.power_cut("c");
         lab.doors.lock().unwrap().clear();
+        assert_eq!(positions_kept(&lab), [500, 500, 0, 500, 500, 500], "one did not answer");
         let after = lab.coordinator().await.map();
-        let positions: Vec<u64> = after.targets.iter().map(|t| t.last.position).collect();
-        assert_eq!(positions, [500, 500, 0, 500, 500, 500], "one did not answer");
         assert_eq!(after.groups, before.groups, "nobody was taken down by it");
     });
 }
@@ -515,8 +533,77 @@ fn a_coordinator_without_power_knew_each_targets_position() {
         lab.doors.lock().unwrap().clear();
         let c = lab.coordinator().await;
         c.record_positions().await;
-        let positions: Vec<u64> = c.map().targets.iter().map(|t| t.last.position).collect();
-        assert_eq!(positions, [500; 6]);
+        assert_eq!(positions_kept(&lab), [500; 6]);
+    });
+}
+
+/// A server with 96 disks.
+async fn large_server(lab: &Lab, n: u8) -> Cluster {
+    let (env, who) = lab.observer(&format!("s{n}"), Role::Storage);
+    let cluster = Cluster::observe(&env, who, PATIENCE).await.unwrap();
+    let offer = |disk: u8| TargetOffer {
+        uuid: DiskUuid([[n, disk]; 8].concat().try_into().unwrap()),
+        pool: "hdd".into(),
+        capacity: 100,
+        history: TargetHistory::default(),
+    };
+    let membership = Membership { addrs: vec![addr(n)], targets: (0..96).map(offer).collect() };
+    let first = u32::from(n - 1) * 96;
+    let reports = Arc::new(move || (first + 1..=first + 96).map(|t| report(TargetId(t))).collect());
+    cluster.join(membership, reports).await.unwrap();
+    cluster
+}
+
+/// The map does not fit into the body of a frame any more.
+#[test]
+fn ten_servers_of_96_disks_have_one_map() {
+    let lab = Lab::new(23);
+    lab.world.run(async {
+        let _c = lab.coordinator_with(CoordConfig::new("ec:10+2".parse().unwrap(), 960)).await;
+        let early = lab.client("early").await;
+        let mut servers = Vec::new();
+        for n in 1..=10 {
+            servers.push(large_server(&lab, n).await);
+        }
+        let whole = early.wait_for(PATIENCE, all_current).await.unwrap();
+        assert!(whole.to_bytes().len() > weir_proto::frame::BODY_MAX as usize);
+        let late = lab.client("late").await;
+        assert_eq!(late.map(), whole);
+        lab.world.kill("s7");
+        let flapped = early.wait_for(PATIENCE, target_is(600, TargetState::Down)).await.unwrap();
+        for seen in servers.iter().enumerate().filter(|(n, _)| *n != 6).map(|(_, s)| s).chain([&late]) {
+            assert_eq!(seen.wait_newer(flapped.version - 1, PATIENCE).await.unwrap(), flapped);
+        }
+        let status = late.status().await.unwrap();
+        assert_eq!((status.targets.len(), &status.map), (960, &flapped));
+        lab.world.sleep(Duration::from_secs(10)).await;
+        assert_eq!(early.map().nodes.iter().filter(|n| n.up).count(), 9, "their heartbeats are heard");
+    });
+}
+
+/// A program of protocol version 1 gets the map in the body, as it did before.
+#[test]
+fn peers_of_both_protocol_versions_have_one_map() {
+    let lab = Lab::new(24);
+    lab.world.run(async {
+        let _c = lab.coordinator().await;
+        let _nodes = lab.six().await;
+        let new = lab.client("new").await;
+        let map = new.wait_for(PATIENCE, all_current).await.unwrap();
+        let env = lab.world.node("old");
+        let mut asked = Vec::new();
+        for version_max in [1, 2] {
+            let program = Program { version_max, ..Program::this() };
+            let who = Identity::new(&env, "old", Role::Console, None).with(program);
+            let service = Arc::new(weir_rpc::NoService);
+            let connection = weir_rpc::connect(&env, &addr(100), &who, service).await.unwrap();
+            asked.push(
+                connection.call(&GetMap { newer_than: 0, wait_ms: 0 }, vec![], PATIENCE).await.unwrap(),
+            );
+        }
+        assert_eq!((asked[0].0.map.as_ref(), asked[0].1.len()), (Some(&map), 0));
+        let told = MapNews::from_bytes(&asked[1].1).unwrap();
+        assert_eq!((&asked[1].0.map, told), (&None, MapNews::Whole { map }));
     });
 }
 

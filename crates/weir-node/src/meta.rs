@@ -13,6 +13,7 @@ use weir_coord::{Cluster, Membership, no_reports};
 use weir_env::{BoxFuture, Env};
 use weir_kv::{Engine, EngineConfig, SharedKv};
 use weir_meta::{LayoutPolicy, Lead, Level, Meta, MetaConfig};
+use weir_proto::map::Scheme;
 use weir_proto::volume::Policy;
 use weir_proto::{Error, NamespaceUuid};
 use weir_rpc::Server;
@@ -60,7 +61,7 @@ pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> Result<Meta
     let config = MetaConfig {
         namespace: lead.namespace,
         lease_ms: lead.map.settings.lease_ms,
-        layout: Arc::new(layout_policy(cluster.clone())),
+        layout: Arc::new(layout_policy(env.clone(), cluster.clone())),
         at_home: Arc::new(weir_meta::at_home),
         space: Arc::new(space_of_targets(cluster.clone())),
         purge: Arc::new(ClusterPurge(cluster.clone())),
@@ -121,26 +122,52 @@ fn space_of_targets(cluster: Cluster) -> impl Fn() -> BoxFuture<'static, Option<
 /// Layouts that are remembered: one for each policy that volumes have.
 const POLICIES_MAX: usize = 64;
 
-/// Where new files go: worked out once for each map and policy, as every create asks.
-fn layout_policy(cluster: Cluster) -> impl Fn(&Policy) -> Option<LayoutPolicy> {
-    let known: Mutex<(u64, Vec<(Policy, LayoutPolicy)>)> = Mutex::default();
+/// What was worked out for one version of the map.
+#[derive(Default)]
+struct KnownLayouts {
+    version: u64,
+    layouts: Vec<(Policy, LayoutPolicy)>,
+    /// Whose placement groups the coordinator was asked for.
+    asked: Vec<Policy>,
+}
+
+/// Where new files go: worked out once for each map and policy, as every create asks. A volume whose scheme
+/// has no placement groups gets them: its files can be written as soon as the map has them.
+fn layout_policy(env: Env, cluster: Cluster) -> impl Fn(&Policy) -> Option<LayoutPolicy> {
+    let known: Mutex<KnownLayouts> = Mutex::default();
     move |policy| {
         let map = cluster.map();
         let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.0 != map.version || known.1.len() > POLICIES_MAX {
-            *known = (map.version, Vec::new());
+        if known.version != map.version || known.layouts.len() > POLICIES_MAX {
+            *known = KnownLayouts { version: map.version, ..KnownLayouts::default() };
         }
-        if let Some((_, layout)) = known.1.iter().find(|(of, _)| of == policy) {
+        if let Some((_, layout)) = known.layouts.iter().find(|(of, _)| of == policy) {
             return Some(*layout);
         }
-        let layout = weir_coord::layout_in(&map, policy.scheme, policy.pool.as_deref(), 0).ok()?;
+        let Ok(layout) = weir_coord::layout_in(&map, policy.scheme, policy.pool.as_deref(), 0) else {
+            let is_new = known.asked.len() < POLICIES_MAX && !known.asked.contains(policy);
+            if let (true, Some(scheme)) = (is_new, policy.scheme.filter(|s| *s != map.settings.scheme)) {
+                known.asked.push(policy.clone());
+                ask_for_groups(&env, cluster.clone(), policy.pool.clone(), scheme);
+            }
+            return None;
+        };
         let layout = LayoutPolicy {
             scheme: layout.scheme,
             cell_shift: layout.cell_shift,
             first_pg: layout.first_pg,
             pg_count: layout.pg_count,
         };
-        known.1.push((policy.clone(), layout));
+        known.layouts.push((policy.clone(), layout));
         Some(layout)
     }
+}
+
+/// Those of the scheme for new files come by themselves.
+fn ask_for_groups(env: &Env, cluster: Cluster, pool: Option<String>, scheme: Scheme) {
+    env.tasks.spawn("ask for placement groups", async move {
+        if let Err(e) = cluster.make_groups(pool, scheme).await {
+            tracing::warn!("a volume's files cannot be written yet: {e}");
+        }
+    });
 }

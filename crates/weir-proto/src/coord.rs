@@ -46,7 +46,7 @@ message!(
         program: Program,
     }
 );
-message!(Joined { node: NodeId, targets: Vec<TargetId>, map: ClusterMap, heartbeat_ms: u32 });
+message!(Joined { node: NodeId, targets: Vec<TargetId>, map: Arc<ClusterMap>, heartbeat_ms: u32 });
 message!(
     /// How a target is, told with each heartbeat.
     TargetReport {
@@ -75,7 +75,10 @@ message!(
     /// The map, as soon as it is newer than `newer_than`; waits up to `wait_ms` for that.
     GetMap = 3 by [Meta, Storage, Mount, Mover, Console, Operator, Auditor, User] -> MapReply { newer_than: u64, wait_ms: u32 }
 );
-message!(MapReply { map: Option<Arc<ClusterMap>> });
+message!(
+    /// The map is in the body for a peer of protocol version 1 only; see [`crate::news`].
+    MapReply { map: Option<Arc<ClusterMap>> }
+);
 wire_enum!(Suspicion {
     /// A call to it failed, or was not answered for long.
     Failed = 1,
@@ -103,7 +106,7 @@ message!(
     GetStatus = 7 by [Meta, Storage, Mount, Mover, Console, Operator, Auditor, User] -> ClusterStatus {}
 );
 message!(ClusterStatus {
-    map: ClusterMap,
+    map: Arc<ClusterMap>,
     targets: Vec<TargetReport>,
     uptime_ms: u64,
     /// In the order of their senders' names.
@@ -143,10 +146,10 @@ message!(
     /// process serves it. `Exists`: it has not failed. `Invalid`: its running process still says that it has.
     ClearTarget = 9 by [Console, Operator] -> MapReply { target: TargetId }
 );
-message!(LeadReply { namespace: NamespaceId, leader_epoch: Epoch, map: ClusterMap });
+message!(LeadReply { namespace: NamespaceId, leader_epoch: Epoch, map: Arc<ClusterMap> });
 message!(
     /// Makes the placement groups of a scheme where there are none yet. `Invalid`: no pool has targets enough that are up.
-    MakeGroups = 10 by [Console, Operator] -> MapReply {
+    MakeGroups = 10 by [Meta, Console, Operator] -> MapReply {
         /// In this pool; absent: in every pool that has targets enough.
         pool: Option<String>,
         scheme: Scheme,

@@ -24,6 +24,7 @@ pub mod map;
 pub mod meta;
 pub mod methods;
 pub mod network;
+pub mod news;
 pub mod part;
 pub mod recall;
 pub mod relation;

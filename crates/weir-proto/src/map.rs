@@ -4,7 +4,7 @@ use crate::access::{AccessRules, AuditRule};
 use crate::data::GroupAt;
 use crate::home_rule::HomeRule;
 use crate::sender::Sender;
-use crate::version::Program;
+use crate::version::{LEVEL_OF_STEPS, Program};
 use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, RunId, TargetId};
 use crate::{Reader, Wire, Writer};
 use crate::{message, wire_enum};
@@ -263,32 +263,78 @@ message!(
         until: u64,
     }
 );
-message!(ClusterMap {
-    cluster: ClusterId,
-    version: u64,
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ClusterMap {
+    pub cluster: ClusterId,
+    pub version: u64,
     /// What programs may write: as much as each node has known since this was raised.
-    level: u16,
-    settings: Settings,
-    nodes: Vec<Node>,
-    targets: Vec<Target>,
-    groups: Vec<Group>,
-    namespaces: Vec<NamespaceEntry>,
+    pub level: u16,
+    pub settings: Settings,
+    pub nodes: Vec<Node>,
+    pub targets: Vec<Target>,
+    pub groups: Vec<Group>,
+    pub namespaces: Vec<NamespaceEntry>,
     /// Where users may have homes.
-    homes: Vec<HomeRule>,
+    pub homes: Vec<HomeRule>,
     /// The number that was given to a namespace last. The first one is random, so that a coordinator that lost its
     /// directory does not give the numbers again under which targets still hold cells.
-    last_namespace: NamespaceId,
+    pub last_namespace: NamespaceId,
     /// Nodes whose certificates are refused although they hold.
-    removed: Vec<RemovedNode>,
+    pub removed: Vec<RemovedNode>,
     /// Rules for mounts; the first one that names a node and a volume decides.
-    access: AccessRules,
+    pub access: AccessRules,
+    /// From level [`LEVEL_OF_STEPS`] on, as `audits`; below it both are empty and not told.
     /// The authorities whose certificates hold, by their pins (the first 128 bits of their certificates'
     /// SHA-256); the first one signs. Empty: the cluster has none. A node that keeps others, or a
     /// certificate of another one, renews.
-    authorities: Vec<[u8; 16]>,
+    pub authorities: Vec<[u8; 16]>,
     /// What metadata leaders record in their audit logs.
-    audits: Vec<AuditRule>,
-});
+    pub audits: Vec<AuditRule>,
+}
+
+/// Fields in order. Those that came with a level are told in clusters of that level only.
+impl Wire for ClusterMap {
+    fn encode(&self, w: &mut Writer) {
+        self.cluster.encode(w);
+        self.version.encode(w);
+        self.level.encode(w);
+        self.settings.encode(w);
+        self.nodes.encode(w);
+        self.targets.encode(w);
+        self.groups.encode(w);
+        self.namespaces.encode(w);
+        self.homes.encode(w);
+        self.last_namespace.encode(w);
+        self.removed.encode(w);
+        self.access.encode(w);
+        if self.level >= LEVEL_OF_STEPS {
+            self.authorities.encode(w);
+            self.audits.encode(w);
+        }
+    }
+    fn decode(r: &mut Reader<'_>) -> crate::Result<ClusterMap> {
+        let mut map = ClusterMap {
+            cluster: Wire::decode(r)?,
+            version: Wire::decode(r)?,
+            level: Wire::decode(r)?,
+            settings: Wire::decode(r)?,
+            nodes: Wire::decode(r)?,
+            targets: Wire::decode(r)?,
+            groups: Wire::decode(r)?,
+            namespaces: Wire::decode(r)?,
+            homes: Wire::decode(r)?,
+            last_namespace: Wire::decode(r)?,
+            removed: Wire::decode(r)?,
+            access: Wire::decode(r)?,
+            authorities: Vec::new(),
+            audits: Vec::new(),
+        };
+        if map.level >= LEVEL_OF_STEPS {
+            (map.authorities, map.audits) = (Wire::decode(r)?, Wire::decode(r)?);
+        }
+        Ok(map)
+    }
+}
 
 impl Member {
     /// Its target returned without what it had, and is not refilled yet.

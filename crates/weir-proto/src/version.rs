@@ -7,9 +7,13 @@ use crate::{Error, Result, message};
 
 /// The protocol versions that this code speaks.
 pub const VERSION_MIN: u16 = 1;
-pub const VERSION_MAX: u16 = 1;
+pub const VERSION_MAX: u16 = 2;
+/// From this one on, the cluster map travels as news in the payload of answers ([`crate::news`]).
+pub const VERSION_OF_NEWS: u16 = 2;
 /// The highest level that this code knows: all that it can write.
-pub const LEVEL_MAX: u16 = 1;
+pub const LEVEL_MAX: u16 = 2;
+/// From this one on, the coordinator's state has the whole map now and then, and changes between.
+pub const LEVEL_OF_STEPS: u16 = 2;
 
 message!(
     /// What a node's program can.

@@ -12,7 +12,7 @@ use weir_proto::map::{Layout, Scheme};
 use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
 use weir_proto::{
-    access, backup, coord, data, enrol, frame, home_rule, lock, map, meta, methods, recall, relation,
+    access, backup, coord, data, enrol, frame, home_rule, lock, map, meta, methods, news, recall, relation,
     snapshot, version, volume,
 };
 
@@ -111,7 +111,7 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 15] = [
+const SOURCES: [(&str, &str); 16] = [
     ("access", include_str!("../src/access.rs")),
     ("backup", include_str!("../src/backup.rs")),
     ("coord", include_str!("../src/coord.rs")),
@@ -125,6 +125,7 @@ const SOURCES: [(&str, &str); 15] = [
     ("lock", include_str!("../src/lock.rs")),
     ("home_rule", include_str!("../src/home_rule.rs")),
     ("map", include_str!("../src/map.rs")),
+    ("news", include_str!("../src/news.rs")),
     ("version", include_str!("../src/version.rs")),
     ("frame", include_str!("../src/frame.rs")),
 ];

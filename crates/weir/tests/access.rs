@@ -28,6 +28,7 @@ use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
 use weir_proto::methods::{self, Method};
 use weir_proto::sender::Sender;
+use weir_proto::version::LEVEL_MAX;
 use weir_proto::{Error, ErrorKind, Request, TargetId, Wire};
 
 const ADA: u32 = 1000;
@@ -506,7 +507,8 @@ fn answers(
     said: &[(&'static Method, u16, Vec<u8>)],
 ) -> BTreeMap<&'static str, Option<Error>> {
     let name = "anybody".to_owned();
-    let hello = Hello { version_min: 1, version_max: 1, level: 1, cluster: None, name, role, instance: 1 };
+    let hello =
+        Hello { version_min: 1, version_max: 1, level: LEVEL_MAX, cluster: None, name, role, instance: 1 };
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.write_all(&framed(FrameKind::Hello, 0, &hello.to_bytes())).unwrap();
     for (call, (_, method, body)) in said.iter().enumerate() {
@@ -572,7 +574,7 @@ fn each_server_refuses_each_method_from_wrong_roles() {
         refused += refuses_the_others(&passed_on, *role);
     }
     assert!(refused > 3 * 200, "{refused}");
-    assert!(cluster.run_weir(&["upgrade", "finish"]).contains("level 1, the highest that its programs know"));
+    assert!(cluster.run_weir(&["upgrade", "finish"]).contains(&format!("level {LEVEL_MAX}, the highest")));
     for method in ["Join", "FinishUpgrade", "VolumeDelete", "GetAttr"] {
         let want = [method, "", "coordinator", "refused: anybody at tcp:127.0.0.1:"];
         wait_until(&format!("{want:?}"), PATIENCE, || has(&cluster, want, None));
@@ -598,7 +600,7 @@ fn a_thousand_strangers_cost_little_and_shut_nobody_out() {
     let hello = Hello {
         version_min: 1,
         version_max: 1,
-        level: 1,
+        level: LEVEL_MAX,
         cluster: None,
         name,
         role: Role::Mount,

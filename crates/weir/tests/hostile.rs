@@ -31,7 +31,7 @@ use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
 use weir_proto::{Reader, Request, Wire};
 use weir_proto::{
-    access, backup, coord, data, enrol, frame, home_rule, lock, map, meta, methods, recall, relation,
+    access, backup, coord, data, enrol, frame, home_rule, lock, map, meta, methods, news, recall, relation,
     snapshot, version, volume,
 };
 
@@ -127,7 +127,7 @@ fn hello(role: Role) -> Vec<u8> {
     let hello = Hello {
         version_min: 1,
         version_max: 1,
-        level: 1,
+        level: version::LEVEL_MAX,
         cluster: None,
         name: "stranger".into(),
         role,

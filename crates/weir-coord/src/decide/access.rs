@@ -2,6 +2,7 @@
 use weir_proto::access::{AuditRule, RULES_MAX, WORD_MAX};
 use weir_proto::coord::{AccessAdd, AccessRemove};
 use weir_proto::map::ClusterMap;
+use weir_proto::version::LEVEL_OF_STEPS;
 use weir_proto::{Error, Result};
 
 /// Adds a rule; says what was done. `Exists`: there is one of that name. `NotFound`: there is no rule that it
@@ -40,6 +41,12 @@ pub fn remove_rule(map: &mut ClusterMap, remove: &AccessRemove) -> Result<String
 pub fn audit_volumes(map: &mut ClusterMap, rule: AuditRule) -> Result<String> {
     if rule.volumes.is_empty() || rule.volumes.len() > WORD_MAX {
         return Err(Error::invalid(format!("a glob of volumes has 1 to {WORD_MAX} bytes")));
+    }
+    if map.level < LEVEL_OF_STEPS {
+        return Err(Error::unsupported(format!(
+            "a cluster of level {} records neither opens nor changes; hint: `weir upgrade finish` raises the level",
+            map.level
+        )));
     }
     map.audits.retain(|known| known.volumes != rule.volumes);
     let said = match (rule.opens, rule.changes) {

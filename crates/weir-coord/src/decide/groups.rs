@@ -15,9 +15,9 @@
 //! A target that returns without what it had is lost in all its groups: behind, whatever its `since` is, until it is refilled. The
 //! `since` stays, for it still tells up to when something was written.
 use super::placement::{Candidate, group_count, place};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use weir_proto::map::{ClusterMap, Group, Member, MemberState, Scheme, Target, TargetState};
-use weir_proto::{Epoch, Error, PgId, Result, TargetId};
+use weir_proto::{Epoch, Error, NodeId, PgId, Result, TargetId};
 
 /// The target cannot be reached. True if that is news.
 pub fn target_down(map: &mut ClusterMap, target: TargetId) -> bool {
@@ -107,6 +107,13 @@ pub fn is_spare(map: &ClusterMap, target: TargetId) -> bool {
     })
 }
 
+/// Targets that are down, or are left out of a group: those that may be back.
+pub fn left_out(map: &ClusterMap) -> BTreeSet<TargetId> {
+    let down = map.targets.iter().filter(|t| t.state == TargetState::Down).map(|t| t.id);
+    let members = map.groups.iter().flat_map(|g| &g.members);
+    down.chain(members.filter(|m| m.state == MemberState::Down).map(|m| m.target)).collect()
+}
+
 /// A target that is up is no longer demoted anywhere. True if that is news.
 pub fn rejoin_groups(map: &mut ClusterMap, target: TargetId) -> bool {
     if map.target(target).is_none_or(|t| t.state != TargetState::Up) {
@@ -155,89 +162,97 @@ pub fn caught_up(map: &mut ClusterMap, target: TargetId, group: PgId, epoch: Epo
     }
 }
 
-/// Creates the groups of every scheme that has none yet in a pool with enough targets: the scheme for new files, and
-/// copies for what asks for them. Waits until `expected_targets` are up, so that the first groups use them all.
-/// True if there are new ones.
-pub fn create_groups(map: &mut ClusterMap, expected_targets: usize) -> bool {
-    let up = |state: TargetState| state == TargetState::Up;
-    if map.targets.iter().filter(|t| up(t.state)).count() < expected_targets {
-        return false;
-    }
-    let before = map.groups.len();
-    for pool in pools(map) {
-        let candidates = candidates(map, &pool);
-        for scheme in schemes_wanted(map.settings.scheme) {
-            if map.groups_of(&pool, scheme).is_none() {
-                append_groups(map, &pool, scheme, &candidates);
-            }
-        }
-    }
-    map.groups.len() > before
+/// Placement groups of one kind that are to be made, and the targets that they may use.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WantedGroups {
+    pub pool: String,
+    pub scheme: Scheme,
+    /// As many as the scheme is wide, at least.
+    pub candidates: Vec<Candidate>,
 }
 
-/// Creates the groups of a scheme that somebody wants, in one pool or in all that can hold it. True if there are new ones;
-/// an error says what is lacking.
-pub fn make_groups(map: &mut ClusterMap, pool: Option<&str>, scheme: Scheme) -> Result<bool> {
+impl WantedGroups {
+    /// The members of each group. Some tenths of a second for thousands of targets.
+    pub fn place(&self) -> Vec<Vec<TargetId>> {
+        place(self.scheme, &self.candidates, group_count(self.scheme, self.candidates.len()))
+    }
+
+    /// `None`: there are some already, or targets are lacking.
+    fn of(map: &ClusterMap, pool: &str, scheme: Scheme) -> Option<WantedGroups> {
+        if map.groups_of(pool, scheme).is_some() {
+            return None;
+        }
+        let candidates = candidates(map, pool);
+        let is_enough = candidates.len() >= scheme.width();
+        is_enough.then(|| WantedGroups { pool: pool.to_owned(), scheme, candidates })
+    }
+}
+
+/// Those of the scheme for new files, in each pool that has none yet and has enough targets. Those of other
+/// schemes are made when somebody asks for them ([`groups_asked_for`]). None before `expected_targets` are
+/// up, so that the first groups use them all.
+pub fn groups_for_new_files(map: &ClusterMap, expected_targets: usize) -> Vec<WantedGroups> {
+    let up = map.targets.iter().filter(|t| t.state == TargetState::Up).count();
+    if up < expected_targets {
+        return Vec::new();
+    }
+    let of = |pool| WantedGroups::of(map, pool, map.settings.scheme);
+    pools(map).into_iter().filter_map(of).collect()
+}
+
+/// Those of a scheme that somebody wants, in one pool or in all that can hold it: what is not there yet. An
+/// error says what is lacking.
+pub fn groups_asked_for(map: &ClusterMap, pool: Option<&str>, scheme: Scheme) -> Result<Vec<WantedGroups>> {
     let all = pools(map);
-    if let Some(pool) = pool.filter(|pool| !all.iter().any(|p| p == pool)) {
+    if let Some(pool) = pool.filter(|pool| !all.contains(pool)) {
         return Err(Error::not_found(format!(
             "no target is in pool {pool:?}; hint: there are the pools {}",
-            all.join(", ")
+            all.into_iter().collect::<Vec<_>>().join(", ")
         )));
     }
-    let (before, mut there) = (map.groups.len(), false);
-    for pool in all.iter().filter(|p| pool.is_none_or(|pool| *p == pool)) {
-        if map.groups_of(pool, scheme).is_none() {
-            let candidates = candidates(map, pool);
-            append_groups(map, pool, scheme, &candidates);
-        }
-        there |= map.groups_of(pool, scheme).is_some();
-    }
-    if !there {
+    let asked = || all.iter().filter(|p| pool.is_none_or(|pool| **p == pool));
+    let wanted: Vec<WantedGroups> = asked().filter_map(|pool| WantedGroups::of(map, pool, scheme)).collect();
+    if wanted.is_empty() && !asked().any(|pool| map.groups_of(pool, scheme).is_some()) {
         let up = all.iter().map(|p| candidates(map, p).len()).max().unwrap_or(0);
         return Err(Error::invalid(format!(
             "scheme {scheme} needs {} targets that are up in one pool, {up} are there",
             scheme.width()
         )));
     }
-    Ok(map.groups.len() > before)
+    Ok(wanted)
 }
 
-fn pools(map: &ClusterMap) -> Vec<String> {
-    let mut pools: Vec<String> = map.targets.iter().map(|t| t.pool.clone()).collect();
-    pools.sort_unstable();
-    pools.dedup();
-    pools
-}
-
-/// The targets of a pool that are up.
-fn candidates(map: &ClusterMap, pool: &str) -> Vec<Candidate> {
-    let of_pool = map.targets.iter().filter(|t| t.pool == pool && t.state == TargetState::Up);
-    let host = |t: &Target| map.node(t.node).map(|n| n.host.clone()).unwrap_or_default();
-    of_pool.map(|t| Candidate { target: t.id, node: t.node, host: host(t) }).collect()
-}
-
-fn schemes_wanted(for_new_files: Scheme) -> Vec<Scheme> {
-    let mut wanted = vec![for_new_files];
-    for parity in [0, 1, 2] {
-        let copies = Scheme { data: 1, parity };
-        if copies != for_new_files {
-            wanted.push(copies);
-        }
+/// Takes groups into the map that were placed for what it wanted a moment ago. False, and nothing is changed:
+/// somebody else's are there by now, or a target that they may use is not up any more.
+pub fn add_groups(map: &mut ClusterMap, wanted: &WantedGroups, placed: Vec<Vec<TargetId>>) -> bool {
+    let up = map.targets.iter().filter(|t| t.state == TargetState::Up && t.pool == wanted.pool);
+    let up: BTreeSet<TargetId> = up.map(|t| t.id).collect();
+    let is_up = |c: &Candidate| up.contains(&c.target);
+    if map.groups_of(&wanted.pool, wanted.scheme).is_some() || !wanted.candidates.iter().all(is_up) {
+        return false;
     }
-    wanted
-}
-
-fn append_groups(map: &mut ClusterMap, pool: &str, scheme: Scheme, candidates: &[Candidate]) {
-    for members in place(scheme, candidates, group_count(scheme, candidates.len())) {
+    for members in placed {
         let epoch = Epoch(1);
         let members = members
             .into_iter()
             .map(|target| Member { target, state: MemberState::Current, since: epoch, lost_at: Epoch(0) })
             .collect();
-        let id = PgId(map.groups.len() as u32);
-        map.groups.push(Group { id, pool: pool.to_owned(), scheme, epoch, members });
+        let (id, pool) = (PgId(map.groups.len() as u32), wanted.pool.clone());
+        map.groups.push(Group { id, pool, scheme: wanted.scheme, epoch, members });
     }
+    true
+}
+
+fn pools(map: &ClusterMap) -> BTreeSet<&str> {
+    map.targets.iter().map(|t| t.pool.as_str()).collect()
+}
+
+/// The targets of a pool that are up.
+fn candidates(map: &ClusterMap, pool: &str) -> Vec<Candidate> {
+    let hosts: BTreeMap<NodeId, &str> = map.nodes.iter().map(|n| (n.id, n.host.as_str())).collect();
+    let of_pool = map.targets.iter().filter(|t| t.pool == pool && t.state == TargetState::Up);
+    let host = |t: &Target| hosts.get(&t.node).copied().unwrap_or_default().to_owned();
+    of_pool.map(|t| Candidate { target: t.id, node: t.node, host: host(t) }).collect()
 }
 
 fn leave_groups(map: &mut ClusterMap, target: TargetId, to: TargetState) -> bool {

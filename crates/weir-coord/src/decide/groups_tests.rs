@@ -3,7 +3,7 @@ use super::*;
 use proptest::prelude::*;
 use weir_proto::map::{Node, Role, RunSeen, Settings, Target};
 use weir_proto::version::{LEVEL_MAX, Program};
-use weir_proto::{ClusterId, DiskUuid, ErrorKind, NodeId};
+use weir_proto::{ClusterId, DiskUuid, ErrorKind};
 
 pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
     ClusterMap {
@@ -49,6 +49,18 @@ pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
         access: Default::default(),
     }
 }
+/// What the owner of the map does in two steps.
+pub fn create_groups(map: &mut ClusterMap, expected_targets: usize) -> bool {
+    add_all(map, groups_for_new_files(map, expected_targets))
+}
+pub fn make_groups(map: &mut ClusterMap, pool: Option<&str>, scheme: Scheme) -> Result<bool> {
+    let wanted = groups_asked_for(map, pool, scheme)?;
+    Ok(add_all(map, wanted))
+}
+fn add_all(map: &mut ClusterMap, wanted: Vec<WantedGroups>) -> bool {
+    wanted.iter().for_each(|wanted| assert!(add_groups(map, wanted, wanted.place())));
+    !wanted.is_empty()
+}
 fn with_groups(targets: u32, scheme: &str) -> ClusterMap {
     let mut map = cluster(targets, scheme);
     assert!(create_groups(&mut map, targets as usize));
@@ -86,13 +98,30 @@ fn groups_appear_once_when_all_expected_targets_are_up() {
     assert!(target_back(&mut map, t(6)));
     assert!(create_groups(&mut map, 6));
     assert!(!create_groups(&mut map, 6));
-    for (scheme, count) in [("ec:4+2", 24), ("single", 6), ("replica:2", 24), ("replica:3", 24)] {
-        let (_, n) = map.groups_of("hdd", scheme.parse().unwrap()).unwrap();
-        assert_eq!(n, count, "{scheme}");
+    let groups = |map: &ClusterMap, scheme: &str| map.groups_of("hdd", scheme.parse().unwrap());
+    assert_eq!(groups(&map, "ec:4+2"), Some((PgId(0), 24)));
+    for (scheme, first, count) in [("single", 24, 6), ("replica:2", 30, 24), ("replica:3", 54, 24)] {
+        assert_eq!(groups(&map, scheme), None, "nobody has asked for {scheme}");
+        assert_eq!(make_groups(&mut map, None, scheme.parse().unwrap()), Ok(true));
+        assert_eq!(groups(&map, scheme), Some((PgId(first), count)), "{scheme}");
     }
     for (i, group) in map.groups.iter().enumerate() {
         assert_eq!(group.id, PgId(i as u32));
     }
+}
+
+#[test]
+fn groups_placed_for_targets_that_are_gone_are_not_taken() {
+    let mut map = cluster(7, "ec:4+2");
+    let wanted = groups_for_new_files(&map, 7).remove(0);
+    let placed = wanted.place();
+    target_down(&mut map, t(7));
+    assert!(!add_groups(&mut map, &wanted, placed.clone()));
+    assert!(map.groups.is_empty());
+    target_back(&mut map, t(7));
+    assert!(add_groups(&mut map, &wanted, placed.clone()));
+    assert!(!add_groups(&mut map, &wanted, placed), "they are there already");
+    assert_eq!(map.groups.len(), 28);
 }
 
 #[test]

@@ -14,8 +14,9 @@ mod upgrade;
 
 pub use access::{add_rule, audit_volumes, remove_rule};
 pub use groups::{
-    caught_up, create_groups, demote_slow, forget_unpublished_epochs, is_spare, make_groups, needed_without,
-    rejoin_groups, target_back, target_cleared, target_down, target_failed, target_lost, target_put_back,
+    WantedGroups, add_groups, caught_up, demote_slow, forget_unpublished_epochs, groups_asked_for,
+    groups_for_new_files, is_spare, left_out, needed_without, rejoin_groups, target_back, target_cleared,
+    target_down, target_failed, target_lost, target_put_back,
 };
 pub use health::{HealthLimits, Presence, Verdict, forgive, judge};
 pub use homes::{allow_home, forbid_home};
@@ -25,3 +26,6 @@ pub use placement::{Candidate, group_count, place};
 pub use returned::{Returned, next_run, returned};
 pub use slow::Strikes;
 pub use upgrade::{Connected, finished_level};
+
+#[cfg(test)]
+pub(crate) use groups::tests as group_tests;

@@ -3,15 +3,21 @@
 //! Groups spread over fault domains (host before node before target), every target is in equally many groups,
 //! and the roles (which data cell, which parity cell) rotate, so that no target is "the parity target".
 //! Deterministic: the same candidates give the same groups.
-use std::collections::BTreeMap;
+//!
+//! The time grows with targets plus groups: each node keeps its targets in the order of their load, and of
+//! the least loaded ones a few are compared by how often they are in a group with those chosen already.
+use std::collections::{BTreeMap, BTreeSet};
 use weir_proto::map::Scheme;
 use weir_proto::{NodeId, TargetId};
 
 /// Groups of the scheme for new files per target. A file walks over all of them, so each target gets each role
 /// about four times: enough to level the load, few enough to keep the map small.
 const GROUPS_PER_TARGET: usize = 4;
-/// The map goes to every client: some 100 bytes a group.
+/// Every client holds them all: some 300 bytes a group of twelve.
 const GROUPS_MAX: usize = 4096;
+/// Targets of equal load that are compared for one place: all of a small cluster, and enough of a large one
+/// that hardly any two targets share more than one group.
+const COMPARED_MAX: usize = 64;
 
 /// A target that may become a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,86 +35,155 @@ pub fn group_count(scheme: Scheme, target_count: usize) -> usize {
 
 /// Members of each group in the order of their roles. Empty when there are fewer candidates than the scheme is wide.
 pub fn place(scheme: Scheme, candidates: &[Candidate], groups: usize) -> Vec<Vec<TargetId>> {
-    if candidates.len() < scheme.width() {
+    if scheme.width() == 0 || candidates.len() < scheme.width() {
         return Vec::new();
     }
-    let mut load = Load::default();
-    (0..groups)
-        .map(|group| {
-            let chosen = choose_set(scheme.width(), candidates, &load, group);
-            let members = assign_roles(chosen, &load, group / scheme.width());
-            load.count(&members);
-            members
-        })
-        .collect()
+    let mut board = Board::new(scheme.width(), candidates);
+    let next = |group| board.next_group(group).into_iter().map(|t| candidates[t].target).collect();
+    (0..groups).map(next).collect()
 }
 
-/// What the groups placed so far ask of each target.
-#[derive(Default)]
-struct Load {
-    groups: BTreeMap<TargetId, usize>,
-    roles: BTreeMap<(TargetId, usize), usize>,
-    pairs: BTreeMap<(TargetId, TargetId), usize>,
+/// What the groups placed so far ask of each target. Targets, nodes and hosts are numbered from 0.
+struct Board<'a> {
+    width: usize,
+    candidates: &'a [Candidate],
+    nodes: Vec<NodeTargets>,
+    node_of: Vec<usize>,
+    /// By target: groups that it is in,
+    load: Vec<usize>,
+    /// how often it has each role (`width` entries a target),
+    roles: Vec<usize>,
+    /// the other members of its groups, once for each group.
+    partners: Vec<Vec<u32>>,
+    /// Of the group that is being placed: members by host and by node, and for each target its groups with
+    /// them.
+    chosen_on_host: Vec<usize>,
+    chosen_on_node: Vec<usize>,
+    together: Vec<usize>,
 }
 
-impl Load {
-    fn count(&mut self, members: &[TargetId]) {
+/// Targets of one node that are not in the group that is being placed, in the order of their load, then in
+/// one that changes with each group that they get.
+struct NodeTargets {
+    host: usize,
+    waiting: BTreeSet<(usize, u64, usize)>,
+}
+
+impl<'a> Board<'a> {
+    fn new(width: usize, candidates: &'a [Candidate]) -> Board<'a> {
+        let mut hosts: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut known: BTreeMap<(&str, NodeId), usize> = BTreeMap::new();
+        let (mut nodes, mut node_of): (Vec<NodeTargets>, Vec<usize>) = Default::default();
+        for candidate in candidates {
+            let hosts_before = hosts.len();
+            let host = *hosts.entry(&candidate.host).or_insert(hosts_before);
+            let node = *known.entry((&candidate.host, candidate.node)).or_insert_with(|| {
+                nodes.push(NodeTargets { host, waiting: BTreeSet::new() });
+                nodes.len() - 1
+            });
+            node_of.push(node);
+        }
+        let mut board = Board {
+            width,
+            candidates,
+            chosen_on_host: vec![0; hosts.len()],
+            chosen_on_node: vec![0; nodes.len()],
+            nodes,
+            node_of,
+            load: vec![0; candidates.len()],
+            roles: vec![0; candidates.len() * width],
+            partners: vec![Vec::new(); candidates.len()],
+            together: vec![0; candidates.len()],
+        };
+        (0..candidates.len()).for_each(|target| board.put_back(target));
+        board
+    }
+
+    fn next_group(&mut self, group: usize) -> Vec<usize> {
+        let mut chosen: Vec<usize> = Vec::with_capacity(self.width);
+        while chosen.len() < self.width {
+            let target = self.best_target(group, chosen.len());
+            self.take(target);
+            chosen.push(target);
+        }
+        let members = self.assign_roles(chosen, group / self.width);
+        self.count(&members);
+        members
+    }
+
+    /// On the host, then on the node that has the fewest members yet: of the targets with the least load, the
+    /// one that shares the fewest groups with the members.
+    fn best_target(&self, group: usize, place: usize) -> usize {
+        let rank = |node: usize| {
+            let least = self.nodes[node].waiting.first()?.0;
+            Some((self.chosen_on_host[self.nodes[node].host], self.chosen_on_node[node], least))
+        };
+        let best = (0..self.nodes.len()).filter_map(rank).min();
+        let open: Vec<usize> = (0..self.nodes.len()).filter(|node| rank(*node) == best).collect();
+        let from_each = COMPARED_MAX.div_ceil(open.len());
+        // Where there are more nodes than are compared, each place begins at another one.
+        let begin = mix(group as u64, place as u64) as usize % open.len();
+        let in_turn = open[begin..].iter().chain(&open[..begin]).map(|node| &self.nodes[*node].waiting);
+        let compared = in_turn.flat_map(|waiting| {
+            waiting.iter().take(from_each).filter(|(load, _, _)| best.is_some_and(|best| *load == best.2))
+        });
+        let of_target = |target: &usize| {
+            (self.together[*target], mix(group as u64, u64::from(self.candidates[*target].target.0)))
+        };
+        let compared = compared.take(COMPARED_MAX).map(|(_, _, target)| *target);
+        compared.min_by_key(of_target).expect("there are at least as many candidates as places")
+    }
+
+    /// The target is a member of the group that is being placed.
+    fn take(&mut self, target: usize) {
+        let node = self.node_of[target];
+        let key = self.key(target);
+        assert!(self.nodes[node].waiting.remove(&key), "a target is chosen once");
+        self.chosen_on_host[self.nodes[node].host] += 1;
+        self.chosen_on_node[node] += 1;
+        self.partners[target].iter().for_each(|other| self.together[*other as usize] += 1);
+    }
+
+    /// The group is placed.
+    fn count(&mut self, members: &[usize]) {
+        for target in members {
+            let node = self.node_of[*target];
+            self.chosen_on_host[self.nodes[node].host] = 0;
+            self.chosen_on_node[node] = 0;
+            self.partners[*target].iter().for_each(|other| self.together[*other as usize] = 0);
+        }
         for (role, target) in members.iter().enumerate() {
-            *self.groups.entry(*target).or_default() += 1;
-            *self.roles.entry((*target, role)).or_default() += 1;
-            for other in members {
-                *self.pairs.entry((*target, *other)).or_default() += 1;
-            }
+            self.load[*target] += 1;
+            self.roles[target * self.width + role] += 1;
+            self.partners[*target].extend(members.iter().filter(|t| *t != target).map(|t| *t as u32));
+            self.put_back(*target);
         }
     }
-    fn groups_with(&self, target: TargetId) -> usize {
-        self.groups.get(&target).copied().unwrap_or(0)
-    }
-    fn times_in_role(&self, target: TargetId, role: usize) -> usize {
-        self.roles.get(&(target, role)).copied().unwrap_or(0)
-    }
-    fn times_together(&self, target: TargetId, others: &[&Candidate]) -> usize {
-        others.iter().map(|o| self.pairs.get(&(target, o.target)).copied().unwrap_or(0)).sum()
-    }
-}
 
-/// One after the other, the candidate that shares the least with those already chosen and carries the least.
-fn choose_set(width: usize, candidates: &[Candidate], load: &Load, group: usize) -> Vec<TargetId> {
-    let mut chosen: Vec<&Candidate> = Vec::with_capacity(width);
-    while chosen.len() < width {
-        let next = candidates
-            .iter()
-            .filter(|c| !chosen.iter().any(|o| o.target == c.target))
-            .min_by_key(|c| {
-                (
-                    chosen.iter().filter(|o| o.host == c.host).count(),
-                    chosen.iter().filter(|o| o.node == c.node).count(),
-                    load.groups_with(c.target),
-                    load.times_together(c.target, &chosen),
-                    mix(group as u64, u64::from(c.target.0)),
-                )
-            })
-            .expect("there are at least as many candidates as places");
-        chosen.push(next);
+    fn put_back(&mut self, target: usize) {
+        let key = self.key(target);
+        self.nodes[self.node_of[target]].waiting.insert(key);
     }
-    chosen.into_iter().map(|c| c.target).collect()
-}
 
-/// An order that differs from round to round, in the rotation whose roles its targets had least.
-fn assign_roles(mut members: Vec<TargetId>, load: &Load, round: usize) -> Vec<TargetId> {
-    members.sort_unstable_by_key(|t| mix(round as u64, u64::from(t.0)));
-    let cost = |shift: &usize| -> usize {
-        let width = members.len();
-        (0..width)
-            .map(|role| {
-                let n = load.times_in_role(members[(role + shift) % width], role);
+    fn key(&self, target: usize) -> (usize, u64, usize) {
+        let load = self.load[target];
+        (load, mix(load as u64, u64::from(self.candidates[target].target.0)), target)
+    }
+
+    /// An order that differs from round to round, in the rotation whose roles its targets had least.
+    fn assign_roles(&self, mut members: Vec<usize>, round: usize) -> Vec<usize> {
+        members.sort_unstable_by_key(|t| mix(round as u64, u64::from(self.candidates[*t].target.0)));
+        let cost = |shift: &usize| -> usize {
+            let times = |role: usize| {
+                let n = self.roles[members[(role + shift) % self.width] * self.width + role];
                 (n + 1) * (n + 1)
-            })
-            .sum()
-    };
-    let shift = (0..members.len()).min_by_key(cost).unwrap_or(0);
-    members.rotate_left(shift);
-    members
+            };
+            (0..self.width).map(times).sum()
+        };
+        let shift = (0..members.len()).min_by_key(cost).unwrap_or(0);
+        members.rotate_left(shift);
+        members
+    }
 }
 
 /// SplitMix64's finalizer over both numbers: a fixed order that looks random.
@@ -197,6 +272,55 @@ mod tests {
                     let lost = group.iter().filter(|t| *host_of(**t) == format!("host{host}")).count();
                     assert!(lost <= most_allowed, "{text}: host{host} holds {lost} of {group:?}");
                 }
+            }
+        }
+    }
+
+    /// The installations that the design is made for: 10 and 50 servers of 96 disks, one process each.
+    #[test]
+    fn large_clusters_have_level_load_and_few_pairs() {
+        for hosts in [10, 50] {
+            let (targets, ec) = (candidates(hosts, 1, 96), scheme("ec:10+2"));
+            let count = group_count(ec, targets.len());
+            let groups = place(ec, &targets, count);
+            assert_eq!(groups.len(), count);
+            let (mut load, mut pairs) = (BTreeMap::new(), BTreeMap::new());
+            for group in &groups {
+                let mut on_host = BTreeMap::new();
+                for t in group {
+                    *load.entry(*t).or_insert(0usize) += 1;
+                    *on_host.entry(&targets[t.0 as usize - 1].host).or_insert(0usize) += 1;
+                    for other in group.iter().filter(|other| *other > t) {
+                        *pairs.entry((*t, *other)).or_insert(0usize) += 1;
+                    }
+                }
+                let most = on_host.values().max().unwrap();
+                assert!(*most <= 12usize.div_ceil(hosts as usize), "{group:?} has {most} on one host");
+            }
+            assert_eq!(load.len(), targets.len(), "no target is left out");
+            let (least, most) = (load.values().min().unwrap(), load.values().max().unwrap());
+            assert!(most - least <= 2, "{hosts} hosts: {least} to {most} groups a target");
+            let often = pairs.values().filter(|times| **times > 2).count();
+            assert!(often * 100 <= pairs.len(), "{hosts} hosts: {often} of {} pairs", pairs.len());
+        }
+    }
+
+    #[test]
+    fn a_lost_target_is_rebuilt_from_all_others() {
+        for (hosts, nodes, text) in [(12, 1, "ec:4+2"), (1, 9, "ec:5+1"), (4, 3, "replica:3")] {
+            let targets = candidates(hosts, nodes, 1);
+            let groups = place(scheme(text), &targets, group_count(scheme(text), targets.len()));
+            let mut others: BTreeMap<TargetId, BTreeSet<TargetId>> = BTreeMap::new();
+            for group in &groups {
+                group.iter().for_each(|t| others.entry(*t).or_default().extend(group));
+            }
+            let host_of = |t: &TargetId| &targets[t.0 as usize - 1].host;
+            for c in &targets {
+                let with = others[&c.target].len();
+                // Copies on one host beside each other are avoided, so such pairs are missing.
+                let same_host = targets.iter().filter(|o| host_of(&o.target) == &c.host).count();
+                let possible = if hosts >= 3 { targets.len() - same_host + 1 } else { targets.len() };
+                assert!(with * 10 >= possible * 9, "{text}: {} shares groups with {with}", c.target);
             }
         }
     }

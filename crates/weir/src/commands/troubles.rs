@@ -569,6 +569,7 @@ fn mounts(facts: &Facts<'_>, found: &mut Found) {
 mod tests {
     use super::*;
     use serde_json::{Value, json};
+    use std::sync::Arc;
     use weir_proto::backup::{BackupEnd, BackupOutcome, BackupRetention};
     use weir_proto::coord::TargetReport;
     use weir_proto::map::{ClusterMap, NamespaceEntry, RunSeen, Scheme, Settings};
@@ -674,7 +675,7 @@ mod tests {
         };
         World {
             status: ClusterStatus {
-                map,
+                map: Arc::new(map),
                 targets: vec![report(1), report(2)],
                 uptime_ms: 1,
                 links: vec![],
@@ -779,9 +780,12 @@ mod tests {
         fn relation(&mut self) -> &mut RelationInfo {
             &mut self.known().relations[0]
         }
+        fn map(&mut self) -> &mut ClusterMap {
+            Arc::make_mut(&mut self.status.map)
+        }
         /// A storage node is down, and its target missing.
         fn lose(&mut self, id: u32) {
-            let map = &mut self.status.map;
+            let map = self.map();
             map.nodes[id as usize - 1].up = false;
             map.targets[id as usize - 1].state = TargetState::Down;
             for member in map.groups.iter_mut().flat_map(|g| &mut g.members).filter(|m| m.target.0 == id) {
@@ -795,7 +799,7 @@ mod tests {
         assert_eq!(world().troubles(), []);
         // Nothing is on the group of t2 alone.
         let mut unused = world();
-        unused.status.map.groups[1].members[0].state = MemberState::Down;
+        unused.map().groups[1].members[0].state = MemberState::Down;
         assert_eq!(unused.troubles(), []);
         // No volume has a home, so nobody needs a mover.
         let mut no_homes = world();
@@ -828,27 +832,17 @@ mod tests {
                 "audit log",
                 "2 records of the audit log of the metadata server of \"root\" were lost",
             ),
+            (|w| w.map().targets[0].state = TargetState::Failed, Degraded, "t1", "`weir target clear t1`"),
+            (|w| w.map().targets[0].state = TargetState::Down, Degraded, "t1", "although its process is up"),
             (
-                |w| w.status.map.targets[0].state = TargetState::Failed,
-                Degraded,
-                "t1",
-                "`weir target clear t1`",
-            ),
-            (
-                |w| w.status.map.targets[0].state = TargetState::Down,
-                Degraded,
-                "t1",
-                "although its process is up",
-            ),
-            (
-                |w| w.status.map.groups[0].members[0].state = MemberState::Behind,
+                |w| w.map().groups[0].members[0].state = MemberState::Behind,
                 Degraded,
                 "t1",
                 "t1 (storage-1) is being repaired in 1 placement group",
             ),
             (
                 |w| {
-                    let member = &mut w.status.map.groups[0].members[0];
+                    let member = &mut w.map().groups[0].members[0];
                     (member.state, member.lost_at) = (MemberState::Behind, Epoch(2));
                 },
                 Degraded,
@@ -857,7 +851,7 @@ mod tests {
             ),
             (
                 |w| {
-                    for member in w.status.map.groups[0].members.iter_mut().rev() {
+                    for member in w.map().groups[0].members.iter_mut().rev() {
                         (member.state, member.lost_at) = (MemberState::Behind, Epoch(2));
                     }
                 },
@@ -881,12 +875,12 @@ mod tests {
             (|w| w.status.targets[0].used = 960, Warning, "t1", "t1 (storage-1) is 96 % full (40 B free)"),
             (|w| w.status.targets[0].stalled_ms = 2500, Warning, "t1", "has completed nothing for 2.5 s"),
             (
-                |w| w.status.map.nodes[2].up = false,
+                |w| w.map().nodes[2].up = false,
                 Critical,
                 "root",
                 "namespace \"root\" has no active metadata server; files are unavailable: `weir up --dir /w`",
             ),
-            (|w| w.status.map.namespaces.clear(), Critical, "meta", "no metadata server has started yet"),
+            (|w| w.map().namespaces.clear(), Critical, "meta", "no metadata server has started yet"),
             (|w| w.known = Err("no answer".into()), Critical, "root", "does not answer (no answer)"),
             (
                 |w| w.processes[1].lives = false,
@@ -1052,7 +1046,7 @@ mod tests {
     fn groups_of_a_volumes_policy_count() {
         let mut single = world();
         single.volume().policy.scheme = Some(Scheme { data: 1, parity: 0 });
-        single.status.map.groups[1].members[0].state = MemberState::Down;
+        single.map().groups[1].members[0].state = MemberState::Down;
         let found = single.troubles();
         assert_eq!(found[0].severity, Severity::Critical, "{found:#?}");
     }

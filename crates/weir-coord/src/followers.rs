@@ -1,0 +1,107 @@
+//! Clients that follow the map: what each of them has of it, and what each of them is told.
+//!
+//! Knows nothing of what a client asks for beside the map.
+use crate::decide::Connected;
+use crate::news::News;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use weir_env::{BoxFuture, Clock, watch};
+use weir_proto::Result;
+use weir_proto::coord::{GetMap, MapReply};
+use weir_proto::map::ClusterMap;
+use weir_proto::news::{TellsMap, is_in_payload};
+use weir_proto::version::check_level;
+use weir_rpc::{Call, Connection, Reply};
+
+/// The longest that a `GetMap` is kept waiting.
+const MAP_WAIT_MS_MAX: u32 = 60_000;
+
+pub struct Followers {
+    map: watch::Receiver<Arc<ClusterMap>>,
+    news: Arc<News>,
+    /// By connection.
+    clients: Mutex<BTreeMap<u64, Follower>>,
+}
+
+struct Follower {
+    who: Connected,
+    /// The version of the map that it had when it asked last.
+    version: u64,
+}
+
+/// How a caller reads an answer with the map.
+pub struct Known {
+    protocol: u16,
+    /// The version of the map that it has; 0: none.
+    version: u64,
+    news: Arc<News>,
+}
+
+impl Followers {
+    pub fn new(map: watch::Receiver<Arc<ClusterMap>>, news: Arc<News>) -> Followers {
+        Followers { map, news, clients: Mutex::default() }
+    }
+
+    fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, Follower>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection has ended.
+    pub fn forget(&self, connection: u64) {
+        self.clients().remove(&connection);
+    }
+
+    /// Who follows, and the level that each of them knows.
+    pub fn connected(&self) -> Vec<Connected> {
+        self.clients().values().map(|client| client.who.clone()).collect()
+    }
+
+    /// What the caller on this connection has.
+    pub fn known(&self, connection: &Connection) -> Known {
+        let version = self.clients().get(&connection.id()).map_or(0, |client| client.version);
+        Known { protocol: connection.version(), version, news: self.news.clone() }
+    }
+
+    /// Whoever uses the cluster follows its map: only those that know its level do.
+    fn follow(&self, connection: &Connection, request: &GetMap) -> Result<()> {
+        let hello = connection.peer();
+        check_level(&connection.peer_name(), hello.level, self.map.borrow().level)?;
+        let who = Connected { name: hello.name.clone(), level: hello.level };
+        self.clients().insert(connection.id(), Follower { who, version: request.newer_than });
+        if connection.is_closed() {
+            self.forget(connection.id()); // its end may have been told already
+        }
+        Ok(())
+    }
+
+    /// News of the map, as soon as there are some.
+    pub fn get_map(&self, clock: &Clock, call: &Call) -> Result<BoxFuture<'static, Result<Reply>>> {
+        let request = call.decode::<GetMap>()?;
+        self.follow(&call.connection, &request)?;
+        let (clock, mut map, known) = (clock.clone(), self.map.clone(), self.known(&call.connection));
+        let known = Known { version: request.newer_than, ..known };
+        let patience = Duration::from_millis(u64::from(request.wait_ms.min(MAP_WAIT_MS_MAX)));
+        Ok(Box::pin(async move {
+            // Also what is older than asked for: somebody who knows more than the coordinator must learn
+            // that.
+            let other = |m: &Arc<ClusterMap>| m.version != request.newer_than;
+            let newer = clock.timeout(patience, map.wait_for(other)).await;
+            match newer.ok().and_then(|found| found.ok().map(|m| m.clone())) {
+                Some(map) => known.answer(MapReply { map: Some(map) }),
+                None => Ok(Reply::new(&MapReply { map: None })),
+            }
+        }))
+    }
+}
+
+impl Known {
+    /// The answer as the caller reads it: with the map, or with news of it.
+    pub fn answer(&self, mut reply: impl TellsMap) -> Result<Reply> {
+        if !is_in_payload(self.protocol) {
+            return Ok(Reply::new(&reply));
+        }
+        reply.take_map();
+        Ok(Reply::with_payload(&reply, self.news.since(self.version)?))
+    }
+}
