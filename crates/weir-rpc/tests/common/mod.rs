@@ -10,7 +10,7 @@ use weir_env::{Addr, BoxStream, Env};
 use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
 use weir_proto::methods::Method;
-use weir_proto::version::{LEVEL_MAX, VERSION_MAX, VERSION_MIN};
+use weir_proto::version::{LEVEL_MAX, VERSION_MIN};
 use weir_proto::{Error, Request, Wire, message};
 use weir_rpc::{Call, Connection, Handled, Identity, Policy, Reply, Server, Service, Trust, serve};
 use weir_trust::certificate::{Authority, Grant};
@@ -221,7 +221,7 @@ pub fn frame(header: Header, body: &[u8], payload: &[u8]) -> Vec<u8> {
 pub fn hello() -> Hello {
     Hello {
         version_min: VERSION_MIN,
-        version_max: VERSION_MAX,
+        version_max: VERSION_MIN, // frames made by hand are of the first version
         level: LEVEL_MAX,
         cluster: None,
         name: "by hand".into(),
