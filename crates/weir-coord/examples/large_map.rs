@@ -119,6 +119,7 @@ async fn run(env: Env, servers: u32, disks: u32, observers: usize) {
         "{servers} servers joined and {} groups made in {took:.2} s; map {bytes} bytes",
         map.groups.len()
     );
+    time_turns(&env, &admin).await;
     let (hear, mut heard) = mpsc::channel(2 * observers);
     let mut followers = Vec::new();
     for n in 0..observers {
@@ -147,6 +148,18 @@ async fn run(env: Env, servers: u32, disks: u32, observers: usize) {
     }
     followers.iter().for_each(TaskHandle::abort);
     drop(nodes);
+}
+
+/// A question about the map's owner, whom every heartbeat has to pass, too.
+async fn time_turns(env: &Env, admin: &Cluster) {
+    let mut took = Vec::new();
+    for _ in 0..200 {
+        let from = env.clock.now();
+        admin.status().await.expect("status");
+        took.push(seconds(env, from) * 1e3);
+    }
+    took.sort_by(f64::total_cmp);
+    println!("the owner of the map answers within {:.1} ms (p50), {:.1} ms (p99)", took[100], took[198]);
 }
 
 /// When the last observer knew of a version, and the most bytes that one was told at once.
