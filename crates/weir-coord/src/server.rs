@@ -5,14 +5,13 @@
 use crate::addresses::{announced, is_for_others};
 use crate::decide::{Connected, add_rule, allow_home, forbid_home, remove_rule};
 use crate::enrol::{Office, follow_removals, renew_own};
-use crate::identity::{check_coordinator, write_coordinator};
 use crate::members::Members;
-use crate::owner::{Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY};
+use crate::owner::{Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY, Seat};
 use crate::records::{decode_map, decode_positions, decode_progress, encode_map};
-use crate::store::{Embedded, Revision, Store, Swap};
+use crate::standby::Term;
+use crate::store::{Revision, Store, Swap};
 use crate::waits::ReportedWaits;
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -56,6 +55,8 @@ pub struct CoordConfig {
     pub policy: Policy,
     /// Given instead of an authority, in the simulator.
     pub trust: Option<Arc<Trust>>,
+    /// For how long it leads, where several coordinators share a store.
+    pub term: Option<Term>,
 }
 
 impl CoordConfig {
@@ -72,6 +73,7 @@ impl CoordConfig {
             certified: false,
             policy: Policy::default(),
             trust: None,
+            term: None,
         }
     }
 }
@@ -88,6 +90,8 @@ pub struct Coordinator {
     clients: Mutex<BTreeMap<u64, Connected>>,
     /// Of a cluster with certificates.
     certified: Option<Certified>,
+    /// Why this coordinator leads no more.
+    lost: Arc<OnceLock<Error>>,
 }
 
 struct Certified {
@@ -96,28 +100,6 @@ struct Certified {
 }
 
 impl Coordinator {
-    /// Opens the cluster kept in `dir`, or founds one there if it is to be new.
-    pub async fn open(env: Env, dir: &Path, config: CoordConfig) -> Result<Arc<Coordinator>> {
-        let (disk, new) = (env.disk.clone(), config.new);
-        let known = check_coordinator(&*disk, dir, new)?;
-        let store = Embedded::open(env.clone(), dir)?;
-        let coordinator = Coordinator::open_store(env, store, config).await?;
-        let cluster = coordinator.cluster();
-        match known {
-            Some(known) if known != cluster => {
-                return Err(Error::damaged(format!(
-                    "{} is the coordinator's directory of cluster {known}, and its state is of {cluster}; hint: restore \
-                     the directory as a whole",
-                    dir.display()
-                )));
-            }
-            Some(_) => {}
-            // After the state: a founding that was interrupted goes on when it is asked for again.
-            None => write_coordinator(&*disk, dir, cluster)?,
-        }
-        Ok(coordinator)
-    }
-
     pub async fn open_store(
         env: Env,
         store: Arc<dyn Store>,
@@ -134,14 +116,8 @@ impl Coordinator {
                 ));
             }
         };
-        let progress = match store.get(PROGRESS_KEY).await? {
-            Some(kept) => Kept { value: decode_progress(&kept.value)?, revision: kept.revision },
-            None => Kept { value: Default::default(), revision: Revision(0) },
-        };
-        let positions = match store.get(POSITIONS_KEY).await? {
-            Some(kept) => Kept { value: decode_positions(&kept.value)?, revision: kept.revision },
-            None => Kept { value: Default::default(), revision: Revision(0) },
-        };
+        let progress = kept(&*store, PROGRESS_KEY, decode_progress).await?;
+        let positions = kept(&*store, POSITIONS_KEY, decode_positions).await?;
         if let Some(expected) = config.cluster.filter(|c| *c != map.cluster) {
             return Err(Error::denied(format!(
                 "the coordinator's directory holds cluster {}, not {expected}; hint: correct the path or the cluster id",
@@ -160,6 +136,7 @@ impl Coordinator {
             (None, Some(trust)) => Some(Certified { office: None, trust: trust.clone() }),
             (None, None) => None,
         };
+        let lost = Arc::<OnceLock<Error>>::default();
         let owner = Owner {
             env: env.clone(),
             store,
@@ -178,12 +155,23 @@ impl Coordinator {
             cut_links: Default::default(),
             program: config.program,
             ends: false,
-            name: config.name,
-            trust: certified.as_ref().map(|certified| certified.trust.clone()),
+            seat: Seat {
+                name: config.name,
+                trust: certified.as_ref().map(|certified| certified.trust.clone()),
+                term: config.term,
+                lost: lost.clone(),
+            },
         };
         env.tasks.spawn("coordinator", owner.run());
         let (announced, waits, clients) = Default::default();
-        Ok(Arc::new(Coordinator { env, events, map: published, announced, waits, clients, certified }))
+        Ok(Arc::new(Coordinator { env, events, map: published, announced, waits, clients, certified, lost }))
+    }
+
+    /// Waits until another coordinator leads, or may lead; says why. This one has to end then: it answers
+    /// nothing any more.
+    pub async fn lost(&self) -> Error {
+        self.events.closed().await;
+        self.lost.get().cloned().unwrap_or_else(|| Error::stale("this coordinator has stopped"))
     }
 
     /// How it proves itself over networks; absent in a cluster without certificates.
@@ -501,6 +489,9 @@ fn check_joins_as(join: &Join, who: Proved) -> Result<()> {
 
 impl Service for Coordinator {
     fn handle(&self, call: Call) -> Handled {
+        if self.events.is_closed() {
+            return Handled::Now(Err(Error::unavailable("this coordinator leads no more")));
+        }
         self.decode_and_ask(&call).unwrap_or_else(|e| Handled::Now(Err(e)))
     }
 
@@ -526,6 +517,18 @@ impl Service for Coordinator {
             });
         }
     }
+}
+
+/// A record of the store; an empty one if it has not been written yet.
+async fn kept<T: Default>(
+    store: &dyn Store,
+    key: &str,
+    decode: impl FnOnce(&[u8]) -> Result<T>,
+) -> Result<Kept<T>> {
+    Ok(match store.get(key).await? {
+        Some(kept) => Kept { value: decode(&kept.value)?, revision: kept.revision },
+        None => Kept { value: T::default(), revision: Revision(0) },
+    })
 }
 
 async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(ClusterMap, Revision)> {

@@ -1,0 +1,274 @@
+//! The coordinator's store in a real etcd of this machine, and coordinators that share it.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests start etcd, and stand between it and the store"
+)]
+mod common;
+
+use common::*;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+use weir_coord::etcd::{Etcd, EtcdConfig};
+use weir_coord::store::{Revision, Store, Swap};
+use weir_coord::{CoordConfig, Coordinator, LEASE, lead};
+use weir_env::Env;
+use weir_proto::{ClusterId, ErrorKind};
+
+/// One member, in memory of the test's directory. Ends with the value.
+struct Server {
+    process: Child,
+    url: String,
+    _dir: tempfile::TempDir,
+}
+
+impl Server {
+    /// `None`: etcd is not installed, and nobody insists.
+    fn start() -> Option<Server> {
+        Server::with(&[], "http")
+    }
+
+    fn with(more: &[String], scheme: &str) -> Option<Server> {
+        if Command::new("etcd").arg("--version").stdout(Stdio::null()).status().is_err() {
+            assert!(std::env::var_os("WEIR_TEST_ALL").is_none(), "etcd is missing: scripts/setup.sh");
+            eprintln!("left out: etcd is missing, make setup installs it");
+            return None;
+        }
+        // Somebody may take a port between our look and the server's: then others.
+        for _ in 0..10 {
+            let dir = tempfile::tempdir().unwrap();
+            let [client, peer] = [free_port(), free_port()];
+            let (url, peers) = (format!("{scheme}://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
+            let mut etcd = Command::new("etcd");
+            etcd.args(["--name", "one", "--listen-client-urls", &url, "--advertise-client-urls", &url]);
+            etcd.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
+            etcd.args(["--initial-cluster", &format!("one={peers}"), "--data-dir"]).arg(dir.path());
+            etcd.args(more).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut process = etcd.spawn().unwrap();
+            let patience = Instant::now() + 60 * SECOND;
+            while Instant::now() < patience && process.try_wait().unwrap().is_none() {
+                if TcpStream::connect(("127.0.0.1", client)).is_ok() {
+                    return Some(Server { process, url, _dir: dir });
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+        panic!("etcd does not start");
+    }
+
+    fn store(&self) -> (Env, Arc<Etcd>) {
+        at(std::slice::from_ref(&self.url))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn at(endpoints: &[String]) -> (Env, Arc<Etcd>) {
+    let env = weir_env::real::env();
+    let config =
+        EtcdConfig { endpoints: endpoints.to_vec(), prefix: "/weir/test/".into(), ..Default::default() };
+    let store = Etcd::open(&env, &config).unwrap();
+    (env, store)
+}
+
+const OPEN: u8 = 0;
+/// Requests reach etcd, their answers do not come back.
+const DEAF: u8 = 1;
+/// Nothing is forwarded.
+const CUT: u8 = 2;
+
+/// Stands between a store and etcd.
+struct Proxy {
+    url: String,
+    mode: Arc<AtomicU8>,
+}
+
+impl Proxy {
+    fn to(server: &Server) -> Proxy {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (mode, etcd) = (Arc::new(AtomicU8::new(OPEN)), server.url.replace("http://", ""));
+        let shared = mode.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let (mode, etcd) = (shared.clone(), etcd.clone());
+                std::thread::spawn(move || forward(client, &etcd, &mode));
+            }
+        });
+        Proxy { url, mode }
+    }
+    fn set(&self, mode: u8) {
+        self.mode.store(mode, Ordering::SeqCst);
+    }
+}
+
+/// Both directions, until one ends.
+fn forward(client: TcpStream, etcd: &str, mode: &Arc<AtomicU8>) {
+    let Ok(server) = TcpStream::connect(etcd) else { return };
+    let pump = |mut from: TcpStream, mut to: TcpStream, stops_at: &'static [u8], mode: Arc<AtomicU8>| {
+        let mut buffer = vec![0; 1 << 16];
+        while let Ok(n @ 1..) = from.read(&mut buffer) {
+            if stops_at.contains(&mode.load(Ordering::SeqCst)) || to.write_all(&buffer[..n]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(std::net::Shutdown::Both);
+        let _ = from.shutdown(std::net::Shutdown::Both);
+    };
+    let (to, from) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+    let of_requests = mode.clone();
+    std::thread::spawn(move || pump(from, to, &[CUT], of_requests));
+    pump(server, client, &[DEAF, CUT], mode.clone());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_keeps_the_contract() {
+    let Some(server) = Server::start() else { return };
+    let (env, store) = server.store();
+    keys_have_growing_revisions(&*store).await;
+    of_two_swaps_one_wins(&*store).await;
+    a_watch_sees_a_change(&env, &*store).await;
+    // A busy machine must not lose the lease before the test has used it.
+    a_key_under_a_lease_ends_with_it(&env, &*store, 4 * SECOND).await;
+    of_two_claims_one_wins_and_fences(&*store, &*server.store().1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_values_are_kept_in_parts() {
+    let Some(server) = Server::start() else { return };
+    let (_, store) = server.store();
+    let value = |n: usize| (0..n).map(|i| (i / 7) as u8 ^ (i / 4096) as u8).collect::<Vec<u8>>();
+    let mut revision = Revision(0);
+    for bytes in [5 << 20, (2 << 20) + 1, 10, 3 << 20, 0] {
+        let swap = store.compare_and_swap("map", revision, value(bytes)).await.unwrap();
+        let Swap::Done(next) = swap else { panic!("nobody else writes") };
+        let kept = store.get("map").await.unwrap().unwrap();
+        assert!(kept.value == value(bytes) && kept.revision == next, "{bytes} bytes come back");
+        revision = next;
+    }
+    assert_eq!(parts(&server), 0, "those of values that were replaced are gone");
+    let conflict = store.compare_and_swap("map", Revision(1), value(2 << 20)).await.unwrap();
+    assert!(matches!(conflict, Swap::Conflict(Some(there)) if there.revision == revision));
+    let refused = store.put("map", value(17 << 20), None).await.unwrap_err();
+    assert!(refused.kind == ErrorKind::Invalid && refused.context.contains("too large"), "{refused:?}");
+    store.put("map", value(3 << 20), None).await.unwrap();
+    assert_eq!(parts(&server), 3, "also those of a write that lost");
+}
+
+/// How many parts of values etcd holds.
+fn parts(server: &Server) -> usize {
+    let mut list = Command::new("etcdctl");
+    list.args(["--endpoints", &server.url, "get", "--prefix", "/weir/test/part/", "--keys-only"]);
+    let listed = list.env("ETCDCTL_API", "3").output().expect("etcdctl of the package etcd-client");
+    assert!(listed.status.success(), "{listed:?}");
+    String::from_utf8_lossy(&listed.stdout).lines().filter(|line| !line.is_empty()).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_whose_answer_is_lost_is_done_once() {
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(&server);
+    let (_, store) = at(&[proxy.url.clone(), server.url.clone()]);
+    let (_, witness) = server.store();
+    let Swap::Done(first) = store.compare_and_swap("map", Revision(0), b"1".to_vec()).await.unwrap() else {
+        panic!("the key was free")
+    };
+    proxy.set(DEAF);
+    let Swap::Done(second) = store.compare_and_swap("map", first, b"2".to_vec()).await.unwrap() else {
+        panic!("its own write is no conflict")
+    };
+    let kept = witness.get("map").await.unwrap().unwrap();
+    assert_eq!((kept.value.as_slice(), kept.revision), (b"2".as_slice(), second));
+    assert_eq!(second.0, first.0 + 1, "it was written once");
+    // Nobody answers: what became of the write is not known, and that is said.
+    let (_, cut) = at(std::slice::from_ref(&proxy.url));
+    let unknown = cut.compare_and_swap("map", second, b"3".to_vec()).await.unwrap_err();
+    assert_eq!(unknown.kind, ErrorKind::Unavailable);
+    assert_eq!(witness.get("map").await.unwrap().unwrap().value, b"3", "it was carried out");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_endpoint_is_named() {
+    let Some(server) = Server::start() else { return };
+    let nobody = format!("http://127.0.0.1:{}", free_port());
+    let (_, store) = at(std::slice::from_ref(&nobody));
+    let error = store.get("map").await.unwrap_err();
+    assert!(error.kind == ErrorKind::Unavailable && error.context.contains(&nobody), "{error:?}");
+    let (_, both) = at(&[nobody, server.url.clone()]);
+    assert_eq!(both.get("map").await.unwrap(), None, "the other one answers");
+    let other = Server::start().unwrap();
+    let proxy = Proxy::to(&server);
+    let (_, mixed) = at(&[proxy.url.clone(), other.url.clone()]);
+    mixed.get("map").await.unwrap();
+    proxy.set(CUT);
+    let refused = mixed.get("map").await.unwrap_err();
+    assert!(refused.context.contains("different etcd clusters"), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_coordinator_leads_when_one_gives_back() {
+    let Some(server) = Server::start() else { return };
+    let ((env, store_a), (_, store_b)) = (server.store(), server.store());
+    let a = lead(&env, store_a, "a", |_| ()).await.unwrap();
+    let (seen, mut sees) = tokio::sync::mpsc::unbounded_channel();
+    let waiting = tokio::spawn(async move {
+        let waits = move |name: &str| drop(seen.send(name.to_owned()));
+        let env = weir_env::real::env();
+        let lead = lead(&env, store_b, "b", waits).await.unwrap();
+        (lead, Instant::now())
+    });
+    assert_eq!(sees.recv().await.as_deref(), Some("a"));
+    let given_back = Instant::now();
+    a.give_back().await;
+    let (b, leads) = waiting.await.unwrap();
+    b.term().check(env.clock.now()).unwrap();
+    println!("leads {} ms after the other has given back", leads.duration_since(given_back).as_millis());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_coordinator_cut_off_from_etcd_leads_no_more() {
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(&server);
+    let (env, store_a) = at(std::slice::from_ref(&proxy.url));
+    let a = lead(&env, store_a.clone(), "a", |_| ()).await.unwrap();
+    let cluster = ClusterId([7; 16]);
+    let config = |term| CoordConfig {
+        cluster: Some(cluster),
+        new: true,
+        term: Some(term),
+        ..CoordConfig::new("single".parse().unwrap(), 1)
+    };
+    let founded = Coordinator::open_store(env.clone(), store_a.clone(), config(a.term())).await.unwrap();
+    a.term().check(env.clock.now()).unwrap();
+    proxy.set(CUT);
+    let cut = Instant::now();
+    let (env_b, store_b) = server.store();
+    let (b, why) = tokio::join!(lead(&env_b, store_b.clone(), "b", |_| ()), founded.lost());
+    let b = b.unwrap();
+    println!("the next one leads {} ms after the cut", cut.elapsed().as_millis());
+    assert!(cut.elapsed() >= LEASE - Duration::from_millis(700), "not before the lease has ended");
+    assert!(a.term().check(env.clock.now()).is_err(), "the first one knows");
+    assert!(why.context.contains("lease"), "{why:?}");
+    assert_eq!(why.kind, ErrorKind::Stale);
+    // The next one finds the map; the first one's writes are refused by etcd itself.
+    let second = Coordinator::open_store(env_b, store_b, config(b.term())).await.unwrap();
+    assert_eq!((second.cluster(), second.map().version), (cluster, founded.map().version));
+    proxy.set(OPEN);
+    let late = store_a.put("map", b"late".to_vec(), None).await.unwrap_err();
+    assert_eq!(late.kind, ErrorKind::Stale, "{late:?}");
+}
