@@ -320,7 +320,10 @@ impl Store for Etcd {
         expected: Revision,
         value: Vec<u8>,
     ) -> BoxFuture<'a, Result<Swap>> {
-        Box::pin(self.write(Write { key, expected: Some(expected), value, lease: None }))
+        Box::pin(async move {
+            let write = Write { key, expected: Some(expected), value, lease: None };
+            self.write(write).await.map_err(|e| lease_of(e, None))
+        })
     }
 
     fn claim<'a>(&'a self, key: &'a str, value: Vec<u8>, lease: LeaseId) -> BoxFuture<'a, Result<Swap>> {
@@ -378,10 +381,12 @@ impl Store for Etcd {
     }
 }
 
-/// etcd finds nothing but leases missing.
+/// etcd finds nothing but leases missing. (To callers of the coordinator "not found" would say something
+/// else.)
 fn lease_of(e: Error, lease: Option<LeaseId>) -> Error {
     match lease {
         Some(lease) if e.kind == ErrorKind::NotFound => no_lease(lease),
+        None if e.kind == ErrorKind::NotFound => Error::unavailable(e.context),
         _ => e,
     }
 }
