@@ -14,7 +14,8 @@ mod value;
 
 use crate::store::{LeaseId, Revision, Store, Swap, Versioned, claim_ended, no_lease};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
-use gateway::{Gateway, left, number};
+pub use gateway::{Answer, Failure, Transport};
+use gateway::{Gateway, Http, left, number};
 use serde_json::{Value, json};
 use std::fmt;
 use std::path::PathBuf;
@@ -128,9 +129,15 @@ impl Etcd {
                 "no endpoint of etcd is named; hint: coord.store = \"etcd:http://HOST:2379\"",
             ));
         }
-        let gateway = Gateway::new(env, config)?;
+        let http = Http::new(env, config)?;
+        Ok(Etcd::through(env, config, Arc::new(http)))
+    }
+
+    /// With another way to etcd.
+    pub fn through(env: &Env, config: &EtcdConfig, transport: Arc<dyn Transport>) -> Arc<Etcd> {
+        let gateway = Gateway::new(env, &config.endpoints, transport);
         let (env, prefix) = (env.clone(), config.prefix.clone());
-        Ok(Arc::new(Etcd { env, gateway, prefix, claimed: Mutex::default() }))
+        Arc::new(Etcd { env, gateway, prefix, claimed: Mutex::default() })
     }
 
     fn key(&self, name: &str) -> String {

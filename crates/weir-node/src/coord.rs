@@ -8,7 +8,7 @@ use std::time::Duration;
 use weir_coord::identity::{check_coordinator, write_coordinator};
 use weir_coord::store::Store;
 use weir_coord::{CoordConfig, Coordinator, Lead, lead};
-use weir_env::Env;
+use weir_env::{Addr, Env};
 use weir_proto::Error;
 use weir_rpc::{Identity, Server};
 
@@ -92,7 +92,10 @@ async fn serve(
     let identity = Identity::new(env, who.name.as_str(), who.role, Some(coordinator.cluster()));
     let identity = identity.trusting(coordinator.trust());
     let server = site.serve(env, identity, audited).await?;
-    coordinator.announce(server.addrs());
+    // The others are known by configuration only. (The path of a local socket would be of no use elsewhere.)
+    let named = who.coordinators.iter().filter(|addr| matches!(addr, Addr::Tcp(_)));
+    let others = named.filter(|addr| !server.addrs().contains(addr)).cloned();
+    coordinator.announce(&server.addrs().iter().cloned().chain(others).collect::<Vec<_>>());
     Ok(CoordNode { env: env.clone(), coordinator, audit, lead, server })
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use ureq::Agent;
 use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
-use weir_env::{Env, Instant, Lane};
+use weir_env::{BoxFuture, Env, Instant, Lane};
 use weir_proto::{Error, ErrorKind, Result};
 
 /// An endpoint that does not answer within this time is left for the next one. Of etcd's own figures: a
@@ -24,19 +24,33 @@ const ANSWER_BYTES_MAX: u64 = 4 << 20;
 /// Requests at once: one that hangs does not hold back the others.
 const THREADS: usize = 4;
 
+/// One request to one endpoint: over HTTP, or in a simulated world.
+pub trait Transport: Send + Sync + 'static {
+    fn post<'a>(
+        &'a self,
+        endpoint: &'a str,
+        path: &'static str,
+        body: Arc<str>,
+        patience: Duration,
+    ) -> BoxFuture<'a, Answer>;
+}
+
+/// JSON of etcd.
+pub type Answer = std::result::Result<Value, Failure>;
+
 pub(super) struct Gateway {
     env: Env,
     endpoints: Vec<Arc<str>>,
     /// The one that answered last.
     next: AtomicUsize,
-    agent: Agent,
-    lane: Lane,
+    transport: Arc<dyn Transport>,
     /// That of the first answer.
     etcd_cluster: OnceLock<String>,
 }
 
 /// Why an attempt has brought no answer.
-enum Failure {
+#[derive(Debug)]
+pub enum Failure {
     /// Another endpoint may answer. Whether the request was carried out is not known.
     Silent(String),
     /// Every endpoint would say the same.
@@ -44,23 +58,14 @@ enum Failure {
 }
 
 impl Gateway {
-    pub fn new(env: &Env, config: &EtcdConfig) -> Result<Gateway> {
-        let agent = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .proxy(None) // what the environment says is read in main only
-            .max_idle_connections_per_host(THREADS)
-            .tls_config(tls(env, config)?)
-            .build()
-            .new_agent();
-        Ok(Gateway {
+    pub fn new(env: &Env, endpoints: &[String], transport: Arc<dyn Transport>) -> Gateway {
+        Gateway {
             env: env.clone(),
-            endpoints: config.endpoints.iter().map(|url| url.as_str().into()).collect(),
+            endpoints: endpoints.iter().map(|url| url.as_str().into()).collect(),
             next: AtomicUsize::new(0),
-            agent,
-            lane: env.tasks.lane(THREADS),
+            transport,
             etcd_cluster: OnceLock::new(),
-        })
+        }
     }
 
     /// Sends until an endpoint answers, at most `patience`. `Unavailable`: none did, and whether the request
@@ -76,7 +81,8 @@ impl Gateway {
                 if left.is_zero() {
                     return Err(unanswered(path, patience, &reasons));
                 }
-                match self.attempt(at, path, body.clone(), left.min(ATTEMPT)).await {
+                let posted = self.transport.post(&self.endpoints[at], path, body.clone(), left.min(ATTEMPT));
+                match posted.await.and_then(|answer| self.of_one_cluster(answer)) {
                     Ok(answer) => return Ok(answer),
                     Err(Failure::Refused(e)) => return Err(e.doing(format_args!("ask etcd for {path}"))),
                     Err(Failure::Silent(why)) => {
@@ -92,36 +98,8 @@ impl Gateway {
         }
     }
 
-    async fn attempt(
-        &self,
-        at: usize,
-        path: &'static str,
-        body: Arc<str>,
-        patience: Duration,
-    ) -> std::result::Result<Value, Failure> {
-        let (agent, clock) = (self.agent.clone(), self.env.clock.clone());
-        let (url, until) = (format!("{}{path}", self.endpoints[at]), clock.now() + patience);
-        let (report, reported) = oneshot::channel();
-        let work = self.lane.run(move || {
-            let left = until.since(clock.now());
-            // After a wait for a thread nobody may wait for the answer any more.
-            if !left.is_zero() {
-                let _ = report.send(post(&agent, &url, &body, left)); // the patience may have ended
-            }
-        });
-        let late = || Failure::Silent(format!("no answer within {} ms", patience.as_millis()));
-        let answer = self.env.clock.timeout(patience, async {
-            work.await;
-            reported.await
-        });
-        match answer.await {
-            Ok(Ok(answer)) => self.of_one_cluster(answer?),
-            _ => Err(late()),
-        }
-    }
-
     /// Two clusters of etcd in one list of endpoints would be two truths.
-    fn of_one_cluster(&self, answer: Value) -> std::result::Result<Value, Failure> {
+    fn of_one_cluster(&self, answer: Value) -> Answer {
         let header = answer.get("result").unwrap_or(&answer).get("header");
         let Some(found) = header.and_then(|h| h.get("cluster_id")).and_then(Value::as_str) else {
             return Ok(answer);
@@ -148,8 +126,60 @@ fn unanswered(path: &str, patience: Duration, reasons: &[(Arc<str>, String)]) ->
     Error::unavailable(format!("etcd has not answered {path} within {patience:.1} s ({})", each.join("; ")))
 }
 
+/// HTTP by blocking calls, on threads of its own.
+pub(super) struct Http {
+    env: Env,
+    agent: Agent,
+    lane: Lane,
+}
+
+impl Http {
+    pub fn new(env: &Env, config: &EtcdConfig) -> Result<Http> {
+        let agent = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .proxy(None) // what the environment says is read in main only
+            .max_idle_connections_per_host(THREADS)
+            .tls_config(tls(env, config)?)
+            .build()
+            .new_agent();
+        Ok(Http { env: env.clone(), agent, lane: env.tasks.lane(THREADS) })
+    }
+}
+
+impl Transport for Http {
+    fn post<'a>(
+        &'a self,
+        endpoint: &'a str,
+        path: &'static str,
+        body: Arc<str>,
+        patience: Duration,
+    ) -> BoxFuture<'a, Answer> {
+        let (agent, clock) = (self.agent.clone(), self.env.clock.clone());
+        let (url, until) = (format!("{endpoint}{path}"), clock.now() + patience);
+        Box::pin(async move {
+            let (report, reported) = oneshot::channel();
+            let work = self.lane.run(move || {
+                let left = until.since(clock.now());
+                // After a wait for a thread nobody may wait for the answer any more.
+                if !left.is_zero() {
+                    let _ = report.send(post(&agent, &url, &body, left)); // the patience may have ended
+                }
+            });
+            let answer = self.env.clock.timeout(patience, async {
+                work.await;
+                reported.await
+            });
+            match answer.await {
+                Ok(Ok(answer)) => answer,
+                _ => Err(Failure::Silent(format!("no answer within {} ms", patience.as_millis()))),
+            }
+        })
+    }
+}
+
 /// One request to one endpoint, blocking.
-fn post(agent: &Agent, url: &str, body: &str, patience: Duration) -> std::result::Result<Value, Failure> {
+fn post(agent: &Agent, url: &str, body: &str, patience: Duration) -> Answer {
     let silent = |e: &dyn std::fmt::Display| Failure::Silent(e.to_string());
     let request = agent.post(url).config().timeout_global(Some(patience)).build();
     let mut answer = request.content_type("application/json").send(body).map_err(|e| silent(&e))?;
