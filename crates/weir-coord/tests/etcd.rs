@@ -67,6 +67,33 @@ impl Server {
     }
 }
 
+/// Three members, as `weir up --etcd 3` starts them.
+fn three() -> Option<Vec<Server>> {
+    drop(Server::start()?);
+    let dirs: Vec<_> = (0..3).map(|_| tempfile::tempdir().unwrap()).collect();
+    let at: Vec<(u16, u16)> = (0..3).map(|_| (free_port(), free_port())).collect();
+    let all: Vec<String> = (0..3).map(|n| format!("m{n}=http://127.0.0.1:{}", at[n].1)).collect();
+    let start = |(n, dir): (usize, tempfile::TempDir)| {
+        let (client, peer) = at[n];
+        let (url, peers) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
+        let mut etcd = Command::new("etcd");
+        etcd.args([
+            "--name",
+            &format!("m{n}"),
+            "--listen-client-urls",
+            &url,
+            "--advertise-client-urls",
+            &url,
+        ]);
+        etcd.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
+        etcd.args(["--heartbeat-interval", "100", "--election-timeout", "500"]);
+        etcd.args(["--initial-cluster", &all.join(","), "--data-dir"]).arg(dir.path());
+        let process = etcd.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        Server { process, url, _dir: dir }
+    };
+    Some(dirs.into_iter().enumerate().map(start).collect())
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.process.kill();
@@ -238,6 +265,26 @@ async fn the_next_coordinator_leads_when_one_gives_back() {
     let (b, leads) = waiting.await.unwrap();
     b.term().check(env.clock.now()).unwrap();
     println!("leads {} ms after the other has given back", leads.duration_since(given_back).as_millis());
+}
+
+/// Whichever of the members etcd's own leader is.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lead_outlives_each_member_of_etcd() {
+    for victim in 0..3 {
+        let Some(mut servers) = three() else { return };
+        let (env, store) = at(&servers.iter().map(|s| s.url.clone()).collect::<Vec<_>>());
+        let a = lead(&env, store.clone(), "a", |_| ()).await.unwrap();
+        let Swap::Done(first) = store.compare_and_swap("map", Revision(0), b"1".to_vec()).await.unwrap()
+        else {
+            panic!("the key was free")
+        };
+        drop(servers.remove(victim));
+        let killed = Instant::now();
+        let next = store.compare_and_swap("map", first, b"2".to_vec()).await.unwrap();
+        println!("member {victim} killed: next write after {} ms", killed.elapsed().as_millis());
+        assert!(matches!(next, Swap::Done(_)), "{next:?}");
+        a.term().check(env.clock.now()).unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

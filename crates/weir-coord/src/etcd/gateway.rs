@@ -14,9 +14,10 @@ use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConf
 use weir_env::{BoxFuture, Env, Instant, Lane};
 use weir_proto::{Error, ErrorKind, Result};
 
-/// An endpoint that does not answer within this time is left for the next one. Of etcd's own figures: a
-/// healthy member answers within milliseconds, and an election takes one to two seconds.
-const ATTEMPT: Duration = Duration::from_secs(1);
+/// An endpoint that does not answer within this time is left for the next one. A
+/// healthy member answers within milliseconds. One without a leader answers late: an election, of which
+/// there may be two in a row, must leave time for more attempts within a coordinator's lease.
+const ATTEMPT: Duration = Duration::from_millis(500);
 /// Pause after a round in which no endpoint answered.
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
 /// A part of a value in Base64, with room for the rest.
@@ -76,7 +77,7 @@ impl Gateway {
         let mut reasons = Vec::new();
         loop {
             for _ in 0..self.endpoints.len() {
-                let at = self.next.load(Ordering::Relaxed) % self.endpoints.len();
+                let at = self.next.load(Ordering::Relaxed);
                 let left = deadline.since(self.env.clock.now());
                 if left.is_zero() {
                     return Err(unanswered(path, patience, &reasons));
@@ -88,7 +89,7 @@ impl Gateway {
                     Err(Failure::Silent(why)) => {
                         note(&mut reasons, &self.endpoints[at], why);
                         // Unless another request has moved on from it already.
-                        let (from, to) = (at, at + 1);
+                        let (from, to) = (at, (at + 1) % self.endpoints.len());
                         let _ = self.next.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
                     }
                 }

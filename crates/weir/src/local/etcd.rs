@@ -25,6 +25,9 @@ pub fn args(local: &LocalCluster, member: &Process) -> Vec<String> {
         ("initial-advertise-peer-urls", peer_url(member)),
         ("initial-cluster", members.collect::<Vec<_>>().join(",")),
         ("initial-cluster-token", local.manifest.cluster.0.to_string()),
+        // The default of a second is for long distances. It has to be over well within the coordinator's
+        // lease.
+        ("election-timeout", "500".to_owned()),
         // The coordinator writes every second, and old revisions are of no use.
         ("auto-compaction-mode", "revision".to_owned()),
         ("auto-compaction-retention", "1000".to_owned()),
