@@ -7,8 +7,10 @@
 mod common;
 
 use common::*;
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -245,6 +247,65 @@ async fn a_wrong_endpoint_is_named() {
     proxy.set(CUT);
     let refused = mixed.get("map").await.unwrap_err();
     assert!(refused.context.contains("different etcd clusters"), "{refused:?}");
+}
+
+/// Writes an authority, and a certificate of it with its key, into a directory.
+fn certificates(dir: &Path) {
+    let write = |name: &str, tag: &str, bytes: &[u8]| {
+        std::fs::write(dir.join(name), pem::encode(&pem::Pem::new(tag, bytes))).unwrap();
+    };
+    let (key, mut params) = (KeyPair::generate().unwrap(), CertificateParams::new(vec![]).unwrap());
+    params.distinguished_name.push(DnType::CommonName, "authority");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    write("ca.pem", "CERTIFICATE", params.self_signed(&key).unwrap().der());
+    let issuer = Issuer::new(params, key);
+    let (key, at) = (KeyPair::generate().unwrap(), vec!["127.0.0.1".to_owned()]);
+    let mut params = CertificateParams::new(at).unwrap();
+    params.distinguished_name.push(DnType::CommonName, "node");
+    // etcd's gateway shows the server's own certificate to the server.
+    params.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    write("node.pem", "CERTIFICATE", params.signed_by(&key, &issuer).unwrap().der());
+    write("node.key", "PRIVATE KEY", &key.serialize_der());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_and_the_coordinator_show_certificates() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    certificates(dir.path());
+    certificates(other.path());
+    let file = |dir: &tempfile::TempDir, name: &str| dir.path().join(name);
+    let of_etcd = [("cert-file", "node.pem"), ("key-file", "node.key"), ("trusted-ca-file", "ca.pem")];
+    let mut args = vec!["--client-cert-auth".to_owned()];
+    for (option, name) in of_etcd {
+        args.extend([format!("--{option}"), file(&dir, name).display().to_string()]);
+    }
+    let Some(server) = Server::with(&args, "https") else { return };
+    let env = weir_env::real::env();
+    let config = |ca: &tempfile::TempDir, own: Option<&tempfile::TempDir>| EtcdConfig {
+        endpoints: vec![server.url.clone()],
+        prefix: "/weir/".into(),
+        ca: file(ca, "ca.pem"),
+        certificate: own.map(|own| file(own, "node.pem")).unwrap_or_default(),
+        key: own.map(|own| file(own, "node.key")).unwrap_or_default(),
+    };
+    let open = |config: &EtcdConfig| Etcd::open(&env, config);
+    let good = open(&config(&dir, Some(&dir))).unwrap();
+    let revision = good.put("a", b"1".to_vec(), None).await.unwrap();
+    assert_eq!(good.get("a").await.unwrap().unwrap().revision, revision);
+    for bad in [config(&dir, None), config(&other, Some(&dir)), config(&dir, Some(&other))] {
+        let refused = open(&bad).unwrap().get("a").await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Unavailable, "{refused:?}");
+    }
+    for (wrong, says) in [
+        (EtcdConfig { key: Default::default(), ..config(&dir, Some(&dir)) }, "belong together"),
+        (EtcdConfig { key: file(&dir, "ca.pem"), ..config(&dir, Some(&dir)) }, "no private key"),
+        (EtcdConfig { ca: file(&dir, "node.key"), ..config(&dir, None) }, "no certificate"),
+        (EtcdConfig { ca: file(&dir, "absent"), ..config(&dir, None) }, "etcd.ca: read"),
+    ] {
+        let error = open(&wrong).err().unwrap();
+        assert!(error.context.contains(says), "{error:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
