@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 rust_needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 packages="build-essential pkg-config libisal-dev fuse3 ca-certificates"
-test_packages="bzip2 git iproute2 attr rsync sqlite3 fio e2fsprogs xfsprogs python3-venv"
+test_packages="bzip2 etcd-client etcd-server git iproute2 attr rsync sqlite3 fio e2fsprogs xfsprogs python3-venv"
 
 case ${1-} in
 program) tests= ;;

@@ -23,7 +23,7 @@ use weir_proto::home_rule::HomeRule;
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
 use weir_proto::news::{MapNews, TellsMap};
 use weir_proto::{
-    ClusterId, DiskUuid, Epoch, Error, NamespaceId, NodeId, PgId, Request, Result, TargetId, Wire,
+    ClusterId, DiskUuid, Epoch, Error, ErrorKind, NamespaceId, NodeId, PgId, Request, Result, TargetId, Wire,
 };
 use weir_rpc::{Channel, Identity, LookUp, NoService, Payload, Service, Trust, Whereabouts};
 
@@ -39,6 +39,8 @@ const STATUS_PATIENCE: Duration = Duration::from_secs(1);
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Tasks of every handle, before those of its membership.
 const OWN_TASKS: usize = 2;
+/// How long other addresses than that of a silent coordinator are tried.
+const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 /// Patience for a change of the map: the coordinator may look at a target for a second first, and writes its store.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -302,13 +304,11 @@ impl Cluster {
     }
 
     async fn ask<R: Request>(&self, request: &R) -> Result<R::Reply> {
-        let (reply, _) = self
-            .shared()
-            .coordinator
-            .call(request, Vec::new(), CHANGE_PATIENCE)
-            .await
-            .map_err(|e| e.doing("ask the coordinator"))?;
-        Ok(reply)
+        let asked = self.shared().coordinator.call(request, Vec::new(), CHANGE_PATIENCE).await;
+        if asked.as_ref().is_err_and(|e| e.kind == ErrorKind::Deadline) {
+            self.shared().look_elsewhere();
+        }
+        asked.map(|(reply, _)| reply).map_err(|e| e.doing("ask the coordinator"))
     }
 
     /// Takes the lead of a namespace for this node, whose directory holds so many changes; made if these are none.
@@ -434,6 +434,16 @@ impl Shared {
         }
         reply.put_map(self.map.borrow().clone());
         Ok(())
+    }
+
+    /// When the coordinator is silent: another one may lead by now.
+    pub fn look_elsewhere(&self) {
+        let coordinator = self.coordinator.clone();
+        self.env.tasks.spawn("look for another coordinator", async move {
+            if coordinator.look_elsewhere(LOOK_PATIENCE).await {
+                tracing::info!("another coordinator answers in the place of a silent one");
+            }
+        });
     }
 
     /// Where this host finds a node.
@@ -579,6 +589,9 @@ async fn follow_map(shared: Arc<Shared>) {
                     tracing::warn!("cannot follow the cluster map: {e}");
                 }
                 reported = true;
+                if e.kind == ErrorKind::Deadline {
+                    shared.look_elsewhere();
+                }
                 shared.env.clock.sleep(RETRY_PAUSE).await;
             }
         }

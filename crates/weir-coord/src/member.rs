@@ -15,6 +15,9 @@ use weir_rpc::Connection;
 const NAME_PATIENCE: Duration = Duration::from_secs(15);
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// After so long without an answer another coordinator may lead. Shorter than the lease of a leading one, so
+/// that its successor finds the members at once.
+const SILENCE: Duration = Duration::from_secs(2);
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a node brings.
@@ -114,14 +117,16 @@ impl Member {
         // Node ids do not change: the one of the last join is this node's.
         let node = self.shared.node.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or_default();
         let clock = &self.shared.env.clock;
+        let mut answered = clock.now();
         loop {
             let next = clock.now() + interval;
             let heartbeat = Heartbeat { node, targets: (self.reports)() };
             // The next one does not wait for a late answer: the coordinator hears all the same, and judges silence only.
-            if let Err(e) = connection.call(&heartbeat, Vec::new(), interval).await
-                && e.kind != ErrorKind::Deadline
-            {
-                return e;
+            match connection.call(&heartbeat, Vec::new(), interval).await {
+                Ok(_) => answered = clock.now(),
+                Err(e) if e.kind != ErrorKind::Deadline => return e,
+                Err(_) if clock.now().since(answered) >= SILENCE => self.shared.look_elsewhere(),
+                Err(_) => {}
             }
             tokio::select! {
                 biased;

@@ -15,9 +15,10 @@ use crate::news::News;
 use crate::placing::{Placed, Placing, place};
 use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe, probe_each};
 use crate::records::{encode_positions, encode_progress};
+use crate::standby::Term;
 use crate::store::{Revision, Store, Swap};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{Env, Instant, watch};
@@ -28,7 +29,7 @@ use weir_proto::coord::{
 use weir_proto::frame::Hello;
 use weir_proto::map::{ClusterMap, MemberState, Node, RemovedNode, Role, Target, TargetState};
 use weir_proto::version::Program;
-use weir_proto::{Error, Result, TargetId};
+use weir_proto::{Error, ErrorKind, Result, TargetId};
 use weir_rpc::{Identity, Trust};
 
 /// The key of the namespaces' progress. Not in the map, which everybody gets: it changes every second.
@@ -169,10 +170,25 @@ pub struct Owner {
     /// It was asked to end. It then takes no target down: `weir down` ends servers at the same time, and a target that was taken
     /// down by that would be behind at the next start.
     pub ends: bool,
-    /// What probes call this coordinator.
+    pub seat: Seat,
+}
+
+/// What this coordinator is called, and for how long it leads.
+pub struct Seat {
+    /// What probes call it.
     pub name: String,
     /// For probes over networks; absent in a cluster without certificates.
     pub trust: Option<Arc<Trust>>,
+    /// Absent: no other coordinator can lead.
+    pub term: Option<Term>,
+    /// Why it leads no more.
+    pub lost: Arc<OnceLock<Error>>,
+}
+
+impl Seat {
+    fn check(&self, now: Instant) -> Result<()> {
+        self.term.as_ref().map_or(Ok(()), |term| term.check(now))
+    }
 }
 
 /// A value as it was last read or written.
@@ -195,7 +211,8 @@ pub fn heartbeat_ms(map: &ClusterMap) -> u32 {
 }
 
 impl Owner {
-    /// Runs until the last handle of the coordinator is gone.
+    /// Runs until the last handle of the coordinator is gone, or another coordinator leads: then whoever
+    /// waits for an answer gets none of this one.
     pub async fn run(mut self) {
         let mut looked = self.env.clock.now();
         loop {
@@ -213,12 +230,18 @@ impl Owner {
             let now = self.env.clock.now();
             self.members.forgive(now.since(looked).saturating_sub(tick), now);
             looked = now;
-            self.turn(first).await;
+            if let Err(e) = self.turn(first).await {
+                tracing::error!("this coordinator leads no more: {e}");
+                let _ = self.seat.lost.set(e); // it is lost once
+                return;
+            }
         }
     }
 
-    async fn turn(&mut self, first: Option<Event>) {
+    /// An error: another coordinator leads, or may lead.
+    async fn turn(&mut self, first: Option<Event>) -> Result<()> {
         let now = self.env.clock.now();
+        self.seat.check(now)?;
         let published = self.map.borrow().clone();
         let members_before = self.members.clone();
         let mut batch = Batch {
@@ -252,7 +275,12 @@ impl Owner {
             self.publish(published, batch.draft).await
         }
         .await;
+        // What is answered now may have changed since, if another one leads by now.
+        self.seat.check(self.env.clock.now())?;
         if let Err(e) = &outcome {
+            if e.kind == ErrorKind::Stale {
+                return Err(e.clone());
+            }
             tracing::error!("the cluster map could not be made durable: {e}");
             self.members = members_before;
             batch.disconnected.iter().for_each(|c| self.members.disconnected(*c));
@@ -261,6 +289,7 @@ impl Owner {
             done(&outcome);
         }
         self.ask_suspects(now);
+        Ok(())
     }
 
     /// Before the map, and for itself: it is true whatever becomes of the map.
@@ -550,8 +579,9 @@ impl Owner {
 
     /// Who the coordinator is to targets.
     fn identity(&self, map: &ClusterMap) -> Identity {
-        let identity = Identity::new(&self.env, self.name.as_str(), Role::Coordinator, Some(map.cluster));
-        identity.trusting(self.trust.clone())
+        let name = self.seat.name.as_str();
+        let identity = Identity::new(&self.env, name, Role::Coordinator, Some(map.cluster));
+        identity.trusting(self.seat.trust.clone())
     }
 
     /// The connection on which the node of a target has joined.

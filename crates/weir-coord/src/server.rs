@@ -7,16 +7,15 @@ use crate::certified::{Certified, no_certificates};
 use crate::decide::{add_rule, allow_home, audit_volumes, forbid_home, remove_rule};
 use crate::enrol::Office;
 use crate::followers::Followers;
-use crate::identity::{check_coordinator, write_coordinator};
 use crate::kept_map::KeptMap;
 use crate::members::Members;
 use crate::news::News;
-use crate::owner::{Answer, EVENTS_MAX, Event, Kept, Owner, POSITIONS_KEY, PROGRESS_KEY};
+use crate::owner::{Answer, EVENTS_MAX, Event, Kept, Owner, POSITIONS_KEY, PROGRESS_KEY, Seat};
 use crate::placing::Placing;
 use crate::records::{decode_positions, decode_progress};
-use crate::store::{Embedded, Revision, Store};
+use crate::standby::Term;
+use crate::store::{Revision, Store};
 use crate::waits::ReportedWaits;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, Instant, watch};
@@ -54,6 +53,8 @@ pub struct CoordConfig {
     pub policy: Policy,
     /// Given instead of an authority, in the simulator.
     pub trust: Option<Arc<Trust>>,
+    /// For how long it leads, where several coordinators share a store.
+    pub term: Option<Term>,
 }
 
 impl CoordConfig {
@@ -70,6 +71,7 @@ impl CoordConfig {
             certified: false,
             policy: Policy::default(),
             trust: None,
+            term: None,
         }
     }
 }
@@ -85,31 +87,11 @@ pub struct Coordinator {
     followers: Followers,
     /// Of a cluster with certificates.
     certified: Option<Certified>,
+    /// Why this coordinator leads no more.
+    lost: Arc<OnceLock<Error>>,
 }
 
 impl Coordinator {
-    /// Opens the cluster kept in `dir`, or founds one there if it is to be new.
-    pub async fn open(env: Env, dir: &Path, config: CoordConfig) -> Result<Arc<Coordinator>> {
-        let (disk, new) = (env.disk.clone(), config.new);
-        let known = check_coordinator(&*disk, dir, new)?;
-        let store = Embedded::open(env.clone(), dir)?;
-        let coordinator = Coordinator::open_store(env, store, config).await?;
-        let cluster = coordinator.cluster();
-        match known {
-            Some(known) if known != cluster => {
-                return Err(Error::damaged(format!(
-                    "{} is the coordinator's directory of cluster {known}, and its state is of {cluster}; hint: restore \
-                     the directory as a whole",
-                    dir.display()
-                )));
-            }
-            Some(_) => {}
-            // After the state: a founding that was interrupted goes on when it is asked for again.
-            None => write_coordinator(&*disk, dir, cluster)?,
-        }
-        Ok(coordinator)
-    }
-
     pub async fn open_store(
         env: Env,
         store: Arc<dyn Store>,
@@ -150,6 +132,7 @@ impl Coordinator {
             (None, Some(trust)) => Some(Certified::given(&env, trust.clone(), &published, &events)),
             (None, None) => None,
         };
+        let lost = Arc::<OnceLock<Error>>::default();
         let owner = Owner {
             env: env.clone(),
             store,
@@ -168,13 +151,33 @@ impl Coordinator {
             cut_links: Default::default(),
             program: config.program,
             ends: false,
-            name: config.name,
-            trust: certified.as_ref().map(|certified| certified.trust.clone()),
+            seat: Seat {
+                name: config.name,
+                trust: certified.as_ref().map(|certified| certified.trust.clone()),
+                term: config.term,
+                lost: lost.clone(),
+            },
         };
         env.tasks.spawn("coordinator", owner.run());
         let (announced, waits) = Default::default();
         let followers = Followers::new(published.clone(), news);
-        Ok(Arc::new(Coordinator { env, events, map: published, followers, announced, waits, certified }))
+        Ok(Arc::new(Coordinator {
+            env,
+            events,
+            map: published,
+            followers,
+            announced,
+            waits,
+            certified,
+            lost,
+        }))
+    }
+
+    /// Waits until another coordinator leads, or may lead; says why. This one has to end then: it answers
+    /// nothing any more.
+    pub async fn lost(&self) -> Error {
+        self.events.closed().await;
+        self.lost.get().cloned().unwrap_or_else(|| Error::stale("this coordinator has stopped"))
     }
 
     /// How it proves itself over networks; absent in a cluster without certificates.
@@ -399,6 +402,9 @@ fn check_joins_as(join: &Join, who: Proved) -> Result<()> {
 
 impl Service for Coordinator {
     fn handle(&self, call: Call) -> Handled {
+        if self.events.is_closed() {
+            return Handled::Now(Err(Error::unavailable("this coordinator leads no more")));
+        }
         self.decode_and_ask(&call).unwrap_or_else(|e| Handled::Now(Err(e)))
     }
 
@@ -426,6 +432,7 @@ impl Service for Coordinator {
     }
 }
 
+/// A record of the store; an empty one if it has not been written yet.
 async fn kept<T: Default>(
     store: &dyn Store,
     key: &str,

@@ -1,10 +1,11 @@
 //! Where the coordinator keeps what must survive it: a few small keys with compare-and-swap, watch and leases.
 //!
-//! The trait is as small as it is because etcd is to implement it too. Here: [`Embedded`], one file, for a cluster
-//! whose coordinator is one process.
+//! The trait is as small as it is because etcd implements it too ([`crate::etcd::Etcd`]). Here: [`Embedded`],
+//! one file, for a cluster whose coordinator is one process.
 //!
 //! Invariants: a write that returned is durable; the revision of a key grows with each of its writes and is never 0;
-//! a key that was put under a lease is gone once the lease ended.
+//! a key that was put under a lease is gone once the lease ended; a handle that has claimed a key writes
+//! nothing once that claim has ended.
 //! Knows nothing of maps: values are bytes.
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -54,6 +55,9 @@ pub trait Store: Send + Sync + 'static {
         expected: Revision,
         value: Vec<u8>,
     ) -> BoxFuture<'a, Result<Swap>>;
+    /// Puts a key under a lease if there is no such key. From then on this handle writes only while the claim
+    /// lasts: other writes end in `Stale`, and change nothing, once the key is gone or another handle's.
+    fn claim<'a>(&'a self, key: &'a str, value: Vec<u8>, lease: LeaseId) -> BoxFuture<'a, Result<Swap>>;
     /// Waits until the key's revision is another than `known`, and returns what is there then.
     fn watch<'a>(&'a self, key: &'a str, known: Revision) -> BoxFuture<'a, Result<Option<Versioned>>>;
     /// A lease ends `ttl` after it was granted or last kept.
@@ -82,6 +86,7 @@ struct State {
     keys: BTreeMap<String, Versioned>,
     leased: BTreeMap<String, (LeaseId, Versioned)>,
     leases: BTreeMap<LeaseId, LeaseTerm>,
+    claimed: Option<(String, Revision)>,
 }
 #[derive(Clone, Copy)]
 struct LeaseTerm {
@@ -138,6 +143,7 @@ impl Embedded {
     /// Makes a change durable, then visible.
     async fn write(&self, key: &str, value: Vec<u8>) -> Result<Revision> {
         let mut next = self.with_state(|s| s.clone());
+        next.check_claim()?;
         let revision = next.put(key, value);
         let (disk, path, bytes) = (self.env.disk.clone(), self.path.clone(), format::encode(&next));
         self.env
@@ -168,6 +174,23 @@ impl State {
         self.last += 1;
         Revision(self.last)
     }
+    fn check_claim(&self) -> Result<()> {
+        let Some((key, revision)) = &self.claimed else { return Ok(()) };
+        match self.get(key) {
+            Some(present) if present.revision == *revision => Ok(()),
+            _ => Err(claim_ended(key)),
+        }
+    }
+    /// A key under a lease.
+    fn lend(&mut self, key: &str, value: Vec<u8>, lease: LeaseId) -> Result<Revision> {
+        self.check_claim()?;
+        if !self.leases.contains_key(&lease) {
+            return Err(no_lease(lease));
+        }
+        let revision = self.next_revision();
+        self.leased.insert(key.to_owned(), (lease, Versioned { value, revision }));
+        Ok(revision)
+    }
     fn end(&mut self, lease: LeaseId) -> bool {
         self.leased.retain(|_, (l, _)| *l != lease);
         self.leases.remove(&lease).is_some()
@@ -182,8 +205,12 @@ impl State {
     }
 }
 
-fn no_lease(lease: LeaseId) -> Error {
+pub(crate) fn no_lease(lease: LeaseId) -> Error {
     Error::not_found(format!("lease {} has ended", lease.0))
+}
+
+pub(crate) fn claim_ended(key: &str) -> Error {
+    Error::stale(format!("the claim on {key:?} has ended: another process may write now"))
 }
 
 impl Store for Embedded {
@@ -203,16 +230,26 @@ impl Store for Embedded {
             if self.with_state(|s| s.keys.contains_key(key)) {
                 return Err(Error::invalid(format!("key {key} is kept for good: it takes no lease")));
             }
-            let revision = self.with_state(|s| {
-                if !s.leases.contains_key(&lease) {
-                    return Err(no_lease(lease));
-                }
-                let revision = s.next_revision();
-                s.leased.insert(key.to_owned(), (lease, Versioned { value, revision }));
-                Ok(revision)
-            })?;
+            let revision = self.with_state(|s| s.lend(key, value, lease))?;
             self.notify();
             Ok(revision)
+        })
+    }
+
+    fn claim<'a>(&'a self, key: &'a str, value: Vec<u8>, lease: LeaseId) -> BoxFuture<'a, Result<Swap>> {
+        Box::pin(async move {
+            let _one = self.writing.lock().await;
+            let outcome = self.with_state(|s| {
+                if let Some(present) = s.get(key) {
+                    return Ok(Swap::Conflict(Some(present.clone())));
+                }
+                s.claimed = None;
+                let revision = s.lend(key, value, lease)?;
+                s.claimed = Some((key.to_owned(), revision));
+                Ok(Swap::Done(revision))
+            });
+            self.notify();
+            outcome
         })
     }
 

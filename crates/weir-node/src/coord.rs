@@ -1,18 +1,23 @@
-//! The coordinator, serving.
+//! The coordinator, serving: with a state of its own, or as the leading one of several that share a store.
 use crate::audit::Audit;
 use crate::audited::Audited;
 use crate::site::{Failed, Site};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use weir_coord::{CoordConfig, Coordinator};
-use weir_env::Env;
+use weir_coord::identity::{check_coordinator, write_coordinator};
+use weir_coord::store::Store;
+use weir_coord::{CoordConfig, Coordinator, Lead, lead};
+use weir_env::{Addr, Env};
+use weir_proto::Error;
 use weir_rpc::{Identity, Server};
 
 pub struct CoordNode {
     env: Env,
     coordinator: Arc<Coordinator>,
     audit: Audit,
+    /// Where coordinators share a store.
+    lead: Option<Lead>,
     pub server: Server,
 }
 
@@ -24,14 +29,74 @@ pub async fn start_coord(
     config: CoordConfig,
 ) -> Result<CoordNode, Failed> {
     let coordinator = Coordinator::open(env.clone(), dir, config).await?;
+    serve(env, site, dir, coordinator, None).await
+}
+
+/// Waits until this coordinator leads those that share the store, then starts it; `dir` holds its audit log.
+/// It does not listen while it waits. `waits`: called with the name of the leader whenever another one leads.
+pub async fn start_shared_coord(
+    env: &Env,
+    site: &Site,
+    dir: &Path,
+    store: Arc<dyn Store>,
+    mut config: CoordConfig,
+    waits: impl Fn(&str),
+) -> Result<CoordNode, Failed> {
+    let mut known = check_coordinator(&*env.disk, dir, config.new)?;
+    if let (Some(known), Some(named)) = (known, config.cluster)
+        && known != named
+    {
+        return Err(Failed::from(Error::denied(format!(
+            "{} is the coordinator's directory of cluster {known}, not {named}; hint: correct the path or the cluster id",
+            dir.display()
+        ))));
+    }
+    // One that only ever waits is of its cluster all the same: it is started without --new the next time.
+    let found = |name: &str| {
+        let written = match (known, config.cluster) {
+            (None, Some(cluster)) => write_coordinator(&*env.disk, dir, cluster),
+            _ => Ok(()),
+        };
+        if let Err(e) = written {
+            tracing::warn!("{e}");
+        }
+        waits(name);
+    };
+    let lead = lead(env, store.clone(), &config.name, found).await?;
+    known = known.or(check_coordinator(&*env.disk, dir, false).ok().flatten());
+    config.term = Some(lead.term());
+    let opened = Coordinator::open_shared(env.clone(), dir, known, store, config).await;
+    let served = match opened {
+        Ok(coordinator) => serve(env, site, dir, coordinator, None).await,
+        Err(e) => Err(e.into()),
+    };
+    match served {
+        Ok(node) => Ok(CoordNode { lead: Some(lead), ..node }),
+        Err(failed) => {
+            lead.give_back().await;
+            Err(failed)
+        }
+    }
+}
+
+async fn serve(
+    env: &Env,
+    site: &Site,
+    dir: &Path,
+    coordinator: Arc<Coordinator>,
+    lead: Option<Lead>,
+) -> Result<CoordNode, Failed> {
     let audit = Audit::start(env, dir);
     let audited = Arc::new(Audited { service: coordinator.clone(), audit: audit.clone() });
     let who = &site.observer;
     let identity = Identity::new(env, who.name.as_str(), who.role, Some(coordinator.cluster()));
     let identity = identity.trusting(coordinator.trust());
     let server = site.serve(env, identity, audited).await?;
-    coordinator.announce(server.addrs());
-    Ok(CoordNode { env: env.clone(), coordinator, audit, server })
+    // The others are known by configuration only. (The path of a local socket would be of no use elsewhere.)
+    let named = who.coordinators.iter().filter(|addr| matches!(addr, Addr::Tcp(_)));
+    let others = named.filter(|addr| !server.addrs().contains(addr)).cloned();
+    coordinator.announce(&server.addrs().iter().cloned().chain(others).collect::<Vec<_>>());
+    Ok(CoordNode { env: env.clone(), coordinator, audit, lead, server })
 }
 
 impl CoordNode {
@@ -43,5 +108,26 @@ impl CoordNode {
         }
         self.audit.settle(patience).await;
         self.server.stop();
+        if let Some(lead) = &self.lead {
+            lead.give_back().await;
+        }
+    }
+
+    /// Waits until another coordinator leads, or may lead; then this one answers nothing any more, and has to
+    /// end.
+    pub async fn lost(&self) -> Error {
+        let over = async {
+            match &self.lead {
+                Some(lead) => lead.term().over().await,
+                None => std::future::pending().await,
+            }
+        };
+        let lost = tokio::select! {
+            biased;
+            lost = self.coordinator.lost() => lost,
+            over = over => over,
+        };
+        self.server.stop();
+        lost
     }
 }

@@ -14,7 +14,7 @@ mod site;
 mod storage;
 
 pub use audit_files::audit_files;
-pub use coord::{CoordNode, start_coord};
+pub use coord::{CoordNode, start_coord, start_shared_coord};
 pub use meta::{MetaNode, MetaPlace, start_meta};
 pub use relay::start_relay;
 pub use site::{Failed, Site, Step};

@@ -1,16 +1,19 @@
 //! A way to a node that survives its connections: dials when somebody wants to call, and again after a loss.
 //!
-//! Where the node is may change: that is looked up before each round of dials.
+//! Where the node is may change: that is looked up before each round of dials. Addresses are dialed in their
+//! order, each next one as soon as the one before has failed, or has not answered for a moment; the first
+//! connection is taken.
 //!
-//! Invariants: one dial at a time, which goes on when its caller's patience ends; a request that was sent is never sent
-//! again by a channel (only its caller knows whether that is right); failed dials are spaced by a growing, jittered pause.
+//! Invariants: one round of dials at a time, which goes on when its caller's patience ends; a request that
+//! was sent is never sent again by a channel (only its caller knows whether that is right); failed dials are
+//! spaced by a growing, jittered pause.
 use crate::hello::{Identity, connect, is_refusal};
 use crate::{Answered, Connection, Payload, Service};
 use bytes::Bytes;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::oneshot;
-use weir_env::{Addr, Env, Instant, watch};
+use tokio::sync::{mpsc, oneshot};
+use weir_env::{Addr, Env, Instant, TaskHandle, watch};
 use weir_proto::map::Role;
 use weir_proto::sender::Sender;
 use weir_proto::{Error, ErrorKind, Request, Result};
@@ -19,6 +22,11 @@ use weir_proto::{Error, ErrorKind, Request, Result};
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// up to this: a node that is back is found within a second.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// The next address is dialed, too, when one has not answered after this. Longer than a handshake takes on a
+/// busy machine; an address that swallows everything (a host that is off) must not hold back the others for
+/// the whole patience of a hello.
+const HEAD_START: Duration = Duration::from_millis(200);
 
 /// Where a node is, as far as is known now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,6 +37,17 @@ pub struct Whereabouts {
     pub name: Option<String>,
     /// What it is. Another node that poses as it has no certificate for that. `None`: anything.
     pub role: Option<Role>,
+}
+
+/// What became of a dial, by the address's place.
+type Report = mpsc::Sender<(usize, Result<Connection>)>;
+
+/// Dials under way. They end with it.
+struct Dials(Vec<TaskHandle>);
+impl Drop for Dials {
+    fn drop(&mut self) {
+        self.0.iter().for_each(TaskHandle::abort);
+    }
 }
 
 /// Says where a node is now, or why that is not known. Short, never blocking.
@@ -186,6 +205,25 @@ impl Channel {
         }
     }
 
+    /// While the connected node is silent: takes the connection of another one that answers at another
+    /// address, for services whose leader may change. A busy node that is only late keeps its connection.
+    /// True: it was changed.
+    pub async fn look_elsewhere(&self, patience: Duration) -> bool {
+        let inner = &self.0;
+        let (Some(silent), Ok(mut at)) = (self.current(), (inner.look_up)()) else { return false };
+        at.addrs.retain(|addr| addr.to_string() != silent.peer_addr());
+        // Whoever dials now finds out, too.
+        let Ok(_one_at_a_time) = inner.dialing.clone().try_lock_owned() else { return false };
+        if at.addrs.is_empty() {
+            return false;
+        }
+        let looking = inner.dial_in_order(Arc::new(at), Some(silent.peer().instance));
+        let Ok(Ok(found)) = inner.env.clock.timeout(patience, looking).await else { return false };
+        inner.connected(&found);
+        silent.close("another node answers in its place");
+        true
+    }
+
     async fn dial_until_refused(&self) -> Result<Connection> {
         loop {
             let rest_until = self.0.state().rest_until;
@@ -229,26 +267,88 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn dial_all(&self) -> Result<Connection> {
-        let at = match (self.look_up)() {
-            Ok(at) => at,
+    async fn dial_all(self: &Arc<Self>) -> Result<Connection> {
+        let dialed = match (self.look_up)() {
+            Ok(at) if at.addrs.len() == 1 => self.dial_at(&at.addrs[0], &at).await,
+            Ok(at) => self.dial_in_order(Arc::new(at), None).await,
+            Err(e) => Err(e),
+        };
+        match dialed {
+            Ok(connection) => {
+                self.connected(&connection);
+                Ok(connection)
+            }
             Err(e) => {
                 self.note_failure(e);
-                return Err(self.failed());
-            }
-        };
-        let mut refusal = Error::unavailable("this node has no address");
-        for addr in &at.addrs {
-            match self.dial_at(addr, &at).await {
-                Ok(connection) => {
-                    self.connected(&connection);
-                    return Ok(connection);
-                }
-                Err(e) => refusal = e,
+                Err(self.failed())
             }
         }
-        self.note_failure(refusal);
-        Err(self.failed())
+    }
+
+    /// The first connection, to another process than `instance`; else the error of the last address.
+    async fn dial_in_order(
+        self: &Arc<Self>,
+        at: Arc<Whereabouts>,
+        instance: Option<u64>,
+    ) -> Result<Connection> {
+        let count = at.addrs.len();
+        let (report, mut reported) = mpsc::channel(count.max(1));
+        let mut dials = Dials(Vec::new());
+        let (mut failed, mut last) = (0, None::<(usize, Error)>);
+        let winner = loop {
+            if failed == count {
+                break None;
+            }
+            if failed == dials.0.len() {
+                dials.0.push(self.start_dial(at.clone(), dials.0.len(), instance, report.clone()));
+            }
+            tokio::select! {
+                biased;
+                dialed = reported.recv() => match dialed {
+                    Some((_, Ok(connection))) => break Some(connection),
+                    Some((n, Err(e))) => {
+                        failed += 1;
+                        last = Some(last.filter(|(later, _)| *later > n).unwrap_or((n, e)));
+                    }
+                    None => break None,
+                },
+                () = self.env.clock.sleep(HEAD_START), if dials.0.len() < count => {
+                    dials.0.push(self.start_dial(at.clone(), dials.0.len(), instance, report.clone()));
+                }
+            }
+        };
+        drop(dials);
+        reported.close();
+        while let Ok((_, dialed)) = reported.try_recv() {
+            if let Ok(connection) = dialed {
+                connection.close("another address of the node answered first");
+            }
+        }
+        let error = || last.map_or_else(|| Error::unavailable("this node has no address"), |(_, e)| e);
+        winner.ok_or_else(error)
+    }
+
+    fn start_dial(
+        self: &Arc<Self>,
+        at: Arc<Whereabouts>,
+        n: usize,
+        instance: Option<u64>,
+        report: Report,
+    ) -> TaskHandle {
+        let inner = self.clone();
+        self.env.tasks.spawn("dial an address", async move {
+            let mut dialed = inner.dial_at(&at.addrs[n], &at).await;
+            if let Ok(connection) = &dialed
+                && Some(connection.peer().instance) == instance
+            {
+                connection.close("another node was meant");
+                dialed =
+                    Err(Error::unavailable(format!("connect to {}: the same node answers", at.addrs[n])));
+            }
+            if let Err(mpsc::error::SendError((_, Ok(connection)))) = report.send((n, dialed)).await {
+                connection.close("another address of the node answered first");
+            }
+        })
     }
 
     async fn dial_at(&self, addr: &Addr, at: &Whereabouts) -> Result<Connection> {

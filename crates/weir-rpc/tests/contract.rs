@@ -287,6 +287,47 @@ fn a_dial_goes_on_when_nobody_waits_for_it() {
     });
 }
 
+#[test]
+fn a_silent_address_does_not_hold_back_the_next_one() {
+    let world = weir_env::sim::World::new(9, Default::default());
+    world.run(async {
+        let nodes = ["near", "silent", "far"].map(|name| world.node(name));
+        let (_off, _, silent) = server(&nodes[1], &"tcp:10.0.0.1:7000".parse().unwrap()).await;
+        let (_server, _, far) = server(&nodes[2], &"tcp:10.0.0.2:7000".parse().unwrap()).await;
+        world.partition("near", "silent");
+        let near = &nodes[0];
+        let refusing: Addr = "tcp:10.0.0.2:9".parse().unwrap();
+        let addrs = vec![refusing, silent.clone(), far.clone()];
+        let channel = Channel::new(near, addrs, identity(near, "near"), Arc::new(NoService));
+        let begun = near.clock.now();
+        let connection = channel.connection(PATIENCE).await.unwrap();
+        assert_eq!(connection.peer_addr(), far.to_string());
+        let took = near.clock.now().since(begun);
+        assert!(took < Duration::from_millis(400), "{took:?}");
+    });
+}
+
+#[test]
+fn a_channel_leaves_a_silent_node_only_for_another() {
+    let world = weir_env::sim::World::new(10, Default::default());
+    world.run(async {
+        let nodes = ["near", "first", "second"].map(|name| world.node(name));
+        let (near, second) = (&nodes[0], "tcp:10.0.0.2:7000".parse().unwrap());
+        let (_server, _, first) = server(&nodes[1], &"tcp:10.0.0.1:7000".parse().unwrap()).await;
+        let (_also, _, also) = server(&nodes[1], &"tcp:10.0.0.1:7001".parse().unwrap()).await;
+        let addrs = vec![first.clone(), also, second];
+        let channel = Channel::new(near, addrs.clone(), identity(near, "near"), Arc::new(NoService));
+        let connection = channel.connection(PATIENCE).await.unwrap();
+        world.partition("near", "first");
+        assert!(!channel.look_elsewhere(PATIENCE).await, "nobody else answers");
+        assert!(!connection.is_closed());
+        let (_next, _, _) = server(&nodes[2], &addrs[2]).await;
+        assert!(channel.look_elsewhere(PATIENCE).await);
+        assert!(connection.is_closed());
+        assert_eq!(channel.current().unwrap().peer_addr(), addrs[2].to_string());
+    });
+}
+
 /// In the simulator, whose machines do not stall.
 #[test]
 fn why_it_is_late_is_told_in_time() {

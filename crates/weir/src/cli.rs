@@ -5,6 +5,7 @@ use crate::config::Patience;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use std::net::IpAddr;
 use std::path::PathBuf;
+use weir_coord::etcd::StorePlace;
 use weir_env::Addr;
 use weir_proto::NamespaceUuid;
 use weir_proto::map::Scheme;
@@ -164,6 +165,11 @@ pub struct Up {
     /// Allow users to have homes in this place, like `weir home allow`; may be given several times
     #[arg(long, value_name = "URL")]
     pub allow_home: Vec<String>,
+    /// Keep the cluster map in an etcd of 1 or 3 members, for 1 or 3 coordinators, all on this machine: for
+    /// tests and demonstrations. Every user of this machine can then change the map [default: one coordinator
+    /// without etcd]
+    #[arg(long, value_name = "MEMBERS", value_parser = etcd_members)]
+    pub etcd: Option<u32>,
     /// Keep everything in memory; `weir down` discards it
     #[arg(long)]
     pub memory: bool,
@@ -540,13 +546,25 @@ impl RoleArgs {
     }
 }
 
+/// Two of two members have to live, which is less than one of one.
+fn etcd_members(text: &str) -> Result<u32, String> {
+    match text {
+        "1" => Ok(1),
+        "3" => Ok(3),
+        _ => Err("expected 1 or 3".to_owned()),
+    }
+}
+
 #[derive(Args)]
 pub struct CoordRole {
     #[command(flatten)]
     pub role: RoleArgs,
-    /// Directory of the cluster map
+    /// Directory of the cluster map, or, with --store etcd:…, of the audit log
     #[arg(long, value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
+    /// Where the cluster map is: directory, or etcd:http://HOST:PORT,http://HOST:PORT [default: directory]
+    #[arg(long)]
+    pub store: Option<StorePlace>,
     /// Targets to wait for before the first placement groups are made
     #[arg(long)]
     pub targets: Option<u32>,

@@ -6,6 +6,7 @@ use crate::failure::{Failure, Outcome, did_you_mean};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 use weir_client::ClientConfig;
+use weir_coord::etcd::StorePlace;
 use weir_env::Addr;
 use weir_proto::map::{Scheme, Settings};
 use weir_proto::network::Network;
@@ -106,7 +107,8 @@ sections! {
         /// The cluster's id, 32 hexadecimal digits. The coordinator makes one when it is founded (`weir coord --new`);
         /// other roles refuse a cluster with another id.
         id: Option<Text<ClusterId>> = None, shown "\"0123456789abcdef0123456789abcdef\" # an example; default: the coordinator's";
-        /// Where the coordinator listens, best first: "unix:/PATH" or "tcp:HOST:PORT".
+        /// Where the coordinators listen, best first: "unix:/PATH" or "tcp:HOST:PORT". A coordinator gives
+        /// the TCP addresses among them to the nodes that join.
         coordinators: Vec<Text<Addr>> = Vec::new(), shown "[]";
     }
     /// The process itself.
@@ -139,8 +141,11 @@ sections! {
     }
     /// Of `weir coord`.
     [coord] Coord {
-        /// Directory of the cluster map.
+        /// Directory of the cluster map, or, if that is in etcd, of this coordinator's audit log.
         dir: PathBuf = PathBuf::new(), shown "\"/srv/weir/coord\" # an example; required";
+        /// Where the cluster map is: "directory", or "etcd:http://HOST:PORT,http://HOST:PORT". Several
+        /// coordinators can share an etcd: one of them leads, the others wait until they can.
+        store: Text<StorePlace> = Text(StorePlace::Directory), shown "\"directory\"";
         /// Nodes need certificates to connect over networks. So it is in any case when the coordinator
         /// listens beyond this machine, and once it was so.
         certificates: bool = false, shown "false";
@@ -154,6 +159,17 @@ sections! {
         lease_ms: u32 = 10_000, shown "10000";
         /// A target that is silent this long is down, in milliseconds. One whose process died is down at once.
         target_silence_ms: u32 = 3_000, shown "3000";
+    }
+    /// How `weir coord` reaches the etcd that coord.store names.
+    [etcd] EtcdAccess {
+        /// What the names of all keys begin with: one etcd can serve several clusters.
+        prefix: String = "/weir/".into(), shown "\"/weir/\"";
+        /// Certificates of the authority that signs etcd's servers, in PEM.
+        ca: PathBuf = PathBuf::new(), shown "\"/srv/weir/etcd-ca.pem\" # an example; default: the authorities of the web";
+        /// The certificate that the coordinator shows to etcd, in PEM.
+        certificate: PathBuf = PathBuf::new(), shown "\"/srv/weir/etcd-client.pem\" # an example; default: none";
+        /// Its private key, in PEM.
+        key: PathBuf = PathBuf::new(), shown "\"/srv/weir/etcd-client.key\" # an example; default: none";
     }
     /// Of `weir meta`.
     [meta] Meta {
@@ -262,6 +278,9 @@ pub fn check(name: &str, config: &Config) -> Outcome<()> {
     }
     if config.mount.memory_mib < 32 {
         return bad("mount.memory_mib", format!("{} is less than 32", config.mount.memory_mib));
+    }
+    if config.etcd.certificate.as_os_str().is_empty() != config.etcd.key.as_os_str().is_empty() {
+        return bad("etcd.certificate", "it and etcd.key belong together".to_owned());
     }
     if config.coord.lease_ms < 1000 {
         return bad("coord.lease_ms", format!("{} is less than 1000", config.coord.lease_ms));

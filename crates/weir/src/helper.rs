@@ -4,7 +4,7 @@
 //! is missing to `/sbin/mount.fuse`, which calls `weir SOURCE DIRECTORY -o OPTIONS`. Either way the words are those of fstab, not of
 //! this command line. The call returns when the file system is there; its process goes on in the background.
 use crate::failure::{Doing, Failure, Outcome};
-use crate::local::process::Launch;
+use crate::local::process::{Launch, Program};
 use rustix::mount::MountFlags;
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -217,6 +217,7 @@ impl Call {
         args.extend(words.named.iter().flat_map(|(key, value)| [format!("--{key}"), value.clone()]));
         let name = self.directory.to_string_lossy().trim_matches('/').replace('/', "-");
         Ok(Launch {
+            program: Program::Weir,
             args,
             pid_file: Path::new(RUN_DIR).join(format!("mount-{name}.pid")),
             log: Path::new(LOG_DIR).join(format!("mount-{name}.log")),

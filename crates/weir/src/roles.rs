@@ -4,7 +4,7 @@ use crate::cli::{CoordRole, MetaRole, MountRole, MoverRole, RoleArgs, StorageRol
 use crate::commands::file;
 use crate::commands::restore;
 use crate::commands::tiering;
-use crate::config::{self, Config, Text};
+use crate::config::{self, Config, EtcdAccess, Text};
 use crate::failure::{Doing, Failure, Outcome};
 use crate::helper::MountWords;
 use crate::local::local_cluster::{self, LocalCluster};
@@ -19,11 +19,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use weir_client::{Client, ClientConfig, NoKernel};
+use weir_coord::etcd::{Etcd, EtcdConfig, StorePlace};
 use weir_coord::{Cluster, CoordConfig, Observer};
 use weir_env::real::{RealConfig, env_with};
 use weir_env::{Addr, Env};
 use weir_kv::EngineConfig;
-use weir_node::{Failed, MetaPlace, Site, Step, StoragePlace, start_coord, start_meta, start_storage};
+use weir_node::{
+    Failed, MetaPlace, Site, Step, StoragePlace, start_coord, start_meta, start_shared_coord, start_storage,
+};
 use weir_proto::home_rule::HomeRule;
 use weir_proto::lock::{LOCK_END, LockKind, LockSpace};
 use weir_proto::map::Role;
@@ -192,6 +195,15 @@ impl Node {
         tracing::info!("{} serves: {what}", self.config.node.name);
         self.pid_file.as_deref().map_or(Ok(()), |path| PidFile::own(true)?.write(path))
     }
+    /// A coordinator that does not lead yet is ready all the same.
+    fn waits(&self, leader: &str) {
+        tracing::info!("{} waits: {leader} leads", self.config.node.name);
+        if let Some(path) = &self.pid_file
+            && let Err(e) = PidFile::own(true).and_then(|file| file.write(path))
+        {
+            tracing::warn!("{}", e.error);
+        }
+    }
     /// For the log, and for `weir down`, which reads the pid file when this process has ended.
     fn report_ended_calls(&self, count: usize) {
         if count == 0 {
@@ -305,6 +317,9 @@ pub fn coord(args: &CoordRole, environment: &Environment) -> Outcome<()> {
     if let Some(dir) = &args.dir {
         config.coord.dir.clone_from(dir);
     }
+    if let Some(store) = &args.store {
+        config.coord.store = Text(store.clone());
+    }
     if let Some(targets) = args.targets {
         config.coord.targets = targets;
     }
@@ -331,18 +346,49 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
         ..others
     };
     let observer = Observer {
-        coordinators: Vec::new(),
+        coordinators: node.config.cluster.coordinators.iter().map(|t| t.0.clone()).collect(),
         cluster,
         name: node.config.node.name.clone(),
         role: Role::Coordinator,
         host: node.config.node.host.clone(),
         trust: None, // its own authority's: see `Coordinator::trust`
     };
-    let coord = start_coord(&node.env, &node.site(observer), &dir, config).await?;
+    let site = node.site(observer);
+    let stop = stop_signal();
+    tokio::pin!(stop);
+    let starting = async {
+        Ok::<_, Failure>(match &coord.store.0 {
+            StorePlace::Directory => start_coord(&node.env, &site, &dir, config).await?,
+            StorePlace::Etcd(endpoints) => {
+                let store = Etcd::open(&node.env, &etcd_config(&node.config.etcd, endpoints))?;
+                let waits = |leader: &str| node.waits(leader);
+                start_shared_coord(&node.env, &site, &dir, store, config, waits).await?
+            }
+        })
+    };
+    let coord = tokio::select! {
+        biased;
+        stopped = &mut stop => return stopped,
+        started = starting => started?,
+    };
     node.ready(&shown(&coord.server))?;
-    stop_signal().await?;
+    tokio::select! {
+        biased;
+        stopped = stop => stopped?,
+        lost = coord.lost() => return Err(lost.doing("lead the cluster").into()),
+    }
     coord.end(LEAVE_PATIENCE).await;
     Ok(())
+}
+
+fn etcd_config(access: &EtcdAccess, endpoints: &[String]) -> EtcdConfig {
+    EtcdConfig {
+        endpoints: endpoints.to_vec(),
+        prefix: access.prefix.clone(),
+        ca: access.ca.clone(),
+        certificate: access.certificate.clone(),
+        key: access.key.clone(),
+    }
 }
 
 pub fn meta(args: &MetaRole, environment: &Environment) -> Outcome<()> {

@@ -179,6 +179,7 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
         mount: vec![stage.mount.clone()],
         patience: None,
         movers: Some(1),
+        etcd: None,
         memory: args.memory,
         json: false,
     };

@@ -148,6 +148,7 @@ fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
         mount: vec![stage.mount.clone()],
         patience: None,
         movers: Some(1),
+        etcd: None,
         memory: options.memory,
         json: false,
     };

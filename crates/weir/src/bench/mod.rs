@@ -179,7 +179,7 @@ pub fn processes_of(dir: &Path) -> Outcome<Vec<Watched>> {
         let role = match p.role {
             RoleName::Mount | RoleName::Mover => CpuRole::Client,
             RoleName::Storage => CpuRole::Storage,
-            RoleName::Meta | RoleName::Coord => CpuRole::Names,
+            RoleName::Meta | RoleName::Coord | RoleName::Etcd => CpuRole::Names,
         };
         Some(Watched { role, pid: running.pid })
     };

@@ -93,6 +93,7 @@ fn on_a_new_cluster(options: &Options) -> Outcome<Vec<Cost>> {
         mount: vec![stage.mount.clone(), other.clone()],
         patience: None,
         movers: Some(0),
+        etcd: None,
         memory: options.memory,
         json: false,
     };

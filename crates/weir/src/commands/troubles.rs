@@ -132,6 +132,7 @@ pub fn troubles(facts: &Facts<'_>) -> Vec<Trouble> {
     targets(facts, &in_use, &mut found);
     links(facts, &mut found);
     relations(facts, &mut found);
+    standbys(facts, &mut found);
     movers(facts, &mut found);
     volumes(facts, &mut found);
     backups(facts, &mut found);
@@ -437,6 +438,15 @@ fn relations(facts: &Facts<'_>, found: &mut Found) {
                 RelationState::Synced {} | RelationState::Copying {} => {}
             }
         }
+    }
+}
+
+/// Those that wait, and members of etcd: one of them has answered, or there would be no status.
+fn standbys(facts: &Facts<'_>, found: &mut Found) {
+    let is_dead = |p: &&ProcessState| matches!(p.role, RoleName::Coord | RoleName::Etcd) && !p.lives;
+    for process in facts.processes.iter().filter(is_dead) {
+        let (name, restart) = (&process.name, &facts.restart);
+        found.add(Severity::Warning, name, format!("{name} is not running, and may be needed: {restart}"));
     }
 }
 
@@ -1025,6 +1035,9 @@ mod tests {
         );
         assert!(found.is_sorted_by_key(|t| Reverse(t.severity)), "{found:#?}");
         assert_eq!(found.last().unwrap().about, "mover-1");
+        let mut standby = world();
+        (standby.processes[1].role, standby.processes[1].lives) = (RoleName::Coord, false);
+        assert!(standby.troubles()[0].text.contains("may be needed"));
     }
 
     #[test]

@@ -8,16 +8,18 @@
 //! DIR/door/NAME.sock      those of coordinator and metadata role for all users, who may manage their volumes there
 //! DIR/log/NAME.log        what each process said
 //! DIR/coord DIR/meta      cluster map, namespace
-//! DIR/t1 … DIR/tN         targets
+//! DIR/coord-1 … DIR/etcd-1 …  with `--etcd`: audit logs of the coordinators, members of etcd with the
+//! cluster map DIR/t1 … DIR/tN         targets
 //! ```
 use crate::config::{Config, Patience, Text};
 use crate::failure::{Doing, Failure, Outcome};
-use crate::local::owned;
+use crate::local::{etcd, owned};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use weir_coord::etcd::StorePlace;
 use weir_env::Addr;
 use weir_proto::{ClusterId, Error, map::Scheme};
 
@@ -39,6 +41,8 @@ pub enum Kept {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RoleName {
+    /// Not a role of Weir: a member of the etcd that keeps the cluster map.
+    Etcd,
     Coord,
     Meta,
     Storage,
@@ -48,10 +52,11 @@ pub enum RoleName {
 impl RoleName {
     /// Whether other processes connect to it.
     pub fn listens(self) -> bool {
-        !matches!(self, RoleName::Mount | RoleName::Mover)
+        !matches!(self, RoleName::Mount | RoleName::Mover | RoleName::Etcd)
     }
     pub fn command(self) -> &'static str {
         match self {
+            RoleName::Etcd => "etcd",
             RoleName::Coord => "coord",
             RoleName::Meta => "meta",
             RoleName::Storage => "storage",
@@ -69,11 +74,19 @@ pub struct Process {
     /// TCP port on the loopback address; 0: none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub port: u16,
+    /// Of etcd: the port for its other members.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub peer_port: u16,
     /// Where its bytes are, or where it mounts.
     pub path: PathBuf,
     /// Its directory was founded once: from then on it is never founded by itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub founded: bool,
+}
+impl Process {
+    fn new(name: String, role: RoleName, path: PathBuf) -> Process {
+        Process { name, role, port: 0, peer_port: 0, path, founded: false }
+    }
 }
 fn is_zero(n: &u16) -> bool {
     *n == 0
@@ -222,7 +235,12 @@ impl LocalCluster {
             config.node.listen = self.addresses(process).into_iter().map(Text).collect();
         }
         match process.role {
+            RoleName::Etcd => {}
             RoleName::Coord => {
+                let etcd: Vec<String> = self.of_role(RoleName::Etcd).map(etcd::url).collect();
+                if !etcd.is_empty() {
+                    config.coord.store = Text(StorePlace::Etcd(etcd));
+                }
                 config.coord.dir.clone_from(&process.path);
                 config.coord.targets = self.manifest.targets;
                 config.coord.scheme = self.manifest.scheme.clone();
@@ -244,19 +262,19 @@ impl LocalCluster {
     }
 }
 
-/// The processes of a new cluster, without ports and mounts.
-pub fn processes(dir: &Path, targets: u32) -> Vec<Process> {
-    let process = |name: String, role, path: &str| Process {
-        name,
-        role,
-        port: 0,
-        path: dir.join(path),
-        founded: false,
+/// The processes of a new cluster, without ports and mounts. `members`: of etcd, 0 for none.
+pub fn processes(dir: &Path, targets: u32, members: u32) -> Vec<Process> {
+    let process = |name: String, role, path: &str| Process::new(name, role, dir.join(path));
+    let numbered = |word: &str, role| {
+        let each = |n| process(format!("{word}-{n}"), role, &format!("{word}-{n}"));
+        (1..=members).map(each).collect::<Vec<_>>()
     };
-    let mut all = vec![
-        process("coord".into(), RoleName::Coord, "coord"),
-        process("meta".into(), RoleName::Meta, "meta"),
-    ];
+    let mut all = numbered("etcd", RoleName::Etcd);
+    match members {
+        0 => all.push(process("coord".into(), RoleName::Coord, "coord")),
+        _ => all.extend(numbered("coord", RoleName::Coord)),
+    }
+    all.push(process("meta".into(), RoleName::Meta, "meta"));
     all.extend((1..=targets).map(|n| process(format!("storage-{n}"), RoleName::Storage, &format!("t{n}"))));
     all
 }
@@ -264,20 +282,14 @@ pub fn processes(dir: &Path, targets: u32) -> Vec<Process> {
 /// One more mover.
 pub fn mover_process(existing: &[Process]) -> Process {
     let n = 1 + existing.iter().filter(|p| p.role == RoleName::Mover).count();
-    Process {
-        name: format!("mover-{n}"),
-        role: RoleName::Mover,
-        port: 0,
-        path: PathBuf::new(),
-        founded: false,
-    }
+    Process::new(format!("mover-{n}"), RoleName::Mover, PathBuf::new())
 }
 
 /// The name for one more mount.
 pub fn mount_process(existing: &[Process], path: PathBuf) -> Process {
     let taken = |name: &String| existing.iter().any(|p| p.name == *name);
     let name = (1..).map(|n| format!("mount-{n}")).find(|name| !taken(name)).unwrap_or_default();
-    Process { name, role: RoleName::Mount, port: 0, path, founded: false }
+    Process::new(name, RoleName::Mount, path)
 }
 
 /// A path that means the same in every process; its last part need not exist.
@@ -302,7 +314,7 @@ mod tests {
             scheme: Text(Scheme { data: 1, parity: 1 }),
             patience: None,
             tcp: false,
-            processes: processes(dir, 2),
+            processes: processes(dir, 2, 0),
         };
         LocalCluster { dir: dir.to_path_buf(), manifest }
     }
@@ -342,8 +354,24 @@ mod tests {
     }
 
     #[test]
+    fn coordinators_share_the_etcd_that_is_there() {
+        let mut local = local(Path::new("/tmp/w"));
+        let store = |local: &LocalCluster| {
+            local
+                .of_role(RoleName::Coord)
+                .map(|p| local.config(p).coord.store.0.to_string())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(store(&local), ["directory"]);
+        local.manifest.processes = processes(&local.dir, 1, 3);
+        (0..3).for_each(|n| local.manifest.processes[n].port = n as u16 + 1);
+        let all = "etcd:http://127.0.0.1:1,http://127.0.0.1:2,http://127.0.0.1:3";
+        assert_eq!(store(&local), [all; 3]);
+    }
+
+    #[test]
     fn mounts_get_names_of_their_own() {
-        let mut all = processes(Path::new("/w"), 1);
+        let mut all = processes(Path::new("/w"), 1, 0);
         for expected in ["mount-1", "mount-2"] {
             let mount = mount_process(&all, "/mnt".into());
             assert_eq!(mount.name, expected);

@@ -1,4 +1,5 @@
 //! A cluster on this machine: its directory, its processes, and how they are started and stopped.
+pub mod etcd;
 pub mod local_cluster;
 pub mod owned;
 pub mod process;

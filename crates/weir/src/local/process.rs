@@ -33,7 +33,9 @@ pub struct PidFile {
 impl PidFile {
     /// Of this very process.
     pub fn own(ready: bool) -> Outcome<PidFile> {
-        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        PidFile::of(rustix::process::getpid().as_raw_nonzero().get(), ready)
+    }
+    fn of(pid: i32, ready: bool) -> Outcome<PidFile> {
         let started = start_time(pid).ok_or_else(|| {
             Error::unsupported("read the process's start time from /proc: is /proc mounted?")
         })?;
@@ -147,8 +149,18 @@ pub fn wait_until(patience: Duration, mut condition: impl FnMut() -> bool) -> bo
     true
 }
 
+/// What is started.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Program {
+    /// This binary: it writes its pid file itself.
+    Weir,
+    /// Another one, which is ready when it listens at a port of the loopback address.
+    Other { name: &'static str, port: u16 },
+}
+
 /// How a background process is to be started.
 pub struct Launch {
+    pub program: Program,
     /// Arguments after the binary's name.
     pub args: Vec<String>,
     pub pid_file: PathBuf,
@@ -160,49 +172,75 @@ impl Launch {
     /// Starts it, detached from the terminal and the caller's process group.
     pub fn start(&self) -> Outcome<Child> {
         let _ = fs::remove_file(&self.pid_file);
-        let binary = std::env::current_exe().doing("find this binary")?;
+        let (binary, name) = match self.program {
+            Program::Weir => (std::env::current_exe().doing("find this binary")?, "weir"),
+            Program::Other { name, .. } => (PathBuf::from(name), name),
+        };
         let log = OpenOptions::new()
             .create(true)
             .append(true)
             .open(&self.log)
             .doing(format_args!("open the log {}", self.log.display()))?;
         let also = log.try_clone().doing("open the log twice")?;
-        Command::new(binary)
-            .args(&self.args)
-            .arg("--pid-file")
-            .arg(&self.pid_file)
-            .current_dir("/")
-            .stdin(Stdio::null())
-            .stdout(also)
-            .stderr(log)
-            .process_group(0)
-            .spawn()
-            .doing(format_args!("start `weir {}`", self.args.join(" ")))
+        let mut command = Command::new(binary);
+        command.args(&self.args);
+        if self.program == Program::Weir {
+            command.arg("--pid-file").arg(&self.pid_file);
+        }
+        command.current_dir("/").stdin(Stdio::null()).stdout(also).stderr(log).process_group(0);
+        let child = command.spawn().map_err(|e| self.not_started(name, &e))?;
+        if self.program != Program::Weir {
+            let pid = i32::try_from(child.id()).map_err(|e| Error::io(format!("a pid: {e}")))?;
+            PidFile::of(pid, false)?.write(&self.pid_file)?;
+        }
+        Ok(child)
+    }
+    fn not_started(&self, name: &str, e: &std::io::Error) -> Failure {
+        let error = Error::from_io(format_args!("start `{name} {}`", self.args.join(" ")), e);
+        match (self.program, e.kind()) {
+            (Program::Other { .. }, std::io::ErrorKind::NotFound) => {
+                Failure::new(error, format!("install the package of {name} (Debian: {name}-server)"))
+            }
+            _ => error.into(),
+        }
     }
     /// Waits until the process says that it serves; its own last words otherwise.
     pub fn wait_ready(&self, child: &mut Child, log_before: u64, patience: Duration) -> Outcome<PidFile> {
         let mut ended = None;
         let mut found = None;
         wait_until(patience, || {
-            found = PidFile::read(&self.pid_file).filter(|p| p.ready);
+            found = PidFile::read(&self.pid_file).filter(|p| p.ready || self.listens());
             ended = child.try_wait().ok().flatten();
             found.is_some() || ended.is_some()
         });
         match (found, ended) {
-            (Some(file), _) => Ok(file),
-            (None, Some(status)) => Err(self.last_words(log_before, &format!("ended ({status})"))),
-            (None, None) => Err(self.last_words(log_before, &format!("is not ready after {patience:?}"))),
+            (Some(file), None) if !file.ready => {
+                let ready = PidFile { ready: true, ..file };
+                ready.write(&self.pid_file)?;
+                Ok(ready)
+            }
+            (Some(file), _) if file.ready => Ok(file),
+            (_, Some(status)) => Err(self.last_words(log_before, &format!("ended ({status})"))),
+            (_, None) => Err(self.last_words(log_before, &format!("is not ready after {patience:?}"))),
         }
     }
+    /// Of another program, which does not write its pid file itself.
+    fn listens(&self) -> bool {
+        let Program::Other { port, .. } = self.program else { return false };
+        std::net::TcpStream::connect((std::net::Ipv4Addr::LOCALHOST, port)).is_ok()
+    }
     fn last_words(&self, log_before: u64, what: &str) -> Failure {
-        let role = self.args.first().map_or("process", String::as_str);
+        let role = match self.program {
+            Program::Weir => format!("weir {}", self.args.first().map_or("process", String::as_str)),
+            Program::Other { name, .. } => name.to_owned(),
+        };
         let log = fs::read(&self.log).unwrap_or_default();
         let new = log.get(usize::try_from(log_before).unwrap_or(0)..).unwrap_or_default();
         let text = String::from_utf8_lossy(new);
         let last = |prefix: &str| text.lines().rev().find_map(|l| l.strip_prefix(prefix)).map(str::to_string);
         let error = match last("error: ") {
-            Some(error) => format!("`weir {role}` {what}: {error}"),
-            None => format!("`weir {role}` {what}"),
+            Some(error) => format!("`{role}` {what}: {error}"),
+            None => format!("`{role}` {what}"),
         };
         let hint = last("hint: ").unwrap_or_else(|| format!("its log is {}", self.log.display()));
         Failure::new(Error::unavailable(error), hint)

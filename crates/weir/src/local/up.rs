@@ -4,9 +4,10 @@
 use crate::cli;
 use crate::config::{self, Patience, Text};
 use crate::failure::{Doing, Failure, Outcome};
+use crate::local::etcd;
 use crate::local::local_cluster::{self, Kept, LocalCluster, Manifest, Process, RoleName};
 use crate::local::owned;
-use crate::local::process::{Launch, PidFile, mounts_elsewhere, wait_until};
+use crate::local::process::{Launch, PidFile, Program, mounts_elsewhere, wait_until};
 use crate::observe;
 use crate::table;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -83,7 +84,8 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
     // One is there without being asked for: it costs next to nothing while no volume has a home.
     add_movers(&mut local, args.movers.unwrap_or(u32::from(is_new)))?;
     choose_ports(&mut local)?;
-    let mut started = start_all(&mut local, &[RoleName::Coord])?.all()?;
+    let mut started = start_all(&mut local, &[RoleName::Etcd])?.all()?;
+    started.extend(start_all(&mut local, &[RoleName::Coord])?.all()?);
     let mut servers = start_all(&mut local, &[RoleName::Meta, RoleName::Storage])?;
     let missing = servers.failed.len();
     if missing > 0 {
@@ -154,7 +156,7 @@ fn create(args: &cli::Up) -> Outcome<LocalCluster> {
     env.disk.create_dir_durable(&args.dir).doing(format_args!("make {}", args.dir.display()))?;
     let kept = if args.memory { into_memory(&args.dir, made_dir)? } else { Kept::Disk };
     let dir = local_cluster::absolute(&args.dir)?;
-    let processes = local_cluster::processes(&dir, targets);
+    let processes = local_cluster::processes(&dir, targets, args.etcd.unwrap_or(0));
     for (subs, mode) in [(&["run", "door"][..], 0o755), (&["etc", "log", "socket"][..], 0o700)] {
         subs.iter().try_for_each(|sub| make_dir(&env, &dir.join(sub), mode))?;
     }
@@ -187,18 +189,16 @@ fn smaller(targets: u32) -> Scheme {
 /// is down for a while finds its own free again.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
-/// Where it was asked for, gives each server that does not run a free port: its own, kept in the manifest so that a restart finds every node
-/// where it was, unless somebody else took it meanwhile.
+/// Gives members of etcd, and where it was asked for each server that does not run a free port: its own, kept
+/// in the manifest so that a restart finds every node where it was, unless somebody else took it meanwhile.
 fn choose_ports(local: &mut LocalCluster) -> Outcome<()> {
-    if !local.manifest.tcp {
-        return Ok(());
-    }
-    let mut taken: Vec<u16> = local.manifest.processes.iter().map(|p| p.port).collect();
+    let mut taken: Vec<u16> = local.manifest.processes.iter().flat_map(|p| [p.port, p.peer_port]).collect();
+    let tcp = local.manifest.tcp;
     let stopped: Vec<usize> = (0..local.manifest.processes.len())
         .filter(|&n| {
             let process = &local.manifest.processes[n];
             let running = PidFile::read(&local.pid_file(process)).is_some_and(|pid| pid.alive());
-            process.role.listens() && !running
+            (process.role == RoleName::Etcd || tcp && process.role.listens()) && !running
         })
         .collect();
     for n in stopped {
@@ -206,6 +206,11 @@ fn choose_ports(local: &mut LocalCluster) -> Outcome<()> {
         if process.port == 0 || !is_free(process.port) {
             process.port = free_port(&taken)?;
             taken.push(process.port);
+        }
+        // The members know each other by it: it stays.
+        if process.role == RoleName::Etcd && process.peer_port == 0 {
+            process.peer_port = free_port(&taken)?;
+            taken.push(process.peer_port);
         }
     }
     local.save()
@@ -251,6 +256,11 @@ fn into_memory(dir: &Path, made_dir: bool) -> Outcome<Kept> {
 fn refuse_changes(local: &LocalCluster, args: &cli::Up) -> Outcome<()> {
     let refuse = |what: String, hint: &str| Err(Failure::new(Error::invalid(what), hint));
     let dir = local.dir.display();
+    let members = local.of_role(RoleName::Etcd).count();
+    if args.etcd.is_some_and(|wanted| wanted as usize != members) {
+        let has = if members == 0 { "no etcd".to_owned() } else { format!("an etcd of {members} members") };
+        return refuse(format!("the cluster in {dir} has {has}"), "omit --etcd, or choose another directory");
+    }
     match (args.targets, args.scheme) {
         (Some(n), _) if n != local.manifest.targets => refuse(
             format!("the cluster in {dir} has {} targets, not {n}", local.manifest.targets),
@@ -362,7 +372,7 @@ fn identity_file(role: RoleName) -> Option<&'static str> {
     match role {
         RoleName::Coord => Some(COORDINATOR_FILE),
         RoleName::Meta => Some(NAMESPACE_FILE),
-        RoleName::Storage | RoleName::Mount | RoleName::Mover => None,
+        RoleName::Etcd | RoleName::Storage | RoleName::Mount | RoleName::Mover => None,
     }
 }
 
@@ -392,15 +402,24 @@ fn launch(local: &LocalCluster, process: &Process) -> Outcome<Launched> {
         clear_dead_mount(&process.path)?;
         weir_fuse::preflight(&process.path)?;
     }
+    let (program, args) = match process.role {
+        RoleName::Etcd => (Program::Other { name: "etcd", port: process.port }, etcd::args(local, process)),
+        _ => (Program::Weir, arguments(local, process)?),
+    };
+    let launch = Launch { program, args, pid_file: local.pid_file(process), log: local.log(process) };
+    let log_before = fs::metadata(&launch.log).map_or(0, |m| m.len());
+    let child = launch.start()?;
+    Ok(Launched::Starting { launch, child, log_before })
+}
+
+/// Those of a role, with a configuration as it is to be now.
+fn arguments(local: &LocalCluster, process: &Process) -> Outcome<Vec<String>> {
     let file = local.config_file(process);
     fs::write(&file, config::write(&local.config(process))?)
         .doing(format_args!("write {}", file.display()))?;
     let mut args = vec![process.role.command().into(), "--config".into(), file.display().to_string()];
     args.extend(is_to_be_founded(process).then(|| "--new".into()));
-    let launch = Launch { args, pid_file: local.pid_file(process), log: local.log(process) };
-    let log_before = fs::metadata(&launch.log).map_or(0, |m| m.len());
-    let child = launch.start()?;
-    Ok(Launched::Starting { launch, child, log_before })
+    Ok(args)
 }
 
 /// Waits until process `n` of the manifest serves. One whose port somebody took after it was chosen (another cluster
@@ -504,6 +523,7 @@ impl LocalCluster {
     fn addresses_shown(&self, process: &Process) -> Vec<String> {
         match process.role {
             RoleName::Mount | RoleName::Mover => Vec::new(),
+            RoleName::Etcd => vec![etcd::url(process)],
             _ => self.addresses(process).iter().map(ToString::to_string).collect(),
         }
     }
@@ -568,6 +588,7 @@ pub fn take_down(local: &LocalCluster) -> Outcome<Downed> {
         &[RoleName::Meta],
         &[RoleName::Coord],
         &[RoleName::Storage],
+        &[RoleName::Etcd],
     ];
     for roles in order {
         let group: Vec<&Process> =

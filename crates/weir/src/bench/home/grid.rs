@@ -144,6 +144,7 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
         mount: Vec::new(),
         patience: None,
         movers: Some(0),
+        etcd: None,
         memory: options.memory,
         json: false,
     };

@@ -1,0 +1,79 @@
+//! Where a coordinator's cluster is: in a directory of its own, or in a store that several coordinators
+//! share.
+//!
+//! Invariant: nothing is founded unless that is asked for, and nothing is led that belongs to another cluster
+//! than the directory does.
+//! Knows nothing of what the coordinator does with its map.
+use crate::identity::{check_coordinator, write_coordinator};
+use crate::kept_map::MAP_KEY;
+use crate::records::decode_map;
+use crate::server::{CoordConfig, Coordinator};
+use crate::store::{Embedded, Store};
+use std::path::Path;
+use std::sync::Arc;
+use weir_env::Env;
+use weir_proto::{ClusterId, Error, Result};
+
+impl Coordinator {
+    /// Opens the cluster kept in `dir`, or founds one there if it is to be new.
+    pub async fn open(env: Env, dir: &Path, config: CoordConfig) -> Result<Arc<Coordinator>> {
+        let (disk, new) = (env.disk.clone(), config.new);
+        let known = check_coordinator(&*disk, dir, new)?;
+        let store = Embedded::open(env.clone(), dir)?;
+        let coordinator = Coordinator::open_store(env, store, config).await?;
+        let cluster = coordinator.cluster();
+        match known {
+            Some(known) if known != cluster => {
+                return Err(Error::damaged(format!(
+                    "{} is the coordinator's directory of cluster {known}, and its state is of {cluster}; hint: restore \
+                     the directory as a whole",
+                    dir.display()
+                )));
+            }
+            Some(_) => {}
+            // After the state: a founding that was interrupted goes on when it is asked for again.
+            None => write_coordinator(&*disk, dir, cluster)?,
+        }
+        Ok(coordinator)
+    }
+
+    /// Opens the cluster kept in a store that coordinators share, or founds one there if it is to be new;
+    /// this one leads. `known`: the cluster of its directory, if it has led or waited before.
+    pub async fn open_shared(
+        env: Env,
+        dir: &Path,
+        known: Option<ClusterId>,
+        store: Arc<dyn Store>,
+        config: CoordConfig,
+    ) -> Result<Arc<Coordinator>> {
+        let (disk, is_new, named) = (env.disk.clone(), config.new, config.cluster);
+        let kept = store.get(MAP_KEY).await?.map(|kept| decode_map(&kept.value)).transpose()?;
+        match kept.map(|map| map.cluster) {
+            None if !is_new => {
+                return Err(Error::damaged(
+                    "the store holds no cluster; hint: correct coord.store and etcd.prefix, or restore etcd from a \
+                     snapshot; `weir coord --new` founds a cluster",
+                ));
+            }
+            // The second coordinator of a cluster is a new one, too: it says which cluster it means.
+            Some(kept) if is_new && named != Some(kept) => {
+                return Err(Error::exists(format!(
+                    "the store holds cluster {kept} already; hint: for another coordinator of it, set cluster.id"
+                )));
+            }
+            Some(kept) if known.is_some_and(|known| known != kept) => {
+                return Err(Error::denied(format!(
+                    "{} is the directory of another cluster's coordinator, and the store holds cluster {kept}; hint: \
+                     correct coord.dir, or coord.store",
+                    dir.display()
+                )));
+            }
+            _ => {}
+        }
+        let coordinator = Coordinator::open_store(env, store, config).await?;
+        if known.is_none() {
+            write_coordinator(&*disk, dir, coordinator.cluster())?;
+        }
+        Ok(coordinator)
+    }
+}
