@@ -101,7 +101,7 @@ impl Certified {
             }
             RenewCertificate::METHOD => {
                 let (office, wanted) = (self.office()?, call.decode::<RenewCertificate>()?);
-                let holder = certificate_of(&call)?;
+                let holder = certificate_of(call)?;
                 later(async move { office.renew(&holder, &wanted.public_key, addrs).await })
             }
             GetEnrolment::METHOD => {

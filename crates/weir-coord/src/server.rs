@@ -124,14 +124,7 @@ impl Coordinator {
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
         let cluster = published.borrow().cluster;
         let office = Office::open(&env, store.clone(), cluster, config.certified).await?;
-        let certified = match (office, &config.trust) {
-            (Some(office), _) => {
-                let own = (&*config.name, &config.policy);
-                Some(Certified::start(&env, office, own, &published, &events)?)
-            }
-            (None, Some(trust)) => Some(Certified::given(&env, trust.clone(), &published, &events)),
-            (None, None) => None,
-        };
+        let certified = certified(&env, office, &config, &published, &events)?;
         let lost = Arc::<OnceLock<Error>>::default();
         let owner = Owner {
             env: env.clone(),
@@ -430,6 +423,22 @@ impl Service for Coordinator {
             });
         }
     }
+}
+
+fn certified(
+    env: &Env,
+    office: Option<Arc<Office>>,
+    config: &CoordConfig,
+    maps: &watch::Receiver<Arc<ClusterMap>>,
+    events: &mpsc::Sender<Event>,
+) -> Result<Option<Certified>> {
+    Ok(match (office, &config.trust) {
+        (Some(office), _) => {
+            Some(Certified::start(env, office, (&config.name, &config.policy), maps, events)?)
+        }
+        (None, Some(trust)) => Some(Certified::given(env, trust.clone(), maps, events)),
+        (None, None) => None,
+    })
 }
 
 /// A record of the store; an empty one if it has not been written yet.

@@ -69,6 +69,8 @@ impl Bench {
             takes_data: Arc::new(|| true),
             access: Arc::new(Default::default),
             refused: Arc::new(|_| ()),
+            audits: Arc::new(Vec::new),
+            witness: Arc::new(|_| ()),
         };
         let meta = Meta::open(env, kv, config)?;
         let running = meta.clone();

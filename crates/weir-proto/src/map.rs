@@ -283,10 +283,8 @@ pub struct ClusterMap {
     pub removed: Vec<RemovedNode>,
     /// Rules for mounts; the first one that names a node and a volume decides.
     pub access: AccessRules,
-    /// From level [`LEVEL_OF_STEPS`] on, as `audits`; below it both are empty and not told.
-    /// The authorities whose certificates hold, by their pins (the first 128 bits of their certificates'
-    /// SHA-256); the first one signs. Empty: the cluster has none. A node that keeps others, or a
-    /// certificate of another one, renews.
+    /// The pins (SHA-256, 128 bits) of the authorities whose certificates hold; the first one signs. A node that
+    /// keeps others renews. Empty below level [`LEVEL_OF_STEPS`], as `audits`.
     pub authorities: Vec<[u8; 16]>,
     /// What metadata leaders record in their audit logs.
     pub audits: Vec<AuditRule>,
