@@ -10,6 +10,7 @@ mod base;
 mod change;
 pub mod crash_points;
 pub mod engine;
+pub mod epochs;
 mod format;
 mod journal;
 pub mod memory;

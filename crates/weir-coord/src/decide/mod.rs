@@ -2,6 +2,7 @@
 //!
 //! Nothing here waits, sends, stores or reads a clock; the server carries the decisions out.
 mod access;
+mod copies;
 mod groups;
 mod health;
 mod homes;
@@ -13,6 +14,7 @@ mod slow;
 mod upgrade;
 
 pub use access::{add_rule, remove_rule};
+pub use copies::{JournalGroup, JournalMember};
 pub use groups::{
     caught_up, create_groups, demote_slow, forget_unpublished_epochs, is_spare, make_groups, needed_without,
     rejoin_groups, target_back, target_cleared, target_down, target_failed, target_lost, target_put_back,
