@@ -98,7 +98,12 @@ impl Epochs {
         let last = CommitSeq(self.last().0 + 1);
         match self.runs.last_mut() {
             Some(run) if run.epoch == epoch => run.last = last,
-            _ => self.runs.push(Run { epoch, last }),
+            _ => {
+                if self.runs.len() == RUNS_MAX {
+                    self.forget(self.runs[0].last);
+                }
+                self.runs.push(Run { epoch, last });
+            }
         }
     }
 
@@ -203,6 +208,9 @@ mod tests {
         assert!(read(&[run(2, 5), run(2, 6)]).is_err(), "one run in two");
         assert!(read(&[run(2, 3)]).is_err(), "an empty run");
         assert!(read(&[run(2, 5), run(4, 5)]).is_err());
+        let mut long = Epochs::default();
+        (0..=RUNS_MAX as u64).for_each(|n| long.push(Epoch(n)));
+        assert_eq!((long.runs().len(), long.start()), (RUNS_MAX, CommitSeq(1)), "the oldest is forgotten");
         let many: Vec<Run> = (0..=RUNS_MAX as u64).map(|n| run(3 + n, 4 + n)).collect();
         assert!(read(&many).is_err());
     }
