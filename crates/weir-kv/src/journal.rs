@@ -438,8 +438,9 @@ impl Journal {
 
     /// Looks again how far all copies are.
     pub(crate) fn settle(&self) {
-        let kept = lock(&self.copies).kept();
-        let last = self.synced().min(kept);
+        // In this order: a copy that counts from now on has what was synced before.
+        let synced = self.synced();
+        let last = lock(&self.copies).kept().min(synced);
         if self.durable.fetch_max(last.0, Ordering::AcqRel) < last.0 {
             let woken = lock(&self.waiters).take(Until::Durable, last);
             wake(woken);

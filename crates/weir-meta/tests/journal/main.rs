@@ -9,6 +9,7 @@
 //! Not modelled: journals whose beginning was given up, and the transfer of the whole state.
 //! Small configurations run here; `make model` runs the larger ones.
 #![allow(clippy::disallowed_methods, reason = "tests are users of the operating system")]
+mod engines;
 mod search;
 mod state;
 mod steps;
