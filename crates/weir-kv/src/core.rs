@@ -10,8 +10,8 @@ use crate::copies::{Alone, Role, Told};
 use crate::crash_points;
 use crate::epochs::Epochs;
 use crate::format::{
-    Head, PLAIN, SEGMENT_HEADER_BYTES, WITH_EPOCHS, body_len, body_of, encode_copied, encode_record,
-    record_len,
+    COPIED_BYTES_MAX, Head, PLAIN, SEGMENT_HEADER_BYTES, WITH_EPOCHS, body_len, body_of, encode_copied,
+    encode_record, record_len,
 };
 use crate::journal::{Journal, Segment, Shelf, Tail, lock, record_len_max};
 use crate::mark::{self, Begun, Mark};
@@ -186,7 +186,10 @@ impl Core {
     pub(crate) fn reserve(&self, writer: &mut Writer, body_len: usize) -> Result<usize> {
         let wanted = self.version.load(Ordering::Acquire);
         let len = record_len(wanted, body_len);
-        let max = record_len_max(wanted, self.shelf.segment_bytes);
+        let mut max = record_len_max(wanted, self.shelf.segment_bytes);
+        if wanted == WITH_EPOCHS {
+            max = max.min(COPIED_BYTES_MAX as u64);
+        }
         if len as u64 > max {
             return Err(Error::invalid(format!("a transaction of {len} bytes; at most {max} are possible")));
         }

@@ -37,6 +37,9 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
+/// The longest body of a record that goes to other copies: it fits into one message.
+pub const COPIED_BYTES_MAX: usize = 4 << 20;
+
 /// Of a record, by the version of its segment.
 pub(crate) fn record_header_bytes(version: u32) -> usize {
     if version == PLAIN { 32 } else { 40 }

@@ -28,6 +28,7 @@ mod transfer;
 
 pub use copies::{Alone, Copies};
 pub use engine::{Engine, EngineConfig};
+pub use format::COPIED_BYTES_MAX;
 pub use member::Entry;
 pub use memory::MemoryKv;
 pub use reader::Reader;

@@ -31,7 +31,7 @@ use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
 use weir_proto::{Reader, Request, Wire};
 use weir_proto::{
-    access, backup, coord, data, enrol, frame, home_rule, lock, map, meta, methods, recall, relation,
+    access, backup, coord, copies, data, enrol, frame, home_rule, lock, map, meta, methods, recall, relation,
     snapshot, version, volume,
 };
 

@@ -10,6 +10,7 @@
 //! Small configurations run here; `make model` runs the larger ones.
 #![allow(clippy::disallowed_methods, reason = "tests are users of the operating system")]
 mod engines;
+mod nodes;
 mod search;
 mod state;
 mod steps;
