@@ -20,7 +20,7 @@ use crate::state::{Body, State};
 use crate::{CommitSeq, Txn};
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::Notify;
 use weir_env::{Env, File, OpenMode};
@@ -46,6 +46,8 @@ pub(crate) struct Core {
     pub(crate) reserve: Mutex<Reserve>,
     /// Of a new segment's records.
     pub(crate) version: AtomicU32,
+    /// Grows when it begins to lead (even) or to follow (odd).
+    pub(crate) term: AtomicU64,
     pub(crate) wake_folder: Notify,
     pub(crate) closed: AtomicBool,
     _lock: Arc<dyn File>,
@@ -125,6 +127,7 @@ impl Core {
             tree_file,
             reserve: Mutex::new(found.reserve),
             version: AtomicU32::new(version),
+            term: AtomicU64::new(u64::from(mark.is_some())),
             wake_folder: Notify::new(),
             closed: AtomicBool::new(false),
             _lock: lock,

@@ -89,7 +89,19 @@ impl Kv for Engine {
                 )))
             });
         }
-        self.core.journal.wait(Until::Durable, seq)
+        let (core, term) = (self.core.clone(), self.core.term.load(Ordering::Acquire));
+        let wait = core.journal.wait(Until::Durable, seq);
+        Box::pin(async move {
+            wait.await?;
+            // A record of that number that became durable under another leader is another one.
+            if term.is_multiple_of(2) && core.term.load(Ordering::Acquire) == term {
+                return Ok(());
+            }
+            Err(Error::stale(format!(
+                "the copies of the store have another leader: the transaction {} may be lost",
+                seq.0
+            )))
+        })
     }
 
     fn checkpoint(&self) -> BoxFuture<'static, Result<()>> {

@@ -476,10 +476,7 @@ impl Journal {
             let _ = rx.await; // dropped by a failure or a change of copies, or reached by now
             journal.check()?;
             if !journal.reached(until, seq) {
-                return Err(Error::stale(format!(
-                    "the copies of the store have another leader: the transaction {} may be lost",
-                    seq.0
-                )));
+                return Err(Error::stale(format!("another leader decides about the transaction {}", seq.0)));
             }
             Ok(())
         })

@@ -148,6 +148,9 @@ impl Core {
     fn begin_epoch(&self, writer: &mut Writer, role: Role) -> Result<()> {
         self.write_mark(Mark { epoch: role.epoch(), begun: Begun::Nothing })?;
         self.version.store(WITH_EPOCHS, Ordering::Release);
+        if matches!(writer.role, Role::Leads(..)) != matches!(role, Role::Leads(..)) {
+            self.term.fetch_add(1, Ordering::AcqRel);
+        }
         self.journal.change_copies(role.copies());
         writer.role = role;
         Ok(())

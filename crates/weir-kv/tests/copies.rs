@@ -53,6 +53,11 @@ fn simulated<F: Future<Output = ()> + 'static>(seed: u64, test: impl FnOnce(Worl
     world.run(async move { test(w).await });
 }
 
+/// A record's body: the value is put under `k`.
+fn body(value: &[u8; 1]) -> bytes::Bytes {
+    [&b"\x01\x01\0k\x01\0\0\0"[..], value].concat().into()
+}
+
 /// A leader's records and the state after each.
 struct Written {
     entries: Vec<Entry>,
@@ -180,6 +185,13 @@ fn nothing_is_durable_before_the_other_copies_keep_it() {
         let wait = engine.wait_durable(lost);
         engine.follow(Epoch(2)).await.unwrap();
         assert_eq!(wait.await.unwrap_err().kind, ErrorKind::Stale);
+        // The number becomes another leader's record.
+        engine.cut_back(Epoch(2), next).await.unwrap();
+        engine.apply(Epoch(2), &[Entry { seq: lost, epoch: Epoch(2), body: body(b"y") }]).unwrap();
+        let late = engine.wait_durable(lost);
+        engine.tell_durable(Epoch(2), lost).unwrap();
+        assert_eq!(late.await.unwrap_err().kind, ErrorKind::Stale);
+        assert_eq!(engine.durable(), lost);
     });
 }
 

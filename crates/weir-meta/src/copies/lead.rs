@@ -25,6 +25,8 @@ const RECENT_BYTES_MAX: usize = 32 << 20;
 const MESSAGE_BYTES: usize = 1 << 20;
 /// A copy hears from the leader so often, and gives its word: four times while one counts.
 const IDLE: Duration = Duration::from_millis(RIGHT.as_millis() as u64 / 4);
+/// Records that are neither in memory nor on the disk yet: the sync of a slow disk.
+const UNSYNCED: Duration = Duration::from_millis(5);
 /// A copy answers when its disk has the records; a silent one is the coordinator's business long before.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// After a failure, and while a copy fetches the state.
@@ -177,6 +179,12 @@ impl Leader {
             env.clock.sleep(promise.until().since(now)).await;
         }
         engine.wait_durable(seq).await?;
+        if engine.epoch() != self.inner.epoch {
+            return Err(Error::stale(format!(
+                "{} is over: the record {} may be another one",
+                self.inner.epoch, seq.0
+            )));
+        }
         if !locked(&offers.lead).may_acknowledge(promise, env.clock.now()) {
             let namespace = self.inner.namespace;
             return Err(Error::unavailable(format!(
@@ -239,8 +247,10 @@ impl Inner {
             after = kept;
             self.heard(id, after, asked, &mut said)?;
             self.engine.settle();
-            if is_idle && *news.borrow() <= after {
-                let _ = self.env.clock.timeout(IDLE, news.changed()).await; // then it is time for a word
+            if is_idle {
+                // Then it is time for a word; or records that it took from the leader before are on its disk.
+                let pause = if *news.borrow() <= after { IDLE } else { UNSYNCED };
+                let _ = self.env.clock.timeout(pause, news.changed()).await;
             }
         }
     }

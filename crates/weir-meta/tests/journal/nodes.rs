@@ -198,7 +198,7 @@ fn a_leader_that_is_cut_off_is_followed_by_another() {
             cluster.until(Duration::from_secs(2), |_| old.may_answer().then_some(())).await;
             w.partition("m1", "m2");
             w.partition("m1", "m3");
-            cluster.write(1, b"lost", 100);
+            let lost = cluster.write(1, b"lost", 100);
             assert_eq!(cluster.group.down(NodeId(1), Some(NodeId(2))), Ok(true));
             cluster.lead(2).await.unwrap();
             let new = cluster.nodes[&2].leader();
@@ -215,6 +215,8 @@ fn a_leader_that_is_cut_off_is_followed_by_another() {
             let (_, all) = cluster.dump(1);
             assert!(all.contains_key(&b"kept"[..]) && all.contains_key(&b"new"[..]), "seed {seed}");
             assert!(!all.contains_key(&b"lost"[..]), "seed {seed}: no copy but the old leader's had it");
+            let late = old.acknowledged(lost).await.unwrap_err();
+            assert_eq!(late.kind, ErrorKind::Stale, "seed {seed}: that number is another record's by now");
             let refused = cluster.nodes[&1].engine().transact(&mut |t| {
                 t.put(b"k", b"v");
                 Ok(())
