@@ -52,8 +52,9 @@ test-upgrade: setup ## A cluster of the commit in scripts/upgrade-from is upgrad
 	older=$$(scripts/upgrade-from.sh) && WEIR_UPGRADE_FROM=$$older \
 	  cargo test --locked --workspace --test upgrade -- --ignored --nocapture
 
-model: ## Minutes, gigabytes: the stripe protocol searched state by state, in larger configurations than `make test` does
+model: ## Minutes, gigabytes: the protocols of stripes and journal groups searched state by state, in larger configurations than `make test` does
 	cargo test --locked --release -p weir-store --test protocol -- --ignored --nocapture
+	cargo test --locked --release -p weir-meta --test journal -- --ignored --nocapture
 
 # Per target. A finding is kept in fuzz/artifacts and printed with the command that repeats it.
 SECONDS ?= 60

@@ -21,8 +21,8 @@ use weir_proto::{
     Version, VolumeId, Wire,
 };
 use weir_proto::{
-    access, backup, coord, data, enrol, frame, home_rule, lock, map, meta, news, recall, relation, snapshot,
-    version, volume,
+    access, backup, coord, copies, data, enrol, frame, home_rule, lock, map, meta, news, recall, relation,
+    snapshot, version, volume,
 };
 use weir_store::format::{self as index, Record as _};
 use weir_trust::certificate::{Authority, Certificate, Credentials, Grant};
@@ -310,8 +310,12 @@ fn index_key_seeds() -> Vec<Vec<u8>> {
 
 const SEGMENT_HEADER: usize = 4096;
 
-/// A whole segment; also with every record's checksum put right, as far as their lengths lead.
+/// A whole segment; also with every record's checksum put right, as far as their lengths lead. And a part of a state, as
+/// copies send it.
 fn journal(bytes: &[u8]) {
+    if let Ok(pairs) = copies::decode_pairs(bytes) {
+        assert_eq!(copies::encode_pairs(&pairs).expect("it is no longer than it was"), bytes);
+    }
     let _ = weir_kv::read_segment(bytes);
     if let Some(mended) = with_checksums(bytes)
         && let Ok(summary) = weir_kv::read_segment(&mended)
@@ -323,10 +327,11 @@ fn with_checksums(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = bytes.to_vec();
     let head = crc32c(bytes.get(4..32)?);
     bytes[..4].copy_from_slice(&head.to_le_bytes());
+    let header = if bytes.get(4) == Some(&2) { 40 } else { 32 };
     let mut at = SEGMENT_HEADER;
-    while let Some(record) = bytes.get(at..).filter(|rest| rest.len() >= 32) {
+    while let Some(record) = bytes.get(at..).filter(|rest| rest.len() >= header) {
         let body = u32::from_le_bytes(record[4..8].try_into().expect("four bytes")) as usize;
-        let Some(end) = body.checked_add(32).and_then(|n| n.checked_next_multiple_of(8)) else { break };
+        let Some(end) = body.checked_add(header).and_then(|n| n.checked_next_multiple_of(8)) else { break };
         let Some(crc) = record.get(4..end).map(crc32c) else { break };
         bytes[at..at + 4].copy_from_slice(&crc.to_le_bytes());
         at += end;
@@ -334,8 +339,13 @@ fn with_checksums(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 fn journal_seeds() -> Vec<Vec<u8>> {
+    [1, 2].into_iter().flat_map(segments).collect()
+}
+/// One that ended, and one whose end is torn.
+fn segments(version: u8) -> [Vec<u8>; 2] {
+    let header = if version == 2 { 40 } else { 32 };
     let mut segment = vec![0; SEGMENT_HEADER];
-    segment[4] = 1;
+    segment[4] = version;
     segment[8..16].copy_from_slice(b"WEIR-JNL");
     segment[16] = 3;
     segment[24..32].copy_from_slice(&(1u64 << 16).to_le_bytes());
@@ -355,12 +365,15 @@ fn journal_seeds() -> Vec<Vec<u8>> {
         for number in [3, seq, seq.saturating_sub(2)] {
             segment.extend_from_slice(&number.to_le_bytes());
         }
+        if version == 2 {
+            segment.extend_from_slice(&5u64.to_le_bytes());
+        }
         segment.extend_from_slice(body);
-        segment.resize(start + (32 + body.len()).next_multiple_of(8), 0);
+        segment.resize(start + (header + body.len()).next_multiple_of(8), 0);
     }
     let ended = with_checksums(&segment).expect("it has a header");
-    let torn = ended[..ended.len() - 40].to_vec();
-    vec![ended, torn]
+    let torn = ended[..ended.len() - header - 8].to_vec();
+    [ended, torn]
 }
 
 // ---- the namespace's records, and what users keep in it

@@ -1,7 +1,8 @@
 //! The folded tree: a redb database over a file of the environment.
 //!
 //! Written only by folds: one durable redb commit takes a whole sealed delta and the number of its last
-//! transaction, so after a crash the tree is the state of exactly one transaction. redb never sees the journal.
+//! transaction, so after a crash the tree is the state of exactly one transaction. redb never sees the
+//! journal.
 //!
 //! Knows nothing of transactions in flight.
 
@@ -15,15 +16,16 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use weir_env::File;
-use weir_proto::{Error, ErrorKind, Result};
+use weir_proto::{Epoch, Error, ErrorKind, Result};
 
 const ENTRIES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("entries");
 const FOLDED: TableDefinition<'static, &str, u64> = TableDefinition::new("folded");
-/// A tree up to here is verified whole when it is opened, which takes a second or less. Of larger ones only what redb itself
-/// looks at is: a start must not wait for minutes.
+/// A tree up to here is verified whole when it is opened, which takes a second or less. Of larger ones only
+/// what redb itself looks at is: a start must not wait for minutes.
 const VERIFIED_BYTES_MAX: u64 = 256 << 20;
 const FOLDED_SEQ: &str = "seq";
 const FOLDED_SEGMENT: &str = "segment";
+const FOLDED_EPOCH: &str = "epoch";
 
 /// How far the journal is folded in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -31,6 +33,8 @@ pub(crate) struct Folded {
     pub(crate) seq: CommitSeq,
     /// Number of the newest journal segment that is folded in completely; such numbers are never used again.
     pub(crate) segment: u64,
+    /// Of the record `seq`; 0 in a store that was never copied.
+    pub(crate) epoch: Epoch,
 }
 
 /// The database, for the one who folds.
@@ -71,8 +75,8 @@ impl Tree {
         })
     }
 
-    /// Every page's checksum. redb looks at them only where it suspects a crash: a page that rotted, or that holds what
-    /// belongs elsewhere, would be believed, and entries be gone without a word.
+    /// Every page's checksum. redb looks at them only where it suspects a crash: a page that rotted, or that
+    /// holds what belongs elsewhere, would be believed, and entries be gone without a word.
     fn verify(&mut self, doing: &str) -> Result<()> {
         let before = self.read_folded(doing)?;
         let sound = self.database.check_integrity().map_err(|e| error(doing, e))?;
@@ -96,8 +100,9 @@ impl Tree {
     fn fold_all(&self, doing: &str, deltas: &[Arc<Delta>], folded: Folded) -> Result<()> {
         let mut txn = self.database.begin_write().map_err(|e| error(doing, e))?;
         txn.set_durability(Durability::Immediate).map_err(|e| error(doing, e))?;
-        // Keeps the allocator's state in the commit: opening after a crash need not walk the tree. It also syncs the
-        // pages before the root that names them, so that a root is never believed whose pages' sync failed.
+        // Keeps the allocator's state in the commit: opening after a crash need not walk the tree. It also
+        // syncs the pages before the root that names them, so that a root is never believed whose pages' sync
+        // failed.
         txn.set_quick_repair(true);
         {
             let mut entries = txn.open_table(ENTRIES).map_err(|e| error(doing, e))?;
@@ -107,8 +112,28 @@ impl Tree {
             let mut at = txn.open_table(FOLDED).map_err(|e| error(doing, e))?;
             at.insert(FOLDED_SEQ, folded.seq.0).map_err(|e| error(doing, e))?;
             at.insert(FOLDED_SEGMENT, folded.segment).map_err(|e| error(doing, e))?;
+            if folded.epoch > Epoch(0) {
+                at.insert(FOLDED_EPOCH, folded.epoch.0).map_err(|e| error(doing, e))?;
+            }
         }
         txn.commit().map_err(|e| error(doing, e))
+    }
+
+    /// Writes entries of a state that is being transferred, and durably.
+    pub(crate) fn fill(&self, pairs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+        let doing = "fill the state tree";
+        guarded(doing, || {
+            let mut txn = self.database.begin_write().map_err(|e| error(doing, e))?;
+            txn.set_durability(Durability::Immediate).map_err(|e| error(doing, e))?;
+            txn.set_quick_repair(true);
+            {
+                let mut entries = txn.open_table(ENTRIES).map_err(|e| error(doing, e))?;
+                for (key, value) in pairs {
+                    entries.insert(key.as_slice(), value.as_slice()).map_err(|e| error(doing, e))?;
+                }
+            }
+            txn.commit().map_err(|e| error(doing, e))
+        })
     }
 
     pub(crate) fn folded(&self) -> Result<Folded> {
@@ -123,7 +148,8 @@ impl Tree {
             Err(e) => return Err(error(doing, e)),
         };
         let get = |key| Ok(table.get(key).map_err(|e| error(doing, e))?.map_or(0, |v| v.value()));
-        Ok(Folded { seq: CommitSeq(get(FOLDED_SEQ)?), segment: get(FOLDED_SEGMENT)? })
+        let (seq, segment, epoch) = (get(FOLDED_SEQ)?, get(FOLDED_SEGMENT)?, get(FOLDED_EPOCH)?);
+        Ok(Folded { seq: CommitSeq(seq), segment, epoch: Epoch(epoch) })
     }
 
     /// The newest fold, for readers; it stays readable while the next fold runs. None before the first fold.
@@ -205,8 +231,8 @@ impl Entry {
     }
 }
 
-/// redb asserts what its pages say: a page that rotted ends in a panic there. Here it is what it is, damage on a disk. After
-/// one the tree is not used any more: the error fails the store.
+/// redb asserts what its pages say: a page that rotted ends in a panic there. Here it is what it is, damage
+/// on a disk. After one the tree is not used any more: the error fails the store.
 fn guarded<T>(doing: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
@@ -235,7 +261,8 @@ fn error(doing: &str, e: impl Into<redb::Error>) -> Error {
     }
 }
 
-/// redb's disk. One process opens the directory (the engine holds its lock), so redb's own locks are left out.
+/// redb's disk. One process opens the directory (the engine holds its lock), so redb's own locks are left
+/// out.
 struct Backend {
     file: Arc<dyn File>,
     failures: Arc<Failures>,

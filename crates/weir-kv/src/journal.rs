@@ -1,14 +1,15 @@
 //! The journal: records of transactions in preallocated segment files, made durable in groups.
 //!
-//! Whoever commits queues a record; one flush at a time writes all that is queued with one call and syncs once.
-//! A segment is written and synced before its successor's first record, so only the newest may have a torn end.
-//! A failed write or sync fails the journal for ever: nobody knows what is on the disk then.
+//! Whoever commits queues a record; one flush at a time writes all that is queued with one call and syncs
+//! once. A segment is written and synced before its successor's first record, so only the newest may have a
+//! torn end. A failed write or sync fails the journal for ever: nobody knows what is on the disk then.
 //!
 //! Knows nothing of what the records say.
 
 use crate::CommitSeq;
+use crate::copies::Copies;
 use crate::crash_points;
-use crate::format::{RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, encode_segment_header};
+use crate::format::{SEGMENT_HEADER_BYTES, SegmentHeader, encode_segment_header, record_header_bytes};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,6 +35,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 pub(crate) struct Segment {
     pub(crate) number: u64,
+    /// Of its records.
+    pub(crate) version: u32,
     pub(crate) path: PathBuf,
     /// For making and reading it.
     pub(crate) file: Arc<dyn File>,
@@ -42,10 +45,15 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    pub(crate) fn open(disk: &dyn Disk, number: u64, path: PathBuf) -> std::io::Result<Segment> {
+    pub(crate) fn open(
+        disk: &dyn Disk,
+        number: u64,
+        version: u32,
+        path: PathBuf,
+    ) -> std::io::Result<Segment> {
         let mode = OpenMode { create: false, ..OpenMode::WRITE };
         let (file, appender) = (disk.open(&path, mode)?, disk.open(&path, mode.direct())?);
-        Ok(Segment { number, path, file, appender })
+        Ok(Segment { number, version, path, file, appender })
     }
 }
 
@@ -55,6 +63,7 @@ pub(crate) struct Shelf {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) dir: PathBuf,
     pub(crate) segment_bytes: u64,
+    pub(crate) tasks: Tasks,
 }
 
 impl Shelf {
@@ -62,13 +71,15 @@ impl Shelf {
         self.dir.join(format!("journal-{number:016x}"))
     }
 
-    /// A new, empty, durable segment: `spare` under a new number, or a file of zeros. Written zeros, not reserved
-    /// space: the first write into reserved space makes each sync wait for the file system's own journal too.
-    pub(crate) fn make(&self, number: u64, spare: Option<&Path>) -> Result<Segment> {
+    /// A new, empty, durable segment: `spare` under a new number, or a file of zeros. Written zeros, not
+    /// reserved space: the first write into reserved space makes each sync wait for the file system's own
+    /// journal too.
+    pub(crate) fn make(&self, number: u64, version: u32, spare: Option<&Path>) -> Result<Segment> {
         let path = self.path(number);
         let doing = format!("prepare the journal segment {}", path.display());
         let made = || {
-            let header = encode_segment_header(number, self.segment_bytes);
+            let header = SegmentHeader { version, number, bytes: self.segment_bytes };
+            let header = encode_segment_header(header);
             let from = match spare {
                 Some(spare) => spare.to_path_buf(),
                 None => path.with_extension("tmp"),
@@ -81,7 +92,7 @@ impl Shelf {
             file.sync_data()?;
             self.disk.rename(&from, &path)?;
             self.disk.sync_dir(&self.dir)?;
-            Segment::open(&*self.disk, number, path.clone())
+            Segment::open(&*self.disk, number, version, path.clone())
         };
         made().map_err(|e| Error::from_io(doing, &e))
     }
@@ -211,19 +222,23 @@ pub(crate) struct Tail {
 impl Tail {
     /// Whether a record of this length, and the end record after it, fit.
     pub(crate) fn fits(&self, len: usize, segment_bytes: u64) -> bool {
-        self.used + (len + RECORD_HEADER_BYTES) as u64 <= segment_bytes
+        self.used + (len + record_header_bytes(self.segment.version)) as u64 <= segment_bytes
     }
 }
 
 /// Longest record that fits into an empty segment.
-pub(crate) fn record_len_max(segment_bytes: u64) -> u64 {
-    segment_bytes - (SEGMENT_HEADER_BYTES + RECORD_HEADER_BYTES) as u64
+pub(crate) fn record_len_max(version: u32, segment_bytes: u64) -> u64 {
+    segment_bytes - (SEGMENT_HEADER_BYTES + record_header_bytes(version)) as u64
 }
 
 pub(crate) struct Journal {
     queue: Mutex<Queue>,
     pen: Mutex<Pen>,
+    /// On this disk.
+    synced: AtomicU64,
+    /// In every copy that counts; never more than `synced`.
     durable: AtomicU64,
+    copies: Mutex<Arc<dyn Copies>>,
     failed: OnceLock<Error>,
     waiters: Mutex<Waiters>,
     /// Wakes the flushing task.
@@ -232,21 +247,44 @@ pub(crate) struct Journal {
     pace: Pace,
 }
 
+/// What somebody waits for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Until {
+    Synced,
+    Durable,
+}
+
 #[derive(Default)]
 struct Waiters {
     next_id: u64,
-    by_seq: BTreeMap<(CommitSeq, u64), oneshot::Sender<()>>,
+    by_seq: BTreeMap<(Until, CommitSeq, u64), oneshot::Sender<()>>,
+}
+
+impl Waiters {
+    /// Takes out who waited for this.
+    fn take(&mut self, until: Until, last: CommitSeq) -> Vec<oneshot::Sender<()>> {
+        let range = (until, CommitSeq(0), 0)..=(until, last, u64::MAX);
+        let keys: Vec<_> = self.by_seq.range(range).map(|(key, _)| *key).collect();
+        keys.into_iter().filter_map(|key| self.by_seq.remove(&key)).collect()
+    }
 }
 
 impl Journal {
-    pub(crate) fn new(tail: &Tail, durable: CommitSeq, env: &Env) -> Result<Journal> {
-        let path = tail.segment.path.display();
-        let pen = Pen::at(tail, env.tasks.clone())
-            .map_err(|e| Error::from_io(format!("read the end of the journal {path}"), &e))?;
+    /// Goes on at `tail`, up to which all is synced. What was durable in every copy may be less.
+    pub(crate) fn new(
+        tail: &Tail,
+        synced: CommitSeq,
+        durable: CommitSeq,
+        copies: Arc<dyn Copies>,
+        env: &Env,
+    ) -> Result<Journal> {
+        let pen = Pen::at(tail, env.tasks.clone()).map_err(|e| unread_end(tail, &e))?;
         Ok(Journal {
             queue: Mutex::default(),
             pen: Mutex::new(pen),
-            durable: AtomicU64::new(durable.0),
+            synced: AtomicU64::new(synced.0),
+            durable: AtomicU64::new(durable.0.min(synced.0)),
+            copies: Mutex::new(copies),
             failed: OnceLock::new(),
             waiters: Mutex::default(),
             wake: Notify::new(),
@@ -257,6 +295,32 @@ impl Journal {
 
     pub(crate) fn durable(&self) -> CommitSeq {
         CommitSeq(self.durable.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn synced(&self) -> CommitSeq {
+        CommitSeq(self.synced.load(Ordering::Acquire))
+    }
+
+    /// Asks other copies from now on.
+    pub(crate) fn change_copies(&self, copies: Arc<dyn Copies>) {
+        *lock(&self.copies) = copies;
+        self.settle();
+    }
+
+    /// Ends the waits for what may never become durable, with an error.
+    pub(crate) fn end_waits(&self) {
+        lock(&self.waiters).by_seq.retain(|(until, ..), _| *until == Until::Synced);
+    }
+
+    /// Goes on at another place, where records were cut off that are in no other copy. Nothing is queued.
+    pub(crate) fn restart(&self, tail: &Tail, last: CommitSeq) -> Result<()> {
+        let mut pen = lock(&self.pen);
+        let tasks = pen.tasks.clone();
+        *pen = Pen::at(tail, tasks).map_err(|e| unread_end(tail, &e))?;
+        assert!(lock(&self.queue).items.is_empty(), "all was flushed before the cut");
+        assert!(self.durable() <= last, "durable records are never cut");
+        self.synced.store(last.0, Ordering::Release);
+        Ok(())
     }
 
     pub(crate) fn check(&self) -> Result<()> {
@@ -304,8 +368,8 @@ impl Journal {
         self.pace.is_quick()
     }
 
-    /// Makes all that is queued durable, unless somebody else is writing: then the flushing task does. A failure is
-    /// kept, and seen by whoever waits.
+    /// Makes all that is queued durable, unless somebody else is writing: then the flushing task does. A
+    /// failure is kept, and seen by whoever waits.
     pub(crate) fn flush_unless_busy(&self) -> bool {
         let pen = match self.pen.try_lock() {
             Ok(pen) => pen,
@@ -360,25 +424,39 @@ impl Journal {
             Item::Next(_) => None,
         });
         if let Some(last) = last {
-            self.became_durable(last);
+            self.became_synced(last);
         }
         Ok(())
     }
 
-    fn became_durable(&self, last: CommitSeq) {
-        self.durable.store(last.0, Ordering::Release);
-        let woken = {
-            let mut waiters = lock(&self.waiters);
-            let rest = waiters.by_seq.split_off(&(CommitSeq(last.0 + 1), 0));
-            std::mem::replace(&mut waiters.by_seq, rest)
-        };
-        for (_, waiter) in woken {
-            let _ = waiter.send(()); // whoever dropped its wait does not care
+    fn became_synced(&self, last: CommitSeq) {
+        self.synced.store(last.0, Ordering::Release);
+        let woken = lock(&self.waiters).take(Until::Synced, last);
+        wake(woken);
+        self.settle();
+    }
+
+    /// Looks again how far all copies are.
+    pub(crate) fn settle(&self) {
+        // In this order: a copy that counts from now on has what was synced before.
+        let synced = self.synced();
+        let last = lock(&self.copies).kept().min(synced);
+        if self.durable.fetch_max(last.0, Ordering::AcqRel) < last.0 {
+            let woken = lock(&self.waiters).take(Until::Durable, last);
+            wake(woken);
         }
     }
 
-    pub(crate) fn wait(self: &Arc<Self>, seq: CommitSeq) -> BoxFuture<'static, Result<()>> {
-        if self.durable() >= seq {
+    fn reached(&self, until: Until, seq: CommitSeq) -> bool {
+        let reached = match until {
+            Until::Synced => self.synced(),
+            Until::Durable => self.durable(),
+        };
+        reached >= seq
+    }
+
+    pub(crate) fn wait(self: &Arc<Self>, until: Until, seq: CommitSeq) -> BoxFuture<'static, Result<()>> {
+        if self.reached(until, seq) {
             let answer = self.check();
             return Box::pin(async { answer });
         }
@@ -386,19 +464,33 @@ impl Journal {
         {
             let mut waiters = lock(&self.waiters);
             // Looked at again under the lock: a flush that ended before it has woken everybody it knew of.
-            if self.durable() < seq && self.failed.get().is_none() {
+            if !self.reached(until, seq) && self.failed.get().is_none() {
                 let id = waiters.next_id;
                 waiters.next_id += 1;
-                waiters.by_seq.insert((seq, id), tx);
+                waiters.by_seq.insert((until, seq, id), tx);
             }
         }
         self.flush_soon();
         let journal = self.clone();
         Box::pin(async move {
-            let _ = rx.await; // dropped by a failure, or durable by now
-            journal.check()
+            let _ = rx.await; // dropped by a failure or a change of copies, or reached by now
+            journal.check()?;
+            if !journal.reached(until, seq) {
+                return Err(Error::stale(format!("another leader decides about the transaction {}", seq.0)));
+            }
+            Ok(())
         })
     }
+}
+
+fn wake(waiters: Vec<oneshot::Sender<()>>) {
+    for waiter in waiters {
+        let _ = waiter.send(()); // whoever dropped its wait does not care
+    }
+}
+
+fn unread_end(tail: &Tail, e: &std::io::Error) -> Error {
+    Error::from_io(format!("read the end of the journal {}", tail.segment.path.display()), e)
 }
 
 /// One call and one sync for each segment that is touched.

@@ -1,30 +1,47 @@
 //! Serializable transactions over ordered keys.
 //!
 //! One writer at a time runs a transaction; its changes are visible to readers at once and durable when the
-//! journal's group commit has them ([`Kv::wait_durable`]). Whoever tells another node about a change waits first.
+//! journal's group commit has them ([`Kv::wait_durable`]). Whoever tells another node about a change waits
+//! first.
 //!
 //! Knows nothing of inodes, maps or cells: keys and values are bytes.
 #![forbid(unsafe_code)]
 
 mod base;
 mod change;
+mod config;
+mod copies;
+mod core;
 pub mod crash_points;
 pub mod engine;
+pub mod epochs;
+mod fold;
 mod format;
 mod journal;
+mod mark;
+mod member;
 pub mod memory;
+mod reader;
 mod recover;
 mod state;
+mod transfer;
 
+pub use copies::{Alone, Copies};
 pub use engine::{Engine, EngineConfig};
+pub use format::COPIED_BYTES_MAX;
+pub use member::Entry;
 pub use memory::MemoryKv;
+pub use reader::Reader;
 pub use recover::{SegmentSummary, read_segment};
+
+pub use transfer::{Export, Import, Pairs, is_unfinished};
 
 use std::sync::Arc;
 use weir_env::BoxFuture;
 use weir_proto::Result;
 
-/// Number of the last transaction that a state includes. Grows by one per committed transaction; 0: empty store.
+/// Number of the last transaction that a state includes. Grows by one per committed transaction; 0: empty
+/// store.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct CommitSeq(pub u64);
 
@@ -54,22 +71,25 @@ pub trait Txn: Read {
 
 /// A body must not call the store that runs it: it may wait for itself.
 pub trait Kv: Send + Sync + 'static {
-    /// Runs `body` alone. An error from it discards its changes and is returned. The changes are visible when this
-    /// returns, and durable after `wait_durable` of the number returned. A body that changed nothing commits nothing.
+    /// Runs `body` alone. An error from it discards its changes and is returned. The changes are visible when
+    /// this returns, and durable after `wait_durable` of the number returned. A body that changed nothing
+    /// commits nothing.
     fn transact(&self, body: &mut dyn FnMut(&mut dyn Txn) -> Result<()>) -> Result<CommitSeq>;
     /// The same, but nothing is done yet to make it durable: the caller has more to come, and then calls
     /// [`Kv::flush_here`], [`Kv::flush_soon`] or [`Kv::wait_durable`].
     fn transact_more(&self, body: &mut dyn FnMut(&mut dyn Txn) -> Result<()>) -> Result<CommitSeq>;
     /// Begins to make all that is committed durable.
     fn flush_soon(&self);
-    /// Makes all that is committed durable before it returns, if that can be done on this thread now: a sync is
-    /// shorter than the way to another thread and back. Otherwise false, and the same as [`Kv::flush_soon`].
+    /// Makes all that is committed durable before it returns, if that can be done on this thread now: a sync
+    /// is shorter than the way to another thread and back. Otherwise false, and the same as
+    /// [`Kv::flush_soon`].
     fn flush_here(&self) -> bool;
     /// Runs `body` on one consistent state, and tells its number. Short: writers may wait for it.
     fn read(&self, body: &mut dyn FnMut(&dyn Read) -> Result<()>) -> Result<CommitSeq>;
     /// The newest durable commit.
     fn durable(&self) -> CommitSeq;
-    /// Returns once everything up to `seq` is durable; an error means the journal failed and the node must stop.
+    /// Returns once everything up to `seq` is durable; an error means the journal failed and the node must
+    /// stop.
     fn wait_durable(&self, seq: CommitSeq) -> BoxFuture<'static, Result<()>>;
     /// Makes all that is committed durable and folds the journal into the state engine.
     fn checkpoint(&self) -> BoxFuture<'static, Result<()>>;

@@ -1,12 +1,19 @@
 //! What the journal holds when a store is opened: its transactions, in order, and where to go on.
 //!
-//! A torn end is cut only where nothing acknowledged can be behind it: in the newest segment that has records, and
-//! if no later record there says that the cut one was durable. Anything else is damage, and named.
+//! A torn end is cut only where nothing acknowledged can be behind it: in the newest segment that has
+//! records, and if no later record there says that the cut one was durable. Anything else is damage, and
+//! named.
+//!
+//! A copy that cuts its records back opens its journal the same way, with the last record that it keeps.
 
 use crate::CommitSeq;
 use crate::base::Folded;
 use crate::change::Delta;
-use crate::format::{Record, SEGMENT_HEADER_BYTES, decode_record, decode_segment_header, replay};
+use crate::crash_points;
+use crate::epochs::Epochs;
+use crate::format::{
+    Record, SEGMENT_HEADER_BYTES, WITH_EPOCHS, decode_record, decode_segment_header, replay,
+};
 use crate::journal::{Segment, Shelf, Tail, rewrite, write_zeros};
 use std::fmt;
 use std::path::PathBuf;
@@ -21,93 +28,177 @@ pub(crate) struct Ended {
     pub(crate) last: CommitSeq,
 }
 
+/// A segment that is folded, and kept for copies that are behind.
+#[derive(Clone)]
+pub(crate) struct Kept {
+    pub(crate) number: u64,
+    pub(crate) path: PathBuf,
+    pub(crate) last: CommitSeq,
+}
+
+#[derive(Default)]
 pub(crate) struct Recovered {
     /// Complete segments that are not folded yet; oldest first.
     pub(crate) ended: Vec<Ended>,
-    pub(crate) tail: Tail,
+    /// Always there.
+    pub(crate) tail: Option<Tail>,
     /// What the tail says.
     pub(crate) active: Delta,
     pub(crate) last: CommitSeq,
+    pub(crate) epochs: Epochs,
+    /// Oldest first.
+    pub(crate) kept: Vec<Kept>,
     /// The tail's prepared successor.
     pub(crate) next: Option<Arc<Segment>>,
     /// A folded segment's file, to be used again.
     pub(crate) spare: Option<PathBuf>,
 }
 
-pub(crate) fn recover(shelf: &Shelf, folded: Folded) -> Result<Recovered> {
-    let (numbers, spare) = list(shelf, folded)?;
+/// What is to be found.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted {
+    pub(crate) folded: Folded,
+    /// Records behind this one are removed: they were never durable everywhere.
+    pub(crate) cut: Option<CommitSeq>,
+    /// Folded segments up to this size are kept.
+    pub(crate) keep_bytes: u64,
+    /// Of a new segment.
+    pub(crate) version: u32,
+}
+
+pub(crate) fn recover(shelf: &Shelf, wanted: Wanted) -> Result<Recovered> {
+    let folded = wanted.folded;
+    let (numbers, old, spare) = list(shelf, wanted)?;
+    let (kept, epochs) = read_kept(shelf, old, folded)?;
     let mut segments = Vec::new();
     for (i, number) in numbers.iter().enumerate() {
         let expected = folded.segment + 1 + i as u64;
+        if *number != expected && wanted.cut.is_some() {
+            break; // the cut was interrupted while it removed them
+        }
         if *number != expected {
             let path = shelf.path(expected);
             return Err(Error::damaged(format!("the journal segment {} is missing", path.display())));
         }
         segments.push(Found::open(shelf, *number)?);
     }
-    if segments.is_empty() {
-        return fresh(shelf, folded, spare);
+    for number in numbers.iter().skip(segments.len()) {
+        remove(shelf, &shelf.path(*number))?;
     }
-    assemble(segments, folded, spare)
+    let walked = Walked { last: folded.seq, epochs, cut: wanted.cut };
+    if segments.is_empty() {
+        return fresh(shelf, wanted, spare, walked.epochs);
+    }
+    assemble(shelf, segments, walked, Recovered { kept, spare, ..Recovered::default() })
 }
 
 /// A store that has no journal yet: nothing was ever folded either.
-fn fresh(shelf: &Shelf, folded: Folded, spare: Option<PathBuf>) -> Result<Recovered> {
+fn fresh(shelf: &Shelf, wanted: Wanted, spare: Option<PathBuf>, epochs: Epochs) -> Result<Recovered> {
+    let folded = wanted.folded;
     if folded != Folded::default() {
         let path = shelf.path(folded.segment + 1);
         return Err(Error::damaged(format!("the journal segment {} is missing", path.display())));
     }
-    let segment = Arc::new(shelf.make(1, None)?);
-    Ok(Recovered {
-        ended: vec![],
-        tail: Tail { segment, used: SEGMENT_HEADER_BYTES as u64 },
-        active: Delta::default(),
-        last: CommitSeq(0),
-        next: None,
-        spare,
-    })
+    let segment = Arc::new(shelf.make(1, wanted.version, None)?);
+    let tail = Some(Tail { segment, used: SEGMENT_HEADER_BYTES as u64 });
+    Ok(Recovered { tail, spare, epochs, ..Recovered::default() })
 }
 
-fn assemble(segments: Vec<Found>, folded: Folded, spare: Option<PathBuf>) -> Result<Recovered> {
+fn assemble(
+    shelf: &Shelf,
+    segments: Vec<Found>,
+    mut walked: Walked,
+    mut recovered: Recovered,
+) -> Result<Recovered> {
     // The tail is the first segment that has not ended; at most its empty successor follows.
-    let mut last = folded.seq;
-    let mut ended = Vec::new();
     let mut segments = segments.into_iter();
     let (tail, active) = loop {
         let Some(found) = segments.next() else {
             return Err(Error::damaged("the journal's last segment has ended, and its successor is missing"));
         };
-        let read = found.read(&mut last)?;
+        let read = found.read(&mut walked)?;
+        if walked.cut.is_some() && !read.ended {
+            shelf.tasks.crash_point(crash_points::CUT_CLEARED);
+        }
         found.make_durable(read.end)?;
         if !read.ended {
             break (Tail { segment: found.segment, used: read.end }, read.delta);
         }
-        ended.push(Ended { segment: found.segment, delta: read.delta, last });
+        recovered.ended.push(Ended { segment: found.segment, delta: read.delta, last: walked.last });
     };
-    let mut next = None;
     for found in segments {
-        if decode_record(&found.bytes[SEGMENT_HEADER_BYTES..], found.segment.number).is_some() {
+        let (segment, bytes) = (&found.segment, &found.bytes[SEGMENT_HEADER_BYTES..]);
+        let is_empty = decode_record(bytes, segment.number, segment.version).is_none();
+        if is_empty && (walked.cut.is_none() || segment.number == tail.segment.number + 1) {
+            recovered.next.get_or_insert(found.segment);
+        } else if walked.cut.is_some() {
+            remove(shelf, &segment.path)?;
+            shelf.tasks.crash_point(crash_points::CUT_REMOVED);
+        } else {
             let (path, end) = (tail.segment.path.display(), tail.used);
             return Err(Error::damaged(format!(
                 "the journal segment {path} has no valid record at byte {end}, but a later segment has records"
             )));
         }
-        next.get_or_insert(found.segment);
     }
-    Ok(Recovered { ended, tail, active, last, next, spare })
+    if walked.cut.is_some() {
+        let dir = shelf.dir.display();
+        let synced = shelf.disk.sync_dir(&shelf.dir);
+        synced.map_err(|e| Error::from_io(format!("sync the journal's directory {dir}"), &e))?;
+    }
+    let (last, epochs) = (walked.last, walked.epochs);
+    Ok(Recovered { tail: Some(tail), active, last, epochs, ..recovered })
 }
 
-/// Numbers of the segments that are not folded, sorted, and a folded one's file. Removes what is left over.
-fn list(shelf: &Shelf, folded: Folded) -> Result<(Vec<u64>, Option<PathBuf>)> {
+fn remove(shelf: &Shelf, path: &std::path::Path) -> Result<()> {
+    let removed = shelf.disk.remove_file(path);
+    removed.map_err(|e| Error::from_io(format!("remove the journal {}", path.display()), &e))
+}
+
+/// The epochs of the kept segments' records. What cannot be read is kept no longer: it is in the tree.
+fn read_kept(shelf: &Shelf, old: Vec<u64>, folded: Folded) -> Result<(Vec<Kept>, Epochs)> {
+    let mut kept = Vec::new();
+    let mut epochs = None;
+    for number in &old {
+        let Ok(found) = Found::open(shelf, *number) else { break };
+        let segment = &found.segment;
+        let records = &found.bytes[SEGMENT_HEADER_BYTES..];
+        let Some(first) = decode_record(records, *number, segment.version) else { break };
+        let start = || (CommitSeq(first.seq.0.saturating_sub(1)), Epochs::new(first.seq, first.epoch));
+        let (last, known): (CommitSeq, Epochs) = epochs.take().unwrap_or_else(start);
+        let mut walked = Walked { last, epochs: known, cut: None };
+        let Ok(Contents { ended: true, .. }) = walk(&found.bytes, segment, &"segment", &mut walked) else {
+            break;
+        };
+        kept.push(Kept { number: *number, path: segment.path.clone(), last: walked.last });
+        epochs = Some((walked.last, walked.epochs));
+    }
+    match epochs {
+        Some((last, epochs)) if last == folded.seq && kept.len() == old.len() => Ok((kept, epochs)),
+        _ => {
+            for number in old {
+                remove(shelf, &shelf.path(number))?;
+            }
+            Ok((Vec::new(), Epochs::new(folded.seq, folded.epoch)))
+        }
+    }
+}
+
+/// Numbers of the segments that are not folded, of those that are kept, both sorted, and a folded one's file.
+/// Removes what is left over.
+fn list(shelf: &Shelf, wanted: Wanted) -> Result<(Vec<u64>, Vec<u64>, Option<PathBuf>)> {
     let doing =
         |e: &std::io::Error| Error::from_io(format!("list the journal in {}", shelf.dir.display()), e);
-    let mut numbers = Vec::new();
+    let folded = wanted.folded.segment;
+    let oldest = folded.saturating_sub(wanted.keep_bytes / shelf.segment_bytes) + 1;
+    let (mut numbers, mut kept) = (Vec::new(), Vec::new());
     let mut spare = None;
     for entry in shelf.disk.read_dir(&shelf.dir).map_err(|e| doing(&e))? {
         let Some(name) = entry.name.strip_prefix("journal-") else { continue };
         let path = shelf.dir.join(&entry.name);
         match u64::from_str_radix(name, 16) {
-            Ok(number) if number > folded.segment => numbers.push(number),
+            Ok(number) if number > folded => numbers.push(number),
+            Ok(number) if number >= oldest => kept.push(number),
             Ok(_) if spare.is_none() && right_size(shelf, &path) => spare = Some(path),
             Ok(_) => shelf.disk.remove_file(&path).map_err(|e| doing(&e))?,
             Err(_) if name.ends_with(".tmp") => shelf.disk.remove_file(&path).map_err(|e| doing(&e))?,
@@ -115,7 +206,14 @@ fn list(shelf: &Shelf, folded: Folded) -> Result<(Vec<u64>, Option<PathBuf>)> {
         }
     }
     numbers.sort_unstable();
-    Ok((numbers, spare))
+    kept.sort_unstable();
+    // Only those that follow each other up to the tree are of use.
+    let follows = |(i, number): (usize, &u64)| *number + i as u64 == folded;
+    let whole = kept.iter().rev().enumerate().take_while(|(i, n)| follows((*i, n))).count();
+    for number in kept.drain(..kept.len() - whole) {
+        shelf.disk.remove_file(&shelf.path(number)).map_err(|e| doing(&e))?;
+    }
+    Ok((numbers, kept, spare))
 }
 
 fn right_size(shelf: &Shelf, path: &std::path::Path) -> bool {
@@ -123,34 +221,68 @@ fn right_size(shelf: &Shelf, path: &std::path::Path) -> bool {
     len.is_ok_and(|len| len == shelf.segment_bytes)
 }
 
-/// The records of a segment, which follow `last`, up to its end or to the first that is none.
-fn walk(bytes: &[u8], number: u64, name: &dyn fmt::Display, last: &mut CommitSeq) -> Result<Contents> {
+/// How far the records were read.
+struct Walked {
+    last: CommitSeq,
+    epochs: Epochs,
+    /// Reading ends behind this one.
+    cut: Option<CommitSeq>,
+}
+
+/// The records of a segment, which follow `walked.last`, up to its end or to the first that is none.
+fn walk(bytes: &[u8], segment: &Segment, name: &dyn fmt::Display, walked: &mut Walked) -> Result<Contents> {
+    walk_records(bytes, segment.number, segment.version, name, walked)
+}
+
+fn walk_records(
+    bytes: &[u8],
+    number: u64,
+    version: u32,
+    name: &dyn fmt::Display,
+    walked: &mut Walked,
+) -> Result<Contents> {
     let mut delta = Delta::default();
     let mut at = SEGMENT_HEADER_BYTES;
-    while let Some(record) = decode_record(&bytes[at..], number) {
+    while let Some(record) = decode_record(&bytes[at..], number, version) {
+        let last = walked.last;
         let damaged = |what: String| Error::damaged(format!("{what}, at byte {at} of the journal {name}"));
-        if record.body.is_empty() && record.seq == *last {
+        if record.body.is_empty() && record.seq == last {
             return Ok(Contents { delta, ended: true, end: (at + record.len) as u64 });
         }
         if record.body.is_empty() || Some(record.seq.0) != last.0.checked_add(1) {
             return Err(damaged(format!("the record {} follows the record {}", record.seq.0, last.0)));
         }
+        if walked.cut.is_some_and(|cut| record.seq > cut) {
+            break;
+        }
         replay(record.body, &mut delta).map_err(|e| damaged(e.context))?;
-        *last = record.seq;
+        if record.seq > walked.epochs.start() {
+            let before = walked.epochs.last_epoch();
+            if record.epoch < before {
+                let epoch = record.epoch;
+                return Err(damaged(format!("a record of {epoch} follows one of {before}")));
+            }
+            walked.epochs.push(record.epoch);
+        }
+        walked.last = record.seq;
         at += record.len;
     }
     Ok(Contents { delta, ended: false, end: at as u64 })
 }
 
 /// The next record of the segment behind a place where there is none.
-fn record_behind(bytes: &[u8], at: usize, number: u64) -> Option<Record<'_>> {
-    (at..bytes.len()).step_by(8).find_map(|i| decode_record(&bytes[i..], number))
+fn record_behind(bytes: &[u8], at: usize, number: u64, version: u32) -> Option<Record<'_>> {
+    (at..bytes.len()).step_by(8).find_map(|i| decode_record(&bytes[i..], number, version))
 }
 
 /// What a journal segment says of itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentSummary {
     pub number: u64,
+    /// It is of a store that is one copy of several: format 2.
+    pub has_epochs: bool,
+    /// Of its last record.
+    pub epoch: weir_proto::Epoch,
     pub transactions: u64,
     /// It says that another segment follows.
     pub ended: bool,
@@ -162,19 +294,23 @@ pub struct SegmentSummary {
 
 /// Reads the bytes of a journal segment as a start does, wherever they come from.
 pub fn read_segment(bytes: &[u8]) -> Result<SegmentSummary> {
-    let (number, _) = decode_segment_header(bytes)?;
-    let first = decode_record(&bytes[SEGMENT_HEADER_BYTES..], number);
+    let header = decode_segment_header(bytes)?;
+    let (number, version) = (header.number, header.version);
+    let first = decode_record(&bytes[SEGMENT_HEADER_BYTES..], number, version);
     // An end alone has the number of the transaction before it.
-    let before = first.map_or(0, |r| r.seq.0.saturating_sub(u64::from(!r.body.is_empty())));
-    let mut last = CommitSeq(before);
-    let contents = walk(bytes, number, &"segment", &mut last)?;
-    let behind = record_behind(bytes, contents.end as usize, number).filter(|_| !contents.ended);
+    let before = first.as_ref().map_or(0, |r| r.seq.0.saturating_sub(u64::from(!r.body.is_empty())));
+    let epochs = Epochs::new(CommitSeq(before), weir_proto::Epoch(0));
+    let mut walked = Walked { last: CommitSeq(before), epochs, cut: None };
+    let contents = walk_records(bytes, number, version, &"segment", &mut walked)?;
+    let behind = record_behind(bytes, contents.end as usize, number, version).filter(|_| !contents.ended);
     Ok(SegmentSummary {
         number,
-        transactions: last.0 - before,
+        has_epochs: version == WITH_EPOCHS,
+        epoch: walked.epochs.last_epoch(),
+        transactions: walked.last.0 - before,
         ended: contents.ended,
         end: contents.end,
-        damaged: behind.is_some_and(|r| r.durable > last),
+        damaged: behind.is_some_and(|r| r.durable > walked.last),
     })
 }
 
@@ -195,42 +331,46 @@ impl Found {
         let path = shelf.path(number);
         let doing = format!("read the journal segment {}", path.display());
         let io = |e: std::io::Error| Error::from_io(&doing, &e);
-        let segment = Segment::open(&*shelf.disk, number, path).map_err(io)?;
-        let mut bytes = vec![0; segment.file.len().map_err(io)? as usize];
-        segment.file.read_exact_at(&mut bytes, 0).map_err(io)?;
-        let (written, _) = decode_segment_header(&bytes).map_err(|e| e.doing(&doing))?;
-        if written != number {
+        let file = shelf.disk.open(&path, OpenMode::READ).map_err(io)?;
+        let mut bytes = vec![0; file.len().map_err(io)? as usize];
+        file.read_exact_at(&mut bytes, 0).map_err(io)?;
+        let header = decode_segment_header(&bytes).map_err(|e| e.doing(&doing))?;
+        if header.number != number {
+            let written = header.number;
             return Err(Error::damaged(format!("{doing}: its header says that it is number {written}")));
         }
+        let segment = Segment::open(&*shelf.disk, number, header.version, path).map_err(io)?;
         Ok(Found { segment: Arc::new(segment), bytes })
     }
 
-    /// After a kill (no power cut) the records may be in the page cache only, and if it was a failed sync that ended
-    /// the process before, another sync would not write them: they are written again.
+    /// After a kill (no power cut) the records may be in the page cache only, and if it was a failed sync
+    /// that ended the process before, another sync would not write them: they are written again.
     fn make_durable(&self, end: u64) -> Result<()> {
         let path = self.segment.path.display();
         let written = rewrite(&*self.segment.file, SEGMENT_HEADER_BYTES as u64, end);
         written.map_err(|e| Error::from_io(format!("write the recovered journal {path}"), &e))
     }
 
-    /// Replays its records, which follow `last`; cuts a torn end.
-    fn read(&self, last: &mut CommitSeq) -> Result<Contents> {
+    /// Replays its records, which follow `walked.last`; cuts a torn end, or what is to be cut.
+    fn read(&self, walked: &mut Walked) -> Result<Contents> {
         let path = self.segment.path.display();
-        let contents = walk(&self.bytes, self.segment.number, &path, last)?;
+        let contents = walk(&self.bytes, &self.segment, &path, walked)?;
         if !contents.ended {
-            self.cut(contents.end as usize, *last)?;
+            self.cut(contents.end as usize, walked)?;
         }
         Ok(contents)
     }
 
     /// Puts zeros from `at` on, so that nothing of the torn end can ever be read as a record.
-    fn cut(&self, at: usize, last: CommitSeq) -> Result<()> {
+    fn cut(&self, at: usize, walked: &Walked) -> Result<()> {
         if self.bytes[at..].iter().all(|b| *b == 0) {
             return Ok(());
         }
         let path = self.segment.path.display();
-        let number = self.segment.number;
-        if let Some(later) = record_behind(&self.bytes, at, number).filter(|r| r.durable > last) {
+        let last = walked.last;
+        let behind = record_behind(&self.bytes, at, self.segment.number, self.segment.version);
+        let was_durable = |r: &Record<'_>| walked.cut.is_none_or(|cut| last < cut) && r.durable > last;
+        if let Some(later) = behind.filter(was_durable) {
             return Err(Error::damaged(format!(
                 "the journal {path} is damaged at byte {at}: the record {} was durable and cannot be read (the record \
                  {} behind it says so); restore the directory",

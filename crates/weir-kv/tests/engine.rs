@@ -9,7 +9,8 @@ use weir_kv::{Engine, EngineConfig, Kv};
 use weir_proto::ErrorKind;
 
 /// Small, so that segments end, fold and come round again within a test.
-const SMALL: EngineConfig = EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 1 << 20 };
+const SMALL: EngineConfig =
+    EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 1 << 20, journal_keep_bytes: 0 };
 
 async fn open(env: &Env, dir: &Path) -> Arc<Engine> {
     Engine::open(env, dir, SMALL).await.unwrap()

@@ -13,7 +13,8 @@ use weir_env::sim::{DiskFaults, SimConfig, World};
 use weir_kv::{CommitSeq, Engine, EngineConfig, Kv};
 use weir_proto::ErrorKind;
 
-const SMALL: EngineConfig = EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 1 << 20 };
+const SMALL: EngineConfig =
+    EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 1 << 20, journal_keep_bytes: 0 };
 const DIR: &str = "/state";
 
 async fn open(env: &Env) -> Arc<Engine> {

@@ -9,6 +9,7 @@
 mod access;
 mod backup;
 mod clones;
+pub mod copies;
 pub mod crash_points;
 pub mod evict;
 mod evictor;

@@ -9,6 +9,7 @@ pub mod access;
 pub mod backup;
 pub mod checksum;
 pub mod coord;
+pub mod copies;
 pub mod data;
 pub mod date;
 pub mod ec;
@@ -49,7 +50,8 @@ pub const GIB: u64 = 1 << 30;
 
 /// A request message: its method number on the wire and the type of its answer.
 ///
-/// Method numbers: 1–99 coordinator, 100–199 metadata, 200–299 target store, 300–399 metadata → client calls.
+/// Method numbers: 1–99 coordinator, 100–199 metadata, 200–299 target store, 300–399 metadata → client calls,
+/// 400–419 between the copies of a journal.
 /// A number is never given to another message.
 pub trait Request: Wire + Send + Sync + 'static {
     const METHOD: u16;

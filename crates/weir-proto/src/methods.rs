@@ -6,7 +6,7 @@ use crate::Request;
 use crate::sender::Senders;
 
 /// Numbers of methods are below this.
-pub const METHODS_MAX: usize = 400;
+pub const METHODS_MAX: usize = 420;
 
 /// A row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,6 +73,7 @@ methods!(
     coord::{Join, Heartbeat, GetMap, ReportTarget, ReportLink, CaughtUp, Leave, ClearTarget, MakeGroups, GetStatus, LeadNamespace,
         RecordProgress, GetCoordinators, ActFor, ReportWaits, GetWaits, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AccessAdd, AccessRemove, AuditVolumes}
     enrol::{TokenCreate, Enrol, RenewCertificate, IssueCertificate, GetEnrolment, TokenRevoke, NodeRemove, RotateAuthority, CertificateKept}
+    copies::{JournalAppend, JournalAsk, JournalCutBack, StateFetch, JournalRight}
     meta::{SessionOpen, SessionResume, KeepAlive, SessionClose, Lookup, GetAttr, ReadLink, ReadDir, GetXattr, ListXattr, GetUsage,
         StatFs, AcquireLease, ReleaseLease, Open, Close, ReadInline, Recovered, LeaveInDoubt, NoteMap, TakeAppendToken, ReleaseAppendToken, Create,
         Mkdir, Symlink, Mknod, Link, Unlink, Rmdir, Rename, SetAttr, Commit, SetXattr, RemoveXattr, CreateNameless, NoteAccess,

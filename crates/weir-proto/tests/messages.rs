@@ -12,8 +12,8 @@ use weir_proto::map::{Layout, Scheme};
 use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
 use weir_proto::{
-    access, backup, coord, data, enrol, frame, home_rule, lock, map, meta, methods, news, recall, relation,
-    snapshot, version, volume,
+    access, backup, coord, copies, data, enrol, frame, home_rule, lock, map, meta, methods, news, recall,
+    relation, snapshot, version, volume,
 };
 
 const ROUNDS: usize = 10_000;
@@ -111,10 +111,11 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 16] = [
+const SOURCES: [(&str, &str); 17] = [
     ("access", include_str!("../src/access.rs")),
     ("backup", include_str!("../src/backup.rs")),
     ("coord", include_str!("../src/coord.rs")),
+    ("copies", include_str!("../src/copies.rs")),
     ("data", include_str!("../src/data.rs")),
     ("enrol", include_str!("../src/enrol.rs")),
     ("meta", include_str!("../src/meta.rs")),
@@ -180,6 +181,7 @@ fn no_method_number_is_given_twice() {
             let number: u16 = rest.split(' ').next().unwrap().parse().unwrap();
             let range = match module {
                 "coord" | "enrol" => 1..100,
+                "copies" => 400..420,
                 "data" => 200..300,
                 _ if ["Revoke", "LockFree", "EvictOwn", "RecoverFile"].contains(&name) => 300..400,
                 _ => 100..200,
@@ -201,7 +203,8 @@ fn the_table_of_senders_is_documented() {
         0..100 => "the coordinator",
         100..200 => "a metadata leader",
         200..300 => "a target",
-        _ => "a client",
+        300..400 => "a client",
+        _ => "a copy of a journal",
     };
     let mut rows: Vec<(&str, Senders, Vec<&str>)> = Vec::new();
     for method in methods::all() {

@@ -34,7 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const CACHE_BYTES: usize = 4 << 20;
 /// Small, so that journals are folded, and that a start, of which there are many, reads little.
 const JOURNAL_BYTES_MAX: u64 = 4 << 20;
-const ENGINE: EngineConfig = EngineConfig { cache_bytes: CACHE_BYTES, journal_bytes_max: JOURNAL_BYTES_MAX };
+const ENGINE: EngineConfig =
+    EngineConfig { cache_bytes: CACHE_BYTES, journal_bytes_max: JOURNAL_BYTES_MAX, journal_keep_bytes: 0 };
 /// Small, so that the memory budget is felt.
 const CLIENT_BYTES: u64 = 16 << 20;
 

@@ -7,7 +7,8 @@ use weir_proto::{Error, Result};
 
 /// Overlay data rides in the journal; its changes are in memory too, at two to three times their size. With
 /// cached pages of the index, and with buffers, a process stays below 256 MiB.
-pub const INDEX: EngineConfig = EngineConfig { cache_bytes: 32 << 20, journal_bytes_max: 48 << 20 };
+pub const INDEX: EngineConfig =
+    EngineConfig { cache_bytes: 32 << 20, journal_bytes_max: 48 << 20, journal_keep_bytes: 0 };
 
 /// Opens the index of the target in `dir`, or makes an empty one.
 pub async fn open_index(env: &Env, dir: &Path) -> Result<SharedKv> {

@@ -16,6 +16,7 @@
 //! `since` stays, for it still tells up to when something was written.
 use super::placement::{Candidate, group_count, place};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use weir_proto::map::{ClusterMap, Group, Member, MemberState, Scheme, Target, TargetState};
 use weir_proto::{Epoch, Error, NodeId, PgId, Result, TargetId};
 
@@ -122,12 +123,8 @@ pub fn rejoin_groups(map: &mut ClusterMap, target: TargetId) -> bool {
     let mut changed = false;
     for group in &mut map.groups {
         let Some(member) = member_of(group, target) else { continue };
-        if member.state == MemberState::Down {
-            let missed_nothing = group.missed_nothing(member);
-            let state = if missed_nothing { MemberState::Current } else { MemberState::Behind };
-            set_member(group, target, state);
-            changed = true;
-        }
+        let missed_nothing = group.missed_nothing(member);
+        changed |= rejoin(&mut group.members, &mut group.epoch, target, missed_nothing);
     }
     changed
 }
@@ -139,27 +136,10 @@ pub fn caught_up(map: &mut ClusterMap, target: TargetId, group: PgId, epoch: Epo
         .get_mut(group.0 as usize)
         .filter(|g| g.id == group)
         .ok_or_else(|| Error::not_found(format!("no placement group {group}")))?;
-    let state = member_of(group, target)
-        .map(|m| m.state)
-        .ok_or_else(|| Error::invalid(format!("{target} is no member of {}", group.id)))?;
-    if epoch != group.epoch {
-        // It may have been away in between: whoever says this looks again under the present epoch.
-        return Err(Error::stale(format!("{} is at {}, not {epoch}: check again", group.id, group.epoch)));
-    }
-    match state {
-        MemberState::Current => Ok(false),
-        MemberState::Down => Err(Error::stale(format!("{target} is down in {}", group.id))),
-        MemberState::Behind if !group.knows_all_writes() => Err(Error::unavailable(format!(
-            "{target} cannot know what it lacks of {}: {} members are current, {} are needed",
-            group.id,
-            group.current_count(),
-            group.scheme.data
-        ))),
-        MemberState::Behind => {
-            set_member(group, target, MemberState::Current);
-            Ok(true)
-        }
-    }
+    let lacks = (!group.knows_all_writes())
+        .then(|| format!("{} members are current, {} are needed", group.current_count(), group.scheme.data));
+    let name = group.id;
+    catch_up(&mut group.members, &mut group.epoch, &name, target, epoch, lacks)
 }
 
 /// Placement groups of one kind that are to be made, and the targets that they may use.
@@ -288,13 +268,82 @@ fn member_of(group: &Group, target: TargetId) -> Option<&Member> {
 }
 
 fn set_member(group: &mut Group, target: TargetId, state: MemberState) {
-    group.epoch = Epoch(group.epoch.0 + 1);
-    for member in &mut group.members {
-        if member.target == target {
-            member.state = state;
+    set_place(&mut group.members, &mut group.epoch, target, state);
+}
+
+/// A member of a group of any kind: a target in a placement group, a node in a journal group.
+pub trait Place {
+    type Id: Copy + Eq + fmt::Display;
+    fn id(&self) -> Self::Id;
+    fn state(&self) -> MemberState;
+    fn set_state(&mut self, state: MemberState);
+    /// It is current in this epoch.
+    fn is_current_in(&mut self, epoch: Epoch);
+}
+
+impl Place for Member {
+    type Id = TargetId;
+    fn id(&self) -> TargetId {
+        self.target
+    }
+    fn state(&self) -> MemberState {
+        self.state
+    }
+    fn set_state(&mut self, state: MemberState) {
+        self.state = state;
+    }
+    fn is_current_in(&mut self, epoch: Epoch) {
+        (self.since, self.lost_at) = (epoch, Epoch(0));
+    }
+}
+
+/// A member's new state, which is a new epoch of the group.
+pub(super) fn set_place<P: Place>(places: &mut [P], epoch: &mut Epoch, id: P::Id, state: MemberState) {
+    *epoch = Epoch(epoch.0 + 1);
+    for place in places {
+        if place.id() == id {
+            place.set_state(state);
         }
-        if member.state == MemberState::Current {
-            (member.since, member.lost_at) = (group.epoch, Epoch(0));
+        if place.state() == MemberState::Current {
+            place.is_current_in(*epoch);
+        }
+    }
+}
+
+/// A member that was down is there again. True if that is news.
+pub(super) fn rejoin<P: Place>(places: &mut [P], epoch: &mut Epoch, id: P::Id, missed_nothing: bool) -> bool {
+    let is_down = places.iter().any(|p| p.id() == id && p.state() == MemberState::Down);
+    if is_down {
+        let state = if missed_nothing { MemberState::Current } else { MemberState::Behind };
+        set_place(places, epoch, id, state);
+    }
+    is_down
+}
+
+/// A member that was behind says that it holds everything, as of the epoch `said`. `lacks`: why it cannot know that.
+pub(super) fn catch_up<P: Place>(
+    places: &mut [P],
+    epoch: &mut Epoch,
+    group: &dyn fmt::Display,
+    id: P::Id,
+    said: Epoch,
+    lacks: Option<String>,
+) -> Result<bool> {
+    let place = places.iter().find(|p| p.id() == id);
+    let state = place.ok_or_else(|| Error::invalid(format!("{id} is no member of {group}")))?.state();
+    if said != *epoch {
+        // It may have been away in between: whoever says this looks again under the present epoch.
+        return Err(Error::stale(format!("{group} is at {epoch}, not {said}: check again")));
+    }
+    match (state, lacks) {
+        (MemberState::Current, _) => Ok(false),
+        (MemberState::Down, _) => Err(Error::stale(format!("{id} is down in {group}"))),
+        (MemberState::Behind, Some(why)) => {
+            Err(Error::unavailable(format!("{id} cannot know what it lacks of {group}: {why}")))
+        }
+        (MemberState::Behind, None) => {
+            set_place(places, epoch, id, MemberState::Current);
+            Ok(true)
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Nothing here waits, sends, stores or reads a clock; the server carries the decisions out.
 mod access;
+mod copies;
 mod groups;
 mod health;
 mod homes;
@@ -13,6 +14,7 @@ mod slow;
 mod upgrade;
 
 pub use access::{add_rule, audit_volumes, remove_rule};
+pub use copies::{JournalGroup, JournalMember};
 pub use groups::{
     WantedGroups, add_groups, caught_up, demote_slow, forget_unpublished_epochs, groups_asked_for,
     groups_for_new_files, is_spare, left_out, needed_without, rejoin_groups, target_back, target_cleared,

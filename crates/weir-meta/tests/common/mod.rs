@@ -99,7 +99,7 @@ pub fn process_of(name: &str) -> String {
 /// Starts the metadata role on the node "meta", on whatever its disk holds.
 pub async fn start(world: &World) -> Node {
     let env = world.node("meta");
-    let config = EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 4 << 20 };
+    let config = EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 4 << 20, journal_keep_bytes: 0 };
     let kv = Engine::open(&env, Path::new("/meta"), config).await.unwrap();
     let targets = Arc::new(Targets::default());
     let layout = |_: &weir_proto::volume::Policy| {

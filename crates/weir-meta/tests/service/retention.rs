@@ -73,7 +73,7 @@ fn scheduled_snapshots_have_unflushed_writes_through_restarts() {
 fn a_leader_that_cannot_tidy_up_serves_its_clients() {
     simulate(98, async |world| {
         let env = world.node("meta");
-        let config = EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 4 << 20 };
+        let config = EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 4 << 20, journal_keep_bytes: 0 };
         let kv = Engine::open(&env, Path::new("/meta"), config).await.unwrap();
         // A directory that is gone at a home, and a file that is deleted.
         let (doomed, garbage) = ([&b"e"[..], &0u64.to_be_bytes()].concat(), [&b"G"[..], &[1; 16]].concat());

@@ -1,6 +1,6 @@
 //! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz targets.
 //!
-//! The user brings `access`, `backup`, `coord`, `data`, `enrol`, `meta`, `volume`, `relation`, `snapshot`,
+//! The user brings `access`, `backup`, `coord`, `copies`, `data`, `enrol`, `meta`, `volume`, `relation`, `snapshot`,
 //! `recall`, `lock`, `home_rule`, `map`, `news`, `version` and `frame` of `weir_proto` into scope. That the
 //! list is complete is a test of its own: `the_list_is_complete`.
 
@@ -14,6 +14,7 @@ macro_rules! for_every_message {
             news::{MapNews, MapChange, MemberAway}
             enrol::{TokenCreate, TokenMade, Enrol, Enrolled, RenewCertificate, IssueCertificate, GetEnrolment, Enrolment, Holder, TokenShown, TokenRevoke,
                 NodeRemove, RotateAuthority, CertificateKept}
+            copies::{EpochRun, JournalEpochs, JournalAsk, JournalHeld, JournalCutBack, RecordHead, JournalAppend, JournalKept, JournalRight, StateFetch, StatePart}
             data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
                 DropFile, GroupAt, ListTruncations, TruncationList, Truncation, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,

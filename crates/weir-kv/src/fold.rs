@@ -1,0 +1,127 @@
+//! How the journal gets into the tree, and how the tree is opened again when its disk failed.
+//!
+//! Invariants: a segment's file is given up only after the fold that contains it is durable. Only what every
+//! copy of the store holds is folded: the tree is never taken back.
+
+use crate::base::{Base, Folded, Tree};
+use crate::change::Delta;
+use crate::core::{Core, Sealed};
+use crate::crash_points;
+use crate::journal::lock;
+use crate::recover::Kept;
+use std::sync::Arc;
+use weir_proto::{Error, ErrorKind, Result};
+
+/// Room that a fold leaves on the file system.
+const FOLD_SPARE_BYTES: u64 = 1 << 20;
+
+impl Core {
+    /// Moves the sealed deltas that are durable into the tree and gives their segments up. How many.
+    pub(crate) fn fold(&self) -> Result<usize> {
+        let mut tree = lock(&self.tree);
+        let (mut deltas, mut segments) = {
+            let state = self.state();
+            (state.sealed.clone(), lock(&self.sealed).iter().cloned().collect::<Vec<_>>())
+        };
+        assert!(deltas.len() == segments.len(), "a sealed delta is a segment");
+        if segments.is_empty() {
+            return Ok(0);
+        }
+        self.journal.check()?;
+        self.journal.flush()?;
+        let durable = self.journal.durable();
+        let count = segments.iter().take_while(|s| s.last <= durable).count();
+        segments.truncate(count);
+        deltas.truncate(count);
+        let Some(newest) = segments.last() else { return Ok(0) };
+        self.check_space(count)?;
+        let folded = Folded { seq: newest.last, segment: newest.segment.number, epoch: newest.epoch };
+        let base = self.fold_into(&mut tree, &deltas, folded)?;
+        let kept = |s: &Sealed| Kept { number: s.segment.number, path: s.segment.path.clone(), last: s.last };
+        lock(&self.reserve).kept.extend(segments.iter().map(kept));
+        let (old_base, old_deltas) = {
+            let mut state = self.state_mut();
+            let old: Vec<_> = state.sealed.drain(..count).collect();
+            lock(&self.sealed).drain(..count);
+            (std::mem::replace(&mut state.base, Ok(base)), old)
+        };
+        self.env.tasks.crash_point(crash_points::FOLDED);
+        drop((old_base, old_deltas, deltas)); // takes long: readers need not wait for it
+        self.give_up()?;
+        Ok(count)
+    }
+
+    fn fold_into(
+        &self,
+        tree: &mut Option<Tree>,
+        deltas: &[Arc<Delta>],
+        folded: Folded,
+    ) -> Result<Option<Base>> {
+        let Some(open) = tree.as_ref() else {
+            return Err(Error::unavailable("the state tree is being opened again: its disk failed"));
+        };
+        let done = open.fold(deltas, folded).and_then(|()| open.snapshot());
+        if let Err(e) = &done {
+            if e.kind == ErrorKind::NoSpace {
+                if let Err(failed) = self.reopen(tree) {
+                    self.journal.fail(failed);
+                }
+            } else if !open.is_lost() {
+                self.journal.fail(e.clone());
+            }
+        }
+        done
+    }
+
+    /// After a read that failed. What is written meanwhile is in the journal.
+    pub(crate) fn mend(&self) -> Result<()> {
+        let mut tree = lock(&self.tree);
+        match &*tree {
+            Some(tree) if !tree.is_lost() => Ok(()),
+            _ => self.reopen(&mut tree),
+        }
+    }
+
+    /// redb refuses every call after an I/O error, reads too: opens it again, at its last commit.
+    fn reopen(&self, tree: &mut Option<Tree>) -> Result<()> {
+        let mut state = self.state_mut();
+        state.base = Err(Error::unavailable("the state tree is being opened again: its disk failed"));
+        *tree = None;
+        let opened = Tree::open(self.tree_file.clone(), self.cache_bytes)?;
+        state.base = Ok(opened.snapshot()?);
+        *tree = Some(opened);
+        Ok(())
+    }
+
+    /// A fold writes about what the segments hold, and copies the pages around it.
+    fn check_space(&self, segment_count: usize) -> Result<()> {
+        let need = 2 * segment_count as u64 * self.shelf.segment_bytes + FOLD_SPARE_BYTES;
+        let dir = &self.shelf.dir;
+        let space = self.shelf.disk.space(dir);
+        let free =
+            space.map_err(|e| Error::from_io(format!("ask for the space in {}", dir.display()), &e))?.free;
+        if free < need {
+            let dir = dir.display();
+            return Err(Error::no_space(format!(
+                "folding the journal in {dir} needs {need} bytes, {free} are free"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Keeps the newest files for copies that are behind, one for the next segment, and removes the others.
+    fn give_up(&self) -> Result<()> {
+        let mut reserve = lock(&self.reserve);
+        let most = (self.keep_bytes / self.shelf.segment_bytes) as usize;
+        while reserve.kept.len() > most {
+            let Some(Kept { path, .. }) = reserve.kept.pop_front() else { break };
+            if reserve.spare.is_none() {
+                reserve.spare = Some(path);
+            } else {
+                let removed = self.shelf.disk.remove_file(&path);
+                removed.map_err(|e| Error::from_io(format!("remove the journal {}", path.display()), &e))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,12 @@
+//! Copies of a namespace's journal on several nodes, of which one leads.
+//!
+//! The coordinator decides who leads and who is current (`weir_coord::decide::JournalGroup`); the leader ([`Leader`])
+//! sends its records to the others ([`Follower`]), and a record is durable when all current members keep it.
+//!
+//! Knows nothing of what the records say. No role uses it yet.
+pub mod decide;
+mod follow;
+mod lead;
+
+pub use follow::Follower;
+pub use lead::{Group, Leader, OnCaughtUp};

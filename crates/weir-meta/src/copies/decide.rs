@@ -1,0 +1,211 @@
+//! What the members of a journal group decide, as plain functions of what they know and of the time.
+//!
+//! `tests/journal` searches these functions state by state, with each rule left out in turn. The rules:
+//! - a record is durable when it is synced by every member that is current or was said to have caught up;
+//! - a member refuses what comes under an older epoch than it knows, also after a restart;
+//! - nobody leads under an epoch that it knew before: a leader that restarted leads under a new one;
+//! - the leader's records are the truth: others cut theirs back to what they share with it, and follow;
+//! - the leader answers while all those members have said lately that they know no newer epoch; a member that
+//!   said so acknowledges nothing as a leader until that word has run out, nor does a member that has just
+//!   restarted.
+use std::collections::BTreeMap;
+use std::time::Duration;
+use weir_coord::decide::JournalGroup;
+use weir_env::Instant;
+use weir_kv::CommitSeq;
+use weir_kv::epochs::{Epochs, Shared};
+use weir_proto::map::MemberState;
+use weir_proto::{Epoch, Error, Result};
+
+/// A member's word that it knows no newer epoch counts for so long, from when the leader asked for it.
+pub const RIGHT: Duration = Duration::from_secs(1);
+/// Who gave that word keeps it for so long, by its own clock: as long, and a tenth for clocks of different
+/// speed.
+pub const PROMISE: Duration = Duration::from_millis(1100);
+
+/// Whether a member may take records, cuts and questions that come under `epoch`.
+pub fn accepts(known: Epoch, epoch: Epoch) -> bool {
+    epoch >= known
+}
+
+/// Whether `me` may begin to lead, given the newest epoch it knew before, in an earlier life too.
+pub fn may_lead<I: Copy + Eq + std::fmt::Display>(group: &JournalGroup<I>, me: I, known: Epoch) -> bool {
+    group.leader == Some(me) && group.is_current(me) && group.epoch > known
+}
+
+/// As many members must be current for anything to be acknowledged: one copy may be missing.
+pub fn floor(copies: usize) -> usize {
+    copies.saturating_sub(1).max(1)
+}
+
+/// What a member does first that begins to follow a leader.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    /// It cuts its journal back to this record, or ends there already, and takes the records behind it.
+    After(CommitSeq),
+    /// The leader has no record that follows one of the member's: the member fetches the whole state.
+    Fetch,
+}
+
+/// Where a member joins the leader's records. `durable`: what the member knows to be durable everywhere; it
+/// is never cut.
+pub fn start(mine: &Epochs, leaders: &Epochs, durable: CommitSeq) -> Result<Start> {
+    match mine.shared_with(leaders) {
+        Shared::TooOld => Ok(Start::Fetch),
+        Shared::UpTo(seq) if seq < durable => Err(Error::damaged(format!(
+            "the records up to {} were durable in every copy, and the new leader's journal differs behind {}; hint: its \
+             directory may be an old copy",
+            durable.0, seq.0
+        ))),
+        Shared::UpTo(seq) => Ok(Start::After(seq)),
+    }
+}
+
+/// A member's word to a leader: until it has run out the member acknowledges nothing as a leader.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Promise {
+    until: Instant,
+}
+
+impl Promise {
+    /// A member that starts does not know what it promised before.
+    pub fn at_start(now: Instant) -> Promise {
+        Promise { until: now + PROMISE }
+    }
+    pub fn give(&mut self, now: Instant) {
+        self.until = self.until.max(now + PROMISE);
+    }
+    pub fn binds(&self, now: Instant) -> bool {
+        now < self.until
+    }
+    pub fn until(&self) -> Instant {
+        self.until
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Standing {
+    Current,
+    Behind,
+    /// The leader has told the coordinator that it caught up, and waits for it from then on.
+    SaidCaughtUp,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Other {
+    standing: Standing,
+    /// Its newest synced record of those that it shares with the leader.
+    kept: CommitSeq,
+    /// Until then it knows no newer epoch.
+    right_until: Instant,
+}
+
+/// What the leader of one epoch knows of the other members. It is gone with the epoch, and with the process.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Lead<I: Ord> {
+    epoch: Epoch,
+    copies: usize,
+    others: BTreeMap<I, Other>,
+}
+
+impl<I: Copy + Ord + std::fmt::Display> Lead<I> {
+    /// See [`may_lead`].
+    pub fn new(group: &JournalGroup<I>, me: I) -> Lead<I> {
+        let others = group.members.iter().filter(|m| m.id != me).filter_map(|m| {
+            let standing = match m.state {
+                MemberState::Current => Standing::Current,
+                MemberState::Behind => Standing::Behind,
+                MemberState::Down => return None,
+            };
+            Some((m.id, Other { standing, kept: CommitSeq(0), right_until: Instant(0) }))
+        });
+        Lead { epoch: group.epoch, copies: group.members.len(), others: others.collect() }
+    }
+
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Who gets the records: all that are not down.
+    pub fn others(&self) -> impl Iterator<Item = I> {
+        self.others.keys().copied()
+    }
+
+    /// Who must have a record before it is durable, beside the leader.
+    pub fn must_keep(&self) -> impl Iterator<Item = I> {
+        self.counting().map(|(id, _)| *id)
+    }
+
+    fn counting(&self) -> impl Iterator<Item = (&I, &Other)> {
+        self.others.iter().filter(|(_, other)| other.standing != Standing::Behind)
+    }
+
+    fn other(&mut self, id: I, epoch: Epoch) -> Result<&mut Other> {
+        if epoch != self.epoch {
+            return Err(Error::stale(format!("{id} answers under {epoch}; the leader's is {}", self.epoch)));
+        }
+        self.others.get_mut(&id).ok_or_else(|| Error::invalid(format!("{id} takes no records of {epoch}")))
+    }
+
+    /// A member has synced the leader's records up to `seq`.
+    pub fn kept(&mut self, id: I, epoch: Epoch, seq: CommitSeq) -> Result<()> {
+        let other = self.other(id, epoch)?;
+        other.kept = other.kept.max(seq);
+        Ok(())
+    }
+
+    /// A member knew no newer epoch when it answered what was asked at `asked`.
+    pub fn heard(&mut self, id: I, epoch: Epoch, asked: Instant) -> Result<()> {
+        let other = self.other(id, epoch)?;
+        other.right_until = other.right_until.max(asked + RIGHT);
+        Ok(())
+    }
+
+    /// A member says that there is a newer epoch, or its link ended: its word counts no more.
+    pub fn unheard(&mut self, id: I) {
+        if let Some(other) = self.others.get_mut(&id) {
+            other.right_until = Instant(0);
+        }
+    }
+
+    /// What the other copies hold for certain; the leader's own sync comes on top.
+    pub fn kept_by_all(&self) -> CommitSeq {
+        self.counting().map(|(_, other)| other.kept).min().unwrap_or(CommitSeq(u64::MAX))
+    }
+
+    /// What a member holds.
+    pub fn kept_by(&self, id: I) -> Option<CommitSeq> {
+        self.others.get(&id).map(|other| other.kept)
+    }
+
+    /// Whether the leader may tell anybody that a record is durable.
+    pub fn may_acknowledge(&self, promise: &Promise, now: Instant) -> bool {
+        1 + self.counting().count() >= floor(self.copies) && !promise.binds(now)
+    }
+
+    /// Whether the leader may answer from its state: nobody else can have acknowledged anything since.
+    pub fn may_answer(&self, now: Instant) -> bool {
+        self.answers_until().is_none_or(|until| now < until)
+    }
+
+    /// Until when it may; none: as long as it likes.
+    pub fn answers_until(&self) -> Option<Instant> {
+        self.counting().map(|(_, other)| other.right_until).min()
+    }
+
+    /// Until when a member's word counts.
+    pub fn right_of(&self, id: I) -> Option<Instant> {
+        self.others.get(&id).map(|other| other.right_until)
+    }
+
+    /// Whether the coordinator is to be told that a member which was behind holds all records up to `last`, the
+    /// newest that was made. The leader waits for it from now on: the map may say that it is current at any time.
+    pub fn say_caught_up(&mut self, id: I, last: CommitSeq) -> bool {
+        let Some(other) = self.others.get_mut(&id) else { return false };
+        let caught_up = other.standing != Standing::Current && other.kept >= last;
+        if caught_up {
+            other.standing = Standing::SaidCaughtUp;
+        }
+        caught_up
+    }
+}

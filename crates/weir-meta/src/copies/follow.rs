@@ -1,0 +1,204 @@
+//! A node that keeps a copy of a namespace's journal: takes the leader's records, and the whole state if it lacks more.
+//!
+//! Invariants: what the copy says to keep is on its disk; an epoch is there, too, before anything is answered under it. A
+//! word that the copy knows no newer epoch binds it as [`Promise`] says.
+use super::decide::Promise;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use weir_env::{BoxFuture, Env};
+use weir_kv::epochs::Epochs;
+use weir_kv::{CommitSeq, Engine, EngineConfig, Entry, Import, Kv};
+use weir_proto::copies::{
+    EpochRun, JournalAppend, JournalAsk, JournalCutBack, JournalEpochs, JournalHeld, JournalKept,
+    JournalRight, StateFetch, decode_pairs,
+};
+use weir_proto::{Epoch, Error, NamespaceId, Request, Result};
+use weir_rpc::{Call, Connection, Handled, Reply};
+
+/// The leader reads a part of its state from its disk.
+const FETCH_PATIENCE: Duration = Duration::from_secs(30);
+
+/// A copy of the journal that follows.
+#[derive(Clone)]
+pub struct Follower(Arc<Inner>);
+
+struct Inner {
+    env: Env,
+    dir: PathBuf,
+    config: EngineConfig,
+    namespace: NamespaceId,
+    copy: Mutex<Copy>,
+}
+
+struct Copy {
+    /// None: the whole state has to be fetched, or is being fetched.
+    engine: Option<Arc<Engine>>,
+    fetching: bool,
+    promise: Promise,
+}
+
+impl Follower {
+    /// Opens the copy in `dir`, or makes an empty one.
+    pub async fn open(
+        env: &Env,
+        dir: &Path,
+        config: EngineConfig,
+        namespace: NamespaceId,
+    ) -> Result<Follower> {
+        let engine = match weir_kv::is_unfinished(env, dir)? {
+            true => None,
+            false => Some(Engine::open(env, dir, config).await?),
+        };
+        let promise = Promise::at_start(env.clock.now());
+        let copy = Mutex::new(Copy { engine, fetching: false, promise });
+        let (env, dir) = (env.clone(), dir.to_path_buf());
+        Ok(Follower(Arc::new(Inner { env, dir, config, namespace, copy })))
+    }
+
+    /// For who leads from now on, and knows what was promised. None: the state is not whole.
+    pub fn engine(&self) -> Option<(Arc<Engine>, Promise)> {
+        let copy = self.0.copy();
+        copy.engine.clone().map(|engine| (engine, copy.promise))
+    }
+
+    /// Answers a leader's requests. None: it is none of these.
+    pub fn handle(&self, call: Call) -> Option<Handled> {
+        let inner = self.0.clone();
+        let answer: BoxFuture<'static, Result<Reply>> = match call.method {
+            JournalAsk::METHOD => Box::pin(async move { inner.ask(&call.decode()?).await }),
+            JournalCutBack::METHOD => {
+                Box::pin(async move { inner.cut_back(&call.decode()?, call.connection).await })
+            }
+            JournalAppend::METHOD => Box::pin(async move { inner.append(&call.decode()?, &call).await }),
+            JournalRight::METHOD => Box::pin(async move { inner.right(&call.decode()?) }),
+            _ => return None,
+        };
+        Some(Handled::Later(answer))
+    }
+}
+
+impl Inner {
+    fn copy(&self) -> MutexGuard<'_, Copy> {
+        self.copy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn engine(&self, namespace: NamespaceId) -> Result<Arc<Engine>> {
+        if namespace != self.namespace {
+            return Err(Error::invalid(format!(
+                "this node keeps a copy of {}, not of {namespace}",
+                self.namespace
+            )));
+        }
+        let engine = self.copy().engine.clone();
+        engine.ok_or_else(|| Error::unavailable("the whole state is being fetched from the leader"))
+    }
+
+    async fn ask(&self, asked: &JournalAsk) -> Result<Reply> {
+        let engine = match self.engine(asked.namespace) {
+            Ok(engine) => engine,
+            // It tells the leader that it has nothing, so that it is told to fetch.
+            Err(_) if asked.namespace == self.namespace && !self.copy().fetching => {
+                let epochs = to_wire(&Epochs::default());
+                return Ok(Reply::new(&JournalHeld { epochs, durable: 0 }));
+            }
+            Err(e) => return Err(e),
+        };
+        engine.follow(asked.epoch).await?;
+        let held = JournalHeld { epochs: to_wire(&engine.epochs()), durable: engine.durable().0 };
+        Ok(Reply::new(&held))
+    }
+
+    async fn cut_back(self: &Arc<Self>, asked: &JournalCutBack, leader: Connection) -> Result<Reply> {
+        match (self.engine(asked.namespace), asked.to) {
+            (Ok(engine), Some(to)) => {
+                engine.cut_back(asked.epoch, CommitSeq(to)).await?;
+                return Ok(Reply::new(&()));
+            }
+            (Ok(engine), None) => engine.follow(asked.epoch).await?,
+            (Err(e), _) if asked.namespace != self.namespace => return Err(e),
+            (Err(_), _) => {}
+        }
+        if !std::mem::replace(&mut self.copy().fetching, true) {
+            let (inner, epoch) = (self.clone(), asked.epoch);
+            self.env.tasks.spawn("journal-fetch", async move {
+                let fetched = inner.fetch(epoch, &leader).await;
+                if let Err(error) = &fetched {
+                    tracing::warn!(%error, "the state of the namespace cannot be fetched now");
+                }
+                inner.copy().fetching = false;
+            });
+        }
+        if asked.to.is_some() {
+            return Err(Error::unavailable("the whole state is being fetched from the leader"));
+        }
+        Ok(Reply::new(&()))
+    }
+
+    /// Replaces the copy by the leader's folded state.
+    async fn fetch(&self, epoch: Epoch, leader: &Connection) -> Result<()> {
+        let namespace = self.namespace;
+        let mut wanted = StateFetch { namespace, epoch, export: 0, after: None };
+        let (part, mut payload) = leader.call(&wanted, vec![], FETCH_PATIENCE).await?;
+        self.copy().engine = None;
+        let at = (CommitSeq(part.seq), part.epoch);
+        let mut import = Import::begin(&self.env, &self.dir, self.config, epoch, at).await?;
+        wanted.export = part.export;
+        loop {
+            let pairs = decode_pairs(&payload)?;
+            let Some((key, _)) = pairs.last() else { break };
+            wanted.after = Some(key.clone().into());
+            import.put(pairs).await?;
+            let (next, entries) = leader.call(&wanted, vec![], FETCH_PATIENCE).await?;
+            if (next.export, next.seq) != (part.export, part.seq) {
+                return Err(Error::invalid("the leader sends parts of another state"));
+            }
+            payload = entries;
+        }
+        import.finish().await?;
+        let engine = Engine::open(&self.env, &self.dir, self.config).await?;
+        self.copy().engine = Some(engine);
+        Ok(())
+    }
+
+    async fn append(&self, append: &JournalAppend, call: &Call) -> Result<Reply> {
+        let engine = self.engine(append.namespace)?;
+        let records = append.split(&call.payload)?;
+        let entries: Vec<Entry> = records
+            .into_iter()
+            .map(|(seq, epoch, body)| Entry { seq: CommitSeq(seq), epoch, body })
+            .collect();
+        let worker = engine.clone();
+        let (epoch, durable) = (append.epoch, CommitSeq(append.durable));
+        let applied = move || {
+            worker.tell_durable(epoch, durable)?; // first: then older records can make room
+            worker.apply(epoch, &entries)?;
+            Ok::<_, Error>(worker.epochs().last())
+        };
+        let last = self.env.tasks.blocking(applied).await?;
+        engine.wait_synced(last).await?;
+        self.kept(&engine, append.epoch, last)
+    }
+
+    fn right(&self, asked: &JournalRight) -> Result<Reply> {
+        let engine = self.engine(asked.namespace)?;
+        let kept = engine.epochs().last().min(engine.synced());
+        self.kept(&engine, asked.epoch, kept)
+    }
+
+    /// The copy's word, which binds it.
+    fn kept(&self, engine: &Engine, epoch: Epoch, kept: CommitSeq) -> Result<Reply> {
+        let mut copy = self.copy();
+        let known = engine.epoch();
+        if known != epoch {
+            return Err(Error::stale(format!("the leader of {epoch} asks, and {known} is known")));
+        }
+        copy.promise.give(self.env.clock.now());
+        Ok(Reply::new(&JournalKept { kept: kept.0 }))
+    }
+}
+
+fn to_wire(epochs: &Epochs) -> JournalEpochs {
+    let runs = epochs.runs().iter().map(|run| EpochRun { epoch: run.epoch, last: run.last.0 }).collect();
+    JournalEpochs { start: epochs.start().0, start_epoch: epochs.start_epoch(), runs }
+}

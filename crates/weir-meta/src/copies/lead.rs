@@ -1,0 +1,378 @@
+//! The leader of a journal group: sends its records to the other copies, and says when it may answer and acknowledge.
+//!
+//! One task for each copy: it compares the copy's records with the leader's, has the rest cut off, and sends what
+//! follows, one message at a time. Records come from memory while they are new, else from the journal.
+//!
+//! Invariant: a copy counts from the moment on at which it has all records that were made until then.
+use super::decide::{self, Lead, Promise, RIGHT, Start};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use weir_coord::decide::JournalGroup;
+use weir_env::{Env, Instant, TaskHandle, watch};
+use weir_kv::epochs::{Epochs, Run};
+use weir_kv::{CommitSeq, Copies, Engine, Entry, Export, Kv, Reader};
+use weir_proto::copies::{
+    JournalAppend, JournalAsk, JournalCutBack, JournalEpochs, PART_BYTES, RECORDS_MAX, RecordHead,
+    StateFetch, StatePart, encode_pairs,
+};
+use weir_proto::{Epoch, Error, ErrorKind, NamespaceId, NodeId, Request, Result};
+use weir_rpc::{Call, Channel, Connection, Handled, Payload, Reply};
+
+/// New records wait in memory for the slowest copy up to this; then it reads them from the journal.
+const RECENT_BYTES_MAX: usize = 32 << 20;
+/// One message: some milliseconds of a network of 1 Gbit/s.
+const MESSAGE_BYTES: usize = 1 << 20;
+/// A copy hears from the leader so often, and gives its word: four times while one counts.
+const IDLE: Duration = Duration::from_millis(RIGHT.as_millis() as u64 / 4);
+/// Records that are neither in memory nor on the disk yet: the sync of a slow disk.
+const UNSYNCED: Duration = Duration::from_millis(5);
+/// A copy answers when its disk has the records; a silent one is the coordinator's business long before.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// After a failure, and while a copy fetches the state.
+const RETRY: Duration = Duration::from_millis(100);
+/// The coordinator is told again so often that a copy has caught up.
+const SAY_AGAIN: Duration = Duration::from_secs(1);
+/// States that are being fetched at the same time.
+const EXPORTS_MAX: usize = 2;
+
+/// Tells the coordinator that a member holds everything, as of an epoch.
+pub type OnCaughtUp = Arc<dyn Fn(NodeId, Epoch) + Send + Sync>;
+
+/// A journal group as its leader needs it.
+pub struct Group {
+    pub namespace: NamespaceId,
+    pub me: NodeId,
+    pub members: JournalGroup<NodeId>,
+    /// To the other members.
+    pub links: BTreeMap<NodeId, Channel>,
+}
+
+/// Leads under one epoch, until it is dropped.
+pub struct Leader {
+    inner: Arc<Inner>,
+    feeding: Vec<TaskHandle>,
+}
+
+struct Inner {
+    env: Env,
+    engine: Arc<Engine>,
+    namespace: NamespaceId,
+    epoch: Epoch,
+    offers: Arc<Offers>,
+    promise: Promise,
+    exports: Mutex<Exports>,
+    on_caught_up: OnCaughtUp,
+}
+
+#[derive(Default)]
+struct Exports {
+    last: u64,
+    open: BTreeMap<u64, Arc<Export>>,
+}
+
+/// What the store knows of its copies.
+struct Offers {
+    epoch: Epoch,
+    lead: Mutex<Lead<NodeId>>,
+    recent: Mutex<Recent>,
+    /// The newest record.
+    news: watch::Sender<CommitSeq>,
+}
+
+#[derive(Default)]
+struct Recent {
+    entries: VecDeque<Entry>,
+    bytes: usize,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Copies for Offers {
+    fn offer(&self, seq: CommitSeq, body: &[u8]) {
+        {
+            let mut recent = locked(&self.recent);
+            recent.bytes += body.len();
+            let body = bytes::Bytes::copy_from_slice(body);
+            recent.entries.push_back(Entry { seq, epoch: self.epoch, body });
+            while recent.bytes > RECENT_BYTES_MAX {
+                let Some(oldest) = recent.entries.pop_front() else { break };
+                recent.bytes -= oldest.body.len();
+            }
+        }
+        self.news.send_replace(seq);
+    }
+
+    fn kept(&self) -> CommitSeq {
+        locked(&self.lead).kept_by_all()
+    }
+}
+
+impl Offers {
+    /// New records behind `after`; none: they are not in memory.
+    fn recent(&self, after: CommitSeq) -> Option<Vec<Entry>> {
+        let recent = locked(&self.recent);
+        let first = recent.entries.front()?.seq;
+        let skip = usize::try_from((after.0 + 1).checked_sub(first.0)?).ok()?;
+        let mut bytes = 0;
+        let some = recent.entries.iter().skip(skip).take(RECORDS_MAX).take_while(|entry| {
+            let fits = bytes == 0 || bytes + entry.body.len() <= MESSAGE_BYTES;
+            bytes += entry.body.len();
+            fits
+        });
+        Some(some.cloned().collect())
+    }
+}
+
+impl Leader {
+    /// Begins to lead under the group's epoch, which the store did not know before. `promise`: what this node gave as a
+    /// follower.
+    pub async fn begin(
+        env: &Env,
+        engine: Arc<Engine>,
+        group: Group,
+        promise: Promise,
+        on_caught_up: OnCaughtUp,
+    ) -> Result<Leader> {
+        let Group { namespace, me, members, links } = group;
+        let (epoch, known) = (members.epoch, engine.epoch());
+        if !decide::may_lead(&members, me, known) {
+            return Err(Error::denied(format!(
+                "{me} cannot lead {namespace} under {epoch}: it knows {known}"
+            )));
+        }
+        let lead = Lead::new(&members, me);
+        let others: Vec<NodeId> = lead.others().collect();
+        let news = watch::Sender::new(engine.epochs().last());
+        let offers = Offers { epoch, lead: Mutex::new(lead), recent: Mutex::default(), news };
+        let offers = Arc::new(offers);
+        engine.lead(epoch, offers.clone()).await?;
+        // The leader before may have sent more until just now.
+        let last = engine.epochs().last();
+        offers.news.send_modify(|newest| *newest = last.max(*newest));
+        let exports = Mutex::default();
+        let inner =
+            Inner { env: env.clone(), engine, namespace, epoch, offers, promise, exports, on_caught_up };
+        let inner = Arc::new(inner);
+        let mut feeding = Vec::new();
+        for id in others {
+            let link = links.get(&id).cloned();
+            let link = link
+                .ok_or_else(|| Error::invalid(format!("there is no way to {id}, a copy of {namespace}")))?;
+            feeding.push(env.tasks.spawn("journal-feed", feed_always(inner.clone(), id, link)));
+        }
+        Ok(Leader { inner, feeding })
+    }
+
+    /// Whether it may answer from its state: no other leader can have acknowledged anything since.
+    pub fn may_answer(&self) -> bool {
+        locked(&self.inner.offers.lead).may_answer(self.inner.env.clock.now())
+    }
+
+    /// Returns when the record `seq` is durable in every copy that counts, and may be acknowledged.
+    pub async fn acknowledged(&self, seq: CommitSeq) -> Result<()> {
+        let Inner { env, engine, offers, promise, .. } = &*self.inner;
+        let now = env.clock.now();
+        if promise.binds(now) {
+            env.clock.sleep(promise.until().since(now)).await;
+        }
+        engine.wait_durable(seq).await?;
+        if engine.epoch() != self.inner.epoch {
+            return Err(Error::stale(format!(
+                "{} is over: the record {} may be another one",
+                self.inner.epoch, seq.0
+            )));
+        }
+        if !locked(&offers.lead).may_acknowledge(promise, env.clock.now()) {
+            let namespace = self.inner.namespace;
+            return Err(Error::unavailable(format!(
+                "too few copies of {namespace} are current: nothing can be acknowledged"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Answers a copy that fetches the state. None: it is another request.
+    pub fn handle(&self, call: Call) -> Option<Handled> {
+        if call.method != StateFetch::METHOD {
+            return None;
+        }
+        let inner = self.inner.clone();
+        Some(Handled::Later(Box::pin(async move { inner.state_part(&call.decode()?).await })))
+    }
+}
+
+impl Drop for Leader {
+    fn drop(&mut self) {
+        self.feeding.iter().for_each(TaskHandle::abort);
+    }
+}
+
+async fn feed_always(inner: Arc<Inner>, id: NodeId, link: Channel) {
+    loop {
+        let Err(error) = inner.feed(id, &link).await;
+        if error.kind == ErrorKind::Stale {
+            // The copy knows a newer epoch, perhaps: its word counts no more.
+            locked(&inner.offers.lead).unheard(id);
+        }
+        tracing::debug!(%error, %id, "a copy of the journal takes no records now");
+        inner.env.clock.sleep(RETRY).await;
+    }
+}
+
+/// It goes on until something fails.
+enum Never {}
+
+impl Inner {
+    async fn feed(&self, id: NodeId, link: &Channel) -> Result<Never> {
+        let connection = link.connection(PATIENCE).await?;
+        let mut after = self.join(&connection).await?;
+        let mut reader = None;
+        let mut news = self.offers.news.subscribe();
+        let mut said = None;
+        loop {
+            let Some(entries) = self.records(after, &mut reader).await? else {
+                self.cut_back(&connection, None).await?;
+                return Err(Error::unavailable("the copy fetches the whole state"));
+            };
+            let is_idle = entries.is_empty();
+            let asked = self.env.clock.now();
+            let sent = CommitSeq(after.0 + entries.len() as u64);
+            let kept = self.append(&connection, after, entries).await?;
+            if kept != sent {
+                return Err(Error::invalid(format!("the copy keeps {} after {} was sent", kept.0, sent.0)));
+            }
+            after = kept;
+            self.heard(id, after, asked, &mut said)?;
+            self.engine.settle();
+            if is_idle {
+                // Then it is time for a word; or records that it took from the leader before are on its disk.
+                let pause = if *news.borrow() <= after { IDLE } else { UNSYNCED };
+                let _ = self.env.clock.timeout(pause, news.changed()).await;
+            }
+        }
+    }
+
+    /// Compares the copy's records with the leader's. Up to where they are the same in the end.
+    async fn join(&self, connection: &Connection) -> Result<CommitSeq> {
+        let ask = JournalAsk { namespace: self.namespace, epoch: self.epoch };
+        let (held, _) = connection.call(&ask, vec![], PATIENCE).await?;
+        let theirs = from_wire(&held.epochs)?;
+        match decide::start(&theirs, &self.engine.epochs(), CommitSeq(held.durable))? {
+            Start::After(seq) => {
+                self.cut_back(connection, Some(seq.0)).await?;
+                Ok(seq)
+            }
+            Start::Fetch => {
+                self.cut_back(connection, None).await?;
+                Err(Error::unavailable("the copy fetches the whole state"))
+            }
+        }
+    }
+
+    async fn cut_back(&self, connection: &Connection, to: Option<u64>) -> Result<()> {
+        let cut = JournalCutBack { namespace: self.namespace, epoch: self.epoch, to };
+        connection.call(&cut, vec![], PATIENCE).await.map(drop)
+    }
+
+    /// The next records. None: the journal does not keep them any more.
+    async fn records(&self, after: CommitSeq, reader: &mut Option<Reader>) -> Result<Option<Vec<Entry>>> {
+        if *self.offers.news.borrow() <= after {
+            return Ok(Some(Vec::new()));
+        }
+        if let Some(entries) = self.offers.recent(after) {
+            *reader = None;
+            return Ok(Some(entries));
+        }
+        let (engine, open) = (self.engine.clone(), reader.take());
+        let read = move || {
+            let open = match open {
+                Some(open) => Some(open),
+                None => engine.reader(after)?,
+            };
+            let Some(mut open) = open else { return Ok((None, None)) };
+            let entries = open.next(MESSAGE_BYTES)?;
+            Ok::<_, Error>((entries, Some(open)))
+        };
+        let (entries, open) = self.env.tasks.blocking(read).await?;
+        *reader = open;
+        Ok(entries)
+    }
+
+    async fn append(
+        &self,
+        connection: &Connection,
+        after: CommitSeq,
+        entries: Vec<Entry>,
+    ) -> Result<CommitSeq> {
+        let head = |e: &Entry| RecordHead { epoch: e.epoch, bytes: e.body.len() as u32 }; // limited by the store
+        let append = JournalAppend {
+            namespace: self.namespace,
+            epoch: self.epoch,
+            after: after.0,
+            durable: self.engine.durable().0,
+            records: entries.iter().map(head).collect(),
+        };
+        let bodies: Vec<bytes::Bytes> = entries.into_iter().map(|e| e.body).collect();
+        let (kept, _) = connection.call_payload(&append, Payload::from(bodies), PATIENCE).await?;
+        Ok(CommitSeq(kept.kept))
+    }
+
+    fn heard(&self, id: NodeId, kept: CommitSeq, asked: Instant, said: &mut Option<Instant>) -> Result<()> {
+        let mut lead = locked(&self.offers.lead);
+        lead.kept(id, self.epoch, kept)?;
+        lead.heard(id, self.epoch, asked)?;
+        // Under the lock that `kept` takes: what is made durable without this copy was made before, so it has it.
+        let caught_up = lead.say_caught_up(id, *self.offers.news.borrow());
+        drop(lead);
+        let now = self.env.clock.now();
+        if caught_up && said.is_none_or(|at: Instant| now.since(at) >= SAY_AGAIN) {
+            *said = Some(now);
+            (self.on_caught_up)(id, self.epoch);
+        }
+        Ok(())
+    }
+
+    async fn state_part(&self, asked: &StateFetch) -> Result<Reply> {
+        if (asked.namespace, asked.epoch) != (self.namespace, self.epoch) {
+            return Err(Error::stale(format!("this node leads {} under {}", self.namespace, self.epoch)));
+        }
+        let (number, export) = match asked.export {
+            0 => self.begin_export().await?,
+            number => {
+                let open = locked(&self.exports).open.get(&number).cloned();
+                (number, open.ok_or_else(|| Error::stale("that state is not kept any more: fetch it again"))?)
+            }
+        };
+        let (after, from) = (asked.after.clone(), export.clone());
+        let pairs = self.env.tasks.blocking(move || from.entries(after.as_deref(), PART_BYTES)).await?;
+        if pairs.is_empty() {
+            locked(&self.exports).open.remove(&number);
+        }
+        let part = StatePart { export: number, seq: export.seq.0, epoch: export.epoch };
+        Ok(Reply::with_payload(&part, encode_pairs(&pairs)?))
+    }
+
+    async fn begin_export(&self) -> Result<(u64, Arc<Export>)> {
+        let export = Arc::new(self.engine.export().await?);
+        let mut exports = locked(&self.exports);
+        exports.last += 1;
+        let number = exports.last;
+        exports.open.insert(number, export.clone());
+        if exports.open.len() > EXPORTS_MAX {
+            exports.open.pop_first();
+        }
+        Ok((number, export))
+    }
+}
+
+fn from_wire(epochs: &JournalEpochs) -> Result<Epochs> {
+    let run = |run: &weir_proto::copies::EpochRun| Run { epoch: run.epoch, last: CommitSeq(run.last) };
+    let runs = epochs.runs.iter().map(run).collect();
+    Epochs::from_runs(CommitSeq(epochs.start), epochs.start_epoch, runs)
+}
+
+const _: () = assert!(weir_kv::COPIED_BYTES_MAX <= weir_proto::copies::RECORD_BYTES_MAX);
+const _: () = assert!(weir_kv::epochs::RUNS_MAX <= weir_proto::copies::EPOCH_RUNS_MAX);

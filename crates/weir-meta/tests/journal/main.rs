@@ -1,0 +1,145 @@
+//! The protocol of a journal group as an explicit state machine over the real decisions, searched
+//! exhaustively.
+//!
+//! What a member does is `weir_meta::copies::decide` on real `weir_kv::epochs`, what the coordinator does is
+//! `weir_coord::decide::JournalGroup`. Modelled is what is asynchronous around them: which message arrives
+//! when, who crashes, who has heard of which map, when a word runs out. In every state that can be reached
+//! each current member has synced every acknowledged write, and every leader that may answer has them all.
+//!
+//! Not modelled: journals whose beginning was given up, and the transfer of the whole state.
+//! Small configurations run here; `make model` runs the larger ones.
+#![allow(clippy::disallowed_methods, reason = "tests are users of the operating system")]
+mod engines;
+mod nodes;
+mod search;
+mod state;
+mod steps;
+
+use search::search;
+use steps::{Rules, Shortcut};
+
+/// Searches everything and finds nothing.
+fn holds(name: &str, rules: &Rules, states_max: usize) {
+    let searched = search(rules, states_max);
+    eprintln!(
+        "{name}: {} states, {} transitions, depth {}",
+        searched.states, searched.transitions, searched.depth
+    );
+    if let Some((steps, what)) = searched.found {
+        let steps: Vec<String> = steps.iter().map(|step| format!("  {step:?}")).collect();
+        panic!("{name}: {what}, after\n{}", steps.join("\n"));
+    }
+    assert!(!searched.cut_short, "{name}: more than {states_max} states");
+}
+
+/// Finds a way in which the shortcut does harm. The same search without it finds none: see the tests above.
+fn fails(rules: &Rules, shortcut: Shortcut) {
+    let searched = search(&Rules { shortcut: Some(shortcut), ..*rules }, 3_000_000);
+    let (steps, what) = searched
+        .found
+        .unwrap_or_else(|| panic!("{shortcut:?} is found to be no harm in {} states", searched.states));
+    eprintln!("{shortcut:?}: {what}, after {} steps and {} states: {steps:?}", steps.len(), searched.states);
+}
+
+const fn rules(copies: u8, writes: u8, epochs: u64, crashes: u8) -> Rules {
+    Rules { copies, writes, epochs, crashes, at_once: false, shortcut: None }
+}
+const fn at_once(copies: u8, writes: u8, epochs: u64, crashes: u8) -> Rules {
+    Rules { at_once: true, ..rules(copies, writes, epochs, crashes) }
+}
+
+#[test]
+fn two_copies_survive_five_epochs_and_a_crash() {
+    holds("2 copies, 2 writes, 5 epochs, a crash", &at_once(2, 2, 5, 1), 3_000_000);
+}
+
+#[test]
+fn unsynced_records_and_crashes_lose_nothing() {
+    holds("2 copies, 2 writes, 3 epochs, 2 crashes, syncs", &rules(2, 2, 3, 2), 3_000_000);
+}
+
+#[test]
+fn three_copies_survive_three_epochs() {
+    holds("3 copies, 1 write, 3 epochs", &at_once(3, 1, 3, 0), 3_000_000);
+}
+
+#[test]
+fn r1_a_majority_is_not_enough() {
+    fails(&at_once(3, 1, 3, 0), Shortcut::Majority);
+}
+
+#[test]
+fn r1_to_count_what_is_not_synced_loses_records() {
+    fails(&rules(2, 1, 3, 1), Shortcut::KeptBeforeSync);
+}
+
+#[test]
+fn r2_to_take_an_older_leaders_records_loses_some() {
+    fails(&at_once(3, 2, 3, 0), Shortcut::AcceptOlder);
+}
+
+#[test]
+fn r2_to_forget_the_epoch_in_a_crash_loses_records() {
+    fails(&at_once(2, 1, 5, 1), Shortcut::ForgetEpoch);
+}
+
+#[test]
+fn r2_not_to_cut_back_leaves_copies_different() {
+    fails(&at_once(2, 2, 5, 0), Shortcut::NoCutBack);
+}
+
+#[test]
+fn r3_to_trust_a_member_that_returns_loses_records() {
+    fails(&at_once(2, 2, 4, 0), Shortcut::ReturnAsCurrent);
+}
+
+#[test]
+fn r4_to_lead_on_after_a_restart_loses_records() {
+    fails(&at_once(2, 2, 5, 1), Shortcut::SameEpochAfterRestart);
+}
+
+#[test]
+fn r5_not_to_wait_for_who_caught_up_loses_records() {
+    fails(&at_once(2, 2, 5, 0), Shortcut::CaughtUpEarly);
+}
+
+#[test]
+fn r6_a_new_leader_that_does_not_wait_makes_the_old_one_stale() {
+    fails(&at_once(2, 1, 3, 0), Shortcut::NoWait);
+    fails(&at_once(3, 1, 3, 0), Shortcut::NoWait);
+}
+
+#[test]
+fn r6_to_forget_a_promise_makes_the_old_leader_stale() {
+    fails(&at_once(2, 1, 3, 1), Shortcut::ForgetPromise);
+}
+
+#[test]
+fn r6_who_caught_up_gives_its_word_too() {
+    fails(&at_once(2, 1, 5, 0), Shortcut::RightOfCurrentOnly);
+}
+
+#[test]
+fn r7_to_fold_what_others_lack_cannot_be_undone() {
+    fails(&at_once(2, 2, 5, 0), Shortcut::FoldSynced);
+}
+
+/// `make model`.
+#[test]
+#[ignore = "minutes, gigabytes: make model"]
+fn larger_configurations() {
+    let states_max: usize =
+        std::env::var("WEIR_MODEL_STATES").map_or(40_000_000, |n| n.parse().expect("a number"));
+    let all = [
+        ("2 copies, 2 writes, 5 epochs, a crash, syncs", rules(2, 2, 5, 1)),
+        ("2 copies, 3 writes, 6 epochs, a crash", at_once(2, 3, 6, 1)),
+        ("3 copies, 2 writes, 3 epochs", at_once(3, 2, 3, 0)),
+        ("3 copies, 1 write, 3 epochs, a crash", at_once(3, 1, 3, 1)),
+        ("3 copies, 1 write, 4 epochs", at_once(3, 1, 4, 0)),
+        ("3 copies, 1 write, 3 epochs, syncs", rules(3, 1, 3, 0)),
+    ];
+    let only = std::env::var("WEIR_MODEL").unwrap_or_default();
+    for (name, rules) in all.iter().filter(|(name, _)| name.contains(&only)) {
+        holds(name, rules, states_max);
+    }
+}
