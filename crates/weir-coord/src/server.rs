@@ -111,13 +111,7 @@ impl Coordinator {
         };
         let progress = kept(&*store, PROGRESS_KEY, decode_progress, started).await?;
         let positions = kept(&*store, POSITIONS_KEY, decode_positions, started).await?;
-        if let Some(expected) = config.cluster.filter(|c| *c != map.cluster) {
-            return Err(Error::denied(format!(
-                "the coordinator's directory holds cluster {}, not {expected}; hint: correct the path or the cluster id",
-                map.cluster
-            )));
-        }
-        check_level("this coordinator", config.program.level, map.level)?;
+        check_is_meant(&map, &config)?;
         let members = Members::awaiting(&map, &positions.value, started);
         let (publish, published) = watch::channel(Arc::new(map));
         let news = Arc::new(News::new(published.borrow().clone()));
@@ -423,6 +417,17 @@ impl Service for Coordinator {
             });
         }
     }
+}
+
+/// The cluster is the one that is expected, and this program knows enough for it.
+fn check_is_meant(map: &ClusterMap, config: &CoordConfig) -> Result<()> {
+    if let Some(expected) = config.cluster.filter(|c| *c != map.cluster) {
+        return Err(Error::denied(format!(
+            "the coordinator's directory holds cluster {}, not {expected}; hint: correct the path or the cluster id",
+            map.cluster
+        )));
+    }
+    check_level("this coordinator", config.program.level, map.level)
 }
 
 fn certified(
