@@ -142,7 +142,7 @@ fn wrong_input_gets_a_message_that_helps() {
     let (here, empty, new) = (dir.path().display().to_string(), at("empty"), at("new"));
     let makes_new = format!("hint: `weir up --dir {new}` makes");
     let table: &[Wrong<'_>] = &[
-        (&["status"], 2, &["--dir <DIR>", "--coordinator <ADDR>"], &[]),
+        (&["status"], 2, &["no cluster is named", "--dir DIR", "--coordinator ADDR", "--at PATH"], &[]),
         (&["statu"], 2, &["'status', 'target'"], &[]),
         // Nobody makes a cluster among other files.
         (&["status", "--dir", &here], 3, &["hint: name the directory"], &["makes"]),

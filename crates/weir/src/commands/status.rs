@@ -67,7 +67,8 @@ fn socket_of_mount(path: &Path) -> Outcome<Addr> {
         "name the cluster: --dir DIR, --coordinator ADDR, or --at PATH with a path in a mounted file system";
     let answer = file::ask(path, file::SOCKET).map_err(|_| {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        Failure::new(Error::invalid(format!("{} is not on a Weir file system", path.display())), hint)
+        let error = format!("no cluster is named, and {} is not on a Weir file system", path.display());
+        Failure::new(Error::invalid(error), hint)
     })?;
     match answer["socket"].as_str() {
         Some(socket) => Ok(Addr::Unix(socket.into())),
