@@ -48,9 +48,9 @@ pub trait Reaches: Request + Clone {
     fn cred_mut(&mut self) -> Option<&mut Cred> {
         None
     }
-    /// The name that it is about, in the first directory that it reaches.
-    fn name(&self) -> Option<&[u8]> {
-        None
+    /// The names that it is about, in the directories that it reaches.
+    fn names(&self) -> [Option<&[u8]>; 2] {
+        [None, None]
     }
 }
 
@@ -75,7 +75,7 @@ fn looks_into<'a>(snapshot: u32) -> Reached<'a> {
 const NOTHING: Reached<'static> = [None, None];
 
 macro_rules! reaches {
-    ($($name:ident $(as $cred:ident)? $(of $entry:ident)? : |$r:ident| $reach:expr;)*) => {
+    ($($name:ident $(as $cred:ident)? $(of $($entry:ident),+)? : |$r:ident| $reach:expr;)*) => {
         $(impl Reaches for $name {
             fn reach(&self) -> Reached<'_> {
                 let $r = self;
@@ -88,8 +88,10 @@ macro_rules! reaches {
             fn cred_mut(&mut self) -> Option<&mut Cred> {
                 Some(&mut self.$cred)
             })?
-            $(fn name(&self) -> Option<&[u8]> {
-                Some(&self.$entry)
+            $(fn names(&self) -> [Option<&[u8]>; 2] {
+                let mut names = [None; 2];
+                names.iter_mut().zip([$(&self.$entry[..]),+]).for_each(|(place, name)| *place = Some(name));
+                names
             })?
         })*
         #[cfg(test)]
@@ -123,7 +125,7 @@ reaches! {
     Link as cred of name: |r| changes_both(r.parent, r.ino);
     Unlink as cred of name: |r| changes(r.parent);
     Rmdir as cred of name: |r| changes(r.parent);
-    Rename as cred of name: |r| changes_both(r.parent, r.new_parent);
+    Rename as cred of name, new_name: |r| changes_both(r.parent, r.new_parent);
     SetAttr as cred: |r| changes(r.ino);
     Commit: |r| changes(r.ino);
     SetXattr as cred: |r| changes(r.ino);

@@ -65,9 +65,10 @@ pub(crate) fn witness<R: Reaches>(
     let mut places = Vec::new();
     kv.read(&mut |read| {
         places.clear();
-        let mut name = request.name(); // in the first place
-        for reach in reached.iter().flatten().filter(is_told) {
-            let found = find(read, reach, name.take())?;
+        let named = reached.iter().zip(request.names());
+        let named = named.filter_map(|(reach, name)| Some((reach.as_ref()?, name)));
+        for (reach, name) in named.filter(|(reach, _)| is_told(reach)) {
+            let found = find(read, reach, name)?;
             let asks = |rule: &AuditRule| (rule.opens && opens::<R>()) || (rule.changes && reach.changes);
             places.extend(
                 found.filter(|found| audits.iter().find(|rule| found.is_named(rule)).is_some_and(asks)),

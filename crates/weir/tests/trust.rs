@@ -391,7 +391,7 @@ fn users_of_a_joined_machine_ask_through_their_mount() {
             let fits = |r: &&serde_json::Value| {
                 r["what"] == what && r["on"] == on && r["node"] == "n4" && r["uid"] == 1000
             };
-            records.as_array().unwrap().iter().find(fits).is_some_and(|r| r["result"] == "done")
+            records.as_array().unwrap().iter().find(fits).is_some_and(|r| r["result"] == "ok")
         };
         has("Create", "volume v: f") && has("Open", "volume v: f") && has("Rename", "volume v: g")
     });
