@@ -38,7 +38,7 @@ plain() {
     start plain-mount mount "$here/mnt" --name mount --coordinator "$at"
 }
 
-# certified NAME PORT LINE: each node's configuration gets LINE in [node].
+# certified NAME PORT LINE: in each node's configuration LINE takes the place of its key.
 certified() {
     kind=$1 at=tcp:127.0.0.1:$2 line=$3 here=$dir/$1
     mkdir -p "$here/mnt"
@@ -59,7 +59,8 @@ certified() {
 
 # No Unix socket: everything passes over TCP.
 configure() {
-    sed -i -e "s/^\[node\]/[node]\n$line/" -e 's/"unix:[^"]*",* *//g' "$1"
+    sed -i -e 's/"unix:[^"]*",* *//g' "$1"
+    [ -z "$line" ] || sed -i "s/^${line%% *} = .*/$line/" "$1"
 }
 
 plain 17001
