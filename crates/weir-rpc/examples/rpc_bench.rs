@@ -66,6 +66,7 @@ const NOW: u64 = 1_800_000_000;
 const HANDSHAKES: u32 = 200;
 /// Mounts that come back at once.
 const CROWD: usize = 2000;
+const CROWD_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A way to the server.
 struct Way {
@@ -210,8 +211,11 @@ async fn crowd(way: &Way) -> f64 {
                 let env = real::env();
                 let who = Identity::new(&env, "bench", Role::Console, None).trusting(trust);
                 loop {
-                    if let Ok(connection) = connect(&env, &addr, &who, Arc::new(NoService)).await {
-                        return connection;
+                    match connect(&env, &addr, &who, Arc::new(NoService)).await {
+                        Ok(connection) => return connection,
+                        Err(e) => {
+                            assert!(begun.elapsed() < CROWD_PATIENCE, "no end after {CROWD_PATIENCE:?}: {e}")
+                        }
                     }
                 }
             })
