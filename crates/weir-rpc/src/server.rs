@@ -12,9 +12,14 @@ use weir_proto::{Error, Result};
 /// Connections of one server whose hello came: every client of a large cluster, and some that come back before
 /// their old connection is found dead. Each takes a buffer of 2 to 32 KiB and three tasks.
 const CONNECTIONS_MAX: usize = 8192;
-/// Connections whose hello has not come; with one more the oldest is closed. A hello is there with its connection or a moment
-/// later, so who is closed is silent. Far below the usual limit of 1,024 descriptors.
+/// Connections whose hello has not come; with one more the oldest is closed. Far below the usual limit of
+/// 1,024 descriptors.
 const STRANGERS_MAX: usize = 256;
+/// Nobody is closed earlier: a handshake takes a moment, and many that begin at once take longer. Callers wait
+/// in the kernel's queue as long.
+const STRANGER_TIME: Duration = Duration::from_secs(1);
+/// How often it is looked whether there is a place for the next one.
+const PLACE_RETRY: Duration = Duration::from_millis(2);
 /// Rest after a failed accept (out of descriptors), doubling up to the second one: it would fail again at once.
 const ACCEPT_REST_MIN: Duration = Duration::from_millis(100);
 const ACCEPT_REST_MAX: Duration = Duration::from_secs(2);
@@ -40,11 +45,18 @@ struct Shared {
     open: Mutex<Open>,
 }
 
+/// A connection whose hello has not come.
+struct Waiting {
+    since: Instant,
+    /// What waits for it.
+    task: Option<TaskHandle>,
+}
+
 #[derive(Default)]
 struct Open {
     connections: BTreeMap<u64, Connection>,
-    /// Connections whose hello has not come, in the order in which they came, with what waits for it.
-    strangers: BTreeMap<u64, Option<TaskHandle>>,
+    /// In the order in which they came.
+    strangers: BTreeMap<u64, Waiting>,
     strangers_seen: u64,
     refusals: Complaint,
     stopped: bool,
@@ -116,14 +128,17 @@ impl Drop for Server {
 async fn accept(shared: Arc<Shared>, listener: Box<dyn Listener>) {
     let (mut complaint, mut rest) = (Complaint::default(), ACCEPT_REST_MIN);
     loop {
+        while !shared.has_place() {
+            shared.env.clock.sleep(PLACE_RETRY).await;
+        }
         match listener.accept().await {
             Ok((stream, caller)) => {
                 rest = ACCEPT_REST_MIN;
                 if let Some(number) = shared.admit(&caller) {
                     let greeting = greet(shared.clone(), number, stream, caller);
                     let task = shared.env.tasks.spawn("rpc hello", greeting);
-                    if let Some(waits) = shared.open().strangers.get_mut(&number) {
-                        *waits = Some(task);
+                    if let Some(waiting) = shared.open().strangers.get_mut(&number) {
+                        waiting.task = Some(task);
                     }
                 }
             }
@@ -192,6 +207,12 @@ impl Shared {
             tracing::warn!(peer = %addr, "connection refused: {e}");
         }
     }
+    /// Whether one more stranger may come: another one need not be closed for it, or has had its time.
+    fn has_place(&self) -> bool {
+        let open = self.open();
+        let is_over = |waiting: &Waiting| self.env.clock.now().since(waiting.since) >= STRANGER_TIME;
+        open.strangers.len() < STRANGERS_MAX || open.strangers.values().next().is_some_and(is_over)
+    }
     /// Its number among those that came; none: there are too many connections.
     fn admit(&self, caller: &Caller) -> Option<u64> {
         let mut open = self.open();
@@ -205,10 +226,10 @@ impl Shared {
         let number = open.strangers_seen;
         open.strangers_seen += 1;
         let oldest = (open.strangers.len() >= STRANGERS_MAX).then(|| open.strangers.pop_first()).flatten();
-        open.strangers.insert(number, None);
+        open.strangers.insert(number, Waiting { since: self.env.clock.now(), task: None });
         drop(open);
-        if let Some((_, Some(waits))) = oldest {
-            waits.abort();
+        if let Some((_, Waiting { task: Some(task), .. })) = oldest {
+            task.abort();
         }
         Some(number)
     }
