@@ -206,8 +206,9 @@ impl Core {
     /// Ends the segment and goes on in the next one; what it says waits for its fold.
     pub(crate) fn seal(&self, writer: &mut Writer) -> Result<()> {
         while lock(&self.sealed).len() as u64 + 2 >= SEGMENTS_MAX {
-            // The folder is behind: the writer helps, or waits for it.
-            if self.fold()? == 0 {
+            // The folder is behind: the writer helps, or waits for it. Nothing is left for it where the folder
+            // was faster; else the oldest records lack a copy.
+            if self.fold()? == 0 && self.lacks_copies() {
                 let max = self.shelf.segment_bytes * SEGMENTS_MAX;
                 return Err(Error::unavailable(format!(
                     "the journal is full: {max} bytes wait until every copy of the store has them"
@@ -232,6 +233,11 @@ impl Core {
         self.env.tasks.crash_point(crash_points::SEGMENT_ENDED);
         self.wake_folder.notify_one();
         Ok(())
+    }
+
+    /// Whether the oldest segment that waits for its fold is not in every copy of the store yet.
+    fn lacks_copies(&self) -> bool {
+        lock(&self.sealed).front().is_some_and(|oldest| oldest.last > self.journal.durable())
     }
 
     fn take_next(&self) -> Result<Arc<Segment>> {
