@@ -69,6 +69,22 @@ async fn many_wait_at_once() {
     assert_eq!(never.unwrap_err().kind, ErrorKind::Invalid);
 }
 
+/// The writer meets the folder at each end of a segment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_is_never_refused() {
+    let env = weir_env::real::env();
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(&env, dir.path()).await;
+    let writer = engine.clone();
+    let burst = tokio::task::spawn_blocking(move || {
+        for n in 0..60_000u32 {
+            tx(&*writer, |t| t.put(&(n % 500).to_be_bytes(), &[7; 1000]));
+        }
+    });
+    burst.await.unwrap();
+    close(engine).await;
+}
+
 #[tokio::test]
 async fn large_values_and_too_large_transactions() {
     let env = weir_env::real::env();
