@@ -309,7 +309,10 @@ impl Leader {
             let ran = ran.map_err(|e| self.map_error(e));
             if let Some(audits) = state.mounts.audits() {
                 let (rules, failed) = ((&**audits, &*self.config.witness), ran.as_ref().err());
-                witness(&self.kv, rules, request, on, failed, namespace::admit::find_place)?;
+                // What was done stands, whether it could be recorded or not.
+                if let Err(e) = witness(&self.kv, rules, request, on, failed, namespace::admit::find_place) {
+                    tracing::error!("{} was not recorded: {e}", R::NAME);
+                }
             }
             return ran.map(|reply| (Step::Done(reply, state.newest), Vec::new()));
         }
