@@ -76,8 +76,7 @@ impl Certified {
         self.office.clone().ok_or_else(no_certificates)
     }
 
-    /// Certificates and tokens.
-    /// `addrs`: where the caller's neighbours reach the coordinator.
+    /// Requests about certificates and tokens. `addrs`: where the caller's neighbours reach the coordinator.
     pub fn answer(&self, call: &Call, addrs: Vec<String>) -> Result<Handled> {
         let (from, ip) = (call.connection.peer_addr().to_owned(), call.connection.peer_ip());
         Ok(match call.method {

@@ -14,7 +14,6 @@ use weir_proto::enrol::{
     CertificateKept, Enrol, Enrolled, Enrolment, Holder, IssueCertificate, TOKENS_MAX, TokenCreate,
     TokenMade, TokenShown,
 };
-
 use weir_proto::glob::fits;
 use weir_proto::map::{ClusterMap, RemovedNode, Role};
 use weir_proto::network::Network;
