@@ -287,7 +287,7 @@ impl Cluster {
         self.change(&AccessRemove { name }).await
     }
 
-    async fn change<R: Request<Reply = MapReply>>(&self, request: &R) -> Result<Arc<ClusterMap>> {
+    pub(crate) async fn change<R: Request<Reply = MapReply>>(&self, request: &R) -> Result<Arc<ClusterMap>> {
         self.ask_map(request).await?;
         Ok(self.map())
     }
@@ -325,7 +325,7 @@ impl Cluster {
         self.ask(&RecordProgress { node: self.joined()?, namespace, changes }).await
     }
 
-    fn joined(&self) -> Result<NodeId> {
+    pub(crate) fn joined(&self) -> Result<NodeId> {
         self.node().ok_or_else(|| Error::stale("this node has not joined the cluster"))
     }
 
@@ -469,20 +469,20 @@ impl Shared {
             return Ok(channel.clone());
         }
         self.whereabouts(node)?;
-        let channel = self.channel_of_its_own(node.id);
+        let channel = self.channel_of_its_own(node.id, Arc::new(NoService));
         channels.insert(node.id, (node.addrs.clone(), channel.clone()));
         Ok(channel)
     }
 
     /// A channel to a node of its own, beside the shared one.
-    pub fn channel_of_its_own(self: &Arc<Self>, id: NodeId) -> Channel {
+    pub fn channel_of_its_own(self: &Arc<Self>, id: NodeId, callbacks: Arc<dyn Service>) -> Channel {
         let shared = Arc::downgrade(self);
         let look_up: LookUp = Arc::new(move || {
             let shared = shared.upgrade().ok_or_else(closed)?;
             let map = shared.map.borrow().clone();
             shared.whereabouts(map.node(id).ok_or_else(|| Error::unavailable(format!("{id} is gone")))?)
         });
-        Channel::following(&self.env, look_up, self.identity.clone(), Arc::new(NoService))
+        Channel::following(&self.env, look_up, self.identity.clone(), callbacks)
     }
 }
 

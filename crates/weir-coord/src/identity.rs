@@ -11,7 +11,8 @@ mod founded;
 mod text;
 
 pub use founded::{
-    COORDINATOR_FILE, NAMESPACE_FILE, NamespaceIdentity, check_coordinator, open_namespace, write_coordinator,
+    COORDINATOR_FILE, NAMESPACE_FILE, NamespaceIdentity, begin_copy, check_coordinator, open_namespace,
+    write_coordinator,
 };
 
 use std::collections::BTreeMap;

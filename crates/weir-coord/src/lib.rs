@@ -10,6 +10,7 @@
 mod addresses;
 mod certified;
 mod cluster;
+mod copies;
 mod cut_links;
 pub mod decide;
 mod enrol;

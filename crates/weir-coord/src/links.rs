@@ -17,7 +17,7 @@ use weir_proto::coord::{LINK_REPORT_MS, ReportLink, ReportTarget, Suspicion};
 use weir_proto::data::{PassOn, StatTarget};
 use weir_proto::map::{ClusterMap, Member, MemberState, Node, Role};
 use weir_proto::{Error, ErrorKind, NodeId, Request, Result, TargetId, Wire};
-use weir_rpc::{Answered, Channel, Payload};
+use weir_rpc::{Answered, Channel, NoService, Payload};
 
 /// A call that has not ended by now makes this node look at the link: disks that flush their caches take less, mostly.
 const PROBE_AFTER: Duration = Duration::from_millis(250);
@@ -281,7 +281,7 @@ impl Shared {
             return Seen::Answers;
         }
         let begun = self.env.clock.now();
-        let link = self.channel_of_its_own(node);
+        let link = self.channel_of_its_own(node, Arc::new(NoService));
         let (direct, around) = (ping(&link, target, DIRECT_PATIENCE), self.answers_around(map, node, target));
         tokio::pin!(direct, around);
         let mut failed = None;
@@ -298,7 +298,7 @@ impl Shared {
         let patience = (self.env.clock.now().since(begun) * DIRECT_TIMES).max(DIRECT_MIN);
         // A process that has just begun may have refused it a moment ago.
         let last = match failed {
-            Some(_) => ping(&self.channel_of_its_own(node), target, patience).await,
+            Some(_) => ping(&self.channel_of_its_own(node, Arc::new(NoService)), target, patience).await,
             None => match self.env.clock.timeout(patience, direct).await {
                 Ok(answer) => answer,
                 Err(_) => Err(Error::deadline("it does not answer, but answers others")),
@@ -321,7 +321,7 @@ impl Shared {
                 return Around::Through(via.id);
             }
             if let Some(own) = own_target(map, via.id)
-                && ping(&self.channel_of_its_own(via.id), own, DIRECT_MIN).await.is_ok()
+                && ping(&self.channel_of_its_own(via.id, Arc::new(NoService)), own, DIRECT_MIN).await.is_ok()
             {
                 found = Around::NotEither;
             }
@@ -408,7 +408,9 @@ async fn look(shared: Arc<Shared>, node: NodeId, target: TargetId) {
 
 /// Tells the coordinator of a cut link, and tries it, until it is mended or its node is gone.
 async fn follow(of: Weak<Shared>, node: NodeId, target: TargetId) {
-    let Some(link) = of.upgrade().map(|shared| shared.channel_of_its_own(node)) else { return };
+    let Some(link) = of.upgrade().map(|shared| shared.channel_of_its_own(node, Arc::new(NoService))) else {
+        return;
+    };
     loop {
         let Some(shared) = of.upgrade() else { return };
         let clock = shared.env.clock.clone();

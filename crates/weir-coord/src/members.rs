@@ -5,8 +5,8 @@
 use crate::addresses::check_announced;
 use crate::decide::{
     HealthLimits, Presence, Returned, Strikes, Verdict, forgive, is_spare, judge, left_out, next_run,
-    rejoin_groups, returned, target_back, target_cleared, target_down, target_failed, target_lost,
-    target_put_back,
+    rejoin_groups, returned, settle_copies, target_back, target_cleared, target_down, target_failed,
+    target_lost, target_put_back,
 };
 use crate::identity::check_pool_name;
 use std::collections::{BTreeMap, BTreeSet};
@@ -255,6 +255,7 @@ impl Members {
             }
             self.reconcile_targets(map, node, verdict == Verdict::Up, &left_out, now);
         }
+        settle_copies(map);
     }
 
     fn reconcile_targets(

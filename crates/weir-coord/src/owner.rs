@@ -4,6 +4,7 @@
 //! durable, publishes it, and only then answers: nobody learns of a map that a restart could forget.
 //!
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
+use crate::copies::CopyChange;
 use crate::cut_links::CutLinks;
 use crate::decide::{
     Connected, HealthLimits, Presence, Progress, Strikes, add_groups, caught_up, demote_slow, finished_level,
@@ -29,7 +30,7 @@ use weir_proto::coord::{
 use weir_proto::frame::Hello;
 use weir_proto::map::{ClusterMap, MemberState, Node, RemovedNode, Role, Target, TargetState};
 use weir_proto::version::Program;
-use weir_proto::{Error, ErrorKind, Result, TargetId};
+use weir_proto::{Error, ErrorKind, NodeId, Result, TargetId};
 use weir_rpc::{Identity, Trust};
 
 /// The key of the namespaces' progress. Not in the map, which everybody gets: it changes every second.
@@ -122,6 +123,13 @@ pub enum Event {
         said: RecordProgress,
         connection: u64,
         answer: Answer<()>,
+    },
+    /// Of a namespace.
+    Copies {
+        by: NodeId,
+        change: CopyChange,
+        connection: u64,
+        answer: Answer<MapReply>,
     },
     Status {
         answer: Answer<ClusterStatus>,
@@ -380,6 +388,10 @@ impl Owner {
                     Err(e) => refuse(answer, e),
                     Ok(()) => batch.after(answer, |_| ()),
                 }
+            }
+            Event::Copies { by, change, connection, answer } => {
+                let member = self.members.member_on(by, connection).map(drop);
+                batch.change_copies(member.map(|()| change), answer);
             }
             Event::Status { answer } => self.report_status(answer, batch, now),
             Event::Disconnected { .. } if self.ends => {}
@@ -709,6 +721,13 @@ impl Batch {
                 tracing::info!("{what}");
                 self.after(answer, newest);
             }
+        }
+    }
+
+    fn change_copies(&mut self, change: Result<CopyChange>, answer: Answer<MapReply>) {
+        match change.and_then(|change| change(&mut self.draft, &self.progress)) {
+            Err(e) => refuse(answer, e),
+            Ok(()) => self.after(answer, newest),
         }
     }
 

@@ -4,7 +4,8 @@
 //! Knows nothing of files.
 use crate::addresses::{announced, is_for_others};
 use crate::certified::{Certified, no_certificates};
-use crate::decide::{add_rule, allow_home, audit_volumes, forbid_home, remove_rule};
+use crate::copies::change_of_copies;
+use crate::decide::{add_rule, allow_home, audit_volumes, forbid_home, remove_rule, set_copies};
 use crate::enrol::Office;
 use crate::followers::Followers;
 use crate::kept_map::KeptMap;
@@ -24,6 +25,7 @@ use weir_proto::coord::{
     GetCoordinators, GetMap, GetStatus, GetWaits, Heartbeat, HomeAllow, HomeForbid, Join, LeadNamespace,
     Leave, MakeGroups, RecordProgress, ReportLink, ReportTarget, ReportWaits,
 };
+use weir_proto::copies::{KeepCopy, SetCopies};
 use weir_proto::enrol::{CertificateKept, Enrolled, TokenCreate};
 use weir_proto::map::{ClusterMap, Settings};
 use weir_proto::news::TellsMap;
@@ -314,8 +316,14 @@ impl Coordinator {
                 call.decode::<GetStatus>()?;
                 self.ask_map::<GetStatus>(call, |answer| Event::Status { answer })
             }
-            _ => return self.change_rules(call),
+            _ => return self.change_copies(call),
         })
+    }
+
+    fn change_copies(&self, call: &Call) -> Result<Handled> {
+        let Some((by, change)) = change_of_copies(call)? else { return self.change_rules(call) };
+        let connection = call.connection.id();
+        Ok(self.ask_map::<KeepCopy>(call, |answer| Event::Copies { by, change, connection, answer }))
     }
 
     fn change_rules(&self, call: &Call) -> Result<Handled> {
@@ -327,6 +335,11 @@ impl Coordinator {
                     allow_home(&mut map.homes, rule).map(|_| said)
                 });
                 self.ask_map::<HomeAllow>(call, |answer| Event::Rules { change, answer })
+            }
+            SetCopies::METHOD => {
+                let asked = call.decode::<SetCopies>()?;
+                let change = Box::new(move |map: &mut ClusterMap| set_copies(map, &asked));
+                self.ask_map::<SetCopies>(call, |answer| Event::Rules { change, answer })
             }
             AuditVolumes::METHOD => {
                 let AuditVolumes { rule } = call.decode::<AuditVolumes>()?;
@@ -403,7 +416,7 @@ impl Service for Coordinator {
         self.certified.is_some()
     }
 
-    fn payload_max(&self) -> u32 {
+    fn payload_max(&self, _from: Sender) -> u32 {
         0
     }
 
@@ -475,6 +488,7 @@ async fn found(env: &Env, store: &Arc<dyn Store>, config: &CoordConfig) -> Resul
         access: Default::default(),
         authorities: vec![],
         audits: vec![],
+        copies: vec![],
     };
     let kept = KeptMap::found(store.clone(), &map).await?;
     let kept =

@@ -37,6 +37,11 @@ impl Engine {
         lock(&self.core.writer).role.epoch()
     }
 
+    /// An error: its journal has failed, and it answers nothing any more.
+    pub fn check(&self) -> Result<()> {
+        self.core.journal.check()
+    }
+
     /// The epochs of its records, synced or not.
     pub fn epochs(&self) -> Epochs {
         lock(&self.core.writer).epochs.clone()

@@ -70,6 +70,8 @@ impl Bench {
             access: Arc::new(Default::default),
             refused: Arc::new(|_| ()),
             audits: Arc::new(Vec::new),
+            right: weir_meta::copies::Right::alone(),
+            led_until: None,
             witness: Arc::new(|_| ()),
         };
         let meta = Meta::open(env, kv, config)?;

@@ -3,10 +3,12 @@
 //! The coordinator decides who leads and who is current (`weir_coord::decide::JournalGroup`); the leader ([`Leader`])
 //! sends its records to the others ([`Follower`]), and a record is durable when all current members keep it.
 //!
-//! Knows nothing of what the records say. No role uses it yet.
+//! Knows nothing of what the records say.
 pub mod decide;
 mod follow;
 mod lead;
+mod right;
 
 pub use follow::Follower;
-pub use lead::{Group, Leader, OnCaughtUp};
+pub use lead::{Group, Leader, News, Tell};
+pub use right::Right;

@@ -8,6 +8,7 @@
 
 use crate::access::{Mount, Mounts, Refused, Told};
 use crate::clones::Clones;
+use crate::copies::Right;
 use crate::crash_points;
 use crate::evictor::{Evictor, Space};
 use crate::keys::Sequence;
@@ -89,6 +90,10 @@ pub struct MetaConfig {
     pub audits: Arc<dyn Fn() -> Vec<AuditRule> + Send + Sync>,
     /// Is told what these rules ask for.
     pub witness: Arc<Witness>,
+    /// Whether it may answer.
+    pub right: Arc<Right>,
+    /// Of a namespace with copies: when the leader before answered last, at the latest.
+    pub led_until: Option<Instant>,
 }
 
 /// The leader of one namespace.
@@ -218,7 +223,8 @@ impl Leader {
             quotas,
             recalls: Recalls::default(),
             mounts: Mounts::new(Told::new(config.refused.clone())),
-            grace_until: (!sessions.is_empty()).then(|| now + term),
+            grace_until: (!sessions.is_empty())
+                .then(|| config.led_until.map_or(now, |led| led.min(now)) + term),
             stood_still_until: now,
             looked: now,
             no_data_taken: now,
@@ -575,8 +581,14 @@ impl Leader {
         let waited = self.kv.wait_durable(seq).await;
         waited.map_err(|e| {
             self.fail(&e);
-            self.map_error(e)
-        })
+            // Another copy leads: it knows whether the change is there.
+            if e.kind == ErrorKind::Stale { Error::unavailable(e.context) } else { self.map_error(e) }
+        })?;
+        self.config.right.wait(&self.env).await
+    }
+    /// Whether what was committed up to `seq` may be told now.
+    pub fn may_tell(&self, seq: CommitSeq) -> bool {
+        seq <= self.kv.durable() && self.config.right.answers()
     }
     pub fn fail(&self, e: &Error) {
         self.failed.send_if_modified(|failed| failed.is_none() && failed.replace(e.clone()).is_none());

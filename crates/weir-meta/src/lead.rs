@@ -30,7 +30,16 @@ impl Lead {
         identity: &NamespaceIdentity,
     ) -> Result<(Lead, LeadReply)> {
         let reply = cluster.lead_namespace(identity, durable_changes(kv).await?).await?;
-        Ok((Lead { cluster: cluster.clone(), kv: kv.clone(), namespace: reply.namespace }, reply))
+        Ok((Lead::given(cluster, kv, reply.namespace), reply))
+    }
+
+    /// The lead that the coordinator has given to this node's copy.
+    pub fn given(cluster: &Cluster, kv: &SharedKv, namespace: NamespaceId) -> Lead {
+        Lead { cluster: cluster.clone(), kv: kv.clone(), namespace }
+    }
+
+    pub fn kv(&self) -> &SharedKv {
+        &self.kv
     }
 
     /// Tells the coordinator how many changes the directory holds by now.

@@ -39,7 +39,7 @@ impl Replies {
     pub fn settle(&self, leader: &Leader) {
         let waiting = self.lock().len();
         if (1..=SETTLED_HERE_MAX).contains(&waiting) && leader.kv.flush_here() {
-            self.answer(leader.kv.durable());
+            self.answer(leader, leader.kv.durable());
         } else {
             leader.kv.flush_soon();
         }
@@ -48,7 +48,11 @@ impl Replies {
         }
     }
 
-    fn answer(&self, durable: CommitSeq) {
+    /// What may not be told now waits for [`Replies::run`].
+    fn answer(&self, leader: &Leader, durable: CommitSeq) {
+        if !leader.config.right.answers() {
+            return;
+        }
         // One at a time, so that they leave in order.
         let _in_order = self.answering.lock().unwrap_or_else(PoisonError::into_inner);
         self.take(durable).into_iter().for_each(|w| w.responder.answer(w.result));
@@ -64,10 +68,13 @@ impl Replies {
             };
             if let Err(e) = leader.durable(first).await {
                 self.take(CommitSeq(u64::MAX)).into_iter().for_each(|w| w.responder.answer(Err(e.clone())));
-                return e;
+                if leader.failed.borrow().is_some() {
+                    return e;
+                }
+                continue; // it is without the right to answer for a while
             }
             let durable = leader.kv.durable().max(first);
-            self.answer(durable);
+            self.answer(leader, durable);
         }
     }
 

@@ -25,6 +25,7 @@ use weir_proto::relation::{
     AckChanges, CompleteWork, DropCursor, LeaseWork, ReadChanges, RelationAdd, RelationDo, RelationList,
     RelationResolve, RelationSuspect, ReportListing, ReportRelisting, WhereAtHome,
 };
+use weir_proto::sender::Sender;
 use weir_proto::snapshot::{
     LayerCopied, LayersOf, SnapshotDelete, SnapshotGetAttr, SnapshotGetXattr, SnapshotList,
     SnapshotListXattr, SnapshotLookup, SnapshotOpen, SnapshotReadDir, SnapshotTake, TakeLayers,
@@ -634,10 +635,22 @@ impl Leader {
 
 // ---- dispatch
 
+impl Meta {
+    /// The answer of what took its time: the lead may have gone meanwhile.
+    fn told_by_right(&self, work: BoxFuture<'static, Result<Reply>>) -> BoxFuture<'static, Result<Reply>> {
+        let leader = self.leader.clone();
+        Box::pin(async move {
+            let result = work.await;
+            leader.config.right.wait(&leader.env).await?;
+            result
+        })
+    }
+}
+
 impl Service for Meta {
     fn handle(&self, call: Call) -> Handled {
         match self.dispatch(&call) {
-            Outcome::Ready(seq, result) if seq <= self.leader.kv.durable() => Handled::Now(result),
+            Outcome::Ready(seq, result) if self.leader.may_tell(seq) => Handled::Now(result),
             Outcome::Ready(seq, result) => {
                 let leader = self.leader.clone();
                 Handled::Later(Box::pin(async move {
@@ -645,20 +658,20 @@ impl Service for Meta {
                     result
                 }))
             }
-            Outcome::Waits(work) => Handled::Later(work),
+            Outcome::Waits(work) => Handled::Later(self.told_by_right(work)),
         }
     }
 
     fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {
         match self.dispatch(&call) {
-            Outcome::Ready(seq, result) if seq <= self.leader.kv.durable() => Some(Handled::Now(result)),
+            Outcome::Ready(seq, result) if self.leader.may_tell(seq) => Some(Handled::Now(result)),
             Outcome::Ready(seq, result) => {
                 if let Some(responder) = defer.take() {
                     self.leader.replies.push(seq, responder, result);
                 }
                 None
             }
-            Outcome::Waits(work) => Some(Handled::Later(work)),
+            Outcome::Waits(work) => Some(Handled::Later(self.told_by_right(work))),
         }
     }
 
@@ -666,7 +679,7 @@ impl Service for Meta {
         true
     }
 
-    fn payload_max(&self) -> u32 {
+    fn payload_max(&self, _from: Sender) -> u32 {
         0
     }
 

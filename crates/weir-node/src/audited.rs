@@ -9,6 +9,7 @@ use weir_proto::coord::{
     AccessAdd, AccessRemove, AuditVolumes, ClearTarget, FinishUpgrade, GetAudit, HomeAllow, HomeForbid, Join,
     LeadNamespace, Leave, MakeGroups,
 };
+use weir_proto::copies::SetCopies;
 use weir_proto::enrol::{Enrol, IssueCertificate, NodeRemove, RotateAuthority, TokenCreate, TokenRevoke};
 use weir_proto::home_rule::HomeRule;
 use weir_proto::map::Role;
@@ -104,8 +105,8 @@ impl Service for Audited {
     fn admits_strangers(&self) -> bool {
         self.service.admits_strangers()
     }
-    fn payload_max(&self) -> u32 {
-        self.service.payload_max()
+    fn payload_max(&self, from: Sender) -> u32 {
+        self.service.payload_max(from)
     }
     fn caught_up(&self) {
         self.service.caught_up();
@@ -198,6 +199,11 @@ fn decoded(call: &Call) -> Result<About> {
             let r = call.decode::<AccessAdd>()?;
             let before = r.before.map(|rule| format!(", before rule {rule}")).unwrap_or_default();
             changed(format!("rule {}{before}", weir_trust::rules::shown(&r.rule)), None)
+        }
+        SetCopies::METHOD => {
+            let r = call.decode::<SetCopies>()?;
+            let without = r.without.map(|node| format!(", without {node}")).unwrap_or_default();
+            changed(format!("namespace {}: {} copies{without}", r.namespace, r.copies), None)
         }
         AuditVolumes::METHOD => {
             let AuditVolumes { rule } = call.decode()?;

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::{Notify, Semaphore};
 use weir_proto::Error;
 use weir_proto::data::PAYLOAD_MAX;
+use weir_proto::sender::Sender;
 use weir_rpc::{Call, Connection, Defer, Handled, Service};
 
 /// Calls that wait for a gate that is about to open: the newest map has come to their senders sooner than to this node.
@@ -76,8 +77,9 @@ impl Service for Gate {
     fn admits_guests(&self) -> bool {
         self.to_metadata
     }
-    fn payload_max(&self) -> u32 {
-        if self.to_metadata { 0 } else { PAYLOAD_MAX }
+    fn payload_max(&self, from: Sender) -> u32 {
+        // The copies of a namespace send each other the records of its journal.
+        if self.to_metadata && from != Sender::Meta { 0 } else { PAYLOAD_MAX }
     }
     fn caught_up(&self) {
         if let Some(service) = self.behind.get() {

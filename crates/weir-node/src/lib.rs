@@ -8,6 +8,7 @@ mod audited;
 mod coord;
 mod gate;
 mod meta;
+mod namespace;
 mod purge;
 mod relay;
 mod site;

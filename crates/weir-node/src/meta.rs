@@ -1,22 +1,34 @@
-//! The metadata service of one namespace, leading.
+//! A metadata node: one directory of a namespace, which leads or keeps a copy, as the coordinator decides.
+//!
+//! A namespace that was never copied is led by the node whose directory it is. With copies, the map says who
+//! leads: this node follows that, and offers its directory when it starts or was left out.
 use crate::audit::Audit;
 use crate::audited::{Audited, of_volume, refused_by_rule};
 use crate::gate::Gate;
+use crate::namespace::NamespaceService;
 use crate::purge::ClusterPurge;
 use crate::site::{Failed, Site, leave};
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use weir_coord::identity::{NamespaceIdentity, open_namespace};
+use tokio::sync::oneshot;
+use weir_coord::decide::{JournalGroup, journal_group};
+use weir_coord::identity::{NamespaceIdentity, begin_copy, open_namespace};
 use weir_coord::{Cluster, Membership, no_reports};
-use weir_env::{BoxFuture, Env};
+use weir_env::{BoxFuture, Env, Instant, TaskHandle, watch};
 use weir_kv::{Engine, EngineConfig, SharedKv};
+use weir_meta::copies::{Follower, Group, Leader, News, Right, Tell};
 use weir_meta::{LayoutPolicy, Lead, Level, Meta, MetaConfig};
-use weir_proto::map::Scheme;
+use weir_proto::map::{ClusterMap, MemberState, Scheme};
+use weir_proto::sender::Sender;
 use weir_proto::volume::Policy;
-use weir_proto::{Error, NamespaceUuid};
-use weir_rpc::Server;
+use weir_proto::{Epoch, Error, ErrorKind, NamespaceId, NamespaceUuid, NodeId, Result};
+use weir_rpc::{Server, Service};
+
+/// Between offers of a directory that is refused for now, tries to lead, and looks at the store.
+const OFFER_AGAIN: Duration = Duration::from_secs(1);
 
 /// Where a namespace is kept.
 pub struct MetaPlace {
@@ -27,6 +39,9 @@ pub struct MetaPlace {
     /// Found it instead of this one, which is lost.
     pub instead_of: Option<NamespaceUuid>,
     pub engine: EngineConfig,
+    /// So much of the journal is kept where there are copies: one that was away for less need not fetch the whole
+    /// state.
+    pub kept_for_copies: u64,
     /// Whether the process of a client, as it named itself, is certainly gone.
     pub gone: Arc<dyn Fn(&str) -> bool + Send + Sync>,
 }
@@ -34,14 +49,44 @@ pub struct MetaPlace {
 pub struct MetaNode {
     env: Env,
     cluster: Cluster,
-    kv: SharedKv,
-    leading: Lead,
-    meta: Meta,
     audit: Audit,
+    own: NamespaceIdentity,
+    service: NamespaceService,
+    gone: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    leads: Mutex<Option<Leads>>,
     pub server: Server,
 }
 
-pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> Result<MetaNode, Failed> {
+/// The lead that this node has. Dropped, it answers nothing more.
+struct Leads {
+    /// 0: the namespace was never copied.
+    epoch: Epoch,
+    right: Arc<Right>,
+    /// Why the metadata service ended.
+    ended: Option<oneshot::Receiver<Error>>,
+    work: TaskHandle,
+}
+
+impl Drop for Leads {
+    fn drop(&mut self) {
+        self.right.end();
+        self.work.abort();
+    }
+}
+
+/// What the map wants of this node.
+#[derive(PartialEq, Eq, Debug)]
+enum Part {
+    /// It goes on as it is.
+    Stays,
+    /// There is no place for its directory, or it has to say first what that holds.
+    Offers,
+    Follows,
+    Leads(NamespaceId, JournalGroup<NodeId>),
+}
+
+/// Returns when the node leads, or keeps what the map lets it keep.
+pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> std::result::Result<MetaNode, Failed> {
     let cluster = site.observe(env).await?;
     let fresh = NamespaceIdentity {
         cluster: cluster.id(),
@@ -49,56 +94,352 @@ pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> Result<Meta
         uuid: NamespaceUuid(env.rng.id_128()),
         instead_of: place.instead_of,
     };
+    if !place.new {
+        begin_copy(&*env.disk, &place.dir, &cluster.map(), &fresh, &site.observer.name)?;
+    }
     let own = open_namespace(&*env.disk, &place.dir, &cluster.map(), &fresh, place.new)?;
-    let kv: SharedKv = Engine::open(env, &place.dir.join("kv"), place.engine).await?;
     let (gate, audit) = (Gate::to_metadata(), Audit::start(env, &place.dir));
     let audited = Arc::new(Audited { service: Arc::new(gate.clone()), audit: audit.clone() });
     let server = site.serve(env, cluster.identity(), audited).await?;
     cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
-    let (leading, lead) = Lead::take(&cluster, &kv, &own).await.map_err(|e| e.doing(place.dir.display()))?;
-    let (followed, judged, ruled) = (cluster.clone(), cluster.clone(), cluster.clone());
-    let (log, witnesses, asked) = (audit.clone(), audit.clone(), cluster.clone());
-    let config = MetaConfig {
-        namespace: lead.namespace,
-        lease_ms: lead.map.settings.lease_ms,
-        layout: Arc::new(layout_policy(env.clone(), cluster.clone())),
-        at_home: Arc::new(weir_meta::at_home),
-        space: Arc::new(space_of_targets(cluster.clone())),
-        purge: Arc::new(ClusterPurge(cluster.clone())),
-        gone: place.gone,
-        map_version: Arc::new(move || followed.map().version),
-        takes_data: Arc::new(move || judged.map().takes_data()),
-        access: Arc::new(move || ruled.map().access.clone()),
-        refused: Arc::new(move |refusal| log.record(refused_by_rule(&log, refusal))),
-        audits: Arc::new(move || asked.map().audits.clone()),
-        witness: Arc::new(move |seen| witnesses.record(of_volume(&witnesses, seen))),
-    };
-    let meta = Meta::open(env, kv.clone(), config)?;
-    leading.record().await?;
-    gate.open(Arc::new(meta.clone()));
-    Ok(MetaNode { env: env.clone(), cluster, kv, leading, meta, audit, server })
+    let (dir, gone) = (place.dir.join("kv"), place.gone);
+    let (follower, led) = open(env, &cluster, &own, &dir, (place.engine, place.kept_for_copies))
+        .await
+        .map_err(|e| e.doing(place.dir.display()))?;
+    let service = NamespaceService::new(env, &cluster, follower);
+    let (env, leads) = (env.clone(), Mutex::default());
+    let node = MetaNode { env, cluster, audit, own, service, gone, leads, server };
+    match led {
+        Some((namespace, engine)) => node.lead_alone(namespace, engine).await?,
+        None => node.take_part(true).await.map(drop)?,
+    }
+    gate.open(Arc::new(node.service.clone()));
+    Ok(node)
+}
+
+/// Opens the directory. Of a namespace without copies whose directory it is: takes the lead.
+async fn open(
+    env: &Env,
+    cluster: &Cluster,
+    own: &NamespaceIdentity,
+    dir: &Path,
+    (engine, kept_for_copies): (EngineConfig, u64),
+) -> Result<(Follower, Option<(NamespaceId, Arc<Engine>)>)> {
+    let map = cluster.map();
+    let entry = map.namespaces.iter().find(|entry| entry.uuid == own.uuid);
+    let is_copied = entry.is_some_and(|entry| map.copies_of(entry.id).is_some());
+    let is_others = entry.is_some_and(|entry| entry.leader.is_some() && entry.leader != cluster.node());
+    if let Some(entry) = entry
+        && (is_copied || is_others && weir_kv::is_unfinished(env, dir)?)
+    {
+        let config = EngineConfig { journal_keep_bytes: kept_for_copies, ..engine };
+        return Ok((Follower::open(env, dir, config, entry.id).await?, None));
+    }
+    let store = Engine::open(env, dir, engine).await?;
+    let kv: SharedKv = store.clone();
+    if let Some(entry) = entry
+        && is_others
+        && kv.read(&mut |_| Ok(()))?.0 == 0
+    {
+        return Ok((Follower::of(env, dir, engine, entry.id, store), None));
+    }
+    let (_, lead) = Lead::take(cluster, &kv, own).await?;
+    Ok((Follower::of(env, dir, engine, lead.namespace, store.clone()), Some((lead.namespace, store))))
 }
 
 impl MetaNode {
-    /// Works until it may not lead any more, or its journal fails. Says why.
+    fn leads(&self) -> MutexGuard<'_, Option<Leads>> {
+        self.leads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Works until its store fails, or the coordinator refuses its directory. Says why.
     pub async fn run(&self) -> Error {
-        tokio::select! {
+        let mut maps = self.cluster.subscribe();
+        loop {
+            if let Err(e) = self.turn(&mut maps).await {
+                return e;
+            }
+        }
+    }
+
+    /// Does what the newest map wants, and waits for what is next.
+    async fn turn(&self, maps: &mut watch::Receiver<Arc<ClusterMap>>) -> Result<()> {
+        maps.borrow_and_update();
+        // Of a copy that follows nobody else notices.
+        self.service.follower.engine().map_or(Ok(()), |engine| engine.check())?;
+        let is_open =
+            self.take_part(false).await? || journal_group_of(&self.cluster.map(), &self.own).is_some();
+        let mut ended = self.leads().as_mut().and_then(|leads| leads.ended.take());
+        let ends = async {
+            match &mut ended {
+                Some(ended) => ended.await.unwrap_or_else(|_| Error::io("the work of the leader ended")),
+                None => std::future::pending().await,
+            }
+        };
+        let why = tokio::select! {
             biased;
-            failed = self.meta.run() => failed,
-            lost = self.leading.keep_recording(&self.env) => lost,
+            why = ends => why,
+            changed = async {
+                tokio::select! {
+                    changed = maps.changed() => changed.is_ok(),
+                    () = self.env.clock.sleep(OFFER_AGAIN), if is_open => true,
+                }
+            } => {
+                if let Some(leads) = self.leads().as_mut() {
+                    leads.ended = ended;
+                }
+                return if changed { Ok(()) } else { Err(Error::unavailable("this node left the cluster")) };
+            }
+        };
+        if why.kind == ErrorKind::Io || journal_group_of(&self.cluster.map(), &self.own).is_none() {
+            return Err(why);
+        }
+        tracing::warn!("this node does not lead namespace {:?} any more: {why}", self.own.name);
+        self.leave_lead();
+        Ok(())
+    }
+
+    /// True: the same is tried again in a while.
+    async fn take_part(&self, starts: bool) -> Result<bool> {
+        match self.part(&self.cluster.map(), starts) {
+            Part::Stays => Ok(false),
+            Part::Follows => {
+                self.leave_lead();
+                Ok(false)
+            }
+            Part::Offers => {
+                self.leave_lead();
+                self.offer().await
+            }
+            Part::Leads(namespace, group) => match self.lead(namespace, group).await {
+                Err(e) if e.kind == ErrorKind::Io => Err(e),
+                Err(e) => {
+                    tracing::info!("this node cannot lead namespace {:?} yet: {e}", self.own.name);
+                    Ok(true)
+                }
+                Ok(()) => Ok(false),
+            },
+        }
+    }
+
+    fn part(&self, map: &ClusterMap, starts: bool) -> Part {
+        let led = self.leads().as_ref().map(|leads| leads.epoch);
+        let Some((namespace, group)) = journal_group_of(map, &self.own) else {
+            return if led.is_some() { Part::Stays } else { Part::Offers };
+        };
+        let me = self.cluster.node();
+        let state = me.and_then(|me| group.state(me));
+        if starts || matches!(state, None | Some(MemberState::Down)) {
+            return Part::Offers;
+        }
+        if group.leader != me {
+            return Part::Follows;
+        }
+        let known = self.service.follower.engine().map_or(Epoch(0), |engine| engine.epoch());
+        match known.cmp(&group.epoch) {
+            Ordering::Less => Part::Leads(namespace, group),
+            Ordering::Equal if led == Some(group.epoch) => Part::Stays,
+            // It was leading when it ended: it needs another epoch.
+            Ordering::Equal => Part::Offers,
+            Ordering::Greater => Part::Follows,
+        }
+    }
+
+    /// Offers the directory. True: it is refused for now.
+    async fn offer(&self) -> Result<bool> {
+        let map = self.cluster.map();
+        let entry = map.namespaces.iter().find(|entry| entry.uuid == self.own.uuid);
+        let Some(entry) = entry else {
+            return Err(Error::not_found(format!("namespace {:?} was given up", self.own.name)));
+        };
+        if map.copies_of(entry.id).is_none() {
+            tracing::info!(
+                "this node waits: namespace {name:?} is to have one copy; hint: `weir namespace copies {name} 2`",
+                name = entry.name
+            );
+            return Ok(false);
+        }
+        match self.cluster.keep_copy(entry.id, self.own.uuid, self.service.follower.changes()).await {
+            Ok(_) => Ok(false),
+            Err(e) if matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Stale | ErrorKind::Deadline) => {
+                tracing::debug!("this node keeps no copy of namespace {:?} now: {e}", entry.name);
+                Ok(true)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Leads under the group's epoch: from now on, or as before.
+    async fn lead(&self, namespace: NamespaceId, members: JournalGroup<NodeId>) -> Result<()> {
+        let follower = &self.service.follower;
+        let fetches = || Error::unavailable("the whole state is being fetched from another copy");
+        let engine = follower.engine().ok_or_else(fetches)?;
+        let me = self.cluster.node().ok_or_else(|| Error::unavailable("this node has not joined"))?;
+        let callbacks: Arc<dyn Service> = Arc::new(self.service.clone());
+        let link = |id: NodeId| (id, self.cluster.node_of_its_own(id, callbacks.clone()));
+        let links = members.members.iter().filter(|m| m.id != me).map(|m| link(m.id)).collect();
+        let epoch = members.epoch;
+        let group = Group { namespace, me, members, links };
+        let tell = self.tell(namespace);
+        let promised = || follower.promise();
+        let leader = Arc::new(Leader::begin(&self.env, engine.clone(), group, promised, tell).await?);
+        self.service.lead(leader.clone());
+        if let Some(leads) = self.leads().as_mut() {
+            leads.right.renew(leader);
+            leads.epoch = epoch;
+            return Ok(());
+        }
+        let led_until = Some(leader.led_until());
+        let kv: SharedKv = engine;
+        let lead = Lead::given(&self.cluster, &kv, namespace);
+        self.begin((namespace, epoch), lead, Right::of(leader), led_until);
+        Ok(())
+    }
+
+    /// Begins to serve a namespace that was never copied: done when it does.
+    async fn lead_alone(&self, namespace: NamespaceId, engine: Arc<Engine>) -> Result<()> {
+        let kv: SharedKv = engine;
+        let lead = Lead::given(&self.cluster, &kv, namespace);
+        let serves = self.begin((namespace, Epoch(0)), lead, Right::alone(), None);
+        if serves.await.is_ok() {
+            return Ok(());
+        }
+        let ended = self.leads().as_mut().and_then(|leads| leads.ended.take());
+        let why = match ended {
+            Some(ended) => ended.await.ok(),
+            None => None,
+        };
+        Err(why.unwrap_or_else(ended_silently))
+    }
+
+    /// Serves the namespace in a task of its own; the answer tells when it does.
+    fn begin(
+        &self,
+        (namespace, epoch): (NamespaceId, Epoch),
+        lead: Lead,
+        right: Arc<Right>,
+        led_until: Option<Instant>,
+    ) -> oneshot::Receiver<()> {
+        let config = self.config(namespace, right.clone(), led_until);
+        let (env, service) = (self.env.clone(), self.service.clone());
+        let ((serves, served), (report, ended)) = (oneshot::channel(), oneshot::channel());
+        let work = self.env.tasks.spawn("lead a namespace", async move {
+            let why = work(&env, &service, &lead, config, serves).await;
+            let _ = report.send(why.err().unwrap_or_else(ended_silently)); // the node may end
+        });
+        *self.leads() = Some(Leads { epoch, right, ended: Some(ended), work });
+        served
+    }
+
+    /// Nobody is answered any more, and clients look for the one that leads.
+    fn leave_lead(&self) {
+        if self.leads().take().is_none() {
+            return;
+        }
+        self.service.end();
+        let others = self.server.connections().into_iter().filter(|c| c.proved().sender() != Sender::Meta);
+        others.for_each(|connection| connection.close("another node leads the namespace"));
+    }
+
+    fn tell(&self, namespace: NamespaceId) -> Tell {
+        let (env, cluster) = (self.env.clone(), self.cluster.clone());
+        Arc::new(move |node, epoch, news| {
+            let cluster = cluster.clone();
+            env.tasks.spawn("news of a copy", async move {
+                let told = match news {
+                    News::CaughtUp => cluster.copy_caught_up(namespace, node, epoch).await,
+                    News::Silent(silent) => cluster.copy_lost(namespace, node, epoch, silent).await,
+                };
+                // It is said again as long as it is so.
+                if let Err(e) = told {
+                    tracing::debug!("of {node} the coordinator does not take {news:?}: {e}");
+                }
+            });
+        })
+    }
+
+    fn config(&self, namespace: NamespaceId, right: Arc<Right>, led_until: Option<Instant>) -> MetaConfig {
+        let (cluster, audit) = (&self.cluster, &self.audit);
+        let (followed, judged, ruled) = (cluster.clone(), cluster.clone(), cluster.clone());
+        let (log, witnesses, asked) = (audit.clone(), audit.clone(), cluster.clone());
+        MetaConfig {
+            namespace,
+            lease_ms: cluster.map().settings.lease_ms,
+            layout: Arc::new(layout_policy(self.env.clone(), cluster.clone())),
+            at_home: Arc::new(weir_meta::at_home),
+            space: Arc::new(space_of_targets(cluster.clone())),
+            purge: Arc::new(ClusterPurge(cluster.clone())),
+            gone: self.gone.clone(),
+            map_version: Arc::new(move || followed.map().version),
+            takes_data: Arc::new(move || judged.map().takes_data()),
+            access: Arc::new(move || ruled.map().access.clone()),
+            refused: Arc::new(move |refusal| log.record(refused_by_rule(&log, refusal))),
+            audits: Arc::new(move || asked.map().audits.clone()),
+            witness: Arc::new(move |seen| witnesses.record(of_volume(&witnesses, seen))),
+            right,
+            led_until,
         }
     }
 
     /// Ends in good order, each step within `patience`.
-    pub async fn end(self, patience: Duration) -> weir_proto::Result<()> {
-        // Away or late, the coordinator knows what was recorded last.
-        let _ = self.env.clock.timeout(patience, self.leading.record()).await;
+    pub async fn end(self, patience: Duration) -> Result<()> {
+        let kv: Option<SharedKv> = self.service.follower.engine().map(|engine| engine as SharedKv);
+        let led = self.leads().as_ref().map(|leads| leads.epoch);
+        if let (Some(kv), Some(_)) = (&kv, led)
+            && let Some(entry) =
+                self.cluster.map().namespaces.iter().find(|entry| entry.uuid == self.own.uuid)
+        {
+            // Away or late, the coordinator knows what was recorded last.
+            let lead = Lead::given(&self.cluster, kv, entry.id);
+            let _ = self.env.clock.timeout(patience, lead.record()).await;
+        }
         leave(&self.env, &self.cluster, patience).await;
         self.audit.settle(patience).await;
         self.server.stop();
-        // The next start is quick; without it the journal is replayed.
-        self.kv.checkpoint().await
+        match (kv, led) {
+            // The next start is quick; without it the journal is replayed.
+            (Some(kv), Some(Epoch(0))) => kv.checkpoint().await,
+            _ => Ok(()),
+        }
     }
+}
+
+fn ended_silently() -> Error {
+    Error::io("the work of the leader ended")
+}
+
+/// Serves until the lead is lost, or the store fails.
+async fn work(
+    env: &Env,
+    service: &NamespaceService,
+    lead: &Lead,
+    config: MetaConfig,
+    serves: oneshot::Sender<()>,
+) -> Result<()> {
+    let is_alone = config.led_until.is_none();
+    let meta = Meta::open(env, lead.kv().clone(), config)?;
+    // The coordinator hears of it before anybody is served. It may be away for a moment.
+    while let Err(e) = lead.record().await {
+        if is_alone || !matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline) {
+            return Err(e);
+        }
+        env.clock.sleep(OFFER_AGAIN).await;
+    }
+    service.serve(meta.clone());
+    let _ = serves.send(()); // only a start waits for it
+    Err(tokio::select! {
+        biased;
+        failed = meta.run() => failed,
+        lost = lead.keep_recording(env) => lost,
+    })
+}
+
+fn journal_group_of(
+    map: &ClusterMap,
+    own: &NamespaceIdentity,
+) -> Option<(NamespaceId, JournalGroup<NodeId>)> {
+    let entry = map.namespaces.iter().find(|entry| entry.uuid == own.uuid)?;
+    Some((entry.id, journal_group(map, entry.id)?))
 }
 
 /// How full the targets are, in payload: redundancy is taken off.

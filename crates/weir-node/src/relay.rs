@@ -102,7 +102,7 @@ impl Service for Relay {
     fn admits_guests(&self) -> bool {
         true
     }
-    fn payload_max(&self) -> u32 {
+    fn payload_max(&self, _from: Sender) -> u32 {
         0
     }
     fn disconnected(&self, connection: &Connection) {

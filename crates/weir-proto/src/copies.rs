@@ -2,9 +2,10 @@
 //!
 //! Each carries the epoch of the leader that it comes from, or goes to. A copy refuses an older one than it knows
 //! (`Stale`), and remembers a newer one before it answers. The bytes of records and of states travel in the payload.
+use crate::coord::MapReply;
 use crate::data::PAYLOAD_MAX;
 use crate::message;
-use crate::{Epoch, Error, NamespaceId, Result};
+use crate::{Epoch, Error, NamespaceId, NamespaceUuid, NodeId, Result};
 use bytes::Bytes;
 
 /// Records of one message: their heads fill a tenth of a body.
@@ -15,6 +16,8 @@ pub const RECORD_BYTES_MAX: usize = 4 << 20;
 pub const EPOCH_RUNS_MAX: usize = 1024;
 /// A part of a state is about so long.
 pub const PART_BYTES: usize = 2 << 20;
+/// Copies that a namespace may have, its leader's included.
+pub const COPIES_MAX: u8 = 5;
 
 message!(
     /// Records of one epoch that follow each other, up to the number `last`.
@@ -70,6 +73,48 @@ message!(
 message!(
     /// The state includes the records up to `seq`, the last of which is of `epoch`. A part without keys is the last one.
     StatePart { export: u64, seq: u64, epoch: Epoch }
+);
+
+message!(
+    /// To the coordinator: so many nodes shall keep the namespace. Nodes that offer themselves take the places.
+    SetCopies = 80 by [Console] -> MapReply {
+        namespace: String,
+        /// 1 to [`COPIES_MAX`].
+        copies: u8,
+        /// This node gives up its copy for good.
+        without: Option<NodeId>,
+    }
+);
+message!(
+    /// To the coordinator: the node's directory can keep a copy of the namespace. It takes a free place, or its
+    /// own again. `Denied`: the directory lacks changes that it had. `Unavailable`: there is no free place.
+    KeepCopy = 81 by [Meta] -> MapReply {
+        node: NodeId,
+        namespace: NamespaceId,
+        uuid: NamespaceUuid,
+        /// How many changes it holds, on its disk. 0: it is empty, or its state is not whole.
+        changes: u64,
+    }
+);
+message!(
+    /// The leader of a namespace tells the coordinator that a node's copy holds every record of this epoch.
+    CopyCaughtUp = 82 by [Meta] -> MapReply {
+        leader: NodeId,
+        namespace: NamespaceId,
+        node: NodeId,
+        epoch: Epoch,
+    }
+);
+
+message!(
+    /// The leader of a namespace has not heard from a copy for so long, under this epoch.
+    CopyLost = 83 by [Meta] -> MapReply {
+        leader: NodeId,
+        namespace: NamespaceId,
+        node: NodeId,
+        epoch: Epoch,
+        silent_ms: u32,
+    }
 );
 
 impl JournalAppend {

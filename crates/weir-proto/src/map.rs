@@ -4,7 +4,7 @@ use crate::access::{AccessRules, AuditRule};
 use crate::data::GroupAt;
 use crate::home_rule::HomeRule;
 use crate::sender::Sender;
-use crate::version::{LEVEL_OF_STEPS, Program};
+use crate::version::{LEVEL_OF_COPIES, LEVEL_OF_STEPS, Program};
 use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, RunId, TargetId};
 use crate::{Reader, Wire, Writer};
 use crate::{message, wire_enum};
@@ -243,6 +243,24 @@ message!(
     }
 );
 message!(
+    /// A node that keeps a copy of a namespace's metadata.
+    NamespaceCopy {
+        node: NodeId,
+        state: MemberState,
+        /// The leader's epoch when the copy was last `Current`; the present epoch for a current one.
+        since: Epoch,
+    }
+);
+message!(
+    /// The copies of a namespace that has more than its leader's, or had. The leader's epoch is theirs, too.
+    NamespaceCopies {
+        namespace: NamespaceId,
+        /// As many there should be: nodes that offer themselves take the places that are free.
+        wanted: u8,
+        members: Vec<NamespaceCopy>,
+    }
+);
+message!(
     /// What every node must agree on and an administrator may choose.
     Settings {
         /// For new files.
@@ -288,6 +306,8 @@ pub struct ClusterMap {
     pub authorities: Vec<[u8; 16]>,
     /// What metadata leaders record in their audit logs.
     pub audits: Vec<AuditRule>,
+    /// Of each namespace that is kept on several nodes. Empty below level [`LEVEL_OF_COPIES`].
+    pub copies: Vec<NamespaceCopies>,
 }
 
 /// Fields in order. Those that came with a level are told in clusters of that level only.
@@ -309,6 +329,9 @@ impl Wire for ClusterMap {
             self.authorities.encode(w);
             self.audits.encode(w);
         }
+        if self.level >= LEVEL_OF_COPIES {
+            self.copies.encode(w);
+        }
     }
     fn decode(r: &mut Reader<'_>) -> crate::Result<ClusterMap> {
         let mut map = ClusterMap {
@@ -326,9 +349,13 @@ impl Wire for ClusterMap {
             access: Wire::decode(r)?,
             authorities: Vec::new(),
             audits: Vec::new(),
+            copies: Vec::new(),
         };
         if map.level >= LEVEL_OF_STEPS {
             (map.authorities, map.audits) = (Wire::decode(r)?, Wire::decode(r)?);
+        }
+        if map.level >= LEVEL_OF_COPIES {
+            map.copies = Wire::decode(r)?;
         }
         Ok(map)
     }
@@ -398,6 +425,13 @@ impl ClusterMap {
     }
     pub fn namespace(&self, id: NamespaceId) -> Option<&NamespaceEntry> {
         self.namespaces.iter().find(|v| v.id == id)
+    }
+    pub fn namespace_named(&self, name: &str) -> Option<&NamespaceEntry> {
+        self.namespaces.iter().find(|v| v.name == name)
+    }
+    /// `None`: there is its leader's copy only, and always was.
+    pub fn copies_of(&self, id: NamespaceId) -> Option<&NamespaceCopies> {
+        self.copies.iter().find(|c| c.namespace == id)
     }
     /// The members that must be told that a file on `groups` is truncated: every live member, under the
     /// epochs of its groups. An error while a group has fewer than k current members: one that returns then

@@ -9,7 +9,8 @@ use crate::access::{AccessRules, AuditRule};
 use crate::coord::{ClusterStatus, Joined, LeadReply, MapReply};
 use crate::home_rule::HomeRule;
 use crate::map::{
-    ClusterMap, Group, Member, MemberState, NamespaceEntry, Node, RemovedNode, Scheme, Settings, Target,
+    ClusterMap, Group, Member, MemberState, NamespaceCopies, NamespaceEntry, Node, RemovedNode, Scheme,
+    Settings, Target,
 };
 use crate::version::VERSION_OF_NEWS;
 use crate::{ClusterId, Epoch, Error, NamespaceId, PgId, Result, Wire, Writer};
@@ -45,6 +46,7 @@ wire_union!(
         Access = 12 { access: AccessRules },
         Authorities = 13 { pins: Vec<[u8; 16]> },
         Audits = 14 { audits: Vec<AuditRule> },
+        Copies = 15 { copies: Vec<NamespaceCopies> },
     }
 );
 
@@ -72,6 +74,7 @@ pub fn changes(old: &ClusterMap, new: &ClusterMap) -> Option<Vec<MapChange>> {
         access,
         authorities,
         audits,
+        copies,
     } = new;
     if *cluster != old.cluster {
         return None;
@@ -86,6 +89,7 @@ pub fn changes(old: &ClusterMap, new: &ClusterMap) -> Option<Vec<MapChange>> {
     note(*access != old.access, &|| MapChange::Access { access: access.clone() });
     note(*authorities != old.authorities, &|| MapChange::Authorities { pins: authorities.clone() });
     note(*audits != old.audits, &|| MapChange::Audits { audits: audits.clone() });
+    note(*copies != old.copies, &|| MapChange::Copies { copies: copies.clone() });
     let still: BTreeSet<NamespaceId> = namespaces.iter().map(|entry| entry.id).collect();
     let (stay, gone): (Vec<_>, Vec<_>) = old.namespaces.iter().partition(|entry| still.contains(&entry.id));
     found.extend(gone.into_iter().map(|entry| MapChange::NamespaceGone { id: entry.id }));
@@ -194,6 +198,7 @@ impl MapChange {
             MapChange::Access { access } => map.access = access.clone(),
             MapChange::Authorities { pins } => map.authorities = pins.clone(),
             MapChange::Audits { audits } => map.audits = audits.clone(),
+            MapChange::Copies { copies } => map.copies = copies.clone(),
         }
         Ok(())
     }
@@ -252,6 +257,7 @@ impl ClusterMap {
             access: AccessRules::default(),
             authorities: Vec::new(),
             audits: Vec::new(),
+            copies: Vec::new(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Claims about news: changes lead to the very map, and are small.
 use super::*;
-use crate::map::{MemberState, Role, RunSeen, TargetState};
+use crate::map::{NamespaceCopy, Role, RunSeen, TargetState};
 use crate::version::Program;
 use crate::{DiskUuid, NamespaceUuid, NodeId, TargetId};
 use proptest::prelude::*;
@@ -90,6 +90,11 @@ fn disturb(map: &mut ClusterMap, (what, which, value): (u8, usize, u64)) {
         17 => {
             map.audits.push(AuditRule { volumes: format!("v{value}"), opens: true, changes: value % 2 == 0 })
         }
+        18 => {
+            let copy = NamespaceCopy { node: NodeId(3), state: MemberState::Behind, since: Epoch(value) };
+            let namespace = NamespaceId(value as u32);
+            map.copies.push(NamespaceCopies { namespace, wanted: 3, members: vec![copy] })
+        }
         _ => map.namespaces.iter_mut().for_each(|entry| entry.leader = Some(NodeId(value as u32))),
     }
 }
@@ -98,7 +103,7 @@ proptest! {
     #[test]
     fn steps_lead_to_the_very_map(
         versions in prop::collection::vec(
-            prop::collection::vec((0u8..19, 0usize..1000, 0u64..1 << 40), 0..4), 1..20),
+            prop::collection::vec((0u8..20, 0usize..1000, 0u64..1 << 40), 0..4), 1..20),
         known in 0usize..20,
     ) {
         let mut map = small_map();
@@ -170,12 +175,16 @@ fn an_answer_without_a_map_keeps_the_layout_of_its_body() {
 
 #[test]
 fn fields_of_a_level_are_told_in_clusters_of_that_level() {
-    for (level, is_told) in [(1, false), (2, true)] {
+    for (level, is_told, of_copies) in [(1, false, false), (2, true, false), (3, true, true)] {
         let audits = vec![AuditRule { volumes: "v".into(), opens: true, changes: false }];
         let map = ClusterMap { level, authorities: vec![[7; 16]], audits, ..small_map() };
         let told = ClusterMap::from_bytes(&map.to_bytes()).unwrap();
         assert_eq!(told == map, is_told, "level {level}");
         let silent = ClusterMap { authorities: vec![], audits: vec![], ..map };
-        assert_eq!(ClusterMap::from_bytes(&silent.to_bytes()), Ok(silent));
+        assert_eq!(ClusterMap::from_bytes(&silent.to_bytes()), Ok(silent.clone()));
+        let copies = vec![NamespaceCopies { namespace: NamespaceId(1), wanted: 2, members: vec![] }];
+        let map = ClusterMap { copies, ..silent };
+        let told = ClusterMap::from_bytes(&map.to_bytes()).unwrap();
+        assert_eq!(told == map, of_copies, "level {level}");
     }
 }

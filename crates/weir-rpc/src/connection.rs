@@ -453,7 +453,7 @@ impl Inner {
                 Ok(None) => return ended("closed by the peer"),
                 Err(e) => return e,
             };
-            let (len, most) = (header.0.payload_len, service.payload_max());
+            let (len, most) = (header.0.payload_len, service.payload_max(self.proved().sender()));
             if header.0.kind == FrameKind::Request && len > most {
                 let why =
                     format!("oversize request: a payload of {len} bytes, at most {most} are taken here");

@@ -34,6 +34,7 @@ use weir_env::{BoxFuture, Instant};
 use weir_proto::checksum::{crc32c, crc32c_append};
 use weir_proto::data::PAYLOAD_MAX;
 use weir_proto::methods::{self, Method};
+use weir_proto::sender::Sender;
 use weir_proto::{Error, Request, Result, Wire};
 
 /// What a service does with a call: answers in place (short, never blocking), or later in a task of its own.
@@ -98,8 +99,8 @@ pub trait Service: Send + Sync + 'static {
     fn admits_strangers(&self) -> bool {
         false
     }
-    /// The largest payload of a request to this service; a longer one ends its connection before there is memory for it.
-    fn payload_max(&self) -> u32 {
+    /// The largest payload of such a sender's request to this service; a longer one ends its connection before there is memory for it.
+    fn payload_max(&self, _from: Sender) -> u32 {
         PAYLOAD_MAX
     }
     /// All requests that came with the last read of a connection are handled: what was put off for the next one need not

@@ -17,6 +17,7 @@ use weir_kv::EngineConfig;
 use weir_node::{MetaPlace, Site, StoragePlace, start_coord, start_meta, start_storage};
 use weir_proto::access::{AccessRule, Grant, IdsAre, RootIs, VolumeGrant};
 use weir_proto::coord::ClusterStatus;
+use weir_proto::copies::SetCopies;
 use weir_proto::map::{ClusterMap, MemberState, Role, Scheme, Settings, TargetState};
 use weir_proto::{ClusterId, Error, Result, RunId, TargetId};
 use weir_rpc::{Policy, Trust};
@@ -25,10 +26,19 @@ use weir_trust::standin::StandIn;
 
 pub const COORDINATOR: &str = "coord";
 pub const META: &str = "meta";
+/// The nodes that keep the metadata: the first one founds the namespace.
+pub fn meta_name(n: usize) -> String {
+    if n == 0 { META.to_owned() } else { format!("{META}-{}", n + 1) }
+}
+pub fn is_meta(name: &str) -> bool {
+    name.starts_with(META)
+}
 /// Where a storage node has its target.
 pub const TARGET_DIR: &str = "/target";
 /// Not part of the cluster: looks at it, and runs the applications.
 pub const HARNESS: &str = "harness";
+const META_DIR: &str = "/meta";
+const NAMESPACE: &str = "root";
 /// How long a role waits for the coordinator.
 const PATIENCE: Duration = Duration::from_secs(60);
 const CACHE_BYTES: usize = 4 << 20;
@@ -118,11 +128,17 @@ impl Cluster {
             moves: Mutex::default(),
             lives: Lives::default(),
         };
-        if options.certificates {
+        if options.servers.certificates {
             cluster.seen.add_access_rule(root_stays_root(), None).await?;
         }
         cluster.start(META);
         (0..options.storage_nodes).for_each(|n| cluster.start(&storage_name(n)));
+        if options.servers.copies > 1 {
+            let wait = cluster.seen.wait_for(PATIENCE, |map| map.namespace_named(NAMESPACE).is_some());
+            wait.await?;
+            (1..options.servers.copies).for_each(|n| cluster.start(&meta_name(n)));
+            cluster.set_copies(None).await?;
+        }
         cluster.wait_whole(PATIENCE).await?;
         if options.limits {
             for scheme in other_schemes(options.scheme) {
@@ -152,15 +168,16 @@ impl Cluster {
                 let listen = at.map_or_else(coordinators, |at| vec![at]);
                 start(Box::pin(run_coordinator(env.clone(), self.options.clone(), listen, new)));
             }
-            META => {
-                let gone = gone(&self.world, &self.lives);
-                start(Box::pin(run_meta(
-                    env.clone(),
-                    addr(self.moves(name), "0.2"),
-                    new,
-                    gone,
-                    self.options.clone(),
-                )));
+            _ if is_meta(name) => {
+                let n = (0..self.options.servers.copies)
+                    .find(|n| meta_name(*n) == name)
+                    .expect("a metadata node");
+                let gone: Gone = match self.options.servers.copies {
+                    1 => gone(&self.world, &self.lives),
+                    _ => Arc::new(|_| false), // clients are on other machines
+                };
+                let at = addr(self.moves(name), &format!("0.{}", n + 2));
+                start(Box::pin(run_meta(env.clone(), n, at, new && n == 0, gone, self.options.clone())));
             }
             _ => {
                 let n: usize = name[1..].parse().expect("storage nodes are s0, s1, …");
@@ -198,6 +215,15 @@ impl Cluster {
         Instant(self.holder_gone.load(Ordering::Relaxed))
     }
 
+    /// As many copies of the metadata as this run has; this node gives its one up.
+    pub async fn set_copies(&self, without: Option<&str>) -> Result<()> {
+        let map = self.seen.map();
+        let without = without.and_then(|name| map.nodes.iter().find(|n| n.name == name)).map(|n| n.id);
+        let copies = self.options.servers.copies as u8;
+        let asked = SetCopies { namespace: NAMESPACE.to_owned(), copies, without };
+        self.seen.set_copies(&asked).await.map(drop)
+    }
+
     /// The node's targets are lost for good.
     pub fn excuse(&self, name: &str) {
         lock(&self.lost).extend(targets_of(&self.seen.map(), name));
@@ -233,7 +259,8 @@ impl Cluster {
 
     fn all(&self) -> Vec<String> {
         let storage = (0..self.options.storage_nodes).map(storage_name);
-        [COORDINATOR.to_string(), META.to_string()].into_iter().chain(storage).collect()
+        let metas = (0..self.options.servers.copies).map(meta_name);
+        std::iter::once(COORDINATOR.to_string()).chain(metas).chain(storage).collect()
     }
     pub fn power_cut_all(&self) {
         self.all().iter().for_each(|name| self.world.power_cut(name));
@@ -332,6 +359,12 @@ fn whole(map: &ClusterMap, options: &Options, lost: &BTreeSet<TargetId>) -> std:
     if map.targets.len() < options.storage_nodes {
         return Err(format!("{} targets of {}", map.targets.len(), options.storage_nodes));
     }
+    for namespace in &map.copies {
+        let current = namespace.members.iter().filter(|m| m.state == MemberState::Current).count();
+        if current < options.servers.copies {
+            return Err(format!("{current} copies of the metadata are current: {:?}", namespace.members));
+        }
+    }
     // Groups with less redundancy than the faults leave hold no file: when nobody who is left is current their repair does not end.
     for group in map.groups.iter().filter(|g| g.scheme.parity >= options.scheme.parity) {
         let expected = group.members.iter().filter(|m| !lost.contains(&m.target));
@@ -392,7 +425,7 @@ fn trust(name: &str, role: Role, options: &Options) -> Option<Arc<Trust>> {
     let (name, roles, until) = (name.to_owned(), vec![role], u64::MAX);
     let shown = Certificate { cluster: CLUSTER, name, roles, serial: 1, until, by: Pin::default() };
     let handshakes = Arc::new(StandIn::new(shown, Arc::new(|| 0)));
-    options.certificates.then(|| Arc::new(Trust::new(handshakes, Policy::default())))
+    options.servers.certificates.then(|| Arc::new(Trust::new(handshakes, Policy::default())))
 }
 
 async fn made(env: &Env, dir: &Path) -> Result<()> {
@@ -420,7 +453,7 @@ async fn run_coordinator(env: Env, options: Options, listen: Vec<Addr>, new: boo
         settings,
         new,
         name: COORDINATOR.to_owned(),
-        cluster: options.certificates.then_some(CLUSTER),
+        cluster: options.servers.certificates.then_some(CLUSTER),
         trust: trust(COORDINATOR, Role::Coordinator, &options),
         ..CoordConfig::new(options.scheme, options.storage_nodes)
     };
@@ -441,16 +474,18 @@ fn gone(world: &World, lives: &Lives) -> Gone {
     })
 }
 
-async fn run_meta(env: Env, at: Addr, new: bool, gone: Gone, options: Options) -> Result<()> {
+async fn run_meta(env: Env, n: usize, at: Addr, new: bool, gone: Gone, options: Options) -> Result<()> {
     let place = MetaPlace {
-        dir: "/meta".into(),
-        namespace: "root".into(),
+        dir: META_DIR.into(),
+        namespace: NAMESPACE.into(),
         new,
         instead_of: None,
         engine: ENGINE,
+        kept_for_copies: 0,
         gone,
     };
-    let site = site(META, Role::Meta, "host0", vec![at], &options);
+    let host = format!("host{}", n % options.hosts);
+    let site = site(&meta_name(n), Role::Meta, &host, vec![at], &options);
     let meta = start_meta(&env, &site, place).await.map_err(|e| e.error)?;
     Err(meta.run().await)
 }

@@ -4,7 +4,7 @@
 //! error that a client sees is one that it should not have seen, unless it was cut off itself.
 
 use crate::client_states::{LEAVES, client_name};
-use crate::cluster::{COORDINATOR, Cluster, META, TARGET_DIR, storage_name};
+use crate::cluster::{COORDINATOR, Cluster, META, TARGET_DIR, is_meta, meta_name, storage_name};
 use crate::kinds::{FaultKind, FaultKind::*, Toll};
 use crate::workload::Workload;
 use crate::{Options, attend};
@@ -46,6 +46,8 @@ const JOURNAL_VERDICT: Duration = Duration::from_secs(1);
 /// A leader that starts answers nobody until the clients of before are back, at most for a lease term: see `Settings`. Who wants what
 /// one holds that died after that waits for [`LEAVES`].
 const LEADER_GRACE: Duration = Duration::from_millis(5_500);
+/// Until another copy leads: the silence of the leader, and what it was promised.
+const FAILOVER: Duration = Duration::from_millis(5_000);
 /// A leader may die again before it answers, and that twice is within an operation's patience. More often it is more than
 /// the cluster promises to survive (section 8 of the promises): the next round comes when it answers.
 const EARLY_DEATHS_MAX: u32 = 2;
@@ -126,7 +128,7 @@ impl Fault {
             KillClient => self.victims.clone(),
             KillTooMany => self.others.clone(),
             PauseClient | PartitionFromMeta if long => self.victims.clone(),
-            PartitionPartly if long && self.others.iter().any(|o| o == META) => self.victims.clone(),
+            PartitionPartly if long && self.others.iter().any(|o| is_meta(o)) => self.victims.clone(),
             _ => Vec::new(),
         };
         names.iter().filter_map(|name| name.strip_prefix('c')?.parse().ok()).collect()
@@ -204,7 +206,7 @@ impl Faults {
     }
 
     fn start(&self, name: &str) {
-        if name == META && !self.world.is_up(META) {
+        if name == META && self.options.servers.copies == 1 && !self.world.is_up(META) {
             self.leader_begins();
         }
         self.cluster.start(name);
@@ -214,7 +216,8 @@ impl Faults {
     fn leader_answers_at(&self) -> Instant {
         let (began, gone) = (self.state().leader_began, self.cluster.holder_gone());
         // Whoever went before it began is forgotten with its grace.
-        if gone > began { (began + LEADER_GRACE).max(gone + LEAVES) } else { began + LEADER_GRACE }
+        let grace = LEADER_GRACE + if self.options.servers.copies > 1 { FAILOVER } else { Duration::ZERO };
+        if gone > began { (began + grace).max(gone + LEAVES) } else { began + grace }
     }
 
     fn leader_begins(&self) {
@@ -230,6 +233,15 @@ impl Faults {
 
     fn some_storage(&self) -> String {
         storage_name(self.rng.below(self.options.storage_nodes as u64) as usize)
+    }
+    fn metas(&self) -> Vec<String> {
+        (0..self.options.servers.copies).map(meta_name).collect()
+    }
+    fn some_meta(&self) -> String {
+        match self.options.servers.copies {
+            1 => META.to_owned(),
+            _ => self.one_of(&self.metas()),
+        }
     }
     fn some_client(&self) -> String {
         client_name(self.rng.below(self.options.clients as u64) as usize)
@@ -251,8 +263,8 @@ impl Faults {
         let kind = self.options.faults[if first { 0 } else { some }];
         let all: Vec<String> = (0..self.options.storage_nodes).map(storage_name).collect();
         let (victims, others) = match kind {
-            KillMeta | PowerCutMeta | PauseMeta | SyncErrorsMeta | KillMetaAtPoint => {
-                (vec![META.into()], vec![])
+            KillMeta | PowerCutMeta | PauseMeta | SyncErrorsMeta | KillMetaAtPoint | LoseMetaDisk => {
+                (vec![self.some_meta()], vec![])
             }
             KillCoordinator | PowerCutCoordinator => (vec![COORDINATOR.into()], vec![]),
             PowerCutAllStorage => (all, vec![]),
@@ -265,19 +277,25 @@ impl Faults {
             LoseHost => {
                 let host = self.rng.below(self.options.hosts as u64) as usize;
                 let on_host = (host..self.options.storage_nodes).step_by(self.options.hosts);
-                let meta = (host == 0).then(|| META.to_string());
-                (on_host.map(storage_name).chain(meta).collect(), vec![])
+                let metas = (host..self.options.servers.copies).step_by(self.options.hosts).map(meta_name);
+                (on_host.map(storage_name).chain(metas).collect(), vec![])
             }
             KillClient | PauseClient => (vec![self.some_client()], vec![]),
-            PartitionFromMeta => (vec![self.some_client()], vec![META.into()]),
+            PartitionFromMeta => (vec![self.some_client()], vec![self.some_meta()]),
             PartitionFromClient | CutClientFromTarget => {
                 (vec![self.some_storage()], vec![self.some_client()])
             }
             ResetConnections | LateRequests | SlowLink => {
-                let server = if self.rng.below(3) == 0 { META.into() } else { self.some_storage() };
+                let server = if self.rng.below(3) == 0 { self.some_meta() } else { self.some_storage() };
                 (vec![server], vec![self.some_client()])
             }
             PartitionFromCoordinator => (vec![self.some_storage()], vec![COORDINATOR.into()]),
+            CutMetaFromCoordinator => (vec![self.some_meta()], vec![COORDINATOR.into()]),
+            CutMetaFromCopies => {
+                let one = self.some_meta();
+                let others = self.metas().into_iter().filter(|n| *n != one).collect();
+                (vec![one], others)
+            }
             PartitionFromPeer => {
                 let one = self.some_storage();
                 let peers: Vec<String> = all.into_iter().filter(|n| *n != one).collect();
@@ -286,18 +304,18 @@ impl Faults {
             }
             PartitionPartly => {
                 let one = if self.rng.below(3) == 0 { self.some_client() } else { self.some_storage() };
-                let roles = [META.to_string(), COORDINATOR.to_string()];
+                let roles = self.metas().into_iter().chain([COORDINATOR.to_string()]);
                 let rest = all.into_iter().chain(roles).filter(|n| *n != one);
                 let others = rest.filter(|_| self.rng.below(2) == 0).collect();
                 (vec![one], others)
             }
             ClockJump | ClockDrift => {
-                let roles = [META.to_string(), COORDINATOR.to_string(), self.some_client()];
+                let roles = [self.some_meta(), COORDINATOR.to_string(), self.some_client()];
                 let everybody: Vec<String> = all.into_iter().chain(roles).collect();
                 (vec![self.one_of(&everybody)], vec![])
             }
             MovedAddress => {
-                let roles = [META.to_string(), COORDINATOR.to_string()];
+                let roles = [self.some_meta(), COORDINATOR.to_string()];
                 let everybody: Vec<String> = all.into_iter().chain(roles).collect();
                 (vec![self.one_of(&everybody)], vec![])
             }
@@ -335,6 +353,10 @@ impl Faults {
             return false;
         }
         let twice = under_way.iter().any(|f| f.victims.iter().any(|v| fault.victims.contains(v)));
+        // One copy of the metadata may be gone.
+        let of_meta = |f: &Fault| f.victims.iter().chain(&f.others).any(|v| is_meta(v));
+        let twice =
+            twice || self.options.servers.copies > 1 && of_meta(fault) && under_way.iter().any(of_meta);
         let mut lost = spent;
         for f in under_way.iter().chain([fault]).filter(|f| !f.is_beyond_parity()) {
             lost.extend(f.takes().cloned());
@@ -355,9 +377,12 @@ impl Faults {
         }
         self.work.marks.fault_begins(fault.kind);
         fault.hits_before.store(self.world.disk_hits(fault.victim()), Ordering::Relaxed);
-        if fault.victims.iter().any(|v| v == META) {
+        if fault.victims.iter().any(|v| is_meta(v)) {
             let answered = self.world.now() > self.leader_answers_at();
             self.state().leader_answered = answered;
+            if self.options.servers.copies > 1 {
+                self.leader_begins(); // another one, if it was the leader
+            }
         }
         self.apply(fault);
     }
@@ -396,6 +421,8 @@ impl Faults {
             | PartitionFromPeer
             | PartitionFromCoordinator
             | PartitionFromMeta
+            | CutMetaFromCopies
+            | CutMetaFromCoordinator
             | PartitionPartly => {
                 fault.others.iter().for_each(|other| match self.rng.below(3) {
                     0 => world.partition_one_way(victim, other),
@@ -440,6 +467,10 @@ impl Faults {
                 world.replace_disk(victim);
             }
             EmptyReturns => world.power_cut(victim),
+            LoseMetaDisk => {
+                world.power_cut(victim);
+                world.replace_disk(victim);
+            }
             OldCopyReturns => {
                 world.power_cut(victim);
                 let copy = world.copy_disk(victim);
@@ -477,6 +508,11 @@ impl Faults {
                 world.spare(victim);
                 self.start(victim);
             }
+            LoseMetaDisk => {
+                let given_up = self.cluster.set_copies(Some(victim)).await;
+                given_up.unwrap_or_else(|e| panic!("give up the copy of {victim}: {e}"));
+                self.start(victim);
+            }
             KillClient => {}
             PauseClient | PauseStorage => world.resume(victim),
             PauseMeta => {
@@ -491,6 +527,8 @@ impl Faults {
             | PartitionFromPeer
             | PartitionFromCoordinator
             | PartitionFromMeta
+            | CutMetaFromCopies
+            | CutMetaFromCoordinator
             | PartitionPartly => fault.others.iter().for_each(|other| world.heal(victim, other)),
             SlowLink => {
                 world.slow_link(victim, &fault.others[0], Duration::ZERO);

@@ -43,6 +43,9 @@ pub enum FaultKind {
     EmptyReturns,
     OldCopyReturns,
     CutClientFromTarget,
+    CutMetaFromCopies,
+    CutMetaFromCoordinator,
+    LoseMetaDisk,
 }
 
 use FaultKind::*;
@@ -60,7 +63,7 @@ pub enum Toll {
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 40] = [
+    pub const ALL: [FaultKind; 43] = [
         KillStorage,
         PowerCutStorage,
         PowerCutAllStorage,
@@ -101,17 +104,25 @@ impl FaultKind {
         EmptyReturns,
         OldCopyReturns,
         CutClientFromTarget,
+        CutMetaFromCopies,
+        CutMetaFromCoordinator,
+        LoseMetaDisk,
     ];
 
-    /// Those that may come with any others. Damage that lasts does not pass every seed beside others yet: see
-    /// `docs/verification.md`. Deaths at points are deaths like others, at places that are chosen. Where too many die for long
-    /// programs are told errors, which hides others' faults. A disk that hangs takes much of the patience that others' faults need.
-    pub fn mixable() -> Vec<FaultKind> {
+    /// Those that may come with any others. Damage that lasts does not pass every seed beside others yet (see
+    /// `docs/verification.md`); deaths at points are like other deaths; where too many die programs are told
+    /// errors, which hides others' faults; a disk that hangs takes the patience that others' faults need.
+    pub fn mixable(has_copies: bool) -> Vec<FaultKind> {
         let apart = |k: &FaultKind| {
             k.toll() == Toll::Lasting
                 || matches!(k, KillStorageAtPoint | KillMetaAtPoint | KillTooMany | StallDisk)
+                || !has_copies && k.needs_copies()
         };
         FaultKind::ALL.into_iter().filter(|k| !apart(k)).collect()
+    }
+
+    pub fn needs_copies(self) -> bool {
+        matches!(self, CutMetaFromCopies | CutMetaFromCoordinator | LoseMetaDisk)
     }
 
     /// As written on the command line.
@@ -157,6 +168,9 @@ impl FaultKind {
             EmptyReturns => "empty-returns",
             OldCopyReturns => "old-copy-returns",
             CutClientFromTarget => "cut-client-from-target",
+            CutMetaFromCopies => "cut-meta-from-copies",
+            CutMetaFromCoordinator => "cut-meta-from-coordinator",
+            LoseMetaDisk => "lose-meta-disk",
         }
     }
 
@@ -188,9 +202,24 @@ impl FaultKind {
             DiskFull => Toll::Passing,
             FlipBits | LostWrites | MisdirectedWrites => Toll::Silent,
             WriteErrors | SyncErrors | ReplaceDisk => Toll::Lasting,
-            KillMeta | PowerCutMeta | PauseMeta | KillCoordinator | PowerCutCoordinator | KillClient
-            | PauseClient | PartitionFromMeta | ResetConnections | LateRequests | SlowLink | ClockJump
-            | ClockDrift | SyncErrorsMeta | KillMetaAtPoint => Toll::None,
+            KillMeta
+            | PowerCutMeta
+            | PauseMeta
+            | KillCoordinator
+            | PowerCutCoordinator
+            | KillClient
+            | PauseClient
+            | PartitionFromMeta
+            | ResetConnections
+            | LateRequests
+            | SlowLink
+            | ClockJump
+            | ClockDrift
+            | SyncErrorsMeta
+            | KillMetaAtPoint
+            | CutMetaFromCopies
+            | CutMetaFromCoordinator
+            | LoseMetaDisk => Toll::None,
             // The client goes around.
             CutClientFromTarget => Toll::None,
         }

@@ -85,10 +85,18 @@ pub struct Options {
     pub replica: bool,
     /// Volumes with limits are made, written until they are full, and deleted.
     pub limits: bool,
-    /// Nodes show certificates, and frames are protected.
-    pub certificates: bool,
+    pub servers: Servers,
     /// Keep the trace as text.
     pub log: bool,
+}
+
+/// What kind of servers they are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Servers {
+    /// Nodes show certificates, and frames are protected.
+    pub certificates: bool,
+    /// Nodes that keep the metadata.
+    pub copies: usize,
 }
 
 impl Default for Options {
@@ -112,7 +120,7 @@ impl Default for Options {
             trash: false,
             replica: false,
             limits: false,
-            certificates: false,
+            servers: Servers { certificates: false, copies: 1 },
             log: false,
         }
     }
@@ -121,9 +129,14 @@ impl Default for Options {
 impl Options {
     /// A few kinds of faults, as the seed says: the first of them by turns.
     pub fn mixed(seed: u64) -> Options {
+        Options::mixed_of(seed, 1)
+    }
+
+    /// The same with so many copies of the metadata.
+    pub fn mixed_of(seed: u64, copies: usize) -> Options {
         let world = World::new(seed, SimConfig::default());
         let rng = world.rng("mix");
-        let all = FaultKind::mixable();
+        let all = FaultKind::mixable(copies > 1);
         let mut faults = vec![all[seed as usize % all.len()]];
         for _ in 0..5 {
             let kind = all[rng.below(all.len() as u64) as usize];
@@ -135,7 +148,8 @@ impl Options {
             }
         }
         let pause_ms_max = [200, 1000, 3000][rng.below(3) as usize];
-        Options { faults, pause_ms_max, ..Options::default() }
+        let servers = Servers { copies, ..Options::default().servers };
+        Options { faults, pause_ms_max, servers, ..Options::default() }
     }
 }
 

@@ -13,7 +13,7 @@ use clap::{Parser, ValueEnum};
 use std::{fs::File, io::Write, process::ExitCode, str::FromStr, time::Duration};
 use weir_proto::map::Scheme;
 use weir_sim::marks::{Met, table};
-use weir_sim::{FaultKind, Options, run, shrink::shrink};
+use weir_sim::{FaultKind, Options, Servers, run, shrink::shrink};
 
 /// A run is millions of small allocations on one thread: a tenth of its time with the machine's allocator.
 #[global_allocator]
@@ -241,12 +241,15 @@ struct ClusterArgs {
     /// Nodes show certificates, and frames are protected
     #[arg(long, default_value = "no")]
     certificates: Choice,
+    /// Nodes that keep the metadata, 1 to 3
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=3))]
+    copies: u8,
 }
 
 impl Args {
     fn options_of(&self, seed: u64) -> Options {
         let base = match &self.faults {
-            None => Options::mixed(seed),
+            None => Options::mixed_of(seed, self.cluster.copies.into()),
             Some(Kinds(faults)) => Options { faults: faults.clone(), ..Options::default() },
         };
         let mut options = Options {
@@ -260,7 +263,10 @@ impl Args {
             trash: self.trash == Choice::Yes,
             replica: self.replica == Choice::Yes,
             limits: self.limits == Choice::Yes,
-            certificates: self.cluster.certificates == Choice::Yes,
+            servers: Servers {
+                certificates: self.cluster.certificates == Choice::Yes,
+                copies: self.cluster.copies.into(),
+            },
             log: self.log.is_some(),
             ..base
         };

@@ -46,8 +46,11 @@ pub fn command(seed: u64, options: &Options) -> String {
     if options.limits {
         words.push("--limits yes".into());
     }
-    if options.certificates {
+    if options.servers.certificates {
         words.push("--certificates yes".into());
+    }
+    if options.servers.copies > 1 {
+        words.push(format!("--copies {}", options.servers.copies));
     }
     words.join(" ")
 }

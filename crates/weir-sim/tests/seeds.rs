@@ -3,7 +3,7 @@
 use std::{ops::Range, thread};
 use weir_proto::map::Scheme;
 use weir_sim::marks::{Met, OPERATIONS, OWN_EVICTION, never_met, table};
-use weir_sim::{FaultKind, Options, run, shrink::shrink};
+use weir_sim::{FaultKind, Options, Servers, run, shrink::shrink};
 
 /// What all runs of a test did.
 #[derive(Default)]
@@ -89,7 +89,8 @@ fn what_was_mended_stays_mended() {
 /// Frames are protected, and what protects them hides no damage on a disk.
 #[test]
 fn nodes_with_certificates_keep_every_promise() {
-    keep_every_promise(68000..68006, |seed| Options { certificates: true, ..Options::mixed(seed) });
+    let servers = Servers { certificates: true, copies: 1 };
+    keep_every_promise(68000..68006, |seed| Options { servers, ..Options::mixed(seed) });
     keep_every_promise(68100..68103, |_| {
         let faults = vec![FaultKind::FlipBits];
         Options { certificates: true, faults, ..Options::default() }

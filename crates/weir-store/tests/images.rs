@@ -134,6 +134,7 @@ impl Lab {
             removed: vec![],
             authorities: vec![],
             audits: vec![],
+            copies: vec![],
             access: Default::default(),
         };
         let lab = Arc::new(Lab {

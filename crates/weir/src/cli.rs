@@ -70,6 +70,9 @@ pub enum Command {
     /// List and replace the authority that signs the cluster's certificates
     #[command(subcommand)]
     Ca(CaCommand),
+    /// Show and choose on how many nodes the metadata is kept
+    #[command(subcommand)]
+    Namespace(NamespaceCommand),
     /// Show cluster health: troubles first, then nodes, targets and placement groups
     #[command(after_help = STATUS_EXITS)]
     Status(Status),
@@ -170,6 +173,9 @@ pub struct Up {
     /// without etcd]
     #[arg(long, value_name = "MEMBERS", value_parser = etcd_members)]
     pub etcd: Option<u32>,
+    /// Copies of the metadata, 1 to 5, each with a process of its own [default: 1]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=5))]
+    pub copies: Option<u32>,
     /// Keep everything in memory; `weir down` discards it
     #[arg(long)]
     pub memory: bool,

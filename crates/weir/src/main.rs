@@ -120,6 +120,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Token(command) => commands::enrol::token(&command),
         Command::Node(command) => commands::enrol::node(&command),
         Command::Ca(command) => commands::ca::ca(&command),
+        Command::Namespace(command) => commands::namespace::run(&command),
         Command::Home(command) => commands::home::run(&command),
         Command::Access(command) => commands::access::run(&command),
         Command::Audit(command) => return commands::audit::run(&command),

@@ -11,7 +11,7 @@ use weir_coord::{Cluster, Observer};
 use weir_env::{Addr, Env};
 use weir_proto::Error;
 use weir_proto::coord::ClusterStatus;
-use weir_proto::map::{ClusterMap, Group, Scheme, TargetState};
+use weir_proto::map::{ClusterMap, Group, MemberState, NamespaceEntry, Scheme, TargetState};
 use weir_proto::volume::Policy;
 
 /// How long a cluster that starts may take until it takes data.
@@ -219,8 +219,42 @@ impl Health {
     }
 }
 
-pub fn is_led(map: &ClusterMap, namespace: &weir_proto::map::NamespaceEntry) -> bool {
+pub fn is_led(map: &ClusterMap, namespace: &NamespaceEntry) -> bool {
     namespace.leader.and_then(|node| map.node(node)).is_some_and(|node| node.up)
+}
+
+/// Copies that the namespace should have and that do not hold every change.
+pub fn copies_lacking(map: &ClusterMap, name: &str) -> usize {
+    let copies = map.namespace_named(name).and_then(|entry| map.copies_of(entry.id));
+    copies.map_or(0, |c| {
+        let current = c.members.iter().filter(|m| m.state == MemberState::Current).count();
+        usize::from(c.wanted).saturating_sub(current)
+    })
+}
+
+/// What is wrong with the copies of a namespace, and what to do.
+pub fn copies_trouble(map: &ClusterMap, namespace: &NamespaceEntry) -> Option<String> {
+    let copies = map.copies_of(namespace.id)?;
+    let named = |state| {
+        let of_state = copies.members.iter().filter(move |m| m.state == state);
+        let names = of_state.map(|m| map.node(m.node).map_or("?", |n| n.name.as_str()));
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let (down, behind) = (named(MemberState::Down), named(MemberState::Behind));
+    let free = usize::from(copies.wanted).saturating_sub(copies.members.len());
+    let (name, wanted) = (&namespace.name, copies.wanted);
+    let mut why = Vec::new();
+    if !down.is_empty() {
+        why.push(format!(
+            "{down} is down: start it again; if it is lost, `weir namespace copies {name} {wanted} --without NODE` gives its \
+             place to another node"
+        ));
+    }
+    why.extend((!behind.is_empty()).then(|| format!("{behind} is being filled")));
+    why.extend((free > 0).then(|| format!("{free} have no node: start `weir meta` on another machine")));
+    let current = copies.members.iter().filter(|m| m.state == MemberState::Current).count();
+    let has = format!("the metadata of namespace {name:?} has {current} of {wanted} copies");
+    (!why.is_empty()).then(|| format!("{has}: {}", why.join("; ")))
 }
 
 /// Whether the cluster has been founded with its targets: from then on it can go on without some of them.

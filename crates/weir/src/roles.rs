@@ -391,6 +391,9 @@ fn etcd_config(access: &EtcdAccess, endpoints: &[String]) -> EtcdConfig {
     }
 }
 
+/// Of a copied namespace's journal: hours of an absent copy at the rate of most days.
+const KEPT_FOR_COPIES: u64 = 512 << 20;
+
 pub fn meta(args: &MetaRole, environment: &Environment) -> Outcome<()> {
     let mut config = configure(&args.role, "meta")?;
     if let Some(dir) = &args.dir {
@@ -413,6 +416,7 @@ async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> O
         new,
         instead_of,
         engine: EngineConfig { cache_bytes: (meta.cache_mib * MIB) as usize, ..EngineConfig::default() },
+        kept_for_copies: KEPT_FOR_COPIES,
         gone: Arc::new(is_gone),
     };
     node.check_listens()?;

@@ -1,5 +1,5 @@
-//! Claims about several coordinators that share an etcd: any one of them may die, and any member of etcd; the
-//! cluster goes on as it is while etcd is away as a whole.
+//! Claims about several coordinators that share an etcd, and several nodes that keep the metadata: any one of them may
+//! die, and any member of etcd; the cluster goes on as it is while etcd is away as a whole.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -162,4 +162,89 @@ fn members_of_etcd_end(cluster: &Cluster, load: &Load) {
     load.progress("writing goes on");
     cluster.up();
     wait_until("all targets are up", PATIENCE, || cluster.status()["health"]["targets_up"] == 6);
+}
+
+/// The nodes that keep the namespace, by their states.
+fn copies(cluster: &Cluster, state: &str) -> Vec<String> {
+    let listed = cluster.try_run_weir(&["namespace", "list", "--json"]);
+    let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap_or_default();
+    let all = listed[0]["copies"].as_array().cloned().unwrap_or_default();
+    let name = |copy: &serde_json::Value| copy["node"].as_str().unwrap_or("?").to_owned();
+    all.iter().filter(|copy| copy["state"] == state).map(name).collect()
+}
+
+/// Waits until one of these nodes leads; which one.
+fn leads(cluster: &Cluster, among: &[&str]) -> String {
+    let found = || copies(cluster, "leads").into_iter().find(|name| among.contains(&name.as_str()));
+    wait_until(&format!("one of {among:?} leads"), PATIENCE, || found().is_some());
+    found().unwrap()
+}
+
+fn are_whole(cluster: &Cluster) {
+    wait_until("all copies hold everything", PATIENCE, || copies(cluster, "current").len() == 2);
+}
+
+#[test]
+fn one_of_three_metadata_nodes_may_be_lost_with_its_disk() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::with(1, &["--copies", "3"]);
+    let dir = cluster.mount();
+    let load = Load { written: 0.into(), stop: false.into(), slowest_ms: 0.into() };
+    std::thread::scope(|scope| {
+        let _stops = StopsLoad(&load);
+        scope.spawn(|| load.run(dir));
+        load.progress("files are written");
+        println!("slowest file without a fault: {:?}", load.slowest());
+        let first = leads(&cluster, &["meta-1"]);
+        cluster.kill(&first);
+        let second = leads(&cluster, &["meta-2", "meta-3"]);
+        load.progress("writing goes on under the next leader");
+        println!("{first} killed: slowest file {:?}", load.slowest());
+        let status = cluster.status();
+        assert!(status["troubles"].to_string().contains("2 of 3 copies"), "{status}");
+        metadata_directory_is_lost(&cluster, &first);
+        load.progress("writing goes on with a new copy");
+        // A copy that stands still is left out, one that is cut off as the leader finds that it leads no more.
+        let follower = copies(&cluster, "current").remove(0);
+        load.slowest();
+        let stopped = cluster.stop(&follower);
+        load.progress("writing goes on without a copy");
+        println!("{follower} stopped: slowest file {:?}", load.slowest());
+        drop(stopped);
+        are_whole(&cluster);
+        let stopped = cluster.stop(&second);
+        let others: Vec<&str> = ["meta-1", "meta-2", "meta-3"].into_iter().filter(|n| *n != second).collect();
+        leads(&cluster, &others);
+        load.progress("writing goes on under the third leader");
+        println!("{second} stopped: slowest file {:?}", load.slowest());
+        drop(stopped);
+        are_whole(&cluster);
+        load.progress("writing goes on with all copies");
+    });
+    for n in 0..load.written.load(Ordering::Acquire) {
+        verify(dir, n);
+    }
+    // All end at once, and start again with what they have.
+    cluster.kill_all();
+    cluster.up();
+    wait_until("all copies hold everything", PATIENCE, || copies(&cluster, "current").len() == 2);
+    for n in 0..load.written.load(Ordering::Acquire) {
+        verify(dir, n);
+    }
+}
+
+/// Its directory is gone for good: it is refused while its place is its own, and filled from the others in a new one.
+fn metadata_directory_is_lost(cluster: &Cluster, node: &str) {
+    let dir = cluster.dir().join(node);
+    fs::remove_dir_all(&dir).unwrap();
+    fs::create_dir(&dir).unwrap();
+    let refused = cluster.try_up();
+    assert!(!refused.status.success(), "an empty directory is not the one of a copy");
+    let said = text(&refused.stderr);
+    assert!(said.contains("file system may not be mounted") && said.contains("--without NODE"), "{said}");
+    cluster.run_weir(&["namespace", "copies", "root", "3", "--without", node, "--no-wait"]);
+    cluster.up();
+    are_whole(cluster);
 }

@@ -316,6 +316,8 @@ impl Lab {
             access: Arc::new(move || ruled.map().access.clone()),
             refused: Arc::new(|_| ()),
             audits: Arc::new(Vec::new),
+            right: weir_meta::copies::Right::alone(),
+            led_until: None,
             witness: Arc::new(|_| ()),
         };
         let meta = Arc::new(Meta::open(&env, self.kv("meta"), config).unwrap());

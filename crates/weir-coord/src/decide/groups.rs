@@ -252,6 +252,7 @@ fn leave_groups(map: &mut ClusterMap, target: TargetId, to: TargetState) -> bool
 /// Nothing was written in epochs that came and went within one draft: who left in one of them was current last in the published map.
 /// So targets that go down together (a power cut, the end of a cluster) have missed nothing of each other.
 pub fn forget_unpublished_epochs(published: &ClusterMap, draft: &mut ClusterMap) {
+    super::namespaces::forget_unpublished(published, draft);
     for (before, group) in published.groups.iter().zip(&mut draft.groups) {
         for member in group.members.iter_mut().filter(|m| m.state != MemberState::Current) {
             if member.since > before.epoch

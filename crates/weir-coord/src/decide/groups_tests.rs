@@ -46,6 +46,7 @@ pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
         removed: vec![],
         authorities: vec![],
         audits: vec![],
+        copies: vec![],
         access: Default::default(),
     }
 }

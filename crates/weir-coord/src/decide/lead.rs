@@ -23,6 +23,12 @@ pub fn take_lead(
     let node = map.node(lead.node).filter(|n| n.role == Role::Meta);
     let node = node.ok_or_else(|| Error::denied(format!("{} is no metadata role", lead.node)))?.id;
     let present = match map.namespaces.iter().position(|v| v.name == *name) {
+        Some(at) if map.copies_of(map.namespaces[at].id).is_some() => {
+            return Err(Error::denied(format!(
+                "namespace {name:?} has copies on several nodes, and the coordinator says which one leads; hint: use a \
+                 program of this release for all of them"
+            )));
+        }
         Some(at) if map.namespaces[at].uuid == lead.uuid => {
             may_go_on(map, progress, &map.namespaces[at], lead)?;
             at
@@ -129,6 +135,8 @@ fn found(map: &mut ClusterMap, lead: &LeadNamespace) -> Result<usize> {
     let last = map.last_namespace.0.checked_add(1);
     map.last_namespace =
         NamespaceId(last.ok_or_else(|| Error::no_space("all numbers of namespaces are given"))?);
+    let given_up = map.namespace_named(&lead.namespace).map(|v| v.id);
+    map.copies.retain(|c| Some(c.namespace) != given_up);
     map.namespaces.retain(|v| v.name != lead.namespace);
     map.namespaces.push(NamespaceEntry {
         id: map.last_namespace,

@@ -44,6 +44,7 @@ fn empty_map() -> ClusterMap {
         removed: vec![],
         authorities: vec![],
         audits: vec![],
+        copies: vec![],
         access: Default::default(),
     }
 }

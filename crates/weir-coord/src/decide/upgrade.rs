@@ -83,6 +83,7 @@ mod tests {
             removed: vec![],
             authorities: vec![],
             audits: vec![],
+            copies: vec![],
             access: Default::default(),
         }
     }

@@ -59,7 +59,8 @@ pub fn open_namespace(
         (None, false) => {
             return Err(Error::not_found(format!(
                 "{at} is not the directory of namespace {name:?}: there is no {NAMESPACE_FILE} in it; hint: its file \
-                 system may not be mounted; `weir meta --new` founds a new namespace in an empty directory"
+                 system may not be mounted; `weir meta --new` founds a new namespace in an empty directory; a node whose copy \
+                 of the namespace is lost takes another one after `weir namespace copies {name} N --without NODE`"
             )));
         }
     };
@@ -77,6 +78,30 @@ pub fn open_namespace(
         )));
     }
     Ok(found)
+}
+
+/// An empty directory on a node that keeps nothing of the namespace becomes one for a copy. Whatever else it is,
+/// [`open_namespace`] says.
+pub fn begin_copy(
+    disk: &dyn Disk,
+    dir: &Path,
+    map: &ClusterMap,
+    own: &NamespaceIdentity,
+    node: &str,
+) -> Result<()> {
+    let path = dir.join(NAMESPACE_FILE);
+    let Some(entry) = map.namespace_named(&own.name) else { return Ok(()) };
+    let members = map.copies_of(entry.id).into_iter().flat_map(|c| &c.members).map(|m| m.node);
+    let mut keepers = entry.leader.into_iter().chain(members).filter_map(|id| map.node(id));
+    if text::bytes(disk, &path)?.is_some() || keepers.any(|keeper| keeper.name == node) {
+        return Ok(());
+    }
+    text::make_vacant(disk, dir, &[])?;
+    text::store(
+        disk,
+        &path,
+        &NamespaceIdentity { uuid: entry.uuid, instead_of: None, ..own.clone() }.to_text(),
+    )
 }
 
 /// The cluster whose coordinator's directory it is; `None` if it may become one, as is asked for by `new`.

@@ -56,10 +56,33 @@ impl Follower {
         Ok(Follower(Arc::new(Inner { env, dir, config, namespace, copy })))
     }
 
-    /// For who leads from now on, and knows what was promised. None: the state is not whole.
-    pub fn engine(&self) -> Option<(Arc<Engine>, Promise)> {
-        let copy = self.0.copy();
-        copy.engine.clone().map(|engine| (engine, copy.promise))
+    /// The copy whose store is open already: one that was never copied, and leads.
+    pub fn of(
+        env: &Env,
+        dir: &Path,
+        config: EngineConfig,
+        namespace: NamespaceId,
+        engine: Arc<Engine>,
+    ) -> Follower {
+        // It never was a follower, in no life: it has promised nothing.
+        let copy = Copy { engine: Some(engine), fetching: false, promise: Promise::default() };
+        let (env, dir) = (env.clone(), dir.to_path_buf());
+        Follower(Arc::new(Inner { env, dir, config, namespace, copy: Mutex::new(copy) }))
+    }
+
+    /// How many changes it holds on its disk; 0 if its state is not whole.
+    pub fn changes(&self) -> u64 {
+        self.0.copy().engine.as_ref().map_or(0, |engine| engine.epochs().last().min(engine.synced()).0)
+    }
+
+    /// For who leads from now on. None: the state is not whole.
+    pub fn engine(&self) -> Option<Arc<Engine>> {
+        self.0.copy().engine.clone()
+    }
+
+    /// What it has promised to leaders until now.
+    pub fn promise(&self) -> Promise {
+        self.0.copy().promise
     }
 
     /// Answers a leader's requests. None: it is none of these.

@@ -31,13 +31,24 @@ const UNSYNCED: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// After a failure, and while a copy fetches the state.
 const RETRY: Duration = Duration::from_millis(100);
-/// The coordinator is told again so often that a copy has caught up.
+/// A copy that is waited for and silent for so long is reported: no change shall wait for it much longer.
+const SILENT: Duration = Duration::from_millis(800);
+/// The coordinator is told again so often what there is of a copy.
 const SAY_AGAIN: Duration = Duration::from_secs(1);
 /// States that are being fetched at the same time.
 const EXPORTS_MAX: usize = 2;
 
-/// Tells the coordinator that a member holds everything, as of an epoch.
-pub type OnCaughtUp = Arc<dyn Fn(NodeId, Epoch) + Send + Sync>;
+/// What the coordinator is to hear of a copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum News {
+    /// It holds everything.
+    CaughtUp,
+    /// It has been silent for so long.
+    Silent(Duration),
+}
+
+/// Tells the coordinator what there is of a copy, as of an epoch.
+pub type Tell = Arc<dyn Fn(NodeId, Epoch, News) + Send + Sync>;
 
 /// A journal group as its leader needs it.
 pub struct Group {
@@ -62,7 +73,8 @@ struct Inner {
     offers: Arc<Offers>,
     promise: Promise,
     exports: Mutex<Exports>,
-    on_caught_up: OnCaughtUp,
+    tell: Tell,
+    begun: Instant,
 }
 
 #[derive(Default)]
@@ -127,14 +139,14 @@ impl Offers {
 }
 
 impl Leader {
-    /// Begins to lead under the group's epoch, which the store did not know before. `promise`: what this node gave as a
-    /// follower.
+    /// Begins to lead under the group's epoch, which the store did not know before. `promised`: what this node
+    /// gave as a follower; asked for when it can give no more.
     pub async fn begin(
         env: &Env,
         engine: Arc<Engine>,
         group: Group,
-        promise: Promise,
-        on_caught_up: OnCaughtUp,
+        promised: impl FnOnce() -> Promise,
+        tell: Tell,
     ) -> Result<Leader> {
         let Group { namespace, me, members, links } = group;
         let (epoch, known) = (members.epoch, engine.epoch());
@@ -149,14 +161,24 @@ impl Leader {
         let offers = Offers { epoch, lead: Mutex::new(lead), recent: Mutex::default(), news };
         let offers = Arc::new(offers);
         engine.lead(epoch, offers.clone()).await?;
+        let promise = promised();
         // The leader before may have sent more until just now.
         let last = engine.epochs().last();
         offers.news.send_modify(|newest| *newest = last.max(*newest));
         let exports = Mutex::default();
-        let inner =
-            Inner { env: env.clone(), engine, namespace, epoch, offers, promise, exports, on_caught_up };
+        let inner = Inner {
+            env: env.clone(),
+            engine,
+            namespace,
+            epoch,
+            offers,
+            promise,
+            exports,
+            tell,
+            begun: env.clock.now(),
+        };
         let inner = Arc::new(inner);
-        let mut feeding = Vec::new();
+        let mut feeding = vec![env.tasks.spawn("journal-watch", watch_always(inner.clone()))];
         for id in others {
             let link = links.get(&id).cloned();
             let link = link
@@ -169,6 +191,21 @@ impl Leader {
     /// Whether it may answer from its state: no other leader can have acknowledged anything since.
     pub fn may_answer(&self) -> bool {
         locked(&self.inner.offers.lead).may_answer(self.inner.env.clock.now())
+    }
+
+    /// Whether what is durable may be told: enough copies count, and no word to another leader binds this node.
+    pub fn may_acknowledge(&self) -> bool {
+        let now = self.inner.env.clock.now();
+        locked(&self.inner.offers.lead).may_acknowledge(&self.inner.promise, now)
+    }
+
+    pub fn epoch(&self) -> Epoch {
+        self.inner.epoch
+    }
+
+    /// Until then the leader before may have answered.
+    pub fn led_until(&self) -> Instant {
+        self.inner.promise.until()
     }
 
     /// Returns when the record `seq` is durable in every copy that counts, and may be acknowledged.
@@ -207,6 +244,27 @@ impl Leader {
 impl Drop for Leader {
     fn drop(&mut self) {
         self.feeding.iter().for_each(TaskHandle::abort);
+    }
+}
+
+/// Tells the coordinator of copies that are waited for and do not answer.
+async fn watch_always(inner: Arc<Inner>) {
+    let mut told: BTreeMap<NodeId, Instant> = BTreeMap::new();
+    loop {
+        inner.env.clock.sleep(IDLE / 2).await;
+        let now = inner.env.clock.now();
+        let silent: Vec<(NodeId, Duration)> = {
+            let lead = locked(&inner.offers.lead);
+            let heard =
+                |id| lead.right_of(id).map_or(0, |until| until.0.saturating_sub(RIGHT.as_nanos() as u64));
+            lead.must_keep().map(|id| (id, now.since(inner.begun.max(Instant(heard(id)))))).collect()
+        };
+        for (id, silent) in silent.into_iter().filter(|(_, silent)| *silent >= SILENT) {
+            if told.get(&id).is_none_or(|at| now.since(*at) >= SAY_AGAIN) {
+                told.insert(id, now);
+                (inner.tell)(id, inner.epoch, News::Silent(silent));
+            }
+        }
     }
 }
 
@@ -330,7 +388,7 @@ impl Inner {
         let now = self.env.clock.now();
         if caught_up && said.is_none_or(|at: Instant| now.since(at) >= SAY_AGAIN) {
             *said = Some(now);
-            (self.on_caught_up)(id, self.epoch);
+            (self.tell)(id, self.epoch, News::CaughtUp);
         }
         Ok(())
     }

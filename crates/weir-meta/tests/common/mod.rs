@@ -124,6 +124,8 @@ pub async fn start(world: &World) -> Node {
         access: Arc::new(|| RULES.with_borrow(|(_, rules)| AccessRules(rules.clone()))),
         refused: Arc::new(|refusal| REFUSED.with_borrow_mut(|all| all.push(refusal))),
         audits: Arc::new(Vec::new),
+        right: weir_meta::copies::Right::alone(),
+        led_until: None,
         witness: Arc::new(|_| ()),
     };
     let meta = Meta::open(&env, kv, config).unwrap();

@@ -69,7 +69,7 @@ impl Node {
     }
 
     fn engine(&self) -> Arc<Engine> {
-        self.copy.follower.engine().expect("the state is whole").0
+        self.copy.follower.engine().expect("the state is whole")
     }
 
     fn leader(&self) -> Arc<Leader> {
@@ -100,12 +100,17 @@ impl Cluster {
     /// The node gets the newest map, in which it leads.
     async fn lead(&mut self, id: u32) -> Result<()> {
         let node = &self.nodes[&id];
-        let (engine, promise) = node.copy.follower.engine().expect("the state is whole");
+        let engine = node.copy.follower.engine().expect("the state is whole");
+        let promise = || node.copy.follower.promise();
         let members = self.group.clone();
         let group = Group { namespace: NAMESPACE, me: NodeId(id), members, links: node.links.clone() };
         let said = self.caught_up.clone();
-        let on_caught_up = Arc::new(move |id, epoch| said.lock().unwrap().push((id, epoch)));
-        let leader = Leader::begin(&node.env, engine, group, promise, on_caught_up).await?;
+        let tell = Arc::new(move |id, epoch, news| {
+            if news == News::CaughtUp {
+                said.lock().unwrap().push((id, epoch));
+            }
+        });
+        let leader = Leader::begin(&node.env, engine, group, promise, tell).await?;
         *node.copy.leader.lock().unwrap() = Some(Arc::new(leader));
         Ok(())
     }

@@ -14,7 +14,7 @@ macro_rules! for_every_message {
             news::{MapNews, MapChange, MemberAway}
             enrol::{TokenCreate, TokenMade, Enrol, Enrolled, RenewCertificate, IssueCertificate, GetEnrolment, Enrolment, Holder, TokenShown, TokenRevoke,
                 NodeRemove, RotateAuthority, CertificateKept}
-            copies::{EpochRun, JournalEpochs, JournalAsk, JournalHeld, JournalCutBack, RecordHead, JournalAppend, JournalKept, JournalRight, StateFetch, StatePart}
+            copies::{SetCopies, KeepCopy, CopyCaughtUp, CopyLost, EpochRun, JournalEpochs, JournalAsk, JournalHeld, JournalCutBack, RecordHead, JournalAppend, JournalKept, JournalRight, StateFetch, StatePart}
             data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
                 DropFile, GroupAt, ListTruncations, TruncationList, Truncation, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
@@ -44,7 +44,7 @@ macro_rules! for_every_message {
                 LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
             home_rule::{HomeRule, HomeIds, IdMapping}
             access::{AuditRule, VolumeGrant, IdRange, AccessRule}
-            map::{Node, Run, RunSeen, Target, Member, Group, NamespaceEntry, Settings, RemovedNode, ClusterMap}
+            map::{Node, Run, RunSeen, Target, Member, Group, NamespaceEntry, NamespaceCopy, NamespaceCopies, Settings, RemovedNode, ClusterMap}
             version::{Program}
             frame::{Hello}
         )

@@ -85,6 +85,7 @@ impl World {
             removed: vec![],
             authorities: vec![],
             audits: vec![],
+            copies: vec![],
             access: Default::default(),
         };
         let disks = (0..width)

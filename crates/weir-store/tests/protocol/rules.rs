@@ -237,6 +237,7 @@ impl Rules {
             removed: vec![],
             authorities: vec![],
             audits: vec![],
+            copies: vec![],
             access: Default::default(),
         }
     }

@@ -180,6 +180,7 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
         patience: None,
         movers: Some(1),
         etcd: None,
+        copies: None,
         memory: args.memory,
         json: false,
     };

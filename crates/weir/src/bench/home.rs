@@ -149,6 +149,7 @@ fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
         patience: None,
         movers: Some(1),
         etcd: None,
+        copies: None,
         memory: options.memory,
         json: false,
     };

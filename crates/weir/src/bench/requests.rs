@@ -94,6 +94,7 @@ fn on_a_new_cluster(options: &Options) -> Outcome<Vec<Cost>> {
         patience: None,
         movers: Some(0),
         etcd: None,
+        copies: None,
         memory: options.memory,
         json: false,
     };

@@ -5,7 +5,7 @@
 use crate::commands::backup;
 use crate::commands::mounts::{MountState, Reach};
 use crate::local::local_cluster::RoleName;
-use crate::observe::{InUse, is_led};
+use crate::observe::{InUse, copies_trouble, is_led};
 use crate::table;
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -202,14 +202,14 @@ fn namespaces(facts: &Facts<'_>, found: &mut Found) {
         );
     }
     for namespace in map.namespaces.iter().filter(|n| !is_led(map, n)) {
-        found.critical(
-            &namespace.name,
-            format!(
-                "namespace {:?} has no active metadata server; files are unavailable: {}",
-                namespace.name, facts.restart
-            ),
-        );
+        let (name, restart) = (&namespace.name, &facts.restart);
+        let text =
+            format!("namespace {name:?} has no active metadata server; files are unavailable: {restart}");
+        found.critical(name, text);
     }
+    let led = map.namespaces.iter().filter(|n| is_led(map, n));
+    led.filter_map(|n| Some((n, copies_trouble(map, n)?)))
+        .for_each(|(n, text)| found.degraded(&n.name, text));
     for NamespaceFacts { name, known } in &facts.namespaces {
         if let Err(why) = known {
             found.critical(
@@ -672,6 +672,7 @@ mod tests {
             removed: vec![],
             authorities: vec![],
             audits: vec![],
+            copies: vec![],
             access: Default::default(),
         };
         let process =

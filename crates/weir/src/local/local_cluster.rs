@@ -262,19 +262,23 @@ impl LocalCluster {
     }
 }
 
-/// The processes of a new cluster, without ports and mounts. `members`: of etcd, 0 for none.
-pub fn processes(dir: &Path, targets: u32, members: u32) -> Vec<Process> {
+/// The processes of a new cluster, without ports and mounts. `members`: of etcd, 0 for none; `copies`: of the
+/// metadata.
+pub fn processes(dir: &Path, targets: u32, members: u32, copies: u32) -> Vec<Process> {
     let process = |name: String, role, path: &str| Process::new(name, role, dir.join(path));
-    let numbered = |word: &str, role| {
+    let numbered = |word: &str, count: u32, role| {
         let each = |n| process(format!("{word}-{n}"), role, &format!("{word}-{n}"));
-        (1..=members).map(each).collect::<Vec<_>>()
+        (1..=count).map(each).collect::<Vec<_>>()
     };
-    let mut all = numbered("etcd", RoleName::Etcd);
+    let mut all = numbered("etcd", members, RoleName::Etcd);
     match members {
         0 => all.push(process("coord".into(), RoleName::Coord, "coord")),
-        _ => all.extend(numbered("coord", RoleName::Coord)),
+        _ => all.extend(numbered("coord", members, RoleName::Coord)),
     }
-    all.push(process("meta".into(), RoleName::Meta, "meta"));
+    match copies {
+        0 | 1 => all.push(process("meta".into(), RoleName::Meta, "meta")),
+        _ => all.extend(numbered("meta", copies, RoleName::Meta)),
+    }
     all.extend((1..=targets).map(|n| process(format!("storage-{n}"), RoleName::Storage, &format!("t{n}"))));
     all
 }
@@ -314,7 +318,7 @@ mod tests {
             scheme: Text(Scheme { data: 1, parity: 1 }),
             patience: None,
             tcp: false,
-            processes: processes(dir, 2, 0),
+            processes: processes(dir, 2, 0, 1),
         };
         LocalCluster { dir: dir.to_path_buf(), manifest }
     }
@@ -363,7 +367,7 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(store(&local), ["directory"]);
-        local.manifest.processes = processes(&local.dir, 1, 3);
+        local.manifest.processes = processes(&local.dir, 1, 3, 1);
         (0..3).for_each(|n| local.manifest.processes[n].port = n as u16 + 1);
         let all = "etcd:http://127.0.0.1:1,http://127.0.0.1:2,http://127.0.0.1:3";
         assert_eq!(store(&local), [all; 3]);
@@ -371,7 +375,7 @@ mod tests {
 
     #[test]
     fn mounts_get_names_of_their_own() {
-        let mut all = processes(Path::new("/w"), 1, 0);
+        let mut all = processes(Path::new("/w"), 1, 0, 1);
         for expected in ["mount-1", "mount-2"] {
             let mount = mount_process(&all, "/mnt".into());
             assert_eq!(mount.name, expected);

@@ -8,7 +8,7 @@ use crate::local::etcd;
 use crate::local::local_cluster::{self, Kept, LocalCluster, Manifest, Process, RoleName};
 use crate::local::owned;
 use crate::local::process::{Launch, PidFile, Program, mounts_elsewhere, wait_until};
-use crate::observe;
+use crate::observe::{self, copies_lacking};
 use crate::table;
 use rustix::mount::{MountFlags, UnmountFlags};
 use serde_json::json;
@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
 use weir_coord::identity::{COORDINATOR_FILE, IDENTITY_FILE, NAMESPACE_FILE};
+use weir_proto::copies::SetCopies;
 use weir_proto::home_rule::{HomeRule, is_same_place};
 use weir_proto::map::Scheme;
 use weir_proto::{ClusterId, Error};
@@ -93,6 +94,7 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
     }
     started.extend(servers.started);
     wait_healthy(&local, &started, missing)?;
+    keep_copies(&local, is_new)?;
     allow_homes(&local, &args.allow_home)?;
     started.extend(start_all(&mut local, &[RoleName::Mount, RoleName::Mover])?.all()?);
     Ok((local, started))
@@ -130,6 +132,21 @@ fn wait_healthy(local: &LocalCluster, started: &[Started], missing: usize) -> Ou
     observe::block_on(observe::wait_healthy(&local.coordinators(), targets, missing, all_live))
 }
 
+/// A new cluster has its copies of the metadata before it is used.
+fn keep_copies(local: &LocalCluster, is_new: bool) -> Outcome<()> {
+    let copies = local.of_role(RoleName::Meta).count();
+    if !is_new || copies == 1 {
+        return Ok(());
+    }
+    observe::block_on(async {
+        let cluster = observe::observe(&weir_env::real::env(), &local.coordinators(), "weir up").await?;
+        let (namespace, copies) = ("root".to_owned(), copies as u8); // at most 5
+        cluster.set_copies(&SetCopies { namespace, copies, without: None }).await?;
+        cluster.wait_for(READY_PATIENCE, |map| copies_lacking(map, "root") == 0).await?;
+        Ok(())
+    })
+}
+
 /// Two `weir up` at once would start everything twice.
 pub fn lock(local: &LocalCluster) -> Outcome<std::fs::File> {
     let file = owned::open_lock(&local.dir.join("run/up.lock"))?;
@@ -156,7 +173,7 @@ fn create(args: &cli::Up) -> Outcome<LocalCluster> {
     env.disk.create_dir_durable(&args.dir).doing(format_args!("make {}", args.dir.display()))?;
     let kept = if args.memory { into_memory(&args.dir, made_dir)? } else { Kept::Disk };
     let dir = local_cluster::absolute(&args.dir)?;
-    let processes = local_cluster::processes(&dir, targets, args.etcd.unwrap_or(0));
+    let processes = local_cluster::processes(&dir, targets, args.etcd.unwrap_or(0), args.copies.unwrap_or(1));
     for (subs, mode) in [(&["run", "door"][..], 0o755), (&["etc", "log", "socket"][..], 0o700)] {
         subs.iter().try_for_each(|sub| make_dir(&env, &dir.join(sub), mode))?;
     }
@@ -257,6 +274,13 @@ fn refuse_changes(local: &LocalCluster, args: &cli::Up) -> Outcome<()> {
     let refuse = |what: String, hint: &str| Err(Failure::new(Error::invalid(what), hint));
     let dir = local.dir.display();
     let members = local.of_role(RoleName::Etcd).count();
+    let copies = local.of_role(RoleName::Meta).count();
+    if args.copies.is_some_and(|wanted| wanted as usize != copies) {
+        return refuse(
+            format!("the cluster in {dir} has {copies} processes that keep the metadata"),
+            "omit --copies, or choose another directory",
+        );
+    }
     if args.etcd.is_some_and(|wanted| wanted as usize != members) {
         let has = if members == 0 { "no etcd".to_owned() } else { format!("an etcd of {members} members") };
         return refuse(format!("the cluster in {dir} has {has}"), "omit --etcd, or choose another directory");
@@ -349,8 +373,13 @@ fn start_all(local: &mut LocalCluster, roles: &[RoleName]) -> Outcome<Servers> {
         if !roles.contains(&process.role) {
             continue;
         }
-        // New targets join one after the other, so that their numbers are those of their directories.
-        let is_new = process.role == RoleName::Storage && !process.path.join(IDENTITY_FILE).exists();
+        // New targets join one after the other, so that their numbers are those of their directories; copies of
+        // the metadata join after the node that founds the namespace.
+        let is_new = match process.role {
+            RoleName::Storage => !process.path.join(IDENTITY_FILE).exists(),
+            RoleName::Meta => !process.path.join(NAMESPACE_FILE).exists(),
+            _ => false,
+        };
         let new = launch(local, process)?;
         if is_new {
             let process = process.clone();
@@ -379,7 +408,8 @@ fn identity_file(role: RoleName) -> Option<&'static str> {
 /// The first time, and never again: later an empty directory is one whose file system is not mounted.
 fn is_to_be_founded(process: &Process) -> bool {
     let is_there = |file| process.path.join(file).exists();
-    !process.founded && identity_file(process.role).is_some_and(|file| !is_there(file))
+    let is_copy = process.role == RoleName::Meta && !matches!(process.name.as_str(), "meta" | "meta-1");
+    !process.founded && !is_copy && identity_file(process.role).is_some_and(|file| !is_there(file))
 }
 
 enum Launched {

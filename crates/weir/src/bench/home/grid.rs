@@ -145,6 +145,7 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
         patience: None,
         movers: Some(0),
         etcd: None,
+        copies: None,
         memory: options.memory,
         json: false,
     };

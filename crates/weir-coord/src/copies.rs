@@ -1,0 +1,74 @@
+//! What nodes and administrators ask about the copies of a namespace, on both sides of the connection.
+//!
+//! [`crate::decide`] has the answers.
+use crate::cluster::Cluster;
+use crate::decide::{Progress, copy_caught_up, copy_lost, keep_copy};
+use std::sync::Arc;
+use std::time::Duration;
+use weir_proto::copies::{CopyCaughtUp, CopyLost, KeepCopy, SetCopies};
+use weir_proto::map::ClusterMap;
+use weir_proto::{Epoch, NamespaceId, NamespaceUuid, NodeId, Request, Result};
+use weir_rpc::{Call, Channel, Service};
+
+/// What a member says of a copy, for the coordinator's draft of the map.
+pub type CopyChange = Box<dyn FnOnce(&mut ClusterMap, &Progress) -> Result<()> + Send>;
+
+/// Which member says it, and what it changes. `None`: it is another request.
+pub fn change_of_copies(call: &Call) -> Result<Option<(NodeId, CopyChange)>> {
+    Ok(Some(match call.method {
+        KeepCopy::METHOD => {
+            let said = call.decode::<KeepCopy>()?;
+            (said.node, Box::new(move |map, progress| keep_copy(map, progress, &said)))
+        }
+        CopyCaughtUp::METHOD => {
+            let said = call.decode::<CopyCaughtUp>()?;
+            (said.leader, Box::new(move |map, _| copy_caught_up(map, &said).map(drop)))
+        }
+        CopyLost::METHOD => {
+            let said = call.decode::<CopyLost>()?;
+            (said.leader, Box::new(move |map, _| copy_lost(map, &said).map(drop)))
+        }
+        _ => return Ok(None),
+    }))
+}
+
+impl Cluster {
+    /// Offers this node's directory for a copy of a namespace. `Unavailable`: there is no free place.
+    /// `Denied`: it is not the namespace's, or an old copy that no member can fill.
+    pub async fn keep_copy(
+        &self,
+        namespace: NamespaceId,
+        uuid: NamespaceUuid,
+        changes: u64,
+    ) -> Result<Arc<ClusterMap>> {
+        let node = self.joined()?;
+        self.change(&KeepCopy { node, namespace, uuid, changes }).await
+    }
+
+    /// This node leads the namespace, and `node` holds every record.
+    pub async fn copy_caught_up(&self, namespace: NamespaceId, node: NodeId, epoch: Epoch) -> Result<()> {
+        let leader = self.joined()?;
+        self.change(&CopyCaughtUp { leader, namespace, node, epoch }).await.map(drop)
+    }
+
+    /// This node leads the namespace, and has not heard from `node` for this time.
+    pub async fn copy_lost(
+        &self,
+        namespace: NamespaceId,
+        node: NodeId,
+        epoch: Epoch,
+        silent: Duration,
+    ) -> Result<()> {
+        let (leader, silent_ms) = (self.joined()?, u32::try_from(silent.as_millis()).unwrap_or(u32::MAX));
+        self.change(&CopyLost { leader, namespace, node, epoch, silent_ms }).await.map(drop)
+    }
+
+    pub async fn set_copies(&self, asked: &SetCopies) -> Result<Arc<ClusterMap>> {
+        self.change(asked).await
+    }
+
+    /// A channel of its own to a node; calls back go to `callbacks`.
+    pub fn node_of_its_own(&self, id: NodeId, callbacks: Arc<dyn Service>) -> Channel {
+        self.shared().channel_of_its_own(id, callbacks)
+    }
+}

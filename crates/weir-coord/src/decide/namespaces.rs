@@ -1,0 +1,282 @@
+//! Which nodes keep copies of a namespace, and which of them leads: the journal groups of the map.
+//!
+//! Nodes offer themselves and take the places that an administrator asked for. A node that goes loses the
+//! lead at once, to one whose copy is current. Knows nothing of journals: [`super::copies`] has the transitions.
+use super::copies::{JournalGroup, JournalMember};
+use super::lead::Progress;
+use weir_proto::copies::{COPIES_MAX, CopyCaughtUp, CopyLost, KeepCopy, SetCopies};
+use weir_proto::map::{ClusterMap, MemberState, NamespaceCopies, NamespaceCopy, NamespaceEntry};
+use weir_proto::version::LEVEL_OF_COPIES;
+use weir_proto::{Epoch, Error, NamespaceId, NodeId, Result};
+
+/// A leader that misses copies which are up for so long is cut off itself.
+const LEADER_IS_CUT_MS: u32 = 3_000;
+
+/// The group of a namespace. `None`: only its leader keeps it.
+pub fn journal_group(map: &ClusterMap, namespace: NamespaceId) -> Option<JournalGroup<NodeId>> {
+    let (entry, copies) = (map.namespace(namespace)?, map.copies_of(namespace)?);
+    let member = |m: &NamespaceCopy| JournalMember { id: m.node, state: m.state, since: m.since };
+    let members = copies.members.iter().map(member).collect();
+    Some(JournalGroup { epoch: entry.leader_epoch, leader: entry.leader, members })
+}
+
+fn put_group(map: &mut ClusterMap, namespace: NamespaceId, group: &JournalGroup<NodeId>) {
+    if let Some(entry) = map.namespaces.iter_mut().find(|v| v.id == namespace) {
+        (entry.leader, entry.leader_epoch) = (group.leader, group.epoch);
+    }
+    if let Some(copies) = map.copies.iter_mut().find(|c| c.namespace == namespace) {
+        let copy = |m: &JournalMember<NodeId>| NamespaceCopy { node: m.id, state: m.state, since: m.since };
+        copies.members = group.members.iter().map(copy).collect();
+    }
+}
+
+fn is_up(map: &ClusterMap, node: NodeId) -> bool {
+    map.node(node).is_some_and(|n| n.up)
+}
+
+/// Who leads if a member has to: a current one that is up, on another host than `instead_of` if possible.
+fn next_leader(map: &ClusterMap, group: &JournalGroup<NodeId>, instead_of: Option<NodeId>) -> Option<NodeId> {
+    let host = |id: NodeId| map.node(id).map(|n| n.host.as_str());
+    let old_host = instead_of.and_then(host);
+    let able = group.current().filter(|id| Some(*id) != instead_of && is_up(map, *id));
+    able.min_by_key(|id| (instead_of.is_some() && host(*id) == old_host, *id))
+}
+
+/// Brings all groups in line with which nodes are up.
+pub fn settle_copies(map: &mut ClusterMap) {
+    let namespaces: Vec<NamespaceId> = map.copies.iter().map(|c| c.namespace).collect();
+    for namespace in namespaces {
+        let Some(mut group) = journal_group(map, namespace) else { continue };
+        let led = group.leader;
+        let gone = |m: &&JournalMember<NodeId>| m.state != MemberState::Down && !is_up(map, m.id);
+        let gone: Vec<NodeId> = group.members.iter().filter(gone).map(|m| m.id).collect();
+        for id in gone {
+            go_down(map, &mut group, id);
+        }
+        if group.leader.is_none()
+            && let Some(next) = next_leader(map, &group, None)
+            && group.lead(next).is_ok()
+        {
+            tracing::info!("{next} leads {namespace} from now on");
+        }
+        if group.leader != led {
+            tracing::warn!("the lead of {namespace} goes from {} to {}", shown(led), shown(group.leader));
+        }
+        put_group(map, namespace, &group);
+    }
+}
+
+fn shown(node: Option<NodeId>) -> String {
+    node.map_or_else(|| "nobody".to_owned(), |id| id.to_string())
+}
+
+/// Nobody leads afterwards if no other current member is up.
+fn go_down(map: &ClusterMap, group: &mut JournalGroup<NodeId>, id: NodeId) {
+    let next = next_leader(map, group, Some(id));
+    if let Err(e) = group.down(id, next) {
+        tracing::error!("{id} stays in its journal group: {e}"); // it is a member, and `next` is current
+    }
+}
+
+/// A node's directory takes a free place, or its own again. It counts as one whose process has just started.
+pub fn keep_copy(map: &mut ClusterMap, progress: &Progress, said: &KeepCopy) -> Result<()> {
+    let entry = entry_of(map, said.namespace)?;
+    let name = entry.name.clone();
+    if entry.uuid != said.uuid {
+        return Err(Error::denied(format!(
+            "the directory holds namespace {}, but {name:?} is {}; hint: the namespace was founded again; a copy begins in an \
+             empty directory",
+            said.uuid, entry.uuid
+        )));
+    }
+    let copies = map.copies_of(said.namespace);
+    let (Some(wanted), Some(mut group)) = (copies.map(|c| c.wanted), journal_group(map, said.namespace))
+    else {
+        return Err(Error::unavailable(format!(
+            "namespace {name:?} is to have one copy, its leader's; hint: `weir namespace copies {name} 2`"
+        )));
+    };
+    let id = said.node;
+    match group.state(id) {
+        None if group.members.len() >= usize::from(wanted) => {
+            return Err(Error::unavailable(format!(
+                "namespace {name:?} is to have {wanted} copies, and has them; hint: `weir namespace copies`"
+            )));
+        }
+        None => group.members.push(JournalMember { id, state: MemberState::Down, since: Epoch(0) }),
+        Some(MemberState::Down) => {}
+        Some(MemberState::Current | MemberState::Behind) => go_down(map, &mut group, id),
+    }
+    let least = progress.get(&said.namespace).copied().unwrap_or(0);
+    if said.changes < least {
+        forget_copy(&mut group, id, &name, (said.changes, least))?;
+    }
+    if group.back(id) {
+        tracing::info!("{id} keeps a copy of {name:?} again");
+    }
+    put_group(map, said.namespace, &group);
+    settle_copies(map);
+    Ok(())
+}
+
+/// What the member's directory has counts for nothing: it is filled anew by another one.
+fn forget_copy(
+    group: &mut JournalGroup<NodeId>,
+    id: NodeId,
+    name: &str,
+    (has, least): (u64, u64),
+) -> Result<()> {
+    let newest = group.members.iter().map(|m| m.since).max();
+    let others = group.members.iter().any(|m| m.id != id && Some(m.since) == newest);
+    if !others {
+        return Err(Error::denied(format!(
+            "the directory is an old copy of namespace {name:?}, or lost what it had: it holds {has} changes, and at least \
+             {least} were made; no other copy is known to have them all; hint: put the newest directory back"
+        )));
+    }
+    for member in group.members.iter_mut().filter(|m| m.id == id) {
+        member.since = Epoch(0);
+    }
+    Ok(())
+}
+
+/// The leader says that a copy holds every record. True if that is news.
+pub fn copy_caught_up(map: &mut ClusterMap, said: &CopyCaughtUp) -> Result<bool> {
+    let group = journal_group(map, said.namespace);
+    let mut group = group.ok_or_else(|| Error::not_found(format!("{} has no copies", said.namespace)))?;
+    if group.leader != Some(said.leader) {
+        return Err(Error::stale(format!("{} does not lead {}", said.leader, said.namespace)));
+    }
+    let is_news = group.caught_up(said.node, said.epoch)?;
+    put_group(map, said.namespace, &group);
+    Ok(is_news)
+}
+
+/// The leader has not heard from a copy for a while. The others go on without it. Where too few would be
+/// left it may be the leader that is cut off: that copy leads after a longer silence. True if that is news.
+pub fn copy_lost(map: &mut ClusterMap, said: &CopyLost) -> Result<bool> {
+    let group = journal_group(map, said.namespace);
+    let mut group = group.ok_or_else(|| Error::not_found(format!("{} has no copies", said.namespace)))?;
+    if (group.leader, group.epoch) != (Some(said.leader), said.epoch) {
+        return Err(Error::stale(format!(
+            "{} does not lead {} under {}",
+            said.leader, said.namespace, said.epoch
+        )));
+    }
+    if !group.is_current(said.node) {
+        return Ok(false);
+    }
+    let floor = group.members.len().saturating_sub(1).max(1);
+    if group.current().count() > floor {
+        tracing::warn!("{} does not answer the leader of {}: it is left out", said.node, said.namespace);
+        go_down(map, &mut group, said.node);
+    } else if said.silent_ms >= LEADER_IS_CUT_MS && is_up(map, said.node) {
+        tracing::warn!(
+            "{} leads {} instead of {}: the two do not reach each other",
+            said.node,
+            said.namespace,
+            said.leader
+        );
+        group.lead(said.node)?;
+    } else {
+        return Ok(false);
+    }
+    put_group(map, said.namespace, &group);
+    Ok(true)
+}
+
+/// How many copies a namespace shall have, and which node gives its own up. Says what was done.
+pub fn set_copies(map: &mut ClusterMap, asked: &SetCopies) -> Result<String> {
+    let SetCopies { namespace: name, copies: wanted, without } = asked;
+    if map.level < LEVEL_OF_COPIES {
+        return Err(Error::unsupported(format!(
+            "the cluster is at level {}: programs that know nothing of copies may be in it; hint: upgrade all nodes, then \
+             `weir upgrade finish`",
+            map.level
+        )));
+    }
+    if !(1..=COPIES_MAX).contains(wanted) {
+        return Err(Error::invalid(format!("{wanted} copies; 1 to {COPIES_MAX} are possible")));
+    }
+    let entry = map.namespace_named(name);
+    let entry = entry.ok_or_else(|| Error::not_found(format!("there is no namespace {name:?}")))?;
+    let namespace = entry.id;
+    if map.copies_of(namespace).is_none() {
+        let first = first_copy(entry, *wanted)?;
+        map.copies.push(first);
+    }
+    let mut group =
+        journal_group(map, namespace).ok_or_else(|| Error::invalid("the namespace has no group"))?;
+    if let Some(node) = without {
+        remove_copy(map, &mut group, *node)?;
+    }
+    while group.members.len() > usize::from(*wanted) {
+        let leader = group.leader;
+        let spare = group.members.iter().filter(|m| Some(m.id) != leader);
+        let least =
+            spare.max_by_key(|m| (m.state == MemberState::Down, m.state != MemberState::Current, m.id));
+        let least = least.ok_or_else(|| Error::invalid("its leader keeps the last copy"))?.id;
+        remove_copy(map, &mut group, least)?;
+    }
+    group.epoch = Epoch(group.epoch.0 + 1);
+    let epoch = group.epoch;
+    group.members.iter_mut().filter(|m| m.state == MemberState::Current).for_each(|m| m.since = epoch);
+    put_group(map, namespace, &group);
+    map.copies.iter_mut().filter(|c| c.namespace == namespace).for_each(|c| c.wanted = *wanted);
+    settle_copies(map);
+    Ok(format!("namespace {name:?} is to have {wanted} copies; it has {}", group.members.len()))
+}
+
+/// The leader's, of a namespace that had no other.
+fn first_copy(entry: &NamespaceEntry, wanted: u8) -> Result<NamespaceCopies> {
+    let name = &entry.name;
+    if wanted == 1 {
+        return Err(Error::exists(format!("namespace {name:?} has one copy already, its leader's")));
+    }
+    let leader = entry.leader.ok_or_else(|| {
+        Error::unavailable(format!("namespace {name:?} has no leader; hint: start its metadata node first"))
+    })?;
+    let first = NamespaceCopy { node: leader, state: MemberState::Current, since: entry.leader_epoch };
+    Ok(NamespaceCopies { namespace: entry.id, wanted, members: vec![first] })
+}
+
+fn remove_copy(map: &ClusterMap, group: &mut JournalGroup<NodeId>, node: NodeId) -> Result<()> {
+    let state = group.state(node);
+    let state = state.ok_or_else(|| Error::not_found(format!("{node} keeps no copy of the namespace")))?;
+    if !group.current().any(|id| id != node) {
+        return Err(Error::denied(format!(
+            "without the copy of {node} none is left that is known to hold every change; hint: start another node that \
+             keeps one, and wait until `weir namespace list` calls it current"
+        )));
+    }
+    if state != MemberState::Down {
+        go_down(map, group, node);
+    }
+    group.members.retain(|m| m.id != node);
+    Ok(())
+}
+
+/// As [`super::forget_unpublished_epochs`]: in an epoch that nobody saw nothing was written.
+pub(super) fn forget_unpublished(published: &ClusterMap, draft: &mut ClusterMap) {
+    for copies in &mut draft.copies {
+        let (Some(before), Some(entry)) =
+            (published.copies_of(copies.namespace), published.namespace(copies.namespace))
+        else {
+            continue;
+        };
+        for member in copies.members.iter_mut().filter(|m| m.state != MemberState::Current) {
+            let known = before.members.iter().find(|m| m.node == member.node);
+            if let Some(known) = known.filter(|_| member.since > entry.leader_epoch) {
+                member.since = known.since;
+            }
+        }
+    }
+}
+
+fn entry_of(map: &ClusterMap, namespace: NamespaceId) -> Result<&NamespaceEntry> {
+    map.namespace(namespace).ok_or_else(|| Error::not_found(format!("there is no {namespace} any more")))
+}
+
+#[cfg(test)]
+#[path = "namespaces_tests.rs"]
+mod tests;

@@ -1,0 +1,76 @@
+//! Whether a namespace's leader may answer now. One that is alone always may; one that has copies may as long as
+//! no other can have acknowledged anything.
+//!
+//! Replies pass here after what they tell is durable. Knows nothing of what they say.
+use super::lead::Leader;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use weir_env::Env;
+use weir_proto::{Error, Result};
+
+/// The right comes back with the next answer of the other copies, or the coordinator says what is next.
+const PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+enum Standing {
+    /// There is no other copy.
+    Alone,
+    Leads(Arc<Leader>),
+    /// Another one leads, or may lead.
+    Over,
+}
+
+/// A leader's right to answer, through all the epochs in which it leads without a break.
+pub struct Right(Mutex<Standing>);
+
+impl Right {
+    pub fn alone() -> Arc<Right> {
+        Arc::new(Right(Mutex::new(Standing::Alone)))
+    }
+    pub fn of(leader: Arc<Leader>) -> Arc<Right> {
+        Arc::new(Right(Mutex::new(Standing::Leads(leader))))
+    }
+
+    /// The same node leads under another epoch.
+    pub fn renew(&self, leader: Arc<Leader>) {
+        *self.standing() = Standing::Leads(leader);
+    }
+
+    /// Nothing is answered from now on.
+    pub fn end(&self) {
+        *self.standing() = Standing::Over;
+    }
+
+    fn standing(&self) -> MutexGuard<'_, Standing> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether what is durable may be told now.
+    pub fn answers(&self) -> bool {
+        match &*self.standing() {
+            Standing::Alone => true,
+            Standing::Leads(leader) => leader.may_acknowledge() && leader.may_answer(),
+            Standing::Over => false,
+        }
+    }
+
+    /// Returns when what is durable may be told.
+    pub async fn wait(&self, env: &Env) -> Result<()> {
+        let until = env.clock.now() + PATIENCE;
+        while !self.answers() {
+            let why = match &*self.standing() {
+                Standing::Over => Some("this node does not lead the namespace any more"),
+                _ if env.clock.now() < until => None,
+                Standing::Leads(leader) if !leader.may_acknowledge() => {
+                    Some("too few copies of the namespace are current")
+                }
+                _ => Some("the other copies of the namespace do not answer"),
+            };
+            if let Some(why) = why {
+                return Err(Error::unavailable(why));
+            }
+            env.clock.sleep(LOOK_AGAIN).await;
+        }
+        Ok(())
+    }
+}
