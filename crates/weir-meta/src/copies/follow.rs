@@ -195,12 +195,10 @@ impl Inner {
         let (epoch, durable) = (append.epoch, CommitSeq(append.durable));
         let applied = move || {
             worker.tell_durable(epoch, durable)?; // first: then older records can make room
-            worker.apply(epoch, &entries)?;
-            Ok::<_, Error>(worker.epochs().last())
+            worker.apply_and_sync(epoch, &entries)
         };
-        let last = self.env.tasks.blocking(applied).await?;
-        engine.wait_synced(last).await?;
-        self.kept(&engine, append.epoch, last)
+        let kept = self.env.tasks.blocking(applied).await?;
+        self.kept(&engine, append.epoch, kept)
     }
 
     fn right(&self, asked: &JournalRight) -> Result<Reply> {
