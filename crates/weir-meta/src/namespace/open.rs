@@ -152,8 +152,8 @@ pub fn close(cx: &mut Cx<'_>, r: &meta::Close) -> Result<()> {
 }
 
 impl Cx<'_> {
-    /// Takes the right to write a file that exists. Relations hear of it with an empty range: the writer may die before it commits
-    /// anything, and the file must be recovered then, because bytes that the writer sent may become part of it.
+    /// Takes the right to write a file that exists, and tells relations by an empty range. The writer may
+    /// die before it commits anything: bytes that it sent may become part of the file when it is recovered.
     fn begin_writing(&mut self, ino: InodeId, inode: &mut Inode) -> Result<bool> {
         let was_clean = !inode.dirty;
         let changed = self.take_writer(ino, inode);

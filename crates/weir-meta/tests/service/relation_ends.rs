@@ -178,8 +178,8 @@ fn what_was_never_written_is_complete_too() {
     }
 }
 
-/// Bytes that a dead writer sent and did not commit become part of the file when it is recovered. Home must get them without
-/// anybody opening the file.
+/// Bytes that a dead writer sent and did not commit become part of the file when it is recovered. Home must
+/// get them without anybody opening the file.
 #[test]
 fn a_complete_file_is_recovered_if_its_next_writer_dies() {
     simulate(18, async |world| {
