@@ -1,7 +1,7 @@
 //! The command line: nouns and verbs, declared once; help, completion and man pages follow from it.
 pub use crate::cli_nodes::*;
 pub use crate::cluster_args::{CLUSTER_HEADING, DIR_VARIABLE, Status};
-use crate::config::Patience;
+use crate::config::{LogFormat, Patience};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -121,13 +121,20 @@ pub enum Command {
     /// Configuration files
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Print a shell's completion script
+    /// Print a shell's completion script: it offers names of volumes, relations, snapshots and targets, too
     Completion {
         /// The shell
         shell: clap_complete::Shell,
     },
     /// Write man pages
     Man {
+        /// Directory to write them to
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+    },
+    /// Write what a package installs beside the program: man pages, completion, units
+    #[command(hide = true)]
+    PackageFiles {
         /// Directory to write them to
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
@@ -534,6 +541,9 @@ pub struct RoleArgs {
     /// Address of the coordinator; may be given several times
     #[arg(long, value_name = "ADDR")]
     pub coordinator: Vec<Addr>,
+    /// Form of the log on standard error: text, or json for one object on each line
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
     /// Write pid and readiness to this file
     #[arg(long, value_name = "FILE", hide = true)]
     pub pid_file: Option<PathBuf>,
