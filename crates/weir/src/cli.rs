@@ -2,7 +2,7 @@
 pub use crate::cli_nodes::*;
 pub use crate::cluster_args::{CLUSTER_HEADING, DIR_VARIABLE, Status};
 use crate::config::{LogFormat, Patience};
-use clap::{Args, Parser, Subcommand, ValueHint};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use weir_coord::etcd::StorePlace;
@@ -132,7 +132,7 @@ pub enum Command {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
     },
-    /// Write what a package installs beside the program: man pages, completion, units
+    /// Write the files of a package beside the program: man pages, completion, units
     #[command(hide = true)]
     PackageFiles {
         /// Directory to write them to
@@ -641,6 +641,9 @@ pub struct MountRole {
     /// The namespace to show [default: root]
     #[arg(long)]
     pub namespace: Option<String>,
+    /// Show this directory of the file system, like /volume, in place of all of it [default: /]
+    #[arg(long, value_name = "DIR")]
+    pub top: Option<String>,
     /// Memory for unsaved and cached data, in MiB
     #[arg(long)]
     pub memory_mib: Option<u64>,
@@ -668,6 +671,15 @@ pub struct MountRole {
     /// Clean up a stale mount first ("Transport endpoint is not connected")
     #[arg(long)]
     pub recover: bool,
+}
+
+/// Options of `weir mount` that have a value: mount(8) may name them, too.
+pub fn mount_options() -> Vec<String> {
+    let command = Cli::command();
+    let mount = command.find_subcommand("mount").into_iter();
+    let arguments =
+        mount.flat_map(clap::Command::get_arguments).filter(|arg| arg.get_action().takes_values());
+    arguments.filter_map(|arg| arg.get_long().map(str::to_owned)).collect()
 }
 
 #[derive(Subcommand)]

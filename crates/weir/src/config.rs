@@ -225,6 +225,8 @@ sections! {
         path: PathBuf = PathBuf::new(), shown "\"/weir\" # an example; required";
         /// The namespace to show there.
         namespace: String = "root".into(), shown "\"root\"";
+        /// The directory of the namespace to show, like "/volume".
+        top: String = "/".into(), shown "\"/\"";
         /// Memory for unsaved and cached data, in MiB. Writers wait when it is used up.
         memory_mib: u64 = 512, shown "512";
         /// Threads that take requests from the kernel.

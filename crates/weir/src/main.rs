@@ -26,6 +26,7 @@ mod observe;
 mod package;
 mod rights;
 mod roles;
+mod subtree;
 mod table;
 mod unit;
 
@@ -42,7 +43,7 @@ fn main() -> ExitCode {
     }
     let (program, words) = words.split_first().map_or((Default::default(), &[][..]), |(p, w)| (p.clone(), w));
     if let Some(call) = helper::Call::parse(&program, words) {
-        return ended(call.run().map(|()| ExitCode::SUCCESS), None);
+        return ended(call.run(&cli::mount_options()).map(|()| ExitCode::SUCCESS), None);
     }
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,

@@ -186,7 +186,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("weir-volume-changes", "Follow what changes:", "weir volume changes ada --follow"),
     (
         "weir-relation-add",
-        "Copy a volume home, and evict data that is there already:",
+        "Copy a volume home, and evict copied data:",
         "weir relation add work file:///archive/work --evict",
     ),
     ("weir-relation-show", "Lag, backlog, conflicts:", "weir relation show r1"),
@@ -198,7 +198,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
         "weir access add beamline --who 'b1-*' --volumes 'b1*'",
     ),
     ("weir-audit-show", "Refusals and administration:", "weir audit show --dir /weir"),
-    ("weir-report", "What is in a volume:", "weir report ada"),
+    ("weir-report", "Usage of a volume:", "weir report ada"),
     ("weir-mount", "Mount in the foreground:", "weir mount /mnt/weir --coordinator tcp:10.1.0.1:7000"),
     ("weir-unmount", "Remove a mount whose process died:", "weir unmount /mnt/weir"),
     (

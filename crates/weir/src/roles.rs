@@ -596,6 +596,9 @@ pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
     if let Some(namespace) = &args.namespace {
         config.mount.namespace.clone_from(namespace);
     }
+    if let Some(top) = &args.top {
+        config.mount.top.clone_from(top);
+    }
     if let Some(patience) = args.patience {
         config.mount.patience = Text(patience);
     }
@@ -649,6 +652,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
     let client = Client::connect(node.env.clone(), config, notices.clone()).await?;
     let options = weir_fuse::Options {
         path: path.clone(),
+        top: crate::subtree::find(&client, &mount.top).await?,
         kernel_threads: mount.kernel_threads,
         allow_other: mount.allow_other,
         source,
