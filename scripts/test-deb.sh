@@ -1,43 +1,97 @@
 #!/bin/bash
-# Installs a package, uses it and removes it, on a copy of this machine's system that is thrown away: an overlay over /, in
-# namespaces of its own. Needs root. `test-deb.sh FILE.deb`
+# Installs a package, uses it and removes it, on copies of this machine's system that are thrown away: overlays over /, in
+# namespaces of their own. In one of them systemd runs. Needs root. `test-deb.sh FILE.deb`
 set -euo pipefail
 
 die() { printf 'error: %s\nhint: %s\n' "$1" "$2" >&2; exit 1; }
 say() { printf 'test-deb: %s\n' "$*"; }
 
-# ---- outside: the copy
+# ---- outside: copies of the system
 
 outside() {
     [ -f "${1-}" ] || die "no package is named" "make test-deb, or scripts/test-deb.sh FILE.deb"
     [ "$(id -u)" -eq 0 ] || die "only root can install a package" "sudo make test-deb"
-    WEIR_DEB=$(readlink -f "$1") exec unshare --mount --pid --ipc --uts --fork --kill-child --propagation private \
-        bash "$(readlink -f "$0")" --copy
+    WEIR_DEB=$(readlink -f "$1")
+    export WEIR_DEB
+    apart --copy
+    if [ -x /usr/lib/systemd/systemd ]; then apart --boot; else say "units are not started: systemd is missing"; fi
 }
 
-copy() {
-    local place
+apart() {
+    unshare --mount --pid --ipc --uts --net --cgroup --fork --kill-child --propagation private \
+        bash "$(readlink -f "$0")" "$1"
+}
+
+# Makes a copy below $place/root, with its own /run and /tmp.
+make_copy() {
     place=$(mktemp -d)
+    # All mounts end with the namespace.
+    trap 'cd /; umount -l "$place"; rmdir "$place"' EXIT
     mount -t tmpfs -o size=3g weir-test "$place"
     mkdir "$place/upper" "$place/work" "$place/root"
     mount -t overlay -o "lowerdir=/,upperdir=$place/upper,workdir=$place/work" weir-test "$place/root" ||
         die "no overlay can be made over /" "run it on a machine, or in a virtual machine; not in a nested container"
     cd "$place/root"
-    mount --rbind /dev dev
     mount -t proc proc proc
-    mount --rbind /sys sys
     mount -t tmpfs tmpfs run
     mount -t tmpfs tmpfs tmp
-    cp "$WEIR_DEB" tmp/weir.deb
-    cp "$0" tmp/test-deb.sh
+    cp "$WEIR_DEB" root/weir.deb
+    cp "$0" root/test-deb.sh
+    # Systems for containers leave manuals out.
+    rm -f etc/dpkg/dpkg.cfg.d/*excludes* etc/dpkg/dpkg.cfg.d/docker usr/local/bin/weir usr/local/sbin/weir
     hostname weir-test
-    # The mounts end with the namespace; the directory stays, so it is removed here.
-    local ended=0
-    chroot . env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 bash /tmp/test-deb.sh --inside || ended=$?
-    cd /
-    umount -l "$place"
-    rmdir "$place"
-    exit "$ended"
+    ip link set lo up
+}
+
+copy() {
+    make_copy
+    mount --rbind /dev dev
+    mount --rbind /sys sys
+    chroot . env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 bash /root/test-deb.sh --inside
+}
+
+# Starts systemd in the copy: it runs the claims about units as its only service.
+boot() {
+    make_copy
+    mount -t tmpfs tmpfs dev
+    for device in null zero full random urandom tty fuse; do
+        touch "dev/$device"
+        mount --bind "/dev/$device" "dev/$device"
+    done
+    mkdir dev/shm dev/pts dev/mqueue dev/hugepages
+    mount -t tmpfs tmpfs dev/shm
+    mount -t devpts devpts dev/pts
+    mount -t mqueue mqueue dev/mqueue
+    ln -s /proc/self/fd dev/fd
+    ln -s pts/ptmx dev/ptmx
+    : >dev/console
+    mount -t sysfs -o ro sysfs sys
+    if [ "$(stat -fc %T /sys/fs/cgroup)" = cgroup2fs ]; then mount -t cgroup2 cgroup2 sys/fs/cgroup; else
+        mount -t tmpfs tmpfs sys/fs/cgroup
+        mkdir sys/fs/cgroup/systemd sys/fs/cgroup/unified
+        mount -t cgroup -o none,name=systemd cgroup sys/fs/cgroup/systemd
+        mount -t cgroup2 cgroup2 sys/fs/cgroup/unified
+    fi
+    cat >etc/systemd/system/weir-claims.service <<'UNIT'
+[Unit]
+DefaultDependencies=no
+After=basic.target
+[Service]
+Type=oneshot
+ExecStart=/bin/bash /root/test-deb.sh --units
+StandardOutput=file:/root/said
+StandardError=file:/root/said
+ExecStopPost=/bin/systemctl --no-block exit 0
+UNIT
+    # A process that ends with this one, as the copy's first process has to be systemd.
+    unshare --pid --mount --fork --kill-child bash -c '
+        mount -t proc proc proc
+        mkdir -p old && pivot_root . old && cd / && umount -l /old
+        exec env -i container=weir PATH=/usr/sbin:/usr/bin:/sbin:/bin /usr/lib/systemd/systemd \
+            --unit=weir-claims.service --log-target=journal --show-status=no </dev/null >/dev/null 2>&1' || true
+    [ -s root/said ] || die "systemd did not start" "is /sys/fs/cgroup mounted, and may this machine mount cgroups?"
+    cat root/said
+    grep -qx "test-deb: all of it holds" root/said || die "units do not do what they are for" "the lines above say what"
 }
 
 # ---- inside: the claims
@@ -98,10 +152,7 @@ PYTHON
 }
 
 inside() {
-    # Systems for containers leave manuals out.
-    rm -f /etc/dpkg/dpkg.cfg.d/*excludes* /etc/dpkg/dpkg.cfg.d/docker
-    rm -f /usr/local/bin/weir /usr/local/sbin/weir
-    check "the package installs" dpkg -i /tmp/weir.deb
+    check "the package installs" dpkg -i /root/weir.deb
     check "the program runs" shows "weir 0." weir --version
     check "a man page has exit statuses" shows "volume's limit is reached" man -P cat -l /usr/share/man/man1/weir-volume-create.1.gz
     check "a man page has examples" shows "weir volume create ada --owner" man -P cat weir-volume-create
@@ -151,8 +202,70 @@ FSTAB
     say "all of it holds"
 }
 
+# ---- inside, under systemd
+
+# A node with one role, joined and started.
+node() { # role, name, further words of `weir join`
+    local role=$1 name=$2
+    shift 2
+    weir join "$(weir token create --dir /var/lib/weir/c --role "$role")" --dir "/var/lib/weir/$name" --name "$name" "$@"
+    if [ "$role" = meta ]; then found_namespace "$name"; fi
+    systemctl start "weir-$role@$name"
+}
+# The first start of a metadata server is by hand.
+found_namespace() {
+    weir meta --config "/var/lib/weir/$1/meta.toml" --new --pid-file /run/meta.pid 2>/tmp/meta.log &
+    until_is "the namespace is founded" grep -q '"ready":true' /run/meta.pid
+    kill -TERM %1
+    wait %1
+}
+until_is() { # what is waited for, then a command
+    local what=$1 _
+    shift
+    for _ in $(seq 600); do if "$@" >/dev/null 2>&1; then return 0; fi; sleep 0.1; done
+    echo "not within a minute: $what"
+    return 1
+}
+main_pid() { systemctl show -p MainPID --value "weir-$1.service"; }
+is_another() { [ "$(main_pid "$1")" -gt 1 ] && [ "$(main_pid "$1")" != "$2" ] && systemctl -q is-active "weir-$1.service"; }
+restarts_after() { # signal, unit
+    local before
+    before=$(main_pid "$2")
+    kill "-$1" "$before"
+    until_is "another process of $2" is_another "$2" "$before"
+}
+
+units() {
+    trap 'systemctl --no-pager -l status "weir-*@*" || true; journalctl --no-pager -n 60' ERR
+    set -E
+    check "the package installs" dpkg -i /root/weir.deb
+    check "a cluster is founded" weir init --dir /var/lib/weir/c --listen tcp:127.0.0.1:7700 --targets 3 --scheme ec:2+1
+    check "the coordinator's unit starts" systemctl start weir-coord@c
+    for name in s1 s2 s3; do check "the unit of $name starts" node storage "$name" --listen tcp:127.0.0.1:0; done
+    check "the metadata server's unit starts" node meta m --listen tcp:127.0.0.1:0
+    mkdir -p /mnt/weir
+    check "the mount's unit starts" node mount n --mount /mnt/weir
+    check "the mover's unit starts" node mover v
+    check "systemd shows what a role does" shows "s1 serves: tcp:127.0.0.1" systemctl show -p StatusText weir-storage@s1
+    check "a volume is made" weir volume create beam --owner 65534 --dir /var/lib/weir/c
+    check "files can be written" until_is "a file" sh -c 'echo data > /mnt/weir/beam/file'
+    check "a role that was killed is started again" restarts_after KILL storage@s1
+    mkdir -p /run/systemd/system/weir-storage@s2.service.d
+    printf '[Service]\nWatchdogSec=2\n' >/run/systemd/system/weir-storage@s2.service.d/soon.conf
+    systemctl daemon-reload
+    systemctl restart weir-storage@s2
+    check "a role that hangs is killed by the watchdog" restarts_after STOP storage@s2
+    check "the journal has the reason" shows watchdog journalctl --no-pager -u weir-storage@s2
+    check "the cluster becomes healthy again" until_is "health" weir status --dir /var/lib/weir/c
+    check "a removal stops the units" dpkg -r weir
+    check "no role is left" fails pgrep -x weir
+    say "all of it holds"
+}
+
 case ${1-} in
 --copy) copy ;;
+--boot) boot ;;
+--units) units ;;
 --inside) inside ;;
 *) outside "$@" ;;
 esac
