@@ -257,6 +257,9 @@ units() {
     check "a role that hangs is killed by the watchdog" restarts_after STOP storage@s2
     check "the journal has the reason" shows watchdog journalctl --no-pager -u weir-storage@s2
     check "the cluster becomes healthy again" until_is "health" weir status --dir /var/lib/weir/c
+    cp /var/lib/weir/c/coord.toml /var/lib/weir/c/admin.pem /etc/weir/
+    check "commands find the cluster of /etc/weir" shows healthy weir status
+    check "owners are shown by name" shows nobody weir volume list
     check "a removal stops the units" dpkg -r weir
     check "no role is left" fails pgrep -x weir
     say "all of it holds"

@@ -29,6 +29,7 @@ mod roles;
 mod subtree;
 mod table;
 mod unit;
+mod users;
 
 use clap::Parser;
 use failure::{Failure, Outcome};
