@@ -1,6 +1,6 @@
 # What a person or a machine does with this repository. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-program build demo test test-long test-upgrade model fuzz fmt lint audit advisories clean
+.PHONY: help setup setup-program build deb demo test test-deb test-long test-upgrade model fuzz fmt lint audit advisories clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -14,6 +14,20 @@ setup-program:
 
 build: setup-program ## The weir program, optimised: target/release/weir
 	cargo build --release --locked -p weir
+
+# A tool in a cache, like those of the tests (scripts/setup.sh). PROFILE=dev packages the program of the tests.
+PROFILE ?= release
+CARGO_DEB = $${WEIR_TOOLS:-$$HOME/.cache/weir-tools}/bin/cargo-deb
+deb: setup-program ## A Debian package: target/debian/weir_VERSION_ARCH.deb (installs cargo-deb if missing)
+	scripts/setup.sh deb
+	cargo build --profile $(PROFILE) --locked $(if $(filter dev,$(PROFILE)),--workspace --bin weir,-p weir)
+	rm -rf target/package
+	target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/weir package-files target/package
+	$(CARGO_DEB) -q -p weir --no-build --no-strip --profile $(PROFILE) --locked $(if $(filter dev,$(PROFILE)),--fast)
+
+test-deb: ## The package is built, installed on a copy of this machine's system that is thrown away, used, and removed
+	$(MAKE) deb PROFILE=dev
+	scripts/test-deb.sh target/debian/weir_*.deb
 
 demo: build ## Detectors write to six targets, one dies; a volume streams home, its mover dies; all is verified
 	target/release/weir demo

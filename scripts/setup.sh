@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what this machine lacks: `setup.sh program` what building and running the program needs (and the demo), `setup.sh`
-# what the tests need, too. Says what it does; changes nothing and takes a moment when everything is there.
+# Installs what this machine lacks: `setup.sh program` what building and running the program needs (and the demo), `setup.sh deb`
+# what making a Debian package needs besides, `setup.sh` what the tests need, too. Says what it does; changes nothing and takes a moment when everything is there.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -9,9 +9,9 @@ packages="build-essential pkg-config libisal-dev fuse3 ca-certificates"
 test_packages="bzip2 etcd-client etcd-server git iproute2 attr rsync sqlite3 fio e2fsprogs xfsprogs python3-venv"
 
 case ${1-} in
-program) tests= ;;
+program | deb) tests= ;;
 "") tests=yes packages="$packages $test_packages" ;;
-*) printf 'error: %s is no part of the setup\nhint: setup.sh [program]\n' "$1" >&2; exit 2 ;;
+*) printf 'error: %s is no part of the setup\nhint: setup.sh [program | deb]\n' "$1" >&2; exit 2 ;;
 esac
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -97,6 +97,7 @@ if ! command -v apt-get >/dev/null; then
 fi
 install_packages
 install_rust
+if [ "${1-}" = deb ]; then install_tool cargo-deb 3.8.0; fi
 [ -n "$tests" ] || exit 0
 install_python
 install_tool pjdfstest 0.2.2

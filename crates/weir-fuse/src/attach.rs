@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weir_client::Client;
 use weir_env::BufferPool;
-use weir_proto::{Error, Result};
+use weir_proto::{Error, InodeId, Result};
 
 /// What the kernel reads ahead, in KiB. Several requests of 1 MiB are then under way for one reader; the client's own
 /// prefetch goes further.
@@ -37,6 +37,8 @@ pub const MOUNT_TYPE: &str = "fuse.weir";
 /// How to mount.
 pub struct Options {
     pub path: PathBuf,
+    /// The directory that the mount shows, with all below it.
+    pub top: InodeId,
     pub kernel_threads: usize,
     /// `None`: if this user may.
     pub allow_other: Option<bool>,
@@ -128,6 +130,7 @@ pub fn preflight(path: &Path) -> Result<()> {
 /// Mounts, and returns when the kernel has accepted. Must be called in a runtime.
 pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Result<Attached> {
     let path = fs::canonicalize(&options.path).doing(format_args!("find {}", options.path.display()))?;
+    crate::translate::show_from(options.top);
     let calls = Calls { callers: Arc::default(), waits: Arc::default() };
     let mounted = Mounted {
         client: client.clone(),

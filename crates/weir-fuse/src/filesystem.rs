@@ -847,7 +847,7 @@ impl Filesystem for Mounted {
 
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
         let client = self.client.clone();
-        let ino = if is_snapshot(ino) { InodeId::ROOT } else { tr::from_kernel_ino(ino) };
+        let ino = if is_snapshot(ino) { tr::top() } else { tr::from_kernel_ino(ino) };
         let work = async move { client.statfs_at(ino).await };
         self.wait(request, reply, work, |reply: ReplyStatfs, space| match space {
             Ok(space) => {

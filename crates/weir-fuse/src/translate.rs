@@ -1,5 +1,6 @@
 //! Words of the kernel ↔ words of the client. Pure.
 use fuser::{Errno, FileAttr, FileType, FopenFlags, INodeNo, InitFlags, RenameFlags, TimeOrNow};
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use weir_client::{Allocate, NewMode, OpenMode, Opened, SetTime, Stat};
 use weir_proto::meta::{Attr, FileKind, RenameMode, Time};
@@ -12,12 +13,30 @@ const BLOCK_BYTES: u64 = 512;
 /// What programs are told to read and write at once (`st_blksize`), in bytes.
 const PREFERRED_IO_BYTES: u32 = 1 << 20;
 
-/// The kernel calls the root 1; no inode of ours has that number (directory serials start at 1).
+/// The directory that this process's mount shows as its top, if that is not the root of the namespace.
+static TOP: OnceLock<InodeId> = OnceLock::new();
+
+/// To be called before the kernel asks anything. A process has one mount.
+pub fn show_from(top: InodeId) {
+    assert!(*TOP.get_or_init(|| top) == top, "the top of a mount does not change");
+}
+
+/// The kernel calls the top of a mount 1; no inode of ours has that number (directory serials start at 1).
 pub fn to_kernel_ino(ino: InodeId) -> INodeNo {
-    if ino == InodeId::ROOT { INodeNo::ROOT } else { INodeNo(ino.0) }
+    to_kernel(ino, top())
 }
 pub fn from_kernel_ino(ino: INodeNo) -> InodeId {
-    if ino == INodeNo::ROOT { InodeId::ROOT } else { InodeId(ino.0) }
+    from_kernel(ino, top())
+}
+
+pub fn top() -> InodeId {
+    TOP.get().copied().unwrap_or(InodeId::ROOT)
+}
+fn to_kernel(ino: InodeId, top: InodeId) -> INodeNo {
+    if ino == top { INodeNo::ROOT } else { INodeNo(ino.0) }
+}
+fn from_kernel(ino: INodeNo, top: InodeId) -> InodeId {
+    if ino == INodeNo::ROOT { top } else { InodeId(ino.0) }
 }
 
 pub fn errno(e: &Error) -> Errno {
@@ -225,6 +244,9 @@ mod tests {
         for ino in [InodeId::ROOT, InodeId(InodeId::ROOT.0 + 1), InodeId(77 << 24)] {
             assert_eq!(from_kernel_ino(to_kernel_ino(ino)), ino);
         }
+        let top = InodeId(77 << 24);
+        assert_eq!((to_kernel(top, top), from_kernel(INodeNo(1), top)), (INodeNo(1), top));
+        assert_ne!(to_kernel(InodeId::ROOT, top), INodeNo(1), "the root is another directory there");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The command line: nouns and verbs, declared once; help, completion and man pages follow from it.
 pub use crate::cli_nodes::*;
 pub use crate::cluster_args::{CLUSTER_HEADING, DIR_VARIABLE, Status};
-use crate::config::Patience;
-use clap::{Args, Parser, Subcommand, ValueHint};
+use crate::config::{LogFormat, Patience};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use weir_coord::etcd::StorePlace;
@@ -124,13 +124,20 @@ pub enum Command {
     /// Configuration files
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Print a shell's completion script
+    /// Print a shell's completion script: it offers names of volumes, relations, snapshots and targets, too
     Completion {
         /// The shell
         shell: clap_complete::Shell,
     },
     /// Write man pages
     Man {
+        /// Directory to write them to
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+    },
+    /// Write the files of a package beside the program: man pages, completion, units
+    #[command(hide = true)]
+    PackageFiles {
         /// Directory to write them to
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
@@ -540,6 +547,9 @@ pub struct RoleArgs {
     /// Address of the coordinator; may be given several times
     #[arg(long, value_name = "ADDR")]
     pub coordinator: Vec<Addr>,
+    /// Form of the log on standard error: text, or json for one object on each line
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
     /// Write pid and readiness to this file
     #[arg(long, value_name = "FILE", hide = true)]
     pub pid_file: Option<PathBuf>,
@@ -637,6 +647,9 @@ pub struct MountRole {
     /// The namespace to show [default: root]
     #[arg(long)]
     pub namespace: Option<String>,
+    /// Show this directory of the file system, like /volume, in place of all of it [default: /]
+    #[arg(long, value_name = "DIR")]
+    pub top: Option<String>,
     /// Memory for unsaved and cached data, in MiB
     #[arg(long)]
     pub memory_mib: Option<u64>,
@@ -664,6 +677,15 @@ pub struct MountRole {
     /// Clean up a stale mount first ("Transport endpoint is not connected")
     #[arg(long)]
     pub recover: bool,
+}
+
+/// Options of `weir mount` that have a value: mount(8) may name them, too.
+pub fn mount_options() -> Vec<String> {
+    let command = Cli::command();
+    let mount = command.find_subcommand("mount").into_iter();
+    let arguments =
+        mount.flat_map(clap::Command::get_arguments).filter(|arg| arg.get_action().takes_values());
+    arguments.filter_map(|arg| arg.get_long().map(str::to_owned)).collect()
 }
 
 #[derive(Subcommand)]

@@ -51,6 +51,33 @@ impl fmt::Display for Patience {
     }
 }
 
+/// How lines of the log are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = String;
+    fn from_str(text: &str) -> Result<LogFormat, String> {
+        match text {
+            "text" => Ok(LogFormat::Text),
+            "json" => Ok(LogFormat::Json),
+            _ => Err(format!("{text:?} is not a log format: expected text or json")),
+        }
+    }
+}
+impl fmt::Display for LogFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LogFormat::Text => "text",
+            LogFormat::Json => "json",
+        })
+    }
+}
+
 /// A time as people write it, in seconds.
 pub fn parse_seconds(text: &str) -> Result<u32, String> {
     let bad = || format!("{text:?} is not a time: expected one like 7d, 12h, 30m or 60s");
@@ -138,6 +165,8 @@ sections! {
         threads: usize = 2, shown "2";
         /// How much is logged on standard error: "error", "warn", "info", "debug" or "trace", also per module.
         log: String = "info".into(), shown "\"info\"";
+        /// Form of these lines: "text", or "json" for one object on each line.
+        log_format: Text<LogFormat> = Text(LogFormat::Text), shown "\"text\"";
     }
     /// Of `weir coord`.
     [coord] Coord {
@@ -196,6 +225,8 @@ sections! {
         path: PathBuf = PathBuf::new(), shown "\"/weir\" # an example; required";
         /// The namespace to show there.
         namespace: String = "root".into(), shown "\"root\"";
+        /// The directory of the namespace to show, like "/volume".
+        top: String = "/".into(), shown "\"/\"";
         /// Memory for unsaved and cached data, in MiB. Writers wait when it is used up.
         memory_mib: u64 = 512, shown "512";
         /// Threads that take requests from the kernel.

@@ -3,7 +3,7 @@
 //! mount(8) leaves file systems of the type `fuse.weir` to `/sbin/mount.fuse.weir`, which is a link to this program, and where that
 //! is missing to `/sbin/mount.fuse`, which calls `weir SOURCE DIRECTORY -o OPTIONS`. Either way the words are those of fstab, not of
 //! this command line. The call returns when the file system is there; its process goes on in the background.
-use crate::failure::{Doing, Failure, Outcome};
+use crate::failure::{Doing, Failure, Outcome, did_you_mean};
 use crate::local::process::{Launch, Program};
 use rustix::mount::MountFlags;
 use std::ffi::{OsStr, OsString};
@@ -14,11 +14,18 @@ use weir_env::Addr;
 use weir_proto::Error;
 
 /// Names of the link by which mount(8) finds this program.
-const HELPERS: [&str; 2] = ["mount.fuse.weir", "mount.weir"];
-/// Sources that name no coordinator: the option `config` does.
+pub const HELPERS: [&str; 2] = ["mount.fuse.weir", "mount.weir"];
+/// Sources that name no coordinator: the options `cluster` and `config` do, or the machine's own file.
 const NO_SOURCE: [&str; 2] = ["weir", "none"];
+/// A source `weir:/DIRECTORY` names what is shown, and no coordinator either.
+const SHOWN: &str = "weir:";
+/// What mounts of a machine have in common: who the node is and where its cluster is.
+const MACHINE_CONFIG: &str = "/etc/weir/mount.toml";
 /// A mount that is not there by then has failed. The process itself waits half of it for a coordinator.
 const READY_PATIENCE: Duration = Duration::from_secs(60);
+/// The option with a coordinator's address, or the directory of a cluster of this machine; may be given several
+/// times.
+const CLUSTER: &str = "cluster";
 const RUN_DIR: &str = "/run/weir";
 const LOG_DIR: &str = "/var/log/weir";
 
@@ -81,6 +88,19 @@ impl MountWords {
                 "ro, noexec, noatime, allow_other, and options of `weir mount` as KEY=VALUE",
             )),
         }
+    }
+
+    /// Each is an option of `weir mount`, by its long name, or the one of this helper.
+    fn check_named(&self, known: &[String]) -> Outcome<()> {
+        let known: Vec<&str> = known.iter().map(String::as_str).chain([CLUSTER]).collect();
+        let Some((key, _)) = self.named.iter().find(|(key, _)| !known.contains(&key.as_str())) else {
+            return Ok(());
+        };
+        let hint = match did_you_mean(key, known.iter().copied()) {
+            Some(near) => format!("did you mean {near}=…?"),
+            None => format!("known are {}=", known.join("=, ")),
+        };
+        Err(Failure::new(Error::invalid(format!("{key}=… is not an option of a mount of Weir")), hint))
     }
 
     /// The last word about a thing counts.
@@ -188,11 +208,13 @@ impl Call {
         })
     }
 
-    pub fn run(&self) -> Outcome<()> {
+    /// `known`: options of `weir mount` that have a value.
+    pub fn run(&self, known: &[String]) -> Outcome<()> {
         let words = MountWords::parse(&self.options)?;
         if words.remount {
             return Ok(weir_fuse::remount(&self.directory, words.flags)?);
         }
+        words.check_named(known)?;
         let launch = self.launch(&words)?;
         for dir in [RUN_DIR, LOG_DIR] {
             fs::create_dir_all(dir).doing(format_args!("make {dir} for the mount's process"))?;
@@ -211,10 +233,30 @@ impl Call {
         let source = self.source.as_deref().unwrap_or(NO_SOURCE[0]);
         let mut args = vec!["mount".to_owned(), self.directory.display().to_string()];
         args.extend(["--source".into(), source.into()]);
-        args.extend(coordinators(source)?);
+        let is_named = |name: &str| words.named.iter().any(|(key, _)| key == name);
+        let shown = source.strip_prefix(SHOWN);
+        args.extend(shown.into_iter().flat_map(|dir| ["--top".to_owned(), dir.to_owned()]));
+        let mut places = if shown.is_some() { Vec::new() } else { coordinators(source)? };
+        for (_, value) in words.named.iter().filter(|(key, _)| key == CLUSTER) {
+            places.extend(coordinators(value)?);
+        }
+        let has_place =
+            !places.is_empty() || is_named("config") || is_named("coordinator") || is_named("dir");
+        if !has_place && Path::new(MACHINE_CONFIG).exists() {
+            places.extend(["--config".into(), MACHINE_CONFIG.into()]);
+        } else if !has_place {
+            return Err(Failure::new(
+                Error::invalid(format!("{source} does not say which cluster to mount")),
+                format!(
+                    "-o cluster=HOST:PORT, -o cluster=DIRECTORY of `weir up`, -o config=FILE, or a file {MACHINE_CONFIG}"
+                ),
+            ));
+        }
+        args.extend(places);
         let plain: Vec<&str> = self.options.split(',').filter(|word| !word.contains('=')).collect();
         args.extend(["-o".into(), plain.join(",")]);
-        args.extend(words.named.iter().flat_map(|(key, value)| [format!("--{key}"), value.clone()]));
+        let named = words.named.iter().filter(|(key, _)| key != CLUSTER);
+        args.extend(named.flat_map(|(key, value)| [format!("--{key}"), value.clone()]));
         let name = self.directory.to_string_lossy().trim_matches('/').replace('/', "-");
         Ok(Launch {
             program: Program::Weir,
@@ -288,6 +330,31 @@ mod tests {
         for refused in ["strictatime", "dirsync", "remount,strictatime"] {
             assert!(MountWords::parse(refused).is_err(), "{refused}");
         }
+        let known = ["memory-mib", "name"].map(String::from);
+        let refused = words("cluster=x,memroy-mib=1").check_named(&known).unwrap_err();
+        assert_eq!(refused.hint.unwrap(), "did you mean memory-mib=…?");
+        assert!(words("cluster=x,name=n").check_named(&known).is_ok());
+    }
+
+    #[test]
+    fn a_source_may_name_a_directory_and_an_option_the_cluster() {
+        let args = |source: &str, options: &str| {
+            let call = Call { source: Some(source.into()), directory: "/m".into(), options: options.into() };
+            let launch = call.launch(&MountWords::parse(options).unwrap()).map_err(|e| e.to_string());
+            launch.map(|launch| launch.args[4..].join(" "))
+        };
+        let asked =
+            "--top /vol --coordinator tcp:10.0.0.1:7 --coordinator tcp:10.0.0.2:7 -o ro --memory-mib 64";
+        assert_eq!(
+            args("weir:/vol", "cluster=10.0.0.1:7,ro,cluster=10.0.0.2:7,memory-mib=64").unwrap(),
+            asked
+        );
+        assert_eq!(args("weir:/", "cluster=/srv/w").unwrap(), "--top / --dir /srv/w -o ");
+        assert_eq!(args("weir", "config=/etc/w.toml").unwrap(), "-o  --config /etc/w.toml");
+        if !Path::new(MACHINE_CONFIG).exists() {
+            assert!(args("weir:/", "ro").unwrap_err().contains("cluster=HOST:PORT"));
+        }
+        assert!(args("weir:/", "cluster=nonsense").unwrap_err().contains("HOST:PORT"));
     }
 
     #[test]

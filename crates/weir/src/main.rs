@@ -13,17 +13,23 @@ mod cli;
 mod cli_nodes;
 mod cluster_args;
 mod commands;
+mod completion;
 mod config;
 mod failure;
 mod helper;
 mod homes;
 mod local;
+mod log;
 mod manual;
+mod notify;
 mod observe;
+mod package;
 mod rights;
 mod roles;
+mod subtree;
 mod table;
 mod unit;
+mod users;
 
 use clap::Parser;
 use failure::{Failure, Outcome};
@@ -31,10 +37,14 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     end_quietly_when_nobody_reads();
-    let mut words = std::env::args_os();
-    let program = words.next().unwrap_or_default();
-    if let Some(call) = helper::Call::parse(&program, &words.collect::<Vec<_>>()) {
-        return ended(call.run().map(|()| ExitCode::SUCCESS));
+    let words: Vec<_> = std::env::args_os().collect();
+    match completion::answer(&words) {
+        Ok(false) => {}
+        answered => return ended(answered.map(|_| ExitCode::SUCCESS), None),
+    }
+    let (program, words) = words.split_first().map_or((Default::default(), &[][..]), |(p, w)| (p.clone(), w));
+    if let Some(call) = helper::Call::parse(&program, words) {
+        return ended(call.run(&cli::mount_options()).map(|()| ExitCode::SUCCESS), None);
     }
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
@@ -46,11 +56,18 @@ fn main() -> ExitCode {
         frames: std::env::var_os("WEIR_FRAMES").map(Into::into),
         kill_at: std::env::var("WEIR_KILL_AT").ok(),
         s3_keys: s3_keys(),
+        journal: std::env::var("JOURNAL_STREAM").ok(),
+        notify: notify::Variables {
+            socket: std::env::var_os("NOTIFY_SOCKET"),
+            watchdog_usec: std::env::var("WATCHDOG_USEC").ok(),
+            watchdog_pid: std::env::var("WATCHDOG_PID").ok(),
+        },
     };
+    let journal = environment.journal.as_deref();
     if let Some(Err(failure)) = cli.certificate.as_deref().map(certificate::use_file) {
-        return ended(Err(failure));
+        return ended(Err(failure), journal);
     }
-    ended(run(cli.command, &environment))
+    ended(run(cli.command, &environment), journal)
 }
 
 /// As Amazon's tools name them.
@@ -73,11 +90,11 @@ fn likeliest_first(mut e: clap::Error) -> clap::Error {
     e
 }
 
-fn ended(done: Outcome<ExitCode>) -> ExitCode {
+fn ended(done: Outcome<ExitCode>, journal: Option<&str>) -> ExitCode {
     match done {
         Ok(code) => code,
         Err(failure) => {
-            eprintln!("{failure}");
+            eprintln!("{}", log::last_words(&failure.to_string(), journal));
             ExitCode::from(failure.kind().exit_code())
         }
     }
@@ -138,8 +155,9 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
             Ok(())
         }
         Command::Config(ConfigCommand::Check { file }) => roles::check_file(&file),
-        Command::Completion { shell } => manual::completion(shell),
+        Command::Completion { shell } => completion::print_script(shell),
         Command::Man { dir } => manual::write_pages(&dir),
+        Command::PackageFiles { dir } => package::write_files(&dir),
     };
     done.map(|()| ExitCode::SUCCESS)
 }

@@ -9,10 +9,11 @@ use crate::failure::{Doing, Failure, Outcome};
 use crate::helper::MountWords;
 use crate::local::local_cluster::{self, LocalCluster};
 use crate::local::process::{PidFile, is_gone, mounts_elsewhere, own_process};
+use crate::log;
+use crate::notify::{self, Manager};
 use crate::observe::host_id;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
-use std::io::IsTerminal;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,6 +45,10 @@ pub struct Environment {
     pub kill_at: Option<String>,
     /// `AWS_ACCESS_KEY_ID` and its like: who a mover is at S3 where the home's URL names no file.
     pub s3_keys: Option<weir_home::Credentials>,
+    /// `JOURNAL_STREAM`: the journal's stream, if that is where standard error goes.
+    pub journal: Option<String>,
+    /// What systemd wants to be told.
+    pub notify: notify::Variables,
 }
 
 /// How long a role waits for a coordinator that starts at the same time.
@@ -93,6 +98,9 @@ fn configure(args: &RoleArgs, role: &str) -> Outcome<Config> {
     if !args.coordinator.is_empty() {
         config.cluster.coordinators = texts(&args.coordinator);
     }
+    if let Some(format) = args.log_format {
+        config.node.log_format = Text(format);
+    }
     if config.node.host.is_empty() {
         config.node.host = host_id();
     }
@@ -108,6 +116,7 @@ struct Node {
     env: Env,
     config: Config,
     pid_file: Option<PathBuf>,
+    manager: Manager,
     /// Its certificate, if it has one.
     own: Option<Own>,
 }
@@ -193,11 +202,13 @@ impl Node {
     /// Tells whoever started this process that it serves.
     fn ready(&self, what: &str) -> Outcome<()> {
         tracing::info!("{} serves: {what}", self.config.node.name);
+        self.manager.ready(&format!("{} serves: {what}", self.config.node.name));
         self.pid_file.as_deref().map_or(Ok(()), |path| PidFile::own(true)?.write(path))
     }
     /// A coordinator that does not lead yet is ready all the same.
     fn waits(&self, leader: &str) {
         tracing::info!("{} waits: {leader} leads", self.config.node.name);
+        self.manager.ready(&format!("{} waits: {leader} leads", self.config.node.name));
         if let Some(path) = &self.pid_file
             && let Err(e) = PidFile::own(true).and_then(|file| file.write(path))
         {
@@ -254,7 +265,9 @@ fn run<F: Future<Output = Outcome<()>>>(
 ) -> Outcome<()> {
     let name = args.config.as_ref().map_or("the command line".to_string(), |f| f.display().to_string());
     config::check(&name, &config)?;
-    start_log(environment, &config);
+    let wanted = environment.log.as_deref().unwrap_or(&config.node.log);
+    log::start(wanted, config.node.log_format.0, environment.journal.as_deref());
+    let manager = Manager::of(&environment.notify)?;
     raise_descriptors();
     if let Some(path) = &args.pid_file {
         PidFile::own(false)?.write(path)?;
@@ -271,22 +284,17 @@ fn run<F: Future<Output = Outcome<()>>>(
         .doing("start the runtime")?;
     let done = runtime.block_on(async {
         let env = env_with(RealConfig { buffer_cache_bytes: buffers, kill_at, ..RealConfig::default() });
-        role(Node { env, config, pid_file: args.pid_file.clone(), own }).await
+        manager.keep_alive(&env);
+        manager.status(&format!("{} starts", config.node.name));
+        let pid_file = args.pid_file.clone();
+        role(Node { env, config, pid_file, manager: manager.clone(), own }).await
     });
+    if let Err(failure) = &done {
+        manager.status(&failure.to_string());
+    }
     // Work that hangs in a disk must not keep the process: everything acknowledged is durable.
     runtime.shutdown_timeout(Duration::from_millis(200));
     done
-}
-
-fn start_log(environment: &Environment, config: &Config) {
-    let wanted = environment.log.as_deref().unwrap_or(&config.node.log);
-    let filter = tracing_subscriber::EnvFilter::try_new(wanted)
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let _ = tracing_subscriber::fmt() // a second call keeps the first
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .try_init();
 }
 
 /// As many files and connections as the process may have: each client is a connection. If the limit stays lower, `accept` logs it.
@@ -592,6 +600,9 @@ pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
     if let Some(namespace) = &args.namespace {
         config.mount.namespace.clone_from(namespace);
     }
+    if let Some(top) = &args.top {
+        config.mount.top.clone_from(top);
+    }
     if let Some(patience) = args.patience {
         config.mount.patience = Text(patience);
     }
@@ -645,6 +656,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
     let client = Client::connect(node.env.clone(), config, notices.clone()).await?;
     let options = weir_fuse::Options {
         path: path.clone(),
+        top: crate::subtree::find(&client, &mount.top).await?,
         kernel_threads: mount.kernel_threads,
         allow_other: mount.allow_other,
         source,

@@ -1,15 +1,54 @@
-//! Units of systemd for the roles of a node, one file for each role beside its configuration.
+//! Units of systemd for the roles of a node: one file for each role beside its configuration, and the
+//! templates of the package.
+//!
+//! Both have the same text: what a role needs, and no more than it needs. A mount's process has the machine's
+//! own view of the file systems, because what it mounts must be seen by all; so nothing of that is restricted
+//! there.
 use crate::failure::{Doing, Outcome};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use weir_env::Env;
+
+/// Roles with a template in the package: `weir-storage@NAME.service` runs the configuration that `weir join
+/// --dir /var/lib/weir/NAME` made.
+const TEMPLATES: [&str; 5] = ["coord", "meta", "storage", "mover", "mount"];
+const INSTALLED: &str = "/usr/bin/weir";
+const STATE: &str = "/var/lib/weir/%i";
+/// For files of any owner in the directories that root names; nothing for the machine itself.
+const SERVER_RIGHTS: &str = "CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER";
+/// Those that `weir mover` keeps: see rights.rs. SETPCAP is for giving up the others.
+const MOVER_RIGHTS: &str = "CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_MKNOD \
+                            CAP_SETFCAP CAP_SETUID CAP_SETGID CAP_SETPCAP";
+
+/// For every role but the mount. Data may be in any directory, so only the system's own are read-only.
+const CONFINED: &str = "NoNewPrivileges=yes
+ProtectSystem=full
+ReadWritePaths=-/etc/weir
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectClock=yes
+ProtectHostname=yes
+PrivateDevices=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+LockPersonality=yes
+MemoryDenyWriteExecute=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+";
 
 /// Writes the unit of a role; its path. The file is called as the unit, so its name differs for each node of
 /// a machine.
 pub fn write(env: &Env, config: &Path, node: &str, role: &str) -> Outcome<PathBuf> {
     let program = std::env::current_exe().doing("find this program")?;
     let file = config.with_file_name(format!("weir-{node}-{role}.service"));
-    let text = text(&program, config, node, role);
-    env.disk.write_atomic(&file, text.as_bytes()).doing(format_args!("write {}", file.display()))?;
+    let owner = std::fs::metadata(config).doing(format_args!("look at {}", config.display()))?.uid();
+    let run = Run { program: quoted(&program), config: quoted(config), node, role, owner };
+    env.disk.write_atomic(&file, run.text().as_bytes()).doing(format_args!("write {}", file.display()))?;
     Ok(file)
 }
 
@@ -18,15 +57,50 @@ pub fn enable(file: &Path) -> String {
     format!("systemctl enable --now {}", file.display())
 }
 
-fn text(program: &Path, config: &Path, node: &str, role: &str) -> String {
-    // A mount that died is taken off first.
-    let more = if role == "mount" { " --recover" } else { "" };
-    let run = format!("{} {role} --config {}{more}", quoted(program), quoted(config));
-    format!(
-        "[Unit]\nDescription=Weir {role}, node {node}\nWants=network-online.target\nAfter=network-online.target\n\
-         StartLimitIntervalSec=0\n\n[Service]\nExecStart={run}\nRestart=on-failure\nRestartSec=2\n\
-         LimitNOFILE=1048576\nKillMode=mixed\n\n[Install]\nWantedBy=multi-user.target\n"
-    )
+/// The package's templates: names of files and their texts.
+pub fn templates() -> Vec<(String, String)> {
+    let template = |role: &&str| {
+        let config = format!("\"{STATE}/{role}.toml\"");
+        let run = Run { program: INSTALLED.to_owned(), config, node: "%i", role, owner: 0 };
+        (format!("weir-{role}@.service"), run.text())
+    };
+    TEMPLATES.iter().map(template).collect()
+}
+
+/// What a unit runs. Program and configuration are as systemd reads them.
+struct Run<'a> {
+    program: String,
+    config: String,
+    node: &'a str,
+    role: &'a str,
+    /// Whose the configuration is: the role runs as this user.
+    owner: u32,
+}
+
+impl Run<'_> {
+    fn text(&self) -> String {
+        let Run { program, config, node, role, owner } = self;
+        let is_mount = *role == "mount";
+        // A mount that died is taken off first. One that was unmounted stays so; other roles have no end of
+        // their own.
+        let (more, restart) = if is_mount { (" --recover", "on-failure") } else { ("", "always") };
+        let confined = match *role {
+            "mount" => String::new(),
+            "mover" => format!("CapabilityBoundingSet={MOVER_RIGHTS}\n{CONFINED}"),
+            _ => {
+                format!("CapabilityBoundingSet={SERVER_RIGHTS}\nRestrictSUIDSGID=yes\nUMask=0077\n{CONFINED}")
+            }
+        };
+        let user = if *owner == 0 { String::new() } else { format!("User={owner}\n") };
+        format!(
+            "[Unit]\nDescription=Weir {role}, node {node}\nDocumentation=man:weir-{role}(1)\n\
+             Wants=network-online.target\nAfter=network-online.target\nStartLimitIntervalSec=0\n\n\
+             [Service]\nType=notify\nNotifyAccess=main\nExecStart={program} {role} --config {config}{more}\n\
+             EnvironmentFile=-/etc/weir/environment\nRestart={restart}\nRestartSec=2\nTimeoutStartSec=15min\n\
+             WatchdogSec=60\nLimitNOFILE=1048576\nKillMode=mixed\n{user}{confined}\n\
+             [Install]\nWantedBy=multi-user.target\n"
+        )
+    }
 }
 
 /// As systemd reads it: one word, without specifiers and variables.
@@ -39,12 +113,38 @@ fn quoted(path: &Path) -> String {
 mod tests {
     use super::*;
 
+    fn of(role: &str, owner: u32) -> String {
+        let (program, config) = (Path::new("/usr/bin/weir"), Path::new("/srv/a b/50%/$s.toml"));
+        Run { program: quoted(program), config: quoted(config), node: "s1", role, owner }.text()
+    }
+
     #[test]
     fn a_unit_names_program_and_configuration_as_one_word_each() {
-        let (program, config) = (Path::new("/usr/bin/weir"), Path::new("/srv/a b/50%/$s.toml"));
-        let text = text(program, config, "s1", "storage");
+        let text = of("storage", 0);
         let run = text.lines().find(|line| line.starts_with("ExecStart=")).unwrap();
         assert_eq!(run, r#"ExecStart="/usr/bin/weir" storage --config "/srv/a b/50%%/$$s.toml""#);
         assert!(text.contains("Description=Weir storage, node s1\n"), "{text}");
+        assert!(!text.contains("User="), "root's configuration, root's role: {text}");
+        assert!(of("storage", 1000).contains("\nUser=1000\n"));
+    }
+
+    #[test]
+    fn a_mount_keeps_the_machines_view_and_other_roles_are_confined() {
+        for role in TEMPLATES {
+            let text = of(role, 0);
+            let is_confined = text.contains("ProtectSystem=full") && text.contains("SystemCallFilter=");
+            assert_eq!(is_confined, role != "mount", "{text}");
+            assert!(text.contains("\nType=notify\n") && text.contains("\nWatchdogSec="), "{text}");
+            assert_eq!(text.contains("\nRestart=always\n"), role != "mount", "{text}");
+        }
+        assert!(of("mover", 0).contains("CAP_MKNOD") && !of("mover", 0).contains("RestrictSUIDSGID"));
+    }
+
+    #[test]
+    fn templates_run_what_join_wrote_for_the_instance() {
+        let (name, text) = templates().into_iter().find(|(name, _)| name.contains("meta")).unwrap();
+        assert_eq!(name, "weir-meta@.service");
+        let run = "ExecStart=/usr/bin/weir meta --config \"/var/lib/weir/%i/meta.toml\"\n";
+        assert!(text.contains(run), "{text}");
     }
 }

@@ -43,7 +43,7 @@ impl Cx<'_> {
         let mut changed = false;
         if write {
             self.wait_for_snapshot(ino, &inode)?;
-            changed = self.leave_snapshots(ino, &mut inode)? | self.take_writer(ino, &mut inode);
+            changed = self.leave_snapshots(ino, &mut inode)? | self.begin_writing(ino, &mut inode)?;
         }
         if truncate {
             // Also where nothing is to be truncated: the times tell of it.
@@ -118,7 +118,7 @@ pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
             cx.rules.require_changeable(cx.read(), r.ino, "AcquireLease")?;
         }
         cx.wait_for_snapshot(r.ino, &inode)?;
-        let mut changed = cx.leave_snapshots(r.ino, &mut inode)? | cx.take_writer(r.ino, &mut inode);
+        let mut changed = cx.leave_snapshots(r.ino, &mut inode)? | cx.begin_writing(r.ino, &mut inode)?;
         if r.renew {
             // What anybody wrote up to now is told from what this session writes from now on.
             inode.token_epoch = next_truncation(inode.token_epoch);
@@ -152,6 +152,17 @@ pub fn close(cx: &mut Cx<'_>, r: &meta::Close) -> Result<()> {
 }
 
 impl Cx<'_> {
+    /// Takes the right to write a file that exists, and tells relations by an empty range. The writer may
+    /// die before it commits anything: bytes that it sent may become part of the file when it is recovered.
+    fn begin_writing(&mut self, ino: InodeId, inode: &mut Inode) -> Result<bool> {
+        let was_clean = !inode.dirty;
+        let changed = self.take_writer(ino, inode);
+        if was_clean && inode.nlink > 0 {
+            self.log(inode.parent, || What::Data { ino, offset: 0, len: 0 })?;
+        }
+        Ok(changed)
+    }
+
     /// What the end of so many opens of this session changes in the records. `clean`: its writers left nothing behind.
     pub(super) fn close_opens(&mut self, ino: InodeId, reads: u32, writes: u32, clean: bool) -> Result<()> {
         let (session, leases) = (self.rules.session, self.rules.leases);

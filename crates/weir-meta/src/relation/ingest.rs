@@ -80,6 +80,8 @@ fn take_one(
             }
             _ => Ok(()),
         },
+        // Somebody begins to write.
+        What::Data { ino, len: 0, .. } => note_growing(txn, relation, queue, *ino),
         What::Data { ino, offset, len } => {
             store::remove_receipts(txn, relation, *ino, *offset, offset + len)?;
             note_growing(txn, relation, queue, *ino)?;

@@ -178,6 +178,46 @@ fn what_was_never_written_is_complete_too() {
     }
 }
 
+/// Bytes that a dead writer sent and did not commit become part of the file when it is recovered. Home must
+/// get them without anybody opening the file.
+#[test]
+fn a_complete_file_is_recovered_if_its_next_writer_dies() {
+    simulate(18, async |world| {
+        let _meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let relation = user.call(&relation_to(user.op(), "file:///home")).await.unwrap().id;
+        let ino = write_new(&user, "f", 10).await;
+        user.close(ino, true).await.unwrap();
+        let mut leader = 0;
+        let is_settled = async || {
+            let find = WhereAtHome { session: mover.session, ino, relation: Some(relation) };
+            mover.call(&find).await.is_ok_and(|place| !place.unsettled)
+        };
+        let deadline = mover.env.clock.now() + PATIENCE;
+        while !is_settled().await {
+            assert!(mover.env.clock.now() < deadline, "home has all of it");
+            for work in take(&mover, &mut leader).await {
+                assert_eq!(work.orphans, []);
+                let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
+                tell(&mover, relation, &work.names, wrote).await;
+            }
+        }
+        let next = Client::start(&world, "next").await;
+        next.open(ino, false, true).await.unwrap();
+        next.acquire(ino, LeaseKind::Write).await.unwrap();
+        assert!(!is_settled().await, "somebody writes it");
+        next.call(&SessionClose { session: next.session }).await.unwrap();
+        let mut orphans = Vec::new();
+        while orphans.is_empty() {
+            assert!(mover.env.clock.now() < deadline, "no mover is asked to recover it");
+            for work in take(&mover, &mut leader).await {
+                orphans.extend(work.orphans);
+            }
+        }
+        assert_eq!(orphans, [ino]);
+    });
+}
+
 /// A mover writes the end of a file though home did not take a range before it: the range goes once more, and the end after it.
 #[test]
 fn the_end_of_a_file_goes_home_after_all_that_comes_before_it() {

@@ -8,6 +8,7 @@ use crate::commands::volume::{connect, named, own_cred, parse_size};
 use crate::failure::{Doing, Outcome};
 use crate::observe;
 use crate::table;
+use crate::users::Users;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -417,7 +418,9 @@ impl Whole {
         let directories: Vec<_> = self.directories.iter().map(|(path, c)| line(path.clone(), c)).collect();
         out += "\n";
         out += &table::render(&["FULLEST DIRECTORIES", "ENTRIES", "SIZE", "ALLOCATED"], &directories);
-        let users: Vec<_> = t.top_users().iter().map(|(user, c)| line(user.to_string(), c)).collect();
+        let top = t.top_users();
+        let names = Users::of(top.iter().map(|(user, _)| *user));
+        let users: Vec<_> = top.iter().map(|(user, c)| line(names.name(*user), c)).collect();
         out += "\n";
         out += &table::render(&["USER", "ENTRIES", "SIZE", "ALLOCATED"], &users);
         self.complaints.iter().for_each(|complaint| out += &format!("\n{complaint}\n"));

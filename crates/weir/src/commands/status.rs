@@ -38,6 +38,9 @@ impl cli::Status {
     }
 }
 
+/// Where a machine has the configuration of its own node, for commands that name no cluster.
+const MACHINE_DIR: &str = "/etc/weir";
+
 /// A node's directory that `weir init` or `weir join` made: one of its configuration files.
 fn config_of_node(dir: &Path) -> Option<PathBuf> {
     let roles = Role::ALL.iter().map(|role| dir.join(format!("{}.toml", role_word(*role))));
@@ -82,14 +85,22 @@ fn socket_of_mount(path: &Path) -> Outcome<Addr> {
     }
 }
 
+/// That of the mount in which a path lies, or in which the user stands; else the machine's own.
+fn of_machine(at: Option<&Path>) -> Outcome<Vec<Addr>> {
+    let here = socket_of_mount(at.unwrap_or(Path::new(".")));
+    let dir = Path::new(MACHINE_DIR);
+    match (here, config_of_node(dir)) {
+        (Err(_), Some(file)) if at.is_none() => coordinators_of_node(dir, &file),
+        (here, _) => Ok(vec![here?]),
+    }
+}
+
 pub fn coordinators(args: &cli::Status) -> Outcome<Vec<Addr>> {
     let of_node = args.dir.as_deref().filter(|_| args.coordinator.is_empty());
     let of_node = of_node.and_then(|dir| Some((dir, config_of_node(dir)?)));
     let found = match of_node {
         Some((dir, file)) => coordinators_of_node(dir, &file)?,
-        None if args.dir.is_none() && args.coordinator.is_empty() => {
-            vec![socket_of_mount(args.at.as_deref().unwrap_or(Path::new(".")))?]
-        }
+        None if args.dir.is_none() && args.coordinator.is_empty() => of_machine(args.at.as_deref())?,
         None => args.local()?.map_or_else(|| args.coordinator.clone(), |local| local.coordinators()),
     };
     observe::require_listener(&found)?;

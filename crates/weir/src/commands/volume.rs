@@ -13,6 +13,7 @@ use crate::homes::refuse_own_cluster;
 use crate::local::process::own_process;
 use crate::observe;
 use crate::table;
+use crate::users::Users;
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::{Value, json};
 use std::os::unix::ffi::OsStrExt;
@@ -657,13 +658,14 @@ fn more(volume: &Volume) -> &'static str {
 }
 
 fn as_table(all: &[Volume]) -> String {
+    let users = Users::of(all.iter().map(|v| v.owner));
     let rows: Vec<Vec<String>> = all
         .iter()
         .map(|v| {
             vec![
                 v.name.clone(),
                 shown_path(v),
-                v.owner.to_string(),
+                users.name(v.owner),
                 table::bytes(v.usage.bytes),
                 limit(v.quota.bytes_hard, v.quota.bytes_soft, table::bytes),
                 inodes(v).to_string(),
@@ -678,12 +680,13 @@ fn as_table(all: &[Volume]) -> String {
 
 fn as_text(v: &Volume) -> String {
     let quota = &v.quota;
+    let users = Users::of(v.admins.iter().copied().chain([v.owner]));
     let mut rows = vec![
         ("volume", v.name.clone()),
         ("number", v.id.to_string()),
         ("path", shown_path(v)),
-        ("owner", v.owner.to_string()),
-        ("administrators", v.admins.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")),
+        ("owner", users.name(v.owner)),
+        ("administrators", v.admins.iter().map(|user| users.name(*user)).collect::<Vec<_>>().join(" ")),
         ("used", table::bytes(v.usage.bytes)),
         ("at home only", table::bytes(v.usage.evicted)),
         ("files", v.usage.files.to_string()),
