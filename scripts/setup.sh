@@ -1,17 +1,20 @@
 #!/bin/sh
-# Installs what this machine lacks: `setup.sh program` what building and running the program needs (and the demo), `setup.sh deb`
-# what making a Debian package needs besides, `setup.sh` what the tests need, too. Says what it does; changes nothing and takes a moment when everything is there.
+# Installs what this machine lacks: `setup.sh program` what building and running the program needs (and the demo),
+# `setup.sh deb` what making a Debian package needs besides, `setup.sh cluster` what `make demo-cluster` needs besides,
+# `setup.sh` what the tests need, too. Says what it does; changes nothing and takes a moment when everything is there.
 set -eu
 cd "$(dirname "$0")/.."
 
 rust_needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 packages="build-essential pkg-config libisal-dev fuse3 ca-certificates"
-test_packages="bzip2 etcd-client etcd-server git iproute2 attr rsync sqlite3 fio e2fsprogs xfsprogs python3-venv"
+cluster_packages="etcd-server iproute2 python3"
+test_packages="$cluster_packages bzip2 etcd-client git attr rsync sqlite3 fio e2fsprogs xfsprogs python3-venv"
 
 case ${1-} in
 program | deb) tests= ;;
+cluster) tests= packages="$packages $cluster_packages" ;;
 "") tests=yes packages="$packages $test_packages" ;;
-*) printf 'error: %s is no part of the setup\nhint: setup.sh [program | deb]\n' "$1" >&2; exit 2 ;;
+*) printf 'error: %s is no part of the setup\nhint: setup.sh [program | deb | cluster]\n' "$1" >&2; exit 2 ;;
 esac
 
 say() { printf 'setup: %s\n' "$*"; }

@@ -7,11 +7,12 @@
 )]
 mod common;
 
-use common::{Cluster, can_mount, has, pattern, text, wait_until};
+use common::{Cluster, can_mount, has, left_out, pattern, text, wait_until};
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -162,6 +163,19 @@ fn members_of_etcd_end(cluster: &Cluster, load: &Load) {
     load.progress("writing goes on");
     cluster.up();
     wait_until("all targets are up", PATIENCE, || cluster.status()["health"]["targets_up"] == 6);
+}
+
+#[test]
+fn a_machine_of_three_a_coordinator_and_a_member_of_etcd_may_die() {
+    let is_root = || rustix::process::geteuid().is_root() || left_out("only root makes network namespaces");
+    if !(can_mount() && is_root() && has("etcd") && has("ip") && has("nsenter")) {
+        return;
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/demo_cluster.py");
+    let args = [script, env!("CARGO_BIN_EXE_weir"), "--hz", "1", "--duration", "30"];
+    let shown = Command::new("python3").args(args).stdin(Stdio::null()).output().unwrap();
+    println!("{}", text(&shown.stdout));
+    assert!(shown.status.success(), "{}", text(&shown.stderr));
 }
 
 /// The nodes that keep the namespace, by their states.
