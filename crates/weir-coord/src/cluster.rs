@@ -367,7 +367,7 @@ impl Cluster {
         let asked = async {
             let ask = shared.coordinator.call_now(&GetStatus {}, Payload::default(), STATUS_PATIENCE);
             let (mut reply, payload) = ask.await?.into_parts();
-            shared.learn_from(&mut reply, &payload).await.map(|()| reply)
+            shared.learn_from(&mut reply, &payload).await.map(|_| reply)
         };
         let asked = asked.await;
         let mut known = lock(&shared.status);
@@ -417,23 +417,24 @@ impl Shared {
         is_new
     }
 
-    /// Learns the map that an answer tells, and puts the newest one that is known into the answer.
-    pub async fn learn_from(&self, reply: &mut impl TellsMap, payload: &[u8]) -> Result<()> {
-        let told = reply.take_map();
+    /// Learns the map that an answer tells, and puts the newest one that is known into the answer. Returns
+    /// the version that it told, if it told one.
+    pub async fn learn_from(&self, reply: &mut impl TellsMap, payload: &[u8]) -> Result<Option<u64>> {
+        let (told, mut version) = (reply.take_map(), None);
         if !payload.is_empty() || told.is_some() {
             let known = self.map.borrow().clone();
-            match map_told(told, payload, &known) {
-                Ok(news) => {
-                    news.map(|map| self.offer(map));
-                }
+            let map = match map_told(told, payload, &known) {
+                Ok(news) => news,
                 Err(e) => {
                     tracing::warn!("the whole cluster map is asked for: {e}");
-                    self.offer(first_map(&self.env, &self.coordinator, CHANGE_PATIENCE).await?);
+                    Some(first_map(&self.env, &self.coordinator, CHANGE_PATIENCE).await?)
                 }
-            }
+            };
+            version = map.as_ref().map(|map| map.version);
+            map.map(|map| self.offer(map));
         }
         reply.put_map(self.map.borrow().clone());
-        Ok(())
+        Ok(version)
     }
 
     /// When the coordinator is silent: another one may lead by now.

@@ -8,11 +8,13 @@
 //!
 //! Knows nothing of what else is in the directory.
 mod founded;
+mod newest;
 mod text;
 
 pub use founded::{
     COORDINATOR_FILE, NAMESPACE_FILE, NamespaceIdentity, check_coordinator, open_namespace, write_coordinator,
 };
+pub use newest::{MAP_FILE, check_newest_map, keep_newest_map, older, older_map, record_newest_map};
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

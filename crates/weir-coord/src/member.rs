@@ -3,6 +3,7 @@
 //! One task per membership, so a node has one place in the cluster at a time.
 use crate::addresses::announced;
 use crate::cluster::{Shared, is_temporary};
+use crate::identity::older_map;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -106,9 +107,14 @@ impl Member {
             targets: self.membership.targets.clone(),
             program: self.shared.identity.program(),
         };
+        let seen = self.shared.map.borrow().version;
         let (mut joined, payload) = connection.call(&request, Vec::new(), JOIN_PATIENCE).await?;
+        let told = self.shared.learn_from(&mut joined, &payload).await?;
+        if let Some(told) = told.filter(|told| *told < seen) {
+            connection.close("this coordinator knows an older cluster map");
+            return Err(older_map(told, seen));
+        }
         *self.shared.node.lock().unwrap_or_else(PoisonError::into_inner) = Some(joined.node);
-        self.shared.learn_from(&mut joined, &payload).await?;
         Ok((connection, joined))
     }
 

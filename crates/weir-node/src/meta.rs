@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use weir_coord::identity::{NamespaceIdentity, open_namespace};
+use weir_coord::identity::{
+    MAP_FILE, NamespaceIdentity, check_newest_map, open_namespace, record_newest_map,
+};
 use weir_coord::{Cluster, Membership, no_reports};
 use weir_env::{BoxFuture, Env};
 use weir_kv::{Engine, EngineConfig, SharedKv};
@@ -49,6 +51,8 @@ pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> Result<Meta
         uuid: NamespaceUuid(env.rng.id_128()),
         instead_of: place.instead_of,
     };
+    let seen = place.dir.join(MAP_FILE);
+    check_newest_map(&*env.disk, &seen, &cluster.map(), Some(&fresh.name))?;
     let own = open_namespace(&*env.disk, &place.dir, &cluster.map(), &fresh, place.new)?;
     let kv: SharedKv = Engine::open(env, &place.dir.join("kv"), place.engine).await?;
     let (gate, audit) = (Gate::to_metadata(), Audit::start(env, &place.dir));
@@ -56,6 +60,8 @@ pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> Result<Meta
     let server = site.serve(env, cluster.identity(), audited).await?;
     cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
     let (leading, lead) = Lead::take(&cluster, &kv, &own).await.map_err(|e| e.doing(place.dir.display()))?;
+    record_newest_map(&*env.disk, &seen, &lead.map, Some(&own.name))?;
+    site.record_map(env, &cluster, seen, Some(own.name.clone()));
     let (followed, judged, ruled) = (cluster.clone(), cluster.clone(), cluster.clone());
     let (log, witnesses, asked) = (audit.clone(), audit.clone(), cluster.clone());
     let config = MetaConfig {
