@@ -12,7 +12,8 @@ mod newest;
 mod text;
 
 pub use founded::{
-    COORDINATOR_FILE, NAMESPACE_FILE, NamespaceIdentity, check_coordinator, open_namespace, write_coordinator,
+    COORDINATOR_FILE, NAMESPACE_FILE, NamespaceIdentity, check_coordinator, check_vacant, open_namespace,
+    write_coordinator, write_namespace,
 };
 pub use newest::{MAP_FILE, check_newest_map, keep_newest_map, older, older_map, record_newest_map};
 

@@ -96,14 +96,18 @@ impl Member {
         let who = &self.shared.who;
         let connection = self.shared.coordinator.connection(JOIN_PATIENCE).await?;
         let here = connection.local_ip();
-        let addrs = self.membership.addrs.iter().map(|addr| announced(addr, here));
+        let own = self.shared.env.net.own_ips();
+        let mut addrs: Vec<String> = Vec::new();
+        for addr in &self.membership.addrs {
+            addrs.extend(announced(addr, here, &own)?.iter().map(Addr::to_string));
+        }
         let request = Join {
             cluster: Some(self.shared.map.borrow().cluster),
             name: who.name.clone(),
             instance: self.shared.identity.instance,
             role: who.role,
             host: who.host.clone(),
-            addrs: addrs.map(|addr| addr.map(|addr| addr.to_string())).collect::<Result<_>>()?,
+            addrs,
             targets: self.membership.targets.clone(),
             program: self.shared.identity.program(),
         };

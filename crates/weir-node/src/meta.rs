@@ -1,7 +1,9 @@
 //! The metadata service of one namespace, leading.
 use crate::audit::Audit;
 use crate::audited::{Audited, of_volume, refused_by_rule};
+use crate::exports::{Exported, Exports, WithExports};
 use crate::gate::Gate;
+use crate::import::compare;
 use crate::purge::ClusterPurge;
 use crate::site::{Failed, Site, leave};
 use std::collections::BTreeMap;
@@ -11,11 +13,13 @@ use std::time::Duration;
 use weir_coord::identity::{
     MAP_FILE, NamespaceIdentity, check_newest_map, open_namespace, record_newest_map,
 };
-use weir_coord::{Cluster, Membership, no_reports};
+use weir_coord::{Cluster, Membership, clocks, no_reports};
 use weir_env::{BoxFuture, Env};
 use weir_kv::{Engine, EngineConfig, SharedKv};
 use weir_meta::{LayoutPolicy, Lead, Level, Meta, MetaConfig};
+use weir_proto::export::ExportHead;
 use weir_proto::map::Scheme;
+use weir_proto::meta::Time;
 use weir_proto::volume::Policy;
 use weir_proto::{Error, NamespaceUuid};
 use weir_rpc::Server;
@@ -39,6 +43,7 @@ pub struct MetaNode {
     kv: SharedKv,
     leading: Lead,
     meta: Meta,
+    exports: Arc<Exports>,
     audit: Audit,
     pub server: Server,
 }
@@ -51,10 +56,14 @@ pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> Result<Meta
         uuid: NamespaceUuid(env.rng.id_128()),
         instead_of: place.instead_of,
     };
+    if let Some(ahead_ms) = cluster.clock_ahead_ms().await {
+        clocks::check(&cluster.who().name, ahead_ms)?;
+    }
     let seen = place.dir.join(MAP_FILE);
     check_newest_map(&*env.disk, &seen, &cluster.map(), Some(&fresh.name))?;
     let own = open_namespace(&*env.disk, &place.dir, &cluster.map(), &fresh, place.new)?;
-    let kv: SharedKv = Engine::open(env, &place.dir.join("kv"), place.engine).await?;
+    let engine = Engine::open(env, &place.dir.join("kv"), place.engine).await?;
+    let kv: SharedKv = engine.clone();
     let (gate, audit) = (Gate::to_metadata(), Audit::start(env, &place.dir));
     let audited = Arc::new(Audited { service: Arc::new(gate.clone()), audit: audit.clone() });
     let server = site.serve(env, cluster.identity(), audited).await?;
@@ -81,8 +90,19 @@ pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> Result<Meta
     };
     let meta = Meta::open(env, kv.clone(), config)?;
     leading.record().await?;
-    gate.open(Arc::new(meta.clone()));
-    Ok(MetaNode { env: env.clone(), cluster, kv, leading, meta, audit, server })
+    compare(env, &cluster, &meta, lead.namespace).await?;
+    let head = ExportHead {
+        cluster: own.cluster,
+        namespace: lead.namespace,
+        name: own.name,
+        uuid: own.uuid,
+        changes: 0,
+        taken: Time { nanos: 0 },
+        release: cluster.identity().program().release,
+    };
+    let exports = Exports::new(env, Exported { head, engine });
+    gate.open(Arc::new(WithExports { service: Arc::new(meta.clone()), exports: exports.clone() }));
+    Ok(MetaNode { env: env.clone(), cluster, kv, leading, meta, exports, audit, server })
 }
 
 impl MetaNode {
@@ -92,6 +112,7 @@ impl MetaNode {
             biased;
             failed = self.meta.run() => failed,
             lost = self.leading.keep_recording(&self.env) => lost,
+            () = self.exports.keep_schedule() => Error::io("the schedule of exports ended"),
         }
     }
 

@@ -82,6 +82,9 @@ pub enum Command {
     /// Finish a rolling upgrade
     #[command(subcommand)]
     Upgrade(UpgradeCommand),
+    /// Export a namespace's whole state, and restore it
+    #[command(subcommand)]
+    Namespace(crate::cli_namespace::NamespaceCommand),
     /// Manage volumes: subtrees with their own owner, limits and policy
     #[command(subcommand)]
     Volume(crate::commands::volume::VolumeCommand),

@@ -82,8 +82,8 @@ pub fn check_newest_map(
     Ok(())
 }
 
-pub fn older_map(told: u64, seen: u64) -> Error {
-    older(&format!("it has version {told} of the cluster map"), &format!("version {seen}"))
+pub fn older_map(known: u64, seen: u64) -> Error {
+    older(&format!("it has version {known} of the cluster map"), &format!("version {seen}"))
 }
 
 /// `knows`: what shows it, as "it has …"; `was`: what was in use since.

@@ -10,6 +10,7 @@ pub mod file;
 pub mod home;
 pub mod inspect;
 pub mod mounts;
+pub mod namespace;
 pub mod prefetch;
 pub mod relation;
 pub mod report;
