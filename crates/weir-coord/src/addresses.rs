@@ -60,7 +60,8 @@ mod tests {
 
     #[test]
     fn an_unspecified_address_is_announced_as_the_reachable_ones() {
-        let cases: [(&str, Option<&str>, &[&str], &[&str]); 11] = [
+        type Texts = &'static [&'static str];
+        let cases: [(&str, Option<&str>, Texts, Texts); 11] = [
             ("tcp:[::]:7", Some("10.0.0.5"), &[], &["tcp:10.0.0.5:7"]),
             ("tcp:[::]:7", Some("fd00::5"), &["10.0.0.5", "fd00::5"], &["tcp:[fd00::5]:7", "tcp:10.0.0.5:7"]),
             ("tcp:[::]:7", Some("127.0.0.1"), &[], &["tcp:127.0.0.1:7"]),

@@ -124,7 +124,7 @@ fn check_lost(map: &ClusterMap, head: &ExportHead) -> Result<()> {
 /// Compares an imported namespace with its targets, unless that was done. Waits until all of them can be
 /// asked.
 pub(crate) async fn compare(env: &Env, cluster: &Cluster, meta: &Meta, namespace: NamespaceId) -> Result<()> {
-    if !meta.import()?.is_some_and(|import| !import.compared) {
+    if meta.import()?.is_none_or(|import| import.compared) {
         return Ok(());
     }
     tracing::info!("the namespace was imported: it is compared with what targets hold before it serves");

@@ -35,7 +35,8 @@ fn a_wrong_clock_is_found_out_and_listed() {
         let config = CoordConfig { new: true, ..CoordConfig::new("single".parse().unwrap(), 1) };
         let coordinator = Coordinator::open(env.clone(), Path::new("/coord"), config).await.unwrap();
         let identity = Identity::new(&env, "c", Role::Coordinator, Some(coordinator.cluster()));
-        let _server = weir_rpc::serve(&env, &[addr.clone()], identity, coordinator).await.unwrap();
+        let _server =
+            weir_rpc::serve(&env, std::slice::from_ref(&addr), identity, coordinator).await.unwrap();
         let observe = async |env: &Env, name: &str, role| {
             let who = Observer {
                 coordinators: vec![addr.clone()],
