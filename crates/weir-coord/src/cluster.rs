@@ -4,6 +4,7 @@
 //! map names whenever it is dialed.
 //! Knows nothing of what is said over the channels.
 use crate::addresses::addrs_in_order;
+use crate::clocks;
 use crate::identity::NamespaceIdentity;
 use crate::links::Links;
 use crate::member::{self, Membership, Reports};
@@ -14,10 +15,10 @@ use weir_env::watch;
 use weir_env::{Addr, Env, TaskHandle};
 use weir_proto::access::{AccessRule, AuditRule};
 use weir_proto::coord::{
-    AccessAdd, AccessRemove, AuditState, AuditVolumes, CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus,
-    FinishUpgrade, GetAudit, GetCoordinators, GetMap, GetStatus, GetWaits, HomeAllow, HomeForbid, Joined,
-    LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, RecordProgress, ReportTarget, ReportWaits,
-    Suspicion, TargetReport, Wait,
+    AccessAdd, AccessRemove, AuditState, AuditVolumes, CaughtUp, ClearTarget, ClientsWaiting, Clocks,
+    ClusterStatus, FinishUpgrade, GetAudit, GetClocks, GetCoordinators, GetMap, GetStatus, GetWaits,
+    HomeAllow, HomeForbid, Joined, LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, RecordProgress,
+    ReportTarget, ReportWaits, Suspicion, TargetReport, Wait,
 };
 use weir_proto::home_rule::HomeRule;
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
@@ -37,8 +38,12 @@ const COORDINATORS_MAX: usize = 16;
 const STATUS_PATIENCE: Duration = Duration::from_secs(1);
 /// Pause after a failed call to the coordinator.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
-/// Tasks of every handle, before those of its membership.
-const OWN_TASKS: usize = 2;
+/// A node that waits for its first coordinator says so after this, and then
+const SAY_WAITS_AFTER: Duration = Duration::from_secs(2);
+/// so often.
+const SAY_WAITS_EVERY: Duration = Duration::from_secs(30);
+/// For one question of such a node.
+const FIRST_ANSWER: Duration = Duration::from_secs(5);
 /// How long other addresses than that of a silent coordinator are tried.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 /// Patience for a change of the map: the coordinator may look at a target for a second first, and writes its store.
@@ -67,6 +72,8 @@ pub struct Cluster {
 
 struct Handle {
     shared: Arc<Shared>,
+    /// How many tasks it has before those of its membership.
+    own_tasks: usize,
     tasks: Mutex<Vec<TaskHandle>>,
 }
 impl Drop for Handle {
@@ -146,7 +153,12 @@ impl Cluster {
         });
         let follow = env.tasks.spawn("follow the cluster map", follow_map(shared.clone()));
         let find = env.tasks.spawn("find the coordinator again", ask_for_coordinators(shared.clone()));
-        Ok(Cluster { handle: Arc::new(Handle { shared, tasks: Mutex::new(vec![follow, find]) }) })
+        let mut tasks = vec![follow, find];
+        if matches!(shared.who.role, Role::Meta | Role::Storage | Role::Mount | Role::Mover) {
+            let comparing = clocks::keep_comparing(env.clone(), shared.coordinator.clone());
+            tasks.push(env.tasks.spawn("compare clocks", comparing));
+        }
+        Ok(Cluster { handle: Arc::new(Handle { own_tasks: tasks.len(), shared, tasks: Mutex::new(tasks) }) })
     }
 
     /// Joins as a member and stays one: heartbeats with the targets' reports, and joins again whenever the connection
@@ -335,7 +347,7 @@ impl Cluster {
         let reports = lock(&self.shared().reports).as_ref().and_then(Weak::upgrade);
         let targets = reports.map_or_else(Vec::new, |reports| reports());
         // The task that keeps the membership would join again.
-        lock(&self.handle.tasks).drain(OWN_TASKS..).for_each(|task| task.abort());
+        lock(&self.handle.tasks).drain(self.handle.own_tasks..).for_each(|task| task.abort());
         self.ask(&Leave { node, targets }).await
     }
 
@@ -356,6 +368,15 @@ impl Cluster {
     pub async fn waits(&self) -> Result<ClientsWaiting> {
         self.ask(&GetWaits {}).await
     }
+    /// How far this machine's clock is ahead of the coordinator's, in milliseconds; `None`: an older
+    /// coordinator does not say.
+    pub async fn clock_ahead_ms(&self) -> Option<i64> {
+        clocks::compare(&self.shared().env, &self.shared().coordinator, 0).await
+    }
+    /// The clocks of nodes that are off.
+    pub async fn clocks(&self) -> Result<Clocks> {
+        self.ask(&GetClocks {}).await
+    }
     /// Whether the coordinator's audit log is written.
     pub async fn audit(&self) -> Result<AuditState> {
         self.ask(&GetAudit {}).await
@@ -367,7 +388,7 @@ impl Cluster {
         let asked = async {
             let ask = shared.coordinator.call_now(&GetStatus {}, Payload::default(), STATUS_PATIENCE);
             let (mut reply, payload) = ask.await?.into_parts();
-            shared.learn_from(&mut reply, &payload).await.map(|()| reply)
+            shared.learn_from(&mut reply, &payload).await.map(|_| reply)
         };
         let asked = asked.await;
         let mut known = lock(&shared.status);
@@ -417,23 +438,23 @@ impl Shared {
         is_new
     }
 
-    /// Learns the map that an answer tells, and puts the newest one that is known into the answer.
-    pub async fn learn_from(&self, reply: &mut impl TellsMap, payload: &[u8]) -> Result<()> {
-        let told = reply.take_map();
+    /// Learns the map that an answer tells, and puts the newest one that is known into the answer. Returns
+    /// the version that it told, if it told one.
+    pub async fn learn_from(&self, reply: &mut impl TellsMap, payload: &[u8]) -> Result<Option<u64>> {
+        let (told, mut version) = (reply.take_map(), None);
         if !payload.is_empty() || told.is_some() {
             let known = self.map.borrow().clone();
-            match map_told(told, payload, &known) {
-                Ok(news) => {
-                    news.map(|map| self.offer(map));
-                }
+            let map = match map_told(told, payload, &known) {
+                Ok(news) => news,
                 Err(e) => {
                     tracing::warn!("the whole cluster map is asked for: {e}");
-                    self.offer(first_map(&self.env, &self.coordinator, CHANGE_PATIENCE).await?);
+                    Some(first_map(&self.env, &self.coordinator, CHANGE_PATIENCE).await?)
                 }
-            }
+            };
+            version = map.map(|map| (map.version, self.offer(map)).0);
         }
         reply.put_map(self.map.borrow().clone());
-        Ok(())
+        Ok(version)
     }
 
     /// When the coordinator is silent: another one may lead by now.
@@ -507,7 +528,7 @@ async fn ask_for_coordinators(shared: Arc<Shared>) {
         {
             let read = reported.addrs.iter().take(COORDINATORS_MAX).filter_map(|a| a.parse::<Addr>().ok());
             // The path of a local socket is valid on one host only: of those, use only the configured ones.
-            *lock(&shared.announced) = read.filter(|a| matches!(a, Addr::Tcp(_))).collect();
+            *lock(&shared.announced) = read.filter(|a| !matches!(a, Addr::Unix(_))).collect();
         }
         if connections.wait_for(|n| *n > known).await.is_err() {
             return;
@@ -530,10 +551,18 @@ fn map_told(
 
 async fn first_map(env: &Env, coordinator: &Channel, patience: Duration) -> Result<Arc<ClusterMap>> {
     let deadline = env.clock.now() + patience;
+    let mut say_at = env.clock.now() + SAY_WAITS_AFTER;
     loop {
-        let left = deadline.since(env.clock.now());
-        let asked =
-            coordinator.call(&GetMap { newer_than: 0, wait_ms: 0 }, Vec::new(), left.max(RETRY_PAUSE)).await;
+        let now = env.clock.now();
+        let left = deadline.since(now).clamp(RETRY_PAUSE, FIRST_ANSWER);
+        let asked = coordinator.call(&GetMap { newer_than: 0, wait_ms: 0 }, Vec::new(), left).await;
+        if let Err(e) = asked.as_ref().map_err(|e| e.clone().doing("wait for a coordinator"))
+            && is_temporary(&e)
+            && now >= say_at
+        {
+            tracing::warn!("{e}");
+            say_at = now + SAY_WAITS_EVERY;
+        }
         match asked {
             Ok((MapReply { map }, payload)) => {
                 let nothing = Arc::new(ClusterMap::absent());

@@ -8,12 +8,14 @@
 //!
 //! Knows nothing of what else is in the directory.
 mod founded;
+mod newest;
 mod text;
 
 pub use founded::{
-    COORDINATOR_FILE, NAMESPACE_FILE, NamespaceIdentity, begin_copy, check_coordinator, open_namespace,
-    write_coordinator,
+    COORDINATOR_FILE, NAMESPACE_FILE, NamespaceIdentity, begin_copy, check_coordinator, check_vacant,
+    open_namespace, write_coordinator, write_namespace,
 };
+pub use newest::{MAP_FILE, check_newest_map, keep_newest_map, older, older_map, record_newest_map};
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -9,6 +9,7 @@
 
 mod addresses;
 mod certified;
+pub mod clocks;
 mod cluster;
 mod copies;
 mod cut_links;

@@ -3,6 +3,7 @@
 //! One task per membership, so a node has one place in the cluster at a time.
 use crate::addresses::announced;
 use crate::cluster::{Shared, is_temporary};
+use crate::identity::older_map;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -95,20 +96,29 @@ impl Member {
         let who = &self.shared.who;
         let connection = self.shared.coordinator.connection(JOIN_PATIENCE).await?;
         let here = connection.local_ip();
-        let addrs = self.membership.addrs.iter().map(|addr| announced(addr, here));
+        let own = self.shared.env.net.own_ips();
+        let mut addrs: Vec<String> = Vec::new();
+        for addr in &self.membership.addrs {
+            addrs.extend(announced(addr, here, &own)?.iter().map(Addr::to_string));
+        }
         let request = Join {
             cluster: Some(self.shared.map.borrow().cluster),
             name: who.name.clone(),
             instance: self.shared.identity.instance,
             role: who.role,
             host: who.host.clone(),
-            addrs: addrs.map(|addr| addr.map(|addr| addr.to_string())).collect::<Result<_>>()?,
+            addrs,
             targets: self.membership.targets.clone(),
             program: self.shared.identity.program(),
         };
+        let seen = self.shared.map.borrow().version;
         let (mut joined, payload) = connection.call(&request, Vec::new(), JOIN_PATIENCE).await?;
+        let told = self.shared.learn_from(&mut joined, &payload).await?;
+        if let Some(told) = told.filter(|told| *told < seen) {
+            connection.close("this coordinator knows an older cluster map");
+            return Err(older_map(told, seen));
+        }
         *self.shared.node.lock().unwrap_or_else(PoisonError::into_inner) = Some(joined.node);
-        self.shared.learn_from(&mut joined, &payload).await?;
         Ok((connection, joined))
     }
 

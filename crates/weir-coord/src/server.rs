@@ -4,6 +4,7 @@
 //! Knows nothing of files.
 use crate::addresses::{announced, is_for_others};
 use crate::certified::{Certified, no_certificates};
+use crate::clocks::ReportedClocks;
 use crate::copies::change_of_copies;
 use crate::decide::{add_rule, allow_home, audit_volumes, forbid_home, remove_rule, set_copies};
 use crate::enrol::Office;
@@ -21,9 +22,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, Instant, watch};
 use weir_proto::coord::{
-    AccessAdd, AccessRemove, ActFor, AuditVolumes, CaughtUp, ClearTarget, Coordinators, FinishUpgrade,
-    GetCoordinators, GetMap, GetStatus, GetWaits, Heartbeat, HomeAllow, HomeForbid, Join, LeadNamespace,
-    Leave, MakeGroups, RecordProgress, ReportLink, ReportTarget, ReportWaits,
+    AccessAdd, AccessRemove, ActFor, AuditVolumes, CaughtUp, ClearTarget, CompareClock, CoordinatorTime,
+    Coordinators, FinishUpgrade, GetClocks, GetCoordinators, GetMap, GetStatus, GetWaits, Heartbeat,
+    HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups, RecordProgress, ReportLink, ReportTarget,
+    ReportWaits,
 };
 use weir_proto::copies::{KeepCopy, SetCopies};
 use weir_proto::enrol::{CertificateKept, Enrolled, TokenCreate};
@@ -86,6 +88,7 @@ pub struct Coordinator {
     /// Where it serves.
     announced: OnceLock<Vec<Addr>>,
     waits: Mutex<ReportedWaits>,
+    clocks: Mutex<ReportedClocks>,
     followers: Followers,
     /// Of a cluster with certificates.
     certified: Option<Certified>,
@@ -148,7 +151,7 @@ impl Coordinator {
             },
         };
         env.tasks.spawn("coordinator", owner.run());
-        let (announced, waits) = Default::default();
+        let (announced, waits, clocks) = Default::default();
         let followers = Followers::new(published.clone(), news);
         Ok(Arc::new(Coordinator {
             env,
@@ -157,6 +160,7 @@ impl Coordinator {
             followers,
             announced,
             waits,
+            clocks,
             certified,
             lost,
         }))
@@ -206,9 +210,14 @@ impl Coordinator {
         let addrs = self.announced.get().map_or(&[][..], |all| all);
         let here = connection.local_ip();
         let is_near = here.is_none_or(|ip| ip.is_loopback());
-        let concrete = addrs.iter().filter_map(|addr| announced(addr, here).ok());
+        let own = self.env.net.own_ips();
+        let concrete = addrs.iter().filter_map(|addr| announced(addr, here, &own).ok()).flatten();
         let usable = concrete.filter(|addr| is_near || is_for_others(addr));
         Coordinators { addrs: usable.map(|addr| addr.to_string()).collect() }
+    }
+
+    fn clocks(&self) -> MutexGuard<'_, ReportedClocks> {
+        self.clocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn waits(&self) -> MutexGuard<'_, ReportedWaits> {
@@ -368,6 +377,18 @@ impl Coordinator {
             GetCoordinators::METHOD => {
                 call.decode::<GetCoordinators>()?;
                 Handled::Now(Ok(Reply::new(&self.addresses(&call.connection))))
+            }
+            CompareClock::METHOD => {
+                let CompareClock { ahead_ms } = call.decode()?;
+                let peer = call.connection.peer();
+                let now = self.env.clock.now();
+                self.clocks().note(&peer.name, peer.role, ahead_ms, now);
+                let wall_ns = self.env.clock.wall().0;
+                Handled::Now(Ok(Reply::new(&CoordinatorTime { wall_ns })))
+            }
+            GetClocks::METHOD => {
+                call.decode::<GetClocks>()?;
+                Handled::Now(Ok(Reply::new(&self.clocks().list(self.env.clock.now()))))
             }
             ReportWaits::METHOD => {
                 let reported = call.decode::<ReportWaits>()?;

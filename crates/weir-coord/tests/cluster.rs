@@ -1,4 +1,7 @@
 //! Claims about a coordinator, its members and its observers, in a simulated world.
+#[path = "parts/clocks.rs"]
+mod clocks;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

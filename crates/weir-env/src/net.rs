@@ -8,11 +8,21 @@ use std::{
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Where a node listens. Written `tcp:127.0.0.1:7000`, `tcp:[::1]:7000`, `unix:/run/weir/meta.sock`.
+/// Where a node listens. Written `tcp:127.0.0.1:7000`, `tcp:[::1]:7000`, `tcp:host.example:7000`,
+/// `unix:/run/weir/meta.sock`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Addr {
     Tcp(SocketAddr),
     Unix(PathBuf),
+    /// The name of a host and a port: resolved each time, as a host may get other addresses.
+    Host(String, u16),
+}
+
+impl Addr {
+    /// Of the machine itself, whoever resolves it.
+    pub fn is_local_name(host: &str) -> bool {
+        host.eq_ignore_ascii_case("localhost") || host.to_ascii_lowercase().ends_with(".localhost")
+    }
 }
 
 impl fmt::Display for Addr {
@@ -20,6 +30,7 @@ impl fmt::Display for Addr {
         match self {
             Addr::Tcp(a) => write!(f, "tcp:{a}"),
             Addr::Unix(p) => write!(f, "unix:{}", p.display()),
+            Addr::Host(host, port) => write!(f, "tcp:{host}:{port}"),
         }
     }
 }
@@ -27,15 +38,32 @@ impl fmt::Display for Addr {
 impl FromStr for Addr {
     type Err = String;
     fn from_str(s: &str) -> Result<Addr, String> {
-        let expected = "expected tcp:HOST:PORT (an IPv4 or [IPv6] address) or unix:/PATH";
+        let expected = "expected tcp:HOST:PORT (a name, an IPv4 or an [IPv6] address) or unix:/PATH";
         match s.split_once(':') {
-            Some(("tcp", rest)) => {
-                rest.parse().map(Addr::Tcp).map_err(|e| format!("address {s:?}: {e}; {expected}"))
-            }
+            Some(("tcp", rest)) => match (rest.parse(), rest.rsplit_once(':')) {
+                (Ok(at), _) => Ok(Addr::Tcp(at)),
+                (Err(_), Some((host, port))) if is_host(host) && port.parse::<u16>().is_ok() => {
+                    Ok(Addr::Host(host.to_ascii_lowercase(), port.parse().unwrap_or_default()))
+                }
+                (Err(e), _) => Err(format!("address {s:?}: {e}; {expected}")),
+            },
             Some(("unix", path)) if path.starts_with('/') => Ok(Addr::Unix(path.into())),
             _ => Err(format!("address {s:?}: {expected}")),
         }
     }
+}
+
+/// A name of a host: labels of letters, digits and `-`; one that ends in a number is a mistyped address.
+fn is_host(host: &str) -> bool {
+    let is_label = |label: &str| {
+        let fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        (1..=63).contains(&label.len()) && label.chars().all(fine) && !label.starts_with('-')
+    };
+    let mut labels = host.trim_end_matches('.').split('.');
+    let is_number = |label: &str| label.chars().all(|c| c.is_ascii_digit());
+    host.len() <= 253
+        && labels.clone().all(is_label)
+        && labels.next_back().is_some_and(|last| !is_number(last))
 }
 
 /// A connected, ordered, reliable byte stream.
@@ -84,5 +112,51 @@ pub trait Listener: Send + Sync {
 
 pub trait Net: Send + Sync + 'static {
     fn listen(&self, addr: &Addr) -> BoxFuture<'_, io::Result<Box<dyn Listener>>>;
+    /// Not to a name: see [`Net::resolve`].
     fn connect(&self, addr: &Addr) -> BoxFuture<'_, io::Result<BoxStream>>;
+    /// The addresses from which this machine reaches other networks, one of each kind at most.
+    fn own_ips(&self) -> Vec<IpAddr> {
+        Vec::new()
+    }
+    /// The addresses that a host has now, best first.
+    fn resolve(&self, host: &str, port: u16) -> BoxFuture<'_, io::Result<Vec<SocketAddr>>> {
+        let why = format!("the name {host:?} (port {port}) cannot be resolved here");
+        Box::pin(async move { Err(io::Error::new(io::ErrorKind::Unsupported, why)) })
+    }
+}
+
+/// A name was given where an address is needed.
+pub fn not_resolved(host: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, format!("the name {host:?} is not resolved"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_they_are_written() {
+        for text in
+            ["tcp:127.0.0.1:7", "tcp:[::1]:7", "tcp:[::]:0", "tcp:node-1.example.org:7000", "unix:/a:b"]
+        {
+            assert_eq!(text.parse::<Addr>().unwrap().to_string(), text);
+        }
+        assert_eq!("tcp:Node1:70".parse(), Ok(Addr::Host("node1".into(), 70)));
+        for bad in [
+            "tcp:1.2.3:7",
+            "tcp:1.2.3.4.5:7",
+            "tcp:host",
+            "tcp:host:",
+            "tcp:host:99999",
+            "tcp::7",
+            "tcp:a b:7",
+            "tcp:::1:7",
+            "udp:h:7",
+            "unix:s",
+        ] {
+            let e = bad.parse::<Addr>().unwrap_err();
+            assert!(e.contains("expected tcp:HOST:PORT"), "{bad}: {e}");
+        }
+        assert!(Addr::is_local_name("LocalHost") && !Addr::is_local_name("localhost.example"));
+    }
 }

@@ -56,6 +56,13 @@ pub(crate) fn write(disk: &dyn Disk, dir: &Path, mark: Mark) -> Result<()> {
     written.map_err(|e| Error::from_io(format!("write {}", path.display()), &e))
 }
 
+/// The store has no other copy.
+pub(crate) fn remove(disk: &dyn Disk, dir: &Path) -> Result<()> {
+    let path = path(dir);
+    let removed = disk.remove_file(&path).and_then(|()| disk.sync_dir(dir));
+    removed.map_err(|e| Error::from_io(format!("remove {}", path.display()), &e))
+}
+
 fn encode(mark: Mark) -> [u8; BYTES] {
     let (begun, to) = match mark.begun {
         Begun::Nothing => (NOTHING, 0),

@@ -9,13 +9,13 @@ use crate::base::{Base, Folded, Tree};
 use crate::config::EngineConfig;
 use crate::core::SEGMENTS_MAX;
 use crate::engine::{Engine, lock_directory};
-use crate::format::WITH_EPOCHS;
+use crate::format::{PLAIN, WITH_EPOCHS};
 use crate::journal::{Shelf, lock};
 use crate::mark::{self, Begun, Mark};
 use crate::state::KEY_BYTES_MAX;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use weir_env::{Env, File, OpenMode};
+use weir_env::{Disk, Env, File, OpenMode};
 use weir_proto::{Epoch, Error, Result};
 
 /// Behind every key.
@@ -102,6 +102,12 @@ impl Import {
         env.tasks.blocking(move || Import::empty(env_, dir, config, known, folded, held)).await
     }
 
+    /// The same for a store that has no other copy: for a state that was restored. `seq` is the number of its
+    /// last change.
+    pub async fn begin_alone(env: &Env, dir: &Path, config: EngineConfig, seq: CommitSeq) -> Result<Import> {
+        Import::begin(env, dir, config, Epoch(0), (seq, Epoch(0))).await
+    }
+
     fn empty(
         env: Env,
         dir: PathBuf,
@@ -147,13 +153,29 @@ impl Import {
 
     /// That was all: the directory can be opened.
     pub async fn finish(self) -> Result<()> {
+        self.end(WITH_EPOCHS, |disk, dir, known| {
+            mark::write(disk, dir, Mark { epoch: known, begun: Begun::Nothing })
+        })
+        .await
+    }
+
+    /// The same for a store that has no other copy.
+    pub async fn finish_alone(self) -> Result<()> {
+        self.end(PLAIN, |disk, dir, _| mark::remove(disk, dir)).await
+    }
+
+    async fn end(
+        self,
+        segments: u32,
+        mark: impl FnOnce(&dyn Disk, &Path, Epoch) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
         let Import { env, shelf, tree, folded, known, .. } = self;
         let held = self._lock;
         let finished = move || {
             tree.fold(&[], folded)?;
             drop(tree);
-            shelf.make(FIRST_SEGMENT, WITH_EPOCHS, None)?;
-            mark::write(&*shelf.disk, &shelf.dir, Mark { epoch: known, begun: Begun::Nothing })?;
+            shelf.make(FIRST_SEGMENT, segments, None)?;
+            mark(&*shelf.disk, &shelf.dir, known)?;
             drop(held);
             Ok(())
         };

@@ -51,6 +51,8 @@
 //! h/<snapshot>/<key>      what a key of A E T K I D X Z was when the snapshot was taken: 1 and its value, or 0
 //! Z/<ino>/<from>          bytes from there on are in an older object            LayerRecord
 //! z/<object>              how many records under h and Z speak of an object     i64
+//! p/i                     the namespace comes from an export                     ImportRecord
+//! p/s                     the schedule of exports                                ScheduleRecord
 //! ```
 //!
 //! Numbers in keys are big-endian, so keys sort as the numbers do. Values are laid out in `record.rs`.
@@ -308,6 +310,12 @@ pub fn kept(snapshot: u32, key: &[u8]) -> Vec<u8> {
 /// The key in a key made by [`kept`].
 pub fn kept_key(key: &[u8]) -> &[u8] {
     key.get(5..).unwrap_or_default()
+}
+pub fn import() -> [u8; 2] {
+    *b"pi"
+}
+pub fn export_schedule() -> [u8; 2] {
+    *b"ps"
 }
 pub fn layer(ino: InodeId, from: u64) -> [u8; 17] {
     key17(b'Z', ino.0, from)

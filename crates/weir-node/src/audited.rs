@@ -11,6 +11,7 @@ use weir_proto::coord::{
 };
 use weir_proto::copies::SetCopies;
 use weir_proto::enrol::{Enrol, IssueCertificate, NodeRemove, RotateAuthority, TokenCreate, TokenRevoke};
+use weir_proto::export::{ExportBegin, ExportSet};
 use weir_proto::home_rule::HomeRule;
 use weir_proto::map::Role;
 use weir_proto::methods::{self, Method};
@@ -234,6 +235,11 @@ fn decoded(call: &Call) -> Result<About> {
             let r = call.decode::<VolumeClone>()?;
             let on = format!("{} from snapshot {} of volume {}", created(&r.new), r.snapshot, r.source);
             changed(on, Some(r.new.cred.uid))
+        }
+        ExportBegin::METHOD => changed("the namespace, into a file".into(), None),
+        ExportSet::METHOD => {
+            let ExportSet { dir, every_s, keep } = call.decode()?;
+            changed(format!("exports of the namespace to {dir:?} every {every_s} s, {keep} kept"), None)
         }
         ScanInodes::METHOD => {
             let r = call.decode::<ScanInodes>()?;

@@ -93,7 +93,7 @@ async fn serve(
     let identity = identity.trusting(coordinator.trust());
     let server = site.serve(env, identity, audited).await?;
     // The others are known by configuration only. (The path of a local socket would be of no use elsewhere.)
-    let named = who.coordinators.iter().filter(|addr| matches!(addr, Addr::Tcp(_)));
+    let named = who.coordinators.iter().filter(|addr| !matches!(addr, Addr::Unix(_)));
     let others = named.filter(|addr| !server.addrs().contains(addr)).cloned();
     coordinator.announce(&server.addrs().iter().cloned().chain(others).collect::<Vec<_>>());
     Ok(CoordNode { env: env.clone(), coordinator, audit, lead, server })

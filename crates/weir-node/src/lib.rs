@@ -6,7 +6,9 @@ mod audit;
 mod audit_files;
 mod audited;
 mod coord;
+mod exports;
 mod gate;
+mod import;
 mod meta;
 mod namespace;
 mod purge;
@@ -16,6 +18,7 @@ mod storage;
 
 pub use audit_files::audit_files;
 pub use coord::{CoordNode, start_coord, start_shared_coord};
+pub use import::import_namespace;
 pub use meta::{MetaNode, MetaPlace, start_meta};
 pub use relay::start_relay;
 pub use site::{Failed, Site, Step};

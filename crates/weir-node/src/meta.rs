@@ -4,7 +4,9 @@
 //! leads: this node follows that, and offers its directory when it starts or was left out.
 use crate::audit::Audit;
 use crate::audited::{Audited, of_volume, refused_by_rule};
+use crate::exports::{Exported, Exports, WithExports};
 use crate::gate::Gate;
+use crate::import::compare;
 use crate::namespace::NamespaceService;
 use crate::purge::ClusterPurge;
 use crate::site::{Failed, Site, leave};
@@ -15,13 +17,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use weir_coord::decide::{JournalGroup, journal_group};
-use weir_coord::identity::{NamespaceIdentity, begin_copy, open_namespace};
-use weir_coord::{Cluster, Membership, no_reports};
+use weir_coord::identity::{
+    MAP_FILE, NamespaceIdentity, begin_copy, check_newest_map, open_namespace, record_newest_map,
+};
+use weir_coord::{Cluster, Membership, clocks, no_reports};
 use weir_env::{BoxFuture, Env, Instant, TaskHandle, watch};
 use weir_kv::{Engine, EngineConfig, SharedKv};
 use weir_meta::copies::{Follower, Group, Leader, News, Right, Tell};
 use weir_meta::{LayoutPolicy, Lead, Level, Meta, MetaConfig};
+use weir_proto::export::ExportHead;
 use weir_proto::map::{ClusterMap, MemberState, Scheme};
+use weir_proto::meta::Time;
 use weir_proto::sender::Sender;
 use weir_proto::volume::Policy;
 use weir_proto::{Epoch, Error, ErrorKind, NamespaceId, NamespaceUuid, NodeId, Result};
@@ -94,6 +100,11 @@ pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> std::result
         uuid: NamespaceUuid(env.rng.id_128()),
         instead_of: place.instead_of,
     };
+    if let Some(ahead_ms) = cluster.clock_ahead_ms().await {
+        clocks::check(&cluster.who().name, ahead_ms)?;
+    }
+    let seen = place.dir.join(MAP_FILE);
+    check_newest_map(&*env.disk, &seen, &cluster.map(), Some(&fresh.name))?;
     if !place.new {
         begin_copy(&*env.disk, &place.dir, &cluster.map(), &fresh, &site.observer.name)?;
     }
@@ -106,6 +117,8 @@ pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> std::result
     let (follower, led) = open(env, &cluster, &own, &dir, (place.engine, place.kept_for_copies))
         .await
         .map_err(|e| e.doing(place.dir.display()))?;
+    record_newest_map(&*env.disk, &seen, &cluster.map(), Some(&own.name))?;
+    site.record_map(env, &cluster, seen, Some(own.name.clone()));
     let service = NamespaceService::new(env, &cluster, follower);
     let (env, leads) = (env.clone(), Mutex::default());
     let node = MetaNode { env, cluster, audit, own, service, gone, leads, server };
@@ -290,17 +303,13 @@ impl MetaNode {
             return Ok(());
         }
         let led_until = Some(leader.led_until());
-        let kv: SharedKv = engine;
-        let lead = Lead::given(&self.cluster, &kv, namespace);
-        self.begin((namespace, epoch), lead, Right::of(leader), led_until);
+        self.begin((namespace, epoch), engine, Right::of(leader), led_until);
         Ok(())
     }
 
     /// Begins to serve a namespace that was never copied: done when it does.
     async fn lead_alone(&self, namespace: NamespaceId, engine: Arc<Engine>) -> Result<()> {
-        let kv: SharedKv = engine;
-        let lead = Lead::given(&self.cluster, &kv, namespace);
-        let serves = self.begin((namespace, Epoch(0)), lead, Right::alone(), None);
+        let serves = self.begin((namespace, Epoch(0)), engine, Right::alone(), None);
         if serves.await.is_ok() {
             return Ok(());
         }
@@ -316,16 +325,32 @@ impl MetaNode {
     fn begin(
         &self,
         (namespace, epoch): (NamespaceId, Epoch),
-        lead: Lead,
+        engine: Arc<Engine>,
         right: Arc<Right>,
         led_until: Option<Instant>,
     ) -> oneshot::Receiver<()> {
+        let kv: SharedKv = engine.clone();
+        let head = ExportHead {
+            cluster: self.own.cluster,
+            namespace,
+            name: self.own.name.clone(),
+            uuid: self.own.uuid,
+            changes: 0,
+            taken: Time { nanos: 0 },
+            release: self.cluster.identity().program().release,
+        };
+        let work = Work {
+            env: self.env.clone(),
+            cluster: self.cluster.clone(),
+            service: self.service.clone(),
+            lead: Lead::given(&self.cluster, &kv, namespace),
+            exports: Exports::new(&self.env, Exported { head, engine }),
+            namespace,
+        };
         let config = self.config(namespace, right.clone(), led_until);
-        let (env, service) = (self.env.clone(), self.service.clone());
         let ((serves, served), (report, ended)) = (oneshot::channel(), oneshot::channel());
         let work = self.env.tasks.spawn("lead a namespace", async move {
-            let why = work(&env, &service, &lead, config, serves).await;
-            let _ = report.send(why.err().unwrap_or_else(ended_silently)); // the node may end
+            let _ = report.send(work.run(config, serves).await.err().unwrap_or_else(ended_silently)); // the node may end
         });
         *self.leads() = Some(Leads { epoch, right, ended: Some(ended), work });
         served
@@ -408,30 +433,39 @@ fn ended_silently() -> Error {
     Error::io("the work of the leader ended")
 }
 
-/// Serves until the lead is lost, or the store fails.
-async fn work(
-    env: &Env,
-    service: &NamespaceService,
-    lead: &Lead,
-    config: MetaConfig,
-    serves: oneshot::Sender<()>,
-) -> Result<()> {
-    let is_alone = config.led_until.is_none();
-    let meta = Meta::open(env, lead.kv().clone(), config)?;
-    // The coordinator hears of it before anybody is served. It may be away for a moment.
-    while let Err(e) = lead.record().await {
-        if is_alone || !matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline) {
-            return Err(e);
+/// Everything that a leader does.
+struct Work {
+    env: Env,
+    cluster: Cluster,
+    service: NamespaceService,
+    lead: Lead,
+    exports: Arc<Exports>,
+    namespace: NamespaceId,
+}
+
+impl Work {
+    /// Serves until the lead is lost, or the store fails.
+    async fn run(&self, config: MetaConfig, serves: oneshot::Sender<()>) -> Result<()> {
+        let Work { env, cluster, service, lead, exports, namespace } = self;
+        let is_alone = config.led_until.is_none();
+        let meta = Meta::open(env, lead.kv().clone(), config)?;
+        // The coordinator hears of it before a client is served. It may be away for a moment.
+        while let Err(e) = lead.record().await {
+            if is_alone || !matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline) {
+                return Err(e);
+            }
+            env.clock.sleep(OFFER_AGAIN).await;
         }
-        env.clock.sleep(OFFER_AGAIN).await;
+        compare(env, cluster, &meta, *namespace).await?;
+        service.serve(Arc::new(WithExports { service: Arc::new(meta.clone()), exports: exports.clone() }));
+        let _ = serves.send(()); // only a start waits for it
+        Err(tokio::select! {
+            biased;
+            failed = meta.run() => failed,
+            lost = lead.keep_recording(env) => lost,
+            () = exports.keep_schedule() => Error::io("the schedule of exports ended"),
+        })
     }
-    service.serve(meta.clone());
-    let _ = serves.send(()); // only a start waits for it
-    Err(tokio::select! {
-        biased;
-        failed = meta.run() => failed,
-        lost = lead.keep_recording(env) => lost,
-    })
 }
 
 fn journal_group_of(

@@ -5,7 +5,6 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use weir_coord::Cluster;
 use weir_env::Env;
-use weir_meta::Meta;
 use weir_meta::copies::{Follower, Leader};
 use weir_proto::copies::{JournalAppend, JournalRight, StateFetch};
 use weir_proto::data::PAYLOAD_MAX;
@@ -28,7 +27,7 @@ pub(crate) struct NamespaceService {
 
 #[derive(Clone, Default)]
 struct Leads {
-    meta: Option<Arc<Meta>>,
+    service: Option<Arc<dyn Service>>,
     leader: Option<Arc<Leader>>,
 }
 
@@ -37,8 +36,8 @@ impl NamespaceService {
         NamespaceService { cluster: cluster.clone(), env: env.clone(), follower, leads: Arc::default() }
     }
     /// Serves the namespace from now on.
-    pub fn serve(&self, meta: Meta) {
-        self.leads.write().unwrap_or_else(PoisonError::into_inner).meta = Some(Arc::new(meta));
+    pub fn serve(&self, service: Arc<dyn Service>) {
+        self.leads.write().unwrap_or_else(PoisonError::into_inner).service = Some(service);
     }
     /// Gives its state to copies from now on.
     pub fn lead(&self, leader: Arc<Leader>) {
@@ -48,8 +47,8 @@ impl NamespaceService {
         *self.leads.write().unwrap_or_else(PoisonError::into_inner) = Leads::default();
     }
 
-    fn meta(&self) -> Option<Arc<Meta>> {
-        self.leads.read().unwrap_or_else(PoisonError::into_inner).meta.clone()
+    fn meta(&self) -> Option<Arc<dyn Service>> {
+        self.leads.read().unwrap_or_else(PoisonError::into_inner).service.clone()
     }
 
     fn of_copies(&self, call: Call) -> Handled {

@@ -1,6 +1,8 @@
 //! Who a node is and where it serves, and at which step its start failed.
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use weir_coord::identity::keep_newest_map;
 use weir_coord::{Cluster, Observer};
 use weir_env::{Addr, Env};
 use weir_proto::{Error, Result};
@@ -49,6 +51,13 @@ impl Step {
 impl Site {
     pub(crate) async fn observe(&self, env: &Env) -> Result<Cluster> {
         Cluster::observe(env, self.observer.clone(), self.patience).await
+    }
+
+    /// Keeps this role's record of the newest map up to date: an older copy of the coordinator's directory is
+    /// told by it. `of`: the namespace that it leads.
+    pub(crate) fn record_map(&self, env: &Env, cluster: &Cluster, file: PathBuf, of: Option<String>) {
+        let recording = keep_newest_map(env.clone(), cluster.subscribe(), file, of);
+        env.tasks.spawn("record the newest cluster map", recording);
     }
 
     pub(crate) async fn serve(

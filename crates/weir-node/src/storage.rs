@@ -4,11 +4,12 @@ use crate::site::{Failed, Site, Step, leave};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use weir_coord::identity::{KnownTargets, TargetIdentity, open_target};
+use weir_coord::identity::{KnownTargets, TargetIdentity, check_newest_map, older, open_target};
 use weir_coord::{Cluster, Membership, Reports};
 use weir_env::Env;
 use weir_kv::{EngineConfig, SharedKv};
 use weir_proto::coord::{TargetHistory, TargetOffer};
+use weir_proto::map::ClusterMap;
 use weir_proto::{DiskUuid, Error, Result, RunId};
 use weir_rpc::Server;
 use weir_store::{Geometry, StorageNode, TargetConfig, runs};
@@ -53,7 +54,16 @@ pub async fn start_storage(
     place: &StoragePlace,
 ) -> std::result::Result<StorageRole, Failed> {
     let cluster = site.observe(env).await?;
+    // Beside the record of its targets.
+    let seen = place.known.as_ref().map(|known| known.with_extension("map"));
+    if let Some(seen) = &seen {
+        check_newest_map(&*env.disk, seen, &cluster.map(), None)?;
+    }
     let targets = begin_runs(env, place, check_targets(env, &cluster, place)?).await?;
+    check_runs(&cluster.map(), &targets)?;
+    if let Some(seen) = seen {
+        site.record_map(env, &cluster, seen, None);
+    }
     let gate = Arc::new(Gate::default());
     let server = site.serve(env, cluster.identity(), gate.clone()).await?;
     let opened: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
@@ -126,6 +136,19 @@ async fn begin_runs(env: &Env, place: &StoragePlace, targets: Vec<Checked>) -> R
         begun.push(Begun { dir, identity, index, history });
     }
     Ok(begun)
+}
+
+/// A target that served in a run which the coordinator never heard of: what is known there is an older copy.
+fn check_runs(map: &ClusterMap, targets: &[Begun]) -> Result<()> {
+    for Begun { dir, identity, history, .. } in targets {
+        let known = map.targets.iter().find(|t| t.uuid == identity.disk).map_or(0, |t| t.last.run.number);
+        let own = history.confirmed.number;
+        if own > known {
+            let was = format!("run {own} of the target in {}", dir.display());
+            return Err(older(&format!("it knows run {known}"), &was));
+        }
+    }
+    Ok(())
 }
 
 fn offers(env: &Env, place: &StoragePlace, targets: &[Begun]) -> Vec<TargetOffer> {

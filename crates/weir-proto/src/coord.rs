@@ -212,6 +212,24 @@ message!(
 );
 
 message!(
+    /// How far the sender's clock is ahead of the coordinator's, as it found last; the answer is the
+    /// coordinator's time.
+    CompareClock = 57 by [Meta, Storage, Mount, Mover] -> CoordinatorTime { ahead_ms: i64 }
+);
+message!(
+    /// In nanoseconds since 1970.
+    CoordinatorTime { wall_ns: i64 }
+);
+message!(
+    /// Clocks that are off.
+    GetClocks = 58 by [Console, Operator, Auditor, User] -> Clocks {}
+);
+message!(Clocks { off: Vec<ClockOff> });
+message!(
+    /// Negative: it is behind.
+    ClockOff { node: String, role: Role, ahead_ms: i64 }
+);
+message!(
     /// Whether the audit log is written. A metadata leader answers this, too.
     GetAudit = 29 by [Console, Operator, Auditor, User] -> AuditState {}
 );

@@ -231,8 +231,9 @@ message!(
 );
 message!(SealedCell { folded_seq: Seq, fragment_bytes: u32, block_crcs: Vec<u32> });
 message!(
-    /// Cells of a group on this target in order of id, after `after`. For repair and inspection.
-    ListCells = 241 by [Storage] -> CellList {
+    /// Cells of a group on this target in order of id, after `after`. For repair, and for a namespace that
+    /// was restored.
+    ListCells = 241 by [Storage, Meta] -> CellList {
         target: TargetId,
         group: PgId,
         after: Option<CellId>,

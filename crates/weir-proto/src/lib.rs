@@ -15,6 +15,7 @@ pub mod date;
 pub mod ec;
 pub mod enrol;
 mod error;
+pub mod export;
 pub mod frame;
 pub mod glob;
 pub mod home_rule;

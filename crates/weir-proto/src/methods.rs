@@ -68,13 +68,15 @@ administration!(
     recall::{GetEviction}
     snapshot::{SnapshotTake, SnapshotDelete}
     backup::{BackupSet}
+    export::{ExportBegin, ExportSet}
 );
 
 methods!(
     coord::{Join, Heartbeat, GetMap, ReportTarget, ReportLink, CaughtUp, Leave, ClearTarget, MakeGroups, GetStatus, LeadNamespace,
-        RecordProgress, GetCoordinators, ActFor, ReportWaits, GetWaits, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AccessAdd, AccessRemove, AuditVolumes}
+        RecordProgress, GetCoordinators, CompareClock, GetClocks, ActFor, ReportWaits, GetWaits, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AccessAdd, AccessRemove, AuditVolumes}
     enrol::{TokenCreate, Enrol, RenewCertificate, IssueCertificate, GetEnrolment, TokenRevoke, NodeRemove, RotateAuthority, CertificateKept}
     copies::{JournalAppend, JournalAsk, JournalCutBack, StateFetch, JournalRight, SetCopies, KeepCopy, CopyCaughtUp, CopyLost}
+    export::{ExportBegin, ExportFetch, ExportSet, GetExports}
     meta::{SessionOpen, SessionResume, KeepAlive, SessionClose, Lookup, GetAttr, ReadLink, ReadDir, GetXattr, ListXattr, GetUsage,
         StatFs, AcquireLease, ReleaseLease, Open, Close, ReadInline, Recovered, LeaveInDoubt, NoteMap, TakeAppendToken, ReleaseAppendToken, Create,
         Mkdir, Symlink, Mknod, Link, Unlink, Rmdir, Rename, SetAttr, Commit, SetXattr, RemoveXattr, CreateNameless, NoteAccess,
@@ -131,7 +133,16 @@ mod tests {
     /// What is for people and not for mounts is in the audit log, or shows something only.
     #[test]
     fn every_method_of_administrators_is_audited_or_only_looks() {
-        let only_looks = ["GetWaits", "GetAudit", "GetEnrolment", "BackupList", "RelationList"];
+        let only_looks = [
+            "GetWaits",
+            "GetAudit",
+            "GetEnrolment",
+            "BackupList",
+            "RelationList",
+            "ExportFetch",
+            "GetExports",
+            "GetClocks",
+        ];
         let is_for_people =
             |by: Senders| (by.has(Sender::Console) || by.has(Sender::User)) && !by.has(Sender::Mount);
         for method in all().filter(|m| is_for_people(m.by) && !only_looks.contains(&m.name)) {
@@ -141,8 +152,8 @@ mod tests {
             assert!(method.is_administration || is_movers_work || is_storages_work, "{}", method.name);
         }
         for number in [
-            1, 6, 8, 9, 10, 28, 40, 41, 42, 43, 50, 53, 55, 56, 146, 155, 158, 159, 163, 165, 166, 171, 189,
-            196,
+            1, 6, 8, 9, 10, 28, 40, 41, 42, 43, 44, 46, 50, 53, 55, 56, 146, 155, 158, 159, 163, 165, 166,
+            171, 189, 196,
         ] {
             assert!(find(number).is_some_and(|m| m.is_administration), "{number}");
         }
@@ -160,7 +171,7 @@ mod tests {
         for number in [8, 11, 300, 301, 302, 303] {
             assert_eq!(may(number), only(&[Sender::Meta]), "{number}");
         }
-        for number in [40, 41, 42, 43, 53] {
+        for number in [40, 41, 42, 43, 44, 45, 46, 53] {
             assert_eq!(may(number), only(&[Sender::Console]), "{number}");
         }
         for number in [9, 28, 50, 55, 56] {
@@ -171,9 +182,10 @@ mod tests {
         assert_eq!(to_strangers.map(|method| method.name).collect::<Vec<_>>(), ["Enrol"]);
         let to_auditors = all().filter(|method| method.by.has(Sender::Auditor));
         assert!(to_auditors.into_iter().all(|method| !method.is_administration));
-        for number in [5, 211, 240, 241, 243] {
+        for number in [5, 211, 240, 243] {
             assert_eq!(may(number), only(&[Sender::Storage]), "{number}");
         }
+        assert_eq!(may(241), only(&[Sender::Storage, Sender::Meta]));
         // A storage node passes on what others may send to a target.
         let to_targets = all().filter(|method| (200..300).contains(&method.number));
         assert!(to_targets.into_iter().all(|method| method.by.has(Sender::Storage)));

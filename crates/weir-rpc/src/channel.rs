@@ -8,6 +8,7 @@
 //! was sent is never sent again by a channel (only its caller knows whether that is right); failed dials are
 //! spaced by a growing, jittered pause.
 use crate::hello::{Identity, connect, is_refusal};
+use crate::names::resolved;
 use crate::{Answered, Connection, Payload, Service};
 use bytes::Bytes;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,6 +49,10 @@ impl Drop for Dials {
     fn drop(&mut self) {
         self.0.iter().for_each(TaskHandle::abort);
     }
+}
+
+async fn resolve(env: &Env, at: Whereabouts) -> Result<Whereabouts> {
+    Ok(Whereabouts { addrs: resolved(env, &at.addrs).await?, ..at })
 }
 
 /// Says where a node is now, or why that is not known. Short, never blocking.
@@ -193,7 +198,9 @@ impl Channel {
     /// Closes the connection if the node is known to be elsewhere by now: who is silent where it was may never say that it is gone.
     pub fn leave_old_address(&self) {
         let (Some(connection), Ok(at)) = (self.current(), (self.0.look_up)()) else { return };
-        if !at.addrs.is_empty() && at.addrs.iter().all(|a| a.to_string() != connection.peer_addr()) {
+        // Which addresses a name has is seen when it is dialed.
+        let is_there = |a: &Addr| matches!(a, Addr::Host(..)) || a.to_string() == connection.peer_addr();
+        if !at.addrs.is_empty() && !at.addrs.iter().any(is_there) {
             self.disconnect("the node is at another address now");
         }
     }
@@ -210,10 +217,11 @@ impl Channel {
     /// True: it was changed.
     pub async fn look_elsewhere(&self, patience: Duration) -> bool {
         let inner = &self.0;
-        let (Some(silent), Ok(mut at)) = (self.current(), (inner.look_up)()) else { return false };
-        at.addrs.retain(|addr| addr.to_string() != silent.peer_addr());
+        let (Some(silent), Ok(at)) = (self.current(), (inner.look_up)()) else { return false };
         // Whoever dials now finds out, too.
         let Ok(_one_at_a_time) = inner.dialing.clone().try_lock_owned() else { return false };
+        let Ok(mut at) = resolve(&inner.env, at).await else { return false };
+        at.addrs.retain(|addr| addr.to_string() != silent.peer_addr());
         if at.addrs.is_empty() {
             return false;
         }
@@ -268,7 +276,11 @@ impl Inner {
     }
 
     async fn dial_all(self: &Arc<Self>) -> Result<Connection> {
-        let dialed = match (self.look_up)() {
+        let found = match (self.look_up)() {
+            Ok(at) => resolve(&self.env, at).await,
+            Err(e) => Err(e),
+        };
+        let dialed = match found {
             Ok(at) if at.addrs.len() == 1 => self.dial_at(&at.addrs[0], &at).await,
             Ok(at) => self.dial_in_order(Arc::new(at), None).await,
             Err(e) => Err(e),

@@ -205,7 +205,7 @@ pub async fn connect(
         .map_err(|e| e.doing(format_args!("connect to {addr}")))?;
     let ip = match addr {
         Addr::Tcp(at) => Some(at.ip().to_canonical()),
-        Addr::Unix(_) => None,
+        Addr::Unix(_) | Addr::Host(..) => None,
     };
     let peer = Peer { addr: addr.to_string(), ip, local_ip, ..peer };
     let keep = |connection: &Connection| identity.watch(connection);

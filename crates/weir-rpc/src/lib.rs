@@ -19,6 +19,7 @@ mod channel;
 mod connection;
 mod hello;
 mod incoming;
+mod names;
 mod outgoing;
 mod server;
 mod trust;

@@ -1,6 +1,7 @@
 //! Listening: accepts connections on a node's addresses and serves them.
 use crate::hello::{Greeted, Identity, Peer, welcome};
 use crate::incoming::Arriving;
+use crate::names::own_addresses;
 use crate::{Connection, Service};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -70,11 +71,16 @@ pub async fn serve(
     identity: Identity,
     service: Arc<dyn Service>,
 ) -> Result<Server> {
-    let mut listeners = Vec::new();
+    let (mut listeners, mut bound) = (Vec::new(), Vec::new());
     for addr in addrs {
-        listeners.push(listen(env, addr).await?);
+        let of_addr = listen_all(env, addr).await?;
+        match (addr, of_addr.first().map(|l| l.local_addr())) {
+            // Others look the name up for themselves: the host may get another address.
+            (Addr::Host(host, _), Some(Addr::Tcp(at))) => bound.push(Addr::Host(host.clone(), at.port())),
+            _ => bound.extend(of_addr.iter().map(|l| l.local_addr())),
+        }
+        listeners.extend(of_addr);
     }
-    let bound = listeners.iter().map(|l| l.local_addr()).collect();
     let arriving = Arriving::new();
     let shared = Arc::new(Shared { env: env.clone(), identity, service, arriving, open: Mutex::default() });
     let accepting = listeners
@@ -82,6 +88,19 @@ pub async fn serve(
         .map(|listener| env.tasks.spawn("rpc accept", accept(shared.clone(), listener)))
         .collect();
     Ok(Server { shared, addrs: bound, accepting })
+}
+
+/// On all addresses of a name, and one port.
+async fn listen_all(env: &Env, addr: &Addr) -> Result<Vec<Box<dyn Listener>>> {
+    let mut listeners: Vec<Box<dyn Listener>> = Vec::new();
+    for mut at in own_addresses(env, addr).await? {
+        if let (Addr::Tcp(at), Some(Addr::Tcp(first))) = (&mut at, listeners.first().map(|l| l.local_addr()))
+        {
+            at.set_port(first.port());
+        }
+        listeners.push(listen(env, &at).await?);
+    }
+    Ok(listeners)
 }
 
 /// Waits for an address that is in use, but not for long.

@@ -70,9 +70,6 @@ pub enum Command {
     /// List and replace the authority that signs the cluster's certificates
     #[command(subcommand)]
     Ca(CaCommand),
-    /// Show and choose on how many nodes the metadata is kept
-    #[command(subcommand)]
-    Namespace(NamespaceCommand),
     /// Show cluster health: troubles first, then nodes, targets and placement groups
     #[command(after_help = STATUS_EXITS)]
     Status(Status),
@@ -85,6 +82,9 @@ pub enum Command {
     /// Finish a rolling upgrade
     #[command(subcommand)]
     Upgrade(UpgradeCommand),
+    /// Choose on how many nodes the metadata is kept; export and restore it
+    #[command(subcommand)]
+    Namespace(crate::cli_namespace::NamespaceCommand),
     /// Manage volumes: subtrees with their own owner, limits and policy
     #[command(subcommand)]
     Volume(crate::commands::volume::VolumeCommand),

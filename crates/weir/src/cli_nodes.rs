@@ -58,31 +58,6 @@ pub struct Join {
 }
 
 #[derive(Subcommand)]
-pub enum NamespaceCommand {
-    /// List the nodes that keep each namespace's metadata
-    List(Status),
-    /// Keep a namespace's metadata on several nodes, any one of which may die
-    Copies(SetCopies),
-}
-
-#[derive(Args)]
-pub struct SetCopies {
-    /// Name of the namespace: root, unless it was founded under another one
-    pub namespace: String,
-    /// How many nodes shall keep it, 1 to 5: start `weir meta` on as many
-    #[arg(value_parser = clap::value_parser!(u8).range(1..=5))]
-    pub copies: u8,
-    /// This node gives up its copy for good, so that another one can take its place
-    #[arg(long, value_name = "NODE")]
-    pub without: Option<String>,
-    /// Do not wait until all copies hold everything
-    #[arg(long)]
-    pub no_wait: bool,
-    #[command(flatten)]
-    pub cluster: Status,
-}
-
-#[derive(Subcommand)]
 pub enum TokenCommand {
     /// Print a new token: it lets any machine join, so treat it like a password
     Create(CreateToken),

@@ -10,6 +10,7 @@
 mod bench;
 mod certificate;
 mod cli;
+mod cli_namespace;
 mod cli_nodes;
 mod cluster_args;
 mod commands;
@@ -130,6 +131,10 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::File(FileCommand::Unpin(args)) => commands::tiering::pin(&args, false),
         Command::File(FileCommand::State(args)) => commands::tiering::state(&args),
         Command::Report(args) => commands::report::report(&args),
+        Command::Namespace(command) => commands::namespace::run(&command, &|config, export, progress| {
+            let role = cli::RoleArgs { config: Some(config), ..cli::RoleArgs::default() };
+            roles::import(&role, environment, export, progress)
+        }),
         Command::Volume(command) => commands::volume::run(&command),
         Command::Relation(command) => commands::relation::run(&command, environment.s3_keys.clone()),
         Command::Init(args) => commands::enrol::init(&args),
@@ -137,7 +142,6 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Token(command) => commands::enrol::token(&command),
         Command::Node(command) => commands::enrol::node(&command),
         Command::Ca(command) => commands::ca::ca(&command),
-        Command::Namespace(command) => commands::namespace::run(&command),
         Command::Home(command) => commands::home::run(&command),
         Command::Access(command) => commands::access::run(&command),
         Command::Audit(command) => return commands::audit::run(&command),

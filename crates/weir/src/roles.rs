@@ -25,9 +25,12 @@ use weir_coord::{Cluster, CoordConfig, Observer};
 use weir_env::real::{RealConfig, env_with};
 use weir_env::{Addr, Env};
 use weir_kv::EngineConfig;
+use weir_meta::export::Totals;
 use weir_node::{
-    Failed, MetaPlace, Site, Step, StoragePlace, start_coord, start_meta, start_shared_coord, start_storage,
+    Failed, MetaPlace, Site, Step, StoragePlace, import_namespace, start_coord, start_meta,
+    start_shared_coord, start_storage,
 };
+use weir_proto::export::ExportHead;
 use weir_proto::home_rule::HomeRule;
 use weir_proto::lock::{LOCK_END, LockKind, LockSpace};
 use weir_proto::map::Role;
@@ -51,8 +54,10 @@ pub struct Environment {
     pub notify: notify::Variables,
 }
 
-/// How long a role waits for a coordinator that starts at the same time.
+/// How long a client waits for a coordinator that starts at the same time.
 const CLUSTER_PATIENCE: Duration = Duration::from_secs(30);
+/// A server waits for its coordinator for ever, and says so: machines start in any order.
+const SERVERS_PATIENCE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// How long an orderly end may take before the process just ends.
 const LEAVE_PATIENCE: Duration = Duration::from_millis(500);
 /// How long calls at a mount that was taken off the tree may go on; those that still wait then get an error.
@@ -183,7 +188,7 @@ impl Node {
             Some(door) => std::fs::set_permissions(door, std::fs::Permissions::from_mode(0o666))
                 .map_err(|e| Error::from_io(format_args!("open {}", door.display()), &e)),
         };
-        Site { observer, listen, listens: Arc::new(listens), patience: CLUSTER_PATIENCE }
+        Site { observer, listen, listens: Arc::new(listens), patience: SERVERS_PATIENCE }
     }
     /// Serves this machine's users, where the configuration says so. Without that the mount works all the same.
     async fn relay(&self, cluster: Cluster, namespace: &str) -> Outcome<Option<Server>> {
@@ -248,7 +253,11 @@ impl From<Failed> for Failure {
 }
 
 fn is_beyond(addr: &Addr) -> bool {
-    matches!(addr, Addr::Tcp(at) if !at.ip().is_loopback())
+    match addr {
+        Addr::Tcp(at) => !at.ip().is_loopback(),
+        Addr::Host(host, _) => !Addr::is_local_name(host),
+        Addr::Unix(_) => false,
+    }
 }
 
 fn shown(server: &Server) -> String {
@@ -438,6 +447,27 @@ async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> O
     };
     meta.end(LEAVE_PATIENCE).await?;
     ended
+}
+
+/// Fills the role's directory from an export, while it does not run.
+pub fn import(
+    args: &RoleArgs,
+    environment: &Environment,
+    export: std::fs::File,
+    progress: impl FnMut(Totals),
+) -> Outcome<(ExportHead, Totals)> {
+    let config = configure(args, "meta")?;
+    let mut imported = None;
+    run(args, config, environment, SERVER_BUFFERS_BYTES, async |node| {
+        let meta = &node.config.meta;
+        let dir = node.required(&meta.dir, "the namespace's directory", "--config meta.toml")?;
+        let engine = EngineConfig { cache_bytes: (meta.cache_mib * MIB) as usize, ..EngineConfig::default() };
+        let site = node.site(node.observer(Role::Meta)?);
+        let export = std::io::BufReader::new(export);
+        imported = Some(import_namespace(&node.env, &site, &dir, engine, export, progress).await?);
+        Ok(())
+    })?;
+    imported.ok_or_else(|| Error::io("nothing was imported").into())
 }
 
 pub fn storage(args: &StorageRole, environment: &Environment) -> Outcome<()> {

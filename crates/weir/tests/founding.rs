@@ -166,6 +166,45 @@ fn a_role_starts_with_its_own_directory_only() {
 }
 
 #[test]
+fn an_older_copy_of_the_coordinators_directory_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    let files = Files(cluster.mount().to_path_buf());
+    let dir = cluster.dir();
+    let [coord, own, old] = ["coord", "coord-own", "coord-old"].map(|name| dir.join(name));
+    let down = || assert!(weir(&["down", "--dir", dir.to_str().unwrap()]).status.success());
+    (0..2).for_each(|n| files.write(n));
+    down();
+    copy(&coord, &old);
+    cluster.up(); // the nodes return: the map changes
+    (2..4).for_each(|n| files.write(n));
+    down();
+    fs::rename(&coord, &own).unwrap();
+    copy(&old, &coord);
+    let is_older = ["the coordinator's directory is an older copy", "hint: put the newest one back"];
+    says(&up_is_refused(&cluster), &is_older);
+
+    // Each role that knows more refuses it for itself.
+    down();
+    let pid_file = dir.join("old.pid");
+    let config = |name: &str| dir.join(format!("etc/{name}.toml")).display().to_string();
+    let mut role =
+        Role::start(&["coord", "--config", &config("coord"), "--pid-file", pid_file.to_str().unwrap()]);
+    wait_until("the coordinator serves", PATIENCE, || serves(&pid_file));
+    for (role, name) in [("meta", "meta"), ("storage", "storage-1")] {
+        says(&refused(&[role, "--config", &config(name)]), &is_older);
+    }
+    role.end();
+    down();
+    fs::remove_dir_all(&coord).unwrap();
+    fs::rename(&own, &coord).unwrap();
+    cluster.up();
+    files.are_right(4);
+}
+
+#[test]
 fn a_namespace_given_up_by_name_is_founded_anew_and_empty() {
     if !can_mount() {
         return;

@@ -31,8 +31,8 @@ use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
 use weir_proto::{Reader, Request, Wire};
 use weir_proto::{
-    access, backup, coord, copies, data, enrol, frame, home_rule, lock, map, meta, methods, news, recall,
-    relation, snapshot, version, volume,
+    access, backup, coord, copies, data, enrol, export, frame, home_rule, lock, map, meta, methods, news,
+    recall, relation, snapshot, version, volume,
 };
 
 /// What a server may hold more after it all: its caches and the allocator's leftovers.

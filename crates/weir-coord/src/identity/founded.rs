@@ -104,6 +104,17 @@ pub fn begin_copy(
     )
 }
 
+/// Makes the directory for a namespace that is restored; its store may be there, from a try that was
+/// interrupted.
+pub fn check_vacant(disk: &dyn Disk, dir: &Path) -> Result<()> {
+    text::make_vacant(disk, dir, &["kv"])
+}
+
+/// The directory is that of this namespace from now on.
+pub fn write_namespace(disk: &dyn Disk, dir: &Path, identity: &NamespaceIdentity) -> Result<()> {
+    text::store(disk, &dir.join(NAMESPACE_FILE), &identity.to_text())
+}
+
 /// The cluster whose coordinator's directory it is; `None` if it may become one, as is asked for by `new`.
 pub fn check_coordinator(disk: &dyn Disk, dir: &Path, new: bool) -> Result<Option<ClusterId>> {
     let (at, path) = (dir.display(), dir.join(COORDINATOR_FILE));

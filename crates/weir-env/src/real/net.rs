@@ -1,5 +1,6 @@
 //! Sockets of the machine.
 
+use crate::net::not_resolved;
 use crate::{Addr, BoxFuture, BoxReader, BoxStream, BoxWriter, Caller, Listener, Net, Stream};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -22,6 +23,7 @@ impl Net for MachineNet {
             Ok(match addr {
                 Addr::Tcp(at) => Box::new(listen_tcp(at)?) as Box<dyn Listener>,
                 Addr::Unix(path) => Box::new(listen_unix(path).await?),
+                Addr::Host(host, _) => return Err(not_resolved(&host)),
             })
         })
     }
@@ -35,9 +37,27 @@ impl Net for MachineNet {
                     Box::new(stream) as BoxStream
                 }
                 Addr::Unix(path) => Box::new(connect_unix(&path).await?),
+                Addr::Host(host, _) => return Err(not_resolved(&host)),
             })
         })
     }
+    fn own_ips(&self) -> Vec<IpAddr> {
+        OUTSIDE.iter().filter_map(|(any, outside)| way_out(any, outside).ok()).collect()
+    }
+    fn resolve(&self, host: &str, port: u16) -> BoxFuture<'_, io::Result<Vec<SocketAddr>>> {
+        let host = host.to_owned();
+        Box::pin(async move { Ok(tokio::net::lookup_host((host, port)).await?.collect()) })
+    }
+}
+
+/// Addresses that nobody has (for documentation), and where to set out from: nothing is sent there.
+const OUTSIDE: [(&str, &str); 2] = [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")];
+
+/// The address from which the kernel would send.
+fn way_out(any: &str, outside: &str) -> io::Result<IpAddr> {
+    let socket = std::net::UdpSocket::bind(any)?;
+    socket.connect(outside)?;
+    Ok(socket.local_addr()?.ip())
 }
 
 impl Stream for TcpStream {

@@ -275,7 +275,7 @@ impl Cx<'_> {
     }
 
     /// Writes new ranges, as one with their neighbours where nobody was ever given either.
-    fn put_evicted(&mut self, ino: InodeId, known: &[Found], new: &[ByteRange]) {
+    pub(super) fn put_evicted(&mut self, ino: InodeId, known: &[Found], new: &[ByteRange]) {
         let new = new.iter().map(|n| Found { from: n.from, range: EvictedRange { to: n.to, handed: 0 } });
         let mut all: Vec<Found> = known.iter().copied().chain(new).collect();
         all.sort_by_key(|f| f.from);

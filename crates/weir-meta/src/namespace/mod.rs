@@ -19,6 +19,7 @@ pub mod keeper;
 pub mod layers;
 pub mod list;
 pub mod log;
+pub mod lost;
 pub mod mirror;
 pub mod open;
 pub mod path;

@@ -1,8 +1,8 @@
 //! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz targets.
 //!
-//! The user brings `access`, `backup`, `coord`, `copies`, `data`, `enrol`, `meta`, `volume`, `relation`, `snapshot`,
-//! `recall`, `lock`, `home_rule`, `map`, `news`, `version` and `frame` of `weir_proto` into scope. That the
-//! list is complete is a test of its own: `the_list_is_complete`.
+//! The user brings `access`, `backup`, `coord`, `copies`, `data`, `enrol`, `export`, `meta`, `volume`,
+//! `relation`, `snapshot`, `recall`, `lock`, `home_rule`, `map`, `news`, `version` and `frame` of
+//! `weir_proto` into scope. That the list is complete is a test of its own: `the_list_is_complete`.
 
 /// Calls `$check::<T>(name)` for every message type. `the_list_is_complete` compares it with the sources.
 macro_rules! for_every_message {
@@ -10,11 +10,12 @@ macro_rules! for_every_message {
         for_every_message!($check:
             coord::{TargetOffer, TargetHistory, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget, ReportLink, CutLink,
                 CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadNamespace, LeadReply,
-                MakeGroups, RecordProgress, GetCoordinators, ActFor, Coordinators, ReportWaits, Wait, GetWaits, ClientsWaiting, ClientWaiting, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AuditState, AccessAdd, AccessRemove, AuditVolumes}
+                MakeGroups, RecordProgress, GetCoordinators, ActFor, Coordinators, ReportWaits, CompareClock, CoordinatorTime, GetClocks, Clocks, ClockOff, Wait, GetWaits, ClientsWaiting, ClientWaiting, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AuditState, AccessAdd, AccessRemove, AuditVolumes}
             news::{MapNews, MapChange, MemberAway}
             enrol::{TokenCreate, TokenMade, Enrol, Enrolled, RenewCertificate, IssueCertificate, GetEnrolment, Enrolment, Holder, TokenShown, TokenRevoke,
                 NodeRemove, RotateAuthority, CertificateKept}
             copies::{SetCopies, KeepCopy, CopyCaughtUp, CopyLost, EpochRun, JournalEpochs, JournalAsk, JournalHeld, JournalCutBack, RecordHead, JournalAppend, JournalKept, JournalRight, StateFetch, StatePart}
+            export::{ExportHead, ExportBegin, ExportBegun, ExportFetch, ExportSet, GetExports, ExportState, ExportMade}
             data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
                 DropFile, GroupAt, ListTruncations, TruncationList, Truncation, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,

@@ -4,6 +4,7 @@ pub mod audit;
 pub mod backup;
 pub mod ca;
 pub mod clone;
+pub mod copies;
 pub mod enrol;
 pub mod eviction;
 pub mod file;

@@ -1,111 +1,223 @@
-//! `weir namespace`: on which nodes a namespace's metadata is, and how many copies there shall be.
-use crate::cli_nodes::NamespaceCommand;
+//! `weir namespace`: a namespace's whole state into a file, by command or on a schedule, and a namespace from
+//! such a file. `copies.rs` has its other commands.
+//!
+//! The metadata leader makes exports; this fetches one, or says when and where the leader is to write them.
+//! An import fills a metadata directory while no metadata role runs.
+use crate::cli_namespace::{Export, Exports, Import, NamespaceCommand};
+use crate::commands::copies;
 use crate::commands::status::coordinators;
-use crate::failure::{Failure, Outcome};
-use crate::observe::{self, copies_lacking};
+use crate::failure::{Doing, Failure, Outcome};
+use crate::observe;
 use crate::table;
+use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
-use weir_proto::copies::SetCopies;
-use weir_proto::map::{ClusterMap, MemberState, NamespaceEntry};
-use weir_proto::{Error, NodeId};
+use weir_meta::export::{Totals, Writer};
+use weir_proto::Error;
+use weir_proto::copies::decode_pairs;
+use weir_proto::date::Date;
+use weir_proto::export::{
+    ExportBegin, ExportFetch, ExportHead, ExportMade, ExportSet, ExportState, GetExports,
+};
+use weir_rpc::{Channel, NoService};
 
-/// A new copy of a few gigabytes is filled in a minute; the command can be given again.
-const FILL_PATIENCE: Duration = Duration::from_secs(600);
+/// For one part of an export, and for its beginning, which folds the journal.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How exports end in a directory.
+const SUFFIX: &str = "weir-export";
 
-/// `weir namespace`.
-pub fn run(command: &NamespaceCommand) -> Outcome<()> {
-    let (at, changes) = match command {
-        NamespaceCommand::List(at) => (at, None),
-        NamespaceCommand::Copies(args) => (&args.cluster, Some(args)),
-    };
-    let coordinators = coordinators(at)?;
-    let map = observe::block_on(async {
-        let cluster = observe::observe(&weir_env::real::env(), &coordinators, "weir namespace").await?;
-        let Some(args) = changes else { return Ok(cluster.map()) };
-        let named = |name: &String| {
-            let map = cluster.map();
-            let node = map.nodes.iter().find(|n| n.name == *name).map(|n| n.id);
-            let unknown = || Error::not_found(format!("there is no node {name:?}"));
-            node.ok_or_else(|| Failure::new(unknown(), "`weir namespace list` names those that keep a copy"))
-        };
-        let without = args.without.as_ref().map(named).transpose()?;
-        let asked = SetCopies { namespace: args.namespace.clone(), copies: args.copies, without };
-        cluster.set_copies(&asked).await?;
-        if args.no_wait {
-            return Ok(cluster.map());
-        }
-        // Nodes that offer themselves take the places within a second.
-        let is_done = |map: &ClusterMap| copies_lacking(map, &args.namespace) == 0;
-        match cluster.wait_for(FILL_PATIENCE, is_done).await {
-            Ok(map) => Ok(map),
-            Err(_) => Err(unfilled(&cluster.map(), &args.namespace)),
-        }
-    })?;
-    if at.json {
-        table::json(&Value::from(
-            map.namespaces.iter().map(|entry| as_json(&map, entry)).collect::<Vec<_>>(),
-        ));
-        return Ok(());
+/// Fills the metadata directory of the role with this configuration.
+pub type Fill<'a> = &'a dyn Fn(PathBuf, File, Box<dyn FnMut(Totals)>) -> Outcome<(ExportHead, Totals)>;
+
+pub fn run(command: &NamespaceCommand, fill: Fill<'_>) -> Outcome<()> {
+    match command {
+        NamespaceCommand::List(at) => copies::list(at),
+        NamespaceCommand::Copies(args) => copies::set(args),
+        NamespaceCommand::Export(args) => export(args),
+        NamespaceCommand::Exports(args) => exports(args),
+        NamespaceCommand::Import(args) => import(args, fill),
     }
-    let rows: Vec<Vec<String>> = map.namespaces.iter().flat_map(|entry| rows(&map, entry)).collect();
-    print!("{}", table::render(&["NAMESPACE", "NODE", "HOST", "COPY"], &rows));
-    for entry in &map.namespaces {
-        let lacks = copies_lacking(&map, &entry.name);
-        if lacks > 0 {
-            println!("{} of {:?} is missing", copies(lacks), entry.name);
+}
+
+/// A conversation with the metadata leader.
+fn with_leader<T>(at: &Exports, work: impl AsyncFnOnce(&Channel) -> Outcome<T>) -> Outcome<T> {
+    let coordinators = coordinators(&at.cluster)?;
+    observe::block_on(async {
+        let env = weir_env::real::env();
+        let cluster = observe::observe(&env, &coordinators, "weir namespace").await?;
+        work(&cluster.meta_leader(&at.namespace, Arc::new(NoService))?).await
+    })
+}
+
+fn export(args: &Export) -> Outcome<()> {
+    let to = args.to.as_deref().map(local_path).transpose()?;
+    let state = match (&to, args.every) {
+        (Some(dir), Some(every_s)) => {
+            let set = ExportSet { dir: dir.display().to_string(), every_s, keep: args.keep };
+            with_leader(&args.of, async |leader| Ok(leader.call(&set, Vec::new(), PATIENCE).await?.0))?
         }
+        (Some(path), None) => return export_now(args, path),
+        (None, _) => {
+            let set = ExportSet { dir: String::new(), every_s: 0, keep: 0 };
+            with_leader(&args.of, async |leader| Ok(leader.call(&set, Vec::new(), PATIENCE).await?.0))?
+        }
+    };
+    show_state(&state, args.of.cluster.json);
+    Ok(())
+}
+
+/// A path, or `file:///path` as homes are named.
+fn local_path(text: &str) -> Outcome<PathBuf> {
+    match text.split_once("://") {
+        None => Ok(PathBuf::from(text)),
+        Some(("file", path)) => Ok(PathBuf::from(path)),
+        Some((kind, _)) => Err(Failure::new(
+            Error::unsupported(format!("exports are written to files, not to {kind}://")),
+            "write it to a file, and copy that",
+        )),
+    }
+}
+
+fn export_now(args: &Export, path: &Path) -> Outcome<()> {
+    let (file, head, totals) = with_leader(&args.of, async |leader| {
+        let (begun, _) = leader.call(&ExportBegin {}, Vec::new(), PATIENCE).await?;
+        let file = match path.is_dir() {
+            true => {
+                let date = Date::of(begun.head.taken).compact();
+                path.join(format!("{}-{date}.{SUFFIX}", begun.head.name))
+            }
+            false => path.to_owned(),
+        };
+        let totals = fetch(leader, begun.export, &begun.head, &file).await?;
+        Ok((file, begun.head, totals))
+    })?;
+    report("exported", &file, &head, totals, args.of.cluster.json);
+    Ok(())
+}
+
+/// The file has its name when all of it is durable; an existing file is not replaced.
+async fn fetch(leader: &Channel, export: u64, head: &ExportHead, file: &Path) -> Outcome<Totals> {
+    let doing = format!("write {}", file.display());
+    if file.exists() {
+        let error = Error::exists(format!("{} exists already", file.display()));
+        return Err(Failure::new(error, "name a new file, or a directory"));
+    }
+    let part = file.with_extension("part");
+    let opened = OpenOptions::new().write(true).create(true).truncate(true).open(&part).doing(&doing)?;
+    let bar = bar();
+    let mut writer = Writer::begin(BufWriter::new(opened), head)?;
+    let mut after = None;
+    loop {
+        let ask = ExportFetch { export, after };
+        let (_, payload) = leader.call(&ask, Vec::new(), PATIENCE).await?;
+        let pairs = decode_pairs(&payload)?;
+        let Some((last, _)) = pairs.last() else { break };
+        after = Some(last.clone().into());
+        writer.part(&pairs)?;
+        show(&bar, writer.totals());
+    }
+    bar.finish_and_clear();
+    let (written, totals) = writer.end()?;
+    let written = written.into_inner().map_err(|e| Error::from_io(&doing, e.error()))?;
+    written.sync_all().doing(&doing)?;
+    std::fs::rename(&part, file).doing(&doing)?;
+    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(dir).and_then(|dir| dir.sync_all()).doing(&doing)?;
+    Ok(totals)
+}
+
+fn bar() -> ProgressBar {
+    let bar = match std::io::stderr().is_terminal() {
+        true => ProgressBar::new_spinner(),
+        false => ProgressBar::hidden(),
+    };
+    let style = ProgressStyle::with_template("{spinner} {pos} records, {msg} {elapsed}");
+    bar.set_style(style.expect("a valid template"));
+    bar
+}
+
+fn show(bar: &ProgressBar, totals: Totals) {
+    bar.set_position(totals.entries);
+    bar.set_message(table::bytes(totals.bytes));
+}
+
+fn report(what: &str, file: &Path, head: &ExportHead, totals: Totals, as_json: bool) {
+    let (taken, bytes) = (Date::of(head.taken).to_string(), table::bytes(totals.bytes));
+    match as_json {
+        true => table::json(&json!({
+            "namespace": head.name, "uuid": head.uuid.to_string(), "cluster": head.cluster.to_string(),
+            "file": file.display().to_string(), "taken": taken, "changes": head.changes,
+            "records": totals.entries, "bytes": totals.bytes,
+        })),
+        false => println!(
+            "namespace {} of {taken} {what}: {} records, {bytes}, {}",
+            head.name,
+            totals.entries,
+            file.display()
+        ),
+    }
+}
+
+fn exports(args: &Exports) -> Outcome<()> {
+    let state =
+        with_leader(args, async |leader| Ok(leader.call(&GetExports {}, Vec::new(), PATIENCE).await?.0))?;
+    show_state(&state, args.cluster.json);
+    Ok(())
+}
+
+fn show_state(state: &ExportState, as_json: bool) {
+    let ExportState { dir, every_s, keep, last, failure } = state;
+    let made = |made: &ExportMade| json!({ "file": made.file, "began": Date::of(made.began).to_string(), "records": made.entries, "bytes": made.bytes });
+    if as_json {
+        return table::json(&json!({
+            "dir": dir, "every_s": every_s, "keep": keep, "last": last.as_ref().map(made),
+            "failure": Some(failure).filter(|failure| !failure.is_empty()).map_or(Value::Null, |f| f.as_str().into()),
+        }));
+    }
+    if *every_s == 0 {
+        return println!("no exports are scheduled");
+    }
+    println!("every {every_s} s into {dir} on the metadata machine, {keep} kept");
+    if let Some(last) = last {
+        println!("last: {} ({} records, {})", last.file, last.entries, table::bytes(last.bytes));
+    }
+    if !failure.is_empty() {
+        println!("the last one failed: {failure}");
+    }
+}
+
+fn import(args: &Import, fill: Fill<'_>) -> Outcome<()> {
+    let config = config_of_role(args)?;
+    let file = File::open(&args.file).doing(format_args!("read {}", args.file.display()))?;
+    let bar = bar();
+    let shown = bar.clone();
+    let (head, totals) = fill(config, file, Box::new(move |totals| show(&shown, totals)))?;
+    bar.finish_and_clear();
+    report("imported from", &args.file, &head, totals, args.json);
+    if !args.json {
+        println!(
+            "start the metadata role (`weir up`, or `weir meta`): it compares the namespace with its targets first"
+        );
     }
     Ok(())
 }
 
-fn copies(count: usize) -> String {
-    format!("{count} cop{}", if count == 1 { "y" } else { "ies" })
-}
-
-fn unfilled(map: &ClusterMap, name: &str) -> Failure {
-    let free = map.namespace_named(name).and_then(|entry| map.copies_of(entry.id));
-    let free = free.map_or(0, |c| usize::from(c.wanted).saturating_sub(c.members.len()));
-    let lacks = copies(copies_lacking(map, name));
-    let hint = match free {
-        0 => "the copies are being filled: `weir namespace list` shows them".to_owned(),
-        _ => format!("{} have no node yet: start `weir meta` on other machines", copies(free)),
+fn config_of_role(args: &Import) -> Outcome<PathBuf> {
+    let inside = |dir: &PathBuf| {
+        let found =
+            ["etc/meta.toml", "meta.toml"].map(|name| dir.join(name)).into_iter().find(|f| f.exists());
+        found.ok_or_else(|| format!("{} has no configuration of a metadata role", dir.display()))
     };
-    Failure::new(Error::deadline(format!("{lacks} of namespace {name:?} is still missing")), hint)
-}
-
-/// Each node that keeps it, and what its copy is worth.
-fn keepers(map: &ClusterMap, entry: &NamespaceEntry) -> Vec<(NodeId, &'static str)> {
-    let word = |node: NodeId, state: MemberState| match state {
-        MemberState::Current if entry.leader == Some(node) => "leads",
-        MemberState::Current => "current",
-        MemberState::Behind => "is being filled",
-        MemberState::Down => "down",
-    };
-    match map.copies_of(entry.id) {
-        Some(copies) => copies.members.iter().map(|m| (m.node, word(m.node, m.state))).collect(),
-        None => {
-            let state = if observe::is_led(map, entry) { "leads" } else { "down" };
-            entry.leader.into_iter().map(|node| (node, state)).collect()
+    match (&args.config, &args.dir) {
+        (Some(config), _) => Ok(config.clone()),
+        (None, dir) => {
+            let found = dir.as_ref().map_or(Err("no metadata role is named".to_owned()), inside);
+            let hint = "run it on the metadata machine: --dir DIR of `weir up` or `weir join`, or --config meta.toml";
+            found.map_err(|what| Failure::new(Error::not_found(what), hint))
         }
     }
-}
-
-fn rows(map: &ClusterMap, entry: &NamespaceEntry) -> Vec<Vec<String>> {
-    let row = |(id, word): (NodeId, &str)| {
-        let node = map.node(id);
-        let (name, host) = node.map_or(("?", "?"), |n| (n.name.as_str(), n.host.as_str()));
-        vec![entry.name.clone(), name.to_owned(), host.to_owned(), word.to_owned()]
-    };
-    keepers(map, entry).into_iter().map(row).collect()
-}
-
-fn as_json(map: &ClusterMap, entry: &NamespaceEntry) -> Value {
-    let copy = |(id, word): (NodeId, &str)| {
-        let node = map.node(id);
-        json!({ "node": node.map(|n| &n.name), "host": node.map(|n| &n.host), "state": word })
-    };
-    let copies: Vec<Value> = keepers(map, entry).into_iter().map(copy).collect();
-    let wanted = map.copies_of(entry.id).map_or(1, |c| c.wanted);
-    json!({ "name": entry.name, "epoch": entry.leader_epoch.0, "wanted": wanted, "copies": copies })
 }

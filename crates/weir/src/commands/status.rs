@@ -18,7 +18,7 @@ use std::time::Duration;
 use weir_env::Addr;
 use weir_home::HomeUrl;
 use weir_proto::Error;
-use weir_proto::coord::{AuditState, ClientsWaiting, ClusterStatus, CutLink, TargetReport};
+use weir_proto::coord::{AuditState, ClientsWaiting, Clocks, ClusterStatus, CutLink, TargetReport};
 use weir_proto::map::{Group, MemberState, Role, TargetState};
 use weir_proto::version::Program;
 use weir_trust::certificate::role_word;
@@ -124,6 +124,7 @@ pub fn status(args: &cli::Status) -> Outcome<ExitCode> {
 /// Beside the coordinator's view.
 struct Asked {
     waiting: ClientsWaiting,
+    clocks: Clocks,
     /// Of the coordinator.
     audit: AuditState,
     namespaces: Vec<NamespaceFacts>,
@@ -134,7 +135,8 @@ async fn ask(coordinators: &[Addr]) -> Outcome<(ClusterStatus, Asked)> {
     let env = weir_env::real::env();
     let cluster = observe::observe(&env, coordinators, "weir status").await?;
     let (status, waiting) = (cluster.status().await?, cluster.waits().await?);
-    let audit = cluster.audit().await.unwrap_or_default(); // an older server has none
+    let clocks = cluster.clocks().await.unwrap_or(Clocks { off: Vec::new() }); // an older server knows none
+    let audit = cluster.audit().await.unwrap_or_default(); // as above
     let mut namespaces = Vec::new();
     for namespace in status.map.namespaces.iter().filter(|n| is_led(&status.map, n)) {
         let name = namespace.name.clone();
@@ -146,7 +148,7 @@ async fn ask(coordinators: &[Addr]) -> Outcome<(ClusterStatus, Asked)> {
         };
         namespaces.push(NamespaceFacts { name, known });
     }
-    Ok((status, Asked { waiting, audit, namespaces }))
+    Ok((status, Asked { waiting, clocks, audit, namespaces }))
 }
 
 async fn known(coordinators: &[Addr], namespace: &str) -> Outcome<Known> {
@@ -159,7 +161,7 @@ async fn known(coordinators: &[Addr], namespace: &str) -> Outcome<Known> {
 }
 
 fn facts<'a>(local: Option<&LocalCluster>, status: &'a ClusterStatus, asked: Asked) -> Facts<'a> {
-    let Asked { waiting, audit, namespaces } = asked;
+    let Asked { waiting, clocks, audit, namespaces } = asked;
     let lives =
         |p: &Process| local.is_some_and(|at| PidFile::read(&at.pid_file(p)).is_some_and(|f| f.alive()));
     let process_state = |p: &Process| ProcessState {
@@ -178,7 +180,18 @@ fn facts<'a>(local: Option<&LocalCluster>, status: &'a ClusterStatus, asked: Ask
         None => "start its process again on its machine".into(),
     };
     let missing_homes = missing_homes(&processes, &namespaces);
-    Facts { status, waiting, audit, restart, processes, mounts, dead_mounts, namespaces, missing_homes }
+    Facts {
+        status,
+        waiting,
+        clocks,
+        audit,
+        restart,
+        processes,
+        mounts,
+        dead_mounts,
+        namespaces,
+        missing_homes,
+    }
 }
 
 /// Directories that are homes and are not there. Movers of other machines may find them where they are.

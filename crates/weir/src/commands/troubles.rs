@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::path::PathBuf;
 use weir_proto::backup::Backup;
-use weir_proto::coord::{AuditState, ClientsWaiting, ClusterStatus, CutLink};
+use weir_proto::coord::{AuditState, ClientsWaiting, Clocks, ClusterStatus, CutLink};
 use weir_proto::map::{Group, Member, MemberState, Node, Role, Target, TargetState};
 use weir_proto::meta::Time;
 use weir_proto::relation::{RelationInfo, RelationState};
@@ -68,6 +68,8 @@ pub struct Facts<'a> {
     pub status: &'a ClusterStatus,
     /// Clients whose calls wait.
     pub waiting: ClientsWaiting,
+    /// Of nodes, those that are off.
+    pub clocks: Clocks,
     /// Of the coordinator.
     pub audit: AuditState,
     /// What starts again what does not run.
@@ -138,6 +140,7 @@ pub fn troubles(facts: &Facts<'_>) -> Vec<Trouble> {
     backups(facts, &mut found);
     mounts(facts, &mut found);
     waits(facts, &mut found);
+    facts.clocks.off.iter().for_each(|off| found.warning(&off.node, weir_coord::clocks::trouble(off)));
     audit_logs(facts, &mut found);
     found.0.sort_by_key(|trouble| Reverse(trouble.severity));
     found.0
@@ -773,6 +776,7 @@ mod tests {
             troubles(&Facts {
                 status: &self.status,
                 waiting: ClientsWaiting { clients: vec![] },
+                clocks: Clocks { off: vec![] },
                 audit: self.audit,
                 restart: "`weir up --dir /w` starts it again".into(),
                 processes: self.processes,

@@ -194,7 +194,7 @@ impl Grid {
         let far_env = Env { net: wire.clone(), ..env.clone() };
         let tcp = far.coordinators().into_iter().find_map(|addr| match addr {
             weir_env::Addr::Tcp(at) => Some(at),
-            weir_env::Addr::Unix(_) => None,
+            weir_env::Addr::Unix(_) | weir_env::Addr::Host(..) => None,
         });
         let at = tcp.ok_or_else(|| Error::not_found("the home cluster's coordinator has no TCP address"))?;
         let (url, scale) = (format!("weir://{at}"), options.scale);

@@ -80,6 +80,7 @@ impl End {
                 End::Tcp(stream)
             }
             Addr::Unix(path) => End::Unix(UnixStream::connect(path)?),
+            Addr::Host(host, port) => End::Tcp(TcpStream::connect((host.as_str(), *port))?),
         })
     }
     fn again(&self) -> io::Result<End> {

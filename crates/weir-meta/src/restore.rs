@@ -1,0 +1,201 @@
+//! A namespace from its export: what changes in the records, so that nothing that was done after the export
+//! is met again.
+//!
+//! Targets, clients and homes know numbers and token epochs that were given out after the export. So every
+//! sequence goes on far ahead, every directory takes a new serial for its next file, every file's token
+//! epochs go on ahead, and what a file has past its size is truncated by whoever uses it first. Sessions get
+//! numbers that no client has: they end after a lease term. Relations with homes are paused: home is newer
+//! than the namespace.
+//!
+//! Knows nothing of files and disks; `namespace::lost` marks what targets do not hold any more.
+use crate::keys::{self, Sequence};
+use crate::record::{Inode, Record, Tally};
+use crate::relation::record::RelationRecord;
+use weir_kv::CommitSeq;
+use weir_proto::data::FENCE_GONE;
+use weir_proto::meta::{FileKind, Time};
+use weir_proto::{Error, Result, message};
+
+/// Directories and full ranges since an export: 100,000 a second for three hours. Of 2^40 numbers.
+const SERIALS_AHEAD: u64 = 1 << 30;
+const OBJECTS_AHEAD: u64 = 1 << 40;
+/// Volumes, relations, snapshots, of 2^32.
+const FEW_AHEAD: u64 = 1 << 20;
+/// Of 2^32.
+const SESSIONS_AHEAD: u64 = 1 << 24;
+/// 65,536 truncations of one file.
+const TOKENS_AHEAD: u32 = 1 << 24;
+/// The restored directory holds more changes than the lost one could, so that one is an old copy from now on.
+const CHANGES_AHEAD: u64 = 1 << 40;
+/// Past a serial's range: the directory takes a new one.
+const NO_NUMBERS_LEFT: u32 = 1 << 24;
+/// Sequences whose number is not told to anybody outside, or that is compared with numbers in records.
+const KEPT: [u8; 1] = [Sequence::Death as u8];
+
+message!(
+    /// `p/i`: the namespace comes from an export.
+    ImportRecord {
+        taken: Time,
+        imported: Time,
+        /// It was compared with what targets hold.
+        compared: bool,
+        lost_files: u64,
+        lost_bytes: u64,
+    }
+);
+impl Record for ImportRecord {}
+
+message!(
+    /// `p/s`: where, how often and how many exports are made.
+    ScheduleRecord { dir: String, every_s: u32, keep: u32 }
+);
+impl Record for ScheduleRecord {}
+
+/// The number of the restored state's last change.
+pub fn changes_after(exported: u64) -> Result<CommitSeq> {
+    exported.checked_add(CHANGES_AHEAD).map(CommitSeq).ok_or_else(|| used_up("numbers of changes"))
+}
+
+/// An entry of an export as it is in the restored namespace; `None`: it is left out. Keys stay in order.
+pub fn restored(key: Vec<u8>, value: Vec<u8>) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+    let entry = match key.first() {
+        // What a client has done is known to its session alone.
+        Some(b'U' | b'M') => return Ok(None),
+        Some(b'S') => (renumbered(key, 1)?, value),
+        Some(b'H') => (renumbered(key, 9)?, value),
+        Some(b'V') => {
+            let value = next_numbers(&key, &value)?;
+            (key, value)
+        }
+        Some(b'T') => {
+            let mut tally = Tally::from_value(&value, || "a directory's tally".to_owned())?;
+            tally.next_n = NO_NUMBERS_LEFT;
+            (key, tally.to_value())
+        }
+        Some(b'I') => {
+            let inode = Inode::from_value(&value, || "an inode".to_owned())?;
+            (key, later(inode)?.to_value())
+        }
+        Some(b'r') => {
+            let mut relation = RelationRecord::from_value(&value, || "a relation".to_owned())?;
+            let why = "the namespace was restored from an export, and home may be newer".to_owned();
+            relation.paused = relation.paused.or(Some(why));
+            (key, relation.to_value())
+        }
+        _ if key == keys::import() => return Ok(None),
+        _ => (key, value),
+    };
+    Ok(Some(entry))
+}
+
+/// With the session at `at` that nobody has.
+fn renumbered(mut key: Vec<u8>, at: usize) -> Result<Vec<u8>> {
+    let bad = || Error::damaged("a session's key is damaged");
+    let place = key.get_mut(at..at + 8).ok_or_else(bad)?;
+    let session = u64::from_be_bytes(<[u8; 8]>::try_from(&*place).map_err(|_| bad())?);
+    let number = (session & u64::from(u32::MAX)) + SESSIONS_AHEAD;
+    if number > u64::from(u32::MAX) {
+        return Err(used_up("numbers of sessions"));
+    }
+    place.copy_from_slice(&(session + SESSIONS_AHEAD).to_be_bytes());
+    Ok(key)
+}
+
+fn next_numbers(key: &[u8], value: &[u8]) -> Result<Vec<u8>> {
+    let bad = || Error::damaged("the namespace's next numbers are damaged");
+    let sequence = *key.get(1).ok_or_else(bad)?;
+    let next = u64::from_le_bytes(value.try_into().map_err(|_| bad())?);
+    let is = |of: Sequence| sequence == of as u8;
+    let (ahead, end) = if is(Sequence::DirectorySerial) {
+        (SERIALS_AHEAD, 1 << 40)
+    } else if is(Sequence::Object) {
+        (OBJECTS_AHEAD, 1 << 62)
+    } else if is(Sequence::Session) {
+        (2 * SESSIONS_AHEAD, 1 << 32) // beyond those that the old sessions get
+    } else if is(Sequence::Volume) || is(Sequence::Relation) || is(Sequence::Snapshot) {
+        (FEW_AHEAD, 1 << 32)
+    } else if KEPT.contains(&sequence) {
+        (0, u64::MAX)
+    } else {
+        return Err(Error::unsupported(format!("the sequence {sequence} of numbers")));
+    };
+    match next.checked_add(ahead).filter(|next| *next < end) {
+        Some(next) => Ok(next.to_le_bytes().to_vec()),
+        None => Err(used_up("numbers")),
+    }
+}
+
+/// A file under later token epochs. Whoever uses it first truncates what was written past its size since.
+fn later(mut inode: Inode) -> Result<Inode> {
+    if inode.kind != FileKind::Regular {
+        return Ok(inode);
+    }
+    let token_epoch = inode.token_epoch.checked_add(TOKENS_AHEAD).filter(|epoch| *epoch < FENCE_GONE);
+    inode.token_epoch = token_epoch.ok_or_else(|| used_up("a file's token epochs"))?;
+    // What is at home only comes back over whatever is there.
+    let is_away = inode.layout.is_none() && inode.evicted > 0;
+    inode.recover = !is_away;
+    Ok(inode)
+}
+
+fn used_up(what: &str) -> Error {
+    Error::unsupported(format!("{what} are used up: this namespace was restored too often"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::namespace::create::make_root;
+    use weir_kv::{Kv, MemoryKv, Scan};
+    use weir_proto::{InodeId, SessionId};
+
+    fn value_of(key: &[u8], value: Vec<u8>) -> Vec<u8> {
+        let (same, value) = restored(key.to_vec(), value).unwrap().unwrap();
+        assert_eq!(same, key);
+        value
+    }
+
+    #[test]
+    fn numbers_of_before_are_given_to_nobody_again() {
+        let key = keys::sequence(Sequence::DirectorySerial);
+        let after = value_of(&key, 7u64.to_le_bytes().to_vec());
+        assert_eq!(after, (7 + SERIALS_AHEAD).to_le_bytes());
+        assert!(restored(key.to_vec(), ((1u64 << 40) - 9).to_le_bytes().to_vec()).is_err());
+        let deaths = keys::sequence(Sequence::Death);
+        assert_eq!(value_of(&deaths, 7u64.to_le_bytes().to_vec()), 7u64.to_le_bytes());
+        let kv = MemoryKv::new();
+        kv.transact(&mut |txn| {
+            make_root(txn, Time { nanos: 1 });
+            Ok(())
+        })
+        .unwrap();
+        let mut root = Vec::new();
+        let (start, end) = keys::range_of_letter(b'T');
+        kv.read(&mut |read| {
+            read.scan(&start, &end, &mut |_, value| {
+                root = value.to_vec();
+                Scan::Stop
+            })
+        })
+        .unwrap();
+        let tally = Tally::from_value(&root, String::new).unwrap();
+        let after = value_of(&keys::tally(InodeId::ROOT), root);
+        let after = Tally::from_value(&after, String::new).unwrap();
+        assert_eq!(after, Tally { next_n: NO_NUMBERS_LEFT, ..tally });
+    }
+
+    #[test]
+    fn sessions_of_before_are_nobodys() {
+        let session = |n: u64| SessionId((5 << 32) | n);
+        let moved = |key: Vec<u8>| restored(key, vec![1]).unwrap().unwrap().0;
+        assert_eq!(moved(keys::session(session(9)).to_vec()), keys::session(session(9 + SESSIONS_AHEAD)));
+        let held = keys::held(InodeId(3), session(9)).to_vec();
+        assert_eq!(moved(held), keys::held(InodeId(3), session(9 + SESSIONS_AHEAD)));
+        assert_eq!(restored(keys::slot(session(9), 0).to_vec(), vec![]).unwrap(), None);
+        assert!(restored(keys::session(session(u64::from(u32::MAX))).to_vec(), vec![]).is_err());
+        assert!(restored(vec![b'S', 1], vec![]).is_err());
+        // The next one to be opened gets none of these.
+        let next = value_of(&keys::sequence(Sequence::Session), 10u64.to_le_bytes().to_vec());
+        assert!(u64::from_le_bytes(next.try_into().unwrap()) > 9 + SESSIONS_AHEAD);
+    }
+}

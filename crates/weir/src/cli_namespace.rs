@@ -1,0 +1,89 @@
+//! Arguments of `weir namespace`.
+use crate::cluster_args::{DIR_VARIABLE, Status};
+use crate::config::parse_seconds;
+use clap::{Args, Subcommand, ValueHint};
+use std::path::PathBuf;
+
+#[derive(Subcommand)]
+pub enum NamespaceCommand {
+    /// List the nodes that keep each namespace's metadata
+    List(Status),
+    /// Keep a namespace's metadata on several nodes, any one of which may die
+    Copies(SetCopies),
+    /// Write the namespace's whole state into a file, now or on a schedule
+    Export(Export),
+    /// Show the schedule of exports, and what came of it
+    Exports(Exports),
+    /// Restore a lost metadata directory from an export, while the metadata role is stopped
+    ///
+    /// When the role starts, it compares the namespace with its targets before it serves.
+    Import(Import),
+}
+
+#[derive(Args)]
+pub struct SetCopies {
+    /// Name of the namespace: root, unless it was founded under another one
+    pub namespace: String,
+    /// How many nodes shall keep it, 1 to 5: start `weir meta` on as many
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=5))]
+    pub copies: u8,
+    /// This node gives up its copy for good, so that another one can take its place
+    #[arg(long, value_name = "NODE")]
+    pub without: Option<String>,
+    /// Do not wait until all copies hold everything
+    #[arg(long)]
+    pub no_wait: bool,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
+#[derive(Args)]
+pub struct Export {
+    /// A new file, or a directory in which the file gets a dated name. With --every: a directory of the
+    /// metadata machine
+    #[arg(value_name = "FILE|DIR", required_unless_present = "off", value_hint = ValueHint::AnyPath)]
+    pub to: Option<String>,
+    /// Have the metadata role make an export at this interval, like 1h or 1d
+    #[arg(long, value_name = "TIME", value_parser = read_interval, conflicts_with = "off")]
+    pub every: Option<u32>,
+    /// How many scheduled exports are kept
+    #[arg(long, value_name = "NUMBER", requires = "every", default_value_t = 7)]
+    pub keep: u32,
+    /// End the schedule; existing exports stay
+    #[arg(long)]
+    pub off: bool,
+    #[command(flatten)]
+    pub of: Exports,
+}
+
+#[derive(Args)]
+pub struct Exports {
+    /// The namespace
+    #[arg(long, default_value = "root")]
+    pub namespace: String,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
+#[derive(Args)]
+pub struct Import {
+    /// A file that `weir namespace export` wrote
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// The directory that `weir up` or `weir join` was given on this machine; or give --config
+    #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
+    pub dir: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The metadata role's weir.toml
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+}
+
+fn read_interval(text: &str) -> Result<u32, String> {
+    match parse_seconds(text)? {
+        0 => Err(format!("{text:?} is not an interval: expected one like 1d, 12h or 30m")),
+        seconds => Ok(seconds),
+    }
+}

@@ -1,0 +1,116 @@
+//! `weir namespace list` and `copies`: on which nodes the metadata is, and how many copies there shall be.
+use crate::cli_namespace::SetCopies as Args;
+use crate::cluster_args::Status;
+use crate::commands::status::coordinators;
+use crate::failure::{Failure, Outcome};
+use crate::observe::{self, copies_lacking};
+use crate::table;
+use serde_json::{Value, json};
+use std::time::Duration;
+use weir_proto::copies::SetCopies;
+use weir_proto::map::{ClusterMap, MemberState, NamespaceEntry};
+use weir_proto::{Error, NodeId};
+
+/// A new copy of a few gigabytes is filled in a minute; the command can be given again.
+const FILL_PATIENCE: Duration = Duration::from_secs(600);
+
+pub fn list(at: &Status) -> Outcome<()> {
+    show(at, None)
+}
+
+pub fn set(args: &Args) -> Outcome<()> {
+    show(&args.cluster, Some(args))
+}
+
+/// Lists all copies, after a change if one is asked for.
+fn show(at: &Status, change: Option<&Args>) -> Outcome<()> {
+    let coordinators = coordinators(at)?;
+    let map = observe::block_on(async {
+        let cluster = observe::observe(&weir_env::real::env(), &coordinators, "weir namespace").await?;
+        let Some(args) = change else { return Ok(cluster.map()) };
+        let named = |name: &String| {
+            let map = cluster.map();
+            let node = map.nodes.iter().find(|n| n.name == *name).map(|n| n.id);
+            let unknown = || Error::not_found(format!("there is no node {name:?}"));
+            node.ok_or_else(|| Failure::new(unknown(), "`weir namespace list` names those that keep a copy"))
+        };
+        let without = args.without.as_ref().map(named).transpose()?;
+        let asked = SetCopies { namespace: args.namespace.clone(), copies: args.copies, without };
+        cluster.set_copies(&asked).await?;
+        if args.no_wait {
+            return Ok(cluster.map());
+        }
+        // Nodes that offer themselves take the places within a second.
+        let is_done = |map: &ClusterMap| copies_lacking(map, &args.namespace) == 0;
+        match cluster.wait_for(FILL_PATIENCE, is_done).await {
+            Ok(map) => Ok(map),
+            Err(_) => Err(unfilled(&cluster.map(), &args.namespace)),
+        }
+    })?;
+    if at.json {
+        table::json(&Value::from(
+            map.namespaces.iter().map(|entry| as_json(&map, entry)).collect::<Vec<_>>(),
+        ));
+        return Ok(());
+    }
+    let rows: Vec<Vec<String>> = map.namespaces.iter().flat_map(|entry| rows(&map, entry)).collect();
+    print!("{}", table::render(&["NAMESPACE", "NODE", "HOST", "COPY"], &rows));
+    for entry in &map.namespaces {
+        let lacks = copies_lacking(&map, &entry.name);
+        if lacks > 0 {
+            println!("{} of {:?} is missing", copies(lacks), entry.name);
+        }
+    }
+    Ok(())
+}
+
+fn copies(count: usize) -> String {
+    format!("{count} cop{}", if count == 1 { "y" } else { "ies" })
+}
+
+fn unfilled(map: &ClusterMap, name: &str) -> Failure {
+    let free = map.namespace_named(name).and_then(|entry| map.copies_of(entry.id));
+    let free = free.map_or(0, |c| usize::from(c.wanted).saturating_sub(c.members.len()));
+    let lacks = copies(copies_lacking(map, name));
+    let hint = match free {
+        0 => "the copies are being filled: `weir namespace list` shows them".to_owned(),
+        _ => format!("{} have no node yet: start `weir meta` on other machines", copies(free)),
+    };
+    Failure::new(Error::deadline(format!("{lacks} of namespace {name:?} is still missing")), hint)
+}
+
+/// Each node that keeps it, and what its copy is worth.
+fn keepers(map: &ClusterMap, entry: &NamespaceEntry) -> Vec<(NodeId, &'static str)> {
+    let word = |node: NodeId, state: MemberState| match state {
+        MemberState::Current if entry.leader == Some(node) => "leads",
+        MemberState::Current => "current",
+        MemberState::Behind => "is being filled",
+        MemberState::Down => "down",
+    };
+    match map.copies_of(entry.id) {
+        Some(copies) => copies.members.iter().map(|m| (m.node, word(m.node, m.state))).collect(),
+        None => {
+            let state = if observe::is_led(map, entry) { "leads" } else { "down" };
+            entry.leader.into_iter().map(|node| (node, state)).collect()
+        }
+    }
+}
+
+fn rows(map: &ClusterMap, entry: &NamespaceEntry) -> Vec<Vec<String>> {
+    let row = |(id, word): (NodeId, &str)| {
+        let node = map.node(id);
+        let (name, host) = node.map_or(("?", "?"), |n| (n.name.as_str(), n.host.as_str()));
+        vec![entry.name.clone(), name.to_owned(), host.to_owned(), word.to_owned()]
+    };
+    keepers(map, entry).into_iter().map(row).collect()
+}
+
+fn as_json(map: &ClusterMap, entry: &NamespaceEntry) -> Value {
+    let copy = |(id, word): (NodeId, &str)| {
+        let node = map.node(id);
+        json!({ "node": node.map(|n| &n.name), "host": node.map(|n| &n.host), "state": word })
+    };
+    let copies: Vec<Value> = keepers(map, entry).into_iter().map(copy).collect();
+    let wanted = map.copies_of(entry.id).map_or(1, |c| c.wanted);
+    json!({ "name": entry.name, "epoch": entry.leader_epoch.0, "wanted": wanted, "copies": copies })
+}
