@@ -11,9 +11,11 @@ pub const VERSION_MAX: u16 = 2;
 /// From this one on, the cluster map travels as news in the payload of answers ([`crate::news`]).
 pub const VERSION_OF_NEWS: u16 = 2;
 /// The highest level that this code knows: all that it can write.
-pub const LEVEL_MAX: u16 = 2;
+pub const LEVEL_MAX: u16 = 3;
 /// From this one on, the coordinator's state has the whole map now and then, and changes between.
 pub const LEVEL_OF_STEPS: u16 = 2;
+/// From this one on, a lost target's places go to others, and seals go on while a member is filled.
+pub const LEVEL_OF_REPLACEMENT: u16 = 3;
 
 message!(
     /// What a node's program can.
