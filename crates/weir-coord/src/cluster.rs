@@ -15,9 +15,10 @@ use weir_env::{Addr, Env, TaskHandle};
 use weir_proto::access::{AccessRule, AuditRule};
 use weir_proto::coord::{
     AccessAdd, AccessRemove, AuditState, AuditVolumes, CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus,
-    FinishUpgrade, GetAudit, GetCoordinators, GetMap, GetStatus, GetWaits, HomeAllow, HomeForbid, Joined,
-    LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, RecordProgress, ReportTarget, ReportWaits,
-    Suspicion, TargetReport, Wait,
+    FinishUpgrade, GetAudit, GetCoordinators, GetMap, GetRebuild, GetStatus, GetWaits, GonePlan, HomeAllow,
+    HomeForbid, Joined, LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, RebuildStatus, RecordProgress,
+    RefillReport, ReportRefill, ReportTarget, ReportWaits, SetRebuild, Suspicion, TargetGone, TargetReport,
+    Wait,
 };
 use weir_proto::home_rule::HomeRule;
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
@@ -252,6 +253,26 @@ impl Cluster {
     /// Lets a failed target be used again; for an administrator who has seen to its disk.
     pub async fn clear_target(&self, target: TargetId) -> Result<Arc<ClusterMap>> {
         self.change(&ClearTarget { target }).await
+    }
+
+    /// Gives a target up that does not come back: others take its places.
+    pub async fn target_gone(&self, target: TargetId, dry_run: bool) -> Result<GonePlan> {
+        self.ask(&TargetGone { target, dry_run }).await
+    }
+
+    /// How the rebuild of lost targets goes on.
+    pub async fn rebuild(&self) -> Result<RebuildStatus> {
+        self.ask(&GetRebuild {}).await
+    }
+
+    /// From when on a target that is down counts as lost; 0: none does by itself.
+    pub async fn set_rebuild(&self, after_s: u32) -> Result<()> {
+        self.ask(&SetRebuild { after_s }).await
+    }
+
+    /// Tells how far targets of this node are filled.
+    pub async fn report_refill(&self, reports: Vec<RefillReport>) -> Result<()> {
+        self.ask(&ReportRefill { reports }).await
     }
 
     /// Makes the placement groups of a scheme where there are none yet.

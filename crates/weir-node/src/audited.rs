@@ -7,7 +7,7 @@ use std::sync::Arc;
 use weir_proto::backup::BackupSet;
 use weir_proto::coord::{
     AccessAdd, AccessRemove, AuditVolumes, ClearTarget, FinishUpgrade, GetAudit, HomeAllow, HomeForbid, Join,
-    LeadNamespace, Leave, MakeGroups,
+    LeadNamespace, Leave, MakeGroups, SetRebuild, TargetGone,
 };
 use weir_proto::enrol::{Enrol, IssueCertificate, NodeRemove, RotateAuthority, TokenCreate, TokenRevoke};
 use weir_proto::home_rule::HomeRule;
@@ -185,6 +185,11 @@ fn decoded(call: &Call) -> Result<About> {
         }
         Leave::METHOD => changed(format!("node {}", call.decode::<Leave>()?.node), None),
         ClearTarget::METHOD => changed(format!("target {}", call.decode::<ClearTarget>()?.target), None),
+        TargetGone::METHOD => {
+            let r = call.decode::<TargetGone>()?;
+            About { on: format!("target {}", r.target), uid: None, changes: !r.dry_run }
+        }
+        SetRebuild::METHOD => changed(format!("after {} s", call.decode::<SetRebuild>()?.after_s), None),
         MakeGroups::METHOD => {
             let r = call.decode::<MakeGroups>()?;
             changed(format!("scheme {}, pool {}", r.scheme, r.pool.as_deref().unwrap_or("any")), None)
