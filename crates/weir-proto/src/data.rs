@@ -251,8 +251,8 @@ message!(
     ListTruncations = 243 by [Storage] -> TruncationList { target: TargetId, after: u64, epochs: Vec<GroupAt>, limit: u32 }
 );
 message!(
-    /// Fences of this target, of files above `after`, in order. For a member that is filled: what was fenced
-    /// since is told with the truncations. `epochs`: as for [`ListTruncations`].
+    /// Fences of this target, of files above `after`, in order; later ones are told with the truncations.
+    /// `epochs`: as for [`ListTruncations`].
     ListFences = 244 by [Storage] -> FenceList { target: TargetId, after: Option<FileId>, epochs: Vec<GroupAt>, limit: u32 }
 );
 message!(FenceList { fences: Vec<FileFence>, more: bool });

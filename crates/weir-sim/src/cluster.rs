@@ -198,9 +198,31 @@ impl Cluster {
         Instant(self.holder_gone.load(Ordering::Relaxed))
     }
 
-    /// The node's targets are lost for good.
-    pub fn excuse(&self, name: &str) {
-        lock(&self.lost).extend(targets_of(&self.seen.map(), name));
+    /// The node's targets are lost for good: which these are.
+    pub fn excuse(&self, name: &str) -> BTreeSet<TargetId> {
+        let known = lock(&self.lost).clone();
+        let lost = targets_of(&self.seen.map(), name).filter(|t| !known.contains(t)).collect();
+        lock(&self.lost).extend(&lost);
+        lost
+    }
+
+    /// Gives up targets that are lost, and waits until others have their places.
+    pub async fn wait_replaced(&self, gone: &BTreeSet<TargetId>, patience: Duration) -> Result<()> {
+        let deadline = self.world.now() + patience;
+        for target in gone {
+            // Refused while too few of the others are there, or the coordinator is not.
+            while let Err(e) = self.seen.target_gone(*target, false).await {
+                if self.world.now() > deadline {
+                    return Err(e);
+                }
+                self.world.sleep(Duration::from_millis(200)).await;
+            }
+        }
+        let has_place = |map: &ClusterMap, t: &TargetId| {
+            map.groups.iter().any(|g| g.scheme.parity > 0 && g.members.iter().any(|m| m.target == *t))
+        };
+        let left = deadline.since(self.world.now());
+        self.seen.wait_for(left, |map| !gone.iter().any(|t| has_place(map, t))).await.map(drop)
     }
 
     /// Until the coordinator has given up the node's targets.

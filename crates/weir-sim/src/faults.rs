@@ -22,9 +22,12 @@ use weir_env::{
     Disk, Instant, Rng,
     sim::{DiskCopy, DiskFaults, World},
 };
+use weir_proto::TargetId;
 
 /// Simulated time in which redundancy must be back after the last fault of a round ended.
 const REPAIR_PATIENCE: Duration = Duration::from_secs(180);
+/// For the places of a lost target: each waits for its turn, and for other faults to end.
+const REPLACE_PATIENCE: Duration = Duration::from_secs(400);
 /// Well within a client's patience of 30 s, with what recovery takes.
 const FAULT_MS_MAX: u64 = 6_000;
 /// Of [`KillTooMany`], and up to half as long again: most of a client's patience.
@@ -86,6 +89,8 @@ struct State {
     spent: BTreeSet<String>,
     /// Of disks that are to be put back as they were.
     copies: BTreeMap<String, DiskCopy>,
+    /// Targets that are lost for good, by their node, until others have their places.
+    gone: BTreeMap<String, BTreeSet<TargetId>>,
     /// When the leader started last, whether it had answers when something came that may have ended it since, and how often in a row it
     /// had none.
     leader_began: Instant,
@@ -310,7 +315,9 @@ impl Faults {
             }
             DiskFull if first => (vec![FULL_FROM_BIRTH.into()], vec![]),
             KillStorage | KillStorageAtPoint | PowerCutStorage | PauseStorage | SlowDisk | StallDisk
-            | ReadErrors | DiskFull | EmptyReturns | OldCopyReturns => (vec![self.some_storage()], vec![]),
+            | ReadErrors | DiskFull | EmptyReturns | OldCopyReturns | LoseTargetForGood => {
+                (vec![self.some_storage()], vec![])
+            }
         };
         let lasts = match kind {
             KillTooMany => Duration::from_millis(TOO_MANY_MS_MIN + self.rng.below(TOO_MANY_MS_MIN / 2)),
@@ -440,6 +447,12 @@ impl Faults {
                 world.replace_disk(victim);
             }
             EmptyReturns => world.power_cut(victim),
+            LoseTargetForGood => {
+                let lost = self.cluster.excuse(victim);
+                self.state().gone.entry(victim.to_owned()).or_default().extend(lost);
+                world.power_cut(victim);
+                world.replace_disk(victim);
+            }
             OldCopyReturns => {
                 world.power_cut(victim);
                 let copy = world.copy_disk(victim);
@@ -460,6 +473,12 @@ impl Faults {
             KillStorage | PowerCutStorage | PowerCutAllStorage | KillMeta | PowerCutMeta
             | KillCoordinator | PowerCutCoordinator | LoseHost | ReplaceDisk | KillTooMany | MovedAddress => {
                 fault.victims.iter().for_each(|v| self.start(v));
+            }
+            LoseTargetForGood => {
+                self.start(victim);
+                let gone = self.state().gone.remove(victim).unwrap_or_default();
+                let replaced = self.cluster.wait_replaced(&gone, REPLACE_PATIENCE).await;
+                replaced.unwrap_or_else(|e| panic!("replace the targets of {victim}: {e}"));
             }
             EmptyReturns => {
                 empty_target(&*world.disk(victim))

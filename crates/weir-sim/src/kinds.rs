@@ -43,6 +43,7 @@ pub enum FaultKind {
     EmptyReturns,
     OldCopyReturns,
     CutClientFromTarget,
+    LoseTargetForGood,
 }
 
 use FaultKind::*;
@@ -60,7 +61,7 @@ pub enum Toll {
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 40] = [
+    pub const ALL: [FaultKind; 41] = [
         KillStorage,
         PowerCutStorage,
         PowerCutAllStorage,
@@ -101,6 +102,7 @@ impl FaultKind {
         EmptyReturns,
         OldCopyReturns,
         CutClientFromTarget,
+        LoseTargetForGood,
     ];
 
     /// Those that may come with any others. Damage that lasts does not pass every seed beside others yet: see
@@ -157,6 +159,7 @@ impl FaultKind {
             EmptyReturns => "empty-returns",
             OldCopyReturns => "old-copy-returns",
             CutClientFromTarget => "cut-client-from-target",
+            LoseTargetForGood => "lose-target-for-good",
         }
     }
 
@@ -183,7 +186,9 @@ impl FaultKind {
             | StallDisk
             | MovedAddress
             | EmptyReturns
-            | OldCopyReturns => Toll::Passing,
+            | OldCopyReturns
+            // Others take its places before the fault ends.
+            | LoseTargetForGood => Toll::Passing,
             // A full disk refuses new bytes; what it has it gives.
             DiskFull => Toll::Passing,
             FlipBits | LostWrites | MisdirectedWrites => Toll::Silent,

@@ -203,7 +203,10 @@ impl StorageNode {
             self.env.tasks.blocking(move || store.drop_some_cells_of(group, epoch)).await?;
         target.store.durable(committed).await?;
         if is_last {
-            tracing::info!("{} has dropped what it had of {group}: others have it", target.store.target);
+            tracing::info!(
+                "{} has dropped its cells of {group}: other targets have them",
+                target.store.target
+            );
             lock(target).handed_over.remove(&group);
         }
         Ok(())

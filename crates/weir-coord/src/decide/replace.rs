@@ -53,7 +53,7 @@ pub(super) fn refilled(group: &mut Group, target: TargetId, epoch: Epoch) -> Res
         return Err(Error::stale(format!("{} is at {}, not {epoch}: check again", group.id, group.epoch)));
     }
     if !group.is_writable() {
-        let few = "too few members are current to know what was written";
+        let few = "too few members are current to know all writes";
         return Err(Error::unavailable(format!("{}: {few}", group.id)));
     }
     set_member(group, target, MemberState::Behind);

@@ -11,6 +11,7 @@ pub mod home;
 pub mod inspect;
 pub mod mounts;
 pub mod prefetch;
+pub mod rebuild;
 pub mod relation;
 pub mod report;
 pub mod restore;

@@ -68,6 +68,8 @@ pub struct Facts<'a> {
     pub status: &'a ClusterStatus,
     /// Clients whose calls wait.
     pub waiting: ClientsWaiting,
+    /// Why lost targets are not replaced.
+    pub rebuild: Vec<(TargetId, String)>,
     /// Of the coordinator.
     pub audit: AuditState,
     /// What starts again what does not run.
@@ -130,6 +132,7 @@ pub fn troubles(facts: &Facts<'_>) -> Vec<Trouble> {
     groups(facts, &in_use, &mut found);
     nodes(facts, &in_use, &mut found);
     targets(facts, &in_use, &mut found);
+    facts.rebuild.iter().for_each(|(target, text)| found.degraded(target, text.clone()));
     links(facts, &mut found);
     relations(facts, &mut found);
     standbys(facts, &mut found);
@@ -322,7 +325,7 @@ fn targets(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
         let behind: Vec<&Member> = repaired.flat_map(|g| g.members.iter().filter(is_behind)).collect();
         if !behind.is_empty() {
             let text = match behind.iter().any(|m| m.is_lost()) {
-                true => "returned without what it had, and is refilled from the others",
+                true => "does not have its data yet, and is filled from the others",
                 false => "is being repaired",
             };
             found.degraded(id, format!("{named} {text} in {}", placement_groups(behind.len())));
@@ -772,6 +775,7 @@ mod tests {
             troubles(&Facts {
                 status: &self.status,
                 waiting: ClientsWaiting { clients: vec![] },
+                rebuild: vec![],
                 audit: self.audit,
                 restart: "`weir up --dir /w` starts it again".into(),
                 processes: self.processes,
@@ -857,7 +861,7 @@ mod tests {
                 },
                 Degraded,
                 "t1",
-                "t1 (storage-1) returned without what it had, and is refilled from the others in 1 placement group",
+                "t1 (storage-1) does not have its data yet, and is filled from the others in 1 placement group",
             ),
             (
                 |w| {
