@@ -1,6 +1,7 @@
 //! A whole cluster in the simulated world: each role as the program starts it, on a node of its own.
 
 use crate::Options;
+use crate::kinds::FaultKind;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
@@ -31,6 +32,8 @@ pub const TARGET_DIR: &str = "/target";
 pub const HARNESS: &str = "harness";
 /// How long a role waits for the coordinator.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Where targets are lost for good, others take their places while faults last; also of some that return later.
+const REPLACED_AFTER_S: u32 = 2;
 const CACHE_BYTES: usize = 4 << 20;
 /// Small, so that journals are folded, and that a start, of which there are many, reads little.
 const JOURNAL_BYTES_MAX: u64 = 4 << 20;
@@ -120,6 +123,9 @@ impl Cluster {
         };
         if options.certificates {
             cluster.seen.add_access_rule(root_stays_root(), None).await?;
+        }
+        if options.faults.contains(&FaultKind::LoseTargetForGood) {
+            cluster.seen.set_rebuild(REPLACED_AFTER_S).await?;
         }
         cluster.start(META);
         (0..options.storage_nodes).for_each(|n| cluster.start(&storage_name(n)));

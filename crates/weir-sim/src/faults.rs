@@ -89,8 +89,8 @@ struct State {
     spent: BTreeSet<String>,
     /// Of disks that are to be put back as they were.
     copies: BTreeMap<String, DiskCopy>,
-    /// Targets that are lost for good, by their node, until others have their places.
-    gone: BTreeMap<String, BTreeSet<TargetId>>,
+    /// Targets that are lost for good, until others have their places.
+    gone: BTreeSet<TargetId>,
     /// When the leader started last, whether it had answers when something came that may have ended it since, and how often in a row it
     /// had none.
     leader_began: Instant,
@@ -193,6 +193,10 @@ impl Faults {
         for fault in &under_way {
             self.end(fault).await;
             self.pause(BETWEEN_MS_MAX / 2).await;
+        }
+        let gone = std::mem::take(&mut self.state().gone);
+        if let Err(e) = self.cluster.wait_replaced(&gone, REPLACE_PATIENCE).await {
+            panic!("{gone:?} are not replaced {REPLACE_PATIENCE:?} after {under_way:?}: {e}");
         }
         if let Err(e) = self.cluster.wait_whole(REPAIR_PATIENCE).await {
             panic!("redundancy is not back {REPAIR_PATIENCE:?} after {under_way:?}: {e}");
@@ -449,7 +453,7 @@ impl Faults {
             EmptyReturns => world.power_cut(victim),
             LoseTargetForGood => {
                 let lost = self.cluster.excuse(victim);
-                self.state().gone.entry(victim.to_owned()).or_default().extend(lost);
+                self.state().gone.extend(lost);
                 world.power_cut(victim);
                 world.replace_disk(victim);
             }
@@ -474,12 +478,7 @@ impl Faults {
             | KillCoordinator | PowerCutCoordinator | LoseHost | ReplaceDisk | KillTooMany | MovedAddress => {
                 fault.victims.iter().for_each(|v| self.start(v));
             }
-            LoseTargetForGood => {
-                self.start(victim);
-                let gone = self.state().gone.remove(victim).unwrap_or_default();
-                let replaced = self.cluster.wait_replaced(&gone, REPLACE_PATIENCE).await;
-                replaced.unwrap_or_else(|e| panic!("replace the targets of {victim}: {e}"));
-            }
+            LoseTargetForGood => self.start(victim),
             EmptyReturns => {
                 empty_target(&*world.disk(victim))
                     .unwrap_or_else(|e| panic!("empty the target of {victim}: {e}"));
