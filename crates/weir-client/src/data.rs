@@ -441,7 +441,7 @@ impl Data {
             }
             let mut calls = Join::new();
             for index in (0..s.scheme().width()).filter(|index| missing & (1 << index) == 0) {
-                let was = done.get(&index);
+                let was = done.get(&view.place(index).target);
                 if was != Some(&epoch) {
                     calls.push(index, send(index, view.place(index), missing, was.is_some()));
                 }
@@ -503,7 +503,7 @@ impl Data {
             match answer {
                 None => break,
                 Some((index, Ok(()))) => {
-                    done.insert(index, epoch);
+                    done.insert(view.place(index).target, epoch);
                     let took = watch.answered(self.env.clock.now());
                     self.note_latency(Pacing::Write, took);
                 }
@@ -827,8 +827,9 @@ impl Latecomers {
     }
 }
 
-/// Which members did something, and under which epoch of the group.
-pub type Done = BTreeMap<usize, Epoch>;
+/// Which members did something, and under which epoch of the group. By target: a place may go to another one
+/// meanwhile.
+pub type Done = BTreeMap<TargetId, Epoch>;
 
 /// All live members of an epoch did it.
 struct Everywhere {

@@ -315,7 +315,7 @@ impl Cluster {
         Ok(reply)
     }
 
-    async fn ask<R: Request>(&self, request: &R) -> Result<R::Reply> {
+    pub(crate) async fn ask<R: Request>(&self, request: &R) -> Result<R::Reply> {
         let asked = self.shared().coordinator.call(request, Vec::new(), CHANGE_PATIENCE).await;
         if asked.as_ref().is_err_and(|e| e.kind == ErrorKind::Deadline) {
             self.shared().look_elsewhere();

@@ -8,14 +8,16 @@ use crate::copies::CopyChange;
 use crate::cut_links::CutLinks;
 use crate::decide::{
     Connected, HealthLimits, Presence, Progress, Strikes, add_groups, caught_up, demote_slow, finished_level,
-    forget_unpublished_epochs, is_spare, needed_without, record_progress, take_lead,
+    forget_unpublished_copies, forget_unpublished_epochs, is_spare, needed_without, record_progress, replace,
+    take_lead,
 };
 use crate::kept_map::{KeptMap, another_writes};
 use crate::members::{Members, Positions};
 use crate::news::News;
 use crate::placing::{Placed, Placing, place};
 use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe, probe_each};
-use crate::records::{encode_positions, encode_progress};
+use crate::records::{encode_positions, encode_progress, encode_wishes};
+use crate::replacing::{RebuildEvent, Replacing, Wishes};
 use crate::standby::Term;
 use crate::store::{Revision, Store, Swap};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +30,7 @@ use weir_proto::coord::{
     MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, Suspicion, TargetReport,
 };
 use weir_proto::frame::Hello;
-use weir_proto::map::{ClusterMap, MemberState, Node, RemovedNode, Role, Target, TargetState};
+use weir_proto::map::{ClusterMap, Member, MemberState, Node, RemovedNode, Role, Target, TargetState};
 use weir_proto::version::Program;
 use weir_proto::{Error, ErrorKind, NodeId, Result, TargetId};
 use weir_rpc::{Identity, Trust};
@@ -37,6 +39,8 @@ use weir_rpc::{Identity, Trust};
 pub const PROGRESS_KEY: &str = "progress";
 /// The key of how far each target is, as it reported: not in the map either.
 pub const POSITIONS_KEY: &str = "positions";
+/// The key of what administrators want of rebuilds.
+pub const REBUILD_KEY: &str = "rebuild";
 /// Events waiting for the owner: more than any cluster's members send within one write of the store.
 pub const EVENTS_MAX: usize = 4096;
 /// Events decided on together: one write of the store for all.
@@ -104,6 +108,7 @@ pub enum Event {
         now: u64,
         answer: Answer<()>,
     },
+    Rebuild(RebuildEvent),
     /// Rules for mounts or for homes come or go.
     Rules {
         change: RuleChange,
@@ -160,6 +165,7 @@ pub struct Owner {
     pub kept: KeptMap,
     pub progress: Kept<Progress>,
     pub positions: Kept<Positions>,
+    pub rebuild: Kept<Wishes>,
     pub map: watch::Sender<Arc<ClusterMap>>,
     /// Of each map before anybody sees it.
     pub news: Arc<News>,
@@ -172,6 +178,7 @@ pub struct Owner {
     pub probing: BTreeMap<(TargetId, Suspicion), Vec<Answer<MapReply>>>,
     pub suspects_asked: Instant,
     pub placing: Placing,
+    pub replacing: Replacing,
     pub cut_links: CutLinks,
     /// The one that this coordinator is.
     pub program: Program,
@@ -209,6 +216,7 @@ pub struct Kept<T> {
 struct Batch {
     draft: ClusterMap,
     progress: Progress,
+    rebuild: Wishes,
     after: Vec<AfterWrite>,
     disconnected: Vec<u64>,
 }
@@ -255,6 +263,7 @@ impl Owner {
         let mut batch = Batch {
             draft: ClusterMap::clone(&published),
             progress: self.progress.value.clone(),
+            rebuild: self.rebuild.value.clone(),
             after: Vec::new(),
             disconnected: Vec::new(),
         };
@@ -273,12 +282,15 @@ impl Owner {
         if !self.ends {
             self.members.reconcile(&mut batch.draft, now, &limits);
             self.place_groups(&mut batch);
+            self.replace_lost(&mut batch, now);
         }
         self.release_reporters(&mut batch);
         forget_unpublished_epochs(&published, &mut batch.draft);
+        forget_unpublished_copies(&published, &mut batch.draft);
         self.members.record_positions(&published, &mut batch.draft);
         let outcome = async {
             self.keep_progress(batch.progress, now).await?;
+            self.keep_rebuild(batch.rebuild, now).await?;
             self.keep_positions(&batch.draft, now).await?;
             self.publish(published, batch.draft).await
         }
@@ -308,6 +320,17 @@ impl Owner {
         match self.store.compare_and_swap(PROGRESS_KEY, self.progress.revision, encode_progress(&new)).await?
         {
             Swap::Done(revision) => self.progress = Kept { value: new, revision, at: now },
+            Swap::Conflict(_) => return Err(another_writes()),
+        }
+        Ok(())
+    }
+
+    async fn keep_rebuild(&mut self, new: Wishes, now: Instant) -> Result<()> {
+        if new == self.rebuild.value {
+            return Ok(());
+        }
+        match self.store.compare_and_swap(REBUILD_KEY, self.rebuild.revision, encode_wishes(&new)).await? {
+            Swap::Done(revision) => self.rebuild = Kept { value: new, revision, at: now },
             Swap::Conflict(_) => return Err(another_writes()),
         }
         Ok(())
@@ -377,6 +400,7 @@ impl Owner {
             Event::FinishUpgrade { connected, answer } => {
                 batch.finish_upgrade(connected, &self.program, answer)
             }
+            Event::Rebuild(event) => self.rebuilds(event, batch, now),
             Event::RemoveNode { removed, now, answer } => batch.remove_node(removed, now, answer),
             Event::Rules { change, answer } => batch.change_rules(answer, change),
             Event::Leave { answer, .. } if self.ends => batch.after(answer, |_| ()),
@@ -429,6 +453,46 @@ impl Owner {
             self.env.tasks.spawn("place groups", async move {
                 let _ = events.send(Event::Placed(place.await)).await; // gone with the coordinator
             });
+        }
+    }
+
+    /// Places of lost targets go to others.
+    fn replace_lost(&mut self, batch: &mut Batch, now: Instant) {
+        let plan = self.replacing.next(&batch.draft, &mut batch.rebuild, &self.members.reports, now);
+        for step in plan.steps {
+            match replace(&mut batch.draft, step.group, step.place, step.to) {
+                Ok(()) => tracing::info!("{} takes the place of {} in {}", step.to, step.from, step.group),
+                Err(e) => tracing::error!("{} cannot be replaced in {}: {e}", step.from, step.group),
+            }
+        }
+    }
+
+    fn rebuilds(&mut self, event: RebuildEvent, batch: &mut Batch, now: Instant) {
+        match event {
+            RebuildEvent::Gone { asked, answer } => {
+                let (map, reports) = (&batch.draft, &self.members.reports);
+                match self.replacing.give_up(map, &mut batch.rebuild, reports, &asked) {
+                    Err(e) => refuse(answer, e),
+                    Ok(plan) => {
+                        if !asked.dry_run {
+                            tracing::warn!("{} is given up: other targets take its places", asked.target);
+                        }
+                        batch.after(answer, |_| plan);
+                    }
+                }
+            }
+            RebuildEvent::Set { asked, answer } => match batch.rebuild.set(&asked) {
+                Err(e) => refuse(answer, e),
+                Ok(()) => batch.after(answer, |_| ()),
+            },
+            RebuildEvent::Status { answer } => {
+                let status = self.replacing.status(&batch.rebuild, now);
+                batch.after(answer, |_| status);
+            }
+            RebuildEvent::Refills { reports, answer } => match self.replacing.note(reports, now) {
+                Err(e) => refuse(answer, e),
+                Ok(()) => batch.after(answer, |_| ()),
+            },
         }
     }
 
@@ -681,7 +745,9 @@ impl Batch {
         match caught_up(&mut self.draft, said.target, said.group, said.epoch) {
             Err(e) => refuse(answer, e),
             Ok(news) => {
-                if news {
+                let is_current = |m: &Member| m.target == said.target && m.state == MemberState::Current;
+                let group = self.draft.group(said.group);
+                if news && group.is_some_and(|g| g.members.iter().any(is_current)) {
                     tracing::info!("{} holds everything of {} again", said.target, said.group);
                 }
                 self.after(answer, newest);

@@ -5,6 +5,7 @@
 use crate::decide::Progress;
 use crate::enrol::{KeptAuthority, Record, Token};
 use crate::members::Positions;
+use crate::replacing::Wishes;
 use weir_proto::enrol::Holder;
 use weir_proto::map::{ClusterMap, Role};
 use weir_proto::news::MapNews;
@@ -131,6 +132,24 @@ pub fn decode_positions(bytes: &[u8]) -> Result<Positions> {
     })
 }
 
+/// What administrators want of rebuilds: seconds (u32), count (u32), then the number of each target (u32)
+/// that is gone.
+pub fn encode_wishes(wishes: &Wishes) -> Vec<u8> {
+    record(|w| {
+        wishes.after_s.encode(w);
+        (wishes.gone.len() as u32).encode(w);
+        wishes.gone.iter().for_each(|target| target.encode(w));
+    })
+}
+
+pub fn decode_wishes(bytes: &[u8]) -> Result<Wishes> {
+    read(bytes, |r| {
+        let after_s = Wire::decode(r)?;
+        let count = r.count(size_of::<u32>())?;
+        Ok(Wishes { after_s, gone: (0..count).map(|_| Wire::decode(r)).collect::<Result<_>>()? })
+    })
+}
+
 fn record(fields: impl FnOnce(&mut Writer)) -> Vec<u8> {
     record_of(RECORD_VERSION, fields)
 }
@@ -182,6 +201,11 @@ mod tests {
         assert_eq!(bytes[10..], [7, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(decode_positions(&bytes), Ok(positions));
         assert!(decode_positions(&[&bytes[..], &[0]].concat()).is_err());
+        let wishes = Wishes { after_s: 600, gone: [TargetId(3), TargetId(9)].into() };
+        let bytes = encode_wishes(&wishes);
+        assert_eq!(bytes, [1, 0, 88, 2, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 9, 0, 0, 0]);
+        assert_eq!(decode_wishes(&bytes), Ok(wishes));
+        assert!(decode_wishes(&bytes[..17]).is_err() && decode_wishes(&[&bytes[..], &[0]].concat()).is_err());
     }
 
     #[test]

@@ -12,9 +12,10 @@ use crate::followers::Followers;
 use crate::kept_map::KeptMap;
 use crate::members::Members;
 use crate::news::News;
-use crate::owner::{Answer, EVENTS_MAX, Event, Kept, Owner, POSITIONS_KEY, PROGRESS_KEY, Seat};
+use crate::owner::{Answer, EVENTS_MAX, Event, Kept, Owner, POSITIONS_KEY, PROGRESS_KEY, REBUILD_KEY, Seat};
 use crate::placing::Placing;
-use crate::records::{decode_positions, decode_progress};
+use crate::records::{decode_positions, decode_progress, decode_wishes};
+use crate::replacing::{RebuildEvent, Replacing};
 use crate::standby::Term;
 use crate::store::{Revision, Store};
 use crate::waits::ReportedWaits;
@@ -23,9 +24,9 @@ use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, Instant, watch};
 use weir_proto::coord::{
     AccessAdd, AccessRemove, ActFor, AuditVolumes, CaughtUp, ClearTarget, CompareClock, CoordinatorTime,
-    Coordinators, FinishUpgrade, GetClocks, GetCoordinators, GetMap, GetStatus, GetWaits, Heartbeat,
-    HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups, RecordProgress, ReportLink, ReportTarget,
-    ReportWaits,
+    Coordinators, FinishUpgrade, GetClocks, GetCoordinators, GetMap, GetRebuild, GetStatus, GetWaits,
+    Heartbeat, HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups, RecordProgress, ReportLink,
+    ReportRefill, ReportTarget, ReportWaits, SetRebuild, TargetGone,
 };
 use weir_proto::copies::{KeepCopy, SetCopies};
 use weir_proto::enrol::{CertificateKept, Enrolled, TokenCreate};
@@ -108,14 +109,13 @@ impl Coordinator {
             Some(kept) => kept,
             None if config.new => found(&env, &store, &config).await?,
             None => {
-                return Err(Error::damaged(
-                    "the coordinator's state is not there; hint: restore its directory from a copy"
-                        .to_owned(),
-                ));
+                let lacks = "the coordinator's state is not there; hint: restore its directory from a copy";
+                return Err(Error::damaged(lacks));
             }
         };
         let progress = kept(&*store, PROGRESS_KEY, decode_progress, started).await?;
         let positions = kept(&*store, POSITIONS_KEY, decode_positions, started).await?;
+        let rebuild = kept(&*store, REBUILD_KEY, decode_wishes, started).await?;
         check_is_meant(&map, &config)?;
         let members = Members::awaiting(&map, &positions.value, started);
         let (publish, published) = watch::channel(Arc::new(map));
@@ -131,6 +131,7 @@ impl Coordinator {
             kept: kept_map,
             progress,
             positions,
+            rebuild,
             map: publish,
             news: news.clone(),
             members,
@@ -140,6 +141,7 @@ impl Coordinator {
             probing: Default::default(),
             suspects_asked: started,
             placing: Placing::new(config.expected_targets),
+            replacing: Replacing::default(),
             cut_links: Default::default(),
             program: config.program,
             ends: false,
@@ -363,8 +365,31 @@ impl Coordinator {
                 });
                 self.ask_map::<HomeForbid>(call, |answer| Event::Rules { change, answer })
             }
+            TargetGone::METHOD => {
+                let asked = call.decode::<TargetGone>()?;
+                self.rebuild::<TargetGone>(|answer| RebuildEvent::Gone { asked, answer })
+            }
+            SetRebuild::METHOD => {
+                let asked = call.decode::<SetRebuild>()?;
+                self.rebuild::<SetRebuild>(|answer| RebuildEvent::Set { asked, answer })
+            }
+            GetRebuild::METHOD => {
+                call.decode::<GetRebuild>()?;
+                self.rebuild::<GetRebuild>(|answer| RebuildEvent::Status { answer })
+            }
+            ReportRefill::METHOD => {
+                let ReportRefill { reports } = call.decode::<ReportRefill>()?;
+                self.rebuild::<ReportRefill>(|answer| RebuildEvent::Refills { reports, answer })
+            }
             _ => return self.answer_at_once(call),
         })
+    }
+
+    fn rebuild<R: Request>(&self, event: impl FnOnce(Answer<R::Reply>) -> RebuildEvent) -> Handled
+    where
+        R::Reply: Send + 'static,
+    {
+        self.ask::<R>(|answer| Event::Rebuild(event(answer)))
     }
 
     /// What changes no map.
@@ -539,6 +564,6 @@ mod tests {
     fn another_user_may_look_and_change_nothing() {
         let of_coordinator = methods::all().filter(|method| method.number < 100);
         let open: Vec<&str> = of_coordinator.filter(|m| m.by.has(Sender::User)).map(|m| m.name).collect();
-        assert_eq!(open, ["GetMap", "GetStatus", "GetCoordinators", "GetWaits", "GetAudit"]);
+        assert_eq!(open, ["GetMap", "GetStatus", "GetCoordinators", "GetWaits", "GetAudit", "GetRebuild"]);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use weir_proto::backup::BackupSet;
 use weir_proto::coord::{
     AccessAdd, AccessRemove, AuditVolumes, ClearTarget, FinishUpgrade, GetAudit, HomeAllow, HomeForbid, Join,
-    LeadNamespace, Leave, MakeGroups,
+    LeadNamespace, Leave, MakeGroups, SetRebuild, TargetGone,
 };
 use weir_proto::copies::SetCopies;
 use weir_proto::enrol::{Enrol, IssueCertificate, NodeRemove, RotateAuthority, TokenCreate, TokenRevoke};
@@ -175,6 +175,17 @@ fn about(call: &Call) -> About {
     decoded(call).unwrap_or(About { on: String::new(), uid: None, changes: true })
 }
 
+fn copies(r: &SetCopies) -> String {
+    let without = r.without.map(|node| format!(", without {node}")).unwrap_or_default();
+    format!("namespace {}: {} copies{without}", r.namespace, r.copies)
+}
+
+fn audit_rule(AuditVolumes { rule }: &AuditVolumes) -> String {
+    let kinds = [(rule.opens, "opens"), (rule.changes, "changes")];
+    let kinds: Vec<&str> = kinds.iter().filter(|kind| kind.0).map(|kind| kind.1).collect();
+    format!("audit of volumes {}: {}", rule.volumes, kinds.join(", "))
+}
+
 fn decoded(call: &Call) -> Result<About> {
     let changed = |on: String, uid| About { on, uid, changes: true };
     let looked = |on: String, uid: u32| About { on, uid: Some(uid), changes: false };
@@ -187,6 +198,11 @@ fn decoded(call: &Call) -> Result<About> {
         }
         Leave::METHOD => changed(format!("node {}", call.decode::<Leave>()?.node), None),
         ClearTarget::METHOD => changed(format!("target {}", call.decode::<ClearTarget>()?.target), None),
+        TargetGone::METHOD => {
+            let r = call.decode::<TargetGone>()?;
+            About { on: format!("target {}", r.target), uid: None, changes: !r.dry_run }
+        }
+        SetRebuild::METHOD => changed(format!("after {} s", call.decode::<SetRebuild>()?.after_s), None),
         MakeGroups::METHOD => {
             let r = call.decode::<MakeGroups>()?;
             changed(format!("scheme {}, pool {}", r.scheme, r.pool.as_deref().unwrap_or("any")), None)
@@ -201,17 +217,8 @@ fn decoded(call: &Call) -> Result<About> {
             let before = r.before.map(|rule| format!(", before rule {rule}")).unwrap_or_default();
             changed(format!("rule {}{before}", weir_trust::rules::shown(&r.rule)), None)
         }
-        SetCopies::METHOD => {
-            let r = call.decode::<SetCopies>()?;
-            let without = r.without.map(|node| format!(", without {node}")).unwrap_or_default();
-            changed(format!("namespace {}: {} copies{without}", r.namespace, r.copies), None)
-        }
-        AuditVolumes::METHOD => {
-            let AuditVolumes { rule } = call.decode()?;
-            let kinds = [(rule.opens, "opens"), (rule.changes, "changes")];
-            let kinds: Vec<&str> = kinds.iter().filter(|kind| kind.0).map(|kind| kind.1).collect();
-            changed(format!("audit of volumes {}: {}", rule.volumes, kinds.join(", ")), None)
-        }
+        SetCopies::METHOD => changed(copies(&call.decode()?), None),
+        AuditVolumes::METHOD => changed(audit_rule(&call.decode()?), None),
         AccessRemove::METHOD => changed(format!("rule {}", call.decode::<AccessRemove>()?.name), None),
         FinishUpgrade::METHOD => changed("the cluster's level".into(), None),
         HomeAllow::METHOD => changed(allowed(&call.decode::<HomeAllow>()?.rule), None),

@@ -190,6 +190,56 @@ message!(
     FinishUpgrade = 28 by [Console, Operator] -> MapReply {}
 );
 message!(
+    /// A target does not come back: its places go to other targets at once. Nothing is changed by a dry run.
+    /// `Invalid`: it is in service, or is needed to rebuild what it had. `Unsupported`: the cluster's level.
+    TargetGone = 64 by [Console, Operator] -> GonePlan { target: TargetId, dry_run: bool }
+);
+message!(GonePlan {
+    /// Places that go to other targets now.
+    begun: u32,
+    /// Those that wait.
+    waiting: Vec<RebuildWaiting>,
+    /// Places in groups without redundancy: what they had is lost, and they stay.
+    without_redundancy: u32,
+});
+message!(
+    /// How the rebuild of lost targets goes on.
+    GetRebuild = 65 by [Meta, Storage, Mount, Mover, Console, Operator, Auditor, User] -> RebuildStatus {}
+);
+message!(RebuildStatus {
+    /// A target that is down for so long counts as lost; 0: none does by itself.
+    after_s: u32,
+    /// Targets that an administrator has given up.
+    gone: Vec<TargetId>,
+    /// Those that count as lost now.
+    lost: Vec<TargetId>,
+    waiting: Vec<RebuildWaiting>,
+    refills: Vec<RefillReport>,
+});
+message!(
+    /// Places of a lost target that no other one takes now.
+    RebuildWaiting { target: TargetId, why: String, places: u32 }
+);
+message!(
+    /// How far targets of a node are filled; said again every second.
+    ReportRefill = 66 by [Storage] -> () { reports: Vec<RefillReport> }
+);
+message!(RefillReport {
+    target: TargetId,
+    group: PgId,
+    /// Stripes that were looked at in the pass under way, and that were repaired in all passes,
+    stripes_seen: u64,
+    stripes_repaired: u64,
+    /// with so many bytes on this target.
+    bytes: u64,
+    /// For how long it has been filled, ms.
+    since_ms: u64,
+});
+message!(
+    /// From when on a target that is down counts as lost; 0: none does by itself.
+    SetRebuild = 67 by [Console, Operator] -> () { after_s: u32 }
+);
+message!(
     /// Users may have homes there; instead of the rule for the same place, if there is one.
     HomeAllow = 40 by [Console] -> MapReply { rule: HomeRule }
 );

@@ -251,6 +251,17 @@ message!(
     /// now on.
     ListTruncations = 243 by [Storage] -> TruncationList { target: TargetId, after: u64, epochs: Vec<GroupAt>, limit: u32 }
 );
+message!(
+    /// Fences of this target, of files above `after`, in order; later ones are told with the truncations.
+    /// `epochs`: as for [`ListTruncations`].
+    ListFences = 244 by [Storage] -> FenceList { target: TargetId, after: Option<FileId>, epochs: Vec<GroupAt>, limit: u32 }
+);
+message!(FenceList { fences: Vec<FileFence>, more: bool });
+message!(
+    /// Writes to the file with a lower token epoch are refused.
+    #[derive(Copy)]
+    FileFence { file: FileId, token_epoch: u32 }
+);
 message!(TruncationList { truncations: Vec<Truncation>, more: bool });
 message!(
     /// Stripes from `from_stripe` to before `to_stripe` hold nothing that was written with a token epoch below

@@ -4,7 +4,7 @@ use crate::access::{AccessRules, AuditRule};
 use crate::data::GroupAt;
 use crate::home_rule::HomeRule;
 use crate::sender::Sender;
-use crate::version::{LEVEL_OF_COPIES, LEVEL_OF_STEPS, Program};
+use crate::version::{LEVEL_OF_COPIES, LEVEL_OF_REPLACEMENT, LEVEL_OF_STEPS, Program};
 use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, RunId, TargetId};
 use crate::{Reader, Wire, Writer};
 use crate::{message, wire_enum};
@@ -366,6 +366,10 @@ impl Member {
     pub fn is_lost(&self) -> bool {
         self.lost_at > Epoch(0)
     }
+    /// It is written to, and gets everything that was there before. Seals go on meanwhile, without it.
+    pub fn is_filled(&self, level: u16) -> bool {
+        level >= LEVEL_OF_REPLACEMENT && self.state == MemberState::Behind && self.is_lost()
+    }
     /// What it has was complete in this epoch.
     pub fn complete_since(&self) -> Epoch {
         if self.is_lost() { Epoch(0) } else { self.since }
@@ -394,6 +398,11 @@ impl Group {
         };
         self.members.iter().any(Member::is_lost)
             && self.members.iter().filter(has_all).count() < usize::from(self.scheme.data)
+    }
+    /// Whether seals wait: a member that is behind lists for the last time what it lacks, so nothing may
+    /// change that it had.
+    pub fn pauses_seals(&self, level: u16) -> bool {
+        self.members.iter().any(|m| m.state == MemberState::Behind && !m.is_filled(level))
     }
     /// Members that hold everything. Writes need at least `scheme.data` of them: the coordinator relies on it when
     /// it decides who missed nothing (see `weir-coord`'s transitions).

@@ -60,7 +60,7 @@ macro_rules! administration {
 
 // No request for the data or the names of files: these are many.
 administration!(
-    coord::{Join, Leave, ClearTarget, MakeGroups, LeadNamespace, FinishUpgrade, HomeAllow, HomeForbid, AccessAdd, AccessRemove, AuditVolumes}
+    coord::{Join, Leave, ClearTarget, MakeGroups, LeadNamespace, FinishUpgrade, HomeAllow, HomeForbid, AccessAdd, AccessRemove, AuditVolumes, TargetGone, SetRebuild}
     copies::{SetCopies}
     enrol::{TokenCreate, Enrol, IssueCertificate, TokenRevoke, NodeRemove, RotateAuthority}
     volume::{VolumeCreate, VolumeChange, VolumeDelete, VolumeClone, ScanInodes}
@@ -73,7 +73,8 @@ administration!(
 
 methods!(
     coord::{Join, Heartbeat, GetMap, ReportTarget, ReportLink, CaughtUp, Leave, ClearTarget, MakeGroups, GetStatus, LeadNamespace,
-        RecordProgress, GetCoordinators, CompareClock, GetClocks, ActFor, ReportWaits, GetWaits, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AccessAdd, AccessRemove, AuditVolumes}
+        RecordProgress, GetCoordinators, CompareClock, GetClocks, ActFor, ReportWaits, GetWaits, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AccessAdd, AccessRemove, AuditVolumes,
+        TargetGone, GetRebuild, ReportRefill, SetRebuild}
     enrol::{TokenCreate, Enrol, RenewCertificate, IssueCertificate, GetEnrolment, TokenRevoke, NodeRemove, RotateAuthority, CertificateKept}
     copies::{JournalAppend, JournalAsk, JournalCutBack, StateFetch, JournalRight, SetCopies, KeepCopy, CopyCaughtUp, CopyLost}
     export::{ExportBegin, ExportFetch, ExportSet, GetExports}
@@ -92,7 +93,7 @@ methods!(
         LayersOf, TakeLayers, LayerCopied}
     backup::{BackupSet, BackupList, BackupTake, BackupDone}
     data::{WriteFragment, CommitStripe, DropPrepared, HoldStripe, WriteOverlay, MirrorOverlay, ReadCell, ReadOverlays, StatCell,
-        MarkMissing, DropFile, SealCell, ListCells, ListTruncations, SealFile, NextStripe, StatTarget, PassOn}
+        MarkMissing, DropFile, SealCell, ListCells, ListTruncations, ListFences, SealFile, NextStripe, StatTarget, PassOn}
 );
 
 /// The method of this number; one look-up.
@@ -152,8 +153,8 @@ mod tests {
             assert!(method.is_administration || is_movers_work || is_storages_work, "{}", method.name);
         }
         for number in [
-            1, 6, 8, 9, 10, 28, 40, 41, 42, 43, 44, 46, 50, 53, 55, 56, 146, 155, 158, 159, 163, 165, 166,
-            171, 189, 196,
+            1, 6, 8, 9, 10, 28, 40, 41, 42, 43, 44, 46, 50, 53, 55, 56, 64, 67, 146, 155, 158, 159, 163, 165,
+            166, 171, 189, 196,
         ] {
             assert!(find(number).is_some_and(|m| m.is_administration), "{number}");
         }

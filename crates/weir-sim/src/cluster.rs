@@ -1,6 +1,7 @@
 //! A whole cluster in the simulated world: each role as the program starts it, on a node of its own.
 
 use crate::Options;
+use crate::kinds::FaultKind;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
@@ -41,6 +42,8 @@ const META_DIR: &str = "/meta";
 const NAMESPACE: &str = "root";
 /// How long a role waits for the coordinator.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Where targets are lost for good, others take their places while faults last; also of some that return later.
+const REPLACED_AFTER_S: u32 = 2;
 const CACHE_BYTES: usize = 4 << 20;
 /// Small, so that journals are folded, and that a start, of which there are many, reads little.
 const JOURNAL_BYTES_MAX: u64 = 4 << 20;
@@ -130,6 +133,9 @@ impl Cluster {
         };
         if options.servers.certificates {
             cluster.seen.add_access_rule(root_stays_root(), None).await?;
+        }
+        if options.faults.contains(&FaultKind::LoseTargetForGood) {
+            cluster.seen.set_rebuild(REPLACED_AFTER_S).await?;
         }
         cluster.start(META);
         (0..options.storage_nodes).for_each(|n| cluster.start(&storage_name(n)));
@@ -224,9 +230,31 @@ impl Cluster {
         self.seen.set_copies(&asked).await.map(drop)
     }
 
-    /// The node's targets are lost for good.
-    pub fn excuse(&self, name: &str) {
-        lock(&self.lost).extend(targets_of(&self.seen.map(), name));
+    /// The node's targets are lost for good: which these are.
+    pub fn excuse(&self, name: &str) -> BTreeSet<TargetId> {
+        let known = lock(&self.lost).clone();
+        let lost = targets_of(&self.seen.map(), name).filter(|t| !known.contains(t)).collect();
+        lock(&self.lost).extend(&lost);
+        lost
+    }
+
+    /// Gives up targets that are lost, and waits until others have their places.
+    pub async fn wait_replaced(&self, gone: &BTreeSet<TargetId>, patience: Duration) -> Result<()> {
+        let deadline = self.world.now() + patience;
+        for target in gone {
+            // Refused while too few of the others are there, or the coordinator is not.
+            while let Err(e) = self.seen.target_gone(*target, false).await {
+                if self.world.now() > deadline {
+                    return Err(e);
+                }
+                self.world.sleep(Duration::from_millis(200)).await;
+            }
+        }
+        let has_place = |map: &ClusterMap, t: &TargetId| {
+            map.groups.iter().any(|g| g.scheme.parity > 0 && g.members.iter().any(|m| m.target == *t))
+        };
+        let left = deadline.since(self.world.now());
+        self.seen.wait_for(left, |map| !gone.iter().any(|t| has_place(map, t))).await.map(drop)
     }
 
     /// Until the coordinator has given up the node's targets.

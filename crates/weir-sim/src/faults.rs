@@ -22,9 +22,12 @@ use weir_env::{
     Disk, Instant, Rng,
     sim::{DiskCopy, DiskFaults, World},
 };
+use weir_proto::TargetId;
 
 /// Simulated time in which redundancy must be back after the last fault of a round ended.
 const REPAIR_PATIENCE: Duration = Duration::from_secs(180);
+/// For the places of a lost target: each waits for its turn, and for other faults to end.
+const REPLACE_PATIENCE: Duration = Duration::from_secs(400);
 /// Well within a client's patience of 30 s, with what recovery takes.
 const FAULT_MS_MAX: u64 = 6_000;
 /// Of [`KillTooMany`], and up to half as long again: most of a client's patience.
@@ -88,6 +91,8 @@ struct State {
     spent: BTreeSet<String>,
     /// Of disks that are to be put back as they were.
     copies: BTreeMap<String, DiskCopy>,
+    /// Targets that are lost for good, until others have their places.
+    gone: BTreeSet<TargetId>,
     /// When the leader started last, whether it had answers when something came that may have ended it since, and how often in a row it
     /// had none.
     leader_began: Instant,
@@ -190,6 +195,10 @@ impl Faults {
         for fault in &under_way {
             self.end(fault).await;
             self.pause(BETWEEN_MS_MAX / 2).await;
+        }
+        let gone = std::mem::take(&mut self.state().gone);
+        if let Err(e) = self.cluster.wait_replaced(&gone, REPLACE_PATIENCE).await {
+            panic!("{gone:?} are not replaced {REPLACE_PATIENCE:?} after {under_way:?}: {e}");
         }
         if let Err(e) = self.cluster.wait_whole(REPAIR_PATIENCE).await {
             panic!("redundancy is not back {REPAIR_PATIENCE:?} after {under_way:?}: {e}");
@@ -328,7 +337,9 @@ impl Faults {
             }
             DiskFull if first => (vec![FULL_FROM_BIRTH.into()], vec![]),
             KillStorage | KillStorageAtPoint | PowerCutStorage | PauseStorage | SlowDisk | StallDisk
-            | ReadErrors | DiskFull | EmptyReturns | OldCopyReturns => (vec![self.some_storage()], vec![]),
+            | ReadErrors | DiskFull | EmptyReturns | OldCopyReturns | LoseTargetForGood => {
+                (vec![self.some_storage()], vec![])
+            }
         };
         let lasts = match kind {
             KillTooMany => Duration::from_millis(TOO_MANY_MS_MIN + self.rng.below(TOO_MANY_MS_MIN / 2)),
@@ -471,6 +482,12 @@ impl Faults {
                 world.power_cut(victim);
                 world.replace_disk(victim);
             }
+            LoseTargetForGood => {
+                let lost = self.cluster.excuse(victim);
+                self.state().gone.extend(lost);
+                world.power_cut(victim);
+                world.replace_disk(victim);
+            }
             OldCopyReturns => {
                 world.power_cut(victim);
                 let copy = world.copy_disk(victim);
@@ -492,6 +509,7 @@ impl Faults {
             | KillCoordinator | PowerCutCoordinator | LoseHost | ReplaceDisk | KillTooMany | MovedAddress => {
                 fault.victims.iter().for_each(|v| self.start(v));
             }
+            LoseTargetForGood => self.start(victim),
             EmptyReturns => {
                 empty_target(&*world.disk(victim))
                     .unwrap_or_else(|e| panic!("empty the target of {victim}: {e}"));

@@ -46,6 +46,7 @@ pub enum FaultKind {
     CutMetaFromCopies,
     CutMetaFromCoordinator,
     LoseMetaDisk,
+    LoseTargetForGood,
 }
 
 use FaultKind::*;
@@ -63,7 +64,7 @@ pub enum Toll {
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 43] = [
+    pub const ALL: [FaultKind; 44] = [
         KillStorage,
         PowerCutStorage,
         PowerCutAllStorage,
@@ -107,6 +108,7 @@ impl FaultKind {
         CutMetaFromCopies,
         CutMetaFromCoordinator,
         LoseMetaDisk,
+        LoseTargetForGood,
     ];
 
     /// Those that may come with any others. Damage that lasts does not pass every seed beside others yet (see
@@ -171,6 +173,7 @@ impl FaultKind {
             CutMetaFromCopies => "cut-meta-from-copies",
             CutMetaFromCoordinator => "cut-meta-from-coordinator",
             LoseMetaDisk => "lose-meta-disk",
+            LoseTargetForGood => "lose-target-for-good",
         }
     }
 
@@ -197,7 +200,9 @@ impl FaultKind {
             | StallDisk
             | MovedAddress
             | EmptyReturns
-            | OldCopyReturns => Toll::Passing,
+            | OldCopyReturns
+            // Others take its places before the fault ends.
+            | LoseTargetForGood => Toll::Passing,
             // A full disk refuses new bytes; what it has it gives.
             DiskFull => Toll::Passing,
             FlipBits | LostWrites | MisdirectedWrites => Toll::Silent,

@@ -90,6 +90,9 @@ pub struct Options {
     pub log: bool,
 }
 
+/// Storage nodes beyond the width of the scheme.
+const SPARE_NODES: usize = 2;
+
 /// What kind of servers they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Servers {
@@ -124,6 +127,15 @@ impl Default for Options {
             log: false,
         }
     }
+}
+
+/// Where targets are lost for good, others must be there to take their places.
+fn with_spare_nodes(options: &Options) -> Options {
+    let mut options = options.clone();
+    if options.faults.contains(&FaultKind::LoseTargetForGood) {
+        options.storage_nodes = options.storage_nodes.max(options.scheme.width() + SPARE_NODES);
+    }
+    options
 }
 
 impl Options {
@@ -200,6 +212,7 @@ const EMPTY_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs a cluster under one seed.
 pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Broken>> {
+    let options = &with_spare_nodes(options);
     let config =
         SimConfig { log: options.log, time_max: Duration::from_secs(4 * 3600), ..SimConfig::default() };
     let world = World::new(seed, config);

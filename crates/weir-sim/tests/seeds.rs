@@ -244,6 +244,7 @@ survives! {
     survives_disks_that_lie: 3900..3908, [LostWrites, MisdirectedWrites];
     survives_an_empty_disk_in_place_of_a_full_one: 4000..4006, [ReplaceDisk];
     refills_targets_that_return_empty_or_as_an_old_copy: 560_000..560_008, [EmptyReturns, OldCopyReturns, KillStorage];
+    replaces_targets_that_are_lost_for_good: 570_000..570_008, [LoseTargetForGood, KillStorage];
 }
 
 /// What is written goes home by movers that die, to a home that fails, freezes and loses what is not durable, while files

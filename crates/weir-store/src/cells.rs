@@ -101,6 +101,14 @@ pub fn check_fence(read: &dyn Read, file: FileId, token_epoch: u32) -> Result<()
     }
 }
 
+/// Raises the file's fence to what another member has; a higher one stays.
+pub fn take_fence(txn: &mut dyn Txn, file: FileId, token_epoch: u32) -> Result<()> {
+    if get::<Fence>(txn, &fence_key(file))?.is_none_or(|fence| fence.token_epoch < token_epoch) {
+        txn.put(&fence_key(file), &Fence { token_epoch }.to_value());
+    }
+    Ok(())
+}
+
 /// Refuses a lower epoch than the group's, which is returned.
 pub fn refuse_lower(read: &dyn Read, group: PgId, epoch: Epoch) -> Result<Epoch> {
     let known = known_epoch(read, group)?;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use weir_env::BoxFuture;
-use weir_proto::coord::Suspicion;
+use weir_proto::coord::{RefillReport, Suspicion};
 use weir_proto::data::*;
 use weir_proto::map::ClusterMap;
 use weir_proto::{Epoch, PgId, Request, Result, TargetId};
@@ -41,6 +41,10 @@ macro_rules! peer_calls {
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
             fn caught_up(&self, target: TargetId, group: PgId, epoch: Epoch)
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
+            /// How far targets of this node are filled.
+            fn refill_reported(&self, _reports: Vec<RefillReport>) -> BoxFuture<'static, Result<()>> {
+                Box::pin(async { Ok(()) })
+            }
             /// A call for another node that cannot reach the target.
             fn pass_on(&self, request: PassOn, payload: Bytes, patience: Duration)
                 -> BoxFuture<'static, Result<Answered<Bytes>>>;
@@ -71,6 +75,7 @@ macro_rules! with_peer_requests {
             seal_cell: SealCell,
             list_cells: ListCells,
             list_truncations: ListTruncations,
+            list_fences: ListFences,
         );
     };
 }

@@ -128,6 +128,8 @@ impl StorageNode {
         if behind.is_empty() {
             return 0;
         }
+        // Fences first: those that are raised meanwhile are among the truncations.
+        self.take_fences(target, &mut behind).await;
         let silent = self.learn_truncations(target, &behind).await;
         behind.retain(|acting| !acting.group().members.iter().any(|m| silent.contains(&m.target)));
         behind.reverse(); // taken from the end
@@ -198,6 +200,9 @@ impl StorageNode {
         if !group.knows_all_writes() {
             return Err(too_few(group));
         }
+        if group.members[acting.position].is_filled(acting.map.level) {
+            return self.refill_group(acting, &peers).await;
+        }
         if !group.is_writable() {
             self.check_nothing_was_written(acting, &peers, since).await?;
         }
@@ -208,9 +213,9 @@ impl StorageNode {
             let stripes: Vec<_> = stripes.into_iter().collect();
             for some in stripes.chunks(STRIPES_AT_ONCE) {
                 let repairs = some.iter().map(|((file, stripe), view)| {
-                    Box::pin(self.repair_stripe(acting, *file, *stripe, view)) as BoxFuture<'_, Result<()>>
+                    Box::pin(self.repair_stripe(acting, *file, *stripe, view)) as BoxFuture<'_, Result<bool>>
                 });
-                join_all(repairs.collect()).await.into_iter().collect::<Result<()>>()?;
+                join_all(repairs.collect()).await.into_iter().collect::<Result<Vec<bool>>>()?;
             }
             match next {
                 Some(cell) => after = Some(cell),
@@ -240,7 +245,7 @@ impl StorageNode {
     }
 
     /// Once for each time that this target lost what it had, and after a start.
-    async fn forget_lost(&self, acting: &Acting) -> Result<()> {
+    pub(crate) async fn forget_lost(&self, acting: &Acting) -> Result<()> {
         let (scope, store) = (acting.scope, acting.target.store.clone());
         let forgotten = || acting.target.forgotten.lock().unwrap_or_else(PoisonError::into_inner);
         let known = forgotten().get(&scope.group).copied().unwrap_or_default();
@@ -288,7 +293,7 @@ impl StorageNode {
     }
 
     /// The next stripes in order that any of the peers lists, and where to go on.
-    async fn list_stripes(
+    pub(crate) async fn list_stripes(
         &self,
         acting: &Acting,
         peers: &[usize],
@@ -345,13 +350,14 @@ impl StorageNode {
         Ok((lists, until))
     }
 
-    async fn repair_stripe(
+    /// Whether there was something to do.
+    pub(crate) async fn repair_stripe(
         &self,
         acting: &Acting,
         file: FileId,
         stripe: u64,
         view: &StripeView,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let _turn = acting.target.repairs.acquire().await.expect("never closed");
         let store = &acting.target.store;
         let own = CellId { file, stripe, index: acting.position as u8 };
@@ -367,10 +373,11 @@ impl StorageNode {
         if todo.rebuild.is_some() {
             self.rebuild(acting, own, false).await?;
         }
+        let is_new = todo != StripePlan::default();
         for index in todo.copy {
             self.copy_overlays(acting, CellId { index, ..own }).await?;
         }
-        Ok(())
+        Ok(is_new)
     }
 
     /// Rebuilds this target's fragment from the newest version that k current peers hold.

@@ -44,7 +44,7 @@ impl StorageNode {
     fn has_somebody_behind(&self) -> bool {
         let map = self.peers.map();
         let mine = |g: &&Group| g.members.iter().any(|m| self.targets.contains_key(&m.target));
-        map.groups.iter().filter(mine).any(is_settled_by_all)
+        map.groups.iter().filter(mine).any(|g| is_settled_by_all(g, map.level))
     }
 
     /// One round of one target; whether there is likely more to do at once.
@@ -72,6 +72,9 @@ impl StorageNode {
         }
         if let Err(e) = self.forget_truncations(target).await {
             log("forget truncations", e);
+        }
+        if let Err(e) = self.drop_handed_over(target).await {
+            log("drop cells of groups that other targets have now", e);
         }
         if let Err(e) = self.mend(target).await {
             log("mend", e);

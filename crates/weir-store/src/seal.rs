@@ -1,10 +1,11 @@
 //! Seal: overlays of a stripe become a parity-covered base.
 //!
 //! Led by the first current parity target, among the members that are current; while one is behind seals wait, it is soon
-//! repaired. Each data target folds its overlays into a version beside its base, and what a lost one would fold the leader
-//! decodes and merges from its own log. It encodes parity from those, all parity targets prepare it, and only then
-//! everybody commits, the leader last. So as long as anything is in doubt the leader holds the prepared version and
-//! resolves it: committed anywhere, or prepared at every participant → commit; else drop. Until the commit nothing old is
+//! repaired. They go on while one is filled from nothing, which may take hours. Each data target folds its
+//! overlays into a version beside its base, and what a lost one would fold the leader decodes and merges from
+//! its own log. It encodes parity from those, all parity targets prepare it, and only then everybody commits,
+//! the leader last. So as long as anything is in doubt the leader holds the prepared version and resolves it:
+//! committed anywhere, or prepared at every participant → commit; else drop. Until the commit nothing old is
 //! touched. Who took no part is in the mask of the version, and rebuilds it when it returns.
 //!
 //! Whether and when to seal is [`judge`], a pure decision.
@@ -147,10 +148,8 @@ pub fn leader(group: &Group) -> Option<usize> {
     candidates.find(|p| group.members.get(*p).is_some_and(|m| m.state == MemberState::Current))
 }
 /// Whether a stripe of the group can be sealed now.
-pub fn can_seal(group: &Group) -> bool {
-    leader(group).is_some()
-        && group.is_writable()
-        && group.members.iter().all(|m| m.state != MemberState::Behind)
+pub fn can_seal(group: &Group, level: u16) -> bool {
+    leader(group).is_some() && group.is_writable() && !group.pauses_seals(level)
 }
 /// The places of the members that take part.
 fn participants(group: &Group) -> Vec<usize> {
@@ -158,11 +157,11 @@ fn participants(group: &Group) -> Vec<usize> {
     (0..group.members.len()).filter(current).collect()
 }
 
-/// Whether everybody who holds a version in doubt follows the verdict by itself. No seal begins while a member is behind,
-/// and whoever answered under this map refuses what an earlier leader still sends: the answers stay as they are. Somebody
-/// has to, for the member that is behind waits for it, and the leader may be nobody, or know nothing of that seal.
-pub(crate) fn is_settled_by_all(group: &Group) -> bool {
-    group.members.iter().any(|m| m.state == MemberState::Behind)
+/// Whether everybody who holds a version in doubt follows the verdict by itself. No seal begins while they
+/// wait, and answers under this map stay as they are. Somebody has to: the member that is behind waits for
+/// it, and the leader may be nobody, or know nothing of that seal.
+pub(crate) fn is_settled_by_all(group: &Group, level: u16) -> bool {
+    group.pauses_seals(level)
 }
 
 impl StorageNode {
@@ -194,7 +193,7 @@ impl StorageNode {
                             overlay_bytes,
                             overlay_count,
                             idle: now.since(at),
-                            can_seal: can_seal(acting.group()),
+                            can_seal: can_seal(acting.group(), acting.map.level),
                         },
                         limits,
                     )
@@ -297,9 +296,10 @@ impl StorageNode {
         file: FileId,
         stripe: u64,
     ) -> Result<()> {
-        let acting = self.as_leader(target, group).filter(|a| can_seal(a.group())).ok_or_else(|| {
-            Error::unavailable(format!("seal in {group}: not led here, or a member is behind"))
-        })?;
+        let acting =
+            self.as_leader(target, group).filter(|a| can_seal(a.group(), a.map.level)).ok_or_else(|| {
+                Error::unavailable(format!("seal in {group}: not led here, or a member is behind"))
+            })?;
         let scope = acting.scope;
         let first = CellId { file, stripe, index: 0 };
         let stats = self.stat_all(&acting, file, stripe).await;
@@ -528,11 +528,11 @@ impl StorageNode {
                 self.drop_everywhere(&acting, version, cell).await;
                 Ok(())
             }
-            InDoubt::Commit if certain || is_settled_by_all(group) => {
+            InDoubt::Commit if certain || is_settled_by_all(group, map.level) => {
                 let seq = target.store.commit_stripe(&scope, cell, version, UNFENCED)?;
                 target.store.durable(seq).await
             }
-            InDoubt::Drop if is_settled_by_all(group) => {
+            InDoubt::Drop if is_settled_by_all(group, map.level) => {
                 let seq = target.store.drop_prepared(&scope, cell, version, UNFENCED)?;
                 target.store.durable(seq).await
             }

@@ -75,6 +75,7 @@ pub(crate) struct Target {
     pub forgetting: Mutex<Forgetting>,
     /// Up to which loss of each group's cells those from before it were dropped.
     pub forgotten: Mutex<BTreeMap<PgId, Epoch>>,
+    pub refill: Mutex<crate::refilled::Refill>,
     /// Overlay logs that may differ from others' copies.
     agreement: Mutex<agree::Agreement>,
     /// Overlays that were numbered here, or are about to be, and are not known to be everywhere or nowhere yet.
@@ -169,6 +170,7 @@ impl StorageNode {
                 truncations_of: Mutex::default(),
                 forgetting: Mutex::default(),
                 forgotten: Mutex::default(),
+                refill: Mutex::default(),
                 agreement: Mutex::default(),
                 repairs: Semaphore::new(STRIPES_AT_ONCE),
             };
@@ -201,6 +203,7 @@ impl StorageNode {
             SealCell::METHOD => SealCell::from_bytes(body).map(|r| self.seal_cell(r)),
             ListCells::METHOD => ListCells::from_bytes(body).map(|r| self.list_cells(r)),
             ListTruncations::METHOD => ListTruncations::from_bytes(body).map(|r| self.list_truncations(r)),
+            ListFences::METHOD => ListFences::from_bytes(body).map(|r| self.list_fences(r)),
             NextStripe::METHOD => NextStripe::from_bytes(body).map(|r| self.next_stripe(r)),
             SealFile::METHOD => SealFile::from_bytes(body).map(|r| self.seal_file(r)),
             StatTarget::METHOD => StatTarget::from_bytes(body).map(|r| self.stat_target(&r, payload)),
@@ -515,8 +518,11 @@ impl StorageNode {
     }
     fn list_cells(&self, r: ListCells) -> Handled {
         let place = Place { target: r.target, group: r.group, epoch: r.epoch };
-        self.blocking(place, move |store, _| {
-            let list = store.list_cells(r.group, r.after, r.since, r.epoch, r.limit)?;
+        self.blocking(place, move |store, acting| {
+            let list = match crate::refilled::lists_in_doubt(acting.group(), acting.map.level) {
+                true => store.list_cells_in_doubt(r.group, r.after, r.since, r.epoch, r.limit)?,
+                false => store.list_cells(r.group, r.after, r.since, r.epoch, r.limit)?,
+            };
             Ok((CommitSeq(0), list, Vec::new()))
         })
     }
@@ -532,6 +538,16 @@ impl StorageNode {
             let store = node.target(r.target)?.store.clone();
             node.check_announced(&r.epochs).await?;
             let (seq, list) = store.list_truncations(r.after, &r.epochs, r.limit)?;
+            store.durable(seq).await?;
+            Ok(Reply::new(&list))
+        }))
+    }
+    fn list_fences(&self, r: ListFences) -> Handled {
+        let node = self.shared();
+        Handled::Later(Box::pin(async move {
+            let store = node.target(r.target)?.store.clone();
+            node.check_announced(&r.epochs).await?;
+            let (seq, list) = store.list_fences(r.after, &r.epochs, r.limit)?;
             store.durable(seq).await?;
             Ok(Reply::new(&list))
         }))

@@ -54,10 +54,7 @@ fn of_file(read: &dyn Read, file: FileId) -> Result<Vec<(u64, format::Truncation
 /// Raises the file's fence and remembers the truncation, unless an earlier one says as much.
 pub fn remember(txn: &mut dyn Txn, file: FileId, truncation: format::Truncation) -> Result<()> {
     let token_epoch = truncation.token_epoch;
-    let fence = get::<Fence>(txn, &fence_key(file))?.map_or(0, |f| f.token_epoch);
-    if token_epoch > fence {
-        txn.put(&fence_key(file), &Fence { token_epoch }.to_value());
-    }
+    cells::take_fence(txn, file, token_epoch)?;
     let earlier = of_file(txn, file)?;
     if earlier.iter().any(|(_, c)| c.covers(&truncation)) {
         return Ok(());

@@ -255,6 +255,41 @@ fn a_full_disk_refuses_writes_and_serves_reads_and_deletes() {
 }
 
 #[test]
+fn fences_are_listed_in_pages_taken_over_and_only_rise() {
+    let world = World::new(1, SimConfig::default());
+    let w = world.clone();
+    world.run(async move {
+        let (from, to) = (w.node("a"), w.node("b"));
+        let (from, to) = (open(&from).await.unwrap(), open(&to).await.unwrap());
+        for n in 0..10 {
+            let fence = |token_epoch| format::Truncation { from_stripe: 0, to_stripe: u64::MAX, token_epoch };
+            from.drop_file(cell(n).file, fence(5 + n as u32), &[]).unwrap();
+            to.drop_file(cell(n).file, fence(if n == 3 { 90 } else { 2 }), &[]).unwrap();
+        }
+        let (mut after, mut pages) = (None, 0);
+        loop {
+            let at = GroupAt { group: SCOPE.group, epoch: SCOPE.epoch };
+            let (seq, list) = from.list_fences(after, &[at], 3).unwrap();
+            from.durable(seq).await.unwrap();
+            to.durable(to.take_fences(&list.fences).unwrap()).await.unwrap();
+            pages += 1;
+            match list.more {
+                true => after = list.fences.last().map(|f| f.file),
+                false => break,
+            }
+        }
+        assert_eq!(pages, 4);
+        for n in 0..10 {
+            let fence = if n == 3 { 90 } else { 5 + n as u32 };
+            assert!(to.check_fence(cell(n).file, fence).is_ok(), "file {n}");
+            assert!(to.check_fence(cell(n).file, fence - 1).is_err(), "file {n}");
+        }
+        // Whoever lists raises the epoch: nothing under a lower one is taken any more.
+        assert!(from.list_cells(SCOPE.group, None, Epoch(0), Epoch(SCOPE.epoch.0 - 1), 10).is_err());
+    });
+}
+
+#[test]
 fn a_failed_write_or_sync_fails_the_target_for_ever() {
     for (what, faults) in [
         ("sync", DiskFaults { sync_errors_per_million: 1_000_000, ..DiskFaults::default() }),

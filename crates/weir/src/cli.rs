@@ -76,9 +76,11 @@ pub enum Command {
     /// Inspect, evict, recall and pin files
     #[command(subcommand)]
     File(FileCommand),
-    /// Return a failed target to service, or replace its disk
+    /// Return a failed target to service, replace its disk, or give it up
     #[command(subcommand)]
     Target(TargetCommand),
+    /// Show how the data of lost targets is rebuilt on others: the rest, the rate, and what waits
+    Rebuild(Rebuild),
     /// Finish a rolling upgrade
     #[command(subcommand)]
     Upgrade(UpgradeCommand),
@@ -221,6 +223,36 @@ pub enum TargetCommand {
     /// The directory becomes the target's: start the storage role with it in place of the old one. The target is then refilled from the
     /// other targets. It must be down or failed; a directory that is not empty is refused.
     Replace(ReplaceTarget),
+    /// Give up a target that does not come back
+    ///
+    /// Others take its places at once, not after ten minutes. Refused while they need its data.
+    Gone(Gone),
+}
+
+#[derive(Args)]
+pub struct Gone {
+    /// The target as `weir status` shows it, like t3
+    pub target: String,
+    /// Only show what would be done
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Do it
+    #[arg(long)]
+    pub yes: bool,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
+#[derive(Args)]
+pub struct Rebuild {
+    /// Show it again every second, until nothing is left to rebuild
+    #[arg(long)]
+    pub watch: bool,
+    /// Let a target that is down count as lost after this number of seconds; 0: only with `weir target gone` [default: 600]
+    #[arg(long, value_name = "SECONDS")]
+    pub lost_after: Option<u32>,
+    #[command(flatten)]
+    pub cluster: Status,
 }
 
 #[derive(Args)]

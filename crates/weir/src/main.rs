@@ -124,6 +124,8 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Target(TargetCommand::Clear(args)) => commands::target::clear(&args),
         Command::Upgrade(UpgradeCommand::Finish(args)) => commands::upgrade::finish(&args),
         Command::Target(TargetCommand::Replace(args)) => commands::target::replace(&args),
+        Command::Target(TargetCommand::Gone(args)) => commands::rebuild::gone(&args),
+        Command::Rebuild(args) => commands::rebuild::rebuild(&args),
         Command::File(FileCommand::Locks(args)) => commands::file::locks(&args),
         Command::File(FileCommand::Evict(args)) => commands::tiering::evict(&args),
         Command::File(FileCommand::Recall(args)) => commands::tiering::recall(&args),

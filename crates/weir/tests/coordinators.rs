@@ -166,7 +166,7 @@ fn members_of_etcd_end(cluster: &Cluster, load: &Load) {
 }
 
 #[test]
-fn a_machine_of_three_a_coordinator_and_a_member_of_etcd_may_die() {
+fn a_machine_a_coordinator_and_a_member_of_etcd_may_die() {
     let is_root = || rustix::process::geteuid().is_root() || left_out("only root makes network namespaces");
     if !(can_mount() && is_root() && has("etcd") && has("ip") && has("nsenter")) {
         return;

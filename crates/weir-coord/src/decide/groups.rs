@@ -15,6 +15,7 @@
 //! A target that returns without what it had is lost in all its groups: behind, whatever its `since` is, until it is refilled. The
 //! `since` stays, for it still tells up to when something was written.
 use super::placement::{Candidate, group_count, place};
+use super::replace::refilled;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use weir_proto::map::{ClusterMap, Group, Member, MemberState, Scheme, Target, TargetState};
@@ -129,13 +130,18 @@ pub fn rejoin_groups(map: &mut ClusterMap, target: TargetId) -> bool {
     changed
 }
 
-/// A member that was behind holds everything again, as of `epoch`. True if that is news.
+/// A member that was behind holds everything again, as of `epoch`. True if that is news. One that was filled
+/// while seals went on looks once more, without seals.
 pub fn caught_up(map: &mut ClusterMap, target: TargetId, group: PgId, epoch: Epoch) -> Result<bool> {
+    let level = map.level;
     let group = map
         .groups
         .get_mut(group.0 as usize)
         .filter(|g| g.id == group)
         .ok_or_else(|| Error::not_found(format!("no placement group {group}")))?;
+    if member_of(group, target).is_some_and(|m| m.is_filled(level)) {
+        return refilled(group, target, epoch);
+    }
     let lacks = (!group.knows_all_writes())
         .then(|| format!("{} members are current, {} are needed", group.current_count(), group.scheme.data));
     let name = group.id;
@@ -252,7 +258,6 @@ fn leave_groups(map: &mut ClusterMap, target: TargetId, to: TargetState) -> bool
 /// Nothing was written in epochs that came and went within one draft: who left in one of them was current last in the published map.
 /// So targets that go down together (a power cut, the end of a cluster) have missed nothing of each other.
 pub fn forget_unpublished_epochs(published: &ClusterMap, draft: &mut ClusterMap) {
-    super::namespaces::forget_unpublished(published, draft);
     for (before, group) in published.groups.iter().zip(&mut draft.groups) {
         for member in group.members.iter_mut().filter(|m| m.state != MemberState::Current) {
             if member.since > before.epoch
@@ -264,11 +269,11 @@ pub fn forget_unpublished_epochs(published: &ClusterMap, draft: &mut ClusterMap)
     }
 }
 
-fn member_of(group: &Group, target: TargetId) -> Option<&Member> {
+pub(super) fn member_of(group: &Group, target: TargetId) -> Option<&Member> {
     group.members.iter().find(|m| m.target == target)
 }
 
-fn set_member(group: &mut Group, target: TargetId, state: MemberState) {
+pub(super) fn set_member(group: &mut Group, target: TargetId, state: MemberState) {
     set_place(&mut group.members, &mut group.epoch, target, state);
 }
 

@@ -10,6 +10,8 @@ mod layout;
 mod lead;
 mod namespaces;
 mod placement;
+mod plan;
+mod replace;
 mod returned;
 mod slow;
 mod upgrade;
@@ -25,8 +27,12 @@ pub use health::{HealthLimits, Presence, Verdict, forgive, judge};
 pub use homes::{allow_home, forbid_home};
 pub use layout::{layout_for_new_file, layout_in};
 pub use lead::{Progress, may_found, record_progress, take_lead};
-pub use namespaces::{copy_caught_up, copy_lost, journal_group, keep_copy, set_copies, settle_copies};
+pub use namespaces::{
+    copy_caught_up, copy_lost, forget_unpublished_copies, journal_group, keep_copy, set_copies, settle_copies,
+};
 pub use placement::{Candidate, group_count, place};
+pub use plan::{Hindrance, Observed, Plan, Step, plan, spare};
+pub use replace::replace;
 pub use returned::{Returned, next_run, returned};
 pub use slow::Strikes;
 pub use upgrade::{Connected, finished_level};

@@ -257,7 +257,7 @@ fn remove_copy(map: &ClusterMap, group: &mut JournalGroup<NodeId>, node: NodeId)
 }
 
 /// As [`super::forget_unpublished_epochs`]: in an epoch that nobody saw nothing was written.
-pub(super) fn forget_unpublished(published: &ClusterMap, draft: &mut ClusterMap) {
+pub fn forget_unpublished_copies(published: &ClusterMap, draft: &mut ClusterMap) {
     for copies in &mut draft.copies {
         let (Some(before), Some(entry)) =
             (published.copies_of(copies.namespace), published.namespace(copies.namespace))

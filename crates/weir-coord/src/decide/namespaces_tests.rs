@@ -138,7 +138,7 @@ fn a_directory_that_lost_changes_is_filled_anew_or_refused() {
     keep_copy(&mut one_by_one, &progress, &offers(last, 50)).unwrap();
     assert_eq!(one_by_one.namespace(ROOT).unwrap().leader, Some(NodeId(last)));
     // All at once: the others have everything, too.
-    forget_unpublished(&published, &mut map);
+    forget_unpublished_copies(&published, &mut map);
     up(&mut map, last, true);
     keep_copy(&mut map, &progress, &offers(last, 49)).unwrap();
     assert_eq!(map.namespace(ROOT).unwrap().leader, None);

@@ -135,12 +135,13 @@ impl StorageNode {
         deadline: Instant,
     ) -> Result<u64> {
         let mut reported = down_mask(acting.group());
-        let mut held: BTreeSet<usize> = BTreeSet::from([acting.position]);
+        // By target: a place may go to another one meanwhile.
+        let mut held: BTreeSet<TargetId> = BTreeSet::from([acting.target.store.target]);
         loop {
             let group = acting.group();
             let wanting: Vec<usize> = log_keepers(group, r.cell)
                 .into_iter()
-                .filter(|p| is_live(group, *p) && !held.contains(p))
+                .filter(|p| is_live(group, *p) && !held.contains(&group.members[*p].target))
                 .collect();
             let problem = if wanting.is_empty() && !group.is_writable() {
                 // Who comes back to so few counts as current again, for nothing can have been written meanwhile.
@@ -165,7 +166,7 @@ impl StorageNode {
                 let mut problem = None;
                 for (position, outcome) in wanting.iter().zip(join_all(calls).await) {
                     match outcome {
-                        Ok(()) => drop(held.insert(*position)),
+                        Ok(()) => drop(held.insert(group.members[*position].target)),
                         Err(e) => problem = Some((*position, e)),
                     }
                 }

@@ -64,6 +64,19 @@ impl Store {
                 "cells of {group}: version {version} of cell {cell} is in doubt, list them when its seal is settled"
             ))),
         })?;
+        self.list_cells_in_doubt(group, after, since, epoch, limit)
+    }
+
+    /// The same for a member that is filled while seals go on, and lists once more before it is current.
+    pub fn list_cells_in_doubt(
+        &self,
+        group: PgId,
+        after: Option<CellId>,
+        since: Epoch,
+        epoch: Epoch,
+        limit: u32,
+    ) -> Result<CellList> {
+        self.change(&mut |txn, _| cells::check_epoch(txn, group, epoch))?;
         let limit = limit.clamp(1, LIST_MAX) as usize;
         let mut list = CellList { cells: Vec::new(), more: false };
         self.kv.read(&mut |r| {

@@ -605,8 +605,12 @@ impl Peers for Links {
             if world.disbelieved.lock().unwrap().contains(&group) {
                 return Err(Error::stale(format!("{group} has moved on")));
             }
-            world.set_state_in(|g| g.id == group && g.epoch == epoch, target, MemberState::Current);
-            Ok(world.map())
+            let mut map = world.map.lock().unwrap();
+            let mut next = (**map).clone();
+            weir_coord::decide::caught_up(&mut next, target, group, epoch)?;
+            next.version += 1;
+            *map = Arc::new(next);
+            Ok(map.clone())
         })
     }
     weir_store::with_peer_requests!(forward);

@@ -21,6 +21,11 @@ use rules::{Mode, Planned, Rules, Shortcut};
 use search::search;
 use state::State;
 
+/// A target is lost for good, and another one takes its place.
+fn replaced(rules: Rules) -> Rules {
+    Rules { suspicions: rules.suspicions + 1, replacements: 1, ..rules }
+}
+
 fn problem<'a>(rules: &'a Rules) -> impl Fn(&State) -> Option<String> + 'a {
     |state| {
         let whole = state.targets.iter().all(|t| steps::logs_have_their_data(t, rules.data()));
@@ -235,6 +240,63 @@ fn forgetting_truncations_brings_bytes_back() {
 #[test]
 fn to_catch_up_with_fewer_than_k_loses_bytes() {
     fails(&Rules { suspicions: 2, ..ec(&[(0, 0, 1)]) }, Shortcut::CaughtUpWithFew, 2_000_000);
+}
+
+#[test]
+fn a_lost_target_is_replaced_at_any_step_of_a_write() {
+    holds("1+1, two writes, a replacement", &replaced(mirrored(&[(0, 0, 1), (0, 1, 2)])), 2_000_000);
+    holds("2+1, a write, a replacement", &replaced(ec(&[(0, 0, 1)])), 2_000_000);
+}
+
+#[test]
+fn seals_go_on_while_a_newcomer_is_filled() {
+    let rules = Rules { seals: 1, ..replaced(mirrored(&[(0, 0, 1)])) };
+    holds("1+1, a write, a seal, a replacement", &rules, 4_000_000);
+}
+
+#[test]
+fn a_stripe_is_written_over_while_a_member_is_replaced() {
+    holds("1+1, a new stripe, a replacement", &replaced(new(mirrored(&[]))), 2_000_000);
+    holds("1+1, a write, written over, a replacement", &replaced(over(mirrored(&[(0, 0, 1)]))), 2_000_000);
+}
+
+#[test]
+#[ignore = "minutes, gigabytes: make model"]
+fn a_stopped_writer_that_wakes_after_a_replacement_does_no_harm() {
+    let rules = Rules { dies: true, wakes: true, ..replaced(over(mirrored(&[]))) };
+    holds("1+1, written over by who wakes, a replacement", &rules, 40_000_000);
+}
+
+#[test]
+fn cut_bytes_stay_away_from_a_newcomer() {
+    let rules = with_truncation(replaced(mirrored(&[(0, 0, 1), (0, 1, 2)])));
+    holds("1+1, a cut between two writes, a replacement", &rules, 4_000_000);
+}
+
+#[test]
+fn a_newcomer_is_current_only_after_seals_waited() {
+    let rules = Rules { seals: 1, ..replaced(mirrored(&[(0, 0, 1)])) };
+    fails(&rules, Shortcut::FilledIsCurrent, 4_000_000);
+    fails(&rules, Shortcut::SealsNeverWait, 4_000_000);
+}
+
+#[test]
+fn a_commit_counts_for_its_target_not_for_its_place() {
+    fails(&replaced(over(mirrored(&[]))), Shortcut::CommittedByPlace, 2_000_000);
+}
+
+#[test]
+fn a_newcomer_has_nothing_until_it_has_listed_all() {
+    fails(&replaced(mirrored(&[(0, 0, 1)])), Shortcut::FilledEarly, 2_000_000);
+    let returns_once = Rules { suspicions: 2, ..replaced(mirrored(&[])) };
+    fails(&returns_once, Shortcut::NewcomerIsReturned, 2_000_000);
+}
+
+#[test]
+#[ignore = "minutes, gigabytes: make model"]
+fn a_newcomer_without_fences_takes_what_others_refuse() {
+    let rules = Rules { dies: true, wakes: true, ..replaced(over(mirrored(&[]))) };
+    fails(&rules, Shortcut::FencesNotTaken, 4_000_000);
 }
 
 /// `make model`.

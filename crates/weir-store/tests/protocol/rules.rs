@@ -58,6 +58,19 @@ pub enum Shortcut {
     LogsOfOlderCells,
     /// A member that is told again who is missing does not say that it has no fragment any more. (Found by the simulator.)
     ForgottenIsMarked,
+    /// A newcomer is current as soon as it has all that was listed, as one that returns: seals went on
+    /// meanwhile. (Found here.)
+    FilledIsCurrent,
+    /// A newcomer says that it has all before it has listed anything.
+    FilledEarly,
+    /// A newcomer does not take over the fences of its group's files.
+    FencesNotTaken,
+    /// A newcomer counts as current up to the epoch in which the member was whose place it took.
+    NewcomerIsReturned,
+    /// A client counts a member's commit for whoever has its place later. (Found here.)
+    CommittedByPlace,
+    /// Seals go on until a newcomer is current, also while it lists for the last time.
+    SealsNeverWait,
     /// A member that has done its part of a seal takes any that is committed under that version for the same. (Found by the simulator.)
     LatePartCounts,
 }
@@ -90,6 +103,10 @@ pub struct Rules {
     pub whole: Option<Mode>,
     /// Its writer may die, and somebody else recovers the file.
     pub dies: bool,
+    /// What a dead writer has sent last it sends again, under the newest map: it was stopped, not dead.
+    pub wakes: bool,
+    /// Lost targets whose places others take.
+    pub replacements: u8,
     pub shortcut: Option<Shortcut>,
     pub coder: Coder,
 }
@@ -119,6 +136,8 @@ impl Rules {
             truncation: false,
             whole: None,
             dies: false,
+            wakes: false,
+            replacements: 0,
             shortcut: None,
             coder,
         }
@@ -160,6 +179,7 @@ impl Rules {
                 durable: empty,
                 view: view.clone(),
                 repair: Repair::No,
+                replaced: Epoch(0),
             };
             let first = fragment(FIRST, Epoch(1), false, 0, bytes[position]);
             let made = target.change(|txn, delta| {
@@ -190,6 +210,7 @@ impl Rules {
             crashes_left: self.crashes,
             suspicions_left: self.suspicions,
             seals_left: self.seals,
+            replacements_left: self.replacements,
             map: view,
         }
     }
@@ -223,7 +244,7 @@ impl Rules {
                 target_silence_ms: 1000,
             },
             nodes: vec![],
-            targets: ids.clone().map(target).collect(),
+            targets: (0..self.width() + usize::from(self.replacements)).map(target).collect(),
             groups: vec![Group {
                 id: GROUP,
                 pool: "all".into(),

@@ -25,11 +25,15 @@ fn led_by(s: &State, at: usize) -> bool {
     s.seals.iter().any(|seal| seal.leader == at && !seal.zombie)
 }
 
+fn may_seal(rules: &Rules, view: &View) -> bool {
+    can_seal(view.group(), view.0.level) || rules.has(Shortcut::SealsNeverWait) && view.group().is_writable()
+}
+
 pub fn begin(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     let acting = s.targets[at].view.clone();
     let logged = (0..rules.data()).any(|i| s.targets[at].header(i).is_some_and(|h| h.overlay_count > 0));
     let may = s.seals_left > 0 && s.targets[at].up && !led_by(s, at) && logged;
-    let leads = leader(acting.group()) == Some(at) && can_seal(acting.group());
+    let leads = leader(acting.group()) == Some(at) && may_seal(rules, &acting);
     if !may || !leads || !acting.current().iter().all(|p| answers(s, &acting, *p)) {
         return None;
     }

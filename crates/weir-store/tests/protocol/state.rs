@@ -73,6 +73,13 @@ impl View {
     pub fn state(&self, position: usize) -> MemberState {
         self.group().members[position].state
     }
+    pub fn id(&self, position: usize) -> TargetId {
+        self.group().members[position].target
+    }
+    /// It is a newcomer, and seals go on without it.
+    pub fn is_filled(&self, position: usize) -> bool {
+        self.group().members[position].is_filled(self.0.level)
+    }
     pub fn is_current(&self, position: usize) -> bool {
         self.state(position) == MemberState::Current
     }
@@ -87,9 +94,10 @@ impl Hash for View {
     fn hash<H: Hasher>(&self, h: &mut H) {
         let group = self.group();
         group.epoch.hash(h);
-        for (member, target) in group.members.iter().zip(&self.0.targets) {
-            (member.state as u8, member.since, target.state as u8).hash(h);
+        for member in &group.members {
+            (member.target, member.state as u8, member.since, member.lost_at).hash(h);
         }
+        self.0.targets.iter().for_each(|target| (target.state as u8).hash(h));
     }
 }
 
@@ -121,6 +129,8 @@ pub struct Target {
     pub durable: Arc<Index>,
     pub view: View,
     pub repair: Repair,
+    /// The epoch in which it took the place of another one.
+    pub replaced: Epoch,
 }
 
 impl Target {
@@ -261,8 +271,10 @@ pub struct State {
     pub crashes_left: u8,
     pub suspicions_left: u8,
     pub seals_left: u8,
+    pub replacements_left: u8,
 }
 
+/// The one that a place has at first; spare ones have the numbers after these.
 pub fn target_id(position: usize) -> TargetId {
     TargetId(position as u32)
 }

@@ -15,7 +15,9 @@ use weir_proto::map::MemberState;
 use weir_proto::{Epoch, Seq, Version};
 use weir_store::alloc::Extent;
 use weir_store::cells::{self, Appended, Numbering};
-use weir_store::format::{OVERLAY_DATA, Overlay, Truncation, cell_key, header_key, overlay_data_key};
+use weir_store::format::{
+    Fence, OVERLAY_DATA, Overlay, Truncation, cell_key, fence_key, header_key, overlay_data_key,
+};
 use weir_store::repair::{StripeView, may_be_ahead, plan};
 use weir_store::service::{down_mask, sequencer};
 use weir_store::{lookup, truncations};
@@ -65,6 +67,14 @@ pub enum Step {
     },
     /// It is served (again), and the coordinator knows.
     Return {
+        at: usize,
+    },
+    /// Another target takes the place of one that is down.
+    Replace {
+        at: usize,
+    },
+    /// A newcomer has all that was listed.
+    Refilled {
         at: usize,
     },
     /// A target gets the newest map.
@@ -120,6 +130,8 @@ pub enum Step {
         to: usize,
     },
     WholeGoesOn,
+    /// A writer that was taken for dead sends again what it sent last, under the newest map.
+    WholeWakes,
 }
 
 /// Every step that may be possible; [`take`] tells which are.
@@ -145,6 +157,9 @@ pub fn steps(rules: &Rules, state: &State) -> Vec<Step> {
             Step::LearnTruncations { at },
             Step::List { at },
         ]);
+        if rules.replacements > 0 {
+            all.extend([Step::Replace { at }, Step::Refilled { at }]);
+        }
         all.extend([Step::RebuildBase { at }, Step::CopyLogs { at }, Step::CaughtUp { at }]);
         all.extend([Step::ReportTruncation { to: at }, Step::BeginSeal { at }, Step::Settle { at }]);
         all.extend((0..state.seals.len()).map(|seal| Step::Seal { seal, to: at }));
@@ -155,6 +170,7 @@ pub fn steps(rules: &Rules, state: &State) -> Vec<Step> {
     all.extend([Step::BeginTruncation, Step::RenewTruncation, Step::EndTruncation]);
     if state.whole.is_some() {
         all.extend((0..width).flat_map(|to| [Step::Whole { to }, Step::WholeLate { to }]));
+        all.extend(rules.wakes.then_some(Step::WholeWakes));
         all.extend([Step::WholeLearns, Step::BeginWhole, Step::WriterDies, Step::WholeGoesOn]);
     }
     all
@@ -175,6 +191,8 @@ pub fn take(rules: &Rules, before: &State, step: Step) -> Option<State> {
         Step::Suspect { at } => suspect(&mut s, at),
         Step::Notice { at } => (!s.targets[at].up).then_some(()).and_then(|()| goes_down(&mut s, at)),
         Step::Return { at } => comes_back(rules, &mut s, at),
+        Step::Replace { at } => replace(rules, &mut s, at),
+        Step::Refilled { at } => refilled(rules, &mut s, at),
         Step::Learn { at } => learn(&mut s, at),
         Step::LearnTruncations { at } => learn_truncations(rules, &mut s, at),
         Step::List { at } => list(rules, &mut s, at),
@@ -196,8 +214,9 @@ pub fn take(rules: &Rules, before: &State, step: Step) -> Option<State> {
         Step::Whole { to } => whole::send(rules, &mut s, to),
         Step::WholeLate { to } => whole::arrive_late(rules, &mut s, to),
         Step::WholeGoesOn => whole::go_on(rules, &mut s),
+        Step::WholeWakes => whole::wakes(&mut s),
     };
-    whole::bury(&mut s);
+    whole::bury(rules, &mut s);
     done.map(|()| s)
 }
 
@@ -306,6 +325,11 @@ fn mirror(rules: &Rules, s: &mut State, write: usize, to: usize) -> Option<()> {
             return Some(());
         }
     }
+    // The target that had the place before goes by an older map, and may take it.
+    if acting.last()?.epoch() < s.targets[to].replaced && acting.last()?.is_live(to) {
+        s.writes[write].progress = Progress::Numbered { seq, by, held: held | 1 << to };
+        return Some(());
+    }
     None
 }
 
@@ -338,7 +362,14 @@ fn adopt(rules: &Rules, s: &mut State, write: usize) -> Option<()> {
     let Progress::Numbered { seq, .. } = s.writes[write].progress else { return None };
     let overlay = overlay_of(&rules.planned[write]);
     let held = cells::holds(&*s.targets[by].index, at, seq, &overlay).expect("the index is sound");
+    // Of a place that went to another target since nothing is held there.
+    let before = s.writes[write].acting.last().map_or(Epoch(0), View::epoch);
+    let went = (0..rules.width()).filter(|p| (*p != by) && s.targets[*p].replaced > before);
+    let went = went.filter(|p| view.epoch() >= s.targets[*p].replaced).fold(0, |mask, p| mask | 1 << p);
     if sequencer(view.group(), at) == Some(by) && (held || rules.has(Shortcut::NumberKept)) {
+        if let Progress::Numbered { held, .. } = &mut s.writes[write].progress {
+            *held &= !went;
+        }
         s.writes[write].acting.push(view);
         s.writes[write].reported = 0;
     } else {
@@ -445,14 +476,14 @@ fn suspect(s: &mut State, at: usize) -> Option<()> {
 
 fn goes_down(s: &mut State, at: usize) -> Option<()> {
     let mut map = (*s.map.0).clone();
-    let news = decide::target_down(&mut map, target_id(at));
+    let news = decide::target_down(&mut map, s.map.id(at));
     s.map = View(Arc::new(map));
     news.then_some(())
 }
 
 fn comes_back(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     let mut map = (*s.map.0).clone();
-    if !decide::target_back(&mut map, target_id(at)) {
+    if !decide::target_back(&mut map, s.map.id(at)) {
         return None;
     }
     if rules.has(Shortcut::ReturnAsCurrent) {
@@ -472,6 +503,55 @@ fn learn(s: &mut State, at: usize) -> Option<()> {
         return None;
     }
     (target.view, target.repair) = (s.map.clone(), Repair::No);
+    Some(())
+}
+
+// ---- replacement
+
+/// A lost target's place goes to one that has nothing. The lost one may go on for a while: whom it answers
+/// acts under an older epoch.
+fn replace(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
+    if s.replacements_left == 0 || s.map.state(at) != MemberState::Down {
+        return None;
+    }
+    let to = target_id(rules.width() + usize::from(rules.replacements - s.replacements_left));
+    let (mut map, since) = ((*s.map.0).clone(), s.map.group().members[at].since);
+    decide::replace(&mut map, GROUP, at, to).ok()?;
+    if rules.has(Shortcut::NewcomerIsReturned) {
+        let member = &mut map.groups[0].members[at];
+        (member.since, member.lost_at) = (since, Epoch(0));
+    }
+    s.replacements_left -= 1;
+    s.map = View(Arc::new(map));
+    for write in &mut s.writes {
+        if matches!(write.progress, Progress::Numbered { by, .. } if by == at) {
+            write.progress = Progress::Abandoned;
+        }
+    }
+    s.seals.iter_mut().filter(|seal| seal.leader == at).for_each(|seal| seal.zombie = true);
+    let target = &mut s.targets[at];
+    (target.up, target.view, target.repair) = (true, s.map.clone(), Repair::No);
+    target.replaced = s.map.epoch();
+    target.index = Arc::new(Index::default());
+    target.durable = target.index.clone();
+    Some(())
+}
+
+fn refilled(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
+    let said = s.targets[at].repair == Repair::Done || rules.has(Shortcut::FilledEarly);
+    if !said || !s.targets[at].up || !s.map.is_filled(at) {
+        return None;
+    }
+    let mut map = (*s.map.0).clone();
+    s.targets[at].repair = Repair::No;
+    let epoch = s.targets[at].view.epoch();
+    if rules.has(Shortcut::FilledIsCurrent) {
+        map.groups[0].members[at].lost_at = Epoch(0);
+        decide::caught_up(&mut map, s.map.id(at), GROUP, epoch).ok().filter(|news| *news)?;
+    } else {
+        decide::caught_up(&mut map, s.map.id(at), GROUP, epoch).ok().filter(|news| *news)?;
+    }
+    s.map = View(Arc::new(map));
     Some(())
 }
 
@@ -498,6 +578,9 @@ fn learn_truncations(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
         return Some(());
     }
     raise(s, &peers, s.targets[at].view.epoch())?;
+    if s.targets[at].view.is_filled(at) && !rules.has(Shortcut::FencesNotTaken) {
+        take_fences(s, at, &peers)?;
+    }
     let void =
         peers.iter().map(|p| truncations::void_below(&*s.targets[*p].index, cell(0)).unwrap_or(0)).max()?;
     match void {
@@ -506,16 +589,26 @@ fn learn_truncations(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     }
 }
 
+/// What a newcomer does with the answers to `ListFences`.
+fn take_fences(s: &mut State, at: usize, peers: &[usize]) -> Option<()> {
+    let fence = |p: &usize| cells::get(&*s.targets[*p].index, &fence_key(FILE)).expect("the index is sound");
+    let newest = peers.iter().filter_map(fence).map(|f: Fence| f.token_epoch).max();
+    let taken = |token_epoch| s.targets[at].change(|txn, _| cells::take_fence(txn, FILE, token_epoch));
+    newest.is_none_or(taken).then_some(())
+}
+
 fn list(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     let peers = peers(s, at).filter(|_| s.targets[at].repair == Repair::CutsLearned)?;
     let view = s.targets[at].view.clone();
     raise(s, &peers, view.epoch())?;
     let in_doubt =
         |p: &usize| cells::in_doubt(&*s.targets[*p].index, GROUP, true).expect("the index is sound");
-    if !rules.has(Shortcut::RepairInDoubt) && peers.iter().any(|p| !in_doubt(p).is_empty()) {
+    // Where seals go on some are in doubt all the time; what they become is listed later.
+    let waits = view.group().pauses_seals(view.0.level) && !rules.has(Shortcut::RepairInDoubt);
+    if waits && peers.iter().any(|p| !in_doubt(p).is_empty()) {
         return Some(()); // they refuse lower epochs now, and are asked again
     }
-    let stripe = view_of(s, &view, &peers, view.group().members[at].since);
+    let stripe = view_of(s, &view, &peers, view.group().members[at].complete_since());
     s.targets[at].repair = Repair::Listed(stripe);
     Some(())
 }
@@ -576,6 +669,13 @@ fn copy_logs(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     let Repair::BaseRebuilt(stripe) = s.targets[at].repair.clone() else { return None };
     let view = s.targets[at].view.clone();
     let scope = view.scope();
+    if view.is_filled(at) {
+        for index in todo(rules, &s.targets[at], at, &stripe).copy {
+            copy_log(rules, s, at, &peers, usize::from(index))?;
+        }
+        s.targets[at].repair = Repair::Done;
+        return Some(());
+    }
     // As long as something is dropped that only this target had.
     while todo(rules, &s.targets[at], at, &stripe).copy.into_iter().try_fold(false, |dropped, index| {
         copy_log(rules, s, at, &peers, usize::from(index)).map(|drops| dropped || drops)
@@ -654,7 +754,7 @@ fn copy_log(rules: &Rules, s: &mut State, at: usize, peers: &[usize], index: usi
 }
 
 fn caught_up(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
-    if s.targets[at].repair != Repair::Done {
+    if s.targets[at].repair != Repair::Done || s.map.is_filled(at) {
         return None;
     }
     let mut map = (*s.map.0).clone();
@@ -671,7 +771,7 @@ fn caught_up(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
         s.map = View(Arc::new(map));
         return Some(());
     }
-    match decide::caught_up(&mut map, target_id(at), GROUP, s.targets[at].view.epoch()) {
+    match decide::caught_up(&mut map, s.map.id(at), GROUP, s.targets[at].view.epoch()) {
         Ok(true) => {
             s.map = View(Arc::new(map));
             Some(())

@@ -187,6 +187,8 @@ pub fn learn(rules: &Rules, s: &mut State) -> Option<()> {
     let newest = s.map.clone();
     let whole = s.whole.as_mut().filter(|w| w.is_under_way() && w.view.epoch() < newest.epoch())?;
     whole.leave_late(rules);
+    let came = |p: &usize| newest.id(*p) != whole.view.id(*p) && !rules.has(Shortcut::CommittedByPlace);
+    whole.did &= !(0..rules.width()).filter(came).fold(0, |mask, p| mask | 1 << p);
     whole.view = newest;
     match whole.stage {
         Stage::Commit if !rules.has(Shortcut::CommittedUnderAnyEpoch) => whole.begins_anew(Stage::Again),
@@ -199,8 +201,9 @@ pub fn learn(rules: &Rules, s: &mut State) -> Option<()> {
 /// The writer dies, or who decides for it. What it has sent may still arrive.
 pub fn dies(rules: &Rules, s: &mut State) -> Option<()> {
     let newest = s.map.clone();
+    let deaths_max = if rules.wakes { 1 } else { DEATHS_MAX };
     let alive =
-        |w: &&mut Whole| rules.dies && w.is_under_way() && w.deaths < DEATHS_MAX && w.stage != Stage::Dead;
+        |w: &&mut Whole| rules.dies && w.is_under_way() && w.deaths < deaths_max && w.stage != Stage::Dead;
     let whole = s.whole.as_mut().filter(alive)?;
     whole.leave_late(rules);
     whole.deaths += 1;
@@ -271,9 +274,20 @@ pub fn arrive_late(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
     Some(())
 }
 
+/// It goes on with the newest map, and does not know that others have decided about its stripe. Only after a
+/// replacement: a member that returns is told of fences with the truncations, which are not modelled one by
+/// one.
+pub fn wakes(s: &mut State) -> Option<()> {
+    s.targets.iter().any(|t| t.replaced > Epoch(0)).then_some(())?;
+    let (newest, whole) = (s.map.clone(), s.whole.as_mut()?);
+    let late = whole.late.iter_mut().find(|late| late.view.epoch() < newest.epoch())?;
+    late.view = newest;
+    Some(())
+}
+
 /// What was sent to a target that goes by a newer map now can arrive no more.
-pub fn bury(s: &mut State) {
-    if let Some(whole) = &mut s.whole {
+pub fn bury(rules: &Rules, s: &mut State) {
+    if let Some(whole) = s.whole.as_mut().filter(|_| !rules.wakes) {
         whole.late.retain(|late| s.targets[late.to].view.epoch() <= late.view.epoch());
     }
 }

@@ -13,6 +13,7 @@ pub mod inspect;
 pub mod mounts;
 pub mod namespace;
 pub mod prefetch;
+pub mod rebuild;
 pub mod relation;
 pub mod report;
 pub mod restore;

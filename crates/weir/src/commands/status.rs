@@ -17,10 +17,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 use weir_env::Addr;
 use weir_home::HomeUrl;
-use weir_proto::Error;
-use weir_proto::coord::{AuditState, ClientsWaiting, Clocks, ClusterStatus, CutLink, TargetReport};
+use weir_proto::coord::{
+    AuditState, ClientsWaiting, Clocks, ClusterStatus, CutLink, RebuildWaiting, TargetReport,
+};
 use weir_proto::map::{Group, MemberState, Role, TargetState};
 use weir_proto::version::Program;
+use weir_proto::{Error, TargetId};
 use weir_trust::certificate::role_word;
 
 /// How long a metadata server may take to answer all that is asked.
@@ -125,6 +127,7 @@ pub fn status(args: &cli::Status) -> Outcome<ExitCode> {
 struct Asked {
     waiting: ClientsWaiting,
     clocks: Clocks,
+    rebuild: Vec<(TargetId, String)>,
     /// Of the coordinator.
     audit: AuditState,
     namespaces: Vec<NamespaceFacts>,
@@ -148,7 +151,9 @@ async fn ask(coordinators: &[Addr]) -> Outcome<(ClusterStatus, Asked)> {
         };
         namespaces.push(NamespaceFacts { name, known });
     }
-    Ok((status, Asked { waiting, clocks, audit, namespaces }))
+    // A coordinator of an earlier release knows nothing of it.
+    let rebuild = cluster.rebuild().await.map_or(Vec::new(), |rebuild| not_replaced(&rebuild.waiting));
+    Ok((status, Asked { waiting, clocks, rebuild, audit, namespaces }))
 }
 
 async fn known(coordinators: &[Addr], namespace: &str) -> Outcome<Known> {
@@ -160,8 +165,19 @@ async fn known(coordinators: &[Addr], namespace: &str) -> Outcome<Known> {
     Ok(Known { volumes, relations, backups, audit })
 }
 
+/// Places of lost targets that no other target can take. Those whose turn comes later need nobody.
+fn not_replaced(waiting: &[RebuildWaiting]) -> Vec<(TargetId, String)> {
+    let text = |RebuildWaiting { target, why, places }: &RebuildWaiting| {
+        format!(
+            "{target} is lost, and not replaced in {places} placement groups: {why}; add a target, or give it a new \
+             disk with `weir target replace {target} DIR`"
+        )
+    };
+    waiting.iter().filter(|w| !w.why.contains("first")).map(|w| (w.target, text(w))).collect()
+}
+
 fn facts<'a>(local: Option<&LocalCluster>, status: &'a ClusterStatus, asked: Asked) -> Facts<'a> {
-    let Asked { waiting, clocks, audit, namespaces } = asked;
+    let Asked { waiting, clocks, rebuild, audit, namespaces } = asked;
     let lives =
         |p: &Process| local.is_some_and(|at| PidFile::read(&at.pid_file(p)).is_some_and(|f| f.alive()));
     let process_state = |p: &Process| ProcessState {
@@ -184,6 +200,7 @@ fn facts<'a>(local: Option<&LocalCluster>, status: &'a ClusterStatus, asked: Ask
         status,
         waiting,
         clocks,
+        rebuild,
         audit,
         restart,
         processes,

@@ -29,7 +29,7 @@ pub fn clear(args: &cli::ClearTarget) -> Outcome<()> {
     Ok(())
 }
 
-fn number_of(name: &str) -> Outcome<TargetId> {
+pub fn number_of(name: &str) -> Outcome<TargetId> {
     let number = name.strip_prefix('t').and_then(|n| n.parse().ok());
     number.map(TargetId).ok_or_else(|| {
         let error = Error::invalid(format!("{name:?} names no target"));

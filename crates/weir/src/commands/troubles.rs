@@ -70,6 +70,8 @@ pub struct Facts<'a> {
     pub waiting: ClientsWaiting,
     /// Of nodes, those that are off.
     pub clocks: Clocks,
+    /// Why lost targets are not replaced.
+    pub rebuild: Vec<(TargetId, String)>,
     /// Of the coordinator.
     pub audit: AuditState,
     /// What starts again what does not run.
@@ -132,6 +134,7 @@ pub fn troubles(facts: &Facts<'_>) -> Vec<Trouble> {
     groups(facts, &in_use, &mut found);
     nodes(facts, &in_use, &mut found);
     targets(facts, &in_use, &mut found);
+    facts.rebuild.iter().for_each(|(target, text)| found.degraded(target, text.clone()));
     links(facts, &mut found);
     relations(facts, &mut found);
     standbys(facts, &mut found);
@@ -199,10 +202,8 @@ fn audit_logs(facts: &Facts<'_>, found: &mut Found) {
 fn namespaces(facts: &Facts<'_>, found: &mut Found) {
     let map = &facts.status.map;
     if map.namespaces.is_empty() {
-        found.critical(
-            "meta",
-            format!("no metadata server has started yet; there are no files: {}", facts.restart),
-        );
+        let text = format!("no metadata server has started yet; there are no files: {}", facts.restart);
+        found.critical("meta", text);
     }
     for namespace in map.namespaces.iter().filter(|n| !is_led(map, n)) {
         let (name, restart) = (&namespace.name, &facts.restart);
@@ -215,10 +216,9 @@ fn namespaces(facts: &Facts<'_>, found: &mut Found) {
         .for_each(|(n, text)| found.degraded(&n.name, text));
     for NamespaceFacts { name, known } in &facts.namespaces {
         if let Err(why) = known {
-            found.critical(
-                name,
-                format!("the metadata server of namespace {name:?} does not answer ({why}); see its log"),
-            );
+            let text =
+                format!("the metadata server of namespace {name:?} does not answer ({why}); see its log");
+            found.critical(name, text);
         }
     }
 }
@@ -325,7 +325,7 @@ fn targets(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
         let behind: Vec<&Member> = repaired.flat_map(|g| g.members.iter().filter(is_behind)).collect();
         if !behind.is_empty() {
             let text = match behind.iter().any(|m| m.is_lost()) {
-                true => "returned without what it had, and is refilled from the others",
+                true => "does not have its data yet, and is filled from the others",
                 false => "is being repaired",
             };
             found.degraded(id, format!("{named} {text} in {}", placement_groups(behind.len())));
@@ -777,6 +777,7 @@ mod tests {
                 status: &self.status,
                 waiting: ClientsWaiting { clients: vec![] },
                 clocks: Clocks { off: vec![] },
+                rebuild: vec![],
                 audit: self.audit,
                 restart: "`weir up --dir /w` starts it again".into(),
                 processes: self.processes,
@@ -862,7 +863,7 @@ mod tests {
                 },
                 Degraded,
                 "t1",
-                "t1 (storage-1) returned without what it had, and is refilled from the others in 1 placement group",
+                "t1 (storage-1) does not have its data yet, and is filled from the others in 1 placement group",
             ),
             (
                 |w| {

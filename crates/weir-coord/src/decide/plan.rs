@@ -1,0 +1,227 @@
+//! Which places of lost targets go to which others.
+//!
+//! A plan is a few steps at a time: what is left is planned again when they are done. Deterministic: the same
+//! map and reports give the same plan. Groups with the least redundancy come first.
+use super::placement::mix;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use weir_proto::map::{ClusterMap, Group, MemberState, Target, TargetState};
+use weir_proto::{NodeId, PgId, TargetId};
+
+/// Places that one target is filled for at a time: more take as long, and keep as many groups from being whole.
+pub const FILLED_AT_ONCE: usize = 2;
+/// No target is filled above this part of its capacity: writes need room, too.
+const FULL_PER_MILLE: u64 = 850;
+
+/// What is known of targets beyond the map.
+#[derive(Clone, Default, Debug)]
+pub struct Observed {
+    /// Targets that do not come back by themselves.
+    pub lost: BTreeSet<TargetId>,
+    /// Bytes that each target has, as it reported last.
+    pub used: BTreeMap<TargetId, u64>,
+}
+
+/// A place of a group goes to another target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Step {
+    pub group: PgId,
+    pub place: usize,
+    pub from: TargetId,
+    pub to: TargetId,
+}
+
+/// Why a place does not go to another target now.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Hindrance {
+    /// Fewer than k members have everything: there is nothing to rebuild it from.
+    TooFew,
+    /// No target of the pool is outside the group.
+    NoTarget,
+    /// There are some, and their disks are too full.
+    Full,
+    /// Another member of the group is repaired first.
+    Repaired,
+    /// The targets that are fit for it are filled for other places first.
+    Busy,
+}
+
+impl fmt::Display for Hindrance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Hindrance::TooFew => "too few of the other targets have everything",
+            Hindrance::NoTarget => "there is no target to take its place",
+            Hindrance::Full => "the targets that could take its place are too full",
+            Hindrance::Repaired => "another target of the group is repaired first",
+            Hindrance::Busy => "other places are filled first",
+        })
+    }
+}
+
+/// What to do now, and what waits.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Plan {
+    pub steps: Vec<Step>,
+    pub waiting: Vec<(PgId, TargetId, Hindrance)>,
+}
+
+/// Places of lost targets in groups that can be rebuilt.
+pub fn plan(map: &ClusterMap, observed: &Observed) -> Plan {
+    let mut board = Board::new(map, observed);
+    let is_lost = |g: &&Group| g.scheme.parity > 0 && board.lost_place(g).is_some();
+    let mut groups: Vec<&Group> = map.groups.iter().filter(is_lost).collect();
+    groups.sort_by_key(|g| (spare(g), g.id));
+    let mut plan = Plan::default();
+    for group in groups {
+        let Some(place) = board.lost_place(group) else { continue };
+        let from = group.members[place].target;
+        match board.choose(group, from) {
+            Ok(to) => {
+                board.take(group, from, to);
+                plan.steps.push(Step { group: group.id, place, from, to });
+            }
+            Err(why) => plan.waiting.push((group.id, from, why)),
+        }
+    }
+    plan
+}
+
+/// Current members beyond those that are needed.
+pub fn spare(group: &Group) -> usize {
+    group.current_count().saturating_sub(usize::from(group.scheme.data))
+}
+
+struct Board<'a> {
+    map: &'a ClusterMap,
+    observed: &'a Observed,
+    hosts: BTreeMap<NodeId, &'a str>,
+    nodes: BTreeMap<TargetId, NodeId>,
+    /// The groups of each target, by their index,
+    groups: BTreeMap<TargetId, Vec<usize>>,
+    /// how many more it gets,
+    gets: BTreeMap<TargetId, usize>,
+    /// those that it is filled for,
+    filled: BTreeMap<TargetId, usize>,
+    /// and bytes that it has, or will have.
+    used: BTreeMap<TargetId, u64>,
+}
+
+impl<'a> Board<'a> {
+    fn new(map: &'a ClusterMap, observed: &'a Observed) -> Board<'a> {
+        let mut board = Board {
+            map,
+            observed,
+            hosts: map.nodes.iter().map(|n| (n.id, n.host.as_str())).collect(),
+            nodes: map.targets.iter().map(|t| (t.id, t.node)).collect(),
+            groups: BTreeMap::new(),
+            gets: BTreeMap::new(),
+            filled: BTreeMap::new(),
+            used: observed.used.clone(),
+        };
+        for (index, group) in map.groups.iter().enumerate() {
+            for member in &group.members {
+                board.groups.entry(member.target).or_default().push(index);
+                if member.state == MemberState::Behind {
+                    *board.filled.entry(member.target).or_default() += 1;
+                }
+            }
+        }
+        board
+    }
+
+    /// The first place whose target is down and lost.
+    fn lost_place(&self, group: &Group) -> Option<usize> {
+        let is_lost = |t: &TargetId| self.observed.lost.contains(t);
+        group.members.iter().position(|m| m.state == MemberState::Down && is_lost(&m.target))
+    }
+
+    fn choose(&self, group: &Group, from: TargetId) -> Result<TargetId, Hindrance> {
+        if !group.is_writable() {
+            return Err(Hindrance::TooFew);
+        }
+        let is_member = |t: &Target| group.members.iter().any(|m| m.target == t.id);
+        let is_free = |t: &&Target| {
+            t.state == TargetState::Up && t.pool == group.pool && !self.observed.lost.contains(&t.id)
+        };
+        let others: Vec<&Target> =
+            self.map.targets.iter().filter(is_free).filter(|t| !is_member(t)).collect();
+        if others.is_empty() {
+            return Err(Hindrance::NoTarget);
+        }
+        let bytes = self.bytes_of_place(group, from);
+        let has_room = |t: &&&Target| {
+            let full = u128::from(t.capacity) * u128::from(FULL_PER_MILLE) / 1000;
+            u128::from(self.used_of(t.id)) + u128::from(bytes) <= full
+        };
+        let roomy: Vec<&Target> = others.iter().filter(has_room).copied().collect();
+        let near = self.nearness(group, from);
+        let least = roomy.iter().map(|t| near(t)).min().ok_or(Hindrance::Full)?;
+        // Where nothing is spare all lost places are filled at once.
+        if spare(group) > 0 && group.members.iter().any(|m| m.state == MemberState::Behind) {
+            return Err(Hindrance::Repaired);
+        }
+        let fit = roomy.into_iter().filter(|t| near(t) == least);
+        let open = fit.filter(|t| self.filled.get(&t.id).copied().unwrap_or(0) < FILLED_AT_ONCE);
+        let together = self.together(group);
+        let rank = |t: &&Target| {
+            let shared = together.get(&t.id).copied().unwrap_or(0);
+            (self.load(t.id), shared, mix(u64::from(group.id.0), u64::from(t.id.0)))
+        };
+        open.min_by_key(rank).map(|t| t.id).ok_or(Hindrance::Busy)
+    }
+
+    /// For a target: how many other members of the group are on its host, and on its node.
+    fn nearness(&self, group: &Group, from: TargetId) -> impl Fn(&Target) -> (usize, usize) {
+        let (mut on_host, mut on_node): (BTreeMap<&str, usize>, BTreeMap<NodeId, usize>) = Default::default();
+        let host = |node: NodeId| self.hosts.get(&node).copied().unwrap_or_default();
+        for member in group.members.iter().filter(|m| m.target != from) {
+            if let Some(node) = self.nodes.get(&member.target) {
+                *on_host.entry(host(*node)).or_default() += 1;
+                *on_node.entry(*node).or_default() += 1;
+            }
+        }
+        move |t| {
+            let on_host = on_host.get(host(t.node)).copied().unwrap_or(0);
+            (on_host, on_node.get(&t.node).copied().unwrap_or(0))
+        }
+    }
+
+    /// How many groups each target shares with the members of the group.
+    fn together(&self, group: &Group) -> BTreeMap<TargetId, usize> {
+        let mut together = BTreeMap::new();
+        let of = |t: TargetId| self.groups.get(&t).map_or(&[][..], |all| all);
+        for index in group.members.iter().flat_map(|m| of(m.target)) {
+            for member in &self.map.groups[*index].members {
+                *together.entry(member.target).or_default() += 1;
+            }
+        }
+        together
+    }
+
+    fn load(&self, target: TargetId) -> usize {
+        let has = self.groups.get(&target).map_or(0, Vec::len);
+        has + self.gets.get(&target).copied().unwrap_or(0)
+    }
+
+    fn used_of(&self, target: TargetId) -> u64 {
+        self.used.get(&target).copied().unwrap_or(0)
+    }
+
+    /// What a place holds, about: as much as the lost target's others did, or those of the members.
+    fn bytes_of_place(&self, group: &Group, from: TargetId) -> u64 {
+        let known = |t: TargetId| Some(self.observed.used.get(&t)? / (self.load(t) as u64).max(1));
+        let others = || group.members.iter().filter_map(|m| known(m.target)).max();
+        known(from).or_else(others).unwrap_or(0)
+    }
+
+    fn take(&mut self, group: &Group, from: TargetId, to: TargetId) {
+        let bytes = self.bytes_of_place(group, from);
+        *self.gets.entry(to).or_default() += 1;
+        *self.filled.entry(to).or_default() += 1;
+        *self.used.entry(to).or_default() += bytes;
+    }
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -1,0 +1,60 @@
+//! What a target remembers of its refills, and when seals do not matter to a listing.
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use weir_env::Instant;
+use weir_proto::coord::RefillReport;
+use weir_proto::map::Group;
+use weir_proto::{Epoch, PgId, TargetId};
+
+/// Between reports of how far a target is.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+
+/// After a start it begins anew.
+#[derive(Default, Debug)]
+pub struct Refill {
+    /// The loss of each group's cells after which the fences were taken over.
+    pub fences_since: BTreeMap<PgId, Epoch>,
+    /// The map whose groups were looked through for cells that are other targets' now.
+    pub looked_under: u64,
+    /// Groups with such cells.
+    pub handed_over: BTreeSet<PgId>,
+    /// How far the groups are that are being filled, and since when they are.
+    progress: BTreeMap<PgId, (RefillReport, Instant)>,
+    reported: Option<Instant>,
+}
+
+impl Refill {
+    pub fn begin(&mut self, target: TargetId, group: PgId, now: Instant) {
+        let report =
+            RefillReport { target, group, stripes_seen: 0, stripes_repaired: 0, bytes: 0, since_ms: 0 };
+        self.progress.entry(group).or_insert((report, now)).0.stripes_seen = 0;
+    }
+    /// A stripe was looked at; the bytes that it has here if it was repaired.
+    pub fn seen(&mut self, group: PgId, repaired: Option<u64>) {
+        let Some((report, _)) = self.progress.get_mut(&group) else { return };
+        report.stripes_seen += 1;
+        report.stripes_repaired += u64::from(repaired.is_some());
+        report.bytes += repaired.unwrap_or(0);
+    }
+    pub fn end(&mut self, group: PgId) {
+        self.progress.remove(&group);
+    }
+    /// What is to be told now.
+    pub fn due(&mut self, now: Instant) -> Option<Vec<RefillReport>> {
+        if self.reported.is_some_and(|at| now.since(at) < REPORT_EVERY) {
+            return None;
+        }
+        self.reported = Some(now);
+        let report = |(report, since): &(RefillReport, Instant)| RefillReport {
+            since_ms: now.since(*since).as_millis() as u64,
+            ..report.clone()
+        };
+        Some(self.progress.values().map(report).collect())
+    }
+}
+
+/// Whether cells are listed though a seal is in doubt: a member is filled, and lists again without seals before
+/// it is current.
+pub fn lists_in_doubt(group: &Group, level: u16) -> bool {
+    !group.pauses_seals(level) && group.members.iter().any(|m| m.is_filled(level))
+}
