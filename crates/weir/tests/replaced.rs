@@ -18,10 +18,13 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(180);
 const FILE_BYTES: usize = 1_500_000;
 
+/// Files, and the bytes that were written to them.
+type Files = Vec<(PathBuf, Vec<u8>)>;
+
 /// Writes whole files, and small pieces into one, until it is told to end: all that it was told is stored.
 struct Writer {
     ends: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<Vec<(PathBuf, Vec<u8>)>>>,
+    thread: Option<std::thread::JoinHandle<Files>>,
 }
 
 impl Writer {
@@ -55,7 +58,7 @@ impl Writer {
         });
         Writer { ends, thread: Some(thread) }
     }
-    fn end(&mut self) -> Vec<(PathBuf, Vec<u8>)> {
+    fn end(&mut self) -> Files {
         self.ends.store(true, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap()
     }
