@@ -201,6 +201,7 @@ fn no_method_number_is_given_twice() {
 fn the_table_of_senders_is_documented() {
     let page = include_str!("../../../docs/protocol.md");
     let to = |number| match number {
+        44..48 => "a metadata leader",
         0..100 => "the coordinator",
         100..200 => "a metadata leader",
         200..300 => "a target",
