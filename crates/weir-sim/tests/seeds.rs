@@ -68,7 +68,7 @@ fn the_same_seed_runs_the_same_way() {
 #[test]
 fn survives_any_mix_of_faults() {
     let met = keep_every_promise(34013..34075, Options::mixed).met;
-    let kinds = FaultKind::mixable();
+    let kinds = FaultKind::mixable(false);
     for kind in kinds.iter().copied() {
         let missing = never_met(&met, &[kind]);
         assert!(missing.len() * 2 < OPERATIONS.len(), "{} never met {missing:?}", kind.name());
@@ -90,10 +90,22 @@ fn what_was_mended_stays_mended() {
 #[test]
 fn nodes_with_certificates_keep_every_promise() {
     let servers = Servers { certificates: true, copies: 1 };
-    keep_every_promise(68000..68006, |seed| Options { servers, ..Options::mixed(seed) });
-    keep_every_promise(68100..68103, |_| {
+    keep_every_promise(68000..68006, move |seed| Options { servers, ..Options::mixed(seed) });
+    keep_every_promise(68100..68103, move |_| {
         let faults = vec![FaultKind::FlipBits];
-        Options { certificates: true, faults, ..Options::default() }
+        Options { servers, faults, ..Options::default() }
+    });
+}
+
+/// Three nodes keep the metadata: one of them dies, is cut off, stands still, or loses its disk.
+#[test]
+fn copies_of_the_metadata_keep_every_promise() {
+    use FaultKind::*;
+    keep_every_promise(69_000..69_012, |seed| Options::mixed_of(seed, 3));
+    let kinds = [CutMetaFromCopies, CutMetaFromCoordinator, LoseMetaDisk, PauseMeta, SyncErrorsMeta];
+    keep_every_promise(69_100..69_110, move |seed| {
+        let faults = vec![kinds[seed as usize % kinds.len()], KillClient, LateRequests, KillMeta];
+        Options { faults, ..Options::mixed_of(seed, 3) }
     });
 }
 

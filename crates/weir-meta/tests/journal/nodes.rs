@@ -8,7 +8,7 @@ use weir_coord::decide::JournalGroup;
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, Env};
 use weir_kv::{CommitSeq, Engine, EngineConfig, Kv, Read, Scan};
-use weir_meta::copies::{Follower, Group, Leader};
+use weir_meta::copies::{Follower, Group, Leader, News};
 use weir_proto::map::{MemberState, Role};
 use weir_proto::{ClusterId, Epoch, ErrorKind, NamespaceId, NodeId, Result};
 use weir_rpc::{Call, Channel, Handled, Identity, Server, Service};
