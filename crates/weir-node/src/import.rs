@@ -112,6 +112,12 @@ fn check_lost(map: &ClusterMap, head: &ExportHead) -> Result<()> {
              up (`weir meta --new --instead-of`), then its files' data cannot be found any more"
         )));
     };
+    if map.copies_of(entry.id).is_some() {
+        return Err(Error::exists(format!(
+            "namespace {name:?} is kept by several nodes; hint: start those whose directories are left; if all are lost, \
+             `weir namespace copies {name} --lost` gives them up"
+        )));
+    }
     match entry.leader.and_then(|leader| map.node(leader)).filter(|node| node.up) {
         None => Ok(()),
         Some(node) => Err(Error::exists(format!(

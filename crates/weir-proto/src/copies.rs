@@ -79,7 +79,7 @@ message!(
     /// To the coordinator: so many nodes shall keep the namespace. Nodes that offer themselves take the places.
     SetCopies = 80 by [Console] -> MapReply {
         namespace: String,
-        /// 1 to [`COPIES_MAX`].
+        /// 1 to [`COPIES_MAX`]; 0: all are lost, and the namespace is to be restored from an export.
         copies: u8,
         /// This node gives up its copy for good.
         without: Option<NodeId>,

@@ -25,8 +25,11 @@ pub struct SetCopies {
     /// Name of the namespace: root, unless it was founded under another one
     pub namespace: String,
     /// How many nodes shall keep it, 1 to 5: start `weir meta` on as many
-    #[arg(value_parser = clap::value_parser!(u8).range(1..=5))]
-    pub copies: u8,
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=5), required_unless_present = "lost")]
+    pub copies: Option<u8>,
+    /// All copies are lost: give them up, to restore the namespace with `weir namespace import`
+    #[arg(long, conflicts_with_all = ["copies", "without"])]
+    pub lost: bool,
     /// This node gives up its copy for good, so that another one can take its place
     #[arg(long, value_name = "NODE")]
     pub without: Option<String>,

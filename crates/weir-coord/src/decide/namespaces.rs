@@ -195,6 +195,9 @@ pub fn set_copies(map: &mut ClusterMap, asked: &SetCopies) -> Result<String> {
             map.level
         )));
     }
+    if *wanted == 0 {
+        return forget_copies(map, name);
+    }
     if !(1..=COPIES_MAX).contains(wanted) {
         return Err(Error::invalid(format!("{wanted} copies; 1 to {COPIES_MAX} are possible")));
     }
@@ -225,6 +228,25 @@ pub fn set_copies(map: &mut ClusterMap, asked: &SetCopies) -> Result<String> {
     map.copies.iter_mut().filter(|c| c.namespace == namespace).for_each(|c| c.wanted = *wanted);
     settle_copies(map);
     Ok(format!("namespace {name:?} is to have {wanted} copies; it has {}", group.members.len()))
+}
+
+/// All copies are lost: the namespace can be restored on any node. Refused while a node that keeps one is up.
+fn forget_copies(map: &mut ClusterMap, name: &str) -> Result<String> {
+    let entry = map.namespace_named(name);
+    let namespace = entry.ok_or_else(|| Error::not_found(format!("there is no namespace {name:?}")))?.id;
+    let copies = map.copies_of(namespace);
+    let copies = copies.ok_or_else(|| Error::exists(format!("namespace {name:?} has one copy only")))?;
+    if let Some(node) = copies.members.iter().filter_map(|m| map.node(m.node)).find(|node| node.up) {
+        return Err(Error::exists(format!(
+            "node {:?} keeps a copy of namespace {name:?}, and is up; hint: use that copy; if it is worth nothing, stop the node first",
+            node.name
+        )));
+    }
+    map.copies.retain(|c| c.namespace != namespace);
+    for entry in map.namespaces.iter_mut().filter(|v| v.id == namespace) {
+        (entry.leader, entry.leader_epoch) = (None, Epoch(entry.leader_epoch.0 + 1));
+    }
+    Ok(format!("all copies of namespace {name:?} are given up"))
 }
 
 /// The leader's, of a namespace that had no other.

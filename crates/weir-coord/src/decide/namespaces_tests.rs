@@ -180,4 +180,10 @@ fn the_last_copy_that_has_everything_stays() {
     assert_eq!(set_copies(&mut map, &asks(2, Some(4))).unwrap_err().kind, ErrorKind::NotFound);
     assert!(set_copies(&mut map, &asks(1, None)).is_ok());
     assert_eq!(seen(&map), "2: 2c");
+    // All are lost: only when no node that keeps one is up.
+    let refused = set_copies(&mut map, &asks(0, None)).unwrap_err();
+    assert!(refused.kind == ErrorKind::Exists && refused.context.contains("m2"), "{refused}");
+    up(&mut map, 2, false);
+    assert!(set_copies(&mut map, &asks(0, None)).is_ok());
+    assert_eq!(seen(&map), "0: ");
 }

@@ -35,7 +35,8 @@ fn show(at: &Status, change: Option<&Args>) -> Outcome<()> {
             node.ok_or_else(|| Failure::new(unknown(), "`weir namespace list` names those that keep a copy"))
         };
         let without = args.without.as_ref().map(named).transpose()?;
-        let asked = SetCopies { namespace: args.namespace.clone(), copies: args.copies, without };
+        let asked =
+            SetCopies { namespace: args.namespace.clone(), copies: args.copies.unwrap_or(0), without };
         cluster.set_copies(&asked).await?;
         if args.no_wait {
             return Ok(cluster.map());

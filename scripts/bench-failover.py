@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""How long the metadata is away when its leader is killed: a cluster with three copies, many times.
+
+One program creates a file, writes 100 bytes and syncs it, again and again, through a mount. For each kill the
+longest such step counts. Prints the machine, the kernel and the version, then the median, the 99th percentile
+and the longest; ends with an error if a step failed or a file lacks its bytes.
+"""
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+
+def weir(program: Path, *args: str) -> str:
+    done = subprocess.run([str(program), *args], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"weir {' '.join(args)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+class Writer(threading.Thread):
+    def __init__(self, top: Path):
+        super().__init__(daemon=True)
+        self.top, self.written, self.longest, self.error, self.stops = top, 0, 0.0, None, False
+
+    def run(self) -> None:
+        while not self.stops and not self.error:
+            begun = time.monotonic()
+            try:
+                file = os.open(self.top / f"f{self.written}", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+                os.write(file, b"%099d\n" % self.written)
+                os.fsync(file)
+                os.close(file)
+            except OSError as error:
+                self.error = error
+            self.longest = max(self.longest, time.monotonic() - begun)
+            self.written += 1
+
+
+def copies(program: Path, top: Path) -> dict[str, str]:
+    listed = json.loads(weir(program, "namespace", "list", "--json", "--dir", str(top)))
+    return {copy["node"]: copy["state"] for copy in listed[0]["copies"]}
+
+
+def until(found) -> None:
+    deadline = time.monotonic() + 60
+    while not found():
+        if time.monotonic() > deadline:
+            raise RuntimeError("the copies are not whole after 60 s")
+        time.sleep(0.05)
+
+
+def measure(program: Path, kills: int, stop: bool, top: Path) -> list[float]:
+    cluster, mount = top / "w", top / "m"
+    weir(program, "up", "--dir", str(cluster), "--copies", "3", "--mount", str(mount))
+    writer, longest = Writer(mount), []
+    try:
+        writer.start()
+        for _ in range(kills):
+            until(lambda: sorted(copies(program, cluster).values()) == ["current", "current", "leads"])
+            before = writer.written
+            until(lambda: writer.written > before + 20)
+            leader = next(node for node, state in copies(program, cluster).items() if state == "leads")
+            pid = json.loads((cluster / "run" / f"{leader}.pid").read_text())["pid"]
+            writer.longest = 0.0
+            os.kill(pid, 19 if stop else 9)
+            before = writer.written
+            until(lambda: writer.written > before + 20)
+            longest.append(writer.longest)
+            if stop:
+                os.kill(pid, 18)
+            else:
+                weir(program, "up", "--dir", str(cluster))
+        writer.stops = True
+        writer.join(60)
+        for number in range(writer.written):
+            if (mount / f"f{number}").read_bytes() != b"%099d\n" % number:
+                raise RuntimeError(f"f{number} lacks its bytes")
+        if writer.error:
+            raise RuntimeError(f"a step failed: {writer.error}")
+        return longest
+    finally:
+        writer.stops = True
+        subprocess.run([str(program), "down", "--dir", str(cluster)], capture_output=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("weir", type=Path, help="the program")
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--stop", action="store_true", help="stop the leader (SIGSTOP) instead: no connection ends")
+    args = parser.parse_args()
+    program = args.weir.resolve()
+    print(f"{platform.node()}, {os.cpu_count()} cores, Linux {platform.release()}, {weir(program, '--version').strip()}")
+    with tempfile.TemporaryDirectory(prefix="weir-failover-") as top:
+        try:
+            found = sorted(measure(program, args.kills, args.stop, Path(top)))
+        except RuntimeError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    what = "stopped" if args.stop else "killed"
+    p99 = found[min(len(found) - 1, int(len(found) * 0.99))]
+    print(f"leader {what} {len(found)} times: longest step p50 {statistics.median(found):.2f} s, p99 {p99:.2f} s, "
+          f"max {found[-1]:.2f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
