@@ -72,6 +72,8 @@ boot() {
         mount -t cgroup -o none,name=systemd cgroup sys/fs/cgroup/systemd
         mount -t cgroup2 cgroup2 sys/fs/cgroup/unified
     fi
+    # The kernel's settings are those of this machine, not of the copy.
+    for unit in systemd-sysctl systemd-modules-load; do ln -sf /dev/null etc/systemd/system/$unit.service; done
     cat >etc/systemd/system/weir-claims.service <<'UNIT'
 [Unit]
 DefaultDependencies=no

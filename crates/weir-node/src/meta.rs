@@ -178,7 +178,7 @@ impl MetaNode {
     /// Does what the newest map wants, and waits for what is next.
     async fn turn(&self, maps: &mut watch::Receiver<Arc<ClusterMap>>) -> Result<()> {
         maps.borrow_and_update();
-        // Of a copy that follows nobody else notices.
+        // That of a copy which follows is noticed here only.
         self.service.follower.engine().map_or(Ok(()), |engine| engine.check())?;
         let is_open =
             self.take_part(false).await? || journal_group_of(&self.cluster.map(), &self.own).is_some();
@@ -393,7 +393,11 @@ impl MetaNode {
             layout: Arc::new(layout_policy(self.env.clone(), cluster.clone())),
             at_home: Arc::new(weir_meta::at_home),
             space: Arc::new(space_of_targets(cluster.clone())),
-            purge: Arc::new(ClusterPurge(cluster.clone())),
+            purge: Arc::new(ClusterPurge {
+                env: self.env.clone(),
+                cluster: cluster.clone(),
+                right: right.clone(),
+            }),
             gone: self.gone.clone(),
             map_version: Arc::new(move || followed.map().version),
             takes_data: Arc::new(move || judged.map().takes_data()),

@@ -1,9 +1,11 @@
 //! What the metadata role asks of targets: to drop the cells of deleted files.
 use bytes::Bytes;
+use std::sync::Arc;
 use std::time::Duration;
 use weir_coord::Cluster;
-use weir_env::BoxFuture;
+use weir_env::{BoxFuture, Env};
 use weir_meta::StripeTruncation;
+use weir_meta::copies::Right;
 use weir_proto::data::DropFile;
 use weir_proto::{FileId, PgId, Request, Result, TargetId};
 
@@ -24,7 +26,12 @@ fn call<R: Request + Send + Sync + 'static>(
 const DROP_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The targets of a deleted file, for the metadata role.
-pub struct ClusterPurge(pub Cluster);
+pub struct ClusterPurge {
+    pub env: Env,
+    pub cluster: Cluster,
+    /// A leader that is cut off drops nothing: another one may have given the file to a writer.
+    pub right: Arc<Right>,
+}
 
 impl weir_meta::Purge for ClusterPurge {
     fn drop_stripes(
@@ -35,8 +42,9 @@ impl weir_meta::Purge for ClusterPurge {
         truncation: StripeTruncation,
     ) -> BoxFuture<'static, Result<()>> {
         let StripeTruncation { from_stripe, to_stripe, token_epoch: fence } = truncation;
-        let cluster = self.0.clone();
+        let (env, cluster, right) = (self.env.clone(), self.cluster.clone(), self.right.clone());
         Box::pin(async move {
+            right.wait(&env).await?;
             let targets =
                 cluster.map().members_to_truncate(|g| g.0 >= first_pg.0 && g.0 - first_pg.0 < pg_count)?;
             let calls = targets.into_iter().map(|(target, epochs)| {
