@@ -450,8 +450,12 @@ impl Faults {
                 world.slow_link(&fault.others[0], victim, Duration::from_millis(self.rng.below(800)));
             }
             ClockJump => {
-                let day_ns = 24 * 3600 * 1_000_000_000_u64;
-                world.set_wall_offset(victim, self.rng.below(2 * day_ns) as i64 - day_ns as i64);
+                // A metadata node whose clock is minutes away from the coordinator's does not start.
+                let most_ns = match is_meta(victim) || victim == COORDINATOR {
+                    true => 120 * 1_000_000_000,
+                    false => 24 * 3600 * 1_000_000_000_u64,
+                };
+                world.set_wall_offset(victim, self.rng.below(2 * most_ns) as i64 - most_ns as i64);
             }
             ClockDrift => world.set_clock_drift(victim, self.rng.below(2000) as i64 - 1000),
             SlowDisk => set(DiskFaults { delay: Duration::from_millis(1 + self.rng.below(500)), ..plain }),

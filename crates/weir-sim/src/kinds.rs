@@ -118,7 +118,7 @@ impl FaultKind {
         let apart = |k: &FaultKind| {
             k.toll() == Toll::Lasting
                 || matches!(k, KillStorageAtPoint | KillMetaAtPoint | KillTooMany | StallDisk)
-                || !has_copies && k.needs_copies()
+                || !has_copies && (k.needs_copies() || *k == LoseTargetForGood)
         };
         FaultKind::ALL.into_iter().filter(|k| !apart(k)).collect()
     }
