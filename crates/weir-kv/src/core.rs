@@ -143,9 +143,15 @@ impl Core {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn transact(&self, body: &mut dyn FnMut(&mut dyn Txn) -> Result<()>) -> Result<CommitSeq> {
+    /// `term`: the lead that it is for.
+    pub(crate) fn transact(
+        &self,
+        term: Option<u64>,
+        body: &mut dyn FnMut(&mut dyn Txn) -> Result<()>,
+    ) -> Result<CommitSeq> {
         let mut writer = lock(&self.writer);
         self.journal.check()?;
+        term.map_or(Ok(()), |term| self.check_term(term))?;
         let Role::Leads(epoch, copies) = &writer.role else {
             return Err(Error::stale("this copy of the store follows another leader"));
         };

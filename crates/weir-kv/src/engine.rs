@@ -51,13 +51,13 @@ impl Drop for Engine {
 
 impl Kv for Engine {
     fn transact(&self, body: &mut dyn FnMut(&mut dyn Txn) -> Result<()>) -> Result<CommitSeq> {
-        let seq = self.core.transact(body)?;
+        let seq = self.core.transact(None, body)?;
         self.core.journal.flush_soon();
         Ok(seq)
     }
 
     fn transact_more(&self, body: &mut dyn FnMut(&mut dyn Txn) -> Result<()>) -> Result<CommitSeq> {
-        self.core.transact(body)
+        self.core.transact(None, body)
     }
 
     fn flush_soon(&self) {

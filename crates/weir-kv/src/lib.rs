@@ -18,6 +18,7 @@ pub mod epochs;
 mod fold;
 mod format;
 mod journal;
+mod led;
 mod mark;
 mod member;
 pub mod memory;

@@ -196,6 +196,33 @@ fn nothing_is_durable_before_the_other_copies_keep_it() {
 }
 
 #[test]
+fn what_is_left_of_an_earlier_lead_changes_nothing() {
+    simulated(1, |w| async move {
+        let env = w.node("a");
+        let engine = open(&env).await;
+        engine.lead(Epoch(1), Arc::new(Alone)).await.unwrap();
+        let first = engine.led();
+        let seq = tx(&*first, |t| t.put(b"k", b"v"));
+        // Without a break it is the same lead.
+        engine.lead(Epoch(2), Arc::new(Alone)).await.unwrap();
+        first.wait_durable(seq).await.unwrap();
+        tx(&*first, |t| t.put(b"k", b"w"));
+        engine.follow(Epoch(3)).await.unwrap();
+        engine.lead(Epoch(4), Arc::new(Alone)).await.unwrap();
+        let late = first.transact(&mut |t| {
+            t.put(b"k", b"x");
+            Ok(())
+        });
+        assert_eq!(late.unwrap_err().kind, ErrorKind::Unavailable);
+        assert_eq!(first.read(&mut |_| Ok(())).unwrap_err().kind, ErrorKind::Unavailable);
+        assert_eq!(first.wait_durable(seq).await.unwrap_err().kind, ErrorKind::Unavailable);
+        let second = engine.led();
+        let seq = tx(&*second, |t| t.put(b"k", b"y"));
+        second.wait_durable(seq).await.unwrap();
+    });
+}
+
+#[test]
 fn only_what_every_copy_keeps_is_folded() {
     simulated(1, |w| async move {
         let env = w.node("a");

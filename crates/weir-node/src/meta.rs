@@ -329,7 +329,8 @@ impl MetaNode {
         right: Arc<Right>,
         led_until: Option<Instant>,
     ) -> oneshot::Receiver<()> {
-        let kv: SharedKv = engine.clone();
+        // What is left of this lead when it is over changes nothing, also if this node leads again.
+        let kv = engine.led();
         let head = ExportHead {
             cluster: self.own.cluster,
             namespace,

@@ -227,7 +227,15 @@ impl Cluster {
         let without = without.and_then(|name| map.nodes.iter().find(|n| n.name == name)).map(|n| n.id);
         let copies = self.options.servers.copies as u8;
         let asked = SetCopies { namespace: NAMESPACE.to_owned(), copies, without };
-        self.seen.set_copies(&asked).await.map(drop)
+        let deadline = self.world.now() + PATIENCE;
+        // The coordinator may be away, or too few of the others.
+        while let Err(e) = self.seen.set_copies(&asked).await {
+            if self.world.now() > deadline {
+                return Err(e);
+            }
+            self.world.sleep(Duration::from_millis(200)).await;
+        }
+        Ok(())
     }
 
     /// The node's targets are lost for good: which these are.

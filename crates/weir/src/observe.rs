@@ -248,12 +248,12 @@ pub fn copies_trouble(map: &ClusterMap, namespace: &NamespaceEntry) -> Option<St
     let mut why = Vec::new();
     if !down.is_empty() {
         why.push(format!(
-            "{down} is down: start it again; if it is lost, `weir namespace copies {name} {wanted} --without NODE` gives its \
+            "down: {down}; start it again; if it is lost, `weir namespace copies {name} {wanted} --without NODE` gives its \
              place to another node"
         ));
     }
-    why.extend((!behind.is_empty()).then(|| format!("{behind} is being filled")));
-    why.extend((free > 0).then(|| format!("{free} have no node: start `weir meta` on another machine")));
+    why.extend((!behind.is_empty()).then(|| format!("being filled: {behind}")));
+    why.extend((free > 0).then(|| format!("without a node: {free}; start `weir meta` on another machine")));
     let current = copies.members.iter().filter(|m| m.state == MemberState::Current).count();
     let has = format!("the metadata of namespace {name:?} has {current} of {wanted} copies");
     (!why.is_empty()).then(|| format!("{has}: {}", why.join("; ")))

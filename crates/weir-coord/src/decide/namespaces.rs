@@ -211,6 +211,12 @@ pub fn set_copies(map: &mut ClusterMap, asked: &SetCopies) -> Result<String> {
     let mut group =
         journal_group(map, namespace).ok_or_else(|| Error::invalid("the namespace has no group"))?;
     if let Some(node) = without {
+        if let Some(node) = map.node(*node).filter(|node| node.up) {
+            return Err(Error::exists(format!(
+                "node {:?} is up: it would take the place again at once; hint: stop its metadata process first",
+                node.name
+            )));
+        }
         remove_copy(map, &mut group, *node)?;
     }
     while group.members.len() > usize::from(*wanted) {
@@ -264,11 +270,13 @@ fn first_copy(entry: &NamespaceEntry, wanted: u8) -> Result<NamespaceCopies> {
 
 fn remove_copy(map: &ClusterMap, group: &mut JournalGroup<NodeId>, node: NodeId) -> Result<()> {
     let state = group.state(node);
-    let state = state.ok_or_else(|| Error::not_found(format!("{node} keeps no copy of the namespace")))?;
+    let name = map.node(node).map_or_else(|| node.to_string(), |n| n.name.clone());
+    let state = state.ok_or_else(|| Error::not_found(format!("{name} keeps no copy of the namespace")))?;
     if !group.current().any(|id| id != node) {
         return Err(Error::denied(format!(
-            "without the copy of {node} none is left that is known to hold every change; hint: start another node that \
-             keeps one, and wait until `weir namespace list` calls it current"
+            "without the copy of {name} none is left that is known to hold every change; hint: start another node that \
+             keeps one, and wait until `weir namespace list` calls it current; if all copies are lost: \
+             `weir namespace copies NAMESPACE --lost`"
         )));
     }
     if state != MemberState::Down {

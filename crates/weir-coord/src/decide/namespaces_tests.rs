@@ -173,9 +173,14 @@ fn the_last_copy_that_has_everything_stays() {
     let (mut map, _) = three();
     assert!(set_copies(&mut map, &asks(2, None)).is_ok());
     assert_eq!(seen(&map), "1: 1c 2c", "the leader stays, and the highest number goes");
+    let refused = set_copies(&mut map, &asks(2, Some(1))).unwrap_err();
+    assert!(refused.context.contains("stop its metadata process first"), "{refused}");
+    up(&mut map, 1, false);
     assert!(set_copies(&mut map, &asks(2, Some(1))).is_ok());
     assert_eq!(seen(&map), "2: 2c");
-    let refused = set_copies(&mut map, &asks(2, Some(2))).unwrap_err();
+    let mut alone = map.clone();
+    up(&mut alone, 2, false);
+    let refused = set_copies(&mut alone, &asks(2, Some(2))).unwrap_err();
     assert!(refused.context.contains("none is left that is known to hold every change"), "{refused}");
     assert_eq!(set_copies(&mut map, &asks(2, Some(4))).unwrap_err().kind, ErrorKind::NotFound);
     assert!(set_copies(&mut map, &asks(1, None)).is_ok());

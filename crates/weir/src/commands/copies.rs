@@ -8,9 +8,11 @@ use crate::table;
 use serde_json::{Value, json};
 use std::time::Duration;
 use weir_proto::copies::SetCopies;
-use weir_proto::map::{ClusterMap, MemberState, NamespaceEntry};
+use weir_proto::map::{ClusterMap, MemberState, NamespaceCopies, NamespaceEntry};
 use weir_proto::{Error, NodeId};
 
+/// Nodes that wait look at each change of the map.
+const PLACE_PATIENCE: Duration = Duration::from_secs(5);
 /// A new copy of a few gigabytes is filled in a minute; the command can be given again.
 const FILL_PATIENCE: Duration = Duration::from_secs(600);
 
@@ -41,10 +43,22 @@ fn show(at: &Status, change: Option<&Args>) -> Outcome<()> {
         if args.no_wait {
             return Ok(cluster.map());
         }
-        // Nodes that offer themselves take the places within a second.
+        // Nodes that wait for a place take it within a second; copies are then filled.
+        let have_nodes = |map: &ClusterMap| free_places(map, &args.namespace) == 0;
         let is_done = |map: &ClusterMap| copies_lacking(map, &args.namespace) == 0;
-        match cluster.wait_for(FILL_PATIENCE, is_done).await {
-            Ok(map) => Ok(map),
+        let placed = cluster.wait_for(PLACE_PATIENCE, have_nodes).await;
+        if placed.is_ok() && !is_done(&cluster.map()) {
+            eprintln!(
+                "waiting until all copies of {:?} hold everything; Ctrl-C does not end that",
+                args.namespace
+            );
+        }
+        let is_over = |map: &ClusterMap| is_done(map) || has_down(map, &args.namespace);
+        match placed {
+            Ok(_) => match cluster.wait_for(FILL_PATIENCE, is_over).await {
+                Ok(map) if is_done(&map) => Ok(map),
+                _ => Err(unfilled(&cluster.map(), &args.namespace)),
+            },
             Err(_) => Err(unfilled(&cluster.map(), &args.namespace)),
         }
     })?;
@@ -59,7 +73,7 @@ fn show(at: &Status, change: Option<&Args>) -> Outcome<()> {
     for entry in &map.namespaces {
         let lacks = copies_lacking(&map, &entry.name);
         if lacks > 0 {
-            println!("{} of {:?} is missing", copies(lacks), entry.name);
+            println!("namespace {:?} lacks {}", entry.name, copies(lacks));
         }
     }
     Ok(())
@@ -69,15 +83,35 @@ fn copies(count: usize) -> String {
     format!("{count} cop{}", if count == 1 { "y" } else { "ies" })
 }
 
+fn of<'m>(map: &'m ClusterMap, name: &str) -> Option<&'m NamespaceCopies> {
+    map.copies_of(map.namespace_named(name)?.id)
+}
+
+/// Copies that have no node.
+fn free_places(map: &ClusterMap, name: &str) -> usize {
+    of(map, name).map_or(0, |c| usize::from(c.wanted).saturating_sub(c.members.len()))
+}
+
+fn has_down(map: &ClusterMap, name: &str) -> bool {
+    of(map, name).is_some_and(|c| c.members.iter().any(|m| m.state == MemberState::Down))
+}
+
 fn unfilled(map: &ClusterMap, name: &str) -> Failure {
-    let free = map.namespace_named(name).and_then(|entry| map.copies_of(entry.id));
-    let free = free.map_or(0, |c| usize::from(c.wanted).saturating_sub(c.members.len()));
-    let lacks = copies(copies_lacking(map, name));
+    let (free, lacks) = (free_places(map, name), copies(copies_lacking(map, name)));
     let hint = match free {
+        0 if has_down(map, name) => {
+            "a node that keeps one is down: start it again; `weir namespace list` names it".to_owned()
+        }
         0 => "the copies are being filled: `weir namespace list` shows them".to_owned(),
-        _ => format!("{} have no node yet: start `weir meta` on other machines", copies(free)),
+        _ => {
+            let without = copies(free);
+            format!(
+                "{without} without a node: start `weir meta` on other machines, or ask for fewer with `weir namespace \
+                 copies {name} NUMBER`"
+            )
+        }
     };
-    Failure::new(Error::deadline(format!("{lacks} of namespace {name:?} is still missing")), hint)
+    Failure::new(Error::deadline(format!("namespace {name:?} still lacks {lacks}")), hint)
 }
 
 /// Each node that keeps it, and what its copy is worth.

@@ -208,8 +208,10 @@ fn import(args: &Import, fill: Fill<'_>) -> Outcome<()> {
 
 fn config_of_role(args: &Import) -> Outcome<PathBuf> {
     let inside = |dir: &PathBuf| {
-        let found =
-            ["etc/meta.toml", "meta.toml"].map(|name| dir.join(name)).into_iter().find(|f| f.exists());
+        let found = ["etc/meta.toml", "etc/meta-1.toml", "meta.toml"]
+            .map(|name| dir.join(name))
+            .into_iter()
+            .find(|f| f.exists());
         found.ok_or_else(|| format!("{} has no configuration of a metadata role", dir.display()))
     };
     match (&args.config, &args.dir) {
