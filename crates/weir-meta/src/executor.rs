@@ -596,6 +596,9 @@ impl Leader {
 
     /// The end of a session: its leases, its locks, its opens, its record.
     pub fn end_session(self: &Arc<Self>, state: &mut State, id: SessionId, why: &str) -> Result<()> {
+        if self.config.right.is_over() {
+            return Ok(()); // the next leader decides
+        }
         let Some(session) = state.sessions.remove(&id) else { return Ok(()) };
         state.mounts.told.forget_session(id);
         state.quotas.drop_session(id);

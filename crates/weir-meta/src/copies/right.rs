@@ -45,6 +45,11 @@ impl Right {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether this lead has ended for ever.
+    pub fn is_over(&self) -> bool {
+        matches!(&*self.standing(), Standing::Over)
+    }
+
     /// Whether what is durable may be told now.
     pub fn answers(&self) -> bool {
         match &*self.standing() {
