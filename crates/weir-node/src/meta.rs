@@ -141,7 +141,7 @@ async fn open(
     let map = cluster.map();
     let entry = map.namespaces.iter().find(|entry| entry.uuid == own.uuid);
     let is_copied = entry.is_some_and(|entry| map.copies_of(entry.id).is_some());
-    let is_others = entry.is_some_and(|entry| entry.leader.is_some() && entry.leader != cluster.node());
+    let is_others = entry.is_some_and(|entry| entry.leader != cluster.node());
     if let Some(entry) = entry
         && (is_copied || is_others && weir_kv::is_unfinished(env, dir)?)
     {

@@ -531,6 +531,7 @@ impl Faults {
                 self.start(victim);
             }
             LoseMetaDisk => {
+                self.start(COORDINATOR); // its own fault may end after this one
                 let given_up = self.cluster.set_copies(Some(victim)).await;
                 given_up.unwrap_or_else(|e| panic!("give up the copy of {victim}: {e}"));
                 self.start(victim);

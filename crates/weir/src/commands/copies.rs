@@ -70,6 +70,9 @@ fn show(at: &Status, change: Option<&Args>) -> Outcome<()> {
     }
     let rows: Vec<Vec<String>> = map.namespaces.iter().flat_map(|entry| rows(&map, entry)).collect();
     print!("{}", table::render(&["NAMESPACE", "NODE", "HOST", "COPY"], &rows));
+    if change.is_some_and(|args| args.lost) {
+        println!("all copies are given up: `weir namespace import` restores the namespace from an export");
+    }
     for entry in &map.namespaces {
         let lacks = copies_lacking(&map, &entry.name);
         if lacks > 0 {
