@@ -211,7 +211,8 @@ pub fn set_copies(map: &mut ClusterMap, asked: &SetCopies) -> Result<String> {
     let mut group =
         journal_group(map, namespace).ok_or_else(|| Error::invalid("the namespace has no group"))?;
     if let Some(node) = without {
-        if let Some(node) = map.node(*node).filter(|node| node.up) {
+        let is_kept = group.state(*node).is_some();
+        if let Some(node) = map.node(*node).filter(|node| node.up && is_kept) {
             return Err(Error::exists(format!(
                 "node {:?} is up: it would take the place again at once; hint: stop its metadata process first",
                 node.name
