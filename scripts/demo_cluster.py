@@ -141,10 +141,11 @@ scheme = "ec:4+2"
         def leads():
             for n in (1, 2, 3):
                 if f"coord-{n}" in self.machines.running:
-                    args = ("status", "--brief", "--coordinator", f"unix:{self.top}/coord-{n}.sock")
-                    command = [*self.machines.enter(n), str(self.machines.weir), "namespace", "list", *args[2:]]
-                    if subprocess.run(command, capture_output=True).returncode == 0:
+                    try:
+                        self.machines.run(n, "namespace", "list", "--coordinator", f"unix:{self.top}/coord-{n}.sock")
                         return n
+                    except RuntimeError:
+                        continue
             return None
         return wait("a coordinator leads", leads, self.machines)
 
@@ -183,10 +184,13 @@ scheme = "ec:4+2"
         return [copy["node"] for entry in listed for copy in entry["copies"] if copy["state"] == state]
 
     def whole(self) -> bool:
-        status = json.loads(subprocess.run(
-            [*self.machines.enter(n := self.leading_coordinator()), str(self.machines.weir), "status", "--json",
-             "--coordinator", f"unix:{self.top}/coord-{n}.sock"], capture_output=True, text=True).stdout)
-        return len(self.copies("current")) == 2 and status["redundant"]
+        listed = len(self.copies("current")) == 2
+        n = self.leading_coordinator()
+        # Its exit code says how things are, so it is no error here.
+        status = subprocess.run(
+            [*self.machines.enter(n), str(self.machines.weir), "status", "--json",
+             "--coordinator", f"unix:{self.top}/coord-{n}.sock"], capture_output=True, text=True)
+        return listed and json.loads(status.stdout)["redundant"]
 
 
 def step(what: str) -> None:

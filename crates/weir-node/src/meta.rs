@@ -357,7 +357,7 @@ impl MetaNode {
         served
     }
 
-    /// Nobody is answered any more, and clients look for the one that leads.
+    /// Ends the lead: no client is answered any more, and clients look for the node that leads.
     fn leave_lead(&self) {
         if self.leads().take().is_none() {
             return;

@@ -76,7 +76,7 @@ message!(
 );
 
 message!(
-    /// To the coordinator: so many nodes shall keep the namespace. Nodes that offer themselves take the places.
+    /// To the coordinator: how many nodes shall keep the namespace. Nodes that offer themselves take the places.
     SetCopies = 80 by [Console] -> MapReply {
         namespace: String,
         /// 1 to [`COPIES_MAX`]; 0: all are lost, and the namespace is to be restored from an export.

@@ -144,7 +144,7 @@ impl Options {
         Options::mixed_of(seed, 1)
     }
 
-    /// The same with so many copies of the metadata.
+    /// The same with this number of copies of the metadata.
     pub fn mixed_of(seed: u64, copies: usize) -> Options {
         let world = World::new(seed, SimConfig::default());
         let rng = world.rng("mix");

@@ -67,10 +67,10 @@ pub fn settle_copies(map: &mut ClusterMap) {
 }
 
 fn shown(node: Option<NodeId>) -> String {
-    node.map_or_else(|| "nobody".to_owned(), |id| id.to_string())
+    node.map_or_else(|| "no node".to_owned(), |id| id.to_string())
 }
 
-/// Nobody leads afterwards if no other current member is up.
+/// The group has no leader afterwards if no other current member is up.
 fn go_down(map: &ClusterMap, group: &mut JournalGroup<NodeId>, id: NodeId) {
     let next = next_leader(map, group, Some(id));
     if let Err(e) = group.down(id, next) {
@@ -287,7 +287,7 @@ fn remove_copy(map: &ClusterMap, group: &mut JournalGroup<NodeId>, node: NodeId)
     Ok(())
 }
 
-/// As [`super::forget_unpublished_epochs`]: in an epoch that nobody saw nothing was written.
+/// As [`super::forget_unpublished_epochs`]: in an epoch that was never published nothing was written.
 pub fn forget_unpublished_copies(published: &ClusterMap, draft: &mut ClusterMap) {
     for copies in &mut draft.copies {
         let (Some(before), Some(entry)) =

@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_millis(100);
 /// A copy that is waited for and silent for so long is reported: no change shall wait for it much longer.
 const SILENT: Duration = Duration::from_millis(800);
-/// The coordinator is told again so often what there is of a copy.
+/// The coordinator is told again at this interval about a copy that has caught up or is silent.
 const SAY_AGAIN: Duration = Duration::from_secs(1);
 /// States that are being fetched at the same time.
 const EXPORTS_MAX: usize = 2;
