@@ -199,36 +199,9 @@ impl Leader {
         locked(&self.inner.offers.lead).may_acknowledge(&self.inner.promise, now)
     }
 
-    pub fn epoch(&self) -> Epoch {
-        self.inner.epoch
-    }
-
     /// Until then the leader before may have answered.
     pub fn led_until(&self) -> Instant {
         self.inner.promise.until()
-    }
-
-    /// Returns when the record `seq` is durable in every copy that counts, and may be acknowledged.
-    pub async fn acknowledged(&self, seq: CommitSeq) -> Result<()> {
-        let Inner { env, engine, offers, promise, .. } = &*self.inner;
-        let now = env.clock.now();
-        if promise.binds(now) {
-            env.clock.sleep(promise.until().since(now)).await;
-        }
-        engine.wait_durable(seq).await?;
-        if engine.epoch() != self.inner.epoch {
-            return Err(Error::stale(format!(
-                "{} is over: the record {} may be another one",
-                self.inner.epoch, seq.0
-            )));
-        }
-        if !locked(&offers.lead).may_acknowledge(promise, env.clock.now()) {
-            let namespace = self.inner.namespace;
-            return Err(Error::unavailable(format!(
-                "too few copies of {namespace} are current: nothing can be acknowledged"
-            )));
-        }
-        Ok(())
     }
 
     /// Answers a copy that fetches the state. None: it is another request.

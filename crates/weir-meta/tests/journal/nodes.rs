@@ -7,8 +7,8 @@ use std::time::Duration;
 use weir_coord::decide::JournalGroup;
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, Env};
-use weir_kv::{CommitSeq, Engine, EngineConfig, Kv, Read, Scan};
-use weir_meta::copies::{Follower, Group, Leader, News};
+use weir_kv::{CommitSeq, Engine, EngineConfig, Kv, Read, Scan, SharedKv};
+use weir_meta::copies::{Follower, Group, Leader, News, Right};
 use weir_proto::map::{MemberState, Role};
 use weir_proto::{ClusterId, Epoch, ErrorKind, NamespaceId, NodeId, Result};
 use weir_rpc::{Call, Channel, Handled, Identity, Server, Service};
@@ -21,13 +21,33 @@ const IDS: [u32; 3] = [1, 2, 3];
 #[derive(Clone)]
 struct Copy {
     follower: Follower,
-    leader: Arc<Mutex<Option<Arc<Leader>>>>,
+    led: Arc<Mutex<Option<Led>>>,
+}
+
+/// A lead as the metadata service uses it.
+#[derive(Clone)]
+struct Led {
+    env: Env,
+    leader: Arc<Leader>,
+    kv: SharedKv,
+    right: Arc<Right>,
+}
+
+impl Led {
+    /// Returns when the record may be told.
+    async fn acknowledged(&self, seq: CommitSeq) -> Result<()> {
+        self.kv.wait_durable(seq).await?;
+        self.right.wait(&self.env).await
+    }
+    fn may_answer(&self) -> bool {
+        self.leader.may_answer()
+    }
 }
 
 impl Service for Copy {
     fn handle(&self, call: Call) -> Handled {
         let unknown = call.unknown();
-        let leader = self.leader.lock().unwrap().clone();
+        let leader = self.led.lock().unwrap().as_ref().map(|led| led.leader.clone());
         let is_fetch = call.method == <weir_proto::copies::StateFetch as weir_proto::Request>::METHOD;
         let handled = match leader.filter(|_| is_fetch) {
             Some(leader) => leader.handle(call),
@@ -56,7 +76,7 @@ impl Node {
     async fn start(w: &World, id: u32) -> Node {
         let env = w.node(&name(id));
         let follower = Follower::open(&env, Path::new("/state"), CONFIG, NAMESPACE).await.unwrap();
-        let copy = Copy { follower, leader: Arc::default() };
+        let copy = Copy { follower, led: Arc::default() };
         let me = Identity::new(&env, name(id), Role::Meta, Some(ClusterId([7; 16])));
         let _server = weir_rpc::serve(&env, &[addr(id)], me.clone(), Arc::new(copy.clone())).await.unwrap();
         let others = IDS.iter().filter(|other| **other != id);
@@ -72,8 +92,8 @@ impl Node {
         self.copy.follower.engine().expect("the state is whole")
     }
 
-    fn leader(&self) -> Arc<Leader> {
-        self.copy.leader.lock().unwrap().clone().expect("it leads")
+    fn leader(&self) -> Led {
+        self.copy.led.lock().unwrap().clone().expect("it leads")
     }
 }
 
@@ -110,8 +130,9 @@ impl Cluster {
                 said.lock().unwrap().push((id, epoch));
             }
         });
-        let leader = Leader::begin(&node.env, engine, group, promise, tell).await?;
-        *node.copy.leader.lock().unwrap() = Some(Arc::new(leader));
+        let leader = Arc::new(Leader::begin(&node.env, engine.clone(), group, promise, tell).await?);
+        let (env, right) = (node.env.clone(), Right::of(leader.clone()));
+        *node.copy.led.lock().unwrap() = Some(Led { env, leader, kv: engine.led(), right });
         Ok(())
     }
 
@@ -221,7 +242,11 @@ fn a_leader_that_is_cut_off_is_followed_by_another() {
             assert!(all.contains_key(&b"kept"[..]) && all.contains_key(&b"new"[..]), "seed {seed}");
             assert!(!all.contains_key(&b"lost"[..]), "seed {seed}: no copy but the old leader's had it");
             let late = old.acknowledged(lost).await.unwrap_err();
-            assert_eq!(late.kind, ErrorKind::Stale, "seed {seed}: that number is another record's by now");
+            assert_eq!(
+                late.kind,
+                ErrorKind::Unavailable,
+                "seed {seed}: that number is another record's by now"
+            );
             let refused = cluster.nodes[&1].engine().transact(&mut |t| {
                 t.put(b"k", b"v");
                 Ok(())
