@@ -40,7 +40,7 @@ impl Led {
         self.right.wait(&self.env).await
     }
     fn may_answer(&self) -> bool {
-        self.leader.may_answer()
+        self.right.answers()
     }
 }
 
