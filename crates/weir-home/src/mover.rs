@@ -370,13 +370,18 @@ impl Shared {
             let (me, relation, names) = (self.clone(), relation.clone(), work.names);
             self.spawn("names", async move { me.names(&relation, names).await });
         }
+        // All of a file at once: what came after its task had ended would be refused as changed by others.
+        let mut by_file: BTreeMap<InodeId, VecDeque<ExtentWork>> = BTreeMap::new();
         for item in work.extents {
-            let (ino, mut files) = (item.ino, lock(&relation.files));
+            by_file.entry(item.ino).or_default().push_back(item);
+        }
+        for (ino, mut items) in by_file {
+            let mut files = lock(&relation.files);
             if let Some(queue) = files.get_mut(&ino) {
-                queue.push_back(item);
+                queue.append(&mut items);
                 continue;
             }
-            files.insert(ino, VecDeque::from([item]));
+            files.insert(ino, items);
             drop(files);
             let (me, relation) = (self.clone(), relation.clone());
             self.spawn("ship file", async move { me.file(&relation, ino).await });

@@ -713,6 +713,9 @@ impl Leader {
             batch.void_directories.iter().for_each(|dir| txn.delete(&keys::old_attributes(id, *dir)));
             for ino in &batch.gone {
                 store::drop_dirty(txn, id, *ino)?;
+                if tree::find_remote(txn, id, *ino)?.is_none() {
+                    txn.delete(&keys::conflict(id, *ino));
+                }
             }
             for (ino, record) in &batch.relocations {
                 txn.put(&keys::relocations(id, *ino), &record.to_value());
@@ -781,6 +784,12 @@ impl Leader {
                             (other, &out.step.action)
                         {
                             tree::note_writing(txn, r.relation, out.step.ino, expect.writing)?;
+                        }
+                        if let (Outcome::Refused { .. }, NameAction::Make { kind, .. }) =
+                            (other, &out.step.action)
+                            && matches!(kind, FileKind::CharDevice | FileKind::BlockDevice)
+                        {
+                            tree::note_not_made(txn, r.relation, done.number)?;
                         }
                         note_conflict(txn, r.relation, out.step.ino, wall, other);
                     }

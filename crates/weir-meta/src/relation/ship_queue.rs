@@ -109,7 +109,7 @@ pub struct Batch {
     pub relocations: Vec<(InodeId, RelocationRecord)>,
     /// It is to be looked once more: there is something to do first.
     pub again: bool,
-    /// Files that are no more: their dirty ranges go.
+    /// Files that are no more: their dirty ranges go, and the conflict of one that home never had.
     pub gone: Vec<InodeId>,
     /// Files that a mover begins to write: their remote entries are to say so.
     pub begun: Vec<InodeId>,
@@ -275,11 +275,15 @@ impl ShipQueue {
                 match tree::step(request.read, request.relation, request.record, &what, tried)? {
                     None => {
                         batch.void_names.push(number);
-                        if let What::Resized { ino, .. } = what {
-                            batch.void_truncations.push((ino, number));
+                        match what {
+                            What::Resized { ino, .. } => batch.void_truncations.push((ino, number)),
+                            What::Removed { ino, last: true, .. } => batch.gone.push(ino),
+                            _ => {}
                         }
                         continue;
                     }
+                    // An administrator decides, or removes it here.
+                    Some(step) if is_in_conflict(request, step.ino)? => {}
                     Some(step) if moves_a_directory(&step) && !barrier => {
                         // One that was made aside gets its name.
                         barrier = true;
@@ -386,7 +390,8 @@ impl ShipQueue {
             if busy {
                 self.awaited.insert(file);
             }
-            return Ok(busy || is_in_conflict(request, file)?);
+            let known = tree::find_remote(request.read, request.relation, file)?.is_some();
+            return Ok(busy || known && is_in_conflict(request, file)?);
         }
         self.is_being_written(request, batch, file)
     }

@@ -735,6 +735,14 @@ pub fn note_writing(txn: &mut dyn Txn, relation: RelationId, ino: InodeId, writi
     }
     Ok(())
 }
+/// Home refuses devices before it makes anything: if this one is removed here, home has nothing to remove.
+pub fn note_not_made(txn: &mut dyn Txn, relation: RelationId, number: u64) -> Result<()> {
+    let key = keys::name_change(relation, number);
+    if let Some(value) = txn.get(&key)? {
+        txn.put(&key, &ChangeRecord { tried: false, ..load_change(&value, number)? }.to_value());
+    }
+    Ok(())
+}
 fn add_place(
     txn: &mut dyn Txn,
     relation: RelationId,

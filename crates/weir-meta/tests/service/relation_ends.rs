@@ -615,3 +615,51 @@ async fn tell(mover: &Client, relation: RelationId, names: &[NameWork], extents:
     let (session, orphans, listings) = (mover.session, vec![], vec![]);
     mover.call(&CompleteWork { session, relation, names, extents, orphans, listings }).await.unwrap();
 }
+
+/// A device that home refuses is offered again only when somebody decides, and is forgotten when it is removed.
+#[test]
+fn a_refused_device_waits_for_a_decision_or_its_removal() {
+    simulate(31, async |world| {
+        let _meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let relation = user.call(&relation_to(user.op(), "file:///home")).await.unwrap().id;
+        let (cred, name) = (root(), b("device"));
+        let (kind, mode, umask, rdev) = (FileKind::CharDevice, 0o600, 0, 259);
+        let made = Mknod { op: user.op(), cred, parent: ROOT, name, kind, mode, umask, rdev };
+        let ino = user.call(&made).await.unwrap().entry.attr.ino;
+        let mut leader = 0;
+        let mut refuses = async || {
+            let (session, limited_by) = (mover.session, String::new());
+            let lease = LeaseWork { session, leader, bytes: 64, items: 8, wait_ms: 0, limited_by };
+            let leased = mover.call(&lease).await.unwrap();
+            leader = leased.leader;
+            let Some(work) = leased.relations.into_iter().next() else { return 0 };
+            let refused = |why: &str| Outcome::Refused { why: why.to_owned() };
+            let names: Vec<NameDone> = work
+                .names
+                .iter()
+                .map(|work| NameDone { number: work.number, outcome: refused("a device") })
+                .collect();
+            let (offered, none) = (names.len(), Vec::new());
+            let (orphans, listings) = (Vec::new(), Vec::new());
+            let done = CompleteWork { session, relation, names, extents: none, orphans, listings };
+            mover.call(&done).await.unwrap();
+            offered
+        };
+        let conflicts = async || {
+            let all = RelationList { session: user.session, volume: None };
+            user.call(&all).await.unwrap().relations[0].conflicts.len()
+        };
+        let mut offered = 0;
+        for _ in 0..4 {
+            offered += refuses().await;
+        }
+        assert_eq!((offered, conflicts().await), (1, 1));
+        let (cred, how) = (root(), Resolution::Retry);
+        let retry = RelationResolve { op: user.op(), cred, relation, ino, how };
+        user.call(&retry).await.unwrap();
+        assert_eq!((refuses().await, refuses().await, conflicts().await), (1, 0, 1));
+        user.unlink(ROOT, "device").await.unwrap();
+        assert_eq!((refuses().await, conflicts().await), (0, 0));
+    });
+}
