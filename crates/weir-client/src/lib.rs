@@ -78,7 +78,7 @@ use weir_proto::coord::Wait;
 use weir_proto::lock::{LockEntry, LockOwner};
 use weir_proto::meta::{Cred, FileKind, Listing, RenameMode, Usage};
 use weir_proto::recall::{Evicted, EvictionLevel, Learned, SetMarks, TierState};
-use weir_proto::{ClusterId, InodeId, Result};
+use weir_proto::{ClusterId, InodeId, Result, SessionId};
 
 /// How often changed data that nobody syncs is looked at.
 const WRITE_BACK_PERIOD: Duration = Duration::from_secs(1);
@@ -440,6 +440,16 @@ impl Client {
     /// Flushes everything and closes the session. An error names what could not be saved.
     pub async fn shutdown(&self) -> Result<()> {
         self.inner.shutdown().await
+    }
+    /// The session, unless a shutdown has closed it. If it could not, the leader waits for it after a restart or a
+    /// failover, so the next client of the process closes it by [`Client::close_session`].
+    pub fn session_left(&self) -> Option<SessionId> {
+        self.inner.session.unclosed()
+    }
+    /// Closes the session of an earlier client of this process.
+    pub async fn close_session(&self, session: SessionId) -> Result<()> {
+        let deadline = self.inner.env.clock.now() + self.inner.config.patience;
+        self.inner.session.close_other(session, deadline).await
     }
 }
 

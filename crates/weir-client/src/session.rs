@@ -621,7 +621,19 @@ impl Session {
     }
 
     pub async fn close(&self, deadline: Instant) -> Result<()> {
-        self.once(deadline, &|session| SessionClose { session }).await
+        let closed = self.once(deadline, &|session| SessionClose { session }).await;
+        if closed.as_ref().is_ok() || closed.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
+            self.session.store(0, Ordering::Release);
+        }
+        closed
+    }
+    /// The session, unless it was closed.
+    pub fn unclosed(&self) -> Option<SessionId> {
+        Some(SessionId(self.session.load(Ordering::Acquire))).filter(|session| session.0 > 0)
+    }
+    /// Closes another session of this process.
+    pub async fn close_other(&self, session: SessionId, deadline: Instant) -> Result<()> {
+        self.ask(deadline, |_| SessionClose { session }).await
     }
 }
 

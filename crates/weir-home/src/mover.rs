@@ -87,6 +87,8 @@ pub struct Mover {
     opener: Arc<dyn OpenHome>,
     homes: Arc<Homes>,
     backups: Arc<Due>,
+    /// Of the life before.
+    earlier: Mutex<Option<Client>>,
     /// How it works at each home; none: it finds out.
     fixed: Option<Choice>,
 }
@@ -168,7 +170,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Mover {
     pub fn new(env: Env, opener: Arc<dyn OpenHome>) -> Mover {
         let backups = Arc::new(Due::new(env.clone(), opener.clone()));
-        Mover { env, opener, homes: Arc::default(), backups, fixed: None }
+        Mover { env, opener, homes: Arc::default(), backups, earlier: Mutex::default(), fixed: None }
     }
 
     /// One that does not find out by itself how to work: for measurements.
@@ -199,6 +201,14 @@ impl Mover {
         });
         // Ends what was begun also when nobody waits for this any more.
         let _life = Life(shared.clone());
+        if let Some(left) = lock(&self.earlier).replace(client.clone()).and_then(|c| c.session_left()) {
+            let client = client.clone();
+            shared.spawn("close the earlier session", async move {
+                if let Err(e) = client.close_session(left).await {
+                    tracing::debug!("close the earlier session {left}: {e}");
+                }
+            });
+        }
         let me = shared.clone();
         shared.spawn("recalls", async move { me.recalls().await });
         let (due, of) = (self.backups.clone(), client.clone());
