@@ -441,8 +441,8 @@ impl Client {
     pub async fn shutdown(&self) -> Result<()> {
         self.inner.shutdown().await
     }
-    /// The session, unless a shutdown has closed it. If it could not, the leader waits for it after a restart or a
-    /// failover, so the next client of the process closes it by [`Client::close_session`].
+    /// The session, unless a shutdown has closed it. If not, the leader waits for it after a failover,
+    /// so the next client of the process closes it by [`Client::close_session`].
     pub fn session_left(&self) -> Option<SessionId> {
         self.inner.session.unclosed()
     }

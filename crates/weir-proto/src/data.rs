@@ -300,6 +300,26 @@ message!(
 );
 message!(PassedOn { body: Bytes });
 message!(
+    /// How far a target has read all that it keeps, to verify it. `start`: begins a pass, at `bytes_per_s`
+    /// (0: it reads half of the time).
+    ScrubTarget = 266 by [Console, Operator] -> ScrubReport { target: TargetId, start: bool, bytes_per_s: u64 }
+);
+message!(
+    ScrubReport {
+        /// Bytes that the target keeps now.
+        used: u64,
+        /// The pass under way, else the last one; absent: none has begun yet.
+        pass: Option<ScrubPass>,
+        /// The last pass that went to its end.
+        last: Option<ScrubPass>,
+    }
+);
+message!(
+    /// One reading of all that a target keeps.
+    #[derive(Copy)]
+    ScrubPass { begun_ns: i64, ended_ns: Option<i64>, cells: u64, bytes: u64, damaged_cells: u64 }
+);
+message!(
     /// How a target is. The payload comes back as it was sent: it shows whether large packets pass, too.
     StatTarget = 250 by [Coordinator, Meta, Storage, Mount, Mover, Console] -> TargetStat { target: TargetId }
 );

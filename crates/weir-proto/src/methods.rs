@@ -93,7 +93,7 @@ methods!(
         LayersOf, TakeLayers, LayerCopied}
     backup::{BackupSet, BackupList, BackupTake, BackupDone}
     data::{WriteFragment, CommitStripe, DropPrepared, HoldStripe, WriteOverlay, MirrorOverlay, ReadCell, ReadOverlays, StatCell,
-        MarkMissing, DropFile, SealCell, ListCells, ListTruncations, ListFences, SealFile, NextStripe, StatTarget, PassOn}
+        MarkMissing, DropFile, SealCell, ListCells, ListTruncations, ListFences, SealFile, NextStripe, StatTarget, PassOn, ScrubTarget}
 );
 
 /// The method of this number; one look-up.

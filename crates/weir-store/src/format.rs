@@ -4,7 +4,7 @@
 //! CRC32C over the rest and a layout version; they open only by verifying. Nothing else in the crate builds a key.
 use crate::alloc::Extent;
 use weir_proto::checksum::crc32c;
-use weir_proto::data::OverlayKind;
+use weir_proto::data::{OverlayKind, ScrubPass};
 use weir_proto::map::{Run, Scheme};
 use weir_proto::{
     CellId, Epoch, Error, FileId, InodeId, NamespaceId, PgId, Reader, Result, RunId, Seq, Version, Wire,
@@ -30,6 +30,7 @@ const CELL_KEY_BYTES: usize = 21;
 
 pub const META: &[u8] = b"mtarget";
 pub const RUNS: &[u8] = b"mruns";
+pub const SCRUB: &[u8] = b"mscrub";
 pub const DAMAGED_COUNT: &[u8] = b"ndamaged";
 pub const REPAIRED_COUNT: &[u8] = b"nrepaired";
 pub const TRUNCATION_COUNT: &[u8] = b"ntruncations";
@@ -253,6 +254,19 @@ record!(
     /// The last run of the target's process that is known to be admitted, and those that began since.
     #[derive(Default)]
     Runs { confirmed: Run, begun: Vec<RunId> }
+);
+record!(
+    /// How far the target has read all that it keeps, to verify it.
+    #[derive(Default)]
+    Scrub {
+        pass: Option<ScrubPass>,
+        /// The last cell that the pass under way has read.
+        after: Option<CellId>,
+        /// At most this much; 0: half of the time.
+        bytes_per_s: u64,
+        /// The last pass that went to its end.
+        last: Option<ScrubPass>,
+    }
 );
 record!(
     /// What is known of a cell apart from its bytes. At a parity target also kept for the data cells it mirrors.

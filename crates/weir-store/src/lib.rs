@@ -25,6 +25,8 @@ mod refilled;
 pub mod repair;
 mod run;
 pub mod runs;
+mod scrub;
+mod scrubbing;
 pub mod seal;
 pub mod service;
 pub mod slab;

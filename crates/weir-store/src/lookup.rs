@@ -71,6 +71,16 @@ pub fn listed_cells(r: &dyn Read, group: PgId, after: Option<CellId>, limit: usi
     some_cells(r, &start, &end, limit)
 }
 
+/// The next cells that anything is known of, in order.
+pub fn next_cells(r: &dyn Read, after: Option<CellId>, limit: usize) -> Result<Vec<CellId>> {
+    let (mut start, end) = letter_range(HEADER);
+    if let Some(cell) = after {
+        start = header_key(cell);
+        start.push(0);
+    }
+    some_cells(r, &start, &end, limit)
+}
+
 fn some_cells(r: &dyn Read, start: &[u8], end: &[u8], limit: usize) -> Result<Vec<CellId>> {
     let mut found = Vec::new();
     let mut problem = Ok(());

@@ -741,7 +741,7 @@ impl StorageNode {
         }
         Ok(())
     }
-    fn acting_for(&self, target: &Arc<Target>, cell: CellId) -> Result<Option<Acting>> {
+    pub(crate) fn acting_for(&self, target: &Arc<Target>, cell: CellId) -> Result<Option<Acting>> {
         let Some(header) = target.store.header(cell)? else { return Ok(None) };
         let map = self.peers.map();
         let Some(group) = map.group(header.group) else { return Ok(None) };

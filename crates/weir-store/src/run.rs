@@ -1,6 +1,7 @@
 //! Background work of a storage node: settle, seal, repair, mend, return space. One loop, one thing at a time per
 //! target, so that it never takes more than a share of the node.
 use crate::cells::Scope;
+use crate::scrubbing::scrub;
 use crate::seal::{SealLimits, is_settled_by_all};
 use crate::service::{StorageNode, Target};
 use crate::spill::SPILL_AT_BYTES;
@@ -20,7 +21,8 @@ impl StorageNode {
     pub async fn run(self: Arc<Self>) {
         for target in self.targets.values() {
             let (tasks, target) = (self.env.tasks.clone(), Arc::downgrade(target));
-            self.env.tasks.spawn("spill", spill(tasks, target));
+            self.env.tasks.spawn("spill", spill(tasks, target.clone()));
+            self.env.tasks.spawn("scrub", scrub(self.env.clock.clone(), Arc::downgrade(&self), target));
         }
         let mut settled: Option<Instant> = None;
         loop {

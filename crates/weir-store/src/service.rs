@@ -10,6 +10,7 @@ use crate::crash_points;
 use crate::format;
 use crate::peers::{PeerReply, PeerRequest, Peers, join_all};
 use crate::repair::STRIPES_AT_ONCE;
+use crate::scrub::Scrubber;
 use crate::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Store};
 use crate::truncations::Forgetting;
 use bytes::Bytes;
@@ -82,6 +83,7 @@ pub(crate) struct Target {
     under_way: overlays::UnderWay,
     /// Turns for stripes to be repaired, whatever groups they are of.
     pub repairs: Semaphore,
+    pub scrubber: Scrubber,
 }
 
 /// Stripes with overlays logged here lately whose seal this target leads.
@@ -173,6 +175,7 @@ impl StorageNode {
                 refill: Mutex::default(),
                 agreement: Mutex::default(),
                 repairs: Semaphore::new(STRIPES_AT_ONCE),
+                scrubber: Scrubber::default(),
             };
             opened.insert(id, Arc::new(target));
         }
@@ -207,6 +210,7 @@ impl StorageNode {
             NextStripe::METHOD => NextStripe::from_bytes(body).map(|r| self.next_stripe(r)),
             SealFile::METHOD => SealFile::from_bytes(body).map(|r| self.seal_file(r)),
             StatTarget::METHOD => StatTarget::from_bytes(body).map(|r| self.stat_target(&r, payload)),
+            ScrubTarget::METHOD => ScrubTarget::from_bytes(body).map(|r| self.scrub_target(&r)),
             PassOn::METHOD => PassOn::from_bytes(body).map(|r| self.pass_on(r, payload, deadline)),
             _ => Err(Error::unsupported(format!("a target store knows no method {method}"))),
         };
@@ -300,7 +304,7 @@ impl StorageNode {
             ))),
         }
     }
-    fn target(&self, id: TargetId) -> Result<Arc<Target>> {
+    pub(crate) fn target(&self, id: TargetId) -> Result<Arc<Target>> {
         self.targets
             .get(&id)
             .cloned()

@@ -637,3 +637,43 @@ async fn a_damaged_fragment_is_mended() {
     let report = &node.reports()[0];
     assert_eq!((report.damaged_blocks, report.repaired_blocks), (1, 1));
 }
+
+/// Nobody reads what rots; the scrub does, and goes on where it was when the process ends.
+#[tokio::test]
+async fn a_scrub_finds_and_mends_what_rots() {
+    let world = World::new(EC).await;
+    let mut model = Model::new();
+    for stripe in 0..40 {
+        model.fresh(&world, stripe, 3).await; // all alike
+    }
+    let rotten = [(2, 40_000), (2, 700_000), (5, 130_000)];
+    for (member, at) in rotten {
+        let slab = world.disks[member].0.join("slab-0000");
+        let file = world.env.disk.open(&slab, weir_env::OpenMode::WRITE).unwrap();
+        file.write_all_at(b"rot", at).unwrap();
+    }
+    let nodes: Vec<_> = [2, 5].map(|n| world.nodes.lock().unwrap()[&TargetId(n)].clone()).into();
+    let running: Vec<_> = nodes.iter().map(|node| tokio::spawn(node.clone().run())).collect();
+    for (node, id, rot) in [(&nodes[0], 2, 2), (&nodes[1], 5, 1)] {
+        let ask = |start| ScrubTarget { target: TargetId(id), start, bytes_per_s: u64::MAX };
+        let begun = world.dispatch(TargetId(id), ask(true), vec![]).await.unwrap().0;
+        assert_eq!(begun.pass.unwrap().ended_ns, None);
+        let is_done = async || {
+            let report = world.dispatch(TargetId(id), ask(false), vec![]).await.unwrap().0;
+            let repaired = node.reports()[0].repaired_blocks;
+            report.last.filter(|last| last.ended_ns.is_some() && repaired == rot)
+        };
+        let pass = loop {
+            if let Some(pass) = is_done().await {
+                break pass;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        assert_eq!((pass.cells, pass.damaged_cells), (40, rot));
+        assert!(pass.bytes >= 38 * CELL as u64);
+    }
+    running.iter().for_each(tokio::task::JoinHandle::abort);
+    for stripe in 0..40 {
+        world.check(stripe, &model.0, "mended").await;
+    }
+}

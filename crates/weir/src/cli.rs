@@ -1,6 +1,7 @@
 //! The command line: nouns and verbs, declared once; help, completion and man pages follow from it.
 pub use crate::cli_nodes::*;
 pub use crate::cluster_args::{CLUSTER_HEADING, DIR_VARIABLE, Status};
+use crate::commands::volume::parse_size;
 use crate::config::{LogFormat, Patience};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use std::net::IpAddr;
@@ -223,10 +224,32 @@ pub enum TargetCommand {
     /// The directory becomes the target's: start the storage role with it in place of the old one. The target is then refilled from the
     /// other targets. It must be down or failed; a directory that is not empty is refused.
     Replace(ReplaceTarget),
+    /// Show how far targets have verified what they keep, or verify it now
+    ///
+    /// Each target does so every 14 days. Damage is rebuilt from other targets and counted in `weir status`.
+    Scrub(ScrubTargets),
     /// Give up a target that does not come back
     ///
     /// Others take its places at once, not after ten minutes. Refused while they need its data.
     Gone(Gone),
+}
+
+#[derive(Args)]
+pub struct ScrubTargets {
+    /// Targets as `weir status` shows them, like t3 [default: all]
+    #[arg(value_name = "TARGET")]
+    pub targets: Vec<String>,
+    /// Read everything now
+    #[arg(long)]
+    pub start: bool,
+    /// Read at most this much per second and target [default: half of the time]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "start")]
+    pub rate: Option<u64>,
+    /// Show it again every second, until no target is reading
+    #[arg(long)]
+    pub watch: bool,
+    #[command(flatten)]
+    pub cluster: Status,
 }
 
 #[derive(Args)]

@@ -124,6 +124,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Target(TargetCommand::Clear(args)) => commands::target::clear(&args),
         Command::Upgrade(UpgradeCommand::Finish(args)) => commands::upgrade::finish(&args),
         Command::Target(TargetCommand::Replace(args)) => commands::target::replace(&args),
+        Command::Target(TargetCommand::Scrub(args)) => commands::scrub::scrub(&args),
         Command::Target(TargetCommand::Gone(args)) => commands::rebuild::gone(&args),
         Command::Rebuild(args) => commands::rebuild::rebuild(&args),
         Command::File(FileCommand::Locks(args)) => commands::file::locks(&args),

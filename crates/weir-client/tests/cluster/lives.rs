@@ -373,6 +373,25 @@ fn the_metadata_leader_may_restart_under_open_files() {
     });
 }
 
+#[test]
+fn a_session_left_at_a_dead_leader_is_closed_at_the_next() {
+    Lab::new(17).run(6, |lab| async move {
+        let (a, leaves) = (lab.client("a").await, lab.client("leaves").await);
+        close(&leaves, create(&leaves, "f").await).await;
+        lab.world().kill("meta");
+        leaves.shutdown().await.unwrap();
+        let left = leaves.session_left().expect("nobody has taken its end");
+        lab.meta().await;
+        let next = lab.client("leaves").await;
+        let begun = lab.world().now();
+        next.close_session(left).await.unwrap();
+        a.mkdir(&root(), ROOT, b"d", 0o755).await.unwrap();
+        assert!(lab.world().now().since(begun) < Duration::from_millis(500), "nothing is waited for");
+        next.shutdown().await.unwrap();
+        assert_eq!(next.session_left(), None);
+    });
+}
+
 /// The leader has changed the names, its answer is lost, and with the session nobody can ask for it again.
 #[test]
 fn a_rename_whose_answer_is_lost_is_not_done_twice() {

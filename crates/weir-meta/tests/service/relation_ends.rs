@@ -616,7 +616,7 @@ async fn tell(mover: &Client, relation: RelationId, names: &[NameWork], extents:
     mover.call(&CompleteWork { session, relation, names, extents, orphans, listings }).await.unwrap();
 }
 
-/// A device that home refuses is offered again only when somebody decides, and is forgotten when it is removed.
+/// A device that home refuses is offered again only after a decision, and is forgotten when it is removed.
 #[test]
 fn a_refused_device_waits_for_a_decision_or_its_removal() {
     simulate(31, async |world| {

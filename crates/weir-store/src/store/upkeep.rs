@@ -301,20 +301,45 @@ impl Store {
         let cells: BTreeSet<CellId> = damaged.iter().map(|b| b.cell).collect();
         cells.into_iter().collect()
     }
-    /// Reads the whole base of a cell, so that damage is found and counted.
-    pub fn verify(&self, scope: &Scope, cell: CellId) -> Result<()> {
+    /// Reads the whole base of a cell, so that damage is found and counted; how much that was.
+    pub fn verify(&self, scope: &Scope, cell: CellId) -> Result<u64> {
+        self.verify_view(scope, cell, ReadView::Base)
+    }
+    /// The same with its overlays, at the cell's own target.
+    pub fn verify_merged(&self, scope: &Scope, cell: CellId) -> Result<u64> {
+        self.verify_view(scope, cell, ReadView::Merged)
+    }
+    fn verify_view(&self, scope: &Scope, cell: CellId, view: ReadView) -> Result<u64> {
         let place = Place { target: self.target, group: scope.group, epoch: scope.epoch };
-        let plan = self.plan_read(
-            scope,
-            &ReadCell {
-                place,
-                cell,
-                view: ReadView::Base,
-                version: Version(0),
-                offset: 0,
-                len: CELL_BYTES_MAX,
-            },
-        )?;
-        self.run(&plan).map(|_| ())
+        let (version, offset, len) = (Version(0), 0, CELL_BYTES_MAX);
+        let plan = self.plan_read(scope, &ReadCell { place, cell, view, version, offset, len })?;
+        Ok(self.run(&plan)?.payload.iter().map(|part| part.len() as u64).sum())
+    }
+
+    /// The next cells that anything is known of, in order.
+    pub fn next_cells(&self, after: Option<CellId>, limit: usize) -> Result<Vec<CellId>> {
+        let mut found = Vec::new();
+        self.kv.read(&mut |r| {
+            found = lookup::next_cells(r, after, limit)?;
+            Ok(())
+        })?;
+        Ok(found)
+    }
+    /// How far it was scrubbed.
+    pub fn scrub(&self) -> Result<Scrub> {
+        let mut found = None;
+        self.kv.read(&mut |r| {
+            found = cells::get(r, SCRUB)?;
+            Ok(())
+        })?;
+        Ok(found.unwrap_or_default())
+    }
+    /// Need not be durable at once: a pass may repeat what it has read.
+    pub fn note_scrub(&self, scrub: &Scrub) -> Result<()> {
+        self.change(&mut |txn, _| {
+            txn.put(SCRUB, &scrub.to_value());
+            Ok(())
+        })
+        .map(drop)
     }
 }

@@ -17,6 +17,7 @@ pub mod rebuild;
 pub mod relation;
 pub mod report;
 pub mod restore;
+pub mod scrub;
 pub mod snapshots;
 pub mod status;
 pub mod target;

@@ -1,0 +1,170 @@
+//! The loop that scrubs a target: some cells, a pause, some more. What is due is in `scrub.rs`.
+//!
+//! Always holds: damage that it finds is counted and mended as damage that a reader finds. A cell that is
+//! written meanwhile is read as it was before or as it is after that.
+use crate::format::Scrub;
+use crate::scrub::{begin, is_under_way};
+use crate::service::{Acting, StorageNode, Target};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use weir_env::{Clock, WallTime};
+use weir_proto::data::{ScrubPass, ScrubReport, ScrubTarget};
+use weir_proto::{CellId, Error, ErrorKind, Result};
+use weir_rpc::{Handled, Reply};
+
+/// Cells that are read one after the other, without a pause.
+const CELLS_AT_ONCE: usize = 16;
+/// What a cell costs beside its bytes.
+const CELL_COST_BYTES: u64 = 4096;
+/// How often it is looked whether a pass is due, and how often the place in a pass is written down.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+const NOTE_EVERY: Duration = Duration::from_secs(10);
+
+/// What some cells were found to be.
+#[derive(Default)]
+struct Found {
+    cells: u64,
+    bytes: u64,
+    damaged_cells: u64,
+    last: Option<CellId>,
+}
+
+/// Scrubs a target until its node ends.
+pub(crate) async fn scrub(clock: Clock, node: Weak<StorageNode>, target: Weak<Target>) {
+    let (mut noted, mut unsaved) = (clock.now(), true);
+    loop {
+        let Some((node, target)) = node.upgrade().zip(target.upgrade()) else { return };
+        let begun = clock.now();
+        let step = node.scrub_some(&target).await;
+        let took = clock.now().since(begun);
+        let pause = match step {
+            Ok(Step::Nothing) => None,
+            Ok(Step::Read { bytes, bytes_per_s: 0 }) => Some(took.max(pause_of(bytes, u64::MAX))),
+            Ok(Step::Read { bytes, bytes_per_s }) => {
+                Some(pause_of(bytes, bytes_per_s).saturating_sub(took).max(took / 4))
+            }
+            Err(e) => {
+                tracing::warn!(target_id = %target.store.target, "scrub: {e}; it is tried again");
+                None
+            }
+        };
+        unsaved |= pause.is_some();
+        if unsaved && (pause.is_none() || clock.now().since(noted) >= NOTE_EVERY) {
+            (noted, unsaved) = (clock.now(), false);
+            if let Err(e) = target.note_scrub() {
+                tracing::debug!(target_id = %target.store.target, "note how far the scrub is: {e}");
+            }
+        }
+        drop(node);
+        match pause {
+            Some(pause) => clock.sleep(pause).await,
+            None => drop(clock.timeout(LOOK_EVERY, target.scrubber.wanted.notified()).await), // or it was asked for
+        }
+    }
+}
+
+impl Target {
+    fn with_scrub<T>(&self, work: impl FnOnce(&mut Scrub) -> T) -> Result<T> {
+        self.scrubber.with(|| self.store.scrub(), work)
+    }
+    fn note_scrub(&self) -> Result<()> {
+        let now = self.with_scrub(|scrub| scrub.clone())?;
+        self.store.note_scrub(&now)
+    }
+    fn start_scrub(&self, now: WallTime, bytes_per_s: u64) -> Result<()> {
+        self.store.usable()?;
+        self.with_scrub(|scrub| begin(scrub, now, bytes_per_s))?;
+        self.note_scrub()?;
+        self.scrubber.wanted.notify_one();
+        Ok(())
+    }
+}
+
+fn pause_of(bytes: u64, bytes_per_s: u64) -> Duration {
+    Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_s.max(1))) as u64)
+}
+
+enum Step {
+    Nothing,
+    Read { bytes: u64, bytes_per_s: u64 },
+}
+
+impl StorageNode {
+    pub(crate) fn scrub_target(&self, r: &ScrubTarget) -> Handled {
+        let asked = self.target(r.target).and_then(|target| {
+            if r.start {
+                target.start_scrub(self.env.clock.wall(), r.bytes_per_s)?;
+            }
+            let used = target.store.report().used;
+            target.with_scrub(|scrub| ScrubReport { used, pass: scrub.pass, last: scrub.last })
+        });
+        Handled::Now(asked.map(|report| Reply::new(&report)))
+    }
+    async fn scrub_some(&self, target: &Arc<Target>) -> Result<Step> {
+        if target.store.usable().is_err() {
+            return Ok(Step::Nothing);
+        }
+        let (now, used) = (self.env.clock.wall(), target.store.report().used);
+        let (under_way, after, bytes_per_s) = target.with_scrub(|scrub| {
+            let under_way = is_under_way(scrub, now, used);
+            (under_way, scrub.after, scrub.bytes_per_s)
+        })?;
+        if !under_way {
+            return Ok(Step::Nothing);
+        }
+        let cells = target.store.next_cells(after, CELLS_AT_ONCE)?;
+        let mut reads = Vec::new();
+        for cell in &cells {
+            if let Some(acting) = self.acting_for(target, *cell)? {
+                reads.push((acting, *cell));
+            }
+        }
+        let mut found = self.env.tasks.blocking(move || verify_all(&reads)).await?;
+        found.last = cells.last().copied();
+        let ended = cells.len() < CELLS_AT_ONCE;
+        let bytes = found.bytes + cells.len() as u64 * CELL_COST_BYTES;
+        let now = self.env.clock.wall().0;
+        let done = target.with_scrub(|scrub| {
+            // Another pass was asked for meanwhile.
+            if scrub.after != after {
+                return None;
+            }
+            let pass = scrub.pass.as_mut()?;
+            pass.cells += found.cells;
+            pass.bytes += found.bytes;
+            pass.damaged_cells += found.damaged_cells;
+            scrub.after = found.last.or(scrub.after);
+            if ended {
+                pass.ended_ns = Some(now);
+                scrub.last = scrub.pass;
+            }
+            scrub.pass.filter(|_| ended)
+        })?;
+        if let Some(ScrubPass { cells, bytes, damaged_cells, .. }) = done {
+            tracing::info!(target_id = %target.store.target, cells, bytes, damaged_cells, "scrubbed");
+        }
+        Ok(Step::Read { bytes, bytes_per_s })
+    }
+}
+
+/// Reads cells with their overlays where they are read from, else their bases. What is gone meanwhile
+/// counts for nothing.
+fn verify_all(reads: &[(Acting, CellId)]) -> Result<Found> {
+    let mut found = Found::default();
+    for (acting, cell) in reads {
+        let (store, scope) = (&acting.target.store, &acting.scope);
+        let verified = match usize::from(cell.index) == acting.position && scope.is_data(*cell) {
+            true => store.verify_merged(scope, *cell),
+            false => store.verify(scope, *cell),
+        };
+        match verified {
+            Ok(bytes) => (found.cells, found.bytes) = (found.cells + 1, found.bytes + bytes),
+            Err(Error { kind: ErrorKind::Damaged, .. }) => {
+                (found.cells, found.damaged_cells) = (found.cells + 1, found.damaged_cells + 1);
+            }
+            Err(e) if e.kind == ErrorKind::Io => return Err(e),
+            Err(_) => {}
+        }
+    }
+    Ok(found)
+}
