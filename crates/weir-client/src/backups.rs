@@ -1,4 +1,5 @@
-//! Backups as the metadata leader knows them: where they go, who makes one now. Asked each time, nothing is kept.
+//! Backups as the metadata leader knows them: where they go, who makes one now. Asked each time, nothing is
+//! kept.
 use crate::Client;
 use weir_proto::backup::{
     Backup, BackupDone, BackupList, BackupOutcome, BackupRetention, BackupSet, BackupTake, Backups,

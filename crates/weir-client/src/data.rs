@@ -1,8 +1,8 @@
 //! Fragments and overlays to targets: who is asked, what happens when one does not answer.
 //!
-//! Invariants: a write returns only when every live member of the group's newest map has it, and what is written
-//! carries the mask of the members that have not; fewer than k current members is an error that names the stripe;
-//! everything ends by its deadline. Knows nothing of sizes, leases, buffers or handles.
+//! Invariants: a write returns only when every live member of the group's newest map has it, and what is
+//! written carries the mask of the members that have not; fewer than k current members is an error that names
+//! the stripe; everything ends by its deadline. Knows nothing of sizes, leases, buffers or handles.
 use crate::join::{Join, join_all};
 use crate::latency;
 use crate::maps::MapsSeen;
@@ -28,15 +28,17 @@ use weir_proto::map::{ClusterMap, Group, Layout, Member, MemberState, Scheme, Ta
 use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Version};
 use weir_rpc::{Answered, Payload};
 
-/// One target may take this long for one call before the coordinator is asked to judge it: a loaded disk does a
-/// group commit of many fragments in well under a second.
+/// One target may take this long for one call before the coordinator is asked to judge it: a loaded disk does
+/// a group commit of many fragments in well under a second.
 const CALL_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a group is waited for that lacks members which do not return by themselves (their disks failed), counted from its last
-/// change. Who comes later learns of the loss at once. Members that are only away are waited for as long as the call may take.
+/// How long a group is waited for that lacks members which do not return by themselves (their disks failed),
+/// counted from its last change. Who comes later learns of the loss at once. Members that are only away are
+/// waited for as long as the call may take.
 const LOSS_PATIENCE: Duration = Duration::from_secs(12);
 /// A refused epoch means that a newer map is on its way.
 const MAP_PATIENCE: Duration = Duration::from_millis(500);
-/// Late reads that are decoded at the same time: each reads k times as much, and what is late may just be busy.
+/// Late reads that are decoded at the same time: each reads k times as much, and what is late may just be
+/// busy.
 const HEDGES_MAX: usize = 8;
 /// First pause before a live member is asked again; doubles up to a second.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
@@ -53,7 +55,8 @@ pub struct Data {
     pub latencies: Mutex<Latencies>,
     pub waits: Arc<Waits>,
     coders: Mutex<BTreeMap<Scheme, Arc<Coder>>>,
-    /// Groups that had too few members when somebody asked: under which epoch, and since when. At most one per group.
+    /// Groups that had too few members when somebody asked: under which epoch, and since when. At most one
+    /// per group.
     losses: Mutex<BTreeMap<PgId, (Epoch, Instant)>>,
 }
 
@@ -146,7 +149,8 @@ impl GroupView {
         missing.sort_by_key(|i| self.place(*i).target);
         missing.into_iter().map(|i| self.name_of(i)).collect::<Vec<_>>().join(", ")
     }
-    /// Who numbers the overlays of a data cell: the first current one of its own target and the parity targets.
+    /// Who numbers the overlays of a data cell: the first current one of its own target and the parity
+    /// targets.
     pub fn sequencer(&self, cell: u8, scheme: Scheme) -> Option<usize> {
         let parity = usize::from(scheme.data)..scheme.width();
         std::iter::once(usize::from(cell)).chain(parity).find(|i| self.state(*i) == MemberState::Current)
@@ -239,7 +243,8 @@ impl Data {
         let _ = self.cluster.wait_newer(version, patience).await;
     }
 
-    /// After members of a group have refused a call or not answered it: whether a newer map says who is to be asked now.
+    /// After members of a group have refused a call or not answered it: whether a newer map says who is to be
+    /// asked now.
     pub async fn is_regrouped(&self, view: &GroupView, deadline: Instant) -> bool {
         self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(deadline))).await;
         let (map, group) = (self.cluster.map(), view.group());
@@ -302,7 +307,8 @@ impl Data {
         }
     }
 
-    /// Until when it is worth waiting for the members that a group lacks. Each change of the group is new hope.
+    /// Until when it is worth waiting for the members that a group lacks. Each change of the group is new
+    /// hope.
     pub fn lost_until(&self, view: &GroupView, deadline: Instant) -> Instant {
         let (now, group) = (self.env.clock.now(), view.group());
         if may_return(&view.map, group) {
@@ -316,7 +322,8 @@ impl Data {
         deadline.min(loss.1 + LOSS_PATIENCE)
     }
 
-    /// Writes a whole stripe: k + m fragments. Returns under which epoch all live members have it. `again`: they may have it already.
+    /// Writes a whole stripe: k + m fragments. Returns under which epoch all live members have it. `again`:
+    /// they may have it already.
     pub async fn write_stripe(
         &self,
         s: StripeRef,
@@ -340,7 +347,8 @@ impl Data {
             Box::pin(async move {
                 if again || was {
                     match self.call(place.target, &mark, vec![], patience).await {
-                        // It was away, and what nobody else had then was taken for a write of which nothing came.
+                        // It was away, and what nobody else had then was taken for a write of which nothing
+                        // came.
                         Err(e) if e.kind == ErrorKind::NotFound => {}
                         marked => return marked.map(|_| ()),
                     }
@@ -357,7 +365,8 @@ impl Data {
         Ok(written.epoch)
     }
 
-    /// Every live member has the version: who lacks it takes it from others. Returns under which epoch. `NotFound`: too few have it.
+    /// Every live member has the version: who lacks it takes it from others. Returns under which epoch.
+    /// `NotFound`: too few have it.
     pub async fn hold_stripe(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<Epoch> {
         let send = |index: usize, place: Place, missing: MissingMask, _: bool| -> BoxFuture<'_, Result<()>> {
             let request = HoldStripe { place, cell: s.cell(index), version, missing, token_epoch };
@@ -368,8 +377,9 @@ impl Data {
         Ok(held.epoch)
     }
 
-    /// Commits a version that all live members have under `held`, at each that is not `done`. False: the group has moved on, and who is
-    /// live now must have it before anybody commits on: whoever commits is never alone with it, however many go away or die then.
+    /// Commits a version that all live members have under `held`, at each that is not `done`. False: the
+    /// group has moved on, and who is live now must have it before anybody commits on: whoever commits is
+    /// never alone with it, however many go away or die then.
     pub async fn commit_stripe(
         &self,
         s: StripeRef,
@@ -407,8 +417,8 @@ impl Data {
         self.on_live_members(&s, send).await.map(|_| ())
     }
 
-    /// Makes `send(index, place, missing, was)` succeed at every live member under one epoch of the group; `was`: the member did it
-    /// before, under an earlier one.
+    /// Makes `send(index, place, missing, was)` succeed at every live member under one epoch of the group;
+    /// `was`: the member did it before, under an earlier one.
     async fn on_live_members<'a, F>(&'a self, s: &StripeRef, send: F) -> Result<Everywhere>
     where
         F: Fn(usize, Place, MissingMask, bool) -> BoxFuture<'a, Result<()>>,
@@ -537,9 +547,9 @@ impl Data {
         })
     }
 
-    /// Whether a member that refused a write as stale takes other requests under the view's epoch. Then it was the write
-    /// that it refused, and no newer map will help. Otherwise one is on its way, which takes as long as this client is
-    /// cut off from the coordinator.
+    /// Whether a member that refused a write as stale takes other requests under the view's epoch. Then it
+    /// was the write that it refused, and no newer map will help. Otherwise one is on its way, which takes as
+    /// long as this client is cut off from the coordinator.
     async fn knows_no_newer(&self, s: &StripeRef, view: &GroupView, at: usize) -> bool {
         self.stat_cell(s, view, at, at).await.is_ok()
     }
@@ -628,8 +638,8 @@ impl Data {
         Ok(self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?.reply)
     }
 
-    /// Asks members of the stripe's group, under one map, until all who are asked answer: who does not goes down, or answers
-    /// the next time.
+    /// Asks members of the stripe's group, under one map, until all who are asked answer: who does not goes
+    /// down, or answers the next time.
     async fn ask_members<'a, T, F>(&'a self, s: &'a StripeRef, ask: F) -> Result<T>
     where
         F: Fn(GroupView) -> BoxFuture<'a, Result<T>>,
@@ -858,7 +868,8 @@ pub fn too_few(s: &StripeRef, current: usize) -> Error {
     Error::unavailable(format!("{s}: {current} of its targets are usable, {} are needed", s.k()))
 }
 
-/// Fragments of a stripe from its data cells (each at most a cell long, in order): parity and checksums computed once.
+/// Fragments of a stripe from its data cells (each at most a cell long, in order): parity and checksums
+/// computed once.
 pub fn encode(coder: &Coder, env: &Env, cells: Vec<Bytes>) -> Result<Vec<Fragment>> {
     let m = usize::from(coder.scheme().parity);
     let longest = cells.iter().map(Bytes::len).max().unwrap_or(0);

@@ -1,7 +1,8 @@
 //! Bytes of cells from targets: straight from the data cell's target, or decoded around it.
 //!
-//! Invariants: every byte returned passed its checksum; decoding uses fragments of one version only; "nothing there" is
-//! believed only if more members know nothing than may have lost what they knew (`hole.rs`). Knows nothing of file sizes, leases or caches.
+//! Invariants: every byte returned passed its checksum; decoding uses fragments of one version only; "nothing
+//! there" is believed only if more members know nothing than may have lost what they knew (`hole.rs`). Knows
+//! nothing of file sizes, leases or caches.
 use crate::data::{Data, GroupView, StripeRef, is_unreachable, too_few};
 use crate::hole::{self, Answer, Verdict};
 use crate::join::{Join, join_all};
@@ -20,11 +21,12 @@ use weir_proto::map::{Group, MemberState};
 use weir_proto::{Error, ErrorKind, Result, Seq, TargetId, Version};
 use weir_rpc::Answered;
 
-/// A seal or a commit may move the version under a reader; each try reads the newest. After so many in a row it takes its
-/// time: what refuses it may be the epoch, and the newer map does not come.
+/// A seal or a commit may move the version under a reader; each try reads the newest. After so many in a row
+/// it takes its time: what refuses it may be the epoch, and the newer map does not come.
 const QUICK_TRIES_MAX: u32 = 8;
 const MAP_PATIENCE: Duration = Duration::from_millis(500);
-/// A read that needs a member under repair waits this long for it: most groups are repaired in well under a second.
+/// A read that needs a member under repair waits this long for it: most groups are repaired in well under a
+/// second.
 const REPAIR_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a read that lacks fragments looks whether they can be had now, map or no map.
 const LOSS_PAUSE: Duration = Duration::from_millis(500);
@@ -100,7 +102,8 @@ impl Data {
                     let are_all_current = now.group().current_count() == s.layout.scheme.width();
                     let left = match are_all_current {
                         _ if now.group().is_lost() => Duration::ZERO,
-                        // Who was silent is down, or not, as soon as the coordinator says so; it may be down itself.
+                        // Who was silent is down, or not, as soon as the coordinator says so; it may be down
+                        // itself.
                         true if e.kind == ErrorKind::Unavailable => self.left(s.deadline),
                         true => Duration::ZERO,
                         false => self.left(until).min(self.left(s.deadline)),
@@ -125,8 +128,8 @@ impl Data {
         Err(Error::deadline(format!("read {s}: not done by the deadline: {last}")))
     }
 
-    /// Asks the cell's own target; if its answer is late also decodes from the others, and takes what comes first.
-    /// The outcome of decoding is returned if it ended without bytes.
+    /// Asks the cell's own target; if its answer is late also decodes from the others, and takes what comes
+    /// first. The outcome of decoding is returned if it ended without bytes.
     async fn read_hedged(
         &self,
         s: &StripeRef,
@@ -201,8 +204,8 @@ impl Data {
         })
     }
 
-    /// The member at `knows_nothing` knows nothing of a data cell: what the others say, all parity targets first. `Stale`: under the
-    /// newer map.
+    /// The member at `knows_nothing` knows nothing of a data cell: what the others say, all parity targets
+    /// first. `Stale`: under the newer map.
     async fn ask_of_hole(
         &self,
         s: &StripeRef,
@@ -254,7 +257,8 @@ impl Data {
             ReadCell { place, cell: s.cell(at), view: how, version, offset: range.start, len: range.len };
         let answered = self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?;
         let Answered { reply, payload, payload_crc } = answered;
-        // The bytes were read once, when they arrived: the sums of their blocks must give the sum of them all.
+        // The bytes were read once, when they arrived: the sums of their blocks must give the sum of them
+        // all.
         let of_blocks = checksum::crc_of_blocks(&reply.block_crcs, payload.len() as u64);
         let sums_right = of_blocks == Some(payload_crc);
         if !sums_right || payload.len() > range.len as usize {
@@ -304,7 +308,8 @@ impl Data {
                 match self.ask_of_hole(s, &view, range.index, anchor).await {
                     Err(e) => return self.moved(&view, e).await,
                     Ok(Verdict::Hole) => {}
-                    // What is being written may have come to others first, and to this parity target in a moment.
+                    // What is being written may have come to others first, and to this parity target in a
+                    // moment.
                     Ok(Verdict::Written)
                         if !(k..scheme.width()).any(|i| i != anchor && usable(&view, i, &bad)) =>
                     {
@@ -418,8 +423,8 @@ impl Data {
         }
     }
 
-    /// Fewer than k fragments can be had: the error that names the stripe. They are lost if nobody is down or silent who may come back
-    /// with one: a damaged file is in conflict for good.
+    /// Fewer than k fragments can be had: the error that names the stripe. They are lost if nobody is down or
+    /// silent who may come back with one: a damaged file is in conflict for good.
     fn lost(&self, s: &StripeRef, view: &GroupView, why: &Error, bad: &Bad) -> Error {
         let members = view.group().members.iter().enumerate();
         let down: Vec<String> = members
@@ -479,8 +484,8 @@ impl Data {
         }
     }
 
-    /// Which data cells of a stripe may have bytes, as a parity target knows it: it keeps a part of every base and a copy of
-    /// every overlay. Where nobody can be asked, all.
+    /// Which data cells of a stripe may have bytes, as a parity target knows it: it keeps a part of every
+    /// base and a copy of every overlay. Where nobody can be asked, all.
     pub async fn cells_with_data(&self, s: StripeRef) -> Vec<bool> {
         let scheme = s.layout.scheme;
         let all = vec![true; usize::from(scheme.data)];

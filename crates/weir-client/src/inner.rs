@@ -1,19 +1,18 @@
-//! What all parts of one client share: its inodes, open files, budget, and the ways to the leader and the targets.
+//! What all parts of one client share: its inodes, open files, budget, and the ways to the leader and the
+//! targets.
 //!
-//! Lock order: the ends of opens, the list of inodes, an inode's state, the cache, the list of dirty inodes, the list of
-//! accesses. No lock is held across a wait.
-use crate::accesses::Accesses;
+//! Lock order: the ends of opens, the list of inodes, an inode's state, the cache, the list of dirty inodes,
+//! the list of accesses. No lock is held across a wait.
 use crate::api::{ClientConfig, Forget, Handle, KernelCache, Loss, OpenMode, Stat};
 use crate::budget::Budget;
 use crate::cache::Cache;
-use crate::closes::Closes;
 use crate::data::{Data, StripeRef};
 use crate::inode::{Inode, State};
-use crate::locks::Locks;
-use crate::recall::Recalls;
-use crate::reservations::Reservations;
 use crate::session::{Holder, Session};
 use crate::status::Counters;
+use crate::table::{
+    accesses::Accesses, closes::Closes, locks::Locks, recalls::Recalls, reservations::Reservations,
+};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -26,8 +25,8 @@ use weir_proto::meta::{Attr, Entry, HeldLease, Lease, LeaseKind, Time};
 use weir_proto::volume::HeldReservation;
 use weir_proto::{Error, FileId, InodeId, NamespaceId, Result, Version, VolumeId};
 
-/// Stripes on their way to targets at once: enough to keep a dozen targets busy, few enough to bound the parity buffers. Counted
-/// in parts, so that many small files may be on their way where targets are far.
+/// Stripes on their way to targets at once: enough to keep a dozen targets busy, few enough to bound the
+/// parity buffers. Counted in parts, so that many small files may be on their way where targets are far.
 const STRIPES_IN_FLIGHT_MAX: usize = 12;
 pub const STRIPE_PARTS: u32 = 64;
 
@@ -159,8 +158,9 @@ impl Inner {
     pub fn cache(&self) -> MutexGuard<'_, Cache> {
         self.cache.lock().expect("no holder of the cache panics")
     }
-    /// Write-back looks at the inode from now on. These are called with its state locked, so nothing becomes dirty between the
-    /// look and the note; and the set is never handed out, so nobody waits for an inode's state while holding it.
+    /// Write-back looks at the inode from now on. These are called with its state locked, so nothing becomes
+    /// dirty between the look and the note; and the set is never handed out, so nobody waits for an inode's
+    /// state while holding it.
     pub fn note_dirty(&self, ino: InodeId) {
         self.dirty.lock().expect("no holder panics").insert(ino);
     }
@@ -184,6 +184,12 @@ impl Inner {
             self.inodes.lock().expect("no holder panics").values().cloned().collect();
         all.sort_by_key(|n| n.ino);
         all
+    }
+    /// Panics where an invariant of an inode's state, or of a table, does not hold.
+    pub fn check(&self) {
+        self.all_inodes().iter().for_each(|inode| inode.lock().check());
+        self.closes.lock().check();
+        self.locks.check();
     }
     pub fn inode_count(&self) -> usize {
         self.inodes.lock().expect("no holder panics").len()
@@ -211,11 +217,13 @@ impl Inner {
         self.named_at.store(revoke_clock, Ordering::SeqCst);
         revoke_clock
     }
-    /// Writers take even counters, seals odd ones, below those that a writer takes (see `WriteMode::Prepare`).
+    /// Writers take even counters, seals odd ones, below those that a writer takes (see
+    /// `WriteMode::Prepare`).
     pub fn next_version(&self) -> u32 {
         self.version_counter.fetch_add(2, Ordering::Relaxed)
     }
-    /// The next version, or `lowest` if that is higher. None is taken twice: one that was given up may be at a target.
+    /// The next version, or `lowest` if that is higher. None is taken twice: one that was given up may be at
+    /// a target.
     pub fn next_version_from(&self, token_epoch: u32, lowest: Version) -> Version {
         if lowest.token_epoch() == token_epoch {
             self.version_counter.fetch_max(lowest.counter(), Ordering::Relaxed);
@@ -228,8 +236,10 @@ impl Inner {
         let inode = self.inode(entry.attr.ino);
         let mut st = inode.lock();
         self.apply_to(&mut st, entry, revoke_clock);
-        let leased = st.lease != LeaseKind::None;
-        st.attr_lent |= leased;
+        let leased = st.lease.is_held();
+        if leased {
+            st.pages.note_lent();
+        }
         if leased { st.shown(true) } else { None }
             .unwrap_or_else(|| Stat { attr: entry.attr.clone(), leased })
     }
@@ -238,9 +248,10 @@ impl Inner {
         self.data.need_map(entry.lease.map_version);
         st.apply(entry, revoke_clock);
     }
-    /// The same of what the kernel did not ask for: where it keeps attributes that are others now, it asks again, soon.
+    /// The same of what the kernel did not ask for: where it keeps attributes that are others now, it asks
+    /// again, soon.
     pub fn apply_unasked(&self, st: &mut State, entry: &Entry, revoke_clock: u64) {
-        let before = if st.attr_lent { st.shown(true) } else { None };
+        let before = if st.pages.are_attributes_lent() { st.shown(true) } else { None };
         self.apply_to(st, entry, revoke_clock);
         let differs = |a: &Stat, b: &Stat| {
             // Access times are the kernel's business: it asks for them when it has read.
@@ -253,7 +264,7 @@ impl Inner {
         if let (Some(before), Some(now)) = (before, st.shown(true))
             && differs(&before, &now)
         {
-            st.attr_lent = false;
+            st.pages.note_not_lent();
             let (me, ino) = (self.arc(), entry.attr.ino);
             self.env.tasks.spawn("attributes are others now", async move {
                 me.invalidate(ino, Forget::Attributes).await;
@@ -264,12 +275,12 @@ impl Inner {
     pub fn apply_attr(&self, attr: &Attr, revoke_clock: u64) {
         let Some(inode) = self.known_inode(attr.ino) else { return };
         let mut st = inode.lock();
-        if st.lease != LeaseKind::None {
+        if st.lease.is_held() {
             let lease = Lease {
                 kind: LeaseKind::None,
                 token_epoch: 0,
-                recover: st.recover,
-                data_end: st.data_end,
+                recover: st.lease.needs_recovery(),
+                data_end: st.write.data_end(),
                 limited: VolumeId(0),
                 map_version: 0,
             };
@@ -315,7 +326,8 @@ impl Inner {
     pub fn stripe_ref(&self, ino: InodeId, layout: Layout, stripe: u64, deadline: Instant) -> StripeRef {
         StripeRef { file: self.file_id(ino), layout, stripe, deadline }
     }
-    /// After a time without a word from the leader: finds out what is left, before anything is done on the strength of it.
+    /// After a time without a word from the leader: finds out what is left, before anything is done on the
+    /// strength of it.
     pub async fn sure_of_leases(&self) -> Result<()> {
         if !self.leases_hold() {
             self.session.check(self.deadline()).await?;
@@ -353,34 +365,33 @@ pub fn layout_of(st: &State, ino: InodeId) -> Result<Layout> {
 }
 
 impl OpenFile {
-    /// Whatever waits asks again before it writes: a lock may have been lost meanwhile that this was to be written under.
+    /// Whatever waits asks again before it writes: a lock may have been lost meanwhile that this was to be
+    /// written under.
     pub fn works(&self) -> Result<()> {
         self.broken.get().map_or(Ok(()), |e| Err(e.clone()))
     }
-    /// A write-back error that no `fsync` nor `close` of this handle has reported yet. It stays one: what a write says
-    /// may be lost, for the kernel makes a short one of a long write whose later part fails.
+    /// A write-back error that no `fsync` nor `close` of this handle has reported yet. It stays one: what a
+    /// write says may be lost, for the kernel makes a short one of a long write whose later part fails.
     pub fn new_error(&self, st: &State) -> Result<()> {
         let reported =
             self.errors_synced.load(Ordering::Acquire).max(self.errors_closed.load(Ordering::Acquire));
         error_since(reported, st)
     }
-    /// The same, for an `fsync`, which tells what a `close` of a copy of the descriptor may have told already.
+    /// The same, for an `fsync`, which tells what a `close` of a copy of the descriptor may have told
+    /// already.
     pub fn report_synced(&self, st: &State) -> Result<()> {
-        error_since(self.errors_synced.swap(st.error_count, Ordering::AcqRel), st)
+        error_since(self.errors_synced.swap(st.errors.count(), Ordering::AcqRel), st)
     }
     /// The same, for a `close`.
     pub fn report_closed(&self, st: &State) -> Result<()> {
         let news = self.new_error(st);
-        self.errors_closed.store(st.error_count, Ordering::Release);
+        self.errors_closed.store(st.errors.count(), Ordering::Release);
         news
     }
 }
 
 fn error_since(reported: u64, st: &State) -> Result<()> {
-    match &st.error {
-        Some(e) if reported < st.error_count => Err(e.clone()),
-        _ => Ok(()),
-    }
+    st.errors.since(reported).map_or(Ok(()), |e| Err(e.clone()))
 }
 
 impl Holder for Inner {
@@ -414,8 +425,8 @@ impl Holder for Inner {
         for inode in self.all_inodes() {
             {
                 let mut st = inode.lock();
-                st.mark_named(revoke_clock);
-                st.append_token = false;
+                st.lease.mark_named(revoke_clock);
+                st.lease.take_append_token();
             }
             self.lose_lease(&inode, "the session expired");
         }
@@ -434,10 +445,8 @@ impl Inner {
             self.note_loss(inode.ino, &e);
             st.fail(e);
         }
-        st.dirty.clear();
-        st.dirty_since = None;
+        st.write.lose();
         st.accessed = None;
-        st.unreported_end = None; // the leader has the file recovered
         st.lower_lease(LeaseKind::None);
         self.settle_reservation(&mut st);
         self.cache().remove_inode(inode.ino);

@@ -9,7 +9,7 @@ use crate::crash_points;
 use crate::data::{Done, Overlay, StripeRef};
 use crate::flush::check_write_generation;
 use crate::inner::{Inner, layout_of};
-use crate::inode::{Declared, Dropping, Inline, Inode, State};
+use crate::inode::{Inline, Inode, State};
 use crate::plan::{Occasion, first_stripe_past};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -39,7 +39,8 @@ const RECOVERY_POLL: Duration = Duration::from_millis(50);
 /// A read for pages waits so long for a revoke that has them dropped. That may itself wait for pages that
 /// this read has locked: then the read goes first, under the lease that is still here.
 const PAGES_PAUSE: Duration = Duration::from_millis(5);
-/// Who asks for attributes waits so long for pages that no lease protects: a read of them may hang at a target.
+/// Who asks for attributes waits so long for pages that no lease protects: a read of them may hang at a
+/// target.
 const UNPROTECTED_PAGES_PAUSE: Duration = Duration::from_millis(100);
 
 /// Bytes that are being sent past what others might cache: a revoke that comes meanwhile waits for them.
@@ -50,7 +51,7 @@ pub struct DirectSend<'a> {
 
 impl Drop for DirectSend<'_> {
     fn drop(&mut self) {
-        self.inode.lock().end_send(self.counted_by);
+        self.inode.lock().lease.end_send(self.counted_by);
         self.inode.changed.notify_waiters();
     }
 }
@@ -61,13 +62,13 @@ pub struct UnprotectedPages(Arc<Inode>);
 impl UnprotectedPages {
     /// `st`: of that node; not to be locked where this is dropped.
     pub fn of(inode: &Arc<Inode>, st: &mut State) -> UnprotectedPages {
-        st.unprotected_pages += 1;
+        st.pages.begin_unprotected();
         UnprotectedPages(inode.clone())
     }
 }
 impl Drop for UnprotectedPages {
     fn drop(&mut self) {
-        self.0.lock().unprotected_pages -= 1;
+        self.0.lock().pages.end_unprotected();
         self.0.changed.notify_waiters();
     }
 }
@@ -154,14 +155,14 @@ impl Inner {
     /// Gives the lease back, down to `keep`. Errors of write-back stay with the file's handles.
     pub async fn revoke(&self, inode: &Arc<Inode>, mut keep: LeaseKind) {
         self.counters.revokes.fetch_add(1, Relaxed);
-        let revoke = inode.lock().revokes();
+        let revoke = inode.lock().lease.revokes();
         self.wait_for_sends(inode, revoke).await;
         if keep == LeaseKind::None {
             self.end_loans(inode).await;
         }
         {
             let mut st = inode.lock();
-            if st.lease <= keep {
+            if st.lease.kind() <= keep {
                 if keep == LeaseKind::None {
                     st.loans.end();
                 }
@@ -171,18 +172,18 @@ impl Inner {
         let mut old_pages = if keep == LeaseKind::None { vec![Forget::All] } else { Vec::new() };
         let mut in_doubt_reported = false;
         for round in 0.. {
-            // Under a right to read nothing is changed. To wait for a flush, which may itself wait for others' leases, would
-            // be to wait in a circle.
+            // Under a right to read nothing is changed. To wait for a flush, which may itself wait for
+            // others' leases, would be to wait in a circle.
             let writes = {
                 let st = inode.lock();
-                (st.lease == LeaseKind::Write && !in_doubt_reported) || st.is_unsaved()
+                (st.lease.is_write() && !in_doubt_reported) || st.is_unsaved()
             };
             if writes {
                 // Errors are kept by the inode and told to its handles: the lease goes back all the same.
                 let _ = self.flush(inode, Occasion::Closing, keep == LeaseKind::None).await;
             }
             if keep == LeaseKind::None {
-                inode.lock().dropping.get_or_insert_default();
+                inode.lock().pages.begin_dropping();
             }
             for part in std::mem::take(&mut old_pages) {
                 self.invalidate(inode.ino, part).await;
@@ -192,14 +193,15 @@ impl Inner {
             {
                 let mut st = inode.lock();
                 // Pages that were filled since are old as soon as the lease is gone: they go first.
-                let filled = st.dropping.as_mut().map_or(Vec::new(), Dropping::take_filled);
+                let filled = st.pages.take_filled();
                 old_pages.extend(filled.into_iter().map(|(from, to)| Forget::Part(from, to - from)));
-                let written = (st.is_unsaved() || st.has_sends_before(u64::MAX)) && round < REVOKE_ROUNDS;
+                let written =
+                    (st.is_unsaved() || st.lease.has_sends_before(u64::MAX)) && round < REVOKE_ROUNDS;
                 if written && keep == LeaseKind::None {
                     old_pages = vec![Forget::All]; // to write is to fill pages, too
                 }
                 if written || (!old_pages.is_empty() && round < PAGE_ROUNDS) {
-                    st.closing_lease = in_doubt_reported || round + 1 >= REVOKE_ROUNDS;
+                    st.lease.note_closing(in_doubt_reported || round + 1 >= REVOKE_ROUNDS);
                     continue;
                 }
                 if in_doubt_reported || !st.is_in_doubt() {
@@ -207,7 +209,7 @@ impl Inner {
                     self.drop_under_lease(inode, &mut st, keep);
                     break;
                 }
-                st.closing_lease = true;
+                st.lease.note_closing(true);
             }
             self.leave_in_doubt(inode).await;
             in_doubt_reported = true;
@@ -225,7 +227,8 @@ impl Inner {
         }
     }
 
-    /// The kernel drops the file's pages, soon: who waits for the answer to a read or write has some of them locked.
+    /// The kernel drops the file's pages, soon: who waits for the answer to a read or write has some of them
+    /// locked.
     pub fn drop_unprotected_pages(&self, unprotected: UnprotectedPages) {
         let me = self.arc();
         self.env.tasks.spawn("drop unprotected pages", async move {
@@ -234,13 +237,14 @@ impl Inner {
         });
     }
 
-    /// Before the kernel hears of a size: it would show the rest of a page from before that, zeros, as part of the file.
+    /// Before the kernel hears of a size: it would show the rest of a page from before that, zeros, as part
+    /// of the file.
     pub async fn wait_for_unprotected_pages(&self, inode: &Inode) {
         let until = self.env.clock.now() + UNPROTECTED_PAGES_PAUSE;
         loop {
             let changed = inode.changed.notified();
             let left = until.since(self.env.clock.now());
-            if inode.lock().unprotected_pages == 0 || left.is_zero() {
+            if !inode.lock().pages.has_unprotected() || left.is_zero() {
                 return;
             }
             let _ = self.env.clock.timeout(left, changed).await; // looks again either way
@@ -256,10 +260,10 @@ impl Inner {
             tracing::error!("{e}");
             self.note_loss(inode.ino, &e);
             st.fail(e);
-            st.dirty.clear();
+            st.write.drop_dirty();
         }
-        st.closing_lease = false;
-        st.dropping = None;
+        st.lease.note_closing(false);
+        st.pages.end_dropping();
         st.lower_lease(keep);
         self.settle_reservation(st);
         if keep == LeaseKind::None {
@@ -268,10 +272,10 @@ impl Inner {
         self.forget_if_saved(inode.ino, st);
     }
 
-    /// The right to write is about to be given back, and a write that failed has left a stripe in doubt: returns when the leader
-    /// knows, which has the file recovered.
+    /// The right to write is about to be given back, and a write that failed has left a stripe in doubt:
+    /// returns when the leader knows, which has the file recovered.
     async fn leave_in_doubt(&self, inode: &Inode) {
-        let (ino, write_generation) = (inode.ino, inode.lock().write_generation);
+        let (ino, write_generation) = (inode.ino, inode.lock().write.generation());
         let still = || check_write_generation(inode, write_generation);
         loop {
             let reported =
@@ -288,7 +292,7 @@ impl Inner {
     async fn wait_for_sends(&self, inode: &Inode, revoke: u64) {
         loop {
             let changed = inode.changed.notified();
-            if !inode.lock().has_sends_before(revoke) {
+            if !inode.lock().lease.has_sends_before(revoke) {
                 return;
             }
             changed.await;
@@ -304,7 +308,7 @@ impl Inner {
             {
                 let mut st = inode.lock();
                 if st.may_send() {
-                    return Ok(DirectSend { inode, counted_by: st.begin_send() });
+                    return Ok(DirectSend { inode, counted_by: st.lease.begin_send() });
                 }
             }
             if self.data.left(deadline).is_zero() {
@@ -313,7 +317,7 @@ impl Inner {
                     inode.ino
                 )));
             }
-            if inode.lock().declared == Declared::Unclean {
+            if inode.lock().write.is_declared_unclean() {
                 self.acquire(inode, LeaseKind::Write).await?;
             } else {
                 self.mark(inode).await?;
@@ -321,26 +325,27 @@ impl Inner {
         }
     }
 
-    /// Returns when the leader knows that something uncommitted may be on targets from now on. Of all that is sent at once the
-    /// first asks, and nothing goes before the answer.
+    /// Returns when the leader knows that something uncommitted may be on targets from now on. Of all that is
+    /// sent at once the first asks, and nothing goes before the answer.
     pub async fn mark(&self, inode: &Inode) -> Result<()> {
-        while inode.lock().declared != Declared::Unclean {
+        while !inode.lock().write.is_declared_unclean() {
             let _one = inode.marking.lock().await;
             let reported = self.tick_revoke_clock();
-            if inode.lock().declared.is_clean_by_now(reported) {
+            if inode.lock().write.is_clean_by_now(reported) {
                 self.acquire(inode, LeaseKind::Write).await?;
             }
         }
         Ok(())
     }
 
-    /// Asks for a lease for bytes that the kernel will keep as pages, of a file that was opened under a lease and is shared now.
-    /// Not where this client writes it, too: two such would each wait, with pages locked, for the other's.
+    /// Asks for a lease for bytes that the kernel will keep as pages, of a file that was opened under a lease
+    /// and is shared now. Not where this client writes it, too: two such would each wait, with pages locked,
+    /// for the other's.
     pub async fn lease_for_pages(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
         self.wait_for_dropping(inode, from, to).await;
         let asks = {
             let st = inode.lock();
-            st.lease == LeaseKind::None && st.open_write == 0
+            !st.lease.is_held() && !st.opens.is_for_writing()
         };
         if asks {
             self.acquire(inode, LeaseKind::Read).await?;
@@ -350,14 +355,13 @@ impl Inner {
 
     /// A read for pages of `from..to` waits for the revoke that has others dropped.
     async fn wait_for_dropping(&self, inode: &Inode, from: u64, to: u64) {
-        match &mut inode.lock().dropping {
-            Some(dropping) => dropping.begin_wait(from, to),
-            None => return,
+        if !inode.lock().pages.begin_wait(from, to) {
+            return;
         }
         let until = self.env.clock.now() + PAGES_PAUSE;
         loop {
             let changed = inode.changed.notified();
-            if inode.lock().dropping.is_none() {
+            if !inode.lock().pages.is_dropping() {
                 return;
             }
             let left = until.since(self.env.clock.now());
@@ -366,9 +370,7 @@ impl Inner {
             }
             let _ = self.env.clock.timeout(left, changed).await; // looks again either way
         }
-        if let Some(dropping) = &mut inode.lock().dropping {
-            dropping.end_wait(from, to);
-        }
+        inode.lock().pages.end_wait(from, to);
     }
 
     pub async fn invalidate(&self, ino: InodeId, what: Forget) {
@@ -383,7 +385,7 @@ impl Inner {
             let mut st = inode.lock();
             // The kernel may have been told of it again meanwhile.
             let in_use = !st.forgotten || st.loans.are_open(self.env.clock.now());
-            if st.is_dirty() || st.lease == LeaseKind::None || in_use {
+            if st.is_dirty() || !st.lease.is_held() || in_use {
                 return Ok(());
             }
             st.mark_revoked(self.tick_revoke_clock(), LeaseKind::None);
@@ -402,7 +404,7 @@ impl Inner {
     /// Asks for a lease; what is held afterwards.
     pub async fn acquire(&self, inode: &Inode, kind: LeaseKind) -> Result<LeaseKind> {
         self.ask_lease(inode, kind, false).await?;
-        Ok(inode.lock().lease)
+        Ok(inode.lock().lease.kind())
     }
 
     pub async fn ask_lease(&self, inode: &Inode, kind: LeaseKind, renew: bool) -> Result<Entry> {
@@ -413,9 +415,9 @@ impl Inner {
         self.apply(&entry, revoke_clock);
         if kind == LeaseKind::Write {
             let mut st = inode.lock();
-            st.declared.asked_for_write(revoke_clock);
-            st.limited = entry.lease.limited;
-            if st.lease < LeaseKind::Write {
+            st.write.asked_for_write(revoke_clock);
+            st.quota.note_limit(entry.lease.limited);
+            if !st.lease.is_write() {
                 st.note_direct(revoke_clock);
             }
         }
@@ -445,7 +447,7 @@ impl Inner {
         loop {
             self.wait_to_recover(inode, deadline).await?;
             let _one = inode.flushing.lock().await;
-            if !inode.lock().recover {
+            if !inode.lock().lease.needs_recovery() {
                 return Ok(());
             }
             // Others of this client may have given the right back meanwhile.
@@ -453,7 +455,8 @@ impl Inner {
                 continue;
             }
             match self.recover_locked(inode).await {
-                // Another open of this client took the right to write anew meanwhile: once more, under its epoch.
+                // Another open of this client took the right to write anew meanwhile: once more, under its
+                // epoch.
                 Err(e) if e.kind == ErrorKind::Stale && crossed < RECOVERIES_MAX => {
                     crossed += 1;
                     tracing::debug!("file {}: {e}", inode.ino);
@@ -466,9 +469,9 @@ impl Inner {
     /// Until this client may recover the file, or another one has. Without the lock on flushes: the holder of
     /// its append token needs that to end it, and until then nobody gets the right.
     async fn wait_to_recover(&self, inode: &Inode, deadline: Instant) -> Result<()> {
-        while inode.lock().recover {
+        while inode.lock().lease.needs_recovery() {
             let granted = self.acquire(inode, LeaseKind::Write).await?;
-            if inode.lock().recover && self.data.left(deadline).is_zero() {
+            if inode.lock().lease.needs_recovery() && self.data.left(deadline).is_zero() {
                 return Err(Error::deadline(format!(
                     "file {}: its last writer died, and its recovery by another client does not end",
                     inode.ino
@@ -486,7 +489,13 @@ impl Inner {
         let (layout, object, size, token_epoch, recover) = {
             let st = inode.lock();
             let layout = layout_of(&st, inode.ino);
-            (layout, st.object(inode.ino), st.committed_size(), st.token_epoch, st.recover)
+            (
+                layout,
+                st.object(inode.ino),
+                st.committed_size(),
+                st.lease.token_epoch(),
+                st.lease.needs_recovery(),
+            )
         };
         if !recover {
             return Ok(());
@@ -516,16 +525,18 @@ impl Inner {
         tracing::info!("file {ino}: recovered after its writer's death, {size} bytes");
         self.apply(&entry, revoke_clock);
         let mut st = inode.lock();
-        st.recover = false;
-        st.tail_clean = st.lease == LeaseKind::Write;
+        st.lease.note_recovery(false);
+        let is_ours = st.lease.is_write();
+        st.write.note_tail(is_ours);
         Ok(())
     }
 
-    /// A prepared stripe of a dead writer, or of a failed write: one committed fragment, or k prepared ones, commit it; fewer drop it.
+    /// A prepared stripe of a dead writer, or of a failed write: one committed fragment, or k prepared ones,
+    /// commit it; fewer drop it.
     pub async fn decide(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<()> {
         loop {
-            // Of all who are current: one that only did not answer may be the one that has committed it; and who is behind may have
-            // what was given up while it was away.
+            // Of all who are current: one that only did not answer may be the one that has committed it; and
+            // who is behind may have what was given up while it was away.
             let stats = self.data.stat_current(&s).await?;
             let is_committed = stats.iter().any(|stat| stat.base == version);
             let prepared = stats.iter().filter(|stat| stat.prepared.contains(&version)).count();
@@ -563,9 +574,9 @@ impl Inner {
     ) -> Result<()> {
         let stripe = layout.stripe_of(size);
         let stripe_end = layout.stripe_start(stripe) + layout.stripe_bytes();
-        // A stripe that is at home only comes back without what is past the size. It may have come back with it, before the
-        // file was truncated: what was known of that is old.
-        inode.lock().evicted = None;
+        // A stripe that is at home only comes back without what is past the size. It may have come back with
+        // it, before the file was truncated: what was known of that is old.
+        inode.lock().tier.forget_evicted();
         let comes_clean =
             self.is_away(inode, size, size + 1).await? || self.has_layers(inode, size, size + 1).await?;
         if size.is_multiple_of(layout.stripe_bytes()) || comes_clean {
@@ -598,11 +609,12 @@ impl Inner {
     /// False: the right to write came anew meanwhile, so others may have written and truncated.
     async fn clean_once(&self, inode: &Inode) -> Result<bool> {
         let layout = layout_of(&inode.lock(), inode.ino)?;
-        // A token epoch of its own: nothing older past the size that came with it counts any more, whoever wrote it.
+        // A token epoch of its own: nothing older past the size that came with it counts any more, whoever
+        // wrote it.
         let entry = self.ask_lease(inode, LeaseKind::Write, true).await?;
         let (write_generation, is_alone) = {
             let st = inode.lock();
-            (st.write_generation, st.lease == LeaseKind::Write || st.append_token)
+            (st.write.generation(), st.lease.is_write() || st.lease.has_append_token())
         };
         if !is_alone {
             // What others write past the size from now on is not old.
@@ -620,12 +632,14 @@ impl Inner {
         }
         {
             let mut st = inode.lock();
-            if st.lease == LeaseKind::Write {
-                let same = st.write_generation == write_generation;
-                st.tail_clean |= same;
+            if st.lease.is_write() {
+                let same = st.write.generation() == write_generation;
+                if same {
+                    st.write.note_tail(true);
+                }
                 return Ok(same);
             }
-            st.sent_end = st.sent_end.min(size); // what was sent past it before is cleaned, too
+            st.write.note_cleaned_past(size); // also what was sent past it before
         }
         if entry.lease.recover {
             return Ok(true); // another writer died: whoever recovers the file says it
@@ -656,7 +670,7 @@ impl Inner {
         }
         let idle = |inode: &Arc<Inode>| {
             let st = inode.lock();
-            st.forgotten && st.open_read + st.open_write == 0 && !st.is_dirty() && !st.is_in_doubt()
+            st.forgotten && !st.opens.is_open() && !st.is_dirty() && !st.is_in_doubt()
         };
         let idle: Vec<_> =
             self.all_inodes().into_iter().filter(idle).take(excess.min(GIVE_BACK_MAX)).collect();
@@ -668,7 +682,7 @@ impl Inner {
             // A lookup may have brought it back meanwhile.
             let still_idle = {
                 let st = inode.lock();
-                st.forgotten && st.lease == LeaseKind::None
+                st.forgotten && !st.lease.is_held()
             };
             if still_idle {
                 self.remove_unused_inode(&inode);

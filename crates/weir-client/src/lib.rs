@@ -1,9 +1,9 @@
 //! Files over stripes over cells: what an application's reads, writes and names become on targets and at the
 //! metadata leader.
 //!
-//! Invariants: nothing is cached without a lease; an acknowledged byte is in a dirty buffer or on targets, never
-//! nowhere; no byte that fails its checksum is returned; memory stays within one budget.
-//! Knows nothing of FUSE, Python or HTTP.
+//! Invariants: nothing is cached without a lease; an acknowledged byte is in a dirty buffer or on targets,
+//! never nowhere; no byte that fails its checksum is returned; memory stays within one budget. Knows nothing
+//! of FUSE, Python or HTTP.
 #![forbid(unsafe_code)]
 
 mod accesses;
@@ -44,6 +44,7 @@ mod session;
 mod shipping;
 mod snapshot_file;
 mod status;
+mod table;
 mod volumes;
 mod waits;
 mod write;
@@ -54,11 +55,11 @@ pub use api::{
 };
 pub use backups::BackupEdit;
 pub use lent::LOAN as NAME_LOAN;
-pub use locks::{InTheWay, LockWish, Locked};
 pub use recall::Recall;
 pub use seek::COPY_BYTES_MAX;
 pub use shipping::NewRelation;
 pub use snapshot_file::SnapshotFile;
+pub use table::locks::{InTheWay, LockWish, Locked};
 pub use volumes::{NewVolume, VolumeEdit};
 pub use waits::Waiting;
 
@@ -92,7 +93,8 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
 const REPORT_EVERY: Duration = Duration::from_secs(5);
 const REPORT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// One client of a namespace: one per mount or library user. Cheap to clone; its tasks end with the last clone.
+/// One client of a namespace: one per mount or library user. Cheap to clone; its tasks end with the last
+/// clone.
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,
@@ -177,12 +179,13 @@ impl Client {
     pub async fn getattr(&self, ino: InodeId) -> Result<Stat> {
         self.inner.getattr(ino).await
     }
-    /// What was known last of an inode that is gone, for a program that has it open without the client's knowledge: a directory, a
-    /// pipe, somebody's working directory.
+    /// What was known last of an inode that is gone, for a program that has it open without the client's
+    /// knowledge: a directory, a pipe, somebody's working directory.
     pub fn last_attr(&self, ino: InodeId) -> Option<Stat> {
         self.inner.last_attr(ino)
     }
-    /// `handle`: an open file through which a size is set (then its rights count, not those of the file's mode).
+    /// `handle`: an open file through which a size is set (then its rights count, not those of the file's
+    /// mode).
     pub async fn setattr(
         &self,
         cred: &Cred,
@@ -286,8 +289,8 @@ impl Client {
     pub async fn usage(&self, dir: InodeId) -> Result<Usage> {
         self.inner.usage(dir).await
     }
-    /// Whether the kernel may keep for [`NAME_LOAN`] that a name leads there, or nowhere: asked when the answer that says so is about
-    /// to be sent. False: it must ask each time.
+    /// Whether the kernel may keep for [`NAME_LOAN`] that a name leads there, or nowhere: asked when the
+    /// answer that says so is about to be sent. False: it must ask each time.
     pub fn lend_name(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> bool {
         self.inner.lend_name(dir, name, leads_to)
     }
@@ -310,7 +313,8 @@ impl Client {
     ) -> Result<Opened> {
         self.inner.create(cred, parent, name, mode.into(), exclusive, open).await
     }
-    /// A file without a name, opened for writing: [`Client::link`] may give it one, else it goes with its last close.
+    /// A file without a name, opened for writing: [`Client::link`] may give it one, else it goes with its
+    /// last close.
     pub async fn create_nameless(
         &self,
         cred: &Cred,
@@ -325,18 +329,19 @@ impl Client {
     pub fn may_open_unasked(&self, uid: u32) -> bool {
         self.inner.may_open_unasked(uid)
     }
-    /// Opens a file for reading without a message; `None`: use [`Client::open`]. That the caller may read it is for the caller to know.
+    /// Opens a file for reading without a message; `None`: use [`Client::open`]. That the caller may read it
+    /// is for the caller to know.
     pub fn try_open(&self, ino: InodeId, open: OpenMode) -> Option<Opened> {
         self.inner.try_reopen(ino, open)
     }
     pub async fn open(&self, cred: &Cred, ino: InodeId, open: OpenMode) -> Result<Opened> {
         self.inner.open(cred, ino, open).await
     }
-    /// Whether a close of this file has nothing to do but to end: nothing to save, no locks of the process to release. Asked when it is
-    /// opened.
+    /// Whether a close of this file has nothing to do but to end: nothing to save, no locks of the process to
+    /// release. Asked when it is opened.
     pub fn closes_quietly(&self, handle: Handle) -> bool {
         self.inner.open_file(handle).is_some_and(|file| {
-            let quietly = !file.mode.write && !file.inode.lock().closes_unlock;
+            let quietly = !file.mode.write && !file.inode.lock().opens.closes_unlock();
             file.closes_quietly.store(quietly, Ordering::Relaxed);
             quietly
         })
@@ -383,7 +388,8 @@ impl Client {
     pub async fn fallocate(&self, handle: Handle, what: Allocate, offset: u64, len: u64) -> Result<()> {
         self.inner.fallocate(handle, what, offset, len).await
     }
-    /// Copies between open files; how many bytes, fewer only at the end of `from` or where more would take long.
+    /// Copies between open files; how many bytes, fewer only at the end of `from` or where more would take
+    /// long.
     pub async fn copy_range(
         &self,
         from: Handle,
@@ -394,7 +400,8 @@ impl Client {
     ) -> Result<u64> {
         self.inner.copy_range(from, from_at, to, to_at, len).await
     }
-    /// The kernel drops all pages of the file before anybody reads through this handle, which was just opened.
+    /// The kernel drops all pages of the file before anybody reads through this handle, which was just
+    /// opened.
     pub fn drops_pages(&self, handle: Handle) {
         self.inner.drops_pages(handle)
     }
@@ -428,6 +435,10 @@ impl Client {
     }
     pub fn status(&self) -> ClientStatus {
         self.inner.counters.snapshot(&self.inner.budget)
+    }
+    /// For simulators and tests: panics where an invariant of what is known here does not hold.
+    pub fn check(&self) {
+        self.inner.check()
     }
     /// On the clock of [`Waiting::since`].
     pub fn now(&self) -> Instant {
@@ -469,8 +480,8 @@ impl Client {
     pub fn may_wait_for_home(&self, handle: Handle) -> bool {
         self.inner.may_wait_for_home(handle)
     }
-    /// Waits until `len` bytes from `offset` (`None`: the end of the file) on are here. Reads and writes do so themselves,
-    /// but this may be dropped at any time.
+    /// Waits until `len` bytes from `offset` (`None`: the end of the file) on are here. Reads and writes do
+    /// so themselves, but this may be dropped at any time.
     pub async fn bring_back(&self, handle: Handle, offset: Option<u64>, len: usize) -> Result<()> {
         self.inner.bring_back_for(handle, offset, len).await
     }

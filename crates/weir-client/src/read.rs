@@ -1,7 +1,9 @@
-//! Reads of applications: newest first, from dirty buffers, stripes on their way, inline bytes, the cache, targets.
+//! Reads of applications: newest first, from dirty buffers, stripes on their way, inline bytes, the cache,
+//! targets.
 //!
-//! Invariants: nothing is kept without a lease; bytes fetched while the file changed are returned but not kept; a read never
-//! waits for the leader while a lease covers it. Parts are shared, not copied, but for bytes that may still change.
+//! Invariants: nothing is kept without a lease; bytes fetched while the file changed are returned but not
+//! kept; a read never waits for the leader while a lease covers it. Parts are shared, not copied, but for
+//! bytes that may still change.
 use crate::api::Handle;
 use crate::fetch::{CellRange, Part};
 use crate::inner::{Inner, OpenFile, layout_of};
@@ -17,7 +19,6 @@ use std::time::Duration;
 use weir_env::{BoxFuture, Instant};
 use weir_proto::data::CHECKSUM_BLOCK;
 use weir_proto::map::Layout;
-use weir_proto::meta::LeaseKind;
 use weir_proto::snapshot::Layer;
 use weir_proto::{Error, InodeId, MIB, Result};
 
@@ -26,7 +27,8 @@ static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 const INSISTS_MAX: Duration = Duration::from_secs(15);
 /// Bytes fetched for one read at a time.
 const FETCH_BYTES_MAX: u64 = 16 << 20;
-/// A read for pages whose lease is taken away at once asks again after a pause, which grows up to so many of these.
+/// A read for pages whose lease is taken away at once asks again after a pause, which grows up to so many of
+/// these.
 const UNLEASED_PAUSE: Duration = Duration::from_micros(500);
 const UNLEASED_PAUSES_MAX: u32 = 16;
 
@@ -64,10 +66,10 @@ pub struct Seen {
 impl State {
     pub fn seen(&self) -> Seen {
         Seen {
-            leased: self.lease != LeaseKind::None,
-            leases_lost: self.leases_lost,
-            evictions: self.evictions,
-            token_epoch: self.token_epoch,
+            leased: self.lease.is_held(),
+            leases_lost: self.pages.leases_lost(),
+            evictions: self.tier.evictions(),
+            token_epoch: self.lease.token_epoch(),
         }
     }
 }
@@ -154,11 +156,11 @@ impl Inner {
         }
         let local = {
             let mut st = file.inode.lock();
-            if st.lease == LeaseKind::None || st.recover || st.inline == Inline::Unknown {
+            if !st.lease.is_held() || st.lease.needs_recovery() || st.inline == Inline::Unknown {
                 return None;
             }
             let for_pages = file.kernel_cache.load(Relaxed);
-            if for_pages && st.dropping.is_some() {
+            if for_pages && st.pages.is_dropping() {
                 return None;
             }
             let local = match self.look(&file.inode, &mut st, offset, len) {
@@ -188,7 +190,7 @@ impl Inner {
 
     pub fn drops_pages(&self, handle: Handle) {
         if let Ok(file) = self.handle(handle) {
-            let _ = file.dropped_pages.set(file.inode.lock().leases_lost); // opened once
+            let _ = file.dropped_pages.set(file.inode.lock().pages.leases_lost()); // opened once
         }
     }
 
@@ -287,11 +289,11 @@ impl Inner {
             let local = {
                 let mut st = inode.lock();
                 let is_known = st.inline != Inline::Unknown;
-                if for_pages && insists && st.lease == LeaseKind::None && st.open_write == 0 {
+                if for_pages && insists && !st.lease.is_held() && !st.opens.is_for_writing() {
                     return Ok(Read::Unleased);
                 }
-                if let Some(dropping) = st.dropping.as_mut().filter(|_| for_pages) {
-                    dropping.note_fill(offset, offset.saturating_add(len as u64));
+                if for_pages {
+                    st.pages.note_fill(offset, offset.saturating_add(len as u64));
                 }
                 let local = self.look(inode, &mut st, offset, len)?;
                 if for_pages && !local.keep && unprotected.is_none() {
@@ -352,12 +354,12 @@ impl Inner {
         self.sure_of_leases().await?;
         let unknown = {
             let st = inode.lock();
-            st.lease == LeaseKind::None || st.inline == Inline::Unknown || st.attr_old && st.local.is_none()
+            !st.lease.is_held() || st.inline == Inline::Unknown || st.attr_old && st.write.local().is_none()
         };
         if unknown {
             self.refresh(inode).await?;
         }
-        let recover = inode.lock().recover;
+        let recover = inode.lock().lease.needs_recovery();
         if recover {
             self.recover(inode).await?;
             self.refresh(inode).await?;
@@ -378,19 +380,19 @@ impl Inner {
         let mut strays = false;
         if let Some(layout) = layout.filter(|_| start < end) {
             let stripes = layout.stripe_of(start)..=layout.stripe_of(end - 1);
-            strays = st.has_strays(stripes.clone());
-            for (stripe, buf) in st.dirty.range(stripes.clone()) {
+            strays = st.write.has_strays(stripes.clone());
+            for (stripe, buf) in st.write.dirty_within(stripes.clone()) {
                 let base = layout.stripe_start(*stripe);
                 let (a, b) = (start.max(base) - base, end.min(base + layout.stripe_bytes()) - base);
                 let parts = buf.copy_range(a as u32, b as u32);
                 assembly.fill(parts.into_iter().map(|(at, bytes)| (base + u64::from(at), bytes)));
             }
-            for (stripe, sending) in st.own_sends().filter(|(stripe, _)| stripes.contains(stripe)) {
+            for (stripe, sending) in st.write.own_sends().filter(|(stripe, _)| stripes.contains(stripe)) {
                 let base = layout.stripe_start(*stripe);
                 assembly.fill(sending.parts.iter().map(|(at, bytes)| (base + u64::from(*at), bytes.clone())));
             }
         }
-        let keep = st.lease != LeaseKind::None;
+        let keep = st.lease.is_held();
         if let Inline::Yes(bytes) = &st.inline {
             assembly.fill([(0, bytes.clone())]);
             assembly.fill_zeros();
@@ -404,33 +406,32 @@ impl Inner {
                 assembly.fill(found.into_iter().map(|f| (f.offset, f.bytes)));
             }
             drop(cache);
-            st.pattern.used(ahead);
+            st.pages.note_used(ahead);
         }
         // Nothing of the file is on targets from here on.
-        let on_targets_end = st.committed_size().max(st.sent_end);
+        let on_targets_end = st.committed_size().max(st.write.sent_end());
         if keep && assembly.missing.iter().all(|(a, _)| *a >= on_targets_end) {
             assembly.fill_zeros();
         }
-        let overlaps =
-            |(a, b): &(u64, u64)| st.fetching.range(..b).next_back().is_some_and(|(_, end)| end > a);
+        let overlaps = |(a, b): &(u64, u64)| st.pages.is_fetching(*a, *b);
         let being_fetched =
             keep && (assembly.missing.iter().any(overlaps) || (strays && !assembly.is_complete()));
-        let (data_change, seen) = (st.data_change, st.seen());
+        let (data_change, seen) = (st.pages.data_change(), st.seen());
         Ok(Local { assembly, layout, data_change, keep, size, being_fetched, seen })
     }
 
-    /// Whether bytes may have been evicted since a look: no lease has protected them all the while, or this client itself has
-    /// asked for it, and the file was truncated.
+    /// Whether bytes may have been evicted since a look: no lease has protected them all the while, or this
+    /// client itself has asked for it, and the file was truncated.
     pub async fn was_evicted(&self, inode: &Inode, seen: Seen) -> Result<bool> {
         {
             let st = inode.lock();
-            let own = st.evicting.is_some() || st.evictions != seen.evictions;
-            if seen.leased && !own && st.leases_lost == seen.leases_lost && self.leases_hold() {
+            let own = st.tier.is_evicting() || st.tier.evictions() != seen.evictions;
+            if seen.leased && !own && st.pages.leases_lost() == seen.leases_lost && self.leases_hold() {
                 return Ok(false);
             }
         }
         self.refresh(inode).await?;
-        Ok(inode.lock().token_epoch > seen.token_epoch)
+        Ok(inode.lock().lease.token_epoch() > seen.token_epoch)
     }
 
     /// Bytes from targets.
@@ -516,7 +517,7 @@ impl Inner {
     /// Keeps fetched bytes if the file did not change meanwhile and the lease is still there.
     fn keep_fetched(&self, inode: &Inode, at: u64, bytes: &Bytes, size: u64, data_change: u64, ahead: bool) {
         let st = inode.lock();
-        if st.lease == LeaseKind::None || st.data_change != data_change || at >= size {
+        if !st.lease.is_held() || st.pages.data_change() != data_change || at >= size {
             return;
         }
         let n = (bytes.len() as u64).min(size - at) as usize;
@@ -527,7 +528,7 @@ impl Inner {
 
     /// Begins to fetch what will be asked for next.
     fn read_ahead(&self, inode: &Arc<Inode>, st: &mut State, offset: u64, len: usize) {
-        if st.lease == LeaseKind::None || st.inline != Inline::No || st.recover {
+        if !st.lease.is_held() || st.inline != Inline::No || st.lease.needs_recovery() {
             return;
         }
         let Ok(layout) = layout_of(st, inode.ino) else { return };
@@ -538,18 +539,18 @@ impl Inner {
             return;
         }
         let window_max = (self.budget.limit_bytes() / 8).clamp(MIB, 32 * MIB);
-        for (at, n) in st.pattern.access(offset, len, size, window_max) {
+        for (at, n) in st.pages.note_read(offset, len, size, window_max) {
             for (a, b) in by_stripe(&layout, at, at + n) {
-                let under_way = st.fetching.range(..b).next_back().is_some_and(|(_, end)| *end > a);
+                let under_way = st.pages.is_fetching(a, b);
                 // What is away the leader has brought back, as far as it is read in order.
-                if under_way || st.fetching.len() >= FETCHES_MAX || st.is_away(a, b) {
+                if under_way || st.pages.fetches() >= FETCHES_MAX || st.is_away(a, b) {
                     continue;
                 }
-                st.fetching.insert(a, b);
-                let (me, inode, data_change) = (self.arc(), inode.clone(), st.data_change);
+                st.pages.begin_fetch(a, b);
+                let (me, inode, data_change) = (self.arc(), inode.clone(), st.pages.data_change());
                 self.env.tasks.spawn("read ahead", async move {
                     me.fetch_ahead(&inode, layout, (a, b), size, data_change).await;
-                    inode.lock().fetching.remove(&a);
+                    inode.lock().pages.end_fetch(a);
                     inode.changed.notify_waiters();
                 });
             }

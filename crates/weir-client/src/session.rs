@@ -1,9 +1,10 @@
 //! The session at the namespace's metadata leader: opened once, resumed on each new connection, kept alive.
 //!
-//! Invariants: no request goes over a connection on which the session was not taken up with its locks, leases and opens, also
-//! not under a new session: so the leader never takes who has a file open for somebody who has not. A change is sent again with
-//! the same (session, slot, seq) until it is answered; leases count only while the leader was heard within their term.
-//! Knows nothing of inodes but that somebody ([`Holder`]) holds leases on them.
+//! Invariants: no request goes over a connection on which the session was not taken up with its locks, leases
+//! and opens, also not under a new session: so the leader never takes who has a file open for somebody who
+//! has not. A change is sent again with the same (session, slot, seq) until it is answered; leases count only
+//! while the leader was heard within their term. Knows nothing of inodes but that somebody ([`Holder`]) holds
+//! leases on them.
 use crate::maps::MapsSeen;
 use crate::status::Counters;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -28,8 +29,8 @@ const TERM_MARGIN: u32 = 8;
 
 /// Who holds leases under the session.
 pub trait Holder: Send + Sync + 'static {
-    /// The session is about to be taken up, or opened, on this connection: what is held. From now on the leader counts
-    /// changes of that on this connection only.
+    /// The session is about to be taken up, or opened, on this connection: what is held. From now on the
+    /// leader counts changes of that on this connection only.
     fn begun(&self, connection: u64) -> Vec<HeldLease>;
     fn held_locks(&self) -> Vec<HeldLock>;
     /// Quota reservations in volumes with a limit of bytes.
@@ -40,7 +41,8 @@ pub trait Holder: Send + Sync + 'static {
     fn lost_locks(&self, lost: Vec<HeldLock>);
     /// The session goes on, on a new connection; it waits for no lock there.
     fn taken_up(&self);
-    /// The session is gone and with it every lease and all that was not saved. What is open stays so: the next session is told of it.
+    /// The session is gone and with it every lease and all that was not saved. What is open stays so: the
+    /// next session is told of it.
     fn expired(&self);
 }
 
@@ -153,7 +155,8 @@ impl Session {
         }
     }
 
-    /// Since when the leader was not heard, and how many requests wait for it; `None`: it was, or nothing waits.
+    /// Since when the leader was not heard, and how many requests wait for it; `None`: it was, or nothing
+    /// waits.
     pub fn silence(&self) -> Option<(Instant, u32)> {
         let (heard, calls) =
             (Instant(self.heard.load(Ordering::Relaxed)), self.asking.load(Ordering::Relaxed));
@@ -266,8 +269,8 @@ impl Session {
             .map_err(|e| e.doing("open a session"))?;
         let SessionOpened { session, lease_ms, opens_asked, .. } = opened;
         self.opens_asked.store(opens_asked, Ordering::Relaxed);
-        // It holds nothing, but files may be open. Whoever gets the right to write one before the leader counts it as open is passed
-        // over by what asks all who write.
+        // It holds nothing, but files may be open. Whoever gets the right to write one before the leader
+        // counts it as open is passed over by what asks all who write.
         let held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
         if !held.is_empty() {
             self.name_held(connection, session, held, deadline).await.map_err(|e| match e.kind {
@@ -280,8 +283,9 @@ impl Session {
         Ok(session)
     }
 
-    /// Names what is held, and tells the holder at once what could not be kept, whatever becomes of the rest: at the next try the leader
-    /// may give it back as if nothing had happened. Returns the lease term in milliseconds.
+    /// Names what is held, and tells the holder at once what could not be kept, whatever becomes of the rest:
+    /// at the next try the leader may give it back as if nothing had happened. Returns the lease term in
+    /// milliseconds.
     async fn resume(&self, connection: &Connection, session: SessionId, deadline: Instant) -> Result<u32> {
         let leases = async {
             let held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
@@ -293,7 +297,8 @@ impl Session {
         };
         let locks = self.holder().map_or_else(Vec::new, |h| h.held_locks());
         if locks.is_empty() {
-            // At once: where the leader is far away, each answer takes a good part of the time for which it waits.
+            // At once: where the leader is far away, each answer takes a good part of the time for which it
+            // waits.
             let (named, lease_ms) =
                 tokio::join!(self.name_locks(connection, session, locks, deadline), leases);
             return named.and(lease_ms);
@@ -348,7 +353,8 @@ impl Session {
         self.heard.fetch_max(begun.0, Ordering::Relaxed);
     }
 
-    /// Asks until there is an answer or the deadline passes. For requests that change nothing, or may happen twice.
+    /// Asks until there is an answer or the deadline passes. For requests that change nothing, or may happen
+    /// twice.
     pub async fn ask<R: Request>(
         &self,
         deadline: Instant,
@@ -393,8 +399,8 @@ impl Session {
         self.send_at_once(connection, request, deadline).await
     }
 
-    /// The same for what says nothing of files: before the leader knows under which cluster map this client has written. It may have
-    /// to wait for that map as long as the coordinator is away.
+    /// The same for what says nothing of files: before the leader knows under which cluster map this client
+    /// has written. It may have to wait for that map as long as the coordinator is away.
     async fn send_at_once<R: Request>(
         &self,
         connection: &Connection,
@@ -412,7 +418,8 @@ impl Session {
         KeepAlive { session, saved: self.counters.wire_sent_bytes.load(Ordering::Relaxed) }
     }
 
-    /// Returns when the leader knows under which cluster map this client has written: before anybody is told that it is written.
+    /// Returns when the leader knows under which cluster map this client has written: before anybody is told
+    /// that it is written.
     pub async fn settle_maps(&self, deadline: Instant) -> Result<()> {
         match self.maps.unreported() {
             Some(_) => self.ask(deadline, |session| self.alive(session)).await,
@@ -442,7 +449,8 @@ impl Session {
         Ok(())
     }
 
-    /// `Stale` may mean the inode or the session: asks. If it is the session, the next request takes up a new one.
+    /// `Stale` may mean the inode or the session: asks. If it is the session, the next request takes up a new
+    /// one.
     async fn session_is_gone(&self, under: Option<SessionId>, deadline: Instant) -> bool {
         match self.ask_for_session(deadline).await {
             // Somebody else has found that, and taken up the next one.
@@ -466,8 +474,8 @@ impl Session {
         known.map(|()| session)
     }
 
-    /// Makes a change happen once: the same (session, slot, seq) until it is answered. `Io`: the session expired before that, and
-    /// nobody knows whether it happened.
+    /// Makes a change happen once: the same (session, slot, seq) until it is answered. `Io`: the session
+    /// expired before that, and nobody knows whether it happened.
     pub async fn change<R: Request>(&self, deadline: Instant, make: impl Fn(Op) -> R) -> Result<R::Reply> {
         self.change_counted(deadline, make).await.map(|(reply, _)| reply)
     }
@@ -490,8 +498,8 @@ impl Session {
         self.try_change(deadline, Error::io, || Ok(()), make).await
     }
 
-    /// A change that may happen twice, as long as `still` lets it: asked before each try, when the session is taken up and what was
-    /// lost with it is known.
+    /// A change that may happen twice, as long as `still` lets it: asked before each try, when the session is
+    /// taken up and what was lost with it is known.
     pub async fn change_while<R: Request>(
         &self,
         deadline: Instant,
@@ -593,16 +601,17 @@ impl Session {
         }
     }
 
-    /// Takes the session up on a new connection. That takes several answers: who is far away, and begins anew before they are all there,
-    /// comes back when the leader has given up waiting.
+    /// Takes the session up on a new connection. That takes several answers: who is far away, and begins anew
+    /// before they are all there, comes back when the leader has given up waiting.
     async fn ready_again(&self) -> Result<()> {
         let term = 3 * self.keep_alive_period();
         self.channel.connection(term).await?;
         self.ready(self.env.clock.now() + term).await.map(|_| ())
     }
 
-    /// Takes the session up if the connection is new, and asks the leader whether it still is if leases do not hold by
-    /// themselves: the connection may have outlived the session. At start, and after a time without a word.
+    /// Takes the session up if the connection is new, and asks the leader whether it still is if leases do
+    /// not hold by themselves: the connection may have outlived the session. At start, and after a time
+    /// without a word.
     pub async fn check(&self, deadline: Instant) -> Result<SessionId> {
         let mut pause = RETRY_PAUSE;
         loop {
@@ -625,7 +634,8 @@ impl Session {
     }
 }
 
-/// Says which request failed, but of a refusal: the leader's words say what was asked for, and go to the user.
+/// Says which request failed, but of a refusal: the leader's words say what was asked for, and go to the
+/// user.
 fn named<R: Request>(e: Error) -> Error {
     match e.kind {
         ErrorKind::Stale

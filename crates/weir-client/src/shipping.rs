@@ -27,8 +27,8 @@ impl Client {
     pub async fn may_be_taken_for_dead(&self) {
         self.inner.session.unheard().await;
     }
-    /// Work for a mover. Waits up to `wait` for some. After an error the leader may have given work that did not arrive:
-    /// only the end of this client's session gives it to others. `leader`: see `LeaseWork`.
+    /// Work for a mover. Waits up to `wait` for some. After an error the leader may have given work that did
+    /// not arrive: only the end of this client's session gives it to others. `leader`: see `LeaseWork`.
     pub async fn lease_work(
         &self,
         leader: u64,
@@ -108,8 +108,9 @@ impl Client {
             false => Ok((work.object, Vec::new())),
         }
     }
-    /// Bytes that are committed, straight from targets: no lease is asked for and no writer is disturbed. What is being
-    /// overwritten meanwhile may be of either time. `Stale`: they are there no more; ask for work again.
+    /// Bytes that are committed, straight from targets: no lease is asked for and no writer is disturbed.
+    /// What is being overwritten meanwhile may be of either time. `Stale`: they are there no more; ask for
+    /// work again.
     pub async fn read_committed(&self, work: &ExtentWork, offset: u64, len: u64) -> Result<Vec<Bytes>> {
         let (ino, end) = (work.ino, offset + len);
         let gone = |what| Error::stale(format!("file {ino}: bytes {offset} to {end} {what}"));
@@ -119,7 +120,8 @@ impl Client {
         let deadline = self.inner.deadline();
         let fetched = self.inner.fetch_layered(&layers, own, layout, &[(offset, end)], deadline).await?;
         if fetched.holes {
-            // Zeros because there is nothing, or because it is at a home only, or in another object and gone where it was?
+            // Zeros because there is nothing, or because it is at a home only, or in another object and gone
+            // where it was?
             let ask = |session| EvictedRanges { session, ino, from: offset };
             let away = self.inner.session.ask(self.inner.deadline(), ask).await?;
             if away.ranges.iter().any(|range| range.from < end && offset < range.to) {
@@ -181,7 +183,8 @@ impl Client {
         let make = |op| RelationSuspect { op, cred: cred.clone(), relation, ino, why: why.to_owned() };
         self.inner.session.change(self.inner.deadline(), make).await
     }
-    /// Changes of a volume after `after`, or after what a cursor acknowledged; waits up to `wait` for the first.
+    /// Changes of a volume after `after`, or after what a cursor acknowledged; waits up to `wait` for the
+    /// first.
     pub async fn changes(
         &self,
         cred: &Cred,

@@ -1,8 +1,9 @@
-//! Snapshots: taken and removed at the leader, and read. Nothing of one ever changes, so nobody holds leases on it.
+//! Snapshots: taken and removed at the leader, and read. Nothing of one ever changes, so nobody holds leases
+//! on it.
 //!
-//! Invariant: what a snapshot shows is asked of the leader or read from objects that nobody writes any more; what was at home only
-//! is read from the file itself, as long as that has the bytes of then, which the leader says before and after; what cannot be
-//! shown is an error that says why, never zeros.
+//! Invariant: what a snapshot shows is asked of the leader or read from objects that nobody writes any more;
+//! what was at home only is read from the file itself, as long as that has the bytes of then, which the
+//! leader says before and after; what cannot be shown is an error that says why, never zeros.
 use crate::Client;
 use crate::inner::Inner;
 use crate::{Handle, OpenMode};
@@ -179,7 +180,8 @@ impl Inner {
         Err(Error::unavailable(format!("file {ino}: its last writer died, and its recovery does not end")))
     }
 
-    /// A dead writer's last stripes are decided once, for the file and for what snapshots and clones have of it.
+    /// A dead writer's last stripes are decided once, for the file and for what snapshots and clones have of
+    /// it.
     pub async fn decide_what_was_left(&self, ino: InodeId) -> Result<()> {
         let inode = self.inode(ino);
         let looked = async {

@@ -47,7 +47,8 @@ impl Client {
         let make = self.new_volume(cred, new).await?;
         self.inner.session.change(self.inner.deadline(), make).await
     }
-    /// A volume whose names and data are those of a snapshot; `own`: that goes when all of the clone is there.
+    /// A volume whose names and data are those of a snapshot; `own`: that goes when all of the clone is
+    /// there.
     pub async fn clone_volume(
         &self,
         cred: &Cred,

@@ -1,7 +1,7 @@
 //! Writes of applications: into dirty buffers under a Write lease, directly otherwise.
 //!
-//! Invariants: memory is taken from the budget before bytes are; a write is taken only when the file's inline bytes are
-//! known, a dead writer's data is recovered, and nothing old lies where the file grows.
+//! Invariants: memory is taken from the budget before bytes are; a write is taken only when the file's inline
+//! bytes are known, a dead writer's data is recovered, and nothing old lies where the file grows.
 use crate::api::{Allocate, Handle, SetAttrs, Stat};
 use crate::data::Overlay;
 use crate::dirty::{NoMemory, StripeBuf};
@@ -29,7 +29,8 @@ const EXTENTS_MAX: usize = 512;
 const STEP_BYTES: usize = 1 << 20;
 /// A writer that waits for memory looks again this often even if nobody told it.
 const MEMORY_POLL: Duration = Duration::from_millis(50);
-/// A fenced zeroing is tried again so often, after pauses that double; a write as long as there is time, after pauses that double so often.
+/// A fenced zeroing is tried again so often, after pauses that double; a write as long as there is time,
+/// after pauses that double so often.
 const FENCED_TRIES_MAX: u32 = 8;
 const FENCED_PAUSE_MS: u64 = 10;
 /// A direct write that does not grow the file tells the leader of its time at most this often.
@@ -60,7 +61,11 @@ pub struct WriteTarget {
 
 impl WriteTarget {
     fn of(st: &State, ino: InodeId) -> Result<WriteTarget> {
-        Ok(WriteTarget { object: st.object(ino), layout: layout_of(st, ino)?, token_epoch: st.token_epoch })
+        Ok(WriteTarget {
+            object: st.object(ino),
+            layout: layout_of(st, ino)?,
+            token_epoch: st.lease.token_epoch(),
+        })
     }
 }
 
@@ -115,7 +120,8 @@ impl Inner {
         }
     }
 
-    /// Copies `data` into dirty buffers, if everything is ready for that. At the end of the file (`None`) all or nothing.
+    /// Copies `data` into dirty buffers, if everything is ready for that. At the end of the file (`None`) all
+    /// or nothing.
     fn take(&self, inode: &Arc<Inode>, st: &mut State, at: Option<u64>, data: &[u8]) -> Result<Taken> {
         let whole = at.is_none();
         let offset = at.unwrap_or_else(|| st.size());
@@ -140,19 +146,18 @@ impl Inner {
             // Half an append cannot wait for memory: others may append meanwhile.
             let anyway = |n| whole.then(|| self.budget.buffer_anyway(&self.env.buffers, n));
             let mut buffer = |n| self.buffer(n).or_else(|| anyway(n));
-            let buf = st.dirty.entry(stripe).or_default();
+            let buf = st.write.buffer(stripe);
             match buf.write(within, part, layout.cell_bytes(), first, &mut buffer) {
                 Ok(()) => {}
                 Err(NoMemory) => {
-                    if buf.covered_bytes() == 0 {
-                        st.dirty.remove(&stripe);
-                    }
+                    st.write.drop_if_empty(stripe);
                     taken = Taken::NoMemory;
                     break;
                 }
             }
             let start = layout.stripe_start(stripe) + u64::from(within);
-            st.allocated += st.growth(start, start + part.len() as u64);
+            let growth = st.growth(start, start + part.len() as u64);
+            st.quota.note_growth(growth);
             st.note_write(start + part.len() as u64, self.now(), self.env.clock.now());
             self.cache().remove(inode.ino, start, start + part.len() as u64);
             self.send_if_full(inode, st, &layout, stripe)?;
@@ -169,8 +174,8 @@ impl Inner {
 
     fn send_if_full(&self, inode: &Arc<Inode>, st: &mut State, layout: &Layout, stripe: u64) -> Result<()> {
         let scattered = |buf: &StripeBuf| buf.extent_count() > EXTENTS_MAX;
-        let wanted = st.is_complete(layout, stripe) || st.dirty.get(&stripe).is_some_and(scattered);
-        if wanted && !st.sending.contains_key(&stripe) {
+        let wanted = st.write.is_complete(layout, stripe) || st.write.dirty_of(stripe).is_some_and(scattered);
+        if wanted && !st.write.is_sending(stripe) {
             self.start_send(inode, st, stripe, Occasion::Growing)?;
         }
         Ok(())
@@ -215,7 +220,7 @@ impl Inner {
         // The kernel keeps pages of this handle, also those written now.
         let unprotected = file.kernel_cache.load(Relaxed).then(|| {
             let mut st = file.inode.lock();
-            (st.lease == LeaseKind::None).then(|| UnprotectedPages::of(&file.inode, &mut st))
+            (!st.lease.is_held()).then(|| UnprotectedPages::of(&file.inode, &mut st))
         });
         if let Some(unprotected) = unprotected.flatten() {
             self.drop_unprotected_pages(unprotected);
@@ -270,12 +275,13 @@ impl Inner {
         }
     }
 
-    /// Gets what a write needs: the lease, the bytes that are at home, the inline bytes, a clean tail. Whoever gets the right to write
-    /// meanwhile fences what is done for that; then the file is looked at again.
+    /// Gets what a write needs: the lease, the bytes that are at home, the inline bytes, a clean tail.
+    /// Whoever gets the right to write meanwhile fences what is done for that; then the file is looked at
+    /// again.
     pub async fn prepare_write(&self, inode: &Arc<Inode>, offset: Option<u64>, len: usize) -> Result<Way> {
         let mut fences = self.fences();
         loop {
-            let under = inode.lock().token_epoch;
+            let under = inode.lock().lease.token_epoch();
             match self.prepare_write_once(inode, offset, len).await {
                 Err(e) => self.go_on_after(inode, e, under, &mut fences).await?,
                 way => return way,
@@ -288,14 +294,14 @@ impl Inner {
         let from = offset.unwrap_or(u64::MAX); // the end of the file is never evicted while it is written
         self.wait_for_own_eviction(inode, from, from.saturating_add(len as u64)).await;
         self.sure_of_leases().await?;
-        let (lease, recover) = {
+        let (is_ours, recover) = {
             let st = inode.lock();
-            (st.lease, st.recover)
+            (st.lease.is_write(), st.lease.needs_recovery())
         };
         if recover {
             self.recover(inode).await?;
         }
-        if lease != LeaseKind::Write && !self.gets_write(inode).await? {
+        if !is_ours && !self.gets_write(inode).await? {
             // Nobody evicts what is open for writing: what is here now stays.
             let from = offset.unwrap_or_else(|| inode.lock().committed_size());
             self.bring_back(inode, from, from.saturating_add(len as u64)).await?;
@@ -322,11 +328,11 @@ impl Inner {
         Ok(Way::Buffer)
     }
 
-    /// Asks for the Write lease. The answer no is not remembered: to ask is also what takes others' leases away before
-    /// something is written past them.
+    /// Asks for the Write lease. The answer no is not remembered: to ask is also what takes others' leases
+    /// away before something is written past them.
     async fn gets_write(&self, inode: &Arc<Inode>) -> Result<bool> {
         let granted = self.acquire(inode, LeaseKind::Write).await? == LeaseKind::Write;
-        let recover = inode.lock().recover;
+        let recover = inode.lock().lease.needs_recovery();
         if recover {
             self.recover(inode).await?;
         }
@@ -336,7 +342,7 @@ impl Inner {
     async fn wait_for_recall(&self, inode: &Inode) {
         loop {
             let changed = inode.changed.notified();
-            if !inode.lock().closing_lease {
+            if !inode.lock().lease.is_closing() {
                 return;
             }
             // Ends with the recall, which ends by its flush's deadlines.
@@ -350,7 +356,7 @@ impl Inner {
         let inode = &file.inode;
         let mut fences = self.fences();
         loop {
-            let under = inode.lock().token_epoch;
+            let under = inode.lock().lease.token_epoch();
             match self.write_direct_once(file, offset, data).await {
                 Ok(Some(written)) => return Ok(written),
                 Ok(None) if self.data.left(fences.deadline).is_zero() => {
@@ -383,22 +389,24 @@ impl Inner {
         self.pass_fence(inode, refused).await
     }
 
-    /// Who read a file in a snapshot has fenced what was under way then. If the snapshot is gone and nobody has written since, the
-    /// file still is in that object, and the leader knows of no fence: a newer token epoch passes it.
+    /// Who read a file in a snapshot has fenced what was under way then. If the snapshot is gone and nobody
+    /// has written since, the file still is in that object, and the leader knows of no fence: a newer token
+    /// epoch passes it.
     pub async fn pass_fence(&self, inode: &Inode, refused: u32) -> Result<()> {
-        if inode.lock().token_epoch <= refused {
+        if inode.lock().lease.token_epoch() <= refused {
             self.ask_lease(inode, LeaseKind::Write, true).await?;
         }
         Ok(())
     }
 
-    /// How many bytes. `None`: the inode holds bytes that must go first, or may, or the file left its object; look at it again.
+    /// How many bytes. `None`: the inode holds bytes that must go first, or may, or the file left its object;
+    /// look at it again.
     async fn write_direct_once(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<Option<usize>> {
         let inode = &file.inode;
         let end = end_of(offset, data.len())?;
         let _under_way = self.begin_direct(inode, offset, end).await;
-        // What was taken under a lease that came for a moment is older: it goes first, and what is on its way into the inode arrives
-        // there. Nothing follows it there while this is counted.
+        // What was taken under a lease that came for a moment is older: it goes first, and what is on its way
+        // into the inode arrives there. Nothing follows it there while this is counted.
         self.flush(inode, Occasion::Growing, false).await?;
         // Others may have truncated or extended the file since: growing over old bytes must be noticed.
         self.refresh(inode).await?;
@@ -427,11 +435,11 @@ impl Inner {
         let now = self.env.clock.now();
         let reported = {
             let mut st = inode.lock();
-            st.direct_pending = true;
+            st.direct.note_pending(true);
             end <= size
-                && st.token_epoch == under
+                && st.lease.token_epoch() == under
                 && st.growth(offset, end) == 0
-                && st.direct_commit_at.is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
+                && st.direct.commit_at().is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
         };
         if reported {
             self.note_dirty(inode.ino); // write-back tells it
@@ -459,8 +467,8 @@ impl Inner {
         }
     }
 
-    /// The bytes to targets; the inode holds none. `own`: the object that all stripes of it are in. The token epoch under which they
-    /// were sent.
+    /// The bytes to targets; the inode holds none. `own`: the object that all stripes of it are in. The token
+    /// epoch under which they were sent.
     pub async fn send_direct(
         &self,
         inode: &Arc<Inode>,
@@ -473,7 +481,7 @@ impl Inner {
         let end = offset + data.len() as u64;
         let to = {
             let st = inode.lock();
-            if with_token && !st.append_token {
+            if with_token && !st.lease.has_append_token() {
                 return Err(Error::stale(format!(
                     "file {}: the append token ended with the session",
                     inode.ino
@@ -493,7 +501,7 @@ impl Inner {
         {
             // However it ended, some of it may be there.
             let mut st = inode.lock();
-            st.data_change += 1;
+            st.pages.note_change();
             st.changed.add(offset, end);
             self.cache().remove(inode.ino, offset, end);
         }
@@ -505,15 +513,16 @@ impl Inner {
         Ok(to.token_epoch)
     }
 
-    /// A write failed, but parts of it may lie on targets, up to `end`. If that is past the size, or the inode holds what counts there,
-    /// whoever lets the file grow one day must clean there first. What is below the size can be read, so home must get it.
+    /// A write failed, but parts of it may lie on targets, up to `end`. If that is past the size, or the
+    /// inode holds what counts there, whoever lets the file grow one day must clean there first. What is
+    /// below the size can be read, so home must get it.
     pub async fn report_left_behind(&self, inode: &Arc<Inode>, end: u64) {
         let commit = {
             let mut st = inode.lock();
             let size = st.committed_size();
             let changed = st.changed.take_below(size);
             if changed.is_empty() && end <= size && st.inline == Inline::No {
-                st.unreported_end = None;
+                st.write.note_reported(u64::MAX);
                 return;
             }
             let data_end = st.on_targets_end().max(end);
@@ -524,13 +533,13 @@ impl Inner {
         match self.session.change_again(self.deadline(), |op| Commit { op, ..commit.clone() }).await {
             Ok(entry) => {
                 let mut st = inode.lock();
-                st.unreported_end = st.unreported_end.filter(|unreported| *unreported > end);
+                st.write.note_reported(end);
                 self.apply_to(&mut st, &entry, revoke_clock);
             }
             // Fenced: who truncated the file has dropped it; or it was removed.
             Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => {
                 let mut st = inode.lock();
-                st.unreported_end = None;
+                st.write.note_reported(u64::MAX);
                 st.changed.put_back(&commit.changed);
             }
             Err(e) => {
@@ -539,9 +548,10 @@ impl Inner {
                     inode.ino
                 );
                 let mut st = inode.lock();
-                st.unreported_end = st.unreported_end.max(Some(end));
+                st.write.note_unreported(end);
                 st.changed.put_back(&commit.changed);
-                st.direct_pending |= st.open_write > 0;
+                let pending = st.direct.are_pending() || st.opens.is_for_writing();
+                st.direct.note_pending(pending);
                 self.note_dirty(inode.ino);
             }
         }
@@ -582,19 +592,18 @@ impl Inner {
         let _under_way = self.begin_direct(inode, u64::MAX, u64::MAX).await;
         let commit = {
             let mut st = inode.lock();
-            st.direct_pending = false;
-            st.direct_commit_at = Some(self.env.clock.now());
+            st.direct.begin_commit(self.env.clock.now());
             let growth = st.growth(offset.min(end), end);
             let size = st.committed_size();
             let changed = st.changed.take_below(size.max(end));
             Commit {
                 op: Op { session: SessionId(0), slot: 0, seq: 0 },
                 ino: inode.ino,
-                token_epoch: under.unwrap_or(st.token_epoch),
+                token_epoch: under.unwrap_or(st.lease.token_epoch()),
                 // Others may have truncated the file since: to repeat its old size would bring that back.
                 size: end,
                 mtime,
-                allocated: st.allocated + growth,
+                allocated: st.quota.allocated() + growth,
                 inline: None,
                 drop_inline: extra == CommitExtra::LeftInode,
                 clean: false,
@@ -605,7 +614,7 @@ impl Inner {
             }
         };
         let revoke_clock = self.revoke_clock();
-        let limited = inode.lock().limited;
+        let limited = inode.lock().quota.limited();
         let committing = self.reservations.committing(limited).await;
         let (deadline, make) = (self.deadline(), |op| Commit { op, ..commit.clone() });
         let reported = match extra {
@@ -616,7 +625,7 @@ impl Inner {
             Ok(entry) => entry,
             Err(e) => {
                 let mut st = inode.lock();
-                st.direct_pending = true;
+                st.direct.note_pending(true);
                 st.changed.put_back(&commit.changed);
                 return Err(e);
             }
@@ -628,7 +637,7 @@ impl Inner {
         st.grew_to(&entry);
         match extra {
             CommitExtra::LeftInode => st.inline = Inline::No,
-            CommitExtra::ReleasesToken | CommitExtra::Appended => st.append_token = false,
+            CommitExtra::ReleasesToken | CommitExtra::Appended => _ = st.lease.take_append_token(),
             CommitExtra::Nothing => {}
         }
         Ok(entry.lease.token_epoch)
@@ -638,7 +647,7 @@ impl Inner {
     /// last handle is closed the right to tell it ends.
     pub async fn settle_direct(&self, inode: &Arc<Inode>) -> Result<()> {
         let _one = inode.flushing.lock().await;
-        if inode.lock().direct_pending {
+        if inode.lock().direct.are_pending() {
             self.commit_time(inode, 0, CommitExtra::Nothing).await?;
         }
         Ok(())
@@ -674,7 +683,8 @@ impl Inner {
         self.session.settle_maps(deadline).await
     }
 
-    /// Sets the size: everything else about the file is saved first. `through`: the open file that this is done through, if any.
+    /// Sets the size: everything else about the file is saved first. `through`: the open file that this is
+    /// done through, if any.
     pub async fn set_size(
         &self,
         cred: &Cred,
@@ -689,7 +699,7 @@ impl Inner {
         let _grows = inode.growing.lock().await;
         let mut fences = self.fences();
         loop {
-            let under = inode.lock().token_epoch;
+            let under = inode.lock().lease.token_epoch();
             let way = self.prepare_write(inode, Some(size), 0).await?;
             through.map_or(Ok(()), OpenFile::works)?;
             let set = match way {
@@ -742,7 +752,7 @@ impl Inner {
         let (ino, revoke_clock) = (inode.ino, self.revoke_clock());
         let (mode, uid, gid, atime, mtime) = (set.mode, set.uid, set.gid, time(set.atime), time(set.mtime));
         let request = |op| SetAttr { op, cred: cred.clone(), ino, mode, uid, gid, size, atime, mtime };
-        let before = inode.lock().sent_end;
+        let before = inode.lock().write.sent_end();
         let entry = self.session.change(self.deadline(), request).await?;
         if let Some(size) = size {
             self.truncate_local(inode, size, before, exclusive);
@@ -755,34 +765,20 @@ impl Inner {
         let mut st = inode.lock();
         let shrinks = size < st.size().max(sent_end).max(st.committed_size());
         st.attr_old = true;
-        st.layers = None;
-        st.data_change += 1;
+        st.tier.forget_layers();
+        st.pages.note_change();
         if let Ok(layout) = layout_of(&st, inode.ino) {
-            let stripe = layout.stripe_of(size);
-            let beyond = st.dirty.split_off(&(stripe + 1));
-            drop(beyond);
-            let within = (size - layout.stripe_start(stripe)) as u32;
-            if let Some(buf) = st.dirty.get_mut(&stripe) {
-                buf.truncate(within);
-                if buf.covered_bytes() == 0 {
-                    st.dirty.remove(&stripe);
-                }
-            }
+            st.write.truncate_dirty(&layout, size);
         }
         if let Inline::Yes(bytes) = &st.inline {
             let kept = bytes.len().min(size as usize);
             st.inline = Inline::Yes(bytes.slice(..kept));
         }
-        if st.dirty.is_empty() && st.sending.is_empty() {
-            st.local = None;
-        } else if let Some(local) = &mut st.local {
-            local.size = size;
-        }
+        st.write.truncate_local(size);
         if shrinks {
-            st.note_truncation(exclusive);
+            st.write.note_truncation(exclusive);
         }
-        st.allocated = st.allocated.min(size);
-        st.charged = st.charged.min(size);
+        st.quota.note_truncated(size);
         self.settle_reservation(&mut st);
         self.cache().remove(inode.ino, size, u64::MAX);
     }
@@ -802,15 +798,15 @@ impl Inner {
             Allocate::PunchHole => self.zero_range(&file, offset, end, true).await,
             Allocate::ZeroRange => self.zero_range(&file, offset, end, false).await,
         }?;
-        if file.inode.lock().lease == LeaseKind::Write {
+        if file.inode.lock().lease.is_write() {
             // The leader must know the file's allocation before the call returns, because `stat` reports it.
             self.flush(&file.inode, Occasion::Growing, false).await?;
         }
         Ok(())
     }
 
-    /// Has the space of a range counted, of which the file may have written nothing yet. `grows`: afterwards the file is `end` bytes
-    /// long, or longer: what others write past that meanwhile stays.
+    /// Has the space of a range counted, of which the file may have written nothing yet. `grows`: afterwards
+    /// the file is `end` bytes long, or longer: what others write past that meanwhile stays.
     async fn reserve(&self, file: &OpenFile, offset: u64, end: u64, grows: bool) -> Result<()> {
         let inode = &file.inode;
         let _grows = inode.growing.lock().await;
@@ -834,7 +830,7 @@ impl Inner {
             if !is_ready_to_buffer(&st, end) || !self.spend(&mut st, growth) {
                 continue;
             }
-            st.allocated += growth;
+            st.quota.note_growth(growth);
             st.changed.add(size.min(end), end);
             st.note_write(end, self.now(), self.env.clock.now());
             self.settle_reservation(&mut st);
@@ -859,7 +855,7 @@ impl Inner {
             }
             let (under, end) = {
                 let st = inode.lock();
-                (st.token_epoch, end.min(st.size()))
+                (st.lease.token_epoch(), end.min(st.size()))
             };
             if at >= end {
                 return Ok(());
@@ -887,7 +883,7 @@ impl Inner {
             let one = inode.flushing.lock().await;
             let st = inode.lock();
             // Without the lease nobody evicts what is open for writing.
-            if st.lease != LeaseKind::Write || !st.is_away(offset, end) {
+            if !st.lease.is_write() || !st.is_away(offset, end) {
                 break one;
             }
         };
@@ -922,18 +918,18 @@ impl Inner {
         let most = if frees && freed > 0 { self.most_data(inode, own, freed).await } else { None };
         let mtime = self.now();
         let mut st = inode.lock();
-        st.data_change += 1;
+        st.pages.note_change();
         st.changed.add(offset, end);
         if let Some((sends, most)) = most {
-            let is_all = st.send_count == sends && st.dirty.is_empty();
-            st.note_freed(freed, most.filter(|_| is_all));
+            let is_all = st.write.send_count() == sends && !st.write.has_dirty();
+            st.quota.note_freed(freed, most.filter(|_| is_all));
         }
         // The right to write may have gone while this was under way: then the size is not ours to say.
-        if st.lease == LeaseKind::Write {
+        if st.lease.is_write() {
             let size = st.size();
             st.note_write(size, mtime, self.env.clock.now());
         } else {
-            st.direct_pending = true;
+            st.direct.note_pending(true);
         }
         self.settle_reservation(&mut st);
         self.note_dirty(inode.ino);
@@ -954,12 +950,11 @@ impl Inner {
             if st.object(inode.ino) != own {
                 return Err(Error::stale(format!("file {}: a snapshot was taken meanwhile", inode.ino)));
             }
-            st.data_change += 1;
+            st.pages.note_change();
             let layout = layout_of(&st, inode.ino)?;
             for stripe in layout.stripe_of(offset)..=layout.stripe_of(end - 1) {
-                st.touched.insert(stripe);
+                st.write.touch(stripe, end);
             }
-            st.sent_end = st.sent_end.max(end);
             WriteTarget::of(&st, inode.ino)?
         };
         let zeroed = self.overlay_range(to, offset, None, end - offset).await;
@@ -967,7 +962,8 @@ impl Inner {
         zeroed
     }
 
-    /// Empties the stripes of a range that have something, some thousands of them at most; up to where it came.
+    /// Empties the stripes of a range that have something, some thousands of them at most; up to where it
+    /// came.
     async fn empty_stripes(&self, inode: &Arc<Inode>, own: InodeId, whole: Range<u64>) -> Result<u64> {
         let layout = layout_of(&inode.lock(), inode.ino)?;
         let Range { start, end } = whole;
@@ -999,13 +995,19 @@ impl Inner {
         Ok(layout.stripe_start(stripe))
     }
 
-    /// How much data there may be still after `freed` bytes went, if that has to be looked for and does not take long; and what had
-    /// been sent before. Of a file without holes it is all but that.
+    /// How much data there may be still after `freed` bytes went, if that has to be looked for and does not
+    /// take long; and what had been sent before. Of a file without holes it is all but that.
     async fn most_data(&self, inode: &Inode, own: InodeId, freed: u64) -> Option<(u64, Option<u64>)> {
         let (sends, size, is_dense, is_here, layout) = {
             let st = inode.lock();
             let is_here = st.attr.as_ref().is_some_and(|a| a.evicted == 0 && a.layers.is_none());
-            (st.send_count, st.size(), st.allocated >= st.size(), is_here, layout_of(&st, inode.ino).ok()?)
+            (
+                st.write.send_count(),
+                st.size(),
+                st.quota.allocated() >= st.size(),
+                is_here,
+                layout_of(&st, inode.ino).ok()?,
+            )
         };
         let most = match (is_dense, is_here) {
             (true, _) => Some(size.saturating_sub(freed)),
@@ -1016,7 +1018,8 @@ impl Inner {
     }
 }
 
-/// The part of a range that is whole stripes: the last one of the file is whole where the range ends with the file.
+/// The part of a range that is whole stripes: the last one of the file is whole where the range ends with the
+/// file.
 fn whole_stripes(layout: &Layout, size: u64, offset: u64, end: u64) -> Range<u64> {
     let start = offset.next_multiple_of(layout.stripe_bytes());
     let stop = if end >= size { end } else { end - end % layout.stripe_bytes() };
@@ -1026,10 +1029,10 @@ fn whole_stripes(layout: &Layout, size: u64, offset: u64, end: u64) -> Range<u64
 /// Whether a write up to `end` may be kept here for now. What is written under the append token goes straight
 /// to targets, and with it what the inode held.
 fn is_ready_to_buffer(st: &State, end: u64) -> bool {
-    st.lease == LeaseKind::Write
-        && !st.append_token
-        && !st.recover
-        && !st.closing_lease
+    st.lease.is_write()
+        && !st.lease.has_append_token()
+        && !st.lease.needs_recovery()
+        && !st.lease.is_closing()
         && st.inline != Inline::Unknown
         && (end <= st.committed_size() || !st.has_old_tail())
 }
