@@ -28,37 +28,37 @@ impl State {
 impl Inner {
     /// A read that a program made, or that fills pages for one.
     pub fn note_access(&self, ino: InodeId, st: &mut State) {
-        if !self.accesses.are_kept() {
+        if !self.tables.accesses.are_kept() {
             return;
         }
         let now = self.now();
         if !st.access_follows(now) {
             return;
         }
-        if self.accesses.note(ino) {
+        if self.tables.accesses.note(ino) {
             st.accessed = Some(now);
         }
     }
 
     /// Whether the next read changes the access time, so that it has to come here.
     pub fn awaits_access(&self, st: &State) -> bool {
-        self.accesses.are_kept() && st.access_follows(self.now())
+        self.tables.accesses.are_kept() && st.access_follows(self.now())
     }
 
     /// Before a lease on the inode is given back, and before its times are set.
     pub async fn report_access_of(&self, inode: &Inode) {
-        if self.accesses.has(inode.ino) {
+        if self.tables.accesses.has(inode.ino) {
             self.report_accesses().await;
         } else if inode.lock().accessed.is_some() {
-            drop(self.accesses.reporting.lock().await); // somebody is telling it
+            drop(self.tables.accesses.reporting.lock().await); // somebody is telling it
         }
     }
 
     /// Tells all that is noted.
     pub async fn report_accesses(&self) {
-        let _one = self.accesses.reporting.lock().await;
+        let _one = self.tables.accesses.reporting.lock().await;
         loop {
-            let inodes = self.accesses.take();
+            let inodes = self.tables.accesses.take();
             if inodes.is_empty() {
                 return;
             }

@@ -8,10 +8,11 @@
 //! the token, too, before anything else is written there: a second copy that is late would lie over it. Lock
 //! order: `growing`, then the append token, then `flushing`.
 use crate::api::{SetAttrs, Stat};
+use crate::direct::CommitExtra;
 use crate::inner::{Inner, OpenFile};
 use crate::inode::{Inline, Inode};
 use crate::plan::Occasion;
-use crate::write::{CommitExtra, TRIES_MAX, Way, end_of};
+use crate::write::{TRIES_MAX, Way, end_of};
 use bytes::Bytes;
 use std::sync::Arc;
 use weir_proto::meta::{Cred, ReleaseAppendToken, TakeAppendToken};

@@ -25,7 +25,7 @@ const TRIES_MAX: u32 = 8;
 impl Inner {
     /// What the leader is told on a new connection. It counts from there.
     pub fn count_from(&self, connection: u64) -> Vec<HeldLease> {
-        let mut noted = self.closes.lock();
+        let mut noted = self.tables.closes.lock();
         noted.begin(connection);
         let revoke_clock = self.mark_named();
         let held = self.all_inodes().into_iter().filter_map(|inode| {
@@ -48,7 +48,7 @@ impl Inner {
     pub fn note_closed(&self, file: &OpenFile) {
         let (reads, writes) = (u32::from(file.mode.read), u32::from(file.mode.write));
         let alarm = {
-            let mut noted = self.closes.lock();
+            let mut noted = self.tables.closes.lock();
             let mut st = file.inode.lock();
             st.end_opens(reads, writes);
             let nameless = st.attr.as_ref().is_some_and(|a| a.nlink == 0);
@@ -72,7 +72,7 @@ impl Inner {
         if !self.leases_hold() {
             return None;
         }
-        let mut noted = self.closes.lock();
+        let mut noted = self.tables.closes.lock();
         let mut st = inode.lock();
         let stat = st.stat().filter(|stat| stat.attr.nlink > 0 && !st.lease.needs_recovery())?;
         if !noted.take_read(inode.ino) {
@@ -86,7 +86,7 @@ impl Inner {
     /// soon.
     pub fn keep_no_closes(&self, ino: InodeId) {
         let alarm = {
-            let mut noted = self.closes.lock();
+            let mut noted = self.tables.closes.lock();
             noted.let_go(ino);
             if !noted.has_file(ino) {
                 return;
@@ -109,15 +109,15 @@ impl Inner {
 
     /// Before a lease on the file is given back.
     pub async fn report_close_of(&self, ino: InodeId) {
-        if self.closes.has(ino) {
-            self.closes.lock().let_go(ino);
+        if self.tables.closes.has(ino) {
+            self.tables.closes.lock().let_go(ino);
             self.report_closes().await;
         }
     }
 
     /// Tells what was kept for long.
     pub async fn report_old_closes(&self) {
-        let due = self.closes.lock().let_old_go(self.env.clock.now());
+        let due = self.tables.closes.lock().let_old_go(self.env.clock.now());
         if due {
             self.report_closes().await;
         }
@@ -126,7 +126,7 @@ impl Inner {
     /// Also reports kept closes: this client opens no more files.
     pub async fn report_all_closes(&self) {
         for _ in 0..2 {
-            self.closes.lock().let_older_go();
+            self.tables.closes.lock().let_older_go();
         }
         self.report_closes().await;
     }
@@ -136,11 +136,11 @@ impl Inner {
         let deadline = self.deadline();
         for _ in 0..TRIES_MAX {
             let Ok((connection, session)) = self.session.ready(deadline).await else {
-                self.closes.lock().end_alarm();
+                self.tables.closes.lock().end_alarm();
                 return;
             };
             let files = {
-                let mut noted = self.closes.lock();
+                let mut noted = self.tables.closes.lock();
                 if !noted.is_of(connection.id()) {
                     continue; // a newer one is being taken up
                 }

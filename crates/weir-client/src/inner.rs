@@ -10,10 +10,8 @@ use crate::data::{Data, StripeRef};
 use crate::inode::{Inode, State};
 use crate::session::{Holder, Session};
 use crate::status::Counters;
-use crate::table::{
-    accesses::Accesses, closes::Closes, locks::Locks, recalls::Recalls, reservations::Reservations,
-};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use crate::table::Tables;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use tokio::sync::Semaphore;
@@ -24,11 +22,6 @@ use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Entry, HeldLease, Lease, LeaseKind, Time};
 use weir_proto::volume::HeldReservation;
 use weir_proto::{Error, FileId, InodeId, NamespaceId, Result, Version, VolumeId};
-
-/// Stripes on their way to targets at once: enough to keep a dozen targets busy, few enough to bound the
-/// parity buffers. Counted in parts, so that many small files may be on their way where targets are far.
-const STRIPES_IN_FLIGHT_MAX: usize = 12;
-pub const STRIPE_PARTS: u32 = 64;
 
 pub struct Inner {
     pub env: Env,
@@ -48,26 +41,56 @@ pub struct Inner {
     revoke_clock: AtomicU64,
     /// When all leases were named to the leader last.
     named_at: AtomicU64,
-    /// Lower half of fragment versions; one for all files, so it grows under every token epoch.
-    version_counter: AtomicU32,
     /// Inodes with something not committed.
     pub dirty: Mutex<BTreeSet<InodeId>>,
-    /// Ends of opens that the leader does not know of yet.
-    pub closes: Closes,
-    /// Reads whose time the leader does not know of yet.
-    pub accesses: Accesses,
-    /// Quota reservations in volumes with a limit of bytes.
-    pub reservations: Reservations,
-    pub stripes_in_flight: Semaphore,
-    /// Older objects that nobody else writes any more, and under which token epoch that was made so.
-    pub fenced: std::sync::Mutex<std::collections::BTreeMap<InodeId, u32>>,
-    pub relieving: AtomicBool,
+    pub tables: Tables,
+    pub sends: Sends,
     pub closed: AtomicBool,
-    pub locks: Locks,
-    pub recalls: Recalls,
     /// What was lost with a lease or a lock, the newest last.
     losses: Mutex<Losses>,
     me: Weak<Inner>,
+}
+
+/// What is on its way to targets, of all files together.
+pub struct Sends {
+    pub in_flight: Semaphore,
+    /// Lower half of fragment versions; one for all files, so it grows under every token epoch.
+    version_counter: AtomicU32,
+    /// Older objects that nobody else writes any more, and under which token epoch that was made so.
+    pub fenced: Mutex<BTreeMap<InodeId, u32>>,
+    pub relieving: AtomicBool,
+}
+
+/// Stripes on their way to targets at once: enough to keep a dozen targets busy, few enough to bound the
+/// parity buffers. Counted in parts, so that many small files may be on their way where targets are far.
+const STRIPES_IN_FLIGHT_MAX: usize = 12;
+pub const STRIPE_PARTS: u32 = 64;
+
+impl Default for Sends {
+    fn default() -> Sends {
+        Sends {
+            in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX * STRIPE_PARTS as usize),
+            version_counter: AtomicU32::new((FILL_COUNTER + SEAL_ROOM + 2) & !1),
+            fenced: Mutex::default(),
+            relieving: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Sends {
+    /// Writers take even counters, seals odd ones, below those that a writer takes (see
+    /// `WriteMode::Prepare`).
+    pub fn next_version(&self) -> u32 {
+        self.version_counter.fetch_add(2, Ordering::Relaxed)
+    }
+    /// The next version, or `lowest` if that is higher. None is taken twice: one that was given up may be at
+    /// a target.
+    pub fn next_version_from(&self, token_epoch: u32, lowest: Version) -> Version {
+        if lowest.token_epoch() == token_epoch {
+            self.version_counter.fetch_max(lowest.counter(), Ordering::Relaxed);
+        }
+        lowest.max(Version::new(token_epoch, self.next_version()))
+    }
 }
 
 /// Losses that are remembered with their names.
@@ -126,17 +149,10 @@ impl Inner {
             next_handle: AtomicU64::new(1),
             revoke_clock: AtomicU64::new(1),
             named_at: AtomicU64::new(0),
-            version_counter: AtomicU32::new((FILL_COUNTER + SEAL_ROOM + 2) & !1),
             dirty: Mutex::default(),
-            closes: Closes::default(),
-            accesses: Accesses::default(),
-            reservations: Reservations::default(),
-            stripes_in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX * STRIPE_PARTS as usize),
-            fenced: std::sync::Mutex::default(),
-            relieving: AtomicBool::new(false),
+            tables: Tables::default(),
+            sends: Sends::default(),
             closed: AtomicBool::new(false),
-            locks: Locks::default(),
-            recalls: Recalls::default(),
             losses: Mutex::default(),
             config,
             me: me.clone(),
@@ -188,8 +204,8 @@ impl Inner {
     /// Panics where an invariant of an inode's state, or of a table, does not hold.
     pub fn check(&self) {
         self.all_inodes().iter().for_each(|inode| inode.lock().check());
-        self.closes.lock().check();
-        self.locks.check();
+        self.tables.closes.lock().check();
+        self.tables.locks.check();
     }
     pub fn inode_count(&self) -> usize {
         self.inodes.lock().expect("no holder panics").len()
@@ -217,20 +233,6 @@ impl Inner {
         self.named_at.store(revoke_clock, Ordering::SeqCst);
         revoke_clock
     }
-    /// Writers take even counters, seals odd ones, below those that a writer takes (see
-    /// `WriteMode::Prepare`).
-    pub fn next_version(&self) -> u32 {
-        self.version_counter.fetch_add(2, Ordering::Relaxed)
-    }
-    /// The next version, or `lowest` if that is higher. None is taken twice: one that was given up may be at
-    /// a target.
-    pub fn next_version_from(&self, token_epoch: u32, lowest: Version) -> Version {
-        if lowest.token_epoch() == token_epoch {
-            self.version_counter.fetch_max(lowest.counter(), Ordering::Relaxed);
-        }
-        lowest.max(Version::new(token_epoch, self.next_version()))
-    }
-
     /// Takes over a reply about an inode; its attributes as they are shown now.
     pub fn apply(&self, entry: &Entry, revoke_clock: u64) -> Stat {
         let inode = self.inode(entry.attr.ino);
@@ -407,19 +409,19 @@ impl Holder for Inner {
         self.notify_kernel_all_gone();
     }
     fn held_locks(&self) -> Vec<HeldLock> {
-        self.locks.held()
+        self.tables.locks.held()
     }
     fn lost_locks(&self, lost: Vec<HeldLock>) {
         self.lose_locks(&lost);
     }
     fn taken_up(&self) {
-        self.locks.wake_all();
+        self.tables.locks.wake_all();
     }
     fn held_reservations(&self) -> Vec<HeldReservation> {
-        self.reservations.held()
+        self.tables.reservations.held()
     }
     fn expired(&self) {
-        self.reservations.expired();
+        self.tables.reservations.expired();
         self.lose_all_locks();
         let revoke_clock = self.mark_named();
         for inode in self.all_inodes() {

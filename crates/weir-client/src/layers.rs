@@ -5,9 +5,9 @@
 //! while one is held they can only become fewer. Nothing is sent to a stripe of a file that is not in its own
 //! object; a copy is written under the token epoch that the leader gave it, so one that comes late changes
 //! nothing. An object that somebody may still be writing to is truncated before it is copied from.
+use crate::assembly::{Fetched, zeros};
 use crate::inner::{Inner, STRIPE_PARTS};
 use crate::inode::{Inode, State};
-use crate::read::{Fetched, zeros};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -208,7 +208,7 @@ impl Inner {
             let stripe = layout.stripe_of(at);
             let end = layer.to.min(layout.stripe_start(stripe) + layout.stripe_bytes());
             let data = self.fetch_whole(layer.object, *layout, at, end).await?;
-            let _permit = self.stripes_in_flight.acquire_many(STRIPE_PARTS).await.expect("never closed");
+            let _permit = self.sends.in_flight.acquire_many(STRIPE_PARTS).await.expect("never closed");
             let s = self.stripe_ref(to, *layout, stripe, self.deadline());
             let fragments = self.fragments_of(layout, data)?;
             self.data.write_stripe(s, version, WriteMode::Fill, &[], &fragments, false).await?;
@@ -239,11 +239,11 @@ impl Inner {
     async fn fence_once(&self, object: InodeId, layout: &Layout, fence: u32) -> Result<()> {
         let is_known =
             |fenced: &BTreeMap<InodeId, u32>| fenced.get(&object).is_some_and(|known| *known >= fence);
-        if fence == 0 || is_known(&self.fenced.lock().unwrap_or_else(PoisonError::into_inner)) {
+        if fence == 0 || is_known(&self.sends.fenced.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(());
         }
         self.fence(object, layout, fence).await?;
-        let mut fenced = self.fenced.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fenced = self.sends.fenced.lock().unwrap_or_else(PoisonError::into_inner);
         if fenced.len() >= FENCED_MAX {
             fenced.clear();
         }

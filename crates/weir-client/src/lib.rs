@@ -9,13 +9,16 @@
 mod accesses;
 mod api;
 mod append_token;
+mod assembly;
 mod backups;
 mod budget;
 mod cache;
+mod callbacks;
 mod changed;
 mod closes;
 pub mod crash_points;
 mod data;
+mod direct;
 mod dirty;
 mod evict_own;
 mod fetch;
@@ -38,8 +41,11 @@ mod plan;
 mod prefetch;
 mod read;
 mod recall;
+mod recover;
 mod reservations;
+mod resize;
 mod seek;
+mod send;
 mod session;
 mod shipping;
 mod snapshot_file;
@@ -64,9 +70,9 @@ pub use volumes::{NewVolume, VolumeEdit};
 pub use waits::Waiting;
 
 use bytes::Bytes;
+use callbacks::Callbacks;
 use data::Data;
 use inner::Inner;
-use lease::Callbacks;
 use maps::MapsSeen;
 use session::{Holder, Session};
 use std::sync::atomic::Ordering;
@@ -283,7 +289,7 @@ impl Client {
     }
     /// Whether reads change access times, as `relatime` has it. They do unless this says otherwise.
     pub fn keep_access_times(&self, kept: bool) {
-        self.inner.accesses.keep(kept)
+        self.inner.tables.accesses.keep(kept)
     }
     /// Exact recursive usage of a directory.
     pub async fn usage(&self, dir: InodeId) -> Result<Usage> {

@@ -67,7 +67,7 @@ impl Inner {
 
     async fn lock_now(&self, handle: Handle, wish: LockWish) -> Result<Locked> {
         let ino = self.handle(handle)?.inode.ino;
-        if wish.kind.is_none() && self.locks.is_unused() {
+        if wish.kind.is_none() && self.tables.locks.is_unused() {
             return Ok(Locked::Granted);
         }
         loop {
@@ -84,7 +84,7 @@ impl Inner {
 
     async fn lock_later(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
         let ino = self.handle(handle)?.inode.ino;
-        let waiting = Waiting::new(&self.locks);
+        let waiting = Waiting::new(&self.tables.locks);
         loop {
             let answer = tokio::select! {
                 biased;
@@ -147,13 +147,13 @@ impl Inner {
         wish: LockWish,
         ticket: u64,
     ) -> Result<LockAnswer> {
-        let turn = self.locks.join(ino, &wish, handle);
+        let turn = self.tables.locks.join(ino, &wish, handle);
         let answered = {
             let _mine = turn.lock().await;
             self.ask_in_turn(ino, handle, wish, ticket).await
         };
         drop(turn);
-        self.locks.forget(ino, wish.owner);
+        self.tables.locks.forget(ino, wish.owner);
         answered
     }
 
@@ -167,15 +167,15 @@ impl Inner {
         let LockWish { owner, range, kind, pid } = wish;
         let quietly = self.open_file(handle).is_some_and(|f| f.closes_quietly.load(Ordering::Relaxed));
         loop {
-            let before = self.locks.lower(ino, owner, range, kind);
+            let before = self.tables.locks.lower(ino, owner, range, kind);
             let reported = AtomicU64::new(0);
             let ask = |session| {
-                reported.store(self.locks.reported(), Ordering::Relaxed);
+                reported.store(self.tables.locks.reported(), Ordering::Relaxed);
                 SetLock { session, ino, owner, range, kind, pid, ticket, closing: kind.is_some() && quietly }
             };
             let answer = self.session.ask(self.deadline(), ask).await?;
             let asked = Asked { reported: reported.into_inner(), before };
-            if self.locks.answered(ino, &wish, handle, asked, answer.outcome == LockOutcome::Granted) {
+            if self.tables.locks.answered(ino, &wish, handle, asked, answer.outcome == LockOutcome::Granted) {
                 return Ok(answer);
             }
         }
@@ -211,17 +211,17 @@ impl Inner {
     /// end with its last descriptor, of which the kernel tells after `close` has returned: the leader hears
     /// of it now.
     pub async fn unlock_owner(&self, handle: Handle, owner: LockOwner) -> Result<()> {
-        if self.locks.is_unused() {
+        if self.tables.locks.is_unused() {
             return Ok(());
         }
         let Some(file) = self.open_file(handle) else { return Ok(()) };
         let ino = file.inode.ino;
         let mut done = Ok(());
-        if self.locks.has(ino, owner) {
+        if self.tables.locks.has(ino, owner) {
             done = self.unlock_all(ino, handle, owner).await;
-            self.locks.part(ino, handle, owner);
+            self.tables.locks.part(ino, handle, owner);
         }
-        for (ino, owner) in self.locks.held_through(handle) {
+        for (ino, owner) in self.tables.locks.held_through(handle) {
             let (range, kind, pid, ticket, closing) = (LockRange::WHOLE, None, 0, 0, true);
             let report = |session| SetLock { session, ino, owner, range, kind, pid, ticket, closing };
             done = done.and(self.session.ask(self.deadline(), report).await.map(drop));
@@ -231,13 +231,13 @@ impl Inner {
 
     /// At an open file's end: what was locked through it.
     pub async fn unlock_handle(&self, handle: Handle) -> Result<()> {
-        if self.locks.is_unused() {
+        if self.tables.locks.is_unused() {
             return Ok(());
         }
         let mut done = Ok(());
-        for (ino, owner) in self.locks.asked_through(handle) {
+        for (ino, owner) in self.tables.locks.asked_through(handle) {
             done = done.and(self.unlock_all(ino, handle, owner).await);
-            self.locks.part(ino, handle, owner);
+            self.tables.locks.part(ino, handle, owner);
         }
         done
     }
@@ -258,14 +258,14 @@ impl Inner {
 
     /// The session is gone, and every lock with it.
     pub fn lose_all_locks(&self) {
-        self.break_handles(self.locks.lose(|_, _| true), "the session expired");
-        self.locks.wake_all();
+        self.break_handles(self.tables.locks.lose(|_, _| true), "the session expired");
+        self.tables.locks.wake_all();
     }
 
     /// Others have got these meanwhile.
     pub fn lose_locks(&self, lost: &[HeldLock]) {
         let named: BTreeSet<(InodeId, LockOwner)> = lost.iter().map(|l| (l.ino, l.owner)).collect();
-        let handles = self.locks.lose(|ino, owner| named.contains(&(ino, owner)));
+        let handles = self.tables.locks.lose(|ino, owner| named.contains(&(ino, owner)));
         self.break_handles(handles, "the locks could not be taken up again");
     }
 

@@ -5,6 +5,7 @@
 //! kept; a read never waits for the leader while a lease covers it. Parts are shared, not copied, but for
 //! bytes that may still change.
 use crate::api::Handle;
+use crate::assembly::{Assembly, Fetched, zeros};
 use crate::fetch::{CellRange, Part};
 use crate::inner::{Inner, OpenFile, layout_of};
 use crate::inode::{Inline, Inode, State};
@@ -22,7 +23,6 @@ use weir_proto::map::Layout;
 use weir_proto::snapshot::Layer;
 use weir_proto::{Error, InodeId, MIB, Result};
 
-static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 /// How long bytes for pages are not read without a lease, which somebody else takes away each time.
 const INSISTS_MAX: Duration = Duration::from_secs(15);
 /// Bytes fetched for one read at a time.
@@ -31,14 +31,6 @@ const FETCH_BYTES_MAX: u64 = 16 << 20;
 /// these.
 const UNLEASED_PAUSE: Duration = Duration::from_micros(500);
 const UNLEASED_PAUSES_MAX: u32 = 16;
-
-/// A part of a file on its way to a reader.
-struct Assembly {
-    start: u64,
-    end: u64,
-    have: BTreeMap<u64, Bytes>,
-    missing: Vec<(u64, u64)>,
-}
 
 /// What a read found without asking targets.
 struct Local {
@@ -83,62 +75,6 @@ enum Read {
     Moved,
     /// They are for pages, and the lease that these need was taken back: ask again.
     Unleased,
-}
-
-pub struct Fetched {
-    /// (offset, bytes) in order; they cover the ranges and may go beyond, to block borders.
-    pub parts: Vec<(u64, Bytes)>,
-    /// Some of it is zeros because there is nothing.
-    pub holes: bool,
-}
-
-impl Assembly {
-    fn new(start: u64, end: u64) -> Assembly {
-        Assembly { start, end, have: BTreeMap::new(), missing: vec![(start, end)] }
-    }
-    fn is_complete(&self) -> bool {
-        self.missing.is_empty()
-    }
-    /// Takes parts of a source where nothing newer is there.
-    fn fill(&mut self, parts: impl IntoIterator<Item = (u64, Bytes)>) {
-        for (at, bytes) in parts {
-            if self.missing.is_empty() {
-                return;
-            }
-            let end = at + bytes.len() as u64;
-            let mut left = Vec::with_capacity(self.missing.len() + 1);
-            for (a, b) in std::mem::take(&mut self.missing) {
-                let (from, to) = (a.max(at), b.min(end));
-                if from >= to {
-                    left.push((a, b));
-                    continue;
-                }
-                self.have.insert(from, bytes.slice((from - at) as usize..(to - at) as usize));
-                if a < from {
-                    left.push((a, from));
-                }
-                if to < b {
-                    left.push((to, b));
-                }
-            }
-            self.missing = left;
-        }
-    }
-    fn fill_zeros(&mut self) {
-        for (a, b) in std::mem::take(&mut self.missing) {
-            self.have.extend(zeros(a, b));
-        }
-    }
-    fn into_parts(self) -> Vec<Bytes> {
-        debug_assert_eq!(self.have.values().map(|b| b.len() as u64).sum::<u64>(), self.end - self.start);
-        self.have.into_values().collect()
-    }
-}
-
-/// Zeros from `from` to `to`, in parts.
-pub fn zeros(from: u64, to: u64) -> impl Iterator<Item = (u64, Bytes)> {
-    let step = ZEROS.len();
-    (from..to).step_by(step).map(move |at| (at, Bytes::from_static(&ZEROS[..step.min((to - at) as usize)])))
 }
 
 impl Inner {
@@ -283,42 +219,8 @@ impl Inner {
             self.lease_for_pages(inode, offset, offset.saturating_add(len as u64)).await?;
         }
         self.prepare_read(inode).await?;
-        let (mut waited, mut unprotected) = (false, None);
-        let local = loop {
-            let changed = inode.changed.notified();
-            let local = {
-                let mut st = inode.lock();
-                let is_known = st.inline != Inline::Unknown;
-                if for_pages && insists && !st.lease.is_held() && !st.opens.is_for_writing() {
-                    return Ok(Read::Unleased);
-                }
-                if for_pages {
-                    st.pages.note_fill(offset, offset.saturating_add(len as u64));
-                }
-                let local = self.look(inode, &mut st, offset, len)?;
-                if for_pages && !local.keep && unprotected.is_none() {
-                    unprotected = Some(UnprotectedPages::of(inode, &mut st));
-                }
-                if !waited && is_known {
-                    self.note_read(file, &mut st);
-                    self.read_ahead(inode, &mut st, offset, len);
-                }
-                is_known.then_some(local)
-            };
-            let Some(local) = local else {
-                // Another answer came since, which told the size without the bytes in the inode.
-                if self.data.left(deadline).is_zero() {
-                    return Err(Error::deadline(format!("read file {}: it changes without end", inode.ino)));
-                }
-                self.prepare_read(inode).await?;
-                continue;
-            };
-            if !local.being_fetched || self.data.left(deadline).is_zero() {
-                break local;
-            }
-            waited = true;
-            let _ = self.env.clock.timeout(self.data.left(deadline), changed).await; // looks again either way
-        };
+        let looked = self.look_when_settled(file, offset, len, deadline, insists).await?;
+        let Some((local, unprotected)) = looked else { return Ok(Read::Unleased) };
         let Local { mut assembly, layout, data_change, keep, size, seen, .. } = local;
         if let Some((from, to)) =
             assembly.missing.first().zip(assembly.missing.last()).map(|(a, b)| (a.0, b.1))
@@ -347,6 +249,56 @@ impl Inner {
             self.drop_unprotected_pages(unprotected);
         }
         Ok(Read::Done(self.finish(assembly)))
+    }
+
+    /// What is known here once nobody is fetching part of what is missing. `None`: no lease protects pages
+    /// that are to be filled.
+    async fn look_when_settled(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        len: usize,
+        deadline: Instant,
+        insists: bool,
+    ) -> Result<Option<(Local, Option<UnprotectedPages>)>> {
+        let inode = &file.inode;
+        let for_pages = file.kernel_cache.load(Relaxed);
+        let (mut waited, mut unprotected) = (false, None);
+        loop {
+            let changed = inode.changed.notified();
+            let local = {
+                let mut st = inode.lock();
+                let is_known = st.inline != Inline::Unknown;
+                if for_pages && insists && !st.lease.is_held() && !st.opens.is_for_writing() {
+                    return Ok(None);
+                }
+                if for_pages {
+                    st.pages.note_fill(offset, offset.saturating_add(len as u64));
+                }
+                let local = self.look(inode, &mut st, offset, len)?;
+                if for_pages && !local.keep && unprotected.is_none() {
+                    unprotected = Some(UnprotectedPages::of(inode, &mut st));
+                }
+                if !waited && is_known {
+                    self.note_read(file, &mut st);
+                    self.read_ahead(inode, &mut st, offset, len);
+                }
+                is_known.then_some(local)
+            };
+            let Some(local) = local else {
+                // Another answer came since, which told the size without the bytes in the inode.
+                if self.data.left(deadline).is_zero() {
+                    return Err(Error::deadline(format!("read file {}: it changes without end", inode.ino)));
+                }
+                self.prepare_read(inode).await?;
+                continue;
+            };
+            if !local.being_fetched || self.data.left(deadline).is_zero() {
+                return Ok(Some((local, unprotected)));
+            }
+            waited = true;
+            let _ = self.env.clock.timeout(self.data.left(deadline), changed).await; // looks again either way
+        }
     }
 
     /// Gets what a read needs: a lease or fresh attributes, known inline bytes, a recovered file.
@@ -601,21 +553,4 @@ fn by_stripe(layout: &Layout, start: u64, end: u64) -> Vec<(u64, u64)> {
 
 fn not_for_reading(handle: Handle) -> Error {
     Error::invalid(format!("file handle {} is not open for reading", handle.0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn newer_parts_win_and_gaps_are_zeros() {
-        let mut a = Assembly::new(10, 30);
-        a.fill([(12, Bytes::from_static(b"new"))]);
-        a.fill([(0, Bytes::from_static(b"0123456789abcdef"))]);
-        assert_eq!(a.missing, vec![(16, 30)]);
-        a.fill_zeros();
-        let all: Vec<u8> = a.into_parts().concat();
-        assert_eq!(&all[..8], b"abnewf\0\0");
-        assert_eq!(all.len(), 20);
-    }
 }

@@ -44,7 +44,7 @@ impl std::fmt::Debug for Recall {
 
 impl Drop for Recall {
     fn drop(&mut self) {
-        let mut busy = self.client.recalls.busy();
+        let mut busy = self.client.tables.recalls.busy();
         let place = (self.work.ino, self.work.from);
         if busy.get(&place) == Some(&self.work.token_epoch) {
             busy.remove(&place);
@@ -170,11 +170,11 @@ impl Inner {
     // ---- movers
 
     pub async fn take_recalls(&self, max: u32, wait: Duration) -> Result<Vec<Recall>> {
-        let _one = self.recalls.asking.lock().await;
+        let _one = self.tables.recalls.asking.lock().await;
         let wait = wait.min(WORK_WAIT_MAX);
         let wait_ms = wait.as_millis() as u32;
         let ask = |session| {
-            let busy = self.recalls.busy();
+            let busy = self.tables.recalls.busy();
             let id = |(place, token): (&(InodeId, u64), &u32)| RecallId {
                 ino: place.0,
                 from: place.1,
@@ -186,7 +186,7 @@ impl Inner {
         let mut recalls = Vec::new();
         for work in taken.recalls {
             work.layout.check()?;
-            self.recalls.busy().insert((work.ino, work.from), work.token_epoch);
+            self.tables.recalls.busy().insert((work.ino, work.from), work.token_epoch);
             recalls.push(Recall { work, client: self.arc() });
         }
         Ok(recalls)
@@ -208,7 +208,7 @@ impl Inner {
         let mut rest = data;
         while !rest.is_empty() {
             let part = rest.split_to(rest.len().min(stripe_bytes as usize));
-            let _permit = self.stripes_in_flight.acquire_many(STRIPE_PARTS).await.expect("never closed");
+            let _permit = self.sends.in_flight.acquire_many(STRIPE_PARTS).await.expect("never closed");
             let s = self.stripe_ref(object, layout, layout.stripe_of(at), self.deadline());
             at += part.len() as u64;
             let fragments = self.fragments_of(&layout, part)?;

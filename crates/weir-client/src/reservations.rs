@@ -29,7 +29,7 @@ impl Inner {
         if !st.quota.is_limited() || growth == 0 {
             return true;
         }
-        let enough = self.reservations.spend(st.quota.limited(), growth);
+        let enough = self.tables.reservations.spend(st.quota.limited(), growth);
         if enough {
             st.quota.spend(growth);
         }
@@ -40,7 +40,7 @@ impl Inner {
     pub fn settle_reservation(&self, st: &mut State) {
         let is_changed = st.write.local().is_some();
         if let Some(settled) = st.quota.settle(is_changed) {
-            self.reservations.settle(settled);
+            self.tables.reservations.settle(settled);
         }
     }
 
@@ -49,7 +49,7 @@ impl Inner {
     pub fn note_committed(&self, st: &mut State, entry: &Entry) {
         let added = st.quota.note_charged(entry.attr.allocated);
         if st.quota.is_limited() && entry.attr.nlink > 0 {
-            self.reservations.note_charged(st.quota.limited(), added);
+            self.tables.reservations.note_charged(st.quota.limited(), added);
         }
     }
 
@@ -141,24 +141,24 @@ impl Inner {
     }
 
     fn free_reservation(&self, volume: VolumeId) -> u64 {
-        self.reservations.free(volume)
+        self.tables.reservations.free(volume)
     }
 
     /// Says what is needed in a volume and takes what is granted.
     async fn reserve_quota(&self, volume: VolumeId, growth: u64, reserve: u64) -> Result<QuotaReservation> {
-        let _alone = self.reservations.gate.write().await;
-        let spent = self.reservations.begin_asking(volume);
+        let _alone = self.tables.reservations.gate.write().await;
+        let spent = self.tables.reservations.begin_asking(volume);
         let must = spent.saturating_add(growth);
         let want = must.saturating_add(reserve);
         let ask = |session| ReserveQuota { session, volume, spent, must, want };
         let reservation = self.session.ask(self.deadline(), ask).await?;
-        self.reservations.note_granted(volume, reservation.held);
+        self.tables.reservations.note_granted(volume, reservation.held);
         Ok(reservation)
     }
 
     /// Gives back what was not used lately.
     pub async fn return_reservations(&self) {
-        for (volume, used) in self.reservations.take_unused() {
+        for (volume, used) in self.tables.reservations.take_unused() {
             let reserve = if used { RESERVE_BYTES } else { 0 };
             if let Err(e) = self.reserve_quota(volume, 0, reserve).await {
                 tracing::debug!("the reservation in volume {volume} was not returned: {e}");

@@ -5,25 +5,27 @@
 //! has not. A change is sent again with the same (session, slot, seq) until it is answered; leases count only
 //! while the leader was heard within their term. Knows nothing of inodes but that somebody ([`Holder`]) holds
 //! leases on them.
+mod change;
+
 use crate::maps::MapsSeen;
+use crate::session::change::Slot;
 use crate::status::Counters;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use weir_env::{Env, Instant};
+use weir_env::{Backoff, Env, Instant, Retry};
 use weir_proto::lock::{HeldLock, RECLAIM_MAX, ReclaimLocks};
 use weir_proto::meta::{
-    HELD_MAX, HeldLease, KeepAlive, NoteMap, Op, SLOTS, SessionClose, SessionOpen, SessionOpened,
-    SessionResume, SessionResumed,
+    HELD_MAX, HeldLease, KeepAlive, NoteMap, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
+    SessionResumed,
 };
 use weir_proto::volume::{HeldReservation, ReclaimReservations};
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId};
 use weir_rpc::{Channel, Connection};
 
 /// First pause before a leader that did not answer is asked again.
-const RETRY_PAUSE: Duration = Duration::from_millis(10);
-const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
+const RETRY: Backoff = Backoff { first: Duration::from_millis(10), max: Duration::from_millis(500) };
 /// Leases are trusted this much shorter than the leader's term: clocks run at slightly different speeds.
 const TERM_MARGIN: u32 = 8;
 
@@ -71,9 +73,9 @@ pub struct Session {
 }
 
 /// A request without an answer.
-struct Asking<'a>(&'a AtomicU32);
+pub struct Asking<'a>(&'a AtomicU32);
 impl<'a> Asking<'a> {
-    fn begin(count: &'a AtomicU32) -> Asking<'a> {
+    pub fn begin(count: &'a AtomicU32) -> Asking<'a> {
         count.fetch_add(1, Ordering::Relaxed);
         Asking(count)
     }
@@ -88,37 +90,6 @@ impl Drop for Asking<'_> {
 struct Standing {
     connection: Option<u64>,
     session: Option<SessionId>,
-}
-
-#[derive(Clone, Copy)]
-struct Slot {
-    number: u32,
-    session: SessionId,
-    seq: u64,
-}
-
-/// A slot in use: its sequence number belongs to one change.
-struct TakenSlot<'a> {
-    session: &'a Session,
-    slot: Slot,
-    _permit: tokio::sync::SemaphorePermit<'a>,
-}
-
-impl TakenSlot<'_> {
-    /// The change's identity; `first`: a new change.
-    fn op(&mut self, session: SessionId, first: bool) -> Op {
-        if self.slot.session != session {
-            self.slot = Slot { session, seq: 0, ..self.slot };
-        }
-        self.slot.seq += u64::from(first);
-        Op { session, slot: self.slot.number, seq: self.slot.seq }
-    }
-}
-
-impl Drop for TakenSlot<'_> {
-    fn drop(&mut self) {
-        self.session.slots.lock().expect("no holder panics").push(self.slot);
-    }
 }
 
 impl Session {
@@ -147,9 +118,7 @@ impl Session {
             lease_ms: AtomicU64::new(1000),
             opens_asked: AtomicBool::new(false),
             heard: AtomicU64::new(0),
-            slots: Mutex::new(
-                (0..SLOTS).rev().map(|number| Slot { number, session: SessionId(0), seq: 0 }).collect(),
-            ),
+            slots: Mutex::new((0..SLOTS).rev().map(Slot::new).collect()),
             free_slots: Semaphore::new(SLOTS as usize),
             asking: AtomicU32::new(0),
         }
@@ -172,7 +141,7 @@ impl Session {
         *self.holder.lock().expect("no holder panics") = Some(holder);
     }
 
-    fn holder(&self) -> Option<Arc<dyn Holder>> {
+    pub fn holder(&self) -> Option<Arc<dyn Holder>> {
         self.holder.lock().expect("no holder panics").as_ref().and_then(Weak::upgrade)
     }
 
@@ -198,7 +167,7 @@ impl Session {
         }
     }
 
-    fn left(&self, deadline: Instant) -> Duration {
+    pub fn left(&self, deadline: Instant) -> Duration {
         deadline.since(self.env.clock.now())
     }
 
@@ -361,7 +330,7 @@ impl Session {
         make: impl Fn(SessionId) -> R,
     ) -> Result<R::Reply> {
         let _asking = Asking::begin(&self.asking);
-        let mut pause = RETRY_PAUSE;
+        let mut retry = Retry::new(&self.env.clock, RETRY, deadline);
         loop {
             let (e, under) = match self.ready(deadline).await {
                 Ok((connection, session)) => match self.send(&connection, &make(session), deadline).await {
@@ -370,7 +339,7 @@ impl Session {
                 },
                 Err(e) => (e, None),
             };
-            self.again_or(e, under, deadline, &mut pause).await.map_err(named::<R>)?;
+            self.again_or(e, under, deadline, &mut retry).await.map_err(named::<R>)?;
         }
     }
 
@@ -428,12 +397,12 @@ impl Session {
     }
 
     /// Pauses if another try can help; otherwise the error. `under`: the session with which it was asked.
-    async fn again_or(
+    pub async fn again_or(
         &self,
         e: Error,
         under: Option<SessionId>,
         deadline: Instant,
-        pause: &mut Duration,
+        retry: &mut Retry,
     ) -> Result<()> {
         if e.kind == ErrorKind::Stale && self.session_is_gone(under, deadline).await {
             return Ok(());
@@ -441,11 +410,10 @@ impl Session {
         if e.kind != ErrorKind::Unavailable {
             return Err(e);
         }
-        if self.left(deadline) <= *pause {
+        if !retry.has_time() {
             return Err(Error::deadline(format!("the metadata leader did not answer in time: {e}")));
         }
-        self.env.clock.sleep(*pause).await;
-        *pause = (*pause * 2).min(RETRY_PAUSE_MAX);
+        retry.pause().await;
         Ok(())
     }
 
@@ -472,104 +440,6 @@ impl Session {
             }
         }
         known.map(|()| session)
-    }
-
-    /// Makes a change happen once: the same (session, slot, seq) until it is answered. `Io`: the session
-    /// expired before that, and nobody knows whether it happened.
-    pub async fn change<R: Request>(&self, deadline: Instant, make: impl Fn(Op) -> R) -> Result<R::Reply> {
-        self.change_counted(deadline, make).await.map(|(reply, _)| reply)
-    }
-
-    /// The same for a change that may happen twice: `Stale` if the session expired before the answer.
-    pub async fn change_again<R: Request>(
-        &self,
-        deadline: Instant,
-        make: impl Fn(Op) -> R,
-    ) -> Result<R::Reply> {
-        self.change_while(deadline, || Ok(()), make).await
-    }
-
-    /// The same; tells also how often it was sent. The answer to the first try tells what is so now.
-    pub async fn change_counted<R: Request>(
-        &self,
-        deadline: Instant,
-        make: impl Fn(Op) -> R,
-    ) -> Result<(R::Reply, u32)> {
-        self.try_change(deadline, Error::io, || Ok(()), make).await
-    }
-
-    /// A change that may happen twice, as long as `still` lets it: asked before each try, when the session is
-    /// taken up and what was lost with it is known.
-    pub async fn change_while<R: Request>(
-        &self,
-        deadline: Instant,
-        still: impl Fn() -> Result<()>,
-        make: impl Fn(Op) -> R,
-    ) -> Result<R::Reply> {
-        self.try_change(deadline, Error::stale, still, make).await.map(|(reply, _)| reply)
-    }
-
-    /// `unknown`: the error if nobody can tell any more whether it happened.
-    async fn try_change<R: Request>(
-        &self,
-        deadline: Instant,
-        unknown: fn(String) -> Error,
-        still: impl Fn() -> Result<()>,
-        make: impl Fn(Op) -> R,
-    ) -> Result<(R::Reply, u32)> {
-        let _asking = Asking::begin(&self.asking);
-        let mut tries = 0;
-        let mut taken = self.take_slot(deadline).await.map_err(|e| e.doing(R::NAME))?;
-        // Under which session it was sent, and whether it may have happened.
-        let (mut sent, mut in_doubt) = (None, false);
-        let mut pause = RETRY_PAUSE;
-        loop {
-            let result = match self.ready(deadline).await {
-                Ok((connection, session)) => {
-                    if sent.is_some_and(|s| s != session) {
-                        let e = "the session expired before the answer came: it may have happened or not";
-                        return Err(unknown(format!("{}: {e}", R::NAME)));
-                    }
-                    still()?;
-                    let op = taken.op(session, sent.is_none());
-                    sent = Some(session);
-                    tries += 1;
-                    self.send(&connection, &make(op), deadline).await
-                }
-                Err(e) => Err(e),
-            };
-            let e = match result {
-                Ok(reply) => return Ok((reply, tries)),
-                Err(e) => e,
-            };
-            let refused = e.kind == ErrorKind::Stale;
-            in_doubt |= !refused && sent.is_some();
-            self.again_or(e, sent, deadline, &mut pause).await.map_err(|e| match e.kind {
-                ErrorKind::Deadline if in_doubt => {
-                    e.doing(format_args!("{}: it may happen or have happened", R::NAME))
-                }
-                _ => named::<R>(e),
-            })?;
-            if refused && !in_doubt {
-                sent = None; // the leader did not know the session: it did nothing
-            }
-        }
-    }
-
-    async fn take_slot(&self, deadline: Instant) -> Result<TakenSlot<'_>> {
-        let acquired = match self.free_slots.try_acquire() {
-            Ok(permit) => Ok(permit),
-            Err(_) => self
-                .env
-                .clock
-                .timeout(self.left(deadline), self.free_slots.acquire())
-                .await
-                .map(|permit| permit.expect("never closed")),
-        };
-        let permit =
-            acquired.map_err(|_| Error::deadline(format!("{SLOTS} earlier changes have no answer yet")))?;
-        let slot = self.slots.lock().expect("no holder panics").pop().expect("a permit is a slot");
-        Ok(TakenSlot { session: self, slot, _permit: permit })
     }
 
     pub fn keep_alive_period(&self) -> Duration {
@@ -613,7 +483,7 @@ impl Session {
     /// not hold by themselves: the connection may have outlived the session. At start, and after a time
     /// without a word.
     pub async fn check(&self, deadline: Instant) -> Result<SessionId> {
-        let mut pause = RETRY_PAUSE;
+        let mut retry = Retry::new(&self.env.clock, RETRY, deadline);
         loop {
             let e = match self.ready(deadline).await {
                 Ok((_, session)) if self.leases_hold() => return Ok(session),
@@ -624,7 +494,7 @@ impl Session {
                 Err(e) => e,
             };
             if e.kind != ErrorKind::Stale {
-                self.again_or(e, None, deadline, &mut pause).await?;
+                self.again_or(e, None, deadline, &mut retry).await?;
             }
         }
     }
@@ -636,7 +506,7 @@ impl Session {
 
 /// Says which request failed, but of a refusal: the leader's words say what was asked for, and go to the
 /// user.
-fn named<R: Request>(e: Error) -> Error {
+pub fn named<R: Request>(e: Error) -> Error {
     match e.kind {
         ErrorKind::Stale
         | ErrorKind::Unavailable

@@ -86,6 +86,15 @@ impl Inode {
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder of an inode's state panics")
     }
+    /// Whether the right to write is still of that write generation.
+    pub fn check_generation(&self, write_generation: u64) -> Result<()> {
+        match self.lock().write.generation() == write_generation {
+            true => Ok(()),
+            false => {
+                Err(Error::stale(format!("file {}: the right to write it was lost meanwhile", self.ino)))
+            }
+        }
+    }
 }
 
 /// Replies, revokes and the end of the lease.

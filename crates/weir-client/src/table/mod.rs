@@ -5,3 +5,21 @@ pub mod closes;
 pub mod locks;
 pub mod recalls;
 pub mod reservations;
+
+use accesses::Accesses;
+use closes::Closes;
+use locks::Locks;
+use recalls::Recalls;
+use reservations::Reservations;
+
+#[derive(Default)]
+pub struct Tables {
+    /// Ends of opens that the leader does not know of yet.
+    pub closes: Closes,
+    /// Reads whose time the leader does not know of yet.
+    pub accesses: Accesses,
+    /// Quota reservations in volumes with a limit of bytes.
+    pub reservations: Reservations,
+    pub locks: Locks,
+    pub recalls: Recalls,
+}
