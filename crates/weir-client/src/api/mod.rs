@@ -1,6 +1,11 @@
 //! The words a user of this crate speaks: configuration, open modes, what an open or a look-up gives.
 //!
 //! Plain data and two seams outwards ([`KernelCache`]); nothing here decides anything.
+mod files;
+mod locks;
+mod names;
+mod tier;
+
 use std::sync::Arc;
 use std::time::Duration;
 use weir_env::Addr;
