@@ -8,13 +8,14 @@
 //! the token, too, before anything else is written there: a second copy that is late would lie over it. Lock
 //! order: `growing`, then the append token, then `flushing`.
 use crate::api::{SetAttrs, Stat};
+use crate::direct::CommitExtra;
 use crate::inner::{Inner, OpenFile};
 use crate::inode::{Inline, Inode};
 use crate::plan::Occasion;
-use crate::write::{CommitExtra, TRIES_MAX, Way, end_of};
+use crate::write::{TRIES_MAX, Way, end_of};
 use bytes::Bytes;
 use std::sync::Arc;
-use weir_proto::meta::{Cred, LeaseKind, ReleaseAppendToken, TakeAppendToken};
+use weir_proto::meta::{Cred, ReleaseAppendToken, TakeAppendToken};
 use weir_proto::{Error, ErrorKind, Result};
 
 /// The place in a file that an append got.
@@ -26,7 +27,8 @@ struct Place {
 }
 
 impl Inner {
-    /// One step of an append: at the end of the file as it is when the bytes are taken. How many bytes, as in a write.
+    /// One step of an append: at the end of the file as it is when the bytes are taken. How many bytes, as in
+    /// a write.
     pub async fn append_step(&self, file: &OpenFile, data: &Bytes) -> Result<usize> {
         let inode = &file.inode;
         let growing = inode.growing.lock().await;
@@ -77,7 +79,7 @@ impl Inner {
     /// `held`: the bytes in the inode.
     async fn append_now(&self, file: &OpenFile, held: Option<Bytes>, data: &Bytes) -> Result<Place> {
         let inode = &file.inode;
-        if inode.lock().lease == LeaseKind::Write {
+        if inode.lock().lease.is_write() {
             // It came before the token; what was written under it meanwhile may not be committed yet.
             return Err(Error::stale(format!("file {}: nobody else has it open any more", inode.ino)));
         }
@@ -139,7 +141,7 @@ impl Inner {
     /// Takes what the inode holds to targets, before something is written there.
     pub async fn leave_inode_with_token(&self, inode: &Arc<Inode>) -> Result<()> {
         let _grows = inode.growing.lock().await;
-        if inode.lock().lease == LeaseKind::Write {
+        if inode.lock().lease.is_write() {
             return self.flush(inode, Occasion::Growing, true).await;
         }
         let held = self.take_append_token(inode).await?;
@@ -154,7 +156,7 @@ impl Inner {
         let own = self.copy_up(inode, 0, end).await?;
         let sent = {
             let sends = self.may_send_direct(inode).await?;
-            if inode.lock().lease == LeaseKind::Write {
+            if inode.lock().lease.is_write() {
                 return Err(Error::stale(format!("file {}: nobody else has it open any more", inode.ino)));
             }
             self.send_direct(inode, sends, own, 0, &bytes, true).await
@@ -202,7 +204,8 @@ impl Inner {
                 // bytes may be past it.
                 Err(e) if e.kind == ErrorKind::Stale => {
                     let mut st = inode.lock();
-                    st.direct_pending &= st.open_write > 0;
+                    let pending = st.direct.are_pending() && st.opens.is_for_writing();
+                    st.direct.note_pending(pending);
                     Ok(stat)
                 }
                 reported => reported.map(|()| stat),
@@ -221,10 +224,10 @@ impl Inner {
             {
                 // Only now: who named it in a resume without having it could have it beside another.
                 let mut st = inode.lock();
-                if taken.is_ok() && st.is_named_since(revoke_clock) {
+                if taken.is_ok() && st.lease.is_named_since(revoke_clock) {
                     continue; // it was not named: another may have the token since
                 }
-                st.append_token = true;
+                st.lease.note_append_token();
             }
             let taken = match taken {
                 Ok(taken) => taken,
@@ -242,7 +245,7 @@ impl Inner {
     /// The end of a token; one that no commit has released is returned.
     async fn end_token<T>(&self, inode: &Inode, done: Result<T>) -> Result<T> {
         let ino = inode.ino;
-        if std::mem::take(&mut inode.lock().append_token)
+        if inode.lock().lease.take_append_token()
             && let Err(e) =
                 self.session.ask(self.deadline(), |session| ReleaseAppendToken { session, ino }).await
         {

@@ -1,5 +1,7 @@
-//! Backups as the metadata leader knows them: where they go, who makes one now. Asked each time, nothing is kept.
+//! Backups as the metadata leader knows them: where they go, who makes one now. Asked each time, nothing is
+//! kept.
 use crate::Client;
+use weir_env::BoxFuture;
 use weir_proto::backup::{
     Backup, BackupDone, BackupList, BackupOutcome, BackupRetention, BackupSet, BackupTake, Backups,
 };
@@ -17,31 +19,50 @@ pub struct BackupEdit {
 
 impl Client {
     /// Of one volume or of all.
-    pub async fn backups(&self, volume: Option<VolumeId>) -> Result<Vec<Backup>> {
-        let ask = |session| BackupList { session, volume };
-        let Backups { backups } = self.inner.session.ask(self.inner.deadline(), ask).await?;
-        Ok(backups)
+    pub fn backups(&self, volume: Option<VolumeId>) -> BoxFuture<'_, Result<Vec<Backup>>> {
+        Box::pin(async move {
+            let ask = |session| BackupList { session, volume };
+            let Backups { backups } = self.inner.session.ask(self.inner.deadline(), ask).await?;
+            Ok(backups)
+        })
     }
     /// Makes a place known where backups of a volume go, or changes it.
-    pub async fn set_backup(
-        &self,
-        cred: &Cred,
+    pub fn set_backup<'a>(
+        &'a self,
+        cred: &'a Cred,
         volume: VolumeId,
-        url: &str,
+        url: &'a str,
         edit: BackupEdit,
-    ) -> Result<Backup> {
-        let BackupEdit { every_s, keep, forget } = edit;
-        let (cred, url) = (cred.clone(), url.to_owned());
-        let make = |op| BackupSet { op, cred: cred.clone(), volume, url: url.clone(), every_s, keep, forget };
-        self.inner.session.change(self.inner.deadline(), make).await
+    ) -> BoxFuture<'a, Result<Backup>> {
+        Box::pin(async move {
+            let BackupEdit { every_s, keep, forget } = edit;
+            let (cred, url) = (cred.clone(), url.to_owned());
+            let make =
+                |op| BackupSet { op, cred: cred.clone(), volume, url: url.clone(), every_s, keep, forget };
+            self.inner.session.change(self.inner.deadline(), make).await
+        })
     }
     /// Takes the making of a backup: until `backup_done`, or the end of this client's session.
-    pub async fn take_backup(&self, cred: &Cred, volume: VolumeId, url: &str) -> Result<Option<Backup>> {
-        let make = |op| BackupTake { op, cred: cred.clone(), volume, url: url.to_owned() };
-        Ok(self.inner.session.change(self.inner.deadline(), make).await?.backup)
+    pub fn take_backup<'a>(
+        &'a self,
+        cred: &'a Cred,
+        volume: VolumeId,
+        url: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Backup>>> {
+        Box::pin(async move {
+            let make = |op| BackupTake { op, cred: cred.clone(), volume, url: url.to_owned() };
+            Ok(self.inner.session.change(self.inner.deadline(), make).await?.backup)
+        })
     }
-    pub async fn backup_done(&self, volume: VolumeId, url: &str, outcome: &BackupOutcome) -> Result<Backup> {
-        let make = |op| BackupDone { op, volume, url: url.to_owned(), outcome: outcome.clone() };
-        self.inner.session.change(self.inner.deadline(), make).await
+    pub fn backup_done<'a>(
+        &'a self,
+        volume: VolumeId,
+        url: &'a str,
+        outcome: &'a BackupOutcome,
+    ) -> BoxFuture<'a, Result<Backup>> {
+        Box::pin(async move {
+            let make = |op| BackupDone { op, volume, url: url.to_owned(), outcome: outcome.clone() };
+            self.inner.session.change(self.inner.deadline(), make).await
+        })
     }
 }

@@ -1,8 +1,8 @@
 //! One budget of memory for dirty data and cached data of a client.
 //!
-//! Invariant: bytes charged never exceed the limit; a charge is given back when the memory behind it is free again
-//! (the last share of a frozen buffer is dropped), not when somebody stops looking at it.
-//! Knows nothing of what the memory holds.
+//! Invariant: bytes charged never exceed the limit; a charge is given back when the memory behind it is free
+//! again (the last share of a frozen buffer is dropped), not when somebody stops looking at it. Knows nothing
+//! of what the memory holds.
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

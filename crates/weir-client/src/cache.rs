@@ -1,21 +1,22 @@
 //! Clean data of all inodes, within the memory budget; the oldest unused goes first.
 //!
-//! Invariants: pieces of one inode never overlap; each piece's memory is charged to the budget. Whether a piece may be
-//! kept (a lease) is decided by the caller, who drops the inode's pieces when the lease ends.
+//! Invariants: pieces of one inode never overlap; each piece's memory is charged to the budget. Whether a
+//! piece may be kept (a lease) is decided by the caller, who drops the inode's pieces when the lease ends.
 use crate::budget::{Budget, Charge};
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use weir_proto::InodeId;
 
-/// What is left of a cut piece keeps all of the piece's memory, so a remainder smaller than this fraction of it is dropped.
+/// What is left of a cut piece keeps all of the piece's memory, so a remainder smaller than this fraction of
+/// it is dropped.
 const KEPT_PART: usize = 16;
 
 /// A contiguous part of a file.
 struct Piece {
     bytes: Bytes,
-    /// Shared by what is left of a piece that was cut: the memory goes with the last of them. `None`: it charges itself (a frozen
-    /// write buffer).
+    /// Shared by what is left of a piece that was cut: the memory goes with the last of them. `None`: it
+    /// charges itself (a frozen write buffer).
     charge: Option<Arc<Charge>>,
     /// Of the memory that it keeps.
     memory_bytes: usize,
@@ -64,8 +65,8 @@ impl Cache {
         (end - start) - self.gaps(ino, start, end).iter().map(|(a, b)| b - a).sum::<u64>()
     }
 
-    /// Keeps `bytes` where nothing is cached yet. `charged`: the memory charges itself; otherwise it is charged here, and
-    /// not kept where the budget has no room even after older pieces went.
+    /// Keeps `bytes` where nothing is cached yet. `charged`: the memory charges itself; otherwise it is
+    /// charged here, and not kept where the budget has no room even after older pieces went.
     pub fn insert(
         &mut self,
         ino: InodeId,
@@ -156,8 +157,9 @@ impl Cache {
         false
     }
 
-    /// Forgets `start..end`: it was changed. What is left of a piece on either side stays, if it is not a small part of the memory
-    /// that it keeps: a program that changes a file here and there still reads the rest of it from memory.
+    /// Forgets `start..end`: it was changed. What is left of a piece on either side stays, if it is not a
+    /// small part of the memory that it keeps: a program that changes a file here and there still reads the
+    /// rest of it from memory.
     pub fn remove(&mut self, ino: InodeId, start: u64, end: u64) {
         let Some(pieces) = self.inodes.get_mut(&ino) else { return };
         let from = pieces.range(..=start).next_back().map_or(start, |(at, _)| *at);

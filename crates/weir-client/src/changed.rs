@@ -1,7 +1,7 @@
 //! Which ranges of a file were written since the leader was told: what the next commit names.
 //!
-//! Few and coarse on purpose: beyond a bound the ranges with the smallest gap between them become one. May name more than
-//! was written, never less. Pure.
+//! Few and coarse on purpose: beyond a bound the ranges with the smallest gap between them become one. May
+//! name more than was written, never less. Pure.
 use weir_proto::meta::{CHANGED_MAX, Range};
 
 /// Ranges in order, apart from each other: (start, end).

@@ -1,7 +1,8 @@
 //! Changed bytes of one stripe that are not on targets yet.
 //!
-//! Invariants: extents never overlap, never cross a cell's border, and hold only bytes that somebody wrote; every
-//! extent's memory is charged. Offsets are within the stripe. Knows nothing of leases, targets or files.
+//! Invariants: extents never overlap, never cross a cell's border, and hold only bytes that somebody wrote;
+//! every extent's memory is charged. Offsets are within the stripe. Knows nothing of leases, targets or
+//! files.
 use crate::budget::Charged;
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -49,8 +50,8 @@ impl StripeBuf {
         ranges
     }
 
-    /// Copies `data` to `offset`. `first` tells that this is the start of a file. Stops where `buffer` has no memory;
-    /// what was written before stays (writing the same again is harmless).
+    /// Copies `data` to `offset`. `first` tells that this is the start of a file. Stops where `buffer` has no
+    /// memory; what was written before stays (writing the same again is harmless).
     pub fn write(
         &mut self,
         offset: u32,

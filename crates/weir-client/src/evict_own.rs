@@ -1,13 +1,14 @@
 //! Eviction of a file by the client that alone writes it: only it knows what of it is not committed.
 //!
-//! Invariants: while an eviction of a range is under way (`State::evicting`), nothing of the range is dirty, on its way or
-//! written and untold, and nothing of it is begun: who wants to waits. The range is believed to be here again only when the
-//! leader has refused the eviction for certain; until its answer counts, what is read there as a hole is asked about
-//! (`State::evictions`, see `read.rs`). The lease stays, so a writer that goes on at the end of the file notices nothing.
+//! Invariants: while an eviction of a range is under way (`TierState::evicting`), nothing of the range is
+//! dirty, on its way or written and untold, and nothing of it is begun: who wants to waits. The range is
+//! believed to be here again only when the leader has refused the eviction for certain; until its answer
+//! counts, what is read there as a hole is asked about (`TierState::evictions`, see `read.rs`). The lease
+//! stays, so a writer that goes on at the end of the file notices nothing.
 //!
 //! The order of locks is that of a flush: `flushing`, then the state.
 use crate::inner::{Inner, layout_of};
-use crate::inode::{Inline, Inode, State};
+use crate::inode::{Inode, State};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -19,18 +20,24 @@ use weir_proto::{Error, ErrorKind, NameRule, Result};
 const POLL: Duration = Duration::from_millis(50);
 /// An eviction under a right to write that has changed is tried again.
 const TRIES: u32 = 3;
-/// Who looks at the file takes the right to write from its writer: it is asked for so often, and so long apart.
+/// Who looks at the file takes the right to write from its writer: it is asked for so often, and so long
+/// apart.
 const LEASE_TRIES: u32 = 5;
 const LEASE_PAUSE: Duration = Duration::from_millis(2);
 
-/// What may be evicted of a range now: whole stripes from its beginning on that are committed and that nothing is done to.
+/// What may be evicted of a range now: whole stripes from its beginning on that are committed and that
+/// nothing is done to.
 fn quiet_part(st: &State, stripe_bytes: u64, from: u64, to: u64) -> Option<(u64, u64)> {
-    let alone = st.lease == LeaseKind::Write && !st.recover && !st.closing_lease && !st.append_token;
-    let on_targets = st.inline == Inline::No && !st.drop_inline;
-    if !alone || !on_targets || st.direct_pending || st.direct_writes > 0 || st.evicting.is_some() {
+    let alone = st.lease.is_write()
+        && !st.lease.needs_recovery()
+        && !st.lease.is_closing()
+        && !st.lease.has_append_token();
+    let on_targets = st.is_on_targets();
+    if !alone || !on_targets || st.direct.are_pending() || st.direct.are_under_way() || st.tier.is_evicting()
+    {
         return None;
     }
-    let busy = st.dirty.keys().chain(st.sending.keys()).min().map(|stripe| stripe * stripe_bytes);
+    let busy = st.write.first_busy().map(|stripe| stripe * stripe_bytes);
     let unreported = st.changed.first();
     let quiet = busy.into_iter().chain(unreported).fold(to.min(st.committed_size()), u64::min);
     let (from, to) = (from.next_multiple_of(stripe_bytes), quiet / stripe_bytes * stripe_bytes);
@@ -41,23 +48,13 @@ impl State {
     /// Begins an eviction of what is quiet of a range.
     fn begin_evicting(&mut self, stripe_bytes: u64, from: u64, to: u64) -> Option<(u64, u64)> {
         let range = quiet_part(self, stripe_bytes, from, to)?;
-        self.evicting = Some(range);
-        self.eviction_turns();
+        self.tier.begin_evicting(range);
+        self.pages.note_change(); // what is being fetched may be of either side
         Some(range)
     }
     fn end_evicting(&mut self) {
-        self.evicting = None;
-        self.eviction_turns();
-    }
-    /// What is being fetched may be of either side.
-    fn eviction_turns(&mut self) {
-        self.evictions += 1;
-        self.data_change += 1;
-        self.evicted = None;
-    }
-    /// Whether a part of `from..to` is being evicted by this client.
-    pub fn is_being_evicted(&self, from: u64, to: u64) -> bool {
-        self.evicting.is_some_and(|(a, b)| a < to.max(from.saturating_add(1)) && from < b)
+        self.tier.end_evicting();
+        self.pages.note_change();
     }
 }
 
@@ -66,13 +63,13 @@ pub struct DirectWrite<'a>(&'a Inode);
 
 impl Drop for DirectWrite<'_> {
     fn drop(&mut self) {
-        self.0.lock().direct_writes -= 1;
+        self.0.lock().direct.end();
     }
 }
 
 impl Inner {
     pub fn is_open_for_writing(&self, inode: &Inode) -> bool {
-        inode.lock().open_write > 0
+        inode.lock().opens.is_for_writing()
     }
 
     /// Evicts what home has of the front of a range, of a file that this client alone writes.
@@ -97,7 +94,7 @@ impl Inner {
         let (range, under) = {
             let mut st = inode.lock();
             let stripe_bytes = layout_of(&st, inode.ino)?.stripe_bytes();
-            (st.begin_evicting(stripe_bytes, from, to), st.token_epoch)
+            (st.begin_evicting(stripe_bytes, from, to), st.lease.token_epoch())
         };
         let Some((from, to)) = range else {
             let why = format!("inode {} is not evicted: it is being written, or by others, too", inode.ino);
@@ -123,8 +120,8 @@ impl Inner {
     /// Asks for the right to write alone, unless it is here.
     async fn write_alone(&self, inode: &Inode) -> Result<()> {
         for _ in 0..LEASE_TRIES {
-            let lease = inode.lock().lease;
-            if lease == LeaseKind::Write || self.acquire(inode, LeaseKind::Write).await? == LeaseKind::Write {
+            let is_here = inode.lock().lease.is_write();
+            if is_here || self.acquire(inode, LeaseKind::Write).await? == LeaseKind::Write {
                 break;
             }
             self.env.clock.sleep(LEASE_PAUSE).await;
@@ -150,7 +147,7 @@ impl Inner {
     pub async fn wait_for_own_eviction(&self, inode: &Inode, from: u64, to: u64) {
         loop {
             let changed = inode.changed.notified();
-            if !inode.lock().is_being_evicted(from, to) {
+            if !inode.lock().tier.is_being_evicted(from, to) {
                 return;
             }
             let _ = self.env.clock.timeout(POLL, changed).await; // looks again either way
@@ -162,8 +159,8 @@ impl Inner {
         loop {
             self.wait_for_own_eviction(inode, from, to).await;
             let mut st = inode.lock();
-            if !st.is_being_evicted(from, to) {
-                st.direct_writes += 1;
+            if !st.tier.is_being_evicted(from, to) {
+                st.direct.begin();
                 return DirectWrite(inode);
             }
         }
@@ -173,8 +170,7 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dirty::StripeBuf;
-    use crate::inode::Sending;
+    use crate::inode::Inline;
     use weir_proto::InodeId;
 
     const STRIPE: u64 = 100;
@@ -185,7 +181,7 @@ mod tests {
         let writing = |edit: &dyn Fn(&mut State)| {
             let inode = Inode::new(InodeId(7), 0);
             let mut st = inode.lock();
-            st.lease = LeaseKind::Write;
+            st.lease.hold(LeaseKind::Write);
             st.inline = Inline::No;
             st.attr = Some(crate::inode::attr_of_size(950));
             edit(&mut st);
@@ -194,19 +190,16 @@ mod tests {
         let all = Some((0, 900));
         let cases: [Case<'_>; 11] = [
             (&|_| {}, all),
-            (&|st| drop(st.dirty.insert(9, StripeBuf::default())), all),
-            (&|st| drop(st.dirty.insert(4, StripeBuf::default())), Some((0, 400))),
-            (
-                &|st| drop(st.sending.insert(3, Sending { id: 1, write_generation: 0, parts: vec![] })),
-                Some((0, 300)),
-            ),
+            (&|st| _ = st.write.buffer(9), all),
+            (&|st| _ = st.write.buffer(4), Some((0, 400))),
+            (&|st| _ = st.write.begin_send(3, 0, vec![]), Some((0, 300))),
             (&|st| st.changed.add(250, 260), Some((0, 200))),
             (&|st| st.changed.add(0, 1), None),
-            (&|st| st.lease = LeaseKind::Read, None),
-            (&|st| st.closing_lease = true, None),
+            (&|st| st.lease.hold(LeaseKind::Read), None),
+            (&|st| st.lease.note_closing(true), None),
             (&|st| st.inline = Inline::Unknown, None),
-            (&|st| st.direct_writes = 1, None),
-            (&|st| st.evicting = Some((0, 100)), None),
+            (&|st| st.direct.begin(), None),
+            (&|st| st.tier.begin_evicting((0, 100)), None),
         ];
         for (n, (edit, expected)) in cases.into_iter().enumerate() {
             assert_eq!(writing(edit), expected, "case {n}");

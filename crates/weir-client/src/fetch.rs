@@ -1,30 +1,29 @@
 //! Bytes of cells from targets: straight from the data cell's target, or decoded around it.
 //!
-//! Invariants: every byte returned passed its checksum; decoding uses fragments of one version only; "nothing there" is
-//! believed only if more members know nothing than may have lost what they knew (`hole.rs`). Knows nothing of file sizes, leases or caches.
+//! Invariants: every byte returned passed its checksum; decoding uses fragments of one version only; "nothing
+//! there" is believed only if more members know nothing than may have lost what they knew (`hole.rs`). Knows
+//! nothing of file sizes, leases or caches.
 use crate::data::{Data, GroupView, StripeRef, is_unreachable, too_few};
-use crate::hole::{self, Answer, Verdict};
+use crate::hole::{Answer, Verdict};
 use crate::join::{Join, join_all};
-use crate::latency;
 use crate::member::Pacing;
+use crate::{hole, latency};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use weir_env::BoxFuture;
-use weir_proto::checksum;
-use weir_proto::data::{
-    CellRead, MarkMissing, OverlayExtent, OverlayKind, OverlaysRead, ReadCell, ReadOverlays, ReadView,
-};
+use weir_proto::data::{CellRead, MarkMissing, ReadCell, ReadView};
 use weir_proto::map::{Group, MemberState};
-use weir_proto::{Error, ErrorKind, Result, Seq, TargetId, Version};
+use weir_proto::{Error, ErrorKind, Result, Seq, TargetId, Version, checksum};
 use weir_rpc::Answered;
 
-/// A seal or a commit may move the version under a reader; each try reads the newest. After so many in a row it takes its
-/// time: what refuses it may be the epoch, and the newer map does not come.
+/// A seal or a commit may move the version under a reader; each try reads the newest. After so many in a row
+/// it takes its time: what refuses it may be the epoch, and the newer map does not come.
 const QUICK_TRIES_MAX: u32 = 8;
 const MAP_PATIENCE: Duration = Duration::from_millis(500);
-/// A read that needs a member under repair waits this long for it: most groups are repaired in well under a second.
+/// A read that needs a member under repair waits this long for it: most groups are repaired in well under a
+/// second.
 const REPAIR_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a read that lacks fragments looks whether they can be had now, map or no map.
 const LOSS_PAUSE: Duration = Duration::from_millis(500);
@@ -100,7 +99,8 @@ impl Data {
                     let are_all_current = now.group().current_count() == s.layout.scheme.width();
                     let left = match are_all_current {
                         _ if now.group().is_lost() => Duration::ZERO,
-                        // Who was silent is down, or not, as soon as the coordinator says so; it may be down itself.
+                        // Who was silent is down, or not, as soon as the coordinator says so; it may be down
+                        // itself.
                         true if e.kind == ErrorKind::Unavailable => self.left(s.deadline),
                         true => Duration::ZERO,
                         false => self.left(until).min(self.left(s.deadline)),
@@ -125,8 +125,8 @@ impl Data {
         Err(Error::deadline(format!("read {s}: not done by the deadline: {last}")))
     }
 
-    /// Asks the cell's own target; if its answer is late also decodes from the others, and takes what comes first.
-    /// The outcome of decoding is returned if it ended without bytes.
+    /// Asks the cell's own target; if its answer is late also decodes from the others, and takes what comes
+    /// first. The outcome of decoding is returned if it ended without bytes.
     async fn read_hedged(
         &self,
         s: &StripeRef,
@@ -201,8 +201,8 @@ impl Data {
         })
     }
 
-    /// The member at `knows_nothing` knows nothing of a data cell: what the others say, all parity targets first. `Stale`: under the
-    /// newer map.
+    /// The member at `knows_nothing` knows nothing of a data cell: what the others say, all parity targets
+    /// first. `Stale`: under the newer map.
     async fn ask_of_hole(
         &self,
         s: &StripeRef,
@@ -254,7 +254,8 @@ impl Data {
             ReadCell { place, cell: s.cell(at), view: how, version, offset: range.start, len: range.len };
         let answered = self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?;
         let Answered { reply, payload, payload_crc } = answered;
-        // The bytes were read once, when they arrived: the sums of their blocks must give the sum of them all.
+        // The bytes were read once, when they arrived: the sums of their blocks must give the sum of them
+        // all.
         let of_blocks = checksum::crc_of_blocks(&reply.block_crcs, payload.len() as u64);
         let sums_right = of_blocks == Some(payload_crc);
         if !sums_right || payload.len() > range.len as usize {
@@ -282,8 +283,7 @@ impl Data {
     /// Decodes the range from k other fragments of one version, then applies the cell's overlays.
     async fn read_around(&self, s: &StripeRef, range: CellRange, why: &Error) -> Result<Decoded> {
         self.counters.degraded_reads.fetch_add(1, Relaxed);
-        let view = self.view(s)?;
-        let scheme = s.layout.scheme;
+        let (view, scheme) = (self.view(s)?, s.layout.scheme);
         let k = usize::from(scheme.data);
         let mut bad = Bad { known: BTreeSet::from([range.index]), silent: is_unreachable(why) };
         loop {
@@ -304,7 +304,8 @@ impl Data {
                 match self.ask_of_hole(s, &view, range.index, anchor).await {
                     Err(e) => return self.moved(&view, e).await,
                     Ok(Verdict::Hole) => {}
-                    // What is being written may have come to others first, and to this parity target in a moment.
+                    // What is being written may have come to others first, and to this parity target in a
+                    // moment.
                     Ok(Verdict::Written)
                         if !(k..scheme.width()).any(|i| i != anchor && usable(&view, i, &bad)) =>
                     {
@@ -344,15 +345,26 @@ impl Data {
                     continue;
                 }
             }
-            // A seal that committed meanwhile took overlays away that this base does not have, and a
-            // truncation all of them.
-            return match self.stat_cell(s, &view, anchor, anchor).await {
-                Ok(stat) if !head.known || stat.known && stat.base == head.version => {
-                    Ok(Decoded::Bytes(Part { bytes: out.freeze(), hole: !head.known }))
-                }
-                Ok(_) => Ok(Decoded::Moved(Error::stale(format!("read {s}: sealed or truncated meanwhile")))),
-                Err(e) => Ok(Decoded::Moved(e)),
-            };
+            return Ok(match self.moved_since(s, &view, anchor, head.known.then_some(head.version)).await {
+                Some(e) => Decoded::Moved(e),
+                None => Decoded::Bytes(Part { bytes: out.freeze(), hole: !head.known }),
+            });
+        }
+    }
+
+    /// A seal that committed meanwhile took overlays away that this base does not have, and a truncation all
+    /// of them.
+    async fn moved_since(
+        &self,
+        s: &StripeRef,
+        view: &GroupView,
+        anchor: usize,
+        base: Option<Version>,
+    ) -> Option<Error> {
+        match self.stat_cell(s, view, anchor, anchor).await {
+            Ok(stat) if base.is_none_or(|base| stat.known && stat.base == base) => None,
+            Ok(_) => Some(Error::stale(format!("read {s}: sealed or truncated meanwhile"))),
+            Err(e) => Some(e),
         }
     }
 
@@ -418,8 +430,8 @@ impl Data {
         }
     }
 
-    /// Fewer than k fragments can be had: the error that names the stripe. They are lost if nobody is down or silent who may come back
-    /// with one: a damaged file is in conflict for good.
+    /// Fewer than k fragments can be had: the error that names the stripe. They are lost if nobody is down or
+    /// silent who may come back with one: a damaged file is in conflict for good.
     fn lost(&self, s: &StripeRef, view: &GroupView, why: &Error, bad: &Bad) -> Error {
         let members = view.group().members.iter().enumerate();
         let down: Vec<String> = members
@@ -440,47 +452,8 @@ impl Data {
         if may_return { Error::unavailable(what) } else { Error::damaged(what) }
     }
 
-    /// Applies the overlays of the cell above `folded_seq`, as a parity target mirrors them.
-    async fn apply_overlays(
-        &self,
-        s: &StripeRef,
-        view: &GroupView,
-        at: usize,
-        range: CellRange,
-        folded_seq: Seq,
-        out: &mut [u8],
-    ) -> Result<()> {
-        let place = view.place(at);
-        let mut after = folded_seq;
-        loop {
-            let request = ReadOverlays { place, cell: s.cell(range.index), after };
-            let answered = self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?;
-            let (OverlaysRead { extents, more }, payload) = answered.into_parts();
-            let mut from = 0;
-            for extent in &extents {
-                let len = if extent.kind == OverlayKind::Data { extent.len as usize } else { 0 };
-                let bytes = payload.get(from..from + len).ok_or_else(|| short_overlay(s, extent))?;
-                from += len;
-                if extent.kind == OverlayKind::Data && checksum::crc32c(bytes) != extent.crc {
-                    self.counters.crc_failures.fetch_add(1, Relaxed);
-                    return Err(Error::damaged(format!(
-                        "overlay {} of cell {} at {} fails its checksum",
-                        extent.seq,
-                        s.cell(range.index),
-                        place.target
-                    )));
-                }
-                apply(extent, bytes, range.start, out);
-                after = extent.seq;
-            }
-            if !more || extents.is_empty() {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Which data cells of a stripe may have bytes, as a parity target knows it: it keeps a part of every base and a copy of
-    /// every overlay. Where nobody can be asked, all.
+    /// Which data cells of a stripe may have bytes, as a parity target knows it: it keeps a part of every
+    /// base and a copy of every overlay. Where nobody can be asked, all.
     pub async fn cells_with_data(&self, s: StripeRef) -> Vec<bool> {
         let scheme = s.layout.scheme;
         let all = vec![true; usize::from(scheme.data)];
@@ -546,23 +519,4 @@ impl Bad {
 
 fn usable(view: &GroupView, index: usize, bad: &Bad) -> bool {
     view.state(index) == MemberState::Current && !bad.known.contains(&index)
-}
-
-fn short_overlay(s: &StripeRef, extent: &OverlayExtent) -> Error {
-    Error::invalid(format!("malformed message: overlay {} of {s} is cut short", extent.seq))
-}
-
-/// Puts one overlay's part of `start..start + out.len()` in place.
-fn apply(extent: &OverlayExtent, bytes: &[u8], start: u32, out: &mut [u8]) {
-    let (a, b) = (u64::from(extent.offset), u64::from(extent.offset) + u64::from(extent.len));
-    let (from, to) = (u64::from(start).max(a), (u64::from(start) + out.len() as u64).min(b));
-    if from >= to {
-        return;
-    }
-    let place = &mut out[(from - u64::from(start)) as usize..(to - u64::from(start)) as usize];
-    match extent.kind {
-        OverlayKind::Data => place.copy_from_slice(&bytes[(from - a) as usize..(to - a) as usize]),
-        OverlayKind::Zero => place.fill(0),
-        OverlayKind::Void => {}
-    }
 }

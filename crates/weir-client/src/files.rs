@@ -1,7 +1,7 @@
 //! Open files: create, open, sync, close.
 //!
-//! Invariants: a handle reports every write error of its time exactly once; a close commits; what the leader counts as open
-//! is what is open here.
+//! Invariants: a handle reports every write error of its time exactly once; a close commits; what the leader
+//! counts as open is what is open here.
 use crate::api::{Handle, NewMode, OpenMode, Opened, Stat};
 use crate::inner::{Inner, OpenFile};
 use crate::inode::{Inline, Inode};
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use weir_proto::meta::{Create, CreateNameless, Cred, Entry, LeaseKind, Open};
+use weir_proto::meta::{Create, CreateNameless, Cred, Entry, Open};
 use weir_proto::{Error, ErrorKind, InodeId, Result};
 
 const OPEN_READ: u8 = 1;
@@ -51,7 +51,7 @@ impl Inner {
         self.end_name_change(change, Some(ino), &created.parent_attr, &created.parent_lease, revoke_clock);
         let inode = self.inode(ino);
         if open.write {
-            inode.lock().limited = created.entry.lease.limited;
+            inode.lock().quota.note_limit(created.entry.lease.limited);
         }
         if created.created {
             // Attributes of the inode number's past do not exist: numbers are never used again.
@@ -94,7 +94,8 @@ impl Inner {
             let inode = self.inode(stat.attr.ino);
             inode.lock().inline = Inline::No;
             let opened = self.opened(inode, open, stat)?;
-            // A new connection whose beginning did not name the file took it away before this answer came again.
+            // A new connection whose beginning did not name the file took it away before this answer came
+            // again.
             if tries > 1
                 && let Err(e) = self.refresh(&self.handle(opened.handle)?.inode).await
             {
@@ -128,7 +129,7 @@ impl Inner {
             }
             false => None,
         };
-        let sent_end = inode.lock().sent_end;
+        let sent_end = inode.lock().write.sent_end();
         let ask = |session| Open {
             session,
             cred: cred.clone(),
@@ -144,7 +145,7 @@ impl Inner {
         }
         let stat = self.apply(&answer.entry, revoke_clock);
         if open.write {
-            inode.lock().limited = answer.entry.lease.limited;
+            inode.lock().quota.note_limit(answer.entry.lease.limited);
         }
         self.learn_inline(&inode, &answer.entry, answer.inline);
         self.opened(inode.clone(), open, stat)
@@ -155,8 +156,8 @@ impl Inner {
         (uid != 0 || !self.session.opens_asked()) && map.access.is_empty() && map.audits.is_empty()
     }
 
-    /// Opens a file for reading whose lease is held, and that the leader counts as open still, without a message. The caller knows
-    /// that it may be read.
+    /// Opens a file for reading whose lease is held, and that the leader counts as open still, without a
+    /// message. The caller knows that it may be read.
     pub fn try_reopen(&self, ino: InodeId, open: OpenMode) -> Option<Opened> {
         let inode = self.known_inode(ino).filter(|_| open == OpenMode::READ)?;
         let stat = self.reopen(&inode)?;
@@ -166,7 +167,7 @@ impl Inner {
     /// Inline bytes as a reply told them, unless newer ones are here.
     fn learn_inline(&self, inode: &Inode, entry: &Entry, inline: Option<Bytes>) {
         let mut st = inode.lock();
-        let is_asked = st.lease != LeaseKind::None && !st.is_dirty() && st.inline == Inline::Unknown;
+        let is_asked = st.lease.is_held() && !st.is_dirty() && st.inline == Inline::Unknown;
         if is_asked && st.is_of_version(entry) {
             st.inline = inline.map_or(Inline::No, Inline::Yes);
         }
@@ -175,8 +176,7 @@ impl Inner {
     fn opened(&self, inode: Arc<Inode>, open: OpenMode, stat: Stat) -> Result<Opened> {
         {
             let mut st = inode.lock();
-            st.open_read += u32::from(open.read);
-            st.open_write += u32::from(open.write);
+            st.opens.begin(open.read, open.write);
         }
         Ok(self.begun(inode, open, stat))
     }
@@ -187,7 +187,7 @@ impl Inner {
             let st = inode.lock();
             // A read from pages is not seen: where one would change the access time they go, too.
             let unseen = open.read && self.awaits_access(&st);
-            (st.error_count, st.lease != LeaseKind::None, st.pages_since != st.leases_lost || unseen)
+            (st.errors.count(), st.lease.is_held(), st.pages.may_hold_old() || unseen)
         };
         let handle = self.open_handle(inode, open, kernel_cache, errors);
         Opened { handle, stat, kernel_cache, old_pages }
@@ -237,7 +237,7 @@ impl Inner {
         let file = self.close_handle(handle)?;
         if let Some(leases_lost) = file.dropped_pages.get() {
             let mut st = file.inode.lock();
-            st.pages_since = st.pages_since.max(*leases_lost);
+            st.pages.note_dropped(*leases_lost);
         }
         let saved = if file.mode.write { self.save(&file, Occasion::Closing).await } else { Ok(()) };
         // After the bytes: whoever gets the lock next sees them.
@@ -249,7 +249,7 @@ impl Inner {
         let ino = file.inode.ino;
         let gone = {
             let st = file.inode.lock();
-            st.attr.as_ref().is_some_and(|a| a.nlink == 0) && st.open_read + st.open_write == 0
+            st.attr.as_ref().is_some_and(|a| a.nlink == 0) && !st.opens.is_open()
         };
         if gone {
             self.cache().remove_inode(ino);

@@ -1,49 +1,20 @@
 //! Changed data on its way to targets, and the commits that make it part of the file.
 //!
-//! Invariants: of one stripe at most one send is under way, so later bytes never arrive before earlier ones; the size is
-//! committed only after every byte below it is durable, or is as it was if it failed; what fails is kept as the inode's error, never
-//! dropped silently.
-use crate::crash_points;
-use crate::data::{Done, Fragment, Overlay, StripeRef, encode};
-use crate::inner::{Inner, STRIPE_PARTS, layout_of};
-use crate::inode::{Declared, Inline, Inode, Sending, State, Unresolved};
-use crate::lease::UnprotectedPages;
-use crate::plan::{self, Occasion, SendAs, StripeFacts};
+//! Invariants: of one stripe at most one send is under way, so later bytes never arrive before earlier ones;
+//! the size is committed only after every byte below it is durable, or is as it was if it failed; what fails
+//! is kept as the inode's error, never dropped silently.
+use crate::inner::{Inner, layout_of};
+use crate::inode::{Inline, Inode, State};
+use crate::plan::Occasion;
+use crate::{crash_points, plan};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use weir_env::Instant;
-use weir_proto::data::{SEAL_ROOM, WriteMode};
 use weir_proto::map::Layout;
-use weir_proto::meta::{Commit, Entry, INLINE_MAX, LeaseKind, Op};
-use weir_proto::{Epoch, Error, ErrorKind, InodeId, Result, Seq, SessionId, Version};
-
-/// A version that meets a seal under way goes again so far above: seals count up by two from the base, or from one in doubt.
-const ABOVE_SEAL: u64 = 256;
-const ABOVE_SEAL_TRIES: u32 = 3;
-
-/// Changed bytes of one stripe, frozen, and how they go.
-struct Send {
-    inode: Arc<Inode>,
-    /// Where the file's bytes go.
-    object: InodeId,
-    layout: Layout,
-    stripe: u64,
-    parts: Vec<(u32, Bytes)>,
-    how: SendAs,
-    /// First this is settled, which a send that failed left there.
-    unresolved: Option<Unresolved>,
-    token_epoch: u32,
-    write_generation: u64,
-}
-
-/// A version that all live members have beside their base, as of an epoch of the group.
-struct PreparedStripe {
-    version: Version,
-    folded_seqs: Vec<Seq>,
-    held: Epoch,
-}
+use weir_proto::meta::{Commit, Entry, INLINE_MAX, Op};
+use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId};
 
 /// What a flush waits for, by stripe.
 enum Awaited {
@@ -54,443 +25,6 @@ enum Awaited {
 }
 
 impl Inner {
-    /// Begins to send a stripe's dirty bytes. The stripe must be dirty, or unresolved, and not on its way.
-    pub fn start_send(
-        &self,
-        inode: &Arc<Inode>,
-        st: &mut State,
-        stripe: u64,
-        occasion: Occasion,
-    ) -> Result<u64> {
-        let layout = layout_of(st, inode.ino)?;
-        // Bytes in an inode are all there is of the file.
-        self.leave_inode(st, inode.ino)?;
-        let buf = st.dirty.remove(&stripe).unwrap_or_default();
-        let start = layout.stripe_start(stripe);
-        let how = plan::send_as(&StripeFacts {
-            stripe_bytes: layout.stripe_bytes() as u32,
-            cell_bytes: layout.cell_bytes(),
-            exclusive: st.lease == LeaseKind::Write,
-            beyond_committed: start >= st.virgin_from(),
-            touched: st.touched.contains(&stripe),
-            covered_bytes: buf.covered_bytes(),
-            end: buf.end(),
-            occasion,
-        });
-        let end = start + u64::from(buf.end());
-        let parts = buf.freeze();
-        st.send_count += 1;
-        let id = st.send_count;
-        let write_generation = st.write_generation;
-        st.sending.insert(stripe, Sending { id, write_generation, parts: parts.clone() });
-        st.touched.insert(stripe);
-        st.sent_end = st.sent_end.max(end);
-        let token_epoch = st.token_epoch;
-        let (inode, object) = (inode.clone(), st.object(inode.ino));
-        let unresolved = st.unresolved.get(&stripe).copied();
-        let send =
-            Send { inode, object, layout, stripe, parts, how, unresolved, token_epoch, write_generation };
-        let me = self.arc();
-        self.env.tasks.spawn("send stripe", async move { me.run_send(send).await });
-        Ok(id)
-    }
-
-    async fn run_send(self: Arc<Self>, mut send: Send) {
-        let result = self.send_until_not_fenced(&mut send).await;
-        self.env.tasks.crash_point(crash_points::SENT);
-        let Send { inode, layout, stripe, parts, write_generation, .. } = send;
-        {
-            let mut st = inode.lock();
-            st.sending.remove(&stripe);
-            // A fetch that began before the bytes arrived may bring what was there before.
-            st.data_change += 1;
-            let start = layout.stripe_start(stripe);
-            for (at, bytes) in &parts {
-                let from = start + u64::from(*at);
-                st.changed.add(from, from + bytes.len() as u64);
-            }
-            if result.is_err() || st.write_generation != write_generation {
-                // Some of it may be there: what was fetched ahead meanwhile is as old.
-                self.forget_cached(&inode, layout, stripe, &parts);
-            }
-            match result {
-                // Told when the right to write was lost, with all that was not saved then.
-                done if st.write_generation != write_generation => {
-                    tracing::debug!(ino = %inode.ino, stripe, "sent without the right to write: {done:?}")
-                }
-                Ok(()) => {
-                    st.leaving_unsent &= stripe != 0;
-                    self.keep_sent(&inode, &st, layout, stripe, parts);
-                }
-                Err(e) => {
-                    tracing::error!("changed data is lost: {e}");
-                    st.fail(e);
-                    if stripe == 0 && st.drop_inline {
-                        self.keep_leaving(&inode, &mut st, layout);
-                    }
-                }
-            }
-            if st.is_complete(&layout, stripe)
-                && let Err(e) = self.start_send(&inode, &mut st, stripe, Occasion::Growing)
-            {
-                st.fail(e);
-            }
-        }
-        inode.changed.notify_waiters();
-        if is_much_unreported(&inode.lock(), &layout, self.env.clock.now()) {
-            self.report_durable(&inode).await;
-        }
-    }
-
-    fn forget_cached(&self, inode: &Inode, layout: Layout, stripe: u64, parts: &[(u32, Bytes)]) {
-        let (start, mut cache) = (layout.stripe_start(stripe), self.cache());
-        for (at, bytes) in parts {
-            let from = start + u64::from(*at);
-            cache.remove(inode.ino, from, from + bytes.len() as u64);
-        }
-    }
-
-    /// What was sent stays as clean data.
-    fn keep_sent(&self, inode: &Inode, st: &State, layout: Layout, stripe: u64, parts: Vec<(u32, Bytes)>) {
-        if st.lease == LeaseKind::None {
-            return;
-        }
-        let start = layout.stripe_start(stripe);
-        let newer = st.dirty.get(&stripe).map(|b| b.ranges()).unwrap_or_default();
-        let mut cache = self.cache();
-        for (at, bytes) in parts {
-            let end = at + bytes.len() as u32;
-            // Read ahead may have brought older bytes of the targets meanwhile.
-            cache.remove(inode.ino, start + u64::from(at), start + u64::from(end));
-            if newer.iter().any(|(a, b)| *a < end && *b > at) {
-                continue;
-            }
-            cache.insert(inode.ino, start + u64::from(at), bytes, true, false, &self.budget);
-        }
-    }
-
-    /// A send that this client's own truncation has fenced goes again, under the newer token epoch.
-    async fn send_until_not_fenced(&self, send: &mut Send) -> Result<()> {
-        let mut passes = true;
-        loop {
-            let outcome = self.send_stripe(send).await;
-            if outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
-                // Targets may hear of a newer token epoch before its answer is here.
-                self.wait_for_own_eviction(&send.inode, 0, u64::MAX).await;
-                if std::mem::take(&mut passes)
-                    && check_write_generation(&send.inode, send.write_generation).is_ok()
-                {
-                    self.pass_fence(&send.inode, send.token_epoch).await?;
-                }
-            }
-            let (write_generation, token_epoch, object) = {
-                let st = send.inode.lock();
-                (st.write_generation, st.token_epoch, st.object(send.inode.ino))
-            };
-            // Not what was lost with an earlier lease: others may have written there since.
-            let renewed = write_generation == send.write_generation
-                && token_epoch > send.token_epoch
-                && object == send.object;
-            match outcome {
-                Err(e) if e.kind == ErrorKind::Stale && renewed => send.token_epoch = token_epoch,
-                outcome => return outcome,
-            }
-        }
-    }
-
-    async fn send_stripe(&self, send: &Send) -> Result<()> {
-        let parts = match send.how {
-            SendAs::Fresh { len } => parts_of(len, send.layout.stripe_bytes()),
-            SendAs::Empty => 1,
-            SendAs::Prepared | SendAs::Overlays => STRIPE_PARTS,
-        };
-        if !send.parts.is_empty() {
-            // Not with a permit: stripes of other groups go on meanwhile.
-            let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
-            self.data.writable_view(&s).await?;
-        }
-        let _permit = self.stripes_in_flight.acquire_many(parts).await.expect("never closed");
-        let deadline = self.deadline();
-        self.mark(&send.inode).await?;
-        check_write_generation(&send.inode, send.write_generation)?;
-        let s = self.stripe_ref(send.object, send.layout, send.stripe, deadline);
-        match send.unresolved {
-            Some(Unresolved::Fresh) => self.take_back_fresh(send).await?,
-            Some(Unresolved::InDoubt(version)) => {
-                self.decide(s, version, self.token_epoch_of(send)).await?;
-                self.note_whole(send);
-            }
-            None => {}
-        }
-        match send.how {
-            SendAs::Empty => {
-                let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
-                self.replace_stripe(send, s, &vec![empty; send.layout.scheme.width()]).await
-            }
-            _ if send.parts.is_empty() => Ok(()),
-            SendAs::Fresh { len } => {
-                let fragments = self.fragments(send, len)?;
-                let written = self.write_fresh(s, send.token_epoch, &fragments).await;
-                if let Err(e) = &written {
-                    self.abandon_fresh(send, e).await;
-                }
-                written
-            }
-            SendAs::Prepared => {
-                let fragments = self.fragments(send, send.layout.stripe_bytes() as u32)?;
-                self.replace_stripe(send, s, &fragments).await
-            }
-            SendAs::Overlays => {
-                let overlays = overlays_of(&send.parts, send.layout.cell_bytes());
-                self.data.write_overlays(s, send.token_epoch, &overlays).await
-            }
-        }
-    }
-
-    /// A whole stripe in place of what is there.
-    async fn replace_stripe(&self, send: &Send, s: StripeRef, fragments: &[Fragment]) -> Result<()> {
-        let prepared = self.prepare_stripe(send, s, fragments).await?;
-        let version = prepared.version;
-        let committed = Box::pin(self.commit_prepared(send, s, prepared, fragments)).await;
-        let is_fenced = |e: &Error| e.kind == ErrorKind::Stale && !self.has_newer_token(send);
-        if committed.as_ref().is_err_and(|e| !is_fenced(e)) {
-            self.note_unresolved(send, Unresolved::InDoubt(version));
-        }
-        committed
-    }
-
-    /// Replaces a stripe by an empty version, which reads as zeros and takes no space. Needs the Write lease. Returns false, with nothing
-    /// done, if the file has grown past `end` within the stripe meanwhile.
-    pub async fn empty_stripe(
-        &self,
-        inode: &Arc<Inode>,
-        own: InodeId,
-        stripe: u64,
-        end: u64,
-    ) -> Result<bool> {
-        let deadline = self.deadline();
-        let send = loop {
-            let changed = inode.changed.notified();
-            if let Some(begun) = self.begin_to_empty(inode, own, stripe, end)? {
-                break begun;
-            }
-            if self.env.clock.timeout(self.data.left(deadline), changed).await.is_err() {
-                return Err(Error::deadline(format!(
-                    "file {}: what is being written to stripe {stripe} takes too long",
-                    inode.ino
-                )));
-            }
-        };
-        let Some(mut send) = send else { return Ok(false) };
-        let (me, (reported, ended)) = (self.arc(), tokio::sync::oneshot::channel());
-        // In a task of its own, so that it is completed even if the caller stops waiting.
-        self.env.tasks.spawn("empty stripe", async move {
-            let outcome = me.send_until_not_fenced(&mut send).await;
-            let Send { inode, layout, stripe, write_generation, .. } = send;
-            {
-                let mut st = inode.lock();
-                st.sending.remove(&stripe);
-                st.data_change += 1;
-                me.cache().remove(inode.ino, layout.stripe_start(stripe), layout.stripe_start(stripe + 1));
-                if st.write_generation == write_generation
-                    && st.is_complete(&layout, stripe)
-                    && let Err(e) = me.start_send(&inode, &mut st, stripe, Occasion::Growing)
-                {
-                    st.fail(e);
-                }
-            }
-            inode.changed.notify_waiters();
-            let _ = reported.send(outcome); // fails if the caller has stopped waiting
-        });
-        let ended = ended.await.unwrap_or_else(|_| Err(Error::unavailable("the client is shutting down")));
-        ended.map(|()| true)
-    }
-
-    /// Reserves the stripe for one send. Outer `None`: another send of it is under way; inner `None`: the file has grown.
-    fn begin_to_empty(
-        &self,
-        inode: &Arc<Inode>,
-        own: InodeId,
-        stripe: u64,
-        end: u64,
-    ) -> Result<Option<Option<Send>>> {
-        let mut st = inode.lock();
-        let layout = layout_of(&st, inode.ino)?;
-        let object = st.object(inode.ino);
-        if st.lease != LeaseKind::Write || object != own || st.inline != Inline::No {
-            return Err(Error::stale(format!("file {}: the right to write it alone is gone", inode.ino)));
-        }
-        if st.sending.contains_key(&stripe) {
-            return Ok(None);
-        }
-        if layout.stripe_start(stripe + 1) > end && st.size() > end {
-            return Ok(Some(None));
-        }
-        st.send_count += 1;
-        let (id, write_generation, token_epoch) = (st.send_count, st.write_generation, st.token_epoch);
-        st.sending.insert(stripe, Sending { id, write_generation, parts: Vec::new() });
-        st.touched.insert(stripe);
-        let unresolved = st.unresolved.get(&stripe).copied();
-        let (inode, parts, how) = (inode.clone(), Vec::new(), SendAs::Empty);
-        Ok(Some(Some(Send {
-            inode,
-            object,
-            layout,
-            stripe,
-            parts,
-            how,
-            unresolved,
-            token_epoch,
-            write_generation,
-        })))
-    }
-
-    /// All live members have it beside their base then. One that meets a seal has to be above it.
-    async fn prepare_stripe(
-        &self,
-        send: &Send,
-        s: StripeRef,
-        fragments: &[Fragment],
-    ) -> Result<PreparedStripe> {
-        let (mut lowest, mut seals) = (Version(0), 0);
-        loop {
-            let (folded_seqs, base) = self.data.stripe_state(&s).await?;
-            lowest = lowest.max(Version((base.0 + u64::from(SEAL_ROOM) + 2) & !1));
-            let version = self.next_version_from(send.token_epoch, lowest);
-            let written =
-                self.data.write_stripe(s, version, WriteMode::Prepare, &folded_seqs, fragments, false).await;
-            let e = match written {
-                Ok(held) => return Ok(PreparedStripe { version, folded_seqs, held }),
-                Err(e) => e,
-            };
-            self.abandon_prepared(send, version, &e).await;
-            if e.kind != ErrorKind::Exists || seals >= ABOVE_SEAL_TRIES {
-                return Err(e);
-            }
-            (lowest, seals) = (Version(version.0 + ABOVE_SEAL), seals + 1);
-        }
-    }
-
-    /// Another open of this client may have taken the right to write anew since the send began.
-    fn token_epoch_of(&self, send: &Send) -> u32 {
-        let st = send.inode.lock();
-        if st.write_generation == send.write_generation { st.token_epoch } else { send.token_epoch }
-    }
-    fn has_newer_token(&self, send: &Send) -> bool {
-        self.token_epoch_of(send) > send.token_epoch
-    }
-
-    async fn commit_prepared(
-        &self,
-        send: &Send,
-        s: StripeRef,
-        prepared: PreparedStripe,
-        fragments: &[Fragment],
-    ) -> Result<()> {
-        let PreparedStripe { version, folded_seqs, mut held } = prepared;
-        let mut done = Done::new();
-        while !self.data.commit_stripe(s, version, self.token_epoch_of(send), held, &mut done).await? {
-            held =
-                self.data.write_stripe(s, version, WriteMode::Prepare, &folded_seqs, fragments, true).await?;
-        }
-        Ok(())
-    }
-
-    async fn write_fresh(&self, s: StripeRef, token_epoch: u32, fragments: &[Fragment]) -> Result<()> {
-        let version = Version::new(token_epoch, self.next_version());
-        self.data.write_stripe(s, version, WriteMode::Fresh, &[], fragments, false).await.map(drop)
-    }
-
-    /// Some members took their fragment, others did not: they are full, or died. Until it is as it was there, everywhere, nobody can
-    /// read the stripe: that is tried again before anything else is sent there, and before the size covers it.
-    async fn abandon_fresh(&self, send: &Send, why: &Error) {
-        if why.kind == ErrorKind::Stale {
-            return; // fenced: whoever truncated the file has dropped it
-        }
-        self.note_unresolved(send, Unresolved::Fresh);
-        if let Err(e) = self.take_back_fresh(send).await {
-            tracing::warn!("a write that failed is at some targets for now: {e}");
-        }
-    }
-
-    fn note_unresolved(&self, send: &Send, unresolved: Unresolved) {
-        let mut st = send.inode.lock();
-        if st.write_generation == send.write_generation {
-            st.unresolved.insert(send.stripe, unresolved);
-        }
-    }
-
-    /// What was read of it before may not be what it is now.
-    fn note_whole(&self, send: &Send) {
-        let Send { inode, layout, stripe, .. } = send;
-        let unprotected = {
-            let mut st = inode.lock();
-            if st.write_generation == send.write_generation {
-                st.unresolved.remove(stripe);
-            }
-            let (start, end) = (layout.stripe_start(*stripe), layout.stripe_start(stripe + 1));
-            st.data_change += 1;
-            st.changed.add(start, end);
-            self.cache().remove(inode.ino, start, end);
-            UnprotectedPages::of(inode, &mut st)
-        };
-        self.drop_unprotected_pages(unprotected);
-    }
-
-    /// Nothing was at this place, and so it must be again, at all members: fragments without bytes take no space, and the higher
-    /// version is what is rebuilt.
-    async fn take_back_fresh(&self, send: &Send) -> Result<()> {
-        let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
-        let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
-        let fragments = vec![empty; send.layout.scheme.width()];
-        self.write_fresh(s, send.token_epoch, &fragments).await?;
-        self.note_whole(send);
-        Ok(())
-    }
-
-    /// Nobody has committed it, so nobody may: else it comes back when the file is recovered one day. Where too many targets are dead
-    /// for that, it is decided later.
-    async fn abandon_prepared(&self, send: &Send, version: Version, why: &Error) {
-        if why.kind == ErrorKind::Stale {
-            return; // fenced: whoever recovers the file decides
-        }
-        let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
-        self.note_unresolved(send, Unresolved::InDoubt(version));
-        match self.data.drop_prepared(s, version, self.token_epoch_of(send)).await {
-            Ok(()) => self.note_whole(send),
-            Err(e) => tracing::warn!("{s}: a write that failed is at some targets for now: {e}"),
-        }
-    }
-
-    fn fragments(&self, send: &Send, len: u32) -> Result<Vec<Fragment>> {
-        let coder = self.data.coder(send.layout.scheme)?;
-        let cells = (0..send.layout.scheme.data)
-            .map(|i| {
-                let start = u32::from(i) * send.layout.cell_bytes();
-                let cell_len = send.layout.fragment_bytes(u64::from(len), i);
-                self.cell_of(&send.parts, start, cell_len)
-            })
-            .collect();
-        encode(&coder, &self.env, cells)
-    }
-
-    /// `start..start + len` of the stripe in one piece: shared where one part holds it, otherwise gathered, gaps zero.
-    fn cell_of(&self, parts: &[(u32, Bytes)], start: u32, len: u32) -> Bytes {
-        let end = start + len;
-        if let Some((_, bytes)) = parts.iter().find(|(at, b)| *at == start && b.len() >= len as usize) {
-            return bytes.slice(..len as usize);
-        }
-        let mut cell = self.env.buffers.zeroed(len as usize);
-        for (at, bytes) in parts {
-            let (a, b) = (start.max(*at), end.min(at + bytes.len() as u32));
-            if a < b {
-                cell[(a - start) as usize..(b - start) as usize]
-                    .copy_from_slice(&bytes[(a - at) as usize..(b - at) as usize]);
-            }
-        }
-        cell.freeze()
-    }
-
     /// Sends all that is dirty now and waits until it is durable. Bytes changed meanwhile may stay.
     pub async fn flush_data(&self, inode: &Arc<Inode>, occasion: Occasion) -> Result<()> {
         let mut awaited: Option<BTreeMap<u64, Awaited>> = None;
@@ -501,9 +35,8 @@ impl Inner {
             {
                 let mut st = inode.lock();
                 let waiting = awaited.get_or_insert_with(|| {
-                    let sent = st.sending.iter().map(|(s, send)| (*s, Awaited::End(send.id)));
-                    let dirty = st.dirty.keys().chain(st.unresolved.keys()).map(|s| (*s, Awaited::Start));
-                    sent.chain(dirty).collect()
+                    let sent = st.write.sends().map(|(stripe, id)| (stripe, Awaited::End(id)));
+                    sent.chain(st.write.due().map(|stripe| (stripe, Awaited::Start))).collect()
                 });
                 self.advance(inode, &mut st, waiting, occasion)?;
                 if waiting.is_empty() {
@@ -524,8 +57,8 @@ impl Inner {
         occasion: Occasion,
     ) -> Result<()> {
         for stripe in waiting.keys().copied().collect::<Vec<_>>() {
-            let under_way = st.sending.get(&stripe).map(|s| s.id);
-            let is_due = st.dirty.contains_key(&stripe) || st.unresolved.contains_key(&stripe);
+            let under_way = st.write.send_of(stripe);
+            let is_due = st.write.is_due(stripe);
             let next = match waiting[&stripe] {
                 Awaited::End(id) if under_way == Some(id) => continue,
                 Awaited::End(_) => None,
@@ -550,11 +83,11 @@ impl Inner {
     pub async fn flush_locked(&self, inode: &Arc<Inode>, occasion: Occasion, off_inode: bool) -> Result<()> {
         let (errors, size, write_generation) = {
             let st = inode.lock();
-            let must_leave = off_inode && st.open_write > 0 && matches!(st.inline, Inline::Yes(_));
+            let must_leave = off_inode && st.opens.is_for_writing() && matches!(st.inline, Inline::Yes(_));
             if !st.is_dirty() && !must_leave {
                 return Ok(());
             }
-            (st.error_count, st.size(), st.write_generation)
+            (st.errors.count(), st.size(), st.write.generation())
         };
         if !off_inode && self.commit_inline(inode).await? {
             return Ok(());
@@ -566,8 +99,7 @@ impl Inner {
         }
         let (failed, sent_end) = {
             let st = inode.lock();
-            let known = || st.error.clone().unwrap_or_else(|| Error::io("write-back failed"));
-            (sent.err().or_else(|| (st.error_count > errors).then(known)), st.sent_end)
+            (sent.err().or_else(|| st.errors.since(errors).cloned()), st.write.sent_end())
         };
         if let Some(e) = failed {
             // The size must not cover bytes that are not there.
@@ -577,33 +109,33 @@ impl Inner {
         if occasion == Occasion::DataOnly && only_times_left(&inode.lock()) {
             return Ok(());
         }
-        check_write_generation(inode, write_generation)?;
+        inode.check_generation(write_generation)?;
         let clean = occasion == Occasion::Closing;
         let result = self.commit_now(inode, clean, size, self.deadline()).await;
         self.env.tasks.crash_point(crash_points::FLUSHED);
         let mut st = inode.lock();
         if let Err(e) = &result
-            && st.write_generation == write_generation
+            && st.write.generation() == write_generation
         {
             st.fail(e.clone().doing(format!("commit the size of file {}", inode.ino)));
         }
         result
     }
 
-    /// Inline bytes become dirty ones where nothing newer is, so that they go to targets; the next commit drops them.
-    fn leave_inode(&self, st: &mut State, ino: InodeId) -> Result<()> {
+    /// Inline bytes become dirty ones where nothing newer is, so that they go to targets; the next commit
+    /// drops them.
+    pub fn leave_inode(&self, st: &mut State, ino: InodeId) -> Result<()> {
         let Inline::Yes(bytes) = st.inline.clone() else { return Ok(()) };
-        if st.lease != LeaseKind::Write {
+        if !st.lease.is_write() {
             return Ok(());
         }
         let layout = layout_of(st, ino)?;
         let bytes = bytes.slice(..bytes.len().min(st.size() as usize));
         self.write_below(st, layout, &bytes)?;
         st.inline = Inline::No;
-        st.drop_inline = true;
-        st.leaving = bytes;
+        st.leaving.begin(bytes);
         let committed = st.attr.as_ref().map(|a| a.mtime);
-        let mtime = st.local.map(|l| l.mtime).or(committed).unwrap_or_else(|| self.now());
+        let mtime = st.write.local().map(|l| l.mtime).or(committed).unwrap_or_else(|| self.now());
         let size = st.size();
         st.note_write(size, mtime, self.env.clock.now());
         self.note_dirty(ino);
@@ -612,10 +144,10 @@ impl Inner {
 
     /// Bytes become dirty where nothing newer is, at the beginning of the file.
     fn write_below(&self, st: &mut State, layout: Layout, bytes: &Bytes) -> Result<()> {
-        let covered = st.dirty.get(&0).map(|b| b.ranges()).unwrap_or_default();
+        let covered = st.write.dirty_ranges(0);
         for (a, b) in gaps(&covered, bytes.len() as u32) {
             let mut buffer = |n| Some(self.budget.buffer_anyway(&self.env.buffers, n));
-            let stripe = st.dirty.entry(0).or_default();
+            let stripe = st.write.buffer(0);
             let written =
                 stripe.write(a, &bytes[a as usize..b as usize], layout.cell_bytes(), true, &mut buffer);
             written.map_err(|_| Error::io("no memory for the bytes of a small file"))?;
@@ -624,9 +156,9 @@ impl Inner {
     }
 
     /// What was lost were new bytes; those of the inode were safe, and go to targets with the next send.
-    fn keep_leaving(&self, inode: &Inode, st: &mut State, layout: Layout) {
-        let bytes = st.leaving.slice(..st.leaving.len().min(st.size() as usize));
-        st.leaving_unsent = true;
+    pub fn keep_leaving(&self, inode: &Inode, st: &mut State, layout: Layout) {
+        let size = st.size();
+        let bytes = st.leaving.note_failed(size);
         match self.write_below(st, layout, &bytes) {
             Ok(()) => self.note_dirty(inode.ino),
             Err(e) => st.fail(e),
@@ -639,15 +171,15 @@ impl Inner {
         let marking = inode.marking.lock().await;
         let (commit, content, local, write_generation, sends) = {
             let mut st = inode.lock();
-            let Some(local) = st.local else { return Ok(false) };
-            let exclusive = st.lease == LeaseKind::Write;
+            let Some(local) = st.write.local() else { return Ok(false) };
+            let exclusive = st.lease.is_write();
             let base = match &st.inline {
                 Inline::Yes(bytes) => bytes.clone(),
                 Inline::No if st.committed_size() == 0 => Bytes::new(),
                 Inline::No | Inline::Unknown => return Ok(false),
             };
             // What is written directly meanwhile would be on targets and hidden by what the inode holds.
-            let on_targets = !st.sending.is_empty() || st.direct_writes > 0 || st.append_token;
+            let on_targets = st.write.has_sends() || st.direct.are_under_way() || st.lease.has_append_token();
             if on_targets || !plan::fits_inline(local.size, st.on_targets_end(), exclusive) {
                 return Ok(false);
             }
@@ -656,44 +188,42 @@ impl Inner {
             let changed = st.changed.take_below(local.size);
             let commit = self.commit_request(&st, inode.ino, local.size, true, Some(content.clone()));
             let commit = Commit { changed, ..commit };
-            st.declared = Declared::Reporting;
-            (commit, content, local, st.write_generation, st.send_count)
+            st.write.begin_declaring_clean();
+            (commit, content, local, st.write.generation(), st.write.send_count())
         };
         let revoke_clock = self.revoke_clock();
-        let limited = inode.lock().limited;
-        let committing = self.reservations.committing(limited).await;
+        let limited = inode.lock().quota.limited();
+        let committing = self.tables.reservations.committing(limited).await;
         let reported = self.commit_in(inode, write_generation, &commit, deadline).await;
         let mut st = inode.lock();
-        st.declared = Declared::Clean(self.tick_revoke_clock());
+        st.write.note_declared_clean(self.tick_revoke_clock());
         drop(marking);
         let entry = reported.inspect_err(|e| {
             st.changed.put_back(&commit.changed);
-            if st.write_generation == write_generation {
+            if st.write.generation() == write_generation {
                 st.fail(e.clone().doing(format!("commit file {}", inode.ino)));
             }
         })?;
         self.note_committed(&mut st, &entry);
         drop(committing);
-        if st.write_generation != write_generation {
+        if st.write.generation() != write_generation {
             self.apply_to(&mut st, &entry, revoke_clock);
             self.settle_reservation(&mut st);
             return Ok(true);
         }
-        if st.local.is_some_and(|l| l.change == local.change) {
-            st.local = None;
-            st.dirty.clear();
-            st.dirty_since = None;
-        }
+        st.write.note_inline_committed(local);
         // What was sent to targets since is newer than what the inode holds now.
-        st.drop_inline = st.send_count != sends;
-        st.inline = if st.drop_inline { Inline::No } else { Inline::Yes(content) };
+        let is_older = st.write.send_count() != sends;
+        st.leaving.note_inline(is_older);
+        st.inline = if st.leaving.has_begun() { Inline::No } else { Inline::Yes(content) };
         self.apply_unasked(&mut st, &entry, revoke_clock);
         self.settle_reservation(&mut st);
         self.forget_if_saved(inode.ino, &st);
         Ok(true)
     }
 
-    /// A commit under the right to write that it was made under, or none: with the lease what it speaks of is lost.
+    /// A commit under the right to write that it was made under, or none: with the lease what it speaks of is
+    /// lost.
     async fn commit_in(
         &self,
         inode: &Arc<Inode>,
@@ -701,11 +231,12 @@ impl Inner {
         commit: &Commit,
         deadline: Instant,
     ) -> Result<Entry> {
-        let still = || check_write_generation(inode, write_generation);
+        let still = || inode.check_generation(write_generation);
         let mut commit = commit.clone();
         loop {
             match self.session.change_while(deadline, still, |op| Commit { op, ..commit.clone() }).await {
-                // This client asked for a newer token epoch meanwhile, and the leader has given it: the right to write is the same.
+                // This client asked for a newer token epoch meanwhile, and the leader has given it: the right
+                // to write is the same.
                 Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
                     let before = std::mem::replace(&mut commit.token_epoch, self.newest_token(inode).await?);
                     still()?;
@@ -720,7 +251,7 @@ impl Inner {
 
     async fn newest_token(&self, inode: &Arc<Inode>) -> Result<u32> {
         self.refresh(inode).await?;
-        Ok(inode.lock().token_epoch)
+        Ok(inode.lock().lease.token_epoch())
     }
 
     pub fn commit_request(
@@ -735,12 +266,12 @@ impl Inner {
         Commit {
             op: Op { session: SessionId(0), slot: 0, seq: 0 }, // set for each change
             ino,
-            token_epoch: st.token_epoch,
+            token_epoch: st.lease.token_epoch(),
             size,
-            mtime: st.local.map_or_else(|| self.now(), |l| l.mtime),
-            allocated: if is_inline { size } else { st.allocated },
+            mtime: st.write.local().map_or_else(|| self.now(), |l| l.mtime),
+            allocated: if is_inline { size } else { st.quota.allocated() },
             inline,
-            drop_inline: st.drop_inline && !st.leaving_unsent,
+            drop_inline: st.leaving.may_drop(),
             clean,
             close_writes: 0,
             data_end: if is_inline { 0 } else { st.on_targets_end() },
@@ -749,8 +280,8 @@ impl Inner {
         }
     }
 
-    /// Commits size and time. `flushed`: everything below is durable, or was changed again since. `clean`: nothing
-    /// uncommitted is left on targets if nobody writes any more.
+    /// Commits size and time. `flushed`: everything below is durable, or was changed again since. `clean`:
+    /// nothing uncommitted is left on targets if nobody writes any more.
     async fn commit_now(
         &self,
         inode: &Arc<Inode>,
@@ -762,56 +293,53 @@ impl Inner {
         let (commit, local, write_generation) = {
             let mut st = inode.lock();
             let layout = layout_of(&st, inode.ino).ok();
-            let durable = layout.map_or(st.size(), |layout| durable_size(&st, &layout));
+            let durable = layout.map_or(st.size(), |layout| st.durable_size(&layout));
             let clean = clean && st.is_all_sent();
             if clean {
-                st.declared = Declared::Reporting;
+                st.write.begin_declaring_clean();
             }
             let size = durable.max(flushed).max(st.committed_size());
             let changed = st.changed.take_below(size);
-            st.committed_at = Some(self.env.clock.now());
+            st.write.note_commit(self.env.clock.now());
             let commit = Commit { changed, ..self.commit_request(&st, inode.ino, size, clean, None) };
-            (commit, st.local, st.write_generation)
+            (commit, st.write.local(), st.write.generation())
         };
         let revoke_clock = self.revoke_clock();
-        let limited = inode.lock().limited;
-        let committing = self.reservations.committing(limited).await;
+        let limited = inode.lock().quota.limited();
+        let committing = self.tables.reservations.committing(limited).await;
         let reported = self.commit_in(inode, write_generation, &commit, deadline).await;
         let mut st = inode.lock();
         if commit.clean {
-            st.declared = Declared::Clean(self.tick_revoke_clock());
+            st.write.note_declared_clean(self.tick_revoke_clock());
         }
         drop(marking);
         let entry = reported.inspect_err(|_| st.changed.put_back(&commit.changed))?;
         self.note_committed(&mut st, &entry);
         drop(committing);
-        if st.write_generation != write_generation {
+        if st.write.generation() != write_generation {
             self.apply_to(&mut st, &entry, revoke_clock);
             self.settle_reservation(&mut st);
             return Ok(());
         }
-        let newest = st.local.map(|l| l.change) == local.map(|l| l.change);
-        if newest && commit.size == st.size() && st.dirty.is_empty() && st.sending.is_empty() {
-            st.local = None;
-            st.dirty_since = None;
-        }
+        let is_whole_size = commit.size == st.size();
+        st.write.note_committed(local, is_whole_size);
         if commit.drop_inline {
-            st.drop_inline = false;
-            st.leaving = Bytes::new();
+            st.leaving.end();
         }
         self.apply_unasked(&mut st, &entry, revoke_clock);
         self.settle_reservation(&mut st);
         if let Ok(layout) = layout_of(&st, inode.ino) {
             let first = layout.stripe_of(st.committed_size());
-            st.touched = st.touched.split_off(&first);
+            st.write.forget_touched_below(first);
         }
         self.forget_if_saved(inode.ino, &st);
         Ok(())
     }
 
-    /// Sends dirty data of the inode that is dirty for the longest time, so that writers get memory. One at a time.
+    /// Sends dirty data of the inode that is dirty for the longest time, so that writers get memory. One at a
+    /// time.
     pub fn relieve(&self) {
-        if self.relieving.swap(true, Ordering::AcqRel) {
+        if self.sends.relieving.swap(true, Ordering::AcqRel) {
             return;
         }
         let me = self.arc();
@@ -821,25 +349,24 @@ impl Inner {
                 .into_iter()
                 .filter_map(|ino| me.known_inode(ino))
                 .filter_map(|inode| {
-                    let since = inode.lock().dirty_age_start();
+                    let since = inode.lock().write.dirty_age_start();
                     since.map(|since| (since, inode))
                 })
                 .min_by_key(|(since, inode)| (*since, inode.ino));
             if let Some((_, inode)) = oldest {
                 // Its error stays with the inode.
                 let _ = me.flush_data(&inode, Occasion::Growing).await;
-                let mut st = inode.lock();
-                st.dirty_since = (!st.dirty.is_empty()).then(|| me.env.clock.now());
+                inode.lock().write.restart_dirty_age(me.env.clock.now());
             }
-            me.relieving.store(false, Ordering::Release);
+            me.sends.relieving.store(false, Ordering::Release);
         });
     }
 
-    /// Saves what has been dirty for a while, and tells the leader what is durable of files that grow: a copy to home
-    /// begins with that. Errors stay with the inodes.
+    /// Saves what has been dirty for a while, and tells the leader what is durable of files that grow: a copy
+    /// to home begins with that. Errors stay with the inodes.
     pub async fn write_back_aged(&self) {
         for inode in self.dirty_inodes().into_iter().filter_map(|ino| self.known_inode(ino)) {
-            let unreported_end = inode.lock().unreported_end;
+            let unreported_end = inode.lock().write.unreported_end();
             if let Some(end) = unreported_end {
                 self.report_left_behind(&inode, end).await;
             }
@@ -860,15 +387,15 @@ impl Inner {
     /// Whether what a failed write left at some targets can be settled: enough of them are there again.
     fn can_settle_unresolved(&self, inode: &Inode) -> bool {
         let st = inode.lock();
-        let (Some(stripe), Ok(layout)) = (st.unresolved.keys().next(), layout_of(&st, inode.ino)) else {
+        let (Some(stripe), Ok(layout)) = (st.write.first_unresolved(), layout_of(&st, inode.ino)) else {
             return false;
         };
-        let s = self.stripe_ref(st.object(inode.ino), layout, *stripe, self.deadline());
+        let s = self.stripe_ref(st.object(inode.ino), layout, stripe, self.deadline());
         self.data.view(&s).is_ok_and(|view| view.group().is_writable())
     }
 
     /// Tells the leader what is durable, unless somebody is about to. Errors stay with the inode.
-    async fn report_durable(&self, inode: &Arc<Inode>) {
+    pub async fn report_durable(&self, inode: &Arc<Inode>) {
         if let Ok(_one) = inode.flushing.try_lock() {
             drop(self.commit_now(inode, false, 0, self.deadline()).await);
         }
@@ -877,7 +404,7 @@ impl Inner {
 
 impl Inner {
     pub fn forget_if_saved(&self, ino: InodeId, st: &State) {
-        if !st.is_dirty() && !st.direct_pending && st.unreported_end.is_none() {
+        if !st.is_dirty() && !st.direct.are_pending() && st.write.unreported_end().is_none() {
             self.forget_dirty(ino);
         }
     }
@@ -896,35 +423,27 @@ enum Due {
 
 fn due(st: &State, ino: InodeId, now: Instant) -> Due {
     let old = |since: Option<Instant>, age| since.is_none_or(|since| now.since(since) >= age);
-    if st.dirty_since.is_some() && old(st.dirty_since, DIRTY_AGE_MAX) {
+    if st.write.dirty_since().is_some() && old(st.write.dirty_since(), DIRTY_AGE_MAX) {
         return Due::Flush;
     }
-    if st.direct_pending && old(st.direct_commit_at, UNREPORTED_MAX) {
+    if st.direct.are_pending() && old(st.direct.commit_at(), UNREPORTED_MAX) {
         return Due::Settle;
     }
     let Ok(layout) = layout_of(st, ino) else { return Due::Nothing };
     let unreported = unreported_bytes(st, &layout) > 0;
-    if unreported && old(st.committed_at, UNREPORTED_MAX) { Due::Commit } else { Due::Nothing }
+    if unreported && old(st.write.committed_at(), UNREPORTED_MAX) { Due::Commit } else { Due::Nothing }
 }
 
 /// What its only writer could tell of a file now.
 fn unreported_bytes(st: &State, layout: &Layout) -> u64 {
-    let alone = st.lease == LeaseKind::Write && st.inline == Inline::No && !st.drop_inline;
-    if alone { st.changed.bytes_below(durable_size(st, layout)) } else { 0 }
+    let alone = st.lease.is_write() && st.is_on_targets();
+    if alone { st.changed.bytes_below(st.durable_size(layout)) } else { 0 }
 }
 
 /// Whether the leader is told at once.
-fn is_much_unreported(st: &State, layout: &Layout, now: Instant) -> bool {
-    st.committed_at.is_none_or(|at| now.since(at) >= REPORT_PAUSE)
+pub fn is_much_unreported(st: &State, layout: &Layout, now: Instant) -> bool {
+    st.write.committed_at().is_none_or(|at| now.since(at) >= REPORT_PAUSE)
         && unreported_bytes(st, layout) >= UNREPORTED_STRIPES * layout.stripe_bytes()
-}
-
-/// Whether the right to write is still of that write generation.
-pub fn check_write_generation(inode: &Inode, write_generation: u64) -> Result<()> {
-    match inode.lock().write_generation == write_generation {
-        true => Ok(()),
-        false => Err(Error::stale(format!("file {}: the right to write it was lost meanwhile", inode.ino))),
-    }
 }
 
 /// Changed data of a file nobody syncs or closes is saved after this long.
@@ -942,7 +461,7 @@ fn inline_content(st: &State, base: &Bytes, size: usize) -> Bytes {
     let mut content = vec![0; size];
     let kept = base.len().min(size);
     content[..kept].copy_from_slice(&base[..kept]);
-    if let Some(buf) = st.dirty.get(&0) {
+    if let Some(buf) = st.write.dirty_of(0) {
         for (at, bytes) in buf.copy_range(0, size as u32) {
             content[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
         }
@@ -951,7 +470,7 @@ fn inline_content(st: &State, base: &Bytes, size: usize) -> Bytes {
 }
 
 /// What of `0..end` is in none of the ranges.
-fn gaps(ranges: &[(u32, u32)], end: u32) -> Vec<(u32, u32)> {
+pub fn gaps(ranges: &[(u32, u32)], end: u32) -> Vec<(u32, u32)> {
     let starts = std::iter::once(0).chain(ranges.iter().map(|(_, b)| *b));
     let ends = ranges.iter().map(|(a, _)| *a).chain([end]);
     starts.zip(ends).map(|(a, b)| (a, b.min(end))).filter(|(a, b)| a < b).collect()
@@ -959,44 +478,6 @@ fn gaps(ranges: &[(u32, u32)], end: u32) -> Vec<(u32, u32)> {
 
 /// The size and where the bytes are stay as they were committed: reading needs nothing more of the leader.
 fn only_times_left(st: &State) -> bool {
-    let same_size = st.local.is_none_or(|local| local.size == st.committed_size());
-    st.lease == LeaseKind::Write && same_size && st.inline == Inline::No && !st.drop_inline
-}
-
-/// The size up to which every byte beyond the committed size is on targets.
-fn durable_size(st: &State, layout: &Layout) -> u64 {
-    let committed = st.committed_size();
-    let dirty = st.dirty.iter().flat_map(|(stripe, buf)| {
-        let start = layout.stripe_start(*stripe);
-        buf.ranges().into_iter().map(move |(a, b)| (start + u64::from(a), start + u64::from(b)))
-    });
-    let sending = st.own_sends().flat_map(|(stripe, send)| {
-        let start = layout.stripe_start(*stripe);
-        send.parts.iter().map(move |(a, b)| (start + u64::from(*a), start + u64::from(*a) + b.len() as u64))
-    });
-    let unresolved =
-        st.unresolved.keys().map(|stripe| (layout.stripe_start(*stripe), layout.stripe_start(stripe + 1)));
-    dirty
-        .chain(sending)
-        .chain(unresolved)
-        .filter(|(_, end)| *end > committed)
-        .map(|(start, _)| start.max(committed))
-        .fold(st.size(), u64::min)
-}
-
-/// Dirty parts of a stripe as overlays of its data cells. Parts never cross a cell's border.
-fn overlays_of(parts: &[(u32, Bytes)], cell_bytes: u32) -> Vec<Overlay> {
-    parts
-        .iter()
-        .map(|(at, bytes)| Overlay {
-            index: (at / cell_bytes) as u8,
-            offset: at % cell_bytes,
-            len: bytes.len() as u32,
-            payload: Some(bytes.clone()),
-        })
-        .collect()
-}
-/// How much of a stripe so many bytes are; at least one part.
-fn parts_of(len: u32, stripe_bytes: u64) -> u32 {
-    (u64::from(len) * u64::from(STRIPE_PARTS)).div_ceil(stripe_bytes).clamp(1, STRIPE_PARTS.into()) as u32
+    let same_size = st.write.local().is_none_or(|local| local.size == st.committed_size());
+    st.lease.is_write() && same_size && st.is_on_targets()
 }

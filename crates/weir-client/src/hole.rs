@@ -1,7 +1,8 @@
 //! Whether nothing was ever written to a cell, or what was is lost: what the members of its stripe say of it.
 //!
-//! A stripe that is written whole is known to all its members, overlays to the cell's own target and to all parity targets. So m + 1
-//! members that know nothing are more than may have lost what they knew; fewer prove nothing, and any that knows something is right.
+//! A stripe that is written whole is known to all its members, overlays to the cell's own target and to all
+//! parity targets. So m + 1 members that know nothing are more than may have lost what they knew; fewer prove
+//! nothing, and any that knows something is right.
 use weir_proto::Error;
 use weir_proto::data::CellStat;
 use weir_proto::map::{Group, Scheme};
@@ -34,7 +35,8 @@ pub fn reported(stat: &CellStat, at: usize, index: usize, scheme: Scheme) -> Ans
     }
 }
 
-/// How many members must know nothing: m + 1, or with schemes of few data cells all that are current, if these can tell.
+/// How many members must know nothing: m + 1, or with schemes of few data cells all that are current, if
+/// these can tell.
 pub fn needed(group: &Group) -> usize {
     let (enough, current) = (usize::from(group.scheme.parity) + 1, group.current_count());
     if group.is_writable() { enough.min(current) } else { enough }

@@ -1,20 +1,17 @@
-//! What all parts of one client share: its inodes, open files, budget, and the ways to the leader and the targets.
+//! What all parts of one client share: its inodes, open files, budget, and the ways to the leader and the
+//! targets.
 //!
-//! Lock order: the ends of opens, the list of inodes, an inode's state, the cache, the list of dirty inodes, the list of
-//! accesses. No lock is held across a wait.
-use crate::accesses::Accesses;
+//! Lock order: the ends of opens, the list of inodes, an inode's state, the cache, the list of dirty inodes,
+//! the list of accesses. No lock is held across a wait.
 use crate::api::{ClientConfig, Forget, Handle, KernelCache, Loss, OpenMode, Stat};
 use crate::budget::Budget;
 use crate::cache::Cache;
-use crate::closes::Closes;
 use crate::data::{Data, StripeRef};
 use crate::inode::{Inode, State};
-use crate::locks::Locks;
-use crate::recall::Recalls;
-use crate::reservations::Reservations;
 use crate::session::{Holder, Session};
 use crate::status::Counters;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use crate::table::Tables;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use tokio::sync::Semaphore;
@@ -25,11 +22,6 @@ use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Entry, HeldLease, Lease, LeaseKind, Time};
 use weir_proto::volume::HeldReservation;
 use weir_proto::{Error, FileId, InodeId, NamespaceId, Result, Version, VolumeId};
-
-/// Stripes on their way to targets at once: enough to keep a dozen targets busy, few enough to bound the parity buffers. Counted
-/// in parts, so that many small files may be on their way where targets are far.
-const STRIPES_IN_FLIGHT_MAX: usize = 12;
-pub const STRIPE_PARTS: u32 = 64;
 
 pub struct Inner {
     pub env: Env,
@@ -49,26 +41,56 @@ pub struct Inner {
     revoke_clock: AtomicU64,
     /// When all leases were named to the leader last.
     named_at: AtomicU64,
-    /// Lower half of fragment versions; one for all files, so it grows under every token epoch.
-    version_counter: AtomicU32,
     /// Inodes with something not committed.
     pub dirty: Mutex<BTreeSet<InodeId>>,
-    /// Ends of opens that the leader does not know of yet.
-    pub closes: Closes,
-    /// Reads whose time the leader does not know of yet.
-    pub accesses: Accesses,
-    /// Quota reservations in volumes with a limit of bytes.
-    pub reservations: Reservations,
-    pub stripes_in_flight: Semaphore,
-    /// Older objects that nobody else writes any more, and under which token epoch that was made so.
-    pub fenced: std::sync::Mutex<std::collections::BTreeMap<InodeId, u32>>,
-    pub relieving: AtomicBool,
+    pub tables: Tables,
+    pub sends: Sends,
     pub closed: AtomicBool,
-    pub locks: Locks,
-    pub recalls: Recalls,
     /// What was lost with a lease or a lock, the newest last.
     losses: Mutex<Losses>,
     me: Weak<Inner>,
+}
+
+/// What is on its way to targets, of all files together.
+pub struct Sends {
+    pub in_flight: Semaphore,
+    /// Lower half of fragment versions; one for all files, so it grows under every token epoch.
+    version_counter: AtomicU32,
+    /// Older objects that nobody else writes any more, and under which token epoch that was made so.
+    pub fenced: Mutex<BTreeMap<InodeId, u32>>,
+    pub relieving: AtomicBool,
+}
+
+/// Stripes on their way to targets at once: enough to keep a dozen targets busy, few enough to bound the
+/// parity buffers. Counted in parts, so that many small files may be on their way where targets are far.
+const STRIPES_IN_FLIGHT_MAX: usize = 12;
+pub const STRIPE_PARTS: u32 = 64;
+
+impl Default for Sends {
+    fn default() -> Sends {
+        Sends {
+            in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX * STRIPE_PARTS as usize),
+            version_counter: AtomicU32::new((FILL_COUNTER + SEAL_ROOM + 2) & !1),
+            fenced: Mutex::default(),
+            relieving: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Sends {
+    /// Writers take even counters, seals odd ones, below those that a writer takes (see
+    /// `WriteMode::Prepare`).
+    pub fn next_version(&self) -> u32 {
+        self.version_counter.fetch_add(2, Ordering::Relaxed)
+    }
+    /// The next version, or `lowest` if that is higher. None is taken twice: one that was given up may be at
+    /// a target.
+    pub fn next_version_from(&self, token_epoch: u32, lowest: Version) -> Version {
+        if lowest.token_epoch() == token_epoch {
+            self.version_counter.fetch_max(lowest.counter(), Ordering::Relaxed);
+        }
+        lowest.max(Version::new(token_epoch, self.next_version()))
+    }
 }
 
 /// Losses that are remembered with their names.
@@ -127,17 +149,10 @@ impl Inner {
             next_handle: AtomicU64::new(1),
             revoke_clock: AtomicU64::new(1),
             named_at: AtomicU64::new(0),
-            version_counter: AtomicU32::new((FILL_COUNTER + SEAL_ROOM + 2) & !1),
             dirty: Mutex::default(),
-            closes: Closes::default(),
-            accesses: Accesses::default(),
-            reservations: Reservations::default(),
-            stripes_in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX * STRIPE_PARTS as usize),
-            fenced: std::sync::Mutex::default(),
-            relieving: AtomicBool::new(false),
+            tables: Tables::default(),
+            sends: Sends::default(),
             closed: AtomicBool::new(false),
-            locks: Locks::default(),
-            recalls: Recalls::default(),
             losses: Mutex::default(),
             config,
             me: me.clone(),
@@ -159,8 +174,9 @@ impl Inner {
     pub fn cache(&self) -> MutexGuard<'_, Cache> {
         self.cache.lock().expect("no holder of the cache panics")
     }
-    /// Write-back looks at the inode from now on. These are called with its state locked, so nothing becomes dirty between the
-    /// look and the note; and the set is never handed out, so nobody waits for an inode's state while holding it.
+    /// Write-back looks at the inode from now on. These are called with its state locked, so nothing becomes
+    /// dirty between the look and the note; and the set is never handed out, so nobody waits for an inode's
+    /// state while holding it.
     pub fn note_dirty(&self, ino: InodeId) {
         self.dirty.lock().expect("no holder panics").insert(ino);
     }
@@ -184,6 +200,12 @@ impl Inner {
             self.inodes.lock().expect("no holder panics").values().cloned().collect();
         all.sort_by_key(|n| n.ino);
         all
+    }
+    /// Panics where an invariant of an inode's state, or of a table, does not hold.
+    pub fn check(&self) {
+        self.all_inodes().iter().for_each(|inode| inode.lock().check());
+        self.tables.closes.lock().check();
+        self.tables.locks.check();
     }
     pub fn inode_count(&self) -> usize {
         self.inodes.lock().expect("no holder panics").len()
@@ -211,25 +233,15 @@ impl Inner {
         self.named_at.store(revoke_clock, Ordering::SeqCst);
         revoke_clock
     }
-    /// Writers take even counters, seals odd ones, below those that a writer takes (see `WriteMode::Prepare`).
-    pub fn next_version(&self) -> u32 {
-        self.version_counter.fetch_add(2, Ordering::Relaxed)
-    }
-    /// The next version, or `lowest` if that is higher. None is taken twice: one that was given up may be at a target.
-    pub fn next_version_from(&self, token_epoch: u32, lowest: Version) -> Version {
-        if lowest.token_epoch() == token_epoch {
-            self.version_counter.fetch_max(lowest.counter(), Ordering::Relaxed);
-        }
-        lowest.max(Version::new(token_epoch, self.next_version()))
-    }
-
     /// Takes over a reply about an inode; its attributes as they are shown now.
     pub fn apply(&self, entry: &Entry, revoke_clock: u64) -> Stat {
         let inode = self.inode(entry.attr.ino);
         let mut st = inode.lock();
         self.apply_to(&mut st, entry, revoke_clock);
-        let leased = st.lease != LeaseKind::None;
-        st.attr_lent |= leased;
+        let leased = st.lease.is_held();
+        if leased {
+            st.pages.note_lent();
+        }
         if leased { st.shown(true) } else { None }
             .unwrap_or_else(|| Stat { attr: entry.attr.clone(), leased })
     }
@@ -238,9 +250,10 @@ impl Inner {
         self.data.need_map(entry.lease.map_version);
         st.apply(entry, revoke_clock);
     }
-    /// The same of what the kernel did not ask for: where it keeps attributes that are others now, it asks again, soon.
+    /// The same of what the kernel did not ask for: where it keeps attributes that are others now, it asks
+    /// again, soon.
     pub fn apply_unasked(&self, st: &mut State, entry: &Entry, revoke_clock: u64) {
-        let before = if st.attr_lent { st.shown(true) } else { None };
+        let before = if st.pages.are_attributes_lent() { st.shown(true) } else { None };
         self.apply_to(st, entry, revoke_clock);
         let differs = |a: &Stat, b: &Stat| {
             // Access times are the kernel's business: it asks for them when it has read.
@@ -253,7 +266,7 @@ impl Inner {
         if let (Some(before), Some(now)) = (before, st.shown(true))
             && differs(&before, &now)
         {
-            st.attr_lent = false;
+            st.pages.note_not_lent();
             let (me, ino) = (self.arc(), entry.attr.ino);
             self.env.tasks.spawn("attributes are others now", async move {
                 me.invalidate(ino, Forget::Attributes).await;
@@ -264,12 +277,12 @@ impl Inner {
     pub fn apply_attr(&self, attr: &Attr, revoke_clock: u64) {
         let Some(inode) = self.known_inode(attr.ino) else { return };
         let mut st = inode.lock();
-        if st.lease != LeaseKind::None {
+        if st.lease.is_held() {
             let lease = Lease {
                 kind: LeaseKind::None,
                 token_epoch: 0,
-                recover: st.recover,
-                data_end: st.data_end,
+                recover: st.lease.needs_recovery(),
+                data_end: st.write.data_end(),
                 limited: VolumeId(0),
                 map_version: 0,
             };
@@ -315,7 +328,8 @@ impl Inner {
     pub fn stripe_ref(&self, ino: InodeId, layout: Layout, stripe: u64, deadline: Instant) -> StripeRef {
         StripeRef { file: self.file_id(ino), layout, stripe, deadline }
     }
-    /// After a time without a word from the leader: finds out what is left, before anything is done on the strength of it.
+    /// After a time without a word from the leader: finds out what is left, before anything is done on the
+    /// strength of it.
     pub async fn sure_of_leases(&self) -> Result<()> {
         if !self.leases_hold() {
             self.session.check(self.deadline()).await?;
@@ -353,34 +367,33 @@ pub fn layout_of(st: &State, ino: InodeId) -> Result<Layout> {
 }
 
 impl OpenFile {
-    /// Whatever waits asks again before it writes: a lock may have been lost meanwhile that this was to be written under.
+    /// Whatever waits asks again before it writes: a lock may have been lost meanwhile that this was to be
+    /// written under.
     pub fn works(&self) -> Result<()> {
         self.broken.get().map_or(Ok(()), |e| Err(e.clone()))
     }
-    /// A write-back error that no `fsync` nor `close` of this handle has reported yet. It stays one: what a write says
-    /// may be lost, for the kernel makes a short one of a long write whose later part fails.
+    /// A write-back error that no `fsync` nor `close` of this handle has reported yet. It stays one: what a
+    /// write says may be lost, for the kernel makes a short one of a long write whose later part fails.
     pub fn new_error(&self, st: &State) -> Result<()> {
         let reported =
             self.errors_synced.load(Ordering::Acquire).max(self.errors_closed.load(Ordering::Acquire));
         error_since(reported, st)
     }
-    /// The same, for an `fsync`, which tells what a `close` of a copy of the descriptor may have told already.
+    /// The same, for an `fsync`, which tells what a `close` of a copy of the descriptor may have told
+    /// already.
     pub fn report_synced(&self, st: &State) -> Result<()> {
-        error_since(self.errors_synced.swap(st.error_count, Ordering::AcqRel), st)
+        error_since(self.errors_synced.swap(st.errors.count(), Ordering::AcqRel), st)
     }
     /// The same, for a `close`.
     pub fn report_closed(&self, st: &State) -> Result<()> {
         let news = self.new_error(st);
-        self.errors_closed.store(st.error_count, Ordering::Release);
+        self.errors_closed.store(st.errors.count(), Ordering::Release);
         news
     }
 }
 
 fn error_since(reported: u64, st: &State) -> Result<()> {
-    match &st.error {
-        Some(e) if reported < st.error_count => Err(e.clone()),
-        _ => Ok(()),
-    }
+    st.errors.since(reported).map_or(Ok(()), |e| Err(e.clone()))
 }
 
 impl Holder for Inner {
@@ -396,26 +409,26 @@ impl Holder for Inner {
         self.notify_kernel_all_gone();
     }
     fn held_locks(&self) -> Vec<HeldLock> {
-        self.locks.held()
+        self.tables.locks.held()
     }
     fn lost_locks(&self, lost: Vec<HeldLock>) {
         self.lose_locks(&lost);
     }
     fn taken_up(&self) {
-        self.locks.wake_all();
+        self.tables.locks.wake_all();
     }
     fn held_reservations(&self) -> Vec<HeldReservation> {
-        self.reservations.held()
+        self.tables.reservations.held()
     }
     fn expired(&self) {
-        self.reservations.expired();
+        self.tables.reservations.expired();
         self.lose_all_locks();
         let revoke_clock = self.mark_named();
         for inode in self.all_inodes() {
             {
                 let mut st = inode.lock();
-                st.mark_named(revoke_clock);
-                st.append_token = false;
+                st.lease.mark_named(revoke_clock);
+                st.lease.take_append_token();
             }
             self.lose_lease(&inode, "the session expired");
         }
@@ -434,10 +447,8 @@ impl Inner {
             self.note_loss(inode.ino, &e);
             st.fail(e);
         }
-        st.dirty.clear();
-        st.dirty_since = None;
+        st.write.lose();
         st.accessed = None;
-        st.unreported_end = None; // the leader has the file recovered
         st.lower_lease(LeaseKind::None);
         self.settle_reservation(&mut st);
         self.cache().remove_inode(inode.ino);

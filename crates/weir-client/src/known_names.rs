@@ -1,10 +1,10 @@
 //! What a client knows of the names in one directory, while it holds a lease on it.
 //!
-//! Invariants: what is said of a name is what the leader would say. Of a name that an own operation is changing nothing
-//! is said before its outcome is known, and for ever nothing if it stays unknown. A name is absent because somebody said
-//! so, or because all names that are there are known: of a directory that was made under this lease, or was listed from
-//! its start to its end.
-//! Pure state: leases and messages are the caller's.
+//! Invariants: what is said of a name is what the leader would say. Of a name that an own operation is
+//! changing nothing is said before its outcome is known, and for ever nothing if it stays unknown. A name is
+//! absent because somebody said so, or because all names that are there are known: of a directory that was
+//! made under this lease, or was listed from its start to its end. Pure state: leases and messages are the
+//! caller's.
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use weir_proto::InodeId;
@@ -29,7 +29,8 @@ pub struct Names {
 
 struct Changing {
     operations: u32,
-    /// There were several at once, or others may have changed the name since: whose change is the last cannot be told.
+    /// There were several at once, or others may have changed the name since: whose change is the last cannot
+    /// be told.
     crossed: bool,
     revokes: u64,
 }
@@ -66,7 +67,8 @@ impl Names {
         self.known.insert(Bytes::copy_from_slice(name), ino);
     }
 
-    /// The directory was made just now, under the lease that is held: it is empty, but for what was told since.
+    /// The directory was made just now, under the lease that is held: it is empty, but for what was told
+    /// since.
     pub fn begin_empty(&mut self) {
         self.complete = self.change == 0;
     }
@@ -213,7 +215,8 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Event {
         Begin(u8),
-        /// Of the operation with this index of those under way; whether it was carried out, whether that is known.
+        /// Of the operation with this index of those under way; whether it was carried out, whether that is
+        /// known.
         End(usize, bool, bool),
         Ask(u8),
         List,

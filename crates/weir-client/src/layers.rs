@@ -1,12 +1,13 @@
-//! Bytes of a file that are in older objects, because a snapshot holds these: read there, copied before they are written.
+//! Bytes of a file that are in older objects, because a snapshot holds these: read there, copied before they
+//! are written.
 //!
-//! Invariants: a file without such bytes costs nothing. Which bytes these are is believed under a lease only: while one is
-//! held they can only become fewer. Nothing is sent to a stripe of a file that is not in its own object; a copy is written
-//! under the token epoch that the leader gave it, so one that comes late changes nothing. An object that somebody may still
-//! be writing to is truncated before it is copied from.
+//! Invariants: a file without such bytes costs nothing. Which bytes these are is believed under a lease only:
+//! while one is held they can only become fewer. Nothing is sent to a stripe of a file that is not in its own
+//! object; a copy is written under the token epoch that the leader gave it, so one that comes late changes
+//! nothing. An object that somebody may still be writing to is truncated before it is copied from.
+use crate::assembly::{Fetched, zeros};
 use crate::inner::{Inner, STRIPE_PARTS};
 use crate::inode::{Inode, State};
-use crate::read::{Fetched, zeros};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -14,7 +15,6 @@ use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::data::{FILL_COUNTER, WriteMode};
 use weir_proto::map::Layout;
-use weir_proto::meta::LeaseKind;
 use weir_proto::snapshot::{Layer, LayerCopied, LayersOf, TakeLayers};
 use weir_proto::{ErrorKind, InodeId, Result, Version};
 
@@ -32,13 +32,14 @@ impl State {
     pub fn object(&self, ino: InodeId) -> InodeId {
         self.attr.as_ref().and_then(|a| a.layers).map_or(ino, |layers| layers.object)
     }
-    /// Whether something of `from..to`, or of its stripes, is in older objects, or may be for all that is known.
+    /// Whether something of `from..to`, or of its stripes, is in older objects, or may be for all that is
+    /// known.
     pub fn is_layered(&self, from: u64, to: u64) -> bool {
         let Some(attr) = self.attr.as_ref().filter(|a| a.layers.is_some_and(|l| l.bytes > 0)) else {
             return false;
         };
         let stripe = attr.layout.map_or(1, |l| l.stripe_bytes());
-        self.layers.as_ref().is_none_or(|layers| touches(layers, stripe, from, to))
+        self.tier.layers().is_none_or(|layers| touches(layers, stripe, from, to))
     }
 }
 
@@ -90,19 +91,20 @@ impl Inner {
             let Some(attr) = st.attr.as_ref().filter(|a| a.layers.is_some_and(|l| l.bytes > 0)) else {
                 return Ok(Vec::new());
             };
-            let leased = st.lease != LeaseKind::None;
-            if let Some(known) = st.layers.as_ref().filter(|_| leased) {
+            let leased = st.lease.is_held();
+            if let Some(known) = st.tier.layers().filter(|_| leased) {
                 return Ok(known.clone());
             }
-            (attr.layout.map_or(1, |l| l.stripe_bytes()), leased, st.leases_lost, attr.layers)
+            (attr.layout.map_or(1, |l| l.stripe_bytes()), leased, st.pages.leases_lost(), attr.layers)
         };
         let from = if leased { 0 } else { from / stripe * stripe };
         let (_, layers) = self.list_layers(0, inode.ino, from, leased).await?;
         let mut st = inode.lock();
         // What this client itself has copied or evicted meanwhile is no layer any more.
-        let same = st.leases_lost == leases_lost && st.attr.as_ref().is_some_and(|a| a.layers == known);
-        if leased && st.lease != LeaseKind::None && same {
-            st.layers = Some(layers.clone());
+        let same =
+            st.pages.leases_lost() == leases_lost && st.attr.as_ref().is_some_and(|a| a.layers == known);
+        if leased && st.lease.is_held() && same {
+            st.tier.note_layers(layers.clone());
         }
         Ok(layers)
     }
@@ -137,8 +139,8 @@ impl Inner {
         Ok(touches(&layers, stripe, from, to))
     }
 
-    /// Returns when all stripes of `from..to` are in the file's own object, and which that is: they stay there, but the file may
-    /// get another one.
+    /// Returns when all stripes of `from..to` are in the file's own object, and which that is: they stay
+    /// there, but the file may get another one.
     pub async fn copy_up(&self, inode: &Inode, from: u64, to: u64) -> Result<InodeId> {
         let to = to.max(from.saturating_add(1));
         let own = inode.lock().object(inode.ino);
@@ -150,12 +152,12 @@ impl Inner {
             while self.has_layers(inode, at, end).await? {
                 match self.copy_some(inode, at, end).await {
                     Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
-                        inode.lock().layers = None;
+                        inode.lock().tier.forget_layers();
                         let pause = 1 + self.env.rng.below(AGAIN_MS);
                         self.env.clock.sleep(Duration::from_millis(pause)).await;
                         self.refresh(inode).await?;
                         // Refused once more under a newer one, which is the next only.
-                        let under = inode.lock().token_epoch;
+                        let under = inode.lock().lease.token_epoch();
                         if refused > 0 {
                             self.pass_fence(inode, under).await?;
                         }
@@ -177,7 +179,7 @@ impl Inner {
             self.session.ask(self.deadline(), |session| TakeLayers { session, ino, from, to }).await?;
         self.apply(&taken.entry, revoke_clock);
         let Some(layout) = taken.layout.filter(|_| !taken.layers.is_empty()) else {
-            inode.lock().layers = None; // what was known is old
+            inode.lock().tier.forget_layers(); // what was known is old
             return Ok(());
         };
         layout.check()?;
@@ -190,10 +192,10 @@ impl Inner {
             let copied = |op| LayerCopied { op, ino, from, to, token_epoch };
             let entry = self.session.change_again(self.deadline(), copied).await?;
             let mut st = inode.lock();
-            let known = st.layers.take();
+            let known = st.tier.take_layers();
             self.apply_to(&mut st, &entry, revoke_clock);
-            if st.lease != LeaseKind::None {
-                st.layers = known.map(|known| without(known, from, to));
+            if st.lease.is_held() {
+                known.into_iter().for_each(|known| st.tier.note_layers(without(known, from, to)));
             }
         }
         Ok(())
@@ -206,7 +208,7 @@ impl Inner {
             let stripe = layout.stripe_of(at);
             let end = layer.to.min(layout.stripe_start(stripe) + layout.stripe_bytes());
             let data = self.fetch_whole(layer.object, *layout, at, end).await?;
-            let _permit = self.stripes_in_flight.acquire_many(STRIPE_PARTS).await.expect("never closed");
+            let _permit = self.sends.in_flight.acquire_many(STRIPE_PARTS).await.expect("never closed");
             let s = self.stripe_ref(to, *layout, stripe, self.deadline());
             let fragments = self.fragments_of(layout, data)?;
             self.data.write_stripe(s, version, WriteMode::Fill, &[], &fragments, false).await?;
@@ -237,11 +239,11 @@ impl Inner {
     async fn fence_once(&self, object: InodeId, layout: &Layout, fence: u32) -> Result<()> {
         let is_known =
             |fenced: &BTreeMap<InodeId, u32>| fenced.get(&object).is_some_and(|known| *known >= fence);
-        if fence == 0 || is_known(&self.fenced.lock().unwrap_or_else(PoisonError::into_inner)) {
+        if fence == 0 || is_known(&self.sends.fenced.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(());
         }
         self.fence(object, layout, fence).await?;
-        let mut fenced = self.fenced.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fenced = self.sends.fenced.lock().unwrap_or_else(PoisonError::into_inner);
         if fenced.len() >= FENCED_MAX {
             fenced.clear();
         }

@@ -1,23 +1,24 @@
-//! File locks of this client: asked of the leader, mirrored here, named again after a reconnect, lost with the session.
+//! File locks of this client: asked of the leader, mirrored here, named again after a reconnect, lost with
+//! the session.
 //!
-//! Invariants: the mirror never says more than the leader granted; what an owner asks for goes to the leader one after the
-//! other, so the mirror ends where the leader does. A wait holds no call at the leader: it asks again when it is told to, when
-//! the session was taken up on a new connection, and from time to time. A handle through which a lock was had that is lost
-//! with the session does nothing any more: whoever trusted the lock must not go on writing.
+//! Invariants: the mirror never says more than the leader granted; what an owner asks for goes to the leader
+//! one after the other, so the mirror ends where the leader does. A wait holds no call at the leader: it asks
+//! again when it is told to, when the session was taken up on a new connection, and from time to time. A
+//! handle through which a lock was had that is lost with the session does nothing any more: whoever trusted
+//! the lock must not go on writing.
 //!
 //! Knows nothing of processes, signals or FUSE: an owner is a number, an interrupt is a [`Notify`].
 use crate::api::{Forget, Handle};
 use crate::inner::Inner;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use crate::table::locks::{Asked, InTheWay, LockWish, Locked, Waiting};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
 use weir_proto::lock::{
-    CancelLock, HeldLock, ListLocks, LockAnswer, LockEntry, LockKind, LockOutcome, LockOwner, LockRange,
-    OwnerRanges, SetLock, TestLock,
+    CancelLock, HeldLock, ListLocks, LockAnswer, LockEntry, LockOutcome, LockOwner, LockRange, SetLock,
+    TestLock,
 };
-use weir_proto::meta::LeaseKind;
 use weir_proto::{Error, InodeId, Result, SessionId};
 
 /// A wait that heard nothing asks again: the hint may be lost.
@@ -28,164 +29,6 @@ const GRACE_PAUSE: Duration = Duration::from_millis(50);
 const CLOSING_PAUSE: Duration = Duration::from_millis(2);
 /// How long an interrupted wait may take to be taken out of the queue before the caller goes without knowing.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
-
-/// What to lock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LockWish {
-    pub owner: LockOwner,
-    pub range: LockRange,
-    /// `None`: unlock.
-    pub kind: Option<LockKind>,
-    /// The process, shown to people.
-    pub pid: u32,
-}
-
-/// What came of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Locked {
-    Granted,
-    /// Somebody else holds it.
-    Held,
-    Deadlock,
-    /// Too many locks.
-    Full,
-    /// The wait was ended by the caller.
-    Interrupted,
-}
-
-/// A lock in the way.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct InTheWay {
-    pub range: LockRange,
-    pub kind: LockKind,
-    /// Absent: a process of another client.
-    pub pid: Option<u32>,
-}
-
-#[derive(Default)]
-struct Mine {
-    ranges: OwnerRanges,
-    pid: u32,
-    /// Opens that the owner has asked through.
-    handles: BTreeSet<Handle>,
-    /// One request of an owner at a time.
-    turn: Arc<tokio::sync::Mutex<()>>,
-}
-
-/// The locks of one client.
-#[derive(Default)]
-pub struct Locks {
-    mine: Mutex<BTreeMap<(InodeId, LockOwner), Mine>>,
-    /// Number of entries: most files have no locks, and closing them asks only this.
-    count: AtomicUsize,
-    /// Grows each time the mirror is told to the leader or emptied: an answer from before must be asked for again.
-    reported: AtomicU64,
-    waits: Mutex<BTreeMap<u64, Arc<Notify>>>,
-    tickets: AtomicU64,
-}
-
-impl Locks {
-    fn mine(&self) -> MutexGuard<'_, BTreeMap<(InodeId, LockOwner), Mine>> {
-        self.mine.lock().expect("no holder panics")
-    }
-    fn waits(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Notify>>> {
-        self.waits.lock().expect("no holder panics")
-    }
-    fn edit(&self, ino: InodeId, owner: LockOwner, change: impl FnOnce(&mut Mine)) {
-        if let Some(mine) = self.mine().get_mut(&(ino, owner)) {
-            change(mine);
-        }
-    }
-    fn join(&self, ino: InodeId, wish: &LockWish, handle: Handle) -> Arc<tokio::sync::Mutex<()>> {
-        let mut all = self.mine();
-        let mine = all.entry((ino, wish.owner)).or_default();
-        mine.pid = wish.pid;
-        mine.handles.insert(handle);
-        let turn = mine.turn.clone();
-        self.count.store(all.len(), Ordering::Release);
-        turn
-    }
-    fn forget(&self, ino: InodeId, owner: LockOwner) {
-        let mut all = self.mine();
-        if all.get(&(ino, owner)).is_some_and(|m| m.ranges.is_empty() && Arc::strong_count(&m.turn) == 1) {
-            all.remove(&(ino, owner));
-        }
-        self.count.store(all.len(), Ordering::Release);
-    }
-    /// Who has asked for something through an open file.
-    fn through(&self, handle: Handle, also: impl Fn(&Mine) -> bool) -> Vec<(InodeId, LockOwner)> {
-        let all = self.mine();
-        all.iter().filter(|(_, m)| m.handles.contains(&handle) && also(m)).map(|(key, _)| *key).collect()
-    }
-    /// Who holds something of what was asked through it.
-    fn held_through(&self, handle: Handle) -> Vec<(InodeId, LockOwner)> {
-        self.through(handle, |m| !m.ranges.is_empty())
-    }
-    /// Nobody has locked anything.
-    fn is_unused(&self) -> bool {
-        self.count.load(Ordering::Acquire) == 0
-    }
-
-    /// Everything held, to be named to the leader.
-    pub fn held(&self) -> Vec<HeldLock> {
-        let all = self.mine();
-        self.reported.fetch_add(1, Ordering::AcqRel);
-        let each = all.iter().flat_map(|((ino, owner), mine)| {
-            mine.ranges.iter().map(|(range, kind)| HeldLock {
-                ino: *ino,
-                owner: *owner,
-                range,
-                kind,
-                pid: mine.pid,
-            })
-        });
-        each.collect()
-    }
-    /// The leader says that a wait may be over.
-    pub fn wake(&self, ticket: u64) {
-        if let Some(wait) = self.waits().get(&ticket) {
-            wait.notify_one();
-        }
-    }
-    /// The leader knows of no waits any more: each asks again.
-    pub fn wake_all(&self) {
-        self.waits().values().for_each(|wait| wait.notify_one());
-    }
-    /// Takes away what is lost; the handles that had to do with it.
-    fn lose(&self, lost: impl Fn(InodeId, LockOwner) -> bool) -> BTreeSet<(InodeId, Handle)> {
-        let mut handles = BTreeSet::new();
-        let mut all = self.mine();
-        self.reported.fetch_add(1, Ordering::AcqRel);
-        for ((ino, owner), mine) in all.iter_mut() {
-            if !mine.ranges.is_empty() && lost(*ino, *owner) {
-                mine.ranges = OwnerRanges::default();
-                handles.extend(mine.handles.iter().map(|h| (*ino, *h)));
-            }
-        }
-        handles
-    }
-}
-
-/// A place in the list of waits, given up when the wait ends however it ends.
-struct Waiting<'a> {
-    locks: &'a Locks,
-    ticket: u64,
-    hint: Arc<Notify>,
-}
-
-impl<'a> Waiting<'a> {
-    fn new(locks: &'a Locks) -> Waiting<'a> {
-        let ticket = locks.tickets.fetch_add(1, Ordering::Relaxed) + 1;
-        let hint = Arc::new(Notify::new());
-        locks.waits().insert(ticket, hint.clone());
-        Waiting { locks, ticket, hint }
-    }
-}
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.locks.waits().remove(&self.ticket);
-    }
-}
 
 impl Inner {
     /// Locks or unlocks without waiting for other holders.
@@ -204,17 +47,18 @@ impl Inner {
 
     fn note_closes_unlock(&self, handle: Handle, wish: LockWish) -> Result<()> {
         if wish.kind.is_some() {
-            self.handle(handle)?.inode.lock().closes_unlock = true;
+            self.handle(handle)?.inode.lock().opens.note_locked();
         }
         Ok(())
     }
 
-    /// A kernel may keep pages of a shared file for a moment that no lease protects: not over the taking of a lock.
+    /// A kernel may keep pages of a shared file for a moment that no lease protects: not over the taking of a
+    /// lock.
     async fn see_what_others_wrote(&self, handle: Handle, wish: LockWish, locked: Locked) -> Result<Locked> {
         if locked == Locked::Granted
             && wish.kind.is_some()
             && let Some(file) = self.open_file(handle)
-            && file.inode.lock().lease == LeaseKind::None
+            && !file.inode.lock().lease.is_held()
         {
             self.invalidate(file.inode.ino, Forget::All).await;
         }
@@ -223,7 +67,7 @@ impl Inner {
 
     async fn lock_now(&self, handle: Handle, wish: LockWish) -> Result<Locked> {
         let ino = self.handle(handle)?.inode.ino;
-        if wish.kind.is_none() && self.locks.is_unused() {
+        if wish.kind.is_none() && self.tables.locks.is_unused() {
             return Ok(Locked::Granted);
         }
         loop {
@@ -240,7 +84,7 @@ impl Inner {
 
     async fn lock_later(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
         let ino = self.handle(handle)?.inode.ino;
-        let waiting = Waiting::new(&self.locks);
+        let waiting = Waiting::new(&self.tables.locks);
         loop {
             let answer = tokio::select! {
                 biased;
@@ -303,13 +147,13 @@ impl Inner {
         wish: LockWish,
         ticket: u64,
     ) -> Result<LockAnswer> {
-        let turn = self.locks.join(ino, &wish, handle);
+        let turn = self.tables.locks.join(ino, &wish, handle);
         let answered = {
             let _mine = turn.lock().await;
             self.ask_in_turn(ino, handle, wish, ticket).await
         };
         drop(turn);
-        self.locks.forget(ino, wish.owner);
+        self.tables.locks.forget(ino, wish.owner);
         answered
     }
 
@@ -323,32 +167,17 @@ impl Inner {
         let LockWish { owner, range, kind, pid } = wish;
         let quietly = self.open_file(handle).is_some_and(|f| f.closes_quietly.load(Ordering::Relaxed));
         loop {
-            let mut before = OwnerRanges::default();
-            // What becomes weaker is not claimed from now on: a reconnect meanwhile must not make it stronger again.
-            self.locks.edit(ino, owner, |mine| {
-                before = mine.ranges.clone();
-                mine.ranges.lower(range, kind);
-            });
+            let before = self.tables.locks.lower(ino, owner, range, kind);
             let reported = AtomicU64::new(0);
             let ask = |session| {
-                reported.store(self.locks.reported.load(Ordering::Acquire), Ordering::Relaxed);
+                reported.store(self.tables.locks.reported(), Ordering::Relaxed);
                 SetLock { session, ino, owner, range, kind, pid, ticket, closing: kind.is_some() && quietly }
             };
             let answer = self.session.ask(self.deadline(), ask).await?;
-            let mut all = self.locks.mine();
-            if reported.into_inner() != self.locks.reported.load(Ordering::Acquire) {
-                continue; // the leader was told meanwhile that this is not held, or the session is another one
+            let asked = Asked { reported: reported.into_inner(), before };
+            if self.tables.locks.answered(ino, &wish, handle, asked, answer.outcome == LockOutcome::Granted) {
+                return Ok(answer);
             }
-            if let Some(mine) = all.get_mut(&(ino, owner)) {
-                match answer.outcome {
-                    LockOutcome::Granted => {
-                        mine.ranges.set(range, kind);
-                        mine.handles.insert(handle); // one of its closes may have come between
-                    }
-                    _ => mine.ranges = before,
-                }
-            }
-            return Ok(answer);
         }
     }
 
@@ -378,20 +207,21 @@ impl Inner {
         }
     }
 
-    /// At `close(2)`: an owner's locks of the file end with the first of its opens. Those of the open file end with its last
-    /// descriptor, of which the kernel tells after `close` has returned: the leader hears of it now.
+    /// At `close(2)`: an owner's locks of the file end with the first of its opens. Those of the open file
+    /// end with its last descriptor, of which the kernel tells after `close` has returned: the leader hears
+    /// of it now.
     pub async fn unlock_owner(&self, handle: Handle, owner: LockOwner) -> Result<()> {
-        if self.locks.is_unused() {
+        if self.tables.locks.is_unused() {
             return Ok(());
         }
         let Some(file) = self.open_file(handle) else { return Ok(()) };
         let ino = file.inode.ino;
         let mut done = Ok(());
-        if self.locks.mine().contains_key(&(ino, owner)) {
+        if self.tables.locks.has(ino, owner) {
             done = self.unlock_all(ino, handle, owner).await;
-            self.part(ino, handle, owner);
+            self.tables.locks.part(ino, handle, owner);
         }
-        for (ino, owner) in self.locks.held_through(handle) {
+        for (ino, owner) in self.tables.locks.held_through(handle) {
             let (range, kind, pid, ticket, closing) = (LockRange::WHOLE, None, 0, 0, true);
             let report = |session| SetLock { session, ino, owner, range, kind, pid, ticket, closing };
             done = done.and(self.session.ask(self.deadline(), report).await.map(drop));
@@ -399,23 +229,15 @@ impl Inner {
         done
     }
 
-    /// An owner has to do with a handle no more: its end takes nothing that the owner locks through another one.
-    fn part(&self, ino: InodeId, handle: Handle, owner: LockOwner) {
-        self.locks.edit(ino, owner, |mine| {
-            mine.handles.remove(&handle);
-        });
-        self.locks.forget(ino, owner);
-    }
-
     /// At an open file's end: what was locked through it.
     pub async fn unlock_handle(&self, handle: Handle) -> Result<()> {
-        if self.locks.is_unused() {
+        if self.tables.locks.is_unused() {
             return Ok(());
         }
         let mut done = Ok(());
-        for (ino, owner) in self.locks.through(handle, |_| true) {
+        for (ino, owner) in self.tables.locks.asked_through(handle) {
             done = done.and(self.unlock_all(ino, handle, owner).await);
-            self.part(ino, handle, owner);
+            self.tables.locks.part(ino, handle, owner);
         }
         done
     }
@@ -436,14 +258,14 @@ impl Inner {
 
     /// The session is gone, and every lock with it.
     pub fn lose_all_locks(&self) {
-        self.break_handles(self.locks.lose(|_, _| true), "the session expired");
-        self.locks.wake_all();
+        self.break_handles(self.tables.locks.lose(|_, _| true), "the session expired");
+        self.tables.locks.wake_all();
     }
 
     /// Others have got these meanwhile.
     pub fn lose_locks(&self, lost: &[HeldLock]) {
         let named: BTreeSet<(InodeId, LockOwner)> = lost.iter().map(|l| (l.ino, l.owner)).collect();
-        let handles = self.locks.lose(|ino, owner| named.contains(&(ino, owner)));
+        let handles = self.tables.locks.lose(|ino, owner| named.contains(&(ino, owner)));
         self.break_handles(handles, "the locks could not be taken up again");
     }
 

@@ -1,8 +1,9 @@
 //! Under which cluster maps was written, here and by others.
 //!
-//! A target that its group goes on without may not know that yet, for as long as it is cut off from the coordinator. Whoever does not
-//! know it either would read there what is old, and nobody would tell. So who writes tells the metadata leader under which map, before
-//! anybody is told that it is written; and who reads has, from the answer that lets it read, the map that it must know first.
+//! A target that its group goes on without may not know that yet, for as long as it is cut off from the
+//! coordinator. Whoever does not know it either would read there what is old, and nobody would tell. So who
+//! writes tells the metadata leader under which map, before anybody is told that it is written; and who reads
+//! has, from the answer that lets it read, the map that it must know first.
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Versions of the cluster map.

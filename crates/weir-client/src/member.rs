@@ -1,7 +1,8 @@
 //! One call to one member of a group: given up as soon as the member goes down, suspected when it is silent.
 //!
-//! Doubts are told to the coordinator, which looks for itself: a stopped process is out of its groups within a second,
-//! long before its silence or the call's own patience would tell. Knows nothing of stripes' contents.
+//! Doubts are told to the coordinator, which looks for itself: a stopped process is out of its groups within
+//! a second, long before its silence or the call's own patience would tell. Knows nothing of stripes'
+//! contents.
 use crate::data::{Data, GroupView};
 use crate::join::Join;
 use crate::latency::{self, Latency};

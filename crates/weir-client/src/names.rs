@@ -1,7 +1,7 @@
 //! Names and attributes: answered from leases where one is held, otherwise by the leader.
 //!
-//! Invariant: a name is remembered only under its directory's lease, and only if no own change of names in that directory
-//! crossed the question.
+//! Invariant: a name is remembered only under its directory's lease, and only if no own change of names in
+//! that directory crossed the question.
 use crate::api::{Forget, NewMode, SetAttrs, Space, Stat};
 use crate::inner::{Inner, OpenFile};
 use crate::inode::Inode;
@@ -93,12 +93,12 @@ impl Inner {
         }
     }
 
-    /// What was known last of an inode that is gone, without a name. Not of an open file: that is there until it is closed, and
-    /// where it is not its handles know more.
+    /// What was known last of an inode that is gone, without a name. Not of an open file: that is there until
+    /// it is closed, and where it is not its handles know more.
     pub fn last_attr(&self, ino: InodeId) -> Option<Stat> {
         let inode = self.known_inode(ino)?;
         let st = inode.lock();
-        let stat = st.shown(false).filter(|_| !st.is_open())?;
+        let stat = st.shown(false).filter(|_| !st.opens.is_open())?;
         let size = if stat.attr.kind == FileKind::Directory { 0 } else { stat.attr.size };
         Some(Stat { attr: Attr { nlink: 0, size, ..stat.attr }, leased: false })
     }
@@ -128,7 +128,7 @@ impl Inner {
         }
         let (dirty, direct) = {
             let st = inode.lock();
-            (st.is_dirty(), st.direct_pending)
+            (st.is_dirty(), st.direct.are_pending())
         };
         if dirty {
             self.flush(&inode, Occasion::Closing, false).await?;
@@ -139,12 +139,12 @@ impl Inner {
         self.send_set_attr(cred, &inode, &set, None, false).await
     }
 
-    /// nor by what was stored through a mapping: the kernel does not tell of a store before it writes the page back, up to the
-    /// end of the mapping. Now it does, and the next store faults the page in anew.
+    /// nor by what was stored through a mapping: the kernel does not tell of a store before it writes the
+    /// page back, up to the end of the mapping. Now it does, and the next store faults the page in anew.
     async fn take_stored_pages(&self, inode: &Inode) {
         let may_be_mapped = {
             let st = inode.lock();
-            st.open_read > 0 && st.open_write > 0
+            st.opens.for_reading() > 0 && st.opens.is_for_writing()
         };
         if may_be_mapped {
             self.invalidate(inode.ino, Forget::All).await;
@@ -185,7 +185,7 @@ impl Inner {
         }
         let to = listing.entries.last().map_or(after, |last| last.cookie);
         let mut st = inode.lock();
-        if st.names.change() == before && st.lease != LeaseKind::None {
+        if st.names.change() == before && st.lease.is_held() {
             st.names.listed(after, to, listing.end);
         } else {
             st.names.listing_broken();
@@ -195,7 +195,8 @@ impl Inner {
         Ok(listing)
     }
 
-    /// An own change of a name: nothing is said of it before its outcome is known, also to questions under way.
+    /// An own change of a name: nothing is said of it before its outcome is known, also to questions under
+    /// way.
     pub fn begin_name_change(&self, parent: InodeId, name: &[u8]) -> NameChange {
         let (dir, name) = (self.inode(parent), Bytes::copy_from_slice(name));
         dir.lock().names.begin_change(&name);
@@ -524,7 +525,7 @@ impl NameChange {
     fn note(&mut self, outcome: Outcome) {
         self.ended = true;
         let mut st = self.dir.lock();
-        let leased = st.lease != LeaseKind::None;
+        let leased = st.lease.is_held();
         st.names.end_change(&self.name, outcome, leased);
     }
 }

@@ -1,10 +1,11 @@
 //! What a client sends for a stripe with changed bytes: the decision alone.
 //!
-//! Pure. The regimes are those of decision record 1: fresh stripes beyond everything committed, prepared stripes over
-//! committed data, overlays for the rest. Knows nothing of buffers, targets or time.
+//! Pure. The regimes are those of decision record 1: fresh stripes beyond everything committed, prepared
+//! stripes over committed data, overlays for the rest. Knows nothing of buffers, targets or time.
 use weir_proto::meta::INLINE_MAX;
 
-/// A tail this short goes as an overlay even at close: one fragment and its mirrors instead of k + m fragments.
+/// A tail this short goes as an overlay even at close: one fragment and its mirrors instead of k + m
+/// fragments.
 pub const SMALL_TAIL_BYTES: u32 = 64 << 10;
 
 /// Why data is being sent.
@@ -114,7 +115,8 @@ mod tests {
     }
 
     proptest! {
-        /// Overwriting committed data never goes as a fresh stripe, and only an exclusive writer sends whole stripes.
+        /// Overwriting committed data never goes as a fresh stripe, and only an exclusive writer sends whole
+        /// stripes.
         #[test]
         fn fresh_only_where_nothing_is(
             exclusive: bool, beyond_committed: bool, touched: bool, closing: bool,

@@ -1,8 +1,8 @@
 //! What to read ahead for one inode: the decision alone.
 //!
-//! Pure. Accesses of all processes of a node on one inode are merged into a few *runs*; a run that is read densely is
-//! followed ahead, whatever the order within it; one with an exact stride has its next records fetched. What was fetched
-//! and not used stops it. Knows nothing of caches, leases or time.
+//! Pure. Accesses of all processes of a node on one inode are merged into a few *runs*; a run that is read
+//! densely is followed ahead, whatever the order within it; one with an exact stride has its next records
+//! fetched. What was fetched and not used stops it. Knows nothing of caches, leases or time.
 
 /// Runs remembered per inode: more concurrent streams than this are treated as random.
 const RUNS_MAX: usize = 8;
@@ -44,7 +44,8 @@ impl Pattern {
         self.used_bytes += bytes;
     }
 
-    /// Takes note of a read and says what to fetch now: (offset, length), within `size`, at most `window_max` ahead.
+    /// Takes note of a read and says what to fetch now: (offset, length), within `size`, at most `window_max`
+    /// ahead.
     pub fn access(&mut self, offset: u64, len: u64, size: u64, window_max: u64) -> Vec<(u64, u64)> {
         self.tick += 1;
         let end = offset.saturating_add(len);

@@ -1,8 +1,11 @@
-//! Reads of applications: newest first, from dirty buffers, stripes on their way, inline bytes, the cache, targets.
+//! Reads of applications: newest first, from dirty buffers, stripes on their way, inline bytes, the cache,
+//! targets.
 //!
-//! Invariants: nothing is kept without a lease; bytes fetched while the file changed are returned but not kept; a read never
-//! waits for the leader while a lease covers it. Parts are shared, not copied, but for bytes that may still change.
+//! Invariants: nothing is kept without a lease; bytes fetched while the file changed are returned but not
+//! kept; a read never waits for the leader while a lease covers it. Parts are shared, not copied, but for
+//! bytes that may still change.
 use crate::api::Handle;
+use crate::assembly::{Assembly, Fetched, zeros};
 use crate::fetch::{CellRange, Part};
 use crate::inner::{Inner, OpenFile, layout_of};
 use crate::inode::{Inline, Inode, State};
@@ -17,26 +20,17 @@ use std::time::Duration;
 use weir_env::{BoxFuture, Instant};
 use weir_proto::data::CHECKSUM_BLOCK;
 use weir_proto::map::Layout;
-use weir_proto::meta::LeaseKind;
 use weir_proto::snapshot::Layer;
 use weir_proto::{Error, InodeId, MIB, Result};
 
-static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 /// How long bytes for pages are not read without a lease, which somebody else takes away each time.
 const INSISTS_MAX: Duration = Duration::from_secs(15);
 /// Bytes fetched for one read at a time.
 const FETCH_BYTES_MAX: u64 = 16 << 20;
-/// A read for pages whose lease is taken away at once asks again after a pause, which grows up to so many of these.
+/// A read for pages whose lease is taken away at once asks again after a pause, which grows up to so many of
+/// these.
 const UNLEASED_PAUSE: Duration = Duration::from_micros(500);
 const UNLEASED_PAUSES_MAX: u32 = 16;
-
-/// A part of a file on its way to a reader.
-struct Assembly {
-    start: u64,
-    end: u64,
-    have: BTreeMap<u64, Bytes>,
-    missing: Vec<(u64, u64)>,
-}
 
 /// What a read found without asking targets.
 struct Local {
@@ -64,10 +58,10 @@ pub struct Seen {
 impl State {
     pub fn seen(&self) -> Seen {
         Seen {
-            leased: self.lease != LeaseKind::None,
-            leases_lost: self.leases_lost,
-            evictions: self.evictions,
-            token_epoch: self.token_epoch,
+            leased: self.lease.is_held(),
+            leases_lost: self.pages.leases_lost(),
+            evictions: self.tier.evictions(),
+            token_epoch: self.lease.token_epoch(),
         }
     }
 }
@@ -81,62 +75,6 @@ enum Read {
     Moved,
     /// They are for pages, and the lease that these need was taken back: ask again.
     Unleased,
-}
-
-pub struct Fetched {
-    /// (offset, bytes) in order; they cover the ranges and may go beyond, to block borders.
-    pub parts: Vec<(u64, Bytes)>,
-    /// Some of it is zeros because there is nothing.
-    pub holes: bool,
-}
-
-impl Assembly {
-    fn new(start: u64, end: u64) -> Assembly {
-        Assembly { start, end, have: BTreeMap::new(), missing: vec![(start, end)] }
-    }
-    fn is_complete(&self) -> bool {
-        self.missing.is_empty()
-    }
-    /// Takes parts of a source where nothing newer is there.
-    fn fill(&mut self, parts: impl IntoIterator<Item = (u64, Bytes)>) {
-        for (at, bytes) in parts {
-            if self.missing.is_empty() {
-                return;
-            }
-            let end = at + bytes.len() as u64;
-            let mut left = Vec::with_capacity(self.missing.len() + 1);
-            for (a, b) in std::mem::take(&mut self.missing) {
-                let (from, to) = (a.max(at), b.min(end));
-                if from >= to {
-                    left.push((a, b));
-                    continue;
-                }
-                self.have.insert(from, bytes.slice((from - at) as usize..(to - at) as usize));
-                if a < from {
-                    left.push((a, from));
-                }
-                if to < b {
-                    left.push((to, b));
-                }
-            }
-            self.missing = left;
-        }
-    }
-    fn fill_zeros(&mut self) {
-        for (a, b) in std::mem::take(&mut self.missing) {
-            self.have.extend(zeros(a, b));
-        }
-    }
-    fn into_parts(self) -> Vec<Bytes> {
-        debug_assert_eq!(self.have.values().map(|b| b.len() as u64).sum::<u64>(), self.end - self.start);
-        self.have.into_values().collect()
-    }
-}
-
-/// Zeros from `from` to `to`, in parts.
-pub fn zeros(from: u64, to: u64) -> impl Iterator<Item = (u64, Bytes)> {
-    let step = ZEROS.len();
-    (from..to).step_by(step).map(move |at| (at, Bytes::from_static(&ZEROS[..step.min((to - at) as usize)])))
 }
 
 impl Inner {
@@ -154,11 +92,11 @@ impl Inner {
         }
         let local = {
             let mut st = file.inode.lock();
-            if st.lease == LeaseKind::None || st.recover || st.inline == Inline::Unknown {
+            if !st.lease.is_held() || st.lease.needs_recovery() || st.inline == Inline::Unknown {
                 return None;
             }
             let for_pages = file.kernel_cache.load(Relaxed);
-            if for_pages && st.dropping.is_some() {
+            if for_pages && st.pages.is_dropping() {
                 return None;
             }
             let local = match self.look(&file.inode, &mut st, offset, len) {
@@ -188,7 +126,7 @@ impl Inner {
 
     pub fn drops_pages(&self, handle: Handle) {
         if let Ok(file) = self.handle(handle) {
-            let _ = file.dropped_pages.set(file.inode.lock().leases_lost); // opened once
+            let _ = file.dropped_pages.set(file.inode.lock().pages.leases_lost()); // opened once
         }
     }
 
@@ -281,42 +219,8 @@ impl Inner {
             self.lease_for_pages(inode, offset, offset.saturating_add(len as u64)).await?;
         }
         self.prepare_read(inode).await?;
-        let (mut waited, mut unprotected) = (false, None);
-        let local = loop {
-            let changed = inode.changed.notified();
-            let local = {
-                let mut st = inode.lock();
-                let is_known = st.inline != Inline::Unknown;
-                if for_pages && insists && st.lease == LeaseKind::None && st.open_write == 0 {
-                    return Ok(Read::Unleased);
-                }
-                if let Some(dropping) = st.dropping.as_mut().filter(|_| for_pages) {
-                    dropping.note_fill(offset, offset.saturating_add(len as u64));
-                }
-                let local = self.look(inode, &mut st, offset, len)?;
-                if for_pages && !local.keep && unprotected.is_none() {
-                    unprotected = Some(UnprotectedPages::of(inode, &mut st));
-                }
-                if !waited && is_known {
-                    self.note_read(file, &mut st);
-                    self.read_ahead(inode, &mut st, offset, len);
-                }
-                is_known.then_some(local)
-            };
-            let Some(local) = local else {
-                // Another answer came since, which told the size without the bytes in the inode.
-                if self.data.left(deadline).is_zero() {
-                    return Err(Error::deadline(format!("read file {}: it changes without end", inode.ino)));
-                }
-                self.prepare_read(inode).await?;
-                continue;
-            };
-            if !local.being_fetched || self.data.left(deadline).is_zero() {
-                break local;
-            }
-            waited = true;
-            let _ = self.env.clock.timeout(self.data.left(deadline), changed).await; // looks again either way
-        };
+        let looked = self.look_when_settled(file, offset, len, deadline, insists).await?;
+        let Some((local, unprotected)) = looked else { return Ok(Read::Unleased) };
         let Local { mut assembly, layout, data_change, keep, size, seen, .. } = local;
         if let Some((from, to)) =
             assembly.missing.first().zip(assembly.missing.last()).map(|(a, b)| (a.0, b.1))
@@ -347,17 +251,67 @@ impl Inner {
         Ok(Read::Done(self.finish(assembly)))
     }
 
+    /// What is known here once nobody is fetching part of what is missing. `None`: no lease protects pages
+    /// that are to be filled.
+    async fn look_when_settled(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        len: usize,
+        deadline: Instant,
+        insists: bool,
+    ) -> Result<Option<(Local, Option<UnprotectedPages>)>> {
+        let inode = &file.inode;
+        let for_pages = file.kernel_cache.load(Relaxed);
+        let (mut waited, mut unprotected) = (false, None);
+        loop {
+            let changed = inode.changed.notified();
+            let local = {
+                let mut st = inode.lock();
+                let is_known = st.inline != Inline::Unknown;
+                if for_pages && insists && !st.lease.is_held() && !st.opens.is_for_writing() {
+                    return Ok(None);
+                }
+                if for_pages {
+                    st.pages.note_fill(offset, offset.saturating_add(len as u64));
+                }
+                let local = self.look(inode, &mut st, offset, len)?;
+                if for_pages && !local.keep && unprotected.is_none() {
+                    unprotected = Some(UnprotectedPages::of(inode, &mut st));
+                }
+                if !waited && is_known {
+                    self.note_read(file, &mut st);
+                    self.read_ahead(inode, &mut st, offset, len);
+                }
+                is_known.then_some(local)
+            };
+            let Some(local) = local else {
+                // Another answer came since, which told the size without the bytes in the inode.
+                if self.data.left(deadline).is_zero() {
+                    return Err(Error::deadline(format!("read file {}: it changes without end", inode.ino)));
+                }
+                self.prepare_read(inode).await?;
+                continue;
+            };
+            if !local.being_fetched || self.data.left(deadline).is_zero() {
+                return Ok(Some((local, unprotected)));
+            }
+            waited = true;
+            let _ = self.env.clock.timeout(self.data.left(deadline), changed).await; // looks again either way
+        }
+    }
+
     /// Gets what a read needs: a lease or fresh attributes, known inline bytes, a recovered file.
     pub async fn prepare_read(&self, inode: &Arc<Inode>) -> Result<()> {
         self.sure_of_leases().await?;
         let unknown = {
             let st = inode.lock();
-            st.lease == LeaseKind::None || st.inline == Inline::Unknown || st.attr_old && st.local.is_none()
+            !st.lease.is_held() || st.inline == Inline::Unknown || st.attr_old && st.write.local().is_none()
         };
         if unknown {
             self.refresh(inode).await?;
         }
-        let recover = inode.lock().recover;
+        let recover = inode.lock().lease.needs_recovery();
         if recover {
             self.recover(inode).await?;
             self.refresh(inode).await?;
@@ -378,19 +332,19 @@ impl Inner {
         let mut strays = false;
         if let Some(layout) = layout.filter(|_| start < end) {
             let stripes = layout.stripe_of(start)..=layout.stripe_of(end - 1);
-            strays = st.has_strays(stripes.clone());
-            for (stripe, buf) in st.dirty.range(stripes.clone()) {
+            strays = st.write.has_strays(stripes.clone());
+            for (stripe, buf) in st.write.dirty_within(stripes.clone()) {
                 let base = layout.stripe_start(*stripe);
                 let (a, b) = (start.max(base) - base, end.min(base + layout.stripe_bytes()) - base);
                 let parts = buf.copy_range(a as u32, b as u32);
                 assembly.fill(parts.into_iter().map(|(at, bytes)| (base + u64::from(at), bytes)));
             }
-            for (stripe, sending) in st.own_sends().filter(|(stripe, _)| stripes.contains(stripe)) {
+            for (stripe, sending) in st.write.own_sends().filter(|(stripe, _)| stripes.contains(stripe)) {
                 let base = layout.stripe_start(*stripe);
                 assembly.fill(sending.parts.iter().map(|(at, bytes)| (base + u64::from(*at), bytes.clone())));
             }
         }
-        let keep = st.lease != LeaseKind::None;
+        let keep = st.lease.is_held();
         if let Inline::Yes(bytes) = &st.inline {
             assembly.fill([(0, bytes.clone())]);
             assembly.fill_zeros();
@@ -404,33 +358,32 @@ impl Inner {
                 assembly.fill(found.into_iter().map(|f| (f.offset, f.bytes)));
             }
             drop(cache);
-            st.pattern.used(ahead);
+            st.pages.note_used(ahead);
         }
         // Nothing of the file is on targets from here on.
-        let on_targets_end = st.committed_size().max(st.sent_end);
+        let on_targets_end = st.committed_size().max(st.write.sent_end());
         if keep && assembly.missing.iter().all(|(a, _)| *a >= on_targets_end) {
             assembly.fill_zeros();
         }
-        let overlaps =
-            |(a, b): &(u64, u64)| st.fetching.range(..b).next_back().is_some_and(|(_, end)| end > a);
+        let overlaps = |(a, b): &(u64, u64)| st.pages.is_fetching(*a, *b);
         let being_fetched =
             keep && (assembly.missing.iter().any(overlaps) || (strays && !assembly.is_complete()));
-        let (data_change, seen) = (st.data_change, st.seen());
+        let (data_change, seen) = (st.pages.data_change(), st.seen());
         Ok(Local { assembly, layout, data_change, keep, size, being_fetched, seen })
     }
 
-    /// Whether bytes may have been evicted since a look: no lease has protected them all the while, or this client itself has
-    /// asked for it, and the file was truncated.
+    /// Whether bytes may have been evicted since a look: no lease has protected them all the while, or this
+    /// client itself has asked for it, and the file was truncated.
     pub async fn was_evicted(&self, inode: &Inode, seen: Seen) -> Result<bool> {
         {
             let st = inode.lock();
-            let own = st.evicting.is_some() || st.evictions != seen.evictions;
-            if seen.leased && !own && st.leases_lost == seen.leases_lost && self.leases_hold() {
+            let own = st.tier.is_evicting() || st.tier.evictions() != seen.evictions;
+            if seen.leased && !own && st.pages.leases_lost() == seen.leases_lost && self.leases_hold() {
                 return Ok(false);
             }
         }
         self.refresh(inode).await?;
-        Ok(inode.lock().token_epoch > seen.token_epoch)
+        Ok(inode.lock().lease.token_epoch() > seen.token_epoch)
     }
 
     /// Bytes from targets.
@@ -516,7 +469,7 @@ impl Inner {
     /// Keeps fetched bytes if the file did not change meanwhile and the lease is still there.
     fn keep_fetched(&self, inode: &Inode, at: u64, bytes: &Bytes, size: u64, data_change: u64, ahead: bool) {
         let st = inode.lock();
-        if st.lease == LeaseKind::None || st.data_change != data_change || at >= size {
+        if !st.lease.is_held() || st.pages.data_change() != data_change || at >= size {
             return;
         }
         let n = (bytes.len() as u64).min(size - at) as usize;
@@ -527,7 +480,7 @@ impl Inner {
 
     /// Begins to fetch what will be asked for next.
     fn read_ahead(&self, inode: &Arc<Inode>, st: &mut State, offset: u64, len: usize) {
-        if st.lease == LeaseKind::None || st.inline != Inline::No || st.recover {
+        if !st.lease.is_held() || st.inline != Inline::No || st.lease.needs_recovery() {
             return;
         }
         let Ok(layout) = layout_of(st, inode.ino) else { return };
@@ -538,18 +491,18 @@ impl Inner {
             return;
         }
         let window_max = (self.budget.limit_bytes() / 8).clamp(MIB, 32 * MIB);
-        for (at, n) in st.pattern.access(offset, len, size, window_max) {
+        for (at, n) in st.pages.note_read(offset, len, size, window_max) {
             for (a, b) in by_stripe(&layout, at, at + n) {
-                let under_way = st.fetching.range(..b).next_back().is_some_and(|(_, end)| *end > a);
+                let under_way = st.pages.is_fetching(a, b);
                 // What is away the leader has brought back, as far as it is read in order.
-                if under_way || st.fetching.len() >= FETCHES_MAX || st.is_away(a, b) {
+                if under_way || st.pages.fetches() >= FETCHES_MAX || st.is_away(a, b) {
                     continue;
                 }
-                st.fetching.insert(a, b);
-                let (me, inode, data_change) = (self.arc(), inode.clone(), st.data_change);
+                st.pages.begin_fetch(a, b);
+                let (me, inode, data_change) = (self.arc(), inode.clone(), st.pages.data_change());
                 self.env.tasks.spawn("read ahead", async move {
                     me.fetch_ahead(&inode, layout, (a, b), size, data_change).await;
-                    inode.lock().fetching.remove(&a);
+                    inode.lock().pages.end_fetch(a);
                     inode.changed.notify_waiters();
                 });
             }
@@ -600,21 +553,4 @@ fn by_stripe(layout: &Layout, start: u64, end: u64) -> Vec<(u64, u64)> {
 
 fn not_for_reading(handle: Handle) -> Error {
     Error::invalid(format!("file handle {} is not open for reading", handle.0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn newer_parts_win_and_gaps_are_zeros() {
-        let mut a = Assembly::new(10, 30);
-        a.fill([(12, Bytes::from_static(b"new"))]);
-        a.fill([(0, Bytes::from_static(b"0123456789abcdef"))]);
-        assert_eq!(a.missing, vec![(16, 30)]);
-        a.fill_zeros();
-        let all: Vec<u8> = a.into_parts().concat();
-        assert_eq!(&all[..8], b"abnewf\0\0");
-        assert_eq!(all.len(), 20);
-    }
 }

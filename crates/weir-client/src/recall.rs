@@ -1,49 +1,34 @@
-//! Evicted bytes: those that are at home only. Who reads or writes them has them brought back first; movers bring them.
+//! Evicted bytes: those that are at home only. Who reads or writes them has them brought back first; movers
+//! bring them.
 //!
-//! Invariants: a file without such bytes costs nothing. Which bytes these are is believed under a lease only: while one is
-//! held they can only become fewer. What cannot be brought back is an error that says why, never zeros. A mover's
-//! stripe is written under the token epoch of its recall, so one that comes late changes nothing.
+//! Invariants: a file without such bytes costs nothing. Which bytes these are is believed under a lease only:
+//! while one is held they can only become fewer. What cannot be brought back is an error that says why, never
+//! zeros. A mover's stripe is written under the token epoch of its recall, so one that comes late changes
+//! nothing.
 use crate::api::Handle;
 use crate::data::{Fragment, encode};
 use crate::inner::{Inner, STRIPE_PARTS, layout_of};
-use crate::inode::{Inode, State};
+use crate::inode::{Inode, Ranges, State, touches};
 use bytes::Bytes;
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::data::{FILL_COUNTER, WriteMode};
 use weir_proto::map::Layout;
-use weir_proto::meta::{Cred, LeaseKind};
+use weir_proto::meta::Cred;
 use weir_proto::recall::{
     AwaitRecall, Evict, Evicted, EvictedRanges, EvictionLevel, Filled, GetEviction, GetTierState, Learned,
     RecallFailed, RecallId, RecallWork, SetMarks, SetPinned, TakeRecalls, TierState, WantRecall,
 };
 use weir_proto::{Error, InodeId, Result, Version};
 
-/// One question whether bytes are back; then it is asked again, so a leader that was lost meanwhile is no harm.
+/// One question whether bytes are back; then it is asked again, so a leader that was lost meanwhile is no
+/// harm.
 const ASK_MS: u32 = 5_000;
 /// Bytes that are waited for at a time, with a patience of their own.
 const STEP_BYTES: u64 = 64 << 20;
 /// A mover's question for work.
 const WORK_WAIT_MAX: Duration = Duration::from_secs(20);
-
-/// Ranges in order, none empty; whole stripes.
-pub type Ranges = Vec<(u64, u64)>;
-
-/// What this client has been given to bring back, as a mover: by file and place, the token epoch.
-#[derive(Default)]
-pub struct Recalls {
-    busy: Mutex<BTreeMap<(InodeId, u64), u32>>,
-    /// One question for work at a time: it names what is being worked on.
-    asking: tokio::sync::Mutex<()>,
-}
-
-impl Recalls {
-    fn busy(&self) -> MutexGuard<'_, BTreeMap<(InodeId, u64), u32>> {
-        self.busy.lock().expect("no holder panics")
-    }
-}
 
 /// Bytes for a mover to bring back. Dropped before [`crate::Client::filled`]: somebody else gets it.
 pub struct Recall {
@@ -59,7 +44,7 @@ impl std::fmt::Debug for Recall {
 
 impl Drop for Recall {
     fn drop(&mut self) {
-        let mut busy = self.client.recalls.busy();
+        let mut busy = self.client.tables.recalls.busy();
         let place = (self.work.ino, self.work.from);
         if busy.get(&place) == Some(&self.work.token_epoch) {
             busy.remove(&place);
@@ -70,18 +55,14 @@ impl Drop for Recall {
 impl State {
     /// Whether something of `from..to` is away, or may be for all that is known.
     pub fn is_away(&self, from: u64, to: u64) -> bool {
-        if self.is_being_evicted(from, to) {
+        if self.tier.is_being_evicted(from, to) {
             return true;
         }
         if self.attr.as_ref().is_none_or(|a| a.evicted == 0) {
             return false;
         }
-        self.evicted.as_ref().is_none_or(|ranges| touches(ranges, from, to))
+        self.tier.may_be_evicted(from, to)
     }
-}
-
-fn touches(ranges: &Ranges, from: u64, to: u64) -> bool {
-    ranges.iter().any(|(a, b)| *a < to.max(from.saturating_add(1)) && *b > from)
 }
 
 impl Inner {
@@ -92,18 +73,18 @@ impl Inner {
             if st.attr.as_ref().is_none_or(|a| a.evicted == 0) {
                 return Ok(Ranges::new());
             }
-            if let Some(known) = st.evicted.as_ref().filter(|_| st.lease != LeaseKind::None) {
+            if let Some(known) = st.tier.evicted().filter(|_| st.lease.is_held()) {
                 return Ok(known.clone());
             }
         }
         let (layout, leases_lost, evictions) = {
             let st = inode.lock();
-            (layout_of(&st, inode.ino), st.leases_lost, st.evictions)
+            (layout_of(&st, inode.ino), st.pages.leases_lost(), st.tier.evictions())
         };
         // A file that was never here has no place yet; whatever is asked for, the leader knows the stripes.
         let stripe = layout.map_or(1, |l| l.stripe_bytes());
         let (mut ranges, ino) = (Ranges::new(), inode.ino);
-        let leased = inode.lock().lease != LeaseKind::None;
+        let leased = inode.lock().lease.is_held();
         let mut from = if leased { 0 } else { from / stripe * stripe };
         loop {
             let list =
@@ -117,9 +98,8 @@ impl Inner {
             }
         }
         let mut st = inode.lock();
-        let same = (st.leases_lost, st.evictions) == (leases_lost, evictions);
-        if leased && st.lease != LeaseKind::None && same && st.evicting.is_none() {
-            st.evicted = Some(ranges.clone());
+        if leased && st.lease.is_held() && st.pages.leases_lost() == leases_lost {
+            st.tier.note_evicted(&ranges, evictions);
         }
         Ok(ranges)
     }
@@ -143,7 +123,7 @@ impl Inner {
                 let deadline = self.env.clock.now() + self.config.recall_patience;
                 self.await_recall(inode, at, end.max(at.saturating_add(1)), deadline).await?;
                 // Others may be back, too.
-                inode.lock().evicted = None;
+                inode.lock().tier.forget_evicted();
                 waited = true;
             }
             let next = self.next_away(inode, end);
@@ -155,7 +135,7 @@ impl Inner {
     /// Where the next bytes are that may be away, at or behind `from`.
     fn next_away(&self, inode: &Inode, from: u64) -> u64 {
         let st = inode.lock();
-        match (&st.attr, &st.evicted) {
+        match (&st.attr, st.tier.evicted()) {
             (Some(attr), _) if attr.evicted == 0 => u64::MAX,
             (Some(_), Some(ranges)) => {
                 ranges.iter().find(|(_, b)| *b > from).map_or(u64::MAX, |(a, _)| from.max(*a))
@@ -190,11 +170,11 @@ impl Inner {
     // ---- movers
 
     pub async fn take_recalls(&self, max: u32, wait: Duration) -> Result<Vec<Recall>> {
-        let _one = self.recalls.asking.lock().await;
+        let _one = self.tables.recalls.asking.lock().await;
         let wait = wait.min(WORK_WAIT_MAX);
         let wait_ms = wait.as_millis() as u32;
         let ask = |session| {
-            let busy = self.recalls.busy();
+            let busy = self.tables.recalls.busy();
             let id = |(place, token): (&(InodeId, u64), &u32)| RecallId {
                 ino: place.0,
                 from: place.1,
@@ -206,7 +186,7 @@ impl Inner {
         let mut recalls = Vec::new();
         for work in taken.recalls {
             work.layout.check()?;
-            self.recalls.busy().insert((work.ino, work.from), work.token_epoch);
+            self.tables.recalls.busy().insert((work.ino, work.from), work.token_epoch);
             recalls.push(Recall { work, client: self.arc() });
         }
         Ok(recalls)
@@ -228,7 +208,7 @@ impl Inner {
         let mut rest = data;
         while !rest.is_empty() {
             let part = rest.split_to(rest.len().min(stripe_bytes as usize));
-            let _permit = self.stripes_in_flight.acquire_many(STRIPE_PARTS).await.expect("never closed");
+            let _permit = self.sends.in_flight.acquire_many(STRIPE_PARTS).await.expect("never closed");
             let s = self.stripe_ref(object, layout, layout.stripe_of(at), self.deadline());
             at += part.len() as u64;
             let fragments = self.fragments_of(&layout, part)?;

@@ -1,24 +1,20 @@
 //! Quota reservations in volumes with a limit of bytes: nothing is taken from a program that the limit may
 //! refuse later.
 //!
-//! Invariants: what is written and not committed never exceeds what the leader has granted; a file in a volume without a
-//! limit of bytes asks for nothing. What a commit adds to a volume's usage leaves what is held in the same moment at both
-//! ends, for nothing is said of reservations while a commit is under way.
-//! Lock order: an inode's state, then the table here.
+//! Invariants: what is written and not committed never exceeds what the leader has granted; a file in a
+//! volume without a limit of bytes asks for nothing. What a commit adds to a volume's usage leaves what is
+//! held in the same moment at both ends, for nothing is said of reservations while a commit is under way.
 use crate::inner::Inner;
 use crate::inode::{Inode, NO_LIMIT, State};
 use bytes::Bytes;
-use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
-use tokio::sync::RwLockReadGuard;
 use weir_env::Instant;
 use weir_proto::meta::Entry;
-use weir_proto::volume::{HeldReservation, QuotaReservation, ReserveQuota};
+use weir_proto::volume::{QuotaReservation, ReserveQuota};
 use weir_proto::{Error, MIB, Result, VolumeId};
 
-/// What is asked for beyond what is needed now: at most so many bytes are written without a word to the leader, who gives
-/// less of it when little is left.
+/// What is asked for beyond what is needed now: at most so many bytes are written without a word to the
+/// leader, who gives less of it when little is left.
 const RESERVE_BYTES: u64 = 64 * MIB;
 /// What other clients hold and do not use comes back within a second or two: so long a writer waits for it.
 const STARVED_MAX: Duration = Duration::from_millis(3000);
@@ -27,88 +23,33 @@ const STARVED_MAX: Duration = Duration::from_millis(3000);
 const MAKING_MAX: Duration = Duration::from_secs(30);
 const STARVED_POLL: Duration = Duration::from_millis(100);
 
-#[derive(Default)]
-pub struct Reservations {
-    table: Mutex<BTreeMap<VolumeId, Held>>,
-    /// Commits read it, a change of reservations writes it.
-    gate: tokio::sync::RwLock<()>,
-}
-
-/// Of one volume, in bytes.
-#[derive(Default)]
-struct Held {
-    granted: u64,
-    /// Of that, written and not committed.
-    spent: u64,
-    /// Something was written since it was last looked.
-    used: bool,
-}
-
-impl Held {
-    fn free(&self) -> u64 {
-        self.granted.saturating_sub(self.spent)
-    }
-}
-
-impl Reservations {
-    fn table(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Held>> {
-        self.table.lock().expect("no holder panics")
-    }
-    /// To be kept while a commit of a file in this volume is under way.
-    pub async fn committing(&self, limited: VolumeId) -> Option<RwLockReadGuard<'_, ()>> {
-        if limited == NO_LIMIT { None } else { Some(self.gate.read().await) }
-    }
-    /// For a leader that has started anew.
-    pub fn held(&self) -> Vec<HeldReservation> {
-        let table = self.table();
-        let held = table.iter().filter(|(_, held)| held.granted > 0);
-        held.map(|(volume, held)| HeldReservation { volume: *volume, bytes: held.granted }).collect()
-    }
-    /// The session is gone, and with it what was granted.
-    pub fn expired(&self) {
-        self.table().values_mut().for_each(|held| held.granted = 0);
-    }
-}
-
 impl Inner {
     /// Reserves bytes that a file will take. False: there is not enough.
     pub fn spend(&self, st: &mut State, growth: u64) -> bool {
-        if st.limited == NO_LIMIT || growth == 0 {
+        if !st.quota.is_limited() || growth == 0 {
             return true;
         }
-        let mut table = self.reservations.table();
-        let held = table.entry(st.limited).or_default();
-        held.used = true;
-        let enough = growth <= held.free();
+        let enough = self.tables.reservations.spend(st.quota.limited(), growth);
         if enough {
-            held.spent += growth;
-            st.reserved += growth;
-            st.reserved_of = st.limited;
+            st.quota.spend(growth);
         }
         enough
     }
 
     /// The reservation of a file follows what is changed of it and not committed.
     pub fn settle_reservation(&self, st: &mut State) {
-        let needed = st.reservation_needed();
-        if st.reserved == needed {
-            return;
+        let is_changed = st.write.local().is_some();
+        if let Some(settled) = st.quota.settle(is_changed) {
+            self.tables.reservations.settle(settled);
         }
-        if let Some(held) = self.reservations.table().get_mut(&st.reserved_of) {
-            held.spent = (held.spent + needed).saturating_sub(st.reserved);
-        }
-        st.reserved = needed;
     }
 
-    /// A commit was answered: what it added to the volume's usage is not held any more. Before the answer is applied.
+    /// A commit was answered: what it added to the volume's usage is not held any more. Before the answer is
+    /// applied.
     pub fn note_committed(&self, st: &mut State, entry: &Entry) {
-        let added = entry.attr.allocated.saturating_sub(st.charged);
-        st.charged = entry.attr.allocated;
-        if st.limited != NO_LIMIT
-            && entry.attr.nlink > 0
-            && let Some(held) = self.reservations.table().get_mut(&st.limited)
-        {
-            held.granted = held.granted.saturating_sub(added);
+        let added = st.quota.note_charged(entry.attr.allocated);
+        if st.quota.is_limited() && entry.attr.nlink > 0 {
+            self.tables.reservations.note_charged(st.quota.limited(), added);
         }
     }
 
@@ -120,14 +61,14 @@ impl Inner {
             let (volume, growth) = {
                 let st = inode.lock();
                 let offset = at.unwrap_or_else(|| st.size());
-                (st.limited, st.growth(offset, offset + data.len() as u64))
+                (st.quota.limited(), st.growth(offset, offset + data.len() as u64))
             };
             if volume == NO_LIMIT || growth == 0 || growth <= self.free_reservation(volume) {
                 return Ok(data.clone());
             }
             let reservation = self.reserve_quota(volume, growth, RESERVE_BYTES).await?;
             if reservation.unlimited {
-                inode.lock().limited = NO_LIMIT;
+                inode.lock().quota.note_limit(NO_LIMIT);
                 continue;
             }
             let fits = {
@@ -160,13 +101,13 @@ impl Inner {
         }
         let begun = self.env.clock.now();
         loop {
-            let volume = inode.lock().limited;
+            let volume = inode.lock().quota.limited();
             if volume == NO_LIMIT || growth <= self.free_reservation(volume) {
                 return Ok(());
             }
             let reservation = self.reserve_quota(volume, growth, 0).await?;
             if reservation.unlimited {
-                inode.lock().limited = NO_LIMIT;
+                inode.lock().quota.note_limit(NO_LIMIT);
             } else if growth > self.free_reservation(volume)
                 && let Err(e) = self.starve(inode, volume, &reservation, begun).await
             {
@@ -200,37 +141,24 @@ impl Inner {
     }
 
     fn free_reservation(&self, volume: VolumeId) -> u64 {
-        self.reservations.table().get(&volume).map_or(0, Held::free)
+        self.tables.reservations.free(volume)
     }
 
     /// Says what is needed in a volume and takes what is granted.
     async fn reserve_quota(&self, volume: VolumeId, growth: u64, reserve: u64) -> Result<QuotaReservation> {
-        let _alone = self.reservations.gate.write().await;
-        let spent = {
-            let mut table = self.reservations.table();
-            let held = table.entry(volume).or_default();
-            // Until the answer nobody spends more than what is told now.
-            held.granted = held.granted.min(held.spent);
-            held.spent
-        };
+        let _alone = self.tables.reservations.gate.write().await;
+        let spent = self.tables.reservations.begin_asking(volume);
         let must = spent.saturating_add(growth);
         let want = must.saturating_add(reserve);
         let ask = |session| ReserveQuota { session, volume, spent, must, want };
         let reservation = self.session.ask(self.deadline(), ask).await?;
-        // Who gives back what is not used may have forgotten the volume meanwhile.
-        self.reservations.table().entry(volume).or_default().granted = reservation.held;
+        self.tables.reservations.note_granted(volume, reservation.held);
         Ok(reservation)
     }
 
     /// Gives back what was not used lately.
     pub async fn return_reservations(&self) {
-        let volumes: Vec<(VolumeId, bool)> = {
-            let mut table = self.reservations.table();
-            table.retain(|_, held| held.granted > 0 || held.spent > 0);
-            let over = table.iter_mut().filter(|(_, held)| held.granted != held.spent || held.used);
-            over.map(|(volume, held)| (*volume, std::mem::take(&mut held.used))).collect()
-        };
-        for (volume, used) in volumes {
+        for (volume, used) in self.tables.reservations.take_unused() {
             let reserve = if used { RESERVE_BYTES } else { 0 };
             if let Err(e) = self.reserve_quota(volume, 0, reserve).await {
                 tracing::debug!("the reservation in volume {volume} was not returned: {e}");
@@ -250,7 +178,7 @@ impl Inner {
         if !self.spend(&mut st, growth) {
             return None;
         }
-        st.direct_reserved += growth;
+        st.quota.begin_direct(growth);
         Some(DirectReservation { inner: self, inode, growth })
     }
 }
@@ -265,7 +193,7 @@ pub struct DirectReservation<'a> {
 impl Drop for DirectReservation<'_> {
     fn drop(&mut self) {
         let mut st = self.inode.lock();
-        st.direct_reserved = st.direct_reserved.saturating_sub(self.growth);
+        st.quota.end_direct(self.growth);
         self.inner.settle_reservation(&mut st);
     }
 }

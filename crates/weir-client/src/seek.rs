@@ -1,7 +1,8 @@
 //! Where a file has data and where it has holes, and copies from file to file.
 //!
-//! Invariant: what is called a hole reads as zeros. The opposite may be: holes are told in whole cells, and where it is not
-//! known what a cell has, it is called data. A hole of any size is passed in one step: targets know which stripe comes next.
+//! Invariant: what is called a hole reads as zeros. The opposite may be: holes are told in whole cells, and
+//! where it is not known what a cell has, it is called data. A hole of any size is passed in one step:
+//! targets know which stripe comes next.
 use crate::api::{Forget, Handle};
 use crate::data::{Data, StripeRef};
 use crate::inner::{Inner, layout_of};
@@ -37,7 +38,7 @@ impl Inner {
         let file = self.handle(handle)?;
         loop {
             self.wait_for_own_eviction(&file.inode, 0, u64::MAX).await;
-            if file.inode.lock().open_write > 0 {
+            if file.inode.lock().opens.is_for_writing() {
                 // What a program wrote to mapped memory is nowhere else until the kernel has to part with it.
                 self.invalidate(file.inode.ino, Forget::All).await;
             }
@@ -105,7 +106,8 @@ impl Inner {
         Ok((!data).then_some(size))
     }
 
-    /// No more data than this is in an object of `size` bytes: cells with data, whole. `None`: it takes too long to look.
+    /// No more data than this is in an object of `size` bytes: cells with data, whole. `None`: it takes too
+    /// long to look.
     pub async fn data_bytes(&self, object: InodeId, layout: Layout, size: u64) -> Option<u64> {
         let (mut bytes, mut stripe, deadline) = (0, 0, self.deadline());
         for _ in 0..STRIPES_MAX / STRIPES_AT_ONCE {
@@ -168,8 +170,8 @@ impl Inner {
 }
 
 impl Data {
-    /// The first stripe of the file at or after this one that may have data: a parity target of each of its groups is asked. Where
-    /// nobody can be asked, this one.
+    /// The first stripe of the file at or after this one that may have data: a parity target of each of its
+    /// groups is asked. Where nobody can be asked, this one.
     pub async fn next_stripe(&self, s: StripeRef) -> Option<u64> {
         if self.needed_map(&s).await.is_err() {
             return Some(s.stripe);

@@ -1,35 +1,38 @@
 //! The session at the namespace's metadata leader: opened once, resumed on each new connection, kept alive.
 //!
-//! Invariants: no request goes over a connection on which the session was not taken up with its locks, leases and opens, also
-//! not under a new session: so the leader never takes who has a file open for somebody who has not. A change is sent again with
-//! the same (session, slot, seq) until it is answered; leases count only while the leader was heard within their term.
-//! Knows nothing of inodes but that somebody ([`Holder`]) holds leases on them.
+//! Invariants: no request goes over a connection on which the session was not taken up with its locks, leases
+//! and opens, also not under a new session: so the leader never takes who has a file open for somebody who
+//! has not. A change is sent again with the same (session, slot, seq) until it is answered; leases count only
+//! while the leader was heard within their term. Knows nothing of inodes but that somebody ([`Holder`]) holds
+//! leases on them.
+mod change;
+
 use crate::maps::MapsSeen;
+use crate::session::change::Slot;
 use crate::status::Counters;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use weir_env::{Env, Instant};
+use weir_env::{Backoff, Env, Instant, Retry};
 use weir_proto::lock::{HeldLock, RECLAIM_MAX, ReclaimLocks};
 use weir_proto::meta::{
-    HELD_MAX, HeldLease, KeepAlive, NoteMap, Op, SLOTS, SessionClose, SessionOpen, SessionOpened,
-    SessionResume, SessionResumed,
+    HELD_MAX, HeldLease, KeepAlive, NoteMap, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
+    SessionResumed,
 };
 use weir_proto::volume::{HeldReservation, ReclaimReservations};
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId};
 use weir_rpc::{Channel, Connection};
 
 /// First pause before a leader that did not answer is asked again.
-const RETRY_PAUSE: Duration = Duration::from_millis(10);
-const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
+const RETRY: Backoff = Backoff { first: Duration::from_millis(10), max: Duration::from_millis(500) };
 /// Leases are trusted this much shorter than the leader's term: clocks run at slightly different speeds.
 const TERM_MARGIN: u32 = 8;
 
 /// Who holds leases under the session.
 pub trait Holder: Send + Sync + 'static {
-    /// The session is about to be taken up, or opened, on this connection: what is held. From now on the leader counts
-    /// changes of that on this connection only.
+    /// The session is about to be taken up, or opened, on this connection: what is held. From now on the
+    /// leader counts changes of that on this connection only.
     fn begun(&self, connection: u64) -> Vec<HeldLease>;
     fn held_locks(&self) -> Vec<HeldLock>;
     /// Quota reservations in volumes with a limit of bytes.
@@ -40,7 +43,8 @@ pub trait Holder: Send + Sync + 'static {
     fn lost_locks(&self, lost: Vec<HeldLock>);
     /// The session goes on, on a new connection; it waits for no lock there.
     fn taken_up(&self);
-    /// The session is gone and with it every lease and all that was not saved. What is open stays so: the next session is told of it.
+    /// The session is gone and with it every lease and all that was not saved. What is open stays so: the
+    /// next session is told of it.
     fn expired(&self);
 }
 
@@ -69,9 +73,9 @@ pub struct Session {
 }
 
 /// A request without an answer.
-struct Asking<'a>(&'a AtomicU32);
+pub struct Asking<'a>(&'a AtomicU32);
 impl<'a> Asking<'a> {
-    fn begin(count: &'a AtomicU32) -> Asking<'a> {
+    pub fn begin(count: &'a AtomicU32) -> Asking<'a> {
         count.fetch_add(1, Ordering::Relaxed);
         Asking(count)
     }
@@ -86,37 +90,6 @@ impl Drop for Asking<'_> {
 struct Standing {
     connection: Option<u64>,
     session: Option<SessionId>,
-}
-
-#[derive(Clone, Copy)]
-struct Slot {
-    number: u32,
-    session: SessionId,
-    seq: u64,
-}
-
-/// A slot in use: its sequence number belongs to one change.
-struct TakenSlot<'a> {
-    session: &'a Session,
-    slot: Slot,
-    _permit: tokio::sync::SemaphorePermit<'a>,
-}
-
-impl TakenSlot<'_> {
-    /// The change's identity; `first`: a new change.
-    fn op(&mut self, session: SessionId, first: bool) -> Op {
-        if self.slot.session != session {
-            self.slot = Slot { session, seq: 0, ..self.slot };
-        }
-        self.slot.seq += u64::from(first);
-        Op { session, slot: self.slot.number, seq: self.slot.seq }
-    }
-}
-
-impl Drop for TakenSlot<'_> {
-    fn drop(&mut self) {
-        self.session.slots.lock().expect("no holder panics").push(self.slot);
-    }
 }
 
 impl Session {
@@ -145,15 +118,14 @@ impl Session {
             lease_ms: AtomicU64::new(1000),
             opens_asked: AtomicBool::new(false),
             heard: AtomicU64::new(0),
-            slots: Mutex::new(
-                (0..SLOTS).rev().map(|number| Slot { number, session: SessionId(0), seq: 0 }).collect(),
-            ),
+            slots: Mutex::new((0..SLOTS).rev().map(Slot::new).collect()),
             free_slots: Semaphore::new(SLOTS as usize),
             asking: AtomicU32::new(0),
         }
     }
 
-    /// Since when the leader was not heard, and how many requests wait for it; `None`: it was, or nothing waits.
+    /// Since when the leader was not heard, and how many requests wait for it; `None`: it was, or nothing
+    /// waits.
     pub fn silence(&self) -> Option<(Instant, u32)> {
         let (heard, calls) =
             (Instant(self.heard.load(Ordering::Relaxed)), self.asking.load(Ordering::Relaxed));
@@ -169,7 +141,7 @@ impl Session {
         *self.holder.lock().expect("no holder panics") = Some(holder);
     }
 
-    fn holder(&self) -> Option<Arc<dyn Holder>> {
+    pub fn holder(&self) -> Option<Arc<dyn Holder>> {
         self.holder.lock().expect("no holder panics").as_ref().and_then(Weak::upgrade)
     }
 
@@ -195,7 +167,7 @@ impl Session {
         }
     }
 
-    fn left(&self, deadline: Instant) -> Duration {
+    pub fn left(&self, deadline: Instant) -> Duration {
         deadline.since(self.env.clock.now())
     }
 
@@ -266,8 +238,8 @@ impl Session {
             .map_err(|e| e.doing("open a session"))?;
         let SessionOpened { session, lease_ms, opens_asked, .. } = opened;
         self.opens_asked.store(opens_asked, Ordering::Relaxed);
-        // It holds nothing, but files may be open. Whoever gets the right to write one before the leader counts it as open is passed
-        // over by what asks all who write.
+        // It holds nothing, but files may be open. Whoever gets the right to write one before the leader
+        // counts it as open is passed over by what asks all who write.
         let held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
         if !held.is_empty() {
             self.name_held(connection, session, held, deadline).await.map_err(|e| match e.kind {
@@ -280,8 +252,9 @@ impl Session {
         Ok(session)
     }
 
-    /// Names what is held, and tells the holder at once what could not be kept, whatever becomes of the rest: at the next try the leader
-    /// may give it back as if nothing had happened. Returns the lease term in milliseconds.
+    /// Names what is held, and tells the holder at once what could not be kept, whatever becomes of the rest:
+    /// at the next try the leader may give it back as if nothing had happened. Returns the lease term in
+    /// milliseconds.
     async fn resume(&self, connection: &Connection, session: SessionId, deadline: Instant) -> Result<u32> {
         let leases = async {
             let held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
@@ -293,7 +266,8 @@ impl Session {
         };
         let locks = self.holder().map_or_else(Vec::new, |h| h.held_locks());
         if locks.is_empty() {
-            // At once: where the leader is far away, each answer takes a good part of the time for which it waits.
+            // At once: where the leader is far away, each answer takes a good part of the time for which it
+            // waits.
             let (named, lease_ms) =
                 tokio::join!(self.name_locks(connection, session, locks, deadline), leases);
             return named.and(lease_ms);
@@ -348,14 +322,15 @@ impl Session {
         self.heard.fetch_max(begun.0, Ordering::Relaxed);
     }
 
-    /// Asks until there is an answer or the deadline passes. For requests that change nothing, or may happen twice.
+    /// Asks until there is an answer or the deadline passes. For requests that change nothing, or may happen
+    /// twice.
     pub async fn ask<R: Request>(
         &self,
         deadline: Instant,
         make: impl Fn(SessionId) -> R,
     ) -> Result<R::Reply> {
         let _asking = Asking::begin(&self.asking);
-        let mut pause = RETRY_PAUSE;
+        let mut retry = Retry::new(&self.env.clock, RETRY, deadline);
         loop {
             let (e, under) = match self.ready(deadline).await {
                 Ok((connection, session)) => match self.send(&connection, &make(session), deadline).await {
@@ -364,7 +339,7 @@ impl Session {
                 },
                 Err(e) => (e, None),
             };
-            self.again_or(e, under, deadline, &mut pause).await.map_err(named::<R>)?;
+            self.again_or(e, under, deadline, &mut retry).await.map_err(named::<R>)?;
         }
     }
 
@@ -393,8 +368,8 @@ impl Session {
         self.send_at_once(connection, request, deadline).await
     }
 
-    /// The same for what says nothing of files: before the leader knows under which cluster map this client has written. It may have
-    /// to wait for that map as long as the coordinator is away.
+    /// The same for what says nothing of files: before the leader knows under which cluster map this client
+    /// has written. It may have to wait for that map as long as the coordinator is away.
     async fn send_at_once<R: Request>(
         &self,
         connection: &Connection,
@@ -412,7 +387,8 @@ impl Session {
         KeepAlive { session, saved: self.counters.wire_sent_bytes.load(Ordering::Relaxed) }
     }
 
-    /// Returns when the leader knows under which cluster map this client has written: before anybody is told that it is written.
+    /// Returns when the leader knows under which cluster map this client has written: before anybody is told
+    /// that it is written.
     pub async fn settle_maps(&self, deadline: Instant) -> Result<()> {
         match self.maps.unreported() {
             Some(_) => self.ask(deadline, |session| self.alive(session)).await,
@@ -421,12 +397,12 @@ impl Session {
     }
 
     /// Pauses if another try can help; otherwise the error. `under`: the session with which it was asked.
-    async fn again_or(
+    pub async fn again_or(
         &self,
         e: Error,
         under: Option<SessionId>,
         deadline: Instant,
-        pause: &mut Duration,
+        retry: &mut Retry,
     ) -> Result<()> {
         if e.kind == ErrorKind::Stale && self.session_is_gone(under, deadline).await {
             return Ok(());
@@ -434,15 +410,15 @@ impl Session {
         if e.kind != ErrorKind::Unavailable {
             return Err(e);
         }
-        if self.left(deadline) <= *pause {
+        if !retry.has_time() {
             return Err(Error::deadline(format!("the metadata leader did not answer in time: {e}")));
         }
-        self.env.clock.sleep(*pause).await;
-        *pause = (*pause * 2).min(RETRY_PAUSE_MAX);
+        retry.pause().await;
         Ok(())
     }
 
-    /// `Stale` may mean the inode or the session: asks. If it is the session, the next request takes up a new one.
+    /// `Stale` may mean the inode or the session: asks. If it is the session, the next request takes up a new
+    /// one.
     async fn session_is_gone(&self, under: Option<SessionId>, deadline: Instant) -> bool {
         match self.ask_for_session(deadline).await {
             // Somebody else has found that, and taken up the next one.
@@ -464,104 +440,6 @@ impl Session {
             }
         }
         known.map(|()| session)
-    }
-
-    /// Makes a change happen once: the same (session, slot, seq) until it is answered. `Io`: the session expired before that, and
-    /// nobody knows whether it happened.
-    pub async fn change<R: Request>(&self, deadline: Instant, make: impl Fn(Op) -> R) -> Result<R::Reply> {
-        self.change_counted(deadline, make).await.map(|(reply, _)| reply)
-    }
-
-    /// The same for a change that may happen twice: `Stale` if the session expired before the answer.
-    pub async fn change_again<R: Request>(
-        &self,
-        deadline: Instant,
-        make: impl Fn(Op) -> R,
-    ) -> Result<R::Reply> {
-        self.change_while(deadline, || Ok(()), make).await
-    }
-
-    /// The same; tells also how often it was sent. The answer to the first try tells what is so now.
-    pub async fn change_counted<R: Request>(
-        &self,
-        deadline: Instant,
-        make: impl Fn(Op) -> R,
-    ) -> Result<(R::Reply, u32)> {
-        self.try_change(deadline, Error::io, || Ok(()), make).await
-    }
-
-    /// A change that may happen twice, as long as `still` lets it: asked before each try, when the session is taken up and what was
-    /// lost with it is known.
-    pub async fn change_while<R: Request>(
-        &self,
-        deadline: Instant,
-        still: impl Fn() -> Result<()>,
-        make: impl Fn(Op) -> R,
-    ) -> Result<R::Reply> {
-        self.try_change(deadline, Error::stale, still, make).await.map(|(reply, _)| reply)
-    }
-
-    /// `unknown`: the error if nobody can tell any more whether it happened.
-    async fn try_change<R: Request>(
-        &self,
-        deadline: Instant,
-        unknown: fn(String) -> Error,
-        still: impl Fn() -> Result<()>,
-        make: impl Fn(Op) -> R,
-    ) -> Result<(R::Reply, u32)> {
-        let _asking = Asking::begin(&self.asking);
-        let mut tries = 0;
-        let mut taken = self.take_slot(deadline).await.map_err(|e| e.doing(R::NAME))?;
-        // Under which session it was sent, and whether it may have happened.
-        let (mut sent, mut in_doubt) = (None, false);
-        let mut pause = RETRY_PAUSE;
-        loop {
-            let result = match self.ready(deadline).await {
-                Ok((connection, session)) => {
-                    if sent.is_some_and(|s| s != session) {
-                        let e = "the session expired before the answer came: it may have happened or not";
-                        return Err(unknown(format!("{}: {e}", R::NAME)));
-                    }
-                    still()?;
-                    let op = taken.op(session, sent.is_none());
-                    sent = Some(session);
-                    tries += 1;
-                    self.send(&connection, &make(op), deadline).await
-                }
-                Err(e) => Err(e),
-            };
-            let e = match result {
-                Ok(reply) => return Ok((reply, tries)),
-                Err(e) => e,
-            };
-            let refused = e.kind == ErrorKind::Stale;
-            in_doubt |= !refused && sent.is_some();
-            self.again_or(e, sent, deadline, &mut pause).await.map_err(|e| match e.kind {
-                ErrorKind::Deadline if in_doubt => {
-                    e.doing(format_args!("{}: it may happen or have happened", R::NAME))
-                }
-                _ => named::<R>(e),
-            })?;
-            if refused && !in_doubt {
-                sent = None; // the leader did not know the session: it did nothing
-            }
-        }
-    }
-
-    async fn take_slot(&self, deadline: Instant) -> Result<TakenSlot<'_>> {
-        let acquired = match self.free_slots.try_acquire() {
-            Ok(permit) => Ok(permit),
-            Err(_) => self
-                .env
-                .clock
-                .timeout(self.left(deadline), self.free_slots.acquire())
-                .await
-                .map(|permit| permit.expect("never closed")),
-        };
-        let permit =
-            acquired.map_err(|_| Error::deadline(format!("{SLOTS} earlier changes have no answer yet")))?;
-        let slot = self.slots.lock().expect("no holder panics").pop().expect("a permit is a slot");
-        Ok(TakenSlot { session: self, slot, _permit: permit })
     }
 
     pub fn keep_alive_period(&self) -> Duration {
@@ -593,18 +471,19 @@ impl Session {
         }
     }
 
-    /// Takes the session up on a new connection. That takes several answers: who is far away, and begins anew before they are all there,
-    /// comes back when the leader has given up waiting.
+    /// Takes the session up on a new connection. That takes several answers: who is far away, and begins anew
+    /// before they are all there, comes back when the leader has given up waiting.
     async fn ready_again(&self) -> Result<()> {
         let term = 3 * self.keep_alive_period();
         self.channel.connection(term).await?;
         self.ready(self.env.clock.now() + term).await.map(|_| ())
     }
 
-    /// Takes the session up if the connection is new, and asks the leader whether it still is if leases do not hold by
-    /// themselves: the connection may have outlived the session. At start, and after a time without a word.
+    /// Takes the session up if the connection is new, and asks the leader whether it still is if leases do
+    /// not hold by themselves: the connection may have outlived the session. At start, and after a time
+    /// without a word.
     pub async fn check(&self, deadline: Instant) -> Result<SessionId> {
-        let mut pause = RETRY_PAUSE;
+        let mut retry = Retry::new(&self.env.clock, RETRY, deadline);
         loop {
             let e = match self.ready(deadline).await {
                 Ok((_, session)) if self.leases_hold() => return Ok(session),
@@ -615,7 +494,7 @@ impl Session {
                 Err(e) => e,
             };
             if e.kind != ErrorKind::Stale {
-                self.again_or(e, None, deadline, &mut pause).await?;
+                self.again_or(e, None, deadline, &mut retry).await?;
             }
         }
     }
@@ -637,8 +516,9 @@ impl Session {
     }
 }
 
-/// Says which request failed, but of a refusal: the leader's words say what was asked for, and go to the user.
-fn named<R: Request>(e: Error) -> Error {
+/// Says which request failed, but of a refusal: the leader's words say what was asked for, and go to the
+/// user.
+pub fn named<R: Request>(e: Error) -> Error {
     match e.kind {
         ErrorKind::Stale
         | ErrorKind::Unavailable

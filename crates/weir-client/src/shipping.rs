@@ -2,6 +2,7 @@
 use crate::{Client, OpenMode};
 use bytes::Bytes;
 use std::time::Duration;
+use weir_env::BoxFuture;
 use weir_proto::meta::Cred;
 use weir_proto::recall::EvictedRanges;
 use weir_proto::relation::*;
@@ -24,82 +25,109 @@ pub struct NewRelation {
 /// For movers.
 impl Client {
     /// Waits until the leader may count this client among the dead, and give what it had to others.
-    pub async fn may_be_taken_for_dead(&self) {
-        self.inner.session.unheard().await;
+    pub fn may_be_taken_for_dead(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.inner.session.unheard().await;
+        })
     }
-    /// Work for a mover. Waits up to `wait` for some. After an error the leader may have given work that did not arrive:
-    /// only the end of this client's session gives it to others. `leader`: see `LeaseWork`.
-    pub async fn lease_work(
-        &self,
+    /// Work for a mover. Waits up to `wait` for some. After an error the leader may have given work that did
+    /// not arrive: only the end of this client's session gives it to others. `leader`: see `LeaseWork`.
+    pub fn lease_work<'a>(
+        &'a self,
         leader: u64,
         bytes: u64,
         items: u32,
         wait: Duration,
-        limited_by: &str,
-    ) -> Result<WorkLeased> {
-        let wait_ms = wait.as_millis() as u32;
-        let limited_by = limited_by.to_owned();
-        let ask =
-            |session| LeaseWork { session, leader, bytes, items, wait_ms, limited_by: limited_by.clone() };
-        let taken = self.inner.session.once(self.inner.deadline() + wait, &ask).await?;
-        self.inner.data.need_map(taken.map_version);
-        Ok(taken)
+        limited_by: &'a str,
+    ) -> BoxFuture<'a, Result<WorkLeased>> {
+        Box::pin(async move {
+            let wait_ms = wait.as_millis() as u32;
+            let limited_by = limited_by.to_owned();
+            let ask = |session| LeaseWork {
+                session,
+                leader,
+                bytes,
+                items,
+                wait_ms,
+                limited_by: limited_by.clone(),
+            };
+            let taken = self.inner.session.once(self.inner.deadline() + wait, &ask).await?;
+            self.inner.data.need_map(taken.map_version);
+            Ok(taken)
+        })
     }
     /// Tells what came of work. What was given to an earlier session of this client is not counted.
-    pub async fn complete_work(
+    pub fn complete_work(
         &self,
         relation: RelationId,
         names: Vec<NameDone>,
         extents: Vec<ExtentDone>,
         orphans: Vec<InodeId>,
         listings: Vec<ListDone>,
-    ) -> Result<()> {
-        let done = |session| {
-            let (names, extents) = (names.clone(), extents.clone());
-            let (orphans, listings) = (orphans.clone(), listings.clone());
-            CompleteWork { session, relation, names, extents, orphans, listings }
-        };
-        self.inner.session.ask(self.inner.deadline(), done).await
+    ) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let done = |session| {
+                let (names, extents) = (names.clone(), extents.clone());
+                let (orphans, listings) = (orphans.clone(), listings.clone());
+                CompleteWork { session, relation, names, extents, orphans, listings }
+            };
+            self.inner.session.ask(self.inner.deadline(), done).await
+        })
     }
     /// Some of what is in a directory at home; `end`: that was the rest.
-    pub async fn report_listing(
+    pub fn report_listing(
         &self,
         relation: RelationId,
         dir: InodeId,
         entries: Vec<HomeEntry>,
         end: bool,
-    ) -> Result<()> {
-        let report = |op| ReportListing { op, relation, dir, entries: entries.clone(), end };
-        self.inner.session.change_again(self.inner.deadline(), report).await
+    ) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let report = |op| ReportListing { op, relation, dir, entries: entries.clone(), end };
+            self.inner.session.change_again(self.inner.deadline(), report).await
+        })
     }
     /// What is in a directory at home now, of a range of names; see `ReportRelisting`.
-    pub async fn report_relisting(
+    pub fn report_relisting(
         &self,
         relation: RelationId,
         dir: InodeId,
         after: Bytes,
         entries: Vec<HomeEntry>,
         upto: Option<Bytes>,
-    ) -> Result<()> {
-        let report = |op| {
-            let (after, entries, upto) = (after.clone(), entries.clone(), upto.clone());
-            ReportRelisting { op, relation, dir, after, entries, upto }
-        };
-        self.inner.session.change_again(self.inner.deadline(), report).await
+    ) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let report = |op| {
+                let (after, entries, upto) = (after.clone(), entries.clone(), upto.clone());
+                ReportRelisting { op, relation, dir, after, entries, upto }
+            };
+            self.inner.session.change_again(self.inner.deadline(), report).await
+        })
     }
     /// Finishes what a writer left that died, if one did: then the file is complete.
-    pub async fn recover_file(&self, ino: InodeId) -> Result<()> {
-        let opened = self.open(&Cred { uid: 0, gid: 0, groups: vec![0] }, ino, OpenMode::WRITE).await?;
-        let recovered = match self.inner.handle(opened.handle) {
-            Ok(file) => self.inner.recover(&file.inode).await,
-            Err(e) => Err(e),
-        };
-        let closed = self.release(opened.handle).await;
-        recovered.and(closed)
+    pub fn recover_file(&self, ino: InodeId) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let opened = self.open(&Cred { uid: 0, gid: 0, groups: vec![0] }, ino, OpenMode::WRITE).await?;
+            let recovered = match self.inner.handle(opened.handle) {
+                Ok(file) => self.inner.recover(&file.inode).await,
+                Err(e) => Err(e),
+            };
+            let closed = self.release(opened.handle).await;
+            recovered.and(closed)
+        })
     }
     /// `relation`: where it is to be there, to be compared; else where its evicted bytes are.
-    pub async fn where_at_home(&self, ino: InodeId, relation: Option<RelationId>) -> Result<HomePlace> {
-        self.inner.session.ask(self.inner.deadline(), |session| WhereAtHome { session, ino, relation }).await
+    pub fn where_at_home(
+        &self,
+        ino: InodeId,
+        relation: Option<RelationId>,
+    ) -> BoxFuture<'_, Result<HomePlace>> {
+        Box::pin(async move {
+            self.inner
+                .session
+                .ask(self.inner.deadline(), |session| WhereAtHome { session, ino, relation })
+                .await
+        })
     }
     /// Where a range of a file that is to be shipped is: its own object, and the layers in older ones.
     async fn where_bytes_are(&self, work: &ExtentWork, from: u64) -> Result<(InodeId, Vec<Layer>)> {
@@ -108,102 +136,150 @@ impl Client {
             false => Ok((work.object, Vec::new())),
         }
     }
-    /// Bytes that are committed, straight from targets: no lease is asked for and no writer is disturbed. What is being
-    /// overwritten meanwhile may be of either time. `Stale`: they are there no more; ask for work again.
-    pub async fn read_committed(&self, work: &ExtentWork, offset: u64, len: u64) -> Result<Vec<Bytes>> {
-        let (ino, end) = (work.ino, offset + len);
-        let gone = |what| Error::stale(format!("file {ino}: bytes {offset} to {end} {what}"));
-        let layout = work.layout.ok_or_else(|| gone("are not on targets"))?;
-        let stripe_start = layout.stripe_start(layout.stripe_of(offset));
-        let (own, layers) = self.where_bytes_are(work, stripe_start).await?;
-        let deadline = self.inner.deadline();
-        let fetched = self.inner.fetch_layered(&layers, own, layout, &[(offset, end)], deadline).await?;
-        if fetched.holes {
-            // Zeros because there is nothing, or because it is at a home only, or in another object and gone where it was?
-            let ask = |session| EvictedRanges { session, ino, from: offset };
-            let away = self.inner.session.ask(self.inner.deadline(), ask).await?;
-            if away.ranges.iter().any(|range| range.from < end && offset < range.to) {
-                return Err(gone("are evicted"));
+    /// Bytes that are committed, straight from targets: no lease is asked for and no writer is disturbed.
+    /// What is being overwritten meanwhile may be of either time. `Stale`: they are there no more; ask for
+    /// work again.
+    pub fn read_committed<'a>(
+        &'a self,
+        work: &'a ExtentWork,
+        offset: u64,
+        len: u64,
+    ) -> BoxFuture<'a, Result<Vec<Bytes>>> {
+        Box::pin(async move {
+            let (ino, end) = (work.ino, offset + len);
+            let gone = |what| Error::stale(format!("file {ino}: bytes {offset} to {end} {what}"));
+            let layout = work.layout.ok_or_else(|| gone("are not on targets"))?;
+            let stripe_start = layout.stripe_start(layout.stripe_of(offset));
+            let (own, layers) = self.where_bytes_are(work, stripe_start).await?;
+            let deadline = self.inner.deadline();
+            let fetched = self.inner.fetch_layered(&layers, own, layout, &[(offset, end)], deadline).await?;
+            if fetched.holes {
+                // Zeros because there is nothing, or because it is at a home only, or in another object and
+                // gone where it was?
+                let ask = |session| EvictedRanges { session, ino, from: offset };
+                let away = self.inner.session.ask(self.inner.deadline(), ask).await?;
+                if away.ranges.iter().any(|range| range.from < end && offset < range.to) {
+                    return Err(gone("are evicted"));
+                }
+                if self.inner.list_layers(0, ino, stripe_start, true).await? != (own, layers) {
+                    return Err(gone("have moved"));
+                }
             }
-            if self.inner.list_layers(0, ino, stripe_start, true).await? != (own, layers) {
-                return Err(gone("have moved"));
-            }
-        }
-        let clip = |(at, bytes): (u64, Bytes)| {
-            let from = offset.saturating_sub(at).min(bytes.len() as u64);
-            let to = end.saturating_sub(at).min(bytes.len() as u64);
-            (from < to).then(|| bytes.slice(from as usize..to as usize))
-        };
-        Ok(fetched.parts.into_iter().filter_map(clip).collect())
+            let clip = |(at, bytes): (u64, Bytes)| {
+                let from = offset.saturating_sub(at).min(bytes.len() as u64);
+                let to = end.saturating_sub(at).min(bytes.len() as u64);
+                (from < to).then(|| bytes.slice(from as usize..to as usize))
+            };
+            Ok(fetched.parts.into_iter().filter_map(clip).collect())
+        })
     }
 }
 
 /// For administrators and followers.
 impl Client {
-    pub async fn add_relation(
-        &self,
-        cred: &Cred,
+    pub fn add_relation<'a>(
+        &'a self,
+        cred: &'a Cred,
         volume: VolumeId,
-        new: &NewRelation,
-    ) -> Result<RelationInfo> {
-        let make = |op| RelationAdd {
-            op,
-            cred: cred.clone(),
-            volume,
-            url: new.url.clone(),
-            direction: if new.mirrors { Direction::Mirror } else { Direction::Push },
-            evict: new.evict,
-            import: new.import,
-            ids: new.ids.clone(),
-        };
-        self.inner.session.change(self.inner.deadline(), make).await
+        new: &'a NewRelation,
+    ) -> BoxFuture<'a, Result<RelationInfo>> {
+        Box::pin(async move {
+            let make = |op| RelationAdd {
+                op,
+                cred: cred.clone(),
+                volume,
+                url: new.url.clone(),
+                direction: if new.mirrors { Direction::Mirror } else { Direction::Push },
+                evict: new.evict,
+                import: new.import,
+                ids: new.ids.clone(),
+            };
+            self.inner.session.change(self.inner.deadline(), make).await
+        })
     }
-    pub async fn relations(&self, volume: Option<VolumeId>) -> Result<Vec<RelationInfo>> {
-        let ask = |session: SessionId| RelationList { session, volume };
-        Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.relations)
+    pub fn relations(&self, volume: Option<VolumeId>) -> BoxFuture<'_, Result<Vec<RelationInfo>>> {
+        Box::pin(async move {
+            let ask = |session: SessionId| RelationList { session, volume };
+            Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.relations)
+        })
     }
-    pub async fn change_relation(&self, cred: &Cred, relation: RelationId, verb: RelationVerb) -> Result<()> {
-        let make = |op| RelationDo { op, cred: cred.clone(), relation, verb };
-        self.inner.session.change(self.inner.deadline(), make).await
+    pub fn change_relation<'a>(
+        &'a self,
+        cred: &'a Cred,
+        relation: RelationId,
+        verb: RelationVerb,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            let make = |op| RelationDo { op, cred: cred.clone(), relation, verb };
+            self.inner.session.change(self.inner.deadline(), make).await
+        })
     }
-    pub async fn resolve(
-        &self,
-        cred: &Cred,
+    pub fn resolve<'a>(
+        &'a self,
+        cred: &'a Cred,
         relation: RelationId,
         ino: InodeId,
         how: Resolution,
-    ) -> Result<()> {
-        let make = |op| RelationResolve { op, cred: cred.clone(), relation, ino, how };
-        self.inner.session.change(self.inner.deadline(), make).await
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            let make = |op| RelationResolve { op, cred: cred.clone(), relation, ino, how };
+            self.inner.session.change(self.inner.deadline(), make).await
+        })
     }
     /// Marks a file as in conflict: its copy at home was found not to be what was shipped.
-    pub async fn suspect(&self, cred: &Cred, relation: RelationId, ino: InodeId, why: &str) -> Result<()> {
-        let make = |op| RelationSuspect { op, cred: cred.clone(), relation, ino, why: why.to_owned() };
-        self.inner.session.change(self.inner.deadline(), make).await
+    pub fn suspect<'a>(
+        &'a self,
+        cred: &'a Cred,
+        relation: RelationId,
+        ino: InodeId,
+        why: &'a str,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            let make = |op| RelationSuspect { op, cred: cred.clone(), relation, ino, why: why.to_owned() };
+            self.inner.session.change(self.inner.deadline(), make).await
+        })
     }
-    /// Changes of a volume after `after`, or after what a cursor acknowledged; waits up to `wait` for the first.
-    pub async fn changes(
-        &self,
-        cred: &Cred,
+    /// Changes of a volume after `after`, or after what a cursor acknowledged; waits up to `wait` for the
+    /// first.
+    pub fn changes<'a>(
+        &'a self,
+        cred: &'a Cred,
         volume: VolumeId,
-        cursor: Option<&str>,
+        cursor: Option<&'a str>,
         after: u64,
         wait: Duration,
-    ) -> Result<Changes> {
-        let (limit, wait_ms) = (CHANGES_MAX, wait.as_millis() as u32);
-        let ask = |session| {
-            let (cred, cursor) = (cred.clone(), cursor.map(str::to_owned));
-            ReadChanges { session, cred, volume, cursor, after, limit, wait_ms }
-        };
-        self.inner.session.ask(self.inner.deadline() + wait, ask).await
+    ) -> BoxFuture<'a, Result<Changes>> {
+        Box::pin(async move {
+            let (limit, wait_ms) = (CHANGES_MAX, wait.as_millis() as u32);
+            let ask = |session| {
+                let (cred, cursor) = (cred.clone(), cursor.map(str::to_owned));
+                ReadChanges { session, cred, volume, cursor, after, limit, wait_ms }
+            };
+            self.inner.session.ask(self.inner.deadline() + wait, ask).await
+        })
     }
     /// Makes the cursor if there is none: then changes are kept for it from now on.
-    pub async fn acknowledge(&self, cred: &Cred, volume: VolumeId, cursor: &str, upto: u64) -> Result<()> {
-        let make = |op| AckChanges { op, cred: cred.clone(), volume, cursor: cursor.to_owned(), upto };
-        self.inner.session.change(self.inner.deadline(), make).await
+    pub fn acknowledge<'a>(
+        &'a self,
+        cred: &'a Cred,
+        volume: VolumeId,
+        cursor: &'a str,
+        upto: u64,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            let make = |op| AckChanges { op, cred: cred.clone(), volume, cursor: cursor.to_owned(), upto };
+            self.inner.session.change(self.inner.deadline(), make).await
+        })
     }
-    pub async fn drop_cursor(&self, cred: &Cred, volume: VolumeId, cursor: &str) -> Result<()> {
-        let make = |op| DropCursor { op, cred: cred.clone(), volume, cursor: cursor.to_owned() };
-        self.inner.session.change(self.inner.deadline(), make).await
+    pub fn drop_cursor<'a>(
+        &'a self,
+        cred: &'a Cred,
+        volume: VolumeId,
+        cursor: &'a str,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            let make = |op| DropCursor { op, cred: cred.clone(), volume, cursor: cursor.to_owned() };
+            self.inner.session.change(self.inner.deadline(), make).await
+        })
     }
 }

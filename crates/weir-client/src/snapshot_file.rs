@@ -1,14 +1,15 @@
-//! Snapshots: taken and removed at the leader, and read. Nothing of one ever changes, so nobody holds leases on it.
+//! Snapshots: taken and removed at the leader, and read. Nothing of one ever changes, so nobody holds leases
+//! on it.
 //!
-//! Invariant: what a snapshot shows is asked of the leader or read from objects that nobody writes any more; what was at home only
-//! is read from the file itself, as long as that has the bytes of then, which the leader says before and after; what cannot be
-//! shown is an error that says why, never zeros.
-use crate::Client;
+//! Invariant: what a snapshot shows is asked of the leader or read from objects that nobody writes any more;
+//! what was at home only is read from the file itself, as long as that has the bytes of then, which the
+//! leader says before and after; what cannot be shown is an error that says why, never zeros.
 use crate::inner::Inner;
-use crate::{Handle, OpenMode};
+use crate::{Client, Handle, OpenMode};
 use bytes::Bytes;
 use std::fmt;
 use std::sync::Arc;
+use weir_env::BoxFuture;
 use weir_proto::meta::{Attr, Cred, FileKind};
 use weir_proto::snapshot::{
     Layer, Snapshot, SnapshotDelete, SnapshotGetAttr, SnapshotGetXattr, SnapshotList, SnapshotListXattr,
@@ -58,77 +59,135 @@ impl Drop for Itself {
 
 impl Client {
     /// Keeps a volume as it is now.
-    pub async fn take_snapshot(&self, cred: &Cred, volume: VolumeId, name: &str) -> Result<Snapshot> {
-        let take = |op| SnapshotTake { op, cred: cred.clone(), volume, name: name.to_owned() };
-        let deadline = self.inner.deadline() + self.inner.config.recall_patience;
-        self.inner.session.change(deadline, take).await
+    pub fn take_snapshot<'a>(
+        &'a self,
+        cred: &'a Cred,
+        volume: VolumeId,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Snapshot>> {
+        Box::pin(async move {
+            let take = |op| SnapshotTake { op, cred: cred.clone(), volume, name: name.to_owned() };
+            let deadline = self.inner.deadline() + self.inner.config.recall_patience;
+            self.inner.session.change(deadline, take).await
+        })
     }
-    pub async fn delete_snapshot(&self, cred: &Cred, volume: VolumeId, name: &str) -> Result<Snapshot> {
-        let delete = |op| SnapshotDelete { op, cred: cred.clone(), volume, name: name.to_owned() };
-        self.inner.session.change(self.inner.deadline(), delete).await
+    pub fn delete_snapshot<'a>(
+        &'a self,
+        cred: &'a Cred,
+        volume: VolumeId,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Snapshot>> {
+        Box::pin(async move {
+            let delete = |op| SnapshotDelete { op, cred: cred.clone(), volume, name: name.to_owned() };
+            self.inner.session.change(self.inner.deadline(), delete).await
+        })
     }
     /// Oldest first.
-    pub async fn snapshots(&self, volume: VolumeId) -> Result<Vec<Snapshot>> {
-        let ask = |session| SnapshotList { session, volume };
-        Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.snapshots)
+    pub fn snapshots(&self, volume: VolumeId) -> BoxFuture<'_, Result<Vec<Snapshot>>> {
+        Box::pin(async move {
+            let ask = |session| SnapshotList { session, volume };
+            Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.snapshots)
+        })
     }
 
-    pub async fn snapshot_lookup(
-        &self,
-        cred: &Cred,
+    pub fn snapshot_lookup<'a>(
+        &'a self,
+        cred: &'a Cred,
         snapshot: u32,
         parent: InodeId,
-        name: &[u8],
-    ) -> Result<Option<Attr>> {
-        let name = Bytes::copy_from_slice(name);
-        let ask =
-            |session| SnapshotLookup { session, cred: cred.clone(), snapshot, parent, name: name.clone() };
-        Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.attr)
+        name: &'a [u8],
+    ) -> BoxFuture<'a, Result<Option<Attr>>> {
+        Box::pin(async move {
+            let name = Bytes::copy_from_slice(name);
+            let ask = |session| SnapshotLookup {
+                session,
+                cred: cred.clone(),
+                snapshot,
+                parent,
+                name: name.clone(),
+            };
+            Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.attr)
+        })
     }
-    pub async fn snapshot_attr(&self, snapshot: u32, ino: InodeId) -> Result<Attr> {
-        self.inner
-            .session
-            .ask(self.inner.deadline(), |session| SnapshotGetAttr { session, snapshot, ino })
-            .await
+    pub fn snapshot_attr(&self, snapshot: u32, ino: InodeId) -> BoxFuture<'_, Result<Attr>> {
+        Box::pin(async move {
+            self.inner
+                .session
+                .ask(self.inner.deadline(), |session| SnapshotGetAttr { session, snapshot, ino })
+                .await
+        })
     }
     /// Entries after the cookie `after` (0: from the start), "." and ".." not among them.
-    pub async fn snapshot_list(
-        &self,
-        cred: &Cred,
+    pub fn snapshot_list<'a>(
+        &'a self,
+        cred: &'a Cred,
         snapshot: u32,
         dir: InodeId,
         after: u64,
         limit: u32,
-    ) -> Result<SnapshotListing> {
-        let ask = |session| SnapshotReadDir { session, cred: cred.clone(), snapshot, dir, after, limit };
-        self.inner.session.ask(self.inner.deadline(), ask).await
+    ) -> BoxFuture<'a, Result<SnapshotListing>> {
+        Box::pin(async move {
+            let ask = |session| SnapshotReadDir { session, cred: cred.clone(), snapshot, dir, after, limit };
+            self.inner.session.ask(self.inner.deadline(), ask).await
+        })
     }
-    pub async fn snapshot_get_xattr(&self, snapshot: u32, ino: InodeId, name: &[u8]) -> Result<Bytes> {
-        let name = Bytes::copy_from_slice(name);
-        let ask = |session| SnapshotGetXattr { session, snapshot, ino, name: name.clone() };
-        Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.bytes)
+    pub fn snapshot_get_xattr<'a>(
+        &'a self,
+        snapshot: u32,
+        ino: InodeId,
+        name: &'a [u8],
+    ) -> BoxFuture<'a, Result<Bytes>> {
+        Box::pin(async move {
+            let name = Bytes::copy_from_slice(name);
+            let ask = |session| SnapshotGetXattr { session, snapshot, ino, name: name.clone() };
+            Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.bytes)
+        })
     }
-    pub async fn snapshot_list_xattr(&self, snapshot: u32, ino: InodeId) -> Result<Vec<Bytes>> {
-        let ask = |session| SnapshotListXattr { session, snapshot, ino };
-        Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.names)
+    pub fn snapshot_list_xattr(&self, snapshot: u32, ino: InodeId) -> BoxFuture<'_, Result<Vec<Bytes>>> {
+        Box::pin(async move {
+            let ask = |session| SnapshotListXattr { session, snapshot, ino };
+            Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.names)
+        })
     }
-    pub async fn snapshot_open(&self, cred: &Cred, snapshot: u32, ino: InodeId) -> Result<SnapshotFile> {
-        self.inner.snapshot_open(cred, snapshot, ino, false).await
+    pub fn snapshot_open<'a>(
+        &'a self,
+        cred: &'a Cred,
+        snapshot: u32,
+        ino: InodeId,
+    ) -> BoxFuture<'a, Result<SnapshotFile>> {
+        Box::pin(self.inner.snapshot_open(cred, snapshot, ino, false))
     }
     /// Opens a program to run it, as [`OpenMode::execute`].
-    pub async fn snapshot_execute(&self, cred: &Cred, snapshot: u32, ino: InodeId) -> Result<SnapshotFile> {
-        self.inner.snapshot_open(cred, snapshot, ino, true).await
+    pub fn snapshot_execute<'a>(
+        &'a self,
+        cred: &'a Cred,
+        snapshot: u32,
+        ino: InodeId,
+    ) -> BoxFuture<'a, Result<SnapshotFile>> {
+        Box::pin(self.inner.snapshot_open(cred, snapshot, ino, true))
     }
     /// Parts in order, together at most `len` bytes; fewer only at the end of the file.
-    pub async fn snapshot_read(&self, file: &SnapshotFile, offset: u64, len: usize) -> Result<Vec<Bytes>> {
-        self.inner.snapshot_read(file, offset, len).await
+    pub fn snapshot_read<'a>(
+        &'a self,
+        file: &'a SnapshotFile,
+        offset: u64,
+        len: usize,
+    ) -> BoxFuture<'a, Result<Vec<Bytes>>> {
+        Box::pin(self.inner.snapshot_read(file, offset, len))
     }
-    pub async fn snapshot_readlink(&self, cred: &Cred, snapshot: u32, ino: InodeId) -> Result<Bytes> {
-        let file = self.inner.snapshot_open(cred, snapshot, ino, false).await?;
-        match file.inline.filter(|_| file.attr.kind == FileKind::Symlink) {
-            Some(target) => Ok(target),
-            None => Err(Error::invalid(format!("inode {ino} was not a symbolic link"))),
-        }
+    pub fn snapshot_readlink<'a>(
+        &'a self,
+        cred: &'a Cred,
+        snapshot: u32,
+        ino: InodeId,
+    ) -> BoxFuture<'a, Result<Bytes>> {
+        Box::pin(async move {
+            let file = self.inner.snapshot_open(cred, snapshot, ino, false).await?;
+            match file.inline.filter(|_| file.attr.kind == FileKind::Symlink) {
+                Some(target) => Ok(target),
+                None => Err(Error::invalid(format!("inode {ino} was not a symbolic link"))),
+            }
+        })
     }
 }
 
@@ -179,7 +238,8 @@ impl Inner {
         Err(Error::unavailable(format!("file {ino}: its last writer died, and its recovery does not end")))
     }
 
-    /// A dead writer's last stripes are decided once, for the file and for what snapshots and clones have of it.
+    /// A dead writer's last stripes are decided once, for the file and for what snapshots and clones have of
+    /// it.
     pub async fn decide_what_was_left(&self, ino: InodeId) -> Result<()> {
         let inode = self.inode(ino);
         let looked = async {

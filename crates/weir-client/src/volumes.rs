@@ -2,6 +2,7 @@
 use crate::Client;
 use crate::api::Stat;
 use bytes::Bytes;
+use weir_env::BoxFuture;
 use weir_proto::coord::{AuditState, GetAudit};
 use weir_proto::meta::{Cred, FileKind, Op};
 use weir_proto::volume::{
@@ -40,31 +41,36 @@ pub struct VolumeEdit {
 
 impl Client {
     /// Whether the leader's audit log is written.
-    pub async fn audit(&self) -> Result<AuditState> {
-        self.inner.session.ask(self.inner.deadline(), |_| GetAudit {}).await
+    pub fn audit(&self) -> BoxFuture<'_, Result<AuditState>> {
+        Box::pin(async move { self.inner.session.ask(self.inner.deadline(), |_| GetAudit {}).await })
     }
-    pub async fn create_volume(&self, cred: &Cred, new: &NewVolume) -> Result<Volume> {
-        let make = self.new_volume(cred, new).await?;
-        self.inner.session.change(self.inner.deadline(), make).await
+    pub fn create_volume<'a>(&'a self, cred: &'a Cred, new: &'a NewVolume) -> BoxFuture<'a, Result<Volume>> {
+        Box::pin(async move {
+            let make = self.new_volume(cred, new).await?;
+            self.inner.session.change(self.inner.deadline(), make).await
+        })
     }
-    /// A volume whose names and data are those of a snapshot; `own`: that goes when all of the clone is there.
-    pub async fn clone_volume(
-        &self,
-        cred: &Cred,
+    /// A volume whose names and data are those of a snapshot; `own`: that goes when all of the clone is
+    /// there.
+    pub fn clone_volume<'a>(
+        &'a self,
+        cred: &'a Cred,
         source: VolumeId,
-        snapshot: &str,
+        snapshot: &'a str,
         own: bool,
-        new: &NewVolume,
-    ) -> Result<Volume> {
-        let make = self.new_volume(cred, new).await?;
-        let clone = |op: Op| VolumeClone {
-            op: op.clone(),
-            source,
-            snapshot: snapshot.to_owned(),
-            own,
-            new: make(op),
-        };
-        self.inner.session.change(self.inner.deadline(), clone).await
+        new: &'a NewVolume,
+    ) -> BoxFuture<'a, Result<Volume>> {
+        Box::pin(async move {
+            let make = self.new_volume(cred, new).await?;
+            let clone = |op: Op| VolumeClone {
+                op: op.clone(),
+                source,
+                snapshot: snapshot.to_owned(),
+                own,
+                new: make(op),
+            };
+            self.inner.session.change(self.inner.deadline(), clone).await
+        })
     }
 
     async fn new_volume<'a>(
@@ -92,37 +98,50 @@ impl Client {
         })
     }
 
-    pub async fn volume(&self, name: &str) -> Result<Volume> {
-        let ask = |session| VolumeGet { session, name: name.to_owned() };
-        self.inner.session.ask(self.inner.deadline(), ask).await
+    pub fn volume<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Volume>> {
+        Box::pin(async move {
+            let ask = |session| VolumeGet { session, name: name.to_owned() };
+            self.inner.session.ask(self.inner.deadline(), ask).await
+        })
     }
     /// The volume that a file or directory is in.
-    pub async fn volume_at(&self, ino: InodeId) -> Result<Volume> {
-        self.inner.session.ask(self.inner.deadline(), |session| VolumeAt { session, ino }).await
+    pub fn volume_at(&self, ino: InodeId) -> BoxFuture<'_, Result<Volume>> {
+        Box::pin(async move {
+            self.inner.session.ask(self.inner.deadline(), |session| VolumeAt { session, ino }).await
+        })
     }
     /// Volumes after `after` (0: from the start) in the order in which they were made; whether those are all.
-    pub async fn volumes(&self, after: VolumeId) -> Result<(Vec<Volume>, bool)> {
-        let ask = |session| VolumeList { session, after, limit: VOLUMES_MAX as u32 };
-        let page = self.inner.session.ask(self.inner.deadline(), ask).await?;
-        Ok((page.volumes, page.end))
+    pub fn volumes(&self, after: VolumeId) -> BoxFuture<'_, Result<(Vec<Volume>, bool)>> {
+        Box::pin(async move {
+            let ask = |session| VolumeList { session, after, limit: VOLUMES_MAX as u32 };
+            let page = self.inner.session.ask(self.inner.deadline(), ask).await?;
+            Ok((page.volumes, page.end))
+        })
     }
 
-    pub async fn change_volume(&self, cred: &Cred, volume: VolumeId, edit: &VolumeEdit) -> Result<Volume> {
-        if let Some(policy) = &edit.policy {
-            self.check_policy(policy).await?;
-        }
-        let make = |op| VolumeChange {
-            op,
-            cred: cred.clone(),
-            volume,
-            name: edit.name.clone(),
-            owner: edit.owner,
-            admins: edit.admins.clone(),
-            quota: edit.quota,
-            policy: edit.policy.clone(),
-            retention: edit.retention,
-        };
-        self.inner.session.change(self.inner.deadline(), make).await
+    pub fn change_volume<'a>(
+        &'a self,
+        cred: &'a Cred,
+        volume: VolumeId,
+        edit: &'a VolumeEdit,
+    ) -> BoxFuture<'a, Result<Volume>> {
+        Box::pin(async move {
+            if let Some(policy) = &edit.policy {
+                self.check_policy(policy).await?;
+            }
+            let make = |op| VolumeChange {
+                op,
+                cred: cred.clone(),
+                volume,
+                name: edit.name.clone(),
+                owner: edit.owner,
+                admins: edit.admins.clone(),
+                quota: edit.quota,
+                policy: edit.policy.clone(),
+                retention: edit.retention,
+            };
+            self.inner.session.change(self.inner.deadline(), make).await
+        })
     }
 
     /// Refuses what the cluster cannot hold; placement groups for what it can hold are there then.
@@ -145,37 +164,47 @@ impl Client {
     }
 
     /// `force`: also if something is in it. What is in it is removed in the background.
-    pub async fn delete_volume(&self, cred: &Cred, volume: VolumeId, force: bool) -> Result<Volume> {
-        let make = |op| VolumeDelete { op, cred: cred.clone(), volume, force };
-        self.inner.session.change(self.inner.deadline(), make).await
+    pub fn delete_volume<'a>(
+        &'a self,
+        cred: &'a Cred,
+        volume: VolumeId,
+        force: bool,
+    ) -> BoxFuture<'a, Result<Volume>> {
+        Box::pin(async move {
+            let make = |op| VolumeDelete { op, cred: cred.clone(), volume, force };
+            self.inner.session.change(self.inner.deadline(), make).await
+        })
     }
 
     /// What a usage report needs of inodes after `after`; `volume` 0: of all volumes.
-    pub async fn scan_inodes(
-        &self,
-        cred: &Cred,
+    pub fn scan_inodes<'a>(
+        &'a self,
+        cred: &'a Cred,
         volume: VolumeId,
         directories: bool,
         after: InodeId,
-    ) -> Result<Scanned> {
-        let ask = |session| ScanInodes { session, cred: cred.clone(), volume, directories, after };
-        self.inner.session.ask(self.inner.deadline(), ask).await
+    ) -> BoxFuture<'a, Result<Scanned>> {
+        Box::pin(async move {
+            let ask = |session| ScanInodes { session, cred: cred.clone(), volume, directories, after };
+            self.inner.session.ask(self.inner.deadline(), ask).await
+        })
     }
 
     /// What a path from the root of the namespace leads to; symbolic links in it are not followed.
-    pub async fn find_path(&self, cred: &Cred, path: &[u8]) -> Result<Stat> {
-        let mut at = self.getattr(InodeId::ROOT).await?;
-        for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
-            if at.attr.kind != FileKind::Directory {
-                let what = format!("{:?}: what is above {:?} is not a directory", show(path), show(name));
-                return Err(Error::name(NameRule::NotDirectory, what));
+    pub fn find_path<'a>(&'a self, cred: &'a Cred, path: &'a [u8]) -> BoxFuture<'a, Result<Stat>> {
+        Box::pin(async move {
+            let mut at = self.getattr(InodeId::ROOT).await?;
+            for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
+                if at.attr.kind != FileKind::Directory {
+                    let what = format!("{:?}: what is above {:?} is not a directory", show(path), show(name));
+                    return Err(Error::name(NameRule::NotDirectory, what));
+                }
+                at = self.lookup(cred, at.attr.ino, name).await?.ok_or_else(|| {
+                    Error::not_found(format!("{:?}: there is no {:?}", show(path), show(name)))
+                })?;
             }
-            at = self
-                .lookup(cred, at.attr.ino, name)
-                .await?
-                .ok_or_else(|| Error::not_found(format!("{:?}: there is no {:?}", show(path), show(name))))?;
-        }
-        Ok(at)
+            Ok(at)
+        })
     }
 }
 

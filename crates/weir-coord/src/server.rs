@@ -98,7 +98,14 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    pub async fn open_store(
+    pub fn open_store(
+        env: Env,
+        store: Arc<dyn Store>,
+        config: CoordConfig,
+    ) -> BoxFuture<'static, Result<Arc<Coordinator>>> {
+        Box::pin(Self::open_store_unboxed(env, store, config))
+    }
+    async fn open_store_unboxed(
         env: Env,
         store: Arc<dyn Store>,
         config: CoordConfig,

@@ -2,9 +2,9 @@
 //! its connection cut.
 use crate::callers::Callers;
 use crate::doing::{Doing, hinted};
-use crate::filesystem::{Mounted, OwnActs, OwnAttributes};
 use crate::kernel::Notices;
 use crate::locks::Waits;
+use crate::mounted::{Mounted, OwnActs, OwnAttributes};
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::fs;

@@ -1,16 +1,12 @@
 //! One method per request of the kernel. Each is polled once on the kernel's thread: what leases and buffers answer is
 //! answered there without waking anybody; what has to wait goes on as a task.
 use crate::attach::keeps_access_times;
-use crate::callers::{self, Callers, Fails};
-use crate::credentials;
 use crate::from_home::FromHome;
-use crate::kernel::Notices;
-use crate::locks;
-use crate::pending_request::PendingRequest;
+use crate::mounted::Mounted;
 use crate::replies::*;
-use crate::snapshots::{self, is_snapshot, is_snapshot_handle};
+use crate::snapshots::{is_snapshot, is_snapshot_handle};
 use crate::streams::Streams;
-use crate::translate as tr;
+use crate::{callers, credentials, locks, translate as tr};
 use bytes::Bytes;
 use fuser::{
     Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
@@ -20,14 +16,10 @@ use fuser::{
 };
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
-use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime};
-use tokio::runtime::Handle as Runtime;
 use weir_client::{Allocate, COPY_BYTES_MAX, Client, Handle, LockWish, Locked, Opened, SetAttrs, Stat};
-use weir_env::BufferPool;
 use weir_proto::meta::{Cred, FileKind, Listing, NAME_MAX};
 use weir_proto::{ErrorKind, InodeId, Result};
 
@@ -46,91 +38,18 @@ const STATFS_BLOCK_BYTES: u64 = 4096;
 /// Free inodes shown by `statfs`: their number has no limit.
 const STATFS_FILES_FREE: u64 = 1 << 40;
 
-/// Answers for attributes of ours (`weir.layout`, …): inode, name → text.
-pub type OwnAttributes = Arc<dyn Fn(&Client, InodeId, &str) -> OwnAnswer + Send + Sync>;
-pub type OwnAnswer = Pin<Box<dyn Future<Output = Result<String>> + Send>>;
-/// What is done when a program sets an attribute of ours: by whom, inode, name, value.
-pub type OwnActs = Arc<dyn Fn(&Client, Cred, InodeId, String, Vec<u8>) -> OwnAct + Send + Sync>;
-pub type OwnAct = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 /// Prefix of attribute names that the mount answers itself.
 const OWN_PREFIX: &[u8] = b"weir.";
 
-pub struct Mounted {
-    pub client: Client,
-    pub buffers: BufferPool,
-    pub runtime: Runtime,
-    pub own_attributes: OwnAttributes,
-    pub own_acts: OwnActs,
-    pub lock_waits: Arc<locks::Waits>,
-    pub callers: Arc<Callers>,
-    /// What the kernel keeps.
-    pub kernel: Arc<Notices>,
-    /// Where it is mounted, and when the options were looked at.
-    pub path: PathBuf,
-    pub options_seen: Mutex<Option<Instant>>,
-    /// What the kernel knows of snapshots.
-    pub snapshots: Arc<snapshots::Table>,
-    /// What the kernel is reading of directories.
-    pub streams: Arc<Streams>,
-    /// The kernel can map what is read directly.
-    pub maps_direct: bool,
-}
-
 impl Mounted {
-    /// Polls once here, then goes on as a task when what it waits for has happened. Their number is bounded by the
-    /// kernel's requests.
-    pub fn answer(&self, work: impl Future<Output = ()> + Send + 'static) {
-        PendingRequest::begin(&self.runtime, work);
-    }
-
-    /// Answers a request with what its work brings. The wait ends early if the program is being ended; the work goes on.
-    pub fn wait<R: Fails, T: Send + 'static>(
-        &self,
-        request: &Request,
-        reply: R,
-        work: impl Future<Output = T> + Send + 'static,
-        then: impl FnOnce(R, T) + Send + 'static,
-    ) {
-        self.wait_or_undo(request, reply, work, then, |_| std::future::ready(()));
-    }
-
-    /// The same; `undo` gives the result back if the program is gone.
-    pub fn wait_or_undo<R: Fails, T: Send + 'static, U: Future<Output = ()> + Send + 'static>(
-        &self,
-        request: &Request,
-        reply: R,
-        work: impl Future<Output = T> + Send + 'static,
-        then: impl FnOnce(R, T) + Send + 'static,
-        undo: impl FnOnce(T) -> U + Send + 'static,
-    ) {
-        let (callers, runtime) = (self.callers.clone(), self.runtime.clone());
-        let (unique, pid) = (request.unique().0, request.pid());
-        self.answer(async move {
-            let mut work = Box::pin(work);
-            if let Poll::Ready(brought) = std::future::poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await
-            {
-                return then(reply, brought);
-            }
-            let waiting = callers.begin(&runtime, unique, pid);
-            tokio::select! {
-                biased;
-                brought = &mut work => then(reply, brought),
-                errno = waiting.ended() => {
-                    reply.fail(errno);
-                    runtime.spawn(async move { undo(work.await).await });
-                }
-            }
-        });
-    }
-
     /// `.snapshots` is in the topmost directory of each volume; elsewhere it is a name as any other.
     fn lookup_snapshots(&self, request: &Request, parent: InodeId, reply: ReplyEntry) {
         let (client, table, cred) = (self.client.clone(), self.snapshots.clone(), self.cred(request));
-        let named = self.named(parent, snapshots::DIRECTORY);
+        let named = self.named(parent, SNAPSHOTS_NAME);
         let work = async move {
             match Self::snapshots_of(&client, parent).await {
                 Some(volume) => Err(volume),
-                None => Ok(client.lookup(&cred, parent, snapshots::DIRECTORY).await),
+                None => Ok(client.lookup(&cred, parent, SNAPSHOTS_NAME).await),
             }
         };
         self.wait(request, reply, work, move |reply, found| match found {
@@ -242,7 +161,7 @@ impl Filesystem for Mounted {
             return self.snapshot_lookup(request, parent, name.as_bytes().to_vec(), reply);
         }
         let parent = tr::from_kernel_ino(parent);
-        if name.as_bytes() == snapshots::DIRECTORY {
+        if name.as_bytes() == SNAPSHOTS_NAME {
             return self.lookup_snapshots(request, parent, reply);
         }
         let named = self.named(parent, name.as_bytes());

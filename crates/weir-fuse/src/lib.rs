@@ -16,6 +16,7 @@ mod filesystem;
 mod from_home;
 mod kernel;
 mod locks;
+mod mounted;
 mod pending_request;
 mod replies;
 mod snapshot_locks;
@@ -25,5 +26,5 @@ mod translate;
 
 pub use attach::{Options, attach, clear_dead, is_mounted, mount_points, preflight, remount, unmount};
 pub use counts::request_counts;
-pub use filesystem::{OwnActs, OwnAttributes};
 pub use kernel::Notices;
+pub use mounted::{OwnActs, OwnAttributes};

@@ -14,6 +14,7 @@ use weir_client::{Client, InTheWay, NAME_LOAN, OpenMode, Opened, Stat};
 use weir_proto::meta::ListEntry;
 use weir_proto::{Error, InodeId, Result};
 
+pub const SNAPSHOTS_NAME: &[u8] = b".snapshots";
 /// The kernel asks for the name again each time.
 pub const NAME_TTL: Duration = Duration::ZERO;
 pub const GENERATION: Generation = Generation(0); // inode numbers are never used again
@@ -54,8 +55,7 @@ pub struct Named {
 impl Named {
     fn ttl(&self, leads_to: Option<InodeId>) -> Duration {
         // What a volume shows in its topmost directory comes and goes with the volume.
-        let lent =
-            self.name != crate::snapshots::DIRECTORY && self.client.lend_name(self.dir, &self.name, leads_to);
+        let lent = self.name != SNAPSHOTS_NAME && self.client.lend_name(self.dir, &self.name, leads_to);
         if lent { NAME_LOAN } else { NAME_TTL }
     }
 }

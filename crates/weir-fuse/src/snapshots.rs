@@ -3,12 +3,10 @@
 //! Invariants: numbers here have the upper bit, which no inode of ours has, and are the same whenever something is looked up;
 //! nothing here is ever changed: who tries gets `EROFS`. Only names of snapshots are asked for again: what is below them
 //! never changes.
-use crate::credentials;
-use crate::filesystem::Mounted;
-use crate::locks;
-use crate::replies::{GENERATION, NAME_TTL, refused};
+use crate::mounted::Mounted;
+use crate::replies::{GENERATION, NAME_TTL, SNAPSHOTS_NAME, refused};
 use crate::snapshot_locks::SnapshotLocks;
-use crate::translate as tr;
+use crate::{credentials, locks, translate as tr};
 use fuser::{
     Errno, FileAttr, FileHandle, FopenFlags, INodeNo, ReplyAttr, ReplyData, ReplyDirectory,
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatx, ReplyXattr, Request,
@@ -21,7 +19,6 @@ use weir_client::{Client, LockWish, OpenMode, SnapshotFile, Stat};
 use weir_proto::meta::{Attr, Cred, FileKind, Time};
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, VolumeId};
 
-pub const DIRECTORY: &[u8] = b".snapshots";
 /// Of numbers of inodes and handles.
 const BIT: u64 = 1 << 63;
 /// Nothing below a snapshot changes.
@@ -194,7 +191,7 @@ impl Mounted {
     /// The answer to a change of a name. The leader has no `.snapshots`; what a volume's directory shows there is not changed.
     pub async fn changed(client: &Client, parent: InodeId, name: &[u8], done: Result<()>) -> Result<()> {
         let absent = done.as_ref().is_err_and(|e| e.kind == ErrorKind::NotFound);
-        if absent && name == DIRECTORY && Self::snapshots_of(client, parent).await.is_some() {
+        if absent && name == SNAPSHOTS_NAME && Self::snapshots_of(client, parent).await.is_some() {
             let what = "the list of a volume's snapshots is neither removed nor renamed";
             return Err(Error::name(NameRule::ReadOnly, what));
         }

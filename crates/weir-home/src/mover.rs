@@ -186,7 +186,10 @@ impl Mover {
 
     /// Works until the leader may take `client` for dead, was out of reach or has begun anew: what this mover had is to be
     /// given to others, so close `client` and go on with a new one.
-    pub async fn run(&self, client: &Client) {
+    pub fn run<'a>(&'a self, client: &'a Client) -> BoxFuture<'a, ()> {
+        Box::pin(self.run_unboxed(client))
+    }
+    async fn run_unboxed(&self, client: &Client) {
         let shared = Arc::new(Shared {
             env: self.env.clone(),
             client: client.clone(),

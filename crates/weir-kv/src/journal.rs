@@ -130,6 +130,15 @@ enum Item {
     Next(Arc<Segment>),
 }
 
+impl Item {
+    fn seq(&self) -> Option<CommitSeq> {
+        match self {
+            Item::Record { seq, .. } => Some(*seq),
+            Item::Next(_) => None,
+        }
+    }
+}
+
 #[derive(Default)]
 struct Queue {
     items: Vec<Item>,
@@ -196,7 +205,15 @@ impl Pen {
         self.block_offset += full as u64;
         self.block.clear();
         self.block.extend_from_slice(&buf[full..len]);
+        self.check();
         Ok(())
+    }
+
+    /// Panics where the next write would not begin with the block that is not full.
+    fn check(&self) {
+        assert!(self.block_offset.is_multiple_of(IO_ALIGN as u64), "a write begins with a block");
+        assert!(self.block_offset >= SEGMENT_HEADER_BYTES as u64, "a segment's header stays");
+        assert!(self.block.len() < IO_ALIGN, "a full block is not written again");
     }
 }
 
@@ -338,6 +355,8 @@ impl Journal {
     /// Queues records in the order of their numbers: the caller is the only one who commits.
     pub(crate) fn push(&self, seq: CommitSeq, bytes: Vec<u8>) {
         let mut queue = lock(&self.queue);
+        let before = queue.items.iter().rev().find_map(Item::seq);
+        assert!(before.is_none_or(|before| before <= seq), "{seq:?} is queued after {before:?}");
         queue.bytes += bytes.len();
         queue.items.push(Item::Record { seq, bytes });
         let full = queue.bytes > QUEUED_BYTES_MAX;
@@ -419,17 +438,14 @@ impl Journal {
             self.fail(failed.clone());
             return Err(failed);
         }
-        let last = items.iter().rev().find_map(|item| match item {
-            Item::Record { seq, .. } => Some(*seq),
-            Item::Next(_) => None,
-        });
-        if let Some(last) = last {
+        if let Some(last) = items.iter().rev().find_map(Item::seq) {
             self.became_synced(last);
         }
         Ok(())
     }
 
     fn became_synced(&self, last: CommitSeq) {
+        assert!(self.synced() <= last, "{:?} was synced before {last:?}", self.synced());
         self.synced.store(last.0, Ordering::Release);
         let woken = lock(&self.waiters).take(Until::Synced, last);
         wake(woken);

@@ -5,10 +5,11 @@
 
 use crate::block::{Mismatch, Pattern};
 use crate::cpu::Cpu;
+use crate::failure::failed;
 use crate::frames::{Frame, load};
 use crate::options::{Common, parse_bytes};
 use crate::report::{Report, Sample};
-use crate::runner::{Place, failed, repeat};
+use crate::runner::{Place, repeat};
 use crate::work::{Launch, Outcome, Work, open_maybe_direct, touched};
 use serde::{Deserialize, Serialize};
 use std::fs::File;

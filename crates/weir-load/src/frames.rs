@@ -1,6 +1,6 @@
 //! Frames of a real detector, from files, in memory before the run.
 
-use crate::runner::failed;
+use crate::failure::failed;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -16,6 +16,7 @@ mod block;
 pub mod compare;
 mod cpu;
 pub mod detector;
+mod failure;
 mod frames;
 pub mod fsync;
 mod histogram;

@@ -1,8 +1,9 @@
 //! Empty files: create, stat, list, unlink; each worker in its own directory (easy) or all in one (hard).
 
+use crate::failure::failed;
 use crate::options::Common;
 use crate::report::{Report, Sample};
-use crate::runner::{Place, failed, repeat};
+use crate::runner::{Place, repeat};
 use crate::work::{Names, Work};
 use serde::Serialize;
 use std::fs;

@@ -1,5 +1,6 @@
 //! Repeats a workload: baseline, run, baseline, run …, each in a fresh directory that is removed afterwards.
 
+use crate::failure::failed;
 use crate::machine::{file_system, machine};
 use crate::options::Common;
 use crate::report::{Report, Sample, rows};
@@ -108,8 +109,4 @@ fn in_fresh_directory(
         return Ok((samples, place));
     }
     Ok((samples?, place))
-}
-
-pub(crate) fn failed(doing: &str, path: &Path, e: &std::io::Error) -> Error {
-    Error::from_io(format!("{doing} {}", path.display()), e)
 }

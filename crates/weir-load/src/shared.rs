@@ -1,8 +1,9 @@
 //! One file that several workers write in turns: record n belongs to worker n mod count. The shape of parallel HDF5.
 
+use crate::failure::failed;
 use crate::options::{Common, parse_bytes};
 use crate::report::{Report, Sample};
-use crate::runner::{Place, failed, repeat};
+use crate::runner::{Place, repeat};
 use crate::work::{Records, Work};
 use serde::Serialize;
 use std::fs::File;

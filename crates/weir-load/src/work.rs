@@ -5,9 +5,9 @@
 
 use crate::block::{BLOCK, Pattern};
 use crate::detector::DetectorWork;
+use crate::failure::failed;
 use crate::histogram::Histogram;
 use crate::options::Common;
-use crate::runner::failed;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};

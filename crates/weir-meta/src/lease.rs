@@ -512,6 +512,19 @@ impl LeaseTable {
             }
             self.forget_if_nothing(ino);
         }
+        if cfg!(debug_assertions) {
+            self.check(ino);
+        }
+    }
+    /// Panics where an invariant of this table does not hold for an inode.
+    pub fn check(&self, ino: InodeId) {
+        let Some(state) = self.states.get(&ino) else { return };
+        let count = |is: fn(&Holding) -> bool| state.holders.iter().filter(|(_, h)| is(h)).count();
+        let writers = count(|h| h.kind == LeaseKind::Write);
+        assert!(writers == 0 || count(|h| h.kind != LeaseKind::None) == 1, "inode {ino}: {state:?}");
+        assert!(count(|h| h.append_token) <= 1, "the append token of inode {ino} is one: {state:?}");
+        let is_listed = |s: &SessionId| self.of_session.get(s).is_some_and(|all| all.contains(&ino));
+        assert!(state.holders.iter().all(|(s, _)| is_listed(s)), "inode {ino} is listed with its holders");
     }
     fn forget_if_nothing(&mut self, ino: InodeId) {
         if self.states.get(&ino).is_some_and(State::is_nothing) {

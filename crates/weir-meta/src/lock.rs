@@ -19,6 +19,8 @@ pub const LOCKS_PER_SESSION_MAX: usize = 1 << 16;
 /// Whoever does not want to wait for a lock waits so long, in all, for an open file that is being closed: its client hears of the end
 /// some milliseconds after `close` has returned. Where a copy of the descriptor stays open, the lock stays, too.
 pub const CLOSING_MAX: Duration = Duration::from_millis(250);
+/// Ranges of a file that are compared with each other at most, in builds for tests.
+const RANGES_CHECKED_MAX: usize = 64;
 /// A close that is not announced is expected when somebody asks for the lock, and again after so long.
 const EXPECTED_AGAIN: Duration = Duration::from_secs(1);
 
@@ -304,7 +306,26 @@ impl LockTable {
         }
         ended.into_iter().for_each(|session| self.tidy(ino, session));
         self.forget_if_nothing(ino);
+        if cfg!(debug_assertions) {
+            self.check(ino);
+        }
         woken
+    }
+    /// Panics where an invariant of this table does not hold for a file. Of many ranges it looks at none: that would take long.
+    pub fn check(&self, ino: InodeId) {
+        let Some(file) = self.files.get(&ino) else { return };
+        let could_have = |wait: &Wait| file.in_the_way(&wait.wish).next().is_none();
+        assert!(!file.waits.iter().any(could_have), "file {ino}: a wait that could end");
+        let ranges: usize = file.holders.values().map(|held| held.ranges.len()).sum();
+        if ranges > RANGES_CHECKED_MAX {
+            return;
+        }
+        for (holder, held) in &file.holders {
+            for (range, kind) in held.ranges.iter() {
+                let wish = Wish { ino, holder: *holder, range, kind, pid: held.pid };
+                assert!(file.in_the_way(&wish).next().is_none(), "file {ino}: locks conflict: {file:?}");
+            }
+        }
     }
 
     /// Takes everything of a session off a file; nobody is woken yet.

@@ -65,7 +65,10 @@ impl Meta {
     }
 
     /// Expires silent sessions and sweeps deleted files, until the journal fails: then the node must stop.
-    pub async fn run(&self) -> Error {
+    pub fn run(&self) -> BoxFuture<'_, Error> {
+        Box::pin(self.run_unboxed())
+    }
+    async fn run_unboxed(&self) -> Error {
         let mut failed = self.leader.failed.subscribe();
         let sweeper = crate::sweeper::run(self.leader.clone());
         let replies = self.leader.replies.clone();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use weir_coord::identity::{check_coordinator, write_coordinator};
 use weir_coord::store::Store;
 use weir_coord::{CoordConfig, Coordinator, Lead, lead};
-use weir_env::{Addr, Env};
+use weir_env::{Addr, BoxFuture, Env};
 use weir_proto::Error;
 use weir_rpc::{Identity, Server};
 
@@ -22,7 +22,16 @@ pub struct CoordNode {
 }
 
 /// Starts the coordinator whose state is in `dir`. Nobody is observed: it is the one that others observe.
-pub async fn start_coord(
+pub fn start_coord<'a>(
+    env: &'a Env,
+    site: &'a Site,
+    dir: &'a Path,
+    config: CoordConfig,
+) -> BoxFuture<'a, Result<CoordNode, Failed>> {
+    Box::pin(start_coord_unboxed(env, site, dir, config))
+}
+
+async fn start_coord_unboxed(
     env: &Env,
     site: &Site,
     dir: &Path,
@@ -101,7 +110,10 @@ async fn serve(
 
 impl CoordNode {
     /// Ends in good order.
-    pub async fn end(self, patience: Duration) {
+    pub fn end(self, patience: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(self.end_unboxed(patience))
+    }
+    async fn end_unboxed(self, patience: Duration) {
         let recording = self.coordinator.record_positions();
         if self.env.clock.timeout(patience, recording).await.is_err() {
             tracing::info!("ended without the positions of all targets");
@@ -115,7 +127,10 @@ impl CoordNode {
 
     /// Waits until another coordinator leads, or may lead; then this one answers nothing any more, and has to
     /// end.
-    pub async fn lost(&self) -> Error {
+    pub fn lost(&self) -> BoxFuture<'_, Error> {
+        Box::pin(self.lost_unboxed())
+    }
+    async fn lost_unboxed(&self) -> Error {
         let over = async {
             match &self.lead {
                 Some(lead) => lead.term().over().await,

@@ -45,8 +45,8 @@ pub struct MetaPlace {
     /// Found it instead of this one, which is lost.
     pub instead_of: Option<NamespaceUuid>,
     pub engine: EngineConfig,
-    /// So much of the journal is kept where there are copies: one that was away for less need not fetch the whole
-    /// state.
+    /// So much of the journal is kept where there are copies: one that was away for less need not fetch the
+    /// whole state.
     pub kept_for_copies: u64,
     /// Whether the process of a client, as it named itself, is certainly gone.
     pub gone: Arc<dyn Fn(&str) -> bool + Send + Sync>,
@@ -92,7 +92,19 @@ enum Part {
 }
 
 /// Returns when the node leads, or keeps what the map lets it keep.
-pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> std::result::Result<MetaNode, Failed> {
+pub fn start_meta<'a>(
+    env: &'a Env,
+    site: &'a Site,
+    place: MetaPlace,
+) -> BoxFuture<'a, std::result::Result<MetaNode, Failed>> {
+    Box::pin(start_meta_unboxed(env, site, place))
+}
+
+async fn start_meta_unboxed(
+    env: &Env,
+    site: &Site,
+    place: MetaPlace,
+) -> std::result::Result<MetaNode, Failed> {
     let cluster = site.observe(env).await?;
     let fresh = NamespaceIdentity {
         cluster: cluster.id(),
@@ -166,7 +178,10 @@ impl MetaNode {
     }
 
     /// Works until its store fails, or the coordinator refuses its directory. Says why.
-    pub async fn run(&self) -> Error {
+    pub fn run(&self) -> BoxFuture<'_, Error> {
+        Box::pin(self.run_unboxed())
+    }
+    async fn run_unboxed(&self) -> Error {
         let mut maps = self.cluster.subscribe();
         loop {
             if let Err(e) = self.turn(&mut maps).await {
@@ -412,7 +427,10 @@ impl MetaNode {
     }
 
     /// Ends in good order, each step within `patience`.
-    pub async fn end(self, patience: Duration) -> Result<()> {
+    pub fn end(self, patience: Duration) -> BoxFuture<'static, Result<()>> {
+        Box::pin(self.end_unboxed(patience))
+    }
+    async fn end_unboxed(self, patience: Duration) -> Result<()> {
         let kv: Option<SharedKv> = self.service.follower.engine().map(|engine| engine as SharedKv);
         let led = self.leads().as_ref().map(|leads| leads.epoch);
         if let (Some(kv), Some(_)) = (&kv, led)

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use weir_coord::identity::{KnownTargets, TargetIdentity, check_newest_map, older, open_target};
 use weir_coord::{Cluster, Membership, Reports};
-use weir_env::Env;
+use weir_env::{BoxFuture, Env};
 use weir_kv::{EngineConfig, SharedKv};
 use weir_proto::coord::{TargetHistory, TargetOffer};
 use weir_proto::map::ClusterMap;
@@ -20,7 +20,8 @@ pub struct StoragePlace {
     pub dirs: Vec<PathBuf>,
     /// Of new targets.
     pub pool: String,
-    /// A file that lists which target is in which directory, away from the disks: an empty mount point is told from a new disk by it.
+    /// A file that lists which target is in which directory, away from the disks: an empty mount point is
+    /// told from a new disk by it.
     pub known: Option<PathBuf>,
     /// How many targets of other processes share each disk's free space with one of these.
     pub shared_by: u32,
@@ -48,7 +49,15 @@ struct Begun {
     history: TargetHistory,
 }
 
-pub async fn start_storage(
+pub fn start_storage<'a>(
+    env: &'a Env,
+    site: &'a Site,
+    place: &'a StoragePlace,
+) -> BoxFuture<'a, std::result::Result<StorageRole, Failed>> {
+    Box::pin(start_storage_unboxed(env, site, place))
+}
+
+async fn start_storage_unboxed(
     env: &Env,
     site: &Site,
     place: &StoragePlace,
@@ -67,7 +76,8 @@ pub async fn start_storage(
     let gate = Arc::new(Gate::default());
     let server = site.serve(env, cluster.identity(), gate.clone()).await?;
     let opened: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
-    // What has a number is opened before the cluster hears of this node; a new target gets its number by joining.
+    // What has a number is opened before the cluster hears of this node; a new target gets its number by
+    // joining.
     if targets.iter().all(|t| cluster.target_of(t.identity.disk).is_some()) {
         open_node(env, &cluster, &targets, &opened).await?;
     }
@@ -95,7 +105,10 @@ impl StorageRole {
     }
 
     /// Ends in good order.
-    pub async fn end(self, patience: Duration) {
+    pub fn end(self, patience: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(self.end_unboxed(patience))
+    }
+    async fn end_unboxed(self, patience: Duration) {
         leave(&self.env, &self.cluster, patience).await;
         self.server.stop();
     }

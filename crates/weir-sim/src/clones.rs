@@ -1,15 +1,17 @@
 //! Clones of the volume, made, changed and deleted at random times while the volume is used and faults come.
 //!
-//! Oracle: a clone shows of each turn file exactly what the model had when its snapshot was taken, of small ones what a look could have
-//! shown that lasted as long as the taking, and of others something that stays. From then on its files are changed here, each with a model
-//! of its own, and neither side shows the other's bytes: those of the volume are compared by whoever uses them. In the end, when all is
-//! removed, all space must be given back.
+//! Oracle: a clone shows of each turn file exactly what the model had when its snapshot was taken, of small
+//! ones what a look could have shown that lasted as long as the taking, and of others something that stays.
+//! From then on its files are changed here, each with a model of its own, and neither side shows the other's
+//! bytes: those of the volume are compared by whoever uses them. In the end, when all is removed, all space
+//! must be given back.
+use crate::calls::{close, names_in, new_volume, read_all, read_whole, root_cred};
 use crate::client_states::ClientStates;
 use crate::cluster::Cluster;
 use crate::model::{FileModel, What, Who, bytes_of};
 use crate::small_files::SnapshotSmallFile;
 use crate::tree::SnapshotTree;
-use crate::workload::{Workload, close, names_in, new_volume, read_all, read_whole, root_cred};
+use crate::workload::Workload;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -103,7 +105,7 @@ impl Clones {
                 _ if held > 0 => CHANGE,
                 _ => TAKE,
             };
-            let under_way = self.work.begin(0, operation);
+            let under_way = self.work.context.begin(0, operation);
             let client_state = rng.below(CLIENTS.len() as u64) as usize;
             let done = async {
                 let client = match &mut clients[client_state] {
@@ -125,14 +127,14 @@ impl Clones {
                 }
             };
             if let Err(e) = done.await
-                && !(e.kind == ErrorKind::NoSpace && self.work.client_states.is_full())
+                && !(e.kind == ErrorKind::NoSpace && self.work.context.client_states.is_full())
             {
-                self.work.complain_of_nobody(format!("operation {}: {operation}", under_way.op), &e);
+                self.work.context.complain_of_nobody(format!("operation {}: {operation}", under_way.op), &e);
             }
         }
         for (client, name) in clients.into_iter().zip(CLIENTS).filter_map(|(c, name)| Some((c?, name))) {
             if let Err(e) = client.shutdown().await {
-                self.work.complain_of_nobody(format!("{name:?} leaves"), &e);
+                self.work.context.complain_of_nobody(format!("{name:?} leaves"), &e);
             }
         }
     }
@@ -147,28 +149,28 @@ impl Clones {
         let (nobody_changes_it, tree) = tree.unzip();
         let small_files = self.work.small_files.before_snapshot();
         let name = format!("clone{op}");
-        self.work.log(op, format_args!("clone {name}"));
+        self.work.context.log(op, format_args!("clone {name}"));
         client.take_snapshot(&root_cred(), VolumeId::ROOT, &name).await?;
         let small_files = self.work.small_files.after_snapshot(small_files).into_iter();
         let mut then: BTreeMap<_, _> =
             small_files.map(|old| (old.name().clone(), Expected::Small(old))).collect();
         let files = slots.iter().filter_map(|slot| slot.file.as_ref()).filter(|file| !file.moving);
         for file in files {
-            let in_doubt = self.work.is_doubtful(&file.model);
+            let in_doubt = self.work.context.is_doubtful(&file.model);
             let model = if in_doubt { file.model.clone() } else { file.model.settled() };
             then.insert((file.dir, file.name.clone()), Expected::Model { model, in_doubt });
         }
-        let uncertain = self.work.found().uncertain.clone();
+        let uncertain = self.work.context.found().uncertain.clone();
         drop((slots, nobody_changes_it));
         let new = new_volume(&name);
         let made = match client.clone_volume(&root_cred(), VolumeId::ROOT, &name, true, &new).await {
             // Some of it may be at home only.
-            Err(e) if self.work.home.is_some() && e.kind == ErrorKind::Unsupported => {
+            Err(e) if self.work.context.home.is_some() && e.kind == ErrorKind::Unsupported => {
                 return client.delete_snapshot(&root_cred(), VolumeId::ROOT, &name).await.map(drop);
             }
             made => made?,
         };
-        self.work.volumes().insert(name.clone(), made.root);
+        self.work.context.volumes().insert(name.clone(), made.root);
         let (volume, root) = (made.id, made.root);
         let tree = tree.flatten();
         self.held().push(Cloned { volume, root, name, then, uncertain, tree, files: None });
@@ -178,7 +180,7 @@ impl Clones {
     async fn remove(&self, client: &Client, which: usize) -> Result<(), Error> {
         let cloned = self.held().remove(which);
         client.delete_volume(&root_cred(), cloned.volume, true).await?;
-        self.work.volumes().remove(&cloned.name);
+        self.work.context.volumes().remove(&cloned.name);
         Ok(())
     }
 
@@ -197,7 +199,7 @@ impl Clones {
                 let found = client.lookup(&root_cred(), dir, name.as_bytes()).await?;
                 let attr = found.unwrap_or_else(|| panic!("{}: {name} was just listed", cloned.name)).attr;
                 if attr.kind == FileKind::Directory {
-                    let below = (1..self.work.dirs.len()).find(|n| format!("d{n}") == name);
+                    let below = (1..self.work.context.dirs.len()).find(|n| format!("d{n}") == name);
                     dirs.push((
                         below.unwrap_or_else(|| panic!("{}: directory {name}", cloned.name)),
                         attr.ino,
@@ -249,9 +251,10 @@ impl Clones {
         Ok(())
     }
 
-    /// One change of one file, on targets when it ends. Files that nobody looked at since are changed, too, where it is known what is
-    /// in them.
+    /// One change of one file, on targets when it ends. Files that nobody looked at since are changed, too,
+    /// where it is known what is in them.
     async fn change(&self, client: &Client, cloned: &mut Cloned, op: u64, rng: &Rng) -> Result<(), Error> {
+        let context = &self.work.context;
         self.list(client, cloned).await?;
         let files = cloned.files.as_mut().expect("just listed");
         if files.is_empty() {
@@ -267,7 +270,7 @@ impl Clones {
         let offset = rng.below(model.len() + 1);
         let what = match rng.below(20) {
             0 => {
-                self.work.log(op, format_args!("{} of {}: unlink", entry.name, cloned.name));
+                context.log(op, format_args!("{} of {}: unlink", entry.name, cloned.name));
                 client.unlink(&root_cred(), entry.dir, entry.name.as_bytes()).await?;
                 files.swap_remove(which);
                 return Ok(());
@@ -275,7 +278,7 @@ impl Clones {
             1 => {
                 let name = format!("c{op}");
                 let (old, new) = (entry.name.as_bytes(), name.as_bytes());
-                self.work.log(op, format_args!("{} of {}: rename to {name}", entry.name, cloned.name));
+                context.log(op, format_args!("{} of {}: rename to {name}", entry.name, cloned.name));
                 client.rename(&root_cred(), entry.dir, old, cloned.root, new, RenameMode::Replace).await?;
                 (entry.dir, entry.name) = (cloned.root, name);
                 return Ok(());
@@ -285,7 +288,7 @@ impl Clones {
             8..12 => What::Write { offset: model.len(), len },
             _ => What::Write { offset, len },
         };
-        self.work.log(op, format_args!("{} of {} ({:?}): {what:?}", entry.name, cloned.name, entry.ino));
+        context.log(op, format_args!("{} of {} ({:?}): {what:?}", entry.name, cloned.name, entry.ino));
         model.begin(ME, op, what);
         // Until it ended well it may be there or not.
         *in_doubt = true;
@@ -332,7 +335,7 @@ impl Clones {
             for dir in self.dirs_of(client, cloned).await? {
                 for name in names_in(client, dir).await? {
                     let is_dir = name == crate::tree::NAME
-                        || (1..self.work.dirs.len()).any(|n| format!("d{n}") == name);
+                        || (1..self.work.context.dirs.len()).any(|n| format!("d{n}") == name);
                     assert!(
                         is_dir || expected.remove(name.as_str()),
                         "{when}: {}: {name} is in it",
@@ -348,7 +351,7 @@ impl Clones {
 
     async fn dirs_of(&self, client: &Client, cloned: &Cloned) -> Result<Vec<InodeId>, Error> {
         let mut dirs = vec![cloned.root];
-        for n in 1..self.work.dirs.len() {
+        for n in 1..self.work.context.dirs.len() {
             let name = format!("d{n}");
             let found = client.lookup(&root_cred(), cloned.root, name.as_bytes()).await?;
             dirs.push(found.unwrap_or_else(|| panic!("{}: {name} is gone", cloned.name)).attr.ino);

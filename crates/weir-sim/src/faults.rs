@@ -1,7 +1,8 @@
 //! What goes wrong, and when. Never more at once than the cluster promises to survive.
 //!
-//! A round: choose one or two faults, apply them, wait, undo them, wait until the cluster has repaired itself. So each
-//! error that a client sees is one that it should not have seen, unless it was cut off itself.
+//! A round: choose one or two faults, apply them, wait, undo them, wait until the cluster has repaired
+//! itself. So each error that a client sees is one that it should not have seen, unless it was cut off
+//! itself.
 
 use crate::client_states::{LEAVES, client_name};
 use crate::cluster::{COORDINATOR, Cluster, META, TARGET_DIR, is_meta, meta_name, storage_name};
@@ -34,7 +35,8 @@ const FAULT_MS_MAX: u64 = 6_000;
 const TOO_MANY_MS_MIN: u64 = 13_000;
 /// Of [`StallDisk`], and up to as long again: a target that hangs for 10 s is taken for one that is gone.
 const STALL_MS_MIN: u64 = 11_000;
-/// Of [`CutClientFromTarget`] alone, and up to half as long again: longer than a client's patience. Beside others it ends with them.
+/// Of [`CutClientFromTarget`] alone, and up to half as long again: longer than a client's patience. Beside
+/// others it ends with them.
 const CUT_MS_MIN: u64 = 31_000;
 /// After that logs agree, once all members are current.
 const LOGS_COMPARED: Duration = Duration::from_secs(2);
@@ -46,18 +48,19 @@ const FORGIVEN: Duration = Duration::from_millis(2_500);
 const VERDICT_PATIENCE: Duration = Duration::from_secs(20);
 /// A leader whose journal failed has ended by then.
 const JOURNAL_VERDICT: Duration = Duration::from_secs(1);
-/// A leader that starts answers nobody until the clients of before are back, at most for a lease term: see `Settings`. Who wants what
-/// one holds that died after that waits for [`LEAVES`].
+/// A leader that starts answers nobody until the clients of before are back, at most for a lease term: see
+/// `Settings`. Who wants what one holds that died after that waits for [`LEAVES`].
 const LEADER_GRACE: Duration = Duration::from_millis(5_500);
 /// Until another copy leads: the silence of the leader, and what it was promised.
 const FAILOVER: Duration = Duration::from_millis(5_000);
-/// A leader may die again before it answers, and that twice is within an operation's patience. More often it is more than
-/// the cluster promises to survive (section 8 of the promises): the next round comes when it answers.
+/// A leader may die again before it answers, and that twice is within an operation's patience. More often it
+/// is more than the cluster promises to survive (section 8 of the promises): the next round comes when it
+/// answers.
 const EARLY_DEATHS_MAX: u32 = 2;
 const MILLION: u32 = 1_000_000;
 const DISK_BYTES: u64 = 16 << 30;
-/// The node whose disk is full until the first fault ends, if that is [`DiskFull`]: later ones come when it has all the
-/// space that a short run needs.
+/// The node whose disk is full until the first fault ends, if that is [`DiskFull`]: later ones come when it
+/// has all the space that a short run needs.
 const FULL_FROM_BIRTH: &str = "s1";
 /// Enough for a target's index, not for the first piece of a slab.
 const FULL_DISK_BYTES: u64 = 30 << 20;
@@ -93,8 +96,8 @@ struct State {
     copies: BTreeMap<String, DiskCopy>,
     /// Targets that are lost for good, until others have their places.
     gone: BTreeSet<TargetId>,
-    /// When the leader started last, whether it had answers when something came that may have ended it since, and how often in a row it
-    /// had none.
+    /// When the leader started last, whether it had answers when something came that may have ended it since,
+    /// and how often in a row it had none.
     leader_began: Instant,
     leader_answered: bool,
     early_deaths: u32,
@@ -203,9 +206,9 @@ impl Faults {
         if let Err(e) = self.cluster.wait_whole(REPAIR_PATIENCE).await {
             panic!("redundancy is not back {REPAIR_PATIENCE:?} after {under_way:?}: {e}");
         }
-        if self.work.client_states.is_broken() {
+        if self.work.context.client_states.is_broken() {
             self.world.sleep(LOGS_COMPARED).await;
-            self.work.client_states.set_broken(false);
+            self.work.context.client_states.set_broken(false);
         }
         if self.state().early_deaths >= EARLY_DEATHS_MAX {
             let answers_at = self.leader_answers_at();
@@ -258,8 +261,8 @@ impl Faults {
     fn one_of(&self, choices: &[String]) -> String {
         choices[self.rng.below(choices.len() as u64) as usize].clone()
     }
-    /// One of the first nodes for silent damage, one of the last for lasting damage: as many as can be lost if there
-    /// is no other damage in this run.
+    /// One of the first nodes for silent damage, one of the last for lasting damage: as many as can be lost
+    /// if there is no other damage in this run.
     fn some_spent(&self, toll: Toll) -> usize {
         let only = self.options.faults.iter().all(|k| k.toll() == toll);
         let n = self.rng.below(u64::from(self.options.scheme.parity)) as usize;
@@ -270,8 +273,22 @@ impl Faults {
         let first = self.chosen.load(Ordering::Relaxed) == 0;
         let some = self.rng.below(self.options.faults.len() as u64) as usize;
         let kind = self.options.faults[if first { 0 } else { some }];
+        let (victims, others) = self.some_victims(kind, first);
+        let lasts = match kind {
+            KillTooMany => Duration::from_millis(TOO_MANY_MS_MIN + self.rng.below(TOO_MANY_MS_MIN / 2)),
+            StallDisk => Duration::from_millis(STALL_MS_MIN + self.rng.below(STALL_MS_MIN)),
+            CutClientFromTarget if self.options.faults == [CutClientFromTarget] => {
+                Duration::from_millis(CUT_MS_MIN + self.rng.below(CUT_MS_MIN / 2))
+            }
+            _ => lasts,
+        };
+        Fault { kind, victims, others, lasts, hits_before: AtomicU64::new(0) }
+    }
+
+    /// Nodes that a fault hits, and the other ends of the links that it cuts.
+    fn some_victims(&self, kind: FaultKind, first: bool) -> (Vec<String>, Vec<String>) {
         let all: Vec<String> = (0..self.options.storage_nodes).map(storage_name).collect();
-        let (victims, others) = match kind {
+        match kind {
             KillMeta | PowerCutMeta | PauseMeta | SyncErrorsMeta | KillMetaAtPoint | LoseMetaDisk => {
                 (vec![self.some_meta()], vec![])
             }
@@ -318,14 +335,10 @@ impl Faults {
                 let others = rest.filter(|_| self.rng.below(2) == 0).collect();
                 (vec![one], others)
             }
-            ClockJump | ClockDrift => {
-                let roles = [self.some_meta(), COORDINATOR.to_string(), self.some_client()];
-                let everybody: Vec<String> = all.into_iter().chain(roles).collect();
-                (vec![self.one_of(&everybody)], vec![])
-            }
-            MovedAddress => {
-                let roles = [self.some_meta(), COORDINATOR.to_string()];
-                let everybody: Vec<String> = all.into_iter().chain(roles).collect();
+            ClockJump | ClockDrift | MovedAddress => {
+                let mut everybody = all;
+                everybody.extend([self.some_meta(), COORDINATOR.to_string()]);
+                everybody.extend((kind != MovedAddress).then(|| self.some_client()));
                 (vec![self.one_of(&everybody)], vec![])
             }
             FlipBits | LostWrites | MisdirectedWrites => {
@@ -340,16 +353,7 @@ impl Faults {
             | ReadErrors | DiskFull | EmptyReturns | OldCopyReturns | LoseTargetForGood => {
                 (vec![self.some_storage()], vec![])
             }
-        };
-        let lasts = match kind {
-            KillTooMany => Duration::from_millis(TOO_MANY_MS_MIN + self.rng.below(TOO_MANY_MS_MIN / 2)),
-            StallDisk => Duration::from_millis(STALL_MS_MIN + self.rng.below(STALL_MS_MIN)),
-            CutClientFromTarget if self.options.faults == [CutClientFromTarget] => {
-                Duration::from_millis(CUT_MS_MIN + self.rng.below(CUT_MS_MIN / 2))
-            }
-            _ => lasts,
-        };
-        Fault { kind, victims, others, lasts, hits_before: AtomicU64::new(0) }
+        }
     }
 
     /// Storage nodes that cannot be used at the same moment stay within the parity.
@@ -383,10 +387,10 @@ impl Faults {
             self.state().spent.extend(fault.takes().cloned());
         }
         for me in fault.cuts() {
-            self.work.client_states.cut(me);
+            self.work.context.client_states.cut(me);
             self.cluster.holder_goes();
         }
-        self.work.marks.fault_begins(fault.kind);
+        self.work.context.marks.fault_begins(fault.kind);
         fault.hits_before.store(self.world.disk_hits(fault.victim()), Ordering::Relaxed);
         if fault.victims.iter().any(|v| is_meta(v)) {
             let answered = self.world.now() > self.leader_answers_at();
@@ -400,8 +404,7 @@ impl Faults {
 
     fn apply(&self, fault: &Fault) {
         let (world, victim) = (&self.world, fault.victim());
-        let set = |faults: DiskFaults| world.set_disk_faults(victim, faults);
-        let plain = DiskFaults::default();
+        // Drawn whatever comes of it: else seeds would play another way.
         let often = MILLION / 1000 * (20 + self.rng.below(100) as u32);
         match fault.kind {
             KillStorage | KillMeta | KillCoordinator => world.kill(victim),
@@ -410,7 +413,7 @@ impl Faults {
                 self.cluster.move_away(victim);
             }
             KillTooMany => {
-                self.work.client_states.set_broken(true);
+                self.work.context.client_states.set_broken(true);
                 fault.victims.iter().for_each(|v| world.kill(v));
             }
             KillStorageAtPoint => self.kill_at_some(victim, &weir_store::crash_points::ALL),
@@ -424,7 +427,7 @@ impl Faults {
                 } else {
                     world.power_cut(victim)
                 }
-                fault.cuts().into_iter().for_each(|me| self.work.client_states.died(me));
+                fault.cuts().into_iter().for_each(|me| self.work.context.client_states.died(me));
             }
             PauseClient | PauseStorage | PauseMeta => world.pause(victim),
             PartitionFromClient
@@ -449,55 +452,72 @@ impl Faults {
                 world.slow_link(victim, &fault.others[0], Duration::from_millis(self.rng.below(800)));
                 world.slow_link(&fault.others[0], victim, Duration::from_millis(self.rng.below(800)));
             }
-            ClockJump => {
-                // A metadata node whose clock is minutes away from the coordinator's does not start.
-                let most_ns = match is_meta(victim) || victim == COORDINATOR {
-                    true => 120 * 1_000_000_000,
-                    false => 24 * 3600 * 1_000_000_000_u64,
-                };
-                world.set_wall_offset(victim, self.rng.below(2 * most_ns) as i64 - most_ns as i64);
-            }
+            ClockJump => self.jump_clock(victim),
             ClockDrift => world.set_clock_drift(victim, self.rng.below(2000) as i64 - 1000),
-            SlowDisk => set(DiskFaults { delay: Duration::from_millis(1 + self.rng.below(500)), ..plain }),
-            StallDisk => set(DiskFaults { hangs: true, ..plain }),
-            ReadErrors => set(DiskFaults { read_errors_per_million: 8 * often, ..plain }),
-            WriteErrors => set(DiskFaults { write_errors_per_million: often, ..plain }),
-            SyncErrors | SyncErrorsMeta => {
-                self.cluster.may_end(victim);
-                set(DiskFaults { sync_errors_per_million: often, ..plain });
-            }
-            LostWrites => set(DiskFaults { lost_writes_per_million: often, silent_in: "slab", ..plain }),
-            MisdirectedWrites => {
-                set(DiskFaults { misdirected_writes_per_million: often, silent_in: "slab", ..plain });
-            }
+            SlowDisk | StallDisk | ReadErrors | WriteErrors | SyncErrors | SyncErrorsMeta | LostWrites
+            | MisdirectedWrites => self.spoil_disk(fault.kind, victim, often),
             DiskFull => {
-                self.work.client_states.no_space();
+                self.work.context.client_states.no_space();
                 let space = world.disk(victim).space(Path::new("/")).expect("a simulated disk has a root");
                 world.set_disk_capacity(victim, space.total - space.free + self.rng.below(1 << 20));
             }
             FlipBits => self.flip_bits(victim),
-            ReplaceDisk => {
-                self.cluster.excuse(victim);
-                world.power_cut(victim);
-                world.replace_disk(victim);
+            ReplaceDisk | EmptyReturns | LoseMetaDisk | LoseTargetForGood | OldCopyReturns => {
+                self.take_disk(fault.kind, victim);
             }
-            EmptyReturns => world.power_cut(victim),
-            LoseMetaDisk => {
-                world.power_cut(victim);
-                world.replace_disk(victim);
+        }
+    }
+
+    fn jump_clock(&self, victim: &str) {
+        // A metadata node whose clock is minutes away from the coordinator's does not start.
+        let most_ns = match is_meta(victim) || victim == COORDINATOR {
+            true => 120 * 1_000_000_000,
+            false => 24 * 3600 * 1_000_000_000_u64,
+        };
+        self.world.set_wall_offset(victim, self.rng.below(2 * most_ns) as i64 - most_ns as i64);
+    }
+
+    /// A disk that answers late or wrongly. `often`: errors of a million.
+    fn spoil_disk(&self, kind: FaultKind, victim: &str, often: u32) {
+        let plain = DiskFaults::default();
+        let faults = match kind {
+            SlowDisk => DiskFaults { delay: Duration::from_millis(1 + self.rng.below(500)), ..plain },
+            StallDisk => DiskFaults { hangs: true, ..plain },
+            ReadErrors => DiskFaults { read_errors_per_million: 8 * often, ..plain },
+            WriteErrors => DiskFaults { write_errors_per_million: often, ..plain },
+            SyncErrors | SyncErrorsMeta => {
+                self.cluster.may_end(victim);
+                DiskFaults { sync_errors_per_million: often, ..plain }
             }
+            LostWrites => DiskFaults { lost_writes_per_million: often, silent_in: "slab", ..plain },
+            MisdirectedWrites => {
+                DiskFaults { misdirected_writes_per_million: often, silent_in: "slab", ..plain }
+            }
+            other => unreachable!("{other:?} leaves the answers of disks as they are"),
+        };
+        self.world.set_disk_faults(victim, faults);
+    }
+
+    /// A disk that is lost, or comes back as it was once.
+    fn take_disk(&self, kind: FaultKind, victim: &str) {
+        let world = &self.world;
+        match kind {
+            ReplaceDisk => drop(self.cluster.excuse(victim)),
             LoseTargetForGood => {
                 let lost = self.cluster.excuse(victim);
                 self.state().gone.extend(lost);
-                world.power_cut(victim);
-                world.replace_disk(victim);
             }
+            _ => {}
+        }
+        world.power_cut(victim);
+        match kind {
+            ReplaceDisk | LoseMetaDisk | LoseTargetForGood => world.replace_disk(victim),
             OldCopyReturns => {
-                world.power_cut(victim);
                 let copy = world.copy_disk(victim);
                 self.state().copies.insert(victim.to_owned(), copy);
                 self.start(victim);
             }
+            _ => {}
         }
     }
 
@@ -507,6 +527,17 @@ impl Faults {
         let hits =
             self.world.disk_hits(fault.victim()).saturating_sub(fault.hits_before.load(Ordering::Relaxed));
         *self.state().disk_hits.entry(fault.kind.name()).or_default() += hits;
+        self.undo(fault).await;
+        for me in fault.cuts() {
+            self.work.context.client_states.joined(me);
+            if fault.kind == KillClient {
+                attend(&self.world, &self.cluster, &self.work, me);
+            }
+        }
+        self.work.context.marks.fault_ends(fault.kind);
+    }
+
+    async fn undo(&self, fault: &Fault) {
         let (world, victim) = (&self.world, fault.victim());
         match fault.kind {
             KillStorage | PowerCutStorage | PowerCutAllStorage | KillMeta | PowerCutMeta
@@ -568,19 +599,12 @@ impl Faults {
                 self.start(victim); // if its journal failed, it ended
             }
             DiskFull => {
-                self.work.client_states.no_space();
+                self.work.context.client_states.no_space();
                 world.set_disk_capacity(victim, DISK_BYTES);
             }
             // It stays as it is.
             ClockJump | ResetConnections | LateRequests | FlipBits => {}
         }
-        for me in fault.cuts() {
-            self.work.client_states.joined(me);
-            if fault.kind == KillClient {
-                attend(&self.world, &self.cluster, &self.work, me);
-            }
-        }
-        self.work.marks.fault_ends(fault.kind);
     }
 
     /// It dies when it next comes to one of these points, or of its index or journal, or soon after that.

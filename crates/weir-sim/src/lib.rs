@@ -1,17 +1,20 @@
 //! A cluster, a seed, faults and oracles.
 //!
-//! One run: a coordinator, a metadata leader, storage nodes and clients, all real code, in one simulated world. Clients
-//! work on files whose every byte is known; faults come and go within what the cluster promises to survive; then
-//! everything heals, and every name and byte is verified, also after a power cut of all, and with any m targets gone.
-//! A run is a function of its seed.
+//! One run: a coordinator, a metadata leader, storage nodes and clients, all real code, in one simulated
+//! world. Clients work on files whose every byte is known; faults come and go within what the cluster
+//! promises to survive; then everything heals, and every name and byte is verified, also after a power cut of
+//! all, and with any m targets gone. A run is a function of its seed.
 //!
 //! Never shipped.
 #![forbid(unsafe_code)]
 
+mod calls;
 mod client_states;
 pub mod clones;
 mod cluster;
 mod concurrent_file;
+mod context;
+pub mod coverage;
 mod faults;
 pub mod home;
 mod kinds;
@@ -20,12 +23,14 @@ mod locks;
 pub mod marks;
 pub mod model;
 pub mod replica;
+mod shared_file;
 pub mod shrink;
 mod small_files;
 pub mod snapshots;
 mod trash;
 pub mod tree;
 mod turn;
+mod turn_file;
 mod workload;
 
 use client_states::{ClientStates, client_name};
@@ -81,7 +86,8 @@ pub struct Options {
     pub tree: bool,
     /// What is removed goes to a trash.
     pub trash: bool,
-    /// A volume mirrors a home that strangers change. Not with a home of the volume around it, which would have that, too.
+    /// A volume mirrors a home that strangers change. Not with a home of the volume around it, which would
+    /// have that, too.
     pub replica: bool,
     /// Volumes with limits are made, written until they are full, and deleted.
     pub limits: bool,
@@ -234,6 +240,40 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Broken>> {
     Err(Box::new(Broken { seed, options, faults_chosen, what, log }))
 }
 
+/// What administrators and strangers do meanwhile.
+fn begin_beside(
+    world: &World,
+    cluster: &Arc<Cluster>,
+    work: &Arc<Workload>,
+    (snapshots, clones, replica): (&Arc<Snapshots>, &Arc<Clones>, Option<Arc<Replica>>),
+    options: &Options,
+) -> Vec<Beside> {
+    let mut beside = Vec::new();
+    if options.snapshots {
+        let snapshots = snapshots.clone();
+        beside.push(Beside::begin(world, "snapshots", async move { snapshots.disturb().await }));
+    }
+    if options.clones {
+        let clones = clones.clone();
+        beside.push(Beside::begin(world, "clones", async move { clones.disturb().await }));
+    }
+    if let Some(replica) = replica {
+        let work = work.clone();
+        let strangers = async move { replica.disturb(|| work.is_done()).await };
+        beside.push(Beside::begin(world, "strangers", strangers));
+    }
+    if options.limits {
+        let (work, cluster) = (work.clone(), cluster.clone());
+        let limited = async move {
+            if let Some(limits) = &work.limits {
+                limits.disturb(&work.context, &cluster, || work.uses_limits()).await;
+            }
+        };
+        beside.push(Beside::begin(world, "volumes with limits", limited));
+    }
+    beside
+}
+
 async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<Outcome, Error> {
     faults::prepare(&world, &options);
     let cluster = Arc::new(Cluster::start_all(&world, &options).await?);
@@ -259,32 +299,13 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
     let running = faults.clone();
     let mut beside = vec![Beside::begin(&world, "faults", async move { running.run().await })];
     let snapshots = Arc::new(Snapshots::new(&world, &cluster, &work));
-    if options.snapshots {
-        let snapshots = snapshots.clone();
-        beside.push(Beside::begin(&world, "snapshots", async move { snapshots.disturb().await }));
-    }
     let clones = Arc::new(Clones::new(&world, &cluster, &work));
-    if options.clones {
-        let clones = clones.clone();
-        beside.push(Beside::begin(&world, "clones", async move { clones.disturb().await }));
-    }
-    if let Some(replica) = replica {
-        let work = work.clone();
-        let strangers = async move { replica.disturb(|| work.is_done()).await };
-        beside.push(Beside::begin(&world, "strangers", strangers));
-    }
-    if options.limits {
-        let (work, cluster) = (work.clone(), cluster.clone());
-        let limited = async move {
-            if let Some(limits) = &work.limits {
-                limits.disturb(&work, &cluster).await;
-            }
-        };
-        beside.push(Beside::begin(&world, "volumes with limits", limited));
-    }
+    beside.extend(begin_beside(&world, &cluster, &work, (&snapshots, &clones, replica), &options));
     match &home {
         Some(home) => {
-            let mark = |name, begins| work.marks.home_fault(name, begins, work.client_states.own_evictions());
+            let mark = |name, begins| {
+                work.context.marks.home_fault(name, begins, work.context.client_states.own_evictions())
+            };
             home.disturb(|| work.is_done(), mark).await
         }
         None => {
@@ -302,8 +323,8 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
     let simulated = Duration::from_nanos(world.now().0);
     let (operations, excused) = (work.operations(), work.excused());
     let evictions = home.map_or(0, |home| home.evictions.load(Ordering::Relaxed));
-    let own_evictions = work.client_states.own_evictions();
-    let (faults, disk_hits, met) = (faults.counts(), faults.disk_hits(), work.marks.met());
+    let own_evictions = work.context.client_states.own_evictions();
+    let (faults, disk_hits, met) = (faults.counts(), faults.disk_hits(), work.context.marks.met());
     Ok(Outcome {
         trace_hash: 0,
         operations,
@@ -344,18 +365,18 @@ impl Beside {
 fn attend(world: &World, cluster: &Arc<Cluster>, work: &Arc<Workload>, me: usize) {
     let (world, cluster, work) = (world.clone(), cluster.clone(), work.clone());
     let env = world.node(&client_name(me));
-    work.client_states.begins(me);
+    work.context.client_states.begins(me);
     let tasks = env.tasks.clone();
     env.tasks.spawn("client", async move {
         let client = loop {
             match cluster.client(&client_name(me)).await {
                 Ok(client) => break client,
-                Err(e) => work.complain(me, false, format!("c{me} connects"), &e),
+                Err(e) => work.context.complain(me, false, format!("c{me} connects"), &e),
             }
             world.sleep(Duration::from_millis(100)).await;
         };
-        work.client_states.seated(me, client.clone());
-        let life = work.client_states.who(me).life;
+        work.context.client_states.seated(me, client.clone());
+        let life = work.context.client_states.who(me).life;
         for app in work.apps() {
             let rng = world.rng(&format!("client {me}, application {app}, life {life}"));
             tasks.spawn("application", work.clone().use_files(client.clone(), me, app, rng));
@@ -367,7 +388,7 @@ fn attend(world: &World, cluster: &Arc<Cluster>, work: &Arc<Workload>, me: usize
 async fn leave(world: &World, work: &Workload, options: &Options) -> Result<(), Error> {
     for me in 0..options.clients {
         let begun = world.now();
-        while work.client_states.client(me).is_none() {
+        while work.context.client_states.client(me).is_none() {
             assert!(world.now().since(begun) < POLL_MAX, "c{me} cannot connect: {:?}", work.errors());
             world.sleep(POLL_EVERY).await;
         }
@@ -381,17 +402,18 @@ async fn leave(world: &World, work: &Workload, options: &Options) -> Result<(), 
         errors.join("\n")
     );
     for me in 0..options.clients {
-        let Some(client) = work.client_states.client(me) else { continue };
+        let Some(client) = work.context.client_states.client(me) else { continue };
         if let Err(e) = client.shutdown().await {
-            work.complain(me, false, format!("shut c{me} down"), &e);
+            work.context.complain(me, false, format!("shut c{me} down"), &e);
         }
-        work.client_states.died(me);
+        work.context.client_states.died(me);
     }
     assert!(work.errors().is_empty(), "{:?}", work.errors());
     Ok(())
 }
 
-/// By a client without caches; after a power cut of everything; with any m targets gone. Then everything is removed.
+/// By a client without caches; after a power cut of everything; with any m targets gone. Then everything is
+/// removed.
 async fn verify_from_all_sides(
     world: &World,
     cluster: &Cluster,
@@ -400,7 +422,7 @@ async fn verify_from_all_sides(
     options: &Options,
     spent: &BTreeSet<String>,
 ) -> Result<(), Error> {
-    if let Some(home) = &work.home {
+    if let Some(home) = &work.context.home {
         let client = cluster.admin("lifts the limit").await?;
         home.lift_limit(&client).await?;
         client.shutdown().await?;
@@ -411,7 +433,7 @@ async fn verify_from_all_sides(
         client.shutdown().await?;
     }
     verify(cluster, work, beside, "after everything healed").await?;
-    if let Some(home) = &work.home {
+    if let Some(home) = &work.context.home {
         let reader = cluster.admin("looks at home").await?;
         home.verify(&reader).await.map_err(|e| e.doing("home, after everything healed"))?;
         reader.shutdown().await?;
@@ -442,7 +464,7 @@ async fn verify_from_all_sides(
     clones.verify(&cleaner, "after all was removed").await?;
     clones.remove_all(&cleaner).await?;
     snapshots.remove_all(&cleaner).await?;
-    if let Some(home) = &work.home {
+    if let Some(home) = &work.context.home {
         home.verify_empty(&cleaner).await.map_err(|e| e.doing("home, after all was removed"))?;
     }
     cleaner.shutdown().await?;

@@ -1,13 +1,15 @@
-//! Volumes with limits: all clients write in them until they are refused, limits go up and down, snapshots are taken and removed, and
-//! volumes are deleted with all that is in them.
+//! Volumes with limits: all clients write in them until they are refused, limits go up and down, snapshots
+//! are taken and removed, and volumes are deleted with all that is in them.
 //!
-//! Oracle: a volume never has more bytes, or names, than its limits allowed at some time. What was synced is there; an `fsync` or a
-//! `close` never says that a limit is reached, for whoever may write was granted the room before. In the end whoever writes in a volume
-//! gets to its limit, to the byte: what dead clients had been granted is back, and what only snapshots hold counts for nothing.
+//! Oracle: a volume never has more bytes, or names, than its limits allowed at some time. What was synced is
+//! there; an `fsync` or a `close` never says that a limit is reached, for whoever may write was granted the
+//! room before. In the end whoever writes in a volume gets to its limit, to the byte: what dead clients had
+//! been granted is back, and what only snapshots hold counts for nothing.
 
+use crate::calls::{close, is_gone, names_in, new_volume, read_whole, root_cred};
 use crate::cluster::{Cluster, other_schemes};
+use crate::context::Context;
 use crate::model::Who;
-use crate::workload::{Workload, close, is_gone, names_in, new_volume, read_whole, root_cred};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -95,7 +97,8 @@ impl Known {
         let pending = std::mem::take(&mut self.pending).into_iter();
         self.pending = pending.filter_map(|(who, range)| Some((who, cut(range)?))).collect();
     }
-    /// All that was ever written at a place is the same there: a byte of a file that is none of its own is of another file, or place.
+    /// All that was ever written at a place is the same there: a byte of a file that is none of its own is of
+    /// another file, or place.
     fn check(&self, what: &str, ino: InodeId, got: &[u8]) {
         let wrong = (0..got.len() as u64).find(|at| ![0, byte(ino, *at)].contains(&got[*at as usize]));
         assert!(wrong.is_none(), "{what}: wrong byte at {wrong:?}");
@@ -141,10 +144,10 @@ impl Limits {
     // ---- what is done to volumes
 
     /// As long as somebody writes in them: what the dead were granted then is looked for in the end.
-    pub async fn disturb(&self, work: &Workload, cluster: &Cluster) {
+    pub async fn disturb(&self, context: &Context, cluster: &Cluster, is_used: impl Fn() -> bool) {
         let rng = self.world.rng("limits");
         let mut client: Option<Client> = None;
-        while work.uses_limits() {
+        while is_used() {
             let volume = self.some(&rng);
             let what = match volume {
                 Some(volume) if rng.below(3) > 0 => Some((volume, rng.below(12) == 0)),
@@ -152,15 +155,15 @@ impl Limits {
                 _ => continue,
             };
             let operation = if matches!(what, Some((_, true))) { REMOVE } else { EDIT };
-            let under_way = work.begin(0, operation);
+            let under_way = context.begin(0, operation);
             let done = async {
                 let client = match &mut client {
                     Some(client) => client,
                     none => none.insert(cluster.admin("changes limits").await?),
                 };
                 match what {
-                    None => self.make(work, client, under_way.op, &rng).await,
-                    Some((volume, true)) => self.delete(work, client, &volume).await,
+                    None => self.make(context, client, under_way.op, &rng).await,
+                    Some((volume, true)) => self.delete(context, client, &volume).await,
                     Some((volume, false)) if self.snapshots && rng.below(2) == 0 => {
                         self.change_snapshots(&volume, client, under_way.op).await
                     }
@@ -168,29 +171,29 @@ impl Limits {
                 }
             };
             if let Err(e) = done.await {
-                work.complain_of_nobody(format!("operation {}: {operation}", under_way.op), &e);
+                context.complain_of_nobody(format!("operation {}: {operation}", under_way.op), &e);
             }
             drop(under_way);
             self.world.sleep(PAUSE).await;
-            work.rest(&rng).await;
+            context.rest(&rng).await;
         }
         if let Some(client) = client
             && let Err(e) = client.shutdown().await
         {
-            work.complain_of_nobody("who changes limits leaves".into(), &e);
+            context.complain_of_nobody("who changes limits leaves".into(), &e);
         }
     }
 
-    async fn make(&self, work: &Workload, client: &Client, op: u64, rng: &Rng) -> Result<()> {
+    async fn make(&self, context: &Context, client: &Client, op: u64, rng: &Rng) -> Result<()> {
         let name = format!("limited{op}");
         let bytes = some_limit(rng);
         let inodes = (rng.below(3) == 0).then(|| 2 + rng.below(FILES_MAX as u64));
-        work.log(op, format_args!("volume {name}: {bytes} bytes, {inodes:?} inodes"));
+        context.log(op, format_args!("volume {name}: {bytes} bytes, {inodes:?} inodes"));
         let scheme = other_schemes(self.scheme).nth(rng.below(4) as usize);
         let policy = Policy { scheme, pool: None };
         let new = weir_client::NewVolume { quota: quota(bytes, inodes), policy, ..new_volume(&name) };
         let made = client.create_volume(&root_cred(), &new).await?;
-        work.volumes().insert(name.clone(), made.root);
+        context.volumes().insert(name.clone(), made.root);
         let volume = Limited {
             id: made.id,
             root: made.root,
@@ -204,7 +207,7 @@ impl Limits {
         Ok(())
     }
 
-    async fn delete(&self, work: &Workload, client: &Client, volume: &Limited) -> Result<()> {
+    async fn delete(&self, context: &Context, client: &Client, volume: &Limited) -> Result<()> {
         self.world.trace(&format!("volume {} is deleted", volume.name));
         volume.is_deleted.store(true, Relaxed);
         self.volumes().retain(|other| other.id != volume.id);
@@ -212,7 +215,7 @@ impl Limits {
             client.delete_snapshot(&root_cred(), volume.id, &snapshot.name).await?;
         }
         client.delete_volume(&root_cred(), volume.id, true).await?;
-        work.volumes().remove(&volume.name);
+        context.volumes().remove(&volume.name);
         Ok(())
     }
 
@@ -232,7 +235,7 @@ impl Limits {
     // ---- what clients do in them
 
     /// One operation of a process of client `me`.
-    pub async fn step(&self, work: &Workload, client: &Client, me: usize, rng: &Rng) {
+    pub async fn step(&self, context: &Context, client: &Client, me: usize, rng: &Rng) {
         let volume = loop {
             match self.some(rng) {
                 Some(volume) => break volume,
@@ -240,9 +243,9 @@ impl Limits {
             }
         };
         let operation = if rng.below(6) == 0 { LOOK } else { WRITE };
-        let under_way = work.begin(me, operation);
-        let (who, excused) = (work.client_states.who(me), work.client_states.excuses_all(me));
-        let visit = Visit { work, client, volume: &volume, who, rng, op: under_way.op };
+        let under_way = context.begin(me, operation);
+        let (who, excused) = (context.client_states.who(me), context.client_states.excuses_all(me));
+        let visit = Visit { context, client, volume: &volume, who, rng, op: under_way.op };
         let done = match operation {
             LOOK => visit.look().await,
             _ => visit.write().await,
@@ -251,9 +254,9 @@ impl Limits {
         match done {
             Err(e) if is_gone(&e) && volume.is_deleted.load(Relaxed) => {}
             Err(e) => {
-                let excused = excused || who.cuts != work.client_states.cuts(me);
+                let excused = excused || who.cuts != context.client_states.cuts(me);
                 let what = format!("operation {}, c{me}: {operation} in {}", under_way.op, volume.name);
-                work.complain(me, excused, what, &e);
+                context.complain(me, excused, what, &e);
             }
             Ok(()) => {}
         }
@@ -262,22 +265,22 @@ impl Limits {
     // ---- the end
 
     /// Whoever has a file open closes it.
-    pub async fn close_all(&self, work: &Workload) {
+    pub async fn close_all(&self, context: &Context) {
         for volume in self.all() {
             for file in volume.files() {
                 let mut known = file.turn.lock().await;
                 for (me, (handle, who)) in std::mem::take(&mut known.handles) {
                     let Some(client) =
-                        work.client_states.client(me).filter(|_| work.client_states.is_alive(who))
+                        context.client_states.client(me).filter(|_| context.client_states.is_alive(who))
                     else {
                         continue;
                     };
                     let closed = close(&client, handle).await;
                     known.reported(who, &closed);
                     if let Err(e) = closed {
-                        let excused = who.cuts != work.client_states.cuts(me);
+                        let excused = who.cuts != context.client_states.cuts(me);
                         let what = format!("c{me}: close {} of {}", file.name, volume.name);
-                        work.complain(me, excused, what, &e);
+                        context.complain(me, excused, what, &e);
                     }
                 }
             }
@@ -353,9 +356,9 @@ impl Limits {
         Ok(())
     }
 
-    pub async fn remove_all(&self, work: &Workload, client: &Client) -> Result<()> {
+    pub async fn remove_all(&self, context: &Context, client: &Client) -> Result<()> {
         for volume in self.all() {
-            self.delete(work, client, &volume).await?;
+            self.delete(context, client, &volume).await?;
         }
         let deadline = self.world.now() + PATIENCE;
         while client.volumes(VolumeId(0)).await?.0.iter().any(|volume| volume.name.starts_with("limited")) {
@@ -394,7 +397,7 @@ impl Limited {
 
 /// Of a process of a client in a volume.
 struct Visit<'a> {
-    work: &'a Workload,
+    context: &'a Context,
     client: &'a Client,
     volume: &'a Limited,
     who: Who,
@@ -405,7 +408,7 @@ struct Visit<'a> {
 impl Visit<'_> {
     fn log(&self, file: &File, what: &str) {
         let volume = &self.volume.name;
-        self.work.log(self.op, format_args!("c{}: {what} {} of {volume}", self.who.client, file.name));
+        self.context.log(self.op, format_args!("c{}: {what} {} of {volume}", self.who.client, file.name));
     }
 
     async fn look(&self) -> Result<()> {

@@ -1,11 +1,13 @@
 //! Locks: processes of every client count in files, each step under a lock, while faults come.
 //!
-//! Oracle: nobody is granted a lock that excludes another one's, unless that one may have lost it: whoever died, or was silent for
-//! longer than a lease bears. Under a lock the count is what the last step left; what a client had not made safe, and nobody
-//! else has seen, may go with it. One file is counted in under `fcntl` locks, another under `flock`.
+//! Oracle: nobody is granted a lock that excludes another one's, unless that one may have lost it: whoever
+//! died, or was silent for longer than a lease bears. Under a lock the count is what the last step left; what
+//! a client had not made safe, and nobody else has seen, may go with it. One file is counted in under `fcntl`
+//! locks, another under `flock`.
+use crate::calls::{close, read_all, read_whole, root_cred};
 use crate::client_states::ClientStates;
+use crate::context::Context;
 use crate::model::Who;
-use crate::workload::{Workload, close, read_all, read_whole, root_cred};
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -103,15 +105,15 @@ impl Counters {
     }
 
     /// One step of a process of client `me`.
-    pub async fn step(&self, work: &Workload, client: &Client, me: usize, rng: &Rng) {
+    pub async fn step(&self, context: &Context, client: &Client, me: usize, rng: &Rng) {
         let counter = &self.counters[rng.below(self.counters.len() as u64) as usize];
         let kind = if rng.below(4) == 0 { LockKind::Shared } else { LockKind::Exclusive };
-        let under_way = work.begin(me, if kind == LockKind::Exclusive { COUNT } else { LOOK });
+        let under_way = context.begin(me, if kind == LockKind::Exclusive { COUNT } else { LOOK });
         let op = under_way.op;
         let excused = self.client_states.excuses_all(me);
         let done = async {
             let handle = client.open(&root_cred(), counter.ino, OpenMode::BOTH).await?.handle;
-            let done = self.step_under_lock(work, client, me, rng, op, counter, kind, handle).await;
+            let done = self.step_under_lock(context, client, me, rng, op, counter, kind, handle).await;
             // However it ended, it does not count on the lock any more.
             counter.state().holds.retain(|hold| hold.op != op);
             let closed = close(client, handle).await;
@@ -120,13 +122,13 @@ impl Counters {
         let done = done.await;
         under_way.check_time("a step under a lock");
         if let Err(e) = done {
-            work.complain(me, excused, format!("operation {op}, c{me}: {}", counter.name), &e);
+            context.complain(me, excused, format!("operation {op}, c{me}: {}", counter.name), &e);
         }
     }
 
     async fn step_under_lock(
         &self,
-        work: &Workload,
+        context: &Context,
         client: &Client,
         me: usize,
         rng: &Rng,
@@ -141,12 +143,13 @@ impl Counters {
             kind,
             pid: op as u32,
         };
-        // As it is when it asks: a silence that begins while it waits may end its session before it hears of the lock.
+        // As it is when it asks: a silence that begins while it waits may end its session before it hears of
+        // the lock.
         let standing = self.standing(me);
         if self.wait(client, handle, wish(Some(kind)), rng).await? == Locked::Interrupted {
             return Ok(());
         }
-        work.log(op, format_args!("c{me} has {kind:?} on {}", counter.name));
+        context.log(op, format_args!("c{me} has {kind:?} on {}", counter.name));
         self.note_granted(counter, Hold { op, standing, kind });
         let found = self.look(client, counter, handle, &standing).await?;
         self.world.sleep(Duration::from_nanos(rng.below(HOLD_MAX.as_nanos() as u64))).await;

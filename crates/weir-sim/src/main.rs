@@ -1,6 +1,6 @@
-//! `cargo run -p weir-sim -- --seed 7 [--runs 1] [--operations 60] [--faults kill-meta,slow-disk | none]`: repeats a run
-//! of the simulated cluster, or tries many. Without `--faults` each seed has a mix and a pace of its own. A broken run is made
-//! smaller, and the command that repeats the smaller one is printed.
+//! `cargo run -p weir-sim -- --seed 7 [--runs 1] [--operations 60] [--faults kill-meta,slow-disk | none]`:
+//! repeats a run of the simulated cluster, or tries many. Without `--faults` each seed has a mix and a pace
+//! of its own. A broken run is made smaller, and the command that repeats the smaller one is printed.
 #![allow(
     clippy::disallowed_types,
     reason = "the command writes its trace and takes its time on the real machine"
@@ -12,15 +12,16 @@
 use clap::{Parser, ValueEnum};
 use std::{fs::File, io::Write, process::ExitCode, str::FromStr, time::Duration};
 use weir_proto::map::Scheme;
-use weir_sim::marks::{Met, table};
+use weir_sim::coverage::table;
+use weir_sim::marks::Met;
 use weir_sim::{FaultKind, Options, Servers, run, shrink::shrink};
 
 /// A run is millions of small allocations on one thread: a tenth of its time with the machine's allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Runs clusters of the real code in a simulated world, each under a seed, while things break: repeats a run, or tries many. A
-/// run that breaks a promise is made smaller, and the command that repeats it is printed.
+/// Runs clusters of the real code in a simulated world, each under a seed, while things break: repeats a run,
+/// or tries many. A run that breaks a promise is made smaller, and the command that repeats it is printed.
 #[derive(clap::Parser)]
 #[command(name = "weir-sim", version)]
 struct Args {
@@ -39,7 +40,8 @@ struct Args {
     /// Applications rest up to so long between two operations: longer, and more faults meet fewer operations
     #[arg(long, value_name = "MS")]
     pause_ms: Option<u64>,
-    /// Kinds of faults, the first of which comes first, or `none`; without this each seed has a mix and a pace of its own
+    /// Kinds of faults, the first of which comes first, or `none`; without this each seed has a mix and a
+    /// pace of its own
     #[arg(long, value_name = "NAME,NAME…")]
     faults: Option<Kinds>,
     /// Faults that are left out, by their number in the run

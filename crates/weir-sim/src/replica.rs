@@ -1,11 +1,13 @@
-//! A volume that mirrors a home which strangers change all the while: clients read it, movers and servers die, and home fails.
+//! A volume that mirrors a home which strangers change all the while: clients read it, movers and servers
+//! die, and home fails.
 //!
-//! Oracle: who reads a file reads all of one state that it had at home, or is told an error if it is not so there any more. Nothing is
-//! changed at home but by strangers. In the end the volume shows what is at home.
+//! Oracle: who reads a file reads all of one state that it had at home, or is told an error if it is not so
+//! there any more. Nothing is changed at home but by strangers. In the end the volume shows what is at home.
 
+use crate::calls::{is_gone, names_in, new_volume, read_whole, root_cred};
 use crate::cluster::Cluster;
+use crate::context::Context;
 use crate::home::{Change, MemoryHome, Movers, Thing, may_not_yet};
-use crate::workload::{Workload, is_gone, names_in, new_volume, read_whole, root_cred};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -195,14 +197,14 @@ impl Replica {
     // ---- what clients see
 
     /// One operation of a process of client `me`.
-    pub async fn step(&self, work: &Workload, client: &Client, me: usize, rng: &Rng) {
-        let under_way = work.begin(me, LOOK);
-        let excused = work.client_states.excuses_all(me);
+    pub async fn step(&self, context: &Context, client: &Client, me: usize, rng: &Rng) {
+        let under_way = context.begin(me, LOOK);
+        let excused = context.client_states.excuses_all(me);
         if let Err(e) = self.look(client, rng).await {
             let silent =
                 e.kind == ErrorKind::Deadline && self.world.now().0 < self.silent_until.load(Relaxed);
             let excused = excused || silent;
-            work.complain(me, excused, format!("operation {}, c{me}: {LOOK}", under_way.op), &e);
+            context.complain(me, excused, format!("operation {}, c{me}: {LOOK}", under_way.op), &e);
         }
     }
 

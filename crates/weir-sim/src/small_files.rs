@@ -1,15 +1,18 @@
-//! Small files that everybody uses at the same moment: what an inode holds goes to targets while others write, append, cut and look.
+//! Small files that everybody uses at the same moment: what an inode holds goes to targets while others
+//! write, append, cut and look.
 //!
-//! A *bout*: one process makes a file of a few bytes to some 10 KiB, or takes the last one, and all that rest come and work on it, each for
-//! a few steps, a millisecond apart. Half of the files have places of their own for each process, the others are appended to. Then the file
-//! is looked at as a whole, and gives way to the next by a rename over it or by its removal, while some have it open still.
-//! Oracle: see [`crate::beside`].
+//! A *bout*: one process makes a file of a few bytes to some 10 KiB, or takes the last one, and all that rest
+//! come and context on it, each for a few steps, a millisecond apart. Half of the files have places of their
+//! own for each process, the others are appended to. Then the file is looked at as a whole, and gives way to
+//! the next by a rename over it or by its removal, while some have it open still. Oracle: see
+//! [`crate::beside`].
 
+use crate::calls::{close, read_all, root_cred};
 use crate::client_states::ClientStates;
 use crate::concurrent_file::{Changes, Did, HEADER_BYTES, Look, Moment, Writer, record};
+use crate::context::{Context, DIRS};
 use crate::home::may_not_yet;
 use crate::model::bytes_of;
-use crate::workload::{DIRS, Workload, close, read_all, root_cred};
 use std::{
     collections::BTreeSet,
     fmt::Display,
@@ -158,11 +161,11 @@ impl SmallFiles {
     }
 
     /// One bout of a process, its own or another one's.
-    pub async fn step(&self, work: &Workload, client: &Client, me: usize, process: usize, rng: &Rng) {
+    pub async fn step(&self, context: &Context, client: &Client, me: usize, process: usize, rng: &Rng) {
         let excused = self.client_states.excuses_all(me);
         let who = self.client_states.who(me);
-        let player = Player { small_files: self, work, client, me, process, rng };
-        let others = self.other_bout(process, work.rest(rng)).await;
+        let player = Player { small_files: self, context, client, me, process, rng };
+        let others = self.other_bout(process, context.rest(rng)).await;
         let file = match others {
             Some(file) => Some((file, None)),
             None => player.begin_bout().await,
@@ -171,7 +174,7 @@ impl SmallFiles {
             && let Err((what, e)) = player.play(&file, handle).await
         {
             let is_cut = who != self.client_states.who(me);
-            work.complain(me, excused || is_cut, format!("c{me}, {}: {what}", file.title), &e);
+            context.complain(me, excused || is_cut, format!("c{me}, {}: {what}", file.title), &e);
             file.changes().doubt(me);
         }
     }
@@ -235,17 +238,17 @@ impl SmallFiles {
     }
 
     /// Every file, when nobody uses any: what the first look shows stays.
-    pub async fn verify(&self, work: &Workload, client: &Client, when: &str) -> Result<(), Error> {
+    pub async fn verify(&self, context: &Context, client: &Client, when: &str) -> Result<(), Error> {
         for place in &self.places {
             let mut place = place.lock().await;
             place.give_up();
             let Some(file) = &place.file else { continue };
             let (dir, name) = &place.name;
             let what = format!("{when}: {} ({:?})", file.title, file.ino);
-            let found = client.lookup(&root_cred(), work.dirs[*dir], name.as_bytes()).await?;
+            let found = client.lookup(&root_cred(), context.dirs[*dir], name.as_bytes()).await?;
             let stat = found.unwrap_or_else(|| panic!("{what}: the name is gone"));
             assert_eq!(stat.attr.ino, file.ino, "{what}: another file");
-            let got = crate::workload::read_whole(client, file.ino).await.map_err(|e| e.doing(&what))?;
+            let got = crate::calls::read_whole(client, file.ino).await.map_err(|e| e.doing(&what))?;
             assert_eq!(stat.attr.size, got.len() as u64, "{what}: size");
             let now = self.moment();
             self.check(file, now, now, &got).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -284,7 +287,7 @@ impl<T> Doing<T> for Result<T, Error> {
 /// A process that uses small files.
 struct Player<'w> {
     small_files: &'w SmallFiles,
-    work: &'w Workload,
+    context: &'w Context,
     client: &'w Client,
     me: usize,
     process: usize,
@@ -313,7 +316,7 @@ impl Player<'_> {
         Writer { who, process: self.process, sure, at: self.small_files.world.now() }
     }
     fn log(&self, op: u64, what: impl Display) {
-        self.work.log(op, format_args!("c{} {what}", self.me));
+        self.context.log(op, format_args!("c{} {what}", self.me));
     }
 
     /// A change that is in the model from before it begins until it is done.
@@ -356,7 +359,7 @@ impl Player<'_> {
             Err((what, e)) => {
                 let is_cut = who != self.small_files.client_states.who(self.me);
                 let what = format!("c{}, place {number}: {what}", self.me);
-                self.work.complain(self.me, excused || is_cut, what, &e);
+                self.context.complain(self.me, excused || is_cut, what, &e);
                 if let Some(file) = &place.file {
                     file.changes().doubt(self.me);
                 }
@@ -367,19 +370,19 @@ impl Player<'_> {
 
     /// Makes a file; the one that was there is looked at once more and goes.
     async fn replace(&self, place: &mut Place) -> Answer<(Arc<SmallFile>, Option<Opened>)> {
-        let under_way = self.work.begin(self.me, CREATE);
+        let under_way = self.context.begin(self.me, CREATE);
         let name = (self.below(DIRS as u64) as usize, format!("t{}", under_way.op));
         let (file, opened) = self.create(under_way.op, &name).await?;
         let name = match place.file.clone() {
             Some(old) => {
                 self.look_from_outside(&old).await?;
                 old.leaves();
-                self.work.found().uncertain.insert(place.name.clone());
+                self.context.found().uncertain.insert(place.name.clone());
                 self.give_way(&place.name, name).await?
             }
             None => name,
         };
-        self.work.found().uncertain.retain(|known| *known != name);
+        self.context.found().uncertain.retain(|known| *known != name);
         under_way.check_time(CREATE);
         *place = Place { file: Some(file.clone()), name };
         Ok((file, opened))
@@ -387,18 +390,18 @@ impl Player<'_> {
 
     /// A file takes the place of an old one: under its own name, or that of the old one.
     async fn give_way(&self, old: &(usize, String), name: (usize, String)) -> Answer<(usize, String)> {
-        let (cred, parent) = (root_cred(), self.work.dirs[old.0]);
+        let (cred, parent) = (root_cred(), self.context.dirs[old.0]);
         let is_removal = self.one_in(2);
         if is_removal {
             self.client.unlink(&cred, parent, old.1.as_bytes()).await.doing("unlink")?;
         } else {
-            let from = self.work.dirs[name.0];
+            let from = self.context.dirs[name.0];
             let (moved, over) = (name.1.as_bytes(), old.1.as_bytes());
             let done = self.client.rename(&cred, from, moved, parent, over, RenameMode::Replace).await;
             done.doing("rename over")?;
         }
         let (stays, goes) = if is_removal { (name, old.clone()) } else { (old.clone(), name) };
-        self.work.found().uncertain.retain(|known| *known != goes);
+        self.context.found().uncertain.retain(|known| *known != goes);
         Ok(stays)
     }
 
@@ -414,8 +417,8 @@ impl Player<'_> {
     async fn create(&self, op: u64, name: &(usize, String)) -> Answer<(Arc<SmallFile>, Option<Opened>)> {
         let (shape, len) = self.some_shape();
         self.log(op, format_args!("create {} in d{}, {shape:?}, {len} bytes", name.1, name.0));
-        self.work.found().uncertain.insert(name.clone());
-        let parent = self.work.dirs[name.0];
+        self.context.found().uncertain.insert(name.clone());
+        let parent = self.context.dirs[name.0];
         let made =
             self.client.create(&root_cred(), parent, name.1.as_bytes(), 0o644, true, OpenMode::BOTH).await;
         let made = made.doing("create")?;
@@ -483,7 +486,7 @@ impl Player<'_> {
         for _ in 0..1 + self.below(STEPS_MAX) {
             self.pause().await;
             let operation = self.choose(file, opened.mode);
-            let under_way = self.work.begin(self.me, operation);
+            let under_way = self.context.begin(self.me, operation);
             let (op, handle) = (under_way.op, opened.handle);
             match operation {
                 WRITE => {
@@ -667,7 +670,7 @@ impl Player<'_> {
     }
 
     async fn evict(&self, file: &SmallFile, op: u64) -> Answer<()> {
-        let Some(home) = &self.work.home else { return Ok(()) };
+        let Some(home) = &self.context.home else { return Ok(()) };
         self.log(op, format_args!("{} evict", file.title));
         match self.client.evict(&root_cred(), file.ino, 0, u64::MAX).await {
             Ok(evicted) if !evicted.ranges.is_empty() => home.evicted(),
@@ -680,7 +683,7 @@ impl Player<'_> {
 
     /// By a handle of its own, when its bout may be over.
     async fn look_from_outside(&self, file: &SmallFile) -> Answer<()> {
-        let under_way = self.work.begin(self.me, READ);
+        let under_way = self.context.begin(self.me, READ);
         let handle =
             self.client.open(&root_cred(), file.ino, OpenMode::READ).await.doing("open to look")?.handle;
         let done = self.read(file, handle, under_way.op).await;

@@ -1,15 +1,17 @@
 //! Snapshots, taken and removed at random times while files are used and faults come.
 //!
-//! Oracle: a snapshot shows of each turn file exactly what the model had when it was taken; what was in doubt then is decided by
-//! the first look, and stays. Of shared files, which others write all the while, it shows the same at every look; of small ones what
-//! a look could have shown that lasted as long as the taking, and the same from then on. Names that come
-//! and go afterwards change nothing. In the end, when all is removed, all space must be given back.
+//! Oracle: a snapshot shows of each turn file exactly what the model had when it was taken; what was in doubt
+//! then is decided by the first look, and stays. Of shared files, which others write all the while, it shows
+//! the same at every look; of small ones what a look could have shown that lasted as long as the taking, and
+//! the same from then on. Names that come and go afterwards change nothing. In the end, when all is removed,
+//! all space must be given back.
+use crate::calls::root_cred;
 use crate::client_states::ClientStates;
 use crate::cluster::Cluster;
 use crate::model::FileModel;
 use crate::small_files::SnapshotSmallFile;
 use crate::tree::SnapshotTree;
-use crate::workload::{Workload, root_cred};
+use crate::workload::Workload;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -90,7 +92,7 @@ impl Snapshots {
                 _ if held < HELD_MAX => TAKE,
                 _ => LOOK,
             };
-            let under_way = self.work.begin(0, operation);
+            let under_way = self.work.context.begin(0, operation);
             let done = async {
                 let client = match &mut client {
                     Some(client) => client,
@@ -103,13 +105,13 @@ impl Snapshots {
                 }
             };
             if let Err(e) = done.await {
-                self.work.complain_of_nobody(format!("operation {}: {operation}", under_way.op), &e);
+                self.work.context.complain_of_nobody(format!("operation {}: {operation}", under_way.op), &e);
             }
         }
         if let Some(client) = client
             && let Err(e) = client.shutdown().await
         {
-            self.work.complain_of_nobody("whoever keeps snapshots leaves".to_owned(), &e);
+            self.work.context.complain_of_nobody("whoever keeps snapshots leaves".to_owned(), &e);
         }
     }
 
@@ -139,15 +141,15 @@ impl Snapshots {
         let (_nobody_changes_it, tree) = tree.unzip();
         let small_files = self.work.small_files.before_snapshot();
         let name = format!("s{op}");
-        self.work.log(op, format_args!("snapshot {name}"));
+        self.work.context.log(op, format_args!("snapshot {name}"));
         let taken = client.take_snapshot(&root_cred(), VolumeId::ROOT, &name).await?;
         let files = slots.iter().filter_map(|slot| slot.file.as_ref()).filter(|file| !file.moving);
         let turn_files = files
             .map(|file| SnapshotFile {
-                dir: self.work.dirs[file.dir],
+                dir: self.work.context.dirs[file.dir],
                 name: file.name.clone(),
                 ino: file.ino,
-                in_doubt: self.work.is_doubtful(&file.model),
+                in_doubt: self.work.context.is_doubtful(&file.model),
                 model: file.model.clone(),
             })
             .collect();
@@ -224,7 +226,7 @@ impl Snapshots {
         let mut got = Vec::new();
         loop {
             let parts = match client.snapshot_read(&file, got.len() as u64, READ_BYTES).await {
-                Err(e) if self.work.home.is_some() && e.kind == ErrorKind::Io => return Ok(None),
+                Err(e) if self.work.context.home.is_some() && e.kind == ErrorKind::Io => return Ok(None),
                 parts => parts?,
             };
             if parts.iter().all(|part| part.is_empty()) {

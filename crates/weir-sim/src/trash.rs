@@ -1,12 +1,15 @@
-//! What is removed from a volume that has a trash: it is there as it was, is put back, or goes when its time is over.
+//! What is removed from a volume that has a trash: it is there as it was, is put back, or goes when its time
+//! is over.
 //!
-//! Oracle: a turn file that was removed is in the trash with all its bytes, if the trash keeps it to the end of the run; if not, it is there
-//! whole or not at all. One that is put back is the file that it was. What is in the trash counts as any other file does, home
-//! has it, too, and in the end, when it is emptied, all space must be given back.
+//! Oracle: a turn file that was removed is in the trash with all its bytes, if the trash keeps it to the end
+//! of the run; if not, it is there whole or not at all. One that is put back is the file that it was. What is
+//! in the trash counts as any other file does, home has it, too, and in the end, when it is emptied, all
+//! space must be given back.
 use crate::FaultKind;
+use crate::calls::{is_gone, names_in, read_whole, root_cred};
 use crate::client_states::ClientStates;
+use crate::context::Context;
 use crate::model::FileModel;
-use crate::workload::{Workload, is_gone, names_in, read_whole, root_cred};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -73,7 +76,7 @@ impl Trash {
         set(client, LONG_S).await
     }
 
-    pub async fn verify(&self, work: &Workload, client: &Client, when: &str) -> Result<(), Error> {
+    pub async fn verify(&self, context: &Context, client: &Client, when: &str) -> Result<(), Error> {
         let mut removed = std::mem::take(&mut *self.removed());
         let there = files(client).await?;
         for file in &mut removed {
@@ -86,7 +89,7 @@ impl Trash {
                 Err(e) if is_gone(&e) && !self.keeps_all => continue,
                 got => got.map_err(|e| e.doing(&what))?,
             };
-            if work.is_doubtful(&file.model) {
+            if context.is_doubtful(&file.model) {
                 file.model
                     .settle(ClientStates::nobody(), &got, None)
                     .unwrap_or_else(|e| panic!("{what}: {e}"));

@@ -1,12 +1,14 @@
-//! A tree of directories and files that all clients change, one change at a time: made, linked, moved with all that is below,
-//! exchanged, marked and removed.
+//! A tree of directories and files that all clients change, one change at a time: made, linked, moved with
+//! all that is below, exchanged, marked and removed.
 //!
-//! Oracle: a change is done or refused as POSIX has it, as a whole, and whoever looks after it sees just that: names, links, modes,
-//! attributes, bytes. One that ended with an error, or whose client died, is done or not; who has the tree next finds out which.
+//! Oracle: a change is done or refused as POSIX has it, as a whole, and whoever looks after it sees just
+//! that: names, links, modes, attributes, bytes. One that ended with an error, or whose client died, is done
+//! or not; who has the tree next finds out which.
 
+use crate::calls::{close, names_in, read_all, read_whole, root_cred};
 use crate::client_states::LEAVES;
+use crate::context::Context;
 use crate::model::{Who, bytes_of};
-use crate::workload::{Workload, close, names_in, read_all, read_whole, root_cred};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -106,7 +108,8 @@ impl Tree {
         }
         paths
     }
-    /// The same whichever inodes it has: of each path whether it is a directory, its mode and mark, and its file's first path.
+    /// The same whichever inodes it has: of each path whether it is a directory, its mode and mark, and its
+    /// file's first path.
     fn shape(&self) -> BTreeMap<String, (bool, u32, Bytes, String)> {
         let (paths, mut first) = (self.paths(), BTreeMap::new());
         paths.iter().rev().for_each(|(path, ino)| drop(first.insert(*ino, path.clone())));
@@ -235,12 +238,12 @@ impl SharedTree {
     }
 
     /// One operation of a process of client `me`.
-    pub async fn step(&self, work: &Workload, client: &Client, me: usize, rng: &Rng) {
+    pub async fn step(&self, context: &Context, client: &Client, me: usize, rng: &Rng) {
         let mut state = self.state.lock().await;
         let operation = if rng.below(4) == 0 { LOOK } else { CHANGE };
-        let under_way = work.begin(me, operation);
-        let excused = work.client_states.excuses_all(me);
-        let turn = TreeTurn { work, client, me: work.client_states.who(me), rng, op: under_way.op };
+        let under_way = context.begin(me, operation);
+        let excused = context.client_states.excuses_all(me);
+        let turn = TreeTurn { context, client, me: context.client_states.who(me), rng, op: under_way.op };
         let done = async {
             turn.settle(&mut state).await?;
             match operation {
@@ -251,17 +254,18 @@ impl SharedTree {
         let done = done.await;
         if let Err(e) = done {
             if let Some((.., since)) = &mut state.pending {
-                *since = work.world.now();
+                *since = context.world.now();
             }
-            work.complain(me, excused, format!("operation {}, c{me}: {operation}", turn.op), &e);
+            context.complain(me, excused, format!("operation {}, c{me}: {operation}", turn.op), &e);
         }
     }
 
     /// The tree as `client` sees it, who has nothing cached.
-    pub async fn verify(&self, work: &Workload, client: &Client, when: &str) -> Result<(), Error> {
+    pub async fn verify(&self, context: &Context, client: &Client, when: &str) -> Result<(), Error> {
         let mut state = self.state.lock().await;
-        let (nobody, rng) = (crate::client_states::ClientStates::nobody(), work.world.rng("verify the tree"));
-        let turn = TreeTurn { work, client, me: nobody, rng: &rng, op: 0 };
+        let (nobody, rng) =
+            (crate::client_states::ClientStates::nobody(), context.world.rng("verify the tree"));
+        let turn = TreeTurn { context, client, me: nobody, rng: &rng, op: 0 };
         turn.settle(&mut state).await.map_err(|e| e.doing(when))?;
         let attrs = turn.compare(&state, when).await.map_err(|e| e.doing(when))?;
         for ino in state.contents.keys() {
@@ -405,7 +409,7 @@ impl SnapshotTree {
 
 /// One operation.
 struct TreeTurn<'w> {
-    work: &'w Workload,
+    context: &'w Context,
     client: &'w Client,
     me: Who,
     rng: &'w Rng,
@@ -417,8 +421,8 @@ impl TreeTurn<'_> {
     async fn settle(&self, state: &mut State) -> Result<(), Error> {
         let Some((change, who, since)) = &state.pending else { return Ok(()) };
         // What is on its way may still arrive.
-        while self.work.client_states.is_leaving(*who) || self.work.world.now() < *since + LEAVES {
-            self.work.world.sleep(Duration::from_millis(200)).await;
+        while self.context.client_states.is_leaving(*who) || self.context.world.now() < *since + LEAVES {
+            self.context.world.sleep(Duration::from_millis(200)).await;
         }
         let (seen, _) = look_at(self.client, state.tree.root).await?;
         let made = match change {
@@ -442,7 +446,7 @@ impl TreeTurn<'_> {
     }
 
     fn log(&self, what: impl Display) {
-        self.work.log(self.op, format_args!("c{} tree: {what}", self.me.client));
+        self.context.log(self.op, format_args!("c{} tree: {what}", self.me.client));
     }
 
     async fn look(&self, state: &mut State) -> Result<(), Error> {
@@ -490,7 +494,7 @@ impl TreeTurn<'_> {
     async fn change(&self, state: &mut State) -> Result<(), Error> {
         let change = self.choose(&state.tree);
         self.log(format_args!("{change:?}"));
-        state.pending = Some((change.clone(), self.me, self.work.world.now()));
+        state.pending = Some((change.clone(), self.me, self.context.world.now()));
         let made = match self.carry_out(&change).await {
             Ok(made) => made,
             Err(e)

@@ -1,9 +1,13 @@
-//! One operation on one turn file: what the client is asked, what it must answer, and what it leaves in the model.
+//! One operation on one turn file: what the client is asked, what it must answer, and what it leaves in the
+//! model.
 
+use crate::calls::{close, read_all, root_cred};
+use crate::context::DIRS;
 use crate::home::may_not_yet;
 use crate::model::{What, Who, bytes_of};
 use crate::trash::Trash;
-use crate::workload::{DIRS, Slot, TurnFile, Workload, close, read_all, root_cred};
+use crate::turn_file::{Slot, TurnFile};
+use crate::workload::Workload;
 use std::collections::{BTreeMap, btree_map::Entry};
 use std::{fmt::Display, time::Duration};
 use weir_client::{Allocate, Client, Handle, OpenMode, Opened, SetAttrs};
@@ -79,7 +83,7 @@ impl Turn<'_> {
             slot.file = Some(self.create().await?);
             return Ok(());
         };
-        if self.work.is_doubtful(&file.model) {
+        if self.work.context.is_doubtful(&file.model) {
             self.settle(file).await?;
         }
         match operation {
@@ -108,7 +112,8 @@ impl Turn<'_> {
     /// This client was cut off since it opened the file: errors may come.
     pub fn is_excused(&self, slot: &Slot) -> bool {
         let handle = slot.file.as_ref().and_then(|file| file.handles.get(&self.me.client));
-        self.work.client_states.excuses_all(self.me.client) || handle.is_some_and(|(_, who)| *who != self.me)
+        self.work.context.client_states.excuses_all(self.me.client)
+            || handle.is_some_and(|(_, who)| *who != self.me)
     }
 
     /// What a failed operation leaves: doubt about its bytes, or about its name.
@@ -116,7 +121,7 @@ impl Turn<'_> {
         let Some(file) = &mut slot.file else { return };
         file.reported(self.me.client);
         if let Some((handle, who)) = file.handles.remove(&self.me.client)
-            && self.work.client_states.is_alive(who)
+            && self.work.context.client_states.is_alive(who)
         {
             let _ = self.client.release(handle).await; // its errors were counted with the failed operation
         }
@@ -125,9 +130,9 @@ impl Turn<'_> {
 
     /// Looks at a file whose last changes may be lost: what is there now stays.
     async fn settle(&self, file: &mut TurnFile) -> Answer<()> {
-        let client_states = &self.work.client_states;
+        let client_states = &self.work.context.client_states;
         while client_states.is_broken() || file.model.is_on_its_way(|who| client_states.is_leaving(who)) {
-            self.work.world.sleep(SETTLE_POLL).await;
+            self.work.context.world.sleep(SETTLE_POLL).await;
         }
         let handle = self.handle(file).await?;
         let got = read_all(self.client, handle, 0, usize::MAX).await.doing("read what is in doubt")?;
@@ -139,7 +144,7 @@ impl Turn<'_> {
         if !lost.is_empty() {
             self.log(file, format_args!("lost: changes of {lost:?}: {differs}"));
         }
-        for who in lost.into_iter().filter(|who| self.work.client_states.is_alive(*who)) {
+        for who in lost.into_iter().filter(|who| self.work.context.client_states.is_alive(*who)) {
             let has_it_open =
                 file.handles.get(&who.client).is_some_and(|(_, opened)| opened.life == who.life);
             if has_it_open {
@@ -155,7 +160,7 @@ impl Turn<'_> {
     }
 
     fn log(&self, file: &TurnFile, what: impl Display) {
-        self.work.log(self.op, format_args!("{} {} {what}", self.who(), file.name));
+        self.work.context.log(self.op, format_args!("{} {} {what}", self.who(), file.name));
     }
 
     fn new_name(&self) -> (usize, String) {
@@ -164,9 +169,9 @@ impl Turn<'_> {
 
     async fn create(&self) -> Answer<TurnFile> {
         let (dir, name) = self.new_name();
-        self.work.log(self.op, format_args!("{} create {name} in d{dir}", self.who()));
-        let parent = self.work.dirs[dir];
-        self.work.found().uncertain.insert((dir, name.clone()));
+        self.work.context.log(self.op, format_args!("{} create {name} in d{dir}", self.who()));
+        let parent = self.work.context.dirs[dir];
+        self.work.context.found().uncertain.insert((dir, name.clone()));
         let opened = if self.rng.below(8) == 0 {
             self.create_and_name(parent, &name).await?
         } else {
@@ -174,7 +179,7 @@ impl Turn<'_> {
                 self.client.create(&root_cred(), parent, name.as_bytes(), 0o644, true, OpenMode::BOTH).await;
             created.doing("create")?
         };
-        self.work.found().uncertain.remove(&(dir, name.clone()));
+        self.work.context.found().uncertain.remove(&(dir, name.clone()));
         let handles = BTreeMap::from([(self.me.client, (opened.handle, self.me))]);
         let (ino, model) = (opened.stat.attr.ino, Default::default());
         Ok(TurnFile { dir, name, ino, model, handles, moving: false, written: 0, owed: BTreeMap::new() })
@@ -194,13 +199,13 @@ impl Turn<'_> {
 
     async fn handle(&self, file: &mut TurnFile) -> Answer<Handle> {
         if let Some((handle, who)) = file.handles.get(&self.me.client)
-            && self.work.client_states.is_alive(*who)
+            && self.work.context.client_states.is_alive(*who)
         {
             return Ok(*handle);
         }
         let found = self
             .client
-            .lookup(&root_cred(), self.work.dirs[file.dir], file.name.as_bytes())
+            .lookup(&root_cred(), self.work.context.dirs[file.dir], file.name.as_bytes())
             .await
             .doing("lookup")?;
         let Some(stat) = found else {
@@ -215,7 +220,7 @@ impl Turn<'_> {
     /// The same where it is known what is in the file: others may be cut off while it is opened.
     async fn sure_handle(&self, file: &mut TurnFile) -> Answer<Handle> {
         let handle = self.handle(file).await?;
-        if self.work.is_doubtful(&file.model) {
+        if self.work.context.is_doubtful(&file.model) {
             self.settle(file).await?;
         }
         Ok(handle)
@@ -264,7 +269,7 @@ impl Turn<'_> {
 
     /// What the others wrote is seen by this client.
     fn saw(&self, file: &mut TurnFile) {
-        file.model.seen_by(self.me.client, |client| self.work.client_states.cuts(client));
+        file.model.seen_by(self.me.client, |client| self.work.context.client_states.cuts(client));
     }
 
     async fn write(&self, file: &mut TurnFile) -> Answer<()> {
@@ -288,7 +293,7 @@ impl Turn<'_> {
         self.log(file, format_args!("append {len} to {}", file.model.len()));
         let mode = OpenMode { append: true, ..OpenMode::WRITE };
         let handle = self.client.open(&root_cred(), file.ino, mode).await.doing("open to append")?.handle;
-        if self.work.is_doubtful(&file.model)
+        if self.work.context.is_doubtful(&file.model)
             && let Err(e) = self.settle(file).await
         {
             let _ = close(self.client, handle).await; // nothing was written
@@ -329,7 +334,7 @@ impl Turn<'_> {
 
     /// What this client wrote before it was cut off may go away under its eyes, until it is told.
     fn doubts_self(&self, file: &TurnFile) -> bool {
-        self.work.is_doubtful(&file.model)
+        self.work.context.is_doubtful(&file.model)
     }
 
     async fn fsync(&self, file: &mut TurnFile) -> Answer<()> {
@@ -372,7 +377,7 @@ impl Turn<'_> {
 
     async fn close(&self, file: &mut TurnFile) -> Answer<()> {
         let Some((handle, who)) = file.handles.remove(&self.me.client) else { return Ok(()) };
-        if !self.work.client_states.is_alive(who) {
+        if !self.work.context.client_states.is_alive(who) {
             return Ok(());
         }
         self.log(file, "close");
@@ -436,16 +441,16 @@ impl Turn<'_> {
     async fn rename_to(&self, file: &mut TurnFile, to: (usize, String), mode: RenameMode) -> Answer<()> {
         let (dir, name) = &to;
         self.log(file, format_args!("rename to {name} in d{dir} ({mode:?})"));
-        let parents = (self.work.dirs[file.dir], self.work.dirs[*dir]);
+        let parents = (self.work.context.dirs[file.dir], self.work.context.dirs[*dir]);
         file.moving = true;
         let from = (file.dir, file.name.clone());
-        self.work.found().uncertain.extend([from.clone(), to.clone()]);
+        self.work.context.found().uncertain.extend([from.clone(), to.clone()]);
         self.client
             .rename(&root_cred(), parents.0, from.1.as_bytes(), parents.1, name.as_bytes(), mode)
             .await
             .doing("rename")?;
         file.moving = false;
-        self.work.found().uncertain.retain(|known| *known != from && *known != to);
+        self.work.context.found().uncertain.retain(|known| *known != from && *known != to);
         (file.dir, file.name) = to;
         Ok(())
     }
@@ -464,12 +469,13 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// As programs do that show no half-made file: written anew under another name, which then takes the place of the old one.
+    /// As programs do that show no half-made file: written anew under another name, which then takes the
+    /// place of the old one.
     async fn save(&self, file: &mut TurnFile) -> Answer<()> {
         let mut new = self.create().await?;
         let place = (file.dir, file.name.clone());
         // Whatever becomes of it, until it has the name of the old one.
-        self.work.found().uncertain.insert((new.dir, new.name.clone()));
+        self.work.context.found().uncertain.insert((new.dir, new.name.clone()));
         for _ in 0..=self.rng.below(3) {
             self.write(&mut new).await?;
         }
@@ -486,7 +492,7 @@ impl Turn<'_> {
 
     /// Gives the space of a file or of a part of it back, as soon as home has it.
     async fn evict(&self, file: &mut TurnFile) -> Answer<()> {
-        let Some(home) = &self.work.home else { return Ok(()) };
+        let Some(home) = &self.work.context.home else { return Ok(()) };
         // Or while this client writes it: then it must do it itself.
         let keeps = self.rng.below(2) == 0;
         let mine = if keeps { file.handles.remove(&self.me.client) } else { None };
@@ -509,7 +515,7 @@ impl Turn<'_> {
                     return Ok(());
                 }
                 // Home does not have it yet, or somebody who is cut off has it open still.
-                Err(e) if may_not_yet(&e) => self.work.world.sleep(HOME_PAUSE).await,
+                Err(e) if may_not_yet(&e) => self.work.context.world.sleep(HOME_PAUSE).await,
                 Err(e) => return Err(e).doing("evict"),
             }
         }
@@ -519,10 +525,10 @@ impl Turn<'_> {
     /// Removes the name; who has it open still reads it. From the trash it is put back at times.
     async fn unlink(&self, mut file: TurnFile) -> Answer<Option<TurnFile>> {
         self.log(&file, "unlink");
-        self.work.found().uncertain.insert((file.dir, file.name.clone()));
-        let parent = self.work.dirs[file.dir];
+        self.work.context.found().uncertain.insert((file.dir, file.name.clone()));
+        let parent = self.work.context.dirs[file.dir];
         self.client.unlink(&root_cred(), parent, file.name.as_bytes()).await.doing("unlink")?;
-        self.work.found().uncertain.remove(&(file.dir, file.name.clone()));
+        self.work.context.found().uncertain.remove(&(file.dir, file.name.clone()));
         let gone = self
             .client
             .lookup(&root_cred(), parent, file.name.as_bytes())
@@ -536,7 +542,7 @@ impl Turn<'_> {
             }
             trash.threw(&file.name, file.ino, file.model.clone());
         }
-        self.work.found().nameless.push(file);
+        self.work.context.found().nameless.push(file);
         Ok(None)
     }
 
@@ -544,22 +550,22 @@ impl Turn<'_> {
     async fn put_back(&self, trash: &Trash, mut file: TurnFile) -> Answer<Option<TurnFile>> {
         let found = trash.find(self.client, file.ino).await.doing("look into the trash")?;
         let Some((from, old)) = found else {
-            self.work.found().nameless.push(file);
+            self.work.context.found().nameless.push(file);
             return Ok(None);
         };
         let (dir, name) = self.new_name();
         self.log(&file, format_args!("put back as {name} in d{dir}"));
-        self.work.found().uncertain.insert((dir, name.clone()));
-        let (to, mode) = (self.work.dirs[dir], RenameMode::NoReplace);
+        self.work.context.found().uncertain.insert((dir, name.clone()));
+        let (to, mode) = (self.work.context.dirs[dir], RenameMode::NoReplace);
         let put = self.client.rename(&root_cred(), from, old.as_bytes(), to, name.as_bytes(), mode).await;
         match put {
             Err(e) if trash.may_lose(&e) => {
-                self.work.found().nameless.push(file);
+                self.work.context.found().nameless.push(file);
                 return Ok(None);
             }
             put => put.doing("put back")?,
         }
-        self.work.found().uncertain.remove(&(dir, name.clone()));
+        self.work.context.found().uncertain.remove(&(dir, name.clone()));
         (file.dir, file.name) = (dir, name);
         Ok(Some(file))
     }
@@ -567,7 +573,7 @@ impl Turn<'_> {
     /// A file has lost its name. Who else has it open keeps it.
     async fn leave_nameless(&self, mut file: TurnFile) -> Answer<()> {
         let read = self.read_removed(&mut file).await;
-        self.work.found().nameless.push(file);
+        self.work.context.found().nameless.push(file);
         read
     }
 

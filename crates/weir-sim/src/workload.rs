@@ -1,66 +1,51 @@
 //! What applications do in the simulation, and the check of every answer.
 //!
-//! Three kinds of files. *Turn* files are used by every client, one operation at a time (an application-level lock), so
-//! the model is exact: whatever a client is told must be what the last operation of any client left. *Shared* files are
-//! written by all clients at the same moment, each in its own records. Small files: see [`crate::small_files`].
-//! What a client that died or was cut off left behind is in doubt until somebody looks: see the model.
-//! An error that nothing excuses breaks a promise.
+//! Three kinds of files. *Turn* files are used by every client, one operation at a time (an application-level
+//! lock), so the model is exact: whatever a client is told must be what the last operation of any client
+//! left. *Shared* files are written by all clients at the same moment, each in its own records. Small files:
+//! see [`crate::small_files`]. What a client that died or was cut off left behind is in doubt until somebody
+//! looks: see the model. An error that nothing excuses breaks a promise.
 
+use crate::calls::{close, names_in, read_all, read_whole, root_cred};
 use crate::client_states::ClientStates;
+use crate::context::{Context, DIRS};
 use crate::home::Home;
 use crate::limits::Limits;
 use crate::locks::Counters;
-use crate::marks::Marks;
-use crate::model::{FileModel, What, Who, bytes_of};
-use crate::replica::{self, Replica};
+use crate::model::{What, bytes_of};
+use crate::replica::Replica;
+use crate::shared_file::{RECORDS, SharedFile, check_own_record};
 use crate::small_files::SmallFiles;
-use crate::trash::{self, Trash};
-use crate::tree::{self, SharedTree};
+use crate::trash::Trash;
+use crate::tree::SharedTree;
 use crate::turn::{SETTLE_POLL, Turn};
-use bytes::Bytes;
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt::Display,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
-};
-use weir_client::{Client, Handle, NewVolume, OpenMode};
-use weir_env::{Instant, Rng, sim::World};
-use weir_proto::meta::{Cred, FileKind, Usage};
-use weir_proto::volume::{Policy, Quota};
-use weir_proto::{Error, ErrorKind, InodeId};
+use crate::turn_file::{Slot, TurnFile};
+use crate::{replica, trash, tree};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use weir_client::{Client, Handle, OpenMode};
+use weir_env::Rng;
+use weir_env::sim::World;
+use weir_proto::meta::{FileKind, Usage};
+use weir_proto::{Error, InodeId};
 
-/// Applications of one client: two on turn files, one on shared files, two on small files, two that count under locks, one on
-/// the tree, one that reads a replica, one in volumes with limits.
+/// Applications of one client: two on turn files, one on shared files, two on small files, two that count
+/// under locks, one on the tree, one that reads a replica, one in volumes with limits.
 const APPS: usize = 10;
 const ON_SHARED_FILES: usize = 2;
 const ON_SMALL_FILES: std::ops::Range<usize> = 3..5;
 const ON_TREE: usize = 7;
 const ON_REPLICA: usize = 8;
 const ON_LIMITS: usize = 9;
-/// What an operation may take: its patience, and a little for the work after the last wait.
-const OPERATION_MAX: Duration = Duration::from_secs(35);
-/// What the wait for movers that die may add to it.
-const RECALL_MAX: Duration = Duration::from_secs(120);
-const RECORDS: u64 = 12;
-const USAGE_POLLS: u32 = 60;
-pub const DIRS: usize = 3;
 
-pub fn root_cred() -> Cred {
-    Cred { uid: 0, gid: 0, groups: vec![] }
-}
+const USAGE_POLLS: u32 = 60;
 
 /// Everything that the clients share, and what they found.
 pub struct Workload {
-    pub world: World,
-    pub client_states: Arc<ClientStates>,
-    pub marks: Marks,
-    /// Where files go that are evicted.
-    pub home: Option<Arc<Home>>,
-    pub dirs: Vec<InodeId>,
+    pub context: Context,
     slots: Vec<tokio::sync::Mutex<Slot>>,
     shared: Vec<SharedFile>,
     pub small_files: SmallFiles,
@@ -72,81 +57,6 @@ pub struct Workload {
     has_clones: bool,
     /// Operations not begun, of each client's applications.
     left: Vec<[AtomicU64; APPS]>,
-    pause_us_max: u64,
-    found: Mutex<Found>,
-    /// Topmost directories of volumes that are made and deleted, by their names in that of the volume around them.
-    volumes: Mutex<BTreeMap<String, InodeId>>,
-}
-
-#[derive(Default)]
-pub struct Found {
-    operations: u64,
-    errors: Vec<String>,
-    excused: u64,
-    /// Names whose files were given up: they may exist or not.
-    pub uncertain: BTreeSet<(usize, String)>,
-    /// Files that have lost their names; some have them open still.
-    pub nameless: Vec<TurnFile>,
-}
-
-/// A place for one turn file.
-#[derive(Default)]
-pub struct Slot {
-    pub file: Option<TurnFile>,
-}
-
-pub struct TurnFile {
-    pub dir: usize,
-    pub name: String,
-    pub ino: InodeId,
-    pub model: FileModel,
-    /// Per client: in which life it was opened.
-    pub handles: BTreeMap<usize, (Handle, Who)>,
-    /// A change of its name is under way, or never ended.
-    pub moving: bool,
-    /// Where it was written last.
-    pub written: u64,
-    /// Clients that must be told of an error before they have closed the file: acknowledged bytes of theirs are lost.
-    pub owed: BTreeMap<usize, Who>,
-}
-
-/// Records of a size of its own; record `r` belongs to client `r % clients`.
-struct SharedFile {
-    name: String,
-    ino: InodeId,
-    record_bytes: usize,
-    models: Vec<Mutex<FileModel>>,
-    /// Bytes were lost with a client: how long the file is, is not known.
-    lossy: AtomicBool,
-}
-
-/// An operation under way; its drop ends it.
-pub struct UnderWay<'w> {
-    work: &'w Workload,
-    pub op: u64,
-    me: usize,
-    begun: Instant,
-}
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        self.work.marks.ends(self.op);
-    }
-}
-
-impl UnderWay<'_> {
-    /// It ended by itself, well or not.
-    pub fn check_time(&self, what: &str) {
-        let took = self.work.world.now().since(self.begun);
-        let excused = self.work.client_states.excuses_all(self.me);
-        assert!(
-            excused
-                || took <= OPERATION_MAX + if self.work.home.is_some() { RECALL_MAX } else { Duration::ZERO },
-            "operation {}, c{}: {what} took {took:?}",
-            self.op,
-            self.me
-        );
-    }
 }
 
 impl Workload {
@@ -196,11 +106,7 @@ impl Workload {
             if options.limits { all } else { 0 },
         ];
         Ok(Workload {
-            world: world.clone(),
-            client_states: client_states.clone(),
-            marks: Marks::default(),
-            home,
-            dirs,
+            context: Context::new(world, client_states, home, dirs, options.pause_ms_max * 1000),
             slots: (0..options.files).map(|_| Default::default()).collect(),
             shared,
             small_files: SmallFiles::new(world, client_states, options.clients * ON_SMALL_FILES.len()),
@@ -211,9 +117,6 @@ impl Workload {
             limits: options.limits.then(|| Limits::new(world, options.snapshots, options.scheme)),
             has_clones: options.clones,
             left: (0..options.clients).map(|_| each.map(AtomicU64::new)).collect(),
-            pause_us_max: options.pause_ms_max * 1000,
-            found: Mutex::default(),
-            volumes: Mutex::default(),
         })
     }
 
@@ -229,14 +132,14 @@ impl Workload {
         })
     }
     pub fn operations(&self) -> u64 {
-        self.found().operations
+        self.context.found().operations
     }
     /// Errors that nothing excuses.
     pub fn errors(&self) -> Vec<String> {
-        self.found().errors.clone()
+        self.context.found().errors.clone()
     }
     pub fn excused(&self) -> u64 {
-        self.found().excused
+        self.context.found().excused
     }
     pub fn is_done(&self) -> bool {
         self.left.iter().flatten().all(|left| left.load(Relaxed) == 0)
@@ -244,44 +147,6 @@ impl Workload {
 
     pub fn uses_limits(&self) -> bool {
         self.left.iter().any(|left| left[ON_LIMITS].load(Relaxed) > 0)
-    }
-
-    pub fn found(&self) -> MutexGuard<'_, Found> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn volumes(&self) -> MutexGuard<'_, BTreeMap<String, InodeId>> {
-        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn begin(&self, me: usize, operation: &'static str) -> UnderWay<'_> {
-        let op = {
-            let mut found = self.found();
-            found.operations += 1;
-            found.operations
-        };
-        self.marks.begins(op, operation);
-        UnderWay { work: self, op, me, begun: self.world.now() }
-    }
-
-    /// An operation of `me` failed: broken, unless something excuses it.
-    pub fn complain(&self, me: usize, is_excused: bool, what: impl Display, e: &Error) {
-        self.world.trace(&format!("{what} failed, excused {is_excused}: {e}"));
-        if is_excused || self.client_states.excuses(me, e) {
-            self.found().excused += 1;
-        } else {
-            self.found().errors.push(format!("{:?} {what}: {e:?}", self.world.now()));
-        }
-    }
-
-    /// What nobody who can be cut off did: nothing excuses it but too many deaths.
-    pub fn complain_of_nobody(&self, what: String, e: &Error) {
-        self.world.trace(&format!("{what} failed: {e}"));
-        if self.client_states.excuses_anybody() {
-            self.found().excused += 1;
-            return;
-        }
-        self.found().errors.push(format!("{:?} {what}: {e:?}", self.world.now()));
     }
 
     /// All turn files; while they are held nobody uses them.
@@ -296,18 +161,6 @@ impl Workload {
         self.shared.iter().map(|file| (file.name.clone(), file.ino))
     }
 
-    pub fn log(&self, op: u64, what: impl Display) {
-        tracing::trace!("{:?} operation {op}: {what}", self.world.now());
-        self.world.trace(&format!("operation {op}: {what}"));
-    }
-
-    /// Whether somebody must look before the bytes are known: a client may have lost some, or may lose them for want
-    /// of space when another one needs the file.
-    pub fn is_doubtful(&self, model: &FileModel) -> bool {
-        model.is_doubtful(|c| self.client_states.cuts(c))
-            || (self.client_states.is_full() && model.is_pending())
-    }
-
     /// Takes one of the operations that are left.
     fn take_one(&self, me: usize, app: usize) -> bool {
         self.left[me][app].fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).is_ok()
@@ -316,27 +169,28 @@ impl Workload {
     /// One application of client `me`, from where it was when its process died.
     pub async fn use_files(self: Arc<Self>, client: Client, me: usize, app: usize, rng: Rng) {
         while self.left[me][app].load(Relaxed) > 0 {
+            client.check();
             if app < ON_SHARED_FILES {
                 self.use_turn_file(&client, me, app, &rng).await;
             } else if ON_SMALL_FILES.contains(&app) {
                 let process = me * ON_SMALL_FILES.len() + app - ON_SMALL_FILES.start;
-                self.small_files.step(&self, &client, me, process, &rng).await;
+                self.small_files.step(&self.context, &client, me, process, &rng).await;
                 self.take_one(me, app);
             } else if let Some(tree) = self.tree.as_ref().filter(|_| app == ON_TREE) {
-                self.rest(&rng).await;
-                tree.step(&self, &client, me, &rng).await;
+                self.context.rest(&rng).await;
+                tree.step(&self.context, &client, me, &rng).await;
                 self.take_one(me, app);
             } else if let Some(replica) = self.replica.as_ref().filter(|_| app == ON_REPLICA) {
-                self.rest(&rng).await;
-                replica.step(&self, &client, me, &rng).await;
+                self.context.rest(&rng).await;
+                replica.step(&self.context, &client, me, &rng).await;
                 self.take_one(me, app);
             } else if let Some(limits) = self.limits.as_ref().filter(|_| app == ON_LIMITS) {
-                self.rest(&rng).await;
-                limits.step(&self, &client, me, &rng).await;
+                self.context.rest(&rng).await;
+                limits.step(&self.context, &client, me, &rng).await;
                 self.take_one(me, app);
             } else if let Some(counters) = self.counters.as_ref().filter(|_| app > ON_SHARED_FILES) {
-                self.rest(&rng).await;
-                counters.step(&self, &client, me, &rng).await;
+                self.context.rest(&rng).await;
+                counters.step(&self.context, &client, me, &rng).await;
                 self.take_one(me, app);
             } else {
                 for file in &self.shared {
@@ -347,37 +201,33 @@ impl Workload {
         }
     }
 
-    pub async fn rest(&self, rng: &Rng) {
-        self.world.sleep(Duration::from_micros(rng.below(rng.below(self.pause_us_max) + 1))).await;
-    }
-
     async fn use_turn_file(&self, client: &Client, me: usize, app: usize, rng: &Rng) {
-        self.rest(rng).await;
+        self.context.rest(rng).await;
         let mut slot = self.slots[rng.below(self.slots.len() as u64) as usize].lock().await;
         if !self.take_one(me, app) {
             return;
         }
-        let operation = Turn::choose(&slot, rng, self.home.is_some());
+        let operation = Turn::choose(&slot, rng, self.context.home.is_some());
         let mut other = None;
         if operation == "rename" {
             // Unless somebody uses it.
             other = self.slots[rng.below(self.slots.len() as u64) as usize].try_lock().ok();
         }
-        let under_way = self.begin(me, operation);
+        let under_way = self.context.begin(me, operation);
         let op = under_way.op;
-        let turn = Turn { work: self, client, me: self.client_states.who(me), rng, op };
+        let turn = Turn { work: self, client, me: self.context.client_states.who(me), rng, op };
         let excused = turn.is_excused(&slot);
         let done = turn.take(&mut slot, operation, other.as_deref_mut()).await;
         under_way.check_time(operation);
         if let Err((what, e)) = done {
-            self.complain(me, excused, format!("operation {op}, c{me}: {what}"), &e);
+            self.context.complain(me, excused, format!("operation {op}, c{me}: {what}"), &e);
             turn.after_error(&mut slot).await;
         }
     }
 
     /// Writes and reads records of its own, while others do.
     async fn use_shared_file(&self, file: &SharedFile, client: &Client, me: usize, rng: &Rng) {
-        let excused = self.client_states.excuses_all(me);
+        let excused = self.context.client_states.excuses_all(me);
         let opened = client.open(&root_cred(), file.ino, OpenMode::BOTH).await;
         let done = match opened {
             Err(e) => Err(e),
@@ -388,7 +238,7 @@ impl Workload {
             }
         };
         if let Err(e) = done {
-            self.complain(me, excused, format!("c{me}, {}", file.name), &e);
+            self.context.complain(me, excused, format!("c{me}, {}", file.name), &e);
             file.model(me).doubt(me);
         }
     }
@@ -401,36 +251,37 @@ impl Workload {
         rng: &Rng,
         handle: Handle,
     ) -> Result<(), Error> {
-        let who = self.client_states.who(me);
-        if self.is_doubtful(&file.model(me)) {
+        let who = self.context.client_states.who(me);
+        if self.context.is_doubtful(&file.model(me)) {
             // What a life before put past the end shows when somebody makes the file longer.
-            let is_on_its_way = || file.model(me).is_on_its_way(|who| self.client_states.is_leaving(who));
-            while self.client_states.is_broken() || is_on_its_way() {
-                self.world.sleep(SETTLE_POLL).await;
+            let is_on_its_way =
+                || file.model(me).is_on_its_way(|who| self.context.client_states.is_leaving(who));
+            while self.context.client_states.is_broken() || is_on_its_way() {
+                self.context.world.sleep(SETTLE_POLL).await;
             }
             file.settle(client, handle, me, who).await?;
         }
         let clients = file.models.len() as u64;
         for _ in 0..5 {
-            self.world.sleep(Duration::from_micros(rng.below(self.pause_us_max / 2))).await;
+            self.context.world.sleep(Duration::from_micros(rng.below(self.context.pause_us_max / 2))).await;
             let record = rng.below(RECORDS / clients) * clients + me as u64;
             let offset = record * file.record_bytes as u64;
             let is_write = rng.below(3) > 0;
-            let under_way = self.begin(me, if is_write { "shared-write" } else { "shared-read" });
+            let under_way = self.context.begin(me, if is_write { "shared-write" } else { "shared-read" });
             let op = under_way.op;
             if is_write {
                 let len = 1 + rng.below(file.record_bytes as u64);
                 let at = offset + rng.below(file.record_bytes as u64 - len + 1);
-                self.log(op, format_args!("c{me} {} write {len} at {at}", file.name));
+                self.context.log(op, format_args!("c{me} {} write {len} at {at}", file.name));
                 file.model(me).begin(who, op, What::Write { offset: at, len });
                 client.write(handle, at, bytes_of(op, at, len as usize).into()).await?;
                 file.model(me).done(op);
             } else {
                 let got = read_all(client, handle, offset, file.record_bytes).await?;
-                self.log(op, format_args!("c{me} {} read {} at {offset}", file.name, got.len()));
+                self.context.log(op, format_args!("c{me} {} read {} at {offset}", file.name, got.len()));
                 // What it wrote before it was cut off may go away under its eyes, until it is told.
                 let model = file.model(me);
-                if !self.is_doubtful(&model) {
+                if !self.context.is_doubtful(&model) {
                     check_own_record(&model, offset, file.record_bytes, &got)
                         .unwrap_or_else(|e| panic!("operation {op}: c{me} {}: {e}", file.name));
                 }
@@ -447,7 +298,7 @@ impl Workload {
 
     /// Closes every file; an error here is one that `close` reported.
     pub async fn close_all(&self) {
-        let nameless = std::mem::take(&mut self.found().nameless);
+        let nameless = std::mem::take(&mut self.context.found().nameless);
         for mut file in nameless {
             self.close_everywhere(&mut file).await;
         }
@@ -458,22 +309,31 @@ impl Workload {
             }
         }
         if let Some(limits) = &self.limits {
-            limits.close_all(self).await;
+            limits.close_all(&self.context).await;
         }
     }
     /// Closes a file at every client that is alive.
     pub async fn close_everywhere(&self, file: &mut TurnFile) {
         {
             for (me, (handle, who)) in std::mem::take(&mut file.handles) {
-                let Some(client) = self.client_states.client(me).filter(|_| self.client_states.is_alive(who))
+                let Some(client) = self
+                    .context
+                    .client_states
+                    .client(me)
+                    .filter(|_| self.context.client_states.is_alive(who))
                 else {
                     continue;
                 };
-                let excused = who.cuts != self.client_states.cuts(me);
+                let excused = who.cuts != self.context.client_states.cuts(me);
                 match close(&client, handle).await {
                     Ok(()) => file.closed(who),
                     Err(e) => {
-                        self.complain(me, excused, format!("c{me}: close {} at the end", file.name), &e);
+                        self.context.complain(
+                            me,
+                            excused,
+                            format!("c{me}: close {} at the end", file.name),
+                            &e,
+                        );
                         file.reported(me);
                     }
                 }
@@ -488,12 +348,13 @@ impl Workload {
             self.give_up_if_moving(&mut slot);
             let Some(file) = &mut slot.file else { continue };
             let what = format!("{when}: {} ({:?})", file.name, file.ino);
-            let found = client.lookup(&root_cred(), self.dirs[file.dir], file.name.as_bytes()).await?;
+            let found =
+                client.lookup(&root_cred(), self.context.dirs[file.dir], file.name.as_bytes()).await?;
             let Some(stat) = found else { panic!("{what}: the name is gone") };
             assert_eq!(stat.attr.ino, file.ino, "{what}: another file");
             let got = read_whole(client, file.ino).await.map_err(|e| e.doing(&what))?;
             assert_eq!(stat.attr.size, got.len() as u64, "{what}: size");
-            if self.is_doubtful(&file.model) {
+            if self.context.is_doubtful(&file.model) {
                 file.model
                     .settle(ClientStates::nobody(), &got, None)
                     .unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -503,17 +364,18 @@ impl Workload {
         for file in &self.shared {
             let what = format!("{when}: {} ({:?})", file.name, file.ino);
             let got = read_whole(client, file.ino).await.map_err(|e| e.doing(&what))?;
-            file.verify(&got, |model| self.is_doubtful(model)).unwrap_or_else(|e| panic!("{what}: {e}"));
+            file.verify(&got, |model| self.context.is_doubtful(model))
+                .unwrap_or_else(|e| panic!("{what}: {e}"));
         }
         if let Some(counters) = &self.counters {
             counters.verify(client, when).await?;
         }
-        self.small_files.verify(self, client, when).await?;
+        self.small_files.verify(&self.context, client, when).await?;
         if let Some(tree) = &self.tree {
-            tree.verify(self, client, when).await?;
+            tree.verify(&self.context, client, when).await?;
         }
         if let Some(trash) = &self.trash {
-            trash.verify(self, client, when).await?;
+            trash.verify(&self.context, client, when).await?;
         }
         if let Some(replica) = &self.replica {
             replica.verify(client, when).await?;
@@ -522,9 +384,9 @@ impl Workload {
             limits.verify(client, when).await?;
         }
         self.verify_names(client, when).await?;
-        // With a home bytes still come back that somebody wanted, deleted volumes go, and so does what was in the trash or is gone in
-        // what is followed: what is used changes while it is added up.
-        let has_home = self.home.is_some() || self.replica.is_some();
+        // With a home bytes still come back that somebody wanted, deleted volumes go, and so does what was in
+        // the trash or is gone in what is followed: what is used changes while it is added up.
+        let has_home = self.context.home.is_some() || self.replica.is_some();
         let has_volumes = self.has_clones || self.limits.is_some();
         let changes = has_home || has_volumes || self.trash.is_some();
         let looks = if changes { USAGE_POLLS } else { 1 };
@@ -532,7 +394,7 @@ impl Workload {
             if self.usage_differs(client).await?.is_none() {
                 return Ok(());
             }
-            self.world.sleep(Duration::from_secs(1)).await;
+            self.context.world.sleep(Duration::from_secs(1)).await;
         }
         match self.usage_differs(client).await? {
             None => Ok(()),
@@ -543,7 +405,7 @@ impl Workload {
     /// The client that was about to rename it died: nobody knows its name.
     pub fn give_up_if_moving(&self, slot: &mut Slot) {
         if let Some(file) = slot.file.take_if(|file| file.moving) {
-            self.found().uncertain.insert((file.dir, file.name));
+            self.context.found().uncertain.insert((file.dir, file.name));
         }
     }
 
@@ -554,19 +416,19 @@ impl Workload {
         expected.extend(self.small_files.names().await);
         expected.extend(self.tree.iter().map(|_| (0, tree::NAME.to_owned())));
         expected.extend(self.replica.iter().map(|_| (0, replica::NAME.to_owned())));
-        expected.extend(self.volumes().keys().map(|name| (0, name.clone())));
+        expected.extend(self.context.volumes().keys().map(|name| (0, name.clone())));
         for slot in &self.slots {
             if let Some(file) = &slot.lock().await.file {
                 expected.insert((file.dir, file.name.clone()));
             }
         }
         let mut found = BTreeSet::new();
-        for (n, dir) in self.dirs.iter().enumerate() {
+        for (n, dir) in self.context.dirs.iter().enumerate() {
             for name in names_in(client, *dir).await? {
                 assert!(found.insert((n, name.clone())), "{when}: {name} is listed twice");
             }
         }
-        let uncertain = self.found().uncertain.clone();
+        let uncertain = self.context.found().uncertain.clone();
         found.retain(|name| !uncertain.contains(name));
         expected.retain(|name| !uncertain.contains(name));
         assert_eq!(found, expected, "{when}: names");
@@ -576,12 +438,13 @@ impl Workload {
     /// The recursive usage of each directory is the sum of what is in it; if not, how it differs.
     async fn usage_differs(&self, client: &Client) -> Result<Option<String>, Error> {
         let (mut below, mut away) = (std::array::from_fn::<_, DIRS, _>(|_| Usage::default()), Vec::new());
-        for (n, dir) in self.dirs.iter().enumerate() {
+        for (n, dir) in self.context.dirs.iter().enumerate() {
             for name in names_in(client, *dir).await? {
                 let stat = client.lookup(&root_cred(), *dir, name.as_bytes()).await?;
                 let attr = stat.unwrap_or_else(|| panic!("{name} was just listed")).attr;
                 if attr.kind != FileKind::Directory {
-                    // A file that was given up is read by nobody: it may be away still. What comes back is told to no cache.
+                    // A file that was given up is read by nobody: it may be away still. What comes back is
+                    // told to no cache.
                     let evicted = client.tier_state(attr.ino).await?.evicted;
                     let below = &mut below[n];
                     below.bytes += attr.allocated.saturating_sub(evicted);
@@ -595,7 +458,7 @@ impl Workload {
         all.directories += DIRS as u64 - 1;
         below.iter().for_each(|dir| add(&mut all, dir));
         below[0] = all;
-        for (dir, expected) in self.dirs.iter().zip(below) {
+        for (dir, expected) in self.context.dirs.iter().zip(below) {
             let reported = client.usage(*dir).await?;
             if reported != expected {
                 return Ok(Some(format!(
@@ -615,9 +478,9 @@ impl Workload {
             replica.remove(client).await?;
         }
         if let Some(limits) = &self.limits {
-            limits.remove_all(self, client).await?;
+            limits.remove_all(&self.context, client).await?;
         }
-        for dir in &self.dirs {
+        for dir in &self.context.dirs {
             for name in names_in(client, *dir).await? {
                 let stat = client.lookup(&root_cred(), *dir, name.as_bytes()).await?;
                 if stat.is_some_and(|stat| stat.attr.kind != FileKind::Directory) {
@@ -635,7 +498,7 @@ impl Workload {
 
     /// Of the tree, the trash, the replica and other volumes, with their topmost directories.
     async fn usage_beside(&self, client: &Client) -> Result<Usage, Error> {
-        let mut roots: Vec<InodeId> = self.volumes().values().copied().collect();
+        let mut roots: Vec<InodeId> = self.context.volumes().values().copied().collect();
         roots.extend(self.tree.as_ref().map(|tree| tree.root));
         // When it was removed there is none any more.
         let replica = client.lookup(&root_cred(), InodeId::ROOT, replica::NAME.as_bytes()).await?;
@@ -654,131 +517,4 @@ fn add(sum: &mut Usage, used: &Usage) {
     sum.files += used.files;
     sum.directories += used.directories;
     sum.evicted += used.evicted;
-}
-
-impl TurnFile {
-    /// `me` was told of an error.
-    pub fn reported(&mut self, me: usize) {
-        self.owed.remove(&me);
-        self.model.doubt(me);
-    }
-    /// `who` closed the file and was told that all is well.
-    pub fn closed(&mut self, who: Who) {
-        let owed = self.owed.get(&who.client) == Some(&who);
-        assert!(
-            !owed,
-            "{}: acknowledged bytes of c{} are lost, and close said nothing",
-            self.name, who.client
-        );
-        self.model.synced(who.client);
-    }
-}
-
-impl SharedFile {
-    fn model(&self, me: usize) -> MutexGuard<'_, FileModel> {
-        self.models[me].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn owner(&self, offset: u64) -> usize {
-        (offset / self.record_bytes as u64 % self.models.len() as u64) as usize
-    }
-
-    async fn settle(&self, client: &Client, handle: Handle, me: usize, who: Who) -> Result<(), Error> {
-        let got = read_all(client, handle, 0, self.record_bytes * RECORDS as usize).await?;
-        self.import(me, who, &got).unwrap_or_else(|e| panic!("c{me} {}: {e}", self.name));
-        Ok(())
-    }
-
-    fn import(&self, me: usize, who: Who, got: &[u8]) -> Result<(), String> {
-        self.lossy.store(true, Relaxed);
-        let is_own = |offset| self.owner(offset) == me;
-        self.model(me).settle(who, got, Some(&is_own)).map(|_| ())
-    }
-
-    fn verify(&self, got: &[u8], is_doubtful: impl Fn(&FileModel) -> bool) -> Result<(), String> {
-        let mut whole = FileModel::default();
-        for record in 0..RECORDS {
-            let me = self.owner(record * self.record_bytes as u64);
-            let in_doubt = is_doubtful(&self.model(me));
-            if in_doubt {
-                self.import(me, ClientStates::nobody(), got)?;
-            }
-            whole.take(&self.model(me), record * self.record_bytes as u64, self.record_bytes);
-        }
-        let known = whole.len() as usize;
-        let longer = self.lossy.load(Relaxed) && got.len() > known && got[known..].iter().all(|b| *b == 0);
-        whole.check(0, got.len() + 1, if longer { &got[..known] } else { got })
-    }
-}
-
-/// What is looked for is no more.
-pub fn is_gone(e: &Error) -> bool {
-    matches!(e.kind, ErrorKind::NotFound | ErrorKind::Stale)
-}
-
-/// A volume without limits, in the root volume's topmost directory.
-pub fn new_volume(name: &str) -> NewVolume {
-    NewVolume {
-        name: name.to_owned(),
-        path: Bytes::from(format!("/{name}")),
-        owner: 0,
-        group: 0,
-        mode: 0o755,
-        admins: Vec::new(),
-        quota: Quota::NONE,
-        policy: Policy { scheme: None, pool: None },
-    }
-}
-
-pub async fn close(client: &Client, handle: Handle) -> Result<(), Error> {
-    let flushed = client.flush(handle).await;
-    let released = client.release(handle).await;
-    flushed.and(released)
-}
-
-pub async fn read_whole(client: &Client, ino: InodeId) -> Result<Vec<u8>, Error> {
-    let handle = client.open(&root_cred(), ino, OpenMode::READ).await?.handle;
-    let got = read_all(client, handle, 0, usize::MAX).await?;
-    client.release(handle).await?;
-    Ok(got)
-}
-
-/// Reads until `len` bytes or the end of the file.
-pub async fn read_all(client: &Client, handle: Handle, offset: u64, len: usize) -> Result<Vec<u8>, Error> {
-    /// As programs read.
-    const READ_BYTES_MAX: usize = 2 << 20;
-    let mut all: Vec<u8> = Vec::new();
-    while all.len() < len {
-        let want = (len - all.len()).min(READ_BYTES_MAX);
-        let parts: Vec<Bytes> = client.read(handle, offset + all.len() as u64, want).await?;
-        if parts.iter().all(|p| p.is_empty()) {
-            break;
-        }
-        parts.iter().for_each(|p| all.extend_from_slice(p));
-    }
-    Ok(all)
-}
-
-pub async fn names_in(client: &Client, dir: InodeId) -> Result<Vec<String>, Error> {
-    let (mut names, mut after) = (Vec::new(), 0);
-    loop {
-        let listing = client.readdir(&root_cred(), dir, after, 3, false).await?;
-        for entry in &listing.entries {
-            after = entry.cookie;
-            names.push(String::from_utf8_lossy(&entry.name).into_owned());
-        }
-        if listing.end {
-            return Ok(names);
-        }
-    }
-}
-
-/// Others write beyond: a record that this client wrote in part may be followed by zeros up to the size they made.
-fn check_own_record(model: &FileModel, offset: u64, len: usize, got: &[u8]) -> Result<(), String> {
-    let known = model.read(offset, len).len();
-    if got.len() >= known && got[known..].iter().all(|b| *b == 0) {
-        model.check(offset, len, &got[..known])
-    } else {
-        model.check(offset, len, got)
-    }
 }

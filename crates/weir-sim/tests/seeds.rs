@@ -2,7 +2,8 @@
 #![allow(clippy::disallowed_methods, reason = "worlds are simulated in threads of the real machine")]
 use std::{ops::Range, thread};
 use weir_proto::map::Scheme;
-use weir_sim::marks::{Met, OPERATIONS, OWN_EVICTION, never_met, table};
+use weir_sim::coverage::{OPERATIONS, never_met, table};
+use weir_sim::marks::{Met, OWN_EVICTION};
 use weir_sim::{FaultKind, Options, Servers, run, shrink::shrink};
 
 /// What all runs of a test did.

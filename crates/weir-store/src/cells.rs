@@ -163,6 +163,7 @@ impl Change {
             txn.put(&listed_key(self.now.group, self.cell), &[]);
         }
         if self.before.as_ref() != Some(&self.now) {
+            debug_assert!(self.now.folded_seq <= self.now.last_seq, "cell {}: {:?}", self.cell, self.now);
             txn.put(&header_key(self.cell), &self.now.to_value());
         }
     }

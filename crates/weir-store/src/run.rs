@@ -7,7 +7,7 @@ use crate::service::{StorageNode, Target};
 use crate::spill::SPILL_AT_BYTES;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
-use weir_env::{Instant, Tasks};
+use weir_env::{BoxFuture, Instant, Tasks};
 use weir_proto::map::Group;
 
 /// Pause between rounds in which nothing was done.
@@ -18,7 +18,10 @@ const SETTLE_WHILE_BEHIND: Duration = Duration::from_millis(500);
 
 impl StorageNode {
     /// Works until the node ends. Failures are logged and tried again in a later round.
-    pub async fn run(self: Arc<Self>) {
+    pub fn run(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(self.run_unboxed())
+    }
+    async fn run_unboxed(self: Arc<Self>) {
         for target in self.targets.values() {
             let (tasks, target) = (self.env.tasks.clone(), Arc::downgrade(target));
             self.env.tasks.spawn("spill", spill(tasks, target.clone()));
@@ -50,7 +53,10 @@ impl StorageNode {
     }
 
     /// One round of one target; whether there is likely more to do at once.
-    pub async fn round_of(&self, target: weir_proto::TargetId, settle: bool) -> bool {
+    pub fn round_of(&self, target: weir_proto::TargetId, settle: bool) -> BoxFuture<'_, bool> {
+        Box::pin(self.round_of_unboxed(target, settle))
+    }
+    async fn round_of_unboxed(&self, target: weir_proto::TargetId, settle: bool) -> bool {
         match self.targets.get(&target) {
             Some(target) => self.round(target, settle).await,
             None => false,

@@ -13,19 +13,25 @@
 //! world.run(async move { node.clock.sleep(std::time::Duration::from_secs(3600)).await });
 //! ```
 
+mod config;
 mod core;
 mod disk;
+mod disk_state;
 mod net;
 mod node;
 mod pages;
+mod rng;
 
 use self::{
-    core::{Core, SplitMix},
-    disk::{DiskState, SimDisk},
+    core::Core,
+    disk::SimDisk,
+    disk_state::DiskState,
     node::{Here, Node, NodeClock, NodeRng},
+    rng::SplitMix,
 };
 use crate::{BoxFuture, BufferPool, Clock, ClockSource, Disk, Env, Instant, Rng, Tasks, WallTime};
-pub use disk::{DiskCopy, DiskFaults};
+pub use config::SimConfig;
+pub use disk_state::{DiskCopy, DiskFaults};
 use std::{
     future::poll_fn,
     io,
@@ -38,37 +44,6 @@ use std::{
     task::{Context, Wake, Waker},
     time::Duration,
 };
-
-/// How fast the simulated parts are, and when to give up.
-#[derive(Clone, Copy, Debug)]
-pub struct SimConfig {
-    /// One way, least and most.
-    pub latency: (Duration, Duration),
-    pub bandwidth_bytes_per_s: u64,
-    /// Bytes that a stream takes before its reader reads.
-    pub window_bytes: usize,
-    /// What blocking work takes, least and most.
-    pub disk_delay: (Duration, Duration),
-    pub disk_capacity_bytes: u64,
-    /// A run that simulates more has failed.
-    pub time_max: Duration,
-    /// Keep the trace as text too ([`World::trace_lines`]).
-    pub log: bool,
-}
-
-impl Default for SimConfig {
-    fn default() -> SimConfig {
-        SimConfig {
-            latency: (Duration::from_micros(20), Duration::from_micros(300)),
-            bandwidth_bytes_per_s: 2_000_000_000,
-            window_bytes: 1 << 20,
-            disk_delay: (Duration::from_micros(10), Duration::from_micros(400)),
-            disk_capacity_bytes: 16 << 30,
-            time_max: Duration::from_secs(30 * 24 * 3600),
-            log: false,
-        }
-    }
-}
 
 /// Idle buffer memory that each simulated node keeps.
 const NODE_CACHE_BYTES: usize = 16 << 20;
@@ -171,13 +146,14 @@ impl World {
         Rng(Arc::new(NodeRng(Mutex::new(rng))))
     }
 
-    /// Ends the node's process as SIGKILL does: tasks end, connections are reset, the disk keeps what was written.
+    /// Ends the node's process as SIGKILL does: tasks end, connections are reset, the disk keeps what was
+    /// written.
     pub fn kill(&self, name: &str) {
         self.end_life(name, true);
     }
 
-    /// Cuts the node's power: tasks end, peers hear nothing, and the disk loses (all, some or torn) unsynced writes
-    /// and names. The machine stays dark until [`World::node`].
+    /// Cuts the node's power: tasks end, peers hear nothing, and the disk loses (all, some or torn) unsynced
+    /// writes and names. The machine stays dark until [`World::node`].
     pub fn power_cut(&self, name: &str) {
         let index = self.end_life(name, false);
         let disk = self.0.lock().nodes[index].disk.clone();
@@ -190,8 +166,8 @@ impl World {
         index
     }
 
-    /// Ends the node's process when it passes a point (see [`Tasks::pass`]) for the `nth` time from now on, 1 being the
-    /// next time. Forgotten when the process ends otherwise.
+    /// Ends the node's process when it passes a point (see [`Tasks::pass`]) for the `nth` time from now on, 1
+    /// being the next time. Forgotten when the process ends otherwise.
     pub fn kill_at(&self, name: &str, point: &'static str, nth: u32) {
         let index = self.index_or_add(name);
         self.0.lock().nodes[index].kill_at = Some((point, nth.saturating_sub(1)));
@@ -260,8 +236,9 @@ impl World {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Breaks every connection from `from` to `to`, unequally: `from` learns it at once and may ask again over a new
-    /// connection, while what it sent before arrives at `to` only after `delay`. So messages come twice and late.
+    /// Breaks every connection from `from` to `to`, unequally: `from` learns it at once and may ask again
+    /// over a new connection, while what it sent before arrives at `to` only after `delay`. So messages come
+    /// twice and late.
     pub fn lose_connections(&self, from: &str, to: &str, delay: Duration) {
         let (from, to) = (self.index_or_add(from), self.index_or_add(to));
         let mut state = self.0.lock();

@@ -1,14 +1,20 @@
 //! The simulated network: ordered byte streams with latency, partitions, resets and silence.
 //!
-//! A stream is two pipes. Bytes that were sent arrive in order, cut at arbitrary places; a partition holds them back.
-//! A killed process resets its connections; a machine without power says nothing until it is back, then resets.
+//! A stream is two pipes. Bytes that were sent arrive in order, cut at arbitrary places; a partition holds
+//! them back. A killed process resets its connections; a machine without power says nothing until it is back,
+//! then resets.
+
+mod connect;
 
 use super::{
-    core::{State, TimerKey, hash_bytes},
+    config::SimConfig,
+    core::{State, TimerKey},
     node::{Here, dead},
+    rng::hash_bytes,
 };
 use crate::{Addr, BoxFuture, BoxReader, BoxStream, BoxWriter, Caller, Listener, Net, Stream};
 use bytes::{Buf as _, Bytes};
+use connect::connect;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     future::poll_fn,
@@ -23,8 +29,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// One arrival; larger writes are split.
 const CHUNK_BYTES_MAX: usize = 256 << 10;
-/// As Linux: SYN again after 1, 2, 4 … s; 20 tries less than its default, to keep runs short.
-const CONNECT_TRIES: u32 = 5;
+
 const FIRST_FREE_PORT: u16 = 20_000;
 
 #[derive(Default)]
@@ -112,7 +117,7 @@ impl NetState {
         }
     }
 
-    fn is_blocked(&self, from: usize, to: usize) -> bool {
+    pub fn is_blocked(&self, from: usize, to: usize) -> bool {
         self.blocked.contains(&(from, to))
     }
 
@@ -158,7 +163,8 @@ impl NetState {
         self.take_wakers()
     }
 
-    /// The streams between two nodes end for `from` now; what it sent arrives at `to` after `delay_ns`, then the end.
+    /// The streams between two nodes end for `from` now; what it sent arrives at `to` after `delay_ns`, then
+    /// the end.
     pub(super) fn lose(&mut self, from: usize, to: usize, now_ns: u64, delay_ns: u64) -> Vec<Waker> {
         let late_ns = now_ns + delay_ns;
         for pipe in self.pipes.values_mut().filter(|p| p.reset_at_ns.is_none()) {
@@ -201,12 +207,12 @@ impl NetState {
 }
 
 impl State {
-    fn latency_ns(&mut self, from: usize, to: usize, config: &super::SimConfig) -> u64 {
+    pub fn latency_ns(&mut self, from: usize, to: usize, config: &SimConfig) -> u64 {
         let extra = self.net.slow.get(&(from, to)).copied().unwrap_or_default();
         (self.rng.duration(config.latency) + extra).as_nanos() as u64
     }
 
-    fn new_pipe(&mut self, from: usize, to: usize) -> u64 {
+    pub fn new_pipe(&mut self, from: usize, to: usize) -> u64 {
         let id = self.next_id();
         let pipe = Pipe {
             from,
@@ -226,64 +232,6 @@ impl State {
         self.net.pipes.insert(id, pipe);
         id
     }
-}
-
-/// What one try to connect met.
-enum Met {
-    Stream(SimStream),
-    Refusal,
-    Silence,
-}
-
-async fn connect(here: &Here, addr: &Addr) -> io::Result<SimStream> {
-    for attempt in 0..CONNECT_TRIES {
-        let wait_ns = {
-            let mut state = here.core.lock();
-            let to = state.net.homes.get(addr).copied().unwrap_or(here.node);
-            state.latency_ns(here.node, to, &here.core.config)
-        };
-        here.core.sleep(Duration::from_nanos(wait_ns)).await;
-        let met = knock(here, addr)?;
-        match met {
-            Met::Silence => here.core.sleep(Duration::from_secs(1 << attempt)).await,
-            Met::Stream(stream) => {
-                here.core.sleep(Duration::from_nanos(wait_ns)).await;
-                return Ok(stream);
-            }
-            Met::Refusal => {
-                here.core.sleep(Duration::from_nanos(wait_ns)).await;
-                let text = format!("nobody listens on {addr}");
-                return Err(io::Error::new(io::ErrorKind::ConnectionRefused, text));
-            }
-        }
-    }
-    Err(io::Error::new(io::ErrorKind::TimedOut, format!("{addr} does not answer")))
-}
-
-fn knock(here: &Here, addr: &Addr) -> io::Result<Met> {
-    let mut state = here.core.lock();
-    if !here.lives_in(&state) {
-        return Err(dead());
-    }
-    let Some(&home) = state.net.homes.get(addr) else { return Ok(Met::Refusal) };
-    let blocked = state.net.is_blocked(here.node, home) || state.net.is_blocked(home, here.node);
-    if blocked || !state.nodes[home].powered {
-        return Ok(Met::Silence);
-    }
-    if !state.net.listeners.contains_key(addr) {
-        return Ok(Met::Refusal);
-    }
-    let (there, back) = (state.new_pipe(here.node, home), state.new_pipe(home, here.node));
-    let peer = format!("{}#{there}", state.nodes[here.node].name);
-    let listening = state.net.listeners.get_mut(addr).expect("looked up above");
-    listening.queue.push_back((there, back, peer));
-    let waker = listening.waker.take();
-    state.trace("connect", &[here.node as u64, home as u64, there]);
-    drop(state);
-    if let Some(waker) = waker {
-        waker.wake();
-    }
-    Ok(Met::Stream(SimStream::new(here, back, there)))
 }
 
 struct SimListener {
@@ -339,7 +287,7 @@ impl Drop for SimListener {
     }
 }
 
-struct SimStream {
+pub struct SimStream {
     reader: SimReader,
     writer: SimWriter,
 }
@@ -357,7 +305,7 @@ struct Ends {
 }
 
 impl SimStream {
-    fn new(here: &Here, rx: u64, tx: u64) -> SimStream {
+    pub fn new(here: &Here, rx: u64, tx: u64) -> SimStream {
         let ends = Arc::new(Ends { here: here.clone(), rx, tx });
         SimStream { reader: SimReader(ends.clone()), writer: SimWriter(ends) }
     }
@@ -538,7 +486,7 @@ impl Drop for SimReader {
 
 impl State {
     /// The writer has ended; `abrupt` resets instead. Returns whom to wake.
-    fn end_pipe(&mut self, tx: u64, config: &super::SimConfig, abrupt: bool) -> Option<Waker> {
+    fn end_pipe(&mut self, tx: u64, config: &SimConfig, abrupt: bool) -> Option<Waker> {
         let (from, to) = self.net.pipes.get(&tx).map(|p| (p.from, p.to))?;
         let latency_ns = self.latency_ns(from, to, config);
         let now_ns = self.now_ns;

@@ -1,11 +1,12 @@
 //! A simulated node: its clock, its randomness and the tasks of its present life.
 //!
-//! A life ends with a kill or a power cut. What belongs to an ended life (a destructor that still runs) can no longer
-//! touch disk or network, nor start tasks: a dead process writes nothing.
+//! A life ends with a kill or a power cut. What belongs to an ended life (a destructor that still runs) can
+//! no longer touch disk or network, nor start tasks: a dead process writes nothing.
 
 use super::{
-    core::{Core, SplitMix, State},
-    disk::DiskState,
+    core::{Core, State},
+    disk_state::DiskState,
+    rng::SplitMix,
 };
 use crate::{
     BoxFuture, BufferPool, ClockSource, Instant, RngSource, TaskHandle, WallTime,
@@ -94,7 +95,8 @@ pub(super) struct NodeClock {
 }
 
 impl NodeClock {
-    /// Every machine's monotonic clock starts elsewhere, so that an instant sent to another node is found out.
+    /// Every machine's monotonic clock starts elsewhere, so that an instant sent to another node is found
+    /// out.
     pub(super) fn starting(world_ns: u64, index: usize) -> NodeClock {
         let node_ns = 1_000_000_000_000 * (index as u64 + 1);
         NodeClock { world_ns, node_ns, drift_ppm: 0, wall_offset_ns: 0 }

@@ -1,9 +1,9 @@
 //! The bytes of one simulated file: what is read now, and what a power cut would leave.
 //!
-//! Invariant: `before` holds, for each page changed since the last sync, the page as it is on the platter; `lost` the
-//! same for pages whose sync failed (the kernel forgets those; a power cut does not).
+//! Invariant: `before` holds, for each page changed since the last sync, the page as it is on the platter;
+//! `lost` the same for pages whose sync failed (the kernel forgets those; a power cut does not).
 
-use super::core::SplitMix;
+use super::rng::SplitMix;
 use std::{
     collections::BTreeMap,
     sync::{Arc, LazyLock},

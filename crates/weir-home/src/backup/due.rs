@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use weir_client::Client;
-use weir_env::Env;
+use weir_env::{BoxFuture, Env};
 use weir_proto::backup::{Backup, BackupOutcome};
 use weir_proto::relation::HomeIds;
 use weir_proto::{Result, VolumeId};
@@ -33,7 +33,10 @@ impl Due {
     }
 
     /// For ever.
-    pub async fn run(&self, client: &Client) {
+    pub fn run<'a>(&'a self, client: &'a Client) -> BoxFuture<'a, ()> {
+        Box::pin(self.run_unboxed(client))
+    }
+    async fn run_unboxed(&self, client: &Client) {
         loop {
             match self.make_one(client).await {
                 Ok(true) => {}

@@ -24,7 +24,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use weir_client::Client;
-use weir_env::Env;
+use weir_env::{BoxFuture, Env};
 use weir_proto::backup::{Backup, BackupOutcome, BackupRetention};
 use weir_proto::date::Date;
 use weir_proto::meta::{Cred, Time};
@@ -176,7 +176,10 @@ impl From<Error> for Trouble {
 
 impl Job {
     /// Makes the backup, and removes what need not be kept any more.
-    pub async fn run(&self) -> Result<Made> {
+    pub fn run(&self) -> BoxFuture<'_, Result<Made>> {
+        Box::pin(self.run_unboxed())
+    }
+    async fn run_unboxed(&self) -> Result<Made> {
         if !self.home.traits().hard_links {
             return Err(Error::unsupported(format!(
                 "{} knows no hard links: each backup would be a whole copy; take file:///path or weir://host:port/path",

@@ -12,10 +12,10 @@ mod scene;
 pub use rows::RowName;
 
 use crate::block::Pattern;
+use crate::failure::failed;
 use crate::machine::{Machine, file_system, machine};
 use crate::options::parse_bytes;
 use crate::report::{Spread, figure};
-use crate::runner::failed;
 use clap::ValueEnum;
 use scene::{Drops, Scene};
 use serde::Serialize;

@@ -4,7 +4,7 @@
 
 use super::{Mounts, Options, RowName, Stop};
 use crate::block::Pattern;
-use crate::runner::failed;
+use crate::failure::failed;
 use crate::work::{open_options, touched};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use std::fs::{self, File, OpenOptions};

@@ -5,8 +5,8 @@
 mod memory;
 
 use crate::Cluster;
+use crate::calls::{self, root_cred};
 use crate::trash;
-use crate::workload::{self, root_cred};
 pub use memory::{Change, MemoryHome, Thing};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -359,7 +359,7 @@ impl Home {
                 match attr.kind {
                     FileKind::Directory => dirs.push((attr.ino, path)),
                     _ => {
-                        let got = workload::read_whole(client, attr.ino).await?;
+                        let got = calls::read_whole(client, attr.ino).await?;
                         assert!(got == thing.bytes, "{path} at home: {} bytes", differ(&got, &thing.bytes));
                         assert_eq!(thing.attrs.mtime, attr.mtime, "{path} at home: time of its bytes");
                         files.entry(attr.ino).or_default().push(path);
@@ -374,14 +374,14 @@ impl Home {
     /// What is at home only, and damaged there, is not read as good; and it is read again when the damage is mended.
     async fn damage(&self, client: &Client, ino: InodeId, paths: &[HomePath]) -> Result<()> {
         let path = &paths[0];
-        let good = workload::read_whole(client, ino).await?;
+        let good = calls::read_whole(client, ino).await?;
         let deadline = self.world.now() + PATIENCE;
         let evicted = loop {
             match client.evict(&root_cred(), ino, 0, u64::MAX).await {
                 Ok(evicted) => break evicted,
                 // Who died with it open may be found dead only now; then somebody has to look at it once more.
                 Err(e) if may_not_yet(&e) && self.world.now() < deadline => {
-                    workload::read_whole(client, ino).await?;
+                    calls::read_whole(client, ino).await?;
                 }
                 Err(e) => return Err(e),
             }
@@ -399,7 +399,7 @@ impl Home {
         let flip = |bytes: &mut Vec<u8>| bytes[last as usize] ^= 1;
         self.home.meddle(path, None, flip);
         let reader = self.cluster.admin("reads what is damaged").await?;
-        match workload::read_whole(&reader, ino).await {
+        match calls::read_whole(&reader, ino).await {
             Ok(got) => panic!("{path}: read as good, though damaged at home: {}", differ(&got, &good)),
             Err(e) => assert!(
                 paths.iter().any(|path| e.to_string().contains(&path.to_string())),
@@ -410,7 +410,7 @@ impl Home {
         self.home.meddle(path, None, flip);
         let deadline = self.world.now() + PATIENCE;
         loop {
-            match workload::read_whole(client, ino).await {
+            match calls::read_whole(client, ino).await {
                 Ok(got) => {
                     assert!(got == good, "{path}: mended at home, and read: {}", differ(&got, &good));
                     return Ok(());
@@ -427,7 +427,7 @@ impl Home {
         let made = client.create(&cred, InodeId::ROOT, name, 0o644, true, OpenMode::BOTH).await?;
         let (ino, path) = (made.stat.attr.ino, HomePath::root().join(name)?);
         client.write(made.handle, 0, b"as it was made".as_slice().into()).await?;
-        workload::close(client, made.handle).await?;
+        calls::close(client, made.handle).await?;
         self.wait_synced(client, URL).await?;
         self.world.trace("a stranger writes to a file at home");
         let at = Time { nanos: self.world.now().0 as i64 };
@@ -435,7 +435,7 @@ impl Home {
         let strange = self.home.all()[&path].clone();
         let handle = client.open(&cred, ino, OpenMode::WRITE).await?.handle;
         client.write(handle, 0, b"of the volume".as_slice().into()).await?;
-        workload::close(client, handle).await?;
+        calls::close(client, handle).await?;
         let wait =
             self.wait_for(client, URL, "a stranger's change was not found", |i| !i.conflicts.is_empty());
         let info = wait.await?;
@@ -456,7 +456,7 @@ async fn volumes_inside(client: &Client) -> Result<BTreeSet<InodeId>> {
 
 /// With the volume's trash, which is in no listing.
 async fn all_names_in(client: &Client, dir: InodeId) -> Result<Vec<String>> {
-    let mut names = workload::names_in(client, dir).await?;
+    let mut names = calls::names_in(client, dir).await?;
     if dir == InodeId::ROOT && trash::top(client).await?.is_some() {
         names.push(String::from_utf8_lossy(TRASH).into_owned());
     }

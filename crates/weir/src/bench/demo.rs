@@ -162,15 +162,8 @@ pub fn end_on_signal(stage: Stage) -> Arc<Stage> {
     stage
 }
 
-fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outcome<ExitCode> {
-    let quiet = args.json;
-    let say = |text: String| {
-        if !quiet {
-            println!("{text}");
-        }
-    };
-    let begun = Instant::now();
-    let wish = cli::Up {
+fn cluster_wish(args: &cli::Demo, stage: &Stage) -> cli::Up {
+    cli::Up {
         tcp: false,
         allow_home: Vec::new(),
         dir: stage.cluster_dir(),
@@ -183,7 +176,29 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
         copies: None,
         memory: args.memory,
         json: false,
+    }
+}
+
+fn print_verdict(good: bool, wrong: &[String], late: &[String]) {
+    wrong.iter().for_each(|what| println!("WRONG: {what}"));
+    late.iter().for_each(|what| println!("late: {what}"));
+    let verdict = match (good, late.is_empty()) {
+        (true, true) => "nothing was late, missing or wrong",
+        (true, false) => "nothing is missing or wrong; late frames are named above: is the machine busy?",
+        (false, _) => "NOT GOOD: bytes are missing or wrong, see above",
     };
+    println!("\n{verdict}");
+}
+
+fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outcome<ExitCode> {
+    let quiet = args.json;
+    let say = |text: String| {
+        if !quiet {
+            println!("{text}");
+        }
+    };
+    let begun = Instant::now();
+    let wish = cluster_wish(args, stage);
     let bar = spinner("starting the cluster");
     let (local, _) = up::bring_up(&wish)?;
     bar.finish_and_clear();
@@ -240,14 +255,7 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
         table::json(&value);
     } else {
         print!("{}", table::render(&["", ""], &shown.rows()).trim_start_matches('\n'));
-        wrong.iter().for_each(|what| println!("WRONG: {what}"));
-        late.iter().for_each(|what| println!("late: {what}"));
-        let verdict = match (good, late.is_empty()) {
-            (true, true) => "nothing was late, missing or wrong",
-            (true, false) => "nothing is missing or wrong; late frames are named above: is the machine busy?",
-            (false, _) => "NOT GOOD: bytes are missing or wrong, see above",
-        };
-        println!("\n{verdict}");
+        print_verdict(good, &wrong, &late);
     }
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }

@@ -1,6 +1,11 @@
 //! The words a user of this crate speaks: configuration, open modes, what an open or a look-up gives.
 //!
 //! Plain data and two seams outwards ([`KernelCache`]); nothing here decides anything.
+mod files;
+mod locks;
+mod names;
+mod tier;
+
 use std::sync::Arc;
 use std::time::Duration;
 use weir_env::Addr;
@@ -20,15 +25,16 @@ pub struct ClientConfig {
     pub name: String,
     /// Host identity: with targets of the same host, Unix sockets are used.
     pub host: String,
-    /// What tells a metadata leader on the same machine that this process is gone; empty: nothing does, and its leases
-    /// end after their term.
+    /// What tells a metadata leader on the same machine that this process is gone; empty: nothing does, and
+    /// its leases end after their term.
     pub process: String,
     /// Budget of dirty data and read cache together, in bytes.
     pub memory_bytes: u64,
-    /// Every operation ends after this long, with an error that names the cause. Until then it waits for servers that do not answer,
-    /// and bytes that were taken are kept for them.
+    /// Every operation ends after this long, with an error that names the cause. Until then it waits for
+    /// servers that do not answer, and bytes that were taken are kept for them.
     pub patience: Duration,
-    /// Bytes that are at home only come back within this, or reading and writing them fails: home may be far, or on tape.
+    /// Bytes that are at home only come back within this, or reading and writing them fails: home may be far,
+    /// or on tape.
     pub recall_patience: Duration,
     /// How it proves itself over networks; `None`: it has no certificate.
     pub trust: Option<Arc<Trust>>,
@@ -38,7 +44,8 @@ impl ClientConfig {
     pub const MEMORY_BYTES: u64 = 512 << 20;
     /// Of a command, which somebody looks at.
     pub const PATIENCE: Duration = Duration::from_secs(30);
-    /// Of a mount, where programs run that nobody looks at: a server that is restarted, or moved, is back by then.
+    /// Of a mount, where programs run that nobody looks at: a server that is restarted, or moved, is back by
+    /// then.
     pub const MOUNT_PATIENCE: Duration = Duration::from_secs(600);
     /// Longer than anything runs.
     pub const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -175,7 +182,8 @@ pub struct Space {
 /// What `fallocate` is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Allocate {
-    /// The range's space counts from now on, so that no limit refuses a write there later; the file grows if it is shorter.
+    /// The range's space counts from now on, so that no limit refuses a write there later; the file grows if
+    /// it is shorter.
     Extend,
     /// The same of a range within the file.
     Reserve,

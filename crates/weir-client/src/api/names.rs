@@ -1,0 +1,197 @@
+//! Names and attributes.
+use crate::Client;
+use crate::api::{Handle, NewMode, SetAttrs, Space, Stat};
+use bytes::Bytes;
+use weir_env::BoxFuture;
+use weir_proto::meta::{Cred, FileKind, Listing, RenameMode, Usage};
+use weir_proto::{InodeId, Result};
+
+impl Client {
+    /// Answers from leases alone; outer `None`: ask [`Client::lookup`].
+    pub fn try_lookup(&self, parent: InodeId, name: &[u8]) -> Option<Option<Stat>> {
+        self.inner.try_lookup(parent, name)
+    }
+    pub fn lookup<'a>(
+        &'a self,
+        cred: &'a Cred,
+        parent: InodeId,
+        name: &'a [u8],
+    ) -> BoxFuture<'a, Result<Option<Stat>>> {
+        Box::pin(self.inner.lookup(cred, parent, name))
+    }
+    /// Answers from leases alone; `None`: ask [`Client::getattr`].
+    pub fn try_getattr(&self, ino: InodeId) -> Option<Stat> {
+        self.inner.try_getattr(ino)
+    }
+    pub fn getattr(&self, ino: InodeId) -> BoxFuture<'_, Result<Stat>> {
+        Box::pin(self.inner.getattr(ino))
+    }
+    /// What was known last of an inode that is gone, for a program that has it open without the client's
+    /// knowledge: a directory, a pipe, somebody's working directory.
+    pub fn last_attr(&self, ino: InodeId) -> Option<Stat> {
+        self.inner.last_attr(ino)
+    }
+    /// `handle`: an open file through which a size is set (then its rights count, not those of the file's
+    /// mode).
+    pub fn setattr<'a>(
+        &'a self,
+        cred: &'a Cred,
+        ino: InodeId,
+        handle: Option<Handle>,
+        set: SetAttrs,
+    ) -> BoxFuture<'a, Result<Stat>> {
+        Box::pin(async move {
+            let through = self.inner.open_file_of(handle, ino)?;
+            self.inner.setattr(cred, ino, through.as_deref(), set).await
+        })
+    }
+    pub fn readlink(&self, ino: InodeId) -> BoxFuture<'_, Result<Bytes>> {
+        Box::pin(self.inner.readlink(ino))
+    }
+    /// Entries after the cookie `after` (0: from the start), "." and ".." not among them.
+    pub fn readdir<'a>(
+        &'a self,
+        cred: &'a Cred,
+        dir: InodeId,
+        after: u64,
+        limit: u32,
+        with_attrs: bool,
+    ) -> BoxFuture<'a, Result<Listing>> {
+        Box::pin(self.inner.readdir(cred, dir, after, limit, with_attrs))
+    }
+    pub fn mkdir<'a>(
+        &'a self,
+        cred: &'a Cred,
+        parent: InodeId,
+        name: &'a [u8],
+        mode: impl Into<NewMode>,
+    ) -> BoxFuture<'a, Result<Stat>> {
+        self.mkdir_with(cred, parent, name, mode.into())
+    }
+    fn mkdir_with<'a>(
+        &'a self,
+        cred: &'a Cred,
+        parent: InodeId,
+        name: &'a [u8],
+        mode: NewMode,
+    ) -> BoxFuture<'a, Result<Stat>> {
+        Box::pin(self.inner.mkdir(cred, parent, name, mode))
+    }
+    pub fn mknod<'a>(
+        &'a self,
+        cred: &'a Cred,
+        parent: InodeId,
+        name: &'a [u8],
+        mode: impl Into<NewMode>,
+        kind: FileKind,
+        rdev: u32,
+    ) -> BoxFuture<'a, Result<Stat>> {
+        self.mknod_with(cred, parent, name, mode.into(), kind, rdev)
+    }
+    fn mknod_with<'a>(
+        &'a self,
+        cred: &'a Cred,
+        parent: InodeId,
+        name: &'a [u8],
+        mode: NewMode,
+        kind: FileKind,
+        rdev: u32,
+    ) -> BoxFuture<'a, Result<Stat>> {
+        Box::pin(self.inner.mknod(cred, parent, name, mode, kind, rdev))
+    }
+    pub fn symlink<'a>(
+        &'a self,
+        cred: &'a Cred,
+        parent: InodeId,
+        name: &'a [u8],
+        target: &'a [u8],
+    ) -> BoxFuture<'a, Result<Stat>> {
+        Box::pin(self.inner.symlink(cred, parent, name, target))
+    }
+    pub fn link<'a>(
+        &'a self,
+        cred: &'a Cred,
+        ino: InodeId,
+        parent: InodeId,
+        name: &'a [u8],
+    ) -> BoxFuture<'a, Result<Stat>> {
+        Box::pin(self.inner.link(cred, ino, parent, name))
+    }
+    pub fn unlink<'a>(
+        &'a self,
+        cred: &'a Cred,
+        parent: InodeId,
+        name: &'a [u8],
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.inner.unlink(cred, parent, name))
+    }
+    pub fn rmdir<'a>(&'a self, cred: &'a Cred, parent: InodeId, name: &'a [u8]) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.inner.rmdir(cred, parent, name))
+    }
+    pub fn rename<'a>(
+        &'a self,
+        cred: &'a Cred,
+        parent: InodeId,
+        name: &'a [u8],
+        new_parent: InodeId,
+        new_name: &'a [u8],
+        mode: RenameMode,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.inner.rename(cred, parent, name, new_parent, new_name, mode))
+    }
+    pub fn get_xattr<'a>(
+        &'a self,
+        cred: &'a Cred,
+        ino: InodeId,
+        name: &'a [u8],
+    ) -> BoxFuture<'a, Result<Bytes>> {
+        Box::pin(self.inner.get_xattr(cred, ino, name))
+    }
+    pub fn list_xattr<'a>(&'a self, cred: &'a Cred, ino: InodeId) -> BoxFuture<'a, Result<Vec<Bytes>>> {
+        Box::pin(self.inner.list_xattr(cred, ino))
+    }
+    /// `create`: fail if it exists; `replace`: fail if it does not.
+    pub fn set_xattr<'a>(
+        &'a self,
+        cred: &'a Cred,
+        ino: InodeId,
+        name: &'a [u8],
+        value: &'a [u8],
+        create: bool,
+        replace: bool,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.inner.set_xattr(cred, ino, name, value, create, replace))
+    }
+    pub fn remove_xattr<'a>(
+        &'a self,
+        cred: &'a Cred,
+        ino: InodeId,
+        name: &'a [u8],
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.inner.remove_xattr(cred, ino, name))
+    }
+    pub fn statfs(&self) -> BoxFuture<'_, Result<Space>> {
+        Box::pin(self.inner.statfs())
+    }
+    /// The same, within the limits of the volume that a file or directory is in.
+    pub fn statfs_at(&self, ino: InodeId) -> BoxFuture<'_, Result<Space>> {
+        Box::pin(self.inner.statfs_at(ino))
+    }
+    /// Whether reads change access times, as `relatime` has it. They do unless this says otherwise.
+    pub fn keep_access_times(&self, kept: bool) {
+        self.inner.tables.accesses.keep(kept)
+    }
+    /// Exact recursive usage of a directory.
+    pub fn usage(&self, dir: InodeId) -> BoxFuture<'_, Result<Usage>> {
+        Box::pin(self.inner.usage(dir))
+    }
+    /// Whether the kernel may keep for [`NAME_LOAN`] that a name leads there, or nowhere: asked when the
+    /// answer that says so is about to be sent. False: it must ask each time.
+    pub fn lend_name(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> bool {
+        self.inner.lend_name(dir, name, leads_to)
+    }
+    /// The kernel dropped the inode from its caches: what is kept here for it may go, too.
+    pub fn forget(&self, ino: InodeId) {
+        self.inner.forget(ino)
+    }
+}

@@ -1,0 +1,74 @@
+//! Overlays: extents that go into data cells, each through its sequencer.
+use super::{Data, MAP_PATIENCE, Overlay, StripeRef, is_unreachable, too_few};
+use crate::join::join_all;
+use crate::member::Pacing;
+use weir_env::BoxFuture;
+use weir_proto::data::{OverlayKind, WriteOverlay};
+use weir_proto::{Error, ErrorKind, Result, checksum};
+use weir_rpc::Payload;
+
+impl Data {
+    /// Writes extents into data cells; in parallel, each through its cell's sequencer.
+    pub async fn write_overlays(&self, s: StripeRef, token_epoch: u32, overlays: &[Overlay]) -> Result<()> {
+        let calls: Vec<BoxFuture<'_, Result<()>>> = overlays
+            .iter()
+            .map(|o| Box::pin(self.write_overlay(s, token_epoch, o)) as BoxFuture<'_, _>)
+            .collect();
+        join_all(calls).await.into_iter().collect::<Result<()>>().map_err(|e| e.doing(format!("write {s}")))
+    }
+
+    async fn write_overlay(&self, s: StripeRef, token_epoch: u32, o: &Overlay) -> Result<()> {
+        let (kind, crc) = match &o.payload {
+            Some(bytes) => (OverlayKind::Data, checksum::crc32c(bytes)),
+            None => (OverlayKind::Zero, 0),
+        };
+        let payload = Payload { parts: o.payload.iter().cloned().collect(), crc: Some(crc) };
+        let (mut retry, mut waiting) = (self.retry(s.deadline), None);
+        let (write, mut attempt) = (self.env.rng.next_u64(), 0);
+        loop {
+            let view = self.writable_view(&s).await?;
+            let through = view
+                .sequencer(o.index, s.scheme())
+                .ok_or_else(|| too_few(&s, view.group().current_count()))?;
+            let place = view.place(through);
+            let request = WriteOverlay {
+                place,
+                cell: s.cell(usize::from(o.index)),
+                token_epoch,
+                offset: o.offset,
+                len: o.len,
+                kind,
+                crc,
+                layout_scheme: s.scheme(),
+                write,
+                attempt,
+            };
+            let sent = self.call_member(&view, through, &request, payload.clone(), Pacing::Write, s.deadline);
+            let e = match sent.await {
+                Ok(answered) => {
+                    self.maps.note_written(answered.reply.map_version);
+                    return Ok(());
+                }
+                Err(e) => e,
+            };
+            if is_unreachable(&e) {
+                self.report(place, &e).await;
+            } else if e.kind != ErrorKind::Stale {
+                return Err(e);
+            }
+            if self.view(&s)?.group().epoch == view.group().epoch {
+                self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
+                let same = self.view(&s)?.group().epoch == view.group().epoch;
+                if same && e.kind == ErrorKind::Stale && self.knows_no_newer(&s, &view, through).await {
+                    return Err(e);
+                }
+            }
+            if !retry.has_time() {
+                return Err(Error::deadline(format!("not done by the deadline: {e}")));
+            }
+            waiting.replace(self.waits.begin(view.name_of(through)));
+            retry.pause().await;
+            attempt += 1;
+        }
+    }
+}

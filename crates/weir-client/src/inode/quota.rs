@@ -1,0 +1,207 @@
+//! Bytes that a file takes of its volume's quota, and the reservation for those that are not committed.
+//!
+//! Only the number of bytes in holes is known, not where they are. Pure.
+use weir_proto::{Error, Result, VolumeId};
+
+/// No volume has this number.
+pub const NO_LIMIT: VolumeId = VolumeId(0);
+
+#[derive(Debug)]
+pub struct QuotaState {
+    /// Bytes that data takes, with all that is changed and not committed.
+    allocated: u64,
+    /// The same as the leader knows it.
+    charged: u64,
+    /// The volume whose limit of bytes stands over new data, as the last right to write told it.
+    limited: VolumeId,
+    /// Quota reserved in a volume, in bytes, and in which.
+    reserved: u64,
+    reserved_of: VolumeId,
+    /// Of that, for direct writes that are under way.
+    direct_reserved: u64,
+}
+
+/// The reservation of a file became another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settled {
+    pub volume: VolumeId,
+    pub before: u64,
+    pub now: u64,
+}
+
+impl Default for QuotaState {
+    fn default() -> QuotaState {
+        QuotaState {
+            allocated: 0,
+            charged: 0,
+            limited: NO_LIMIT,
+            reserved: 0,
+            reserved_of: NO_LIMIT,
+            direct_reserved: 0,
+        }
+    }
+}
+
+impl QuotaState {
+    pub fn allocated(&self) -> u64 {
+        self.allocated
+    }
+    pub fn limited(&self) -> VolumeId {
+        self.limited
+    }
+    pub fn is_limited(&self) -> bool {
+        self.limited != NO_LIMIT
+    }
+    pub fn note_limit(&mut self, volume: VolumeId) {
+        self.limited = volume;
+    }
+
+    /// Nothing is changed here: it takes what the leader says.
+    pub fn note_allocated(&mut self, allocated: u64) {
+        self.allocated = allocated;
+        self.charged = allocated;
+    }
+    /// A commit was answered: how much it added to the volume's usage.
+    pub fn note_charged(&mut self, allocated: u64) -> u64 {
+        let added = allocated.saturating_sub(self.charged);
+        self.charged = allocated;
+        added
+    }
+    pub fn note_growth(&mut self, growth: u64) {
+        self.allocated += growth;
+    }
+    pub fn note_truncated(&mut self, size: u64) {
+        self.allocated = self.allocated.min(size);
+        self.charged = self.charged.min(size);
+    }
+    /// Takes off bytes that were freed, each of which may have been a hole before. `most`: upper bound of
+    /// what is left.
+    pub fn note_freed(&mut self, freed: u64, most: Option<u64>) {
+        let least = self.allocated.saturating_sub(freed);
+        self.allocated = self.allocated.min(most.unwrap_or(u64::MAX)).max(least);
+    }
+
+    /// What a file of this size takes more after a write of `offset..end`: all past its end, and below as
+    /// long as there are holes, for the write may lie in one.
+    pub fn growth(&self, size: u64, offset: u64, end: u64) -> u64 {
+        let (below, past) = self.parts_of_write(size, offset, end);
+        past + below
+    }
+    /// How much of a write of `len` bytes takes no more than `free`.
+    pub fn fitting(&self, size: u64, offset: u64, len: usize, free: u64) -> usize {
+        let (below, past) = self.parts_of_write(size, offset, offset + len as u64);
+        match (below + past).checked_sub(free) {
+            None => len,
+            Some(over) if over <= past => len - over as usize,
+            Some(_) => free as usize,
+        }
+    }
+    /// What a write adds in holes and past the end.
+    fn parts_of_write(&self, size: u64, offset: u64, end: u64) -> (u64, u64) {
+        let past = end.saturating_sub(offset.max(size));
+        let holes = size.saturating_sub(self.allocated);
+        ((end - offset - past).min(holes), past)
+    }
+    /// How many more bytes the file takes once all of a range is written: an error where holes may lie
+    /// outside of the range.
+    pub fn reservation(&self, size: u64, offset: u64, end: u64, grows: bool) -> Result<u64> {
+        let holes = size.saturating_sub(self.allocated);
+        let all_holes_within = holes == 0 || offset == 0 && end >= size;
+        if offset > size || !all_holes_within || (end > size && !grows) {
+            return Err(Error::unsupported(
+                "space is reserved only within a file or at its end, and not where it has holes elsewhere",
+            ));
+        }
+        Ok(holes + end.saturating_sub(size))
+    }
+
+    /// Bytes of the volume's reservation are this file's from now on.
+    pub fn spend(&mut self, growth: u64) {
+        self.reserved += growth;
+        self.reserved_of = self.limited;
+    }
+    pub fn begin_direct(&mut self, growth: u64) {
+        self.direct_reserved += growth;
+    }
+    pub fn end_direct(&mut self, growth: u64) {
+        self.direct_reserved = self.direct_reserved.saturating_sub(growth);
+    }
+    /// The reservation follows what is changed and not committed. `None`: it is as it was.
+    pub fn settle(&mut self, is_changed: bool) -> Option<Settled> {
+        let now = self.needed(is_changed);
+        let before = std::mem::replace(&mut self.reserved, now);
+        (before != now).then_some(Settled { volume: self.reserved_of, before, now })
+    }
+    fn needed(&self, is_changed: bool) -> u64 {
+        if !self.is_limited() {
+            return 0;
+        }
+        let changed = if is_changed { self.allocated.saturating_sub(self.charged) } else { 0 };
+        changed + self.direct_reserved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_write_takes() {
+        let mut quota = QuotaState::default();
+        quota.note_allocated(10);
+        let unsupported = |e: Error| e.kind == weir_proto::ErrorKind::Unsupported;
+        // What is reserved: ten dense bytes, then four of them.
+        let reserved = |q: &QuotaState, from, to, grows| q.reservation(10, from, to, grows);
+        assert_eq!(
+            [reserved(&quota, 0, 10, false).unwrap(), reserved(&quota, 5, 25, true).unwrap()],
+            [0, 15]
+        );
+        assert!(
+            reserved(&quota, 5, 25, false).is_err_and(unsupported)
+                && reserved(&quota, 11, 12, true).is_err_and(unsupported)
+        );
+        quota.note_freed(6, Some(5));
+        assert_eq!(quota.allocated, 5, "one of those that went had not been counted");
+        quota.note_freed(1, None);
+        assert_eq!(quota.allocated, 5, "the freed byte may have been a hole");
+        assert!(
+            reserved(&quota, 0, 9, false).is_err_and(unsupported)
+                && reserved(&quota, 1, 10, true).is_err_and(unsupported)
+        );
+        assert_eq!(reserved(&quota, 0, 12, true).unwrap(), 5 + 2);
+        quota.allocated = 10;
+        // Ten dense bytes: only what is past the end counts.
+        let growth = |q: &QuotaState, from, to| q.growth(10, from, to);
+        assert_eq!((growth(&quota, 0, 10), growth(&quota, 5, 15), growth(&quota, 20, 25)), (0, 5, 5));
+        let fitting = |q: &QuotaState, at, len, free| q.fitting(10, at, len, free);
+        assert_eq!(
+            (fitting(&quota, 0, 10, 0), fitting(&quota, 5, 10, 2), fitting(&quota, 5, 10, 5)),
+            (10, 7, 10)
+        );
+        // Six of ten are holes: a write below may lie in one.
+        quota.allocated = 4;
+        assert_eq!((growth(&quota, 0, 3), growth(&quota, 0, 10), growth(&quota, 2, 15)), (3, 6, 6 + 5));
+        assert_eq!(
+            (fitting(&quota, 2, 13, 11), fitting(&quota, 2, 13, 8), fitting(&quota, 2, 13, 3)),
+            (13, 10, 3)
+        );
+    }
+
+    #[test]
+    fn a_reservation_follows_what_is_not_committed() {
+        let mut quota = QuotaState::default();
+        quota.note_allocated(10);
+        quota.note_growth(5);
+        assert_eq!(quota.settle(true), None, "no limit holds");
+        quota.note_limit(VolumeId(3));
+        quota.spend(7);
+        let settled = |before, now| Some(Settled { volume: VolumeId(3), before, now });
+        assert_eq!(quota.settle(true), settled(7, 5));
+        quota.begin_direct(2);
+        assert_eq!(quota.settle(true), settled(5, 7));
+        assert_eq!(quota.note_charged(15), 5);
+        assert_eq!(quota.settle(true), settled(7, 2));
+        quota.end_direct(2);
+        assert_eq!((quota.settle(false), quota.settle(false)), (settled(2, 0), None));
+    }
+}

@@ -1,0 +1,236 @@
+//! What a dead writer left in a file, and old bytes past its end: decided, truncated, zeroed.
+//!
+//! Invariant: a file is read and written again only when each prepared stripe is everywhere or nowhere.
+use crate::data::{Done, Overlay, StripeRef};
+use crate::inner::{Inner, layout_of};
+use crate::inode::Inode;
+use crate::plan::first_stripe_past;
+use std::sync::Arc;
+use std::time::Duration;
+use weir_env::Instant;
+use weir_proto::meta::{LeaseKind, Recovered};
+use weir_proto::{Error, ErrorKind, PgId, Result, Version};
+
+/// Times that a file's recovery is begun because opens of this client cross it.
+const RECOVERIES_MAX: u32 = 8;
+
+/// Between looks whether another client has recovered a file, or who has what is to be committed is back.
+const RECOVERY_POLL: Duration = Duration::from_millis(50);
+
+impl Inner {
+    /// Finishes what a dead writer left: fences it, decides prepared stripes, truncates what was never
+    /// committed.
+    pub async fn recover(&self, inode: &Arc<Inode>) -> Result<()> {
+        let (mut crossed, deadline) = (0, self.deadline());
+        loop {
+            self.wait_to_recover(inode, deadline).await?;
+            let _one = inode.flushing.lock().await;
+            if !inode.lock().lease.needs_recovery() {
+                return Ok(());
+            }
+            // Others of this client may have given the right back meanwhile.
+            if self.acquire(inode, LeaseKind::Write).await? != LeaseKind::Write {
+                continue;
+            }
+            match self.recover_locked(inode).await {
+                // Another open of this client took the right to write anew meanwhile: once more, under its
+                // epoch.
+                Err(e) if e.kind == ErrorKind::Stale && crossed < RECOVERIES_MAX => {
+                    crossed += 1;
+                    tracing::debug!("file {}: {e}", inode.ino);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Until this client may recover the file, or another one has. Without the lock on flushes: the holder of
+    /// its append token needs that to end it, and until then nobody gets the right.
+    async fn wait_to_recover(&self, inode: &Inode, deadline: Instant) -> Result<()> {
+        while inode.lock().lease.needs_recovery() {
+            let granted = self.acquire(inode, LeaseKind::Write).await?;
+            if inode.lock().lease.needs_recovery() && self.data.left(deadline).is_zero() {
+                return Err(Error::deadline(format!(
+                    "file {}: its last writer died, and its recovery by another client does not end",
+                    inode.ino
+                )));
+            }
+            if granted == LeaseKind::Write {
+                return Ok(());
+            }
+            self.env.clock.sleep(RECOVERY_POLL).await;
+        }
+        Ok(())
+    }
+
+    async fn recover_locked(&self, inode: &Arc<Inode>) -> Result<()> {
+        let (layout, object, size, token_epoch, recover) = {
+            let st = inode.lock();
+            let layout = layout_of(&st, inode.ino);
+            (
+                layout,
+                st.object(inode.ino),
+                st.committed_size(),
+                st.lease.token_epoch(),
+                st.lease.needs_recovery(),
+            )
+        };
+        if !recover {
+            return Ok(());
+        }
+        if let Ok(layout) = layout {
+            let past = first_stripe_past(size, layout.stripe_bytes());
+            let doubt = self
+                .data
+                .drop_file(self.file_id(object), &layout, past, token_epoch, self.deadline())
+                .await?;
+            let mut in_doubt: Vec<(u64, PgId, Version)> = doubt
+                .iter()
+                .filter(|p| p.cell.stripe < past)
+                .map(|p| (p.cell.stripe, p.group, p.version))
+                .collect();
+            in_doubt.dedup();
+            for (stripe, _, version) in in_doubt {
+                let s = self.stripe_ref(object, layout, stripe, self.deadline());
+                self.decide(s, version, token_epoch).await?;
+            }
+            self.zero_tail(inode, layout, size, u64::MAX, token_epoch).await?;
+        }
+        let revoke_clock = self.revoke_clock();
+        let ino = inode.ino;
+        let entry =
+            self.session.change_again(self.deadline(), |op| Recovered { op, ino, token_epoch }).await?;
+        tracing::info!("file {ino}: recovered after its writer's death, {size} bytes");
+        self.apply(&entry, revoke_clock);
+        let mut st = inode.lock();
+        st.lease.note_recovery(false);
+        let is_ours = st.lease.is_write();
+        st.write.note_tail(is_ours);
+        Ok(())
+    }
+
+    /// A prepared stripe of a dead writer, or of a failed write: one committed fragment, or k prepared ones,
+    /// commit it; fewer drop it.
+    pub async fn decide(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<()> {
+        loop {
+            // Of all who are current: one that only did not answer may be the one that has committed it; and
+            // who is behind may have what was given up while it was away.
+            let stats = self.data.stat_current(&s).await?;
+            let is_committed = stats.iter().any(|stat| stat.base == version);
+            let prepared = stats.iter().filter(|stat| stat.prepared.contains(&version)).count();
+            if !is_committed && prepared < usize::from(s.layout.scheme.data) {
+                return self.data.drop_prepared(s, version, token_epoch).await;
+            }
+            match Box::pin(self.commit_held(s, version, token_epoch)).await {
+                // Who had it went away before all had it, so nobody has committed it: once more.
+                Err(e) if e.kind == ErrorKind::NotFound && !self.data.left(s.deadline).is_zero() => {
+                    tracing::debug!("{s}: {e}");
+                    self.env.clock.sleep(RECOVERY_POLL).await;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    async fn commit_held(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<()> {
+        let mut done = Done::new();
+        loop {
+            let held = self.data.hold_stripe(s, version, token_epoch).await?;
+            if self.data.commit_stripe(s, version, token_epoch, held, &mut done).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Zeroes `size..end` within the stripe that holds `size`.
+    pub async fn zero_tail(
+        &self,
+        inode: &Inode,
+        layout: weir_proto::map::Layout,
+        size: u64,
+        end: u64,
+        token_epoch: u32,
+    ) -> Result<()> {
+        let stripe = layout.stripe_of(size);
+        let stripe_end = layout.stripe_start(stripe) + layout.stripe_bytes();
+        // A stripe that is at home only comes back without what is past the size. It may have come back with
+        // it, before the file was truncated: what was known of that is old.
+        inode.lock().tier.forget_evicted();
+        let comes_clean =
+            self.is_away(inode, size, size + 1).await? || self.has_layers(inode, size, size + 1).await?;
+        if size.is_multiple_of(layout.stripe_bytes()) || comes_clean {
+            return Ok(());
+        }
+        let len = end.min(stripe_end).saturating_sub(size);
+        let overlays: Vec<Overlay> = layout
+            .pieces(size, len)
+            .map(|p| Overlay { index: p.cell, offset: p.offset, len: p.len, payload: None })
+            .collect();
+        let s = self.stripe_ref(inode.lock().object(inode.ino), layout, stripe, self.deadline());
+        self.data.write_overlays(s, token_epoch, &overlays).await
+    }
+
+    /// Before a file grows over bytes of an earlier, longer one: truncates and zeroes them.
+    pub async fn clean_old_tail(&self, inode: &Inode) -> Result<()> {
+        let _one = inode.flushing.lock().await;
+        self.clean_old_tail_locked(inode).await
+    }
+
+    pub async fn clean_old_tail_locked(&self, inode: &Inode) -> Result<()> {
+        while inode.lock().has_old_tail() {
+            if self.clean_once(inode).await? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// False: the right to write came anew meanwhile, so others may have written and truncated.
+    async fn clean_once(&self, inode: &Inode) -> Result<bool> {
+        let layout = layout_of(&inode.lock(), inode.ino)?;
+        // A token epoch of its own: nothing older past the size that came with it counts any more, whoever
+        // wrote it.
+        let entry = self.ask_lease(inode, LeaseKind::Write, true).await?;
+        let (write_generation, is_alone) = {
+            let st = inode.lock();
+            (st.write.generation(), st.lease.is_write() || st.lease.has_append_token())
+        };
+        if !is_alone {
+            // What others write past the size from now on is not old.
+            return Err(Error::stale(format!(
+                "file {}: others write it, too, now: what is old goes under the append token",
+                inode.ino
+            )));
+        }
+        let (size, end, token_epoch) = (entry.attr.size, entry.lease.data_end, entry.lease.token_epoch);
+        if end > size {
+            let past = first_stripe_past(size, layout.stripe_bytes());
+            let file = self.file_id(entry.attr.layers.map_or(inode.ino, |l| l.object));
+            self.data.drop_file(file, &layout, past, token_epoch, self.deadline()).await?;
+            self.zero_tail(inode, layout, size, end, token_epoch).await?;
+        }
+        {
+            let mut st = inode.lock();
+            if st.lease.is_write() {
+                let same = st.write.generation() == write_generation;
+                if same {
+                    st.write.note_tail(true);
+                }
+                return Ok(same);
+            }
+            st.write.note_cleaned_past(size); // also what was sent past it before
+        }
+        if entry.lease.recover {
+            return Ok(true); // another writer died: whoever recovers the file says it
+        }
+        // Others write this file, too: they need not do the same.
+        let (revoke_clock, ino) = (self.revoke_clock(), inode.ino);
+        match self.session.change_again(self.deadline(), |op| Recovered { op, ino, token_epoch }).await {
+            Ok(entry) => drop(self.apply(&entry, revoke_clock)),
+            // Somebody else has truncated it since, and says it.
+            Err(e) if e.kind == ErrorKind::Stale => {}
+            Err(e) => return Err(e),
+        }
+        Ok(true)
+    }
+}

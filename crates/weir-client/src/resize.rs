@@ -1,0 +1,372 @@
+//! Sizes and space of a file: truncation, reserved space, zeroed ranges.
+//!
+//! Invariant: a truncation or a zeroed range at the same time as a write fences the write, or is fenced by it
+//! and looks at the file again.
+use crate::api::{Allocate, Handle, SetAttrs, Stat};
+use crate::direct::WriteTarget;
+use crate::inner::{Inner, OpenFile, layout_of};
+use crate::inode::{Inline, Inode};
+use crate::join::join_all;
+use crate::plan::Occasion;
+use crate::seek::STRIPES_AT_ONCE;
+use crate::write::{TRIES_MAX, Way, is_ready_to_buffer, not_for_writing, too_big};
+use std::ops::Range;
+use std::sync::Arc;
+use weir_env::BoxFuture;
+use weir_proto::map::Layout;
+use weir_proto::meta::{Cred, FILE_BYTES_MAX, SetAttr};
+use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result};
+
+/// The part of a range that is whole stripes: the last one of the file is whole where the range ends with the
+/// file.
+fn whole_stripes(layout: &Layout, size: u64, offset: u64, end: u64) -> Range<u64> {
+    let start = offset.next_multiple_of(layout.stripe_bytes());
+    let stop = if end >= size { end } else { end - end % layout.stripe_bytes() };
+    if start < stop { start..stop } else { end..end }
+}
+
+/// How much of a range is whole cells, likewise: a cell of zeros takes no space once its stripe is sealed.
+fn whole_cells(layout: &Layout, size: u64, offset: u64, end: u64) -> u64 {
+    let cell_bytes = u64::from(layout.cell_bytes());
+    let stop = if end >= size { end } else { end - end % cell_bytes };
+    stop.saturating_sub(offset.next_multiple_of(cell_bytes))
+}
+
+/// Stripes that are emptied before others get their turn at the file.
+const EMPTIED_MAX: u64 = 4096;
+
+impl Inner {
+    /// Sets the size: everything else about the file is saved first. `through`: the open file that this is
+    /// done through, if any.
+    pub async fn set_size(
+        &self,
+        cred: &Cred,
+        inode: &Arc<Inode>,
+        through: Option<&OpenFile>,
+        set: &SetAttrs,
+        size: u64,
+    ) -> Result<Stat> {
+        if size > FILE_BYTES_MAX {
+            return Err(Error::name(NameRule::FileTooBig, format!("size {size} is larger than any file")));
+        }
+        let _grows = inode.growing.lock().await;
+        let mut fences = self.fences();
+        loop {
+            let under = inode.lock().lease.token_epoch();
+            let way = self.prepare_write(inode, Some(size), 0).await?;
+            through.map_or(Ok(()), OpenFile::works)?;
+            let set = match way {
+                Way::Direct => self.set_size_with_token(cred, inode, set, size).await,
+                Way::Buffer => self.set_size_now(cred, inode, set, size, true).await,
+            };
+            match set {
+                Err(e) => self.go_on_after(inode, e, under, &mut fences).await?,
+                stat => return stat,
+            }
+        }
+    }
+
+    /// Under this client's append token, or under its Write lease (`exclusive`).
+    pub async fn set_size_now(
+        &self,
+        cred: &Cred,
+        inode: &Arc<Inode>,
+        set: &SetAttrs,
+        size: u64,
+        exclusive: bool,
+    ) -> Result<Stat> {
+        let _one = inode.flushing.lock().await;
+        self.flush_locked(inode, Occasion::Growing, false).await?;
+        let grows_over = {
+            let st = inode.lock();
+            size > st.committed_size() && st.has_old_tail()
+        };
+        if grows_over {
+            self.clean_old_tail_locked(inode).await?;
+        }
+        self.send_set_attr(cred, inode, set, Some(size), exclusive).await
+    }
+
+    pub async fn send_set_attr(
+        &self,
+        cred: &Cred,
+        inode: &Arc<Inode>,
+        set: &SetAttrs,
+        size: Option<u64>,
+        exclusive: bool,
+    ) -> Result<Stat> {
+        let now = self.now();
+        let time = |t: Option<crate::api::SetTime>| {
+            t.map(|t| match t {
+                crate::api::SetTime::Now => now,
+                crate::api::SetTime::At(t) => t,
+            })
+        };
+        let (ino, revoke_clock) = (inode.ino, self.revoke_clock());
+        let (mode, uid, gid, atime, mtime) = (set.mode, set.uid, set.gid, time(set.atime), time(set.mtime));
+        let request = |op| SetAttr { op, cred: cred.clone(), ino, mode, uid, gid, size, atime, mtime };
+        let before = inode.lock().write.sent_end();
+        let entry = self.session.change(self.deadline(), request).await?;
+        if let Some(size) = size {
+            self.truncate_local(inode, size, before, exclusive);
+        }
+        Ok(self.apply(&entry, revoke_clock))
+    }
+
+    /// The file was set to `size` by this client: what is known of its data beyond is old.
+    pub fn truncate_local(&self, inode: &Inode, size: u64, sent_end: u64, exclusive: bool) {
+        let mut st = inode.lock();
+        let shrinks = size < st.size().max(sent_end).max(st.committed_size());
+        st.attr_old = true;
+        st.tier.forget_layers();
+        st.pages.note_change();
+        if let Ok(layout) = layout_of(&st, inode.ino) {
+            st.write.truncate_dirty(&layout, size);
+        }
+        if let Inline::Yes(bytes) = &st.inline {
+            let kept = bytes.len().min(size as usize);
+            st.inline = Inline::Yes(bytes.slice(..kept));
+        }
+        st.write.truncate_local(size);
+        if shrinks {
+            st.write.note_truncation(exclusive);
+        }
+        st.quota.note_truncated(size);
+        self.settle_reservation(&mut st);
+        self.cache().remove(inode.ino, size, u64::MAX);
+    }
+
+    pub async fn fallocate(&self, handle: Handle, what: Allocate, offset: u64, len: u64) -> Result<()> {
+        let file = self.handle(handle)?;
+        if !file.mode.write {
+            return Err(not_for_writing(handle));
+        }
+        if len == 0 {
+            return Err(Error::invalid("fallocate of no bytes"));
+        }
+        let end = offset.checked_add(len).filter(|e| *e <= FILE_BYTES_MAX).ok_or_else(too_big)?;
+        match what {
+            Allocate::Extend => self.reserve(&file, offset, end, true).await,
+            Allocate::Reserve => self.reserve(&file, offset, end, false).await,
+            Allocate::PunchHole => self.zero_range(&file, offset, end, true).await,
+            Allocate::ZeroRange => self.zero_range(&file, offset, end, false).await,
+        }?;
+        if file.inode.lock().lease.is_write() {
+            // The leader must know the file's allocation before the call returns, because `stat` reports it.
+            self.flush(&file.inode, Occasion::Growing, false).await?;
+        }
+        Ok(())
+    }
+
+    /// Has the space of a range counted, of which the file may have written nothing yet. `grows`: afterwards
+    /// the file is `end` bytes long, or longer: what others write past that meanwhile stays.
+    async fn reserve(&self, file: &OpenFile, offset: u64, end: u64, grows: bool) -> Result<()> {
+        let inode = &file.inode;
+        let _grows = inode.growing.lock().await;
+        let deadline = self.deadline();
+        for _ in 0..TRIES_MAX {
+            let way = self.prepare_write(inode, Some(end), 0).await?;
+            file.works()?;
+            if way == Way::Direct {
+                match self.reserve_with_token(inode, offset, end, grows).await {
+                    Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => continue,
+                    done => return done,
+                }
+            }
+            let reserved = inode.lock().reservation(offset, end, grows);
+            self.reserve_for(inode, reserved.map_err(|e| e.doing(format!("file {}", inode.ino)))?).await?;
+            let mut st = inode.lock();
+            let (size, growth) = (st.size(), st.reservation(offset, end, grows)?);
+            if end <= size && growth == 0 {
+                return Ok(());
+            }
+            if !is_ready_to_buffer(&st, end) || !self.spend(&mut st, growth) {
+                continue;
+            }
+            st.quota.note_growth(growth);
+            st.changed.add(size.min(end), end);
+            st.note_write(end, self.now(), self.env.clock.now());
+            self.settle_reservation(&mut st);
+            self.note_dirty(inode.ino);
+            return Ok(());
+        }
+        Err(Error::unavailable(format!(
+            "extend file {}: its lease came and went {TRIES_MAX} times",
+            inode.ino
+        )))
+    }
+
+    /// Zeroes bytes below the size. A truncation, or a snapshot's read, at the same time fences this as it
+    /// fences a write. `frees`: what is zero then takes no space.
+    async fn zero_range(&self, file: &OpenFile, offset: u64, end: u64, frees: bool) -> Result<()> {
+        let inode = &file.inode;
+        let (mut fences, mut at) = (self.fences(), offset);
+        loop {
+            let way = self.prepare_write(inode, Some(at), (end - at) as usize).await?;
+            if way == Way::Direct {
+                self.refresh(inode).await?;
+            }
+            let (under, end) = {
+                let st = inode.lock();
+                (st.lease.token_epoch(), end.min(st.size()))
+            };
+            if at >= end {
+                return Ok(());
+            }
+            match self.zero_some(file, at, end, way, frees).await {
+                Err(e) => self.go_on_after(inode, e, under, &mut fences).await?,
+                Ok(done) => at = done,
+            }
+        }
+    }
+
+    /// Up to where it is done.
+    async fn zero_some(&self, file: &OpenFile, offset: u64, end: u64, way: Way, frees: bool) -> Result<u64> {
+        let inode = &file.inode;
+        if inode.lock().inline == Inline::Unknown {
+            self.refresh(inode).await?;
+        }
+        // Zeros written into the inode could make the file longer, if somebody truncates it now; zeros on
+        // targets do not.
+        if inode.lock().inline != Inline::No {
+            self.leave_inode_with_token(inode).await?;
+        }
+        let _one = loop {
+            self.bring_back(inode, offset, end).await?;
+            let one = inode.flushing.lock().await;
+            let st = inode.lock();
+            // Without the lease nobody evicts what is open for writing.
+            if !st.lease.is_write() || !st.is_away(offset, end) {
+                break one;
+            }
+        };
+        self.flush_locked(inode, Occasion::Growing, way == Way::Buffer).await?;
+        let own = self.copy_up(inode, offset, end).await?;
+        // Others that write the file number their overlays over the stripes that are there.
+        let whole = match way {
+            Way::Buffer => {
+                let st = inode.lock();
+                whole_stripes(&layout_of(&st, inode.ino)?, st.size(), offset, end)
+            }
+            Way::Direct => end..end,
+        };
+        let mut emptied = Ok(whole.start);
+        if offset < whole.start {
+            emptied = self.zero_part(file, own, offset, whole.start).await.map(|()| whole.start);
+        }
+        if emptied.is_ok() && !whole.is_empty() {
+            emptied = self.empty_stripes(inode, own, whole.clone()).await;
+        }
+        let mut done = emptied;
+        if done.as_ref().is_ok_and(|done| *done == whole.end) && whole.end < end {
+            done = self.zero_part(file, own, whole.end, end).await.map(|()| end);
+        }
+        let freed = match (&done, way) {
+            (Ok(done), Way::Buffer) => {
+                let st = inode.lock();
+                whole_cells(&layout_of(&st, inode.ino)?, st.size(), offset, *done)
+            }
+            _ => 0,
+        };
+        let most = if frees && freed > 0 { self.most_data(inode, own, freed).await } else { None };
+        let mtime = self.now();
+        let mut st = inode.lock();
+        st.pages.note_change();
+        st.changed.add(offset, end);
+        if let Some((sends, most)) = most {
+            let is_all = st.write.send_count() == sends && !st.write.has_dirty();
+            st.quota.note_freed(freed, most.filter(|_| is_all));
+        }
+        // The right to write may have gone while this was under way: then the size is not ours to say.
+        if st.lease.is_write() {
+            let size = st.size();
+            st.note_write(size, mtime, self.env.clock.now());
+        } else {
+            st.direct.note_pending(true);
+        }
+        self.settle_reservation(&mut st);
+        self.note_dirty(inode.ino);
+        self.cache().remove(inode.ino, offset, end);
+        done
+    }
+
+    /// Zeros over what is there, which stays beneath them until the stripes are sealed.
+    async fn zero_part(&self, file: &OpenFile, own: InodeId, offset: u64, end: u64) -> Result<()> {
+        let inode = &file.inode;
+        let sends = self.may_send_direct(inode).await?;
+        file.works()?;
+        let to = {
+            let mut st = inode.lock();
+            if st.inline != Inline::No {
+                return Err(Error::stale(format!("file {}: its inode may hold bytes", inode.ino)));
+            }
+            if st.object(inode.ino) != own {
+                return Err(Error::stale(format!("file {}: a snapshot was taken meanwhile", inode.ino)));
+            }
+            st.pages.note_change();
+            let layout = layout_of(&st, inode.ino)?;
+            for stripe in layout.stripe_of(offset)..=layout.stripe_of(end - 1) {
+                st.write.touch(stripe, end);
+            }
+            WriteTarget::of(&st, inode.ino)?
+        };
+        let zeroed = self.overlay_range(to, offset, None, end - offset).await;
+        drop(sends);
+        zeroed
+    }
+
+    /// Empties the stripes of a range that have something, some thousands of them at most; up to where it
+    /// came.
+    async fn empty_stripes(&self, inode: &Arc<Inode>, own: InodeId, whole: Range<u64>) -> Result<u64> {
+        let layout = layout_of(&inode.lock(), inode.ino)?;
+        let Range { start, end } = whole;
+        let (mut stripe, to) = (layout.stripe_of(start), layout.stripe_of(end - 1) + 1);
+        for _ in 0..EMPTIED_MAX / STRIPES_AT_ONCE {
+            let known = self.data.next_stripe(self.stripe_ref(own, layout, stripe, self.deadline())).await;
+            stripe = known.unwrap_or(to).min(to);
+            let next = to.min(stripe + STRIPES_AT_ONCE);
+            let emptied = (stripe..next).map(|s| {
+                let deadline = self.deadline();
+                Box::pin(async move {
+                    let cells = self.data.cells_with_data(self.stripe_ref(own, layout, s, deadline)).await;
+                    if !cells.contains(&true) {
+                        return Ok(true);
+                    }
+                    self.empty_stripe(inode, own, s, end).await
+                }) as BoxFuture<'_, Result<bool>>
+            });
+            for is_empty in join_all(emptied.collect()).await {
+                if !is_empty? {
+                    return Ok(layout.stripe_start(next - 1)); // the last one, in which the file has grown
+                }
+            }
+            stripe = next;
+            if stripe == to {
+                return Ok(end);
+            }
+        }
+        Ok(layout.stripe_start(stripe))
+    }
+
+    /// How much data there may be still after `freed` bytes went, if that has to be looked for and does not
+    /// take long; and what had been sent before. Of a file without holes it is all but that.
+    async fn most_data(&self, inode: &Inode, own: InodeId, freed: u64) -> Option<(u64, Option<u64>)> {
+        let (sends, size, is_dense, is_here, layout) = {
+            let st = inode.lock();
+            let is_here = st.attr.as_ref().is_some_and(|a| a.evicted == 0 && a.layers.is_none());
+            (
+                st.write.send_count(),
+                st.size(),
+                st.quota.allocated() >= st.size(),
+                is_here,
+                layout_of(&st, inode.ino).ok()?,
+            )
+        };
+        let most = match (is_dense, is_here) {
+            (true, _) => Some(size.saturating_sub(freed)),
+            (false, true) => self.data_bytes(own, layout, size).await,
+            (false, false) => None,
+        };
+        Some((sends, most))
+    }
+}

@@ -1,0 +1,494 @@
+//! One stripe on its way to targets, as fresh fragments, as a prepared version, or as overlays.
+//!
+//! Invariant: what a send that failed left at some targets is noted as unresolved before the send ends, and
+//! is settled before the next one to the stripe.
+use crate::data::{Done, Fragment, Overlay, StripeRef, encode};
+use crate::flush::is_much_unreported;
+use crate::inner::{Inner, STRIPE_PARTS, layout_of};
+use crate::inode::{Inline, Inode, State, Unresolved};
+use crate::lease::UnprotectedPages;
+use crate::plan::{Occasion, SendAs, StripeFacts};
+use crate::{crash_points, plan};
+use bytes::Bytes;
+use std::sync::Arc;
+use weir_proto::data::{SEAL_ROOM, WriteMode};
+use weir_proto::map::Layout;
+use weir_proto::{Epoch, Error, ErrorKind, InodeId, Result, Seq, Version};
+
+/// A version that meets a seal under way goes again so far above: seals count up by two from the base, or
+/// from one in doubt.
+const ABOVE_SEAL: u64 = 256;
+
+const ABOVE_SEAL_TRIES: u32 = 3;
+
+/// Changed bytes of one stripe, frozen, and how they go.
+struct Send {
+    inode: Arc<Inode>,
+    /// Where the file's bytes go.
+    object: InodeId,
+    layout: Layout,
+    stripe: u64,
+    parts: Vec<(u32, Bytes)>,
+    how: SendAs,
+    /// First this is settled, which a send that failed left there.
+    unresolved: Option<Unresolved>,
+    token_epoch: u32,
+    write_generation: u64,
+}
+
+/// A version that all live members have beside their base, as of an epoch of the group.
+struct PreparedStripe {
+    version: Version,
+    folded_seqs: Vec<Seq>,
+    held: Epoch,
+}
+
+/// Dirty parts of a stripe as overlays of its data cells. Parts never cross a cell's border.
+fn overlays_of(parts: &[(u32, Bytes)], cell_bytes: u32) -> Vec<Overlay> {
+    parts
+        .iter()
+        .map(|(at, bytes)| Overlay {
+            index: (at / cell_bytes) as u8,
+            offset: at % cell_bytes,
+            len: bytes.len() as u32,
+            payload: Some(bytes.clone()),
+        })
+        .collect()
+}
+
+/// How much of a stripe so many bytes are; at least one part.
+fn parts_of(len: u32, stripe_bytes: u64) -> u32 {
+    (u64::from(len) * u64::from(STRIPE_PARTS)).div_ceil(stripe_bytes).clamp(1, STRIPE_PARTS.into()) as u32
+}
+
+impl Inner {
+    /// Begins to send a stripe's dirty bytes. The stripe must be dirty, or unresolved, and not on its way.
+    pub fn start_send(
+        &self,
+        inode: &Arc<Inode>,
+        st: &mut State,
+        stripe: u64,
+        occasion: Occasion,
+    ) -> Result<u64> {
+        let layout = layout_of(st, inode.ino)?;
+        // Bytes in an inode are all there is of the file.
+        self.leave_inode(st, inode.ino)?;
+        let buf = st.write.take_dirty(stripe);
+        let start = layout.stripe_start(stripe);
+        let how = plan::send_as(&StripeFacts {
+            stripe_bytes: layout.stripe_bytes() as u32,
+            cell_bytes: layout.cell_bytes(),
+            exclusive: st.lease.is_write(),
+            beyond_committed: start >= st.virgin_from(),
+            touched: st.write.is_touched(stripe),
+            covered_bytes: buf.covered_bytes(),
+            end: buf.end(),
+            occasion,
+        });
+        let end = start + u64::from(buf.end());
+        let parts = buf.freeze();
+        let id = st.write.begin_send(stripe, end, parts.clone());
+        let write_generation = st.write.generation();
+        let token_epoch = st.lease.token_epoch();
+        let (inode, object) = (inode.clone(), st.object(inode.ino));
+        let unresolved = st.write.unresolved_of(stripe);
+        let send =
+            Send { inode, object, layout, stripe, parts, how, unresolved, token_epoch, write_generation };
+        let me = self.arc();
+        self.env.tasks.spawn("send stripe", async move { me.run_send(send).await });
+        Ok(id)
+    }
+
+    async fn run_send(self: Arc<Self>, mut send: Send) {
+        let result = self.send_until_not_fenced(&mut send).await;
+        self.env.tasks.crash_point(crash_points::SENT);
+        let Send { inode, layout, stripe, parts, write_generation, .. } = send;
+        {
+            let mut st = inode.lock();
+            st.write.end_send(stripe);
+            // A fetch that began before the bytes arrived may bring what was there before.
+            st.pages.note_change();
+            let start = layout.stripe_start(stripe);
+            for (at, bytes) in &parts {
+                let from = start + u64::from(*at);
+                st.changed.add(from, from + bytes.len() as u64);
+            }
+            if result.is_err() || st.write.generation() != write_generation {
+                // Some of it may be there: what was fetched ahead meanwhile is as old.
+                self.forget_cached(&inode, layout, stripe, &parts);
+            }
+            match result {
+                // Told when the right to write was lost, with all that was not saved then.
+                done if st.write.generation() != write_generation => {
+                    tracing::debug!(ino = %inode.ino, stripe, "sent without the right to write: {done:?}")
+                }
+                Ok(()) => {
+                    if stripe == 0 {
+                        st.leaving.note_sent();
+                    }
+                    self.keep_sent(&inode, &st, layout, stripe, parts);
+                }
+                Err(e) => {
+                    tracing::error!("changed data is lost: {e}");
+                    st.fail(e);
+                    if stripe == 0 && st.leaving.has_begun() {
+                        self.keep_leaving(&inode, &mut st, layout);
+                    }
+                }
+            }
+            if st.write.is_complete(&layout, stripe)
+                && let Err(e) = self.start_send(&inode, &mut st, stripe, Occasion::Growing)
+            {
+                st.fail(e);
+            }
+        }
+        inode.changed.notify_waiters();
+        if is_much_unreported(&inode.lock(), &layout, self.env.clock.now()) {
+            self.report_durable(&inode).await;
+        }
+    }
+
+    fn forget_cached(&self, inode: &Inode, layout: Layout, stripe: u64, parts: &[(u32, Bytes)]) {
+        let (start, mut cache) = (layout.stripe_start(stripe), self.cache());
+        for (at, bytes) in parts {
+            let from = start + u64::from(*at);
+            cache.remove(inode.ino, from, from + bytes.len() as u64);
+        }
+    }
+
+    /// What was sent stays as clean data.
+    fn keep_sent(&self, inode: &Inode, st: &State, layout: Layout, stripe: u64, parts: Vec<(u32, Bytes)>) {
+        if !st.lease.is_held() {
+            return;
+        }
+        let start = layout.stripe_start(stripe);
+        let newer = st.write.dirty_ranges(stripe);
+        let mut cache = self.cache();
+        for (at, bytes) in parts {
+            let end = at + bytes.len() as u32;
+            // Read ahead may have brought older bytes of the targets meanwhile.
+            cache.remove(inode.ino, start + u64::from(at), start + u64::from(end));
+            if newer.iter().any(|(a, b)| *a < end && *b > at) {
+                continue;
+            }
+            cache.insert(inode.ino, start + u64::from(at), bytes, true, false, &self.budget);
+        }
+    }
+
+    /// A send that this client's own truncation has fenced goes again, under the newer token epoch.
+    async fn send_until_not_fenced(&self, send: &mut Send) -> Result<()> {
+        let mut passes = true;
+        loop {
+            let outcome = self.send_stripe(send).await;
+            if outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
+                // Targets may hear of a newer token epoch before its answer is here.
+                self.wait_for_own_eviction(&send.inode, 0, u64::MAX).await;
+                if std::mem::take(&mut passes) && send.inode.check_generation(send.write_generation).is_ok() {
+                    self.pass_fence(&send.inode, send.token_epoch).await?;
+                }
+            }
+            let (write_generation, token_epoch, object) = {
+                let st = send.inode.lock();
+                (st.write.generation(), st.lease.token_epoch(), st.object(send.inode.ino))
+            };
+            // Not what was lost with an earlier lease: others may have written there since.
+            let renewed = write_generation == send.write_generation
+                && token_epoch > send.token_epoch
+                && object == send.object;
+            match outcome {
+                Err(e) if e.kind == ErrorKind::Stale && renewed => send.token_epoch = token_epoch,
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn send_stripe(&self, send: &Send) -> Result<()> {
+        let parts = match send.how {
+            SendAs::Fresh { len } => parts_of(len, send.layout.stripe_bytes()),
+            SendAs::Empty => 1,
+            SendAs::Prepared | SendAs::Overlays => STRIPE_PARTS,
+        };
+        if !send.parts.is_empty() {
+            // Not with a permit: stripes of other groups go on meanwhile.
+            let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
+            self.data.writable_view(&s).await?;
+        }
+        let _permit = self.sends.in_flight.acquire_many(parts).await.expect("never closed");
+        let deadline = self.deadline();
+        self.mark(&send.inode).await?;
+        send.inode.check_generation(send.write_generation)?;
+        let s = self.stripe_ref(send.object, send.layout, send.stripe, deadline);
+        match send.unresolved {
+            Some(Unresolved::Fresh) => self.take_back_fresh(send).await?,
+            Some(Unresolved::InDoubt(version)) => {
+                self.decide(s, version, self.token_epoch_of(send)).await?;
+                self.note_whole(send);
+            }
+            None => {}
+        }
+        match send.how {
+            SendAs::Empty => {
+                let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
+                self.replace_stripe(send, s, &vec![empty; send.layout.scheme.width()]).await
+            }
+            _ if send.parts.is_empty() => Ok(()),
+            SendAs::Fresh { len } => {
+                let fragments = self.fragments(send, len)?;
+                let written = self.write_fresh(s, send.token_epoch, &fragments).await;
+                if let Err(e) = &written {
+                    self.abandon_fresh(send, e).await;
+                }
+                written
+            }
+            SendAs::Prepared => {
+                let fragments = self.fragments(send, send.layout.stripe_bytes() as u32)?;
+                self.replace_stripe(send, s, &fragments).await
+            }
+            SendAs::Overlays => {
+                let overlays = overlays_of(&send.parts, send.layout.cell_bytes());
+                self.data.write_overlays(s, send.token_epoch, &overlays).await
+            }
+        }
+    }
+
+    /// A whole stripe in place of what is there.
+    async fn replace_stripe(&self, send: &Send, s: StripeRef, fragments: &[Fragment]) -> Result<()> {
+        let prepared = self.prepare_stripe(send, s, fragments).await?;
+        let version = prepared.version;
+        let committed = Box::pin(self.commit_prepared(send, s, prepared, fragments)).await;
+        let is_fenced = |e: &Error| e.kind == ErrorKind::Stale && !self.has_newer_token(send);
+        if committed.as_ref().is_err_and(|e| !is_fenced(e)) {
+            self.note_unresolved(send, Unresolved::InDoubt(version));
+        }
+        committed
+    }
+
+    /// Replaces a stripe by an empty version, which reads as zeros and takes no space. Needs the Write lease.
+    /// Returns false, with nothing done, if the file has grown past `end` within the stripe meanwhile.
+    pub async fn empty_stripe(
+        &self,
+        inode: &Arc<Inode>,
+        own: InodeId,
+        stripe: u64,
+        end: u64,
+    ) -> Result<bool> {
+        let deadline = self.deadline();
+        let send = loop {
+            let changed = inode.changed.notified();
+            if let Some(begun) = self.begin_to_empty(inode, own, stripe, end)? {
+                break begun;
+            }
+            if self.env.clock.timeout(self.data.left(deadline), changed).await.is_err() {
+                return Err(Error::deadline(format!(
+                    "file {}: what is being written to stripe {stripe} takes too long",
+                    inode.ino
+                )));
+            }
+        };
+        let Some(mut send) = send else { return Ok(false) };
+        let (me, (reported, ended)) = (self.arc(), tokio::sync::oneshot::channel());
+        // In a task of its own, so that it is completed even if the caller stops waiting.
+        self.env.tasks.spawn("empty stripe", async move {
+            let outcome = me.send_until_not_fenced(&mut send).await;
+            let Send { inode, layout, stripe, write_generation, .. } = send;
+            {
+                let mut st = inode.lock();
+                st.write.end_send(stripe);
+                st.pages.note_change();
+                me.cache().remove(inode.ino, layout.stripe_start(stripe), layout.stripe_start(stripe + 1));
+                if st.write.generation() == write_generation
+                    && st.write.is_complete(&layout, stripe)
+                    && let Err(e) = me.start_send(&inode, &mut st, stripe, Occasion::Growing)
+                {
+                    st.fail(e);
+                }
+            }
+            inode.changed.notify_waiters();
+            let _ = reported.send(outcome); // fails if the caller has stopped waiting
+        });
+        let ended = ended.await.unwrap_or_else(|_| Err(Error::unavailable("the client is shutting down")));
+        ended.map(|()| true)
+    }
+
+    /// Reserves the stripe for one send. Outer `None`: another send of it is under way; inner `None`: the
+    /// file has grown.
+    fn begin_to_empty(
+        &self,
+        inode: &Arc<Inode>,
+        own: InodeId,
+        stripe: u64,
+        end: u64,
+    ) -> Result<Option<Option<Send>>> {
+        let mut st = inode.lock();
+        let layout = layout_of(&st, inode.ino)?;
+        let object = st.object(inode.ino);
+        if !st.lease.is_write() || object != own || st.inline != Inline::No {
+            return Err(Error::stale(format!("file {}: the right to write it alone is gone", inode.ino)));
+        }
+        if st.write.is_sending(stripe) {
+            return Ok(None);
+        }
+        if layout.stripe_start(stripe + 1) > end && st.size() > end {
+            return Ok(Some(None));
+        }
+        st.write.begin_send(stripe, 0, Vec::new());
+        let (write_generation, token_epoch) = (st.write.generation(), st.lease.token_epoch());
+        let unresolved = st.write.unresolved_of(stripe);
+        let (inode, parts, how) = (inode.clone(), Vec::new(), SendAs::Empty);
+        Ok(Some(Some(Send {
+            inode,
+            object,
+            layout,
+            stripe,
+            parts,
+            how,
+            unresolved,
+            token_epoch,
+            write_generation,
+        })))
+    }
+
+    /// All live members have it beside their base then. One that meets a seal has to be above it.
+    async fn prepare_stripe(
+        &self,
+        send: &Send,
+        s: StripeRef,
+        fragments: &[Fragment],
+    ) -> Result<PreparedStripe> {
+        let (mut lowest, mut seals) = (Version(0), 0);
+        loop {
+            let (folded_seqs, base) = self.data.stripe_state(&s).await?;
+            lowest = lowest.max(Version((base.0 + u64::from(SEAL_ROOM) + 2) & !1));
+            let version = self.sends.next_version_from(send.token_epoch, lowest);
+            let written =
+                self.data.write_stripe(s, version, WriteMode::Prepare, &folded_seqs, fragments, false).await;
+            let e = match written {
+                Ok(held) => return Ok(PreparedStripe { version, folded_seqs, held }),
+                Err(e) => e,
+            };
+            self.abandon_prepared(send, version, &e).await;
+            if e.kind != ErrorKind::Exists || seals >= ABOVE_SEAL_TRIES {
+                return Err(e);
+            }
+            (lowest, seals) = (Version(version.0 + ABOVE_SEAL), seals + 1);
+        }
+    }
+
+    /// Another open of this client may have taken the right to write anew since the send began.
+    fn token_epoch_of(&self, send: &Send) -> u32 {
+        let st = send.inode.lock();
+        if st.write.generation() == send.write_generation { st.lease.token_epoch() } else { send.token_epoch }
+    }
+
+    fn has_newer_token(&self, send: &Send) -> bool {
+        self.token_epoch_of(send) > send.token_epoch
+    }
+
+    async fn commit_prepared(
+        &self,
+        send: &Send,
+        s: StripeRef,
+        prepared: PreparedStripe,
+        fragments: &[Fragment],
+    ) -> Result<()> {
+        let PreparedStripe { version, folded_seqs, mut held } = prepared;
+        let mut done = Done::new();
+        while !self.data.commit_stripe(s, version, self.token_epoch_of(send), held, &mut done).await? {
+            held =
+                self.data.write_stripe(s, version, WriteMode::Prepare, &folded_seqs, fragments, true).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_fresh(&self, s: StripeRef, token_epoch: u32, fragments: &[Fragment]) -> Result<()> {
+        let version = Version::new(token_epoch, self.sends.next_version());
+        self.data.write_stripe(s, version, WriteMode::Fresh, &[], fragments, false).await.map(drop)
+    }
+
+    /// Some members took their fragment, others did not: they are full, or died. Until it is as it was there,
+    /// everywhere, nobody can read the stripe: that is tried again before anything else is sent there, and
+    /// before the size covers it.
+    async fn abandon_fresh(&self, send: &Send, why: &Error) {
+        if why.kind == ErrorKind::Stale {
+            return; // fenced: whoever truncated the file has dropped it
+        }
+        self.note_unresolved(send, Unresolved::Fresh);
+        if let Err(e) = self.take_back_fresh(send).await {
+            tracing::warn!("a write that failed is at some targets for now: {e}");
+        }
+    }
+
+    fn note_unresolved(&self, send: &Send, unresolved: Unresolved) {
+        send.inode.lock().write.note_unresolved(send.write_generation, send.stripe, unresolved);
+    }
+
+    /// What was read of it before may not be what it is now.
+    fn note_whole(&self, send: &Send) {
+        let Send { inode, layout, stripe, .. } = send;
+        let unprotected = {
+            let mut st = inode.lock();
+            st.write.note_resolved(send.write_generation, *stripe);
+            let (start, end) = (layout.stripe_start(*stripe), layout.stripe_start(stripe + 1));
+            st.pages.note_change();
+            st.changed.add(start, end);
+            self.cache().remove(inode.ino, start, end);
+            UnprotectedPages::of(inode, &mut st)
+        };
+        self.drop_unprotected_pages(unprotected);
+    }
+
+    /// Nothing was at this place, and so it must be again, at all members: fragments without bytes take no
+    /// space, and the higher version is what is rebuilt.
+    async fn take_back_fresh(&self, send: &Send) -> Result<()> {
+        let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
+        let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
+        let fragments = vec![empty; send.layout.scheme.width()];
+        self.write_fresh(s, send.token_epoch, &fragments).await?;
+        self.note_whole(send);
+        Ok(())
+    }
+
+    /// Nobody has committed it, so nobody may: else it comes back when the file is recovered one day. Where
+    /// too many targets are dead for that, it is decided later.
+    async fn abandon_prepared(&self, send: &Send, version: Version, why: &Error) {
+        if why.kind == ErrorKind::Stale {
+            return; // fenced: whoever recovers the file decides
+        }
+        let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
+        self.note_unresolved(send, Unresolved::InDoubt(version));
+        match self.data.drop_prepared(s, version, self.token_epoch_of(send)).await {
+            Ok(()) => self.note_whole(send),
+            Err(e) => tracing::warn!("{s}: a write that failed is at some targets for now: {e}"),
+        }
+    }
+
+    fn fragments(&self, send: &Send, len: u32) -> Result<Vec<Fragment>> {
+        let coder = self.data.coder(send.layout.scheme)?;
+        let cells = (0..send.layout.scheme.data)
+            .map(|i| {
+                let start = u32::from(i) * send.layout.cell_bytes();
+                let cell_len = send.layout.fragment_bytes(u64::from(len), i);
+                self.cell_of(&send.parts, start, cell_len)
+            })
+            .collect();
+        encode(&coder, &self.env, cells)
+    }
+
+    /// `start..start + len` of the stripe in one piece: shared where one part holds it, otherwise gathered,
+    /// gaps zero.
+    fn cell_of(&self, parts: &[(u32, Bytes)], start: u32, len: u32) -> Bytes {
+        let end = start + len;
+        if let Some((_, bytes)) = parts.iter().find(|(at, b)| *at == start && b.len() >= len as usize) {
+            return bytes.slice(..len as usize);
+        }
+        let mut cell = self.env.buffers.zeroed(len as usize);
+        for (at, bytes) in parts {
+            let (a, b) = (start.max(*at), end.min(at + bytes.len() as u32));
+            if a < b {
+                cell[(a - start) as usize..(b - start) as usize]
+                    .copy_from_slice(&bytes[(a - at) as usize..(b - at) as usize]);
+            }
+        }
+        cell.freeze()
+    }
+}

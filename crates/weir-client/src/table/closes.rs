@@ -1,0 +1,143 @@
+//! Ends of opens that the leader does not know of yet, and those that it need not know of: they serve the
+//! next open.
+//!
+//! Invariants: each is in one of the lists once; all are of the connection on which the leader counts them.
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+use weir_env::Instant;
+use weir_proto::InodeId;
+use weir_proto::meta::{CLOSED_MAX, Closed};
+
+/// From this number on they are reported without waiting.
+const NOTED_MAX: usize = 64;
+/// A close after reading is kept for the next open for one to two of these. So the leader does not count a
+/// file as open for ever that a program read once.
+const KEPT: Duration = Duration::from_secs(30);
+/// Most closes that are kept: each takes some 40 bytes here, and at the leader no more than its file's lease.
+const KEPT_MAX: usize = 16 * 1024;
+#[derive(Default)]
+pub struct Closes(Mutex<Noted>);
+
+#[derive(Default)]
+pub struct Noted {
+    /// On which the leader counts what is noted.
+    connection: u64,
+    /// Reads and writes of each.
+    files: BTreeMap<InodeId, (u32, u32)>,
+    /// Reads that are kept for the next opens, and those of the time before.
+    kept: BTreeMap<InodeId, u32>,
+    older: BTreeMap<InodeId, u32>,
+    /// When `kept` was begun.
+    kept_since: Option<Instant>,
+    /// Somebody will tell soon.
+    alarmed: bool,
+}
+
+impl Closes {
+    pub fn lock(&self) -> MutexGuard<'_, Noted> {
+        self.0.lock().expect("no holder panics")
+    }
+    pub fn has(&self, ino: InodeId) -> bool {
+        let noted = self.lock();
+        [&noted.kept, &noted.older].iter().any(|kept| kept.contains_key(&ino))
+            || noted.files.contains_key(&ino)
+    }
+}
+
+impl Noted {
+    /// What is kept of a file is to be told.
+    pub fn let_go(&mut self, ino: InodeId) {
+        let reads = self.kept.remove(&ino).unwrap_or(0) + self.older.remove(&ino).unwrap_or(0);
+        if reads > 0 {
+            self.files.entry(ino).or_default().0 += reads;
+        }
+    }
+    pub fn let_older_go(&mut self) {
+        for (ino, reads) in std::mem::take(&mut self.older) {
+            self.files.entry(ino).or_default().0 += reads;
+        }
+        self.older = std::mem::take(&mut self.kept);
+    }
+    /// One read of those that are not told yet.
+    pub fn take_read(&mut self, ino: InodeId) -> bool {
+        for kept in [&mut self.kept, &mut self.older] {
+            if let Some(reads) = kept.get_mut(&ino) {
+                *reads -= 1;
+                if *reads == 0 {
+                    kept.remove(&ino);
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    pub fn take(&mut self, is_kept: impl Fn(InodeId) -> bool) -> Vec<Closed> {
+        let noted = self.files.iter().filter(|(ino, _)| !is_kept(**ino)).take(CLOSED_MAX);
+        let taken: Vec<Closed> = noted
+            .map(|(ino, (reads, writes))| Closed { ino: *ino, reads: *reads, writes: *writes })
+            .collect();
+        for file in &taken {
+            self.files.remove(&file.ino);
+        }
+        taken
+    }
+    /// Counts from a new connection on.
+    pub fn begin(&mut self, connection: u64) {
+        *self = Noted { connection, ..Noted::default() };
+    }
+    pub fn is_of(&self, connection: u64) -> bool {
+        self.connection == connection
+    }
+    pub fn has_file(&self, ino: InodeId) -> bool {
+        self.files.contains_key(&ino)
+    }
+    /// An open for reading ended, and may serve the next one. True: what was kept for long is to be told.
+    pub fn keep_read(&mut self, ino: InodeId, now: Instant) -> bool {
+        *self.kept.entry(ino).or_default() += 1;
+        let since = *self.kept_since.get_or_insert(now);
+        let due = self.kept.len() >= KEPT_MAX / 2 || now.since(since) >= KEPT;
+        if due {
+            self.kept_since = Some(now);
+            self.let_older_go();
+        }
+        due
+    }
+    /// What was kept for long, if there is any, is to be told.
+    pub fn let_old_go(&mut self, now: Instant) -> bool {
+        let due = self.kept_since.is_some_and(|since| now.since(since) >= KEPT);
+        if due {
+            self.let_older_go();
+            self.kept_since = (!self.older.is_empty()).then_some(now);
+        }
+        due && !self.files.is_empty()
+    }
+    pub fn add(&mut self, ino: InodeId, reads: u32, writes: u32) {
+        let of_file = self.files.entry(ino).or_default();
+        *of_file = (of_file.0 + reads, of_file.1 + writes);
+    }
+    /// How soon somebody has to tell what is noted. `None`: nothing is.
+    pub fn alarm(&mut self, pressing: bool) -> Option<Alarm> {
+        if self.files.is_empty() {
+            return None;
+        }
+        let pressing = pressing || self.files.len() >= NOTED_MAX;
+        let is_new = !std::mem::replace(&mut self.alarmed, true);
+        (pressing || is_new).then_some(Alarm { pressing })
+    }
+    pub fn end_alarm(&mut self) {
+        self.alarmed = false;
+    }
+
+    /// Panics where an invariant of this table does not hold.
+    pub fn check(&self) {
+        assert!(self.files.values().all(|(reads, writes)| reads + writes > 0), "a close is of an open");
+        assert!([&self.kept, &self.older].iter().all(|kept| kept.values().all(|reads| *reads > 0)));
+    }
+}
+
+/// Somebody has to tell what is noted, at once or soon.
+pub struct Alarm {
+    pub pressing: bool,
+}

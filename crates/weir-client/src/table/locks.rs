@@ -1,0 +1,239 @@
+//! The mirror of the locks that this client's processes hold, and their waits.
+//!
+//! Invariant: it never says more than the leader granted. Knows nothing of messages.
+use crate::api::Handle;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::sync::Notify;
+use weir_proto::InodeId;
+use weir_proto::lock::{HeldLock, LockKind, LockOwner, LockRange, OwnerRanges};
+
+/// What to lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LockWish {
+    pub owner: LockOwner,
+    pub range: LockRange,
+    /// `None`: unlock.
+    pub kind: Option<LockKind>,
+    /// The process, shown to people.
+    pub pid: u32,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Locked {
+    Granted,
+    /// Somebody else holds it.
+    Held,
+    Deadlock,
+    /// Too many locks.
+    Full,
+    /// The wait was ended by the caller.
+    Interrupted,
+}
+
+/// A lock in the way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InTheWay {
+    pub range: LockRange,
+    pub kind: LockKind,
+    /// Absent: a process of another client.
+    pub pid: Option<u32>,
+}
+
+#[derive(Default)]
+struct Mine {
+    ranges: OwnerRanges,
+    pid: u32,
+    /// Opens that the owner has asked through.
+    handles: BTreeSet<Handle>,
+    /// One request of an owner at a time.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// When a lock was asked for, and what its owner had before.
+pub struct Asked {
+    pub reported: u64,
+    pub before: OwnerRanges,
+}
+
+/// The locks of one client.
+#[derive(Default)]
+pub struct Locks {
+    mine: Mutex<BTreeMap<(InodeId, LockOwner), Mine>>,
+    /// Number of entries: most files have no locks, and closing them asks only this.
+    count: AtomicUsize,
+    /// Grows each time the mirror is told to the leader or emptied: an answer from before must be asked for
+    /// again.
+    reported: AtomicU64,
+    waits: Mutex<BTreeMap<u64, Arc<Notify>>>,
+    tickets: AtomicU64,
+}
+
+impl Locks {
+    fn mine(&self) -> MutexGuard<'_, BTreeMap<(InodeId, LockOwner), Mine>> {
+        self.mine.lock().expect("no holder panics")
+    }
+    fn waits(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Notify>>> {
+        self.waits.lock().expect("no holder panics")
+    }
+    fn edit(&self, ino: InodeId, owner: LockOwner, change: impl FnOnce(&mut Mine)) {
+        if let Some(mine) = self.mine().get_mut(&(ino, owner)) {
+            change(mine);
+        }
+    }
+    pub fn join(&self, ino: InodeId, wish: &LockWish, handle: Handle) -> Arc<tokio::sync::Mutex<()>> {
+        let mut all = self.mine();
+        let mine = all.entry((ino, wish.owner)).or_default();
+        mine.pid = wish.pid;
+        mine.handles.insert(handle);
+        let turn = mine.turn.clone();
+        self.count.store(all.len(), Ordering::Release);
+        turn
+    }
+    pub fn forget(&self, ino: InodeId, owner: LockOwner) {
+        let mut all = self.mine();
+        if all.get(&(ino, owner)).is_some_and(|m| m.ranges.is_empty() && Arc::strong_count(&m.turn) == 1) {
+            all.remove(&(ino, owner));
+        }
+        self.count.store(all.len(), Ordering::Release);
+    }
+    /// Who has asked for something through an open file.
+    fn through(&self, handle: Handle, also: impl Fn(&Mine) -> bool) -> Vec<(InodeId, LockOwner)> {
+        let all = self.mine();
+        all.iter().filter(|(_, m)| m.handles.contains(&handle) && also(m)).map(|(key, _)| *key).collect()
+    }
+    /// Who holds something of what was asked through it.
+    pub fn held_through(&self, handle: Handle) -> Vec<(InodeId, LockOwner)> {
+        self.through(handle, |m| !m.ranges.is_empty())
+    }
+    /// Who has asked for something through it at all.
+    pub fn asked_through(&self, handle: Handle) -> Vec<(InodeId, LockOwner)> {
+        self.through(handle, |_| true)
+    }
+    pub fn has(&self, ino: InodeId, owner: LockOwner) -> bool {
+        self.mine().contains_key(&(ino, owner))
+    }
+    /// How often the mirror was told to the leader or emptied.
+    pub fn reported(&self) -> u64 {
+        self.reported.load(Ordering::Acquire)
+    }
+    /// What becomes weaker is not claimed from now on: a reconnect meanwhile must not make it stronger again.
+    /// As it was before.
+    pub fn lower(
+        &self,
+        ino: InodeId,
+        owner: LockOwner,
+        range: LockRange,
+        kind: Option<LockKind>,
+    ) -> OwnerRanges {
+        let mut before = OwnerRanges::default();
+        self.edit(ino, owner, |mine| {
+            before = mine.ranges.clone();
+            mine.ranges.lower(range, kind);
+        });
+        before
+    }
+    /// The leader has answered a request of this owner, sent at `reported`. False: it was told meanwhile that
+    /// this is not held, or the session is another one.
+    pub fn answered(
+        &self,
+        ino: InodeId,
+        wish: &LockWish,
+        handle: Handle,
+        asked: Asked,
+        granted: bool,
+    ) -> bool {
+        let mut all = self.mine();
+        if asked.reported != self.reported() {
+            return false;
+        }
+        if let Some(mine) = all.get_mut(&(ino, wish.owner)) {
+            if granted {
+                mine.ranges.set(wish.range, wish.kind);
+                mine.handles.insert(handle); // one of its closes may have come between
+            } else {
+                mine.ranges = asked.before;
+            }
+        }
+        true
+    }
+    /// An owner has to do with a handle no more: its end takes nothing that the owner locks through another
+    /// one.
+    pub fn part(&self, ino: InodeId, handle: Handle, owner: LockOwner) {
+        self.edit(ino, owner, |mine| {
+            mine.handles.remove(&handle);
+        });
+        self.forget(ino, owner);
+    }
+    /// Panics where an invariant of this table does not hold.
+    pub fn check(&self) {
+        let all = self.mine();
+        assert_eq!(self.count.load(Ordering::Acquire), all.len(), "closes ask only the number");
+    }
+    /// Nobody has locked anything.
+    pub fn is_unused(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// Everything held, to be named to the leader.
+    pub fn held(&self) -> Vec<HeldLock> {
+        let all = self.mine();
+        self.reported.fetch_add(1, Ordering::AcqRel);
+        let each = all.iter().flat_map(|((ino, owner), mine)| {
+            mine.ranges.iter().map(|(range, kind)| HeldLock {
+                ino: *ino,
+                owner: *owner,
+                range,
+                kind,
+                pid: mine.pid,
+            })
+        });
+        each.collect()
+    }
+    /// The leader says that a wait may be over.
+    pub fn wake(&self, ticket: u64) {
+        if let Some(wait) = self.waits().get(&ticket) {
+            wait.notify_one();
+        }
+    }
+    /// The leader knows of no waits any more: each asks again.
+    pub fn wake_all(&self) {
+        self.waits().values().for_each(|wait| wait.notify_one());
+    }
+    /// Takes away what is lost; the handles that had to do with it.
+    pub fn lose(&self, lost: impl Fn(InodeId, LockOwner) -> bool) -> BTreeSet<(InodeId, Handle)> {
+        let mut handles = BTreeSet::new();
+        let mut all = self.mine();
+        self.reported.fetch_add(1, Ordering::AcqRel);
+        for ((ino, owner), mine) in all.iter_mut() {
+            if !mine.ranges.is_empty() && lost(*ino, *owner) {
+                mine.ranges = OwnerRanges::default();
+                handles.extend(mine.handles.iter().map(|h| (*ino, *h)));
+            }
+        }
+        handles
+    }
+}
+
+/// A place in the list of waits, given up when the wait ends however it ends.
+pub struct Waiting<'a> {
+    locks: &'a Locks,
+    pub ticket: u64,
+    pub hint: Arc<Notify>,
+}
+
+impl<'a> Waiting<'a> {
+    pub fn new(locks: &'a Locks) -> Waiting<'a> {
+        let ticket = locks.tickets.fetch_add(1, Ordering::Relaxed) + 1;
+        let hint = Arc::new(Notify::new());
+        locks.waits().insert(ticket, hint.clone());
+        Waiting { locks, ticket, hint }
+    }
+}
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.locks.waits().remove(&self.ticket);
+    }
+}

@@ -1,0 +1,25 @@
+//! What one client holds for all its files together. Tables alone: nothing here sends a message or waits for
+//! one.
+pub mod accesses;
+pub mod closes;
+pub mod locks;
+pub mod recalls;
+pub mod reservations;
+
+use accesses::Accesses;
+use closes::Closes;
+use locks::Locks;
+use recalls::Recalls;
+use reservations::Reservations;
+
+#[derive(Default)]
+pub struct Tables {
+    /// Ends of opens that the leader does not know of yet.
+    pub closes: Closes,
+    /// Reads whose time the leader does not know of yet.
+    pub accesses: Accesses,
+    /// Quota reservations in volumes with a limit of bytes.
+    pub reservations: Reservations,
+    pub locks: Locks,
+    pub recalls: Recalls,
+}

@@ -1,0 +1,97 @@
+//! What the requests of one mount share, and how a request is answered: at once, or as a task.
+use crate::callers::{Callers, Fails};
+use crate::kernel::Notices;
+use crate::pending_request::PendingRequest;
+use crate::streams::Streams;
+use crate::{locks, snapshots};
+use fuser::Request;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Instant;
+use tokio::runtime::Handle as Runtime;
+use weir_client::Client;
+use weir_env::BufferPool;
+use weir_proto::meta::Cred;
+use weir_proto::{InodeId, Result};
+
+/// Answers for attributes of ours (`weir.layout`, …): inode, name → text.
+pub type OwnAttributes = Arc<dyn Fn(&Client, InodeId, &str) -> OwnAnswer + Send + Sync>;
+
+pub type OwnAnswer = Pin<Box<dyn Future<Output = Result<String>> + Send>>;
+
+/// What is done when a program sets an attribute of ours: by whom, inode, name, value.
+pub type OwnActs = Arc<dyn Fn(&Client, Cred, InodeId, String, Vec<u8>) -> OwnAct + Send + Sync>;
+
+pub type OwnAct = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+
+pub struct Mounted {
+    pub client: Client,
+    pub buffers: BufferPool,
+    pub runtime: Runtime,
+    pub own_attributes: OwnAttributes,
+    pub own_acts: OwnActs,
+    pub lock_waits: Arc<locks::Waits>,
+    pub callers: Arc<Callers>,
+    /// What the kernel keeps.
+    pub kernel: Arc<Notices>,
+    /// Where it is mounted, and when the options were looked at.
+    pub path: PathBuf,
+    pub options_seen: Mutex<Option<Instant>>,
+    /// What the kernel knows of snapshots.
+    pub snapshots: Arc<snapshots::Table>,
+    /// What the kernel is reading of directories.
+    pub streams: Arc<Streams>,
+    /// The kernel can map what is read directly.
+    pub maps_direct: bool,
+}
+
+impl Mounted {
+    /// Polls once here, then goes on as a task when what it waits for has happened. Their number is bounded
+    /// by the kernel's requests.
+    pub fn answer(&self, work: impl Future<Output = ()> + Send + 'static) {
+        PendingRequest::begin(&self.runtime, work);
+    }
+
+    /// Answers a request with what its work brings. The wait ends early if the program is being ended; the
+    /// work goes on.
+    pub fn wait<R: Fails, T: Send + 'static>(
+        &self,
+        request: &Request,
+        reply: R,
+        work: impl Future<Output = T> + Send + 'static,
+        then: impl FnOnce(R, T) + Send + 'static,
+    ) {
+        self.wait_or_undo(request, reply, work, then, |_| std::future::ready(()));
+    }
+
+    /// The same; `undo` gives the result back if the program is gone.
+    pub fn wait_or_undo<R: Fails, T: Send + 'static, U: Future<Output = ()> + Send + 'static>(
+        &self,
+        request: &Request,
+        reply: R,
+        work: impl Future<Output = T> + Send + 'static,
+        then: impl FnOnce(R, T) + Send + 'static,
+        undo: impl FnOnce(T) -> U + Send + 'static,
+    ) {
+        let (callers, runtime) = (self.callers.clone(), self.runtime.clone());
+        let (unique, pid) = (request.unique().0, request.pid());
+        self.answer(async move {
+            let mut work = Box::pin(work);
+            if let Poll::Ready(brought) = std::future::poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await
+            {
+                return then(reply, brought);
+            }
+            let waiting = callers.begin(&runtime, unique, pid);
+            tokio::select! {
+                biased;
+                brought = &mut work => then(reply, brought),
+                errno = waiting.ended() => {
+                    reply.fail(errno);
+                    runtime.spawn(async move { undo(work.await).await });
+                }
+            }
+        });
+    }
+}
