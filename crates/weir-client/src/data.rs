@@ -294,8 +294,14 @@ impl Data {
         let mut waiting = None;
         loop {
             let view = self.view(s)?;
-            if view.group().is_writable() {
+            let closed = view.map.is_closed(view.group());
+            if view.group().is_writable() && !closed {
                 return Ok(view);
+            }
+            if closed && !self.left(s.deadline).is_zero() {
+                waiting.replace(self.waits.begin(format!("the move of a place of {}", view.group().id)));
+                self.wait_newer(view.map_version(), self.left(s.deadline)).await;
+                continue;
             }
             if view.group().is_lost() {
                 return Err(Error::damaged(too_few(s, view.group().current_count()).context));

@@ -22,6 +22,7 @@ mod kept_map;
 mod links;
 mod member;
 mod members;
+mod moving;
 mod news;
 mod open;
 mod owner;

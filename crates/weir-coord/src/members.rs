@@ -304,7 +304,8 @@ impl Members {
         let history = &offer.history;
         let seen = |before| RunSeen { run: next_run(before, history), position: history.position };
         let Some(known) = map.targets.iter().position(|t| t.uuid == offer.uuid) else {
-            let id = TargetId(1 + map.targets.iter().map(|t| t.id.0).max().unwrap_or(0));
+            let newest = map.targets.iter().map(|t| t.id).max().unwrap_or_default();
+            let id = TargetId(1 + newest.max(map.last_target).0);
             map.targets.push(Target {
                 id,
                 uuid: offer.uuid,

@@ -33,6 +33,10 @@ fn empty_map() -> ClusterMap {
         authorities: vec![],
         audits: vec![],
         copies: vec![],
+        moves: vec![],
+        generations: vec![],
+        last_target: Default::default(),
+        full: vec![],
         access: Default::default(),
     }
 }

@@ -13,6 +13,7 @@ use crate::decide::{
 };
 use crate::kept_map::{KeptMap, another_writes};
 use crate::members::{Members, Positions};
+use crate::moving::copied;
 use crate::news::News;
 use crate::placing::{Placed, Placing, place};
 use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe, probe_each};
@@ -281,7 +282,7 @@ impl Owner {
         };
         if !self.ends {
             self.members.reconcile(&mut batch.draft, now, &limits);
-            self.place_groups(&mut batch);
+            self.place_groups(&mut batch, now);
             self.replace_lost(&mut batch, now);
         }
         self.release_reporters(&mut batch);
@@ -439,8 +440,8 @@ impl Owner {
     }
 
     /// Starts what is wanted, and answers who waits for groups that are there.
-    fn place_groups(&mut self, batch: &mut Batch) {
-        let (wanted, answers) = self.placing.next(&batch.draft);
+    fn place_groups(&mut self, batch: &mut Batch, now: Instant) {
+        let (wanted, answers) = self.placing.next(&batch.draft, &batch.rebuild.draining, now);
         for (answer, outcome) in answers {
             match outcome {
                 Ok(()) => batch.after(answer, newest),
@@ -465,6 +466,8 @@ impl Owner {
                 Err(e) => tracing::error!("{} cannot be replaced in {}: {e}", step.from, step.group),
             }
         }
+        let (draft, wishes) = (&mut batch.draft, &mut batch.rebuild);
+        self.replacing.move_places(draft, wishes, &self.members.reports, now);
     }
 
     fn rebuilds(&mut self, event: RebuildEvent, batch: &mut Batch, now: Instant) {
@@ -481,6 +484,21 @@ impl Owner {
                     }
                 }
             }
+            RebuildEvent::Drain { asked, answer } => {
+                let (draft, wishes) = (&mut batch.draft, &mut batch.rebuild);
+                match self.replacing.drain(draft, wishes, &self.members.reports, &asked) {
+                    Err(e) => refuse(answer, e),
+                    Ok(plan) => batch.after(answer, |_| plan),
+                }
+            }
+            RebuildEvent::Pause { paused, answer } => {
+                batch.rebuild.paused = paused;
+                batch.after(answer, |_| ());
+            }
+            RebuildEvent::Copied { said, answer } => match copied(&mut batch.draft, &said) {
+                Err(e) => refuse(answer, e),
+                Ok(()) => batch.after(answer, newest),
+            },
             RebuildEvent::Set { asked, answer } => match batch.rebuild.set(&asked) {
                 Err(e) => refuse(answer, e),
                 Ok(()) => batch.after(answer, |_| ()),

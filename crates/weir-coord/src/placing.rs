@@ -2,13 +2,17 @@
 //!
 //! Invariant: the owner never waits for a placement, so heartbeats do not either. What was placed is taken
 //! only if the targets that it may use are still up.
-use crate::decide::{WantedGroups, groups_asked_for, groups_for_new_files};
+use crate::decide::{WantedGroups, groups_asked_for, groups_for_new_files, groups_for_new_targets};
 use std::collections::BTreeSet;
+use std::time::Duration;
 use tokio::sync::oneshot;
-use weir_env::Tasks;
+use weir_env::{Instant, Tasks};
 use weir_proto::coord::{MakeGroups, MapReply};
-use weir_proto::map::{ClusterMap, Scheme};
+use weir_proto::map::{ClusterMap, Scheme, TargetState};
 use weir_proto::{Result, TargetId};
+
+/// For so long no target has come or gone when a new generation is made.
+const SETTLED_AFTER: Duration = Duration::from_secs(3);
 
 /// Groups that were placed for what the map wanted when that began.
 pub struct Placed {
@@ -25,11 +29,13 @@ pub struct Placing {
     expected_targets: usize,
     running: BTreeSet<(String, Scheme)>,
     asked: Vec<(MakeGroups, Answer)>,
+    /// The targets that may get places, and since when they are these.
+    up_since: Option<(BTreeSet<TargetId>, Instant)>,
 }
 
 impl Placing {
     pub fn new(expected_targets: usize) -> Placing {
-        Placing { expected_targets, running: BTreeSet::new(), asked: Vec::new() }
+        Placing { expected_targets, running: BTreeSet::new(), asked: Vec::new(), up_since: None }
     }
 
     /// Answered when the groups are in a durable map, or cannot be made.
@@ -37,14 +43,42 @@ impl Placing {
         self.asked.push((wanted, answer));
     }
 
+    /// Targets that are added one after the other get one generation, not one each.
+    fn new_generations(
+        &mut self,
+        map: &ClusterMap,
+        draining: &BTreeSet<TargetId>,
+        now: Instant,
+    ) -> Vec<WantedGroups> {
+        let up = map.targets.iter().filter(|t| t.state == TargetState::Up).map(|t| t.id);
+        let up: BTreeSet<TargetId> = up.filter(|t| !draining.contains(t)).collect();
+        match &self.up_since {
+            Some((known, since)) if *known == up => match now.since(*since) >= SETTLED_AFTER {
+                true => groups_for_new_targets(map, draining),
+                false => Vec::new(),
+            },
+            _ => {
+                self.up_since = Some((up, now));
+                Vec::new()
+            }
+        }
+    }
+
     /// A placement has ended.
     pub fn ended(&mut self, wanted: &WantedGroups) {
         self.running.remove(&(wanted.pool.clone(), wanted.scheme));
     }
 
-    /// What has to be placed now, and requests that can be answered: with the map, or with the error.
-    pub fn next(&mut self, map: &ClusterMap) -> (Vec<WantedGroups>, Vec<(Answer, Result<()>)>) {
+    /// What has to be placed now, and requests that can be answered: with the map, or with the error. No
+    /// group is placed on a target that is drained.
+    pub fn next(
+        &mut self,
+        map: &ClusterMap,
+        draining: &BTreeSet<TargetId>,
+        now: Instant,
+    ) -> (Vec<WantedGroups>, Vec<(Answer, Result<()>)>) {
         let mut wanted = groups_for_new_files(map, self.expected_targets);
+        wanted.extend(self.new_generations(map, draining, now));
         let mut answers = Vec::new();
         for (asked, answer) in std::mem::take(&mut self.asked) {
             match groups_asked_for(map, asked.pool.as_deref(), asked.scheme) {
@@ -55,6 +89,10 @@ impl Placing {
                 outcome => answers.push((answer, outcome.map(drop))),
             }
         }
+        for wanted in &mut wanted {
+            wanted.candidates.retain(|c| !draining.contains(&c.target));
+        }
+        wanted.retain(|wanted| wanted.candidates.len() >= wanted.scheme.width());
         wanted.retain(|wanted| self.running.insert((wanted.pool.clone(), wanted.scheme)));
         (wanted, answers)
     }

@@ -6,16 +6,19 @@ use crate::decide::Progress;
 use crate::enrol::{KeptAuthority, Record, Token};
 use crate::members::Positions;
 use crate::replacing::Wishes;
+use std::collections::BTreeSet;
 use weir_proto::enrol::Holder;
 use weir_proto::map::{ClusterMap, Role};
 use weir_proto::news::MapNews;
 use weir_proto::version::LEVEL_OF_STEPS;
-use weir_proto::{Error, Reader, Result, Wire, Writer, message};
+use weir_proto::{Error, Reader, Result, TargetId, Wire, Writer, message};
 
 /// Version of each record's layout.
 const RECORD_VERSION: u16 = 1;
 /// The map has a second one.
 const MAP_LAYOUT_MAX: u16 = 2;
+/// So have the wishes.
+const WISHES_LAYOUT_MAX: u16 = 2;
 /// That of the enrolment record, which had one authority in the first version.
 const ENROLMENT_VERSION: u16 = 2;
 /// Bytes of an entry of a progress record, and of a positions record.
@@ -133,21 +136,43 @@ pub fn decode_positions(bytes: &[u8]) -> Result<Positions> {
 }
 
 /// What administrators want of rebuilds: seconds (u32), count (u32), then the number of each target (u32)
-/// that is gone.
+/// that is gone. Layout 2, written as soon as something moves by wish, goes on: count (u32) and the number of
+/// each target that is drained, and whether moves are paused (u8).
 pub fn encode_wishes(wishes: &Wishes) -> Vec<u8> {
-    record(|w| {
+    let first = |w: &mut Writer| {
         wishes.after_s.encode(w);
-        (wishes.gone.len() as u32).encode(w);
-        wishes.gone.iter().for_each(|target| target.encode(w));
+        encode_targets(&wishes.gone, w);
+    };
+    if wishes.draining.is_empty() && !wishes.paused {
+        return record(first);
+    }
+    record_of(WISHES_LAYOUT_MAX, |w| {
+        first(w);
+        encode_targets(&wishes.draining, w);
+        wishes.paused.encode(w);
     })
 }
 
 pub fn decode_wishes(bytes: &[u8]) -> Result<Wishes> {
-    read(bytes, |r| {
-        let after_s = Wire::decode(r)?;
-        let count = r.count(size_of::<u32>())?;
-        Ok(Wishes { after_s, gone: (0..count).map(|_| Wire::decode(r)).collect::<Result<_>>()? })
+    let layout = u16::decode(&mut Reader::new(bytes))?;
+    read_of(layout.clamp(RECORD_VERSION, WISHES_LAYOUT_MAX), WISHES_LAYOUT_MAX, bytes, |r| {
+        let (after_s, gone) = (Wire::decode(r)?, decode_targets(r)?);
+        let wishes = Wishes { after_s, gone, ..Wishes::default() };
+        match layout {
+            RECORD_VERSION => Ok(wishes),
+            _ => Ok(Wishes { draining: decode_targets(r)?, paused: Wire::decode(r)?, ..wishes }),
+        }
     })
+}
+
+fn encode_targets(targets: &BTreeSet<TargetId>, w: &mut Writer) {
+    (targets.len() as u32).encode(w);
+    targets.iter().for_each(|target| target.encode(w));
+}
+
+fn decode_targets(r: &mut Reader<'_>) -> Result<BTreeSet<TargetId>> {
+    let count = r.count(size_of::<u32>())?;
+    (0..count).map(|_| Wire::decode(r)).collect()
 }
 
 fn record(fields: impl FnOnce(&mut Writer)) -> Vec<u8> {
@@ -201,11 +226,17 @@ mod tests {
         assert_eq!(bytes[10..], [7, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(decode_positions(&bytes), Ok(positions));
         assert!(decode_positions(&[&bytes[..], &[0]].concat()).is_err());
-        let wishes = Wishes { after_s: 600, gone: [TargetId(3), TargetId(9)].into() };
+        let wishes = Wishes { gone: [TargetId(3), TargetId(9)].into(), ..Wishes::default() };
         let bytes = encode_wishes(&wishes);
         assert_eq!(bytes, [1, 0, 88, 2, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 9, 0, 0, 0]);
         assert_eq!(decode_wishes(&bytes), Ok(wishes));
         assert!(decode_wishes(&bytes[..17]).is_err() && decode_wishes(&[&bytes[..], &[0]].concat()).is_err());
+        let wishes = Wishes { draining: [TargetId(7)].into(), paused: true, ..Wishes::default() };
+        let bytes = encode_wishes(&wishes);
+        assert_eq!(bytes, [2, 0, 88, 2, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0, 1]);
+        assert_eq!(decode_wishes(&bytes), Ok(wishes));
+        assert!(decode_wishes(&bytes[..18]).is_err());
+        assert!(decode_wishes(&[&[3, 0], &bytes[2..]].concat()).is_err(), "a later layout");
     }
 
     #[test]

@@ -2,12 +2,14 @@
 //!
 //! Knows nothing of the store: the owner of the map keeps the wishes, and makes each step a change of the map.
 use crate::decide::{Hindrance, Observed, Plan, plan, spare};
+use crate::moving::{Moving, note_full};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use weir_env::Instant;
 use weir_proto::coord::{
-    GonePlan, RebuildStatus, RebuildWaiting, RefillReport, SetRebuild, TargetGone, TargetReport,
+    DrainTarget, GonePlan, MapReply, PlaceCopied, RebuildStatus, RebuildWaiting, RefillReport, SetRebuild,
+    TargetGone, TargetReport,
 };
 use weir_proto::map::{ClusterMap, Group, Target, TargetState};
 use weir_proto::version::LEVEL_OF_REPLACEMENT;
@@ -30,6 +32,9 @@ type Answer<T> = oneshot::Sender<Result<T>>;
 pub enum RebuildEvent {
     Gone { asked: TargetGone, answer: Answer<GonePlan> },
     Set { asked: SetRebuild, answer: Answer<()> },
+    Drain { asked: DrainTarget, answer: Answer<GonePlan> },
+    Pause { paused: bool, answer: Answer<()> },
+    Copied { said: PlaceCopied, answer: Answer<MapReply> },
     Status { answer: Answer<RebuildStatus> },
     Refills { reports: Vec<RefillReport>, answer: Answer<()> },
 }
@@ -41,11 +46,15 @@ pub struct Wishes {
     pub after_s: u32,
     /// Targets that do not come back.
     pub gone: BTreeSet<TargetId>,
+    /// Targets whose places go to others while they serve them.
+    pub draining: BTreeSet<TargetId>,
+    /// No place begins to move.
+    pub paused: bool,
 }
 
 impl Default for Wishes {
     fn default() -> Wishes {
-        Wishes { after_s: LOST_AFTER_S, gone: BTreeSet::new() }
+        Wishes { after_s: LOST_AFTER_S, gone: BTreeSet::new(), draining: BTreeSet::new(), paused: false }
     }
 }
 
@@ -57,6 +66,7 @@ pub struct Replacing {
     lost: BTreeSet<TargetId>,
     waiting: Vec<(PgId, TargetId, Hindrance)>,
     refills: BTreeMap<(TargetId, PgId), (RefillReport, Instant)>,
+    pub moving: Moving,
 }
 
 impl Replacing {
@@ -80,7 +90,7 @@ impl Replacing {
             self.waiting.clear();
             return Plan::default();
         }
-        let plan = plan(map, &observed(&self.lost, reports));
+        let plan = plan(map, &observed(&self.lost, wishes, reports));
         self.waiting.clone_from(&plan.waiting);
         plan
     }
@@ -119,7 +129,7 @@ impl Replacing {
         check_gone(map, target)?;
         let mut lost = self.lost.clone();
         lost.insert(target);
-        let plan = plan(map, &observed(&lost, reports));
+        let plan = plan(map, &observed(&lost, wishes, reports));
         let has = |g: &&Group| g.members.iter().any(|m| m.target == target);
         let without = map.groups.iter().filter(has).filter(|g| g.scheme.parity == 0).count();
         if !asked.dry_run {
@@ -132,6 +142,31 @@ impl Replacing {
             waiting: summary(&waiting),
             without_redundancy: without as u32,
         })
+    }
+
+    /// Places that move between targets that serve them.
+    pub fn move_places(
+        &mut self,
+        map: &mut ClusterMap,
+        wishes: &mut Wishes,
+        reports: &BTreeMap<TargetId, TargetReport>,
+        now: Instant,
+    ) {
+        let observed = observed(&self.lost, wishes, reports);
+        note_full(map, reports);
+        self.moving.turn(map, wishes, &observed, now);
+    }
+
+    /// See [`Moving::drain`].
+    pub fn drain(
+        &mut self,
+        map: &mut ClusterMap,
+        wishes: &mut Wishes,
+        reports: &BTreeMap<TargetId, TargetReport>,
+        asked: &DrainTarget,
+    ) -> Result<GonePlan> {
+        let observed = observed(&self.lost, wishes, reports);
+        self.moving.drain(map, wishes, observed, asked)
     }
 
     /// What targets of a node say.
@@ -155,8 +190,10 @@ impl Replacing {
             after_s: wishes.after_s,
             gone: wishes.gone.iter().copied().collect(),
             lost: self.lost.iter().copied().collect(),
-            waiting: summary(&self.waiting),
+            waiting: [summary(&self.waiting), self.moving.waiting()].concat(),
             refills: self.refills.values().filter(is_new).map(|(report, _)| report.clone()).collect(),
+            draining: wishes.draining.iter().copied().collect(),
+            paused: wishes.paused,
         }
     }
 }
@@ -174,11 +211,19 @@ impl Wishes {
     }
 }
 
-fn observed(lost: &BTreeSet<TargetId>, reports: &BTreeMap<TargetId, TargetReport>) -> Observed {
-    Observed { lost: lost.clone(), used: reports.values().map(|r| (r.target, r.used)).collect() }
+fn observed(
+    lost: &BTreeSet<TargetId>,
+    wishes: &Wishes,
+    reports: &BTreeMap<TargetId, TargetReport>,
+) -> Observed {
+    Observed {
+        lost: lost.clone(),
+        draining: wishes.draining.clone(),
+        used: reports.values().map(|r| (r.target, r.used)).collect(),
+    }
 }
 
-fn summary(waiting: &[(PgId, TargetId, Hindrance)]) -> Vec<RebuildWaiting> {
+pub(crate) fn summary(waiting: &[(PgId, TargetId, Hindrance)]) -> Vec<RebuildWaiting> {
     let mut places: BTreeMap<(TargetId, Hindrance), u32> = BTreeMap::new();
     for (_, target, why) in waiting {
         *places.entry((*target, *why)).or_default() += 1;

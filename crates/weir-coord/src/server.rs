@@ -15,7 +15,7 @@ use crate::news::News;
 use crate::owner::{Answer, EVENTS_MAX, Event, Kept, Owner, POSITIONS_KEY, PROGRESS_KEY, REBUILD_KEY, Seat};
 use crate::placing::Placing;
 use crate::records::{decode_positions, decode_progress, decode_wishes};
-use crate::replacing::{RebuildEvent, Replacing};
+use crate::replacing::Replacing;
 use crate::standby::Term;
 use crate::store::{Revision, Store};
 use crate::waits::ReportedWaits;
@@ -24,9 +24,9 @@ use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, Instant, watch};
 use weir_proto::coord::{
     AccessAdd, AccessRemove, ActFor, AuditVolumes, CaughtUp, ClearTarget, CompareClock, CoordinatorTime,
-    Coordinators, FinishUpgrade, GetClocks, GetCoordinators, GetMap, GetRebuild, GetStatus, GetWaits,
-    Heartbeat, HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups, RecordProgress, ReportLink,
-    ReportRefill, ReportTarget, ReportWaits, SetRebuild, TargetGone,
+    Coordinators, FinishUpgrade, GetClocks, GetCoordinators, GetMap, GetStatus, GetWaits, Heartbeat,
+    HomeAllow, HomeForbid, Join, LeadNamespace, Leave, MakeGroups, RecordProgress, ReportLink, ReportTarget,
+    ReportWaits,
 };
 use weir_proto::copies::{KeepCopy, SetCopies};
 use weir_proto::enrol::{CertificateKept, Enrolled, TokenCreate};
@@ -36,6 +36,8 @@ use weir_proto::sender::Sender;
 use weir_proto::version::{Program, check_level};
 use weir_proto::{ClusterId, Error, NamespaceId, Request, Result};
 use weir_rpc::{Call, Connection, Handled, Policy, Proved, Reply, Service, Trust};
+
+mod targets;
 
 #[derive(Clone, Debug)]
 pub struct CoordConfig {
@@ -372,31 +374,8 @@ impl Coordinator {
                 });
                 self.ask_map::<HomeForbid>(call, |answer| Event::Rules { change, answer })
             }
-            TargetGone::METHOD => {
-                let asked = call.decode::<TargetGone>()?;
-                self.rebuild::<TargetGone>(|answer| RebuildEvent::Gone { asked, answer })
-            }
-            SetRebuild::METHOD => {
-                let asked = call.decode::<SetRebuild>()?;
-                self.rebuild::<SetRebuild>(|answer| RebuildEvent::Set { asked, answer })
-            }
-            GetRebuild::METHOD => {
-                call.decode::<GetRebuild>()?;
-                self.rebuild::<GetRebuild>(|answer| RebuildEvent::Status { answer })
-            }
-            ReportRefill::METHOD => {
-                let ReportRefill { reports } = call.decode::<ReportRefill>()?;
-                self.rebuild::<ReportRefill>(|answer| RebuildEvent::Refills { reports, answer })
-            }
-            _ => return self.answer_at_once(call),
+            _ => return self.change_targets(call),
         })
-    }
-
-    fn rebuild<R: Request>(&self, event: impl FnOnce(Answer<R::Reply>) -> RebuildEvent) -> Handled
-    where
-        R::Reply: Send + 'static,
-    {
-        self.ask::<R>(|answer| Event::Rebuild(event(answer)))
     }
 
     /// What changes no map.
@@ -542,6 +521,10 @@ async fn found(env: &Env, store: &Arc<dyn Store>, config: &CoordConfig) -> Resul
         authorities: vec![],
         audits: vec![],
         copies: vec![],
+        moves: vec![],
+        generations: vec![],
+        last_target: Default::default(),
+        full: vec![],
     };
     let kept = KeptMap::found(store.clone(), &map).await?;
     let kept =

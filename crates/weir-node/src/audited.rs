@@ -6,8 +6,8 @@ use crate::audit::Audit;
 use std::sync::Arc;
 use weir_proto::backup::BackupSet;
 use weir_proto::coord::{
-    AccessAdd, AccessRemove, AuditVolumes, ClearTarget, FinishUpgrade, GetAudit, HomeAllow, HomeForbid, Join,
-    LeadNamespace, Leave, MakeGroups, SetRebuild, TargetGone,
+    AccessAdd, AccessRemove, AuditVolumes, ClearTarget, DrainTarget, FinishUpgrade, GetAudit, HomeAllow,
+    HomeForbid, Join, LeadNamespace, Leave, MakeGroups, PauseMoves, RemoveTarget, SetRebuild, TargetGone,
 };
 use weir_proto::copies::SetCopies;
 use weir_proto::enrol::{Enrol, IssueCertificate, NodeRemove, RotateAuthority, TokenCreate, TokenRevoke};
@@ -186,6 +186,23 @@ fn audit_rule(AuditVolumes { rule }: &AuditVolumes) -> String {
     format!("audit of volumes {}: {}", rule.volumes, kinds.join(", "))
 }
 
+/// A target that is lost, or leaves.
+fn of_target(call: &Call) -> Result<About> {
+    let (on, changes) = match call.method {
+        TargetGone::METHOD => {
+            let r = call.decode::<TargetGone>()?;
+            (format!("target {}", r.target), !r.dry_run)
+        }
+        DrainTarget::METHOD => {
+            let r = call.decode::<DrainTarget>()?;
+            let what = if r.stay { "is drained no more" } else { "is drained" };
+            (format!("target {} {what}", r.target), !r.dry_run)
+        }
+        _ => (format!("target {}", call.decode::<RemoveTarget>()?.target), true),
+    };
+    Ok(About { on, uid: None, changes })
+}
+
 fn decoded(call: &Call) -> Result<About> {
     let changed = |on: String, uid| About { on, uid, changes: true };
     let looked = |on: String, uid: u32| About { on, uid: Some(uid), changes: false };
@@ -198,9 +215,10 @@ fn decoded(call: &Call) -> Result<About> {
         }
         Leave::METHOD => changed(format!("node {}", call.decode::<Leave>()?.node), None),
         ClearTarget::METHOD => changed(format!("target {}", call.decode::<ClearTarget>()?.target), None),
-        TargetGone::METHOD => {
-            let r = call.decode::<TargetGone>()?;
-            About { on: format!("target {}", r.target), uid: None, changes: !r.dry_run }
+        TargetGone::METHOD | DrainTarget::METHOD | RemoveTarget::METHOD => of_target(call)?,
+        PauseMoves::METHOD => {
+            let paused = call.decode::<PauseMoves>()?.paused;
+            changed(format!("moves {}", if paused { "paused" } else { "resumed" }), None)
         }
         SetRebuild::METHOD => changed(format!("after {} s", call.decode::<SetRebuild>()?.after_s), None),
         MakeGroups::METHOD => {

@@ -215,6 +215,10 @@ message!(RebuildStatus {
     lost: Vec<TargetId>,
     waiting: Vec<RebuildWaiting>,
     refills: Vec<RefillReport>,
+    /// Targets whose places go to others while they serve them.
+    draining: Vec<TargetId>,
+    /// No place begins to move.
+    paused: bool,
 });
 message!(
     /// Places of a lost target that no other one takes now.
@@ -238,6 +242,26 @@ message!(RefillReport {
 message!(
     /// From when on a target that is down counts as lost; 0: none does by itself.
     SetRebuild = 67 by [Console, Operator] -> () { after_s: u32 }
+);
+message!(
+    /// All places of a target go to others while it serves them; or (`stay`) those that it has still stay.
+    /// Nothing is changed by a dry run. `Unsupported`: the cluster's level.
+    DrainTarget = 68 by [Console, Operator] -> GonePlan { target: TargetId, stay: bool, dry_run: bool }
+);
+message!(
+    /// Takes a target that is down and has no place left out of the cluster. `Invalid`: it is up, or has
+    /// places.
+    RemoveTarget = 69 by [Console, Operator] -> MapReply { target: TargetId }
+);
+message!(
+    /// A target that takes a place of a group has copied all but little of what the member has there: the
+    /// next epoch is closed. Or it has all of the epoch that is closed (`done`): it is the member now.
+    /// `Stale`: the group has moved on, copy again.
+    PlaceCopied = 70 by [Storage] -> MapReply { target: TargetId, group: PgId, epoch: Epoch, done: bool }
+);
+message!(
+    /// No place begins to move while this holds; those that move already go on.
+    PauseMoves = 71 by [Console, Operator] -> () { paused: bool }
 );
 message!(
     /// Users may have homes there; instead of the rule for the same place, if there is one.

@@ -256,6 +256,27 @@ message!(
     /// `epochs`: as for [`ListTruncations`].
     ListFences = 244 by [Storage] -> FenceList { target: TargetId, after: Option<FileId>, epochs: Vec<GroupAt>, limit: u32 }
 );
+message!(
+    /// Cells of the group that the target has, for another one that takes its place: in order, after `after`.
+    /// `close`: from now on the target takes no change of them in this epoch.
+    ListPlace = 245 by [Storage] -> PlaceList { place: Place, after: Option<CellId>, close: bool, limit: u32 }
+);
+message!(PlaceList { cells: Vec<CellDigest>, more: bool });
+message!(
+    /// Two targets with the same digest have the same of a cell.
+    #[derive(Copy)]
+    CellDigest { cell: CellId, digest: u64 }
+);
+message!(
+    /// Entries of the index that the target has of a cell, from one on; their bytes on slabs are the payload,
+    /// one after the other.
+    CopyCell = 246 by [Storage] -> CellImage { place: Place, cell: CellId, from: u32 }
+);
+message!(CellImage { entries: Vec<CellEntry>, more: bool });
+message!(
+    /// `kind` and `number` are those of the entry's key, see `docs/format.md`.
+    CellEntry { kind: u8, number: u64, value: Vec<u8>, bytes: u32 }
+);
 message!(FenceList { fences: Vec<FileFence>, more: bool });
 message!(
     /// Writes to the file with a lower token epoch are refused.

@@ -4,7 +4,7 @@ use crate::access::{AccessRules, AuditRule};
 use crate::data::GroupAt;
 use crate::home_rule::HomeRule;
 use crate::sender::Sender;
-use crate::version::{LEVEL_OF_COPIES, LEVEL_OF_REPLACEMENT, LEVEL_OF_STEPS, Program};
+use crate::version::{LEVEL_OF_COPIES, LEVEL_OF_GROWTH, LEVEL_OF_REPLACEMENT, LEVEL_OF_STEPS, Program};
 use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, RunId, TargetId};
 use crate::{Reader, Wire, Writer};
 use crate::{message, wire_enum};
@@ -220,7 +220,8 @@ message!(
     Member {
         target: TargetId,
         state: MemberState,
-        /// The group's epoch when the member was last `Current`; the present epoch for a current one.
+        /// The group's epoch when the member was last `Current`. For a current one: that of the last change
+        /// of a member's state.
         since: Epoch,
         /// The group's epoch when the target returned without what it had, until it is refilled; 0: it did not. What it has from
         /// before that epoch does not count.
@@ -230,6 +231,19 @@ message!(
 message!(
     /// A placement group: an ordered list of k + m targets.
     Group { id: PgId, pool: String, scheme: Scheme, epoch: Epoch, members: Vec<Member> }
+);
+message!(
+    /// A place of a group goes to another target, which copies what the member has. The member stays until
+    /// then.
+    #[derive(Copy)]
+    Move {
+        group: PgId,
+        place: u8,
+        to: TargetId,
+        /// In this epoch of the group the member takes no change of the place: the rest is copied. 0: not
+        /// yet.
+        closed_in: Epoch,
+    }
 );
 message!(
     /// Who leads a namespace's metadata.
@@ -308,6 +322,15 @@ pub struct ClusterMap {
     pub audits: Vec<AuditRule>,
     /// Of each namespace that is kept on several nodes. Empty below level [`LEVEL_OF_COPIES`].
     pub copies: Vec<NamespaceCopies>,
+    /// Places that go to another target, one of a group at most. Empty below level [`LEVEL_OF_GROWTH`], as
+    /// `generations`.
+    pub moves: Vec<Move>,
+    /// The first group of each generation but the first one of its kind. New files use the newest generation.
+    pub generations: Vec<PgId>,
+    /// The highest number that a target ever had, if a target was removed: numbers are not given again.
+    pub last_target: TargetId,
+    /// Targets that are nearly full: new files go around them where that is possible.
+    pub full: Vec<TargetId>,
 }
 
 /// Fields in order. Those that came with a level are told in clusters of that level only.
@@ -332,6 +355,12 @@ impl Wire for ClusterMap {
         if self.level >= LEVEL_OF_COPIES {
             self.copies.encode(w);
         }
+        if self.level >= LEVEL_OF_GROWTH {
+            self.moves.encode(w);
+            self.generations.encode(w);
+            self.last_target.encode(w);
+            self.full.encode(w);
+        }
     }
     fn decode(r: &mut Reader<'_>) -> crate::Result<ClusterMap> {
         let mut map = ClusterMap {
@@ -350,12 +379,20 @@ impl Wire for ClusterMap {
             authorities: Vec::new(),
             audits: Vec::new(),
             copies: Vec::new(),
+            moves: Vec::new(),
+            generations: Vec::new(),
+            last_target: TargetId::default(),
+            full: Vec::new(),
         };
         if map.level >= LEVEL_OF_STEPS {
             (map.authorities, map.audits) = (Wire::decode(r)?, Wire::decode(r)?);
         }
         if map.level >= LEVEL_OF_COPIES {
             map.copies = Wire::decode(r)?;
+        }
+        if map.level >= LEVEL_OF_GROWTH {
+            (map.moves, map.generations) = (Wire::decode(r)?, Wire::decode(r)?);
+            (map.last_target, map.full) = (Wire::decode(r)?, Wire::decode(r)?);
         }
         Ok(map)
     }
@@ -476,11 +513,25 @@ impl ClusterMap {
     pub fn target_node(&self, id: TargetId) -> Option<&Node> {
         self.node(self.target(id)?.node)
     }
-    /// First group and number of groups of a scheme in a pool; groups of one kind are consecutive.
+    /// First group and number of groups of a scheme in a pool, of the newest generation: those that new files
+    /// use. Groups of one generation are consecutive.
     pub fn groups_of(&self, pool: &str, scheme: Scheme) -> Option<(PgId, u32)> {
-        let mut of_kind = self.groups.iter().filter(|g| g.pool == pool && g.scheme == scheme);
-        let first = of_kind.next()?.id;
-        Some((first, 1 + of_kind.count() as u32))
+        let is_of_kind = |g: &&Group| g.pool == pool && g.scheme == scheme;
+        let last = self.groups.iter().rev().find(is_of_kind)?.id.0;
+        let before = &self.groups[..=last as usize];
+        let begins = |g: &&Group| self.generations.contains(&g.id);
+        let of_kind = before.iter().rev().take_while(is_of_kind).map(|g| g.id.0);
+        let generation = before.iter().rev().take_while(is_of_kind).find(begins).map(|g| g.id.0);
+        let first = generation.or(of_kind.last())?;
+        Some((PgId(first), last - first + 1))
+    }
+    /// Whether a place of the group goes to another target at this moment: writes wait for the next epoch.
+    pub fn is_closed(&self, group: &Group) -> bool {
+        self.move_of(group.id).is_some_and(|found| found.closed_in == group.epoch)
+    }
+    /// The move of a place of the group, if there is one.
+    pub fn move_of(&self, group: PgId) -> Option<&Move> {
+        self.moves.iter().find(|m| m.group == group)
     }
 }
 
@@ -493,6 +544,23 @@ mod tests {
         let share = |bytes, scheme: &str| scheme.parse::<Scheme>().unwrap().payload_share(bytes);
         assert_eq!((share(600, "ec:4+2"), share(600, "replica:3")), (400, 200));
         assert_eq!(share(u64::MAX, "single"), u64::MAX);
+    }
+
+    #[test]
+    fn new_files_use_the_newest_generation() {
+        let mut map = ClusterMap::absent();
+        let scheme = |text: &str| text.parse::<Scheme>().unwrap();
+        let kinds = ["ec:4+2", "ec:4+2", "replica:2", "ec:4+2", "ec:4+2", "ec:4+2"];
+        for (n, kind) in kinds.into_iter().enumerate() {
+            let (id, pool) = (PgId(n as u32), "nvme".to_owned());
+            map.groups.push(Group { id, pool, scheme: scheme(kind), epoch: Epoch(1), members: vec![] });
+        }
+        let of = |map: &ClusterMap, kind: &str| map.groups_of("nvme", scheme(kind));
+        assert_eq!(of(&map, "ec:4+2"), Some((PgId(3), 3)));
+        map.generations = vec![PgId(3), PgId(4)];
+        assert_eq!(of(&map, "ec:4+2"), Some((PgId(4), 2)));
+        assert_eq!(of(&map, "replica:2"), Some((PgId(2), 1)));
+        assert_eq!(of(&map, "single"), None);
     }
 
     #[test]

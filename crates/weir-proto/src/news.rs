@@ -9,11 +9,11 @@ use crate::access::{AccessRules, AuditRule};
 use crate::coord::{ClusterStatus, Joined, LeadReply, MapReply};
 use crate::home_rule::HomeRule;
 use crate::map::{
-    ClusterMap, Group, Member, MemberState, NamespaceCopies, NamespaceEntry, Node, RemovedNode, Scheme,
+    ClusterMap, Group, Member, MemberState, Move, NamespaceCopies, NamespaceEntry, Node, RemovedNode, Scheme,
     Settings, Target,
 };
 use crate::version::VERSION_OF_NEWS;
-use crate::{ClusterId, Epoch, Error, NamespaceId, PgId, Result, Wire, Writer};
+use crate::{ClusterId, Epoch, Error, NamespaceId, PgId, Result, TargetId, Wire, Writer};
 use crate::{message, wire_union};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -47,6 +47,10 @@ wire_union!(
         Authorities = 13 { pins: Vec<[u8; 16]> },
         Audits = 14 { audits: Vec<AuditRule> },
         Copies = 15 { copies: Vec<NamespaceCopies> },
+        Moves = 16 { moves: Vec<Move> },
+        Generations = 17 { generations: Vec<PgId> },
+        LastTarget = 18 { id: TargetId },
+        Full = 19 { full: Vec<TargetId> },
     }
 );
 
@@ -75,6 +79,10 @@ pub fn changes(old: &ClusterMap, new: &ClusterMap) -> Option<Vec<MapChange>> {
         authorities,
         audits,
         copies,
+        moves,
+        generations,
+        last_target,
+        full,
     } = new;
     if *cluster != old.cluster {
         return None;
@@ -90,6 +98,11 @@ pub fn changes(old: &ClusterMap, new: &ClusterMap) -> Option<Vec<MapChange>> {
     note(*authorities != old.authorities, &|| MapChange::Authorities { pins: authorities.clone() });
     note(*audits != old.audits, &|| MapChange::Audits { audits: audits.clone() });
     note(*copies != old.copies, &|| MapChange::Copies { copies: copies.clone() });
+    note(*moves != old.moves, &|| MapChange::Moves { moves: moves.clone() });
+    let is_new = *generations != old.generations;
+    note(is_new, &|| MapChange::Generations { generations: generations.clone() });
+    note(*full != old.full, &|| MapChange::Full { full: full.clone() });
+    note(*last_target != old.last_target, &|| MapChange::LastTarget { id: *last_target });
     let still: BTreeSet<NamespaceId> = namespaces.iter().map(|entry| entry.id).collect();
     let (stay, gone): (Vec<_>, Vec<_>) = old.namespaces.iter().partition(|entry| still.contains(&entry.id));
     found.extend(gone.into_iter().map(|entry| MapChange::NamespaceGone { id: entry.id }));
@@ -199,6 +212,10 @@ impl MapChange {
             MapChange::Authorities { pins } => map.authorities = pins.clone(),
             MapChange::Audits { audits } => map.audits = audits.clone(),
             MapChange::Copies { copies } => map.copies = copies.clone(),
+            MapChange::Moves { moves } => map.moves = moves.clone(),
+            MapChange::Generations { generations } => map.generations = generations.clone(),
+            MapChange::LastTarget { id } => map.last_target = *id,
+            MapChange::Full { full } => map.full = full.clone(),
         }
         Ok(())
     }
@@ -258,6 +275,10 @@ impl ClusterMap {
             authorities: Vec::new(),
             audits: Vec::new(),
             copies: Vec::new(),
+            moves: Vec::new(),
+            generations: Vec::new(),
+            last_target: TargetId::default(),
+            full: Vec::new(),
         }
     }
 }

@@ -2,7 +2,7 @@
 use super::*;
 use crate::map::{NamespaceCopy, Role, RunSeen, TargetState};
 use crate::version::Program;
-use crate::{DiskUuid, NamespaceUuid, NodeId, TargetId};
+use crate::{DiskUuid, NamespaceUuid, NodeId};
 use proptest::prelude::*;
 
 fn target(n: u32) -> Target {
@@ -95,6 +95,13 @@ fn disturb(map: &mut ClusterMap, (what, which, value): (u8, usize, u64)) {
             let namespace = NamespaceId(value as u32);
             map.copies.push(NamespaceCopies { namespace, wanted: 3, members: vec![copy] })
         }
+        19 => {
+            let (group, to) = (PgId(value as u32), TargetId(which as u32));
+            map.moves.push(Move { group, place: 1, to, closed_in: Epoch(value) });
+            map.generations.push(group);
+            map.last_target = to;
+            map.full.push(to);
+        }
         _ => map.namespaces.iter_mut().for_each(|entry| entry.leader = Some(NodeId(value as u32))),
     }
 }
@@ -103,7 +110,7 @@ proptest! {
     #[test]
     fn steps_lead_to_the_very_map(
         versions in prop::collection::vec(
-            prop::collection::vec((0u8..20, 0usize..1000, 0u64..1 << 40), 0..4), 1..20),
+            prop::collection::vec((0u8..21, 0usize..1000, 0u64..1 << 40), 0..4), 1..20),
         known in 0usize..20,
     ) {
         let mut map = small_map();
@@ -183,8 +190,13 @@ fn fields_of_a_level_are_told_in_clusters_of_that_level() {
         let silent = ClusterMap { authorities: vec![], audits: vec![], ..map };
         assert_eq!(ClusterMap::from_bytes(&silent.to_bytes()), Ok(silent.clone()));
         let copies = vec![NamespaceCopies { namespace: NamespaceId(1), wanted: 2, members: vec![] }];
-        let map = ClusterMap { copies, ..silent };
+        let map = ClusterMap { copies, ..silent.clone() };
         let told = ClusterMap::from_bytes(&map.to_bytes()).unwrap();
         assert_eq!(told == map, of_copies, "level {level}");
+        let moves = vec![Move { group: PgId(0), place: 1, to: TargetId(7), closed_in: Epoch(0) }];
+        let (generations, last_target) = (vec![PgId(1)], TargetId(9));
+        let map = ClusterMap { moves, generations, last_target, ..silent };
+        let told = ClusterMap::from_bytes(&map.to_bytes()).unwrap();
+        assert_eq!(told == map, of_copies, "level {level}: growth came with the copies");
     }
 }

@@ -16,6 +16,8 @@ pub const LEVEL_MAX: u16 = 3;
 pub const LEVEL_OF_STEPS: u16 = 2;
 /// From this one on, a namespace may have copies.
 pub const LEVEL_OF_COPIES: u16 = 3;
+/// From this one on, places move from one target to another, and new targets get groups of their own.
+pub const LEVEL_OF_GROWTH: u16 = 3;
 /// From this one on, a lost target's places go to others, and seals go on while a member is filled.
 pub const LEVEL_OF_REPLACEMENT: u16 = 3;
 

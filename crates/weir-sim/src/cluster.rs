@@ -20,7 +20,7 @@ use weir_proto::access::{AccessRule, Grant, IdsAre, RootIs, VolumeGrant};
 use weir_proto::coord::ClusterStatus;
 use weir_proto::copies::SetCopies;
 use weir_proto::map::{ClusterMap, MemberState, Role, Scheme, Settings, TargetState};
-use weir_proto::{ClusterId, Error, Result, RunId, TargetId};
+use weir_proto::{ClusterId, Error, ErrorKind, Result, RunId, TargetId};
 use weir_rpc::{Policy, Trust};
 use weir_trust::certificate::{Certificate, Pin};
 use weir_trust::standin::StandIn;
@@ -138,7 +138,8 @@ impl Cluster {
             cluster.seen.set_rebuild(REPLACED_AFTER_S).await?;
         }
         cluster.start(META);
-        (0..options.storage_nodes).for_each(|n| cluster.start(&storage_name(n)));
+        let first = options.storage_nodes - options.servers.late;
+        (0..first).for_each(|n| cluster.start(&storage_name(n)));
         if options.servers.copies > 1 {
             let wait = cluster.seen.wait_for(PATIENCE, |map| map.namespace_named(NAMESPACE).is_some());
             wait.await?;
@@ -263,6 +264,43 @@ impl Cluster {
         };
         let left = deadline.since(self.world.now());
         self.seen.wait_for(left, |map| !gone.iter().any(|t| has_place(map, t))).await.map(drop)
+    }
+
+    /// Has the places of the node's targets go to others.
+    pub async fn drain(&self, name: &str) -> Result<()> {
+        self.ask_drain(name, false, PATIENCE).await
+    }
+
+    /// The node's targets keep the places that they still have.
+    pub async fn stays(&self, name: &str, patience: Duration) -> Result<()> {
+        self.ask_drain(name, true, patience).await
+    }
+
+    async fn ask_drain(&self, name: &str, stay: bool, patience: Duration) -> Result<()> {
+        let deadline = self.world.now() + patience;
+        for target in targets_of(&self.seen.map(), name) {
+            while let Err(e) = self.seen.drain_target(target, stay, false).await {
+                if stay && e.kind == ErrorKind::NotFound {
+                    break; // an answer was lost
+                }
+                if self.world.now() > deadline {
+                    return Err(e);
+                }
+                self.world.sleep(Duration::from_millis(200)).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Until the node's targets have no place any more. What waits is told if it takes too long.
+    pub async fn wait_drained(&self, name: &str, patience: Duration) -> Result<()> {
+        let has_place = |map: &ClusterMap, t: &TargetId| {
+            map.groups.iter().any(|g| g.members.iter().any(|m| m.target == *t))
+        };
+        let is_drained = |map: &ClusterMap| !targets_of(map, name).any(|t| has_place(map, &t));
+        let Err(e) = self.seen.wait_for(patience, is_drained).await else { return Ok(()) };
+        let (map, status) = (self.seen.map(), self.seen.rebuild().await);
+        Err(e.doing(format!("{:?}, {:?}", map.moves, status.map(|s| (s.draining, s.waiting)))))
     }
 
     /// Until the coordinator has given up the node's targets.
@@ -392,7 +430,7 @@ fn whole(map: &ClusterMap, options: &Options, lost: &BTreeSet<TargetId>) -> std:
     if map.groups.is_empty() {
         return Err("there are no placement groups".into());
     }
-    if map.targets.len() < options.storage_nodes {
+    if map.targets.len() < options.storage_nodes - options.servers.late {
         return Err(format!("{} targets of {}", map.targets.len(), options.storage_nodes));
     }
     for namespace in &map.copies {
@@ -491,7 +529,7 @@ async fn run_coordinator(env: Env, options: Options, listen: Vec<Addr>, new: boo
         name: COORDINATOR.to_owned(),
         cluster: options.servers.certificates.then_some(CLUSTER),
         trust: trust(COORDINATOR, Role::Coordinator, &options),
-        ..CoordConfig::new(options.scheme, options.storage_nodes)
+        ..CoordConfig::new(options.scheme, options.storage_nodes - options.servers.late)
     };
     let site = site(COORDINATOR, Role::Coordinator, "host0", listen, &options);
     let _serves = start_coord(&env, &site, Path::new("/coord"), config).await.map_err(|e| e.error)?;

@@ -5,7 +5,7 @@
 //! itself.
 
 use crate::client_states::{LEAVES, client_name};
-use crate::cluster::{COORDINATOR, Cluster, META, TARGET_DIR, is_meta, meta_name, storage_name};
+use crate::cluster::{COORDINATOR, Cluster, HARNESS, META, TARGET_DIR, is_meta, meta_name, storage_name};
 use crate::kinds::{FaultKind, FaultKind::*, Toll};
 use crate::workload::Workload;
 use crate::{Options, attend};
@@ -29,6 +29,8 @@ use weir_proto::TargetId;
 const REPAIR_PATIENCE: Duration = Duration::from_secs(180);
 /// For the places of a lost target: each waits for its turn, and for other faults to end.
 const REPLACE_PATIENCE: Duration = Duration::from_secs(400);
+/// For the places of a drained target, two at a time.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(400);
 /// Well within a client's patience of 30 s, with what recovery takes.
 const FAULT_MS_MAX: u64 = 6_000;
 /// Of [`KillTooMany`], and up to half as long again: most of a client's patience.
@@ -96,6 +98,8 @@ struct State {
     copies: BTreeMap<String, DiskCopy>,
     /// Targets that are lost for good, until others have their places.
     gone: BTreeSet<TargetId>,
+    /// Storage nodes whose targets are drained.
+    drained: BTreeSet<String>,
     /// When the leader started last, whether it had answers when something came that may have ended it since,
     /// and how often in a row it had none.
     leader_began: Instant,
@@ -199,6 +203,7 @@ impl Faults {
             self.end(fault).await;
             self.pause(BETWEEN_MS_MAX / 2).await;
         }
+        self.end_drains().await;
         let gone = std::mem::take(&mut self.state().gone);
         if let Err(e) = self.cluster.wait_replaced(&gone, REPLACE_PATIENCE).await {
             panic!("{gone:?} are not replaced {REPLACE_PATIENCE:?} after {under_way:?}: {e}");
@@ -341,6 +346,10 @@ impl Faults {
                 everybody.extend((kind != MovedAddress).then(|| self.some_client()));
                 (vec![self.one_of(&everybody)], vec![])
             }
+            AddTargets => {
+                let first = self.options.storage_nodes - self.options.servers.late;
+                ((first..self.options.storage_nodes).map(storage_name).collect(), vec![])
+            }
             FlipBits | LostWrites | MisdirectedWrites => {
                 (vec![storage_name(self.some_spent(Toll::Silent))], vec![])
             }
@@ -350,7 +359,7 @@ impl Faults {
             }
             DiskFull if first => (vec![FULL_FROM_BIRTH.into()], vec![]),
             KillStorage | KillStorageAtPoint | PowerCutStorage | PauseStorage | SlowDisk | StallDisk
-            | ReadErrors | DiskFull | EmptyReturns | OldCopyReturns | LoseTargetForGood => {
+            | ReadErrors | DiskFull | EmptyReturns | OldCopyReturns | LoseTargetForGood | DrainTarget => {
                 (vec![self.some_storage()], vec![])
             }
         }
@@ -465,6 +474,8 @@ impl Faults {
             ReplaceDisk | EmptyReturns | LoseMetaDisk | LoseTargetForGood | OldCopyReturns => {
                 self.take_disk(fault.kind, victim);
             }
+            DrainTarget => self.drain(victim),
+            AddTargets => fault.victims.iter().for_each(|name| self.start(name)),
         }
     }
 
@@ -545,6 +556,7 @@ impl Faults {
                 fault.victims.iter().for_each(|v| self.start(v));
             }
             LoseTargetForGood => self.start(victim),
+            DrainTarget => self.state().drained.extend([victim.to_owned()]),
             EmptyReturns => {
                 empty_target(&*world.disk(victim))
                     .unwrap_or_else(|e| panic!("empty the target of {victim}: {e}"));
@@ -603,8 +615,29 @@ impl Faults {
                 world.set_disk_capacity(victim, DISK_BYTES);
             }
             // It stays as it is.
-            ClockJump | ResetConnections | LateRequests | FlipBits => {}
+            ClockJump | ResetConnections | LateRequests | FlipBits | AddTargets => {}
         }
+    }
+
+    /// All places have moved, or now and then the drain is cancelled at whatever point it has reached.
+    async fn end_drains(&self) {
+        let drained = std::mem::take(&mut self.state().drained);
+        for name in drained {
+            if self.rng.below(3) > 0 {
+                let drained = self.cluster.wait_drained(&name, DRAIN_PATIENCE).await;
+                drained.unwrap_or_else(|e| panic!("drain {name}: {e}"));
+            }
+            let kept = self.cluster.stays(&name, DRAIN_PATIENCE).await;
+            kept.unwrap_or_else(|e| panic!("end the drain of {name}: {e}"));
+        }
+    }
+
+    /// Asks for it; the coordinator may be away.
+    fn drain(&self, victim: &str) {
+        let (cluster, name) = (self.cluster.clone(), victim.to_owned());
+        self.world.node(HARNESS).tasks.spawn("drain", async move {
+            cluster.drain(&name).await.unwrap_or_else(|e| panic!("drain {name}: {e}"));
+        });
     }
 
     /// It dies when it next comes to one of these points, or of its index or journal, or soon after that.

@@ -47,6 +47,8 @@ pub enum FaultKind {
     CutMetaFromCoordinator,
     LoseMetaDisk,
     LoseTargetForGood,
+    DrainTarget,
+    AddTargets,
 }
 
 use FaultKind::*;
@@ -64,7 +66,7 @@ pub enum Toll {
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 44] = [
+    pub const ALL: [FaultKind; 46] = [
         KillStorage,
         PowerCutStorage,
         PowerCutAllStorage,
@@ -109,6 +111,8 @@ impl FaultKind {
         CutMetaFromCoordinator,
         LoseMetaDisk,
         LoseTargetForGood,
+        DrainTarget,
+        AddTargets,
     ];
 
     /// Those that may come with any others. Damage that lasts does not pass every seed beside others yet (see
@@ -119,8 +123,14 @@ impl FaultKind {
             k.toll() == Toll::Lasting
                 || matches!(k, KillStorageAtPoint | KillMetaAtPoint | KillTooMany | StallDisk)
                 || !has_copies && (k.needs_copies() || *k == LoseTargetForGood)
+                || matches!(k, DrainTarget | AddTargets) // mixed in when asked for: older seeds keep their meaning
         };
         FaultKind::ALL.into_iter().filter(|k| !apart(k)).collect()
+    }
+
+    /// Other targets must be there than those that a group needs.
+    pub fn needs_spare_nodes(self) -> bool {
+        matches!(self, LoseTargetForGood | DrainTarget | AddTargets)
     }
 
     pub fn needs_copies(self) -> bool {
@@ -174,6 +184,8 @@ impl FaultKind {
             CutMetaFromCoordinator => "cut-meta-from-coordinator",
             LoseMetaDisk => "lose-meta-disk",
             LoseTargetForGood => "lose-target-for-good",
+            DrainTarget => "drain-target",
+            AddTargets => "add-targets",
         }
     }
 
@@ -227,6 +239,8 @@ impl FaultKind {
             | LoseMetaDisk => Toll::None,
             // The client goes around.
             CutClientFromTarget => Toll::None,
+            // Its places stay whole while they move.
+            DrainTarget | AddTargets => Toll::None,
         }
     }
 }

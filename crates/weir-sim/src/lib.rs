@@ -106,6 +106,8 @@ pub struct Servers {
     pub certificates: bool,
     /// Nodes that keep the metadata.
     pub copies: usize,
+    /// Storage nodes, the last ones, that join later.
+    pub late: usize,
 }
 
 impl Default for Options {
@@ -129,17 +131,20 @@ impl Default for Options {
             trash: false,
             replica: false,
             limits: false,
-            servers: Servers { certificates: false, copies: 1 },
+            servers: Servers { certificates: false, copies: 1, late: 0 },
             log: false,
         }
     }
 }
 
-/// Where targets are lost for good, others must be there to take their places.
+/// Where targets are lost for good or drained, others must be there to take their places.
 fn with_spare_nodes(options: &Options) -> Options {
     let mut options = options.clone();
-    if options.faults.contains(&FaultKind::LoseTargetForGood) {
+    if options.faults.iter().any(|kind| kind.needs_spare_nodes()) {
         options.storage_nodes = options.storage_nodes.max(options.scheme.width() + SPARE_NODES);
+    }
+    if options.faults.contains(&FaultKind::AddTargets) {
+        options.servers.late = SPARE_NODES;
     }
     options
 }

@@ -268,6 +268,7 @@ impl Args {
             servers: Servers {
                 certificates: self.cluster.certificates == Choice::Yes,
                 copies: self.cluster.copies.into(),
+                late: 0,
             },
             log: self.log.is_some(),
             ..base

@@ -90,7 +90,7 @@ fn what_was_mended_stays_mended() {
 /// Frames are protected, and what protects them hides no damage on a disk.
 #[test]
 fn nodes_with_certificates_keep_every_promise() {
-    let servers = Servers { certificates: true, copies: 1 };
+    let servers = Servers { certificates: true, copies: 1, late: 0 };
     keep_every_promise(68000..68006, move |seed| Options { servers, ..Options::mixed(seed) });
     keep_every_promise(68100..68103, move |_| {
         let faults = vec![FaultKind::FlipBits];
@@ -258,6 +258,8 @@ survives! {
     survives_an_empty_disk_in_place_of_a_full_one: 4000..4006, [ReplaceDisk];
     refills_targets_that_return_empty_or_as_an_old_copy: 560_000..560_008, [EmptyReturns, OldCopyReturns, KillStorage];
     replaces_targets_that_are_lost_for_good: 570_000..570_008, [LoseTargetForGood, KillStorage];
+    drained_targets_lose_nothing: 590_000..590_008, [DrainTarget, KillStorage];
+    new_targets_are_used_and_old_ones_leave: 600_000..600_006, [AddTargets, DrainTarget, PartitionPartly];
 }
 
 /// What is written goes home by movers that die, to a home that fails, freezes and loses what is not durable, while files

@@ -115,9 +115,32 @@ pub fn refuse_lower(read: &dyn Read, group: PgId, epoch: Epoch) -> Result<Epoch>
     if epoch < known { Err(lower_epoch(group, epoch, known)) } else { Ok(known) }
 }
 /// The same; remembers a higher one.
-pub fn check_epoch(txn: &mut dyn Txn, group: PgId, epoch: Epoch) -> Result<()> {
+pub fn raise_epoch(txn: &mut dyn Txn, group: PgId, epoch: Epoch) -> Result<()> {
     if epoch > refuse_lower(txn, group, epoch)? {
         txn.put(&group_key(group), &GroupEpoch { epoch }.to_value());
+    }
+    Ok(())
+}
+/// The same, and refuses the epoch in which the place goes to another target ([`close`]). Every change of a
+/// group's cells begins with it.
+pub fn check_epoch(txn: &mut dyn Txn, group: PgId, epoch: Epoch) -> Result<()> {
+    raise_epoch(txn, group, epoch)?;
+    refuse_closed(txn, group, epoch)
+}
+/// Refuses an epoch in which the place goes to another target, or an earlier one.
+pub fn refuse_closed(read: &dyn Read, group: PgId, epoch: Epoch) -> Result<()> {
+    if get::<GroupEpoch>(read, &closed_key(group))?.is_some_and(|closed| closed.epoch >= epoch) {
+        return Err(Error::unavailable(format!(
+            "request for {group} under {epoch}: this place goes to another target at this moment"
+        )));
+    }
+    Ok(())
+}
+/// From now on nothing changes here in the group's cells under this epoch: the place goes to another target.
+pub fn close(txn: &mut dyn Txn, group: PgId, epoch: Epoch) -> Result<()> {
+    raise_epoch(txn, group, epoch)?;
+    if get::<GroupEpoch>(txn, &closed_key(group))? != Some(GroupEpoch { epoch }) {
+        txn.put(&closed_key(group), &GroupEpoch { epoch }.to_value());
     }
     Ok(())
 }

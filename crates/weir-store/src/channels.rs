@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weir_coord::Cluster;
 use weir_env::BoxFuture;
-use weir_proto::coord::{RefillReport, Suspicion};
+use weir_proto::coord::{PlaceCopied, RefillReport, Suspicion};
 use weir_proto::data::*;
 use weir_proto::map::ClusterMap;
 use weir_proto::{Epoch, PgId, Request, Result, TargetId};
@@ -72,6 +72,10 @@ impl Peers for Cluster {
     ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
         let cluster = self.clone();
         Box::pin(async move { Cluster::caught_up(&cluster, target, group, epoch).await })
+    }
+    fn place_copied(&self, said: PlaceCopied) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+        let cluster = self.clone();
+        Box::pin(async move { cluster.place_copied(said).await })
     }
     fn refill_reported(&self, reports: Vec<RefillReport>) -> BoxFuture<'static, Result<()>> {
         let cluster = self.clone();

@@ -21,7 +21,7 @@ impl Store {
     ) -> Result<(CommitSeq, FenceList)> {
         self.usable()?;
         let raised = self.change(&mut |txn, _| {
-            epochs.iter().try_for_each(|at| cells::check_epoch(txn, at.group, at.epoch))
+            epochs.iter().try_for_each(|at| cells::raise_epoch(txn, at.group, at.epoch))
         })?;
         let limit = limit.clamp(1, LIST_MAX) as usize;
         let (mut start, end) = letter_range(FENCE);

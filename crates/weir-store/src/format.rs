@@ -23,6 +23,7 @@ pub const OVERLAY_DATA: u8 = b'd';
 pub const FENCE: u8 = b'f';
 pub const GROUP: u8 = b'g';
 pub const LISTED: u8 = b'l';
+pub const CLOSED: u8 = b'q';
 pub const TRUNCATION: u8 = b'x';
 pub const TRUNCATED_FILE: u8 = b'y';
 /// Bytes of a cell in a key: namespace 4, inode 8, stripe 8, index 1.
@@ -147,6 +148,12 @@ pub fn truncation_number_of_key(key: &[u8]) -> Result<u64> {
 }
 pub fn group_key(group: PgId) -> Vec<u8> {
     let mut key = vec![GROUP];
+    key.extend_from_slice(&group.0.to_be_bytes());
+    key
+}
+/// Present: in that epoch the target takes no change of the group's cells.
+pub fn closed_key(group: PgId) -> Vec<u8> {
+    let mut key = vec![CLOSED];
     key.extend_from_slice(&group.0.to_be_bytes());
     key
 }

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use weir_env::BoxFuture;
-use weir_proto::coord::{RefillReport, Suspicion};
+use weir_proto::coord::{PlaceCopied, RefillReport, Suspicion};
 use weir_proto::data::*;
 use weir_proto::map::ClusterMap;
-use weir_proto::{Epoch, PgId, Request, Result, TargetId};
+use weir_proto::{Epoch, Error, PgId, Request, Result, TargetId};
 use weir_rpc::Answered;
 
 /// A call to another target, under way.
@@ -41,6 +41,10 @@ macro_rules! peer_calls {
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
             fn caught_up(&self, target: TargetId, group: PgId, epoch: Epoch)
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
+            /// A target that takes a place of a group has copied all but little of it, or (`done`) all.
+            fn place_copied(&self, _said: PlaceCopied) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+                Box::pin(async { Err(Error::unsupported("no place moves here")) })
+            }
             /// How far targets of this node are filled.
             fn refill_reported(&self, _reports: Vec<RefillReport>) -> BoxFuture<'static, Result<()>> {
                 Box::pin(async { Ok(()) })
@@ -76,6 +80,8 @@ macro_rules! with_peer_requests {
             list_cells: ListCells,
             list_truncations: ListTruncations,
             list_fences: ListFences,
+            list_place: ListPlace,
+            copy_cell: CopyCell,
         );
     };
 }

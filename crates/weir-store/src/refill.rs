@@ -28,7 +28,9 @@ const PASSES_MAX: usize = 8;
 /// The groups that are other targets' by now, and have everything there.
 fn given_away(map: &ClusterMap, target: TargetId) -> impl Iterator<Item = &Group> {
     let is_whole = |g: &&Group| g.members.iter().all(|m| m.state == MemberState::Current);
-    map.groups.iter().filter(move |g| g.members.iter().all(|m| m.target != target)).filter(is_whole)
+    let is_mine = move |g: &&Group| g.members.iter().any(|m| m.target == target);
+    let comes = move |g: &&Group| map.move_of(g.id).is_some_and(|found| found.to == target);
+    map.groups.iter().filter(move |g| !is_mine(g) && !comes(g)).filter(is_whole)
 }
 
 /// One pass over a group's stripes.
@@ -70,7 +72,12 @@ impl StorageNode {
         });
     }
 
-    async fn take_fences_of(&self, target: &Arc<Target>, peer: TargetId, epochs: Vec<GroupAt>) -> Result<()> {
+    pub(crate) async fn take_fences_of(
+        &self,
+        target: &Arc<Target>,
+        peer: TargetId,
+        epochs: Vec<GroupAt>,
+    ) -> Result<()> {
         let mut after = None;
         loop {
             let request = ListFences { target: peer, after, epochs: epochs.clone(), limit: LIST_MAX };
@@ -169,7 +176,7 @@ impl StorageNode {
     }
 
     /// Now and then, and without waiting for the coordinator.
-    fn report_refill(&self, target: &Target) {
+    pub(crate) fn report_refill(&self, target: &Target) {
         let due = lock(target).due(self.env.clock.now());
         if let Some(reports) = due {
             let told = self.peers.refill_reported(reports);
@@ -213,6 +220,6 @@ impl StorageNode {
     }
 }
 
-fn lock(target: &Target) -> MutexGuard<'_, Refill> {
+pub(crate) fn lock(target: &Target) -> MutexGuard<'_, Refill> {
     target.refill.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -18,6 +18,8 @@ pub struct Refill {
     pub looked_under: u64,
     /// Groups with such cells.
     pub handed_over: BTreeSet<PgId>,
+    /// Groups of which a task copies a place.
+    pub moving: BTreeSet<PgId>,
     /// How far the groups are that are being filled, and since when they are.
     progress: BTreeMap<PgId, (RefillReport, Instant)>,
     reported: Option<Instant>,
@@ -38,6 +40,10 @@ impl Refill {
     }
     pub fn end(&mut self, group: PgId) {
         self.progress.remove(&group);
+    }
+    /// Nothing is told of other groups any more.
+    pub fn end_others(&mut self, goes_on: impl Fn(&PgId) -> bool) {
+        self.progress.retain(|group, _| goes_on(group));
     }
     /// What is to be told now.
     pub fn due(&mut self, now: Instant) -> Option<Vec<RefillReport>> {

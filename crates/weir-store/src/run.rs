@@ -81,6 +81,7 @@ impl StorageNode {
         if let Err(e) = self.forget_truncations(target).await {
             log("forget truncations", e);
         }
+        self.begin_moves(target);
         if let Err(e) = self.drop_handed_over(target).await {
             log("drop cells of groups that other targets have now", e);
         }

@@ -207,6 +207,8 @@ impl StorageNode {
             ListCells::METHOD => ListCells::from_bytes(body).map(|r| self.list_cells(r)),
             ListTruncations::METHOD => ListTruncations::from_bytes(body).map(|r| self.list_truncations(r)),
             ListFences::METHOD => ListFences::from_bytes(body).map(|r| self.list_fences(r)),
+            ListPlace::METHOD => ListPlace::from_bytes(body).map(|r| self.list_place(r)),
+            CopyCell::METHOD => CopyCell::from_bytes(body).map(|r| self.copy_cell(r)),
             NextStripe::METHOD => NextStripe::from_bytes(body).map(|r| self.next_stripe(r)),
             SealFile::METHOD => SealFile::from_bytes(body).map(|r| self.seal_file(r)),
             StatTarget::METHOD => StatTarget::from_bytes(body).map(|r| self.stat_target(&r, payload)),
@@ -312,7 +314,7 @@ impl StorageNode {
     }
 
     /// A request that blocks: admitted, run where blocking is allowed, answered when its commit is durable.
-    fn blocking<T: Wire + Send + 'static>(
+    pub(crate) fn blocking<T: Wire + Send + 'static>(
         &self,
         place: Place,
         work: impl FnOnce(&Store, &Acting) -> Result<(CommitSeq, T, Vec<Bytes>)> + Send + 'static,
@@ -597,7 +599,7 @@ impl Service for StorageNode {
 }
 
 impl Target {
-    fn suspect(&self, cell: CellId) {
+    pub(crate) fn suspect(&self, cell: CellId) {
         let mut suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
         if suspects.len() < SUSPECTS_MAX {
             suspects.insert(cell);

@@ -626,6 +626,16 @@ impl Store {
     pub(crate) fn buffers(&self) -> &BufferPool {
         &self.env.buffers
     }
+    pub(crate) fn begin_read(&self) -> crate::slab::ReadGuard {
+        self.slabs.begin_read()
+    }
+    pub(crate) fn read_extent(&self, extent: Extent, len: u32) -> Result<Bytes> {
+        Ok(self.slabs.read(extent, 0, len)?.freeze())
+    }
+    /// Nothing names these bytes.
+    pub(crate) fn forget_extent(&self, extent: Extent) {
+        self.slabs.forget(extent);
+    }
     pub(crate) fn store_bytes(&self, data: &[u8]) -> Result<Extent> {
         let stored = self.slabs.store(data, self.kv.durable()).map_err(|e| self.judge(e));
         self.crash_point(crash_points::BYTES_WRITTEN);

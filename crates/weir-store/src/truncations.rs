@@ -109,6 +109,8 @@ impl Store {
             let mut batch = Vec::new();
             last = self
                 .change(&mut |txn, delta| {
+                    // What is copied from here now still has these: it is told again under the next map.
+                    epochs.iter().try_for_each(|at| cells::refuse_closed(txn, at.group, at.epoch))?;
                     batch = lookup::file_cells(txn, file, (from_stripe, to_stripe), after, DROP_BATCH)?;
                     batch.iter().try_for_each(|cell| cells::drop_void(txn, *cell, token_epoch, delta))
                 })?
@@ -148,7 +150,7 @@ impl Store {
     ) -> Result<(CommitSeq, TruncationList)> {
         self.usable()?;
         let raised = self.change(&mut |txn, _| {
-            epochs.iter().try_for_each(|at| cells::check_epoch(txn, at.group, at.epoch))
+            epochs.iter().try_for_each(|at| cells::raise_epoch(txn, at.group, at.epoch))
         })?;
         let limit = limit.clamp(1, LIST_MAX) as usize;
         let mut list = TruncationList { truncations: Vec::new(), more: false };

@@ -135,6 +135,10 @@ impl Lab {
             authorities: vec![],
             audits: vec![],
             copies: vec![],
+            moves: vec![],
+            generations: vec![],
+            last_target: Default::default(),
+            full: vec![],
             access: Default::default(),
         };
         let lab = Arc::new(Lab {

@@ -232,6 +232,37 @@ pub enum TargetCommand {
     ///
     /// Others take its places at once, not after ten minutes. Refused while they need its data.
     Gone(Gone),
+    /// Move all data of a target to others while it serves it
+    ///
+    /// No redundancy is lost meanwhile. The target stays in the cluster, without data, until it is removed.
+    Drain(Drain),
+    /// End the drain of a target: it keeps what it still has
+    Undrain(OneTarget),
+    /// Take a target without data out of the cluster
+    ///
+    /// Drain it first, then stop its process. `weir up` does not start that again; its directory stays.
+    Remove(OneTarget),
+    /// List targets: state, pool, how full they are, in how many placement groups they have a place
+    List(Status),
+}
+
+#[derive(Args)]
+pub struct Drain {
+    /// The target as `weir status` shows it, like t3
+    pub target: String,
+    /// Only show what would be done
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
+#[derive(Args)]
+pub struct OneTarget {
+    /// The target as `weir status` shows it, like t3
+    pub target: String,
+    #[command(flatten)]
+    pub cluster: Status,
 }
 
 #[derive(Args)]
@@ -274,6 +305,12 @@ pub struct Rebuild {
     /// Let a target that is down count as lost after this number of seconds; 0: only with `weir target gone` [default: 600]
     #[arg(long, value_name = "SECONDS")]
     pub lost_after: Option<u32>,
+    /// Let no place of a drained target begin to move until --resume
+    #[arg(long, conflicts_with = "resume")]
+    pub pause: bool,
+    /// Let places of drained targets move again
+    #[arg(long)]
+    pub resume: bool,
     #[command(flatten)]
     pub cluster: Status,
 }

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - each change of a group raises its epoch by one;
-//! - a current member's `since` is the group's epoch; another member's is the last published epoch in which it was current;
+//! - a current member's `since` is the epoch of the last change of a member's state (later ones are of
+//! [`super::moves`]);   another member's is the last published epoch in which it was current;
 //! - writes are accepted only while k members are current ([`Group::is_writable`]);
 //! - a member that was behind becomes current only while current members know of everything that was written
 //!   ([`Group::knows_all_writes`]): fewer may all lack what was written meanwhile, and the one that has it would return to find that
@@ -14,12 +15,17 @@
 //!
 //! A target that returns without what it had is lost in all its groups: behind, whatever its `since` is, until it is refilled. The
 //! `since` stays, for it still tells up to when something was written.
-use super::placement::{Candidate, group_count, place};
+use super::placement::{Candidate, GROUPS_MAX, group_count, place};
 use super::replace::refilled;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use weir_proto::map::{ClusterMap, Group, Member, MemberState, Scheme, Target, TargetState};
+use weir_proto::version::LEVEL_OF_GROWTH;
 use weir_proto::{Epoch, Error, NodeId, PgId, Result, TargetId};
+
+/// Groups are made anew for new targets if these are so many of all: one in so many. Fewer get places of old
+/// groups.
+const NEW_PART_MIN: usize = 16;
 
 /// The target cannot be reached. True if that is news.
 pub fn target_down(map: &mut ClusterMap, target: TargetId) -> bool {
@@ -155,6 +161,8 @@ pub struct WantedGroups {
     pub scheme: Scheme,
     /// As many as the scheme is wide, at least.
     pub candidates: Vec<Candidate>,
+    /// A new generation, after the one that begins with this group.
+    pub after: Option<PgId>,
 }
 
 impl WantedGroups {
@@ -170,7 +178,7 @@ impl WantedGroups {
         }
         let candidates = candidates(map, pool);
         let is_enough = candidates.len() >= scheme.width();
-        is_enough.then(|| WantedGroups { pool: pool.to_owned(), scheme, candidates })
+        is_enough.then(|| WantedGroups { pool: pool.to_owned(), scheme, candidates, after: None })
     }
 }
 
@@ -214,8 +222,12 @@ pub fn add_groups(map: &mut ClusterMap, wanted: &WantedGroups, placed: Vec<Vec<T
     let up = map.targets.iter().filter(|t| t.state == TargetState::Up && t.pool == wanted.pool);
     let up: BTreeSet<TargetId> = up.map(|t| t.id).collect();
     let is_up = |c: &Candidate| up.contains(&c.target);
-    if map.groups_of(&wanted.pool, wanted.scheme).is_some() || !wanted.candidates.iter().all(is_up) {
+    let newest = map.groups_of(&wanted.pool, wanted.scheme).map(|(first, _)| first);
+    if newest != wanted.after || !wanted.candidates.iter().all(is_up) {
         return false;
+    }
+    if newest.is_some() {
+        map.generations.push(PgId(map.groups.len() as u32));
     }
     for members in placed {
         let epoch = Epoch(1);
@@ -227,6 +239,33 @@ pub fn add_groups(map: &mut ClusterMap, wanted: &WantedGroups, placed: Vec<Vec<T
         map.groups.push(Group { id, pool, scheme: wanted.scheme, epoch, members });
     }
     true
+}
+
+/// A new generation of each kind of groups that leaves out many of the targets that are up: new files use
+/// these at once. Old files keep their groups, whose places may move.
+pub fn groups_for_new_targets(map: &ClusterMap, draining: &BTreeSet<TargetId>) -> Vec<WantedGroups> {
+    if map.level < LEVEL_OF_GROWTH {
+        return Vec::new();
+    }
+    let mut kinds: Vec<(&str, Scheme)> = map.groups.iter().map(|g| (g.pool.as_str(), g.scheme)).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    let of = |(pool, scheme): (&str, Scheme)| {
+        let (first, count) = map.groups_of(pool, scheme)?;
+        let range = map.groups.iter().skip(first.0 as usize).take(count as usize);
+        let used: BTreeSet<TargetId> = range.flat_map(|g| &g.members).map(|m| m.target).collect();
+        let comes: BTreeSet<TargetId> = map.moves.iter().map(|found| found.to).collect();
+        let mut candidates = candidates(map, pool);
+        candidates.retain(|c| !draining.contains(&c.target));
+        let is_new = |c: &&Candidate| !used.contains(&c.target) && !comes.contains(&c.target);
+        let new = candidates.iter().filter(is_new).count();
+        let groups = map.groups.len() + group_count(scheme, candidates.len());
+        let many = new > 0 && new * NEW_PART_MIN >= candidates.len();
+        let fits = candidates.len() >= scheme.width() && groups <= GROUPS_MAX;
+        let wanted = || WantedGroups { pool: pool.to_owned(), scheme, candidates, after: Some(first) };
+        (many && fits).then(wanted)
+    };
+    kinds.into_iter().filter_map(of).collect()
 }
 
 fn pools(map: &ClusterMap) -> BTreeSet<&str> {

@@ -47,6 +47,10 @@ pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
         authorities: vec![],
         audits: vec![],
         copies: vec![],
+        moves: vec![],
+        generations: vec![],
+        last_target: Default::default(),
+        full: vec![],
         access: Default::default(),
     }
 }
@@ -89,6 +93,35 @@ fn groups_are_made_on_demand_where_the_targets_can_hold_them() {
     assert_eq!(make_groups(&mut map, Some("ssd"), scheme("single")).unwrap_err().kind, ErrorKind::NotFound);
     assert!(target_down(&mut map, t(1)));
     assert!(make_groups(&mut map, None, scheme("ec:5+1")).is_err(), "only five are up");
+}
+
+#[test]
+fn new_targets_get_a_new_generation_of_groups() {
+    let mut map = with_groups(6, "ec:4+2");
+    let (scheme, none) = (map.settings.scheme, BTreeSet::new());
+    assert!(groups_for_new_targets(&map, &none).is_empty(), "all targets are used");
+    let before = map.groups.clone();
+    for n in [7, 8] {
+        let mut target = map.targets[0].clone();
+        (target.id, target.uuid) = (t(n), DiskUuid([n as u8; 16]));
+        map.targets.push(target);
+    }
+    assert!(groups_for_new_targets(&map, &[t(7), t(8)].into()).is_empty(), "they are drained");
+    let wanted = groups_for_new_targets(&map, &none);
+    assert_eq!(wanted.len(), 1);
+    assert!(add_all(&mut map, wanted.clone()));
+    assert_eq!(map.groups[..before.len()], before, "old files keep their groups");
+    assert_eq!(map.groups_of("hdd", scheme), Some((PgId(24), 32)));
+    assert_eq!(map.generations, [PgId(24)]);
+    let used: BTreeSet<TargetId> =
+        map.groups[24..].iter().flat_map(|g| &g.members).map(|m| m.target).collect();
+    assert_eq!(used.len(), 8);
+    assert!(groups_for_new_targets(&map, &none).is_empty(), "once");
+    assert!(!add_groups(&mut map, &wanted[0], wanted[0].place()), "another generation is there by now");
+    map.level = LEVEL_OF_GROWTH - 1;
+    map.generations.clear();
+    map.groups.truncate(24);
+    assert!(groups_for_new_targets(&map, &none).is_empty(), "older programs know no generations");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Layout of a file that is being born.
 use weir_proto::map::{ClusterMap, Layout, Scheme};
-use weir_proto::{Error, Result};
+use weir_proto::{Error, PgId, Result};
 
 /// The layout that the settings ask for: over all groups of the scheme, beginning at one that `seed` chooses.
 /// Pools are taken in the order of their names.
@@ -23,5 +23,44 @@ pub fn layout_in(map: &ClusterMap, scheme: Option<Scheme>, pool: Option<&str>, s
                 map.targets.len()
             ))
         })?;
+    let (first_pg, pg_count) = around_full(map, first_pg, pg_count);
     Ok(Layout { scheme, cell_shift: map.settings.cell_shift, first_pg, pg_count, seed })
+}
+
+/// The longest run of groups without a full target; all of them if there is none.
+fn around_full(map: &ClusterMap, first: PgId, count: u32) -> (PgId, u32) {
+    if map.full.is_empty() {
+        return (first, count);
+    }
+    let (mut longest, mut run) = ((first, 0), (first, 0));
+    for group in map.groups.iter().skip(first.0 as usize).take(count as usize) {
+        run = match group.members.iter().any(|m| map.full.contains(&m.target)) {
+            true => (PgId(group.id.0 + 1), 0),
+            false => (run.0, run.1 + 1),
+        };
+        longest = if run.1 > longest.1 { run } else { longest };
+    }
+    if longest.1 > 0 { longest } else { (first, count) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::group_tests::{cluster, create_groups};
+    use weir_proto::TargetId;
+
+    #[test]
+    fn new_files_go_around_full_targets() {
+        let mut map = cluster(8, "ec:4+2");
+        assert!(create_groups(&mut map, 8));
+        let all = layout_for_new_file(&map, 7).unwrap();
+        assert_eq!((all.first_pg, all.pg_count), (PgId(0), 32));
+        map.full = vec![TargetId(3)];
+        let around = layout_for_new_file(&map, 7).unwrap();
+        let range = (around.first_pg.0..around.first_pg.0 + around.pg_count).map(|g| &map.groups[g as usize]);
+        assert!(range.clone().count() > 0 && around.pg_count < 32);
+        assert!(range.flat_map(|g| &g.members).all(|m| m.target != TargetId(3)));
+        map.full = (1..=8).map(TargetId).collect();
+        assert_eq!(layout_for_new_file(&map, 7), Ok(all), "no group is without one");
+    }
 }

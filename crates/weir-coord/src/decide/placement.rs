@@ -14,7 +14,7 @@ use weir_proto::{NodeId, TargetId};
 /// about four times: enough to level the load, few enough to keep the map small.
 const GROUPS_PER_TARGET: usize = 4;
 /// Every client holds them all: some 300 bytes a group of twelve.
-const GROUPS_MAX: usize = 4096;
+pub const GROUPS_MAX: usize = 4096;
 /// Targets of equal load that are compared for one place: all of a small cluster, and enough of a large one
 /// that hardly any two targets share more than one group.
 const COMPARED_MAX: usize = 64;

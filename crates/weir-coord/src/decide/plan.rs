@@ -11,13 +11,15 @@ use weir_proto::{NodeId, PgId, TargetId};
 /// Places that one target is filled for at a time: more take as long, and keep as many groups from being whole.
 pub const FILLED_AT_ONCE: usize = 2;
 /// No target is filled above this part of its capacity: writes need room, too.
-const FULL_PER_MILLE: u64 = 850;
+pub(super) const FULL_PER_MILLE: u64 = 850;
 
 /// What is known of targets beyond the map.
 #[derive(Clone, Default, Debug)]
 pub struct Observed {
     /// Targets that do not come back by themselves.
     pub lost: BTreeSet<TargetId>,
+    /// Targets whose places go to others while they serve them.
+    pub draining: BTreeSet<TargetId>,
     /// Bytes that each target has, as it reported last.
     pub used: BTreeMap<TargetId, u64>,
 }
@@ -91,7 +93,7 @@ pub fn spare(group: &Group) -> usize {
     group.current_count().saturating_sub(usize::from(group.scheme.data))
 }
 
-struct Board<'a> {
+pub(super) struct Board<'a> {
     map: &'a ClusterMap,
     observed: &'a Observed,
     hosts: BTreeMap<NodeId, &'a str>,
@@ -107,7 +109,7 @@ struct Board<'a> {
 }
 
 impl<'a> Board<'a> {
-    fn new(map: &'a ClusterMap, observed: &'a Observed) -> Board<'a> {
+    pub(super) fn new(map: &'a ClusterMap, observed: &'a Observed) -> Board<'a> {
         let mut board = Board {
             map,
             observed,
@@ -126,6 +128,11 @@ impl<'a> Board<'a> {
                 }
             }
         }
+        for found in &map.moves {
+            if let Some(group) = map.group(found.group) {
+                board.take(group, group.members[usize::from(found.place)].target, found.to);
+            }
+        }
         board
     }
 
@@ -135,13 +142,14 @@ impl<'a> Board<'a> {
         group.members.iter().position(|m| m.state == MemberState::Down && is_lost(&m.target))
     }
 
-    fn choose(&self, group: &Group, from: TargetId) -> Result<TargetId, Hindrance> {
+    pub(super) fn choose(&self, group: &Group, from: TargetId) -> Result<TargetId, Hindrance> {
         if !group.is_writable() {
             return Err(Hindrance::TooFew);
         }
         let is_member = |t: &Target| group.members.iter().any(|m| m.target == t.id);
         let is_free = |t: &&Target| {
-            t.state == TargetState::Up && t.pool == group.pool && !self.observed.lost.contains(&t.id)
+            let leaves = self.observed.lost.contains(&t.id) || self.observed.draining.contains(&t.id);
+            t.state == TargetState::Up && t.pool == group.pool && !leaves
         };
         let others: Vec<&Target> =
             self.map.targets.iter().filter(is_free).filter(|t| !is_member(t)).collect();
@@ -161,7 +169,7 @@ impl<'a> Board<'a> {
             return Err(Hindrance::Repaired);
         }
         let fit = roomy.into_iter().filter(|t| near(t) == least);
-        let open = fit.filter(|t| self.filled.get(&t.id).copied().unwrap_or(0) < FILLED_AT_ONCE);
+        let open = fit.filter(|t| !self.is_busy(t.id));
         let together = self.together(group);
         let rank = |t: &&Target| {
             let shared = together.get(&t.id).copied().unwrap_or(0);
@@ -171,7 +179,7 @@ impl<'a> Board<'a> {
     }
 
     /// For a target: how many other members of the group are on its host, and on its node.
-    fn nearness(&self, group: &Group, from: TargetId) -> impl Fn(&Target) -> (usize, usize) {
+    pub(super) fn nearness(&self, group: &Group, from: TargetId) -> impl Fn(&Target) -> (usize, usize) {
         let (mut on_host, mut on_node): (BTreeMap<&str, usize>, BTreeMap<NodeId, usize>) = Default::default();
         let host = |node: NodeId| self.hosts.get(&node).copied().unwrap_or_default();
         for member in group.members.iter().filter(|m| m.target != from) {
@@ -203,22 +211,30 @@ impl<'a> Board<'a> {
         has + self.gets.get(&target).copied().unwrap_or(0)
     }
 
-    fn used_of(&self, target: TargetId) -> u64 {
+    pub(super) fn used_of(&self, target: TargetId) -> u64 {
         self.used.get(&target).copied().unwrap_or(0)
     }
 
     /// What a place holds, about: as much as the lost target's others did, or those of the members.
-    fn bytes_of_place(&self, group: &Group, from: TargetId) -> u64 {
+    pub(super) fn bytes_of_place(&self, group: &Group, from: TargetId) -> u64 {
         let known = |t: TargetId| Some(self.observed.used.get(&t)? / (self.load(t) as u64).max(1));
         let others = || group.members.iter().filter_map(|m| known(m.target)).max();
         known(from).or_else(others).unwrap_or(0)
     }
 
-    fn take(&mut self, group: &Group, from: TargetId, to: TargetId) {
+    /// Whether it is filled for as many places as it may be at a time.
+    pub(super) fn is_busy(&self, target: TargetId) -> bool {
+        self.filled.get(&target).copied().unwrap_or(0) >= FILLED_AT_ONCE
+    }
+
+    pub(super) fn take(&mut self, group: &Group, from: TargetId, to: TargetId) {
         let bytes = self.bytes_of_place(group, from);
         *self.gets.entry(to).or_default() += 1;
         *self.filled.entry(to).or_default() += 1;
         *self.used.entry(to).or_default() += bytes;
+        if let Some(used) = self.used.get_mut(&from) {
+            *used = used.saturating_sub(bytes);
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use weir_proto::ErrorKind;
 
 fn observed(lost: &[u32], used: u64) -> Observed {
     let lost = lost.iter().map(|t| TargetId(*t)).collect();
-    Observed { lost, used: (1..=12).map(|t| (TargetId(t), used)).collect() }
+    Observed { lost, used: (1..=12).map(|t| (TargetId(t), used)).collect(), ..Observed::default() }
 }
 
 /// So many targets of 100 bytes, each on a host of its own, with these down.

@@ -57,7 +57,7 @@ impl Store {
         epoch: Epoch,
         limit: u32,
     ) -> Result<CellList> {
-        self.change(&mut |txn, _| cells::check_epoch(txn, group, epoch))?;
+        self.change(&mut |txn, _| cells::raise_epoch(txn, group, epoch))?;
         self.kv.read(&mut |r| match cells::in_doubt(r, group, true)?.first() {
             None => Ok(()),
             Some((cell, version)) => Err(Error::unavailable(format!(
@@ -76,7 +76,7 @@ impl Store {
         epoch: Epoch,
         limit: u32,
     ) -> Result<CellList> {
-        self.change(&mut |txn, _| cells::check_epoch(txn, group, epoch))?;
+        self.change(&mut |txn, _| cells::raise_epoch(txn, group, epoch))?;
         let limit = limit.clamp(1, LIST_MAX) as usize;
         let mut list = CellList { cells: Vec::new(), more: false };
         self.kv.read(&mut |r| {

@@ -86,6 +86,10 @@ impl World {
             authorities: vec![],
             audits: vec![],
             copies: vec![],
+            moves: vec![],
+            generations: vec![],
+            last_target: Default::default(),
+            full: vec![],
             access: Default::default(),
         };
         let disks = (0..width)

@@ -9,6 +9,7 @@
 //! two bytes), a reader with an old map.
 //! Small configurations run here; `make model` runs the larger ones.
 #![allow(clippy::disallowed_methods, reason = "tests are users of the operating system")]
+mod moves;
 mod reader;
 mod rules;
 mod seals;
@@ -24,6 +25,11 @@ use state::State;
 /// A target is lost for good, and another one takes its place.
 fn replaced(rules: Rules) -> Rules {
     Rules { suspicions: rules.suspicions + 1, replacements: 1, ..rules }
+}
+
+/// A place moves to another target.
+fn moved(rules: Rules) -> Rules {
+    Rules { moves: 1, ..rules }
 }
 
 fn problem<'a>(rules: &'a Rules) -> impl Fn(&State) -> Option<String> + 'a {
@@ -297,6 +303,67 @@ fn a_newcomer_has_nothing_until_it_has_listed_all() {
 fn a_newcomer_without_fences_takes_what_others_refuse() {
     let rules = Rules { dies: true, wakes: true, ..replaced(over(mirrored(&[]))) };
     fails(&rules, Shortcut::FencesNotTaken, 4_000_000);
+}
+
+#[test]
+fn a_place_moves_at_any_step_of_a_write() {
+    holds("1+1, two writes, a move", &moved(mirrored(&[(0, 0, 1), (0, 1, 2)])), 4_000_000);
+    holds("2+1, a write, a move", &moved(ec(&[(0, 0, 1)])), 4_000_000);
+}
+
+#[test]
+fn a_place_moves_at_any_step_of_a_seal_and_a_crash() {
+    let rules = Rules { seals: 1, ..moved(mirrored(&[(0, 0, 1)])) };
+    holds("1+1, a write, a seal, a move", &rules, 4_000_000);
+    let crashed = Rules { crashes: 1, ..moved(mirrored(&[(0, 0, 1)])) };
+    holds("1+1, a write, a crash, a move", &crashed, 4_000_000);
+}
+
+#[test]
+fn a_stripe_is_written_over_while_a_place_moves() {
+    holds("1+1, a new stripe, a move", &moved(new(mirrored(&[]))), 4_000_000);
+    holds("1+1, a write, written over, a move", &moved(over(mirrored(&[(0, 0, 1)]))), 4_000_000);
+}
+
+#[test]
+fn cut_bytes_stay_away_from_a_place_that_moved() {
+    let rules = with_truncation(moved(mirrored(&[(0, 0, 1), (0, 1, 2)])));
+    holds("1+1, a cut between two writes, a move", &rules, 4_000_000);
+}
+
+#[test]
+fn a_place_is_copied_after_its_member_has_closed_it() {
+    let rules = moved(mirrored(&[(0, 0, 1)]));
+    fails(&rules, Shortcut::CopiedBeforeClose, 4_000_000);
+    fails(&rules, Shortcut::NeverClosed, 4_000_000);
+    fails(&rules, Shortcut::CopyOfEarlierEpoch, 4_000_000);
+    fails(&rules, Shortcut::LogsNotCopied, 4_000_000);
+    let sealed = Rules { seals: 1, suspicions: 1, ..rules };
+    fails(&sealed, Shortcut::CurrentSinceClosed, 4_000_000);
+}
+
+#[test]
+fn a_place_moves_while_targets_are_taken_for_dead() {
+    let rules = Rules { suspicions: 1, ..moved(mirrored(&[(0, 0, 1)])) };
+    holds("1+1, a write, a suspicion, a move", &rules, 8_000_000);
+    let sealed = Rules { seals: 1, ..rules };
+    holds("1+1, a write, a seal, a suspicion, a move", &sealed, 8_000_000);
+}
+
+#[test]
+#[ignore = "minutes, gigabytes: make model"]
+fn a_place_moves_while_another_one_is_replaced() {
+    let rules = moved(replaced(mirrored(&[(0, 0, 1)])));
+    holds("1+1, a write, a replacement, a move", &rules, 40_000_000);
+    holds("1+1, a write, a seal, a replacement, a move", &Rules { seals: 1, ..rules }, 40_000_000);
+}
+
+#[test]
+#[ignore = "minutes, gigabytes: make model"]
+fn a_target_that_took_a_place_has_its_fences() {
+    let rules = Rules { dies: true, wakes: true, ..moved(over(mirrored(&[]))) };
+    holds("1+1, written over by who wakes, a move", &rules, 40_000_000);
+    fails(&rules, Shortcut::FencesNotCopied, 8_000_000);
 }
 
 /// `make model`.

@@ -71,6 +71,20 @@ pub enum Shortcut {
     CommittedByPlace,
     /// Seals go on until a newcomer is current, also while it lists for the last time.
     SealsNeverWait,
+    /// A target that takes a place copies it before the member has closed it.
+    CopiedBeforeClose,
+    /// The member goes on to take changes of a place that moves.
+    NeverClosed,
+    /// With an epoch that is closed, and the one after it, all members count as current since then. (Found
+    /// here.)
+    CurrentSinceClosed,
+    /// What was copied in one epoch counts in a later one.
+    CopyOfEarlierEpoch,
+    /// A target that takes a place copies the cells, not the fences.
+    FencesNotCopied,
+    /// A target that takes a place copies the stripe's own cell, not the logs that the member keeps for
+    /// others.
+    LogsNotCopied,
     /// A member that has done its part of a seal takes any that is committed under that version for the same. (Found by the simulator.)
     LatePartCounts,
 }
@@ -107,6 +121,8 @@ pub struct Rules {
     pub wakes: bool,
     /// Lost targets whose places others take.
     pub replacements: u8,
+    /// Places that move to another target.
+    pub moves: u8,
     pub shortcut: Option<Shortcut>,
     pub coder: Coder,
 }
@@ -138,6 +154,7 @@ impl Rules {
             dies: false,
             wakes: false,
             replacements: 0,
+            moves: 0,
             shortcut: None,
             coder,
         }
@@ -180,6 +197,7 @@ impl Rules {
                 view: view.clone(),
                 repair: Repair::No,
                 replaced: Epoch(0),
+                moved: false,
             };
             let first = fragment(FIRST, Epoch(1), false, 0, bytes[position]);
             let made = target.change(|txn, delta| {
@@ -211,6 +229,8 @@ impl Rules {
             suspicions_left: self.suspicions,
             seals_left: self.seals,
             replacements_left: self.replacements,
+            moves_left: self.moves,
+            image: None,
             map: view,
         }
     }
@@ -244,7 +264,7 @@ impl Rules {
                 target_silence_ms: 1000,
             },
             nodes: vec![],
-            targets: (0..self.width() + usize::from(self.replacements)).map(target).collect(),
+            targets: (0..self.width() + usize::from(self.replacements + self.moves)).map(target).collect(),
             groups: vec![Group {
                 id: GROUP,
                 pool: "all".into(),
@@ -259,6 +279,10 @@ impl Rules {
             authorities: vec![],
             audits: vec![],
             copies: vec![],
+            moves: vec![],
+            generations: vec![],
+            last_target: Default::default(),
+            full: vec![],
             access: Default::default(),
         }
     }

@@ -98,6 +98,7 @@ impl Hash for View {
             (member.target, member.state as u8, member.since, member.lost_at).hash(h);
         }
         self.0.targets.iter().for_each(|target| (target.state as u8).hash(h));
+        self.0.moves.iter().for_each(|m| (m.place, m.to, m.closed_in).hash(h));
     }
 }
 
@@ -129,8 +130,10 @@ pub struct Target {
     pub durable: Arc<Index>,
     pub view: View,
     pub repair: Repair,
-    /// The epoch in which it took the place of another one.
+    /// The epoch in which it took the place of another one,
     pub replaced: Epoch,
+    /// which takes no change under an earlier one.
+    pub moved: bool,
 }
 
 impl Target {
@@ -272,6 +275,9 @@ pub struct State {
     pub suspicions_left: u8,
     pub seals_left: u8,
     pub replacements_left: u8,
+    pub moves_left: u8,
+    /// What a target that takes a place has copied, and the epoch in which the place was closed.
+    pub image: Option<(Epoch, Arc<Index>)>,
 }
 
 /// The one that a place has at first; spare ones have the numbers after these.

@@ -3,6 +3,7 @@
 //!
 //! Each step is one transaction of one target, one decision of one process, or one change of the map. A message that was
 //! sent is a step that is possible from then on; it never has to happen.
+use super::moves;
 use super::rules::*;
 use super::state::*;
 use super::whole;
@@ -77,6 +78,20 @@ pub enum Step {
     Refilled {
         at: usize,
     },
+    /// The next epoch is closed for a place that moves.
+    BeginMove {
+        at: usize,
+    },
+    CloseForMove {
+        at: usize,
+    },
+    CopyPlace {
+        at: usize,
+    },
+    FinishMove {
+        at: usize,
+    },
+    CancelMove,
     /// A target gets the newest map.
     Learn {
         at: usize,
@@ -160,6 +175,10 @@ pub fn steps(rules: &Rules, state: &State) -> Vec<Step> {
         if rules.replacements > 0 {
             all.extend([Step::Replace { at }, Step::Refilled { at }]);
         }
+        if rules.moves > 0 {
+            all.extend([Step::BeginMove { at }, Step::CloseForMove { at }, Step::CopyPlace { at }]);
+            all.push(Step::FinishMove { at });
+        }
         all.extend([Step::RebuildBase { at }, Step::CopyLogs { at }, Step::CaughtUp { at }]);
         all.extend([Step::ReportTruncation { to: at }, Step::BeginSeal { at }, Step::Settle { at }]);
         all.extend((0..state.seals.len()).map(|seal| Step::Seal { seal, to: at }));
@@ -168,6 +187,7 @@ pub fn steps(rules: &Rules, state: &State) -> Vec<Step> {
         all.extend([Step::SealGoesOn { seal }, Step::SealFails { seal }]);
     }
     all.extend([Step::BeginTruncation, Step::RenewTruncation, Step::EndTruncation]);
+    all.extend((rules.moves > 0).then_some(Step::CancelMove));
     if state.whole.is_some() {
         all.extend((0..width).flat_map(|to| [Step::Whole { to }, Step::WholeLate { to }]));
         all.extend(rules.wakes.then_some(Step::WholeWakes));
@@ -193,6 +213,11 @@ pub fn take(rules: &Rules, before: &State, step: Step) -> Option<State> {
         Step::Return { at } => comes_back(rules, &mut s, at),
         Step::Replace { at } => replace(rules, &mut s, at),
         Step::Refilled { at } => refilled(rules, &mut s, at),
+        Step::BeginMove { at } => moves::begin(rules, &mut s, at),
+        Step::CloseForMove { at } => moves::close(rules, &mut s, at),
+        Step::CopyPlace { at } => moves::copy(rules, &mut s, at),
+        Step::FinishMove { at } => moves::finish(rules, &mut s, at),
+        Step::CancelMove => moves::cancel(rules, &mut s),
         Step::Learn { at } => learn(&mut s, at),
         Step::LearnTruncations { at } => learn_truncations(rules, &mut s, at),
         Step::List { at } => list(rules, &mut s, at),
@@ -217,6 +242,7 @@ pub fn take(rules: &Rules, before: &State, step: Step) -> Option<State> {
         Step::WholeWakes => whole::wakes(&mut s),
     };
     whole::bury(rules, &mut s);
+    moves::forget(rules, &mut s);
     done.map(|()| s)
 }
 
@@ -326,7 +352,8 @@ fn mirror(rules: &Rules, s: &mut State, write: usize, to: usize) -> Option<()> {
         }
     }
     // The target that had the place before goes by an older map, and may take it.
-    if acting.last()?.epoch() < s.targets[to].replaced && acting.last()?.is_live(to) {
+    let takes = !s.targets[to].moved && acting.last()?.is_live(to);
+    if acting.last()?.epoch() < s.targets[to].replaced && takes {
         s.writes[write].progress = Progress::Numbered { seq, by, held: held | 1 << to };
         return Some(());
     }
@@ -358,6 +385,11 @@ fn adopt(rules: &Rules, s: &mut State, write: usize) -> Option<()> {
     let newer = s.writes[write].acting.last().is_some_and(|last| last.epoch() < view.epoch());
     if !s.targets[by].up || !newer {
         return None;
+    }
+    if s.writes[write].acting.last().is_some_and(|last| last.epoch() < s.targets[by].replaced) {
+        // Another target has the place of its sequencer now.
+        s.writes[write].progress = Progress::Abandoned;
+        return Some(());
     }
     let Progress::Numbered { seq, .. } = s.writes[write].progress else { return None };
     let overlay = overlay_of(&rules.planned[write]);
@@ -477,6 +509,7 @@ fn suspect(s: &mut State, at: usize) -> Option<()> {
 fn goes_down(s: &mut State, at: usize) -> Option<()> {
     let mut map = (*s.map.0).clone();
     let news = decide::target_down(&mut map, s.map.id(at));
+    decide::settle_moves(&mut map);
     s.map = View(Arc::new(map));
     news.then_some(())
 }
@@ -531,7 +564,7 @@ fn replace(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     s.seals.iter_mut().filter(|seal| seal.leader == at).for_each(|seal| seal.zombie = true);
     let target = &mut s.targets[at];
     (target.up, target.view, target.repair) = (true, s.map.clone(), Repair::No);
-    target.replaced = s.map.epoch();
+    (target.replaced, target.moved) = (s.map.epoch(), false);
     target.index = Arc::new(Index::default());
     target.durable = target.index.clone();
     Some(())

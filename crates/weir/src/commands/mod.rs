@@ -5,6 +5,7 @@ pub mod backup;
 pub mod ca;
 pub mod clone;
 pub mod copies;
+pub mod drain;
 pub mod enrol;
 pub mod eviction;
 pub mod file;

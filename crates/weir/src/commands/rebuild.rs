@@ -82,6 +82,9 @@ pub fn rebuild(args: &cli::Rebuild) -> Outcome<()> {
         if let Some(after_s) = args.lost_after {
             cluster.set_rebuild(after_s).await?;
         }
+        if args.pause || args.resume {
+            cluster.pause_moves(args.pause).await?;
+        }
         loop {
             let (status, rebuild) = (cluster.status().await?, cluster.rebuild().await?);
             let view = View::of(&status, rebuild);
@@ -116,6 +119,9 @@ struct View {
     places: BTreeMap<TargetId, usize>,
     filled: BTreeMap<TargetId, Filled>,
     by_spare: Vec<u32>,
+    /// Places that drained targets still have, and places that move, by the target that they go to.
+    draining: BTreeMap<TargetId, usize>,
+    moving: BTreeMap<TargetId, Filled>,
 }
 
 impl View {
@@ -140,16 +146,46 @@ impl View {
             let total: u64 = bytes_of_places(status, map, *target);
             filled.bytes_left = total.saturating_sub(filled.bytes);
         }
-        View { places, filled, by_spare: groups_by_spare(map), rebuild }
+        let has = |t: TargetId| members().filter(|m| m.target == t).count();
+        let draining = rebuild.draining.iter().map(|t| (*t, has(*t))).collect();
+        let mut moving = BTreeMap::<TargetId, Filled>::new();
+        for found in &map.moves {
+            let filled = moving.entry(found.to).or_default();
+            filled.places += 1;
+            let report = rebuild.refills.iter().find(|r| (r.target, r.group) == (found.to, found.group));
+            filled.bytes += report.map_or(0, |r| r.bytes);
+        }
+        View { places, filled, by_spare: groups_by_spare(map), draining, moving, rebuild }
     }
 
     fn is_done(&self) -> bool {
         let only_waits = self.rebuild.waiting.iter().map(|w| w.places as usize).sum::<usize>();
-        self.filled.is_empty() && self.places.values().sum::<usize>() <= only_waits
+        let drained =
+            self.moving.is_empty() && self.draining.iter().all(|(t, places)| *places <= self.waiting_of(*t));
+        drained && self.filled.is_empty() && self.places.values().sum::<usize>() <= only_waits
+    }
+
+    fn waiting_of(&self, target: TargetId) -> usize {
+        let of_target = self.rebuild.waiting.iter().filter(|w| w.target == target);
+        of_target.map(|w| w.places as usize).sum()
     }
 
     fn text(&self) -> String {
         let mut lines = Vec::new();
+        for (target, places) in &self.draining {
+            lines.push(match places {
+                0 => format!("{target} is drained: it has no data any more"),
+                _ if self.rebuild.paused => {
+                    format!(
+                        "{target} is drained: {places} places to move, paused until `weir rebuild --resume`"
+                    )
+                }
+                _ => format!("{target} is drained: {places} places to move"),
+            });
+        }
+        for (target, f) in &self.moving {
+            lines.push(format!("{target} takes {} places: {} MB copied", f.places, f.bytes / 1_000_000));
+        }
         for target in &self.rebuild.lost {
             lines.push(match self.places.get(target) {
                 Some(places) => format!("{target} is lost: {places} of its places are not taken yet"),
@@ -196,6 +232,8 @@ impl View {
                 "seconds_left": f.bytes_left.checked_div(f.bytes_per_s),
             })
         };
+        let places =
+            |(target, places): (&TargetId, &usize)| json!({ "target": target.to_string(), "places": places });
         json!({
             "lost_after_s": self.rebuild.after_s,
             "gone": names(&self.rebuild.gone),
@@ -204,6 +242,9 @@ impl View {
             "waiting": self.rebuild.waiting.iter().map(waiting_json).collect::<Vec<_>>(),
             "filled": self.filled.iter().map(filled).collect::<Vec<_>>(),
             "groups_by_spare": self.by_spare,
+            "draining": self.draining.iter().map(places).collect::<Vec<_>>(),
+            "moving": self.moving.iter().map(filled).collect::<Vec<_>>(),
+            "paused": self.rebuild.paused,
             "done": self.is_done(),
         })
     }

@@ -89,7 +89,7 @@ fn replaceable(map: &ClusterMap, id: TargetId) -> Outcome<&Target> {
 }
 
 /// A failed target's process does nothing else in a cluster that `weir up` made.
-fn stop_process(local: &LocalCluster, name: &str) -> Outcome<()> {
+pub fn stop_process(local: &LocalCluster, name: &str) -> Outcome<()> {
     let storage = local.of_role(RoleName::Storage).find(|p| p.name == name);
     if let Some(pid) = storage.and_then(|p| PidFile::read(&local.pid_file(p))) {
         pid.stop(up::STOP_PATIENCE)?;

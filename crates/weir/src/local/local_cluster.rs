@@ -283,6 +283,17 @@ pub fn processes(dir: &Path, targets: u32, members: u32, copies: u32) -> Vec<Pro
     all
 }
 
+/// One more target, under a number that none of these has.
+pub fn target_process(dir: &Path, existing: &[Process]) -> Process {
+    let number = |p: &Process| p.name.strip_prefix("storage-")?.parse::<u32>().ok();
+    let mut n = 1 + existing.iter().filter_map(number).max().unwrap_or(0);
+    // The directory of one that was removed may still be there.
+    while dir.join(format!("t{n}")).exists() {
+        n += 1;
+    }
+    Process::new(format!("storage-{n}"), RoleName::Storage, dir.join(format!("t{n}")))
+}
+
 /// One more mover.
 pub fn mover_process(existing: &[Process]) -> Process {
     let n = 1 + existing.iter().filter(|p| p.role == RoleName::Mover).count();

@@ -82,6 +82,7 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
         owned::check_dir(&mount.path)?;
     }
     local.manifest.tcp |= args.tcp;
+    add_targets(&mut local, args.targets)?;
     // One is there without being asked for: it costs next to nothing while no volume has a home.
     add_movers(&mut local, args.movers.unwrap_or(u32::from(is_new)))?;
     choose_ports(&mut local)?;
@@ -286,9 +287,9 @@ fn refuse_changes(local: &LocalCluster, args: &cli::Up) -> Outcome<()> {
         return refuse(format!("the cluster in {dir} has {has}"), "omit --etcd, or choose another directory");
     }
     match (args.targets, args.scheme) {
-        (Some(n), _) if n != local.manifest.targets => refuse(
+        (Some(n), _) if n < local.manifest.targets => refuse(
             format!("the cluster in {dir} has {} targets, not {n}", local.manifest.targets),
-            "omit --targets",
+            "omit --targets; `weir target drain` and then `weir target remove` take one away",
         ),
         (_, Some(s)) if s != local.manifest.scheme.0 => refuse(
             format!("the cluster in {dir} has the scheme {}, not {s}", local.manifest.scheme.0),
@@ -332,6 +333,17 @@ fn allow_homes(local: &LocalCluster, places: &[String]) -> Outcome<()> {
         }
         Ok(())
     })
+}
+
+/// New ones join when they are started; new files use them soon after.
+fn add_targets(local: &mut LocalCluster, wanted: Option<u32>) -> Outcome<()> {
+    let has = local.of_role(RoleName::Storage).count();
+    for _ in has..wanted.unwrap_or(0) as usize {
+        let target = local_cluster::target_process(&local.dir, &local.manifest.processes);
+        local.manifest.processes.push(target);
+    }
+    local.manifest.targets = local.of_role(RoleName::Storage).count() as u32; // as many as were asked for
+    local.save()
 }
 
 /// There are never fewer than there were.

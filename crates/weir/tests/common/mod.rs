@@ -9,6 +9,7 @@
 pub mod locker;
 pub mod relation;
 pub mod s3;
+pub mod writer;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

@@ -1,0 +1,179 @@
+//! Places that move between targets that serve them: what administrators want, what moves, and what waits.
+//!
+//! Knows nothing of the store: the owner of the map keeps the wishes, and publishes what is changed in the
+//! draft.
+use crate::decide::{
+    Hindrance, Observed, Plan, begin_move, cancel_move, close_move, finish_move, is_closed, plan_balance,
+    plan_drain, reopen, settle_moves,
+};
+use crate::replacing::{Wishes, summary};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use weir_env::Instant;
+use weir_proto::coord::{DrainTarget, GonePlan, PlaceCopied, RebuildWaiting, TargetReport};
+use weir_proto::map::{ClusterMap, Move, Target};
+use weir_proto::version::LEVEL_OF_GROWTH;
+use weir_proto::{Epoch, Error, PgId, Result, TargetId};
+
+/// Writes to a group wait while it is closed. A copy that takes longer is tried again later.
+const CLOSED_MAX: Duration = Duration::from_secs(10);
+/// Between plans.
+const PLAN_EVERY: Duration = Duration::from_millis(250);
+/// Between looks at how full targets are: that changes slowly.
+const BALANCE_EVERY: Duration = Duration::from_secs(5);
+
+/// Parts of a thousand of its capacity at which a target is nearly full, and below which it is not any more.
+const FULL_PER_MILLE: u128 = 950;
+const NO_MORE_FULL_PER_MILLE: u128 = 930;
+
+/// What a restart forgets.
+#[derive(Default)]
+pub struct Moving {
+    planned: Option<Instant>,
+    balanced: Option<Instant>,
+    waiting: Vec<(PgId, TargetId, Hindrance)>,
+    /// Since when each group has been closed, in which epoch.
+    closed: BTreeMap<PgId, (Epoch, Instant)>,
+}
+
+impl Moving {
+    /// Ends what cannot go on, and begins what is wanted.
+    pub fn turn(&mut self, map: &mut ClusterMap, wishes: &mut Wishes, observed: &Observed, now: Instant) {
+        settle_moves(map);
+        self.reopen_late(map, now);
+        wishes.draining.retain(|target| map.target(*target).is_some());
+        if self.planned.is_some_and(|at| now.since(at) < PLAN_EVERY) {
+            return;
+        }
+        self.planned = Some(now);
+        self.waiting.clear();
+        if wishes.paused || map.level < LEVEL_OF_GROWTH {
+            return;
+        }
+        let mut plan = match wishes.draining.is_empty() {
+            true => Plan::default(),
+            false => plan_drain(map, observed),
+        };
+        // Lost targets come first, then those that leave.
+        let is_idle = observed.lost.is_empty() && plan.steps.is_empty() && plan.waiting.is_empty();
+        if is_idle && self.balanced.is_none_or(|at| now.since(at) >= BALANCE_EVERY) {
+            self.balanced = Some(now);
+            plan.steps = plan_balance(map, observed);
+        }
+        for step in plan.steps {
+            match begin_move(map, step.group, step.place, step.to) {
+                Ok(()) => tracing::info!("the place of {} in {} goes to {}", step.from, step.group, step.to),
+                Err(e) => tracing::error!("the place of {} in {} cannot move: {e}", step.from, step.group),
+            }
+        }
+        self.waiting = plan.waiting;
+    }
+
+    fn reopen_late(&mut self, map: &mut ClusterMap, now: Instant) {
+        let closed: Vec<Move> = map.moves.iter().filter(|m| is_closed_now(map, m)).copied().collect();
+        self.closed.retain(|group, (epoch, _)| {
+            closed.iter().any(|found| found.group == *group && found.closed_in == *epoch)
+        });
+        for found in closed {
+            let (_, since) = *self.closed.entry(found.group).or_insert((found.closed_in, now));
+            if now.since(since) >= CLOSED_MAX && reopen(map, found.group) {
+                tracing::warn!(
+                    "{} did not copy the rest of {} in time: its writes continue",
+                    found.to,
+                    found.group
+                );
+            }
+        }
+    }
+
+    /// A target is drained from now on, or no more; what becomes of its places.
+    pub fn drain(
+        &mut self,
+        map: &mut ClusterMap,
+        wishes: &mut Wishes,
+        observed: Observed,
+        asked: &DrainTarget,
+    ) -> Result<GonePlan> {
+        let target = asked.target;
+        check_drain(map, target)?;
+        if asked.stay {
+            if !wishes.draining.contains(&target) {
+                return Err(Error::not_found(format!("{target} is not drained")));
+            }
+            if !asked.dry_run {
+                wishes.draining.remove(&target);
+                moves_from(map, target).into_iter().for_each(|group| cancel_move(map, group));
+            }
+            return Ok(GonePlan { begun: 0, waiting: Vec::new(), without_redundancy: 0 });
+        }
+        let under_way = moves_from(map, target).len();
+        let mut observed = observed;
+        observed.draining.insert(target);
+        let plan = plan_drain(map, &observed);
+        let begun = under_way + plan.steps.iter().filter(|step| step.from == target).count();
+        let waiting: Vec<_> = plan.waiting.into_iter().filter(|(_, from, _)| *from == target).collect();
+        if !asked.dry_run {
+            wishes.draining.insert(target);
+            self.planned = None;
+        }
+        Ok(GonePlan { begun: begun as u32, waiting: summary(&waiting), without_redundancy: 0 })
+    }
+
+    pub fn waiting(&self) -> Vec<RebuildWaiting> {
+        summary(&self.waiting)
+    }
+}
+
+/// What a target says that takes a place.
+pub fn copied(map: &mut ClusterMap, said: &PlaceCopied) -> Result<()> {
+    let PlaceCopied { target, group, epoch, done } = *said;
+    if !done {
+        return close_move(map, group, target, epoch);
+    }
+    let from = finish_move(map, group, target, epoch)?;
+    tracing::info!("{target} has taken the place of {from} in {group}");
+    Ok(())
+}
+
+/// New files go around a target that is so full, until it is a little less.
+pub fn note_full(map: &mut ClusterMap, reports: &BTreeMap<TargetId, TargetReport>) {
+    if map.level < LEVEL_OF_GROWTH {
+        return;
+    }
+    let is_full = |t: &&Target| {
+        let part = if map.full.contains(&t.id) { NO_MORE_FULL_PER_MILLE } else { FULL_PER_MILLE };
+        let is_so = |r: &TargetReport| u128::from(r.used) * 1000 >= u128::from(r.capacity) * part;
+        reports.get(&t.id).filter(|r| r.capacity > 0).is_some_and(is_so)
+    };
+    let full: Vec<TargetId> = map.targets.iter().filter(is_full).map(|t| t.id).collect();
+    if full != map.full {
+        tracing::info!("targets that are nearly full: {full:?}");
+        map.full = full;
+    }
+}
+
+fn is_closed_now(map: &ClusterMap, found: &Move) -> bool {
+    map.group(found.group).is_some_and(|group| is_closed(group, found))
+}
+
+fn moves_from(map: &ClusterMap, target: TargetId) -> Vec<PgId> {
+    let leaves = |found: &&Move| {
+        let member = map.group(found.group).and_then(|g| g.members.get(usize::from(found.place)));
+        member.is_some_and(|m| m.target == target)
+    };
+    map.moves.iter().filter(leaves).map(|found| found.group).collect()
+}
+
+fn check_drain(map: &ClusterMap, target: TargetId) -> Result<()> {
+    if map.target(target).is_none() {
+        return Err(Error::not_found(format!("there is no target {target}")));
+    }
+    if map.level < LEVEL_OF_GROWTH {
+        return Err(Error::unsupported(format!(
+            "the cluster is at level {}, places move from level {LEVEL_OF_GROWTH} on; hint: `weir upgrade finish` \
+             when all programs are new",
+            map.level
+        )));
+    }
+    Ok(())
+}
