@@ -8,6 +8,7 @@ use crate::clocks;
 use crate::identity::NamespaceIdentity;
 use crate::links::Links;
 use crate::member::{self, Membership, Reports};
+use crate::shows::Shows;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -123,7 +124,8 @@ impl Cluster {
             addrs.extend(lock(&others).iter().filter(|a| !given.contains(a)).cloned());
             Ok(Whereabouts { addrs, name: None, role: Some(Role::Coordinator) })
         });
-        let coordinator = Channel::following(env, look_up.clone(), identity.clone(), Arc::new(NoService));
+        let shows = Arc::new(Shows(env.clone()));
+        let coordinator = Channel::following(env, look_up.clone(), identity.clone(), shows);
         let map = first_map(env, &coordinator, patience).await?;
         if !identity.join(map.cluster) {
             return Err(Error::denied(format!(

@@ -6,7 +6,7 @@ use crate::Request;
 use crate::sender::Senders;
 
 /// Numbers of methods are below this.
-pub const METHODS_MAX: usize = 420;
+pub const METHODS_MAX: usize = 510;
 
 /// A row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,6 +94,7 @@ methods!(
     backup::{BackupSet, BackupList, BackupTake, BackupDone}
     data::{WriteFragment, CommitStripe, DropPrepared, HoldStripe, WriteOverlay, MirrorOverlay, ReadCell, ReadOverlays, StatCell,
         MarkMissing, DropFile, SealCell, ListCells, ListTruncations, ListFences, SealFile, NextStripe, StatTarget, PassOn}
+    watch::{GetMeters, ListWaits, GetTop, GetHistory, Gather}
 );
 
 /// The method of this number; one look-up.
@@ -143,6 +144,7 @@ mod tests {
             "ExportFetch",
             "GetExports",
             "GetClocks",
+            "Gather",
         ];
         let is_for_people =
             |by: Senders| (by.has(Sender::Console) || by.has(Sender::User)) && !by.has(Sender::Mount);
