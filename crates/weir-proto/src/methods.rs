@@ -102,6 +102,19 @@ pub fn find(number: u16) -> Option<&'static Method> {
     TABLE.get(usize::from(number))?.as_ref()
 }
 
+/// Whether its answer waits for news on purpose: nobody is delayed by that.
+pub fn is_answered_late(number: u16) -> bool {
+    use crate::{coord::GetMap, recall::TakeRecalls, relation, watch::Gather};
+    [
+        GetMap::METHOD,
+        TakeRecalls::METHOD,
+        relation::ReadChanges::METHOD,
+        relation::LeaseWork::METHOD,
+        Gather::METHOD,
+    ]
+    .contains(&number)
+}
+
 /// All of them, by number.
 pub fn all() -> impl Iterator<Item = &'static Method> {
     TABLE.iter().flatten()
