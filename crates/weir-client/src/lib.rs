@@ -46,6 +46,7 @@ mod snapshot_file;
 mod status;
 mod volumes;
 mod waits;
+mod watching;
 mod write;
 
 pub use api::{
@@ -157,7 +158,7 @@ impl Client {
             env.tasks.spawn("write back", write_back(inner.weak())),
             env.tasks.spawn("watch what calls wait for", watch_waits(inner.weak(), title)),
         ];
-        Ok(Client { inner, _tasks: Arc::new(Background(tasks)) })
+        Ok(Client { inner, _tasks: Arc::new(Background(tasks)) }.with_meters())
     }
     /// Which cluster it is a client of.
     pub fn cluster(&self) -> ClusterId {

@@ -1,7 +1,8 @@
-//! How the coordinator gathers what all processes that are connected to it show, and how a command asks for that.
+//! How the coordinator gathers what all processes that are connected to it show, and how a command asks for
+//! that.
 //!
-//! Mounts and movers need no address. Invariants: a process that is silent delays a gathering by its deadline only; a
-//! process with several connections is counted once. Knows nothing of what is gathered.
+//! Mounts and movers need no address. Invariants: a process that is silent delays a gathering by its deadline
+//! only; a process with several connections is counted once. Knows nothing of what is gathered.
 use crate::Cluster;
 use crate::shows::shown;
 use std::collections::BTreeMap;
@@ -18,7 +19,8 @@ const PATIENCE_MAX: Duration = Duration::from_secs(10);
 /// How much longer than its deadline the answer of a gathering may take.
 const SLACK: Duration = Duration::from_secs(3);
 
-/// Has processes asked at once, this one first. `peers`: in the order of their numbers, from `asked.after` on.
+/// Has processes asked at once, this one first. `peers`: in the order of their numbers, from `asked.after`
+/// on.
 pub async fn gather(env: Env, name: String, asked: Gather, peers: Vec<Connection>) -> Result<Reply> {
     let patience = Duration::from_millis(u64::from(asked.patience_ms)).min(PATIENCE_MAX);
     let next = if peers.len() > GATHERED_MAX { peers[GATHERED_MAX - 1].id() } else { 0 };

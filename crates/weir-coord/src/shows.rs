@@ -1,6 +1,8 @@
-//! What a process shows of itself to the coordinator, which asks over the connection that the process has made.
+//! What a process shows of itself to the coordinator, which asks over the connection that the process has
+//! made.
 //!
 //! Invariant: an answer has a known size, however much there is to show. Knows nothing of what is counted.
+use std::sync::Arc;
 use weir_env::Env;
 use weir_proto::watch::{
     ANSWER_BYTES_MAX, GetHistory, GetMeters, GetTop, ListWaits, Meter, MeterBucket, MeterKind, Meters,
@@ -13,7 +15,13 @@ use weir_watch::{KEPT_NS, Kind, Reading, Row, WaitRecord, Watch, bucket_bound};
 const MS_NS: u64 = 1_000_000;
 
 /// Answers the coordinator's calls back.
-pub struct Shows(pub Env);
+pub struct Shows(Env);
+
+impl Shows {
+    pub fn of(env: &Env) -> Arc<dyn Service> {
+        Arc::new(Shows(env.clone()))
+    }
+}
 
 impl Service for Shows {
     fn handle(&self, call: Call) -> Handled {

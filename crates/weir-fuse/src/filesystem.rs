@@ -11,6 +11,7 @@ use crate::replies::*;
 use crate::snapshots::{self, is_snapshot, is_snapshot_handle};
 use crate::streams::Streams;
 use crate::translate as tr;
+use crate::work::Work;
 use bytes::Bytes;
 use fuser::{
     Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
@@ -63,6 +64,8 @@ pub struct Mounted {
     pub own_acts: OwnActs,
     pub lock_waits: Arc<locks::Waits>,
     pub callers: Arc<Callers>,
+    /// For whom requests are.
+    pub work: Arc<Work>,
     /// What the kernel keeps.
     pub kernel: Arc<Notices>,
     /// Where it is mounted, and when the options were looked at.
@@ -104,13 +107,14 @@ impl Mounted {
         undo: impl FnOnce(T) -> U + Send + 'static,
     ) {
         let (callers, runtime) = (self.callers.clone(), self.runtime.clone());
-        let (unique, pid) = (request.unique().0, request.pid());
+        let (unique, pid, running) = (request.unique().0, request.pid(), self.work.waits(request));
         self.answer(async move {
             let mut work = Box::pin(work);
             if let Poll::Ready(brought) = std::future::poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await
             {
                 return then(reply, brought);
             }
+            let _running = running;
             let waiting = callers.begin(&runtime, unique, pid);
             tokio::select! {
                 biased;
@@ -218,6 +222,10 @@ async fn look(client: &Client, ino: InodeId) -> Result<Stat> {
     found.or_else(|e| client.last_attr(ino).filter(|_| e.kind == ErrorKind::Stale).ok_or(e))
 }
 
+fn bytes_of(read: &Result<Vec<Bytes>>) -> usize {
+    read.as_ref().map_or(0, |parts| parts.iter().map(Bytes::len).sum())
+}
+
 fn handle(fh: FileHandle) -> Handle {
     Handle(fh.0)
 }
@@ -235,6 +243,10 @@ impl Filesystem for Mounted {
             let _ = config.set_max_readahead(most);
         }
         Ok(())
+    }
+
+    fn begun(&self, request: &Request) {
+        self.work.begun(request);
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -566,6 +578,7 @@ impl Filesystem for Mounted {
         }
         let inside = self.runtime.enter(); // what is read ahead becomes tasks
         if let Some(result) = self.client.try_read(fh, offset, len) {
+            self.work.read(request, bytes_of(&result));
             return reply_data(reply, result);
         }
         drop(inside);
@@ -574,8 +587,12 @@ impl Filesystem for Mounted {
             from_home.bring(fh, Some(offset), len).await?;
             Ok(client.read(fh, offset, len).await)
         };
-        self.wait(request, reply, work, |reply: ReplyData, read| match read {
-            Ok(read) => reply_data(reply, read),
+        let reader = self.work.reader(request);
+        self.wait(request, reply, work, move |reply: ReplyData, read| match read {
+            Ok(read) => {
+                reader.read(bytes_of(&read));
+                reply_data(reply, read);
+            }
             Err(e) => reply.error(e),
         });
     }

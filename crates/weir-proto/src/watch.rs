@@ -1,7 +1,8 @@
 //! Messages by which nodes show what they count, what they wait for and for whom they work (methods 500–509).
 //!
-//! The coordinator sends them to every process that is connected to it, mounts included, over the connection that the
-//! process has made; `Gather` has it pass one of them to all of these, and answers with what they said.
+//! The coordinator sends them to every process that is connected to it, mounts included, over the connection
+//! that the process has made; `Gather` has it pass one of them to all of these, and answers with what they
+//! said.
 use crate::map::Role;
 use crate::{message, wire_enum};
 use bytes::Bytes;
@@ -93,7 +94,8 @@ message!(SeriesRead {
 });
 
 message!(
-    /// Passes a request of this file to processes that are connected, and answers within `patience_ms`, whoever is silent.
+    /// Passes a request of this file to processes that are connected, and answers within `patience_ms`,
+    /// whoever is silent.
     Gather = 504 by [Console, Operator, Auditor] -> Gathered {
         method: u16,
         body: Bytes,

@@ -1,4 +1,5 @@
-//! What connections count: calls and their time by method, both ways, payload bytes, refusals; and the waits of callers.
+//! What connections count: calls and their time by method, both ways, payload bytes, refusals; and the waits
+//! of callers.
 //!
 //! Knows nothing of what a request means, but for which ones are answered late on purpose.
 use std::sync::Arc;

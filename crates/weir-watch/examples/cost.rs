@@ -1,4 +1,5 @@
-//! What watching costs on this machine: nanoseconds of a count, of a wait that ends at once, and of an accounted request.
+//! What watching costs on this machine: nanoseconds of a count, of a wait that ends at once, and of an
+//! accounted request.
 //!
 //! `cargo run --release -p weir-watch --example cost`
 use std::sync::Arc;

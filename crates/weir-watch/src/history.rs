@@ -1,7 +1,8 @@
 //! An hour of each series at one point a second, and two days at one a minute, in fixed memory.
 //!
-//! A series is a meter's name, summed over its labels: of counters and histograms the rate a second, of gauges the level.
-//! Invariant: a point stands for its own second or minute; a time in which no sample was taken has no point.
+//! A series is a meter's name, summed over its labels: of counters and histograms the rate a second, of
+//! gauges the level. Invariant: a point stands for its own second or minute; a time in which no sample was
+//! taken has no point.
 use crate::meter::{Kind, Registry};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

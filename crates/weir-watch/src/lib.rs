@@ -1,8 +1,9 @@
 //! What a process counts, what it waits for, and for whom it works: meters, waits, tops and a history.
 //!
-//! Invariants: memory is fixed, whatever happens; counting and a wait that ends soon take no shared lock and allocate
-//! nothing; every figure is since the start of the process. Time comes from the caller: the simulator runs this code.
-//! Knows nothing of files, messages or HTTP: objects are a kind and a number, peers and holders are names.
+//! Invariants: memory is fixed, whatever happens; counting and a wait that ends soon take no shared lock and
+//! allocate nothing; every figure is since the start of the process. Time comes from the caller: the
+//! simulator runs this code. Knows nothing of files, messages or HTTP: objects are a kind and a number, peers
+//! and holders are names.
 #![forbid(unsafe_code)]
 
 mod history;

@@ -1,14 +1,15 @@
 //! Counters, gauges and histograms with logarithmic buckets, and the registry that lists them.
 //!
-//! Invariants: a name has one kind for ever; adding to a meter is a few relaxed additions; a reading is exact for each
-//! meter, but no snapshot of all of them.
+//! Invariants: a name has one kind for ever; adding to a meter is a few relaxed additions; a reading is exact
+//! for each meter, but no snapshot of all of them.
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Buckets of a histogram. Four for each power of two: an upper bound is at most 25 % above a value.
 const BUCKETS: usize = 4 * 62;
-/// Meters of one process. The largest families have one for each method and operation, or for each of some targets.
+/// Meters of one process. The largest families have one for each method and operation, or for each of some
+/// targets.
 const METERS_MAX: usize = 4096;
 
 /// Grows only.
@@ -159,7 +160,8 @@ impl Registry {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, Meter>> {
         self.meters.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// The meter of this name and label: the same for all who ask. With too many meters, one that nobody reads.
+    /// The meter of this name and label: the same for all who ask. With too many meters, one that nobody
+    /// reads.
     fn meter(&self, name: &'static str, (key, value): (&'static str, &str), new: Meter) -> Meter {
         let mut meters = self.lock();
         let key = (name, key, value.to_owned());
@@ -171,19 +173,19 @@ impl Registry {
     pub fn counter(&self, name: &'static str, label: (&'static str, &str)) -> Counter {
         match self.meter(name, label, Meter::Counter(Counter::default())) {
             Meter::Counter(counter) => counter,
-            _ => panic!("{name} is no counter"),
+            _ => panic!("{name} is not a counter"),
         }
     }
     pub fn gauge(&self, name: &'static str, label: (&'static str, &str)) -> Gauge {
         match self.meter(name, label, Meter::Gauge(Gauge::default())) {
             Meter::Gauge(gauge) => gauge,
-            _ => panic!("{name} is no gauge"),
+            _ => panic!("{name} is not a gauge"),
         }
     }
     pub fn histogram(&self, name: &'static str, label: (&'static str, &str)) -> Histogram {
         match self.meter(name, label, Meter::Histogram(Histogram::default())) {
             Meter::Histogram(histogram) => histogram,
-            _ => panic!("{name} is no histogram"),
+            _ => panic!("{name} is not a histogram"),
         }
     }
     /// A counter or gauge whose value is kept elsewhere: instead of an earlier one of this name and label.
@@ -240,7 +242,8 @@ pub struct Family {
 }
 
 impl Family {
-    /// Adds a value to the histogram of a number; `label` names it. A number that is too large counts nowhere.
+    /// Adds a value to the histogram of a number; `label` names it. A number that is too large counts
+    /// nowhere.
     pub fn add(&self, registry: &Registry, number: usize, label: &str, value: u64) {
         let Some(place) = self.of.get(number) else { return };
         place.get_or_init(|| registry.histogram(self.name, (self.key, label))).add(value);
@@ -252,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_below_the_bound_of_its_bucket_by_a_quarter_at_most() {
+    fn a_value_is_a_quarter_below_its_bucket_bound_at_most() {
         let mut values: Vec<u64> = (0..62).flat_map(|n| [(1 << n) - 1, 1 << n, (1 << n) + 1]).collect();
         values.extend((0..10_000).map(|n| n * 7919));
         for value in values {

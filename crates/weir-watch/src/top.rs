@@ -1,7 +1,8 @@
 //! Tops: who has had most of the work of the last seconds, by volume, user, job and kind of request.
 //!
-//! Each second has a sketch of at most [`ENTRIES`] rows; with more, the smallest row is given to the newcomer with what it
-//! had (Metwally's space-saving algorithm), so that a heavy one is never missing and its figure is too high by that at most.
+//! Each second has a sketch of at most [`ENTRIES`] rows; with more, the smallest row is given to the newcomer
+//! with what it had (Metwally's space-saving algorithm), so that a heavy one is never missing and its figure
+//! is too high by that at most.
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -153,7 +154,8 @@ impl Tops {
         shard.sketch(at_ns / SECOND_NS).add(key, &sum);
     }
 
-    /// The work of the last `seconds` whole seconds and of the one that runs, the largest first, and the time that is in it.
+    /// The work of the last `seconds` whole seconds and of the one that runs, the largest first, and the time
+    /// that is in it.
     pub fn list(&self, now_ns: u64, seconds: u64) -> (Vec<Row>, u64) {
         let now = now_ns / SECOND_NS;
         let first = now.saturating_sub(seconds.clamp(1, TOP_SECONDS));

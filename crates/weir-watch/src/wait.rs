@@ -1,8 +1,8 @@
 //! Waits: what this process waits for now, and the longer ones of the last hour.
 //!
-//! A wait has a place of a fixed table as long as it lasts. Only its guard and readers of the list use the lock of that
-//! place, so nothing is contended. Invariants: a wait is listed once; one that lasted [`KEPT_NS`] is kept for an hour,
-//! the newest first to stay.
+//! A wait has a place of a fixed table as long as it lasts. Only its guard and readers of the list use the
+//! lock of that place, so nothing is contended. Invariants: a wait is listed once; one that lasted
+//! [`KEPT_NS`] is kept for an hour, the newest first to stay.
 use crate::Now;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn more_waits_than_places_are_counted_and_their_places_come_back() {
+    fn waits_beyond_the_places_are_counted_and_places_come_back() {
         let (waits, clock) = (Arc::new(Waits::new()), Arc::new(AtomicU64::new(0)));
         let begin = || guard(&waits, &clock, WaitRecord::new(Reason::Answer, Object::NONE));
         let all: Vec<WaitGuard> = (0..PLACES + 10).map(|_| begin()).collect();
