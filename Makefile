@@ -1,6 +1,6 @@
 # What a person or a machine does with this repository. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-program build deb demo demo-cluster test test-deb test-long test-upgrade model fuzz fmt lint audit advisories clean
+.PHONY: help setup setup-program alerts build deb demo demo-cluster test test-deb test-long test-upgrade model fuzz fmt lint audit advisories clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -28,6 +28,10 @@ deb: setup-program ## A Debian package: target/debian/weir_VERSION_ARCH.deb (ins
 test-deb: ## The package is built, installed on a copy of this machine's system that is thrown away, used, and removed
 	$(MAKE) deb PROFILE=dev
 	scripts/test-deb.sh target/debian/weir_*.deb
+
+alerts: ## The alert rules for Prometheus are checked and tested (promtool, of Debian's package prometheus)
+	promtool check rules docs/monitoring/weir-alerts.yml
+	promtool test rules docs/monitoring/weir-alerts-test.yml
 
 demo-cluster: build ## Three machines as network namespaces: detectors write while a machine, a coordinator and a member of etcd are killed (root)
 	scripts/setup.sh cluster

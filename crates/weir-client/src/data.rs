@@ -180,7 +180,7 @@ pub fn is_unreachable(e: &Error) -> bool {
 impl Data {
     pub fn new(env: Env, cluster: Cluster, counters: Arc<Counters>, maps: Arc<MapsSeen>) -> Data {
         Data {
-            waits: Waits::new(env.clock.clone()),
+            waits: Waits::new(&env),
             env,
             cluster,
             counters,

@@ -53,6 +53,7 @@ mod status;
 mod table;
 mod volumes;
 mod waits;
+mod watching;
 mod write;
 
 pub use api::{
@@ -166,7 +167,7 @@ impl Client {
             env.tasks.spawn("write back", write_back(inner.weak())),
             env.tasks.spawn("watch what calls wait for", watch_waits(inner.weak(), title)),
         ];
-        Ok(Client { inner, _tasks: Arc::new(Background(tasks)) })
+        Ok(Client { inner, _tasks: Arc::new(Background(tasks)) }.with_meters())
     }
     /// Which cluster it is a client of.
     pub fn cluster(&self) -> ClusterId {

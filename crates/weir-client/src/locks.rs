@@ -20,6 +20,7 @@ use weir_proto::lock::{
     TestLock,
 };
 use weir_proto::{Error, InodeId, Result, SessionId};
+use weir_watch::{Object, Reason};
 
 /// A wait that heard nothing asks again: the hint may be lost.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
@@ -84,7 +85,7 @@ impl Inner {
 
     async fn lock_later(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
         let ino = self.handle(handle)?.inode.ino;
-        let waiting = Waiting::new(&self.tables.locks);
+        let (waiting, mut waits) = (Waiting::new(&self.tables.locks), None);
         loop {
             let answer = tokio::select! {
                 biased;
@@ -99,6 +100,7 @@ impl Inner {
                 LockOutcome::Closing => CLOSING_PAUSE,
                 LockOutcome::Held | LockOutcome::Queued => ASK_AGAIN,
             };
+            waits.get_or_insert_with(|| self.env.watch.wait(Reason::Lock, Object::new("inode", ino.0)));
             tokio::select! {
                 biased;
                 () = waiting.hint.notified() => {}

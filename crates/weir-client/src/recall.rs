@@ -21,6 +21,7 @@ use weir_proto::recall::{
     RecallFailed, RecallId, RecallWork, SetMarks, SetPinned, TakeRecalls, TierState, WantRecall,
 };
 use weir_proto::{Error, InodeId, Result, Version};
+use weir_watch::{Object, Reason};
 
 /// One question whether bytes are back; then it is asked again, so a leader that was lost meanwhile is no
 /// harm.
@@ -148,6 +149,7 @@ impl Inner {
     async fn await_recall(&self, inode: &Inode, from: u64, to: u64, deadline: Instant) -> Result<()> {
         let (ino, doing) = (inode.ino, format!("file {}: bytes {from} to {to} are at home only", inode.ino));
         let mut why = String::from("the metadata leader has not answered");
+        let wait = self.env.watch.wait(Reason::Recall, Object::new("inode", ino.0));
         loop {
             let left = self.data.left(deadline);
             if left.is_zero() {
@@ -161,7 +163,10 @@ impl Inner {
                 Ok(waited) if waited.failed => {
                     return Err(Error::io(format!("{doing} and cannot come back: {}", waited.why)));
                 }
-                Ok(waited) => why = waited.why,
+                Ok(waited) => {
+                    wait.holder(&waited.why);
+                    why = waited.why;
+                }
                 Err(e) => return Err(Error::io(format!("{doing}: {e}"))),
             }
         }

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use weir_env::{Clock, Instant};
+use weir_env::{Clock, Env, Instant};
+use weir_watch::{Object, Reason, WaitRecord, Watch};
 
 /// Less is what a restart or a takeover takes.
 const REPORTED_AFTER: Duration = Duration::from_secs(3);
@@ -25,6 +26,7 @@ pub struct Waiting {
 
 pub struct Waits {
     clock: Clock,
+    watch: Watch,
     causes: Mutex<BTreeMap<String, Cause>>,
 }
 
@@ -40,11 +42,12 @@ struct Cause {
 pub struct WaitGuard {
     waits: Arc<Waits>,
     what: String,
+    _wait: weir_watch::WaitGuard,
 }
 
 impl Waits {
-    pub fn new(clock: Clock) -> Arc<Waits> {
-        Arc::new(Waits { clock, causes: Mutex::default() })
+    pub fn new(env: &Env) -> Arc<Waits> {
+        Arc::new(Waits { clock: env.clock.clone(), watch: env.watch.clone(), causes: Mutex::default() })
     }
     fn causes(&self) -> MutexGuard<'_, BTreeMap<String, Cause>> {
         self.causes.lock().unwrap_or_else(PoisonError::into_inner)
@@ -61,7 +64,8 @@ impl Waits {
         let cause = causes.entry(what.clone()).or_insert(new);
         cause.calls += 1;
         drop(causes);
-        WaitGuard { waits: self.clone(), what }
+        let wait = WaitRecord::new(Reason::Servers, Object::NONE).held_by(&what);
+        WaitGuard { waits: self.clone(), what, _wait: self.watch.wait_since(now.0, wait) }
     }
     /// The same for a cause that is watched from elsewhere: `calls` wait now, since then.
     pub fn note(&self, what: &str, since: Instant, calls: u32) {

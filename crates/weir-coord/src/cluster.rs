@@ -8,11 +8,11 @@ use crate::clocks;
 use crate::identity::NamespaceIdentity;
 use crate::links::Links;
 use crate::member::{self, Membership, Reports};
+use crate::shows::Shows;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
-use weir_env::watch;
-use weir_env::{Addr, Env, TaskHandle};
+use weir_env::{Addr, Env, TaskHandle, watch};
 use weir_proto::access::{AccessRule, AuditRule};
 use weir_proto::coord::{
     AccessAdd, AccessRemove, AuditState, AuditVolumes, CaughtUp, ClearTarget, ClientsWaiting, Clocks,
@@ -123,7 +123,7 @@ impl Cluster {
             addrs.extend(lock(&others).iter().filter(|a| !given.contains(a)).cloned());
             Ok(Whereabouts { addrs, name: None, role: Some(Role::Coordinator) })
         });
-        let coordinator = Channel::following(env, look_up.clone(), identity.clone(), Arc::new(NoService));
+        let coordinator = Channel::following(env, look_up.clone(), identity.clone(), Shows::of(env));
         let map = first_map(env, &coordinator, patience).await?;
         if !identity.join(map.cluster) {
             return Err(Error::denied(format!(

@@ -4,12 +4,13 @@
 use crate::decide::Connected;
 use crate::news::News;
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_env::{BoxFuture, Clock, watch};
 use weir_proto::Result;
 use weir_proto::coord::{GetMap, MapReply};
-use weir_proto::map::ClusterMap;
+use weir_proto::map::{ClusterMap, Role};
 use weir_proto::news::{TellsMap, is_in_payload};
 use weir_proto::version::check_level;
 use weir_rpc::{Call, Connection, Reply};
@@ -26,6 +27,7 @@ pub struct Followers {
 
 struct Follower {
     who: Connected,
+    connection: Connection,
     /// The version of the map that it had when it asked last.
     version: u64,
 }
@@ -57,6 +59,13 @@ impl Followers {
         self.clients().values().map(|client| client.who.clone()).collect()
     }
 
+    /// Connections of nodes, mounts and movers, by their numbers, from behind one on.
+    pub fn processes(&self, after: u64) -> Vec<Connection> {
+        let clients = self.clients();
+        let behind = clients.range((Bound::Excluded(after), Bound::Unbounded)).map(|(_, c)| &c.connection);
+        behind.filter(|c| c.peer().role != Role::Console).cloned().collect()
+    }
+
     /// What the caller on this connection has.
     pub fn known(&self, connection: &Connection) -> Known {
         let version = self.clients().get(&connection.id()).map_or(0, |client| client.version);
@@ -68,7 +77,8 @@ impl Followers {
         let hello = connection.peer();
         check_level(&connection.peer_name(), hello.level, self.map.borrow().level)?;
         let who = Connected { name: hello.name.clone(), level: hello.level };
-        self.clients().insert(connection.id(), Follower { who, version: request.newer_than });
+        let client = Follower { who, connection: connection.clone(), version: request.newer_than };
+        self.clients().insert(connection.id(), client);
         if connection.is_closed() {
             self.forget(connection.id()); // its end may have been told already
         }

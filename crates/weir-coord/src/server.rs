@@ -9,6 +9,7 @@ use crate::copies::change_of_copies;
 use crate::decide::{add_rule, allow_home, audit_volumes, forbid_home, remove_rule, set_copies};
 use crate::enrol::Office;
 use crate::followers::Followers;
+use crate::gathering::gather;
 use crate::kept_map::KeptMap;
 use crate::members::Members;
 use crate::news::News;
@@ -34,6 +35,7 @@ use weir_proto::map::{ClusterMap, Settings};
 use weir_proto::news::TellsMap;
 use weir_proto::sender::Sender;
 use weir_proto::version::{Program, check_level};
+use weir_proto::watch::Gather;
 use weir_proto::{ClusterId, Error, NamespaceId, Request, Result};
 use weir_rpc::{Call, Connection, Handled, Policy, Proved, Reply, Service, Trust};
 
@@ -86,6 +88,7 @@ impl CoordConfig {
 /// The service that owns the cluster map.
 pub struct Coordinator {
     env: Env,
+    name: String,
     events: mpsc::Sender<Event>,
     map: watch::Receiver<Arc<ClusterMap>>,
     /// Where it serves.
@@ -133,7 +136,7 @@ impl Coordinator {
         let cluster = published.borrow().cluster;
         let office = Office::open(&env, store.clone(), cluster, config.certified).await?;
         let certified = certified(&env, office, &config, &published, &events)?;
-        let lost = Arc::<OnceLock<Error>>::default();
+        let (lost, name) = (Arc::<OnceLock<Error>>::default(), config.name.clone());
         let owner = Owner {
             env: env.clone(),
             store,
@@ -166,6 +169,7 @@ impl Coordinator {
         let followers = Followers::new(published.clone(), news);
         Ok(Arc::new(Coordinator {
             env,
+            name,
             events,
             map: published,
             followers,
@@ -409,6 +413,11 @@ impl Coordinator {
             GetWaits::METHOD => {
                 call.decode::<GetWaits>()?;
                 Handled::Now(Ok(Reply::new(&self.waits().list(self.env.clock.now()))))
+            }
+            Gather::METHOD => {
+                let asked = call.decode::<Gather>()?;
+                let peers = self.followers.processes(asked.after);
+                Handled::Later(Box::pin(gather(self.env.clone(), self.name.clone(), asked, peers)))
             }
             TokenCreate::METHOD..=CertificateKept::METHOD => {
                 let certified = self.certified.as_ref().ok_or_else(no_certificates)?;

@@ -1,6 +1,8 @@
 //! Claims about a coordinator, its members and its observers, in a simulated world.
 #[path = "parts/clocks.rs"]
 mod clocks;
+#[path = "parts/gathering.rs"]
+mod gathering;
 
 use std::collections::BTreeMap;
 use std::path::Path;

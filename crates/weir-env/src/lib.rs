@@ -38,4 +38,6 @@ pub struct Env {
     pub net: std::sync::Arc<dyn Net>,
     pub tasks: Tasks,
     pub buffers: BufferPool,
+    /// What the node counts and waits for.
+    pub watch: weir_watch::Watch,
 }

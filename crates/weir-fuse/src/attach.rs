@@ -5,6 +5,7 @@ use crate::doing::{Doing, hinted};
 use crate::kernel::Notices;
 use crate::locks::Waits;
 use crate::mounted::{Mounted, OwnActs, OwnAttributes};
+use crate::work::Work;
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::fs;
@@ -140,6 +141,7 @@ pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Resu
         own_acts: options.own_acts,
         lock_waits: calls.waits.clone(),
         callers: calls.callers.clone(),
+        work: Work::new(client, tokio::runtime::Handle::current()),
         kernel: notices.clone(),
         path: path.clone(),
         options_seen: Mutex::default(),

@@ -46,6 +46,11 @@ const NAMES: [(u32, &str); 41] = [
     (52, "STATX"),
 ];
 
+/// The name of a kind.
+pub fn name(opcode: u32) -> Option<&'static str> {
+    NAMES.binary_search_by_key(&opcode, |(number, _)| *number).ok().map(|at| NAMES[at].1)
+}
+
 /// Requests that came since this process began, by kind.
 pub fn request_counts() -> BTreeMap<&'static str, u64> {
     let counts: BTreeMap<u32, u64> = fuser::request_counts().into_iter().collect();

@@ -137,6 +137,10 @@ async fn look(client: &Client, ino: InodeId) -> Result<Stat> {
     found.or_else(|e| client.last_attr(ino).filter(|_| e.kind == ErrorKind::Stale).ok_or(e))
 }
 
+fn bytes_of(read: &Result<Vec<Bytes>>) -> usize {
+    read.as_ref().map_or(0, |parts| parts.iter().map(Bytes::len).sum())
+}
+
 fn handle(fh: FileHandle) -> Handle {
     Handle(fh.0)
 }
@@ -154,6 +158,10 @@ impl Filesystem for Mounted {
             let _ = config.set_max_readahead(most);
         }
         Ok(())
+    }
+
+    fn begun(&self, request: &Request) {
+        self.work.begun(request);
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -485,6 +493,7 @@ impl Filesystem for Mounted {
         }
         let inside = self.runtime.enter(); // what is read ahead becomes tasks
         if let Some(result) = self.client.try_read(fh, offset, len) {
+            self.work.read(request, bytes_of(&result));
             return reply_data(reply, result);
         }
         drop(inside);
@@ -493,8 +502,12 @@ impl Filesystem for Mounted {
             from_home.bring(fh, Some(offset), len).await?;
             Ok(client.read(fh, offset, len).await)
         };
-        self.wait(request, reply, work, |reply: ReplyData, read| match read {
-            Ok(read) => reply_data(reply, read),
+        let reader = self.work.reader(request);
+        self.wait(request, reply, work, move |reply: ReplyData, read| match read {
+            Ok(read) => {
+                reader.read(bytes_of(&read));
+                reply_data(reply, read);
+            }
             Err(e) => reply.error(e),
         });
     }

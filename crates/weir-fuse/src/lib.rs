@@ -23,6 +23,7 @@ mod snapshot_locks;
 mod snapshots;
 mod streams;
 mod translate;
+mod work;
 
 pub use attach::{Options, attach, clear_dead, is_mounted, mount_points, preflight, remount, unmount};
 pub use counts::request_counts;

@@ -1,4 +1,5 @@
 //! What the requests of one mount share, and how a request is answered: at once, or as a task.
+use crate::work::Work;
 use crate::callers::{Callers, Fails};
 use crate::kernel::Notices;
 use crate::pending_request::PendingRequest;
@@ -34,6 +35,8 @@ pub struct Mounted {
     pub own_acts: OwnActs,
     pub lock_waits: Arc<locks::Waits>,
     pub callers: Arc<Callers>,
+    /// For whom requests are.
+    pub work: Arc<Work>,
     /// What the kernel keeps.
     pub kernel: Arc<Notices>,
     /// Where it is mounted, and when the options were looked at.
@@ -76,13 +79,14 @@ impl Mounted {
         undo: impl FnOnce(T) -> U + Send + 'static,
     ) {
         let (callers, runtime) = (self.callers.clone(), self.runtime.clone());
-        let (unique, pid) = (request.unique().0, request.pid());
+        let (unique, pid, running) = (request.unique().0, request.pid(), self.work.waits(request));
         self.answer(async move {
             let mut work = Box::pin(work);
             if let Poll::Ready(brought) = std::future::poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await
             {
                 return then(reply, brought);
             }
+            let _running = running;
             let waiting = callers.begin(&runtime, unique, pid);
             tokio::select! {
                 biased;

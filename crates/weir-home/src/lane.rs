@@ -13,6 +13,7 @@ use std::{
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use weir_env::{Actor, Clock, Env, Lane};
 use weir_proto::Error;
+use weir_watch::{Histogram, Object, Reason, WaitRecord, Watch};
 
 /// How much of a home's silence is borne.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +39,8 @@ pub struct HomeLane {
     /// For messages: the home's URL.
     home: Arc<str>,
     clock: Clock,
+    watch: Watch,
+    seconds: Histogram,
     lane: Lane,
     limits: LaneLimits,
     admitted: Arc<Semaphore>,
@@ -140,6 +143,10 @@ impl HomeLane {
         HomeLane {
             home: home.into(),
             clock: env.clock.clone(),
+            watch: env.watch.clone(),
+            seconds: env
+                .watch
+                .histogram("weir_home_seconds", ("home", home.split('?').next().unwrap_or_default())),
             lane: env.tasks.lane(limits.threads_max),
             limits,
             admitted: Arc::new(Semaphore::new(limits.threads_max + limits.waiting_max)),
@@ -177,6 +184,9 @@ impl HomeLane {
             let limit = self.limits.threads_max + self.limits.waiting_max;
             return Err(self.silent(doing, &format!("{limit} calls wait for it already")));
         };
+        let begun = self.clock.now();
+        let wait = WaitRecord::new(Reason::Home, Object::NONE).doing(doing).at(&self.home);
+        let _wait = self.watch.wait_since(begun.0, wait);
         let call = Arc::new(Call(Mutex::new(Phase::Waiting)));
         let runner = Runner { call: call.clone(), hung: self.hung.clone(), _admitted: admitted };
         let waiter = Waiter { call, hung: self.hung.clone(), paths };
@@ -198,6 +208,7 @@ impl HomeLane {
         });
         let answer = answer.await;
         drop(waiter);
+        self.seconds.add(self.clock.now().since(begun).as_nanos() as u64);
         match answer {
             Ok(Ok(done)) => done,
             Ok(Err(_)) => Err(Fault::Broken(Error::io(format!(

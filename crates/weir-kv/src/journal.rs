@@ -18,6 +18,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use weir_env::{BoxFuture, BufferPool, Clock, Disk, Env, File, IO_ALIGN, OpenMode, Pace, Tasks};
 use weir_proto::{Error, Result};
+use weir_watch::{Histogram, Object, Reason, WaitRecord, Watch};
 
 /// Beyond this the one who commits flushes in place: memory stays bounded when nobody waits for durability.
 const QUEUED_BYTES_MAX: usize = 8 << 20;
@@ -262,6 +263,9 @@ pub(crate) struct Journal {
     pub(crate) wake: Notify,
     clock: Clock,
     pace: Pace,
+    watch: Watch,
+    /// Of a write with its sync.
+    seconds: Histogram,
 }
 
 /// What somebody waits for.
@@ -307,6 +311,8 @@ impl Journal {
             wake: Notify::new(),
             clock: env.clock.clone(),
             pace: Pace::new(FLUSH_HERE_MAX),
+            watch: env.watch.clone(),
+            seconds: env.watch.histogram("weir_journal_sync_seconds", ("", "")),
         })
     }
 
@@ -428,9 +434,18 @@ impl Journal {
             std::mem::take(&mut queue.items)
         };
         let begun = self.clock.now();
-        let written = write_items(&mut pen, &items);
+        let written = match items.is_empty() {
+            true => Ok(()),
+            false => {
+                let wait = WaitRecord::new(Reason::Journal, Object::NONE);
+                let _wait = self.watch.wait_since(begun.0, wait);
+                write_items(&mut pen, &items)
+            }
+        };
         if !items.is_empty() {
-            self.pace.took(self.clock.now().since(begun));
+            let took = self.clock.now().since(begun);
+            self.seconds.add(took.as_nanos() as u64);
+            self.pace.took(took);
         }
         if let Err(e) = written {
             let path = pen.segment.path.display();

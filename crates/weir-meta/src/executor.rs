@@ -38,6 +38,7 @@ use weir_proto::meta::{LeaseKind, Op, SLOTS, Time};
 use weir_proto::volume::Policy;
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Result, SessionId, VolumeId, Wire, Writer};
 use weir_rpc::Connection;
+use weir_watch::{Object, Reason};
 
 /// Room for most replies.
 const REPLY_BYTES: usize = 384;
@@ -176,7 +177,7 @@ impl Leader {
     }
     /// Returns when this leader has that map, too.
     pub async fn wait_for_map(&self, map_version: u64) -> Result<()> {
-        let until = self.env.clock.now() + MAP_PATIENCE;
+        let (until, mut waits) = (self.env.clock.now() + MAP_PATIENCE, None);
         loop {
             let here = (self.config.map_version)();
             if here >= map_version {
@@ -187,6 +188,7 @@ impl Leader {
                     "written under version {map_version} of the cluster map: this metadata leader has only learned of {here}, try again"
                 )));
             }
+            waits.get_or_insert_with(|| self.env.watch.wait(Reason::Map, Object::NONE));
             self.env.clock.sleep(MAP_POLL).await;
         }
     }

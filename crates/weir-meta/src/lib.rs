@@ -40,6 +40,7 @@ mod session;
 mod snapshots;
 mod sweeper;
 mod trash;
+mod waits;
 mod witness;
 
 pub use access::{Refusal, Refused};

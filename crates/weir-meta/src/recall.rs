@@ -12,6 +12,7 @@ use weir_env::Instant;
 use weir_proto::recall::*;
 use weir_proto::{Error, InodeId, Request, Result, SessionId};
 use weir_rpc::{Call, Reply};
+use weir_watch::{Object, Reason};
 
 /// Behind what a reader waits for so much more of the file is wanted, too.
 const AHEAD_BYTES: u64 = 256 << 20;
@@ -212,6 +213,7 @@ fn until(leader: &Leader, deadline: Instant, wait_ms: u32) -> Instant {
 
 async fn await_recall(leader: Arc<Leader>, r: AwaitRecall, deadline: Instant) -> Result<RecallWaited> {
     let until = until(&leader, deadline, r.wait_ms);
+    let waits = leader.env.watch.wait(Reason::Recall, Object::new("inode", r.ino.0));
     let number = leader.lock().recalls.wait(r.ino, r.from, r.to);
     let wait = Wait { leader: leader.clone(), number };
     let mut ahead = r.to..r.to.saturating_add(AHEAD_BYTES);
@@ -243,6 +245,7 @@ async fn await_recall(leader: Arc<Leader>, r: AwaitRecall, deadline: Instant) ->
             (Ok(why), Some(bell)) => (why, bell),
             (Ok(why), None) => return Ok(RecallWaited { done: false, failed: false, why }),
         };
+        waits.holder(&why);
         let over = leader.env.clock.sleep_until(until);
         tokio::select! {
             biased;

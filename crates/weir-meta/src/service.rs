@@ -33,6 +33,7 @@ use weir_proto::snapshot::{
 use weir_proto::volume::*;
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId, Wire};
 use weir_rpc::{Call, Connection, Defer, Handled, Payload, Proved, Reply, Service};
+use weir_watch::WaitGuard;
 
 /// A client under revoke writes back what it holds; as long as it gets on with it, it has this many lease
 /// terms for that. One that is heard of, but saves nothing and gives nothing back, has one,
@@ -169,8 +170,9 @@ impl Meta {
             Ok((Step::Done(body, _), _)) if R::EARLY => Outcome::Ready(CommitSeq(0), Ok(reply(body))),
             Ok((Step::Done(body, seq), _)) => Outcome::Ready(seq, Ok(reply(body))),
             Ok((Step::Wait(wait), conflicts)) => {
+                let shown = leader.waits(&request, &parked, &conflicts);
                 self.revoke(conflicts);
-                let waiting = Waiting { leader: leader.clone(), on: call.connection.clone(), parked };
+                let waiting = Waiting { leader: leader.clone(), on: call.connection.clone(), parked, shown };
                 Outcome::Waits(Box::pin(wait_and_retry(self.clone(), request, waiting, wait, call.deadline)))
             }
             // A refusal shows what others did, too.
@@ -261,6 +263,8 @@ struct Waiting {
     /// Where it came from.
     on: Connection,
     parked: Vec<InodeId>,
+    /// As others see it.
+    shown: WaitGuard,
 }
 
 impl Drop for Waiting {
@@ -297,6 +301,9 @@ async fn wait_and_retry<R: Operation>(
                 return Ok(reply(body));
             }
             Ok((Step::Wait(again), conflicts)) => {
+                if !conflicts.is_empty() {
+                    waiting.shown = leader.waits(&request, &waiting.parked, &conflicts);
+                }
                 meta.revoke(conflicts);
                 wait = again;
             }

@@ -8,6 +8,7 @@ mod audited;
 mod coord;
 mod exports;
 mod gate;
+mod history;
 mod import;
 mod meta;
 mod namespace;
@@ -18,6 +19,7 @@ mod storage;
 
 pub use audit_files::audit_files;
 pub use coord::{CoordNode, start_coord, start_shared_coord};
+pub use history::keep_history;
 pub use import::import_namespace;
 pub use meta::{MetaNode, MetaPlace, start_meta};
 pub use relay::start_relay;

@@ -35,6 +35,7 @@ pub mod sender;
 pub mod snapshot;
 pub mod version;
 pub mod volume;
+pub mod watch;
 pub mod wire;
 
 pub use error::{Error, ErrorKind, NameRule, Result};
@@ -52,7 +53,7 @@ pub const GIB: u64 = 1 << 30;
 /// A request message: its method number on the wire and the type of its answer.
 ///
 /// Method numbers: 1–99 coordinator, 100–199 metadata, 200–299 target store, 300–399 metadata → client calls,
-/// 400–419 between the copies of a journal.
+/// 400–419 between the copies of a journal, 500–509 what a process shows of itself.
 /// A number is never given to another message.
 pub trait Request: Wire + Send + Sync + 'static {
     const METHOD: u16;

@@ -6,7 +6,7 @@ use crate::Request;
 use crate::sender::Senders;
 
 /// Numbers of methods are below this.
-pub const METHODS_MAX: usize = 420;
+pub const METHODS_MAX: usize = 510;
 
 /// A row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,11 +94,25 @@ methods!(
     backup::{BackupSet, BackupList, BackupTake, BackupDone}
     data::{WriteFragment, CommitStripe, DropPrepared, HoldStripe, WriteOverlay, MirrorOverlay, ReadCell, ReadOverlays, StatCell,
         MarkMissing, DropFile, SealCell, ListCells, ListTruncations, ListFences, ListPlace, CopyCell, SealFile, NextStripe, StatTarget, PassOn, ScrubTarget}
+    watch::{GetMeters, ListWaits, GetTop, GetHistory, Gather}
 );
 
 /// The method of this number; one look-up.
 pub fn find(number: u16) -> Option<&'static Method> {
     TABLE.get(usize::from(number))?.as_ref()
+}
+
+/// Whether its answer waits for news on purpose: nobody is delayed by that.
+pub fn is_answered_late(number: u16) -> bool {
+    use crate::{coord::GetMap, recall::TakeRecalls, relation, watch::Gather};
+    [
+        GetMap::METHOD,
+        TakeRecalls::METHOD,
+        relation::ReadChanges::METHOD,
+        relation::LeaseWork::METHOD,
+        Gather::METHOD,
+    ]
+    .contains(&number)
 }
 
 /// All of them, by number.
@@ -143,6 +157,7 @@ mod tests {
             "ExportFetch",
             "GetExports",
             "GetClocks",
+            "Gather",
         ];
         let is_for_people =
             |by: Senders| (by.has(Sender::Console) || by.has(Sender::User)) && !by.has(Sender::Mount);

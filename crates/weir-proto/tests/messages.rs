@@ -13,7 +13,7 @@ use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
 use weir_proto::{
     access, backup, coord, copies, data, enrol, export, frame, home_rule, lock, map, meta, methods, news,
-    recall, relation, snapshot, version, volume,
+    recall, relation, snapshot, version, volume, watch,
 };
 
 const ROUNDS: usize = 10_000;
@@ -111,7 +111,7 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 18] = [
+const SOURCES: [(&str, &str); 19] = [
     ("access", include_str!("../src/access.rs")),
     ("backup", include_str!("../src/backup.rs")),
     ("coord", include_str!("../src/coord.rs")),
@@ -129,6 +129,7 @@ const SOURCES: [(&str, &str); 18] = [
     ("map", include_str!("../src/map.rs")),
     ("news", include_str!("../src/news.rs")),
     ("version", include_str!("../src/version.rs")),
+    ("watch", include_str!("../src/watch.rs")),
     ("frame", include_str!("../src/frame.rs")),
 ];
 
@@ -184,6 +185,7 @@ fn no_method_number_is_given_twice() {
                 "coord" | "enrol" | "export" => 1..100,
                 "copies" if ["SetCopies", "KeepCopy", "CopyCaughtUp", "CopyLost"].contains(&name) => 1..100,
                 "copies" => 400..420,
+                "watch" => 500..510,
                 "data" => 200..300,
                 _ if ["Revoke", "LockFree", "EvictOwn", "RecoverFile"].contains(&name) => 300..400,
                 _ => 100..200,
@@ -207,6 +209,8 @@ fn the_table_of_senders_is_documented() {
         100..200 => "a metadata leader",
         200..300 => "a target",
         300..400 => "a client",
+        500..504 => "any process",
+        504 => "the coordinator",
         _ => "a copy of a journal",
     };
     let mut rows: Vec<(&str, Senders, Vec<&str>)> = Vec::new();

@@ -3,6 +3,7 @@
 //! Invariants: a call is answered once, by its answer, its deadline or the end of the connection; after `close` nothing
 //! waits and nothing is sent. Three tasks serve a connection: reader, writer and watch; they end with it. It ends when
 //! its last user handle is dropped, too.
+use crate::counts::Counts;
 use crate::hello::{Peer, Proved};
 use crate::incoming::{Frame, Incoming, lost};
 use crate::outgoing::Outgoing;
@@ -69,6 +70,7 @@ struct Inner {
     env: Env,
     id: u64,
     peer: Peer,
+    counts: Counts,
     /// The user for whom the peer, a mount, passes requests on.
     acts_for: OnceLock<u32>,
     outgoing: Outgoing,
@@ -145,6 +147,7 @@ impl Connection {
         let inner = Arc::new(Inner {
             env: env.clone(),
             id: env.rng.next_u64(),
+            counts: Counts::new(env, &peer.claimed.name),
             peer,
             acts_for: OnceLock::new(),
             outgoing,
@@ -340,6 +343,19 @@ impl Inner {
         patience: Duration,
     ) -> Result<Answer> {
         let begun = self.env.clock.now();
+        let answered = self.call_since(begun, method, body, payload, patience).await;
+        self.counts.called(method.number, begun, self.env.clock.now());
+        answered
+    }
+
+    async fn call_since(
+        &self,
+        begun: Instant,
+        method: Method,
+        body: &(dyn Fn(&mut Writer) + Sync),
+        payload: Payload,
+        patience: Duration,
+    ) -> Result<Answer> {
         let deadline = begun + patience;
         let (_turn, waited) = self.turn(payload.len(), method, patience).await?;
         let now = if waited { self.env.clock.now() } else { begun };
@@ -348,6 +364,8 @@ impl Inner {
         let mut header = Header::new(FrameKind::Request, id);
         header.method = method.number;
         header.patience_ms = millis_rounded_up(deadline.since(now));
+        self.counts.sent(payload.len());
+        let _wait = self.counts.awaits(method.number, now);
         let encode = |w: &mut Writer| body(w);
         self.outgoing.push(header, &encode, payload).map_err(|e| e.doing(method.name))?;
         // Not one expression: the guard would live through the flush, which may close and take this lock again.
@@ -377,6 +395,7 @@ impl Inner {
                 return Ok((Turn { _call: call, _bytes: Some(bytes) }, false));
             }
         }
+        let _wait = self.counts.awaits_slot(method.number, self.env.clock.now());
         let wait = async {
             let call = self.call_slots.acquire().await.ok()?;
             let bytes = self.byte_slots.acquire_many(units).await.ok()?;
@@ -522,12 +541,18 @@ impl Inner {
             return Err(ended("closed by this node"));
         };
         let patience = Duration::from_millis(header.patience_ms.into());
-        let deadline = self.env.clock.now() + patience.saturating_sub(time_to_report(patience));
+        let begun = self.env.clock.now();
+        let deadline = begun + patience.saturating_sub(time_to_report(patience));
+        self.counts.received(payload.len());
         let call = Call { method: header.method, body, payload, deadline, connection: Connection(handle) };
-        match service.handle_or_defer(call, Defer { inner: self, call: header.call }) {
-            Some(Handled::Now(result)) => self.reply(header.call, result),
+        let request = Asked { call: header.call, method: header.method, begun };
+        match service.handle_or_defer(call, Defer { inner: self, request }) {
+            Some(Handled::Now(result)) => {
+                self.reply(header.call, result);
+                self.counts.served(header.method, begun, self.env.clock.now());
+            }
             Some(Handled::Later(work)) => {
-                if let Some(job) = self.begin(header.call) {
+                if let Some(job) = self.begin(request) {
                     self.env.tasks.spawn("rpc request", async move { job.end(work.await) });
                 }
             }
@@ -537,13 +562,15 @@ impl Inner {
     }
 
     fn tell_refused(&self, method: &methods::Method, why: &Error, service: &dyn Service) {
+        self.counts.refused.add(1);
         if let Some(handle) = self.handle.get().and_then(Weak::upgrade) {
             service.refused(method, &Connection(handle), why);
         }
     }
 
     /// `None`: too many requests are being served, and the caller has been told.
-    fn begin(self: &Arc<Self>, call: u64) -> Option<Job> {
+    fn begin(self: &Arc<Self>, request: Asked) -> Option<Job> {
+        let call = request.call;
         let mut served = lock(&self.served);
         if served.count >= SERVED_MAX {
             drop(served);
@@ -553,11 +580,13 @@ impl Inner {
         }
         served.count += 1;
         served.waited_for.insert(call);
-        Some(Job { inner: self.clone(), call, ended: false })
+        self.counts.serving.add(1);
+        Some(Job { inner: self.clone(), request, ended: false })
     }
 
     fn reply(&self, call: u64, result: Result<Reply>) {
         let pushed = result.and_then(|reply| {
+            self.counts.sent(reply.payload.len());
             let body = |w: &mut Writer| w.bytes.extend_from_slice(&reply.body);
             self.outgoing.push(Header::new(FrameKind::Response, call), &body, reply.payload)
         });
@@ -570,13 +599,21 @@ impl Inner {
 /// The offer to answer a request later without a task for it.
 pub struct Defer<'a> {
     inner: &'a Arc<Inner>,
+    request: Asked,
+}
+
+/// A request of the peer.
+#[derive(Clone, Copy)]
+struct Asked {
     call: u64,
+    method: u16,
+    begun: Instant,
 }
 
 impl Defer<'_> {
     /// `None`: too many requests are being served, and the caller has been told.
     pub fn take(self) -> Option<Responder> {
-        self.inner.begin(self.call).map(Responder)
+        self.inner.begin(self.request).map(Responder)
     }
 }
 
@@ -593,7 +630,7 @@ impl Responder {
 /// A request that is being served and not answered yet.
 struct Job {
     inner: Arc<Inner>,
-    call: u64,
+    request: Asked,
     ended: bool,
 }
 
@@ -603,15 +640,20 @@ impl Job {
     }
     fn finish(&mut self, result: Result<Reply>) {
         self.ended = true;
-        let (waited_for, busy) = {
-            let mut served = lock(&self.inner.served);
-            served.count -= 1;
-            (served.waited_for.remove(&self.call), served.count > INLINE_CALLS_MAX)
-        };
+        let Asked { call, method, begun } = self.request;
+        let (waited_for, busy) = self.leave();
         if waited_for {
-            self.inner.reply(self.call, result);
+            self.inner.reply(call, result);
             self.inner.flush(busy);
         }
+        self.inner.counts.served(method, begun, self.inner.env.clock.now());
+    }
+    /// Whether the caller waits still, and whether others are being served.
+    fn leave(&self) -> (bool, bool) {
+        self.inner.counts.serving.add(-1);
+        let mut served = lock(&self.inner.served);
+        served.count -= 1;
+        (served.waited_for.remove(&self.request.call), served.count > INLINE_CALLS_MAX)
     }
 }
 
@@ -624,9 +666,7 @@ impl Drop for Job {
         if std::thread::panicking() {
             return self.finish(Err(Error::io("the service panicked while it served this request")));
         }
-        let mut served = lock(&self.inner.served);
-        served.count -= 1;
-        served.waited_for.remove(&self.call);
+        self.leave();
     }
 }
 

@@ -17,6 +17,7 @@
 
 mod channel;
 mod connection;
+mod counts;
 mod hello;
 mod incoming;
 mod names;

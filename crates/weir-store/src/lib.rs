@@ -35,6 +35,7 @@ pub mod slab;
 pub mod spill;
 mod stall;
 pub mod store;
+mod traffic;
 pub mod truncations;
 
 pub use alloc::Geometry;

@@ -29,6 +29,7 @@ use weir_proto::{
     CellId, Epoch, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Version, Wire,
 };
 use weir_rpc::{Answered, Call, Handled, Payload, Reply, Service};
+use weir_watch::{Object, Reason};
 
 /// How long a request with a newer epoch waits for the map that explains it.
 const MAP_PATIENCE: Duration = Duration::from_secs(3);
@@ -276,7 +277,11 @@ impl StorageNode {
     pub(crate) async fn acting(&self, place: Place) -> Result<Acting> {
         match self.admit(place)? {
             Admit::Ready(acting) => return Ok(acting),
-            Admit::NeedsMap(version) => self.peers.wait_newer(version, MAP_PATIENCE).await?,
+            Admit::NeedsMap(version) => {
+                let group = Object::new("group", place.group.0.into());
+                let _wait = self.env.watch.wait(Reason::Map, group);
+                self.peers.wait_newer(version, MAP_PATIENCE).await?
+            }
         };
         match self.admit(place)? {
             Admit::Ready(acting) => Ok(acting),

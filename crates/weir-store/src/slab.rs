@@ -8,13 +8,15 @@
 //! Knows nothing of the index: what an extent holds is the caller's affair.
 use crate::alloc::{Extent, FreeMap, Geometry, UNIT_BYTES, round_up};
 use crate::read_frequency::ReadFrequency;
+use crate::traffic::Traffic;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use weir_env::{Buf, BufferPool, Disk, File, OpenMode};
 use weir_kv::CommitSeq;
-use weir_proto::{Error, Result};
+use weir_proto::{Error, Result, TargetId};
+use weir_watch::Watch;
 
 /// Idle steps kept for the next writes instead of being given back to the file system.
 const IDLE_STEPS_KEPT: usize = 2;
@@ -30,6 +32,8 @@ pub struct Slabs {
     files: Mutex<BTreeMap<u32, Arc<Slab>>>,
     read_frequency: Mutex<ReadFrequency>,
     space: Mutex<SpaceState>,
+    /// None: nothing is counted.
+    traffic: Option<Traffic>,
 }
 
 struct Slab {
@@ -98,6 +102,11 @@ impl Slabs {
         Ok(slabs)
     }
 
+    /// Counts what is read and written from now on.
+    pub fn count(&mut self, watch: &Watch, target: TargetId) {
+        self.traffic = Some(Traffic::new(watch, target));
+    }
+
     /// For looking only: nothing is taken or returned.
     pub fn view(disk: Arc<dyn Disk>, buffers: BufferPool, dir: &Path, geometry: Geometry) -> Result<Slabs> {
         Ok(Slabs::over(disk, buffers, dir, geometry, FreeMap::rebuild(geometry, Vec::new())?))
@@ -111,6 +120,7 @@ impl Slabs {
             buffers,
             files: Mutex::default(),
             read_frequency: Mutex::default(),
+            traffic: None,
             space: Mutex::new(SpaceState {
                 map,
                 dropped: VecDeque::new(),
@@ -185,8 +195,13 @@ impl Slabs {
         let slab = self.slab(number, false)?;
         let hot = lock(&self.read_frequency).note(extent.addr + u64::from(offset));
         let file = if hot { self.cached(&slab, number) } else { &slab.file };
-        file.read_exact_at(&mut buf, self.geometry.offset_in_slab(extent.addr) + u64::from(offset))
-            .map_err(|e| self.error("read", extent.addr, &e))?;
+        let at = self.geometry.offset_in_slab(extent.addr) + u64::from(offset);
+        let mut read = || file.read_exact_at(&mut buf, at);
+        match &self.traffic {
+            Some(traffic) => traffic.read(len as usize, read),
+            None => read(),
+        }
+        .map_err(|e| self.error("read", extent.addr, &e))?;
         buf.truncate(len as usize);
         Ok(buf)
     }
@@ -229,6 +244,11 @@ impl Slabs {
     }
 
     fn write(&self, extent: Extent, data: &[u8]) -> Result<()> {
+        let write = || self.write_now(extent, data);
+        self.traffic.as_ref().map_or_else(write, |traffic| traffic.write(data.len(), write))
+    }
+
+    fn write_now(&self, extent: Extent, data: &[u8]) -> Result<()> {
         let slab = self.slab(self.geometry.slab_of(extent.addr), false)?;
         let at = self.geometry.offset_in_slab(extent.addr);
         let whole = data.len() - data.len() % UNIT_BYTES as usize;
@@ -258,7 +278,9 @@ impl Slabs {
 
     fn sync(&self, extent: Extent) -> Result<()> {
         let slab = self.slab(self.geometry.slab_of(extent.addr), false)?;
-        slab.sync().map_err(|e| self.error("sync", extent.addr, &e))
+        let sync = || slab.sync();
+        let synced = self.traffic.as_ref().map_or_else(sync, |traffic| traffic.sync(sync));
+        synced.map_err(|e| self.error("sync", extent.addr, &e))
     }
 
     /// For hot reads; the direct file if it cannot be opened a second time.

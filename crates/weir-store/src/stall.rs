@@ -4,12 +4,17 @@
 //! A disk that is busy ends something all the time, however long each thing waits: only if nothing ends it hangs.
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use weir_env::{Clock, Instant};
+use weir_env::{Clock, Env, Instant};
+use weir_proto::TargetId;
+use weir_watch::{Histogram, Object, Reason, WaitGuard, WaitRecord, Watch};
 
 /// What is under way at one disk.
 pub struct DiskWatch {
     clock: Clock,
     seen: Mutex<Seen>,
+    watch: Watch,
+    target: Object,
+    seconds: Histogram,
 }
 
 #[derive(Default)]
@@ -20,11 +25,18 @@ struct Seen {
 }
 
 /// Work that has begun. It has ended with [`UnderWay::end`]; dropped before, nobody waits for it any more.
-pub struct UnderWay(Arc<DiskWatch>);
+pub struct UnderWay {
+    disk: Arc<DiskWatch>,
+    begun: Instant,
+    _wait: WaitGuard,
+}
 
 impl DiskWatch {
-    pub fn new(clock: Clock) -> Arc<DiskWatch> {
-        Arc::new(DiskWatch { clock, seen: Mutex::default() })
+    pub fn new(env: &Env, target: TargetId) -> Arc<DiskWatch> {
+        let (clock, watch) = (env.clock.clone(), env.watch.clone());
+        let seconds = watch.histogram("weir_store_disk_seconds", ("target", &target.to_string()));
+        let target = Object::new("target", target.0.into());
+        Arc::new(DiskWatch { clock, seen: Mutex::default(), watch, target, seconds })
     }
     fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
@@ -36,7 +48,9 @@ impl DiskWatch {
             seen.last = now;
         }
         seen.under_way += 1;
-        UnderWay(self.clone())
+        drop(seen);
+        let wait = self.watch.wait_since(now.0, WaitRecord::new(Reason::Disk, self.target));
+        UnderWay { disk: self.clone(), begun: now, _wait: wait }
     }
     /// For how long nothing of it has ended.
     pub fn stalled_for(&self) -> Duration {
@@ -48,12 +62,14 @@ impl DiskWatch {
 
 impl UnderWay {
     pub fn end(self) {
-        self.0.seen().last = self.0.clock.now();
+        let now = self.disk.clock.now();
+        self.disk.seen().last = now;
+        self.disk.seconds.add(now.since(self.begun).as_nanos() as u64);
     }
 }
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.seen().under_way -= 1;
+        self.disk.seen().under_way -= 1;
     }
 }
 
@@ -66,8 +82,8 @@ mod tests {
     fn a_disk_hangs_when_nothing_of_what_it_has_to_do_ends() {
         let world = World::new(1, SimConfig::default());
         world.run(async {
-            let clock = world.node("a").clock;
-            let watch = DiskWatch::new(clock.clone());
+            let env = world.node("a");
+            let (clock, watch) = (env.clock.clone(), DiskWatch::new(&env, TargetId(1)));
             let second = Duration::from_secs(1);
             clock.sleep(2 * second).await;
             let slow = watch.begin();

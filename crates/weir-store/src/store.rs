@@ -127,8 +127,9 @@ impl Store {
             overlay_bytes: AtomicI64::new(stock.overlay_bytes),
             ..Counters::default()
         };
-        let slabs = Slabs::open(env.disk.clone(), env.buffers.clone(), dir, geometry, stock.extents)?;
-        let disk = DiskWatch::new(env.clock.clone());
+        let mut slabs = Slabs::open(env.disk.clone(), env.buffers.clone(), dir, geometry, stock.extents)?;
+        slabs.count(&env.watch, target);
+        let disk = DiskWatch::new(&env, target);
         Ok(Store {
             target,
             dir: dir.into(),

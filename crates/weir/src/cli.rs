@@ -1,5 +1,6 @@
 //! The command line: nouns and verbs, declared once; help, completion and man pages follow from it.
 pub use crate::cli_nodes::*;
+pub use crate::cli_watch::*;
 pub use crate::cluster_args::{CLUSTER_HEADING, DIR_VARIABLE, Status};
 use crate::commands::volume::parse_size;
 use crate::config::{LogFormat, Patience};
@@ -74,6 +75,16 @@ pub enum Command {
     /// Show cluster health: troubles first, then nodes, targets and placement groups
     #[command(after_help = STATUS_EXITS)]
     Status(Status),
+    /// Show who has most of the work now: by user, volume, client, job, kind of request or target
+    Top(TopArgs),
+    /// Show what the processes of the cluster wait for, the longest first
+    Waits(WaitsArgs),
+    /// Explain why a file, a process or the cluster is slow: the cause, the chain to the program, what to do
+    Why(WhyArgs),
+    /// Show how long requests, disks, journals and homes take
+    Iohist(IohistArgs),
+    /// Serve a page, an API and Prometheus metrics of the whole cluster on this machine
+    Console(ConsoleArgs),
     /// Inspect, evict, recall and pin files
     #[command(subcommand)]
     File(FileCommand),

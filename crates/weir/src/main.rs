@@ -12,10 +12,12 @@ mod certificate;
 mod cli;
 mod cli_namespace;
 mod cli_nodes;
+mod cli_watch;
 mod cluster_args;
 mod commands;
 mod completion;
 mod config;
+mod console;
 mod failure;
 mod helper;
 mod homes;
@@ -119,6 +121,11 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Up(args) => local::up::up(&args),
         Command::Down(args) => local::up::down(&args),
         Command::Status(args) => return commands::status::status(&args),
+        Command::Console(args) => console::console(&args),
+        Command::Top(args) => commands::watch::top(&args),
+        Command::Waits(args) => commands::watch::waits(&args),
+        Command::Why(args) => commands::watch::why(&args),
+        Command::Iohist(args) => commands::watch::iohist(&args),
         Command::File(FileCommand::Stat(args)) => commands::file::stat(&args),
         Command::File(FileCommand::Layout(args)) => commands::file::layout(&args),
         Command::Target(TargetCommand::Clear(args)) => commands::target::clear(&args),

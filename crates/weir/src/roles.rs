@@ -27,7 +27,7 @@ use weir_env::{Addr, Env};
 use weir_kv::EngineConfig;
 use weir_meta::export::Totals;
 use weir_node::{
-    Failed, MetaPlace, Site, Step, StoragePlace, import_namespace, start_coord, start_meta,
+    Failed, MetaPlace, Site, Step, StoragePlace, import_namespace, keep_history, start_coord, start_meta,
     start_shared_coord, start_storage,
 };
 use weir_proto::export::ExportHead;
@@ -294,6 +294,7 @@ fn run<F: Future<Output = Outcome<()>>>(
     let done = runtime.block_on(async {
         let env = env_with(RealConfig { buffer_cache_bytes: buffers, kill_at, ..RealConfig::default() });
         manager.keep_alive(&env);
+        keep_history(&env);
         manager.status(&format!("{} starts", config.node.name));
         let pid_file = args.pid_file.clone();
         role(Node { env, config, pid_file, manager: manager.clone(), own }).await
@@ -533,6 +534,7 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
         recall_patience: ClientConfig::RECALL_PATIENCE,
         trust: node.own.as_ref().map(|own| own.trust.clone()),
     };
+    let _ = node.env.watch.name.set(config.name.clone());
     node.keep_certificate(Role::Mover)?;
     let cluster = node.observe(Role::Mover).await?;
     let connect = move |env| Client::connect(env, config.clone(), Arc::new(NoKernel));
@@ -680,6 +682,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         recall_patience: ClientConfig::RECALL_PATIENCE,
         trust: node.own.as_ref().map(|own| own.trust.clone()),
     };
+    let _ = node.env.watch.name.set(config.name.clone());
     node.keep_certificate(Role::Mount)?;
     let cluster = node.observe(Role::Mount).await?;
     let notices = Arc::new(weir_fuse::Notices::new(mount.kernel_names));

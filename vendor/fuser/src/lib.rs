@@ -906,6 +906,9 @@ pub trait Filesystem: Send + Sync + 'static {
         reply.error(Errno::ENOSYS);
     }
 
+    /// A request came; the method for its kind follows.
+    fn begun(&self, _req: &Request) {}
+
     /// A process no longer wants to wait for the request `unique`, which may not have been dispatched yet.
     /// The request is still to be answered, for instance with `EINTR`.
     fn interrupt(&self, _req: &Request, unique: RequestId) {

@@ -104,6 +104,7 @@ impl<'a> RequestWithSender<'a> {
             error!("bug: filesystem must be initialized in dispatch_req");
             return Err(Errno::EIO);
         };
+        filesystem.begun(self.request_header());
 
         match op {
             // Filesystem initialization - should not happen after handshake completed

@@ -38,4 +38,22 @@ impl Request {
     pub fn pid(&self) -> u32 {
         self.header.pid
     }
+
+    /// Returns the kernel's number of this kind of request (`enum fuse_opcode`)
+    #[inline]
+    pub fn opcode(&self) -> u32 {
+        self.header.opcode
+    }
+
+    /// Returns the inode that this request is about
+    #[inline]
+    pub fn nodeid(&self) -> u64 {
+        self.header.nodeid
+    }
+
+    /// Returns the length of this request, with its header
+    #[inline]
+    pub fn length(&self) -> u32 {
+        self.header.len
+    }
 }

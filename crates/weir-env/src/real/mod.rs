@@ -29,6 +29,7 @@ use std::{
 };
 use threads::ThreadPool;
 use tokio::runtime::Handle;
+use weir_watch::Watch;
 
 /// What one process may choose about how it uses its machine.
 #[derive(Debug)]
@@ -81,6 +82,7 @@ pub fn env() -> Env {
 pub fn env_with(config: RealConfig) -> Env {
     let home = Home(Handle::try_current().ok());
     Env {
+        watch: machine_watch(),
         clock: Clock(Arc::new(MachineClock(home.clone()))),
         rng: Rng(Arc::new(KernelRng(Mutex::new(Vec::new())))),
         disk: Arc::new(disk::MachineDisk),
@@ -95,6 +97,12 @@ pub fn env_with(config: RealConfig) -> Env {
     }
 }
 
+fn machine_watch() -> Watch {
+    let mut process = [0; 8];
+    fill_random(&mut process);
+    Watch::new(weir_watch::Shared::new(u64::from_ne_bytes(process) | 1), Arc::new(|| monotonic().0))
+}
+
 /// The runtime that the environment was made in; without one, the caller's.
 #[derive(Clone)]
 struct Home(Option<Handle>);
@@ -107,10 +115,14 @@ impl Home {
 
 struct MachineClock(Home);
 
+fn monotonic() -> Instant {
+    let t = clock_gettime(ClockId::Monotonic);
+    Instant(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
+}
+
 impl ClockSource for MachineClock {
     fn now(&self) -> Instant {
-        let t = clock_gettime(ClockId::Monotonic);
-        Instant(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
+        monotonic()
     }
     fn wall(&self) -> WallTime {
         let t = clock_gettime(ClockId::Realtime);

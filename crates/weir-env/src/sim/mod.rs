@@ -110,6 +110,7 @@ impl World {
             let rng = SplitMix::new(self.0.seed, &format!("{name}, life {}", node.life));
             node.rng = Arc::new(NodeRng(Mutex::new(rng)));
             node.buffers = BufferPool::new(NODE_CACHE_BYTES);
+            node.watch = weir_watch::Shared::new((index as u64 + 1) << 32 | node.life);
             let life = node.life;
             state.trace("start", &[index as u64, life]);
         }
@@ -121,8 +122,9 @@ impl World {
             rng: Rng(node.rng.clone()),
             disk: Arc::new(SimDisk { here: Some(here.clone()), state: node.disk.clone() }),
             net: Arc::new(here.clone()),
-            tasks: Tasks(Arc::new(here)),
+            tasks: Tasks(Arc::new(here.clone())),
             buffers: node.buffers.clone(),
+            watch: weir_watch::Watch::new(node.watch.clone(), Arc::new(move || here.now().0)),
         };
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
@@ -352,6 +354,7 @@ impl World {
             powered: true,
             rng: Arc::new(NodeRng(Mutex::new(SplitMix::new(self.0.seed, name)))),
             buffers: BufferPool::new(NODE_CACHE_BYTES),
+            watch: weir_watch::Shared::new(0),
             disk: Arc::new(Mutex::new(disk)),
             tasks: Default::default(),
             clock,

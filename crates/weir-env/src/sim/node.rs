@@ -39,6 +39,7 @@ pub(super) struct Node {
     /// Of the present life.
     pub(super) rng: Arc<NodeRng>,
     pub(super) buffers: BufferPool,
+    pub(super) watch: Arc<weir_watch::Shared>,
     pub(super) disk: Arc<Mutex<DiskState>>,
     pub(super) tasks: BTreeMap<u64, AbortHandle>,
     pub(super) clock: NodeClock,

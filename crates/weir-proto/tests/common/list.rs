@@ -1,7 +1,7 @@
 //! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz targets.
 //!
 //! The user brings `access`, `backup`, `coord`, `copies`, `data`, `enrol`, `export`, `meta`, `volume`,
-//! `relation`, `snapshot`, `recall`, `lock`, `home_rule`, `map`, `news`, `version` and `frame` of
+//! `relation`, `snapshot`, `recall`, `lock`, `home_rule`, `map`, `news`, `version`, `watch` and `frame` of
 //! `weir_proto` into scope. That the list is complete is a test of its own: `the_list_is_complete`.
 
 /// Calls `$check::<T>(name)` for every message type. `the_list_is_complete` compares it with the sources.
@@ -47,6 +47,7 @@ macro_rules! for_every_message {
             access::{AuditRule, VolumeGrant, IdRange, AccessRule}
             map::{Node, Run, RunSeen, Target, Member, Group, Move, NamespaceEntry, NamespaceCopy, NamespaceCopies, Settings, RemovedNode, ClusterMap}
             version::{Program}
+            watch::{GetMeters, Meters, Meter, MeterBucket, ListWaits, WaitsListed, WaitSeen, GetTop, Top, TopRow, GetHistory, SeriesRead, Gather, Gathered, Answers, NodeAnswer, Told}
             frame::{Hello}
         )
     };

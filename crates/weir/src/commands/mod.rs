@@ -27,3 +27,4 @@ pub mod troubles;
 pub mod upgrade;
 pub mod verify;
 pub mod volume;
+pub mod watch;

@@ -1,0 +1,118 @@
+//! How the coordinator gathers what all processes that are connected to it show, and how a command asks for
+//! that.
+//!
+//! Mounts and movers need no address. Invariants: a process that is silent delays a gathering by its deadline
+//! only; a process with several connections is counted once. Knows nothing of what is gathered.
+use crate::Cluster;
+use crate::shows::shown;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use weir_env::Env;
+use weir_proto::map::Role;
+use weir_proto::watch::{ANSWER_BYTES_MAX, Answers, GATHERED_MAX, Gather, NodeAnswer, Told};
+use weir_proto::{Error, Request, Result, Wire};
+use weir_rpc::{Connection, Payload, Reply};
+
+/// The longest that a gathering waits for a process.
+const PATIENCE_MAX: Duration = Duration::from_secs(10);
+/// How much longer than its deadline the answer of a gathering may take.
+const SLACK: Duration = Duration::from_secs(3);
+
+/// Has processes asked at once, this one first. `peers`: in the order of their numbers, from `asked.after`
+/// on.
+pub async fn gather(env: Env, name: String, asked: Gather, peers: Vec<Connection>) -> Result<Reply> {
+    let patience = Duration::from_millis(u64::from(asked.patience_ms)).min(PATIENCE_MAX);
+    let next = if peers.len() > GATHERED_MAX { peers[GATHERED_MAX - 1].id() } else { 0 };
+    let peers = &peers[..peers.len().min(GATHERED_MAX)];
+    let mut answers = Vec::new();
+    if asked.after == 0 {
+        let told = shown(&env.watch, asked.method, &asked.body);
+        answers.push(answer(&name, Role::Coordinator, told));
+    }
+    let (report, mut reported) = mpsc::channel(GATHERED_MAX);
+    for peer in peers {
+        let (report, peer, asked) = (report.clone(), peer.clone(), asked.clone());
+        env.tasks.spawn("gather", async move {
+            let told = peer.call_encoded(asked.method, &asked.body, Payload::default(), patience).await;
+            let told = told.and_then(|answered| Told::from_bytes(&answered.reply));
+            let answer = answer(&peer.peer().name, peer.peer().role, told);
+            let _ = report.send(answer).await; // the command has given up
+        });
+    }
+    drop(report);
+    while let Some(answer) = reported.recv().await {
+        answers.push(answer);
+    }
+    answers.sort_by(|a, b| (a.role, &a.name, a.process).cmp(&(b.role, &b.name, b.process)));
+    let payload = Answers { answers }.to_bytes();
+    Ok(Reply::with_payload(&weir_proto::watch::Gathered { next }, bytes::Bytes::from(payload)))
+}
+
+fn answer(name: &str, role: Role, told: Result<Told>) -> NodeAnswer {
+    let fits = |told: Told| match told.body.len() <= ANSWER_BYTES_MAX {
+        true => Ok(told),
+        false => Err(Error::invalid(format!("an answer of {} bytes is too long", told.body.len()))),
+    };
+    match told.and_then(fits) {
+        Ok(Told { process, name: own, body }) => {
+            let name = if own.is_empty() { name.to_owned() } else { own };
+            NodeAnswer { name, role, process, failure: String::new(), body }
+        }
+        Err(e) => NodeAnswer {
+            name: name.to_owned(),
+            role,
+            process: 0,
+            failure: e.to_string(),
+            body: Default::default(),
+        },
+    }
+}
+
+/// What a process said, or why it said nothing.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Gathered<T> {
+    pub name: String,
+    pub role: Role,
+    pub told: std::result::Result<T, String>,
+}
+
+impl Cluster {
+    /// Asks all processes that are connected to the coordinator, each for at most `patience`.
+    pub async fn gather<R: Request<Reply = Told>, T: Wire>(
+        &self,
+        request: &R,
+        patience: Duration,
+    ) -> Result<Vec<Gathered<T>>> {
+        let mut after = 0;
+        let mut by_process: BTreeMap<u64, Gathered<T>> = BTreeMap::new();
+        let mut silent = Vec::new();
+        loop {
+            let asked = Gather {
+                method: R::METHOD,
+                body: request.to_bytes().into(),
+                after,
+                patience_ms: patience.as_millis() as u32,
+            };
+            let call = self.shared().coordinator.call(&asked, Vec::new(), patience + SLACK);
+            let (page, payload) = call.await.map_err(|e| e.doing("ask the coordinator"))?;
+            for NodeAnswer { name, role, process, failure, body } in Answers::from_bytes(&payload)?.answers {
+                let told = match failure.is_empty() {
+                    true => T::from_bytes(&body).map_err(|e| e.to_string()),
+                    false => Err(failure),
+                };
+                match told.is_ok() {
+                    true => drop(by_process.insert(process, Gathered { name, role, told })),
+                    false => silent.push(Gathered { name, role, told }),
+                }
+            }
+            after = page.next;
+            if after == 0 {
+                break;
+            }
+        }
+        let mut all: Vec<Gathered<T>> = by_process.into_values().chain(silent).collect();
+        all.sort_by(|a, b| (a.role, &a.name).cmp(&(b.role, &b.name)));
+        Ok(all)
+    }
+}

@@ -1,0 +1,379 @@
+//! Waits: what this process waits for now, and the longer ones of the last hour.
+//!
+//! A wait has a place of a fixed table as long as it lasts. Only its guard and readers of the list use the
+//! lock of that place, so nothing is contended. Invariants: a wait is listed once; one that lasted
+//! [`KEPT_NS`] is kept for an hour, the newest first to stay.
+use crate::Now;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A wait that lasts longer is listed,
+pub const VISIBLE_NS: u64 = 10_000_000;
+/// and one that lasted longer is kept.
+pub const KEPT_NS: u64 = 100_000_000;
+const KEPT_FOR_NS: u64 = 3600 * 1_000_000_000;
+/// Waits at the same time: of a mount with a thousand calls under way. More are counted and not listed.
+const PLACES: usize = 2048;
+/// Places that are looked at for a free one.
+const TRIES: usize = 16;
+/// Kept waits, about 200 bytes each.
+const KEPT_MAX: usize = 4096;
+/// A name is cut to this, so that the memory is known.
+const NAME_BYTES_MAX: usize = 120;
+
+/// What is waited for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Reason {
+    /// A program's call at a mount.
+    Program,
+    /// The answer of another node.
+    Answer,
+    /// Room among the calls of a connection.
+    CallSlot,
+    /// A client that has to give a lease back.
+    LeaseRecall,
+    /// A file or name that another operation uses.
+    Parked,
+    /// Space within a quota.
+    Quota,
+    /// Bytes that are at home only.
+    Recall,
+    /// A lock that another program holds.
+    Lock,
+    /// A placement group with too few members.
+    Group,
+    /// A newer cluster map.
+    Map,
+    /// Servers, from the view of a client.
+    Servers,
+    /// A read or a write of a disk.
+    Disk,
+    /// A sync of a journal or an index.
+    Journal,
+    /// Memory within a budget.
+    Budget,
+    /// A home's storage.
+    Home,
+    /// A place in the queue of a target.
+    Queue,
+}
+
+impl Reason {
+    pub const ALL: [Reason; 16] = [
+        Reason::Program,
+        Reason::Answer,
+        Reason::CallSlot,
+        Reason::LeaseRecall,
+        Reason::Parked,
+        Reason::Quota,
+        Reason::Recall,
+        Reason::Lock,
+        Reason::Group,
+        Reason::Map,
+        Reason::Servers,
+        Reason::Disk,
+        Reason::Journal,
+        Reason::Budget,
+        Reason::Home,
+        Reason::Queue,
+    ];
+    /// One word, for metrics and messages.
+    pub fn word(self) -> &'static str {
+        match self {
+            Reason::Program => "program",
+            Reason::Answer => "answer",
+            Reason::CallSlot => "call-slot",
+            Reason::LeaseRecall => "lease-recall",
+            Reason::Parked => "parked",
+            Reason::Quota => "quota",
+            Reason::Recall => "recall",
+            Reason::Lock => "lock",
+            Reason::Group => "group",
+            Reason::Map => "map",
+            Reason::Servers => "servers",
+            Reason::Disk => "disk",
+            Reason::Journal => "journal",
+            Reason::Budget => "budget",
+            Reason::Home => "home",
+            Reason::Queue => "queue",
+        }
+    }
+}
+
+/// A thing by its kind and number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Object {
+    /// Empty: none.
+    pub kind: &'static str,
+    pub id: u64,
+}
+
+impl Object {
+    pub const NONE: Object = Object { kind: "", id: 0 };
+    pub const fn new(kind: &'static str, id: u64) -> Object {
+        Object { kind, id }
+    }
+}
+
+/// A wait as it is listed.
+#[derive(Clone, PartialEq, Debug)]
+pub struct WaitRecord {
+    pub reason: Reason,
+    pub object: Object,
+    /// What is being done.
+    pub action: &'static str,
+    /// Who has what is waited for; empty: not known.
+    pub holder: Option<Arc<str>>,
+    /// The node that has to answer.
+    pub peer: Option<Arc<str>>,
+    /// For whom: user and process; 0: not known.
+    pub uid: u32,
+    pub pid: u32,
+}
+
+impl WaitRecord {
+    pub fn new(reason: Reason, object: Object) -> WaitRecord {
+        WaitRecord { reason, object, action: "", holder: None, peer: None, uid: 0, pid: 0 }
+    }
+    pub fn doing(self, action: &'static str) -> WaitRecord {
+        WaitRecord { action, ..self }
+    }
+    pub fn held_by(self, holder: &str) -> WaitRecord {
+        WaitRecord { holder: Some(cut(holder)), ..self }
+    }
+    pub fn at(self, peer: &Arc<str>) -> WaitRecord {
+        WaitRecord { peer: Some(peer.clone()), ..self }
+    }
+    pub fn of(self, uid: u32, pid: u32) -> WaitRecord {
+        WaitRecord { uid, pid, ..self }
+    }
+}
+
+fn cut(name: &str) -> Arc<str> {
+    let end = (0..=NAME_BYTES_MAX.min(name.len())).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0);
+    name[..end].into()
+}
+
+/// A wait that is over.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Past {
+    pub record: WaitRecord,
+    pub lasted_ns: u64,
+    pub ended_ns: u64,
+}
+
+#[derive(Default)]
+struct Place {
+    /// When the wait began; 0: the place is free. 1 more than the clock says, which may be 0.
+    since: AtomicU64,
+    record: Mutex<Option<WaitRecord>>,
+}
+
+pub struct Waits {
+    places: Box<[Place]>,
+    hint: AtomicUsize,
+    /// By reason: waits that ended, their time, and those that found no place.
+    ended: [AtomicU64; Reason::ALL.len()],
+    waited_ns: [AtomicU64; Reason::ALL.len()],
+    unlisted: AtomicU64,
+    kept: Mutex<VecDeque<Past>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Waits {
+    pub(crate) fn new() -> Waits {
+        Waits {
+            places: (0..PLACES).map(|_| Place::default()).collect(),
+            hint: AtomicUsize::new(0),
+            ended: [const { AtomicU64::new(0) }; Reason::ALL.len()],
+            waited_ns: [const { AtomicU64::new(0) }; Reason::ALL.len()],
+            unlisted: AtomicU64::new(0),
+            kept: Mutex::default(),
+        }
+    }
+
+    fn take(&self, since_ns: u64, record: WaitRecord) -> Option<usize> {
+        let first = self.hint.load(Ordering::Relaxed);
+        for at in (first..first + TRIES).map(|at| at % PLACES) {
+            let place = &self.places[at];
+            let free = place.since.compare_exchange(0, since_ns + 1, Ordering::Acquire, Ordering::Relaxed);
+            if free.is_ok() {
+                self.hint.store((at + 1) % PLACES, Ordering::Relaxed);
+                *lock(&place.record) = Some(record);
+                return Some(at);
+            }
+        }
+        self.hint.store((first + TRIES) % PLACES, Ordering::Relaxed);
+        self.unlisted.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+
+    fn give_back(&self, at: usize) -> Option<WaitRecord> {
+        let place = &self.places[at];
+        let record = lock(&place.record).take();
+        place.since.store(0, Ordering::Release);
+        record
+    }
+
+    fn ended(&self, reason: Reason, record: Option<WaitRecord>, since_ns: u64, now_ns: u64) {
+        let lasted_ns = now_ns.saturating_sub(since_ns);
+        self.ended[reason as usize].fetch_add(1, Ordering::Relaxed);
+        self.waited_ns[reason as usize].fetch_add(lasted_ns, Ordering::Relaxed);
+        let Some(record) = record.filter(|_| lasted_ns >= KEPT_NS) else { return };
+        let mut kept = lock(&self.kept);
+        while kept.len() >= KEPT_MAX
+            || kept.front().is_some_and(|past| now_ns.saturating_sub(past.ended_ns) > KEPT_FOR_NS)
+        {
+            kept.pop_front();
+        }
+        kept.push_back(Past { record, lasted_ns, ended_ns: now_ns });
+    }
+
+    /// Waits that last for `min_ns` by now, the longest first, with their age.
+    pub fn list(&self, now_ns: u64, min_ns: u64) -> Vec<(WaitRecord, u64)> {
+        let mut found = Vec::new();
+        for place in &self.places {
+            let since = place.since.load(Ordering::Acquire);
+            let age = (now_ns + 1).saturating_sub(since);
+            if since == 0 || age < min_ns {
+                continue;
+            }
+            // It may have ended meanwhile, and another one may have begun: that is young.
+            let record = lock(&place.record).clone();
+            if place.since.load(Ordering::Acquire) == since {
+                found.extend(record.map(|record| (record, age)));
+            }
+        }
+        found.sort_by_key(|(_, age)| std::cmp::Reverse(*age));
+        found
+    }
+
+    /// Waits that ended since then and lasted for `min_ns`, the newest first.
+    pub fn past(&self, since_ns: u64, min_ns: u64) -> Vec<Past> {
+        let kept = lock(&self.kept);
+        let newest = kept.iter().rev().take_while(|past| past.ended_ns >= since_ns);
+        newest.filter(|past| past.lasted_ns >= min_ns).cloned().collect()
+    }
+
+    /// By reason: waits that ended, and their time.
+    pub fn totals(&self) -> impl Iterator<Item = (Reason, u64, u64)> + '_ {
+        Reason::ALL.into_iter().map(|reason| {
+            let at = reason as usize;
+            (reason, self.ended[at].load(Ordering::Relaxed), self.waited_ns[at].load(Ordering::Relaxed))
+        })
+    }
+    /// Waits that found no place in the table.
+    pub fn unlisted(&self) -> u64 {
+        self.unlisted.load(Ordering::Relaxed)
+    }
+}
+
+/// A wait, as long as this lives.
+pub struct WaitGuard {
+    waits: Arc<Waits>,
+    now: Now,
+    since_ns: u64,
+    reason: Reason,
+    place: Option<usize>,
+}
+
+impl WaitGuard {
+    pub(crate) fn begin(waits: Arc<Waits>, now: Now, since_ns: u64, record: WaitRecord) -> WaitGuard {
+        let reason = record.reason;
+        let place = waits.take(since_ns, record);
+        WaitGuard { waits, now, since_ns, reason, place }
+    }
+    /// Who has what is waited for, once that is known.
+    pub fn holder(&self, holder: &str) {
+        if let Some(place) = self.place
+            && let Some(record) = &mut *lock(&self.waits.places[place].record)
+        {
+            record.holder = Some(cut(holder));
+        }
+    }
+}
+
+impl Drop for WaitGuard {
+    fn drop(&mut self) {
+        let record = self.place.and_then(|at| self.waits.give_back(at));
+        self.waits.ended(self.reason, record, self.since_ns, (self.now)());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn guard(waits: &Arc<Waits>, clock: &Arc<AtomicU64>, record: WaitRecord) -> WaitGuard {
+        let at = clock.clone();
+        let now: Now = Arc::new(move || at.load(Ordering::Relaxed));
+        WaitGuard::begin(waits.clone(), now.clone(), now(), record)
+    }
+
+    #[test]
+    fn a_wait_is_listed_while_it_lasts_and_kept_if_it_was_long() {
+        let (waits, clock) = (Arc::new(Waits::new()), Arc::new(AtomicU64::new(5)));
+        let record = WaitRecord::new(Reason::Lock, Object::new("inode", 7)).doing("fcntl").of(1000, 42);
+        let long = guard(&waits, &clock, record.clone());
+        long.holder("n1:/data");
+        let at = |ms: u64| clock.store(ms * MS, Ordering::Relaxed);
+        at(50);
+        let short = guard(&waits, &clock, WaitRecord::new(Reason::Disk, Object::new("target", 1)));
+        assert_eq!(waits.list(55 * MS, VISIBLE_NS).len(), 1);
+        let (seen, age) = waits.list(65 * MS, VISIBLE_NS)[0].clone();
+        assert_eq!((seen, age / MS), (record.clone().held_by("n1:/data"), 64));
+        at(99);
+        drop(short);
+        at(200);
+        drop(long);
+        assert_eq!(waits.list(200 * MS, 0), []);
+        let past = waits.past(0, 0);
+        assert_eq!((past.len(), past[0].lasted_ns / MS, past[0].record.pid), (1, 199, 42));
+        assert_eq!(waits.past(201 * MS, 0), [], "it ended earlier");
+        let totals: Vec<_> = waits.totals().filter(|t| t.1 > 0).map(|(r, n, ns)| (r, n, ns / MS)).collect();
+        assert_eq!(totals, [(Reason::Lock, 1, 199), (Reason::Disk, 1, 49)]);
+    }
+
+    #[test]
+    fn waits_beyond_the_places_are_counted_and_places_come_back() {
+        let (waits, clock) = (Arc::new(Waits::new()), Arc::new(AtomicU64::new(0)));
+        let begin = || guard(&waits, &clock, WaitRecord::new(Reason::Answer, Object::NONE));
+        let all: Vec<WaitGuard> = (0..PLACES + 10).map(|_| begin()).collect();
+        assert_eq!((waits.list(1, 0).len(), waits.unlisted()), (PLACES, 10));
+        drop(all);
+        assert_eq!(waits.list(1, 0).len(), 0);
+        let again: Vec<WaitGuard> = (0..PLACES).map(|_| begin()).collect();
+        assert_eq!(waits.list(1, 0).len(), PLACES);
+        drop(again);
+    }
+
+    #[test]
+    fn kept_waits_are_forgotten_after_an_hour() {
+        let (waits, clock) = (Arc::new(Waits::new()), Arc::new(AtomicU64::new(0)));
+        let wait = |from: u64, to: u64| {
+            clock.store(from, Ordering::Relaxed);
+            let guard = guard(&waits, &clock, WaitRecord::new(Reason::Disk, Object::NONE));
+            clock.store(to, Ordering::Relaxed);
+            drop(guard);
+        };
+        (0..KEPT_MAX as u64 + 5).for_each(|n| wait(n * KEPT_NS, (n + 1) * KEPT_NS));
+        assert_eq!(waits.past(0, 0).len(), KEPT_MAX);
+        let later = 2 * KEPT_FOR_NS;
+        wait(later, later + KEPT_NS);
+        assert_eq!(waits.past(0, 0).len(), 1);
+    }
+
+    #[test]
+    fn every_reason_has_a_word_of_its_own() {
+        for (at, reason) in Reason::ALL.into_iter().enumerate() {
+            assert_eq!(reason as usize, at);
+            assert!(Reason::ALL[..at].iter().all(|other| other.word() != reason.word()));
+        }
+    }
+}

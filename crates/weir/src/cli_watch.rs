@@ -1,0 +1,99 @@
+//! The arguments of commands that look at what a cluster is doing now.
+use crate::cluster_args::Status;
+use clap::{Args, ValueEnum, ValueHint};
+
+/// What the rows of `weir top` stand for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum By {
+    Volume,
+    User,
+    Client,
+    Job,
+    Kind,
+    Target,
+}
+
+#[derive(Args)]
+pub struct TopArgs {
+    /// What each row stands for
+    #[arg(long, value_enum, default_value = "user")]
+    pub by: By,
+    /// Print once instead of every two seconds
+    #[arg(long)]
+    pub once: bool,
+    /// Rows at most
+    #[arg(long, default_value_t = 20)]
+    pub rows: usize,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
+#[derive(Args)]
+pub struct WaitsArgs {
+    /// Show waits that have lasted this long, like 10ms or 2s
+    #[arg(long, default_value = "10ms", value_parser = parse_duration_ms)]
+    pub min: u32,
+    /// Also show waits over 100 ms that ended within this time, like 10min or 1h
+    #[arg(long, value_parser = parse_duration_ms)]
+    pub since: Option<u32>,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
+#[derive(Args)]
+pub struct WhyArgs {
+    /// A path in a mounted file system, the number of a process, or the word slow for the whole cluster
+    #[arg(value_name = "PATH|PID|slow", value_hint = ValueHint::AnyPath)]
+    pub what: String,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
+#[derive(Args)]
+pub struct IohistArgs {
+    /// Only of the process with this name, like storage-1
+    #[arg(value_hint = ValueHint::Other)]
+    pub process: Option<String>,
+    /// Measure for this many seconds; 0: since each process started
+    #[arg(long, default_value_t = 0)]
+    pub seconds: u32,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
+#[derive(Args)]
+pub struct ConsoleArgs {
+    /// Address of this machine to listen at; port 0: any
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7070")]
+    pub listen: std::net::SocketAddr,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
+/// `10ms`, `2s`, `10min` or `1h`, in milliseconds.
+fn parse_duration_ms(text: &str) -> Result<u32, String> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let factor = match &text[end..] {
+        "ms" => 1,
+        "s" => 1000,
+        "m" | "min" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(format!("{text:?} is not a time like 10ms, 2s, 10min or 1h")),
+    };
+    let number: u32 = text[..end].parse().map_err(|_| format!("{text:?} has no number, or a large one"))?;
+    number.checked_mul(factor).ok_or_else(|| format!("{text} is too long"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        let parsed = ["10ms", "2s", "10min", "3m", "1h"].map(|text| parse_duration_ms(text).unwrap());
+        assert_eq!(parsed, [10, 2000, 600_000, 180_000, 3_600_000]);
+        for bad in ["", "s", "5", "5 s", "99999h", "-1s"] {
+            assert!(parse_duration_ms(bad).is_err(), "{bad}");
+        }
+    }
+}

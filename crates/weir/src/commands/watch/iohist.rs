@@ -1,0 +1,150 @@
+//! `weir iohist`: how long requests, disks, journals and homes take, and how large the spread is.
+use super::PATIENCE;
+use crate::cli_watch::IohistArgs;
+use crate::commands::status::coordinators;
+use crate::commands::watch::waits::time;
+use crate::failure::{Failure, Outcome};
+use crate::observe;
+use crate::table;
+use serde::Serialize;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use weir_coord::Gathered;
+use weir_proto::Error;
+use weir_proto::watch::{GetMeters, Meter, MeterKind, Meters};
+
+/// A distribution of times.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Spread {
+    pub process: String,
+    pub meter: String,
+    pub of: String,
+    pub count: u64,
+    pub mean_us: u64,
+    /// Half of all values are below, and 99 of 100.
+    pub p50_us: u64,
+    pub p99_us: u64,
+    pub total_us: u64,
+}
+
+pub fn iohist(args: &IohistArgs) -> Outcome<()> {
+    let coordinators = coordinators(&args.cluster)?;
+    let (before, now): (Vec<Gathered<Meters>>, Vec<Gathered<Meters>>) = observe::block_on(async {
+        let env = weir_env::real::env();
+        let cluster = observe::observe(&env, &coordinators, "weir iohist").await?;
+        let before = match args.seconds {
+            0 => Vec::new(),
+            seconds => {
+                let before = cluster.gather(&GetMeters {}, PATIENCE).await?;
+                env.clock.sleep(Duration::from_secs(seconds.into())).await;
+                before
+            }
+        };
+        Ok((before, cluster.gather(&GetMeters {}, PATIENCE).await?))
+    })?;
+    let is_wanted = |g: &&Gathered<Meters>| args.process.as_ref().is_none_or(|name| *name == g.name);
+    if !now.iter().any(|g| is_wanted(&g)) {
+        let names: Vec<&str> = now.iter().map(|g| g.name.as_str()).collect();
+        let error =
+            Error::not_found(format!("no process {:?} answers", args.process.as_deref().unwrap_or("")));
+        return Err(Failure::new(error, format!("processes: {}", names.join(", "))));
+    }
+    let spreads = spreads(&before, now.iter().filter(is_wanted));
+    match args.cluster.json {
+        true => table::json(&json!({ "spreads": spreads })),
+        false => print!("{}", text(&spreads)),
+    }
+    Ok(())
+}
+
+/// Those with the most time first.
+fn spreads<'a>(before: &[Gathered<Meters>], now: impl Iterator<Item = &'a Gathered<Meters>>) -> Vec<Spread> {
+    let key =
+        |process: &str, meter: &Meter| (process.to_owned(), meter.name.clone(), meter.label_value.clone());
+    let mut earlier = BTreeMap::new();
+    for (process, meters) in before.iter().filter_map(|g| Some((&g.name, g.told.as_ref().ok()?))) {
+        earlier.extend(meters.meters.iter().map(|meter| (key(process, meter), meter)));
+    }
+    let mut spreads = Vec::new();
+    for (process, meters) in now.filter_map(|g| Some((&g.name, g.told.as_ref().ok()?))) {
+        let of_time = |m: &&Meter| m.kind == MeterKind::Histogram && m.name.ends_with("_seconds");
+        for meter in meters.meters.iter().filter(of_time) {
+            spreads.extend(spread(process, meter, earlier.get(&key(process, meter)).copied()));
+        }
+    }
+    spreads.sort_by_key(|s| std::cmp::Reverse(s.total_us));
+    spreads
+}
+
+fn spread(process: &str, meter: &Meter, before: Option<&Meter>) -> Option<Spread> {
+    let was = |below: u64| {
+        let bucket = before.and_then(|m| m.buckets.iter().find(|b| b.below == below));
+        bucket.map_or(0, |b| b.count)
+    };
+    let counts: Vec<(u64, u64)> =
+        meter.buckets.iter().map(|b| (b.below, b.count.saturating_sub(was(b.below)))).collect();
+    let count = meter.count.saturating_sub(before.map_or(0, |m| m.count));
+    let total_ns = meter.value.saturating_sub(before.map_or(0, |m| m.value)).max(0) as u64;
+    let below = |part: f64| {
+        let wanted = (count as f64 * part).ceil() as u64;
+        let mut seen = 0;
+        let found = counts.iter().find(|(_, n)| {
+            seen += n;
+            seen >= wanted
+        });
+        found.map_or(0, |(below, _)| below / 1000)
+    };
+    (count > 0).then(|| Spread {
+        process: process.to_owned(),
+        meter: meter.name.clone(),
+        of: meter.label_value.clone(),
+        count,
+        mean_us: total_ns / count / 1000,
+        p50_us: below(0.5),
+        p99_us: below(0.99),
+        total_us: total_ns / 1000,
+    })
+}
+
+fn text(spreads: &[Spread]) -> String {
+    let row = |s: &Spread| {
+        let (mean, p50, p99) = (time(s.mean_us), time(s.p50_us), time(s.p99_us));
+        let (process, meter) = (s.process.clone(), s.meter.clone());
+        vec![process, meter, s.of.clone(), s.count.to_string(), mean, p50, p99, time(s.total_us)]
+    };
+    let rows: Vec<Vec<String>> = spreads.iter().map(row).collect();
+    table::render(&["PROCESS", "METER", "OF", "COUNT", "MEAN", "P50 <", "P99 <", "TOTAL"], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::map::Role;
+    use weir_proto::watch::MeterBucket;
+
+    fn meter(counts: &[(u64, u64)], sum_ns: i64) -> Gathered<Meters> {
+        let buckets = counts.iter().map(|(below, count)| MeterBucket { below: *below, count: *count });
+        let meter = Meter {
+            name: "weir_rpc_seconds".into(),
+            label: "method".into(),
+            label_value: "Create".into(),
+            kind: MeterKind::Histogram,
+            value: sum_ns,
+            count: counts.iter().map(|c| c.1).sum(),
+            buckets: buckets.collect(),
+        };
+        Gathered { name: "meta-1".into(), role: Role::Meta, told: Ok(Meters { meters: vec![meter] }) }
+    }
+
+    #[test]
+    fn a_spread_is_of_the_time_between_two_readings() {
+        let before = [meter(&[(100_000, 900)], 90_000_000)];
+        let now = [meter(&[(100_000, 990), (5_000_000, 10)], 140_000_000)];
+        let found = spreads(&before, now.iter());
+        let Spread { count, mean_us, p50_us, p99_us, total_us, .. } = found[0].clone();
+        assert_eq!((count, mean_us, p50_us, p99_us, total_us), (100, 500, 100, 5000, 50_000));
+        assert_eq!(spreads(&[], before.iter())[0].count, 900);
+        assert_eq!(spreads(&before, before.iter()), [], "nothing happened");
+    }
+}

@@ -1,0 +1,167 @@
+//! `weir waits`: what all processes of the cluster wait for, the longest first.
+use super::PATIENCE;
+use crate::cli_watch::WaitsArgs;
+use crate::commands::status::coordinators;
+use crate::failure::Outcome;
+use crate::observe;
+use crate::table;
+use crate::users::Users;
+use serde_json::{Value, json};
+use weir_coord::Gathered;
+use weir_proto::watch::{ListWaits, WaitSeen, WaitsListed};
+
+/// A wait and the process that waits.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Seen {
+    pub process: String,
+    pub wait: WaitSeen,
+}
+
+pub fn waits(args: &WaitsArgs) -> Outcome<()> {
+    let coordinators = coordinators(&args.cluster)?;
+    let asked = ListWaits { min_ms: args.min, since_s: args.since.map_or(0, |ms| ms.div_ceil(1000)) };
+    let gathered: Vec<Gathered<WaitsListed>> = observe::block_on(async {
+        let env = weir_env::real::env();
+        let cluster = observe::observe(&env, &coordinators, "weir waits").await?;
+        Ok(cluster.gather(&asked, PATIENCE).await?)
+    })?;
+    let (seen, silent) = sorted(gathered);
+    match args.cluster.json {
+        true => table::json(&as_json(&seen, &silent)),
+        false => print!("{}", as_text(&seen, &silent)),
+    }
+    Ok(())
+}
+
+/// Waits that last, the longest first, then those that ended, the newest first; and processes without an
+/// answer.
+pub fn sorted(gathered: Vec<Gathered<WaitsListed>>) -> (Vec<Seen>, Vec<(String, String)>) {
+    let (mut seen, mut silent) = (Vec::new(), Vec::new());
+    for Gathered { name, told, .. } in gathered {
+        match told {
+            Ok(WaitsListed { now, past }) => {
+                let of = |wait| Seen { process: name.clone(), wait };
+                seen.extend(now.into_iter().chain(past).map(of));
+            }
+            Err(why) => silent.push((name, why)),
+        }
+    }
+    seen.sort_by_key(|s| (s.wait.ended_ms, std::cmp::Reverse(s.wait.lasted_us)));
+    (seen, silent)
+}
+
+/// `350 ms`, `4.2 s`, `12 min`.
+pub fn time(us: u64) -> String {
+    match us {
+        0..1000 => format!("{us} µs"),
+        1000..1_000_000 => format!("{} ms", us / 1000),
+        1_000_000..120_000_000 => format!("{:.1} s", us as f64 / 1e6),
+        _ => format!("{} min", us / 60_000_000),
+    }
+}
+
+/// `inode 17`, `target 3`; nothing for a wait without an object.
+pub fn object(wait: &WaitSeen) -> String {
+    match wait.object.as_str() {
+        "" => String::new(),
+        kind => format!("{kind} {}", wait.object_id),
+    }
+}
+
+fn as_text(seen: &[Seen], silent: &[(String, String)]) -> String {
+    let users = Users::of(seen.iter().map(|s| s.wait.uid).filter(|uid| *uid > 0));
+    let row = |s: &Seen| {
+        let wait = &s.wait;
+        let whom = [&wait.holder, &wait.peer].into_iter().find(|name| !name.is_empty());
+        let program = match (wait.uid, wait.pid) {
+            (0, 0) => String::new(),
+            (uid, 0) => users.name(uid),
+            (uid, pid) => format!("{} {pid}", users.name(uid)),
+        };
+        let ended = match wait.ended_ms {
+            0 => "waits".to_owned(),
+            ms => format!("{} ago", time(ms * 1000)),
+        };
+        let (lasted, what) = (time(wait.lasted_us), wait.action.clone());
+        let whom = whom.cloned().unwrap_or_default();
+        vec![lasted, ended, s.process.clone(), wait.reason.clone(), object(wait), what, whom, program]
+    };
+    let mut out = match seen {
+        [] => "no waits\n".to_owned(),
+        some => {
+            let header = ["TIME", "ENDED", "PROCESS", "REASON", "OBJECT", "DOING", "FOR", "PROGRAM"];
+            table::render(&header, &some.iter().map(row).collect::<Vec<_>>())
+        }
+    };
+    for (name, why) in silent {
+        out += &format!("{name} does not answer: {why}\n");
+    }
+    out
+}
+
+pub fn as_json(seen: &[Seen], silent: &[(String, String)]) -> Value {
+    let wait = |s: &Seen| {
+        let w = &s.wait;
+        json!({
+            "process": s.process, "reason": w.reason, "object": w.object, "object_id": w.object_id,
+            "action": w.action, "holder": w.holder, "peer": w.peer, "uid": w.uid, "pid": w.pid,
+            "lasted_us": w.lasted_us, "ended_ms_ago": (w.ended_ms > 0).then_some(w.ended_ms),
+        })
+    };
+    let without_answer = |(name, why): &(String, String)| json!({ "process": name, "why": why });
+    json!({
+        "waits": seen.iter().map(wait).collect::<Vec<_>>(),
+        "silent": silent.iter().map(without_answer).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::map::Role;
+
+    fn wait(lasted_us: u64, ended_ms: u64) -> WaitSeen {
+        WaitSeen {
+            reason: "lock".into(),
+            object: "inode".into(),
+            object_id: 7,
+            action: "SETLKW".into(),
+            holder: "n1:/data".into(),
+            peer: String::new(),
+            uid: 0,
+            pid: 4711,
+            lasted_us,
+            ended_ms,
+        }
+    }
+
+    #[test]
+    fn the_longest_wait_is_first_and_ended_ones_follow() {
+        let of = |name: &str, now, past| Gathered {
+            name: name.into(),
+            role: Role::Mount,
+            told: Ok(WaitsListed { now, past }),
+        };
+        let silent = Gathered { name: "c".into(), role: Role::Storage, told: Err("no answer".into()) };
+        let gathered = vec![
+            of("a", vec![wait(20_000, 0)], vec![wait(500_000, 90_000)]),
+            of("b", vec![wait(4_200_000, 0)], vec![wait(300_000, 1000)]),
+            silent,
+        ];
+        let (seen, silent) = sorted(gathered);
+        let times: Vec<_> = seen.iter().map(|s| (s.process.as_str(), s.wait.lasted_us / 1000)).collect();
+        assert_eq!(times, [("b", 4200), ("a", 20), ("b", 300), ("a", 500)]);
+        let text = as_text(&seen, &silent);
+        let first = text.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(first, "4.2 s waits b lock inode 7 SETLKW n1:/data root 4711");
+        assert!(text.contains("1.0 s ago") && text.contains("90.0 s ago"), "{text}");
+        assert!(text.ends_with("c does not answer: no answer\n"), "{text}");
+        assert_eq!(as_json(&seen, &silent)["waits"][0]["ended_ms_ago"], Value::Null);
+    }
+
+    #[test]
+    fn times_have_the_unit_that_reads_best() {
+        let shown = [999, 1000, 999_999, 4_250_000, 119_000_000, 600_000_000].map(time);
+        assert_eq!(shown, ["999 µs", "1 ms", "999 ms", "4.2 s", "119.0 s", "10 min"]);
+    }
+}

@@ -1,0 +1,96 @@
+//! `weir why`: what a file, a process or the whole cluster waits for, from the cause to the program, with
+//! what to do.
+use super::evidence::{Evidence, FileFacts, collect, of_path, threads_of};
+use super::reasons::{Finding, findings, past};
+use crate::cli_watch::WhyArgs;
+use crate::commands::status::coordinators;
+use crate::failure::{Failure, Outcome};
+use crate::observe;
+use crate::table;
+use serde_json::json;
+use std::path::Path;
+use weir_proto::Error;
+
+/// What is asked about.
+enum Question {
+    Cluster,
+    Path(Option<FileFacts>),
+    /// The threads of a process.
+    Process(Vec<u32>),
+}
+
+impl Question {
+    fn parse(what: &str) -> Outcome<Question> {
+        if what == "slow" {
+            return Ok(Question::Cluster);
+        }
+        if let Ok(pid) = what.parse::<u32>() {
+            let threads = threads_of(pid);
+            if threads.is_empty() {
+                let error = Error::not_found(format!("there is no process {pid} on this machine"));
+                return Err(Failure::new(error, "run this on the machine where the program runs"));
+            }
+            return Ok(Question::Process(threads));
+        }
+        of_path(Path::new(what)).map(Question::Path)
+    }
+}
+
+pub fn why(args: &WhyArgs) -> Outcome<()> {
+    let question = Question::parse(&args.what)?;
+    let coordinators = coordinators(&args.cluster)?;
+    let (evidence, threads) = observe::block_on(async {
+        let env = weir_env::real::env();
+        let cluster = observe::observe(&env, &coordinators, "weir why").await?;
+        let (file, threads) = match question {
+            Question::Cluster => (None, Vec::new()),
+            Question::Path(file) => (file, Vec::new()),
+            Question::Process(threads) => (None, threads),
+        };
+        let mut evidence = collect(&env, &cluster, &coordinators, file).await?;
+        if !threads.is_empty() {
+            evidence.file = file_of(&evidence, &threads);
+        }
+        Outcome::Ok((evidence, threads))
+    })?;
+    let found = findings(&evidence, &threads);
+    let before = if found.is_empty() { past(&evidence) } else { Vec::new() };
+    match args.cluster.json {
+        true => table::json(&as_json(&evidence, &found, &before)),
+        false => print!("{}", as_text(&args.what, &evidence, &found, &before)),
+    }
+    Ok(())
+}
+
+/// The file that one of the threads waits at.
+fn file_of(evidence: &Evidence, threads: &[u32]) -> Option<FileFacts> {
+    let is_theirs = |wait: &weir_proto::watch::WaitSeen| {
+        wait.ended_ms == 0 && wait.object == "inode" && threads.contains(&wait.pid)
+    };
+    let seen = evidence.waits.iter().find(|seen| is_theirs(&seen.wait))?;
+    Some(FileFacts { inode: seen.wait.object_id, ..FileFacts::default() })
+}
+
+fn as_text(what: &str, evidence: &Evidence, found: &[Finding], past: &[String]) -> String {
+    let inode = evidence.file.as_ref().map(|file| format!(" (inode {})", file.inode)).unwrap_or_default();
+    let mut out = match (found, past) {
+        ([], []) => {
+            format!("{what}{inode}: nothing waits, and nothing has waited for a second in the last hour\n")
+        }
+        ([], _) => format!("{what}{inode}: nothing waits now; the longest waits of the last hour:\n"),
+        _ => format!("{what}{inode}:\n"),
+    };
+    past.iter().for_each(|line| out += &format!("  {line}\n"));
+    found.iter().for_each(|f| out += &format!("  {}\n", f.text));
+    if let Some(first) = found.iter().find(|f| !f.action.is_empty()) {
+        out += &format!("to do: {}\n", first.action);
+    }
+    out
+}
+
+fn as_json(evidence: &Evidence, found: &[Finding], past: &[String]) -> serde_json::Value {
+    let chain: Vec<_> = found.iter().map(|f| json!({ "text": f.text, "action": f.action })).collect();
+    let inode = evidence.file.as_ref().map(|file| file.inode);
+    let action = found.iter().map(|f| f.action.as_str()).find(|action| !action.is_empty());
+    json!({ "inode": inode, "chain": chain, "to_do": action, "past": past })
+}

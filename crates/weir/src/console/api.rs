@@ -1,0 +1,160 @@
+//! What the API answers: plain functions of what is known, as JSON. `openapi.json` describes it.
+use super::snapshot::Snapshot;
+use crate::cli_watch::By;
+use crate::commands::watch::{Names, lines_of, sorted, waits_json};
+use crate::observe::Health;
+use crate::users::Users;
+use clap::ValueEnum;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use weir_coord::{Cluster, Gathered};
+use weir_proto::Result;
+use weir_proto::map::TargetState;
+use weir_proto::relation::RelationState;
+use weir_proto::watch::{GetHistory, SeriesRead};
+use weir_trust::certificate::role_word;
+
+const PATIENCE: Duration = Duration::from_millis(800);
+/// Points of a series that are shown.
+const POINTS_MAX: u32 = 3600;
+/// From here on minutes are shown instead of seconds.
+const BY_SECOND_MAX: u32 = 60;
+
+pub fn status(snapshot: &Snapshot) -> Value {
+    let Some(status) = &snapshot.status else {
+        return json!({ "state": "the coordinator does not answer", "healthy": false });
+    };
+    let health = Health::of(status);
+    let map = &status.map;
+    let scheme = map.settings.scheme;
+    let sum = |of: fn(&weir_proto::coord::TargetReport) -> u64| {
+        scheme.payload_share(status.targets.iter().map(of).sum())
+    };
+    let answers = |name: &str| snapshot.meters.iter().find(|g| g.name == name).map(|g| g.told.is_ok());
+    let processes = snapshot.meters.iter().map(|g| {
+        json!({ "name": g.name, "role": role_word(g.role), "answers": g.told.is_ok(), "why": g.told.as_ref().err() })
+    });
+    let targets = map.targets.iter().map(|t| {
+        let node = map.node(t.node).map_or("?", |node| node.name.as_str());
+        let report = status.targets.iter().find(|r| r.target == t.id);
+        let state = match t.state {
+            TargetState::Up => "up",
+            TargetState::Down => "down",
+            TargetState::Failed => "failed",
+        };
+        json!({
+            "target": t.id.to_string(), "node": node, "state": state, "pool": t.pool,
+            "capacity_bytes": report.map_or(0, |r| r.capacity), "used_bytes": report.map_or(0, |r| r.used),
+            "debt_cells": report.map_or(0, |r| r.under_replicated_cells), "node_answers": answers(node),
+        })
+    });
+    json!({
+        "cluster": map.cluster.to_string(), "state": health.to_string(), "healthy": health.is_full(),
+        "serves": health.serves(), "capacity_bytes": sum(|r| r.capacity), "used_bytes": sum(|r| r.used),
+        "waits": snapshot.waits.iter().filter_map(|g| g.told.as_ref().ok()).map(|w| w.now.len()).sum::<usize>(),
+        "processes": processes.collect::<Vec<_>>(), "targets": targets.collect::<Vec<_>>(),
+    })
+}
+
+/// None: there are no such rows.
+pub fn top(snapshot: &Snapshot, by: &str) -> Option<Value> {
+    let by = By::from_str(by, true).ok().filter(|by| *by != By::Target)?;
+    let rows = snapshot.tops.iter().filter_map(|t| t.told.as_ref().ok()).flat_map(|t| &t.rows);
+    let users = Users::of(rows.map(|row| row.uid));
+    let of_namespace = snapshot.namespaces.iter().flat_map(|n| &n.volumes);
+    let volumes = of_namespace.map(|v| (v.id.0, v.name.clone())).collect();
+    Some(json!({ "rows": lines_of(by, &snapshot.tops, &Names { volumes, users }) }))
+}
+
+pub fn waits(snapshot: &Snapshot) -> Value {
+    let (seen, silent) = sorted(snapshot.waits.clone());
+    waits_json(&seen, &silent)
+}
+
+pub fn volumes(snapshot: &Snapshot) -> Value {
+    let volumes = snapshot.namespaces.iter().flat_map(|n| n.volumes.iter().map(move |v| (n, v)));
+    let one = |(namespace, v): (&super::snapshot::Namespace, &weir_proto::volume::Volume)| {
+        json!({
+            "namespace": namespace.name, "volume": v.name, "owner": v.owner, "used_bytes": v.usage.bytes,
+            "files": v.usage.files, "directories": v.usage.directories, "evicted_bytes": v.usage.evicted,
+            "limit_bytes": v.quota.bytes_hard, "limit_inodes": v.quota.inodes_hard,
+        })
+    };
+    json!({ "volumes": volumes.map(one).collect::<Vec<_>>() })
+}
+
+pub fn homes(snapshot: &Snapshot) -> Value {
+    let relations = snapshot.namespaces.iter().flat_map(|n| &n.relations);
+    let one = |r: &weir_proto::relation::RelationInfo| {
+        let (state, why) = match &r.state {
+            RelationState::Synced {} => ("synced", String::new()),
+            RelationState::Copying {} => ("copying", String::new()),
+            RelationState::Paused { why } => ("paused", why.clone()),
+            RelationState::Diverged { items } => ("diverged", format!("{items} conflicts")),
+        };
+        json!({
+            "volume": r.volume_name, "home": r.url.split('?').next(), "state": state, "why": why,
+            "lag_ms": r.lag_ms, "backlog_bytes": r.backlog_bytes, "rate_bytes": r.rate, "movers": r.movers,
+            "limited_by": r.limited_by, "failure": r.home_failure,
+        })
+    };
+    json!({ "homes": relations.map(one).collect::<Vec<_>>() })
+}
+
+/// A series, summed over all processes: of the last minutes, by second up to an hour.
+pub async fn history(cluster: &Cluster, series: &str, minutes: u32) -> Result<Value> {
+    let by_minute = minutes > BY_SECOND_MAX;
+    let points = if by_minute { minutes } else { minutes * 60 }.clamp(1, POINTS_MAX);
+    let asked = GetHistory { name: series.to_owned(), by_minute, points };
+    let gathered: Vec<Gathered<SeriesRead>> = cluster.gather(&asked, PATIENCE).await?;
+    let read: Vec<Vec<f32>> = gathered
+        .into_iter()
+        .filter_map(|g| g.told.ok())
+        .map(|read| read.points.into_iter().map(f32::from_bits).collect())
+        .collect();
+    Ok(json!({ "series": series, "step_s": if by_minute { 60 } else { 1 }, "points": summed(&read) }))
+}
+
+/// The sum of what ends now; a time of which no process has a point has none.
+fn summed(read: &[Vec<f32>]) -> Vec<Option<f32>> {
+    let longest = read.iter().map(Vec::len).max().unwrap_or(0);
+    let mut sums: BTreeMap<usize, f32> = BTreeMap::new();
+    for points in read {
+        let first = longest - points.len();
+        for (at, value) in points.iter().enumerate().filter(|(_, value)| !value.is_nan()) {
+            *sums.entry(first + at).or_default() += value;
+        }
+    }
+    (0..longest).map(|at| sums.get(&at).copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn histories_are_added_from_their_ends() {
+        let read = [vec![1.0, f32::NAN, 3.0], vec![10.0, 20.0]];
+        assert_eq!(summed(&read), [Some(1.0), Some(10.0), Some(23.0)]);
+        assert_eq!(summed(&[vec![f32::NAN, 1.0]]), [None, Some(1.0)]);
+        assert_eq!(summed(&[]), []);
+    }
+
+    #[test]
+    fn nothing_is_known_of_a_silent_cluster_and_that_is_said() {
+        let nothing = Snapshot::default();
+        assert_eq!(status(&nothing)["healthy"], false);
+        assert_eq!(top(&nothing, "user"), Some(json!({ "rows": [] })));
+        assert_eq!((top(&nothing, "target"), top(&nothing, "colour")), (None, None));
+        assert_eq!(volumes(&nothing), json!({ "volumes": [] }));
+    }
+
+    #[test]
+    fn the_description_of_the_api_names_every_path() {
+        let described: Value = serde_json::from_str(super::super::OPENAPI).unwrap();
+        for path in ["status", "top", "waits", "volumes", "homes", "history"] {
+            assert!(described["paths"][format!("/api/v1/{path}")]["get"].is_object(), "{path}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! What `/metrics` shows: the meters of all processes and the state of the cluster, in the text format of
+//! Prometheus.
+//!
+//! A plain function. Times are in seconds, as names say. Of histograms by method only counts and sums are
+//! shown, so that a page for hundreds of nodes stays small.
+use super::snapshot::Snapshot;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use weir_proto::map::{ClusterMap, Role};
+use weir_proto::relation::RelationState;
+use weir_proto::watch::{Meter, MeterKind};
+use weir_trust::certificate::role_word;
+
+/// Upper bounds of the buckets that are shown, in seconds.
+const BOUNDS: [f64; 9] = [0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 30.0];
+/// Volumes whose usage is shown, the largest: all are in the API.
+const VOLUMES_MAX: usize = 100;
+
+/// Samples by name, so that all of a name stand together as the format wants it.
+#[derive(Default)]
+struct Page {
+    of: BTreeMap<String, (&'static str, Vec<String>)>,
+}
+
+impl Page {
+    fn add(&mut self, kind: &'static str, name: &str, suffix: &str, labels: &[(&str, &str)], value: f64) {
+        let labels: Vec<String> = labels
+            .iter()
+            .filter(|(key, _)| !key.is_empty())
+            .map(|(key, value)| format!("{key}=\"{}\"", escaped(value)))
+            .collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        let samples = &mut self.of.entry(name.to_owned()).or_insert_with(|| (kind, Vec::new())).1;
+        samples.push(format!("{name}{suffix}{labels} {value}"));
+    }
+    fn gauge(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
+        self.add("gauge", name, "", labels, value);
+    }
+    fn text(self) -> String {
+        let mut out = String::new();
+        for (name, (kind, samples)) in self.of {
+            let _ = writeln!(out, "# TYPE {name} {kind}"); // a String takes all
+            samples.iter().for_each(|sample| out += &format!("{sample}\n"));
+        }
+        out
+    }
+}
+
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+pub fn metrics(snapshot: &Snapshot) -> String {
+    let mut page = Page::default();
+    for gathered in &snapshot.meters {
+        let (name, role) = (gathered.name.as_str(), role_word(gathered.role));
+        let of = [("node", name), ("role", role)];
+        page.gauge("weir_up", &of, f64::from(u8::from(gathered.told.is_ok())));
+        let meters = gathered.told.iter().flat_map(|told| &told.meters);
+        meters.for_each(|meter| add_meter(&mut page, name, role, meter));
+    }
+    if let Some(status) = &snapshot.status {
+        add_map(&mut page, &status.map);
+        for report in &status.targets {
+            let target = report.target.to_string();
+            let of = [("target", target.as_str())];
+            page.gauge("weir_store_capacity_bytes", &of, report.capacity as f64);
+            page.gauge("weir_store_used_bytes", &of, report.used as f64);
+            page.gauge("weir_store_debt_cells", &of, report.under_replicated_cells as f64);
+            page.add("counter", "weir_store_damaged_total", "", &of, report.damaged_blocks as f64);
+            page.add("counter", "weir_store_repaired_total", "", &of, report.repaired_blocks as f64);
+            page.gauge("weir_store_disk_hang_seconds", &of, f64::from(report.stalled_ms) / 1000.0);
+        }
+    }
+    add_namespaces(&mut page, snapshot);
+    page.text()
+}
+
+fn add_meter(page: &mut Page, node: &str, role: &str, meter: &Meter) {
+    let scale = if meter.name.contains("_seconds") { 1e-9 } else { 1.0 };
+    let labels = [("node", node), ("role", role), (meter.label.as_str(), meter.label_value.as_str())];
+    let (name, value) = (meter.name.as_str(), meter.value as f64 * scale);
+    match meter.kind {
+        MeterKind::Counter => page.add("counter", name, "", &labels, value),
+        MeterKind::Gauge => page.gauge(name, &labels, value),
+        MeterKind::Histogram => {
+            if meter.label != "method" {
+                for bound in BOUNDS {
+                    let below = meter.buckets.iter().filter(|b| b.below as f64 * scale <= bound);
+                    let count: u64 = below.map(|b| b.count).sum();
+                    let le = bound.to_string();
+                    let with_bound = [labels[0], labels[1], labels[2], ("le", le.as_str())];
+                    page.add("histogram", name, "_bucket", &with_bound, count as f64);
+                }
+            }
+            let all = [labels[0], labels[1], labels[2], ("le", "+Inf")];
+            page.add("histogram", name, "_bucket", &all, meter.count as f64);
+            page.add("histogram", name, "_sum", &labels, value);
+            page.add("histogram", name, "_count", &labels, meter.count as f64);
+        }
+    }
+}
+
+fn add_map(page: &mut Page, map: &ClusterMap) {
+    let groups =
+        |wanted: fn(&weir_proto::map::Group) -> bool| map.groups.iter().filter(|g| wanted(g)).count() as f64;
+    page.gauge("weir_group_full", &[], groups(|g| g.current_count() == g.members.len()));
+    page.gauge(
+        "weir_group_degraded",
+        &[],
+        groups(|g| g.is_writable() && g.current_count() < g.members.len()),
+    );
+    page.gauge("weir_group_unwritable", &[], groups(|g| !g.is_writable()));
+    for target in &map.targets {
+        let up = target.state == weir_proto::map::TargetState::Up;
+        page.gauge("weir_target_up", &[("target", &target.id.to_string())], f64::from(u8::from(up)));
+    }
+    for node in map.nodes.iter().filter(|n| matches!(n.role, Role::Meta | Role::Storage)) {
+        let labels = [("node", node.name.as_str()), ("release", node.program.release.as_str())];
+        page.gauge("weir_build_info", &labels, 1.0);
+        page.gauge(
+            "weir_node_up",
+            &[labels[0], ("role", role_word(node.role))],
+            f64::from(u8::from(node.up)),
+        );
+    }
+    for namespace in &map.namespaces {
+        let led = crate::observe::is_led(map, namespace);
+        page.gauge("weir_namespace_led", &[("namespace", &namespace.name)], f64::from(u8::from(led)));
+    }
+}
+
+fn add_namespaces(page: &mut Page, snapshot: &Snapshot) {
+    for namespace in &snapshot.namespaces {
+        let mut volumes: Vec<_> = namespace.volumes.iter().collect();
+        volumes.sort_by_key(|v| std::cmp::Reverse(v.usage.bytes));
+        for volume in volumes.into_iter().take(VOLUMES_MAX) {
+            let of = [("namespace", namespace.name.as_str()), ("volume", volume.name.as_str())];
+            page.gauge("weir_volume_used_bytes", &of, volume.usage.bytes as f64);
+            page.gauge(
+                "weir_volume_used_inodes",
+                &of,
+                (volume.usage.files + volume.usage.directories) as f64,
+            );
+            if let Some(limit) = volume.quota.bytes_hard {
+                page.gauge("weir_volume_limit_bytes", &of, limit as f64);
+            }
+            if let Some(limit) = volume.quota.inodes_hard {
+                page.gauge("weir_volume_limit_inodes", &of, limit as f64);
+            }
+        }
+        for relation in &namespace.relations {
+            let id = relation.id.0.to_string();
+            let of = [("volume", relation.volume_name.as_str()), ("relation", id.as_str())];
+            page.gauge("weir_relation_oldest_unshipped_seconds", &of, relation.lag_ms as f64 / 1000.0);
+            page.gauge("weir_relation_backlog_bytes", &of, relation.backlog_bytes as f64);
+            page.gauge("weir_relation_rate_bytes", &of, relation.rate as f64);
+            page.gauge("weir_relation_movers", &of, f64::from(relation.movers));
+            let set_aside = match relation.state {
+                RelationState::Diverged { items } => items as f64,
+                _ => relation.conflicts.len() as f64,
+            };
+            page.gauge("weir_relation_set_aside", &of, set_aside);
+            let failed = f64::from(u8::from(!relation.home_failure.is_empty()));
+            page.gauge("weir_relation_home_failed", &of, failed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_coord::Gathered;
+    use weir_proto::watch::{MeterBucket, Meters};
+
+    fn meter(name: &str, (label, value): (&str, &str), kind: MeterKind) -> Meter {
+        let buckets =
+            vec![MeterBucket { below: 90_000, count: 3 }, MeterBucket { below: 40_000_000, count: 2 }];
+        Meter {
+            name: name.into(),
+            label: label.into(),
+            label_value: value.into(),
+            kind,
+            value: 2_000_000_000,
+            count: 5,
+            buckets,
+        }
+    }
+
+    #[test]
+    fn meters_are_shown_in_seconds_with_their_node() {
+        let meters = vec![
+            meter("weir_store_sync_seconds", ("target", "t1"), MeterKind::Histogram),
+            meter("weir_rpc_seconds", ("method", "Create"), MeterKind::Histogram),
+            meter("weir_store_read_bytes_total", ("target", "t\"1"), MeterKind::Counter),
+            meter("weir_rpc_inflight", ("", ""), MeterKind::Gauge),
+        ];
+        let told = Gathered { name: "storage-1".into(), role: Role::Storage, told: Ok(Meters { meters }) };
+        let silent = Gathered { name: "n2:/m".into(), role: Role::Mount, told: Err("no answer".into()) };
+        let snapshot = Snapshot { meters: vec![told, silent], ..Snapshot::default() };
+        let text = metrics(&snapshot);
+        for line in [
+            "weir_up{node=\"storage-1\",role=\"storage\"} 1",
+            "weir_up{node=\"n2:/m\",role=\"mount\"} 0",
+            "# TYPE weir_store_sync_seconds histogram",
+            "weir_store_sync_seconds_bucket{node=\"storage-1\",role=\"storage\",target=\"t1\",le=\"0.001\"} 3",
+            "weir_store_sync_seconds_bucket{node=\"storage-1\",role=\"storage\",target=\"t1\",le=\"0.1\"} 5",
+            "weir_store_sync_seconds_sum{node=\"storage-1\",role=\"storage\",target=\"t1\"} 2",
+            "weir_rpc_seconds_count{node=\"storage-1\",role=\"storage\",method=\"Create\"} 5",
+            "weir_store_read_bytes_total{node=\"storage-1\",role=\"storage\",target=\"t\\\"1\"} 2000000000",
+            "weir_rpc_inflight{node=\"storage-1\",role=\"storage\"} 2000000000",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
+        }
+        assert!(!text.contains("method=\"Create\",le=\"0.001\""), "one sample for each method");
+        let types = text.lines().filter(|l| l.starts_with("# TYPE weir_up ")).count();
+        assert_eq!(types, 1);
+    }
+}

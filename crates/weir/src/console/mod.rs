@@ -1,0 +1,186 @@
+//! `weir console`: a page, an API and `/metrics` for a whole cluster, on this machine's loopback addresses.
+//!
+//! Invariants: it shows, and changes nothing; it listens on loopback only, as it has no certificate for
+//! browsers; all but `/metrics` needs the login that it printed. Requests that a page of another site makes
+//! are refused by their `Host`.
+mod api;
+mod login;
+mod metrics;
+mod page;
+mod snapshot;
+
+use crate::cli_watch::ConsoleArgs;
+use crate::commands::status::coordinators;
+use crate::failure::{Doing, Failure, Outcome};
+use crate::observe;
+use axum::Router;
+use axum::extract::{Query, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{Html, IntoResponse, Redirect, Response};
+use axum::routing::get;
+use login::Login;
+use serde::Deserialize;
+use snapshot::Source;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use weir_proto::Error;
+
+const SCRIPT: &str = include_str!("console.js");
+const STYLE: &str = include_str!("console.css");
+const OPENAPI: &str = include_str!("openapi.json");
+const COOKIE: &str = "weir_console";
+
+struct Console {
+    source: Source,
+    login: Login,
+    listens: SocketAddr,
+}
+
+type Shared = State<Arc<Console>>;
+
+pub fn console(args: &ConsoleArgs) -> Outcome<()> {
+    if !args.listen.ip().is_loopback() {
+        let error = Error::denied(format!("{} is not an address of this machine alone", args.listen));
+        let hint = "listen at 127.0.0.1:PORT; from elsewhere: `ssh -L 8080:127.0.0.1:8080 HOST`, or a proxy with TLS";
+        return Err(Failure::new(error, hint));
+    }
+    let coordinators = coordinators(&args.cluster)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.doing("start the runtime")?.block_on(async {
+        let env = weir_env::real::env();
+        let cluster = observe::observe(&env, &coordinators, "weir console").await?;
+        let listener = tokio::net::TcpListener::bind(args.listen).await;
+        let listener = listener.doing(format_args!("listen at {}", args.listen))?;
+        let listens = listener.local_addr().doing("find the port")?;
+        let login = Login::new(&env);
+        println!("metrics: http://{listens}/metrics");
+        println!("console: http://{listens}/login?key={} (works once)", login.link());
+        let source = Source::new(env, cluster, coordinators);
+        let console = Arc::new(Console { source, login, listens });
+        axum::serve(listener, routes(console)).await.doing("serve the console")
+    })
+}
+
+fn routes(console: Arc<Console>) -> Router {
+    let private = Router::new()
+        .route("/", get(page))
+        .route("/console.js", get(async || ([(header::CONTENT_TYPE, "text/javascript")], SCRIPT)))
+        .route("/console.css", get(async || ([(header::CONTENT_TYPE, "text/css")], STYLE)))
+        .route("/api/v1/openapi.json", get(async || ([(header::CONTENT_TYPE, "application/json")], OPENAPI)))
+        .route("/api/v1/status", get(status))
+        .route("/api/v1/top", get(top))
+        .route("/api/v1/waits", get(waits))
+        .route("/api/v1/volumes", get(volumes))
+        .route("/api/v1/homes", get(homes))
+        .route("/api/v1/history", get(history))
+        .layer(from_fn_with_state(console.clone(), logged_in));
+    Router::new()
+        .merge(private)
+        .route("/metrics", get(metrics_page))
+        .route("/login", get(log_in))
+        .layer(from_fn_with_state(console.clone(), of_this_machine))
+        .with_state(console)
+}
+
+/// A name that a stranger's server resolved to this machine is not ours.
+async fn of_this_machine(State(console): Shared, request: Request, next: Next) -> Response {
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let port = console.listens.port();
+    let own = [
+        format!("localhost:{port}"),
+        format!("127.0.0.1:{port}"),
+        format!("[::1]:{port}"),
+        console.listens.to_string(),
+    ];
+    match own.iter().any(|name| name == host) {
+        true => next.run(request).await,
+        false => (StatusCode::FORBIDDEN, "this is the console of this machine only\n").into_response(),
+    }
+}
+
+async fn logged_in(State(console): Shared, request: Request, next: Next) -> Response {
+    match cookie(request.headers()).is_some_and(|session| console.login.knows(session)) {
+        true => next.run(request).await,
+        false => {
+            let text = "log in with the link that `weir console` printed; start it again for a new one\n";
+            (StatusCode::UNAUTHORIZED, text).into_response()
+        }
+    }
+}
+
+fn cookie(headers: &HeaderMap) -> Option<&str> {
+    let all = headers.get(header::COOKIE)?.to_str().ok()?;
+    all.split(';').find_map(|one| one.trim().strip_prefix(COOKIE)?.strip_prefix('='))
+}
+
+#[derive(Deserialize)]
+struct Key {
+    key: String,
+}
+
+async fn log_in(State(console): Shared, Query(Key { key }): Query<Key>) -> Response {
+    match console.login.use_link(&key) {
+        Some(session) => {
+            let cookie = format!("{COOKIE}={session}; Path=/; HttpOnly; SameSite=Strict");
+            ([(header::SET_COOKIE, cookie)], Redirect::to("/")).into_response()
+        }
+        None => {
+            (StatusCode::UNAUTHORIZED, "this link was used, or is not one of this console\n").into_response()
+        }
+    }
+}
+
+async fn page(State(console): Shared) -> Html<String> {
+    Html(page::page(&api::status(&*console.source.snapshot().await)))
+}
+
+async fn metrics_page(State(console): Shared) -> Response {
+    let text = metrics::metrics(&*console.source.snapshot().await);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
+}
+
+fn json(value: &serde_json::Value) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}
+
+async fn status(State(console): Shared) -> Response {
+    json(&api::status(&*console.source.snapshot().await))
+}
+
+#[derive(Deserialize)]
+struct TopBy {
+    by: Option<String>,
+}
+
+async fn top(State(console): Shared, Query(asked): Query<TopBy>) -> Response {
+    match api::top(&*console.source.snapshot().await, asked.by.as_deref().unwrap_or("user")) {
+        Some(value) => json(&value),
+        None => (StatusCode::BAD_REQUEST, "by: user, volume, client, job or kind\n").into_response(),
+    }
+}
+
+async fn waits(State(console): Shared) -> Response {
+    json(&api::waits(&*console.source.snapshot().await))
+}
+
+async fn volumes(State(console): Shared) -> Response {
+    json(&api::volumes(&*console.source.snapshot().await))
+}
+
+async fn homes(State(console): Shared) -> Response {
+    json(&api::homes(&*console.source.snapshot().await))
+}
+
+#[derive(Deserialize)]
+struct Series {
+    series: String,
+    minutes: Option<u32>,
+}
+
+async fn history(State(console): Shared, Query(asked): Query<Series>) -> Response {
+    match api::history(&console.source.cluster, &asked.series, asked.minutes.unwrap_or(5)).await {
+        Ok(value) => json(&value),
+        Err(e) => (StatusCode::SERVICE_UNAVAILABLE, format!("{e}\n")).into_response(),
+    }
+}

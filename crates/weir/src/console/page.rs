@@ -1,0 +1,57 @@
+//! The page: its frame and the first answer to "is everything all right?"; `console.js` fills the screens.
+use maud::{DOCTYPE, html};
+use serde_json::Value;
+
+/// Names of screens, as shown and as `console.js` knows them. Their keys are 1 to 6.
+const SCREENS: [(&str, &str); 6] = [
+    ("overview", "All right?"),
+    ("who", "Who"),
+    ("machines", "Machines"),
+    ("volumes", "Volumes"),
+    ("homes", "Homes"),
+    ("waits", "Waits"),
+];
+
+pub fn page(status: &Value) -> String {
+    let healthy = status["healthy"] == true;
+    let state = status["state"].as_str().unwrap_or_default();
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { "Weir" }
+                link rel="stylesheet" href="/console.css";
+                script type="module" src="/console.js" {}
+            }
+            body {
+                header {
+                    h1 { "Weir" }
+                    nav aria-label="Screens" {
+                        @for (at, (name, title)) in SCREENS.iter().enumerate() {
+                            a href={ "#" (name) } data-screen=(name) accesskey=(at + 1) title={ "key " (at + 1) } { (title) }
+                        }
+                    }
+                    p id="state" class=(if healthy { "good" } else { "bad" }) role="status" { (state) }
+                }
+                main id="screen" tabindex="-1" { p { "Loading…" } }
+                noscript { p { "This page needs JavaScript. The same is shown by weir status, weir top and weir waits." } }
+            }
+        }
+    };
+    page.into_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_its_screens_and_lets_no_text_be_markup() {
+        let status = serde_json::json!({ "healthy": false, "state": "<script>alert(1)</script>" });
+        let text = page(&status);
+        assert!(SCREENS.iter().all(|(name, _)| text.contains(&format!("data-screen=\"{name}\""))));
+        assert!(text.contains("&lt;script&gt;alert(1)") && text.contains("class=\"bad\""), "{text}");
+    }
+}

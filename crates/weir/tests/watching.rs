@@ -1,0 +1,164 @@
+//! Claims: `weir top` shows a hog within seconds, by user, client, volume and job; `weir why` names what
+//! delays a program.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests are users of the operating system"
+)]
+mod common;
+
+use common::relation::Bench;
+use common::{Cluster, can_mount, pattern, shell, volume, wait_until};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const HOG: u32 = 4711;
+
+/// A program of the test that is ended with it.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Program {
+    fn start(script: &str, uid: u32) -> Program {
+        let mut bash = Command::new("bash");
+        bash.args(["-c", script]).env("SLURM_JOB_ID", "815").stdout(Stdio::null()).stderr(Stdio::null());
+        Program(bash.uid(uid).gid(uid).spawn().unwrap())
+    }
+}
+
+fn json(cluster: &Cluster, args: &[&str]) -> Value {
+    let all = [args, &["--json"]].concat();
+    serde_json::from_str(&cluster.run_weir(&all)).unwrap()
+}
+
+fn first_of_top(cluster: &Cluster, by: &str) -> String {
+    let top = json(cluster, &["top", "--once", "--by", by]);
+    top["rows"][0]["name"].as_str().unwrap_or_default().to_owned()
+}
+
+/// All sentences of `weir why`, from the cause on, with what to do.
+fn why(cluster: &Cluster, what: &str) -> String {
+    let why = json(cluster, &["why", what]);
+    let chain = why["chain"].as_array().unwrap().iter();
+    let texts: Vec<&str> = chain.map(|link| link["text"].as_str().unwrap()).collect();
+    format!("{}\nto do: {}", texts.join("\n"), why["to_do"].as_str().unwrap_or_default())
+}
+
+fn wait_why(cluster: &Cluster, what: &str, words: &[&str]) -> String {
+    let mut said = String::new();
+    wait_until(&format!("`weir why {what}` says {words:?}"), PATIENCE, || {
+        said = why(cluster, what);
+        words.iter().all(|word| said.contains(word))
+    });
+    said
+}
+
+#[test]
+fn a_hog_is_seen_by_user_client_volume_and_job() {
+    if !can_mount() {
+        return;
+    }
+    let (cluster, top) = Cluster::with_volume();
+    shell(&format!("chmod 777 {}", top.display()));
+    fs::write(top.join("other"), pattern(1, 1 << 16)).unwrap();
+    let file = top.join("hog");
+    let begun = Instant::now();
+    let hog = Program::start(
+        &format!("while :; do dd if=/dev/zero of={} bs=1M count=50 conv=notrunc; done", file.display()),
+        HOG,
+    );
+    wait_until("the hog is the first user", PATIENCE, || first_of_top(&cluster, "user") == HOG.to_string());
+    eprintln!("the hog was the first user after {:?}", begun.elapsed());
+    wait_until("its volume is known", PATIENCE, || first_of_top(&cluster, "volume") == "data");
+    assert_eq!(first_of_top(&cluster, "job"), "815");
+    assert_eq!(first_of_top(&cluster, "kind"), "WRITE");
+    let client = first_of_top(&cluster, "client");
+    assert!(client.starts_with("mount-1:"), "{client}");
+    wait_until("targets write for it", PATIENCE, || {
+        let top = json(&cluster, &["top", "--once", "--by", "target"]);
+        top["rows"][0]["bytes_per_s"].as_f64().is_some_and(|bytes| bytes > 1e5)
+    });
+    let spreads = json(&cluster, &["iohist"]);
+    let has = |meter: &str| spreads["spreads"].as_array().unwrap().iter().any(|s| s["meter"] == meter);
+    let meters = [
+        "weir_rpc_seconds",
+        "weir_store_sync_seconds",
+        "weir_client_fuse_seconds",
+        "weir_journal_sync_seconds",
+    ];
+    assert!(meters.iter().all(|meter| has(meter)), "{spreads:#}");
+    drop(hog);
+}
+
+#[test]
+fn a_stopped_target_is_why_a_write_waits() {
+    if !can_mount() {
+        return;
+    }
+    let (cluster, top) = Cluster::with_volume();
+    fs::write(top.join("f"), pattern(1, 8 << 20)).unwrap();
+    assert!(cluster.run_weir(&["why", "slow"]).contains("nothing waits"));
+    let stopped = cluster.stop("storage-2");
+    let said = wait_why(&cluster, "slow", &["storage-2"]);
+    assert!(
+        said.contains("to do: look at the process of storage-2") || said.contains("start storage-2"),
+        "{said}"
+    );
+    drop(stopped);
+}
+
+#[test]
+fn a_lease_that_is_not_returned_names_its_mount() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    let (here, there) = (cluster.mounts[0].join("f"), cluster.mounts[1].join("f"));
+    let writer = Program::start(&format!("exec 3> {}; echo a >&3; sleep 600", there.display()), 0);
+    wait_until("the file is there", PATIENCE, || Path::new(&here).exists());
+    let stopped = cluster.stop("mount-2");
+    let reader = Program::start(&format!("exec cat {}", here.display()), 0);
+    let said = wait_why(&cluster, "slow", &["mount-2:", "to return its lease"]);
+    assert!(said.contains("mount-1:"), "the reader's call is the end of the chain: {said}");
+    let pid = reader.0.id().to_string();
+    let of_process = json(&cluster, &["why", &pid]);
+    let chain = of_process["chain"].to_string();
+    // It may have got through by now: the lease of a silent client ends.
+    assert!(chain.contains("mount-2:") || chain == "[]", "{of_process:#}");
+    drop((stopped, reader, writer));
+}
+
+#[test]
+fn a_full_volume_and_a_dead_home_are_named() {
+    if !can_mount() {
+        return;
+    }
+    let bench = Bench::start();
+    let cluster = &bench.cluster;
+    volume(cluster, &["create", "small", "--bytes", "1MiB"]);
+    let full = cluster.mount().join("small/f");
+    fs::write(&full, pattern(1, 1 << 20)).unwrap();
+    let said = wait_why(cluster, full.to_str().unwrap(), &["volume small has 1.00 MiB of its 1.00 MiB"]);
+    assert!(
+        said.contains("to do: delete files, or raise the limit: `weir volume quota small --bytes N`"),
+        "{said}"
+    );
+
+    bench.relate();
+    bench.wait_state("synced");
+    fs::rename(&bench.home, bench.home.with_file_name("elsewhere")).unwrap();
+    fs::write(bench.data.join("new"), pattern(2, 1 << 20)).unwrap();
+    let said = wait_why(cluster, "slow", &[&format!("the home {} of volume", bench.url())]);
+    assert!(said.contains("look at that file server"), "{said}");
+}
