@@ -44,6 +44,7 @@ mod session;
 mod shipping;
 mod snapshot_file;
 mod status;
+mod unsaved;
 mod volumes;
 mod waits;
 mod write;

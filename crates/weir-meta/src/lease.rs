@@ -520,5 +520,7 @@ impl LeaseTable {
     }
 }
 
+mod holdings;
+
 #[cfg(test)]
 mod tests;

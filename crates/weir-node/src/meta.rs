@@ -165,6 +165,11 @@ impl MetaNode {
         self.leads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The cluster as this node sees it.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
     /// Works until its store fails, or the coordinator refuses its directory. Says why.
     pub async fn run(&self) -> Error {
         let mut maps = self.cluster.subscribe();
