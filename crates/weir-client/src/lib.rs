@@ -51,6 +51,7 @@ mod shipping;
 mod snapshot_file;
 mod status;
 mod table;
+mod unsaved;
 mod volumes;
 mod waits;
 mod watching;

@@ -140,6 +140,11 @@ impl Etcd {
         Arc::new(Etcd { env, gateway, prefix, claimed: Mutex::default() })
     }
 
+    /// Which of the endpoints do not answer, and why.
+    pub async fn silent_members(&self) -> Vec<(String, String)> {
+        self.gateway.silent("/v3/maintenance/status").await
+    }
+
     fn key(&self, name: &str) -> String {
         BASE64.encode(format!("{}key/{name}", self.prefix))
     }

@@ -11,6 +11,7 @@ mod addresses;
 mod certified;
 pub mod clocks;
 mod cluster;
+mod conditions;
 mod copies;
 mod cut_links;
 pub mod decide;

@@ -5,6 +5,7 @@
 use crate::addresses::{announced, is_for_others};
 use crate::certified::{Certified, no_certificates};
 use crate::clocks::ReportedClocks;
+use crate::conditions::Reported;
 use crate::copies::change_of_copies;
 use crate::decide::{add_rule, allow_home, audit_volumes, forbid_home, remove_rule, set_copies};
 use crate::enrol::Office;
@@ -23,6 +24,7 @@ use crate::waits::ReportedWaits;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, Instant, watch};
+use weir_proto::condition::{GetConditions, ReportCondition};
 use weir_proto::coord::{
     AccessAdd, AccessRemove, ActFor, AuditVolumes, CaughtUp, ClearTarget, CompareClock, CoordinatorTime,
     Coordinators, FinishUpgrade, GetClocks, GetCoordinators, GetMap, GetStatus, GetWaits, Heartbeat,
@@ -95,6 +97,8 @@ pub struct Coordinator {
     announced: OnceLock<Vec<Addr>>,
     waits: Mutex<ReportedWaits>,
     clocks: Mutex<ReportedClocks>,
+    /// Of nodes, and this coordinator's own.
+    pub conditions: Reported,
     followers: Followers,
     /// Of a cluster with certificates.
     certified: Option<Certified>,
@@ -165,7 +169,7 @@ impl Coordinator {
             },
         };
         env.tasks.spawn("coordinator", owner.run());
-        let (announced, waits, clocks) = Default::default();
+        let (announced, waits, clocks, conditions) = Default::default();
         let followers = Followers::new(published.clone(), news);
         Ok(Arc::new(Coordinator {
             env,
@@ -176,6 +180,7 @@ impl Coordinator {
             announced,
             waits,
             clocks,
+            conditions,
             certified,
             lost,
         }))
@@ -405,6 +410,9 @@ impl Coordinator {
                 call.decode::<GetClocks>()?;
                 Handled::Now(Ok(Reply::new(&self.clocks().list(self.env.clock.now()))))
             }
+            ReportCondition::METHOD | GetConditions::METHOD => {
+                Handled::Now(Ok(self.conditions.answer(call, self.env.clock.now())?))
+            }
             ReportWaits::METHOD => {
                 let reported = call.decode::<ReportWaits>()?;
                 self.waits().note(reported, self.env.clock.now());
@@ -563,8 +571,16 @@ mod tests {
     fn another_user_may_look_and_change_nothing() {
         let of_coordinator = methods::all().filter(|method| method.number < 100);
         let open: Vec<&str> = of_coordinator.filter(|m| m.by.has(Sender::User)).map(|m| m.name).collect();
-        let expected =
-            ["GetMap", "GetStatus", "GetCoordinators", "GetWaits", "GetAudit", "GetClocks", "GetRebuild"];
+        let expected = [
+            "GetMap",
+            "GetStatus",
+            "GetCoordinators",
+            "GetWaits",
+            "GetAudit",
+            "GetConditions",
+            "GetClocks",
+            "GetRebuild",
+        ];
         assert_eq!(open, expected);
     }
 }

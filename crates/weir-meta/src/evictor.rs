@@ -44,6 +44,10 @@ const DROPPED_WITHIN: Duration = Duration::from_secs(60);
 /// What only snapshots hold now makes room on targets when they go: so long nothing more is evicted of files that they hold.
 const LEFT_WITHIN: Duration = Duration::from_secs(3600);
 
+/// The code of the trouble that too little can be evicted, and how long that is believed.
+const MAKE_ROOM: &str = "eviction-short";
+const FAILING_FOR: Duration = Duration::from_secs(20);
+
 /// How full the targets are that files of the namespace go to, in payload.
 pub type Space = dyn Fn() -> BoxFuture<'static, Option<Level>> + Send + Sync;
 
@@ -118,8 +122,9 @@ async fn look(meta: &Meta) -> Result<()> {
     }
     for (of, level, set) in levels {
         let want = leader.weigh(of, level, set);
-        if want > 0 {
-            make_room(meta, of, want).await?;
+        match want {
+            0 => leader.failing.succeeded(MAKE_ROOM, &leader.watched_name(of)),
+            _ => make_room(meta, of, want).await?,
         }
     }
     Ok(())
@@ -132,6 +137,12 @@ fn set_marks(read: &dyn Read, volume: VolumeId) -> Result<Option<Percent>> {
 }
 
 impl Leader {
+    fn watched_name(&self, of: Option<VolumeId>) -> String {
+        of.map_or_else(
+            || "the targets".to_owned(),
+            |volume| format!("volume {}", namespace::volume::shown_name(&self.kv, volume)),
+        )
+    }
     /// Notes how full something is; how many bytes are to be evicted.
     fn weigh(&self, of: Option<VolumeId>, level: Level, set: Option<Percent>) -> u64 {
         let now = self.env.clock.now();
@@ -215,12 +226,18 @@ async fn make_room(meta: &Meta, of: Option<VolumeId>, want: u64) -> Result<()> {
             leader.note_left(of, evicted);
         }
     }
-    let what = of.map_or_else(|| "the targets".to_owned(), |v| format!("volume {v}"));
+    let what = leader.watched_name(of);
     if freed + left < want {
-        tracing::warn!(
-            "{what}: {want} bytes should be evicted, {freed} could be: home has not more of it yet"
+        let text = format!(
+            "{what}: {want} bytes should be evicted, {freed} could be: the rest is not at home yet, in use or pinned"
         );
-    } else if left > 0 {
+        tracing::warn!("{text}");
+        let action = "see whether home keeps up (`weir relation list`), or raise the limit".to_owned();
+        leader.failing.failed(leader.env.clock.now(), FAILING_FOR, (MAKE_ROOM, &what), text, action);
+        return Ok(());
+    }
+    leader.failing.succeeded(MAKE_ROOM, &what);
+    if left > 0 {
         tracing::info!(
             "{what}: {freed} bytes of {files} files evicted; {left} go with snapshots that hold them"
         );

@@ -24,6 +24,7 @@ use crate::relation::Relations;
 use crate::replies::Replies;
 use crate::session::{Session, Sessions};
 use crate::sweeper::Purge;
+use crate::troubles::Failing;
 use crate::witness::{Witness, witness};
 use crate::{keys, namespace, relation, session};
 use std::collections::{BTreeMap, BTreeSet};
@@ -113,6 +114,8 @@ pub(crate) struct Leader {
     /// A snapshot was deleted.
     pub forgetting: Notify,
     pub clones: Clones,
+    /// Jobs that fail.
+    pub failing: Failing,
     /// The journal failed: nothing can be promised any more.
     pub failed: weir_env::watch::Sender<Option<Error>>,
 }
@@ -257,6 +260,7 @@ impl Leader {
             removal: Notify::new(),
             forgetting: Notify::new(),
             clones: Clones::default(),
+            failing: Failing::default(),
             failed,
         });
         leader.end_dead_sessions(&mut leader.lock())?;
@@ -287,8 +291,12 @@ impl Leader {
         if e.kind == ErrorKind::Io {
             return Err(e.doing(what));
         }
-        tracing::error!("{what}: {e}; this is tried again every {RETRY_JOB_S} s, all else goes on");
-        self.env.clock.sleep(Duration::from_secs(RETRY_JOB_S)).await;
+        let text = format!("{what}: {e}");
+        tracing::error!("{text}; this is tried again every {RETRY_JOB_S} s, all else goes on");
+        let retry = Duration::from_secs(RETRY_JOB_S);
+        let action = format!("this is tried again every {RETRY_JOB_S} s; see the log of the metadata server");
+        self.failing.failed(self.env.clock.now(), retry, ("job-failed", what), text, action);
+        self.env.clock.sleep(retry).await;
         Ok(())
     }
 

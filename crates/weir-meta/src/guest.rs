@@ -7,6 +7,7 @@
 //! are not reached this way: that is what mounts are for, which check rights.
 use crate::executor::no_session;
 use weir_proto::backup::{BackupList, BackupSet};
+use weir_proto::condition::TroubleList;
 use weir_proto::meta::{KeepAlive, SessionClose, SessionOpen, SessionResume, StatFs};
 use weir_proto::recall::GetEviction;
 use weir_proto::relation::{
@@ -27,11 +28,11 @@ pub(crate) struct Claim {
 }
 
 macro_rules! claims {
-    (open: $open:ident; looks: $($looks:ident)*; asks: $($asks:ident)*; acts: $($acts:ident)*) => {
+    (open: $($open:ident)*; looks: $($looks:ident)*; asks: $($asks:ident)*; acts: $($acts:ident)*) => {
         /// `Denied`: nobody says which session and user such a request names.
         fn claim(call: &Call) -> Result<Claim> {
             Ok(match call.method {
-                $open::METHOD => Claim { session: None, user: None },
+                $( $open::METHOD => Claim { session: None, user: None }, )*
                 $( $looks::METHOD => Claim { session: Some(call.decode::<$looks>()?.session), user: None }, )*
                 $( $asks::METHOD => {
                     let r = call.decode::<$asks>()?;
@@ -47,11 +48,11 @@ macro_rules! claims {
         /// The methods of these.
         #[cfg(test)]
         const LISTED: &[u16] =
-            &[$open::METHOD, $($looks::METHOD,)* $($asks::METHOD,)* $($acts::METHOD,)*];
+            &[$($open::METHOD,)* $($looks::METHOD,)* $($asks::METHOD,)* $($acts::METHOD,)*];
     };
 }
 claims! {
-    open: SessionOpen;
+    open: SessionOpen TroubleList;
     looks: SessionResume SessionClose KeepAlive StatFs VolumeList VolumeGet VolumeAt RelationList BackupList SnapshotList;
     asks: ScanInodes GetEviction ReadChanges;
     acts: VolumeCreate VolumeChange VolumeDelete RelationAdd RelationDo RelationResolve AckChanges DropCursor

@@ -533,5 +533,7 @@ impl LeaseTable {
     }
 }
 
+mod holdings;
+
 #[cfg(test)]
 mod tests;

@@ -37,9 +37,11 @@ pub mod restore;
 mod schedule;
 mod service;
 mod session;
+mod session_list;
 mod snapshots;
 mod sweeper;
 mod trash;
+mod troubles;
 mod waits;
 mod witness;
 

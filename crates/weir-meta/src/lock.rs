@@ -263,6 +263,14 @@ impl LockTable {
         all
     }
 
+    /// How many ranges a session has locked, and how many it waits for.
+    pub fn counts_of(&self, session: SessionId) -> (u32, u32) {
+        let all = self.of_session.get(&session).map_or(0, |uses| uses.count);
+        let its = self.waiting.iter().filter(|(holder, _)| holder.session == session);
+        let waits: usize = its.flat_map(|(_, on)| on.values()).map(|n| *n as usize).sum();
+        (all.saturating_sub(waits) as u32, waits as u32)
+    }
+
     /// Files with locks or waits.
     pub fn len(&self) -> usize {
         self.files.len()

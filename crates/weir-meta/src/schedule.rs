@@ -7,6 +7,7 @@
 //! Knows nothing of how a snapshot works, nor of those that somebody takes.
 
 use crate::namespace::snapshot;
+use crate::namespace::volume::shown_name;
 use crate::service::Meta;
 use crate::snapshots::Gate;
 use std::collections::BTreeMap;
@@ -24,6 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(60);
 /// Who was asked for a lease and does not give it loses its session in time: then it is looked again.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// The code of the trouble that one was not taken.
+const LATE: &str = "snapshot-late";
 
 /// When a volume with an interval is looked at next.
 type Next = BTreeMap<VolumeId, (u32, Time)>;
@@ -65,16 +69,29 @@ impl Meta {
         let then = match due.nanos <= now.nanos {
             false => due,
             true => match self.keep_one(volume, retention).await {
-                Ok(()) => snapshot::due(Some(now), every_s),
+                Ok(()) => {
+                    let name = shown_name(&self.leader().kv, volume);
+                    self.leader().failing.succeeded(LATE, &name);
+                    snapshot::due(Some(now), every_s)
+                }
                 Err(e) if e.kind == ErrorKind::Io => return Err(e),
                 Err(e) => {
                     tracing::warn!(volume = %volume, "no snapshot by schedule: {e}");
+                    self.note_late(volume, &e);
                     Time { nanos: now.nanos.saturating_add(RETRY.as_nanos() as i64) }
                 }
             },
         };
         next.insert(volume, (every_s, then));
         Ok(())
+    }
+
+    fn note_late(&self, volume: VolumeId, e: &Error) {
+        let (leader, seconds) = (self.leader(), RETRY.as_secs());
+        let name = shown_name(&leader.kv, volume);
+        let text = format!("the scheduled snapshot of volume {name} was not taken: {e}");
+        let action = format!("it is tried again every {seconds} s: see what keeps it (`weir client list`)");
+        leader.failing.failed(leader.env.clock.now(), RETRY + PATIENCE, (LATE, &name), text, action);
     }
 
     fn first_due(&self, volume: VolumeId, every_s: u32, now: Time) -> Result<Time> {

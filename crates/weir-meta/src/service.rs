@@ -17,6 +17,7 @@ use std::time::Duration;
 use weir_env::{BoxFuture, Env, Instant};
 use weir_kv::{CommitSeq, SharedKv};
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
+use weir_proto::condition::{TroubleList, Troubles};
 use weir_proto::coord::ActFor;
 use weir_proto::lock::{CancelLock, ListLocks, ReclaimLocks, SetLock, TestLock};
 use weir_proto::meta::*;
@@ -861,6 +862,11 @@ impl Meta {
             SessionClose::METHOD => {
                 Outcome::committed(call.decode().and_then(|r| self.session_close(&r)).map(|seq| ((), seq)))
             }
+            TroubleList::METHOD => {
+                let troubles = |_: TroubleList| self.leader.failing.list(self.leader.env.clock.now());
+                Outcome::plain(call.decode().map(troubles).map(|troubles| Troubles { troubles }))
+            }
+            SessionList::METHOD => Outcome::plain(call.decode().and_then(|r| self.session_list(&r))),
             _ => self.handle_lock(call),
         }
     }

@@ -10,6 +10,8 @@ use weir_coord::store::Store;
 use weir_coord::{CoordConfig, Coordinator, Lead, lead};
 use weir_env::{Addr, BoxFuture, Env};
 use weir_proto::Error;
+use weir_proto::condition::Condition;
+use weir_proto::map::Role;
 use weir_rpc::{Identity, Server};
 
 pub struct CoordNode {
@@ -123,6 +125,11 @@ impl CoordNode {
         if let Some(lead) = &self.lead {
             lead.give_back().await;
         }
+    }
+
+    /// How this coordinator is, for `weir status`.
+    pub fn report(&self, name: &str, condition: Condition) {
+        self.coordinator.conditions.note(name, Role::Coordinator, condition, self.env.clock.now());
     }
 
     /// Waits until another coordinator leads, or may lead; then this one answers nothing any more, and has to

@@ -177,6 +177,11 @@ impl MetaNode {
         self.leads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The cluster as this node sees it.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
     /// Works until its store fails, or the coordinator refuses its directory. Says why.
     pub fn run(&self) -> BoxFuture<'_, Error> {
         Box::pin(self.run_unboxed())

@@ -8,6 +8,7 @@
 pub mod access;
 pub mod backup;
 pub mod checksum;
+pub mod condition;
 pub mod coord;
 pub mod copies;
 pub mod data;

@@ -2,7 +2,7 @@
 //!
 //! Every change of the namespace carries an [`Op`]: a retry with the same (session, slot, seq) gets the reply
 //! of the first try. Replies mean: durable.
-use crate::map::Layout;
+use crate::map::{Layout, Role};
 use crate::{InodeId, NamespaceId, SessionId, VolumeId, message, wire_enum};
 use bytes::Bytes;
 
@@ -163,6 +163,37 @@ message!(KeepAlive = 102 by [Mount, Mover, Console, Operator, Auditor, User] -> 
     saved: u64,
 });
 message!(SessionClose = 103 by [Mount, Mover, Console, Operator, Auditor, User] -> () { session: SessionId });
+message!(
+    /// Who is registered, and what each holds.
+    SessionList = 104 by [Console, Operator, Auditor] -> Sessions {}
+);
+message!(Sessions { sessions: Vec<SessionShown> });
+message!(
+    SessionShown {
+        session: SessionId,
+        /// As it opened the session, or as its record says.
+        client: String,
+        /// The node that it is connected as, and its role; empty and absent: it is not connected.
+        node: String,
+        role: Option<Role>,
+        addr: String,
+        /// How long ago it was heard.
+        heard_ms: u64,
+        /// It has said what it holds since this leader began.
+        resumed: bool,
+        /// Files that it has open, and of these for writing.
+        open: u32,
+        open_to_write: u32,
+        /// Files and directories that it may cache, and of these with the right to change them unseen.
+        leases: u32,
+        write_leases: u32,
+        /// Of these, others wait for so many.
+        awaited: u32,
+        /// Ranges that it has locked, and locks that it waits for.
+        locks: u32,
+        lock_waits: u32,
+    }
+);
 
 // ---- reading
 message!(Lookup = 110 by [Mount, Mover, Console] -> LookedUp { session: SessionId, cred: Cred, parent: InodeId, name: Bytes });

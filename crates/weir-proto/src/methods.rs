@@ -75,10 +75,11 @@ methods!(
     coord::{Join, Heartbeat, GetMap, ReportTarget, ReportLink, CaughtUp, Leave, ClearTarget, MakeGroups, GetStatus, LeadNamespace,
         RecordProgress, GetCoordinators, CompareClock, GetClocks, ActFor, ReportWaits, GetWaits, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AccessAdd, AccessRemove, AuditVolumes,
         TargetGone, GetRebuild, ReportRefill, SetRebuild, DrainTarget, RemoveTarget, PlaceCopied, PauseMoves}
+    condition::{ReportCondition, GetConditions, TroubleList}
     enrol::{TokenCreate, Enrol, RenewCertificate, IssueCertificate, GetEnrolment, TokenRevoke, NodeRemove, RotateAuthority, CertificateKept}
     copies::{JournalAppend, JournalAsk, JournalCutBack, StateFetch, JournalRight, SetCopies, KeepCopy, CopyCaughtUp, CopyLost}
     export::{ExportBegin, ExportFetch, ExportSet, GetExports}
-    meta::{SessionOpen, SessionResume, KeepAlive, SessionClose, Lookup, GetAttr, ReadLink, ReadDir, GetXattr, ListXattr, GetUsage,
+    meta::{SessionOpen, SessionResume, KeepAlive, SessionClose, SessionList, Lookup, GetAttr, ReadLink, ReadDir, GetXattr, ListXattr, GetUsage,
         StatFs, AcquireLease, ReleaseLease, Open, Close, ReadInline, Recovered, LeaveInDoubt, NoteMap, TakeAppendToken, ReleaseAppendToken, Create,
         Mkdir, Symlink, Mknod, Link, Unlink, Rmdir, Rename, SetAttr, Commit, SetXattr, RemoveXattr, CreateNameless, NoteAccess,
         Revoke, RecoverFile}
@@ -158,6 +159,9 @@ mod tests {
             "GetExports",
             "GetClocks",
             "Gather",
+            "GetConditions",
+            "SessionList",
+            "TroubleList",
         ];
         let is_for_people =
             |by: Senders| (by.has(Sender::Console) || by.has(Sender::User)) && !by.has(Sender::Mount);

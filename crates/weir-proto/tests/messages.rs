@@ -12,8 +12,8 @@ use weir_proto::map::{Layout, Scheme};
 use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
 use weir_proto::{
-    access, backup, coord, copies, data, enrol, export, frame, home_rule, lock, map, meta, methods, news,
-    recall, relation, snapshot, version, volume, watch,
+    access, backup, condition, coord, copies, data, enrol, export, frame, home_rule, lock, map, meta,
+    methods, news, recall, relation, snapshot, version, volume, watch,
 };
 
 const ROUNDS: usize = 10_000;
@@ -114,6 +114,7 @@ fn messages_are_decoded_as_they_were_encoded() {
 const SOURCES: [(&str, &str); 19] = [
     ("access", include_str!("../src/access.rs")),
     ("backup", include_str!("../src/backup.rs")),
+    ("condition", include_str!("../src/condition.rs")),
     ("coord", include_str!("../src/coord.rs")),
     ("copies", include_str!("../src/copies.rs")),
     ("data", include_str!("../src/data.rs")),
@@ -184,6 +185,8 @@ fn no_method_number_is_given_twice() {
             let range = match module {
                 "coord" | "enrol" | "export" => 1..100,
                 "copies" if ["SetCopies", "KeepCopy", "CopyCaughtUp", "CopyLost"].contains(&name) => 1..100,
+                "condition" if name == "TroubleList" => 100..200,
+                "condition" => 1..100,
                 "copies" => 400..420,
                 "watch" => 500..510,
                 "data" => 200..300,

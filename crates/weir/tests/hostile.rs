@@ -31,8 +31,8 @@ use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
 use weir_proto::{Reader, Request, Wire};
 use weir_proto::{
-    access, backup, coord, copies, data, enrol, export, frame, home_rule, lock, map, meta, methods, news,
-    recall, relation, snapshot, version, volume, watch,
+    access, backup, condition, coord, copies, data, enrol, export, frame, home_rule, lock, map, meta,
+    methods, news, recall, relation, snapshot, version, volume, watch,
 };
 
 /// What a server may hold more after it all: its caches and the allocator's leftovers.
@@ -99,6 +99,7 @@ fn kinds() -> Vec<Kind> {
         include_str!("../../weir-proto/src/snapshot.rs"),
         include_str!("../../weir-proto/src/volume.rs"),
         include_str!("../../weir-proto/src/backup.rs"),
+        include_str!("../../weir-proto/src/condition.rs"),
     ];
     let mut kinds = Vec::new();
     for part in sources.iter().flat_map(|source| source.split("message!(").skip(1)) {

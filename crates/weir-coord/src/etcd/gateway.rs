@@ -18,6 +18,8 @@ use weir_proto::{Error, ErrorKind, Result};
 /// healthy member answers within milliseconds. One without a leader answers late: an election, of which
 /// there may be two in a row, must leave time for more attempts within a coordinator's lease.
 const ATTEMPT: Duration = Duration::from_millis(500);
+/// Of one member that is asked whether it is there.
+const SILENT_AFTER: Duration = Duration::from_secs(3);
 /// Pause after a round in which no endpoint answered.
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
 /// A part of a value in Base64, with room for the rest.
@@ -97,6 +99,29 @@ impl Gateway {
             let left = deadline.since(self.env.clock.now());
             self.env.clock.sleep(left.min(ROUND_PAUSE)).await;
         }
+    }
+
+    /// Which endpoints do not answer, and why. All are asked at once.
+    pub async fn silent(&self, path: &'static str) -> Vec<(String, String)> {
+        let body: Arc<str> = "{}".into();
+        let asked = self.endpoints.iter().map(|endpoint| {
+            let (env, transport) = (self.env.clone(), self.transport.clone());
+            let (endpoint, body) = (endpoint.clone(), body.clone());
+            let (report, answered) = oneshot::channel();
+            env.tasks.spawn("ask a member of etcd", async move {
+                let silent = match transport.post(&endpoint, path, body, SILENT_AFTER).await {
+                    Err(Failure::Silent(why)) => Some((endpoint.to_string(), why)),
+                    Ok(_) | Err(Failure::Refused(_)) => None,
+                };
+                let _ = report.send(silent); // nobody waits any more
+            });
+            answered
+        });
+        let mut silent = Vec::new();
+        for answered in asked.collect::<Vec<_>>() {
+            silent.extend(answered.await.ok().flatten());
+        }
+        silent
     }
 
     /// Two clusters of etcd in one list of endpoints would be two truths.

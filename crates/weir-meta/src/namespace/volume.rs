@@ -196,6 +196,17 @@ pub(super) fn id_of(key: &[u8]) -> VolumeId {
     VolumeId(key.get(1..5).and_then(|k| k.try_into().ok()).map_or(0, u32::from_be_bytes))
 }
 
+/// As people call it; its number where there is no such volume any more.
+pub fn shown_name(kv: &weir_kv::SharedKv, volume: VolumeId) -> String {
+    let mut name = volume.to_string();
+    let read = kv.read(&mut |read| {
+        name = load(read, volume)?.name;
+        Ok(())
+    });
+    let _: Result<_> = read; // it was deleted meanwhile
+    name
+}
+
 pub fn find(read: &dyn Read, id: VolumeId) -> Result<Option<VolumeRecord>> {
     let value = read.get(&keys::volume(id))?;
     value.map(|v| VolumeRecord::from_value(&v, || format!("volume {id}"))).transpose()

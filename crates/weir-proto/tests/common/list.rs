@@ -1,7 +1,7 @@
 //! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz targets.
 //!
-//! The user brings `access`, `backup`, `coord`, `copies`, `data`, `enrol`, `export`, `meta`, `volume`,
-//! `relation`, `snapshot`, `recall`, `lock`, `home_rule`, `map`, `news`, `version`, `watch` and `frame` of
+//! The user brings `access`, `backup`, `condition`, `coord`, `copies`, `data`, `enrol`, `export`, `meta`,
+//! `volume`, `relation`, `snapshot`, `recall`, `lock`, `home_rule`, `map`, `news`, `version`, `watch` and `frame` of
 //! `weir_proto` into scope. That the list is complete is a test of its own: `the_list_is_complete`.
 
 /// Calls `$check::<T>(name)` for every message type. `the_list_is_complete` compares it with the sources.
@@ -11,6 +11,7 @@ macro_rules! for_every_message {
             coord::{TargetOffer, TargetHistory, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget, ReportLink, CutLink,
                 CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadNamespace, LeadReply,
                 MakeGroups, RecordProgress, GetCoordinators, ActFor, Coordinators, ReportWaits, CompareClock, CoordinatorTime, GetClocks, Clocks, ClockOff, Wait, GetWaits, ClientsWaiting, ClientWaiting, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AuditState, AccessAdd, AccessRemove, AuditVolumes, GetRebuild, GonePlan, RebuildStatus, RebuildWaiting, RefillReport, ReportRefill, SetRebuild, TargetGone, DrainTarget, RemoveTarget, PlaceCopied, PauseMoves}
+            condition::{NodeTrouble, NodeDisk, Condition, ReportCondition, GetConditions, Conditions, NodeCondition, TroubleList, Troubles}
             news::{MapNews, MapChange, MemberAway}
             enrol::{TokenCreate, TokenMade, Enrol, Enrolled, RenewCertificate, IssueCertificate, GetEnrolment, Enrolment, Holder, TokenShown, TokenRevoke,
                 NodeRemove, RotateAuthority, CertificateKept}
@@ -21,7 +22,7 @@ macro_rules! for_every_message {
                 DropFile, GroupAt, ListTruncations, TruncationList, Truncation, ListFences, FenceList, FileFence, ScrubTarget, ScrubReport, ScrubPass, ListPlace, PlaceList, CellDigest, CopyCell, CellImage, CellEntry, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
                 NextStripe, StripeFound, SealFile, StatTarget, TargetStat, PassOn, PassedOn}
             meta::{Op, Cred, Time, Range, Attr, Layers, Lease, Entry, SessionOpen, SessionOpened, HeldLease, SessionResume,
-                SessionResumed, KeepAlive, SessionClose, Lookup, LookedUp, GetAttr, ReadLink, LinkTarget, ReadDir,
+                SessionResumed, KeepAlive, SessionClose, SessionList, Sessions, SessionShown, Lookup, LookedUp, GetAttr, ReadLink, LinkTarget, ReadDir,
                 ListEntry, Listing, GetXattr, XattrValue, ListXattr, XattrNames, GetUsage, Usage, StatFs, FsStat,
                 AcquireLease, ReleaseLease, Open, Opened, Close, Closed, ReadInline, InlineData, Recovered, LeaveInDoubt, NoteMap, TakeAppendToken, ReleaseAppendToken, Create, Created,
                 Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,

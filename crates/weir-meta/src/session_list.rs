@@ -1,0 +1,39 @@
+//! Sessions as administrators see them: who is registered, when it was heard last, and what it holds.
+
+use crate::service::Meta;
+use std::sync::Arc;
+use weir_proto::Result;
+use weir_proto::meta::{SessionList, SessionShown, Sessions};
+
+/// Sessions of one answer: a message has an end, and no cluster has so many.
+const SHOWN_MAX: usize = 20_000;
+
+impl Meta {
+    pub(crate) fn session_list(&self, _: &SessionList) -> Result<Sessions> {
+        let leader = Arc::clone(self.leader());
+        let now = leader.env.clock.now();
+        let state = leader.lock();
+        let shown = state.sessions.iter().take(SHOWN_MAX).map(|(id, session)| {
+            let connection = session.connection.as_ref();
+            let holdings = state.leases.holdings_of(*id);
+            let (locks, lock_waits) = state.locks.counts_of(*id);
+            SessionShown {
+                session: *id,
+                client: session.client.clone(),
+                node: connection.map_or_else(String::new, |c| c.peer().name.clone()),
+                role: connection.map(|c| c.peer().role),
+                addr: connection.map_or_else(String::new, |c| c.peer_addr().to_owned()),
+                heard_ms: now.since(session.heard).as_millis() as u64,
+                resumed: session.resumed,
+                open: holdings.open,
+                open_to_write: holdings.open_to_write,
+                leases: holdings.leases,
+                write_leases: holdings.write_leases,
+                awaited: holdings.awaited,
+                locks,
+                lock_waits,
+            }
+        });
+        Ok(Sessions { sessions: shown.collect() })
+    }
+}
