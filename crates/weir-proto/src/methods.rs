@@ -162,6 +162,7 @@ mod tests {
             "GetConditions",
             "SessionList",
             "TroubleList",
+            "ScrubTarget",
         ];
         let is_for_people =
             |by: Senders| (by.has(Sender::Console) || by.has(Sender::User)) && !by.has(Sender::Mount);
