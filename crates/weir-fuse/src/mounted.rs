@@ -1,9 +1,9 @@
 //! What the requests of one mount share, and how a request is answered: at once, or as a task.
-use crate::work::Work;
 use crate::callers::{Callers, Fails};
 use crate::kernel::Notices;
 use crate::pending_request::PendingRequest;
 use crate::streams::Streams;
+use crate::work::Work;
 use crate::{locks, snapshots};
 use fuser::Request;
 use std::path::PathBuf;
