@@ -65,8 +65,8 @@ const HELP: [(&str, &str); 49] = [
     ("weir_volume_limit_bytes", "The limit of a volume's bytes"),
     ("weir_volume_limit_inodes", "The limit of a volume's files and directories"),
     ("weir_volume_used_inodes", "Files and directories of a volume"),
-    ("weir_wait_seconds_total", "Time of waits that ended, by reason"),
-    ("weir_waits_total", "Waits that ended, by reason"),
+    ("weir_wait_seconds_total", "Time of waits over 10 ms that ended, by reason"),
+    ("weir_waits_total", "Waits over 10 ms that ended, by reason"),
 ];
 
 /// Samples by name, so that all of a name stand together as the format wants it.
