@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use weir_env::Env;
 use weir_proto::map::Role;
 use weir_proto::watch::{ANSWER_BYTES_MAX, Answers, GATHERED_MAX, Gather, NodeAnswer, Told};
-use weir_proto::{Error, Request, Result, Wire};
+use weir_proto::{Error, ErrorKind, Request, Result, Wire};
 use weir_rpc::{Connection, Payload, Reply};
 
 /// The longest that a gathering waits for a process.
@@ -36,6 +36,10 @@ pub async fn gather(env: Env, name: String, asked: Gather, peers: Vec<Connection
         env.tasks.spawn("gather", async move {
             let told = peer.call_encoded(asked.method, &asked.body, Payload::default(), patience).await;
             let told = told.and_then(|answered| Told::from_bytes(&answered.reply));
+            let told = told.map_err(|e| match e.kind {
+                ErrorKind::Deadline => Error::deadline(format!("no answer within {patience:?}")),
+                _ => e,
+            });
             let answer = answer(&peer.peer().name, peer.peer().role, told);
             let _ = report.send(answer).await; // the command has given up
         });
@@ -63,7 +67,7 @@ fn answer(name: &str, role: Role, told: Result<Told>) -> NodeAnswer {
             name: name.to_owned(),
             role,
             process: 0,
-            failure: e.to_string(),
+            failure: e.context,
             body: Default::default(),
         },
     }

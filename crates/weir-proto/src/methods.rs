@@ -103,17 +103,15 @@ pub fn find(number: u16) -> Option<&'static Method> {
     TABLE.get(usize::from(number))?.as_ref()
 }
 
-/// Whether its answer waits for news on purpose: nobody is delayed by that.
+/// Requests that a process shows itself by: see [`crate::watch`].
+const LOOKS: std::ops::Range<u16> = 500..510;
+
+/// Whether its answer waits for news on purpose, or for other processes that are looked at: no work is delayed by that.
 pub fn is_answered_late(number: u16) -> bool {
-    use crate::{coord::GetMap, recall::TakeRecalls, relation, watch::Gather};
-    [
-        GetMap::METHOD,
-        TakeRecalls::METHOD,
-        relation::ReadChanges::METHOD,
-        relation::LeaseWork::METHOD,
-        Gather::METHOD,
-    ]
-    .contains(&number)
+    use crate::{coord::GetMap, recall::TakeRecalls, relation};
+    [GetMap::METHOD, TakeRecalls::METHOD, relation::ReadChanges::METHOD, relation::LeaseWork::METHOD]
+        .contains(&number)
+        || LOOKS.contains(&number)
 }
 
 /// All of them, by number.

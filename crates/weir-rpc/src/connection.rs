@@ -20,6 +20,7 @@ use weir_proto::frame::{FLAG_ECHO, FrameKind, HELLO_BODY_MAX, Header, Hello};
 use weir_proto::methods;
 use weir_proto::{Error, ErrorKind, Request, Result, Wire, Writer};
 use weir_trust::certificate::Certificate;
+use weir_watch::WaitGuard;
 
 /// Unanswered calls of one connection in one direction; the next one waits for its turn.
 pub const CALLS_MAX: usize = 1024;
@@ -343,14 +344,17 @@ impl Inner {
         patience: Duration,
     ) -> Result<Answer> {
         let begun = self.env.clock.now();
-        let answered = self.call_since(begun, method, body, payload, patience).await;
-        self.counts.called(method.number, begun, self.env.clock.now());
+        let mut wait = None;
+        let answered = self.call_since((begun, &mut wait), method, body, payload, patience).await;
+        let now = self.env.clock.now();
+        wait.map_or((), |wait: WaitGuard| wait.end_at(now.0));
+        self.counts.called(method.number, begun, now);
         answered
     }
 
     async fn call_since(
         &self,
-        begun: Instant,
+        (begun, wait): (Instant, &mut Option<WaitGuard>),
         method: Method,
         body: &(dyn Fn(&mut Writer) + Sync),
         payload: Payload,
@@ -365,7 +369,7 @@ impl Inner {
         header.method = method.number;
         header.patience_ms = millis_rounded_up(deadline.since(now));
         self.counts.sent(payload.len());
-        let _wait = self.counts.awaits(method.number, now);
+        *wait = self.counts.awaits(method.number, now);
         let encode = |w: &mut Writer| body(w);
         self.outgoing.push(header, &encode, payload).map_err(|e| e.doing(method.name))?;
         // Not one expression: the guard would live through the flush, which may close and take this lock again.

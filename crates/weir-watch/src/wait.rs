@@ -173,7 +173,7 @@ struct Place {
 pub struct Waits {
     places: Box<[Place]>,
     hint: AtomicUsize,
-    /// By reason: waits that ended, their time, and those that found no place.
+    /// By reason: waits of more than [`VISIBLE_NS`] that ended, and their time; and all that found no place.
     ended: [AtomicU64; Reason::ALL.len()],
     waited_ns: [AtomicU64; Reason::ALL.len()],
     unlisted: AtomicU64,
@@ -202,7 +202,7 @@ impl Waits {
             let place = &self.places[at];
             let free = place.since.compare_exchange(0, since_ns + 1, Ordering::Acquire, Ordering::Relaxed);
             if free.is_ok() {
-                self.hint.store((at + 1) % PLACES, Ordering::Relaxed);
+                self.hint.store(at, Ordering::Relaxed); // free again soon, and then in this core's cache
                 *lock(&place.record) = Some(record);
                 return Some(at);
             }
@@ -212,25 +212,31 @@ impl Waits {
         None
     }
 
-    fn give_back(&self, at: usize) -> Option<WaitRecord> {
-        let place = &self.places[at];
-        let record = lock(&place.record).take();
+    /// The wait at a place is over. What was recorded stays until the place is used again: nobody looks at it, and to
+    /// clear it would take the lock once more.
+    fn ended(&self, reason: Reason, place: Option<usize>, since_ns: u64, now_ns: u64) {
+        let lasted_ns = now_ns.saturating_sub(since_ns);
+        if lasted_ns >= VISIBLE_NS {
+            self.ended[reason as usize].fetch_add(1, Ordering::Relaxed);
+            self.waited_ns[reason as usize].fetch_add(lasted_ns, Ordering::Relaxed);
+        }
+        let Some(place) = place.map(|at| &self.places[at]) else { return };
+        if lasted_ns >= KEPT_NS
+            && let Some(record) = lock(&place.record).take()
+        {
+            self.keep(Past { record, lasted_ns, ended_ns: now_ns });
+        }
         place.since.store(0, Ordering::Release);
-        record
     }
 
-    fn ended(&self, reason: Reason, record: Option<WaitRecord>, since_ns: u64, now_ns: u64) {
-        let lasted_ns = now_ns.saturating_sub(since_ns);
-        self.ended[reason as usize].fetch_add(1, Ordering::Relaxed);
-        self.waited_ns[reason as usize].fetch_add(lasted_ns, Ordering::Relaxed);
-        let Some(record) = record.filter(|_| lasted_ns >= KEPT_NS) else { return };
+    fn keep(&self, past: Past) {
         let mut kept = lock(&self.kept);
         while kept.len() >= KEPT_MAX
-            || kept.front().is_some_and(|past| now_ns.saturating_sub(past.ended_ns) > KEPT_FOR_NS)
+            || kept.front().is_some_and(|old| past.ended_ns.saturating_sub(old.ended_ns) > KEPT_FOR_NS)
         {
             kept.pop_front();
         }
-        kept.push_back(Past { record, lasted_ns, ended_ns: now_ns });
+        kept.push_back(past);
     }
 
     /// Waits that last for `min_ns` by now, the longest first, with their age.
@@ -259,7 +265,7 @@ impl Waits {
         newest.filter(|past| past.lasted_ns >= min_ns).cloned().collect()
     }
 
-    /// By reason: waits that ended, and their time.
+    /// By reason: waits of more than [`VISIBLE_NS`] that ended, and their time.
     pub fn totals(&self) -> impl Iterator<Item = (Reason, u64, u64)> + '_ {
         Reason::ALL.into_iter().map(|reason| {
             let at = reason as usize;
@@ -279,13 +285,22 @@ pub struct WaitGuard {
     since_ns: u64,
     reason: Reason,
     place: Option<usize>,
+    is_over: bool,
 }
 
 impl WaitGuard {
     pub(crate) fn begin(waits: Arc<Waits>, now: Now, since_ns: u64, record: WaitRecord) -> WaitGuard {
         let reason = record.reason;
         let place = waits.take(since_ns, record);
-        WaitGuard { waits, now, since_ns, reason, place }
+        WaitGuard { waits, now, since_ns, reason, place, is_over: false }
+    }
+    /// Ends the wait, for a caller that has just read the clock.
+    pub fn end_at(mut self, now_ns: u64) {
+        self.end(now_ns);
+    }
+    fn end(&mut self, now_ns: u64) {
+        self.is_over = true;
+        self.waits.ended(self.reason, self.place.take(), self.since_ns, now_ns);
     }
     /// Who has what is waited for, once that is known.
     pub fn holder(&self, holder: &str) {
@@ -299,8 +314,10 @@ impl WaitGuard {
 
 impl Drop for WaitGuard {
     fn drop(&mut self) {
-        let record = self.place.and_then(|at| self.waits.give_back(at));
-        self.waits.ended(self.reason, record, self.since_ns, (self.now)());
+        if !self.is_over {
+            let now_ns = (self.now)();
+            self.end(now_ns);
+        }
     }
 }
 
@@ -367,6 +384,14 @@ mod tests {
         let later = 2 * KEPT_FOR_NS;
         wait(later, later + KEPT_NS);
         assert_eq!(waits.past(0, 0).len(), 1);
+    }
+
+    #[test]
+    fn a_wait_that_ended_at_a_given_time_ends_once() {
+        let (waits, clock) = (Arc::new(Waits::new()), Arc::new(AtomicU64::new(0)));
+        guard(&waits, &clock, WaitRecord::new(Reason::Answer, Object::NONE)).end_at(KEPT_NS);
+        assert_eq!((waits.past(0, 0).len(), waits.list(KEPT_NS, 0).len()), (1, 0));
+        assert_eq!(waits.totals().map(|t| t.1).sum::<u64>(), 1);
     }
 
     #[test]

@@ -16,6 +16,59 @@ const BOUNDS: [f64; 9] = [0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 30.0];
 /// Volumes whose usage is shown, the largest: all are in the API.
 const VOLUMES_MAX: usize = 100;
 
+/// What a name stands for, for people who build boards. Names without a text here are of older or newer processes.
+const HELP: [(&str, &str); 49] = [
+    ("weir_build_info", "The release of a node's program"),
+    ("weir_call_seconds", "Time of requests that the process sent, by method"),
+    ("weir_client_bytes_total", "Bytes that programs read and wrote at a mount"),
+    ("weir_client_damaged_total", "Fragments that failed their checksum"),
+    ("weir_client_degraded_reads_total", "Reads that were decoded from parity"),
+    ("weir_client_degraded_writes_total", "Writes of stripes that lacked a member"),
+    ("weir_client_fuse_seconds", "Time of requests of programs that were not answered from memory, by kind"),
+    ("weir_client_hedges_total", "Reads that also asked another member because one was slow"),
+    ("weir_client_memory_bytes", "Memory of cached and unsaved data"),
+    ("weir_client_recalled_leases_total", "Leases that the metadata server called back"),
+    ("weir_client_received_bytes_total", "Payload bytes from targets"),
+    ("weir_client_sent_bytes_total", "Payload bytes to targets"),
+    ("weir_group_degraded", "Placement groups that take data and lack members"),
+    ("weir_group_full", "Placement groups with all members"),
+    ("weir_group_unwritable", "Placement groups with too few members for writes"),
+    ("weir_home_seconds", "Time of a mover's calls at a home"),
+    ("weir_journal_sync_seconds", "Time of a journal's write with its sync"),
+    ("weir_namespace_led", "1: a metadata server leads the namespace"),
+    ("weir_node_up", "1: the coordinator has the node as up"),
+    ("weir_relation_backlog_bytes", "Bytes that home does not have yet"),
+    ("weir_relation_home_failed", "1: home could not be used at the last try"),
+    ("weir_relation_movers", "Movers that work for the relation"),
+    ("weir_relation_oldest_unshipped_seconds", "Age of the oldest change that home does not have"),
+    ("weir_relation_rate_bytes", "Bytes a second that were shipped lately"),
+    ("weir_relation_set_aside", "Files that are not copied because they conflict"),
+    ("weir_rpc_bytes_total", "Payload bytes of requests and answers"),
+    ("weir_rpc_inflight", "Requests that are being served"),
+    ("weir_rpc_refused_total", "Requests whose sender may not send them"),
+    ("weir_rpc_seconds", "Time of requests that the process served, by method"),
+    ("weir_store_capacity_bytes", "Space that a target has"),
+    ("weir_store_damaged_total", "Blocks that failed their checksum"),
+    ("weir_store_debt_cells", "Cells that lack redundancy"),
+    ("weir_store_disk_hang_seconds", "For how long the disk has completed nothing"),
+    ("weir_store_disk_seconds", "Time of a request at a target's disk, with its queue"),
+    ("weir_store_read_bytes_total", "Bytes read from slabs"),
+    ("weir_store_read_seconds", "Time of a read from a slab"),
+    ("weir_store_repaired_total", "Damaged blocks that were repaired"),
+    ("weir_store_sync_seconds", "Time of a sync of a slab"),
+    ("weir_store_used_bytes", "Space in use"),
+    ("weir_store_write_bytes_total", "Bytes written to slabs"),
+    ("weir_store_write_seconds", "Time of a write to a slab"),
+    ("weir_target_up", "1: the target is up"),
+    ("weir_up", "1: the process answers"),
+    ("weir_volume_used_bytes", "Bytes of a volume"),
+    ("weir_volume_limit_bytes", "The limit of a volume's bytes"),
+    ("weir_volume_limit_inodes", "The limit of a volume's files and directories"),
+    ("weir_volume_used_inodes", "Files and directories of a volume"),
+    ("weir_wait_seconds_total", "Time of waits over 10 ms that ended, by reason"),
+    ("weir_waits_total", "Waits over 10 ms that ended, by reason"),
+];
+
 /// Samples by name, so that all of a name stand together as the format wants it.
 #[derive(Default)]
 struct Page {
@@ -39,6 +92,9 @@ impl Page {
     fn text(self) -> String {
         let mut out = String::new();
         for (name, (kind, samples)) in self.of {
+            if let Some((_, help)) = HELP.iter().find(|(of, _)| *of == name) {
+                out += &format!("# HELP {name} {help}\n");
+            }
             let _ = writeln!(out, "# TYPE {name} {kind}"); // a String takes all
             samples.iter().for_each(|sample| out += &format!("{sample}\n"));
         }
@@ -213,6 +269,7 @@ mod tests {
             assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
         }
         assert!(!text.contains("method=\"Create\",le=\"0.001\""), "one sample for each method");
+        assert!(text.contains("# HELP weir_up 1: the process answers\n"));
         let types = text.lines().filter(|l| l.starts_with("# TYPE weir_up ")).count();
         assert_eq!(types, 1);
     }

@@ -132,7 +132,8 @@ async fn log_in(State(console): Shared, Query(Key { key }): Query<Key>) -> Respo
 }
 
 async fn page(State(console): Shared) -> Html<String> {
-    Html(page::page(&api::status(&*console.source.snapshot().await)))
+    // What was seen last, if anything: a page that waited for a silent node would be blank for as long.
+    Html(page::page(&console.source.last().map(|snapshot| api::status(&snapshot)).unwrap_or_default()))
 }
 
 async fn metrics_page(State(console): Shared) -> Response {

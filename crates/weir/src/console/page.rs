@@ -22,6 +22,7 @@ pub fn page(status: &Value) -> String {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 title { "Weir" }
+                link rel="icon" href="data:,";
                 link rel="stylesheet" href="/console.css";
                 script type="module" src="/console.js" {}
             }

@@ -55,6 +55,11 @@ impl Source {
         Source { env, cluster, coordinators, kept: Mutex::default(), clients: Mutex::default() }
     }
 
+    /// The newest one that is known, without asking.
+    pub fn last(&self) -> Option<Arc<Snapshot>> {
+        let kept = self.kept.try_lock().ok()?;
+        kept.as_ref().map(|(_, snapshot)| snapshot.clone())
+    }
     /// The state of a moment ago at most.
     pub async fn snapshot(&self) -> Arc<Snapshot> {
         let mut kept = self.kept.lock().await;

@@ -13,6 +13,8 @@ use weir_proto::relation::RelationState;
 
 /// Hundredths of a limit, from where on it may be why writes fail.
 const NEARLY_FULL_PERCENT: u64 = 95;
+/// A disk that has completed nothing for so long hangs, or is slow; a busy one completes something all the time.
+const STALLED_MS: u32 = 500;
 /// A wait that ended is of interest if it lasted for so long.
 const PAST_US: u64 = 1_000_000;
 const PAST_MAX: usize = 5;
@@ -125,7 +127,7 @@ fn nodes(evidence: &Evidence, found: &mut Vec<Finding>) {
         found.push(finding(80, text, action));
     }
     for report in &evidence.status.targets {
-        if report.stalled_ms > 0 {
+        if report.stalled_ms >= STALLED_MS {
             let text = format!(
                 "the disk of {} has completed nothing for {}",
                 report.target,
