@@ -12,6 +12,9 @@ mod failure;
 #[path = "../../crates/weir-proto/tests/common/list.rs"]
 mod list;
 pub mod targets;
+#[allow(dead_code)]
+#[path = "../../crates/weir/src/times.rs"]
+mod times;
 
 /// Feeds one input to the target of that name.
 pub fn run(name: &str, bytes: &[u8]) {

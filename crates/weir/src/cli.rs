@@ -74,7 +74,10 @@ pub enum Command {
     Ca(CaCommand),
     /// Show cluster health: troubles first, then nodes, targets and placement groups
     #[command(after_help = STATUS_EXITS)]
-    Status(Status),
+    Status(ShowStatus),
+    /// List clients: mounts, movers and programs, with what each holds
+    #[command(subcommand)]
+    Client(ClientCommand),
     /// Show who has most of the work now: by user, volume, client, job, kind of request or target
     Top(TopArgs),
     /// Show what the processes of the cluster wait for, the longest first
@@ -165,6 +168,29 @@ Exit status:
   1  degraded (data is available with reduced redundancy), or a warning (a dead mover or mount, a missing home, a full volume, …)
   2  critical: data is unavailable or lost
   3 and more: the cluster was not asked (8: the coordinator does not answer)";
+
+const CLIENT_LIST: &str = "\
+OPEN: files that its programs have open, TO WRITE of them for writing. LEASES: files and directories that it caches; others wait for AWAITED \
+of them. UNWRITTEN: bytes that programs have written and that no target has yet, as it said up to five seconds ago.";
+
+#[derive(Subcommand)]
+pub enum ClientCommand {
+    /// Show all clients: where each is, when the metadata server received something from it last, and what it holds
+    #[command(after_help = CLIENT_LIST)]
+    List(Status),
+}
+
+#[derive(Args)]
+pub struct ShowStatus {
+    /// Print one sentence, and one line for each trouble
+    #[arg(long)]
+    pub brief: bool,
+    /// Show it again every two seconds, until interrupted
+    #[arg(long)]
+    pub watch: bool,
+    #[command(flatten)]
+    pub cluster: Status,
+}
 
 #[derive(Args, Clone)]
 pub struct Up {

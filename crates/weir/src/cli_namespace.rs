@@ -1,6 +1,6 @@
 //! Arguments of `weir namespace`.
 use crate::cluster_args::{DIR_VARIABLE, Status};
-use crate::config::parse_seconds;
+use crate::times::parse_seconds;
 use clap::{Args, Subcommand, ValueHint};
 use std::path::PathBuf;
 

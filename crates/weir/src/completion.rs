@@ -2,8 +2,8 @@
 //! snapshots and targets are offered, too, if the cluster that the words mean answers at once. Otherwise only
 //! what is known without it is offered.
 use crate::cli::{Cli, DIR_VARIABLE, Status};
-use crate::commands::status::coordinators;
 use crate::commands::volume;
+use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::observe;
 use clap::{Command, CommandFactory};

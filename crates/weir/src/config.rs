@@ -36,7 +36,7 @@ impl FromStr for Patience {
         if text == "forever" {
             return Ok(Patience(ClientConfig::FOREVER));
         }
-        match parse_seconds(text).map_err(|e| format!("{e}, or forever"))? {
+        match crate::times::parse_seconds(text).map_err(|e| format!("{e}, or forever"))? {
             0 => Err(format!("{text:?}: a call needs at least 1s")),
             seconds => Ok(Patience(Duration::from_secs(seconds.into()).min(ClientConfig::FOREVER))),
         }
@@ -76,20 +76,6 @@ impl fmt::Display for LogFormat {
             LogFormat::Json => "json",
         })
     }
-}
-
-/// A time as people write it, in seconds.
-pub fn parse_seconds(text: &str) -> Result<u32, String> {
-    let bad = || format!("{text:?} is not a time: expected one like 7d, 12h, 30m or 60s");
-    let (digits, factor) = match text.char_indices().last() {
-        Some((at, 'd')) => (&text[..at], 86400),
-        Some((at, 'h')) => (&text[..at], 3600),
-        Some((at, 'm')) => (&text[..at], 60),
-        Some((at, 's')) => (&text[..at], 1),
-        _ => (text, 1),
-    };
-    let count: u32 = digits.parse().map_err(|_| bad())?;
-    count.checked_mul(factor).ok_or_else(bad)
 }
 
 /// One documented key, for `weir config reference`.
@@ -376,7 +362,8 @@ mod tests {
         let read = |text: &str| text.parse::<Patience>().map(|p| p.0.as_secs()).ok();
         assert_eq!((read("30s"), read("10m"), read("2h")), (Some(30), Some(600), Some(7200)));
         assert!(read("forever") > read("1000h") && read("99999999999999999999h").is_none());
-        for wrong in ["", "m", "0s", "-1s", "10 m", "ever"] {
+        assert_eq!(read("1h30m"), Some(5400));
+        for wrong in ["", "m", "0s", "-1s", "10 x", "ever"] {
             assert_eq!(read(wrong), None, "{wrong:?}");
         }
         for text in ["90s", "forever"] {

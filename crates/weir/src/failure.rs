@@ -1,7 +1,9 @@
 //! What a command says when it cannot do its work: what happened, and what to do about it.
 //!
 //! Printed once, in `main`, as `error: …` and `hint: …`; the exit code follows from the error's kind.
+use serde_json::{Value, json};
 use std::fmt;
+use strsim::levenshtein;
 use weir_proto::{Error, ErrorKind};
 
 pub type Outcome<T> = Result<T, Failure>;
@@ -23,6 +25,11 @@ impl Failure {
     pub fn doing(mut self, what: impl fmt::Display) -> Failure {
         self.error = self.error.doing(what);
         self
+    }
+    /// For programs: `error`, `hint` (or null) and the exit status.
+    pub fn as_json(&self) -> Value {
+        let (error, hint) = self.parts();
+        json!({ "error": error, "hint": hint, "exit_status": self.kind().exit_code() })
     }
     /// The two parts as they are printed. A node's refusal carries its hint in the text of the error.
     pub fn parts(&self) -> (String, Option<String>) {
@@ -76,29 +83,14 @@ impl<T> Doing<T> for rustix::io::Result<T> {
 
 /// Words, the likeliest first to be meant by `word`.
 pub fn nearest_first(word: &str, known: &mut [String]) {
-    known.sort_by_key(|k| edits(word, k));
+    known.sort_by_key(|k| levenshtein(word, k));
 }
 
 /// The word of `known` that was probably meant by `word`.
 pub fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let near = known.into_iter().map(|k| (edits(word, k), k)).min()?;
+    let near = known.into_iter().map(|k| (levenshtein(word, k), k)).min()?;
     // A third of the word may be wrong: more is a guess.
     (near.0 * 3 <= word.len().max(3)).then_some(near.1)
-}
-
-/// Insertions, deletions and replacements that make `b` of `a` (Levenshtein's distance).
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let best = (row[j] + 1).min(row[j + 1] + 1).min(diagonal + usize::from(x != *y));
-            diagonal = std::mem::replace(&mut row[j + 1], best);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
@@ -114,6 +106,17 @@ mod tests {
         let mut words = ["target", "status"].map(String::from);
         nearest_first("statu", &mut words);
         assert_eq!(words, ["status", "target"]);
+    }
+
+    #[test]
+    fn a_failure_is_an_object_for_programs() {
+        let failure =
+            Failure::new(Error::not_found("there is no volume \"x\""), "`weir volume list` shows all");
+        let expected = json!({
+            "error": "there is no volume \"x\"", "hint": "`weir volume list` shows all", "exit_status": 3,
+        });
+        assert_eq!(failure.as_json(), expected);
+        assert_eq!(Failure::from(Error::io("no")).as_json()["hint"], Value::Null);
     }
 
     #[test]

@@ -27,10 +27,13 @@ mod manual;
 mod notify;
 mod observe;
 mod package;
+mod progress;
+mod reporting;
 mod rights;
 mod roles;
 mod subtree;
 mod table;
+mod times;
 mod unit;
 mod users;
 
@@ -43,11 +46,12 @@ fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().collect();
     match completion::answer(&words) {
         Ok(false) => {}
-        answered => return ended(answered.map(|_| ExitCode::SUCCESS), None),
+        answered => return ended(answered.map(|_| ExitCode::SUCCESS), Says::Text(None)),
     }
+    let is_json = words.iter().any(|word| word == "--json");
     let (program, words) = words.split_first().map_or((Default::default(), &[][..]), |(p, w)| (p.clone(), w));
     if let Some(call) = helper::Call::parse(&program, words) {
-        return ended(call.run(&cli::mount_options()).map(|()| ExitCode::SUCCESS), None);
+        return ended(call.run(&cli::mount_options()).map(|()| ExitCode::SUCCESS), Says::Text(None));
     }
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
@@ -66,11 +70,11 @@ fn main() -> ExitCode {
             watchdog_pid: std::env::var("WATCHDOG_PID").ok(),
         },
     };
-    let journal = environment.journal.as_deref();
+    let says = if is_json { Says::Json } else { Says::Text(environment.journal.as_deref()) };
     if let Some(Err(failure)) = cli.certificate.as_deref().map(certificate::use_file) {
-        return ended(Err(failure), journal);
+        return ended(Err(failure), says);
     }
-    ended(run(cli.command, &environment), journal)
+    ended(run(cli.command, &environment), says)
 }
 
 /// As Amazon's tools name them.
@@ -93,11 +97,23 @@ fn likeliest_first(mut e: clap::Error) -> clap::Error {
     e
 }
 
-fn ended(done: Outcome<ExitCode>, journal: Option<&str>) -> ExitCode {
+/// How a failure is printed.
+#[derive(Clone, Copy)]
+enum Says<'a> {
+    /// The journal's stream, if standard error goes there.
+    Text(Option<&'a str>),
+    /// To a program that asked for JSON.
+    Json,
+}
+
+fn ended(done: Outcome<ExitCode>, says: Says<'_>) -> ExitCode {
     match done {
         Ok(code) => code,
         Err(failure) => {
-            eprintln!("{}", log::last_words(&failure.to_string(), journal));
+            match says {
+                Says::Text(journal) => eprintln!("{}", log::last_words(&failure.to_string(), journal)),
+                Says::Json => eprintln!("{}", failure.as_json()),
+            }
             ExitCode::from(failure.kind().exit_code())
         }
     }
@@ -126,6 +142,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Waits(args) => commands::watch::waits(&args),
         Command::Why(args) => commands::watch::why(&args),
         Command::Iohist(args) => commands::watch::iohist(&args),
+        Command::Client(command) => commands::client::run(&command),
         Command::File(FileCommand::Stat(args)) => commands::file::stat(&args),
         Command::File(FileCommand::Layout(args)) => commands::file::layout(&args),
         Command::Target(TargetCommand::Clear(args)) => commands::target::clear(&args),

@@ -12,6 +12,7 @@ use crate::local::process::{PidFile, is_gone, mounts_elsewhere, own_process};
 use crate::log;
 use crate::notify::{self, Manager};
 use crate::observe::host_id;
+use crate::reporting::{self, Reporter, Unreached};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
@@ -30,6 +31,7 @@ use weir_node::{
     Failed, MetaPlace, Site, Step, StoragePlace, import_namespace, keep_history, start_coord, start_meta,
     start_shared_coord, start_storage,
 };
+use weir_proto::condition::REPORT_EVERY_MS;
 use weir_proto::export::ExportHead;
 use weir_proto::home_rule::HomeRule;
 use weir_proto::lock::{LOCK_END, LockKind, LockSpace};
@@ -174,6 +176,10 @@ impl Node {
             self.env.tasks.spawn("renew the certificate", keeping);
         }
         Ok(())
+    }
+    /// As a server does: whenever the coordinator is there.
+    async fn observe_at_last(&self, role: Role) -> Outcome<Cluster> {
+        Ok(Cluster::observe(&self.env, self.observer(role)?, SERVERS_PATIENCE).await?)
     }
     async fn observe(&self, role: Role) -> Outcome<Cluster> {
         Ok(Cluster::observe(&self.env, self.observer(role)?, CLUSTER_PATIENCE).await?)
@@ -374,11 +380,16 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
     let site = node.site(observer);
     let stop = stop_signal();
     tokio::pin!(stop);
+    let etcd = match &coord.store.0 {
+        StorePlace::Directory => None,
+        StorePlace::Etcd(endpoints) => {
+            Some(Etcd::open(&node.env, &etcd_config(&node.config.etcd, endpoints))?)
+        }
+    };
     let starting = async {
-        Ok::<_, Failure>(match &coord.store.0 {
-            StorePlace::Directory => start_coord(&node.env, &site, &dir, config).await?,
-            StorePlace::Etcd(endpoints) => {
-                let store = Etcd::open(&node.env, &etcd_config(&node.config.etcd, endpoints))?;
+        Ok::<_, Failure>(match etcd.clone() {
+            None => start_coord(&node.env, &site, &dir, config).await?,
+            Some(store) => {
                 let waits = |leader: &str| node.waits(leader);
                 start_shared_coord(&node.env, &site, &dir, store, config, waits).await?
             }
@@ -390,10 +401,18 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
         started = starting => started?,
     };
     node.ready(&shown(&coord.server))?;
+    let look = reporting::of_directory(&node.env, &node.config.node.host, dir.clone());
+    let looking = async {
+        loop {
+            coord.report(&node.config.node.name, reporting::of_coordinator(&look, etcd.as_deref()).await);
+            node.env.clock.sleep(Duration::from_millis(REPORT_EVERY_MS)).await;
+        }
+    };
     tokio::select! {
         biased;
         stopped = stop => stopped?,
         lost = coord.lost() => return Err(lost.doing("lead the cluster").into()),
+        () = looking => {}
     }
     coord.end(LEAVE_PATIENCE).await;
     Ok(())
@@ -439,13 +458,16 @@ async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> O
     };
     node.check_listens()?;
     node.keep_certificate(Role::Meta)?;
+    let look = reporting::of_directory(&node.env, &node.config.node.host, place.dir.clone());
     let meta = start_meta(&node.env, &node.site(node.observer(Role::Meta)?), place).await?;
     node.ready(&shown(&meta.server))?;
+    let reporter = Reporter::start(&node.env, meta.cluster(), look);
     let ended = tokio::select! {
         biased;
         stop = stop_signal() => stop,
         failed = meta.run() => Err(failed.doing("lead the namespace").into()),
     };
+    reporter.ends(LEAVE_PATIENCE).await;
     meta.end(LEAVE_PATIENCE).await?;
     ended
 }
@@ -536,15 +558,27 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
     };
     let _ = node.env.watch.name.set(config.name.clone());
     node.keep_certificate(Role::Mover)?;
-    let cluster = node.observe(Role::Mover).await?;
-    let connect = move |env| Client::connect(env, config.clone(), Arc::new(NoKernel));
-    let mut client = connect(node.env.clone()).await?;
+    let stop = stop_signal();
+    tokio::pin!(stop);
+    let cluster = tokio::select! {
+        biased;
+        stopped = &mut stop => return stopped,
+        cluster = node.observe_at_last(Role::Mover) => cluster?,
+    };
+    let unreached = Unreached::default();
+    let look = reporting::of_mover(&node.env, &node.config.node.host, &node.config.node.name, &unreached);
+    let reporter = Reporter::start(&node.env, &cluster, look);
+    let connecting = Connecting { env: node.env.clone(), config, unreached };
+    let first = tokio::select! {
+        biased;
+        stopped = &mut stop => return stopped,
+        client = connecting.connect(true) => client?,
+    };
+    let mut client = first;
     let mut rules = cluster.map().homes.clone();
     let opener = Arc::new(crate::homes::Homes::new(node.env.clone(), cluster.id(), keys, rules.clone()));
     let mover = weir_home::mover::Mover::new(node.env.clone(), opener.clone());
     node.ready("mover")?;
-    let stop = stop_signal();
-    tokio::pin!(stop);
     loop {
         tokio::select! {
             biased;
@@ -570,21 +604,16 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
             opener.use_rules(now.clone());
             rules = now;
         }
-        // However long the leader, or the coordinator, takes to answer.
-        client = loop {
-            let connected = tokio::select! {
-                biased;
-                stopped = &mut stop => return stopped,
-                connected = connect(node.env.clone()) => connected,
-            };
-            match connected {
-                Ok(client) => break client,
-                Err(e) if is_passing(&e) => tracing::warn!("try again to reach the metadata leader: {e}"),
-                Err(e) => return Err(e.into()),
+        client = tokio::select! {
+            biased;
+            stopped = &mut stop => {
+                reporter.ends(LEAVE_PATIENCE).await;
+                return stopped;
             }
-            node.env.clock.sleep(RECONNECT_PAUSE).await;
+            connected = connecting.connect(false) => connected?,
         };
     }
+    reporter.ends(LEAVE_PATIENCE).await;
     end_mover(&node, &client, &opener).await;
     Ok(())
 }
@@ -608,9 +637,39 @@ async fn end_mover(node: &Node, client: &Client, opener: &crate::homes::Homes) {
     tracing::info!("the mover has stopped");
 }
 
-/// Whether the next try may succeed.
-fn is_passing(e: &Error) -> bool {
-    matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::Stale)
+/// How a mover connects to the metadata leader.
+struct Connecting {
+    env: Env,
+    config: ClientConfig,
+    unreached: Unreached,
+}
+
+impl Connecting {
+    /// Tries until the leader answers, however long it or the coordinator takes. Ends only where it is
+    /// refused; at the start, which somebody looks at, also where what was asked for is not there.
+    async fn connect(&self, starts: bool) -> Outcome<Client> {
+        let mut said = None;
+        loop {
+            let e = match Client::connect(self.env.clone(), self.config.clone(), Arc::new(NoKernel)).await {
+                Ok(client) => {
+                    self.unreached.reached();
+                    return Ok(client);
+                }
+                Err(e) => e,
+            };
+            let is_passing =
+                matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::Stale);
+            if e.kind == ErrorKind::Denied || starts && !is_passing {
+                return Err(e.into());
+            }
+            self.unreached.failed(self.env.clock.now(), e.context.clone());
+            if said.as_ref() != Some(&e.context) {
+                tracing::warn!("try again to reach the metadata leader: {e}");
+                said = Some(e.context);
+            }
+            self.env.clock.sleep(RECONNECT_PAUSE).await;
+        }
+    }
 }
 
 /// The cluster that `weir up` made in a directory.
@@ -686,7 +745,10 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
     node.keep_certificate(Role::Mount)?;
     let cluster = node.observe(Role::Mount).await?;
     let notices = Arc::new(weir_fuse::Notices::new(mount.kernel_names));
+    let name = config.name.clone();
     let client = Client::connect(node.env.clone(), config, notices.clone()).await?;
+    let look = reporting::of_mount(&node.config.node.host, &name, &client);
+    let reporter = Reporter::start(&node.env, &cluster, look);
     let options = weir_fuse::Options {
         path: path.clone(),
         top: crate::subtree::find(&client, &mount.top).await?,
@@ -729,6 +791,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         Some(Err(e)) => tracing::error!("the mount's thread ended badly: {e}"),
         None => tracing::warn!("files are still open at {}: they end with this process", path.display()),
     }
+    reporter.ends(LEAVE_PATIENCE).await;
     // What could not be saved is an error of this command, too.
     client.shutdown().await.map_err(|e| e.doing("save what the mount still held").into())
 }

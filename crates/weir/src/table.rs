@@ -1,23 +1,42 @@
-//! Text for people: columns, sizes, how far something is.
+//! Text for people: columns and sizes.
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::Value;
-use std::io::{IsTerminal, Write};
 
-/// Columns as wide as their widest cell, two spaces between; the last one is not padded.
+/// Between columns.
+const GAP: u16 = 2;
+
+/// Columns as wide as their widest cell; numbers stand at the right. On a terminal that is too narrow cells get more lines; elsewhere
+/// a row is a line, for programs.
 pub fn render(header: &[&str], rows: &[Vec<String>]) -> String {
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|r| r.get(column)).map(|c| c.chars().count());
-        cells.chain([header[column].chars().count()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..header.len()).map(width).collect();
-    let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let padded: Vec<String> = cells.zip(&widths).map(|(c, w)| format!("{c:<w$}")).collect();
-        padded.join("  ").trim_end().to_string() + "\n"
-    };
-    let mut out = line(&mut header.iter().copied());
-    for row in rows {
-        out += &line(&mut row.iter().map(String::as_str));
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    if let Some(width) = terminal_width() {
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
     }
-    out
+    table.set_header(header.iter().copied());
+    table.add_rows(rows.iter().map(|row| row.iter().map(String::as_str)));
+    for (at, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, if at + 1 < header.len() { GAP } else { 0 }));
+        let mut cells = rows.iter().filter_map(|row| row.get(at)).filter(|cell| !cell.is_empty()).peekable();
+        if cells.peek().is_some() && cells.all(|cell| is_quantity(cell)) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.trim_fmt() + "\n"
+}
+
+/// A number, perhaps with a unit; or that it is not known.
+fn is_quantity(cell: &str) -> bool {
+    let mut words = cell.split(' ');
+    let number = words.next().unwrap_or_default();
+    let is_number = number.parse::<f64>().is_ok_and(f64::is_finite) || matches!(cell, "?" | "-");
+    is_number && words.count() <= 1
+}
+
+fn terminal_width() -> Option<u16> {
+    let out = console::Term::stdout();
+    out.is_term().then(|| out.size_checked())?.map(|(_, columns)| columns)
 }
 
 /// `1 file`, `5 files`.
@@ -49,15 +68,6 @@ pub fn json(value: &Value) {
     print!("{text}");
 }
 
-/// How far something is, on one line of a terminal that the next call replaces; nowhere else.
-pub fn progress(text: &str) {
-    let mut out = std::io::stderr();
-    if out.is_terminal() {
-        let _ = write!(out, "\r\x1b[2K{text}"); // nobody may look
-        let _ = out.flush();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,6 +76,25 @@ mod tests {
     fn columns_line_up_and_lines_do_not_end_in_spaces() {
         let rows = vec![vec!["a".to_string(), "bb".into()], vec!["ccc".into(), String::new()]];
         assert_eq!(render(&["x", "y"], &rows), "x    y\na    bb\nccc\n");
+        assert_eq!(render(&["x", "y"], &[]), "x  y\n");
+    }
+
+    #[test]
+    fn numbers_stand_at_the_right() {
+        let rows = vec![
+            vec!["a".to_string(), "9 B".into(), "t3".into()],
+            vec!["bb".into(), "1.25 MiB".into(), "x".into()],
+        ];
+        assert_eq!(
+            render(&["N", "USED", "AT"], &rows),
+            "N       USED  AT\na        9 B  t3\nbb  1.25 MiB  x\n"
+        );
+        for text in ["5", "5.96 MiB", "-3", "?", "-"] {
+            assert!(is_quantity(text), "{text}");
+        }
+        for text in ["", "t3", "2026-11-22T03:00:00Z", "inf", "3 of 4 more", "r1"] {
+            assert!(!is_quantity(text), "{text}");
+        }
     }
 
     #[test]

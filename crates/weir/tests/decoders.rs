@@ -17,6 +17,9 @@ mod failure;
 mod list;
 #[path = "../../../fuzz/src/targets.rs"]
 mod targets;
+#[allow(dead_code, reason = "the configuration uses a part")]
+#[path = "../src/times.rs"]
+mod times;
 
 use dice::Dice;
 use targets::{TARGETS, Target};

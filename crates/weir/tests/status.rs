@@ -10,7 +10,10 @@ use common::relation::Bench;
 use common::{Cluster, can_mount, pattern, text, wait_until};
 use serde_json::Value;
 use std::fs;
-use std::time::Duration;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -28,7 +31,7 @@ fn wait_reported(cluster: &Cluster, severity: &str, about: &str, exit: i32) -> S
 fn find(status: &Value, severity: &str, about: &str) -> Option<String> {
     let mut troubles = status["troubles"].as_array().unwrap().iter();
     let found = troubles.find(|t| t["severity"] == severity && t["about"] == about);
-    found.map(|t| t["text"].as_str().unwrap().to_owned())
+    found.map(|t| format!("{}: {}", t["text"].as_str().unwrap(), t["action"].as_str().unwrap()))
 }
 
 fn wait_healthy(cluster: &Cluster) {
@@ -47,9 +50,11 @@ fn every_part_that_fails_is_named_and_counts() {
     let cluster = &bench.cluster;
     wait_healthy(cluster);
     let shown = cluster.run_weir(&["status"]);
-    let second = shown.lines().nth(1).unwrap();
-    assert_eq!(second, "healthy; all 6 targets up, all 24 placement groups complete");
-    assert!(shown.contains(" free for files with ec:4+2, "), "{shown}");
+    let lines: Vec<&str> = shown.lines().collect();
+    assert_eq!(lines[0], "healthy; all 6 targets up, all 24 placement groups complete");
+    assert!(lines[1].contains(" free for files with ec:4+2, "), "{shown}");
+    assert_eq!(lines[2], "any 2 more targets may fail without loss of data");
+    assert_eq!(cluster.run_weir(&["status", "--brief"]).lines().collect::<Vec<_>>(), [lines[0]]);
     // Schemes that no file has are of no interest.
     assert!(!shown.contains("replica:2"), "{shown}");
 
@@ -57,6 +62,11 @@ fn every_part_that_fails_is_named_and_counts() {
     cluster.kill("mover-1");
     let said = wait_reported(cluster, "warning", "mover-1", 1);
     assert!(said.contains("mover-1 is not running: `weir up --dir "), "{said}");
+    let brief = cluster.try_run_weir(&["status", "--brief"]);
+    let lines: Vec<String> = text(&brief.stdout).lines().map(str::to_owned).collect();
+    assert!(lines[0].starts_with("warning: all data is available and redundant; all 6"), "{lines:?}");
+    assert_eq!((lines.len(), lines[1].trim_end()), (2, "  warning   mover-1 is not running"), "{lines:?}");
+    assert_eq!(brief.status.code(), Some(1));
     cluster.up();
     wait_healthy(cluster);
 
@@ -117,4 +127,154 @@ fn every_part_that_fails_is_named_and_counts() {
     assert_eq!(status["troubles"][0]["severity"], "critical", "the worst is first");
     cluster.up();
     wait_healthy(cluster);
+}
+
+/// A small file system in memory at a directory, until this goes.
+struct Tmpfs(tempfile::TempDir);
+
+impl Tmpfs {
+    fn of(size: &str) -> Tmpfs {
+        let at = tempfile::tempdir().unwrap();
+        let size = format!("size={size}");
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "weir-test"]).arg(at.path()).status();
+        assert!(mounted.unwrap().success());
+        Tmpfs(at)
+    }
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
+    }
+}
+
+#[test]
+fn what_hangs_is_named_and_keeps_no_answer() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::with(1, &["--movers", "1"]);
+    wait_healthy(&cluster);
+    {
+        let _mount = cluster.stop("mount-1");
+        let said = wait_reported(&cluster, "warning", "mount-1", 1);
+        assert!(said.contains("does not answer: see whether its process is stopped"), "{said}");
+    }
+    wait_healthy(&cluster);
+    {
+        let _mover = cluster.stop("mover-1");
+        let said = wait_reported(&cluster, "warning", "mover-1", 1);
+        assert!(said.starts_with("mover mover-1 has reported nothing for "), "{said}");
+        assert!(said.contains("see whether it is stopped; its log is "), "{said}");
+    }
+    wait_healthy(&cluster);
+    {
+        let _meta = cluster.stop("meta");
+        let asked = Instant::now();
+        let (status, code) = cluster.status_and_exit();
+        let took = asked.elapsed();
+        assert_eq!(code, 2, "{status:#}");
+        let said = find(&status, "critical", "root").unwrap();
+        assert!(said.contains("the metadata server of namespace \"root\" does not answer"), "{said}");
+        // Two seconds, and what a busy machine adds.
+        assert!(took < Duration::from_secs(5), "{took:?}");
+    }
+    wait_healthy(&cluster);
+}
+
+#[test]
+fn backups_and_exports_that_fail_are_named() {
+    if !can_mount() {
+        return;
+    }
+    let bench = Bench::start();
+    let cluster = &bench.cluster;
+    fs::write(bench.data.join("f"), pattern(1, 1 << 20)).unwrap();
+    let place = bench.home.with_file_name("backups");
+    fs::create_dir(&place).unwrap();
+    let url = format!("file://{}", place.display());
+    bench.run_weir(&["volume", "backup", "data", "--to", &url, "--every", "1h"]);
+    wait_healthy(cluster);
+    let elsewhere = place.with_file_name("elsewhere");
+    fs::rename(&place, &elsewhere).unwrap();
+    let said = wait_reported(cluster, "warning", "data", 1);
+    assert!(said.contains("there is no directory"), "{said}");
+    fs::rename(&elsewhere, &place).unwrap();
+    wait_healthy(cluster);
+
+    // A disk for exports that has no room for one.
+    let small = Tmpfs::of("4k");
+    fs::write(small.path().join("filler"), [1; 4096]).unwrap();
+    let dir = small.path().display().to_string();
+    bench.run_weir(&["namespace", "export", &dir, "--every", "1h"]);
+    let said = wait_reported(cluster, "warning", "root", 1);
+    assert!(
+        said.starts_with(&format!("the metadata of namespace \"root\" was not exported to {dir}: ")),
+        "{said}"
+    );
+    bench.run_weir(&["namespace", "export", "--off"]);
+    wait_healthy(cluster);
+}
+
+#[test]
+fn a_disk_of_metadata_that_gets_full_is_named() {
+    if !can_mount() {
+        return;
+    }
+    let disk = Tmpfs::of("2g");
+    let cluster = Cluster::at(Some(disk.path().join("cluster")), 1, &[]);
+    wait_healthy(&cluster);
+    let space = rustix::fs::statvfs(disk.path()).unwrap();
+    let free = space.f_bavail * space.f_frsize;
+    let all = space.f_blocks * space.f_frsize;
+    let filler = fs::File::create(disk.path().join("filler")).unwrap();
+    rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, free - all * 3 / 100).unwrap();
+    // One after the other reports it.
+    let mut said = String::new();
+    wait_until("both name their disk", PATIENCE, || {
+        said = wait_reported(&cluster, "warning", "coord", 1);
+        said.starts_with("the disk of coord, meta is 9")
+    });
+    assert!(said.contains("% full (") && said.contains(" free, directory "), "{said}");
+    drop(filler);
+    fs::remove_file(disk.path().join("filler")).unwrap();
+    wait_healthy(&cluster);
+    drop(cluster);
+}
+
+#[test]
+fn clients_are_listed_with_what_they_hold() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::with(1, &["--movers", "1"]);
+    let mut file = fs::File::create(cluster.mount().join("f")).unwrap();
+    file.write_all(&pattern(1, 100_000)).unwrap();
+    let mut listed = Value::Null;
+    wait_until("the mount reports", PATIENCE, || {
+        listed = serde_json::from_str(&cluster.run_weir(&["client", "list", "--json"])).unwrap();
+        let all = listed.as_array().unwrap();
+        all.len() == 2 && all.iter().all(|client| client["release"].is_string())
+    });
+    let client = |role: &str| listed.as_array().unwrap().iter().find(|c| c["role"] == role).unwrap();
+    let mount = client("mount");
+    assert!(mount["client"].as_str().unwrap().starts_with("mount-1:"), "{listed:#}");
+    assert_eq!((&mount["open_files"], &mount["open_to_write"]), (&1.into(), &1.into()), "{listed:#}");
+    assert!(
+        mount["leases"].as_u64() >= Some(1) && mount["last_heard_ms"].as_u64() < Some(60_000),
+        "{listed:#}"
+    );
+    assert_eq!((&mount["connected"], &mount["locks"]), (&true.into(), &0.into()), "{listed:#}");
+    assert_eq!(client("mover")["client"], "mover mover-1", "{listed:#}");
+    let shown = cluster.run_weir(&["client", "list"]);
+    assert!(shown.starts_with("CLIENT ") && shown.lines().count() == 3, "{shown}");
+    // A program that asks for JSON gets it, also where there is an error.
+    let failed = cluster.try_run_weir(&["volume", "show", "nope", "--json"]);
+    let error: Value = serde_json::from_slice(&failed.stderr).unwrap();
+    assert_eq!((failed.status.code(), &error["exit_status"]), (Some(3), &3.into()), "{error:#}");
+    assert!(error["error"].as_str().unwrap().contains("nope") && error["hint"].is_string(), "{error:#}");
+    drop(file);
 }

@@ -3,12 +3,12 @@
 //! To show and to verify it reads these files and asks no server, so that works while nothing runs. Their mode
 //! is 0600.
 use crate::cli::{AuditCommand, AuditedVolumes, ShowAudit, VerifyAudit};
-use crate::commands::status::coordinators;
-use crate::config::parse_seconds;
+use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::local::local_cluster::{self, LocalCluster, RoleName};
 use crate::observe;
 use crate::table;
+use crate::times::parse_seconds;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

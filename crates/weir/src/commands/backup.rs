@@ -4,18 +4,16 @@
 //! which this command asks like a mover.
 use crate::commands::relation::require_allowed;
 use crate::commands::snapshots;
-use crate::commands::status::coordinators;
 use crate::commands::volume::{Cluster, as_client, explain, named, own_cred, parse_every};
+use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::homes::Homes;
 use crate::local::process::own_process;
 use crate::observe;
 use crate::table;
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::convert::Infallible;
-use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -237,16 +235,13 @@ async fn run(desk: &Desk, taken: &Backup, progress: &Arc<Progress>) -> Outcome<M
 
 /// For ever.
 async fn show(progress: &Progress, volume: &Volume) -> Infallible {
-    let bar = match std::io::stderr().is_terminal() {
-        true => ProgressBar::new(volume.usage.files + volume.usage.directories),
-        false => ProgressBar::hidden(),
-    };
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} files and directories, {msg} {elapsed}");
-    bar.set_style(style.expect("a valid template"));
+    let (shown, all) = (crate::progress::Progress::new(), volume.usage.files + volume.usage.directories);
     loop {
-        bar.set_position(progress.files.load(Relaxed) + progress.directories.load(Relaxed));
+        let done = progress.files.load(Relaxed) + progress.directories.load(Relaxed);
         let (copied, linked) = (table::bytes(progress.bytes.load(Relaxed)), progress.linked.load(Relaxed));
-        bar.set_message(format!("{copied} copied, {linked} files unchanged"));
+        shown.show(format!(
+            "{done} of {all} files and directories, {copied} copied, {linked} files unchanged"
+        ));
         tokio::time::sleep(SHOW_EVERY).await;
     }
 }

@@ -1,7 +1,7 @@
 //! `weir namespace list` and `copies`: on which nodes the metadata is, and how many copies there shall be.
 use crate::cli_namespace::SetCopies as Args;
 use crate::cluster_args::Status;
-use crate::commands::status::coordinators;
+use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::observe::{self, copies_lacking};
 use crate::table;

@@ -6,7 +6,7 @@
 use crate::certificate::{self, ADMIN_CERTIFICATE, CERTIFICATE};
 use crate::cli_nodes::{self as cli, NodeCommand, TokenCommand};
 use crate::cluster_args::Status;
-use crate::commands::status::coordinators;
+use crate::commands::which::coordinators;
 use crate::config::{self, Config, Text};
 use crate::failure::{Doing, Failure, Outcome};
 use crate::local::local_cluster;
@@ -259,7 +259,7 @@ fn create_token(args: &cli::CreateToken) -> Outcome<()> {
     let request = TokenCreate {
         roles: roles.collect::<Outcome<_>>()?,
         uses: args.uses,
-        ttl_s: config::parse_seconds(&args.ttl).map_err(Error::invalid)?.into(),
+        ttl_s: crate::times::parse_seconds(&args.ttl).map_err(Error::invalid)?.into(),
         name: args.name.clone(),
         from: args.from.clone(),
     };

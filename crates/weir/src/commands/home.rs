@@ -1,6 +1,6 @@
 //! `weir home`: where users may have homes of their volumes. The rules are in the cluster map.
 use crate::cli::{self, HomeAllow, HomeCommand, HomeForbid};
-use crate::commands::status::coordinators;
+use crate::commands::which::coordinators;
 use crate::failure::Outcome;
 use crate::observe;
 use crate::table;

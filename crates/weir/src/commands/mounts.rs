@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// How long a mount may take to answer from its memory.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_millis(1800);
 
 /// Whether a mount answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]

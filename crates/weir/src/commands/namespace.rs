@@ -5,14 +5,14 @@
 //! An import fills a metadata directory while no metadata role runs.
 use crate::cli_namespace::{Export, Exports, Import, NamespaceCommand};
 use crate::commands::copies;
-use crate::commands::status::coordinators;
+use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::observe;
+use crate::progress::Progress;
 use crate::table;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, IsTerminal};
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,7 +108,7 @@ async fn fetch(leader: &Channel, export: u64, head: &ExportHead, file: &Path) ->
     }
     let part = file.with_extension("part");
     let opened = OpenOptions::new().write(true).create(true).truncate(true).open(&part).doing(&doing)?;
-    let bar = bar();
+    let progress = Progress::new();
     let mut writer = Writer::begin(BufWriter::new(opened), head)?;
     let mut after = None;
     loop {
@@ -118,9 +118,9 @@ async fn fetch(leader: &Channel, export: u64, head: &ExportHead, file: &Path) ->
         let Some((last, _)) = pairs.last() else { break };
         after = Some(last.clone().into());
         writer.part(&pairs)?;
-        show(&bar, writer.totals());
+        show(&progress, writer.totals());
     }
-    bar.finish_and_clear();
+    drop(progress);
     let (written, totals) = writer.end()?;
     let written = written.into_inner().map_err(|e| Error::from_io(&doing, e.error()))?;
     written.sync_all().doing(&doing)?;
@@ -130,19 +130,8 @@ async fn fetch(leader: &Channel, export: u64, head: &ExportHead, file: &Path) ->
     Ok(totals)
 }
 
-fn bar() -> ProgressBar {
-    let bar = match std::io::stderr().is_terminal() {
-        true => ProgressBar::new_spinner(),
-        false => ProgressBar::hidden(),
-    };
-    let style = ProgressStyle::with_template("{spinner} {pos} records, {msg} {elapsed}");
-    bar.set_style(style.expect("a valid template"));
-    bar
-}
-
-fn show(bar: &ProgressBar, totals: Totals) {
-    bar.set_position(totals.entries);
-    bar.set_message(table::bytes(totals.bytes));
+fn show(progress: &Progress, totals: Totals) {
+    progress.show(format!("{} records, {}", totals.entries, table::bytes(totals.bytes)));
 }
 
 fn report(what: &str, file: &Path, head: &ExportHead, totals: Totals, as_json: bool) {
@@ -193,10 +182,8 @@ fn show_state(state: &ExportState, as_json: bool) {
 fn import(args: &Import, fill: Fill<'_>) -> Outcome<()> {
     let config = config_of_role(args)?;
     let file = File::open(&args.file).doing(format_args!("read {}", args.file.display()))?;
-    let bar = bar();
-    let shown = bar.clone();
-    let (head, totals) = fill(config, file, Box::new(move |totals| show(&shown, totals)))?;
-    bar.finish_and_clear();
+    let progress = Progress::new();
+    let (head, totals) = fill(config, file, Box::new(move |totals| show(&progress, totals)))?;
     report("imported from", &args.file, &head, totals, args.json);
     if !args.json {
         println!(

@@ -4,6 +4,7 @@
 //! bring them side by side. One that cannot be had is named, and the others come all the same.
 use crate::commands::tiering;
 use crate::failure::{Doing, Failure, Outcome};
+use crate::progress::Progress;
 use crate::table;
 use clap::{Args, ValueHint};
 use serde_json::json;
@@ -35,6 +36,8 @@ struct Tally {
     bytes: u64,
     failed: u64,
     first_error: Option<Failure>,
+    /// While something is waited for.
+    progress: Option<Progress>,
 }
 
 pub fn run(args: &Prefetch) -> Outcome<()> {
@@ -54,7 +57,7 @@ pub fn run(args: &Prefetch) -> Outcome<()> {
     while let Some(next) = wanted.pop_front() {
         finish(next, &mut tally);
     }
-    table::progress("");
+    tally.progress = None;
     if args.json {
         let Tally { files, brought, bytes, failed, .. } = tally;
         table::json(&json!({ "files": files, "brought": brought, "bytes": bytes, "failed": failed }));
@@ -118,12 +121,9 @@ fn want(path: PathBuf, tally: &mut Tally, wanted: &mut VecDeque<(PathBuf, u64)>)
 }
 
 fn finish((path, bytes): (PathBuf, u64), tally: &mut Tally) {
-    table::progress(&format!(
-        "{} files, {} recalled; waiting for {}",
-        tally.files,
-        table::bytes(tally.bytes),
-        path.display()
-    ));
+    let (files, bytes_so_far) = (tally.files, table::bytes(tally.bytes));
+    let text = format!("{files} files, {bytes_so_far} recalled; waiting for {}", path.display());
+    tally.progress.get_or_insert_with(Progress::new).show(text);
     match tiering::wait(&path) {
         Ok(()) => {
             tally.brought += 1;

@@ -1,7 +1,7 @@
 //! `weir rebuild` and `weir target gone`: lost targets, and the others that take their places.
 use crate::cli;
-use crate::commands::status::coordinators;
 use crate::commands::target::number_of;
+use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::observe;
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ pub fn gone(args: &cli::Gone) -> Outcome<()> {
     })?;
     match args.cluster.json {
         true => println!("{}", gone_json(target, &plan, args.yes && !args.dry_run)),
-        false => println!("{}", gone_text(target, &plan)),
+        false => println!("{}", gone_text(target, &plan, args.yes && !args.dry_run)),
     }
     if args.dry_run || args.yes {
         return Ok(());
@@ -40,12 +40,20 @@ pub fn gone(args: &cli::Gone) -> Outcome<()> {
     Err(Failure::new(error, "say --yes if its data does not come back, or --dry-run only to look"))
 }
 
-fn gone_text(target: TargetId, plan: &GonePlan) -> String {
+/// What was done, or would be.
+fn gone_text(target: TargetId, plan: &GonePlan, done: bool) -> String {
     let waits: u32 = plan.waiting.iter().map(|w| w.places).sum();
-    let mut lines = vec![match plan.begun + waits {
-        0 => format!("no placement group needs {target} any more"),
-        all => format!(
-            "{target} has a place in {all} placement groups: {} go to other targets at once",
+    let mut lines = vec![match (plan.begun + waits, done) {
+        (0, true) => format!("{target} is given up; no placement group needs it any more"),
+        (0, false) => format!("no placement group needs {target} any more"),
+        (all, true) => {
+            let begun = plan.begun;
+            format!(
+                "{target} is given up: {begun} of its {all} places go to other targets now (`weir rebuild --watch`)"
+            )
+        }
+        (all, false) => format!(
+            "{target} has a place in {all} placement groups: {} would go to other targets at once",
             plan.begun
         ),
     }];

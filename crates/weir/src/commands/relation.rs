@@ -1,7 +1,7 @@
 //! `weir relation` and `weir volume changes`: asks the metadata leader as a client does.
 use crate::cli;
-use crate::commands::status::coordinators;
 use crate::commands::volume::{Cluster, connect, named, own_cred};
+use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::homes::refuse_own_cluster;
 use crate::observe;

@@ -3,8 +3,8 @@
 //! Invariant: entries are files, directories, symbolic links and special files, and each is online or offline: all sums are
 //! sums of the same entries. The leader is asked in batches, so it is not one moment that is shown.
 use crate::cli;
-use crate::commands::status::coordinators;
 use crate::commands::volume::{connect, named, own_cred, parse_size};
+use crate::commands::which::coordinators;
 use crate::failure::{Doing, Outcome};
 use crate::observe;
 use crate::table;

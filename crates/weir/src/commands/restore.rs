@@ -47,7 +47,8 @@ pub struct Restore {
     /// Restore it from this snapshot
     #[arg(long, value_name = "NAME")]
     pub from: Option<String>,
-    /// Restore it from the last snapshot or backup up to this date, like 2026-11-22 or "2026-11-22 03:00" (UTC)
+    /// Restore it from the last snapshot or backup up to this date, like 2026-11-22, "2026-11-22 03:00" (UTC), yesterday
+    /// or "2h ago"
     #[arg(long, value_name = "DATE", value_parser = read_date)]
     pub at: Option<Date>,
     /// Restore it from the volume's trash, as it was removed last: it is moved, not copied. An existing directory gets its missing files
@@ -62,7 +63,7 @@ pub struct Restore {
 }
 
 fn read_date(text: &str) -> std::result::Result<Date, String> {
-    Date::parse_until(text).map_err(|e| e.context)
+    crate::times::parse_moment(text, now()).map_err(|e| e.context)
 }
 
 // ---- the mount's side

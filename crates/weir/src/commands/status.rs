@@ -1,236 +1,60 @@
 //! `weir status`: how a cluster is, the worst first; then its nodes, targets and placement groups.
-use crate::certificate::{self, ADMIN_CERTIFICATE, CERTIFICATE};
 use crate::cli;
-use crate::commands::troubles::{Facts, Known, NamespaceFacts, ProcessState, Severity, Trouble, troubles};
-use crate::commands::volume::{all, connect};
-use crate::commands::{file, mounts};
-use crate::config;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::local::local_cluster::{LocalCluster, Process, RoleName};
-use crate::local::process::PidFile;
-use crate::observe::{self, Health, is_led};
+use crate::commands::gather::Gathered;
+use crate::commands::troubles::{Facts, Trouble, exit_code, troubles, word};
+use crate::commands::which::coordinators;
+use crate::failure::{Doing, Outcome};
+use crate::local::local_cluster::LocalCluster;
+use crate::observe::Health;
 use crate::table;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 use weir_env::Addr;
-use weir_home::HomeUrl;
-use weir_proto::coord::{
-    AuditState, ClientsWaiting, Clocks, ClusterStatus, CutLink, RebuildWaiting, TargetReport,
-};
+use weir_proto::condition::Severity;
+use weir_proto::coord::{ClusterStatus, CutLink, TargetReport};
 use weir_proto::map::{Group, MemberState, Role, TargetState};
 use weir_proto::version::Program;
-use weir_proto::{Error, TargetId};
-use weir_trust::certificate::role_word;
 
-/// How long a metadata server may take to answer all that is asked.
-const NAMESPACE_PATIENCE: Duration = Duration::from_secs(5);
-
-impl cli::Status {
-    /// The directory of the cluster, where it is known by that.
-    pub fn local(&self) -> Outcome<Option<LocalCluster>> {
-        match &self.dir {
-            Some(dir) if self.coordinator.is_empty() && config_of_node(dir).is_none() => {
-                LocalCluster::open(dir).map(Some)
-            }
-            _ => Ok(None),
-        }
-    }
-}
-
-/// Where a machine has the configuration of its own node, for commands that name no cluster.
-const MACHINE_DIR: &str = "/etc/weir";
-
-/// A node's directory that `weir init` or `weir join` made: one of its configuration files.
-fn config_of_node(dir: &Path) -> Option<PathBuf> {
-    let roles = Role::ALL.iter().map(|role| dir.join(format!("{}.toml", role_word(*role))));
-    roles.into_iter().find(|file| file.exists())
-}
-
-/// The coordinators that a node knows. Commands then show its certificate, or the administrator's, if it is
-/// there.
-fn coordinators_of_node(dir: &Path, file: &Path) -> Outcome<Vec<Addr>> {
-    let certificates = [ADMIN_CERTIFICATE, CERTIFICATE].map(|name| dir.join(name));
-    if let Some(found) = certificates.iter().find(|file| file.exists()) {
-        // At the coordinator's machine it is not needed, so commands work without one that has ended.
-        if let Err(failure) = certificate::use_file(found) {
-            let (error, hint) = failure.parts();
-            eprintln!("warning: {error}");
-            hint.iter().for_each(|hint| eprintln!("hint: {hint}"));
-        }
-    }
-    let text = std::fs::read_to_string(file).doing(format_args!("read {}", file.display()))?;
-    let config = config::parse(&file.display().to_string(), &text)?;
-    Ok(config.cluster.coordinators.into_iter().map(|addr| addr.0).collect())
-}
-
-/// Where the mount that a path lies in serves this machine's users.
-fn socket_of_mount(path: &Path) -> Outcome<Addr> {
-    let hint =
-        "name the cluster: --dir DIR, --coordinator ADDR, or --at PATH with a path in a mounted file system";
-    let answer = file::ask(path, file::SOCKET).map_err(|_| {
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let error = format!("no cluster is named, and {} is not on a Weir file system", path.display());
-        Failure::new(Error::invalid(error), hint)
-    })?;
-    match answer["socket"].as_str() {
-        Some(socket) => Ok(Addr::Unix(socket.into())),
-        None => Err(Failure::new(
-            Error::unsupported(format!(
-                "the mount of {} has no socket for users (node.door)",
-                path.display()
-            )),
-            hint,
-        )),
-    }
-}
-
-/// That of the mount in which a path lies, or in which the user stands; else the machine's own.
-fn of_machine(at: Option<&Path>) -> Outcome<Vec<Addr>> {
-    let here = socket_of_mount(at.unwrap_or(Path::new(".")));
-    let dir = Path::new(MACHINE_DIR);
-    match (here, config_of_node(dir)) {
-        (Err(_), Some(file)) if at.is_none() => coordinators_of_node(dir, &file),
-        (here, _) => Ok(vec![here?]),
-    }
-}
-
-pub fn coordinators(args: &cli::Status) -> Outcome<Vec<Addr>> {
-    let of_node = args.dir.as_deref().filter(|_| args.coordinator.is_empty());
-    let of_node = of_node.and_then(|dir| Some((dir, config_of_node(dir)?)));
-    let found = match of_node {
-        Some((dir, file)) => coordinators_of_node(dir, &file)?,
-        None if args.dir.is_none() && args.coordinator.is_empty() => of_machine(args.at.as_deref())?,
-        None => args.local()?.map_or_else(|| args.coordinator.clone(), |local| local.coordinators()),
-    };
-    observe::require_listener(&found)?;
-    Ok(found)
-}
+/// Between two looks of `--watch`.
+const WATCH_EVERY: Duration = Duration::from_secs(2);
 
 /// What `weir status` exits with says how bad the worst trouble is.
-pub fn status(args: &cli::Status) -> Outcome<ExitCode> {
-    let local = args.local()?;
-    let (status, asked) = observe::block_on(ask(&coordinators(args)?))?;
-    let facts = facts(local.as_ref(), &status, asked);
-    let report =
-        Report { troubles: troubles(&facts), health: Health::of_used(&status, &facts.in_use()), facts };
-    match args.json {
-        true => table::json(&report.as_json()),
-        false => print!("{}", report.as_text()),
+pub fn status(args: &cli::ShowStatus) -> Outcome<ExitCode> {
+    let local = args.cluster.local()?;
+    let coordinators = coordinators(&args.cluster)?;
+    if !args.watch {
+        return show(args, local.as_ref(), &coordinators);
     }
-    Ok(ExitCode::from(report.worst().map_or(0, Severity::exit_code)))
-}
-
-/// Beside the coordinator's view.
-struct Asked {
-    waiting: ClientsWaiting,
-    clocks: Clocks,
-    rebuild: Vec<(TargetId, String)>,
-    /// Of the coordinator.
-    audit: AuditState,
-    namespaces: Vec<NamespaceFacts>,
-}
-
-/// The coordinator's view, and what each metadata server that leads says of its volumes.
-async fn ask(coordinators: &[Addr]) -> Outcome<(ClusterStatus, Asked)> {
-    let env = weir_env::real::env();
-    let cluster = observe::observe(&env, coordinators, "weir status").await?;
-    let (status, waiting) = (cluster.status().await?, cluster.waits().await?);
-    let clocks = cluster.clocks().await.unwrap_or(Clocks { off: Vec::new() }); // an older server knows none
-    let audit = cluster.audit().await.unwrap_or_default(); // as above
-    let mut namespaces = Vec::new();
-    for namespace in status.map.namespaces.iter().filter(|n| is_led(&status.map, n)) {
-        let name = namespace.name.clone();
-        let asked = env.clock.timeout(NAMESPACE_PATIENCE, known(coordinators, &name)).await;
-        let known = match asked {
-            Ok(Ok(known)) => Ok(known),
-            Ok(Err(failure)) => Err(failure.error.context),
-            Err(_) => Err(format!("no answer within {NAMESPACE_PATIENCE:?}")),
-        };
-        namespaces.push(NamespaceFacts { name, known });
-    }
-    // A coordinator of an earlier release knows nothing of it.
-    let rebuild = cluster.rebuild().await.map_or(Vec::new(), |rebuild| not_replaced(&rebuild.waiting));
-    Ok((status, Asked { waiting, clocks, rebuild, audit, namespaces }))
-}
-
-async fn known(coordinators: &[Addr], namespace: &str) -> Outcome<Known> {
-    let client = connect(coordinators.to_vec(), namespace).await?;
-    let volumes = all(&client).await?;
-    let (relations, backups) = (client.relations(None).await?, client.backups(None).await?);
-    let audit = client.audit().await.unwrap_or_default(); // as above
-    client.shutdown().await?;
-    Ok(Known { volumes, relations, backups, audit })
-}
-
-/// Places of lost targets that no other target can take. Those whose turn comes later need nobody.
-fn not_replaced(waiting: &[RebuildWaiting]) -> Vec<(TargetId, String)> {
-    let text = |RebuildWaiting { target, why, places }: &RebuildWaiting| {
-        format!(
-            "{target} is lost, and not replaced in {places} placement groups: {why}; add a target, or give it a new \
-             disk with `weir target replace {target} DIR`"
-        )
-    };
-    waiting.iter().filter(|w| !w.why.contains("first")).map(|w| (w.target, text(w))).collect()
-}
-
-fn facts<'a>(local: Option<&LocalCluster>, status: &'a ClusterStatus, asked: Asked) -> Facts<'a> {
-    let Asked { waiting, clocks, rebuild, audit, namespaces } = asked;
-    let lives =
-        |p: &Process| local.is_some_and(|at| PidFile::read(&at.pid_file(p)).is_some_and(|f| f.alive()));
-    let process_state = |p: &Process| ProcessState {
-        name: p.name.clone(),
-        role: p.role,
-        lives: lives(p),
-        log: local.map(|at| at.log(p)).unwrap_or_default(),
-    };
-    let processes: Vec<ProcessState> =
-        local.into_iter().flat_map(|at| &at.manifest.processes).map(process_state).collect();
-    // The mounts that this machine's `weir up` made; others are their own machines'.
-    let mounts = local.map(mounts::of).unwrap_or_default();
-    let dead_mounts = mounts::dead_beside(&mounts);
-    let restart = match local {
-        Some(local) => format!("`weir up --dir {}` starts it again", local.dir.display()),
-        None => "start its process again on its machine".into(),
-    };
-    let missing_homes = missing_homes(&processes, &namespaces);
-    Facts {
-        status,
-        waiting,
-        clocks,
-        rebuild,
-        audit,
-        restart,
-        processes,
-        mounts,
-        dead_mounts,
-        namespaces,
-        missing_homes,
+    loop {
+        let look = show(args, local.as_ref(), &coordinators);
+        // A coordinator that is away may come back: what is watched is just that.
+        if let Err(failure) = look {
+            println!("{failure}");
+        }
+        std::io::stdout().flush().doing("print the status")?;
+        std::thread::sleep(WATCH_EVERY);
     }
 }
 
-/// Directories that are homes and are not there. Movers of other machines may find them where they are.
-fn missing_homes(processes: &[ProcessState], namespaces: &[NamespaceFacts]) -> BTreeSet<String> {
-    let here = processes.iter().filter(|p| p.role == RoleName::Mover && p.lives).count();
-    let known = || namespaces.iter().filter_map(|n| n.known.as_ref().ok());
-    if processes.is_empty() || known().flat_map(|k| &k.relations).any(|r| r.movers as usize > here) {
-        return BTreeSet::new();
+fn show(args: &cli::ShowStatus, local: Option<&LocalCluster>, coordinators: &[Addr]) -> Outcome<ExitCode> {
+    let gathered = Gathered::ask(local, coordinators)?;
+    let status = gathered.status().clone();
+    let facts = gathered.facts(&status);
+    let health = Health::of_used(&status, &facts.in_use());
+    let report = Report { troubles: troubles(&facts), health, facts };
+    let text = match (args.cluster.json, args.brief) {
+        (true, false) => format!("{:#}\n", report.as_json()),
+        (true, true) => format!("{}\n", report.as_brief_json()),
+        (false, false) => report.as_text(),
+        (false, true) => report.as_brief_text(),
+    };
+    if args.watch && std::io::stdout().is_terminal() {
+        print!("\x1b[H\x1b[2J"); // from the top of an empty screen
     }
-    let relations = known().flat_map(|k| &k.relations).map(|r| r.url.clone());
-    let backups = known().flat_map(|k| &k.backups).map(|b| b.url.clone());
-    let urls: BTreeSet<String> = relations.chain(backups).collect();
-    let is_missing = |path: &Path| {
-        let found = std::fs::metadata(path);
-        found.as_ref().map_or_else(|e| e.kind() == std::io::ErrorKind::NotFound, |m| !m.is_dir())
-    };
-    let ask = |url: String| match HomeUrl::parse(&url) {
-        Ok(HomeUrl::File { path }) => Some((mounts::ask(&path, is_missing), url)),
-        _ => None,
-    };
-    let asked: Vec<_> = urls.into_iter().filter_map(ask).collect();
-    asked.into_iter().filter_map(|(missing, url)| missing.answer().unwrap_or(false).then_some(url)).collect()
+    print!("{text}");
+    Ok(ExitCode::from(report.worst().map_or(0, exit_code)))
 }
 
 fn role(role: Role) -> &'static str {
@@ -300,11 +124,29 @@ impl Report<'_> {
         (share(|r| r.capacity), share(|r| r.used))
     }
 
+    /// How many more targets may fail, wherever they are, before data is lost: of the group that has fewest.
+    fn spare(&self) -> Option<usize> {
+        let in_use = self.facts.in_use();
+        let used = self.facts.status.map.groups.iter().filter(|g| in_use.has(g));
+        used.map(|g| g.current_count().saturating_sub(usize::from(g.scheme.data))).min()
+    }
+
+    fn headline(&self) -> String {
+        let (state, meaning) = self.state();
+        format!("{state}{meaning}; {}\n", self.health.counts())
+    }
+
+    fn as_brief_text(&self) -> String {
+        let mut out = self.headline();
+        for trouble in &self.troubles {
+            out += &format!("  {:<8}  {}\n", word(trouble.severity), trouble.text);
+        }
+        out
+    }
+
     fn as_text(&self) -> String {
         let map = &self.facts.status.map;
-        let (state, meaning) = self.state();
-        let mut out = format!("cluster {}, map version {}, level {}\n", map.cluster, map.version, map.level);
-        out += &format!("{state}{meaning}; {}\n", self.health.counts());
+        let mut out = self.headline();
         let (capacity, used) = self.space();
         let (free, scheme) = (capacity.saturating_sub(used), map.settings.scheme);
         out += &format!(
@@ -313,11 +155,23 @@ impl Report<'_> {
             table::bytes(used),
             table::bytes(capacity)
         );
+        out += &match self.spare() {
+            None => "no placement groups yet\n".to_owned(),
+            Some(0) => "no redundancy is left somewhere: one more failure may lose data\n".to_owned(),
+            Some(n) => format!(
+                "any {} may fail without loss of data\n",
+                table::count(n as u64, ["more target", "more targets"])
+            ),
+        };
+        out += &format!("cluster {}, map version {}, level {}\n", map.cluster, map.version, map.level);
         if !self.troubles.is_empty() {
             out += "\n";
         }
         for trouble in &self.troubles {
-            out += &format!("  {:<8}  {}\n", trouble.severity.word(), trouble.text);
+            out += &format!("  {:<8}  {}\n", word(trouble.severity), trouble.text);
+            if !trouble.action.is_empty() {
+                out += &format!("  {:<8}  {}\n", "", trouble.action);
+            }
         }
         out + &tables(self.facts.status, &self.facts)
     }
@@ -395,6 +249,20 @@ fn group_kinds(groups: &[&Group]) -> Vec<Vec<String>> {
 }
 
 impl Report<'_> {
+    /// Without nodes, targets and groups.
+    fn as_brief_json(&self) -> Value {
+        let (capacity, used) = self.space();
+        json!({
+            "state": self.state().0, "healthy": self.worst().is_none_or(|worst| worst == Severity::Note),
+            "redundant": self.health.is_full(), "serving": self.health.serves(), "health": self.health,
+            "spare_targets": self.spare(), "troubles": self.troubles_json(),
+            "capacity_bytes": capacity, "used_bytes": used, "free_bytes": capacity.saturating_sub(used),
+        })
+    }
+    fn troubles_json(&self) -> Vec<Value> {
+        self.troubles.iter().map(Trouble::as_json).collect()
+    }
+
     fn as_json(&self) -> Value {
         let (status, health) = (self.facts.status, &self.health);
         let map = &status.map;
@@ -444,7 +312,7 @@ impl Report<'_> {
         json!({
             "cluster": map.cluster.to_string(), "map_version": map.version, "level": map.level, "coordinator_program": program(&status.program), "uptime_ms": status.uptime_ms,
             "state": self.state().0, "healthy": self.worst().is_none_or(|worst| worst == Severity::Note),
-            "redundant": health.is_full(), "serving": health.serves(), "health": health, "troubles": self.troubles,
+            "redundant": health.is_full(), "serving": health.serves(), "health": health, "troubles": self.troubles_json(), "spare_targets": self.spare(),
             "capacity_bytes": capacity, "used_bytes": used, "free_bytes": capacity.saturating_sub(used),
             "mounts": self.facts.mounts, "dead_mounts": self.facts.dead_mounts,
             "nodes": nodes, "targets": targets, "groups": groups, "namespaces": namespaces,

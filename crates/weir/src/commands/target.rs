@@ -1,6 +1,6 @@
 //! `weir target`: what an administrator does about one target.
 use crate::cli;
-use crate::commands::status::coordinators;
+use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::local::local_cluster::{self, LocalCluster, RoleName};
 use crate::local::process::PidFile;

@@ -5,6 +5,7 @@
 use crate::cli::ManyPaths;
 use crate::commands::file;
 use crate::failure::{Doing, Failure, Outcome};
+use crate::progress::Progress;
 use crate::table;
 use rustix::fs::XattrFlags;
 use serde_json::{Value, json};
@@ -100,13 +101,11 @@ pub fn recall(args: &ManyPaths) -> Outcome<()> {
         let (tx, rx) = std::sync::mpsc::channel();
         let waiting = path.to_path_buf();
         std::thread::spawn(move || tx.send(set(&waiting, RECALL, b"wait")));
+        let progress = Progress::new();
         loop {
             match rx.recv_timeout(POLL) {
-                Ok(done) => {
-                    table::progress("");
-                    return done.map_err(|e| why_not_recalled(path, e));
-                }
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => table::progress(&how_far(path)),
+                Ok(done) => return done.map_err(|e| why_not_recalled(path, e)),
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => progress.show(how_far(path)),
                 Err(e) => return Err(Error::io(format!("recall {}: {e}", path.display())).into()),
             }
         }

@@ -1,6 +1,6 @@
 //! `weir upgrade`: the end of a rolling upgrade.
 use crate::cli;
-use crate::commands::status::coordinators;
+use crate::commands::which::coordinators;
 use crate::failure::Outcome;
 use crate::observe;
 use serde_json::json;

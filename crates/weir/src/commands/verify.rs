@@ -3,11 +3,12 @@
 //! Files that are found wrong are in conflict, so that nothing of them is evicted before somebody has
 //! decided.
 use crate::commands::relation::find;
-use crate::commands::status::coordinators;
 use crate::commands::volume::{Cluster, connect, named, own_cred};
+use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::homes::Homes;
 use crate::observe;
+use crate::progress::Progress;
 use crate::table;
 use clap::Args;
 use serde_json::json;
@@ -75,8 +76,9 @@ async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()
         root: volume.root,
         data: !options.names_only,
     };
-    let verified = work.run(|so_far| table::progress(&line(so_far))).await;
-    table::progress("");
+    let progress = Progress::new();
+    let verified = work.run(|so_far| progress.show(line(so_far))).await;
+    drop(progress);
     let verified = verified?;
     let conflicts = if options.look_only { 0 } else { conflicts(&client, &relation, &verified).await? };
     show(&relation, &verified, conflicts, options.at.cluster.json);

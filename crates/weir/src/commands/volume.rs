@@ -6,13 +6,13 @@ use crate::commands::eviction;
 use crate::commands::relation::require_allowed;
 use crate::commands::restore;
 use crate::commands::snapshots;
-use crate::commands::status::coordinators;
-use crate::config::parse_seconds;
+use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::homes::refuse_own_cluster;
 use crate::local::process::own_process;
 use crate::observe;
 use crate::table;
+use crate::times::parse_seconds;
 use crate::users::Users;
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::{Value, json};
@@ -103,7 +103,7 @@ pub struct Limits {
     /// Soft limit of files and directories; `none` removes it
     #[arg(long, value_name = "COUNT", value_parser = parse_count_limit)]
     pub soft_inodes: Option<Limit>,
-    /// Grace period of soft limits, like 7d, 12h, 30m or 60s; 7d for a new volume
+    /// Grace period of soft limits, like 7d, 12h, 1h30m or 2 weeks; 7d for a new volume
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     pub grace: Option<u32>,
 }
@@ -576,7 +576,7 @@ fn parse_count(text: &str) -> Result<u64, String> {
 /// How often, or for how long; not 0, which would mean the opposite of what it says.
 pub fn parse_every(text: &str) -> Result<u32, String> {
     match parse_seconds(text)? {
-        0 => Err(format!("{text:?} is not an interval: expected one like 7d, 12h, 30m or 60s")),
+        0 => Err(format!("{text:?} is not an interval: expected one like 7d, 12h, 1h30m or 60s")),
         seconds => Ok(seconds),
     }
 }

@@ -369,11 +369,18 @@ impl Servers {
             Err(failure) => self.failed.push((process, failure)),
         }
     }
-    /// Refused if one has failed.
-    fn all(mut self) -> Outcome<Vec<Started>> {
-        match self.failed.is_empty() {
-            true => Ok(self.started),
-            false => Err(self.failed.swap_remove(0).1),
+    /// Refused if one has failed; names all that have.
+    fn all(self) -> Outcome<Vec<Started>> {
+        let mut failed = self.failed.into_iter();
+        let Some((_, first)) = failed.next() else { return Ok(self.started) };
+        let others: Vec<String> =
+            failed.map(|(process, f)| format!("{}: {}", process.name, f.error)).collect();
+        match others.is_empty() {
+            true => Err(first),
+            false => {
+                let context = format!("{}; also {}", first.error.context, others.join("; "));
+                Err(Failure { error: Error { context, ..first.error }, ..first })
+            }
         }
     }
 }

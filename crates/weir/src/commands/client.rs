@@ -1,0 +1,147 @@
+//! `weir client`: who uses the cluster, and what each client holds.
+//!
+//! A metadata server knows sessions with their leases and locks; the coordinator knows what nodes said of
+//! themselves, like bytes that no target has yet. A row joins both.
+use crate::cli::{ClientCommand, Status};
+use crate::commands::which::coordinators;
+use crate::failure::Outcome;
+use crate::observe::{self, is_led};
+use crate::table;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use weir_proto::condition::NodeCondition;
+use weir_proto::map::Role;
+use weir_proto::meta::{SessionList, SessionShown};
+use weir_proto::{Error, ErrorKind};
+use weir_rpc::NoService;
+
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Commands ask, and are gone: they are no clients that somebody looks for.
+const COMMANDS: &str = "weir command on ";
+
+pub fn run(command: &ClientCommand) -> Outcome<()> {
+    match command {
+        ClientCommand::List(at) => list(at),
+    }
+}
+
+/// One client, as a namespace knows it.
+struct Row {
+    namespace: String,
+    session: SessionShown,
+    /// What its node said, if it reports.
+    said: Option<NodeCondition>,
+}
+
+fn list(at: &Status) -> Outcome<()> {
+    let rows = observe::block_on(ask(at))?;
+    if at.json {
+        table::json(&Value::Array(rows.iter().map(Row::as_json).collect()));
+        return Ok(());
+    }
+    if rows.is_empty() {
+        println!("no clients");
+        return Ok(());
+    }
+    let header = [
+        "CLIENT",
+        "ROLE",
+        "HOST",
+        "RELEASE",
+        "LAST HEARD",
+        "OPEN",
+        "TO WRITE",
+        "LEASES",
+        "AWAITED",
+        "LOCKS",
+        "UNWRITTEN",
+    ];
+    print!("{}", table::render(&header, &rows.iter().map(Row::cells).collect::<Vec<_>>()));
+    Ok(())
+}
+
+async fn ask(at: &Status) -> Outcome<Vec<Row>> {
+    let env = weir_env::real::env();
+    let cluster = observe::observe(&env, &coordinators(at)?, "weir client").await?;
+    let mut said = match cluster.conditions().await {
+        Ok(all) => all.nodes,
+        Err(e) if e.kind == ErrorKind::Unavailable => return Err(e.into()),
+        Err(_) => Vec::new(), // an older coordinator knows none
+    };
+    let (map, mut rows) = (cluster.map(), Vec::new());
+    for namespace in map.namespaces.iter().filter(|n| is_led(&map, n)) {
+        let leader = cluster.meta_leader(&namespace.name, Arc::new(NoService))?;
+        let doing = |e: Error| e.doing(format_args!("list the clients of namespace {}", namespace.name));
+        let (all, _) = leader.call(&SessionList {}, Vec::new(), PATIENCE).await.map_err(doing)?;
+        for session in all.sessions.into_iter().filter(|s| !s.client.starts_with(COMMANDS)) {
+            let its = said
+                .iter()
+                .position(|n| !n.condition.client.is_empty() && n.condition.client == session.client);
+            let said = its.map(|at| said.swap_remove(at));
+            rows.push(Row { namespace: namespace.name.clone(), session, said });
+        }
+    }
+    rows.sort_by(|a, b| a.session.client.cmp(&b.session.client));
+    Ok(rows)
+}
+
+impl Row {
+    /// Without the host, if that is known.
+    fn name(&self) -> &str {
+        let full = self.session.client.as_str();
+        let host = self.host().and_then(|host| full.strip_suffix(host)?.strip_suffix(" on "));
+        host.unwrap_or(full)
+    }
+    fn role(&self) -> &'static str {
+        match self.session.role.or(self.said.as_ref().map(|n| n.role)) {
+            Some(Role::Mount) => "mount",
+            Some(Role::Mover) => "mover",
+            Some(_) => "command",
+            None => "?",
+        }
+    }
+    fn host(&self) -> Option<&str> {
+        self.said.as_ref().map(|n| n.condition.host.as_str()).filter(|host| !host.is_empty())
+    }
+    fn release(&self) -> Option<&str> {
+        self.said.as_ref().map(|n| n.condition.release.as_str()).filter(|release| !release.is_empty())
+    }
+    fn unwritten(&self) -> Option<u64> {
+        self.said.as_ref().map(|n| n.condition.unwritten_bytes)
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let s = &self.session;
+        // What identifies a host to programs is longer than what people call it.
+        let host = self.host().map(|host| host.split('-').next().unwrap_or(host));
+        let away = if s.role.is_some() { "" } else { ", not connected" };
+        vec![
+            self.name().into(),
+            self.role().into(),
+            host.unwrap_or(if s.addr.is_empty() { "?" } else { &s.addr }).into(),
+            self.release().unwrap_or("?").into(),
+            format!("{:.1} s ago{away}", s.heard_ms as f64 / 1e3),
+            s.open.to_string(),
+            s.open_to_write.to_string(),
+            s.leases.to_string(),
+            s.awaited.to_string(),
+            match s.lock_waits {
+                0 => s.locks.to_string(),
+                waits => format!("{} and waits for {waits}", s.locks),
+            },
+            self.unwritten().map_or("?".into(), table::bytes),
+        ]
+    }
+
+    fn as_json(&self) -> Value {
+        let s = &self.session;
+        json!({
+            "client": self.name(), "namespace": self.namespace, "session": s.session.0, "role": self.role(),
+            "host": self.host(), "address": s.addr, "release": self.release(), "connected": s.role.is_some(),
+            "last_heard_ms": s.heard_ms, "open_files": s.open, "open_to_write": s.open_to_write,
+            "leases": s.leases, "write_leases": s.write_leases, "awaited_by_others": s.awaited, "locks": s.locks,
+            "lock_waits": s.lock_waits, "unwritten_bytes": self.unwritten(),
+        })
+    }
+}

@@ -1,0 +1,121 @@
+//! Troubles of mounts, movers and other clients: those that wait, hang, are silent, dead, or have lost data.
+use super::{Facts, Found, lasting};
+use crate::commands::mounts::Reach;
+use weir_proto::condition::{NodeCondition, REPORT_EVERY_MS, Severity};
+use weir_proto::map::Role;
+
+/// A node that has not reported for so long hangs, or died.
+const SILENT_MS: u64 = 4 * REPORT_EVERY_MS;
+/// A session without a word for so long has no process any more, or one that stands still.
+const SESSION_SILENT_MS: u64 = 30_000;
+
+pub(super) fn look(facts: &Facts<'_>, found: &mut Found) {
+    mounts(facts, found);
+    waits(facts, found);
+    facts.conditions.iter().for_each(|node| condition(facts, node, found));
+    sessions(facts, found);
+}
+
+/// What calls of clients wait for.
+fn waits(facts: &Facts<'_>, found: &mut Found) {
+    for client in &facts.waiting.clients {
+        for wait in &client.waits {
+            let calls = if wait.calls == 1 { "1 call waits" } else { &format!("{} calls wait", wait.calls) };
+            let (what, seconds) = (&wait.what, wait.ms / 1000);
+            let name = &client.client;
+            let text = format!("{name}: {calls} for {what}, no answer for {seconds} s");
+            found.degraded(("client-waits", name), text, "");
+        }
+    }
+}
+
+fn mounts(facts: &Facts<'_>, found: &mut Found) {
+    let restart = &facts.restart;
+    for mount in &facts.mounts {
+        let (name, at) = (&mount.name, mount.path.display());
+        match mount.state {
+            Reach::Answers => {}
+            Reach::Dead => {
+                let text = format!("{name} at {at} is dead (its process has ended)");
+                found.warning(("mount-dead", name), text, restart.clone());
+            }
+            Reach::Silent => found.warning(
+                ("mount-silent", name),
+                format!("{name} at {at} does not answer"),
+                "see whether its process is stopped, and its log",
+            ),
+            Reach::NotMounted => {
+                let text = format!("{name} at {at} is not mounted");
+                found.warning(("mount-missing", name), text, restart.clone());
+            }
+        }
+        if mount.losses > 0 {
+            let last = mount.last_losses.as_array().and_then(|all| all.last());
+            let what = last.and_then(|l| l["what"].as_str()).unwrap_or("see its log");
+            let times = if mount.losses == 1 { "once".into() } else { format!("{} times", mount.losses) };
+            let text = format!(
+                "{name} at {at} lost changes or locks {times} since it was mounted; the last: {what}"
+            );
+            let action = "inform the users of these files, then mount it again";
+            found.critical(("data-lost", name), text, action);
+        }
+    }
+    for path in &facts.dead_mounts {
+        let at = path.display();
+        let text = format!("the mount at {at} is dead (its process has ended)");
+        // Of a cluster that is started here all mounts are known: this one is of another cluster, or was made by
+        // hand.
+        let severity = if facts.processes.is_empty() { Severity::Warning } else { Severity::Note };
+        found.add(severity, ("mount-dead", &at), text, format!("`weir unmount {at}` cleans it up"));
+    }
+}
+
+/// What a node says, or does not say any more. What is known of it from elsewhere is not said twice.
+fn condition(facts: &Facts<'_>, node: &NodeCondition, found: &mut Found) {
+    let (name, condition) = (&node.node, &node.condition);
+    if found.knows(name) {
+        return;
+    }
+    if node.heard_ms < SILENT_MS {
+        return condition.troubles.iter().for_each(|trouble| found.told(trouble));
+    }
+    let what = match node.role {
+        Role::Mover => "mover",
+        Role::Mount => "mount",
+        // Members of the cluster: the map says whether they are up.
+        _ => return,
+    };
+    let silent = lasting(node.heard_ms / 1000);
+    let unwritten = match condition.unwritten_bytes {
+        0 => String::new(),
+        n => format!("; programs had written {} there that no target has", crate::table::bytes(n)),
+    };
+    let text =
+        format!("{what} {name} has reported nothing for {silent}: its process died, or hangs{unwritten}");
+    let action = match facts.processes.iter().find(|p| p.name == *name) {
+        Some(process) if process.lives => {
+            format!("see whether it is stopped; its log is {}", process.log.display())
+        }
+        Some(_) => facts.restart.clone(),
+        None => "see to it on its machine; if it is to be gone, this is forgotten after a while".to_owned(),
+    };
+    found.warning((if what == "mover" { "mover-silent" } else { "mount-silent" }, name), text, action);
+}
+
+/// Clients that do not report themselves, like programs that were linked with the client.
+fn sessions(facts: &Facts<'_>, found: &mut Found) {
+    let reported = |client: &str| facts.conditions.iter().any(|n| n.condition.client == client);
+    for session in facts.known().flat_map(|k| &k.sessions) {
+        let is_silent = session.resumed && session.heard_ms >= SESSION_SILENT_MS;
+        if !is_silent || reported(&session.client) || session.open_to_write + session.write_leases == 0 {
+            continue;
+        }
+        let (name, silent) = (&session.client, lasting(session.heard_ms / 1000));
+        let text = format!(
+            "{name} has said nothing for {silent}, and may have unsaved changes of {} files",
+            session.open_to_write.max(session.write_leases)
+        );
+        let action = "see whether its machine is up; its files are free for others when they ask for them";
+        found.warning(("client-silent", name), text, action);
+    }
+}

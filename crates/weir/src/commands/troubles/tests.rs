@@ -1,0 +1,673 @@
+//! One table of troubles: what was changed in a healthy cluster, and what is said of it.
+use super::*;
+use crate::commands::mounts::Reach;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use weir_proto::backup::{BackupEnd, BackupOutcome, BackupRetention};
+use weir_proto::condition::{Condition, NodeDisk};
+use weir_proto::coord::{ClientWaiting, CutLink, TargetReport, Wait};
+use weir_proto::export::ExportMade;
+use weir_proto::map::{
+    ClusterMap, Group, Member, MemberState, NamespaceEntry, Role, RunSeen, Scheme, Settings, TargetState,
+};
+use weir_proto::meta::{Time, Usage};
+use weir_proto::relation::{Direction, RelationId, RelationState};
+use weir_proto::version::{LEVEL_MAX, Program};
+use weir_proto::volume::{Policy, Quota, Retention};
+use weir_proto::{ClusterId, DiskUuid, Epoch, InodeId, NamespaceId, NodeId, PgId, VolumeId};
+
+const HOME: &str = "file:///home";
+
+/// Two copies on t1 and t2, and a group that nothing is on; all is well.
+struct World {
+    status: ClusterStatus,
+    processes: Vec<ProcessState>,
+    mounts: Vec<MountState>,
+    dead_mounts: Vec<PathBuf>,
+    known: Result<Known, String>,
+    audit: AuditState,
+    homes: HomesHere,
+    waiting: ClientsWaiting,
+    conditions: Vec<NodeCondition>,
+    holders: Vec<Holder>,
+    unanswered: Vec<(String, String)>,
+}
+
+fn world() -> World {
+    let twice = Scheme { data: 1, parity: 1 };
+    let node = |id, name: &str, role| Node {
+        id: NodeId(id),
+        name: name.into(),
+        role,
+        host: "h".into(),
+        addrs: vec![],
+        up: true,
+        program: Program::this(),
+    };
+    let target = |id| Target {
+        id: TargetId(id),
+        uuid: DiskUuid([id as u8; 16]),
+        node: NodeId(id),
+        pool: "default".into(),
+        state: TargetState::Up,
+        capacity: 1000,
+        last: RunSeen::default(),
+        whole: RunSeen::default(),
+    };
+    let member =
+        |id| Member { target: TargetId(id), state: MemberState::Current, since: Epoch(1), lost_at: Epoch(0) };
+    let group = |id, scheme, members: &[u32]| Group {
+        id: PgId(id),
+        pool: "default".into(),
+        scheme,
+        epoch: Epoch(1),
+        members: members.iter().map(|id| member(*id)).collect(),
+    };
+    let report = |id| TargetReport {
+        target: TargetId(id),
+        failed: false,
+        capacity: 1000,
+        used: 100,
+        under_replicated_cells: 0,
+        damaged_blocks: 0,
+        repaired_blocks: 0,
+        stalled_ms: 0,
+        position: 0,
+    };
+    let leader = NamespaceEntry {
+        id: NamespaceId(1),
+        name: "root".into(),
+        uuid: Default::default(),
+        leader: Some(NodeId(3)),
+        leader_epoch: Epoch(1),
+    };
+    let map = ClusterMap {
+        cluster: ClusterId([1; 16]),
+        version: 1,
+        level: LEVEL_MAX,
+        settings: Settings { scheme: twice, cell_shift: 19, lease_ms: 1, target_silence_ms: 1 },
+        nodes: vec![
+            node(1, "storage-1", Role::Storage),
+            node(2, "storage-2", Role::Storage),
+            node(3, "meta", Role::Meta),
+        ],
+        targets: vec![target(1), target(2)],
+        groups: vec![group(0, twice, &[1, 2]), group(1, Scheme { data: 1, parity: 0 }, &[2])],
+        namespaces: vec![leader],
+        homes: vec![],
+        last_namespace: Default::default(),
+        removed: vec![],
+        authorities: vec![],
+        audits: vec![],
+        copies: vec![],
+        moves: vec![],
+        generations: vec![],
+        last_target: Default::default(),
+        full: vec![],
+        access: Default::default(),
+    };
+    let process =
+        |name: &str, role| ProcessState { name: name.into(), role, lives: true, log: "/w/log/x".into() };
+    let mount = MountState {
+        name: "mount-1".into(),
+        path: "/m".into(),
+        state: Reach::Answers,
+        losses: 0,
+        last_losses: Value::Null,
+    };
+    World {
+        status: ClusterStatus {
+            map: Arc::new(map),
+            targets: vec![report(1), report(2)],
+            uptime_ms: 1,
+            links: vec![],
+            program: Program::this(),
+        },
+        processes: vec![process("storage-1", RoleName::Storage), process("mover-1", RoleName::Mover)],
+        mounts: vec![mount],
+        dead_mounts: vec![],
+        known: Ok(Known {
+            volumes: vec![volume()],
+            relations: vec![relation()],
+            backups: vec![backup()],
+            ..Known::default()
+        }),
+        audit: AuditState::default(),
+        homes: HomesHere::default(),
+        waiting: ClientsWaiting { clients: vec![] },
+        conditions: vec![condition("mover-1", Role::Mover), condition("mount-1", Role::Mount)],
+        holders: vec![],
+        unanswered: vec![],
+    }
+}
+
+const NOW_S: u64 = 1_000_000_000;
+
+/// As it was reported a second ago.
+fn condition(node: &str, role: Role) -> NodeCondition {
+    let condition = Condition { host: "h".into(), release: Program::this().release, ..Condition::default() };
+    NodeCondition { node: node.into(), role, heard_ms: 1000, condition }
+}
+
+fn volume() -> Volume {
+    let usage = |bytes| Usage { files: 7, directories: 2, bytes, ..Usage::default() };
+    Volume {
+        id: VolumeId(2),
+        name: "work".into(),
+        root: InodeId(9),
+        path: "/work".into(),
+        owner: 0,
+        admins: vec![],
+        quota: Quota { bytes_hard: Some(1000), inodes_hard: Some(100), ..Quota::NONE },
+        bytes_over_since: None,
+        inodes_over_since: None,
+        policy: Policy { scheme: None, pool: None },
+        retention: Retention::NOTHING,
+        created: Time { nanos: 0 },
+        deleting: false,
+        usage: usage(100),
+        in_trash: usage(0),
+    }
+}
+
+fn relation() -> RelationInfo {
+    RelationInfo {
+        id: RelationId(1),
+        volume: VolumeId(2),
+        volume_name: "work".into(),
+        url: HOME.into(),
+        direction: Direction::Push,
+        evict: true,
+        state: RelationState::Synced {},
+        lag_ms: 0,
+        backlog_bytes: 0,
+        backlog_names: 0,
+        unseen_directories: 0,
+        rate: 0,
+        shipped_bytes: 0,
+        shipped_names: 0,
+        movers: 1,
+        limited_by: String::new(),
+        home_failure: String::new(),
+        conflicts: vec![],
+        scan_age_ms: 0,
+    }
+}
+
+fn backup() -> Backup {
+    Backup {
+        volume: VolumeId(2),
+        volume_name: "work".into(),
+        url: "file:///backups".into(),
+        by: 0,
+        every_s: 86400,
+        keep: BackupRetention::default(),
+        since: Time { nanos: 0 },
+        running: None,
+        last: None,
+        good: None,
+        due: None,
+        late: false,
+    }
+}
+
+impl World {
+    fn troubles(self) -> Vec<Trouble> {
+        troubles(&Facts {
+            status: &self.status,
+            waiting: self.waiting,
+            conditions: self.conditions,
+            holders: self.holders,
+            now_s: NOW_S,
+            unanswered: self.unanswered,
+            clocks: Clocks { off: vec![] },
+            rebuild: vec![],
+            audit: self.audit,
+            restart: "`weir up --dir /w` starts it again".into(),
+            processes: self.processes,
+            mounts: self.mounts,
+            dead_mounts: self.dead_mounts,
+            namespaces: vec![NamespaceFacts { name: "root".into(), known: self.known }],
+            homes: self.homes,
+        })
+    }
+    fn known(&mut self) -> &mut Known {
+        self.known.as_mut().unwrap()
+    }
+    fn volume(&mut self) -> &mut Volume {
+        &mut self.known().volumes[0]
+    }
+    fn relation(&mut self) -> &mut RelationInfo {
+        &mut self.known().relations[0]
+    }
+    fn map(&mut self) -> &mut ClusterMap {
+        Arc::make_mut(&mut self.status.map)
+    }
+    /// A storage node is down, and its target missing.
+    fn lose(&mut self, id: u32) {
+        let map = self.map();
+        map.nodes[id as usize - 1].up = false;
+        map.targets[id as usize - 1].state = TargetState::Down;
+        for member in map.groups.iter_mut().flat_map(|g| &mut g.members).filter(|m| m.target.0 == id) {
+            member.state = MemberState::Down;
+        }
+    }
+}
+
+#[test]
+fn a_healthy_cluster_has_no_troubles() {
+    assert_eq!(world().troubles(), []);
+    // Nothing is on the group of t2 alone.
+    let mut unused = world();
+    unused.map().groups[1].members[0].state = MemberState::Down;
+    assert_eq!(unused.troubles(), []);
+    // No volume has a home, so nobody needs a mover.
+    let mut no_homes = world();
+    no_homes.known().relations.clear();
+    no_homes.known().backups.clear();
+    no_homes.processes.truncate(1);
+    assert_eq!(no_homes.troubles(), []);
+}
+
+fn export(age_s: Option<u64>, failure: &str) -> ExportState {
+    let made = |age: u64| ExportMade {
+        file: "/exports/x".into(),
+        began: Time { nanos: (NOW_S - age) as i64 * 1_000_000_000 },
+        entries: 1,
+        bytes: 1,
+    };
+    let (last, failure) = (age_s.map(made), failure.to_owned());
+    ExportState { dir: "/exports".into(), every_s: 3600, keep: 7, last, failure }
+}
+
+fn failing() -> NodeTrouble {
+    let (code, about) = ("snapshot-late".to_owned(), "work".to_owned());
+    let (text, action) = ("no snapshot".to_owned(), "look".to_owned());
+    NodeTrouble { code, severity: Severity::Warning, about, text, action }
+}
+
+fn disk(free: u64) -> NodeDisk {
+    NodeDisk { dir: "/w/meta".into(), free, capacity: 100 << 30 }
+}
+
+fn holder(name: &str, until: u64) -> Holder {
+    let (name, from) = (name.to_owned(), "10.0.0.1".to_owned());
+    Holder { name, roles: vec![], serial: 1, joined: 1, until, from, removed: false, round: 1 }
+}
+
+fn session(client: &str, heard_ms: u64) -> SessionShown {
+    SessionShown {
+        session: weir_proto::SessionId(1),
+        client: client.into(),
+        node: String::new(),
+        role: None,
+        addr: String::new(),
+        heard_ms,
+        resumed: true,
+        open: 2,
+        open_to_write: 2,
+        leases: 1,
+        write_leases: 1,
+        awaited: 0,
+        locks: 0,
+        lock_waits: 0,
+    }
+}
+
+/// What is well, though it looks alike.
+#[test]
+fn what_is_as_it_should_be_is_no_trouble() {
+    let table: &[fn(&mut World)] = &[
+        |w| w.conditions[0].heard_ms = 15_000,
+        |w| w.known().exports = export(Some(3000), ""),
+        |w| w.known().exports = export(None, ""),
+        |w| w.known().exports = ExportState { every_s: 0, ..export(None, "as it was") },
+        |w| w.holders = vec![holder("meta", NOW_S + 9 * 86_400)],
+        |w| w.holders = vec![Holder { removed: true, ..holder("meta", NOW_S) }],
+        |w| w.conditions[0].condition.disks = vec![disk(6 << 30)],
+        |w| w.conditions[0].condition.disks = vec![NodeDisk { capacity: 1000 << 30, ..disk(20 << 30) }],
+        |w| w.known().sessions = vec![session("python on h7", 20_000)],
+        |w| w.relation().lag_ms = 3_600_000,
+    ];
+    for (row, change) in table.iter().enumerate() {
+        let mut world = world();
+        change(&mut world);
+        assert_eq!(world.troubles(), [], "row {row}");
+    }
+}
+
+/// A mount that is stopped is silent at the coordinator, too.
+#[test]
+fn a_mount_that_hangs_is_one_trouble() {
+    let mut world = world();
+    world.mounts[0].state = Reach::Silent;
+    world.conditions[1].heard_ms = 60_000;
+    let found = world.troubles();
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!(found[0].code, "mount-silent");
+}
+
+#[test]
+fn each_trouble_is_one_sentence_of_its_severity() {
+    use Severity::{Critical, Degraded, Note, Warning};
+    type Change = fn(&mut World);
+    let table: &[(Change, Severity, &str, &str)] = &[
+        (
+            |w| w.lose(1),
+            Degraded,
+            "storage-1",
+            "storage-1 is down: t1 is missing from 1 placement group: `weir up --dir /w` starts it again, and what",
+        ),
+        (
+            |w| w.audit = AuditState { waiting: 3, failure: "no space".into(), ..AuditState::default() },
+            Warning,
+            "audit log",
+            "the audit log of the coordinator cannot be written (no space): 3 records wait, 0 are lost",
+        ),
+        (
+            |w| w.known().audit.lost = 2,
+            Note,
+            "audit log",
+            "2 records of the audit log of the metadata server of \"root\" were lost",
+        ),
+        (|w| w.map().targets[0].state = TargetState::Failed, Degraded, "t1", "`weir target clear t1`"),
+        (|w| w.map().targets[0].state = TargetState::Down, Degraded, "t1", "although its process is up"),
+        (
+            |w| w.map().groups[0].members[0].state = MemberState::Behind,
+            Degraded,
+            "t1",
+            "t1 (storage-1) is being repaired in 1 placement group",
+        ),
+        (
+            |w| {
+                let member = &mut w.map().groups[0].members[0];
+                (member.state, member.lost_at) = (MemberState::Behind, Epoch(2));
+            },
+            Degraded,
+            "t1",
+            "t1 (storage-1) does not have its data yet, and is filled from the others in 1 placement group",
+        ),
+        (
+            |w| {
+                for member in w.map().groups[0].members.iter_mut().rev() {
+                    (member.state, member.lost_at) = (MemberState::Behind, Epoch(2));
+                }
+            },
+            Critical,
+            "placement groups",
+            "data is lost on 1 placement group: t1, t2 returned without what they had",
+        ),
+        (
+            |w| w.status.targets[0].under_replicated_cells = 3,
+            Degraded,
+            "t1",
+            "3 cells of stripes on t1 (storage-1) lack",
+        ),
+        (|w| w.status.targets[0].damaged_blocks = 2, Degraded, "t1", "2 blocks on t1 (storage-1) failed"),
+        (
+            |w| (w.status.targets[0].damaged_blocks, w.status.targets[0].repaired_blocks) = (2, 2),
+            Note,
+            "t1",
+            "were repaired",
+        ),
+        (|w| w.status.targets[0].used = 960, Warning, "t1", "t1 (storage-1) is 96 % full (40 B free)"),
+        (|w| w.status.targets[0].stalled_ms = 2500, Warning, "t1", "has completed nothing for 2.5 s"),
+        (
+            |w| w.map().nodes[2].up = false,
+            Critical,
+            "root",
+            "namespace \"root\" has no active metadata server; files are unavailable: `weir up --dir /w`",
+        ),
+        (|w| w.map().namespaces.clear(), Critical, "meta", "no metadata server has started yet"),
+        (|w| w.known = Err("no answer".into()), Critical, "root", "does not answer (no answer)"),
+        (
+            |w| w.processes[1].lives = false,
+            Warning,
+            "mover-1",
+            "mover-1 is not running: `weir up --dir /w` starts it again (its log is /w/log/x)",
+        ),
+        (|w| w.relation().movers = 0, Warning, "movers", "no mover is running, so nothing is copied home"),
+        (
+            |w| w.homes.missing.extend([HOME.into()]),
+            Warning,
+            "r1",
+            "r1: the home of volume work is missing: there is no directory file:///home: make or mount it",
+        ),
+        (
+            |w| w.relation().home_failure = "Permission denied".into(),
+            Warning,
+            "r1",
+            "cannot be used: Permission denied",
+        ),
+        (
+            |w| w.relation().state = RelationState::Paused { why: "by an administrator".into() },
+            Warning,
+            "r1",
+            "is paused by an administrator: `weir relation resume r1`",
+        ),
+        (|w| w.relation().state = RelationState::Diverged { items: 1 }, Warning, "r1", "1 conflict at home"),
+        (|w| w.volume().usage.bytes = 1000, Warning, "work", "volume work is full (1000 B of 1000 B), so"),
+        (|w| w.volume().usage.bytes = 950, Warning, "work", "volume work is 95 % full (950 B of 1000 B)"),
+        (|w| w.volume().usage.files = 98, Warning, "work", "full (100 files and directories of 100 files"),
+        (
+            |w| {
+                w.volume().quota.bytes_soft = Some(50);
+                w.volume().bytes_over_since = Some(Time { nanos: 5 });
+            },
+            Warning,
+            "work",
+            "above its soft limit (100 B of 50 B)",
+        ),
+        (|w| w.known().backups[0].late = true, Warning, "work", "LATE"),
+        (
+            |w| {
+                let outcome = BackupOutcome::Failed { why: "no space".into() };
+                let at = Time { nanos: 0 };
+                w.known().backups[0].last = Some(BackupEnd { began: at, ended: at, outcome });
+            },
+            Warning,
+            "work",
+            "no space",
+        ),
+        (
+            |w| w.homes.missing.extend(["file:///backups".into()]),
+            Warning,
+            "work",
+            "there is no directory file:///backups",
+        ),
+        (
+            |w| w.mounts[0].state = Reach::Dead,
+            Warning,
+            "mount-1",
+            "mount-1 at /m is dead (its process has ended): `weir up --dir /w`",
+        ),
+        (|w| w.mounts[0].state = Reach::Silent, Warning, "mount-1", "does not answer"),
+        (|w| w.mounts[0].state = Reach::NotMounted, Warning, "mount-1", "is not mounted"),
+        (
+            |w| (w.mounts[0].losses, w.mounts[0].last_losses) = (2, json!([{ "what": "file i7: gone" }])),
+            Critical,
+            "mount-1",
+            "2 times since it was mounted; the last: file i7: gone",
+        ),
+        (|w| w.dead_mounts.push("/x".into()), Note, "/x", "`weir unmount /x`"),
+        (|w| w.homes.silent.extend([HOME.into()]), Warning, "r1", "does not answer: file:///home"),
+        (
+            |w| {
+                let relation = w.relation();
+                (relation.state, relation.lag_ms) = (RelationState::Copying {}, 3_600_000);
+            },
+            Warning,
+            "r1",
+            "the home of volume work is 60 min behind (0 B to copy): nothing is copied",
+        ),
+        (
+            |w| {
+                let relation = w.relation();
+                (relation.state, relation.lag_ms, relation.rate) =
+                    (RelationState::Copying {}, 3_600_000, 1 << 20);
+            },
+            Note,
+            "r1",
+            "it gets 1.00 MiB/s",
+        ),
+        (
+            |w| w.known().exports = export(Some(10_000), "disk full"),
+            Warning,
+            "root",
+            "the metadata of namespace \"root\" was not exported to /exports: disk full",
+        ),
+        (
+            |w| w.known().exports = export(Some(10_000), ""),
+            Warning,
+            "root",
+            "the last export of namespace \"root\" began 2 h ago, and one is due every 60 min",
+        ),
+        (|w| w.known().failing.push(failing()), Warning, "work", "no snapshot: look"),
+        (|w| w.conditions[0].condition.troubles.push(failing()), Warning, "work", "no snapshot: look"),
+        (
+            |w| w.conditions[0].heard_ms = 25_000,
+            Warning,
+            "mover-1",
+            "mover mover-1 has reported nothing for 25 s: its process died, or hangs: see whether it is stopped",
+        ),
+        (
+            |w| {
+                w.conditions.push(condition("laptop", Role::Mount));
+                let laptop = &mut w.conditions[2];
+                (laptop.heard_ms, laptop.condition.unwritten_bytes) = (200_000, 1 << 20);
+            },
+            Warning,
+            "laptop",
+            "mount laptop has reported nothing for 3 min: its process died, or hangs; programs had written 1.00 MiB",
+        ),
+        (
+            |w| {
+                for node in ["meta", "meta-2"] {
+                    let mut full = condition(node, Role::Meta);
+                    full.condition.disks = vec![disk(1 << 30)];
+                    w.conditions.push(full);
+                }
+            },
+            Warning,
+            "meta",
+            "the disk of meta, meta-2 is 99 % full (1.00 GiB free, directory /w/meta)",
+        ),
+        (
+            |w| w.conditions[0].condition.release = "0.9".into(),
+            Note,
+            "cluster",
+            "programs of several releases run: ",
+        ),
+        (|w| w.map().level -= 1, Note, "cluster", "`weir upgrade finish`"),
+        (
+            |w| w.holders = vec![holder("meta", NOW_S + 2 * 86_400)],
+            Warning,
+            "meta",
+            "the certificate of meta ends in 2 d, and was not renewed",
+        ),
+        (|w| w.holders = vec![holder("meta", NOW_S - 60)], Warning, "meta", "ended 60 s ago"),
+        (|w| w.holders = vec![holder("laptop", NOW_S - 60)], Note, "laptop", "`weir node remove laptop`"),
+        (
+            |w| w.unanswered.push(("the list of clocks".into(), "no answer".into())),
+            Warning,
+            "status",
+            "the list of clocks was not answered (no answer)",
+        ),
+        (
+            |w| w.known().sessions = vec![session("python on h7", 40_000)],
+            Warning,
+            "python on h7",
+            "python on h7 has said nothing for 40 s, and may have unsaved changes of 2 files",
+        ),
+        (
+            |w| {
+                let wait = Wait { what: "t1".into(), ms: 5000, calls: 2 };
+                w.waiting.clients = vec![ClientWaiting { client: "mount-1:/m".into(), waits: vec![wait] }];
+            },
+            Degraded,
+            "mount-1:/m",
+            "mount-1:/m: 2 calls wait for t1, no answer for 5 s",
+        ),
+    ];
+    for (change, severity, about, text) in table {
+        let mut world = world();
+        change(&mut world);
+        let found = world.troubles();
+        assert!(found.len() == 1, "{text:?}: {found:#?}");
+        let one = &found[0];
+        assert_eq!((one.severity, &*one.about), (*severity, *about), "{}", one.text);
+        let said = format!("{}: {}", one.text, one.action);
+        assert!(said.contains(text), "{text:?} is not in {said:?}");
+        assert!(one.code.chars().all(|c| c == '-' || c.is_ascii_lowercase()), "{:?}", one.code);
+    }
+}
+
+#[test]
+fn a_cut_link_names_both_ends_or_the_one_that_is_cut_off() {
+    let reported = |links: &[(&str, u32)]| {
+        let mut world = world();
+        let link = |(from, to): &(&str, u32)| CutLink {
+            from: (*from).into(),
+            role: Role::Mount,
+            to: NodeId(*to),
+            since_ms: 12_345,
+            why: "no answer".into(),
+        };
+        world.status.links = links.iter().map(link).collect();
+        world.troubles().into_iter().map(|t| format!("{}: {}", t.text, t.action)).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        reported(&[("m5", 1)]),
+        [
+            "m5 has not reached t1 (storage-1) for 12 s, its calls go around: see to the network between them (no answer)"
+        ]
+    );
+    let both = reported(&[("m5", 1), ("m6", 1)]);
+    assert!(both.len() == 2 && both.iter().all(|t| t.contains("2 nodes cannot")), "{both:?}");
+    let cut_off = reported(&[("m5", 1), ("m5", 2)]);
+    assert!(cut_off.len() == 1 && cut_off[0].contains("see to the network of m5"), "{cut_off:?}");
+}
+
+#[test]
+fn the_worst_trouble_is_first() {
+    let mut both = world();
+    both.processes[1].lives = false;
+    both.lose(1);
+    both.lose(2);
+    let found = both.troubles();
+    assert_eq!(found[0].severity, Severity::Critical);
+    assert!(
+        found[0].text.starts_with("too few members of 1 placement group are usable"),
+        "{}",
+        found[0].text
+    );
+    assert!(found.is_sorted_by_key(|t| Reverse(t.severity)), "{found:#?}");
+    assert_eq!(found.last().unwrap().about, "mover-1");
+    let mut standby = world();
+    (standby.processes[1].role, standby.processes[1].lives) = (RoleName::Coord, false);
+    assert!(standby.troubles()[0].text.contains("may be needed"));
+}
+
+#[test]
+fn what_is_at_home_only_is_unavailable_without_home_or_movers() {
+    for change in
+        [|w: &mut World| w.homes.missing.extend([HOME.into()]), |w: &mut World| w.relation().movers = 0]
+    {
+        let mut world = world();
+        world.volume().usage.evicted = 10;
+        change(&mut world);
+        let found = world.troubles();
+        assert_eq!(found[0].severity, Severity::Critical, "{found:#?}");
+        assert!(found[0].text.contains("evicted files cannot be read"), "{found:#?}");
+    }
+}
+
+/// Files of a volume with a policy of its own are on other groups.
+#[test]
+fn groups_of_a_volumes_policy_count() {
+    let mut single = world();
+    single.volume().policy.scheme = Some(Scheme { data: 1, parity: 0 });
+    single.map().groups[1].members[0].state = MemberState::Down;
+    let found = single.troubles();
+    assert_eq!(found[0].severity, Severity::Critical, "{found:#?}");
+}

@@ -1,0 +1,181 @@
+//! What a role's process tells the coordinator of itself, every few seconds, so that `weir status` knows it.
+//!
+//! Nothing depends on it: a coordinator that is away, or is of an earlier release, is not told.
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use weir_client::Client;
+use weir_coord::Cluster;
+use weir_coord::etcd::Etcd;
+use weir_env::{BoxFuture, Env, Instant};
+use weir_proto::condition::{Condition, NodeDisk, NodeTrouble, REPORT_EVERY_MS, Severity};
+use weir_proto::version::Program;
+
+/// What is not told within this is told the next time.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Without its leader a mover looks for it for a while in each failover.
+const UNREACHED_AFTER: Duration = Duration::from_secs(20);
+
+/// Looks how this process is.
+pub type Look = Arc<dyn Fn() -> BoxFuture<'static, Condition> + Send + Sync>;
+
+/// Reports as long as the process runs.
+#[derive(Clone)]
+pub struct Reporter {
+    env: Env,
+    cluster: Cluster,
+}
+
+impl Reporter {
+    pub fn start(env: &Env, cluster: &Cluster, look: Look) -> Reporter {
+        let reporter = Reporter { env: env.clone(), cluster: cluster.clone() };
+        let reporting = reporter.clone();
+        env.tasks.spawn("report the condition", async move {
+            loop {
+                reporting.tell(look().await).await;
+                reporting.env.clock.sleep(Duration::from_millis(REPORT_EVERY_MS)).await;
+            }
+        });
+        reporter
+    }
+
+    async fn tell(&self, condition: Condition) {
+        let told = self.env.clock.timeout(PATIENCE, self.cluster.report_condition(condition)).await;
+        if let Ok(Err(e)) = told {
+            tracing::debug!("the report to the coordinator failed: {e}");
+        }
+    }
+
+    /// It ends in good order: its silence from now on is no trouble.
+    pub async fn ends(&self, patience: Duration) {
+        let last = self.tell(Condition { ends: true, ..Condition::default() });
+        let _ = self.env.clock.timeout(patience, last).await; // it is missed for a while then
+    }
+}
+
+/// A node without anything to say.
+pub fn plain(host: &str) -> Condition {
+    Condition { host: host.to_owned(), release: Program::this().release, ..Condition::default() }
+}
+
+/// What the client calls itself to metadata servers.
+pub fn session_name(name: &str, host: &str) -> String {
+    format!("{name} on {host}")
+}
+
+/// A server with a directory of its own.
+pub fn of_directory(env: &Env, host: &str, dir: PathBuf) -> Look {
+    let (env, host) = (env.clone(), host.to_owned());
+    Arc::new(move || {
+        let (env, host, dir) = (env.clone(), host.clone(), dir.clone());
+        Box::pin(async move {
+            let (disk, path) = (env.disk.clone(), dir.clone());
+            // A disk that hangs takes the time of a thread, not of this process.
+            let space = env.tasks.blocking(move || disk.space(&path)).await;
+            let disks = space.map(|space| {
+                vec![NodeDisk { dir: dir.display().to_string(), free: space.free, capacity: space.total }]
+            });
+            Condition { disks: disks.unwrap_or_default(), ..plain(&host) }
+        })
+    })
+}
+
+/// The same with members of etcd.
+pub async fn of_coordinator(look: &Look, etcd: Option<&Etcd>) -> Condition {
+    let mut condition = look().await;
+    let Some(etcd) = etcd else { return condition };
+    let trouble = |(member, why): (String, String)| NodeTrouble {
+        code: "etcd-member-silent".to_owned(),
+        severity: Severity::Warning,
+        text: format!("the etcd member at {member} does not answer ({why})"),
+        action: "start it again; the cluster map stands still when most members are away".to_owned(),
+        about: member,
+    };
+    condition.troubles.extend(etcd.silent_members().await.into_iter().map(trouble));
+    condition
+}
+
+/// A mount.
+pub fn of_mount(host: &str, name: &str, client: &Client) -> Look {
+    let (host, name, client) = (host.to_owned(), name.to_owned(), client.clone());
+    Arc::new(move || {
+        let mut condition = plain(&host);
+        condition.client = session_name(&name, &host);
+        condition.unwritten_bytes = client.unsaved_bytes();
+        condition.troubles.extend(losses(&name, &client));
+        Box::pin(std::future::ready(condition))
+    })
+}
+
+fn losses(name: &str, client: &Client) -> Option<NodeTrouble> {
+    let (count, last) = client.losses();
+    let what = last.last().map_or("see its log", |loss| loss.what.as_str());
+    let times = if count == 1 { "once".to_owned() } else { format!("{count} times") };
+    (count > 0).then(|| NodeTrouble {
+        code: "data-lost".to_owned(),
+        severity: Severity::Critical,
+        about: name.to_owned(),
+        text: format!("{name} lost changes or locks {times} since it was mounted; the last: {what}"),
+        action: "inform the users of these files, then mount it again".to_owned(),
+    })
+}
+
+/// Since when a mover has no metadata leader, and why.
+#[derive(Clone, Default)]
+pub struct Unreached(Arc<Mutex<Option<(Instant, String)>>>);
+
+impl Unreached {
+    fn known(&self) -> std::sync::MutexGuard<'_, Option<(Instant, String)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    pub fn failed(&self, now: Instant, why: String) {
+        let mut known = self.known();
+        let since = known.as_ref().map_or(now, |(since, _)| *since);
+        *known = Some((since, why));
+    }
+    pub fn reached(&self) {
+        *self.known() = None;
+    }
+    fn trouble(&self, name: &str, now: Instant) -> Option<NodeTrouble> {
+        let known = self.known().clone();
+        let (since, why) = known.filter(|(since, _)| now.since(*since) >= UNREACHED_AFTER)?;
+        let seconds = now.since(since).as_secs();
+        Some(NodeTrouble {
+            code: "mover-unconnected".to_owned(),
+            severity: Severity::Warning,
+            about: name.to_owned(),
+            text: format!("{name} has not reached the metadata server for {seconds} s: {why}"),
+            action: "it tries again by itself; see whether the metadata server runs".to_owned(),
+        })
+    }
+}
+
+/// A mover.
+pub fn of_mover(env: &Env, host: &str, name: &str, unreached: &Unreached) -> Look {
+    let (env, host, name, unreached) = (env.clone(), host.to_owned(), name.to_owned(), unreached.clone());
+    Arc::new(move || {
+        let mut condition = plain(&host);
+        condition.client = session_name(&format!("mover {name}"), &host);
+        condition.troubles.extend(unreached.trouble(&name, env.clock.now()));
+        Box::pin(std::future::ready(condition))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mover_without_its_leader_says_so_after_a_while() {
+        let unreached = Unreached::default();
+        let at = |s: u64| Instant(s * 1_000_000_000);
+        assert_eq!(unreached.trouble("m", at(0)), None);
+        unreached.failed(at(5), "refused".to_owned());
+        unreached.failed(at(20), "no answer".to_owned());
+        assert_eq!(unreached.trouble("m", at(24)), None, "a failover takes so long");
+        let trouble = unreached.trouble("m", at(35)).expect("it says so");
+        assert_eq!(trouble.text, "m has not reached the metadata server for 30 s: no answer");
+        unreached.reached();
+        assert_eq!(unreached.trouble("m", at(99)), None);
+    }
+}
