@@ -1,6 +1,6 @@
 //! `weir target drain`, `undrain`, `remove` and `list`: targets that leave, and what all of them hold.
 use crate::cli;
-use crate::commands::status::coordinators;
+use crate::commands::which::coordinators;
 use crate::commands::target::{number_of, stop_process};
 use crate::failure::Outcome;
 use crate::local::local_cluster::{LocalCluster, RoleName};

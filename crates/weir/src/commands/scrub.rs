@@ -1,7 +1,7 @@
 //! `weir target scrub`: how far targets have read all that they keep, to verify it; or reads it now.
 use crate::cli;
 use crate::commands::snapshots::when;
-use crate::commands::status::coordinators;
+use crate::commands::which::coordinators;
 use crate::commands::target::number_of;
 use crate::failure::{Failure, Outcome};
 use crate::{observe, table};

@@ -10,7 +10,7 @@ mod page;
 mod snapshot;
 
 use crate::cli_watch::ConsoleArgs;
-use crate::commands::status::coordinators;
+use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::observe;
 use axum::Router;

@@ -1,7 +1,7 @@
 //! `weir iohist`: how long requests, disks, journals and homes take, and how large the spread is.
 use super::PATIENCE;
 use crate::cli_watch::IohistArgs;
-use crate::commands::status::coordinators;
+use crate::commands::which::coordinators;
 use crate::commands::watch::waits::time;
 use crate::failure::{Failure, Outcome};
 use crate::observe;

@@ -406,6 +406,10 @@ mod tests {
             authorities: vec![],
             audits: vec![],
             copies: vec![],
+            moves: vec![],
+            generations: vec![],
+            last_target: Default::default(),
+            full: vec![],
             access: Default::default(),
         };
         let report = TargetReport {

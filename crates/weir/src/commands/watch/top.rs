@@ -3,7 +3,7 @@
 //! Mounts account for what programs do; by target, storage nodes for what their disks do.
 use super::PATIENCE;
 use crate::cli_watch::{By, TopArgs};
-use crate::commands::status::coordinators;
+use crate::commands::which::coordinators;
 use crate::commands::volume::{all, connect};
 use crate::failure::Outcome;
 use crate::observe::{self, is_led};

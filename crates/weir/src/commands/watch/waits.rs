@@ -1,7 +1,7 @@
 //! `weir waits`: what all processes of the cluster wait for, the longest first.
 use super::PATIENCE;
 use crate::cli_watch::WaitsArgs;
-use crate::commands::status::coordinators;
+use crate::commands::which::coordinators;
 use crate::failure::Outcome;
 use crate::observe;
 use crate::table;

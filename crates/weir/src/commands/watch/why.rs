@@ -3,7 +3,7 @@
 use super::evidence::{Evidence, FileFacts, collect, of_path, threads_of};
 use super::reasons::{Finding, findings, past};
 use crate::cli_watch::WhyArgs;
-use crate::commands::status::coordinators;
+use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::observe;
 use crate::table;
