@@ -347,7 +347,9 @@ impl Inner {
         let mut wait = None;
         let answered = self.call_since((begun, &mut wait), method, body, payload, patience).await;
         let now = self.env.clock.now();
-        wait.map_or((), |wait: WaitGuard| wait.end_at(now.0));
+        if let Some(wait) = wait {
+            wait.end_at(now.0);
+        }
         self.counts.called(method.number, begun, now);
         answered
     }

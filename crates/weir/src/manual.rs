@@ -160,6 +160,12 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
         "weir file evict /mnt/weir/old/run1.h5",
     ),
     ("weir-file-recall", "Recall them before a job starts:", "weir file recall /mnt/weir/old/run1.h5"),
+    ("weir-top", "Volumes by their work of the last ten seconds:", "weir top --by volume --once"),
+    ("weir-waits", "What waits, and what waited within the last hour:", "weir waits --since 1h"),
+    ("weir-why", "Why a file is slow:", "weir why /mnt/weir/work/frames"),
+    ("weir-why", "Why the cluster is slow:", "weir why slow"),
+    ("weir-iohist", "How slow a storage node's disks are from now on:", "weir iohist storage-1 --seconds 10"),
+    ("weir-console", "A page and metrics at another port:", "weir console --listen 127.0.0.1:8080"),
     ("weir-target-clear", "After a disk was repaired:", "weir target clear t3 --dir /weir"),
     ("weir-target-replace", "A new disk for a lost one:", "weir target replace t3 /disks/new --dir /weir"),
     (

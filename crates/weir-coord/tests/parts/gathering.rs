@@ -1,4 +1,5 @@
-//! Claim: the coordinator gathers what every connected process shows, and a silent one delays that by its deadline only.
+//! Claim: the coordinator gathers what every connected process shows, and a silent one delays that by its
+//! deadline only.
 use std::path::Path;
 use std::time::Duration;
 use weir_coord::{Cluster, CoordConfig, Coordinator, Gathered, Observer};

@@ -16,7 +16,8 @@ const BOUNDS: [f64; 9] = [0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 30.0];
 /// Volumes whose usage is shown, the largest: all are in the API.
 const VOLUMES_MAX: usize = 100;
 
-/// What a name stands for, for people who build boards. Names without a text here are of older or newer processes.
+/// What a name stands for, for people who build boards. Names without a text here are of older or newer
+/// processes.
 const HELP: [(&str, &str); 49] = [
     ("weir_build_info", "The release of a node's program"),
     ("weir_call_seconds", "Time of requests that the process sent, by method"),

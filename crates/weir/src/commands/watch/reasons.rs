@@ -13,7 +13,8 @@ use weir_proto::relation::RelationState;
 
 /// Hundredths of a limit, from where on it may be why writes fail.
 const NEARLY_FULL_PERCENT: u64 = 95;
-/// A disk that has completed nothing for so long hangs, or is slow; a busy one completes something all the time.
+/// A disk that has completed nothing for so long hangs, or is slow; a busy one completes something all the
+/// time.
 const STALLED_MS: u32 = 500;
 /// A wait that ended is of interest if it lasted for so long.
 const PAST_US: u64 = 1_000_000;
