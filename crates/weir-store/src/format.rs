@@ -447,6 +447,7 @@ mod tests {
                 include_str!("../tests/golden/prepared_key"),
             ),
             ("listed_key", listed_key(PgId(9), cell()), include_str!("../tests/golden/listed_key")),
+            ("closed_key", closed_key(PgId(9)), include_str!("../tests/golden/closed_key")),
             ("header", header.to_value(), include_str!("../tests/golden/header")),
             ("fragment", fragment.to_value(), include_str!("../tests/golden/fragment")),
             ("overlay", overlay.to_value(), include_str!("../tests/golden/overlay")),

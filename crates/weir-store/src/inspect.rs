@@ -211,6 +211,7 @@ impl Inspection<'_> {
                 }
                 Ok(())
             })?;
+            self.letter(r, CLOSED, |_, _, _, value| GroupEpoch::from_value(value).map(drop))?;
             self.letter(r, GROUP, |i, _, key, value| {
                 let group =
                     key.get(1..5).and_then(|g| g.try_into().ok()).map_or(u32::MAX, u32::from_be_bytes);

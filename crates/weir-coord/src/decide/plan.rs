@@ -129,8 +129,10 @@ impl<'a> Board<'a> {
             }
         }
         for found in &map.moves {
-            if let Some(group) = map.group(found.group) {
-                board.take(group, group.members[usize::from(found.place)].target, found.to);
+            let group = map.group(found.group);
+            let member = group.and_then(|g| Some((g, g.members.get(usize::from(found.place))?)));
+            if let Some((group, member)) = member {
+                board.take(group, member.target, found.to);
             }
         }
         board
