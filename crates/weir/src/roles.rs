@@ -75,6 +75,8 @@ const MOVER_MEMORY_BYTES: u64 = 16 * MIB;
 const MOVER_BUFFERS_BYTES: usize = 64 << 20;
 /// Before a mover that lost its leader tries again to connect, beyond the time for which it waits each time.
 const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
+/// For the end of the session that it had with its leader.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 /// Locks that an attribute's value has room for.
 const LOCKS_SHOWN_MAX: usize = 150;
 /// More stripes than an attribute's value has room for are not listed.
@@ -593,9 +595,11 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
                 tracing::warn!("lost contact with the metadata server; this mover's work was reassigned");
             }
         }
-        let gone = client.shutdown().await;
-        if let Err(e) = gone {
-            tracing::debug!("close the session: {e}");
+        // It ends by itself, too: a leader that does not answer keeps no mover from its work.
+        match node.env.clock.timeout(CLOSE_PATIENCE, client.shutdown()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => tracing::debug!("close the session: {e}"),
+            Err(_) => tracing::debug!("close the session: no answer within {CLOSE_PATIENCE:?}"),
         }
         let now = cluster.map().homes.clone();
         if now != rules {

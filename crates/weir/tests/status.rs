@@ -35,10 +35,15 @@ fn find(status: &Value, severity: &str, about: &str) -> Option<String> {
 }
 
 fn wait_healthy(cluster: &Cluster) {
-    wait_until("it is healthy again", PATIENCE, || {
+    let (mut last, began) = (Value::Null, Instant::now());
+    while began.elapsed() < PATIENCE {
         let (status, code) = cluster.status_and_exit();
-        code == 0 && status["healthy"] == true && status["state"] == "healthy"
-    });
+        if code == 0 && status["healthy"] == true && status["state"] == "healthy" {
+            return;
+        }
+        last = status["troubles"].clone();
+    }
+    panic!("it is not healthy again: {last:#}");
 }
 
 #[test]
@@ -118,11 +123,11 @@ fn every_part_that_fails_is_named_and_counts() {
 
     // The metadata server.
     cluster.kill("meta");
-    let said = wait_reported(cluster, "critical", "root", 2);
-    assert!(
-        said.starts_with("namespace \"root\" has no active metadata server; files are unavailable"),
-        "{said}"
-    );
+    // Until the coordinator knows it, the server does not answer.
+    wait_until("no metadata server leads", PATIENCE, || {
+        let said = wait_reported(cluster, "critical", "root", 2);
+        said.starts_with("namespace \"root\" has no active metadata server; files are unavailable")
+    });
     let (status, _) = cluster.status_and_exit();
     assert_eq!(status["troubles"][0]["severity"], "critical", "the worst is first");
     cluster.up();
