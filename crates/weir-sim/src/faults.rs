@@ -67,6 +67,9 @@ const FULL_FROM_BIRTH: &str = "s1";
 /// Enough for a target's index, not for the first piece of a slab.
 const FULL_DISK_BYTES: u64 = 30 << 20;
 
+/// Two sides stay apart for well over a lease term and the time that the next leader waits.
+const SPLIT_MS_MIN: u64 = 12_000;
+
 /// What must be so before the first server starts.
 pub fn prepare(world: &World, options: &Options) {
     if options.faults.first() == Some(&DiskFull) && !options.mute.contains(&0) {
@@ -122,6 +125,10 @@ impl Fault {
     fn victim(&self) -> &str {
         &self.victims[0]
     }
+    /// Each victim with each other one.
+    fn pairs(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.victims.iter().flat_map(|near| self.others.iter().map(move |far| (near, far)))
+    }
     fn takes(&self) -> impl Iterator<Item = &String> {
         self.victims.iter().filter(|v| self.kind.toll() != Toll::None && v.starts_with('s'))
     }
@@ -137,7 +144,7 @@ impl Fault {
     fn cuts(&self) -> Vec<usize> {
         let long = self.is_long();
         let names = match self.kind {
-            KillClient => self.victims.clone(),
+            KillClient | SplitMetaWithClients => self.victims.clone(),
             KillTooMany => self.others.clone(),
             PauseClient | PartitionFromMeta if long => self.victims.clone(),
             PartitionPartly if long && self.others.iter().any(|o| is_meta(o)) => self.victims.clone(),
@@ -254,6 +261,13 @@ impl Faults {
     fn metas(&self) -> Vec<String> {
         (0..self.options.servers.copies).map(meta_name).collect()
     }
+    /// The servers of one machine.
+    fn some_host(&self) -> Vec<String> {
+        let host = self.rng.below(self.options.hosts as u64) as usize;
+        let on_host = (host..self.options.storage_nodes).step_by(self.options.hosts);
+        let metas = (host..self.options.servers.copies).step_by(self.options.hosts).map(meta_name);
+        on_host.map(storage_name).chain(metas).collect()
+    }
     fn some_meta(&self) -> String {
         match self.options.servers.copies {
             1 => META.to_owned(),
@@ -281,6 +295,7 @@ impl Faults {
         let (victims, others) = self.some_victims(kind, first);
         let lasts = match kind {
             KillTooMany => Duration::from_millis(TOO_MANY_MS_MIN + self.rng.below(TOO_MANY_MS_MIN / 2)),
+            SplitMetaWithClients => Duration::from_millis(SPLIT_MS_MIN + self.rng.below(SPLIT_MS_MIN)),
             StallDisk => Duration::from_millis(STALL_MS_MIN + self.rng.below(STALL_MS_MIN)),
             CutClientFromTarget if self.options.faults == [CutClientFromTarget] => {
                 Duration::from_millis(CUT_MS_MIN + self.rng.below(CUT_MS_MIN / 2))
@@ -305,12 +320,7 @@ impl Faults {
                 let victims = all.iter().cycle().skip(first).take(gone.min(all.len())).cloned().collect();
                 (victims, (0..self.options.clients).map(client_name).collect())
             }
-            LoseHost => {
-                let host = self.rng.below(self.options.hosts as u64) as usize;
-                let on_host = (host..self.options.storage_nodes).step_by(self.options.hosts);
-                let metas = (host..self.options.servers.copies).step_by(self.options.hosts).map(meta_name);
-                (on_host.map(storage_name).chain(metas).collect(), vec![])
-            }
+            LoseHost => (self.some_host(), vec![]),
             KillClient | PauseClient => (vec![self.some_client()], vec![]),
             PartitionFromMeta => (vec![self.some_client()], vec![self.some_meta()]),
             PartitionFromClient | CutClientFromTarget => {
@@ -327,6 +337,7 @@ impl Faults {
                 let others = self.metas().into_iter().filter(|n| *n != one).collect();
                 (vec![one], others)
             }
+            SplitMetaWithClients => self.two_sides(),
             PartitionFromPeer => {
                 let one = self.some_storage();
                 let peers: Vec<String> = all.into_iter().filter(|n| *n != one).collect();
@@ -363,6 +374,17 @@ impl Faults {
                 (vec![self.some_storage()], vec![])
             }
         }
+    }
+
+    /// A metadata node with some clients, and the coordinator with all others. Targets are on neither side.
+    fn two_sides(&self) -> (Vec<String>, Vec<String>) {
+        let one = self.some_meta();
+        let mut others: Vec<String> = self.metas().into_iter().filter(|n| *n != one).collect();
+        others.push(COORDINATOR.to_owned());
+        let clients = (0..self.options.clients).map(client_name);
+        let (near, far): (Vec<_>, Vec<_>) = clients.partition(|_| self.rng.below(2) == 0);
+        others.extend(far);
+        ([one].into_iter().chain(near).collect(), others)
     }
 
     /// Storage nodes that cannot be used at the same moment stay within the parity.
@@ -452,6 +474,9 @@ impl Faults {
                     1 => world.partition_one_way(other, victim),
                     _ => world.partition(victim, other),
                 });
+            }
+            SplitMetaWithClients => {
+                fault.pairs().for_each(|(near, far)| world.partition(near, far));
             }
             ResetConnections => world.reset_connections(victim, &fault.others[0]),
             LateRequests => {
@@ -596,6 +621,7 @@ impl Faults {
             | CutMetaFromCopies
             | CutMetaFromCoordinator
             | PartitionPartly => fault.others.iter().for_each(|other| world.heal(victim, other)),
+            SplitMetaWithClients => fault.pairs().for_each(|(near, far)| world.heal(near, far)),
             SlowLink => {
                 world.slow_link(victim, &fault.others[0], Duration::ZERO);
                 world.slow_link(&fault.others[0], victim, Duration::ZERO);

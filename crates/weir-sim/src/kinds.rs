@@ -49,6 +49,7 @@ pub enum FaultKind {
     LoseTargetForGood,
     DrainTarget,
     AddTargets,
+    SplitMetaWithClients,
 }
 
 use FaultKind::*;
@@ -66,7 +67,7 @@ pub enum Toll {
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 46] = [
+    pub const ALL: [FaultKind; 47] = [
         KillStorage,
         PowerCutStorage,
         PowerCutAllStorage,
@@ -113,6 +114,7 @@ impl FaultKind {
         LoseTargetForGood,
         DrainTarget,
         AddTargets,
+        SplitMetaWithClients,
     ];
 
     /// Those that may come with any others. Damage that lasts does not pass every seed beside others yet (see
@@ -134,7 +136,7 @@ impl FaultKind {
     }
 
     pub fn needs_copies(self) -> bool {
-        matches!(self, CutMetaFromCopies | CutMetaFromCoordinator | LoseMetaDisk)
+        matches!(self, CutMetaFromCopies | CutMetaFromCoordinator | LoseMetaDisk | SplitMetaWithClients)
     }
 
     /// As written on the command line.
@@ -184,6 +186,7 @@ impl FaultKind {
             CutMetaFromCoordinator => "cut-meta-from-coordinator",
             LoseMetaDisk => "lose-meta-disk",
             LoseTargetForGood => "lose-target-for-good",
+            SplitMetaWithClients => "split-meta-with-clients",
             DrainTarget => "drain-target",
             AddTargets => "add-targets",
         }
@@ -236,7 +239,8 @@ impl FaultKind {
             | KillMetaAtPoint
             | CutMetaFromCopies
             | CutMetaFromCoordinator
-            | LoseMetaDisk => Toll::None,
+            | LoseMetaDisk
+            | SplitMetaWithClients => Toll::None,
             // The client goes around.
             CutClientFromTarget => Toll::None,
             // Its places stay whole while they move.

@@ -653,7 +653,7 @@ async fn a_scrub_finds_and_mends_what_rots() {
         file.write_all_at(b"rot", at).unwrap();
     }
     let nodes: Vec<_> = [2, 5].map(|n| world.nodes.lock().unwrap()[&TargetId(n)].clone()).into();
-    let running: Vec<_> = nodes.iter().map(|node| tokio::spawn(node.clone().run())).collect();
+    let running: Vec<_> = nodes.iter().map(|node| world.env.tasks.spawn("run a node", node.clone().run())).collect();
     for (node, id, rot) in [(&nodes[0], 2, 2), (&nodes[1], 5, 1)] {
         let ask = |start| ScrubTarget { target: TargetId(id), start, bytes_per_s: u64::MAX };
         let begun = world.dispatch(TargetId(id), ask(true), vec![]).await.unwrap().0;
@@ -667,12 +667,12 @@ async fn a_scrub_finds_and_mends_what_rots() {
             if let Some(pass) = is_done().await {
                 break pass;
             }
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            world.env.clock.sleep(Duration::from_millis(10)).await;
         };
         assert_eq!((pass.cells, pass.damaged_cells), (40, rot));
         assert!(pass.bytes >= 38 * CELL as u64);
     }
-    running.iter().for_each(tokio::task::JoinHandle::abort);
+    running.iter().for_each(weir_env::TaskHandle::abort);
     for stripe in 0..40 {
         world.check(stripe, &model.0, "mended").await;
     }

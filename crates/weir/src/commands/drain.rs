@@ -1,7 +1,7 @@
 //! `weir target drain`, `undrain`, `remove` and `list`: targets that leave, and what all of them hold.
 use crate::cli;
-use crate::commands::which::coordinators;
 use crate::commands::target::{number_of, stop_process};
+use crate::commands::which::coordinators;
 use crate::failure::Outcome;
 use crate::local::local_cluster::{LocalCluster, RoleName};
 use crate::local::up;

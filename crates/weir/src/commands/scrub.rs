@@ -1,8 +1,8 @@
 //! `weir target scrub`: how far targets have read all that they keep, to verify it; or reads it now.
 use crate::cli;
 use crate::commands::snapshots::when;
-use crate::commands::which::coordinators;
 use crate::commands::target::number_of;
+use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::{observe, table};
 use serde_json::{Value, json};

@@ -1,8 +1,8 @@
 //! `weir iohist`: how long requests, disks, journals and homes take, and how large the spread is.
 use super::PATIENCE;
 use crate::cli_watch::IohistArgs;
-use crate::commands::which::coordinators;
 use crate::commands::watch::waits::time;
+use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::observe;
 use crate::table;

@@ -3,8 +3,8 @@
 //! Mounts account for what programs do; by target, storage nodes for what their disks do.
 use super::PATIENCE;
 use crate::cli_watch::{By, TopArgs};
-use crate::commands::which::coordinators;
 use crate::commands::volume::{all, connect};
+use crate::commands::which::coordinators;
 use crate::failure::Outcome;
 use crate::observe::{self, is_led};
 use crate::table;
