@@ -3,7 +3,7 @@
 //! Invariants:
 //! - each change of a group raises its epoch by one;
 //! - a current member's `since` is the epoch of the last change of a member's state (later ones are of
-//! [`super::moves`]);   another member's is the last published epoch in which it was current;
+//!   [`super::moves`]); another member's is the last published epoch in which it was current;
 //! - writes are accepted only while k members are current ([`Group::is_writable`]);
 //! - a member that was behind becomes current only while current members know of everything that was written
 //!   ([`Group::knows_all_writes`]): fewer may all lack what was written meanwhile, and the one that has it would return to find that
