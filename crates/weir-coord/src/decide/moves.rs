@@ -60,10 +60,15 @@ pub fn finish_move(map: &mut ClusterMap, group: PgId, to: TargetId, epoch: Epoch
     Ok(from)
 }
 
-/// Forgets a move. If the group is closed it goes on under a new epoch.
+/// Forgets a move. The group continues under a new epoch: it is closed no more, and what the other target has
+/// copied is of an earlier one, so it drops that.
 pub fn cancel_move(map: &mut ClusterMap, group: PgId) {
-    reopen(map, group);
+    let before = map.moves.len();
     map.moves.retain(|m| m.group != group);
+    let entry = map.groups.get_mut(group.0 as usize).filter(|g| g.id == group);
+    if let Some(entry) = entry.filter(|_| map.moves.len() < before) {
+        next_epoch(entry);
+    }
 }
 
 /// Ends the epoch in which the group is closed; the move goes on. True if it was.

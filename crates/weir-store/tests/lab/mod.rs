@@ -11,6 +11,7 @@ use weir_env::{BoxFuture, Env};
 use weir_kv::memory::MemoryKv;
 use weir_kv::{Scan, SharedKv};
 use weir_proto::checksum::{block_crcs, crc32c};
+use weir_proto::coord::PlaceCopied;
 use weir_proto::data::*;
 use weir_proto::ec::Coder;
 use weir_proto::map::*;
@@ -92,7 +93,8 @@ impl World {
             full: vec![],
             access: Default::default(),
         };
-        let disks = (0..width)
+        // One more than the group needs: a place may move there.
+        let disks = (0..=width)
             .map(|i| (dir.path().join(format!("t{i}")), Arc::new(MemoryKv::new()) as SharedKv))
             .collect();
         let world = Arc::new(World {
@@ -612,6 +614,22 @@ impl Peers for Links {
             let mut map = world.map.lock().unwrap();
             let mut next = (**map).clone();
             weir_coord::decide::caught_up(&mut next, target, group, epoch)?;
+            next.version += 1;
+            *map = Arc::new(next);
+            Ok(map.clone())
+        })
+    }
+    fn place_copied(&self, said: PlaceCopied) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+        let world = self.world();
+        Box::pin(async move {
+            let world = world?;
+            let mut map = world.map.lock().unwrap();
+            let mut next = (**map).clone();
+            let PlaceCopied { target, group, epoch, done } = said;
+            match done {
+                false => weir_coord::decide::close_move(&mut next, group, target, epoch)?,
+                true => drop(weir_coord::decide::finish_move(&mut next, group, target, epoch)?),
+            }
             next.version += 1;
             *map = Arc::new(next);
             Ok(map.clone())
