@@ -1,6 +1,7 @@
 //! Troubles of mounts, movers and other clients: those that wait, hang, are silent, dead, or have lost data.
 use super::{Facts, Found, lasting};
 use crate::commands::mounts::Reach;
+use crate::local::local_cluster::RoleName;
 use weir_proto::condition::{NodeCondition, REPORT_EVERY_MS, Severity};
 use weir_proto::map::Role;
 
@@ -77,7 +78,10 @@ fn condition(facts: &Facts<'_>, node: &NodeCondition, found: &mut Found) {
         return;
     }
     if node.heard_ms < SILENT_MS {
-        return condition.troubles.iter().for_each(|trouble| found.told(trouble));
+        // Of members of etcd that this machine started it is known which one is dead.
+        let is_known = |code: &str| code == "etcd-member-silent" && found_dead_etcd(facts);
+        let new: Vec<_> = condition.troubles.iter().filter(|trouble| !is_known(&trouble.code)).collect();
+        return new.into_iter().for_each(|trouble| found.told(trouble));
     }
     let what = match node.role {
         Role::Mover => "mover",
@@ -100,6 +104,10 @@ fn condition(facts: &Facts<'_>, node: &NodeCondition, found: &mut Found) {
         None => "see to it on its machine; if it is to be gone, this is forgotten after a while".to_owned(),
     };
     found.warning((if what == "mover" { "mover-silent" } else { "mount-silent" }, name), text, action);
+}
+
+fn found_dead_etcd(facts: &Facts<'_>) -> bool {
+    facts.processes.iter().any(|p| p.role == RoleName::Etcd && !p.lives)
 }
 
 /// Clients that do not report themselves, like programs that were linked with the client.
