@@ -124,10 +124,7 @@ impl Coordinator {
         let (kept_map, map) = match KeptMap::open(store.clone()).await? {
             Some(kept) => kept,
             None if config.new => found(&env, &store, &config).await?,
-            None => {
-                let lacks = "the coordinator's state is not there; hint: restore its directory from a copy";
-                return Err(Error::damaged(lacks));
-            }
+            None => return Err(no_state()),
         };
         let progress = kept(&*store, PROGRESS_KEY, decode_progress, started).await?;
         let positions = kept(&*store, POSITIONS_KEY, decode_positions, started).await?;
@@ -490,6 +487,10 @@ fn check_is_meant(map: &ClusterMap, config: &CoordConfig) -> Result<()> {
         )));
     }
     check_level("this coordinator", config.program.level, map.level)
+}
+
+fn no_state() -> Error {
+    Error::damaged("the coordinator's state is not there; hint: restore its directory from a copy")
 }
 
 fn certified(

@@ -653,7 +653,8 @@ async fn a_scrub_finds_and_mends_what_rots() {
         file.write_all_at(b"rot", at).unwrap();
     }
     let nodes: Vec<_> = [2, 5].map(|n| world.nodes.lock().unwrap()[&TargetId(n)].clone()).into();
-    let running: Vec<_> = nodes.iter().map(|node| world.env.tasks.spawn("run a node", node.clone().run())).collect();
+    let running: Vec<_> =
+        nodes.iter().map(|node| world.env.tasks.spawn("run a node", node.clone().run())).collect();
     for (node, id, rot) in [(&nodes[0], 2, 2), (&nodes[1], 5, 1)] {
         let ask = |start| ScrubTarget { target: TargetId(id), start, bytes_per_s: u64::MAX };
         let begun = world.dispatch(TargetId(id), ask(true), vec![]).await.unwrap().0;

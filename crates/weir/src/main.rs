@@ -12,6 +12,7 @@ mod certificate;
 mod cli;
 mod cli_namespace;
 mod cli_nodes;
+mod cli_targets;
 mod cli_watch;
 mod cluster_args;
 mod commands;

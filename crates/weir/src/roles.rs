@@ -150,6 +150,21 @@ impl Node {
         }
         Ok(self.config.cluster.coordinators.iter().map(|t| t.0.clone()).collect())
     }
+    /// A client as most roles have it, of no namespace yet.
+    fn client(&self, role: Role, name: String) -> Outcome<ClientConfig> {
+        Ok(ClientConfig {
+            coordinators: self.coordinators()?,
+            namespace: String::new(),
+            role,
+            name,
+            host: self.config.node.host.clone(),
+            process: own_process(),
+            memory_bytes: MOVER_MEMORY_BYTES,
+            patience: ClientConfig::PATIENCE,
+            recall_patience: ClientConfig::RECALL_PATIENCE,
+            trust: self.own.as_ref().map(|own| own.trust.clone()),
+        })
+    }
     fn observer(&self, role: Role) -> Outcome<Observer> {
         Ok(Observer {
             coordinators: self.coordinators()?,
@@ -546,18 +561,8 @@ pub fn mover(args: &MoverRole, environment: &Environment) -> Outcome<()> {
 }
 
 async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Credentials>) -> Outcome<()> {
-    let config = ClientConfig {
-        coordinators: node.coordinators()?,
-        namespace,
-        role: Role::Mover,
-        name: format!("mover {}", node.config.node.name),
-        host: node.config.node.host.clone(),
-        process: own_process(),
-        memory_bytes: MOVER_MEMORY_BYTES,
-        patience: ClientConfig::PATIENCE,
-        recall_patience: ClientConfig::RECALL_PATIENCE,
-        trust: node.own.as_ref().map(|own| own.trust.clone()),
-    };
+    let name = format!("mover {}", node.config.node.name);
+    let config = ClientConfig { namespace, ..node.client(Role::Mover, name)? };
     let _ = node.env.watch.name.set(config.name.clone());
     node.keep_certificate(Role::Mover)?;
     let stop = stop_signal();
@@ -595,12 +600,7 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
                 tracing::warn!("lost contact with the metadata server; this mover's work was reassigned");
             }
         }
-        // It ends by itself, too: a leader that does not answer keeps no mover from its work.
-        match node.env.clock.timeout(CLOSE_PATIENCE, client.shutdown()).await {
-            Ok(Ok(())) => {}
-            Ok(Err(e)) => tracing::debug!("close the session: {e}"),
-            Err(_) => tracing::debug!("close the session: no answer within {CLOSE_PATIENCE:?}"),
-        }
+        close_session(&node, &client).await;
         let now = cluster.map().homes.clone();
         if now != rules {
             let _ = node.env.clock.timeout(LEAVE_PATIENCE, opener.close()).await; // they end by themselves
@@ -620,6 +620,15 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
     reporter.ends(LEAVE_PATIENCE).await;
     end_mover(&node, &client, &opener).await;
     Ok(())
+}
+
+/// A session that is not closed ends by itself, too: a leader that does not answer keeps no mover from its work.
+async fn close_session(node: &Node, client: &Client) {
+    match node.env.clock.timeout(CLOSE_PATIENCE, client.shutdown()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => tracing::debug!("close the session: {e}"),
+        Err(_) => tracing::debug!("close the session: no answer within {CLOSE_PATIENCE:?}"),
+    }
 }
 
 /// Waits until the map has other rules for homes than these.
@@ -733,17 +742,12 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
     let path =
         node.required(&mount.path, "the mount point", "`weir mount PATH`, or mount.path in weir.toml")?;
     prepare_mount_point(&path, recover)?;
+    let name = format!("{}:{}", node.config.node.name, path.display());
     let config = ClientConfig {
-        coordinators: node.coordinators()?,
         namespace: mount.namespace.clone(),
-        role: Role::Mount,
-        name: format!("{}:{}", node.config.node.name, path.display()),
-        host: node.config.node.host.clone(),
-        process: own_process(),
         memory_bytes: mount.memory_mib * MIB,
         patience: mount.patience.0.0,
-        recall_patience: ClientConfig::RECALL_PATIENCE,
-        trust: node.own.as_ref().map(|own| own.trust.clone()),
+        ..node.client(Role::Mount, name)?
     };
     let _ = node.env.watch.name.set(config.name.clone());
     node.keep_certificate(Role::Mount)?;
