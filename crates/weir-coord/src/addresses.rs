@@ -36,8 +36,8 @@ pub fn check_announced(node: &str, addr: &str) -> Result<()> {
     }
 }
 
-/// A node's addresses as this host should try them: Unix sockets first on the same host; elsewhere neither these nor loopback
-/// addresses, which lead to the host itself. What does not read as an address is left out.
+/// A node's addresses as this host should try them: Unix sockets first on the same host; elsewhere neither
+/// these nor loopback addresses, which lead to the host itself. What does not read as an address is left out.
 pub fn addrs_in_order(addrs: &[String], same_host: bool) -> Vec<Addr> {
     let mut addrs: Vec<Addr> = addrs.iter().filter_map(|a| a.parse().ok()).collect();
     addrs.retain(|a| same_host || is_for_others(a));

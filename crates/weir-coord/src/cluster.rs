@@ -1,8 +1,8 @@
-//! What every role and every client knows of its cluster: the newest map, a membership, and channels to the nodes.
+//! What every role and every client knows of its cluster: the newest map, a membership, and channels to the
+//! nodes.
 //!
-//! Invariants: the map never goes back; it is of one cluster for ever; a channel leads to the addresses that the newest
-//! map names whenever it is dialed.
-//! Knows nothing of what is said over the channels.
+//! Invariants: the map never goes back; it is of one cluster for ever; a channel leads to the addresses that
+//! the newest map names whenever it is dialed. Knows nothing of what is said over the channels.
 use crate::addresses::addrs_in_order;
 use crate::clocks;
 use crate::identity::NamespaceIdentity;
@@ -46,7 +46,8 @@ const SAY_WAITS_EVERY: Duration = Duration::from_secs(30);
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 /// How long other addresses than that of a silent coordinator are tried.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
-/// Patience for a change of the map: the coordinator may look at a target for a second first, and writes its store.
+/// Patience for a change of the map: the coordinator may look at a target for a second first, and writes its
+/// store.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Who asks, and where the coordinator is.
@@ -161,8 +162,8 @@ impl Cluster {
         Ok(Cluster { handle: Arc::new(Handle { own_tasks: tasks.len(), shared, tasks: Mutex::new(tasks) }) })
     }
 
-    /// Joins as a member and stays one: heartbeats with the targets' reports, and joins again whenever the connection
-    /// broke. Call it once this node serves its addresses.
+    /// Joins as a member and stays one: heartbeats with the targets' reports, and joins again whenever the
+    /// connection broke. Call it once this node serves its addresses.
     pub async fn join(&self, membership: Membership, reports: Reports) -> Result<Joined> {
         *lock(&self.shared().reports) = Some(Arc::downgrade(&reports));
         let (task, joined) = member::start(self.shared().clone(), membership, reports);
@@ -222,8 +223,9 @@ impl Cluster {
         }
     }
 
-    /// Says that a target could not be used under the group's epoch. The coordinator looks for itself; the map returned
-    /// is the newest one after that. An epoch still equal means: it answers the coordinator, try again.
+    /// Says that a target could not be used under the group's epoch. The coordinator looks for itself; the
+    /// map returned is the newest one after that. An epoch still equal means: it answers the coordinator, try
+    /// again.
     pub async fn report_target(
         &self,
         target: TargetId,
@@ -256,7 +258,8 @@ impl Cluster {
         }
     }
 
-    /// Says that a member that was behind holds everything again. `Stale`: the group has moved on, look again.
+    /// Says that a member that was behind holds everything again. `Stale`: the group has moved on, look
+    /// again.
     pub async fn caught_up(&self, target: TargetId, group: PgId, epoch: Epoch) -> Result<Arc<ClusterMap>> {
         self.change(&CaughtUp { target, group, epoch }).await
     }
@@ -323,16 +326,17 @@ impl Cluster {
         asked.map(|(reply, _)| reply).map_err(|e| e.doing("ask the coordinator"))
     }
 
-    /// Takes the lead of a namespace for this node, whose directory holds so many changes; made if these are none.
-    /// `Exists`: another node that is up leads it. `Denied`: this is not the namespace's directory, or an old copy.
+    /// Takes the lead of a namespace for this node, whose directory holds so many changes; made if these are
+    /// none. `Exists`: another node that is up leads it. `Denied`: this is not the namespace's directory, or
+    /// an old copy.
     pub async fn lead_namespace(&self, of: &NamespaceIdentity, changes: u64) -> Result<LeadReply> {
         let (node, namespace) = (self.joined()?, of.name.clone());
         let lead = LeadNamespace { node, namespace, uuid: of.uuid, changes, instead_of: of.instead_of };
         self.ask_map(&lead).await
     }
 
-    /// Says how many changes the directory of a namespace holds that this node leads. `Exists` or `NotFound`: it
-    /// does not any more.
+    /// Says how many changes the directory of a namespace holds that this node leads. `Exists` or `NotFound`:
+    /// it does not any more.
     pub async fn record_progress(&self, namespace: NamespaceId, changes: u64) -> Result<()> {
         self.ask(&RecordProgress { node: self.joined()?, namespace, changes }).await
     }

@@ -1,7 +1,7 @@
 //! What nodes reported of themselves last. Kept in memory: each reports again, every few seconds.
 //!
-//! A node that falls silent without a word stays listed for a while: it died, or hangs. Knows nothing of what is
-//! reported.
+//! A node that falls silent without a word stays listed for a while: it died, or hangs. Knows nothing of what
+//! is reported.
 use crate::cluster::Cluster;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,8 @@ use weir_proto::map::Role;
 use weir_proto::{Request, Result};
 use weir_rpc::{Call, Reply};
 
-/// A mount that fell silent so long ago has lost its session, and what it held; nobody needs to look for it any more.
+/// A mount that fell silent so long ago has lost its session, and what it held; nobody needs to look for it
+/// any more.
 const MOUNT_FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
 /// Others, like movers, are missing for longer.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(24 * 3600);

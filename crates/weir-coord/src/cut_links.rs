@@ -1,6 +1,7 @@
 //! Links that nodes report to be cut, for `weir status`.
 //!
-//! No decision depends on them: each node routes around its own broken links. A report that is not repeated expires.
+//! No decision depends on them: each node routes around its own broken links. A report that is not repeated
+//! expires.
 use std::collections::BTreeMap;
 use std::time::Duration;
 use weir_env::Instant;

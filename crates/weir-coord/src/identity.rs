@@ -1,10 +1,10 @@
 //! Identity of a directory: the file in it that says which target, namespace or coordinator it is.
 //!
-//! A directory becomes a target once; the file in it names cluster, disk and pool for ever. A directory that is empty,
-//! swapped with another, not mounted, or of another cluster is refused by name before anything in it is touched. The same
-//! holds for the directories of a namespace and of the coordinator (`founded.rs`).
-//! The storage role also records in its own directory which disk it found where, so that an empty mount point is not
-//! taken for a new disk.
+//! A directory becomes a target once; the file in it names cluster, disk and pool for ever. A directory that
+//! is empty, swapped with another, not mounted, or of another cluster is refused by name before anything in
+//! it is touched. The same holds for the directories of a namespace and of the coordinator (`founded.rs`).
+//! The storage role also records in its own directory which disk it found where, so that an empty mount point
+//! is not taken for a new disk.
 //!
 //! Knows nothing of what else is in the directory.
 mod founded;
@@ -24,7 +24,8 @@ use weir_proto::{ClusterId, DiskUuid, Error, Result};
 
 /// The file's name within a target's directory.
 pub const IDENTITY_FILE: &str = "weir-target.toml";
-/// An old copy of the whole directory is no help: it counts as a target that lost its data. The file itself never changes.
+/// An old copy of the whole directory is no help: it counts as a target that lost its data. The file itself
+/// never changes.
 const DAMAGED_HINT: &str = "put back this one file from a backup, and nothing else of the directory; without a backup, \
                             `weir target replace` with an empty directory, which is refilled from the other targets";
 

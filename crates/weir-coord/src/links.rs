@@ -1,11 +1,13 @@
 //! Links to the nodes that serve targets: which of them are cut, and through whom calls go meanwhile.
 //!
-//! A link is cut when its node does not answer here, but answers another node that answers here. A machine that is busy
-//! everywhere is late by both ways. So no redundancy is given up for a broken link, and a node whose own network is broken
-//! harms itself only. A node that answers neither this one nor others is reported to the coordinator, which may still reach it.
+//! A link is cut when its node does not answer here, but answers another node that answers here. A machine
+//! that is busy everywhere is late by both ways. So no redundancy is given up for a broken link, and a node
+//! whose own network is broken harms itself only. A node that answers neither this one nor others is reported
+//! to the coordinator, which may still reach it.
 //!
-//! Invariants: a call that was sent is not sent again here (its caller knows whether that is right); it is passed on once;
-//! one look at a node at a time; a link that was cut is not used again before it has carried large packets there and back.
+//! Invariants: a call that was sent is not sent again here (its caller knows whether that is right); it is
+//! passed on once; one look at a node at a time; a link that was cut is not used again before it has carried
+//! large packets there and back.
 use crate::cluster::{Cluster, Shared, is_temporary};
 use crate::decide::Strikes;
 use bytes::Bytes;
@@ -19,7 +21,8 @@ use weir_proto::map::{ClusterMap, Member, MemberState, Node, Role};
 use weir_proto::{Error, ErrorKind, NodeId, Request, Result, TargetId, Wire};
 use weir_rpc::{Answered, Channel, NoService, Payload};
 
-/// A call that has not ended by now makes this node look at the link: disks that flush their caches take less, mostly.
+/// A call that has not ended by now makes this node look at the link: disks that flush their caches take
+/// less, mostly.
 const PROBE_AFTER: Duration = Duration::from_millis(250);
 /// Between two looks at one link.
 const PROBE_PAUSE: Duration = Duration::from_secs(1);
@@ -27,7 +30,8 @@ const PROBE_PAUSE: Duration = Duration::from_secs(1);
 const AROUND_PATIENCE: Duration = Duration::from_millis(500);
 /// Other nodes that one look tries.
 const AROUND_MAX: usize = 3;
-/// When an answer came the other way, the direct one gets so many times as long, for it takes a connection and two turns there,
+/// When an answer came the other way, the direct one gets so many times as long, for it takes a connection
+/// and two turns there,
 const DIRECT_TIMES: u32 = 4;
 /// and this at least.
 const DIRECT_MIN: Duration = Duration::from_millis(300);
@@ -120,8 +124,8 @@ impl Links {
 }
 
 impl Cluster {
-    /// One call to a target, without a second try: over the link to its node, or through another node while that link is
-    /// cut. `Unavailable` as soon as it is known to be cut, so that the next call goes around.
+    /// One call to a target, without a second try: over the link to its node, or through another node while
+    /// that link is cut. `Unavailable` as soon as it is known to be cut, so that the next call goes around.
     pub async fn call_target<R: Request>(
         &self,
         target: TargetId,
@@ -166,7 +170,8 @@ impl Cluster {
         shared.over_link(node.id, request.target, &channel, call).await
     }
 
-    /// Whether calls to a target go around its link: then what this node sees of it is no evidence against it.
+    /// Whether calls to a target go around its link: then what this node sees of it is no evidence against
+    /// it.
     pub(crate) fn goes_around(&self, target: TargetId) -> bool {
         let map = self.map();
         map.target_node(target).is_some_and(|node| self.shared().links.is_cut(node.id))
@@ -187,7 +192,8 @@ fn unreachable(target: TargetId, cut: &Cut) -> Error {
 }
 
 impl Shared {
-    /// Waits for a call over the link to a node; looks at the link when it takes long, and gives it up if that is cut.
+    /// Waits for a call over the link to a node; looks at the link when it takes long, and gives it up if
+    /// that is cut.
     async fn over_link<T>(
         self: &Arc<Shared>,
         node: NodeId,

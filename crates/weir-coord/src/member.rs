@@ -12,7 +12,8 @@ use weir_proto::coord::{Heartbeat, Join, Joined, TargetOffer, TargetReport};
 use weir_proto::{Error, ErrorKind, Result};
 use weir_rpc::Connection;
 
-/// A node of the same name may be the one that was killed a moment ago: its end is known after its silence at the latest.
+/// A node of the same name may be the one that was killed a moment ago: its end is known after its silence at
+/// the latest.
 const NAME_PATIENCE: Duration = Duration::from_secs(15);
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -24,7 +25,8 @@ const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 /// What a node brings.
 #[derive(Clone, Debug, Default)]
 pub struct Membership {
-    /// Where it serves. An unspecified address is announced as the one by which this host reaches the coordinator.
+    /// Where it serves. An unspecified address is announced as the one by which this host reaches the
+    /// coordinator.
     pub addrs: Vec<Addr>,
     /// Of a storage role.
     pub targets: Vec<TargetOffer>,
@@ -131,7 +133,8 @@ impl Member {
         loop {
             let next = clock.now() + interval;
             let heartbeat = Heartbeat { node, targets: (self.reports)() };
-            // The next one does not wait for a late answer: the coordinator hears all the same, and judges silence only.
+            // The next one does not wait for a late answer: the coordinator hears all the same, and judges
+            // silence only.
             match connection.call(&heartbeat, Vec::new(), interval).await {
                 Ok(_) => answered = clock.now(),
                 Err(e) if e.kind != ErrorKind::Deadline => return e,

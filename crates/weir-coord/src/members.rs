@@ -23,10 +23,11 @@ const NAME_MAX: usize = 64;
 const ADDRS_MAX: usize = 16;
 /// Most targets that one node brings.
 const TARGETS_MAX: usize = 256;
-/// A disk that ends nothing for so long hangs: longer than one takes to start, or to set itself right; much less than a write may take.
+/// A disk that ends nothing for so long hangs: longer than one takes to start, or to set itself right; much
+/// less than a write may take.
 const STALLED_AFTER: Duration = Duration::from_secs(10);
-/// The same of one that is needed: who waits for it may still be told in time that it is gone, and targets that share a disk which is
-/// busy for a moment are not all lost at once.
+/// The same of one that is needed: who waits for it may still be told in time that it is gone, and targets
+/// that share a disk which is busy for a moment are not all lost at once.
 const GONE_AFTER: Duration = Duration::from_secs(15);
 
 /// For each target, the run it is in and the highest position that it has reported in it.
@@ -58,7 +59,8 @@ pub struct Members {
 }
 
 impl Members {
-    /// After a start: every node that was up is awaited, and every target is known to be as far as it last said in the run of the map.
+    /// After a start: every node that was up is awaited, and every target is known to be as far as it last
+    /// said in the run of the map.
     pub fn awaiting(map: &ClusterMap, said: &Positions, now: Instant) -> Members {
         let awaited = |node: &Node| Member {
             instance: 0,
@@ -199,7 +201,8 @@ impl Members {
         Ok(())
     }
 
-    /// The connection on which a node joined last. Another one: another process, or the same after it was judged down.
+    /// The connection on which a node joined last. Another one: another process, or the same after it was
+    /// judged down.
     pub fn joined_on(&self, node: NodeId) -> Option<u64> {
         self.by_node.get(&node).map(|m| m.connection)
     }
@@ -339,7 +342,8 @@ impl Members {
                 target_put_back(map, id);
             }
             Returned::Lost(why) => {
-                // Of groups that had lost theirs already, and of those that lose theirs now, the right disks are different ones.
+                // Of groups that had lost theirs already, and of those that lose theirs now, the right disks
+                // are different ones.
                 match (lost.is_empty(), had.is_empty()) {
                     (true, _) => entry.whole = before,
                     (false, true) => {}

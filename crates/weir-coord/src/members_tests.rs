@@ -253,7 +253,8 @@ fn a_failed_target_is_cleared_by_hand_in_a_new_process() {
     assert_eq!((world.target(2), world.member(2)), (TargetState::Up, MemberState::Behind));
 }
 
-/// Three hang, and two of them have a group of two copies for themselves: one is done without soon, the others when they count as gone.
+/// Three hang, and two of them have a group of two copies for themselves: one is done without soon, the
+/// others when they count as gone.
 #[test]
 fn a_target_with_a_stalled_disk_is_left_out_if_not_needed() {
     let mut world = World::with_six();

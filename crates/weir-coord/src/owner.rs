@@ -1,7 +1,8 @@
 //! The one task that owns the cluster map.
 //!
-//! It takes events in batches, applies them to a draft, brings the draft in line with what it knows of members, makes it
-//! durable, publishes it, and only then answers: nobody learns of a map that a restart could forget.
+//! It takes events in batches, applies them to a draft, brings the draft in line with what it knows of
+//! members, makes it durable, publishes it, and only then answers: nobody learns of a map that a restart
+//! could forget.
 //!
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
 use crate::copies::CopyChange;
@@ -49,8 +50,8 @@ const BATCH_MAX: usize = 256;
 /// How often a target that did not answer is asked again while its node is connected.
 const SUSPECT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How often the positions of targets are made durable while they change. A copy of a target that is older is known after a power
-/// cut of the coordinator.
+/// How often the positions of targets are made durable while they change. A copy of a target that is older is
+/// known after a power cut of the coordinator.
 const POSITIONS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Where an answer goes.
@@ -183,8 +184,8 @@ pub struct Owner {
     pub cut_links: CutLinks,
     /// The one that this coordinator is.
     pub program: Program,
-    /// It was asked to end. It then takes no target down: `weir down` ends servers at the same time, and a target that was taken
-    /// down by that would be behind at the next start.
+    /// It was asked to end. It then takes no target down: `weir down` ends servers at the same time, and a
+    /// target that was taken down by that would be behind at the next start.
     pub ends: bool,
     pub seat: Seat,
 }
@@ -717,8 +718,9 @@ impl Owner {
             Err(e) if suspicion != Suspicion::Failed && !is_spare(&batch.draft, target) => {
                 tracing::warn!("{target} does not answer quickly, and is needed: {e}");
             }
-            // A target that has not joined since this coordinator started may just be starting. A verdict now would let its group
-            // go on without it; if they return without what they then wrote, no other target has it.
+            // A target that has not joined since this coordinator started may just be starting. A verdict now
+            // would let its group go on without it; if they return without what they then wrote, no other
+            // target has it.
             Err(e) if self.is_awaited(target, &batch.draft) => {
                 tracing::warn!("{target} does not answer, and has not joined yet: {e}");
             }

@@ -10,21 +10,22 @@ use weir_proto::map::{ClusterMap, Node};
 use weir_proto::{Error, Result, TargetId};
 use weir_rpc::{Channel, Identity, NoService, Payload};
 
-/// A target answers this in microseconds; a busy disk or a busy machine makes it hundreds of milliseconds. Writers wait
-/// for the verdict, so not longer.
+/// A target answers this in microseconds; a busy disk or a busy machine makes it hundreds of milliseconds.
+/// Writers wait for the verdict, so not longer.
 pub const PROBE_PATIENCE: Duration = Duration::from_millis(1000);
-/// For a target that is silent just now: its groups can do without it, so a wrong verdict costs little, and somebody
-/// waits for it.
+/// For a target that is silent just now: its groups can do without it, so a wrong verdict costs little, and
+/// somebody waits for it.
 pub const QUICK_PROBE_PATIENCE: Duration = Duration::from_millis(450);
 
-/// For the last question of a coordinator that is asked to end: a target that stands still keeps it for no longer.
+/// For the last question of a coordinator that is asked to end: a target that stands still keeps it for no
+/// longer.
 pub const LAST_PROBE_PATIENCE: Duration = Duration::from_millis(300);
 
 /// Looks in a row that end so late that this node itself was.
 const LATE_PROBES_MAX: usize = 3;
 
-/// Asks the target how it is, over a connection of its own. An answer that this node was too busy to take in time is asked
-/// for again.
+/// Asks the target how it is, over a connection of its own. An answer that this node was too busy to take in
+/// time is asked for again.
 pub async fn probe(
     env: Env,
     who: Identity,

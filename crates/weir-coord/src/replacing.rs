@@ -1,6 +1,7 @@
 //! Which targets are lost, what administrators want of rebuilds, and how far rebuilds are.
 //!
-//! Knows nothing of the store: the owner of the map keeps the wishes, and makes each step a change of the map.
+//! Knows nothing of the store: the owner of the map keeps the wishes, and makes each step a change of the
+//! map.
 use crate::decide::{Hindrance, Observed, Plan, plan, spare};
 use crate::moving::{Moving, note_full};
 use std::collections::{BTreeMap, BTreeSet};

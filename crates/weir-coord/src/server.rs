@@ -45,7 +45,8 @@ mod targets;
 
 #[derive(Clone, Debug)]
 pub struct CoordConfig {
-    /// The cluster that the directory must hold, or that a new one becomes. `None`: whatever is there, or a new id.
+    /// The cluster that the directory must hold, or that a new one becomes. `None`: whatever is there, or a
+    /// new id.
     pub cluster: Option<ClusterId>,
     /// For a new cluster; an existing one has them in its map.
     pub settings: Settings,
@@ -213,8 +214,9 @@ impl Coordinator {
         let _ = self.announced.set(addrs.to_vec()); // a coordinator serves once
     }
 
-    /// Before an orderly end: makes durable how far each target is. What heartbeats tell becomes durable a second later only, so the
-    /// next coordinator would take a copy of a target from that second for the target.
+    /// Before an orderly end: makes durable how far each target is. What heartbeats tell becomes durable a
+    /// second later only, so the next coordinator would take a copy of a target from that second for the
+    /// target.
     pub async fn record_positions(&self) {
         let (answer, answered) = oneshot::channel();
         if self.events.send(Event::Ends { answer }).await.is_ok() {

@@ -1,12 +1,12 @@
-//! Where the coordinator keeps what must survive it: a few small keys with compare-and-swap, watch and leases.
+//! Where the coordinator keeps what must survive it: a few small keys with compare-and-swap, watch and
+//! leases.
 //!
 //! The trait is as small as it is because etcd implements it too ([`crate::etcd::Etcd`]). Here: [`Embedded`],
 //! one file, for a cluster whose coordinator is one process.
 //!
-//! Invariants: a write that returned is durable; the revision of a key grows with each of its writes and is never 0;
-//! a key that was put under a lease is gone once the lease ended; a handle that has claimed a key writes
-//! nothing once that claim has ended.
-//! Knows nothing of maps: values are bytes.
+//! Invariants: a write that returned is durable; the revision of a key grows with each of its writes and is
+//! never 0; a key that was put under a lease is gone once the lease ended; a handle that has claimed a key
+//! writes nothing once that claim has ended. Knows nothing of maps: values are bytes.
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -67,8 +67,8 @@ pub trait Store: Send + Sync + 'static {
     fn end_lease(&self, lease: LeaseId) -> BoxFuture<'_, Result<()>>;
 }
 
-/// One small file, replaced whole with each write. Leases and their keys are not stored: they end with the process,
-/// which is the only one they could protect against.
+/// One small file, replaced whole with each write. Leases and their keys are not stored: they end with the
+/// process, which is the only one they could protect against.
 pub struct Embedded {
     env: Env,
     path: PathBuf,
@@ -330,8 +330,9 @@ pub fn read_state(bytes: &[u8]) -> Result<BTreeMap<String, Versioned>> {
     Ok(format::decode(bytes)?.keys)
 }
 
-/// `coordinator.state`, little-endian: magic (8), CRC32C of all that follows (4), format version (2), last revision (8),
-/// count of keys (4), then for each key: name (u32 length, UTF-8), revision (8), value (u32 length, bytes).
+/// `coordinator.state`, little-endian: magic (8), CRC32C of all that follows (4), format version (2), last
+/// revision (8), count of keys (4), then for each key: name (u32 length, UTF-8), revision (8), value (u32
+/// length, bytes).
 mod format {
     use super::*;
 

@@ -1,9 +1,9 @@
 //! Pooled, page-aligned buffers that bulk bytes are received into and never copied out of.
 //!
-//! Fresh memory is slow the first time it is touched (measured 30 times slower than memory that was used before),
-//! so blocks are kept and handed out again. Invariants: every byte of a block is initialized; a block has one owner;
-//! the pool keeps at most `cache_bytes_max` of idle memory. Blocks that are in use are not limited here: whoever
-//! admits work limits them.
+//! Fresh memory is slow the first time it is touched (measured 30 times slower than memory that was used
+//! before), so blocks are kept and handed out again. Invariants: every byte of a block is initialized; a
+//! block has one owner; the pool keeps at most `cache_bytes_max` of idle memory. Blocks that are in use are
+//! not limited here: whoever admits work limits them.
 
 use bytes::Bytes;
 use std::{
@@ -42,8 +42,8 @@ impl BufferPool {
         BufferPool(Arc::new(Shared { cache_bytes_max, idle: Mutex::default() }))
     }
 
-    /// A buffer of `len` bytes, aligned to [`IO_ALIGN`]. Its contents are arbitrary (old) bytes: overwrite them all,
-    /// or `fill(0)` what must not show.
+    /// A buffer of `len` bytes, aligned to [`IO_ALIGN`]. Its contents are arbitrary (old) bytes: overwrite
+    /// them all, or `fill(0)` what must not show.
     pub fn get(&self, len: usize) -> Buf {
         let recycled = class_of(len).and_then(|class| self.0.take(class));
         let block = recycled.unwrap_or_else(|| Block::new(block_bytes(len)));
@@ -76,8 +76,8 @@ impl fmt::Debug for BufferPool {
     }
 }
 
-/// An aligned buffer with one owner. Its memory returns to the pool on drop, or when the last [`Bytes`] made of it
-/// is dropped.
+/// An aligned buffer with one owner. Its memory returns to the pool on drop, or when the last [`Bytes`] made
+/// of it is dropped.
 pub struct Buf {
     block: Block,
     len: usize,
@@ -108,7 +108,8 @@ impl Buf {
 impl Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the block holds `block.bytes` initialized bytes, `len` is never above that, and `self` owns the block.
+        // SAFETY: the block holds `block.bytes` initialized bytes, `len` is never above that, and `self` owns
+        // the block.
         unsafe { std::slice::from_raw_parts(self.block.start.as_ptr(), self.len) }
     }
 }
@@ -154,7 +155,8 @@ impl Shared {
         Some(block)
     }
 
-    /// Keeps the block, at the cost of idle blocks of other sizes: what is given back now is what is used now.
+    /// Keeps the block, at the cost of idle blocks of other sizes: what is given back now is what is used
+    /// now.
     fn give_back(&self, block: Block) {
         let Some(class) = class_of(block.bytes) else { return };
         let mut evicted = Vec::new(); // freed after the lock

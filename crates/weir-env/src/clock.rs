@@ -54,7 +54,8 @@ impl Clock {
     pub async fn sleep_until(&self, at: Instant) {
         self.0.sleep_until(at).await
     }
-    /// Waits for `work` at most `d`. The work is dropped at the deadline: pass only waits that may be cancelled.
+    /// Waits for `work` at most `d`. The work is dropped at the deadline: pass only waits that may be
+    /// cancelled.
     pub async fn timeout<T>(&self, d: Duration, work: impl Future<Output = T>) -> Result<T, TimedOut> {
         let deadline = self.0.sleep_until(self.now() + d);
         tokio::select! {

@@ -1,4 +1,5 @@
-//! Files and directories, as blocking calls: short ones are made in place, long ones through [`crate::Tasks::blocking`].
+//! Files and directories, as blocking calls: short ones are made in place, long ones through
+//! [`crate::Tasks::blocking`].
 use std::{io, path::Path, sync::Arc};
 
 /// How a file is opened.
@@ -65,7 +66,8 @@ pub trait File: Send + Sync + 'static {
             )),
         }
     }
-    /// Takes the file's exclusive advisory lock until it is dropped; `WouldBlock` when another process holds it.
+    /// Takes the file's exclusive advisory lock until it is dropped; `WouldBlock` when another process holds
+    /// it.
     fn try_lock(&self) -> io::Result<()>;
 }
 

@@ -1,8 +1,8 @@
 //! What a node asks of the world: time, randomness, disks, sockets, tasks and buffers.
 //!
-//! Every other crate takes an [`Env`] and reaches the world only through it, so a whole cluster can run
-//! in one process under one seed. Two implementations: [`real`] (the machine) and [`sim`] (seeded, paused
-//! time, disks that lose unsynced writes, a network that drops and partitions). One contract suite runs on both.
+//! Every other crate takes an [`Env`] and reaches the world only through it, so a whole cluster can run in
+//! one process under one seed. Two implementations: [`real`] (the machine) and [`sim`] (seeded, paused time,
+//! disks that lose unsynced writes, a network that drops and partitions). One contract suite runs on both.
 //!
 //! Knows nothing of files, cells, metadata or messages.
 

@@ -68,8 +68,8 @@ fn is_host(host: &str) -> bool {
 
 /// A connected, ordered, reliable byte stream.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {
-    /// The two directions, to be used by different tasks at the same moment: neither waits for a lock of the other.
-    /// Dropping the writer ends the stream in that direction.
+    /// The two directions, to be used by different tasks at the same moment: neither waits for a lock of the
+    /// other. Dropping the writer ends the stream in that direction.
     fn split(self: Box<Self>) -> (BoxReader, BoxWriter);
     /// The address of this machine that the stream goes out from; `None`: it is no stream between addresses.
     fn local_ip(&self) -> Option<IpAddr> {
@@ -96,8 +96,8 @@ impl Stream for tokio::io::DuplexStream {
 pub struct Caller {
     /// For people.
     pub name: String,
-    /// The user of a process on this machine (Unix sockets), unless that is root or the user that this process runs as. In a
-    /// user namespace of its own a process is still the user that started it.
+    /// The user of a process on this machine (Unix sockets), unless that is root or the user that this
+    /// process runs as. In a user namespace of its own a process is still the user that started it.
     pub guest: Option<u32>,
     /// Its address, if it came over a network.
     pub ip: Option<IpAddr>,

@@ -1,13 +1,14 @@
 //! Whether work that blocks is quick enough to be done where one stands: the decision alone.
 //!
-//! A moving average of what the last pieces took, wherever they were done. One that took long is a hiccup and changes
-//! nothing; work that stays slow is left to other threads, and comes back when it is quick again.
+//! A moving average of what the last pieces took, wherever they were done. One that took long is a hiccup and
+//! changes nothing; work that stays slow is left to other threads, and comes back when it is quick again.
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Weight of the newest piece is one of so many.
 const PIECES: u64 = 8;
-/// One piece counts as no more than so many times the limit: a hiccup alone, on a disk that is otherwise quick, does not reach it.
+/// One piece counts as no more than so many times the limit: a hiccup alone, on a disk that is otherwise
+/// quick, does not reach it.
 const COUNTED_LIMITS: u32 = 6;
 
 pub struct Pace {

@@ -1,7 +1,9 @@
-//! A value that many tasks watch: as `tokio::sync::watch`, but waiters wake in the order in which they began to wait.
+//! A value that many tasks watch: as `tokio::sync::watch`, but waiters wake in the order in which they began
+//! to wait.
 //!
-//! Tokio spreads its waiters over lists by chance (a random number that no seed reaches), so a simulated run with it is
-//! not the same twice. The part of its interface that is used here has the same names and meanings.
+//! Tokio spreads its waiters over lists by chance (a random number that no seed reaches), so a simulated run
+//! with it is not the same twice. The part of its interface that is used here has the same names and
+//! meanings.
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};

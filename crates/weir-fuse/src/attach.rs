@@ -1,5 +1,5 @@
-//! Mounting, remounting and unmounting. An unmount always ends: what a hanging mount does not give back is taken off the tree and
-//! its connection cut.
+//! Mounting, remounting and unmounting. An unmount always ends: what a hanging mount does not give back is
+//! taken off the tree and its connection cut.
 use crate::callers::Callers;
 use crate::doing::{Doing, hinted};
 use crate::kernel::Notices;
@@ -18,15 +18,16 @@ use weir_client::Client;
 use weir_env::BufferPool;
 use weir_proto::{Error, InodeId, Result};
 
-/// What the kernel reads ahead, in KiB. Several requests of 1 MiB are then under way for one reader; the client's own
-/// prefetch goes further.
+/// What the kernel reads ahead, in KiB. Several requests of 1 MiB are then under way for one reader; the
+/// client's own prefetch goes further.
 const READ_AHEAD_KIB: u32 = 2048;
 /// With the kernel's word for these: the type of our mounts.
 const SUBTYPE: &str = "weir";
-/// Largest read of the kernel: one cell of the default size. What spans two cells would have to be joined for the reply,
-/// which costs more than a second request.
+/// Largest read of the kernel: one cell of the default size. What spans two cells would have to be joined for
+/// the reply, which costs more than a second request.
 const READ_BYTES_MAX: u32 = 512 << 10;
-/// A remount is tried again so often, after such pauses, while files that were closed a moment ago are being released.
+/// A remount is tried again so often, after such pauses, while files that were closed a moment ago are being
+/// released.
 const BUSY_TRIES_MAX: u32 = 100;
 const BUSY_PAUSE: Duration = Duration::from_millis(30);
 /// How long an ordinary unmount may take before it is made an unconditional one.
@@ -269,7 +270,8 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Whether something is mounted exactly there. Asks the kernel's list, never the file system itself, which may hang.
+/// Whether something is mounted exactly there. Asks the kernel's list, never the file system itself, which
+/// may hang.
 pub fn is_mounted(path: &Path) -> bool {
     let path = absolute(path);
     mounts().iter().any(|m| m.path == path)
@@ -304,7 +306,8 @@ fn absolute(path: &Path) -> PathBuf {
     }
 }
 
-/// Takes a mount of ours off the tree; also one whose process died. `lazy`: at once, even while files are open there.
+/// Takes a mount of ours off the tree; also one whose process died. `lazy`: at once, even while files are
+/// open there.
 pub fn unmount(path: &Path, lazy: bool) -> Result<()> {
     let path = absolute(path);
     if !is_mounted(&path) {
@@ -334,13 +337,15 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<()> {
     }
 }
 
-/// Takes a mount of ours off whose process died; one that lives stays, and is an error. Nothing mounted: nothing to do.
+/// Takes a mount of ours off whose process died; one that lives stays, and is an error. Nothing mounted:
+/// nothing to do.
 pub fn clear_dead(path: &Path) -> Result<()> {
     let path = absolute(path);
     if !is_mounted(&path) {
         return Ok(());
     }
-    // The kernel ends the connection with the process, so a dead mount answers at once; a living one may take its time.
+    // The kernel ends the connection with the process, so a dead mount answers at once; a living one may take
+    // its time.
     let (tx, rx) = std::sync::mpsc::channel();
     let asked = path.clone();
     std::thread::spawn(move || {

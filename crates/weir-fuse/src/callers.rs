@@ -1,7 +1,8 @@
-//! Calls that wait for servers, and the programs in them: a program that is being killed stops waiting at once.
+//! Calls that wait for servers, and the programs in them: a program that is being killed stops waiting at
+//! once.
 //!
-//! Invariant: only the wait ends early. Work that was begun runs to its end, and its result (a lock, an open file) is given back where
-//! the program is gone. Knows nothing of what is waited for.
+//! Invariant: only the wait ends early. Work that was begun runs to its end, and its result (a lock, an open
+//! file) is given back where the program is gone. Knows nothing of what is waited for.
 use fuser::{
     Errno, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
     ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyStatx, ReplyWrite, ReplyXattr,
@@ -13,7 +14,8 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle as Runtime;
 use tokio::sync::Notify;
 
-/// A call that has waited for less is not ended: an answer is about to come, and programs do not expect `EINTR` of a file.
+/// A call that has waited for less is not ended: an answer is about to come, and programs do not expect
+/// `EINTR` of a file.
 const LEFT_ALONE: Duration = Duration::from_secs(1);
 /// How often it is looked whether a program is being ended.
 const POLL_EVERY: Duration = Duration::from_millis(200);
@@ -154,7 +156,8 @@ async fn look_after(callers: Arc<Callers>) {
     }
 }
 
-/// Whether a process is being killed, or was asked to end. For a process that cannot be seen from here (in a container) any signal counts.
+/// Whether a process is being killed, or was asked to end. For a process that cannot be seen from here (in a
+/// container) any signal counts.
 fn is_ending(pid: u32, interrupted: bool) -> bool {
     let status = match pid {
         0 => None,
@@ -165,7 +168,8 @@ fn is_ending(pid: u32, interrupted: bool) -> bool {
         || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| dies_of_signal(&stat))
 }
 
-/// Whether a thread belongs to a child of the process in which another thread runs. False where one of them cannot be seen.
+/// Whether a thread belongs to a child of the process in which another thread runs. False where one of them
+/// cannot be seen.
 pub fn is_child_of(thread: u32, other: u32) -> bool {
     if thread == other
         || thread == 0
@@ -226,7 +230,8 @@ impl Signals {
             caught: of("SigCgt")?,
         })
     }
-    /// Not those that a program uses for itself, such as timers: it does not expect a file's call to end by them.
+    /// Not those that a program uses for itself, such as timers: it does not expect a file's call to end by
+    /// them.
     fn end_it(&self) -> bool {
         let pending = self.pending & !self.blocked;
         let fatal = pending & !self.ignored & !self.caught & !HARMLESS;
@@ -234,8 +239,8 @@ impl Signals {
     }
 }
 
-/// From `/proc/PID/stat`: the process ends because of a signal, and closes its files. A process that exits by itself
-/// waits as at any close.
+/// From `/proc/PID/stat`: the process ends because of a signal, and closes its files. A process that exits by
+/// itself waits as at any close.
 fn dies_of_signal(stat: &str) -> bool {
     const PF_EXITING: u64 = 4;
     // The name may hold anything; the third field follows its last bracket.

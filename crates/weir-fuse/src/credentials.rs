@@ -1,8 +1,8 @@
 //! Credentials of the calling thread beyond the user and group that a request names, from `/proc`.
 //!
-//! The thread waits for the answer to its request, so what is read here is what it has in this call. Nothing is remembered: file
-//! servers take on the groups of another client from one call to the next. A thread that cannot be seen (of a container beside
-//! ours: the kernel names it 0) has no groups and no capabilities.
+//! The thread waits for the answer to its request, so what is read here is what it has in this call. Nothing
+//! is remembered: file servers take on the groups of another client from one call to the next. A thread that
+//! cannot be seen (of a container beside ours: the kernel names it 0) has no groups and no capabilities.
 use bytes::Bytes;
 use std::cell::RefCell;
 use std::fs::File;
@@ -11,7 +11,8 @@ use std::os::unix::fs::MetadataExt;
 
 /// Number of the capability with which attributes named `trusted.` are seen.
 const CAP_SYS_ADMIN: u32 = 21;
-/// `PROC_USER_INIT_INO`: of the user namespace that the machine starts with. In another one a capability is none outside of it.
+/// `PROC_USER_INIT_INO`: of the user namespace that the machine starts with. In another one a capability is
+/// none outside of it.
 const FIRST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
 /// The primary group first, then the supplementary ones, sorted.
@@ -28,7 +29,8 @@ pub fn groups(thread: u32, gid: u32) -> Vec<u32> {
     groups
 }
 
-/// Names of attributes as `listxattr` has them: each ended by a zero, those of `trusted.` only for callers that may see them.
+/// Names of attributes as `listxattr` has them: each ended by a zero, those of `trusted.` only for callers
+/// that may see them.
 pub fn visible(names: &[Bytes], thread: u32) -> Bytes {
     let is_trusted = |name: &Bytes| name.starts_with(b"trusted.");
     let sees_all = !names.iter().any(is_trusted) || sees_trusted(thread);
@@ -51,8 +53,8 @@ fn field<'a>(status: &'a str, name: &str) -> &'a str {
     status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("")
 }
 
-/// Looks at a thread's status. Measured: 10 µs on a busy machine, against the hundred and more that a question to the leader
-/// takes. To keep the file open for each thread would save 3 of them.
+/// Looks at a thread's status. Measured: 10 µs on a busy machine, against the hundred and more that a
+/// question to the leader takes. To keep the file open for each thread would save 3 of them.
 fn status<T>(thread: u32, look: impl FnOnce(&str) -> T) -> Option<T> {
     thread_local! {
         static TEXT: RefCell<String> = const { RefCell::new(String::new()) };

@@ -1,5 +1,5 @@
-//! One method per request of the kernel. Each is polled once on the kernel's thread: what leases and buffers answer is
-//! answered there without waking anybody; what has to wait goes on as a task.
+//! One method per request of the kernel. Each is polled once on the kernel's thread: what leases and buffers
+//! answer is answered there without waking anybody; what has to wait goes on as a task.
 use crate::attach::keeps_access_times;
 use crate::from_home::FromHome;
 use crate::mounted::Mounted;
@@ -487,7 +487,8 @@ impl Filesystem for Mounted {
             return self.snapshot_read(request, fh, offset, size as usize, reply);
         }
         let (fh, len) = (handle(fh), size as usize);
-        // Only what a program reads names its owner; this is for pages, also of a file that is read directly and mapped.
+        // Only what a program reads names its owner; this is for pages, also of a file that is read directly
+        // and mapped.
         if lock_owner.is_none() {
             self.client.keeps_pages(fh);
         }
@@ -563,8 +564,9 @@ impl Filesystem for Mounted {
             return reply.ok();
         }
         let client = self.client.clone();
-        // A program that starts another one closes there what it has open itself (and its exec waits for that): nothing is
-        // written through these, so there is nothing to wait for, nor an error to report. Its own close does both.
+        // A program that starts another one closes there what it has open itself (and its exec waits for
+        // that): nothing is written through these, so there is nothing to wait for, nor an error to report.
+        // Its own close does both.
         let is_inherited = client.opener(handle(fh)).is_some_and(|t| callers::is_child_of(request.pid(), t));
         let work = async move {
             let saved = if is_inherited { Ok(()) } else { client.flush(handle(fh)).await };
@@ -1016,14 +1018,14 @@ impl Filesystem for Mounted {
     }
 }
 
-/// Programs ask for it on every file, and it cannot have an effect here: a mount without set-uid programs ignores file
-/// capabilities.
+/// Programs ask for it on every file, and it cannot have an effect here: a mount without set-uid programs
+/// ignores file capabilities.
 fn is_foreign(name: &OsStr) -> bool {
     name == "security.capability"
 }
 
-/// What it says that a file has no attribute of this name. `ls -l` asks each file for its label, but no other one of a file system that
-/// says that it has none; and labels have no effect here.
+/// What it says that a file has no attribute of this name. `ls -l` asks each file for its label, but no other
+/// one of a file system that says that it has none; and labels have no effect here.
 fn absent_attribute(name: &OsStr) -> Errno {
     if name == "security.selinux" { Errno::EOPNOTSUPP } else { Errno::NO_XATTR }
 }

@@ -1,5 +1,5 @@
-//! What the kernel keeps of one mount, and how it is told to forget: before a lease goes back, what the client forgets the kernel
-//! must have forgotten.
+//! What the kernel keeps of one mount, and how it is told to forget: before a lease goes back, what the
+//! client forgets the kernel must have forgotten.
 //!
 //! Invariant: no notice overtakes an answer. An inode of which an answer is on its way is not known to the
 //! kernel yet, so a notice of it would be lost; such a notice is sent again until the kernel has taken the
@@ -17,8 +17,8 @@ use weir_proto::InodeId;
 
 /// Parts of the table of inodes, so that requests seldom meet.
 const PARTS: usize = 16;
-/// A thread in the kernel takes an answer up within microseconds of being woken. One that has not in so long never will: the request
-/// had been given up when it was answered.
+/// A thread in the kernel takes an answer up within microseconds of being woken. One that has not in so long
+/// never will: the request had been given up when it was answered.
 const TAKEN_UP_POLLS: u32 = 500;
 const TAKEN_UP_PAUSE: Duration = Duration::from_micros(100);
 

@@ -1,7 +1,7 @@
 //! Locks between kernel and client: what is asked for, and the waits that a signal may end.
 //!
-//! Invariant: an interrupt that comes before its request finds it interrupted already. The kernel never uses a request's
-//! number twice, so an interrupt that came too late harms nobody.
+//! Invariant: an interrupt that comes before its request finds it interrupted already. The kernel never uses
+//! a request's number twice, so an interrupt that came too late harms nobody.
 use crate::translate as tr;
 use fuser::{Errno, LockOwner};
 use std::collections::{BTreeMap, VecDeque};
@@ -11,8 +11,8 @@ use weir_client::{LockWish, Locked};
 use weir_proto::Error;
 use weir_proto::lock::{LOCK_END, LockKind, LockOwner as Owner, LockRange, LockSpace};
 
-/// Interrupts remembered for requests that are not here yet: as many as requests can be on their way between the kernel
-/// and this program's threads.
+/// Interrupts remembered for requests that are not here yet: as many as requests can be on their way between
+/// the kernel and this program's threads.
 const EARLY_MAX: usize = 1024;
 
 /// The requests that wait for a lock.

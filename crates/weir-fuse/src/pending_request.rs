@@ -1,9 +1,11 @@
 //! A request that waits: begun on the kernel's thread, ended by whoever brings what it waits for.
 //!
-//! A task that is spawned at once would be woken twice: by its birth, only to wait, and by the answer. This one becomes a
-//! task with the answer, on the very worker that received it, so a request costs one change of thread less.
+//! A task that is spawned at once would be woken twice: by its birth, only to wait, and by the answer. This
+//! one becomes a task with the answer, on the very worker that received it, so a request costs one change of
+//! thread less.
 //!
-//! Invariant: the work is in one place: with its first poll, parked here, or with its task. Knows nothing of FUSE.
+//! Invariant: the work is in one place: with its first poll, parked here, or with its task. Knows nothing of
+//! FUSE.
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Wake, Waker};

@@ -1,11 +1,11 @@
 //! Locks on files of snapshots: those of this mount.
 //!
-//! Nothing in a snapshot changes, so such a lock protects no bytes. Programs take one before they read all the same (HDF5,
-//! SQLite), and two of them on a node expect to see each other's. So locks are kept here, without a message to the leader, and
-//! other mounts do not see them.
+//! Nothing in a snapshot changes, so such a lock protects no bytes. Programs take one before they read all
+//! the same (HDF5, SQLite), and two of them on a node expect to see each other's. So locks are kept here,
+//! without a message to the leader, and other mounts do not see them.
 //!
-//! Invariant: a lock ends at the latest with the last open file that its owner took one through. Knows nothing of snapshots: a
-//! file is a number.
+//! Invariant: a lock ends at the latest with the last open file that its owner took one through. Knows
+//! nothing of snapshots: a file is a number.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
@@ -60,8 +60,8 @@ impl SnapshotLocks {
             files.remove(&file);
         }
         drop(files);
-        // As on a local file system: another kind of `flock` begins with the end of the one that is held, so that two who hold
-        // it together and both want it alone do not wait for each other.
+        // As on a local file system: another kind of `flock` begins with the end of the one that is held, so
+        // that two who hold it together and both want it alone do not wait for each other.
         if locked == Locked::Held && wish.owner.space == LockSpace::Flock {
             self.unlock_owner(file, wish.owner);
         }

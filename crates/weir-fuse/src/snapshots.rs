@@ -1,8 +1,8 @@
 //! `.snapshots` in the topmost directory of a volume: the volume as it was, to be read.
 //!
-//! Invariants: numbers here have the upper bit, which no inode of ours has, and are the same whenever something is looked up;
-//! nothing here is ever changed: who tries gets `EROFS`. Only names of snapshots are asked for again: what is below them
-//! never changes.
+//! Invariants: numbers here have the upper bit, which no inode of ours has, and are the same whenever
+//! something is looked up; nothing here is ever changed: who tries gets `EROFS`. Only names of snapshots are
+//! asked for again: what is below them never changes.
 use crate::mounted::Mounted;
 use crate::replies::{GENERATION, NAME_TTL, SNAPSHOTS_NAME, refused};
 use crate::snapshot_locks::SnapshotLocks;
@@ -188,7 +188,8 @@ impl Mounted {
         (volume.root == parent).then_some(volume.id)
     }
 
-    /// The answer to a change of a name. The leader has no `.snapshots`; what a volume's directory shows there is not changed.
+    /// The answer to a change of a name. The leader has no `.snapshots`; what a volume's directory shows
+    /// there is not changed.
     pub async fn changed(client: &Client, parent: InodeId, name: &[u8], done: Result<()>) -> Result<()> {
         let absent = done.as_ref().is_err_and(|e| e.kind == ErrorKind::NotFound);
         if absent && name == SNAPSHOTS_NAME && Self::snapshots_of(client, parent).await.is_some() {

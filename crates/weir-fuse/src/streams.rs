@@ -1,7 +1,8 @@
 //! Directories that the kernel is reading: who opened each stream, and where it ends.
 //!
-//! Invariant: a stream ends at the newest entry that the directory had when it was read from its start. A name that is made or renamed
-//! later has a cookie behind all others: without that end, a program that renames what it reads would read for ever.
+//! Invariant: a stream ends at the newest entry that the directory had when it was read from its start. A
+//! name that is made or renamed later has a cookie behind all others: without that end, a program that
+//! renames what it reads would read for ever.
 use fuser::FileHandle;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -41,7 +42,8 @@ impl Streams {
         open.streams.get(&fh.0).map_or_else(nobody, |stream| stream.opened_by.clone())
     }
 
-    /// Where the stream ends that was just read from `offset` on; `newest`: the newest cookie in the directory now.
+    /// Where the stream ends that was just read from `offset` on; `newest`: the newest cookie in the
+    /// directory now.
     pub fn end(&self, fh: FileHandle, offset: u64, newest: u64) -> u64 {
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(Stream { end, .. }) = open.streams.get_mut(&fh.0) else { return newest };

@@ -76,7 +76,8 @@ pub fn new_mode(mode: u32, umask: u32) -> NewMode {
     NewMode { bits: permissions(mode), umask: umask & 0o777 }
 }
 
-/// What takes space here. Never none where bytes are at home only: programs take a file without blocks for one of zeros.
+/// What takes space here. Never none where bytes are at home only: programs take a file without blocks for
+/// one of zeros.
 fn blocks(attr: &Attr) -> u64 {
     let online = attr.allocated.saturating_sub(attr.evicted).div_ceil(BLOCK_BYTES);
     online.max(u64::from(attr.evicted > 0))
@@ -118,8 +119,8 @@ pub fn set_time(t: TimeOrNow) -> SetTime {
     }
 }
 
-/// A time as the FUSE crate reads it: before 1970 it takes the nanoseconds off that are to be added to the (negative)
-/// seconds.
+/// A time as the FUSE crate reads it: before 1970 it takes the nanoseconds off that are to be added to the
+/// (negative) seconds.
 fn nanos_of_request(t: SystemTime) -> i64 {
     match UNIX_EPOCH.duration_since(t) {
         Ok(before) if before.subsec_nanos() > 0 => {
@@ -137,7 +138,8 @@ fn nanos(t: SystemTime) -> i64 {
     }
 }
 
-/// `FMODE_EXEC` of the kernel, among the flags of an open that it makes to run the file. No program can ask for it.
+/// `FMODE_EXEC` of the kernel, among the flags of an open that it makes to run the file. No program can ask
+/// for it.
 const OPEN_TO_EXECUTE: i32 = 0x20;
 
 /// How a file is opened, and whether its writes go to the end: each write says that anew.

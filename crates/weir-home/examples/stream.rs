@@ -1,5 +1,5 @@
-//! How fast a home in a directory takes one long stream and many files: `stream DIRECTORY`, beside plain writes of the same
-//! bytes to the same disk, one after the other. Removes what it made.
+//! How fast a home in a directory takes one long stream and many files: `stream DIRECTORY`, beside plain
+//! writes of the same bytes to the same disk, one after the other. Removes what it made.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "a measurement, not part of a node")]
 use bytes::Bytes;
 use std::{

@@ -1,6 +1,7 @@
 //! What a change of names means, given what is found at home: pure, the same for every home.
 //!
-//! Each says *done* where it recognizes the result of an earlier try, and refuses where home is not as we left it.
+//! Each says *done* where it recognizes the result of an earlier try, and refuses where home is not as we
+//! left it.
 use crate::{Attrs, Expect, Fingerprint, Found, Make};
 use weir_proto::meta::FileKind;
 
@@ -61,7 +62,8 @@ pub enum RenameStep {
     Move,
     /// What is at the new name goes.
     Replace,
-    /// Both names lead to the one thing (a file with two names, a rename by copy that was cut off): the old one goes.
+    /// Both names lead to the one thing (a file with two names, a rename by copy that was cut off): the old
+    /// one goes.
     DropOld,
     Done,
     /// What is at the old name is not ours.

@@ -131,8 +131,8 @@ pub fn map_errno(errno: i32) -> (FaultKind, ErrorKind, &'static str) {
             ErrorKind::Unsupported,
             "another file system is mounted inside of home: give that one a relation of its own",
         ),
-        // Among them: EIO, ESTALE, ETIMEDOUT, EHOSTDOWN, ENOTCONN, ENODEV, EBUSY, EMFILE, ENOMEM. What is not known
-        // is tried again: a conflict needs a reason.
+        // Among them: EIO, ESTALE, ETIMEDOUT, EHOSTDOWN, ENOTCONN, ENODEV, EBUSY, EMFILE, ENOMEM. What is not
+        // known is tried again: a conflict needs a reason.
         _ => (
             Unreachable,
             ErrorKind::Unavailable,

@@ -10,7 +10,8 @@ use weir_proto::{
     wire_struct,
 };
 
-/// Longest identity and version that a home gives, in bytes: S3's state of an unfinished upload, far below in practice.
+/// Longest identity and version that a home gives, in bytes: S3's state of an unfinished upload, far below in
+/// practice.
 pub const FINGERPRINT_ID_BYTES_MAX: usize = 1024;
 
 /// What we left at home. Equal fingerprints: the same thing, not written since.

@@ -1,7 +1,8 @@
-//! How much may be under way at once, where the limit changes meanwhile: files that are written at a home, names that are
-//! changed there, bytes that are read ahead.
+//! How much may be under way at once, where the limit changes meanwhile: files that are written at a home,
+//! names that are changed there, bytes that are read ahead.
 //!
-//! Always holds: first come, first served; what is more than the whole limit goes when nothing else is under way.
+//! Always holds: first come, first served; what is more than the whole limit goes when nothing else is under
+//! way.
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;

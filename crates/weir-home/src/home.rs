@@ -1,8 +1,8 @@
 //! What a mover asks of a home: names, data, listings; the same for a directory, S3 and another Weir.
 //!
-//! Always holds: where home is not as we left it, the answer is [`Fault::Diverged`] and nothing was changed. Every call
-//! ends by the home's deadline. Each call may be made again after a crash half way: it finds its own result and says so
-//! as it would have. How each one tells its result from a stranger's is said with it.
+//! Always holds: where home is not as we left it, the answer is [`Fault::Diverged`] and nothing was changed.
+//! Every call ends by the home's deadline. Each call may be made again after a crash half way: it finds its
+//! own result and says so as it would have. How each one tells its result from a stranger's is said with it.
 //!
 //! Refuses to know: volumes, cursors, receipts, who asks and how often.
 use crate::{Attrs, Expect, Fingerprint, HomePath, Make, Outcome};
@@ -11,12 +11,14 @@ use std::ops::Range;
 use weir_env::BoxFuture;
 use weir_proto::meta::FileKind;
 
-/// What a home can do. What it cannot keep is left out when it is written there; a mover says so once per relation.
+/// What a home can do. What it cannot keep is left out when it is written there; a mover says so once per
+/// relation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Traits {
     /// Users and groups are kept. A mover that is not root at home keeps no owners.
     pub owners: bool,
-    /// Access times are kept, and modification times of everything to the nanosecond, also of the largest files.
+    /// Access times are kept, and modification times of everything to the nanosecond, also of the largest
+    /// files.
     pub exact_times: bool,
     /// Extended attributes of users are kept.
     pub xattrs: bool,
@@ -35,7 +37,8 @@ pub struct Traits {
     pub calls_max: usize,
     /// Ranges of one file may be written by several writers, in any order.
     pub parallel_writers: bool,
-    /// Ranges may be written over in place. Otherwise a file that is opened again is made anew out of its old parts.
+    /// Ranges may be written over in place. Otherwise a file that is opened again is made anew out of its old
+    /// parts.
     pub in_place: bool,
     /// Files keep their holes.
     pub holes: bool,
@@ -115,8 +118,8 @@ pub trait Home: Send + Sync + 'static {
     /// Removes a name; of a directory, an empty one. Its own result: there is nothing.
     fn remove<'a>(&'a self, path: &'a HomePath, expect: &'a Expect) -> BoxFuture<'a, Outcome<()>>;
 
-    /// Moves a name, over what `replaces` describes or over nothing. Its own result: nothing at the old name, and
-    /// at the new one what is expected.
+    /// Moves a name, over what `replaces` describes or over nothing. Its own result: nothing at the old name,
+    /// and at the new one what is expected.
     fn rename<'a>(
         &'a self,
         from: &'a HomePath,
@@ -125,7 +128,8 @@ pub trait Home: Send + Sync + 'static {
         replaces: Option<&'a Expect>,
     ) -> BoxFuture<'a, Outcome<Fingerprint>>;
 
-    /// Two names change places; answered with what is at `a` and at `b` then. Its own result: each is at the other's.
+    /// Two names change places; answered with what is at `a` and at `b` then. Its own result: each is at the
+    /// other's.
     fn exchange<'a>(
         &'a self,
         a: &'a HomePath,
@@ -134,8 +138,8 @@ pub trait Home: Send + Sync + 'static {
         expect_b: &'a Expect,
     ) -> BoxFuture<'a, Outcome<(Fingerprint, Fingerprint)>>;
 
-    /// Sets all attributes: extended ones that are not named are taken away. Its own result: the size expected and the
-    /// time that was to be set.
+    /// Sets all attributes: extended ones that are not named are taken away. Its own result: the size
+    /// expected and the time that was to be set.
     fn set_attrs<'a>(
         &'a self,
         path: &'a HomePath,
@@ -151,14 +155,14 @@ pub trait Home: Send + Sync + 'static {
         size: u64,
     ) -> BoxFuture<'a, Outcome<Fingerprint>>;
 
-    /// Makes all changes of names and attributes durable that were answered before. Call it before telling anybody
-    /// that they are done; once for many is cheap.
+    /// Makes all changes of names and attributes durable that were answered before. Call it before telling
+    /// anybody that they are done; once for many is cheap.
     fn settle(&self) -> BoxFuture<'_, Outcome<()>>;
 
     // ---- data
 
-    /// The range that a piece of a file beginning at `offset` should have to suit this home, of about `bytes_wanted`.
-    /// Only the last piece of a file may be shorter.
+    /// The range that a piece of a file beginning at `offset` should have to suit this home, of about
+    /// `bytes_wanted`. Only the last piece of a file may be shorter.
     fn piece(&self, offset: u64, bytes_wanted: u64) -> Range<u64>;
 
     /// Opens a file to write. `Expect::Unchanged` if nobody has written since that fingerprint was given;
@@ -181,8 +185,8 @@ pub trait Home: Send + Sync + 'static {
     /// What is there; absent: nothing, or no directory above.
     fn stat<'a>(&'a self, path: &'a HomePath) -> BoxFuture<'a, Outcome<Option<Found>>>;
 
-    /// The first `limit` entries (fewer only with `end`), or those behind the entry called `after`, in an order of the home's
-    /// own: that of the names where the names are plain.
+    /// The first `limit` entries (fewer only with `end`), or those behind the entry called `after`, in an
+    /// order of the home's own: that of the names where the names are plain.
     fn list<'a>(
         &'a self,
         dir: &'a HomePath,
@@ -196,7 +200,8 @@ pub trait Home: Send + Sync + 'static {
     fn space(&self) -> BoxFuture<'_, Outcome<HomeSpace>>;
 }
 
-/// A directory at home that is being read, in an order of the home's own; memory is one part, whatever is in it.
+/// A directory at home that is being read, in an order of the home's own; memory is one part, whatever is in
+/// it.
 pub trait HomeLister: Send + 'static {
     /// The next entries, about `limit`; perhaps none although more come. Not to be asked after the end.
     fn next(&mut self, limit: usize) -> BoxFuture<'_, Outcome<Listing>>;
@@ -207,7 +212,8 @@ pub trait HomeWriter: Send + Sync + 'static {
     /// Writes the parts one after the other from `offset`. In order, so that home always shows a prefix.
     fn write_at(&self, offset: u64, parts: Vec<Bytes>) -> BoxFuture<'_, Outcome<()>>;
 
-    /// The range is a hole, or zeros where home has no holes; the file is at least as long as the range reaches.
+    /// The range is a hole, or zeros where home has no holes; the file is at least as long as the range
+    /// reaches.
     fn zero(&self, range: Range<u64>) -> BoxFuture<'_, Outcome<()>>;
 
     /// Makes what was written durable. The fingerprint is what to expect from now on.
@@ -218,13 +224,14 @@ pub trait HomeWriter: Send + Sync + 'static {
     fn finish<'a>(&'a self, size: u64, attrs: &'a Attrs) -> BoxFuture<'a, Outcome<Fingerprint>>;
 }
 
-/// A file at home, open to be read. Every answer was checked: the file was still the one expected after it was read.
+/// A file at home, open to be read. Every answer was checked: the file was still the one expected after it
+/// was read.
 pub trait HomeReader: Send + Sync + 'static {
     /// Fewer bytes than asked only at the end of the file.
     fn read_at(&self, offset: u64, len: usize) -> BoxFuture<'_, Outcome<Vec<Bytes>>>;
 
-    /// The first range of data at or after `offset`; none: only holes up to the end. Where holes are not known,
-    /// everything is data.
+    /// The first range of data at or after `offset`; none: only holes up to the end. Where holes are not
+    /// known, everything is data.
     fn data_from(&self, offset: u64) -> BoxFuture<'_, Outcome<Option<Range<u64>>>>;
 
     fn fingerprint(&self) -> &Fingerprint;

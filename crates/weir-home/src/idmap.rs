@@ -1,8 +1,8 @@
 //! What changes between a file here and the same file at home: numbers of users and groups, also inside of
 //! access control lists, and what would give somebody rights. A pure map, both ways.
 //!
-//! Ranges do not overlap on either side. A number in no range is itself; where a mapped number takes its place at home, the
-//! way back leads to the mapped one.
+//! Ranges do not overlap on either side. A number in no range is itself; where a mapped number takes its
+//! place at home, the way back leads to the mapped one.
 //!
 //! Invariant: by a map nobody becomes root, and no file passes that would run as its owner or group: who
 //! chose its bits chose them for another user. Only a rule for homes lets these through, or root's files
@@ -112,7 +112,8 @@ fn shift(id: u32, from: u32, to: u32, count: u32) -> Option<u32> {
     to.checked_add(n)
 }
 
-/// Tags of entries that name a user and a group (`linux/posix_acl_xattr.h`: version u32, then tag u16, rights u16, id u32).
+/// Tags of entries that name a user and a group (`linux/posix_acl_xattr.h`: version u32, then tag u16, rights
+/// u16, id u32).
 const ACL_USER: u16 = 0x02;
 const ACL_GROUP: u16 = 0x08;
 

@@ -1,8 +1,8 @@
 //! The threads of one home: what hangs there hangs alone.
 //!
-//! Always holds: a call ends by its deadline; a call that was still waiting for a thread then is never begun; a call that
-//! hung in the kernel then may still take effect when home goes on, so until it has ended nothing else is begun on its
-//! paths. Calls and memory are bounded whatever home does.
+//! Always holds: a call ends by its deadline; a call that was still waiting for a thread then is never begun;
+//! a call that hung in the kernel then may still take effect when home goes on, so until it has ended nothing
+//! else is begun on its paths. Calls and memory are bounded whatever home does.
 //!
 //! Refuses to know: what the calls do.
 use crate::{Fault, HomePath, Outcome};
@@ -18,7 +18,8 @@ use weir_watch::{Histogram, Object, Reason, WaitRecord, Watch};
 /// How much of a home's silence is borne.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaneLimits {
-    /// Calls at home at the same time. A directory server wants some in flight; when home hangs, so many threads do.
+    /// Calls at home at the same time. A directory server wants some in flight; when home hangs, so many
+    /// threads do.
     pub threads_max: usize,
     /// Calls that wait for a thread. More are refused at once.
     pub waiting_max: usize,
@@ -28,7 +29,8 @@ pub struct LaneLimits {
 
 impl Default for LaneLimits {
     fn default() -> LaneLimits {
-        // 16 writers saturate one NVMe (measured for targets); an NFS mount takes 16 to 64 requests at a time.
+        // 16 writers saturate one NVMe (measured for targets); an NFS mount takes 16 to 64 requests at a
+        // time.
         LaneLimits { threads_max: 16, waiting_max: 256, deadline: Duration::from_secs(60) }
     }
 }

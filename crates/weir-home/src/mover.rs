@@ -1,10 +1,11 @@
 //! The mover: takes work from the metadata leader, reads like a client, writes home, tells what came of it.
 //!
-//! Always holds: memory is one window for each home, whatever the backlog; what is told as done is durable at home; ranges of one
-//! file are written in the order given. Everything may be done twice: a mover that dies is nobody's loss. One that the leader may
-//! take for dead begins nothing more at home: others have its work.
+//! Always holds: memory is one window for each home, whatever the backlog; what is told as done is durable at
+//! home; ranges of one file are written in the order given. Everything may be done twice: a mover that dies
+//! is nobody's loss. One that the leader may take for dead begins nothing more at home: others have its work.
 //!
-//! Refuses to know: what is to be shipped next and in which order (the leader), how a home keeps things (the back ends).
+//! Refuses to know: what is to be shipped next and in which order (the leader), how a home keeps things (the
+//! back ends).
 use crate::backup::Due;
 use crate::gate::Gate;
 use crate::recall;
@@ -27,7 +28,8 @@ use weir_proto::relation::{
 };
 use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId, Wire};
 
-/// Entries of a directory that is read again, at once: a home that is a directory reads all names for each page.
+/// Entries of a directory that is read again, at once: a home that is a directory reads all names for each
+/// page.
 const PAGE: usize = 4096;
 /// Pieces of one stream that are read ahead of what is being written.
 const PIECES_AHEAD: usize = 4;
@@ -184,8 +186,8 @@ impl Mover {
         self.backups.forget_homes();
     }
 
-    /// Works until the leader may take `client` for dead, was out of reach or has begun anew: what this mover had is to be
-    /// given to others, so close `client` and go on with a new one.
+    /// Works until the leader may take `client` for dead, was out of reach or has begun anew: what this mover
+    /// had is to be given to others, so close `client` and go on with a new one.
     pub fn run<'a>(&'a self, client: &'a Client) -> BoxFuture<'a, ()> {
         Box::pin(self.run_unboxed(client))
     }
@@ -330,7 +332,8 @@ impl Shared {
             let which = HomeOf { holds: HomeUse::Relation(id), url, ids, by, is_new: false, only_reads };
             let relation = self.relation(id, &which).await?;
             match recall::bring(&self.client, &*relation.home, &place, recall).await {
-                // Another range may have been shipped, or its name changed meanwhile: what is expected changes with it.
+                // Another range may have been shipped, or its name changed meanwhile: what is expected
+                // changes with it.
                 Err(failed) if failed.diverged && (place.changing || before.as_ref() != Some(&place)) => {
                     before = Some(place);
                     self.env.clock.sleep(PAUSE).await;
@@ -548,7 +551,8 @@ impl Shared {
         }
     }
 
-    /// Page by page in the order of the names, so that what is missing between two of them is known to be gone.
+    /// Page by page in the order of the names, so that what is missing between two of them is known to be
+    /// gone.
     async fn read_again(&self, relation: &Relation, work: &ListWork) -> std::result::Result<(), Reported> {
         let path = HomePath::parse(&work.path).map_err(|e| Reported::Refused { why: e.to_string() })?;
         let mut after: Option<Bytes> = None;
@@ -557,7 +561,8 @@ impl Shared {
             let page = page.map_err(|f| reported_of_directory(&f))?;
             let last = page.entries.last().map(|entry| entry.name.clone());
             let mut left = shown(relation, &path, page.entries);
-            // A home has an order of its own for names that it writes in another way: one page is all of it, or in order.
+            // A home has an order of its own for names that it writes in another way: one page is all of it,
+            // or in order.
             let behind = |entry: &HomeEntry| after.as_ref().is_none_or(|after| entry.name > *after);
             let is_ordered = left.is_sorted_by(|a, b| a.name < b.name) && left.first().is_none_or(behind);
             let is_all = after.is_none() && page.end;
@@ -965,7 +970,8 @@ fn attrs_of(attrs: &HomeAttrs) -> Attrs {
     Attrs { mode, uid, gid, atime, mtime, xattrs }
 }
 
-/// Who finds nothing where somebody decided that ours counts makes it; it gets its attributes when it is complete.
+/// Who finds nothing where somebody decided that ours counts makes it; it gets its attributes when it is
+/// complete.
 async fn make_again(home: &dyn Home, path: &HomePath) -> Outcome<()> {
     if home.stat(path).await?.is_some() {
         return Ok(());

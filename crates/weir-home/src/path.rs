@@ -5,7 +5,8 @@ use bytes::Bytes;
 use std::fmt;
 use weir_proto::{Error, Reader, Result, Wire, Writer, meta::NAME_MAX};
 
-/// Names that home keeps for itself begin so, in every directory: nothing of a volume may be called like that.
+/// Names that home keeps for itself begin so, in every directory: nothing of a volume may be called like
+/// that.
 pub const RESERVED: &[u8] = b".weir-home";
 
 /// A path below the root of a home. Ordered component by component: a directory comes before what is in it.

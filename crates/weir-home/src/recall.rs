@@ -1,7 +1,8 @@
-//! Bringing evicted bytes back: read from home, verified against the receipts that home once gave, filled into the volume.
+//! Bringing evicted bytes back: read from home, verified against the receipts that home once gave, filled
+//! into the volume.
 //!
-//! Always holds: bytes that do not have the checksum of their receipt are never handed to a reader; which file it was, and
-//! where, is said instead.
+//! Always holds: bytes that do not have the checksum of their receipt are never handed to a reader; which
+//! file it was, and where, is said instead.
 use crate::mover::expect;
 use crate::{Expect, Fault, FaultKind, Home, HomePath, HomeReader, Outcome};
 use bytes::{Bytes, BytesMut};
@@ -85,15 +86,16 @@ pub struct Failed {
 }
 impl From<Fault> for Failed {
     fn from(fault: Fault) -> Failed {
-        // Who lacks the right at home lacks it at the next try, too: readers are told at once, and may ask again.
+        // Who lacks the right at home lacks it at the next try, too: readers are told at once, and may ask
+        // again.
         let retry = !matches!(fault, Fault::Diverged(_) | Fault::Broken(_) | Fault::Denied(_));
         let diverged = matches!(fault, Fault::Diverged(_));
         Failed { why: fault.to_string(), retry, diverged }
     }
 }
 
-/// A file at home that is read. Of one that movers may be writing, other bytes may change all the while: it is opened again then, and
-/// is still the very file. Receipts say whether it has the bytes that were shipped.
+/// A file at home that is read. Of one that movers may be writing, other bytes may change all the while: it
+/// is opened again then, and is still the very file. Receipts say whether it has the bytes that were shipped.
 struct Source<'a> {
     home: &'a dyn Home,
     path: &'a HomePath,

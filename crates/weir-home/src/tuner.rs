@@ -1,9 +1,11 @@
-//! How a mover works at one home: how many files at the same time, how far ahead it reads, how often it syncs.
+//! How a mover works at one home: how many files at the same time, how far ahead it reads, how often it
+//! syncs.
 //!
-//! Streams are found by trying: begun with what the home's round trip asks for, doubled while the rate grows by more than the
-//! noise, then in smaller steps back and forth; now and then the neighbours are tried again, because homes and loads change.
-//! Small files are packed: several of them count as one stream where the home takes that. The window is what the rate makes of
-//! the time that a piece takes at best: a larger one brings no more, and whoever writes here waits behind what it holds. Pure.
+//! Streams are found by trying: begun with what the home's round trip asks for, doubled while the rate grows
+//! by more than the noise, then in smaller steps back and forth; now and then the neighbours are tried again,
+//! because homes and loads change. Small files are packed: several of them count as one stream where the home
+//! takes that. The window is what the rate makes of the time that a piece takes at best: a larger one brings
+//! no more, and whoever writes here waits behind what it holds. Pure.
 use std::time::Duration;
 use weir_proto::MIB;
 use weir_proto::relation::RECEIPT_BLOCK;
@@ -18,14 +20,16 @@ const START_STEP: Duration = Duration::from_millis(4);
 const PACKED_MAX: usize = 16;
 /// A file of so much is a stream of its own.
 const PACKED_BYTES: u64 = MIB;
-/// Two streams, and one piece of each is read while another one is written; what a mover may have in memory at most.
+/// Two streams, and one piece of each is read while another one is written; what a mover may have in memory
+/// at most.
 const WINDOW_MIN: u64 = 4 * RECEIPT_BLOCK;
 const WINDOW_MAX: u64 = 64 * RECEIPT_BLOCK;
 /// Each range of at least a piece is synced when it is written.
 const EXTENT_BYTES: u64 = RECEIPT_BLOCK;
 /// What a file costs beside its bytes, as bytes: so that rates of large and of small ones can be compared.
 pub const FILE_WORK: u64 = 64 << 10;
-/// The shortest time of a piece grows by this part with each measurement, until it is seen again: homes change.
+/// The shortest time of a piece grows by this part with each measurement, until it is seen again: homes
+/// change.
 const FORGET: f64 = 1.02;
 /// A change of rate below this part of it says nothing.
 const NOISE: f64 = 0.05;
@@ -97,8 +101,8 @@ impl Tuner {
         self.fixed.unwrap_or(Choice { streams, window_bytes, extent_bytes: EXTENT_BYTES })
     }
 
-    /// Pieces took so long, each, from where they are read to where they are written, while so many bytes came home in a second.
-    /// Twice what is on the way then, if it does not wait behind others of ours.
+    /// Pieces took so long, each, from where they are read to where they are written, while so many bytes
+    /// came home in a second. Twice what is on the way then, if it does not wait behind others of ours.
     pub fn piece_took(&mut self, took: Duration, bytes_per_s: f64) {
         let least = self.piece_took.map_or(took, |least| least.mul_f64(FORGET).min(took));
         self.piece_took = Some(least);
@@ -106,8 +110,8 @@ impl Tuner {
         self.window_bytes = (on_the_way as u64).clamp(WINDOW_MIN, WINDOW_MAX);
     }
 
-    /// What was measured with the present number of streams, all of them busy. A measurement while there was not enough
-    /// to do must not be told.
+    /// What was measured with the present number of streams, all of them busy. A measurement while there was
+    /// not enough to do must not be told.
     pub fn measured(&mut self, rate: f64) {
         if self.rest > 0 {
             self.rest -= 1;

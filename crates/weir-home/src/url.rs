@@ -1,6 +1,7 @@
 //! What a relation's target URL says, and what a credentials file says: pure texts, nothing is opened here.
 //!
-//! `file:///path`, `s3://bucket/prefix?endpoint=URL&region=NAME&path-style=yes&credentials=FILE&profile=NAME`,
+//! `file:///path`,
+//! `s3://bucket/prefix?endpoint=URL&region=NAME&path-style=yes&credentials=FILE&profile=NAME`,
 //! `weir://coordinator:port[,…]/path?namespace=NAME`. A URL carries no secret: it is shown and kept.
 use crate::HomePath;
 use std::{fmt, path::PathBuf};

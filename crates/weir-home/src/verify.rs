@@ -1,7 +1,9 @@
-//! Compares a home with what was shipped there: names, kinds, owners, modes, sizes and times of files, and each byte with the receipt that home once gave.
+//! Compares a home with what was shipped there: names, kinds, owners, modes, sizes and times of files, and
+//! each byte with the receipt that home once gave.
 //!
-//! Always holds: nothing at home is changed; what is on its way is not called wrong. A difference counts only if the leader
-//! says, after it was seen, that home is to be as the volume is. Memory is the names of one directory and what was found wrong.
+//! Always holds: nothing at home is changed; what is on its way is not called wrong. A difference counts only
+//! if the leader says, after it was seen, that home is to be as the volume is. Memory is the names of one
+//! directory and what was found wrong.
 //!
 //! Refuses to know: what is done about it.
 use crate::idmap::{NOBODY, SET_ID_BITS};
@@ -244,7 +246,8 @@ impl Verify {
         }
     }
 
-    /// Bytes that were read and are as shipped, and bytes that no receipt proves; `Diverged` or `Broken`: how it differs.
+    /// Bytes that were read and are as shipped, and bytes that no receipt proves; `Diverged` or `Broken`: how
+    /// it differs.
     async fn difference(&self, thing: &Thing, place: &HomePlace) -> Outcome<(u64, u64)> {
         let path = HomePath::parse(&place.path).map_err(Fault::Broken)?;
         let found = self.home.stat(&path).await?;

@@ -1,8 +1,8 @@
 //! `weir://…`: a home in another Weir, by its own client.
 //!
-//! Names are found by walking down from a directory there; what an answer says is durable there. The client ends each of its
-//! calls by its patience; a call of ours is a few of them. A call runs to its end in a task of its own, also when whoever
-//! asked goes away.
+//! Names are found by walking down from a directory there; what an answer says is durable there. The client
+//! ends each of its calls by its patience; a call of ours is a few of them. A call runs to its end in a task
+//! of its own, also when whoever asked goes away.
 use crate::{
     Attrs, Expect, Fault, FaultKind, Fingerprint, Found, Home, HomeLister, HomePath, HomeReader, HomeSpace,
     HomeWriter, IdMap, LaneLimits, ListEntry, Listing, Make, Outcome, RESERVED, Traits, Xattr,
@@ -302,7 +302,8 @@ impl Inner {
         let mut place = self.new_place("make", path).await?;
         if place.found.is_none() {
             match self.create(&place, what).await {
-                // A way there may be long: what is new is not asked what it has, but for a list that it inherited.
+                // A way there may be long: what is new is not asked what it has, but for a list that it
+                // inherited.
                 Ok(stat) if !stat.attr.acl && !matches!(what, Make::Symlink { .. }) => {
                     let found = bare(&stat.attr);
                     self.set(stat.attr.ino, &found, &attrs).await.map_err(failed)?;

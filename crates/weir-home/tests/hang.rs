@@ -1,5 +1,5 @@
-//! Claim: a home that stops answering holds up its own lane and nothing else, within its deadlines; and goes on when it does.
-//! The home is a file system of this test's own, mounted by FUSE, that can be told to hang.
+//! Claim: a home that stops answering holds up its own lane and nothing else, within its deadlines; and goes
+//! on when it does. The home is a file system of this test's own, mounted by FUSE, that can be told to hang.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -171,7 +171,8 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         self.gate.set(false);
-        // Off the tree first, whoever has a file open there still, as a test that fails has. The directory goes next.
+        // Off the tree first, whoever has a file open there still, as a test that fails has. The directory
+        // goes next.
         let detached = rustix::mount::unmount(self.dir.path(), rustix::mount::UnmountFlags::DETACH);
         let session = self.session.take();
         if detached.is_err() || !std::thread::panicking() {

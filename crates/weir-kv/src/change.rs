@@ -1,7 +1,8 @@
 //! Changes to keys, and ordered maps of them: a transaction's own, the memory's, a sealed one.
 //!
-//! `Add` and `Max` are kept unresolved as long as nobody needs the value. One map holds one change per key; it
-//! never holds a mixture of `Add` and `Max` on one key: the writer resolves such a pair before it gets here.
+//! `Add` and `Max` are kept unresolved as long as nobody needs the value. One map holds one change per key;
+//! it never holds a mixture of `Add` and `Max` on one key: the writer resolves such a pair before it gets
+//! here.
 
 use std::collections::BTreeMap;
 
@@ -51,8 +52,8 @@ pub(crate) fn put(value: Option<Vec<u8>>) -> Change {
     value.map_or(Change::Delete, |v| Change::Put(v.into_boxed_slice()))
 }
 
-/// A number of another length than eight bytes is read as if zeros followed it, or its rest were absent: total, so
-/// that a caller's mistake cannot stop a store from folding.
+/// A number of another length than eight bytes is read as if zeros followed it, or its rest were absent:
+/// total, so that a caller's mistake cannot stop a store from folding.
 fn number(value: Option<&[u8]>) -> [u8; 8] {
     let mut bytes = [0; 8];
     let value = value.unwrap_or(&[]);

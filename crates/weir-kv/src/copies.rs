@@ -13,8 +13,8 @@ pub trait Copies: Send + Sync + 'static {
     /// A record was made; they come in the order of their numbers. Must be short: no other transaction runs
     /// meanwhile.
     fn offer(&self, seq: CommitSeq, body: &[u8]);
-    /// All copies that count keep the records up to this one. When it grows, [`crate::Engine::settle`] is called. A
-    /// copy may begin to count only if it keeps all records that were offered until then.
+    /// All copies that count keep the records up to this one. When it grows, [`crate::Engine::settle`] is
+    /// called. A copy may begin to count only if it keeps all records that were offered until then.
     fn kept(&self) -> CommitSeq;
 }
 

@@ -212,8 +212,8 @@ impl Core {
     /// Ends the segment and goes on in the next one; what it says waits for its fold.
     pub(crate) fn seal(&self, writer: &mut Writer) -> Result<()> {
         while lock(&self.sealed).len() as u64 + 2 >= SEGMENTS_MAX {
-            // The folder is behind: the writer helps, or waits for it. Nothing is left for it where the folder
-            // was faster; else the oldest records lack a copy.
+            // The folder is behind: the writer helps, or waits for it. Nothing is left for it where the
+            // folder was faster; else the oldest records lack a copy.
             if self.fold()? == 0 && self.lacks_copies() {
                 let max = self.shelf.segment_bytes * SEGMENTS_MAX;
                 return Err(Error::unavailable(format!(

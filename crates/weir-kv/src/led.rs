@@ -1,5 +1,5 @@
-//! A store as its leader of one term uses it. When the store follows another leader, the handle is dead for ever,
-//! also if the same node leads again later: what is left of an earlier lead changes nothing.
+//! A store as its leader of one term uses it. When the store follows another leader, the handle is dead for
+//! ever, also if the same node leads again later: what is left of an earlier lead changes nothing.
 
 use crate::core::Core;
 use crate::engine::Engine;

@@ -90,8 +90,8 @@ impl Engine {
         done
     }
 
-    /// The same, and they are on the disk when it returns: the caller's thread writes, which saves two changes of
-    /// thread. The newest record that is kept.
+    /// The same, and they are on the disk when it returns: the caller's thread writes, which saves two
+    /// changes of thread. The newest record that is kept.
     pub fn apply_and_sync(&self, epoch: Epoch, entries: &[Entry]) -> Result<CommitSeq> {
         self.core.apply_all(epoch, entries)?;
         self.core.journal.flush()?;

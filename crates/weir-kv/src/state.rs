@@ -1,5 +1,5 @@
-//! One state of the store: the newest changes in memory over sealed ones over the folded tree, and a transaction
-//! over it.
+//! One state of the store: the newest changes in memory over sealed ones over the folded tree, and a
+//! transaction over it.
 //!
 //! Invariant: a level is newer than every level below it, so the first final change found going down decides.
 //! Knows nothing of journals and disks.

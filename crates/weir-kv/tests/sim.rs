@@ -40,7 +40,8 @@ impl History {
         Arc::new(Mutex::new(History { states: vec![Model::new()], ..History::default() }))
     }
 
-    /// A reopened store must be one of the states, and none before the promised one. Later ones never happened.
+    /// A reopened store must be one of the states, and none before the promised one. Later ones never
+    /// happened.
     fn check(&mut self, seed: u64, found: (CommitSeq, Model)) {
         let (seq, model) = found;
         assert!(seq >= self.promised, "seed {seed}: {:?} was promised, only {seq:?} is there", self.promised);
@@ -114,7 +115,8 @@ fn lives(seed: u64, count: u64) -> u64 {
             // What was found at open is promised: a power cut right then must not lose it.
             let end_at_once = lcg.below(4) == 0;
             let is_open = Arc::new(Notify::new());
-            // A failed sync leaves records that are written and not durable: a kill keeps them, a power cut tears them.
+            // A failed sync leaves records that are written and not durable: a kill keeps them, a power cut
+            // tears them.
             let fails = lcg.below(2) == 0;
             w.set_disk_faults("a", DiskFaults::default());
             let starting = {
@@ -165,7 +167,8 @@ fn the_same_seed_is_the_same_run() {
     assert_eq!(lives(7, 5), lives(7, 5));
 }
 
-/// The disk fills up, within a fold too; transactions are refused, everything stays readable, and goes on later.
+/// The disk fills up, within a fold too; transactions are refused, everything stays readable, and goes on
+/// later.
 #[test]
 fn a_full_disk_refuses_and_recovers() {
     for seed in 0..20 {

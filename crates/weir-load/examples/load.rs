@@ -1,4 +1,5 @@
-//! The workloads by themselves, on any directory: `cargo run --release -p weir-load --example load -- stream DIR`.
+//! The workloads by themselves, on any directory: `cargo run --release -p weir-load --example load -- stream
+//! DIR`.
 // Outermost shell of its own: processes are started with it as their worker.
 
 use clap::Parser;

@@ -1,7 +1,9 @@
-//! Bytes that say what they are: an object's content is a seeded pattern, and each 4 KiB of it begins with a stamp of
-//! object, place and seed. A block that is stale, misplaced, torn or of another object is therefore seen.
+//! Bytes that say what they are: an object's content is a seeded pattern, and each 4 KiB of it begins with a
+//! stamp of object, place and seed. A block that is stale, misplaced, torn or of another object is therefore
+//! seen.
 //!
-//! Filling is slow and done before the clock starts; stamping a filled buffer for another object is 32 bytes per 4 KiB.
+//! Filling is slow and done before the clock starts; stamping a filled buffer for another object is 32 bytes
+//! per 4 KiB.
 
 /// A stamp is at every multiple of this from an object's start.
 pub(crate) const BLOCK: usize = 4096;

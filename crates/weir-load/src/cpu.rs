@@ -1,6 +1,7 @@
 //! Where processor time goes while something is measured: by process, and the rest of the machine.
 //!
-//! Read from `/proc`, so that what is measured need not help. Knows no more of the processes than the names it is given.
+//! Read from `/proc`, so that what is measured need not help. Knows no more of the processes than the names
+//! it is given.
 use crate::report::Sample;
 use std::fs;
 
@@ -115,7 +116,8 @@ fn of_process(pid: &str) -> Used {
     fs::read_to_string(format!("/proc/{pid}/stat")).map_or(Used::default(), |stat| times(&stat))
 }
 
-/// Fields 14 and 15 of `/proc/PID/stat`. The second field is the program's name and may hold spaces and parentheses.
+/// Fields 14 and 15 of `/proc/PID/stat`. The second field is the program's name and may hold spaces and
+/// parentheses.
 fn times(stat: &str) -> Used {
     let mut fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_ascii_whitespace();
     let user = fields.nth(11).and_then(|f| f.parse().ok()).unwrap_or(0);

@@ -1,7 +1,7 @@
 //! Detectors that write frames at their rate, whatever the file system does.
 //!
-//! Frame n is due at n / rate after the start. A frame that starts late because the one before was slow counts from when it
-//! was due. Afterwards every frame is read back and compared.
+//! Frame n is due at n / rate after the start. A frame that starts late because the one before was slow
+//! counts from when it was due. Afterwards every frame is read back and compared.
 
 use crate::block::{Mismatch, Pattern};
 use crate::cpu::Cpu;
@@ -56,7 +56,8 @@ pub struct Options {
     /// fsync each frame before it is closed
     #[arg(long)]
     pub fsync: bool,
-    /// Look for the highest rate without a late frame, from `--hz` on; each try lasts `--duration` and is read back
+    /// Look for the highest rate without a late frame, from `--hz` on; each try lasts `--duration` and is
+    /// read back
     #[arg(long, conflicts_with = "baseline")]
     pub highest: bool,
 }

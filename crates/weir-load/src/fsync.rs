@@ -24,8 +24,8 @@ pub struct Options {
     /// Append instead of overwriting in place
     #[arg(long)]
     pub grow: bool,
-    /// fsync instead of fdatasync: the time of change too. A local file system with fine time stamps then commits its
-    /// own journal for each write
+    /// fsync instead of fdatasync: the time of change too. A local file system with fine time stamps then
+    /// commits its own journal for each write
     #[arg(long)]
     pub times: bool,
 }

@@ -1,14 +1,15 @@
-//! Self-verifying workloads over plain paths: detectors, streams, a shared file, metadata, small files, fsync; and all of
-//! these on several directories side by side.
+//! Self-verifying workloads over plain paths: detectors, streams, a shared file, metadata, small files,
+//! fsync; and all of these on several directories side by side.
 //!
-//! Each workload writes bytes that say what they are and where they belong, reads them back and compares. Memory is
-//! touched before the clock starts. With `--baseline DIR` the same shape runs just before each run on a plain
-//! directory (direct I/O where sizes allow), so a figure comes with what the machine itself could do then.
+//! Each workload writes bytes that say what they are and where they belong, reads them back and compares.
+//! Memory is touched before the clock starts. With `--baseline DIR` the same shape runs just before each run
+//! on a plain directory (direct I/O where sizes allow), so a figure comes with what the machine itself could
+//! do then.
 //!
 //! Knows nothing of Weir's protocol, nor of who runs it: any mounted file system will do.
 #![forbid(unsafe_code)]
-// A workload is an outside user of a mounted file system: it uses the operating system directly, with real files,
-// threads, processes and time. It never runs in the simulator.
+// A workload is an outside user of a mounted file system: it uses the operating system directly, with real
+// files, threads, processes and time. It never runs in the simulator.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod baseline;

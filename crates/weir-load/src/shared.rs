@@ -1,4 +1,5 @@
-//! One file that several workers write in turns: record n belongs to worker n mod count. The shape of parallel HDF5.
+//! One file that several workers write in turns: record n belongs to worker n mod count. The shape of
+//! parallel HDF5.
 
 use crate::failure::failed;
 use crate::options::{Common, parse_bytes};

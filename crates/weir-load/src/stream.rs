@@ -22,7 +22,8 @@ pub struct Options {
     /// Only write
     #[arg(long)]
     pub write_only: bool,
-    /// Also read twice more with the kernel's pages dropped: data that was read again and again comes from the servers' memory
+    /// Also read twice more with the kernel's pages dropped: data that was read again and again comes from
+    /// the servers' memory
     #[arg(long)]
     pub hot: bool,
 }

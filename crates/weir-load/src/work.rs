@@ -1,7 +1,7 @@
 //! One worker's part of a workload, as a thread or a process; all begin at one moment, when each is ready.
 //!
-//! A worker prepares (opens what it must, touches its memory), waits at the gate, works, and tells what it did.
-//! Knows the shapes of work, not what is made of the figures.
+//! A worker prepares (opens what it must, touches its memory), waits at the gate, works, and tells what it
+//! did. Knows the shapes of work, not what is made of the figures.
 
 use crate::block::{BLOCK, Pattern};
 use crate::detector::DetectorWork;
@@ -148,8 +148,8 @@ impl Work {
             Work::RecordsWrite(records) => records.write(gate),
             Work::RecordsRead(records) => records.read(gate),
             Work::Create(names) => each(names, "create", gate, |path, _, _| create_new(path).map(drop)),
-            // `stat(2)`, as programs in C use it: the standard library asks for the birth time too, which a lookup does
-            // not bring, so each would be two requests.
+            // `stat(2)`, as programs in C use it: the standard library asks for the birth time too, which a
+            // lookup does not bring, so each would be two requests.
             Work::Stat(names) => each(names, "stat", gate, |path, _, _| {
                 rustix::fs::stat(path)?;
                 Ok(())
@@ -230,7 +230,8 @@ impl Stream {
         if period.is_multiple_of(self.io_bytes) { period / self.io_bytes } else { 1 }
     }
 
-    /// Reads and compares. Comparing costs memory bandwidth within the measured time, as an application's use would.
+    /// Reads and compares. Comparing costs memory bandwidth within the measured time, as an application's use
+    /// would.
     fn read(&self, drop_cache: bool, gate: Gate<'_>) -> Result<Outcome> {
         let io = |doing: &'static str| move |e: io::Error| failed(doing, &self.path, &e);
         let pattern = Pattern::new(self.seed);

@@ -1,5 +1,5 @@
-//! Rates of the metadata service over RPC: server and load generator in one process, over a Unix socket, with the
-//! durable store in a directory.
+//! Rates of the metadata service over RPC: server and load generator in one process, over a Unix socket, with
+//! the durable store in a directory.
 //!
 //! `cargo run --release -p weir-meta --example meta_bench [SECONDS [IN_FLIGHT [DIRECTORY]]]`
 use bytes::Bytes;

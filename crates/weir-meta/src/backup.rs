@@ -1,7 +1,8 @@
 //! Places that backups of volumes go to: when the next one is due, and who makes it.
 //!
-//! Invariant: while a session lives that has taken a backup nobody else makes one of that volume, also after a restart of
-//! the leader: two that write one tree would spoil it. What is in a backup, and how it is made, is not known here.
+//! Invariant: while a session lives that has taken a backup nobody else makes one of that volume, also after
+//! a restart of the leader: two that write one tree would spoil it. What is in a backup, and how it is made,
+//! is not known here.
 use crate::keys;
 use crate::namespace::{Cx, View, volume};
 use crate::record::Record;
@@ -17,7 +18,8 @@ use weir_proto::{Error, NameRule, Result, SessionId, VolumeId, message};
 
 /// One that failed is tried again after so long, if it is not due sooner.
 const RETRY_S: u32 = 600;
-/// A scheduled one that is missing for less than this is not called late: an hour, however short the interval.
+/// A scheduled one that is missing for less than this is not called late: an hour, however short the
+/// interval.
 const LATE_S: i64 = 3600;
 
 message!(

@@ -1,7 +1,8 @@
 //! Lists the directories of clones: those that somebody waits for first, all others in the background.
 //!
-//! Invariants: each step is one bounded transaction, so others wait for moments only; what is left is found in the store, so a
-//! restart changes nothing. A directory that cannot be listed now holds up nobody but those who wait for it.
+//! Invariants: each step is one bounded transaction, so others wait for moments only; what is left is found
+//! in the store, so a restart changes nothing. A directory that cannot be listed now holds up nobody but
+//! those who wait for it.
 
 use crate::executor::Leader;
 use crate::namespace::clone::{self, Listing};
@@ -117,8 +118,9 @@ impl Meta {
         self.clones(|c| c.failed.lock().unwrap_or_else(PoisonError::into_inner).insert(dir, (now, why)));
     }
 
-    /// Only clients know what to do about the stripes of a dead writer, and nobody may ever open the file again: it may be in the trash,
-    /// or have no name. One client is asked at a time, the next one if it cannot.
+    /// Only clients know what to do about the stripes of a dead writer, and nobody may ever open the file
+    /// again: it may be in the trash, or have no name. One client is asked at a time, the next one if it
+    /// cannot.
     fn ask_to_recover(&self, dir: InodeId, file: InodeId) {
         self.failed(dir, format!("a writer of inode {file} died, and what it left is not recovered yet"));
         let leader = self.leader().clone();

@@ -1,8 +1,8 @@
 //! What is evicted when: from how full something is and how fast it fills, to the files whose turn it is.
 //!
-//! Pure. What fills is a pool of targets, or a volume below its limit. Nobody has to choose a mark: there is always time
-//! enough to make room before it is full. Who wants to may set marks of a volume.
-//! Knows nothing of home, of leases or of how something is evicted.
+//! Pure. What fills is a pool of targets, or a volume below its limit. Nobody has to choose a mark: there is
+//! always time enough to make room before it is full. Who wants to may set marks of a volume. Knows nothing
+//! of home, of leases or of how something is evicted.
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 use weir_env::Instant;
@@ -21,7 +21,8 @@ const MORE_SHARE: u64 = 20;
 const KEPT_SHARE: u64 = 2;
 /// The rate is of so long.
 const RATE_SPAN: Duration = Duration::from_secs(120);
-/// A piece of a huge file: a target forgets an eviction after an hour, so that there are not too many of one file.
+/// A piece of a huge file: a target forgets an eviction after an hour, so that there are not too many of one
+/// file.
 const PIECE_BYTES: u64 = 64 * MIB;
 
 /// How full something is, in bytes.
@@ -128,7 +129,8 @@ impl Oldest {
     }
 }
 
-/// How much of a file goes when `want` bytes are to be freed: all of it, or the front of one that has much more.
+/// How much of a file goes when `want` bytes are to be freed: all of it, or the front of one that has much
+/// more.
 pub fn end_of(candidate: &Candidate, want: u64) -> u64 {
     let piece = want.checked_next_multiple_of(PIECE_BYTES).unwrap_or(u64::MAX);
     if candidate.online <= piece { u64::MAX } else { candidate.evicted.saturating_add(piece) }

@@ -1,8 +1,8 @@
 //! Makes room: watches how full pools and volumes are, looks for the files whose turn it is, and evicts them.
 //!
-//! The leader does it itself, not a mover: it knows who uses a file and what home has, it needs no bytes for it, and room is
-//! made also while all movers are busy or gone. The namespace is looked through in batches, so nobody waits for it.
-//! `evict` decides.
+//! The leader does it itself, not a mover: it knows who uses a file and what home has, it needs no bytes for
+//! it, and room is made also while all movers are busy or gone. The namespace is looked through in batches,
+//! so nobody waits for it. `evict` decides.
 use crate::evict::{self, Candidate, Level, Oldest, Percent, Watched};
 use crate::executor::Leader;
 use crate::keys;
@@ -41,7 +41,8 @@ const WRITER_TRIES: u32 = 5;
 const WRITER_PATIENCE: Duration = Duration::from_secs(10);
 /// What was evicted so long ago is gone from the targets' reports.
 const DROPPED_WITHIN: Duration = Duration::from_secs(60);
-/// What only snapshots hold now makes room on targets when they go: so long nothing more is evicted of files that they hold.
+/// What only snapshots hold now makes room on targets when they go: so long nothing more is evicted of files
+/// that they hold.
 const LEFT_WITHIN: Duration = Duration::from_secs(3600);
 
 /// The code of the trouble that too little can be evicted, and how long that is believed.
@@ -192,8 +193,8 @@ impl Leader {
     }
 }
 
-/// Evicts `want` bytes, what was used longest ago first. What a snapshot holds goes last: a volume has less at once, but targets
-/// only when that snapshot goes, too.
+/// Evicts `want` bytes, what was used longest ago first. What a snapshot holds goes last: a volume has less
+/// at once, but targets only when that snapshot goes, too.
 async fn make_room(meta: &Meta, of: Option<VolumeId>, want: u64) -> Result<()> {
     let leader = meta.leader();
     let (mut freed, mut files, mut held) = (0, 0u32, Vec::new());
@@ -315,7 +316,8 @@ enum Tried {
     Writer(Connection),
 }
 
-/// Evicts a file up to `end`, if home has it; how many bytes that frees. None: it stays because a snapshot holds it.
+/// Evicts a file up to `end`, if home has it; how many bytes that frees. None: it stays because a snapshot
+/// holds it.
 async fn evict_one(meta: &Meta, ino: InodeId, end: u64, held: Held) -> Result<Option<u64>> {
     let leader = meta.leader();
     for _ in 0..LEASE_TRIES {

@@ -1,8 +1,8 @@
 //! Runs operations one at a time: check for leases in the way, transaction, grants, all under one lock.
 //!
-//! Invariants: what an operation saw and what it was granted belong to one moment. A reply leaves only when everything
-//! committed before it is durable. The lock is never held across an await. A change whose slot holds its reply already
-//! is not made again.
+//! Invariants: what an operation saw and what it was granted belong to one moment. A reply leaves only when
+//! everything committed before it is durable. The lock is never held across an await. A change whose slot
+//! holds its reply already is not made again.
 //!
 //! Knows nothing of the wire but the messages' types.
 
@@ -77,8 +77,8 @@ pub struct MetaConfig {
     pub space: Arc<Space>,
     /// Drops the cells of deleted files.
     pub purge: Arc<dyn Purge>,
-    /// Whether the process that a client named is gone for certain, as only a leader on the same machine can see. Its
-    /// session ends at once instead of after a lease term.
+    /// Whether the process that a client named is gone for certain, as only a leader on the same machine can
+    /// see. Its session ends at once instead of after a lease term.
     pub gone: Arc<dyn Fn(&str) -> bool + Send + Sync>,
     /// The version of the cluster map that this node has; when it starts, not older than its leadership.
     pub map_version: Arc<dyn Fn() -> u64 + Send + Sync>,
@@ -285,8 +285,8 @@ impl Leader {
         Time { nanos: self.env.clock.wall().0 }
     }
 
-    /// After a failure of what the leader does by itself. If its store failed the node must stop; else only this stands still, is tried
-    /// again after a while, and clients are served all the same.
+    /// After a failure of what the leader does by itself. If its store failed the node must stop; else only
+    /// this stands still, is tried again after a while, and clients are served all the same.
     pub async fn retry_job(&self, e: Error, what: &str) -> Result<()> {
         if e.kind == ErrorKind::Io {
             return Err(e.doing(what));
@@ -585,8 +585,8 @@ impl Leader {
         Ok(())
     }
 
-    /// Waits until a commit is durable. A journal that fails is reported once, and for ever; who waited asks the next leader, who
-    /// knows whether the change is there.
+    /// Waits until a commit is durable. A journal that fails is reported once, and for ever; who waited asks
+    /// the next leader, who knows whether the change is there.
     pub async fn durable(&self, seq: CommitSeq) -> Result<()> {
         let waited = self.kv.wait_durable(seq).await;
         waited.map_err(|e| {

@@ -1,10 +1,10 @@
-//! What another user of this machine may ask for through a Unix socket, or a user of a mount's machine through
-//! that mount: what commands about volumes need (`Sender::User` in the table of methods), and only as that
-//! user, whom the kernel names there (`weir_rpc::Proved::User`).
+//! What another user of this machine may ask for through a Unix socket, or a user of a mount's machine
+//! through that mount: what commands about volumes need (`Sender::User` in the table of methods), and only as
+//! that user, whom the kernel names there (`weir_rpc::Proved::User`).
 //!
-//! Invariant: a request that names another user than the caller, or another connection's session, is
-//! refused; so is one that is not listed here, and root of a mount's machine where it would act as root. Files
-//! are not reached this way: that is what mounts are for, which check rights.
+//! Invariant: a request that names another user than the caller, or another connection's session, is refused;
+//! so is one that is not listed here, and root of a mount's machine where it would act as root. Files are not
+//! reached this way: that is what mounts are for, which check rights.
 use crate::executor::no_session;
 use weir_proto::backup::{BackupList, BackupSet};
 use weir_proto::condition::TroubleList;

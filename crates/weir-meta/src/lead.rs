@@ -1,8 +1,8 @@
 //! The lead of a namespace, as the coordinator gives it to one directory.
 //!
-//! Invariant: the coordinator never knows of a change that is not durable here, and it knows of one before the first
-//! client is served. So a directory that holds fewer changes than the coordinator knows is never this one.
-//! Knows nothing of what the changes are.
+//! Invariant: the coordinator never knows of a change that is not durable here, and it knows of one before
+//! the first client is served. So a directory that holds fewer changes than the coordinator knows is never
+//! this one. Knows nothing of what the changes are.
 use std::time::Duration;
 use weir_coord::Cluster;
 use weir_coord::identity::NamespaceIdentity;
@@ -11,8 +11,9 @@ use weir_kv::SharedKv;
 use weir_proto::coord::LeadReply;
 use weir_proto::{Error, ErrorKind, NamespaceId, Result};
 
-/// How often the coordinator is told how far the directory is, while it changes: an old copy that lacks no more than what
-/// was changed within this time before the end is not recognized. One small write of the coordinator's disk each.
+/// How often the coordinator is told how far the directory is, while it changes: an old copy that lacks no
+/// more than what was changed within this time before the end is not recognized. One small write of the
+/// coordinator's disk each.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
 
 pub struct Lead {
@@ -22,8 +23,9 @@ pub struct Lead {
 }
 
 impl Lead {
-    /// Takes the lead of a namespace with the store that is in its directory. Tell the coordinator how far that is with
-    /// [`Lead::record`] before anybody is served, and from then on with [`Lead::keep_recording`].
+    /// Takes the lead of a namespace with the store that is in its directory. Tell the coordinator how far
+    /// that is with [`Lead::record`] before anybody is served, and from then on with
+    /// [`Lead::keep_recording`].
     pub async fn take(
         cluster: &Cluster,
         kv: &SharedKv,

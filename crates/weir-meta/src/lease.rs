@@ -2,9 +2,9 @@
 //!
 //! Invariants: a Write lease is the only lease on its inode. While an operation is parked on an inode, or a
 //! revoke of it is on its way, nobody gets a new lease on it. A file that two sessions have open, one at
-//! least for writing, is
-//! *shared*: nobody gets a lease on it but who recovers it after a writer's death, and who reads it through its kernel's
-//! pages and asks for that. A session that was told to write directly is never beside a session that caches.
+//! least for writing, is *shared*: nobody gets a lease on it but who recovers it after a writer's death, and
+//! who reads it through its kernel's pages and asks for that. A session that was told to write directly is
+//! never beside a session that caches.
 //!
 //! Knows nothing of names, of records, of time or of the network.
 
@@ -13,8 +13,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 use weir_proto::meta::LeaseKind;
 use weir_proto::{InodeId, SessionId};
 
-/// Leases of one session. Beyond, replies carry no more leases and the client reads through until it gives some back.
-/// A holding takes about 150 bytes here, so a session is bounded to some 150 MB.
+/// Leases of one session. Beyond, replies carry no more leases and the client reads through until it gives
+/// some back. A holding takes about 150 bytes here, so a session is bounded to some 150 MB.
 const LEASES_PER_SESSION_MAX: usize = 1 << 20;
 
 /// What an operation is about to do with an inode.
@@ -97,15 +97,16 @@ pub struct LeaseTable {
     of_session: BTreeMap<SessionId, BTreeSet<InodeId>>,
     /// Sessions that get no leases for now.
     withheld: BTreeSet<SessionId>,
-    /// The newest cluster map under which anything was written. A target that its group goes on without may not know that, so whoever
-    /// reads waits for that map.
+    /// The newest cluster map under which anything was written. A target that its group goes on without may
+    /// not know that, so whoever reads waits for that map.
     pub written_under: u64,
 }
 
 /// A map by inode number, which is never iterated.
 pub type ByInode<T> = HashMap<InodeId, T, BuildHasherDefault<InodeHasher>>;
 
-/// Inode numbers are given by this leader, not by clients: one multiplication spreads them (Fibonacci hashing).
+/// Inode numbers are given by this leader, not by clients: one multiplication spreads them (Fibonacci
+/// hashing).
 #[derive(Default)]
 pub struct InodeHasher(u64);
 
@@ -212,8 +213,9 @@ impl LeaseTable {
         }
     }
 
-    /// Whether a file is shared once `session` has opened it: two have it open, one of them for writing. Then the opener's
-    /// own lease goes first, too: what is opened under a lease is read through pages, which nothing protects later.
+    /// Whether a file is shared once `session` has opened it: two have it open, one of them for writing. Then
+    /// the opener's own lease goes first, too: what is opened under a lease is read through pages, which
+    /// nothing protects later.
     pub fn is_shared_by_open(&self, session: SessionId, ino: InodeId, write: bool) -> bool {
         let Some(state) = self.states.get(&ino) else { return false };
         let writes = write || state.get(session).is_some_and(|h| h.opens.write > 0);
@@ -268,13 +270,14 @@ impl LeaseTable {
     pub fn grant_write(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.write_grant(session, ino, false)
     }
-    /// Grants Write to the one who recovers what a dead writer left. Others may have the file open: until it is
-    /// recovered they can only wait, and to ask for a lease of their own is to revoke this one.
+    /// Grants Write to the one who recovers what a dead writer left. Others may have the file open: until it
+    /// is recovered they can only wait, and to ask for a lease of their own is to revoke this one.
     pub fn grant_recovery(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.write_grant(session, ino, true)
     }
 
-    /// Gives the last writer its lease back after a restart. Others may have the file open: it may have recovered it.
+    /// Gives the last writer its lease back after a restart. Others may have the file open: it may have
+    /// recovered it.
     pub fn take_up_write(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.write_grant(session, ino, true)
     }
@@ -329,8 +332,8 @@ impl LeaseTable {
         let all = self.of_session.iter().flat_map(|(session, inos)| inos.iter().map(|ino| (*session, *ino)));
         all.filter(|(session, ino)| self.held(*session, *ino) == LeaseKind::Write)
     }
-    /// Whether the session may have changes of files that it has to itself, and nothing of what it holds concerns anybody else: nobody
-    /// waits for it, shares it, or deleted it.
+    /// Whether the session may have changes of files that it has to itself, and nothing of what it holds
+    /// concerns anybody else: nobody waits for it, shares it, or deleted it.
     pub fn writes_undisturbed(&self, session: SessionId) -> bool {
         let (mut writes, mut disturbed) = (false, false);
         for ino in self.of_session.get(&session).into_iter().flatten() {
@@ -350,7 +353,8 @@ impl LeaseTable {
         let state = self.states.get(&ino);
         state.is_some_and(|s| s.holders.iter().any(|(_, h)| h.opens.write > 0))
     }
-    /// The session that has the file open for writing, if nobody else has it open: it has the Write lease, or gets it.
+    /// The session that has the file open for writing, if nobody else has it open: it has the Write lease, or
+    /// gets it.
     pub fn only_writer(&self, ino: InodeId) -> Option<SessionId> {
         let state = self.states.get(&ino)?;
         let (writer, _) = state.holders.iter().find(|(_, h)| h.opens.write > 0)?;

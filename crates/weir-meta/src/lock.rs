@@ -2,9 +2,9 @@
 //!
 //! A plain decision: what somebody asks comes in, the answer and the waits that ended come out.
 //!
-//! Invariants: two owners never hold conflicting ranges. Nobody waits who could have the lock. Waits end in the order in
-//! which they came, as far as they are not in each other's way. Owners of `fcntl` locks never wait in a circle; for `flock`
-//! nobody looks, as on a local file system.
+//! Invariants: two owners never hold conflicting ranges. Nobody waits who could have the lock. Waits end in
+//! the order in which they came, as far as they are not in each other's way. Owners of `fcntl` locks never
+//! wait in a circle; for `flock` nobody looks, as on a local file system.
 //!
 //! Knows nothing of names, of the network, or of which session is alive.
 
@@ -16,8 +16,9 @@ use weir_proto::{InodeId, SessionId};
 
 /// Ranges and waits of one session on all files. A range takes about 100 bytes here.
 pub const LOCKS_PER_SESSION_MAX: usize = 1 << 16;
-/// Whoever does not want to wait for a lock waits so long, in all, for an open file that is being closed: its client hears of the end
-/// some milliseconds after `close` has returned. Where a copy of the descriptor stays open, the lock stays, too.
+/// Whoever does not want to wait for a lock waits so long, in all, for an open file that is being closed: its
+/// client hears of the end some milliseconds after `close` has returned. Where a copy of the descriptor stays
+/// open, the lock stays, too.
 pub const CLOSING_MAX: Duration = Duration::from_millis(250);
 /// Ranges of a file that are compared with each other at most, in builds for tests.
 const RANGES_CHECKED_MAX: usize = 64;
@@ -130,8 +131,8 @@ impl FileLocks {
 }
 
 impl LockTable {
-    /// Locks or converts; waits under `ticket` if that is not 0. Asked again with the same ticket, the place in the queue
-    /// stays. What a conversion made weaker may end others' waits.
+    /// Locks or converts; waits under `ticket` if that is not 0. Asked again with the same ticket, the place
+    /// in the queue stays. What a conversion made weaker may end others' waits.
     pub fn lock(&mut self, wish: Wish, ticket: u64, now: Instant) -> (LockOutcome, Vec<Woken>) {
         let file = self.files.entry(wish.ino).or_default();
         let place = file
@@ -319,7 +320,8 @@ impl LockTable {
         }
         woken
     }
-    /// Panics where an invariant of this table does not hold for a file. Of many ranges it looks at none: that would take long.
+    /// Panics where an invariant of this table does not hold for a file. Of many ranges it looks at none:
+    /// that would take long.
     pub fn check(&self, ino: InodeId) {
         let Some(file) = self.files.get(&ino) else { return };
         let could_have = |wait: &Wait| file.in_the_way(&wait.wish).next().is_none();

@@ -1,11 +1,11 @@
 //! File locks as the leader serves them: messages in, the lock table's decision, hints to those who wait.
 //!
-//! Every request is answered in place: who waits holds a place in the table's queue and no task here. That it has got the
-//! lock is told by a hint, which may be lost: the client asks again from time to time.
+//! Every request is answered in place: who waits holds a place in the table's queue and no task here. That it
+//! has got the lock is told by a hint, which may be lost: the client asks again from time to time.
 //!
-//! Invariants: a lock is held only by a live session. A request is taken only on the connection on which the session named
-//! its locks last, so that none that was sent before comes late. While sessions of before a restart may still name theirs,
-//! nobody gets a lock.
+//! Invariants: a lock is held only by a live session. A request is taken only on the connection on which the
+//! session named its locks last, so that none that was sent before comes late. While sessions of before a
+//! restart may still name theirs, nobody gets a lock.
 
 use crate::executor::{Leader, State};
 use crate::lock::{Holder, Shown, Wish, Woken};

@@ -1,6 +1,7 @@
 //! Which message is which operation, and what each grants when it is done.
 //!
-//! `settle` runs after the commit, under the same lock as the check for conflicts: what it grants conflicts with nobody.
+//! `settle` runs after the commit, under the same lock as the check for conflicts: what it grants conflicts
+//! with nobody.
 
 use crate::backup;
 use crate::lease::{ByInode, LeaseTable};

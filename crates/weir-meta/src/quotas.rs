@@ -1,9 +1,9 @@
 //! Limits of volumes, and who holds reservations for bytes that are not committed yet. Pure: told of events,
 //! it answers.
 //!
-//! Invariant: what a volume's files take and what is granted together are never more than the limit, but for what was
-//! granted before the limit was lowered. A grant is kept in memory: after a restart clients name theirs before anything new
-//! is granted. Volumes without limits are not in here and cost nothing.
+//! Invariant: what a volume's files take and what is granted together are never more than the limit, but for
+//! what was granted before the limit was lowered. A grant is kept in memory: after a restart clients name
+//! theirs before anything new is granted. Volumes without limits are not in here and cost nothing.
 //!
 //! Knows nothing of inodes, names or the network.
 

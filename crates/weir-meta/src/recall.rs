@@ -1,6 +1,7 @@
 //! Calls about evicted bytes that are more than a transaction: who wants them waits, movers fetch work.
 //!
-//! `recalls` decides, `namespace::evict` keeps the records. Nobody is told that bytes are back before that is durable.
+//! `recalls` decides, `namespace::evict` keeps the records. Nobody is told that bytes are back before that is
+//! durable.
 use crate::executor::{Leader, State};
 use crate::namespace;
 use crate::namespace::evict::{Handed, layout_to_fill, ranges};

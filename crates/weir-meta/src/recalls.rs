@@ -1,10 +1,12 @@
 //! Evicted bytes that somebody wants back: who waits, what movers are given next, what became of it.
 //!
-//! Invariants: wishes and recalls under way of one file never overlap. What somebody waits for goes before what is only
-//! wanted, else first come, first served. What a mover does not answer for any more (its session ended, it did not name
-//! it, it took too long) is a wish again. Whoever waits learns of a recall that failed for good, once.
+//! Invariants: wishes and recalls under way of one file never overlap. What somebody waits for goes before
+//! what is only wanted, else first come, first served. What a mover does not answer for any more (its session
+//! ended, it did not name it, it took too long) is a wish again. Whoever waits learns of a recall that failed
+//! for good, once.
 //!
-//! Pure: told of events and of the time. Kept in memory: after a restart of the leader whoever still waits asks again.
+//! Pure: told of events and of the time. Kept in memory: after a restart of the leader whoever still waits
+//! asks again.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +19,8 @@ use weir_proto::{Error, InodeId, Result, SessionId};
 pub const PIECE_BYTES: u64 = 64 << 20;
 /// Wishes at once: some 200 bytes each. A list of more files is prefetched in parts.
 const WISHES_MAX: usize = 200_000;
-/// A mover that holds a recall for longer hangs: another one may try. What the first one still sends does no harm.
+/// A mover that holds a recall for longer hangs: another one may try. What the first one still sends does no
+/// harm.
 const HELD_MAX: Duration = Duration::from_secs(300);
 /// First pause after a failure; doubles.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
@@ -81,7 +84,8 @@ pub struct Recalls {
 }
 
 impl Recalls {
-    /// Wants a range back (whole stripes of `stripe` bytes, but for a file's tail). `awaited`: somebody waits for it.
+    /// Wants a range back (whole stripes of `stripe` bytes, but for a file's tail). `awaited`: somebody waits
+    /// for it.
     pub fn want(
         &mut self,
         ino: InodeId,
@@ -447,7 +451,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, wishes and recalls under way never overlap, and together they are what was wanted and is not back.
+        /// Whatever happens, wishes and recalls under way never overlap, and together they are what was
+        /// wanted and is not back.
         #[test]
         fn nothing_is_wanted_twice_and_nothing_is_forgotten(
             steps in prop::collection::vec((0u8..6, 0u64..40, 1u64..20), 1..60)

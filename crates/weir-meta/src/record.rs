@@ -1,5 +1,5 @@
-//! The values behind the keys, byte by byte: a version byte, then the fields in the order of their declaration, in
-//! the layout of `weir_proto::wire` (little-endian).
+//! The values behind the keys, byte by byte: a version byte, then the fields in the order of their
+//! declaration, in the layout of `weir_proto::wire` (little-endian).
 //!
 //! A record that does not decode is damage in the store and becomes an error that names the key's meaning.
 //! Knows nothing of rules: `namespace` has them.
@@ -12,9 +12,11 @@ use weir_proto::relation::{By, What};
 use weir_proto::volume::{Policy, Quota, Retention, Volume};
 use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, VolumeId, Wire, Writer, wire_struct};
 
-/// In `mode` of `Access` and `Inode`: there is an access control list (of a directory: of either kind) under `X/`.
+/// In `mode` of `Access` and `Inode`: there is an access control list (of a directory: of either kind) under
+/// `X/`.
 pub const HAS_ACL: u32 = 1 << 31;
-/// In `mode` of `Access`: what is in the directory is not all known here yet, but where it comes from (`namespace::import`).
+/// In `mode` of `Access`: what is in the directory is not all known here yet, but where it comes from
+/// (`namespace::import`).
 pub const NOT_ENUMERATED: u32 = 1 << 30;
 /// All that chmod may set.
 pub const MODE_BITS: u32 = 0o7777;
@@ -105,7 +107,8 @@ pub struct Inode {
     pub nlink: u32,
     pub rdev: u32,
     pub size: u64,
-    /// As its writers told; what of it is not evicted is charged to `parent` and its ancestors while a name is left.
+    /// As its writers told; what of it is not evicted is charged to `parent` and its ancestors while a name
+    /// is left.
     pub allocated: u64,
     pub atime: Time,
     pub mtime: Time,
@@ -113,8 +116,8 @@ pub struct Inode {
     pub btime: Time,
     pub data_version: u64,
     pub layout: Option<Layout>,
-    /// Directory of the first link: it is charged. `NEVER_NAMED`: it has had no name yet and may get one. Of a file without a name
-    /// any more: its volume's topmost directory.
+    /// Directory of the first link: it is charged. `NEVER_NAMED`: it has had no name yet and may get one. Of
+    /// a file without a name any more: its volume's topmost directory.
     pub parent: InodeId,
     /// Raised each time a writer that is not the last one gets the right to write.
     pub token_epoch: u32,
@@ -125,8 +128,8 @@ pub struct Inode {
     /// A writer died and its data is not recovered yet.
     pub recover: bool,
     pub data_end: u64,
-    /// Others than `writer` may have left something on targets, too: how many sessions had died in the namespace when that
-    /// began. (Not which sessions: there may be thousands.)
+    /// Others than `writer` may have left something on targets, too: how many sessions had died in the
+    /// namespace when that began. (Not which sessions: there may be thousands.)
     pub shared_at: Option<u64>,
     /// Bytes of its ranges under `W/`.
     pub evicted: u64,
@@ -240,8 +243,8 @@ pub fn slot_value(seq: u64, method: u16, reply: &impl Wire) -> Vec<u8> {
     w.bytes
 }
 
-/// `W/`: bytes from the key's place to before `to` are at home only. They begin with a stripe, and end with one or where the
-/// file ended when they were evicted.
+/// `W/`: bytes from the key's place to before `to` are at home only. They begin with a stripe, and end with
+/// one or where the file ended when they were evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EvictedRange {
     pub to: u64,
@@ -357,8 +360,8 @@ pub struct NotEnumeratedRecord {
 }
 wire_struct!(NotEnumeratedRecord { source: InodeId, after: u64 });
 
-/// `Z/`: bytes from the key's place to before `to` are in an older object. They begin with a stripe, and end with one or where
-/// the file ended when it got its present object (or has been truncated since).
+/// `Z/`: bytes from the key's place to before `to` are in an older object. They begin with a stripe, and end
+/// with one or where the file ended when it got its present object (or has been truncated since).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayerRecord {
     pub to: u64,

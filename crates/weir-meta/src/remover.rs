@@ -1,9 +1,9 @@
-//! What was in a deleted volume is removed, a few names at a time; so is what was in directories that are gone at a home which
-//! their volume follows.
+//! What was in a deleted volume is removed, a few names at a time; so is what was in directories that are
+//! gone at a home which their volume follows.
 //!
-//! Invariants: a volume whose record says so is removed to its end, also after a restart; its record goes with its last
-//! directory. Each step is one bounded transaction, so that others wait for moments only, and takes leases back as an `unlink`
-//! by a client would.
+//! Invariants: a volume whose record says so is removed to its end, also after a restart; its record goes
+//! with its last directory. Each step is one bounded transaction, so that others wait for moments only, and
+//! takes leases back as an `unlink` by a client would.
 
 use crate::executor::State;
 use crate::lease::Conflict;
@@ -14,7 +14,8 @@ use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
 
 /// No client's: it holds no lease, so everybody else's is in the way.
 const NOBODY: SessionId = SessionId(0);
-/// A client that was asked for a lease and does not give it loses its session in time: then it is looked again.
+/// A client that was asked for a lease and does not give it loses its session in time: then it is looked
+/// again.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 impl Meta {

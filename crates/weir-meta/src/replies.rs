@@ -1,8 +1,9 @@
 //! Replies that wait until what they tell is durable.
 //!
-//! A connection's reader makes what it has just executed durable itself, and answers, as long as it is little: that
-//! saves a lone client two changes of thread. When many requests are under way one task sends all replies: a group
-//! commit completes many at once while others are executed. Either way they leave in the order of their commits.
+//! A connection's reader makes what it has just executed durable itself, and answers, as long as it is
+//! little: that saves a lone client two changes of thread. When many requests are under way one task sends
+//! all replies: a group commit completes many at once while others are executed. Either way they leave in the
+//! order of their commits.
 
 use crate::executor::Leader;
 use std::collections::VecDeque;

@@ -1,8 +1,8 @@
 //! Snapshots by schedule: taken when they are due, removed when they are not to be kept any longer.
 //!
-//! Invariants: nothing is remembered but what is in the store, so a restart changes nothing; one that was missed is taken once,
-//! now. A volume in which nothing has changed gets none. Whoever does not save what it wrote holds up one volume for a
-//! bounded time, and no other longer.
+//! Invariants: nothing is remembered but what is in the store, so a restart changes nothing; one that was
+//! missed is taken once, now. A volume in which nothing has changed gets none. Whoever does not save what it
+//! wrote holds up one volume for a bounded time, and no other longer.
 //!
 //! Knows nothing of how a snapshot works, nor of those that somebody takes.
 

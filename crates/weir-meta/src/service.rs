@@ -1,7 +1,7 @@
 //! The metadata service: calls come in, operations run, replies leave when they are durable.
 //!
-//! What conflicts with nobody runs in place, in the connection's reader; what must wait for a lease waits in a task of
-//! its own, and nobody waits behind it.
+//! What conflicts with nobody runs in place, in the connection's reader; what must wait for a lease waits in
+//! a task of its own, and nobody waits behind it.
 
 use crate::crash_points;
 use crate::executor::{Leader, MetaConfig, Step};
@@ -39,7 +39,8 @@ use weir_watch::WaitGuard;
 /// A client under revoke writes back what it holds; as long as it gets on with it, it has this many lease
 /// terms for that. One that is heard of, but saves nothing and gives nothing back, has one,
 const REVOKE_TERMS_MAX: u32 = 4;
-/// and so long at least: until a silent target is done without, and an operation has begun anew, nothing is saved either.
+/// and so long at least: until a silent target is done without, and an operation has begun anew, nothing is
+/// saved either.
 const STUCK_MIN: Duration = Duration::from_secs(10);
 /// After a connection ended it is looked whether the client's process is gone.
 const END_DEAD_AFTER: [Duration; 4] = [
@@ -393,8 +394,8 @@ fn is_stuck(leader: &Leader, session: SessionId, began: Instant) -> bool {
     got_on.is_some_and(|at| leader.env.clock.now().since(at) > leader.term().max(STUCK_MIN))
 }
 
-/// Ends the session of a client that does not give back what others wait for: all that it holds, at once. Its next one gets no leases
-/// for a while.
+/// Ends the session of a client that does not give back what others wait for: all that it holds, at once. Its
+/// next one gets no leases for a while.
 fn fence(leader: &Arc<Leader>, session: SessionId) {
     let mut state = leader.lock();
     let client = state.sessions.get(&session).map(|s| s.client.clone());
@@ -485,7 +486,8 @@ impl Meta {
             }
         }
         leader.housekeep(&mut state, r.session, &mut |cx| {
-            // A new session names what an earlier one had open: a nameless file must not go with who else has it open.
+            // A new session names what an earlier one had open: a nameless file must not go with who else has
+            // it open.
             let leases = cx.rules.leases;
             let is_kept = |ino: &&InodeId| leases.is_orphan(**ino) && leases.is_open_by(r.session, **ino);
             for ino in held.keys().filter(is_kept) {

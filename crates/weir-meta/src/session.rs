@@ -1,7 +1,7 @@
 //! Sessions: who is registered, heard of when, and what is left when one goes.
 //!
-//! Invariant: a session in memory is a session in the store. After a restart a session is known but not resumed: until
-//! all are, or one lease term has passed, nobody gets anything that one of them may hold.
+//! Invariant: a session in memory is a session in the store. After a restart a session is known but not
+//! resumed: until all are, or one lease term has passed, nobody gets anything that one of them may hold.
 
 use crate::keys;
 use crate::namespace::{Cx, release_orphan};
@@ -17,7 +17,8 @@ use weir_proto::meta::{HeldLease, SLOTS};
 use weir_proto::{Error, Result, SessionId};
 use weir_rpc::Connection;
 
-/// How long a client that is silent keeps what nobody else wants: longer than a mount waits for a server by default.
+/// How long a client that is silent keeps what nobody else wants: longer than a mount waits for a server by
+/// default.
 const SPARED_FOR: Duration = Duration::from_secs(15 * 60);
 
 /// A registered client.
@@ -76,7 +77,8 @@ pub fn expired(sessions: &Sessions, now: Instant, term: Duration) -> Vec<Session
     sessions.iter().filter(|(_, s)| now.since(s.heard) > term).map(|(id, _)| *id).collect()
 }
 
-/// The sessions among the `expired` that stay a while: they may have bytes that are nowhere else, and nobody is kept from anything.
+/// The sessions among the `expired` that stay a while: they may have bytes that are nowhere else, and nobody
+/// is kept from anything.
 pub fn spared(session: &Session, now: Instant, undisturbed: bool) -> bool {
     session.resumed && undisturbed && now.since(session.heard) <= SPARED_FOR
 }

@@ -1,7 +1,8 @@
 //! Snapshots at work: taken while nobody new begins to write there, removed a few records at a time.
 //!
-//! Invariants: a snapshot waits for those who write files of its volume, and others wait to begin until it is taken or given
-//! up; one at a time. What is being removed is removed to its end, also after a restart; each step is one bounded transaction.
+//! Invariants: a snapshot waits for those who write files of its volume, and others wait to begin until it is
+//! taken or given up; one at a time. What is being removed is removed to its end, also after a restart; each
+//! step is one bounded transaction.
 
 use crate::executor::{State, Step};
 use crate::namespace::{snapshot, volume};
@@ -70,7 +71,8 @@ impl Meta {
         }
     }
 
-    /// Removes what is to be removed of snapshots for ever; returns only the error after which the node must stop.
+    /// Removes what is to be removed of snapshots for ever; returns only the error after which the node must
+    /// stop.
     pub(crate) async fn forget_snapshots(&self) -> Error {
         let leader = self.leader();
         loop {
@@ -115,7 +117,8 @@ impl Gate {
     pub fn new(meta: &Meta) -> Gate {
         Gate { meta: meta.clone(), root: None, parked: Vec::new() }
     }
-    /// Closes the gate of a volume if no other snapshot has one closed. True: go on (a volume that is gone has none).
+    /// Closes the gate of a volume if no other snapshot has one closed. True: go on (a volume that is gone
+    /// has none).
     pub fn is_mine(&mut self, state: &mut State, of: VolumeId) -> Result<bool> {
         if self.root.is_none() && state.snapshotting.is_none() {
             let mut root = None;

@@ -1,7 +1,8 @@
-//! Cells of deleted files, and evicted ones, go from the targets: those that are there are told, and tell the others when they return.
+//! Cells of deleted files, and evicted ones, go from the targets: those that are there are told, and tell the
+//! others when they return.
 //!
-//! Invariant: a garbage record goes only after every live target of the file's groups has dropped the cells and remembers
-//! that they are gone. To tell a target twice does no harm.
+//! Invariant: a garbage record goes only after every live target of the file's groups has dropped the cells
+//! and remembers that they are gone. To tell a target twice does no harm.
 
 use crate::crash_points;
 use crate::executor::Leader;
@@ -22,8 +23,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(2);
 
 /// Reaches all targets.
 pub trait Purge: Send + Sync + 'static {
-    /// Makes stripes of a file void on every live target of `pg_count` groups from `first_pg` on: see `DropFile`. An error:
-    /// some target has not answered, tell it again.
+    /// Makes stripes of a file void on every live target of `pg_count` groups from `first_pg` on: see
+    /// `DropFile`. An error: some target has not answered, tell it again.
     fn drop_stripes(
         &self,
         file: FileId,

@@ -1,7 +1,9 @@
-//! Empties the trash of volumes: what is over, and before that what stands in the way of something new, oldest first.
+//! Empties the trash of volumes: what is over, and before that what stands in the way of something new,
+//! oldest first.
 //!
-//! Invariants: each step is one bounded transaction, and takes leases back as an `unlink` by a client would. What a client or
-//! the targets lack is made up for only as far as it is lacked. What is over is found in the store, so a restart changes nothing.
+//! Invariants: each step is one bounded transaction, and takes leases back as an `unlink` by a client would.
+//! What a client or the targets lack is made up for only as far as it is lacked. What is over is found in the
+//! store, so a restart changes nothing.
 
 use crate::executor::State;
 use crate::namespace::{self, trash};

@@ -1,4 +1,5 @@
-//! What the leader tries in vain, for `weir status`: a job that failed is tried again, and must not fail silently.
+//! What the leader tries in vain, for `weir status`: a job that failed is tried again, and must not fail
+//! silently.
 //!
 //! Invariant: a trouble goes when the job succeeds, or is not said again in time. Knows nothing of the jobs.
 

@@ -1,8 +1,8 @@
 //! Opens and changes in volumes that are audited: who did what where, with which result. Snapshots are not
 //! among them.
 //!
-//! Invariants: in such a volume every open comes to the leader, as clients see the same rules; what is told is
-//! what came of the operation, not what was asked. Knows nothing of how it is kept.
+//! Invariants: in such a volume every open comes to the leader, as clients see the same rules; what is told
+//! is what came of the operation, not what was asked. Knows nothing of how it is kept.
 use crate::reach::{Reach, Reaches};
 use weir_kv::{Read, SharedKv};
 use weir_proto::access::AuditRule;

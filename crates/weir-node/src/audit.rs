@@ -1,7 +1,7 @@
 //! The audit log of a role: lines in its own directory, appended in the background.
 //!
-//! Invariants: a request never waits for this disk; what waits for the disk is bounded, and what did not fit is
-//! counted, and the count is written as soon as the disk takes it. Knows nothing of requests.
+//! Invariants: a request never waits for this disk; what waits for the disk is bounded, and what did not fit
+//! is counted, and the count is written as soon as the disk takes it. Knows nothing of requests.
 use crate::audit_files::Log;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +18,8 @@ const INBOX_MAX: usize = 1024;
 const WAITING_MAX: usize = 4096;
 /// A failed disk is tried again after this time, also without a new record.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
-/// A refusal that repeats is written once, and its count after this time: refused callers must not fill the disk.
+/// A refusal that repeats is written once, and its count after this time: refused callers must not fill the
+/// disk.
 const REPEAT_WINDOW: Duration = Duration::from_secs(60);
 /// Different refusals whose repeats are counted; of more, all are written.
 const REPEATS_MAX: usize = 256;

@@ -1,7 +1,7 @@
 //! The files of an audit log: the current one, and older ones up to a number.
 //!
-//! Invariant: acknowledged records are durable and form one chain, over files and starts. What a failed write or a
-//! power cut left behind them is removed before the next write. Knows nothing of what records say.
+//! Invariant: acknowledged records are durable and form one chain, over files and starts. What a failed write
+//! or a power cut left behind them is removed before the next write. Knows nothing of what records say.
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

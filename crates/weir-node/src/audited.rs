@@ -1,7 +1,7 @@
 //! A service whose administration is recorded: what was asked, by whom, and what came of it.
 //!
-//! The table of methods says which these are, so all others pass with one look-up. A request is recorded when its
-//! answer is known. Knows nothing of how a service does its work.
+//! The table of methods says which these are, so all others pass with one look-up. A request is recorded when
+//! its answer is known. Knows nothing of how a service does its work.
 use crate::audit::Audit;
 use std::sync::Arc;
 use weir_proto::backup::BackupSet;

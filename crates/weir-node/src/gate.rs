@@ -8,10 +8,12 @@ use weir_proto::data::PAYLOAD_MAX;
 use weir_proto::sender::Sender;
 use weir_rpc::{Call, Connection, Defer, Handled, Service};
 
-/// Calls that wait for a gate that is about to open: the newest map has come to their senders sooner than to this node.
+/// Calls that wait for a gate that is about to open: the newest map has come to their senders sooner than to
+/// this node.
 const HELD_CALLS_MAX: usize = 4096;
 
-/// A service that is announced before it is there: until then it asks callers to come back, or lets them wait for a moment.
+/// A service that is announced before it is there: until then it asks callers to come back, or lets them wait
+/// for a moment.
 #[derive(Clone)]
 pub struct Gate {
     behind: Arc<OnceLock<Arc<dyn Service>>>,

@@ -1,4 +1,5 @@
-//! The roles of a cluster, each composed of its parts: by these functions the program, the simulator and tests start them.
+//! The roles of a cluster, each composed of its parts: by these functions the program, the simulator and
+//! tests start them.
 //!
 //! A role is started by one function, which returns when it serves. Who called it decides when it ends.
 //! Knows nothing of command lines, configuration files, processes or FUSE.

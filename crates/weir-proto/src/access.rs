@@ -45,8 +45,8 @@ wire_union!(
     }
 );
 message!(
-    /// What is recorded of volumes whose name matches the glob, or whose path, where the glob begins with `/`.
-    /// The first rule that names a volume counts.
+    /// What is recorded of volumes whose name matches the glob, or whose path, where the glob begins with
+    /// `/`. The first rule that names a volume counts.
     AuditRule {
         volumes: String,
         /// Who opens files.

@@ -1,6 +1,8 @@
-//! Messages about backups of volumes (methods 196–199): where they go, how often, who makes one now, how the last one ended.
+//! Messages about backups of volumes (methods 196–199): where they go, how often, who makes one now, how the
+//! last one ended.
 //!
-//! A backup is made by whoever has taken it, a mover or a command, until its session ends: nobody else gets it before.
+//! A backup is made by whoever has taken it, a mover or a command, until its session ends: nobody else gets
+//! it before.
 use crate::meta::{Cred, Op, Time};
 use crate::{Error, Result, SessionId, VolumeId, message, wire_union};
 
@@ -58,7 +60,8 @@ message!(BackupRun { session: SessionId, began: Time });
 message!(BackupEnd { began: Time, ended: Time, outcome: BackupOutcome });
 wire_union!(
     BackupOutcome {
-        /// Under this date all of the volume is there, but for `missing` things that could not be read or kept.
+        /// Under this date all of the volume is there, but for `missing` things that could not be read or
+        /// kept.
         Made = 1 { date: String, missing: u64, files: u64, linked: u64, bytes: u64 },
         /// None was made.
         Failed = 2 { why: String },
@@ -66,7 +69,8 @@ wire_union!(
 );
 
 message!(
-    /// Makes a place known, or changes what is named. The volume's owner and administrators may, as for all of these.
+    /// Makes a place known, or changes what is named. The volume's owner and administrators may, as for all
+    /// of these.
     BackupSet = 196 by [Console, User] -> Backup {
         op: Op,
         cred: Cred,

@@ -71,8 +71,8 @@ fn power_of_x8(mut n: u64) -> u32 {
     power
 }
 
-/// A checksum moved on by one block of zeros. The product with a constant, by table: one per byte of the checksum,
-/// so that a 1 MiB payload is combined in about 0.1 µs.
+/// A checksum moved on by one block of zeros. The product with a constant, by table: one per byte of the
+/// checksum, so that a 1 MiB payload is combined in about 0.1 µs.
 fn shift_block(crc: u32) -> u32 {
     static TABLES: OnceLock<[[u32; 256]; 4]> = OnceLock::new();
     let tables = TABLES.get_or_init(|| {

@@ -16,13 +16,14 @@ message!(
     TargetOffer { uuid: DiskUuid, pool: String, capacity: u64, history: TargetHistory }
 );
 message!(
-    /// What a target's index says of the runs of its process: the coordinator tells by it whether the target is what it was. An index
-    /// that is new, or that is an older copy, does not know the last run.
+    /// What a target's index says of the runs of its process: the coordinator tells by it whether the target
+    /// is what it was. An index that is new, or that is an older copy, does not know the last run.
     #[derive(Default)]
     TargetHistory {
         /// The last run that the index knows to be admitted.
         confirmed: Run,
-        /// Runs that began since then: one of them may have been admitted, and ended before that was written down.
+        /// Runs that began since then: one of them may have been admitted, and ended before that was written
+        /// down.
         begun: Vec<RunId>,
         /// This one. It was written down before this was sent.
         run: RunId,
@@ -82,11 +83,11 @@ message!(
 wire_enum!(Suspicion {
     /// A call to it failed, or was not answered for long.
     Failed = 1,
-    /// It has not answered yet although it should have: look quickly. Nothing happens if it answers, or if a group
-    /// would have fewer than k current members without it.
+    /// It has not answered yet although it should have: look quickly. Nothing happens if it answers, or if a
+    /// group would have fewer than k current members without it.
     Unreachable = 2,
-    /// The others of its group answered the same long before: do without it for a while even if it answers, where every
-    /// other member of a group is current.
+    /// The others of its group answered the same long before: do without it for a while even if it answers,
+    /// where every other member of a group is current.
     Slow = 3,
 });
 message!(
@@ -98,7 +99,8 @@ message!(
     CaughtUp = 5 by [Storage] -> MapReply { target: TargetId, group: PgId, epoch: Epoch }
 );
 message!(
-    /// Leaves in good order, with the last reports: the node is down at once, without waiting for its silence.
+    /// Leaves in good order, with the last reports: the node is down at once, without waiting for its
+    /// silence.
     Leave = 6 by [Storage, Meta] -> () { node: NodeId, targets: Vec<TargetReport> }
 );
 message!(
@@ -115,7 +117,8 @@ message!(ClusterStatus {
     program: Program,
 });
 message!(
-    /// The sender cannot reach a node that others reach. Said again every [`LINK_REPORT_MS`] as long as it is so.
+    /// The sender cannot reach a node that others reach. Said again every [`LINK_REPORT_MS`] as long as it is
+    /// so.
     ReportLink = 21 by [Meta, Storage, Mount, Mover, Console] -> () {
         node: NodeId,
         /// For how long; 0: it is reached again.
@@ -128,8 +131,9 @@ message!(
     CutLink { from: String, role: Role, to: NodeId, since_ms: u64, why: String }
 );
 message!(
-    /// A metadata role takes the lead of a namespace; the epoch fences the leader before it. `Exists`: another node that is
-    /// up leads it, or there is one of that name already. `Denied`: the directory is not that namespace's, or an old copy.
+    /// A metadata role takes the lead of a namespace; the epoch fences the leader before it. `Exists`:
+    /// another node that is up leads it, or there is one of that name already. `Denied`: the directory is not
+    /// that namespace's, or an old copy.
     LeadNamespace = 8 by [Meta] -> LeadReply {
         node: NodeId,
         namespace: String,
@@ -142,13 +146,15 @@ message!(
     }
 );
 message!(
-    /// A failed target may be used again: an administrator has seen to its disk. It comes back behind, when its
-    /// process serves it. `Exists`: it has not failed. `Invalid`: its running process still says that it has.
+    /// A failed target may be used again: an administrator has seen to its disk. It comes back behind, when
+    /// its process serves it. `Exists`: it has not failed. `Invalid`: its running process still says that it
+    /// has.
     ClearTarget = 9 by [Console, Operator] -> MapReply { target: TargetId }
 );
 message!(LeadReply { namespace: NamespaceId, leader_epoch: Epoch, map: Arc<ClusterMap> });
 message!(
-    /// Makes the placement groups of a scheme where there are none yet. `Invalid`: no pool has targets enough that are up.
+    /// Makes the placement groups of a scheme where there are none yet. `Invalid`: no pool has targets enough
+    /// that are up.
     MakeGroups = 10 by [Meta, Console, Operator] -> MapReply {
         /// In this pool; absent: in every pool that has targets enough.
         pool: Option<String>,
@@ -156,13 +162,14 @@ message!(
     }
 );
 message!(
-    /// Where the coordinator listens, for members that were given only one of its addresses: it may be started on another one.
+    /// Where the coordinator listens, for members that were given only one of its addresses: it may be
+    /// started on another one.
     GetCoordinators = 25 by [Meta, Storage, Mount, Mover, Console, Operator, Auditor, User] -> Coordinators {}
 );
 message!(Coordinators { addrs: Vec<String> });
 message!(
-    /// What is recorded of these volumes; a rule of the same glob is replaced, and one that records nothing is
-    /// removed.
+    /// What is recorded of these volumes; a rule of the same glob is replaced, and one that records nothing
+    /// is removed.
     AuditVolumes = 63 by [Console] -> MapReply { rule: AuditRule }
 );
 message!(
@@ -321,7 +328,7 @@ message!(
     }
 );
 message!(
-    /// The leader's directory holds so many changes, all durable: from now on one that holds fewer is an old copy.
-    /// `Exists`: another node leads the namespace by now. `NotFound`: it was given up.
+    /// The leader's directory holds so many changes, all durable: from now on one that holds fewer is an old
+    /// copy. `Exists`: another node leads the namespace by now. `NotFound`: it was given up.
     RecordProgress = 11 by [Meta] -> () { node: NodeId, namespace: NamespaceId, changes: u64 }
 );

@@ -1,7 +1,8 @@
 //! Messages between the copies of a namespace's journal.
 //!
-//! Each carries the epoch of the leader that it comes from, or goes to. A copy refuses an older one than it knows
-//! (`Stale`), and remembers a newer one before it answers. The bytes of records and of states travel in the payload.
+//! Each carries the epoch of the leader that it comes from, or goes to. A copy refuses an older one than it
+//! knows (`Stale`), and remembers a newer one before it answers. The bytes of records and of states travel in
+//! the payload.
 use crate::coord::MapReply;
 use crate::data::PAYLOAD_MAX;
 use crate::message;
@@ -36,13 +37,14 @@ message!(
     JournalHeld { epochs: JournalEpochs, durable: u64 }
 );
 message!(
-    /// The copy removes its records behind `to`, and takes the leader's from there on. Without `to` it fetches the whole
-    /// state first: the leader does not keep the records that it lacks.
+    /// The copy removes its records behind `to`, and takes the leader's from there on. Without `to` it
+    /// fetches the whole state first: the leader does not keep the records that it lacks.
     JournalCutBack = 402 by [Meta] -> () { namespace: NamespaceId, epoch: Epoch, to: Option<u64> }
 );
 message!(RecordHead { epoch: Epoch, bytes: u32 });
 message!(
-    /// Records behind `after`, whose bodies are the payload. The leader says which records are durable in every copy.
+    /// Records behind `after`, whose bodies are the payload. The leader says which records are durable in
+    /// every copy.
     JournalAppend = 400 by [Meta] -> JournalKept {
         namespace: NamespaceId,
         epoch: Epoch,
@@ -52,8 +54,8 @@ message!(
     }
 );
 message!(
-    /// Up to there the copy has the leader's records on its disk. It knows no newer epoch than the leader's, and will
-    /// acknowledge nothing as a leader while this word counts.
+    /// Up to there the copy has the leader's records on its disk. It knows no newer epoch than the leader's,
+    /// and will acknowledge nothing as a leader while this word counts.
     JournalKept { kept: u64 }
 );
 message!(
@@ -61,8 +63,8 @@ message!(
     JournalRight = 404 by [Meta] -> JournalKept { namespace: NamespaceId, epoch: Epoch }
 );
 message!(
-    /// A copy fetches the state that its leader has folded: the keys behind `after`, as the payload. The first part, of
-    /// `export` 0, gives the state a number.
+    /// A copy fetches the state that its leader has folded: the keys behind `after`, as the payload. The
+    /// first part, of `export` 0, gives the state a number.
     StateFetch = 403 by [Meta] -> StatePart {
         namespace: NamespaceId,
         epoch: Epoch,
@@ -71,12 +73,14 @@ message!(
     }
 );
 message!(
-    /// The state includes the records up to `seq`, the last of which is of `epoch`. A part without keys is the last one.
+    /// The state includes the records up to `seq`, the last of which is of `epoch`. A part without keys is
+    /// the last one.
     StatePart { export: u64, seq: u64, epoch: Epoch }
 );
 
 message!(
-    /// To the coordinator: how many nodes shall keep the namespace. Nodes that offer themselves take the places.
+    /// To the coordinator: how many nodes shall keep the namespace. Nodes that offer themselves take the
+    /// places.
     SetCopies = 80 by [Console] -> MapReply {
         namespace: String,
         /// 1 to [`COPIES_MAX`]; 0: all are lost, and the namespace is to be restored from an export.
@@ -86,8 +90,9 @@ message!(
     }
 );
 message!(
-    /// To the coordinator: the node's directory can keep a copy of the namespace. It takes a free place, or its
-    /// own again. `Denied`: the directory lacks changes that it had. `Unavailable`: there is no free place.
+    /// To the coordinator: the node's directory can keep a copy of the namespace. It takes a free place, or
+    /// its own again. `Denied`: the directory lacks changes that it had. `Unavailable`: there is no free
+    /// place.
     KeepCopy = 81 by [Meta] -> MapReply {
         node: NodeId,
         namespace: NamespaceId,

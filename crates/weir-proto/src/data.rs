@@ -1,7 +1,8 @@
 //! Messages to a target store (methods 200–299).
 //!
 //! A request names the placement group and the epoch under which its sender acts; a target refuses a lower
-//! epoch than it knows (`Stale`: fetch the map, try again) and fetches the map itself when it sees a higher one.
+//! epoch than it knows (`Stale`: fetch the map, try again) and fetches the map itself when it sees a higher
+//! one.
 use crate::message;
 use crate::wire_enum;
 use crate::{CellId, Epoch, FileId, PgId, Seq, TargetId, Version};
@@ -36,9 +37,9 @@ wire_enum!(WriteMode {
     Prepare = 2,
     /// `Prepare` by the leader of a seal: the leader itself resolves it after a crash.
     PrepareSeal = 3,
-    /// Bytes that were evicted come back: the base at once, in place of what was written with a lower token epoch. `Stale`
-    /// where something was written with this one or a higher one. Its version has the counter `FILL_COUNTER`, which
-    /// neither writers nor seals take.
+    /// Bytes that were evicted come back: the base at once, in place of what was written with a lower token
+    /// epoch. `Stale` where something was written with this one or a higher one. Its version has the counter
+    /// `FILL_COUNTER`, which neither writers nor seals take.
     Fill = 4,
 });
 
@@ -46,7 +47,8 @@ wire_enum!(WriteMode {
 pub const UNFENCED: u32 = u32::MAX;
 /// The counter of versions that `WriteMode::Fill` writes: below all others under the same token epoch.
 pub const FILL_COUNTER: u32 = 1;
-/// How far the counter of a seal may be above its base, or above `FILL_COUNTER` where the base is of a lower token epoch.
+/// How far the counter of a seal may be above its base, or above `FILL_COUNTER` where the base is of a lower
+/// token epoch.
 pub const SEAL_ROOM: u32 = 64;
 
 message!(
@@ -58,17 +60,18 @@ message!(
         version: Version,
         mode: WriteMode,
         missing: MissingMask,
-        /// For each data cell of the stripe, the overlay sequence that this version includes. Empty with `Fresh`.
+        /// For each data cell of the stripe, the overlay sequence that this version includes. Empty with
+        /// `Fresh`.
         folded_seqs: Vec<Seq>,
         /// CRC32C of each CHECKSUM_BLOCK of the payload, the last one short.
         block_crcs: Vec<u32>,
     }
 );
 message!(
-    /// Makes sure that a version is here, as the base or beside it, and adds to its mask; a member that lacks it takes it from k current
-    /// ones that have it. Before a version is committed all live members hold it under one epoch, and under that epoch it is committed:
-    /// so who has committed it is never alone with it. `NotFound`: fewer have it. `Stale`: somebody with a higher token epoch decides about
-    /// the file now.
+    /// Makes sure that a version is here, as the base or beside it, and adds to its mask; a member that lacks
+    /// it takes it from k current ones that have it. Before a version is committed all live members hold it
+    /// under one epoch, and under that epoch it is committed: so who has committed it is never alone with it.
+    /// `NotFound`: fewer have it. `Stale`: somebody with a higher token epoch decides about the file now.
     HoldStripe = 203 by [Storage, Mount, Mover, Console] -> () {
         place: Place,
         cell: CellId,
@@ -93,8 +96,9 @@ wire_enum!(OverlayKind {
     Void = 3,
 });
 message!(
-    /// Writes bytes into a data cell through its target (or, where that is down, the first live parity target):
-    /// it gives the next sequence number, logs, mirrors to all live parity targets, and replies when all hold it.
+    /// Writes bytes into a data cell through its target (or, where that is down, the first live parity
+    /// target): it gives the next sequence number, logs, mirrors to all live parity targets, and replies when
+    /// all hold it.
     WriteOverlay = 210 by [Storage, Mount, Mover, Console] -> OverlayWritten {
         place: Place,
         /// Index is that of the data cell, also at a parity target.
@@ -109,7 +113,8 @@ message!(
         layout_scheme: crate::map::Scheme,
         /// Chosen at random for each write, the same for each attempt at it.
         write: u64,
-        /// Counts from 0. One that arrives after a later one, over a connection that broke, is refused: the writer has gone on.
+        /// Counts from 0. One that arrives after a later one, over a connection that broke, is refused: the
+        /// writer has gone on.
         attempt: u32,
     }
 );
@@ -119,8 +124,9 @@ message!(OverlayWritten {
     map_version: u64,
 });
 message!(
-    /// The sequencer's copy to a parity target. Sequence numbers of one cell arrive in order, or wait. `again`: it repeats
-    /// what it has for long, so that all copies are the same: no fence stops that, and it replaces what is there.
+    /// The sequencer's copy to a parity target. Sequence numbers of one cell arrive in order, or wait.
+    /// `again`: it repeats what it has for long, so that all copies are the same: no fence stops that, and it
+    /// replaces what is there.
     MirrorOverlay = 211 by [Storage] -> () {
         place: Place,
         cell: CellId,
@@ -143,8 +149,8 @@ wire_enum!(ReadView {
     Base = 2,
 });
 message!(
-    /// Reads `len` bytes from `offset` of a cell (both multiples of CHECKSUM_BLOCK, except that a read may end
-    /// at the cell's end). The payload is what is there, cut at the fragment's end: the rest is zeros.
+    /// Reads `len` bytes from `offset` of a cell (both multiples of CHECKSUM_BLOCK, except that a read may
+    /// end at the cell's end). The payload is what is there, cut at the fragment's end: the rest is zeros.
     ReadCell = 220 by [Storage, Mount, Mover, Console] -> CellRead {
         place: Place,
         cell: CellId,
@@ -168,8 +174,9 @@ message!(CellRead {
     block_crcs: Vec<u32>,
 });
 message!(
-    /// The overlays of a data cell that its target logs or a parity target mirrors, above `after`, in order of sequence.
-    /// The payload is the data parts one after the other. A long list comes in parts: see `more`.
+    /// The overlays of a data cell that its target logs or a parity target mirrors, above `after`, in order
+    /// of sequence. The payload is the data parts one after the other. A long list comes in parts: see
+    /// `more`.
     ReadOverlays = 221 by [Storage, Mount, Mover, Console] -> OverlaysRead { place: Place, cell: CellId, after: Seq }
 );
 message!(OverlayExtent { seq: Seq, offset: u32, len: u32, kind: OverlayKind, crc: u32, token_epoch: u32 });
@@ -187,7 +194,8 @@ message!(CellStat {
     known: bool,
     base: Version,
     prepared: Vec<Version>,
-    /// Per data cell (parity target) or for this cell (data target): highest contiguous overlay sequence held.
+    /// Per data cell (parity target) or for this cell (data target): highest contiguous overlay sequence
+    /// held.
     overlay_seqs: Vec<Seq>,
     folded_seqs: Vec<Seq>,
     missing: MissingMask,
@@ -225,8 +233,9 @@ message!(DropFileReply {
 });
 message!(PreparedCell { cell: CellId, group: PgId, version: Version });
 message!(
-    /// Asks a data cell's target to fold its overlays into a new base kept beside the old one (a prepared version)
-    /// and to return its bytes; the leader of a seal encodes parity from them. Payload of the reply: the new base.
+    /// Asks a data cell's target to fold its overlays into a new base kept beside the old one (a prepared
+    /// version) and to return its bytes; the leader of a seal encodes parity from them. Payload of the reply:
+    /// the new base.
     SealCell = 240 by [Storage] -> SealedCell { place: Place, cell: CellId, version: Version }
 );
 message!(SealedCell { folded_seq: Seq, fragment_bytes: u32, block_crcs: Vec<u32> });
@@ -285,8 +294,8 @@ message!(
 );
 message!(TruncationList { truncations: Vec<Truncation>, more: bool });
 message!(
-    /// Stripes from `from_stripe` to before `to_stripe` hold nothing that was written with a token epoch below
-    /// `token_epoch`.
+    /// Stripes from `from_stripe` to before `to_stripe` hold nothing that was written with a token epoch
+    /// below `token_epoch`.
     Truncation { number: u64, file: FileId, from_stripe: u64, to_stripe: u64, token_epoch: u32 }
 );
 message!(
@@ -305,8 +314,8 @@ message!(
     }
 );
 message!(
-    /// The first stripe of a file, at or after `from_stripe`, that this target has anything of, in whatever group. A parity target of a
-    /// group has a part of all that is written there.
+    /// The first stripe of a file, at or after `from_stripe`, that this target has anything of, in whatever
+    /// group. A parity target of a group has a part of all that is written there.
     NextStripe = 265 by [Storage, Mount, Mover, Console] -> StripeFound { place: Place, file: FileId, from_stripe: u64 }
 );
 message!(StripeFound { stripe: Option<u64> });
@@ -315,8 +324,8 @@ message!(
     SealFile = 242 by [Storage, Console] -> () { target: TargetId, file: FileId }
 );
 message!(
-    /// A call to a target of another node, from a node that cannot reach that one. The answer's payload is the target's.
-    /// Passed on once: who passes it on calls the target's node itself.
+    /// A call to a target of another node, from a node that cannot reach that one. The answer's payload is
+    /// the target's. Passed on once: who passes it on calls the target's node itself.
     PassOn = 260 by [Meta, Storage, Mount, Mover, Console] -> PassedOn { target: TargetId, method: u16, body: Bytes }
 );
 message!(PassedOn { body: Bytes });

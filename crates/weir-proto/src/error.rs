@@ -1,4 +1,5 @@
-//! The kinds of errors that a caller can act on, and three total matches: kind → errno, HTTP status, exit code.
+//! The kinds of errors that a caller can act on, and three total matches: kind → errno, HTTP status, exit
+//! code.
 use crate::wire::{Reader, Wire, Writer};
 use std::fmt;
 

@@ -1,8 +1,9 @@
 //! The frame: what travels on a connection between two nodes. `docs/protocol.md` draws it.
 //!
-//! A fixed header of 64 bytes, an encoded body, a payload. The header's checksum covers the header and the body, the
-//! payload has its own, so that a damaged payload fails one call and a damaged header ends the connection. Lengths are
-//! checked against their limits before anything is allocated for them. Knows no method and no connection.
+//! A fixed header of 64 bytes, an encoded body, a payload. The header's checksum covers the header and the
+//! body, the payload has its own, so that a damaged payload fails one call and a damaged header ends the
+//! connection. Lengths are checked against their limits before anything is allocated for them. Knows no
+//! method and no connection.
 use crate::checksum::{crc32c, crc32c_append};
 use crate::data::PAYLOAD_MAX;
 use crate::version::VERSION_MAX;

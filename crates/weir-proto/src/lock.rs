@@ -1,7 +1,7 @@
 //! File locks: what the metadata leader and a client must agree on, and the arithmetic of one owner's ranges.
 //!
-//! Invariants of [`OwnerRanges`]: ranges are in order, do not overlap, and neighbours of one kind are one range.
-//! Knows nothing of sessions, of waiting, or of who is in whose way.
+//! Invariants of [`OwnerRanges`]: ranges are in order, do not overlap, and neighbours of one kind are one
+//! range. Knows nothing of sessions, of waiting, or of who is in whose way.
 use crate::wire::{Reader, Wire, Writer};
 use crate::{Error, InodeId, Result, SessionId, message, wire_enum};
 
@@ -55,7 +55,8 @@ impl Wire for LockRange {
 }
 
 message!(
-    /// Who holds a lock, within a session: a process's table of files, or one open file. The number is the client's.
+    /// Who holds a lock, within a session: a process's table of files, or one open file. The number is the
+    /// client's.
     LockOwner { space: LockSpace, id: u64 }
 );
 impl Copy for LockOwner {}
@@ -110,14 +111,15 @@ wire_enum!(
     }
 );
 message!(
-    /// Locks, converts or unlocks (`kind` absent) a range. Sent again with the same ticket it keeps its place in the
-    /// queue. Taken only on the connection on which the session's locks were named last, so that none comes late.
+    /// Locks, converts or unlocks (`kind` absent) a range. Sent again with the same ticket it keeps its place
+    /// in the queue. Taken only on the connection on which the session's locks were named last, so that none
+    /// comes late.
     SetLock = 150 by [Mount, Mover, Console] -> LockAnswer {
         session: SessionId, ino: InodeId, owner: LockOwner, range: LockRange, kind: Option<LockKind>, pid: u32,
         /// Not 0: wait for it, under this number of the client's.
         ticket: u64,
-        /// With `kind` absent: nothing is unlocked yet, but the open file is being closed, and will be in a moment.
-        /// With `kind`: the close of the open file will not be announced in that way.
+        /// With `kind` absent: nothing is unlocked yet, but the open file is being closed, and will be in a
+        /// moment. With `kind`: the close of the open file will not be announced in that way.
         closing: bool,
     }
 );
@@ -141,8 +143,8 @@ message!(
 message!(LockList { entries: Vec<LockEntry>, /** Those that did not fit. */ more: u32 });
 message!(HeldLock { ino: InodeId, owner: LockOwner, range: LockRange, kind: LockKind, pid: u32 });
 message!(
-    /// On a new connection, before `SessionResume`: names what the session holds, at most `RECLAIM_MAX` at a time. What
-    /// it does not name is not held, and it waits for nothing any more.
+    /// On a new connection, before `SessionResume`: names what the session holds, at most `RECLAIM_MAX` at a
+    /// time. What it does not name is not held, and it waits for nothing any more.
     ReclaimLocks = 154 by [Mount, Mover, Console] -> Reclaimed {
         session: SessionId, held: Vec<HeldLock>,
         /// Another message on this connection names the rest; until then nothing is taken up.

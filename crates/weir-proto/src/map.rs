@@ -1,5 +1,5 @@
-//! The cluster map: who is a member, where targets are, which placement groups exist and who leads a namespace.
-//! Small, versioned, the same for everybody who holds the same version.
+//! The cluster map: who is a member, where targets are, which placement groups exist and who leads a
+//! namespace. Small, versioned, the same for everybody who holds the same version.
 use crate::access::{AccessRules, AuditRule};
 use crate::data::GroupAt;
 use crate::home_rule::HomeRule;
@@ -171,7 +171,8 @@ wire_enum!(
         Current = 1,
         /// Not reachable: neither read nor written; what is written meanwhile is under-replicated.
         Down = 2,
-        /// Back, and written again, but what it missed is not repaired yet: read only as a last resort, by version.
+        /// Back, and written again, but what it missed is not repaired yet: read only as a last resort, by
+        /// version.
         Behind = 3,
     }
 );
@@ -193,13 +194,14 @@ message!(
     }
 );
 message!(
-    /// A run of a target's process that the coordinator admitted. Each one has a higher number than the one before.
+    /// A run of a target's process that the coordinator admitted. Each one has a higher number than the one
+    /// before.
     #[derive(Copy, Default)]
     Run { number: u64, id: RunId }
 );
 message!(
-    /// What is known of a run: the highest position of the index's journal that was reported. A target that returns with less has lost
-    /// something.
+    /// What is known of a run: the highest position of the index's journal that was reported. A target that
+    /// returns with less has lost something.
     #[derive(Copy, Default)]
     RunSeen { run: Run, position: u64 }
 );
@@ -212,7 +214,8 @@ message!(Target {
     capacity: u64,
     /// The last run that was admitted: a target that returns without a trace of it is not what it was.
     last: RunSeen,
-    /// While it is refilled: the last run in which it had what it lost, so that its right disk is known when it is put back.
+    /// While it is refilled: the last run in which it had what it lost, so that its right disk is known when
+    /// it is put back.
     whole: RunSeen,
 });
 message!(
@@ -223,8 +226,8 @@ message!(
         /// The group's epoch when the member was last `Current`. For a current one: that of the last change
         /// of a member's state.
         since: Epoch,
-        /// The group's epoch when the target returned without what it had, until it is refilled; 0: it did not. What it has from
-        /// before that epoch does not count.
+        /// The group's epoch when the target returned without what it had, until it is refilled; 0: it did
+        /// not. What it has from before that epoch does not count.
         lost_at: Epoch,
     }
 );
@@ -308,15 +311,15 @@ pub struct ClusterMap {
     pub namespaces: Vec<NamespaceEntry>,
     /// Where users may have homes.
     pub homes: Vec<HomeRule>,
-    /// The number that was given to a namespace last. The first one is random, so that a coordinator that lost its
-    /// directory does not give the numbers again under which targets still hold cells.
+    /// The number that was given to a namespace last. The first one is random, so that a coordinator that
+    /// lost its directory does not give the numbers again under which targets still hold cells.
     pub last_namespace: NamespaceId,
     /// Nodes whose certificates are refused although they hold.
     pub removed: Vec<RemovedNode>,
     /// Rules for mounts; the first one that names a node and a volume decides.
     pub access: AccessRules,
-    /// The pins (SHA-256, 128 bits) of the authorities whose certificates hold; the first one signs. A node that
-    /// keeps others renews. Empty below level [`LEVEL_OF_STEPS`], as `audits`.
+    /// The pins (SHA-256, 128 bits) of the authorities whose certificates hold; the first one signs. A node
+    /// that keeps others renews. Empty below level [`LEVEL_OF_STEPS`], as `audits`.
     pub authorities: Vec<[u8; 16]>,
     /// What metadata leaders record in their audit logs.
     pub audits: Vec<AuditRule>,
@@ -414,7 +417,8 @@ impl Member {
 }
 
 impl Group {
-    /// The newest epoch in which k members may have been current, so in which something may have been written.
+    /// The newest epoch in which k members may have been current, so in which something may have been
+    /// written.
     pub fn last_writable_epoch(&self) -> Epoch {
         let mut since: Vec<Epoch> = self.members.iter().map(|m| m.since).collect();
         since.sort_unstable();
@@ -425,7 +429,8 @@ impl Group {
     pub fn missed_nothing(&self, member: &Member) -> bool {
         !member.is_lost() && member.since >= self.last_writable_epoch()
     }
-    /// More members than parity stands for are without what they had: what only they had is lost, and nobody can be refilled.
+    /// More members than parity stands for are without what they had: what only they had is lost, and nobody
+    /// can be refilled.
     pub fn is_lost(&self) -> bool {
         let known = self.knows_all_writes();
         let has_all = |m: &&Member| {
@@ -441,13 +446,13 @@ impl Group {
     pub fn pauses_seals(&self, level: u16) -> bool {
         self.members.iter().any(|m| m.state == MemberState::Behind && !m.is_filled(level))
     }
-    /// Members that hold everything. Writes need at least `scheme.data` of them: the coordinator relies on it when
-    /// it decides who missed nothing (see `weir-coord`'s transitions).
+    /// Members that hold everything. Writes need at least `scheme.data` of them: the coordinator relies on it
+    /// when it decides who missed nothing (see `weir-coord`'s transitions).
     pub fn current_count(&self) -> usize {
         self.members.iter().filter(|m| m.state == MemberState::Current).count()
     }
-    /// Whether current members know of everything that was written: k of any kind do, and so does each that keeps parity, which has
-    /// the overlay logs of all data cells.
+    /// Whether current members know of everything that was written: k of any kind do, and so does each that
+    /// keeps parity, which has the overlay logs of all data cells.
     pub fn knows_all_writes(&self) -> bool {
         let mut keep_parity = self.members.iter().skip(usize::from(self.scheme.data));
         self.is_writable() || keep_parity.any(|m| m.state == MemberState::Current)

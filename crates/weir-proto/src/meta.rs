@@ -1,4 +1,5 @@
-//! Messages between a client and a namespace's metadata leader (methods 100–199, calls back to the client 300–399).
+//! Messages between a client and a namespace's metadata leader (methods 100–199, calls back to the client
+//! 300–399).
 //!
 //! Every change of the namespace carries an [`Op`]: a retry with the same (session, slot, seq) gets the reply
 //! of the first try. Replies mean: durable.
@@ -95,7 +96,8 @@ wire_enum!(
         None = 0,
         /// Attributes, data and, of a directory, its names (also that a name is absent). Shared.
         Read = 1,
-        /// Attributes and data, also changed and not written back yet; size and mtime are the holder's. Exclusive.
+        /// Attributes and data, also changed and not written back yet; size and mtime are the holder's.
+        /// Exclusive.
         Write = 2,
     }
 );
@@ -105,14 +107,17 @@ message!(
         kind: LeaseKind,
         /// Token epoch for fragment versions (Write, or None with write access while the file is shared).
         token_epoch: u32,
-        /// A writer died with this file open: the holder must recover its data before anybody reads (see client).
+        /// A writer died with this file open: the holder must recover its data before anybody reads (see
+        /// client).
         recover: bool,
-        /// Upper bound of what may be on targets beyond `size`, in bytes: extend only after zeroing up to there.
+        /// Upper bound of what may be on targets beyond `size`, in bytes: extend only after zeroing up to
+        /// there.
         data_end: u64,
-        /// The volume whose limit of bytes stands over new data of the file (see `ReserveQuota`); 0: none does. Told where Write
-        /// may be granted, elsewhere 0.
+        /// The volume whose limit of bytes stands over new data of the file (see `ReserveQuota`); 0: none
+        /// does. Told where Write may be granted, elsewhere 0.
         limited: VolumeId,
-        /// The cluster map under which what this shows is read, or a newer one: a target that is not in its group any more may not know it.
+        /// The cluster map under which what this shows is read, or a newer one: a target that is not in its
+        /// group any more may not know it.
         map_version: u64,
     }
 );
@@ -124,7 +129,8 @@ message!(
         namespace: NamespaceId,
         /// Shown to administrators: host name and mount point.
         client: String,
-        /// Which process it is, for a leader on the same machine: it can see that the process is gone. Empty: not told.
+        /// Which process it is, for a leader on the same machine: it can see that the process is gone. Empty:
+        /// not told.
         process: String,
     }
 );
@@ -146,8 +152,9 @@ message!(HeldLease {
     append_token: bool,
 });
 message!(
-    /// After a reconnect: takes up the session again and names what the client holds, at most `HELD_MAX` at a time.
-    /// `Stale`: it expired, all is lost. Under a new session, before anything else: what is open since before it.
+    /// After a reconnect: takes up the session again and names what the client holds, at most `HELD_MAX` at a
+    /// time. `Stale`: it expired, all is lost. Under a new session, before anything else: what is open since
+    /// before it.
     SessionResume = 101 by [Mount, Mover, Console, Operator, Auditor, User] -> SessionResumed {
         session: SessionId,
         held: Vec<HeldLease>,
@@ -259,8 +266,9 @@ message!(
     ReleaseLease = 119 by [Mount, Mover, Console] -> () { session: SessionId, ino: InodeId, keep: LeaseKind }
 );
 message!(
-    /// Opens a regular file. `write`: counts as a writer. `execute`: it is read to be run, which takes the right to execute it
-    /// instead of that to read. Grants the strongest lease that conflicts with nobody's use.
+    /// Opens a regular file. `write`: counts as a writer. `execute`: it is read to be run, which takes the
+    /// right to execute it instead of that to read. Grants the strongest lease that conflicts with nobody's
+    /// use.
     Open = 120 by [Mount, Mover, Console] -> Opened {
         session: SessionId, cred: Cred, ino: InodeId, read: bool, write: bool, truncate: bool, execute: bool,
     }
@@ -286,14 +294,14 @@ message!(
     Recovered = 123 by [Mount, Mover, Console] -> Entry { op: Op, ino: InodeId, token_epoch: u32 }
 );
 message!(
-    /// The only writer gives the file up, and a write of its own that failed has left a stripe of it in doubt: at some targets
-    /// one version, at others another. Whoever has the file next recovers it, as if this writer had died. Changes nothing if
-    /// another one has written to the file since.
+    /// The only writer gives the file up, and a write of its own that failed has left a stripe of it in
+    /// doubt: at some targets one version, at others another. Whoever has the file next recovers it, as if
+    /// this writer had died. Changes nothing if another one has written to the file since.
     LeaveInDoubt = 126 by [Mount, Mover, Console] -> () { op: Op, ino: InodeId }
 );
 message!(
-    /// This client has written under that cluster map. Sent before anybody is told what was written; whoever reads after the answer waits
-    /// for that map.
+    /// This client has written under that cluster map. Sent before anybody is told what was written; whoever
+    /// reads after the answer waits for that map.
     NoteMap = 127 by [Mount, Mover, Console] -> () { session: SessionId, map_version: u64 }
 );
 
@@ -368,7 +376,8 @@ message!(
         data_end: u64,
         /// Made under this client's append token, and releases it; refused if the token was lost.
         append_token: bool,
-        /// What was written since the last commit that the leader answered, at most `CHANGED_MAX` ranges; may be more.
+        /// What was written since the last commit that the leader answered, at most `CHANGED_MAX` ranges; may
+        /// be more.
         changed: Vec<Range>,
     }
 );
@@ -384,8 +393,9 @@ message!(SetXattr = 140 by [Mount, Mover, Console] -> Entry {
 });
 message!(RemoveXattr = 141 by [Mount, Mover, Console] -> Entry { op: Op, cred: Cred, ino: InodeId, name: Bytes });
 message!(
-    /// Makes and opens a regular file without a name, with the permissions that one made in `parent` would get. The first
-    /// `Link` of it gives it one, as long as this session has it open; else it goes with its last close.
+    /// Makes and opens a regular file without a name, with the permissions that one made in `parent` would
+    /// get. The first `Link` of it gives it one, as long as this session has it open; else it goes with its
+    /// last close.
     CreateNameless = 142 by [Mount, Mover, Console] -> Entry {
         op: Op, cred: Cred, parent: InodeId, mode: u32, umask: u32,
         /// As in `Create`; bit 1 must be set.
@@ -393,18 +403,21 @@ message!(
     }
 );
 message!(
-    /// What was read, and when, at most `ACCESSES_MAX` at a time: access times follow where they are older. May come late,
-    /// twice, or not at all; a client tells what it read under a lease before it gives the lease back.
+    /// What was read, and when, at most `ACCESSES_MAX` at a time: access times follow where they are older.
+    /// May come late, twice, or not at all; a client tells what it read under a lease before it gives the
+    /// lease back.
     NoteAccess = 143 by [Mount, Mover, Console] -> () { session: SessionId, accesses: Vec<AccessTime> }
 );
 message!(AccessTime { ino: InodeId, at: Time });
 
 // ---- metadata → client, on the client's own connection
 message!(
-    /// Give a lease back (down to `keep`): flush, commit, drop caches, then answer. The answer is the release.
+    /// Give a lease back (down to `keep`): flush, commit, drop caches, then answer. The answer is the
+    /// release.
     Revoke = 300 by [Meta] -> () { ino: InodeId, keep: LeaseKind }
 );
 message!(
-    /// A writer of the file died, and somebody waits for what it left to be decided: do so, as who opens the file does, then answer.
+    /// A writer of the file died, and somebody waits for what it left to be decided: do so, as who opens the
+    /// file does, then answer.
     RecoverFile = 303 by [Meta] -> () { ino: InodeId }
 );

@@ -1,7 +1,8 @@
-//! The methods of the protocol, and who may send each: the table that a server looks at before it dispatches a request.
+//! The methods of the protocol, and who may send each: the table that a server looks at before it dispatches
+//! a request.
 //!
-//! A message declares its senders (`message!(Join = 1 by [Storage, Meta] -> …)`). A method that is not listed here is served by nobody.
-//! The methods of administration are a second list: servers keep records of these.
+//! A message declares its senders (`message!(Join = 1 by [Storage, Meta] -> …)`). A method that is not listed
+//! here is served by nobody. The methods of administration are a second list: servers keep records of these.
 use crate::Request;
 use crate::sender::Senders;
 
@@ -106,7 +107,8 @@ pub fn find(number: u16) -> Option<&'static Method> {
 /// Requests that a process shows itself by: see [`crate::watch`].
 const LOOKS: std::ops::Range<u16> = 500..510;
 
-/// Whether its answer waits for news on purpose, or for other processes that are looked at: no work is delayed by that.
+/// Whether its answer waits for news on purpose, or for other processes that are looked at: no work is
+/// delayed by that.
 pub fn is_answered_late(number: u16) -> bool {
     use crate::{coord::GetMap, recall::TakeRecalls, relation};
     [GetMap::METHOD, TakeRecalls::METHOD, relation::ReadChanges::METHOD, relation::LeaseWork::METHOD]

@@ -1,6 +1,7 @@
 //! Messages about evicted bytes: those that are at home only, and how they come back (methods 180–189).
 //!
-//! Sent to a namespace's metadata leader by clients (what is evicted, wait for it) and by movers (what to fetch).
+//! Sent to a namespace's metadata leader by clients (what is evicted, wait for it) and by movers (what to
+//! fetch).
 use crate::map::Layout;
 use crate::meta::{Cred, Entry, Op};
 use crate::relation::RelationId;
@@ -18,18 +19,18 @@ message!(
 impl Copy for ByteRange {}
 
 message!(
-    /// Gives the space of a file's bytes back: home has them. Whole stripes within the range, and the tail if the range goes to
-    /// the end of the file. Everybody's leases are recalled first. `Name(Busy)`: it is open for writing, or pinned;
-    /// `Denied`: home does not have all of it yet.
+    /// Gives the space of a file's bytes back: home has them. Whole stripes within the range, and the tail if
+    /// the range goes to the end of the file. Everybody's leases are recalled first. `Name(Busy)`: it is open
+    /// for writing, or pinned; `Denied`: home does not have all of it yet.
     Evict = 180 by [Mount, Mover, Console] -> Evicted {
         op: Op,
         cred: Cred,
         ino: InodeId,
         from: u64,
         to: u64,
-        /// Other than 0: the caller alone writes the file under this token epoch, has nothing of the range that is not
-        /// committed, and begins nothing there before the answer. It keeps its lease; what home has of the range from its
-        /// beginning on goes, but for the stripe with the end of the file.
+        /// Other than 0: the caller alone writes the file under this token epoch, has nothing of the range
+        /// that is not committed, and begins nothing there before the answer. It keeps its lease; what home
+        /// has of the range from its beginning on goes, but for the stripe with the end of the file.
         under: u32,
     }
 );
@@ -66,14 +67,15 @@ message!(
     WantRecall = 183 by [Mount, Mover, Console] -> () { session: SessionId, ino: InodeId, from: u64, to: u64 }
 );
 message!(
-    /// A mover asks for work, and waits for some. What it was given before and does not name in `busy` goes to others.
+    /// A mover asks for work, and waits for some. What it was given before and does not name in `busy` goes
+    /// to others.
     TakeRecalls = 184 by [Mover, Console] -> RecallsTaken { session: SessionId, max: u32, wait_ms: u32, busy: Vec<RecallId> }
 );
 message!(RecallId { ino: InodeId, from: u64, token_epoch: u32 });
 message!(RecallsTaken { recalls: Vec<RecallWork> });
 message!(
-    /// Bytes that a mover brings back: exactly these, under this token epoch. Whole stripes, but for the last one, which may
-    /// end where the file ended when it was evicted; what is behind in it is zeros.
+    /// Bytes that a mover brings back: exactly these, under this token epoch. Whole stripes, but for the last
+    /// one, which may end where the file ended when it was evicted; what is behind in it is zeros.
     RecallWork {
         ino: InodeId,
         /// Where the file's bytes go.
@@ -101,7 +103,8 @@ message!(
     Learned { relation: RelationId, sums: Vec<u32> }
 );
 message!(
-    /// A recall ended without its bytes. `retry`: after a pause it is given out again; else whoever waits is told `error`.
+    /// A recall ended without its bytes. `retry`: after a pause it is given out again; else whoever waits is
+    /// told `error`.
     RecallFailed = 186 by [Mover, Console] -> () {
         session: SessionId,
         ino: InodeId,
@@ -168,6 +171,7 @@ message!(EvictionLevel {
     evicted: u64,
 });
 message!(
-    /// From the leader to who writes a file alone: evict what you can of it, for only you know what is not committed.
+    /// From the leader to who writes a file alone: evict what you can of it, for only you know what is not
+    /// committed.
     EvictOwn = 302 by [Meta] -> () { ino: InodeId, from: u64, to: u64 }
 );

@@ -1,8 +1,8 @@
-//! What a volume's changelog says, and messages about relations: between the metadata leader, movers and administrators
-//! (methods 160–179).
+//! What a volume's changelog says, and messages about relations: between the metadata leader, movers and
+//! administrators (methods 160–179).
 //!
-//! A mover is a client: it has a session, asks for work, and tells what came of it. Work may be done twice; what a mover
-//! took comes back when its session ends.
+//! A mover is a client: it has a session, asks for work, and tells what came of it. Work may be done twice;
+//! what a mover took comes back when its session ends.
 use crate::map::Layout;
 use crate::meta::{Cred, FileKind, Op, Time};
 use crate::{InodeId, SessionId, VolumeId, message, wire_enum, wire_union};
@@ -15,7 +15,8 @@ pub use crate::home_rule::{HomeIds, IdMapping, URL_MAX};
 pub const RELATION_NAME_MAX: usize = 64;
 /// Changes that one `ReadChanges` is answered with.
 pub const CHANGES_MAX: u32 = 4096;
-/// Longest extent that is shipped at once, in bytes. Not a setting: a mover sends it in smaller pieces anyway.
+/// Longest extent that is shipped at once, in bytes. Not a setting: a mover sends it in smaller pieces
+/// anyway.
 pub const EXTENT_MAX: u64 = 64 << 20;
 
 /// A relation of a namespace.
@@ -34,7 +35,8 @@ impl fmt::Debug for RelationId {
 }
 
 wire_union!(
-    /// What happened. Names are given as the parent's inode and a name: paths change when a directory above is renamed.
+    /// What happened. Names are given as the parent's inode and a name: paths change when a directory above
+    /// is renamed.
     What {
         /// Something new has its first name. A directory is empty.
         Made = 1 { ino: InodeId, kind: FileKind, parent: InodeId, name: Bytes },
@@ -71,8 +73,8 @@ message!(
     By {
         /// The node, by its certificate; without one, what its client calls itself. Empty: the cluster.
         node: String,
-        /// As the rules for mounts take it. None: the change is of no user; bytes, for example, are written by
-        /// whoever had opened the file at the node.
+        /// As the rules for mounts take it. None: the change is of no user; bytes, for example, are written
+        /// by whoever had opened the file at the node.
         uid: Option<u32>,
     }
 );
@@ -83,8 +85,9 @@ message!(
 
 // ---- followers
 message!(
-    /// Changes after the number `after`, in order; waits up to `wait_ms` for the first. With a cursor `after` is ignored:
-    /// the answer begins after what the cursor acknowledged, and what lies behind all cursors is forgotten.
+    /// Changes after the number `after`, in order; waits up to `wait_ms` for the first. With a cursor `after`
+    /// is ignored: the answer begins after what the cursor acknowledged, and what lies behind all cursors is
+    /// forgotten.
     ReadChanges = 160 by [Mover, Console, User] -> Changes {
         session: SessionId, cred: Cred, volume: VolumeId, cursor: Option<String>, after: u64, limit: u32, wait_ms: u32,
     }
@@ -95,12 +98,13 @@ message!(Changes {
     first: u64,
 });
 message!(
-    /// A change, and where its inode is now below the volume's topmost directory, by one of its names (none: it is gone); of
-    /// what was removed, where it was.
+    /// A change, and where its inode is now below the volume's topmost directory, by one of its names (none:
+    /// it is gone); of what was removed, where it was.
     NamedChange { change: Change, path: Option<Bytes> }
 );
 message!(
-    /// Everything up to `upto` was dealt with. Makes the cursor if it is new; then `upto` may be 0: from now on.
+    /// Everything up to `upto` was dealt with. Makes the cursor if it is new; then `upto` may be 0: from now
+    /// on.
     AckChanges = 161 by [Mover, Console, User] -> () { op: Op, cred: Cred, volume: VolumeId, cursor: String, upto: u64 }
 );
 message!(DropCursor = 162 by [Mover, Console, User] -> () { op: Op, cred: Cred, volume: VolumeId, cursor: String });
@@ -231,8 +235,9 @@ message!(
     ReportListing = 194 by [Mover, Console] -> () { op: Op, relation: RelationId, dir: InodeId, entries: Vec<HomeEntry>, end: bool }
 );
 message!(
-    /// What is in a directory at home now, of the names after `after` up to `upto` (none: to the end), in the order of their
-    /// bytes: what is here and not told is gone there. Of a mirror. The same may be told twice.
+    /// What is in a directory at home now, of the names after `after` up to `upto` (none: to the end), in the
+    /// order of their bytes: what is here and not told is gone there. Of a mirror. The same may be told
+    /// twice.
     ReportRelisting = 147 by [Mover, Console] -> () {
         op: Op, relation: RelationId, dir: InodeId, after: Bytes, entries: Vec<HomeEntry>, upto: Option<Bytes>,
     }
@@ -344,8 +349,8 @@ wire_union!(
     }
 );
 message!(
-    /// Where a file's bytes are at home: for a recall; or, of a relation, where anything of its volume is, to be compared
-    /// (`Invalid`: it is of another volume).
+    /// Where a file's bytes are at home: for a recall; or, of a relation, where anything of its volume is, to
+    /// be compared (`Invalid`: it is of another volume).
     WhereAtHome = 169 by [Mover, Console] -> HomePlace { session: SessionId, ino: InodeId, relation: Option<RelationId> }
 );
 message!(HomePlace {
@@ -372,8 +377,8 @@ message!(
     RelationSuspect = 195 by [Console] -> () { op: Op, cred: Cred, relation: RelationId, ino: InodeId, why: String }
 );
 message!(
-    /// Proof from home: these bytes are durable there. One checksum (CRC32C) for each `RECEIPT_BLOCK`, counted
-    /// from `offset` on, the last one of what is left.
+    /// Proof from home: these bytes are durable there. One checksum (CRC32C) for each `RECEIPT_BLOCK`,
+    /// counted from `offset` on, the last one of what is left.
     Receipt { offset: u64, len: u64, sums: Vec<u32> }
 );
 /// Bytes that one checksum of a receipt covers.

@@ -1,8 +1,10 @@
-//! Messages about snapshots of volumes, and about bytes of a file that lie in older objects (methods 170–179, 144, 145).
+//! Messages about snapshots of volumes, and about bytes of a file that lie in older objects (methods 170–179,
+//! 144, 145).
 //!
-//! A file's data is an object: at first the one with the inode's number. What a snapshot holds is never written again: the file
-//! gets a new object, and which of its bytes are still in an older one is written down (*layers*). Reading a snapshot asks
-//! for the state of then: the messages whose names begin with `Snapshot`.
+//! A file's data is an object: at first the one with the inode's number. What a snapshot holds is never
+//! written again: the file gets a new object, and which of its bytes are still in an older one is written
+//! down (*layers*). Reading a snapshot asks for the state of then: the messages whose names begin with
+//! `Snapshot`.
 use crate::map::Layout;
 use crate::meta::{Attr, Cred, Entry, Op, Time};
 use crate::{InodeId, SessionId, VolumeId, message};
@@ -27,8 +29,8 @@ message!(
     }
 );
 message!(
-    /// Keeps the volume as it is now. What is written by the time of this is in it: whoever has a file of the volume open for
-    /// writing saves it first. The volume's owner and administrators may.
+    /// Keeps the volume as it is now. What is written by the time of this is in it: whoever has a file of the
+    /// volume open for writing saves it first. The volume's owner and administrators may.
     SnapshotTake = 170 by [Mover, Console, User] -> Snapshot { op: Op, cred: Cred, volume: VolumeId, name: String }
 );
 message!(
@@ -109,8 +111,8 @@ message!(LayerList {
     more: bool,
 });
 message!(
-    /// A writer is about to copy what is in older objects of `from..to` into the file's own: it alone, until somebody else asks.
-    /// `Stale`: it has no right to write.
+    /// A writer is about to copy what is in older objects of `from..to` into the file's own: it alone, until
+    /// somebody else asks. `Stale`: it has no right to write.
     TakeLayers = 144 by [Mount, Mover, Console] -> LayersTaken { session: SessionId, ino: InodeId, from: u64, to: u64 }
 );
 message!(LayersTaken {

@@ -1,7 +1,8 @@
 //! Messages about volumes, to a namespace's metadata leader (methods 146, 155–159 and 190–193).
 //!
-//! A volume is a named subtree with an owner, limits and a policy of its own. Who is asked for: the superuser makes and
-//! deletes volumes, gives them to an owner and sets hard limits; the owner and the administrators do the rest.
+//! A volume is a named subtree with an owner, limits and a policy of its own. Who is asked for: the superuser
+//! makes and deletes volumes, gives them to an owner and sets hard limits; the owner and the administrators
+//! do the rest.
 use crate::map::Scheme;
 use crate::message;
 use crate::meta::{Cred, FileKind, Op, Time, Usage};
@@ -33,8 +34,8 @@ pub fn check_volume_name(name: &str) -> Result<()> {
 }
 
 message!(
-    /// Limits; absent: none, and 0 is nothing at all. Bytes are those that files take without redundancy, inodes are files and
-    /// directories.
+    /// Limits; absent: none, and 0 is nothing at all. Bytes are those that files take without redundancy,
+    /// inodes are files and directories.
     Quota {
         bytes_hard: Option<u64>,
         bytes_soft: Option<u64>,
@@ -53,8 +54,8 @@ message!(
     Policy { scheme: Option<Scheme>, pool: Option<String> }
 );
 message!(
-    /// Which of the snapshots that were taken by schedule are kept: the newest of each of so many hours, days, weeks and months
-    /// that have one.
+    /// Which of the snapshots that were taken by schedule are kept: the newest of each of so many hours,
+    /// days, weeks and months that have one.
     SnapshotRetention { hours: u32, days: u32, weeks: u32, months: u32 }
 );
 impl Copy for SnapshotRetention {}
@@ -194,8 +195,8 @@ message!(
     VolumeDelete = 159 by [Console, User] -> Volume { op: Op, cred: Cred, volume: VolumeId, force: bool }
 );
 message!(
-    /// Makes a volume whose names and data are those of a snapshot of `source`. Its topmost directory is there at once, all else when it is
-    /// looked at or soon afterwards. For the superuser.
+    /// Makes a volume whose names and data are those of a snapshot of `source`. Its topmost directory is
+    /// there at once, all else when it is looked at or soon afterwards. For the superuser.
     VolumeClone = 146 by [Console] -> Volume {
         op: Op,
         source: VolumeId,
@@ -245,8 +246,8 @@ message!(HeldReservation { volume: VolumeId, bytes: u64 });
 pub const SCANNED_MAX: u32 = 4096;
 
 message!(
-    /// What a usage report needs of inodes after `after`, in the order of their numbers, at most `SCANNED_MAX` at a time. For
-    /// the superuser; of a volume also for who owns or administers it.
+    /// What a usage report needs of inodes after `after`, in the order of their numbers, at most
+    /// `SCANNED_MAX` at a time. For the superuser; of a volume also for who owns or administers it.
     ScanInodes = 193 by [Console, User] -> Scanned {
         session: SessionId,
         cred: Cred,

@@ -1,7 +1,8 @@
 //! The byte layout of message bodies: little-endian, fixed field order, lengths before variable parts.
 //!
-//! Strings and byte strings carry a u32 length, lists a u32 count, options one byte 0/1, enums one byte (their
-//! wire number). A decoder never trusts a length: it checks it against what is left before it allocates.
+//! Strings and byte strings carry a u32 length, lists a u32 count, options one byte 0/1, enums one byte
+//! (their wire number). A decoder never trusts a length: it checks it against what is left before it
+//! allocates.
 use crate::{Error, Result};
 use bytes::Bytes;
 use std::sync::Arc;
@@ -163,9 +164,11 @@ impl<T: Wire> Wire for Vec<T> {
         }
     }
     fn decode(r: &mut Reader<'_>) -> Result<Self> {
-        // Elements of no size would let a count of four billion pass; none exist, and the count asks for a byte each.
+        // Elements of no size would let a count of four billion pass; none exist, and the count asks for a
+        // byte each.
         let n = r.count(1)?;
-        // What is reserved before any element has been seen is in proportion to what came, however large an element is.
+        // What is reserved before any element has been seen is in proportion to what came, however large an
+        // element is.
         let fit = r.remaining() * RESERVED_PER_BYTE / size_of::<T>().max(1);
         let mut items = Vec::with_capacity(n.min(1024).min(fit));
         for _ in 0..n {

@@ -18,8 +18,8 @@ use weir_proto::{
 
 const ROUNDS: usize = 10_000;
 
-/// Decoding is one to one: bytes that are accepted are those that the value is encoded to. And it takes memory in
-/// proportion to what came, whatever lengths are in it.
+/// Decoding is one to one: bytes that are accepted are those that the value is encoded to. And it takes
+/// memory in proportion to what came, whatever lengths are in it.
 fn survives<T: Wire>(name: &str, bytes: &[u8]) {
     let mut decoded = None;
     let taken = counting::peak_bytes(|| decoded = T::from_bytes(bytes).ok());
@@ -92,7 +92,8 @@ fn decoders_survive_mutated_messages() {
     survives_mutated_messages::<Layout>("Layout");
 }
 
-/// A length that is not there must not be believed: that the allocator is counted at all, and what a believed one takes.
+/// A length that is not there must not be believed: that the allocator is counted at all, and what a believed
+/// one takes.
 #[test]
 fn memory_is_counted() {
     let claimed = 1 << 20;

@@ -1,10 +1,10 @@
-//! How fast calls are: `rpc_bench [SECONDS [FILTER]]`. Server and client are two runtimes of one process. FILTER is a
-//! part of the names of what to run: `unix`, `tcp small`, `put` …
+//! How fast calls are: `rpc_bench [SECONDS [FILTER]]`. Server and client are two runtimes of one process.
+//! FILTER is a part of the names of what to run: `unix`, `tcp small`, `put` …
 //!
-//! Prints latency of 128-byte calls with one under way, their rate with 64, and the throughput of 1 MiB payloads
-//! in both directions with the processor's time for both ends, over Unix sockets and TCP. TCP is measured
-//! without certificates and with each suite, in turns, and so are handshakes, also of a crowd that comes at
-//! once, as mounts do when a server is back.
+//! Prints latency of 128-byte calls with one under way, their rate with 64, and the throughput of 1 MiB
+//! payloads in both directions with the processor's time for both ends, over Unix sockets and TCP. TCP is
+//! measured without certificates and with each suite, in turns, and so are handshakes, also of a crowd that
+//! comes at once, as mounts do when a server is back.
 #![allow(clippy::disallowed_methods)] // a program of its own: it owns its runtimes and its clock
 
 use bytes::Bytes;

@@ -34,7 +34,8 @@ const HEAD_START: Duration = Duration::from_millis(200);
 pub struct Whereabouts {
     /// To be tried in this order.
     pub addrs: Vec<Addr>,
-    /// Its name in the cluster. Another node may have its address by now: that one is not talked to. `None`: any node will do.
+    /// Its name in the cluster. Another node may have its address by now: that one is not talked to. `None`:
+    /// any node will do.
     pub name: Option<String>,
     /// What it is. Another node that poses as it has no certificate for that. `None`: anything.
     pub role: Option<Role>,
@@ -107,8 +108,8 @@ impl Channel {
         self.0.state().connection.clone().filter(|c| !c.is_closed())
     }
 
-    /// The live connection; dials until there is one, at most `patience`. A refusal (`Denied`, `Unsupported`) is
-    /// returned at once, everything else as `Unavailable` with the last reason.
+    /// The live connection; dials until there is one, at most `patience`. A refusal (`Denied`, `Unsupported`)
+    /// is returned at once, everything else as `Unavailable` with the last reason.
     pub async fn connection(&self, patience: Duration) -> Result<Connection> {
         if let Some(connection) = self.current() {
             return Ok(connection);
@@ -119,8 +120,8 @@ impl Channel {
         }
     }
 
-    /// The live connection or the result of one round of dials; fails at once while the pause after a failure lasts.
-    /// For callers that have another way to go on.
+    /// The live connection or the result of one round of dials; fails at once while the pause after a failure
+    /// lasts. For callers that have another way to go on.
     pub async fn connection_now(&self) -> Result<Connection> {
         if let Some(connection) = self.current() {
             return Ok(connection);
@@ -131,7 +132,8 @@ impl Channel {
         self.dial().await
     }
 
-    /// Calls on the live connection, dialing until there is one. See [`Connection::call`]; the patience is for both.
+    /// Calls on the live connection, dialing until there is one. See [`Connection::call`]; the patience is
+    /// for both.
     pub async fn call<R: Request>(
         &self,
         request: &R,
@@ -195,7 +197,8 @@ impl Channel {
     pub fn generation(&self) -> watch::Receiver<u64> {
         self.0.generation.subscribe()
     }
-    /// Closes the connection if the node is known to be elsewhere by now: who is silent where it was may never say that it is gone.
+    /// Closes the connection if the node is known to be elsewhere by now: who is silent where it was may
+    /// never say that it is gone.
     pub fn leave_old_address(&self) {
         let (Some(connection), Ok(at)) = (self.current(), (self.0.look_up)()) else { return };
         // Which addresses a name has is seen when it is dialed.
@@ -245,8 +248,9 @@ impl Channel {
         }
     }
 
-    /// One round over all addresses, unless somebody else's round just ended. It goes on if nobody waits for it any more: who began anew
-    /// with each caller would never reach a node that is farther away than they wait.
+    /// One round over all addresses, unless somebody else's round just ended. It goes on if nobody waits for
+    /// it any more: who began anew with each caller would never reach a node that is farther away than they
+    /// wait.
     async fn dial(&self) -> Result<Connection> {
         let inner = &self.0;
         let one_at_a_time = inner.dialing.clone().lock_owned().await;
@@ -436,7 +440,8 @@ impl Inner {
     }
 }
 
-/// The pause after the (failures + 1)th failure in a row: doubling, less up to a half by chance (`dice` of 2^16).
+/// The pause after the (failures + 1)th failure in a row: doubling, less up to a half by chance (`dice` of
+/// 2^16).
 fn pause_after(failures: u32, dice: u64) -> Duration {
     let full = PAUSE_MIN.saturating_mul(1 << failures.min(16)).min(PAUSE_MAX);
     full - full.mul_f64(dice as f64 / f64::from(1 << 17))

@@ -1,8 +1,8 @@
 //! One live connection: calls out, calls in, and the watch over it.
 //!
-//! Invariants: a call is answered once, by its answer, its deadline or the end of the connection; after `close` nothing
-//! waits and nothing is sent. Three tasks serve a connection: reader, writer and watch; they end with it. It ends when
-//! its last user handle is dropped, too.
+//! Invariants: a call is answered once, by its answer, its deadline or the end of the connection; after
+//! `close` nothing waits and nothing is sent. Three tasks serve a connection: reader, writer and watch; they
+//! end with it. It ends when its last user handle is dropped, too.
 use crate::counts::Counts;
 use crate::hello::{Peer, Proved};
 use crate::incoming::{Frame, Incoming, lost};
@@ -24,15 +24,18 @@ use weir_watch::WaitGuard;
 
 /// Unanswered calls of one connection in one direction; the next one waits for its turn.
 pub const CALLS_MAX: usize = 1024;
-/// Requests being served of one connection. More than a well-behaved peer has under way, even if it gave up on many.
+/// Requests being served of one connection. More than a well-behaved peer has under way, even if it gave up
+/// on many.
 const SERVED_MAX: usize = 4 * CALLS_MAX;
 /// Payload bytes of unanswered calls of one connection: one bandwidth-delay product of 100 Gb/s × 5 ms.
 const INFLIGHT_BYTES_MAX: usize = 64 << 20;
 /// In-flight bytes are counted in units of this.
 const INFLIGHT_UNIT: usize = 4 << 10;
-/// With more calls under way than this, frames are gathered by the writer task instead of being written in place.
+/// With more calls under way than this, frames are gathered by the writer task instead of being written in
+/// place.
 const INLINE_CALLS_MAX: usize = 4;
-/// This part of its caller's patience a service does without, and at most this much: its answer has to arrive.
+/// This part of its caller's patience a service does without, and at most this much: its answer has to
+/// arrive.
 const TIME_TO_REPORT_PART: u32 = 16;
 const TIME_TO_REPORT_MAX: Duration = Duration::from_millis(500);
 /// A connection silent this long is asked for a sign of life,
@@ -57,8 +60,9 @@ impl WeakConnection {
     }
 }
 
-/// What users hold. The tasks of the connection hold only [`Inner`], so that they do not keep it alive. The service is
-/// held by the tasks only: services keep connections, and a killed node's tasks end without a farewell.
+/// What users hold. The tasks of the connection hold only [`Inner`], so that they do not keep it alive. The
+/// service is held by the tasks only: services keep connections, and a killed node's tasks end without a
+/// farewell.
 struct Handle(Arc<Inner>);
 
 impl Drop for Handle {
@@ -203,11 +207,11 @@ impl Connection {
         connection
     }
 
-    /// Sends a request and waits for its answer and the answer's payload, at most `patience`. Dropping the future tells
-    /// the peer that nobody waits any more; the request may still be carried out.
+    /// Sends a request and waits for its answer and the answer's payload, at most `patience`. Dropping the
+    /// future tells the peer that nobody waits any more; the request may still be carried out.
     ///
-    /// Errors: whatever the service answers; `Deadline`; `Unavailable` when the connection ended, before or after the
-    /// request was carried out; `Damaged` when the answer's payload fails its checksum.
+    /// Errors: whatever the service answers; `Deadline`; `Unavailable` when the connection ended, before or
+    /// after the request was carried out; `Damaged` when the answer's payload fails its checksum.
     pub async fn call<R: Request>(
         &self,
         request: &R,
@@ -298,7 +302,8 @@ impl Connection {
     pub fn peer_ip(&self) -> Option<IpAddr> {
         self.0.0.peer.ip
     }
-    /// The address of this machine by which the peer is reached, or reaches it; `None`: through a local socket.
+    /// The address of this machine by which the peer is reached, or reaches it; `None`: through a local
+    /// socket.
     pub fn local_ip(&self) -> Option<IpAddr> {
         self.0.0.peer.local_ip
     }
@@ -374,7 +379,8 @@ impl Inner {
         *wait = self.counts.awaits(method.number, now);
         let encode = |w: &mut Writer| body(w);
         self.outgoing.push(header, &encode, payload).map_err(|e| e.doing(method.name))?;
-        // Not one expression: the guard would live through the flush, which may close and take this lock again.
+        // Not one expression: the guard would live through the flush, which may close and take this lock
+        // again.
         let busy = lock(&self.calls).waiting.len() > INLINE_CALLS_MAX;
         self.flush(busy);
         tokio::select! {
@@ -664,7 +670,8 @@ impl Job {
 }
 
 impl Drop for Job {
-    /// A service that panics fails its call, not its caller's patience. (An aborted task is a killed node's: silent.)
+    /// A service that panics fails its call, not its caller's patience. (An aborted task is a killed node's:
+    /// silent.)
     fn drop(&mut self) {
         if self.ended {
             return;
@@ -700,7 +707,8 @@ impl Inner {
         self.reason.get().cloned().unwrap_or_else(|| ended("closed by this node"))
     }
 
-    /// Ends the connection once; later reasons are ignored. `report`: the peer is told why, if it can be at once.
+    /// Ends the connection once; later reasons are ignored. `report`: the peer is told why, if it can be at
+    /// once.
     fn close(&self, reason: Error, report: bool) {
         // Whatever ended it, a caller can do one thing: try again, elsewhere if possible.
         let words = Error::unavailable(format!("connection to {}: {}", self.peer, reason.context));

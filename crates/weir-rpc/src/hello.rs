@@ -88,7 +88,8 @@ impl Identity {
     pub fn cluster(&self) -> Option<ClusterId> {
         self.cluster.get().copied()
     }
-    /// From now on this node refuses peers of other clusters. The first cluster stays; false if that is another one.
+    /// From now on this node refuses peers of other clusters. The first cluster stays; false if that is
+    /// another one.
     pub fn join(&self, cluster: ClusterId) -> bool {
         *self.cluster.get_or_init(|| cluster) == cluster
     }
@@ -112,8 +113,9 @@ pub enum Proved {
     /// process runs as, by a Unix socket. In a cluster without certificates the role is what the peer
     /// claims.
     Node(Role),
-    /// Another user of this machine, who connected by a Unix socket, as the kernel says; or a user of a mount's
-    /// machine, as the mount says. Has the rights of that user and no other, whatever its requests say.
+    /// Another user of this machine, who connected by a Unix socket, as the kernel says; or a user of a
+    /// mount's machine, as the mount says. Has the rights of that user and no other, whatever its requests
+    /// say.
     User(u32),
     /// A machine without a certificate, over a network that asks for one.
     Stranger,
@@ -190,8 +192,8 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Connects and says hello; `service` answers the peer's calls back. `Denied` or `Unsupported` when one of the two
-/// refuses the other, else `Unavailable`.
+/// Connects and says hello; `service` answers the peer's calls back. `Denied` or `Unsupported` when one of
+/// the two refuses the other, else `Unavailable`.
 pub async fn connect(
     env: &Env,
     addr: &Addr,

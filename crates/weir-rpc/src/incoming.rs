@@ -1,7 +1,8 @@
 //! The receiving side of a connection: bytes become frames.
 //!
-//! One buffered read brings many small frames; a payload is read straight into a pooled aligned buffer, and its
-//! checksum is computed while the bytes are still in the cache. What the peer sends is hostile until it is checked.
+//! One buffered read brings many small frames; a payload is read straight into a pooled aligned buffer, and
+//! its checksum is computed while the bytes are still in the cache. What the peer sends is hostile until it
+//! is checked.
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,8 +20,9 @@ use weir_trust::handshake::{FIRST_BYTE, RECORD_HEADER_BYTES, record_len};
 const BUFFER_BYTES: usize = 32 << 10;
 /// What a connection has until so much came at once: most are idle, and a stranger has to cost little.
 const BUFFER_BYTES_MIN: usize = 2 << 10;
-/// Bytes of frames that do not fit into a buffer and have not arrived completely, of all connections of one server: eight of
-/// the largest payloads. What arrives takes milliseconds; who begins frames and does not end them gets no more memory.
+/// Bytes of frames that do not fit into a buffer and have not arrived completely, of all connections of one
+/// server: eight of the largest payloads. What arrives takes milliseconds; who begins frames and does not end
+/// them gets no more memory.
 const ARRIVING_BYTES_MAX: usize = 64 << 20;
 /// They are counted in units of this.
 const ARRIVING_UNIT: usize = 4 << 10;
@@ -134,7 +136,8 @@ impl Incoming {
         Ok(record)
     }
 
-    /// The next header, its body and payload not yet looked at. `None`: the peer closed the stream between frames.
+    /// The next header, its body and payload not yet looked at. `None`: the peer closed the stream between
+    /// frames.
     pub async fn header(&mut self) -> Result<Option<(Header, [u8; HEADER_BYTES])>> {
         while !self.has_header() {
             if self.fill().await? == 0 {

@@ -1,8 +1,9 @@
 //! A typed request to a node gets an answer or a clear error.
 //!
-//! Frames are multiplexed over one connection in both directions: either end may call. The payload of a frame travels
-//! outside its encoded header, is sent from where it lies, and is received straight into a pooled aligned buffer.
-//! `connect` and `serve` make connections, a [`Channel`] makes a new one whenever the old one broke.
+//! Frames are multiplexed over one connection in both directions: either end may call. The payload of a frame
+//! travels outside its encoded header, is sent from where it lies, and is received straight into a pooled
+//! aligned buffer. `connect` and `serve` make connections, a [`Channel`] makes a new one whenever the old one
+//! broke.
 //!
 //! Over a network a node that has a certificate takes only peers that have one, too, and protects every
 //! frame ([`Trust`]).
@@ -76,8 +77,8 @@ fn not_served(method: u16) -> Error {
 pub trait Service: Send + Sync + 'static {
     /// Called for one request after the other of a connection, in the order they were sent: do not block.
     fn handle(&self, call: Call) -> Handled;
-    /// The same for a service that answers many requests at one event: it may take the right to answer, and return
-    /// `None`, instead of a task of its own for each.
+    /// The same for a service that answers many requests at one event: it may take the right to answer, and
+    /// return `None`, instead of a task of its own for each.
     fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {
         let _ = defer;
         Some(self.handle(call))
@@ -101,15 +102,16 @@ pub trait Service: Send + Sync + 'static {
     fn admits_strangers(&self) -> bool {
         false
     }
-    /// The largest payload of such a sender's request to this service; a longer one ends its connection before there is memory for it.
+    /// The largest payload of such a sender's request to this service; a longer one ends its connection
+    /// before there is memory for it.
     fn payload_max(&self, _from: Sender) -> u32 {
         PAYLOAD_MAX
     }
-    /// All requests that came with the last read of a connection are handled: what was put off for the next one need not
-    /// wait any longer. May block as long as a small write to a disk.
+    /// All requests that came with the last read of a connection are handled: what was put off for the next
+    /// one need not wait any longer. May block as long as a small write to a disk.
     fn caught_up(&self) {}
-    /// A connection of this service ended. Called once for each connection that got through its hello, soon after its
-    /// end and from a task of its own; not for one whose handles this node had all dropped itself.
+    /// A connection of this service ended. Called once for each connection that got through its hello, soon
+    /// after its end and from a task of its own; not for one whose handles this node had all dropped itself.
     fn disconnected(&self, connection: &Connection) {
         let _ = connection;
     }
@@ -144,7 +146,8 @@ impl Reply {
 #[derive(Clone, Debug, Default)]
 pub struct Payload {
     pub parts: Vec<Bytes>,
-    /// CRC32C of all parts, if it is known already (see `weir_proto::checksum::crc_of_blocks`). Computed if not.
+    /// CRC32C of all parts, if it is known already (see `weir_proto::checksum::crc_of_blocks`). Computed if
+    /// not.
     pub crc: Option<u32>,
 }
 

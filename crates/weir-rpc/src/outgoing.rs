@@ -1,11 +1,12 @@
 //! The sending side of a connection: frames wait in one queue and leave in as few system calls as possible.
 //!
-//! Whoever has something to send and finds the socket free writes it in place: for a single small frame that is faster
-//! than waking a task. When many calls are under way, or a payload goes out, the writer task does it, and everything
-//! that was queued meanwhile leaves in the same call. Payloads are never copied (but for tiny ones).
+//! Whoever has something to send and finds the socket free writes it in place: for a single small frame that
+//! is faster than waking a task. When many calls are under way, or a payload goes out, the writer task does
+//! it, and everything that was queued meanwhile leaves in the same call. Payloads are never copied (but for
+//! tiny ones).
 //!
-//! Invariants: the socket has one user at a time (whoever took it out of the queue); bytes leave in the order they
-//! were queued. Knows frames, not calls.
+//! Invariants: the socket has one user at a time (whoever took it out of the queue); bytes leave in the order
+//! they were queued. Knows frames, not calls.
 use crate::Payload;
 use bytes::{Buf, Bytes};
 use std::collections::VecDeque;
@@ -29,8 +30,8 @@ const COPY_BYTES_MAX: usize = 2 << 10;
 const GATHER_BYTES: usize = 64 << 10;
 /// Parts given to one system call: Linux takes up to 1,024, gains level off long before.
 const PARTS_MAX: usize = 64;
-/// The reader of a connection stops at this many unsent bytes, so that a peer that does not read its answers cannot
-/// fill our memory: eight of the largest payloads.
+/// The reader of a connection stops at this many unsent bytes, so that a peer that does not read its answers
+/// cannot fill our memory: eight of the largest payloads.
 const UNSENT_BYTES_MAX: usize = 64 << 20;
 
 pub(crate) struct Outgoing {
@@ -134,7 +135,8 @@ impl Outgoing {
             self.wake.notify_one();
             return Ok(());
         };
-        // Nobody is woken by this poll: what does not go out now is handed to the writer task, which polls again.
+        // Nobody is woken by this poll: what does not go out now is handed to the writer task, which polls
+        // again.
         let result = self.poll_write(&mut Context::from_waker(Waker::noop()), &mut writer, &mut batch);
         if self.give_back(writer, batch) {
             self.wake.notify_one();
@@ -149,7 +151,8 @@ impl Outgoing {
     pub async fn run(&self) -> io::Error {
         loop {
             self.wake.notified().await;
-            // Callers that became ready together are let through first: their frames leave in one system call.
+            // Callers that became ready together are let through first: their frames leave in one system
+            // call.
             if self.unsent.load(Relaxed) <= INLINE_BYTES_MAX {
                 tokio::task::yield_now().await;
             }
@@ -175,8 +178,8 @@ impl Outgoing {
         (self.unsent.load(Relaxed) > 0, self.sent.load(Relaxed))
     }
 
-    /// Drops the socket, and everything that is queued later. What is queued now still leaves, as far as the socket
-    /// takes it at once, if somebody writes at this moment: among it may be the reason of the end.
+    /// Drops the socket, and everything that is queued later. What is queued now still leaves, as far as the
+    /// socket takes it at once, if somebody writes at this moment: among it may be the reason of the end.
     pub fn end(&self) {
         let mut queue = self.lock();
         queue.ended = true;

@@ -10,24 +10,25 @@ use std::time::Duration;
 use weir_env::{Addr, BoxStream, Caller, Env, Instant, Listener, TaskHandle};
 use weir_proto::{Error, Result};
 
-/// Connections of one server whose hello came: every client of a large cluster, and some that come back before
-/// their old connection is found dead. Each takes a buffer of 2 to 32 KiB and three tasks.
+/// Connections of one server whose hello came: every client of a large cluster, and some that come back
+/// before their old connection is found dead. Each takes a buffer of 2 to 32 KiB and three tasks.
 const CONNECTIONS_MAX: usize = 8192;
 /// Connections whose hello has not come; with one more the oldest is closed. Far below the usual limit of
 /// 1,024 descriptors.
 const STRANGERS_MAX: usize = 256;
-/// Nobody is closed earlier: a handshake takes a moment, and many that begin at once take longer. Callers wait
-/// in the kernel's queue as long.
+/// Nobody is closed earlier: a handshake takes a moment, and many that begin at once take longer. Callers
+/// wait in the kernel's queue as long.
 const STRANGER_TIME: Duration = Duration::from_secs(1);
 /// How often it is looked whether there is a place for the next one.
 const PLACE_RETRY: Duration = Duration::from_millis(2);
-/// Rest after a failed accept (out of descriptors), doubling up to the second one: it would fail again at once.
+/// Rest after a failed accept (out of descriptors), doubling up to the second one: it would fail again at
+/// once.
 const ACCEPT_REST_MIN: Duration = Duration::from_millis(100);
 const ACCEPT_REST_MAX: Duration = Duration::from_secs(2);
 /// That nobody can be let in is told so often.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
-/// How long an address may be in use: a process that was killed lets go of it a moment after it is gone from the list of
-/// processes, on a busy machine a long one, and who starts the next one does not know.
+/// How long an address may be in use: a process that was killed lets go of it a moment after it is gone from
+/// the list of processes, on a busy machine a long one, and who starts the next one does not know.
 const LISTEN_WAIT: Duration = Duration::from_secs(2);
 const LISTEN_RETRY: Duration = Duration::from_millis(50);
 

@@ -1,4 +1,5 @@
-//! What calls and connections promise, on the machine (TCP over IPv4 and IPv6, Unix sockets) and in the simulator.
+//! What calls and connections promise, on the machine (TCP over IPv4 and IPv6, Unix sockets) and in the
+//! simulator.
 mod common;
 
 use bytes::Bytes;

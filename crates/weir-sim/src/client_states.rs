@@ -1,7 +1,8 @@
-//! The clients' standing: which life each is in, how often it was cut off, and what it may be told because of that.
+//! The clients' standing: which life each is in, how often it was cut off, and what it may be told because of
+//! that.
 //!
-//! A client that died or was silent for long may lose what nobody else has seen and nothing made safe, and may be told
-//! errors. Any other error is a broken promise.
+//! A client that died or was silent for long may lose what nobody else has seen and nothing made safe, and
+//! may be told errors. Any other error is a broken promise.
 
 use crate::model::Who;
 use std::{
@@ -31,7 +32,8 @@ struct State {
     client_states: Vec<ClientState>,
     /// Errors for want of space may come until then.
     full_until: Instant,
-    /// Too many targets are dead, or were and have not compared their logs; errors of anybody may come until then.
+    /// Too many targets are dead, or were and have not compared their logs; errors of anybody may come until
+    /// then.
     is_broken: bool,
     broken_until: Instant,
     /// Of clients that are gone.
@@ -102,8 +104,9 @@ impl ClientStates {
             self.state().own_evictions += client.status().own_evictions;
         } // and it is dropped outside of the lock
     }
-    /// It died, and its session may not have ended: what it had on its way may arrive at a target that stood still until then, and what
-    /// it has put past the end of a file is part of it as soon as somebody makes the file longer.
+    /// It died, and its session may not have ended: what it had on its way may arrive at a target that stood
+    /// still until then, and what it has put past the end of a file is part of it as soon as somebody makes
+    /// the file longer.
     pub fn is_leaving(&self, who: Who) -> bool {
         let client_state = &self.state().client_states[who.client];
         client_state.life != who.life && self.world.now() < client_state.died + LEAVES
@@ -131,8 +134,8 @@ impl ClientStates {
         self.state().full_until = self.world.now() + EXCUSED;
     }
 
-    /// More targets are dead than parity stands for, or all is whole again. In between what a failed write left is neither everywhere nor
-    /// nowhere, and may be seen or not.
+    /// More targets are dead than parity stands for, or all is whole again. In between what a failed write
+    /// left is neither everywhere nor nowhere, and may be seen or not.
     pub fn set_broken(&self, is_broken: bool) {
         let until = self.world.now() + EXCUSED;
         let mut state = self.state();

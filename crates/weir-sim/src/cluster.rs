@@ -42,7 +42,8 @@ const META_DIR: &str = "/meta";
 const NAMESPACE: &str = "root";
 /// How long a role waits for the coordinator.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Where targets are lost for good, others take their places while faults last; also of some that return later.
+/// Where targets are lost for good, others take their places while faults last; also of some that return
+/// later.
 const REPLACED_AFTER_S: u32 = 2;
 const CACHE_BYTES: usize = 4 << 20;
 /// Small, so that journals are folded, and that a start, of which there are many, reads little.
@@ -214,7 +215,8 @@ impl Cluster {
         lock(&self.may_end).insert(name.into());
     }
 
-    /// A client or a mover dies, or begins to be silent for long: what it holds is nobody else's until its session has ended.
+    /// A client or a mover dies, or begins to be silent for long: what it holds is nobody else's until its
+    /// session has ended.
     pub fn holder_goes(&self) {
         self.holder_gone.store(self.world.now().0, Ordering::Relaxed);
     }
@@ -312,8 +314,8 @@ impl Cluster {
         self.seen.wait_for(patience, failed).await.map(|_| ())
     }
 
-    /// Until no target has anything stored any more. With a target that never returns, what it was told to drop stays
-    /// on the leader's list for ever, and the list is worked off slowly: no promise then.
+    /// Until no target has anything stored any more. With a target that never returns, what it was told to
+    /// drop stays on the leader's list for ever, and the list is worked off slowly: no promise then.
     pub async fn wait_empty(&self, patience: Duration) -> Result<()> {
         let deadline = self.world.now() + patience;
         while lock(&self.lost).is_empty() {
@@ -394,8 +396,8 @@ impl Cluster {
 }
 
 impl Cluster {
-    /// The map calls a target current that died a moment ago, or that the coordinator awaits since its own start: it may have come
-    /// back without its data.
+    /// The map calls a target current that died a moment ago, or that the coordinator awaits since its own
+    /// start: it may have come back without its data.
     fn lacks(&self, status: &ClusterStatus, lost: &BTreeSet<TargetId>) -> Option<String> {
         let before = lock(&self.runs_before);
         let mut expected = status.map.targets.iter().filter(|target| !lost.contains(&target.id));
@@ -439,7 +441,8 @@ fn whole(map: &ClusterMap, options: &Options, lost: &BTreeSet<TargetId>) -> std:
             return Err(format!("{current} copies of the metadata are current: {:?}", namespace.members));
         }
     }
-    // Groups with less redundancy than the faults leave hold no file: when nobody who is left is current their repair does not end.
+    // Groups with less redundancy than the faults leave hold no file: when nobody who is left is current
+    // their repair does not end.
     for group in map.groups.iter().filter(|g| g.scheme.parity >= options.scheme.parity) {
         let expected = group.members.iter().filter(|m| !lost.contains(&m.target));
         if let Some(member) = expected.into_iter().find(|m| m.state != MemberState::Current) {

@@ -1,9 +1,10 @@
 //! What a file may hold that several clients change at the same moment.
 //!
-//! Every change and every look begins and ends at moments of one order. A look may find at an offset what a change left there that
-//! began before the look ended, unless another one that must be there lay wholly after that change and wholly before the look.
-//! So it is with sizes, and with records that are appended: each is there once, whole, and behind those that its writer appended before.
-//! Knows nothing of clients but who may have lost what.
+//! Every change and every look begins and ends at moments of one order. A look may find at an offset what a
+//! change left there that began before the look ended, unless another one that must be there lay wholly after
+//! that change and wholly before the look. So it is with sizes, and with records that are appended: each is
+//! there once, whole, and behind those that its writer appended before. Knows nothing of clients but who may
+//! have lost what.
 
 use crate::model::{Who, bytes_of, pattern};
 use std::collections::BTreeMap;
@@ -138,8 +139,8 @@ impl Changes {
         change.ended = Some(now);
     }
 
-    /// An `fsync` or `close` that `who` began at `began` ended well. It says nothing of changes whose loss was told before, or from before
-    /// its client was cut off.
+    /// An `fsync` or `close` that `who` began at `began` ended well. It says nothing of changes whose loss
+    /// was told before, or from before its client was cut off.
     pub fn synced(&mut self, who: Who, began: Moment) {
         let covered = |c: &&mut Change| c.writer.who == who && c.ended.is_some_and(|ended| ended < began);
         self.all.iter_mut().filter(covered).for_each(|c| c.safe |= c.writer.sure && !c.doubted);
@@ -227,7 +228,8 @@ impl Changes {
     fn check_log(&self, look: &Look<'_>, from: u64, got: &[u8]) -> Result<(), String> {
         let is_cut = |c: &&Change| matches!(c.did, Did::Size { .. }) && look.may_show(c);
         let cuts: Vec<&Change> = self.all.iter().filter(is_cut).collect();
-        // What was lost in part may have left anything in its place; a look beside a cut may have seen some of both.
+        // What was lost in part may have left anything in its place; a look beside a cut may have seen some
+        // of both.
         let may_be_torn = self.all.iter().any(|c| look.may_show(c) && look.may_be_lost(c))
             || cuts.iter().any(|c| c.ended.is_none_or(|ended| ended >= look.from));
         let fail = |what: String| {
@@ -337,7 +339,8 @@ mod tests {
     fn look(from: Moment, to: Moment) -> Look<'static> {
         Look { from, to, may_have_lost: &|_| false }
     }
-    /// Operation `n + 1` is the `n`-th of these, with its beginning and its end; each of a process of its own.
+    /// Operation `n + 1` is the `n`-th of these, with its beginning and its end; each of a process of its
+    /// own.
     fn file(log_from: Option<u64>, changes: &[(Did, Moment, Moment)]) -> Changes {
         let mut file = Changes::new(log_from);
         for (op, (did, begun, ended)) in (1..).zip(changes) {

@@ -1,7 +1,7 @@
 //! What a file must hold: its bytes as an ideal file system would have them, and which operation wrote each.
 //!
-//! Every written byte is a function of (operation, offset), so wrong bytes tell which operation they are from.
-//! Knows nothing of clients, stripes or time.
+//! Every written byte is a function of (operation, offset), so wrong bytes tell which operation they are
+//! from. Knows nothing of clients, stripes or time.
 
 use std::collections::BTreeMap;
 
@@ -67,8 +67,8 @@ pub struct Who {
     pub cuts: u64,
 }
 
-/// A change that may be there or not once its client is cut off, dies or is told of an error: nobody but its client has
-/// seen it, and no `fsync` or `close` has said that it is safe.
+/// A change that may be there or not once its client is cut off, dies or is told of an error: nobody but its
+/// client has seen it, and no `fsync` or `close` has said that it is safe.
 #[derive(Clone, Debug)]
 struct Pending {
     who: Who,
@@ -108,7 +108,8 @@ pub struct FileModel {
     below: Vec<Pending>,
     /// What was durable before these.
     below_bytes: Vec<Vec<u8>>,
-    /// How long it was when somebody looked since: what others had done stays then, also if all of `pending` is lost.
+    /// How long it was when somebody looked since: what others had done stays then, also if all of `pending`
+    /// is lost.
     lens_seen: Vec<u64>,
 }
 
@@ -198,8 +199,9 @@ impl FileModel {
         }
     }
 
-    /// `client` has seen what the others wrote (it read, or was granted the right to write): it must stay. But not where one of
-    /// them was cut off meanwhile: it may have been before, and what it wrote was lost before anybody saw it.
+    /// `client` has seen what the others wrote (it read, or was granted the right to write): it must stay.
+    /// But not where one of them was cut off meanwhile: it may have been before, and what it wrote was lost
+    /// before anybody saw it.
     pub fn seen_by(&mut self, client: usize, cuts: impl Fn(usize) -> u64) {
         let is_others = |p: &&Pending| p.who.client != client;
         let mut others = self.pending.iter().filter(is_others).peekable();
@@ -240,7 +242,8 @@ impl FileModel {
         self.pending.iter_mut().filter(|p| p.who.client == client).for_each(|p| p.doubted = true);
     }
 
-    /// Whether somebody must look before the bytes are known again. `cuts`: how often each client was cut off until now.
+    /// Whether somebody must look before the bytes are known again. `cuts`: how often each client was cut off
+    /// until now.
     pub fn is_doubtful(&self, cuts: impl Fn(usize) -> u64) -> bool {
         self.pending.iter().any(|p| p.is_doubtful(&cuts))
     }
@@ -254,8 +257,9 @@ impl FileModel {
         !self.pending.is_empty()
     }
 
-    /// `me` has read the file: `got`, of which the bytes that `owns` says are judged. Each byte must be one that may be
-    /// there; it must stay from now on, but for what `me` itself may still lose. Returns whose changes are lost.
+    /// `me` has read the file: `got`, of which the bytes that `owns` says are judged. Each byte must be one
+    /// that may be there; it must stay from now on, but for what `me` itself may still lose. Returns whose
+    /// changes are lost.
     pub fn settle(
         &mut self,
         me: Who,
@@ -334,8 +338,8 @@ impl FileModel {
                 && (self.below.iter().any(leaves) || self.below_bytes.iter().any(is_in)))
     }
 
-    /// Clients whose acknowledged changes are lost if `settled` is what is there. None if an unfinished one may explain the
-    /// difference.
+    /// Clients whose acknowledged changes are lost if `settled` is what is there. None if an unfinished one
+    /// may explain the difference.
     fn losers(&self, settled: &[u8]) -> Vec<Who> {
         if self.pending.iter().any(|p| !p.done) {
             return Vec::new();
@@ -372,7 +376,8 @@ impl FileModel {
         self.history.extend(other.history.iter().filter(|c| c.touches(offset, len as u64)).cloned());
     }
 
-    /// Whether a read of `len` bytes at `offset` may give `got`; the error says what is wrong and whose bytes came.
+    /// Whether a read of `len` bytes at `offset` may give `got`; the error says what is wrong and whose bytes
+    /// came.
     pub fn check(&self, offset: u64, len: usize, got: &[u8]) -> Result<(), String> {
         let expected = self.read(offset, len);
         if expected == got {
@@ -509,7 +514,8 @@ mod tests {
         assert!(!file.is_doubtful(|_| 1), "what another has seen must stay");
     }
 
-    /// Seed 51001: one waits to open the file, meanwhile the other one dies with what it wrote, and then the first one writes.
+    /// Seed 51001: one waits to open the file, meanwhile the other one dies with what it wrote, and then the
+    /// first one writes.
     #[test]
     fn what_is_lost_before_another_writes_was_seen_by_nobody() {
         let cuts = |client: usize| u64::from(client == 0);

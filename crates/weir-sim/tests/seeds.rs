@@ -1,4 +1,5 @@
-//! System claims, as oracles over many seeds. A failure is made smaller and prints the command that repeats it.
+//! System claims, as oracles over many seeds. A failure is made smaller and prints the command that repeats
+//! it.
 #![allow(clippy::disallowed_methods, reason = "worlds are simulated in threads of the real machine")]
 use std::{ops::Range, thread};
 use weir_proto::map::Scheme;
@@ -65,7 +66,8 @@ fn the_same_seed_runs_the_same_way() {
     }
 }
 
-/// Each kind of fault meets most kinds of operations, and nine of ten pairs come at all: what never comes proves nothing.
+/// Each kind of fault meets most kinds of operations, and nine of ten pairs come at all: what never comes
+/// proves nothing.
 #[test]
 fn survives_any_mix_of_faults() {
     let met = keep_every_promise(34013..34075, Options::mixed).met;
@@ -145,7 +147,8 @@ fn a_clone_shows_its_snapshot_and_each_side_changes_for_itself() {
     }
 }
 
-/// Directories are moved with all that is below, exchanged, linked into and removed, by clients and servers that die, and home follows.
+/// Directories are moved with all that is below, exchanged, linked into and removed, by clients and servers
+/// that die, and home follows.
 #[test]
 fn names_are_changed_as_a_whole_or_not_at_all() {
     use FaultKind::*;
@@ -169,7 +172,8 @@ fn names_are_changed_as_a_whole_or_not_at_all() {
     });
 }
 
-/// What is removed is in the trash with all its bytes, comes back, goes when its time is over, and counts all the while.
+/// What is removed is in the trash with all its bytes, comes back, goes when its time is over, and counts all
+/// the while.
 #[test]
 fn what_is_removed_is_in_the_trash_until_its_time_is_over() {
     let options = |seed| Options { trash: true, tree: seed % 2 == 0, ..Options::mixed(seed) };
@@ -197,7 +201,8 @@ fn who_reads_a_replica_sees_all_of_what_was_at_home() {
     keeps_every_promise(491_100..491_104, |_| Options { faults: faults.clone(), ..options(0) });
 }
 
-/// Whoever dies: no limit is passed, what was synced stays, and what the dead had been granted is used by others.
+/// Whoever dies: no limit is passed, what was synced stays, and what the dead had been granted is used by
+/// others.
 #[test]
 fn a_limit_holds_and_all_of_it_can_be_used() {
     let options = |seed| Options { limits: true, pause_ms_max: 3000, ..Options::mixed(seed) };

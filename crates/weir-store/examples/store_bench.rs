@@ -1,5 +1,5 @@
-//! How fast targets are by themselves: `store_bench DIR [seconds]`. Durable overlays of 4 KiB, fragments of 1 MiB written
-//! and read, on one target; the memory is touched before, as everywhere.
+//! How fast targets are by themselves: `store_bench DIR [seconds]`. Durable overlays of 4 KiB, fragments of 1
+//! MiB written and read, on one target; the memory is touched before, as everywhere.
 use bytes::Bytes;
 use std::path::Path;
 use std::sync::Arc;

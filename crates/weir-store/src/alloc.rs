@@ -1,11 +1,11 @@
 //! Free space of a target: which byte ranges of its slabs hold nothing.
 //!
-//! Addresses are linear over all slabs. Space is taken from the file system in *steps*; an extent lies within one step,
-//! so a step without extents can be given back whole. The map lives in memory only and is rebuilt from the index at
-//! open: what no entry names is free, so a crash cannot leak space.
+//! Addresses are linear over all slabs. Space is taken from the file system in *steps*; an extent lies within
+//! one step, so a step without extents can be given back whole. The map lives in memory only and is rebuilt
+//! from the index at open: what no entry names is free, so a crash cannot leak space.
 //!
-//! Lengths are multiples of [`UNIT_BYTES`]: a fragment wastes less than one unit, and a step's unusable end is
-//! smaller than the largest fragment. Pure: knows nothing of files, entries or durability.
+//! Lengths are multiples of [`UNIT_BYTES`]: a fragment wastes less than one unit, and a step's unusable end
+//! is smaller than the largest fragment. Pure: knows nothing of files, entries or durability.
 use std::collections::{BTreeMap, BTreeSet};
 use weir_proto::{Error, Result};
 
@@ -29,7 +29,8 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// 1 GiB slabs keep the files few; 32 MiB steps lose at most 1/32 to a 1 MiB cell that does not fit at the end.
+    /// 1 GiB slabs keep the files few; 32 MiB steps lose at most 1/32 to a 1 MiB cell that does not fit at
+    /// the end.
     pub const DEFAULT: Geometry = Geometry { slab_bytes: 1 << 30, step_bytes: 32 << 20 };
     /// The least step: the largest payload of one message must fit.
     pub const STEP_BYTES_MIN: u64 = weir_proto::data::PAYLOAD_MAX as u64;
@@ -76,8 +77,8 @@ pub struct FreeMap {
 }
 
 impl FreeMap {
-    /// Rebuilds the map from all extents in use, in any order; the same extent may be named twice (a prepared version
-    /// that shares the bytes of its base). Overlapping extents are an error that names both.
+    /// Rebuilds the map from all extents in use, in any order; the same extent may be named twice (a prepared
+    /// version that shares the bytes of its base). Overlapping extents are an error that names both.
     pub fn rebuild(geometry: Geometry, mut extents: Vec<Extent>) -> Result<FreeMap> {
         let mut map = FreeMap {
             geometry,
@@ -186,7 +187,8 @@ impl FreeMap {
             self.insert_free(step * self.geometry.step_bytes, self.geometry.step_bytes as u32);
         }
     }
-    /// Removes the highest step without extents if there are more than `keep` of those; the caller gives it back.
+    /// Removes the highest step without extents if there are more than `keep` of those; the caller gives it
+    /// back.
     pub fn retire_step(&mut self, keep: usize) -> Option<u64> {
         if self.idle_steps.len() <= keep {
             return None;

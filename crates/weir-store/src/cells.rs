@@ -1,8 +1,10 @@
-//! What a write, commit or drop changes in the index: functions of (transaction, request), no I/O, no waiting.
+//! What a write, commit or drop changes in the index: functions of (transaction, request), no I/O, no
+//! waiting.
 //!
-//! Invariants kept here: a base changes only to a higher version (or by `Fresh`); a prepared version goes only with its
-//! commit, its drop, or a higher base; overlays go only when a base that includes them is committed; sequence numbers of
-//! a cell have no gap (but on a member that is behind). Every check is made inside the transaction that acts on it.
+//! Invariants kept here: a base changes only to a higher version (or by `Fresh`); a prepared version goes
+//! only with its commit, its drop, or a higher base; overlays go only when a base that includes them is
+//! committed; sequence numbers of a cell have no gap (but on a member that is behind). Every check is made
+//! inside the transaction that acts on it.
 use crate::alloc::Extent;
 use crate::format::*;
 use crate::truncations::void_below;
@@ -265,7 +267,8 @@ pub fn collect<T>(
     items
 }
 
-/// Drops a fragment's bytes unless `kept` are the same (a seal without overlays shares the bytes of its base).
+/// Drops a fragment's bytes unless `kept` are the same (a seal without overlays shares the bytes of its
+/// base).
 fn drop_bytes(delta: &mut Delta, gone: Extent, kept: &[Extent]) {
     if !kept.contains(&gone) && !delta.dropped.contains(&gone) {
         delta.dropped.push(gone);
@@ -303,7 +306,8 @@ pub fn admit(
     }
     Ok(Admission::Write)
 }
-/// Whether a fragment is of these bytes. One that repair rebuilt is as long as the stripe's longest: zeros follow.
+/// Whether a fragment is of these bytes. One that repair rebuilt is as long as the stripe's longest: zeros
+/// follow.
 fn holds_bytes(fragment: &Fragment, bytes: &[u8], block_crcs: &[u32]) -> bool {
     if fragment.block_crcs == block_crcs {
         return true;
@@ -316,8 +320,8 @@ fn holds_bytes(fragment: &Fragment, bytes: &[u8], block_crcs: &[u32]) -> bool {
     weir_proto::checksum::block_crcs(&padded, CHECKSUM_BLOCK as usize) == fragment.block_crcs
 }
 
-/// Whether evicted bytes may come back to `cell`: what is there has a lower token epoch, so it is void or the work of a mover
-/// that has lost the recall.
+/// Whether evicted bytes may come back to `cell`: what is there has a lower token epoch, so it is void or the
+/// work of a mover that has lost the recall.
 pub fn admit_fill(
     read: &dyn Read,
     scope: &Scope,
@@ -392,8 +396,9 @@ fn restart(change: &mut Change, txn: &mut dyn Txn, delta: &mut Delta) -> Result<
     Ok(())
 }
 
-/// A version beside the base, until it is committed or dropped. A seal folds what is there, so a version of a writer that is committed
-/// meanwhile must be above the seal's: one that meets a seal takes a higher one (`Exists`), and a seal that meets a writer is none.
+/// A version beside the base, until it is committed or dropped. A seal folds what is there, so a version of a
+/// writer that is committed meanwhile must be above the seal's: one that meets a seal takes a higher one
+/// (`Exists`), and a seal that meets a writer is none.
 pub fn prepare(
     txn: &mut dyn Txn,
     scope: &Scope,
@@ -495,7 +500,8 @@ pub fn commit(
     Ok(())
 }
 
-/// The data cells whose overlays a parity target keeps or kept, and up to where a parity fragment includes them.
+/// The data cells whose overlays a parity target keeps or kept, and up to where a parity fragment includes
+/// them.
 fn folded_of_mirrored(
     read: &dyn Read,
     scope: &Scope,
@@ -513,8 +519,8 @@ fn folded_of_mirrored(
     Ok(found)
 }
 
-/// A fragment made of others', beside the base: its version is to be committed, and this member lacks it. Fences do not stop what was
-/// admitted where it comes from. False: it is not wanted any more.
+/// A fragment made of others', beside the base: its version is to be committed, and this member lacks it.
+/// Fences do not stop what was admitted where it comes from. False: it is not wanted any more.
 pub fn hold(
     txn: &mut dyn Txn,
     scope: &Scope,
@@ -530,7 +536,8 @@ pub fn hold(
     Ok(true)
 }
 
-/// Drops what a writer prepared here before `epoch`, and was not asked for since: this member was away meanwhile.
+/// Drops what a writer prepared here before `epoch`, and was not asked for since: this member was away
+/// meanwhile.
 pub fn drop_prepared_before(
     txn: &mut dyn Txn,
     cell: CellId,
@@ -553,7 +560,8 @@ pub fn drop_prepared(txn: &mut dyn Txn, cell: CellId, version: Version, delta: &
     Ok(())
 }
 
-/// Logs an overlay of a data cell, here or as a mirror. `inline`: its data, unless in `overlay.extent` or zeros.
+/// Logs an overlay of a data cell, here or as a mirror. `inline`: its data, unless in `overlay.extent` or
+/// zeros.
 pub fn append(
     txn: &mut dyn Txn,
     scope: &Scope,
@@ -571,7 +579,8 @@ pub fn append(
             return Ok(Appended::Duplicate(seq));
         }
         Numbering::Again(_) => {}
-        // All keepers agreed on it meanwhile, and it may have been read: a fence that came after that does not take it back.
+        // All keepers agreed on it meanwhile, and it may have been read: a fence that came after that does
+        // not take it back.
         Numbering::Mirror(seq)
             if holds(txn, cell, seq, overlay)? && overlay.token_epoch >= void_below(txn, cell)? =>
         {
@@ -599,9 +608,9 @@ pub fn append(
         if there.kind == OverlayKind::Void {
             return Ok(Appended::Void(seq));
         }
-        // A number that was given twice: its sequencer lost its log's tail in a crash, or another one numbers now, before anybody was
-        // answered. What is here under higher numbers may be so, too, or be newer: mirrors come in any order. It stays until its
-        // number comes, or becomes void by agreement.
+        // A number that was given twice: its sequencer lost its log's tail in a crash, or another one numbers
+        // now, before anybody was answered. What is here under higher numbers may be so, too, or be newer:
+        // mirrors come in any order. It stays until its number comes, or becomes void by agreement.
         change.drop_overlays(txn, delta, seq, seq)?;
     } else if seq <= change.now.folded_seq {
         return Ok(Appended::Duplicate(seq));
@@ -620,8 +629,9 @@ pub fn append(
     change.save(txn, delta);
     Ok(Appended::At(seq))
 }
-/// Whether the log here still has this very overlay under its number. A target that was away meanwhile has the log that the
-/// others have now: what it numbered before and they did not take is gone, and its number is another's.
+/// Whether the log here still has this very overlay under its number. A target that was away meanwhile has
+/// the log that the others have now: what it numbered before and they did not take is gone, and its number is
+/// another's.
 pub fn holds(read: &dyn Read, cell: CellId, seq: Seq, overlay: &Overlay) -> Result<bool> {
     Ok(get::<Overlay>(read, &overlay_key(cell, seq))?.is_some_and(|there| same_write(&there, overlay)))
 }
@@ -641,8 +651,8 @@ fn same_write(a: &Overlay, b: &Overlay) -> bool {
     (a.offset, a.len, a.kind, a.crc) == (b.offset, b.len, b.kind, b.crc)
 }
 
-/// Adds to the mask of missing fragments of a version (0: of whatever is there). Only the members' return takes bits away. False: the
-/// version is not here, and no newer base has replaced it.
+/// Adds to the mask of missing fragments of a version (0: of whatever is there). Only the members' return
+/// takes bits away. False: the version is not here, and no newer base has replaced it.
 pub fn mark_missing(
     txn: &mut dyn Txn,
     scope: &Scope,
@@ -660,7 +670,8 @@ pub fn mark_missing(
     if prepared.is_none() && !is_of_base {
         return Ok(version < base);
     }
-    // As a write under this epoch: repair does not take the cell for one that was written while this member was away.
+    // As a write under this epoch: repair does not take the cell for one that was written while this member
+    // was away.
     let mut change = Change::open(txn, scope, cell)?;
     if is_of_base {
         change.now.missing |= missing;
@@ -689,8 +700,8 @@ pub fn settle_under_replicated(
     Ok(())
 }
 
-/// Drops what is here of a cell's stripe from before this target lost what it had. Such cells are of an older copy; they must be gone
-/// before anything is added to them, for from then on they are of the present epoch.
+/// Drops what is here of a cell's stripe from before this target lost what it had. Such cells are of an older
+/// copy; they must be gone before anything is added to them, for from then on they are of the present epoch.
 pub fn forget_lost(txn: &mut dyn Txn, scope: &Scope, cell: CellId, delta: &mut Delta) -> Result<()> {
     for index in 0..scope.scheme.width() as u8 {
         let cell = CellId { index, ..cell };
@@ -729,7 +740,8 @@ pub fn drop_void(txn: &mut dyn Txn, cell: CellId, token_epoch: u32, delta: &mut 
     let logged = overlays(txn, cell, Seq(0), Seq(u64::MAX))?;
     let valid: Vec<Seq> =
         logged.iter().filter(|(_, o)| o.token_epoch >= token_epoch).map(|(s, _)| *s).collect();
-    // Of a mirrored cell there is no base: its overlays went into the parity fragment, and that tells up to where.
+    // Of a mirrored cell there is no base: its overlays went into the parity fragment, and that tells up to
+    // where.
     let covering = covering(txn, &header, cell)?;
     if base.iter().chain(&beside).chain(&covering).all(is_void) && valid.is_empty() {
         return drop_cell(txn, cell, delta);
@@ -770,7 +782,8 @@ fn covering(read: &dyn Read, header: &Header, cell: CellId) -> Result<Option<Fra
     Ok(None)
 }
 
-/// A fragment rebuilt from others, unless what is here is as new. `replace`: the same version is here, but damaged.
+/// A fragment rebuilt from others, unless what is here is as new. `replace`: the same version is here, but
+/// damaged.
 pub fn install(
     txn: &mut dyn Txn,
     scope: &Scope,

@@ -1,5 +1,5 @@
-//! Fences as a whole, and all cells of a group: what a target takes over when it takes another one's place, and
-//! what the other one drops.
+//! Fences as a whole, and all cells of a group: what a target takes over when it takes another one's place,
+//! and what the other one drops.
 use crate::cells::{self, get};
 use crate::format::{FENCE, Fence, Header, Record, fence_key, file_of_fence_key, header_key, letter_range};
 use crate::lookup;

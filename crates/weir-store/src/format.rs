@@ -1,7 +1,8 @@
 //! The index of a target: keys and values, laid out by hand. Drawn in `docs/format.md`, "Target store".
 //!
-//! Keys are big-endian so that scans run in order of file, stripe, index. Values are little-endian and open with a
-//! CRC32C over the rest and a layout version; they open only by verifying. Nothing else in the crate builds a key.
+//! Keys are big-endian so that scans run in order of file, stripe, index. Values are little-endian and open
+//! with a CRC32C over the rest and a layout version; they open only by verifying. Nothing else in the crate
+//! builds a key.
 use crate::alloc::Extent;
 use weir_proto::checksum::crc32c;
 use weir_proto::data::{OverlayKind, ScrubPass};
@@ -90,8 +91,8 @@ pub fn numbered_range(letter: u8, cell: CellId, from: u64, to: u64) -> (Vec<u8>,
     end.push(0); // the least key above
     (numbered(letter, cell, from), end)
 }
-/// Half-open range of all keys of a letter for the file's cells with stripes in `from_stripe..to_stripe` (`u64::MAX`: all
-/// from there on).
+/// Half-open range of all keys of a letter for the file's cells with stripes in `from_stripe..to_stripe`
+/// (`u64::MAX`: all from there on).
 pub fn stripes_range(letter: u8, file: FileId, from_stripe: u64, to_stripe: u64) -> (Vec<u8>, Vec<u8>) {
     let (start, end) = file_range(letter, file, from_stripe);
     match to_stripe {
@@ -276,7 +277,8 @@ record!(
     }
 );
 record!(
-    /// What is known of a cell apart from its bytes. At a parity target also kept for the data cells it mirrors.
+    /// What is known of a cell apart from its bytes. At a parity target also kept for the data cells it
+    /// mirrors.
     Header {
         group: PgId,
         scheme: Scheme,
@@ -339,7 +341,8 @@ record!(
     }
 );
 impl Overlay {
-    /// A number that differs for different writes, but not for copies of one: repair compares logs by their sums.
+    /// A number that differs for different writes, but not for copies of one: repair compares logs by their
+    /// sums.
     pub fn sum(&self, seq: Seq) -> u64 {
         let mut w = Writer::default();
         (seq, self.offset).encode(&mut w);

@@ -1,6 +1,7 @@
 //! Looks at a target that no process uses: decodes everything, and on request verifies every byte.
 //!
-//! Takes the target's lock, so it never sees a store at work. Changes nothing (opening the index replays its journal).
+//! Takes the target's lock, so it never sees a store at work. Changes nothing (opening the index replays its
+//! journal).
 use crate::alloc::{Extent, FreeMap};
 use crate::cells::get;
 use crate::format::*;

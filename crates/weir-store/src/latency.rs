@@ -7,7 +7,8 @@ use weir_proto::coord::Suspicion;
 use weir_proto::map::{ClusterMap, MemberState};
 use weir_proto::{Error, PgId, Result, TargetId};
 
-/// A mirror logs an overlay in a millisecond or two; a disk that flushes its own caches takes a hundred now and then.
+/// A mirror logs an overlay in a millisecond or two; a disk that flushes its own caches takes a hundred now
+/// and then.
 const SILENT_AFTER: Duration = Duration::from_millis(300);
 /// The coordinator looked and the member answers it: it is slow. Its group goes on without it where it can.
 const SLOW_AFTER: Duration = Duration::from_millis(1000);

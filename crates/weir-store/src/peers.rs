@@ -1,6 +1,7 @@
 //! How a storage node reaches the cluster: the map, the coordinator, and the targets of other nodes.
 //!
-//! A seam of its own so that stores can be wired in one process. The cluster's channels are one implementation.
+//! A seam of its own so that stores can be wired in one process. The cluster's channels are one
+//! implementation.
 use bytes::Bytes;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,10 +34,12 @@ macro_rules! peer_calls {
         pub trait Peers: Send + Sync + 'static {
             fn map(&self) -> Arc<ClusterMap>;
             fn wait_newer(&self, version: u64, patience: Duration) -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
-            /// Tells the coordinator that a target could not be used; the answer is the newest map after its judgement.
+            /// Tells the coordinator that a target could not be used; the answer is the newest map after its
+            /// judgement.
             fn report(&self, target: TargetId, group: PgId, epoch: Epoch, why: String)
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
-            /// Tells it that a target has not answered when it should have, or (`Slow`) long after others had.
+            /// Tells it that a target has not answered when it should have, or (`Slow`) long after others
+            /// had.
             fn suspect(&self, target: TargetId, group: PgId, epoch: Epoch, suspicion: Suspicion, why: String)
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
             fn caught_up(&self, target: TargetId, group: PgId, epoch: Epoch)

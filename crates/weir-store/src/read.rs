@@ -1,8 +1,9 @@
 //! Reading a cell: the base alone, or with its overlays applied.
 //!
-//! A plan is taken from one state of the index; carrying it out touches slabs only. Checksums of blocks that no overlay
-//! touches are the writer's own. Every block of a base is verified before it is merged into or decoded with; what goes
-//! to a reader as the writer left it is verified by the reader alone, who tells of damage: then the holder looks.
+//! A plan is taken from one state of the index; carrying it out touches slabs only. Checksums of blocks that
+//! no overlay touches are the writer's own. Every block of a base is verified before it is merged into or
+//! decoded with; what goes to a reader as the writer left it is verified by the reader alone, who tells of
+//! damage: then the holder looks.
 use crate::cells::{self, Scope, get, overlays, prepared};
 use crate::format::*;
 use crate::slab::{ReadGuard, Slabs};
@@ -97,8 +98,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// For a reader that verifies every block with the writer's checksums. (Measured: the second look at each byte was
-    /// 5 % of all processor time of a stream that is read.)
+    /// For a reader that verifies every block with the writer's checksums. (Measured: the second look at each
+    /// byte was 5 % of all processor time of a stream that is read.)
     pub fn verified_by_reader(self) -> Plan {
         Plan { end_to_end: true, ..self }
     }

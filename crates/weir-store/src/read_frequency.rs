@@ -1,8 +1,8 @@
 //! Which parts of slabs are read again and again: those go through the machine's page cache.
 //!
-//! A first read is direct, so that a long scan neither fills memory nor drives out what others use; a part that is read
-//! again soon is worth keeping. The memory is the machine's own: it is bounded, given back when somebody needs it, and
-//! no part of this process. Pure; knows neither files nor cells.
+//! A first read is direct, so that a long scan neither fills memory nor drives out what others use; a part
+//! that is read again soon is worth keeping. The memory is the machine's own: it is bounded, given back when
+//! somebody needs it, and no part of this process. Pure; knows neither files nor cells.
 use crate::recent_map::RecentMap;
 
 /// Parts remembered: with whole cells of 512 KiB the last 4 GiB that were read from a target.

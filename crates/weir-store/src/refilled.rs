@@ -59,8 +59,8 @@ impl Refill {
     }
 }
 
-/// Whether cells are listed though a seal is in doubt: a member is filled, and lists again without seals before
-/// it is current.
+/// Whether cells are listed though a seal is in doubt: a member is filled, and lists again without seals
+/// before it is current.
 pub fn lists_in_doubt(group: &Group, level: u16) -> bool {
     !group.pauses_seals(level) && group.members.iter().any(|m| m.is_filled(level))
 }

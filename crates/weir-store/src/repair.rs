@@ -6,8 +6,8 @@
 //! that it caught up. Listing tells each peer the group's epoch first, so nothing can be written under an
 //! older one after it was listed. What was truncated meanwhile it learns before all that (`folded_seqs.rs`).
 //!
-//! A member that returned without what it had (`lost_at` in the map) lists everything, and first drops what it has from before: an
-//! older copy may have what was void, or numbered otherwise, since.
+//! A member that returned without what it had (`lost_at` in the map) lists everything, and first drops what
+//! it has from before: an older copy may have what was void, or numbered otherwise, since.
 //!
 //! [`plan`] is the pure part: what to do about one stripe.
 use crate::alloc::Extent;
@@ -30,12 +30,14 @@ use weir_proto::ec::Coder;
 use weir_proto::map::{Group, MemberState};
 use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Result, Seq, Version};
 
-/// Cells asked for in one listing. Lists of all groups at once take as much memory as one of 2048 did when they came one by one.
+/// Cells asked for in one listing. Lists of all groups at once take as much memory as one of 2048 did when
+/// they came one by one.
 const LIST_LIMIT: u32 = 256;
 
 /// Stripes of a target repaired side by side: each needs up to k + 1 fragments in memory.
 pub(crate) const STRIPES_AT_ONCE: usize = 4;
-/// Groups of a target repaired side by side: most have missed little, so a group costs messages to and fro rather than bytes.
+/// Groups of a target repaired side by side: most have missed little, so a group costs messages to and fro
+/// rather than bytes.
 const GROUPS_AT_ONCE: usize = 8;
 
 /// The groups of a target that are repaired at a time.
@@ -63,7 +65,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct StripeView {
     /// Newest base that a current peer holds of any fragment.
     pub newest: Version,
-    /// What current peers' logs of each data cell say of themselves: sequence and sum. More than one: they differ.
+    /// What current peers' logs of each data cell say of themselves: sequence and sum. More than one: they
+    /// differ.
     pub logs: BTreeMap<u8, BTreeSet<(Seq, u64)>>,
 }
 
@@ -103,8 +106,9 @@ pub fn plan(
     }
 }
 
-/// Whether a cell of a member that is behind since `since` in a group of epoch `epoch` may have something that only this member wrote
-/// in the end. Of a log no epoch tells: what nobody else has may have been logged under one long ago, or the cell been written since.
+/// Whether a cell of a member that is behind since `since` in a group of epoch `epoch` may have something
+/// that only this member wrote in the end. Of a log no epoch tells: what nobody else has may have been logged
+/// under one long ago, or the cell been written since.
 pub fn may_be_ahead(cell: &CellSummary, since: Epoch, epoch: Epoch) -> bool {
     cell.seq > Seq(0) || (since..epoch).contains(&cell.epoch)
 }
@@ -121,8 +125,8 @@ pub(crate) struct Rebuilt {
 }
 
 impl StorageNode {
-    /// Repairs every group in which a target of this node is behind, several side by side. Returns the number of groups that
-    /// caught up.
+    /// Repairs every group in which a target of this node is behind, several side by side. Returns the number
+    /// of groups that caught up.
     pub(crate) async fn repair_round(&self, target: &Arc<Target>) -> usize {
         let mut behind = self.behind(target);
         if behind.is_empty() {
@@ -145,7 +149,8 @@ impl StorageNode {
         round.caught_up.into_inner()
     }
 
-    /// One group after the other, as long as there are some. What goes wrong with one group keeps no other from its turn.
+    /// One group after the other, as long as there are some. What goes wrong with one group keeps no other
+    /// from its turn.
     async fn repair_lane(&self, target: &Arc<Target>, round: &Round) {
         while let Some(acting) = round.next() {
             let group = acting.group();
@@ -159,8 +164,8 @@ impl StorageNode {
         }
     }
 
-    /// Tells the coordinator of all groups that were repaired while it was told of others: it changes the map once for what
-    /// comes together, and every change of the map goes to every node.
+    /// Tells the coordinator of all groups that were repaired while it was told of others: it changes the map
+    /// once for what comes together, and every change of the map goes to every node.
     async fn report_repaired(&self, target: &Arc<Target>, round: &Round) {
         let _turn = round.report.acquire().await.expect("never closed");
         let repaired = std::mem::take(&mut *lock(&round.repaired));
@@ -173,7 +178,8 @@ impl StorageNode {
                 Err(e) if e.kind == ErrorKind::Stale => tracing::debug!(%group, "report a repair: {e}"),
                 Err(e) => {
                     tracing::warn!(target_id = %target.store.target, %group, "report a repair: {e}");
-                    // Repairing on for a coordinator that does not listen would keep the target from its other duties.
+                    // Repairing on for a coordinator that does not listen would keep the target from its
+                    // other duties.
                     lock(&round.todo).clear();
                 }
             }
@@ -228,8 +234,8 @@ impl StorageNode {
         self.drop_given_up(acting, &peers).await
     }
 
-    /// With fewer than k current members nothing can be rebuilt. But where targets went down one after the other (a site lost its
-    /// power), those that went first have often missed nothing.
+    /// With fewer than k current members nothing can be rebuilt. But where targets went down one after the
+    /// other (a site lost its power), those that went first have often missed nothing.
     async fn check_nothing_was_written(&self, acting: &Acting, peers: &[usize], since: Epoch) -> Result<()> {
         let mut after = None;
         loop {
@@ -256,8 +262,8 @@ impl StorageNode {
         Ok(())
     }
 
-    /// What writers prepared here before this member was away, and no current one has any more: it was dropped meanwhile. Had anybody
-    /// committed it, all would have it ([`HoldStripe`]).
+    /// What writers prepared here before this member was away, and no current one has any more: it was
+    /// dropped meanwhile. Had anybody committed it, all would have it ([`HoldStripe`]).
     async fn drop_given_up(&self, acting: &Acting, peers: &[usize]) -> Result<()> {
         let store = &acting.target.store;
         for (cell, version) in store.writers_prepared(acting.scope.group)? {
@@ -273,9 +279,9 @@ impl StorageNode {
         Ok(())
     }
 
-    /// Whether there is a cell here that was last written before the group's present epoch, or may be ahead of others:
-    /// [`Self::drop_unknown`] passes over all others. Listing tells the own store the epoch, so none comes later. Spares the peers to list
-    /// all they have.
+    /// Whether there is a cell here that was last written before the group's present epoch, or may be ahead
+    /// of others: [`Self::drop_unknown`] passes over all others. Listing tells the own store the epoch, so
+    /// none comes later. Spares the peers to list all they have.
     fn may_have_more(&self, acting: &Acting, since: Epoch) -> Result<bool> {
         let (store, group) = (&acting.target.store, acting.group());
         let mut after = None;
@@ -317,7 +323,8 @@ impl StorageNode {
         Ok((stripes, until))
     }
 
-    /// The next cells of each peer, in order, that were written in `since` or later, and up to where all lists go.
+    /// The next cells of each peer, in order, that were written in `since` or later, and up to where all
+    /// lists go.
     async fn list_peers(
         &self,
         acting: &Acting,
@@ -345,7 +352,8 @@ impl StorageNode {
         for answer in join_all(calls).await {
             lists.push(answer?.0);
         }
-        // Only up to where every list goes; a stripe's cells are neighbours, so stop short of the last stripe.
+        // Only up to where every list goes; a stripe's cells are neighbours, so stop short of the last
+        // stripe.
         let until = lists.iter().filter(|l| l.more).filter_map(|l| l.cells.last()).map(|s| s.cell).min();
         Ok((lists, until))
     }
@@ -565,8 +573,8 @@ impl StorageNode {
             if holder == acting.position || group.members[holder].state != MemberState::Current {
                 continue;
             }
-            // What is damaged at one holder is whole at another.
-            // Where numbers were dropped others may have come meanwhile that were taken for the same: compare once more.
+            // What is damaged at one holder is whole at another. Where numbers were dropped others may have
+            // come meanwhile that were taken for the same: compare once more.
             let mut dropped = self.copy_overlays_from(acting, cell, holder).await;
             while matches!(dropped, Ok(true)) {
                 dropped = self.copy_overlays_from(acting, cell, holder).await;
@@ -582,7 +590,8 @@ impl StorageNode {
     /// Whether something was dropped that only this target had.
     async fn copy_overlays_from(&self, acting: &Acting, cell: CellId, holder: usize) -> Result<bool> {
         let group = acting.group();
-        // Numbers that are here before the sequencer has given them are left from an earlier epoch: nobody was answered.
+        // Numbers that are here before the sequencer has given them are left from an earlier epoch: nobody
+        // was answered.
         let is_behind = group.members[acting.position].state == MemberState::Behind;
         let mut stale = match is_behind && sequencer(group, cell) == Some(holder) {
             true => acting.target.store.log(cell)?.0,
@@ -645,8 +654,9 @@ impl StorageNode {
         Ok(drops)
     }
 
-    /// Cells here that no current peer knows, last written before the group's present epoch: dropped while we were away.
-    /// And those that only this target wrote in the end (nobody was answered): as the others have them.
+    /// Cells here that no current peer knows, last written before the group's present epoch: dropped while we
+    /// were away. And those that only this target wrote in the end (nobody was answered): as the others have
+    /// them.
     async fn drop_unknown(&self, acting: &Acting, peers: &[usize], since: Epoch) -> Result<()> {
         let mut after = None;
         loop {
@@ -754,7 +764,8 @@ impl StorageNode {
     }
 }
 
-/// The newest version that is committed anywhere and held (by some still as prepared) by k or more, and its holders.
+/// The newest version that is committed anywhere and held (by some still as prepared) by k or more, and its
+/// holders.
 pub fn newest_whole(stats: &BTreeMap<usize, CellStat>, data: usize) -> Option<(Version, Vec<usize>)> {
     let committed: BTreeSet<Version> = stats.values().map(|s| s.base).filter(|v| *v > Version(0)).collect();
     committed.into_iter().rev().find_map(|version| Some((version, holders_of(stats, version, data)?)))

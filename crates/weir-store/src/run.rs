@@ -1,5 +1,5 @@
-//! Background work of a storage node: settle, seal, repair, mend, return space. One loop, one thing at a time per
-//! target, so that it never takes more than a share of the node.
+//! Background work of a storage node: settle, seal, repair, mend, return space. One loop, one thing at a time
+//! per target, so that it never takes more than a share of the node.
 use crate::cells::Scope;
 use crate::scrubbing::scrub;
 use crate::seal::{SealLimits, is_settled_by_all};
@@ -12,7 +12,8 @@ use weir_proto::map::Group;
 
 /// Pause between rounds in which nothing was done.
 const ROUND_PAUSE: Duration = Duration::from_millis(250);
-/// What seals left in doubt is looked at this often, and more often while a member is behind: its repair may wait for that.
+/// What seals left in doubt is looked at this often, and more often while a member is behind: its repair may
+/// wait for that.
 const SETTLE_EVERY: Duration = Duration::from_secs(10);
 const SETTLE_WHILE_BEHIND: Duration = Duration::from_millis(500);
 

@@ -1,8 +1,9 @@
 //! Runs: by what a target's index shows the coordinator that it is what it was.
 //!
-//! Order: a run is written down here before the target joins ([`begin`]); the coordinator admits it; it is written down here as
-//! admitted ([`confirm`]) before the first request is served. So an index that is new, or an older copy, does not know the last run
-//! that was served. What the coordinator makes of it is in `weir-coord`'s `decide/returned.rs`.
+//! Order: a run is written down here before the target joins ([`begin`]); the coordinator admits it; it is
+//! written down here as admitted ([`confirm`]) before the first request is served. So an index that is new,
+//! or an older copy, does not know the last run that was served. What the coordinator makes of it is in
+//! `weir-coord`'s `decide/returned.rs`.
 use crate::cells::get;
 use crate::format::{RUNS, Record, Runs};
 use weir_kv::SharedKv;
@@ -10,8 +11,9 @@ use weir_proto::coord::TargetHistory;
 use weir_proto::map::{ClusterMap, Run};
 use weir_proto::{DiskUuid, Error, Result, RunId};
 
-/// Runs that began since the last one that was confirmed: each is a start that the coordinator may have admitted and that ended before
-/// that was written down. More of them in a row, and the target is refilled for nothing.
+/// Runs that began since the last one that was confirmed: each is a start that the coordinator may have
+/// admitted and that ended before that was written down. More of them in a row, and the target is refilled
+/// for nothing.
 const BEGUN_MAX: usize = 64;
 
 /// Writes down that a run begins, durably. What it returns is what the target offers to the coordinator.

@@ -1,12 +1,13 @@
 //! Seal: overlays of a stripe become a parity-covered base.
 //!
-//! Led by the first current parity target, among the members that are current; while one is behind seals wait, it is soon
-//! repaired. They go on while one is filled from nothing, which may take hours. Each data target folds its
-//! overlays into a version beside its base, and what a lost one would fold the leader decodes and merges from
-//! its own log. It encodes parity from those, all parity targets prepare it, and only then everybody commits,
-//! the leader last. So as long as anything is in doubt the leader holds the prepared version and resolves it:
-//! committed anywhere, or prepared at every participant → commit; else drop. Until the commit nothing old is
-//! touched. Who took no part is in the mask of the version, and rebuilds it when it returns.
+//! Led by the first current parity target, among the members that are current; while one is behind seals
+//! wait, it is soon repaired. They go on while one is filled from nothing, which may take hours. Each data
+//! target folds its overlays into a version beside its base, and what a lost one would fold the leader
+//! decodes and merges from its own log. It encodes parity from those, all parity targets prepare it, and only
+//! then everybody commits, the leader last. So as long as anything is in doubt the leader holds the prepared
+//! version and resolves it: committed anywhere, or prepared at every participant → commit; else drop. Until
+//! the commit nothing old is touched. Who took no part is in the mask of the version, and rebuilds it when it
+//! returns.
 //!
 //! Whether and when to seal is [`judge`], a pure decision.
 use crate::cells::Scope;
@@ -84,8 +85,8 @@ pub enum InDoubt {
     Ask,
 }
 
-/// `answers`: what each member of the group holds, `None` where it cannot be asked. `absent`: members that took no part.
-/// `current`: members that the map says hold everything.
+/// `answers`: what each member of the group holds, `None` where it cannot be asked. `absent`: members that
+/// took no part. `current`: members that the map says hold everything.
 pub fn resolve(
     version: Version,
     absent: MissingMask,
@@ -106,25 +107,28 @@ pub fn resolve(
     for answer in took_part {
         match answer {
             Some(stat) if stat.prepared.contains(&version) => holders += 1,
-            // Commits begin only when everybody has prepared: somebody who has not is proof that nobody committed.
+            // Commits begin only when everybody has prepared: somebody who has not is proof that nobody
+            // committed.
             Some(_) => return InDoubt::Drop,
             None => silent = true,
         }
     }
-    // A current member that does not answer now may lack it, and would be current without it: it answers, or goes down.
+    // A current member that does not answer now may lack it, and would be current without it: it answers, or
+    // goes down.
     if answers.iter().enumerate().any(|(i, a)| a.is_none() && current & (1 << i) != 0) {
         return InDoubt::Ask;
     }
     match (silent, holders >= data) {
-        // It changes no byte of the stripe, and k fragments of it are there: whoever is silent gets it when it returns.
+        // It changes no byte of the stripe, and k fragments of it are there: whoever is silent gets it when
+        // it returns.
         (_, true) => InDoubt::Commit,
         (true, false) => InDoubt::Ask,
         (false, false) => InDoubt::Drop,
     }
 }
 
-/// The version of a seal of what these members hold, whose overlays' newest token epoch is given. `None`: it would replace what a writer
-/// commits meanwhile (see `WriteMode::Prepare`).
+/// The version of a seal of what these members hold, whose overlays' newest token epoch is given. `None`: it
+/// would replace what a writer commits meanwhile (see `WriteMode::Prepare`).
 pub fn version_of(stats: &[CellStat], token_epoch: u32) -> Option<Version> {
     let base = stats
         .iter()
@@ -141,7 +145,8 @@ pub fn version_of(stats: &[CellStat], token_epoch: u32) -> Option<Version> {
     (version.0 - base.0 <= u64::from(SEAL_ROOM)).then_some(version)
 }
 
-/// The member that leads the seals of a group: its first current parity target, without parity the only data target.
+/// The member that leads the seals of a group: its first current parity target, without parity the only data
+/// target.
 pub fn leader(group: &Group) -> Option<usize> {
     let (data, width) = (usize::from(group.scheme.data), group.scheme.width());
     let mut candidates = if group.scheme.parity == 0 { 0..1 } else { data..width };
@@ -342,7 +347,8 @@ impl StorageNode {
         join_all((0..data).map(fold).collect()).await.into_iter().collect()
     }
 
-    /// What the target of a data cell would fold if it were here: its base decoded, its overlays from the own log.
+    /// What the target of a data cell would fold if it were here: its base decoded, its overlays from the own
+    /// log.
     async fn fold_lost(&self, acting: &Acting, base: Version, cell: CellId) -> Result<(SealedCell, Bytes)> {
         let absent = Acting { position: usize::from(cell.index), ..acting.clone() };
         let decoded = self.decode_from_peers(&absent, cell).await?;
@@ -439,7 +445,8 @@ impl StorageNode {
         }
         self.env.tasks.crash_point(crash_points::SEAL_HALF);
         match first_problem {
-            // One commit decides: who missed it holds it prepared and settles, or comes back behind and is repaired.
+            // One commit decides: who missed it holds it prepared and settles, or comes back behind and is
+            // repaired.
             Some(e) if !committed => Err(e),
             _ => commit(acting.position).await.map(|_| ()),
         }
@@ -510,7 +517,8 @@ impl StorageNode {
         for (member, stat) in participants(group).into_iter().zip(stats) {
             answers[member] = stat.ok();
         }
-        // A seal of that version went on without this member, which did its part too late: of other overlays, perhaps.
+        // A seal of that version went on without this member, which did its part too late: of other overlays,
+        // perhaps.
         let went_on = |s: &CellStat| s.base == version && s.missing & (1 << position) != 0;
         if answers.iter().flatten().any(went_on) {
             let seq = target.store.drop_prepared(&scope, cell, version, UNFENCED)?;

@@ -1,9 +1,9 @@
 //! The service of the storage role: requests to the targets of one node.
 //!
-//! A request is checked against the cluster map (group, epoch, place) before the store sees it; a higher epoch than the
-//! map's makes it wait for the newer map. Short work that touches no slab is done in place; the rest runs where
-//! blocking is allowed. An overlay is acknowledged when every live member of the group's epoch that keeps this cell's
-//! log has it durably.
+//! A request is checked against the cluster map (group, epoch, place) before the store sees it; a higher
+//! epoch than the map's makes it wait for the newer map. Short work that touches no slab is done in place;
+//! the rest runs where blocking is allowed. An overlay is acknowledged when every live member of the group's
+//! epoch that keeps this cell's log has it durably.
 use crate::alloc::Geometry;
 use crate::cells::{Appended, Numbering, Scope};
 use crate::crash_points;
@@ -80,7 +80,8 @@ pub(crate) struct Target {
     pub refill: Mutex<crate::refilled::Refill>,
     /// Overlay logs that may differ from others' copies.
     agreement: Mutex<agree::Agreement>,
-    /// Overlays that were numbered here, or are about to be, and are not known to be everywhere or nowhere yet.
+    /// Overlays that were numbered here, or are about to be, and are not known to be everywhere or nowhere
+    /// yet.
     under_way: overlays::UnderWay,
     /// Turns for stripes to be repaired, whatever groups they are of.
     pub repairs: Semaphore,
@@ -291,8 +292,8 @@ impl StorageNode {
             ))),
         }
     }
-    /// Only the coordinator raises epochs: what a request says of them counts once the map says so, too. A target that
-    /// believed a number that nobody gave would refuse everybody else for ever.
+    /// Only the coordinator raises epochs: what a request says of them counts once the map says so, too. A
+    /// target that believed a number that nobody gave would refuse everybody else for ever.
     async fn check_announced(&self, epochs: &[GroupAt]) -> Result<()> {
         let ahead = |map: &ClusterMap| {
             let is_known = |at: &GroupAt| map.group(at.group).is_some_and(|g| g.epoch >= at.epoch);
@@ -334,8 +335,8 @@ impl StorageNode {
             Ok(Reply::with_payload(&body, payload))
         }))
     }
-    /// Work that waits for the target's disk, which shows in what the target reports if it hangs: a piece of a stripe at most, nothing that
-    /// takes long by itself.
+    /// Work that waits for the target's disk, which shows in what the target reports if it hangs: a piece of
+    /// a stripe at most, nothing that takes long by itself.
     async fn on_disk<T: Send + 'static>(
         &self,
         store: &Store,

@@ -1,9 +1,11 @@
-//! Slab files: the bytes of fragments and of large overlays, written in place of nothing and never over anything.
+//! Slab files: the bytes of fragments and of large overlays, written in place of nothing and never over
+//! anything.
 //!
-//! Invariant: an extent is reused only after the commit that dropped it is durable and every read that began before
-//! that commit has ended. Writes are direct and in whole units (the kernel keeps its pages in line with them); reads are
-//! direct too, but for what is read again and again. A sync covers every write that ended before it began, so writers
-//! that come together share one. Calls block: they are made through `Tasks::blocking`.
+//! Invariant: an extent is reused only after the commit that dropped it is durable and every read that began
+//! before that commit has ended. Writes are direct and in whole units (the kernel keeps its pages in line
+//! with them); reads are direct too, but for what is read again and again. A sync covers every write that
+//! ended before it began, so writers that come together share one. Calls block: they are made through
+//! `Tasks::blocking`.
 //!
 //! Knows nothing of the index: what an extent holds is the caller's affair.
 use crate::alloc::{Extent, FreeMap, Geometry, UNIT_BYTES, round_up};
@@ -20,8 +22,8 @@ use weir_watch::Watch;
 
 /// Idle steps kept for the next writes instead of being given back to the file system.
 const IDLE_STEPS_KEPT: usize = 2;
-/// A step is not taken from a file system that would have less than this left: the journal must still be able to
-/// record deletes.
+/// A step is not taken from a file system that would have less than this left: the journal must still be able
+/// to record deletes.
 const RESERVE_BYTES: u64 = 64 << 20;
 
 pub struct Slabs {
@@ -78,7 +80,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Slabs {
-    /// Takes over a directory whose index names `extents`. Space that no extent names goes back to the file system.
+    /// Takes over a directory whose index names `extents`. Space that no extent names goes back to the file
+    /// system.
     pub fn open(
         disk: Arc<dyn Disk>,
         buffers: BufferPool,

@@ -1,8 +1,8 @@
 //! Spill: overlay data that rode in the journal moves to slabs before the journal is folded into the tree.
 //!
-//! In the tree each 4 KiB would cost a page that is written, split and later deleted; measured, folds then took most of
-//! the disk and a core. Many small overlays go into one write and one sync, side by side, each in an extent of its own.
-//! Overlays below [`SPILL_BYTES_MIN`] stay in the index, where they share pages.
+//! In the tree each 4 KiB would cost a page that is written, split and later deleted; measured, folds then
+//! took most of the disk and a core. Many small overlays go into one write and one sync, side by side, each
+//! in an extent of its own. Overlays below [`SPILL_BYTES_MIN`] stay in the index, where they share pages.
 use crate::alloc::{Extent, round_up};
 use crate::cells::get;
 use crate::crash_points;

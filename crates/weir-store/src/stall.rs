@@ -1,7 +1,8 @@
-//! Whether a target's disk still answers. One that hangs takes what it is given and ends none of it, while the process is well
-//! and says so to everybody who asks; its groups had better go on without it.
+//! Whether a target's disk still answers. One that hangs takes what it is given and ends none of it, while
+//! the process is well and says so to everybody who asks; its groups had better go on without it.
 //!
-//! A disk that is busy ends something all the time, however long each thing waits: only if nothing ends it hangs.
+//! A disk that is busy ends something all the time, however long each thing waits: only if nothing ends it
+//! hangs.
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_env::{Clock, Env, Instant};

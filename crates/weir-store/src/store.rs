@@ -1,8 +1,8 @@
 //! One target: its slabs, its index, and the operations on cells. Calls may block on the disk.
 //!
-//! Order of durability: data, sync of the slab, commit in the index; the caller answers when the commit is durable
-//! ([`Store::durable`]). An I/O error on a write or a failed sync fails the target for ever: every later call is
-//! refused. A full disk refuses new data only; deletes and reads go on.
+//! Order of durability: data, sync of the slab, commit in the index; the caller answers when the commit is
+//! durable ([`Store::durable`]). An I/O error on a write or a failed sync fails the target for ever: every
+//! later call is refused. A full disk refuses new data only; deletes and reads go on.
 //!
 //! Knows cells, versions and sequence numbers; nothing of files' sizes, of other targets, or of the network.
 use crate::alloc::{Extent, Geometry};
@@ -28,8 +28,9 @@ use weir_proto::coord::TargetReport;
 use weir_proto::data::*;
 use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Result, Seq, TargetId, Version};
 
-/// Overlay data up to this size rides in the journal record of its commit: one sync instead of two. Larger data goes to
-/// slabs at once: with 8 writers 47 KB each reached 86 MiB/s through the journal and its folds, 70 KB each 475 past them.
+/// Overlay data up to this size rides in the journal record of its commit: one sync instead of two. Larger
+/// data goes to slabs at once: with 8 writers 47 KB each reached 86 MiB/s through the journal and its folds,
+/// 70 KB each 475 past them.
 pub const INLINE_BYTES_MAX: u32 = 16 << 10;
 /// Data of one `ReadOverlays` reply.
 const OVERLAYS_REPLY_BYTES: u64 = 4 << 20;
@@ -62,7 +63,8 @@ pub struct Store {
     read_pace: Pace,
     failed: OnceLock<Error>,
     damaged: Mutex<BTreeSet<BadBlock>>,
-    /// Versions of writers that were dropped here: whoever gives one up writes it never again, but it may come late.
+    /// Versions of writers that were dropped here: whoever gives one up writes it never again, but it may
+    /// come late.
     given_up: Mutex<RecentMap<(CellId, Version), (), GIVEN_UP_MAX>>,
     pub(crate) spill: Spill,
     _lock: Arc<dyn File>,
@@ -113,7 +115,8 @@ pub enum Install {
 }
 
 impl Store {
-    /// Opens the target in `dir` over its index, or makes an empty one there. `geometry` is used when it is made.
+    /// Opens the target in `dir` over its index, or makes an empty one there. `geometry` is used when it is
+    /// made.
     pub fn open(env: Env, target: TargetId, dir: &Path, kv: SharedKv, geometry: Geometry) -> Result<Store> {
         let io = |e: std::io::Error| Error::from_io(format_args!("open the target in {}", dir.display()), &e);
         env.disk.create_dir_all(dir).map_err(io)?;
@@ -347,7 +350,8 @@ impl Store {
 
     // ---- overlays
 
-    /// Logs an overlay; the caller waits until it is durable. Blocks only if its data is above [`INLINE_BYTES_MAX`].
+    /// Logs an overlay; the caller waits until it is durable. Blocks only if its data is above
+    /// [`INLINE_BYTES_MAX`].
     pub fn append(
         &self,
         scope: &Scope,
@@ -681,7 +685,8 @@ impl Store {
         self.slabs.drop_after(seq, delta.dropped);
         Ok(seq)
     }
-    /// A full disk is the caller's affair; anything else that the disk says to a write fails the target for ever.
+    /// A full disk is the caller's affair; anything else that the disk says to a write fails the target for
+    /// ever.
     fn judge(&self, e: Error) -> Error {
         if e.kind == ErrorKind::NoSpace {
             return e;
@@ -758,8 +763,8 @@ pub fn lock_target(env: &Env, dir: &Path) -> Result<Arc<dyn File>> {
     }
 }
 
-/// The same for who comes when the process before may not quite be gone: a dead one keeps what it had open for a moment, on a busy
-/// machine a long one.
+/// The same for who comes when the process before may not quite be gone: a dead one keeps what it had open
+/// for a moment, on a busy machine a long one.
 pub async fn wait_for_target(env: &Env, dir: &Path) -> Result<Arc<dyn File>> {
     let until = env.clock.now() + LOCK_WAIT;
     loop {

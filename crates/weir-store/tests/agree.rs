@@ -1,4 +1,5 @@
-//! Overlays that not everybody has: after a target was full, or a crash, all keepers of a log hold the same again.
+//! Overlays that not everybody has: after a target was full, or a crash, all keepers of a log hold the same
+//! again.
 mod lab;
 
 use lab::*;
@@ -103,7 +104,8 @@ async fn a_dead_sequencers_overlay_is_everywhere_or_nowhere() {
     }
 }
 
-/// Who returns is told of every cut that others remember, old ones too: what was written and sealed since is no part of them.
+/// Who returns is told of every cut that others remember, old ones too: what was written and sealed since is
+/// no part of them.
 #[tokio::test]
 async fn a_repeated_truncation_leaves_what_was_sealed_since() {
     let world = World::new(EC).await;
@@ -127,7 +129,8 @@ async fn a_repeated_truncation_leaves_what_was_sealed_since() {
     }
 }
 
-/// A full target took no fragment of a fresh stripe, the others did: fragments without bytes put an end to it.
+/// A full target took no fragment of a fresh stripe, the others did: fragments without bytes put an end to
+/// it.
 #[tokio::test]
 async fn empty_fragments_take_a_fresh_stripe_back() {
     let world = World::new(EC).await;

@@ -133,7 +133,8 @@ fn mirror_of(place: Place, cell: CellId, bytes: &[u8]) -> MirrorOverlay {
     }
 }
 
-/// What a keeper has got by agreement may have been read: whoever sends it late, after a fence, hears that it is there.
+/// What a keeper has got by agreement may have been read: whoever sends it late, after a fence, hears that it
+/// is there.
 #[tokio::test]
 async fn an_overlay_that_is_there_is_not_refused_for_a_fence_of_later() {
     let world = World::new(EC).await;
@@ -152,7 +153,8 @@ async fn an_overlay_that_is_there_is_not_refused_for_a_fence_of_later() {
     assert_eq!(world.call(lacks, mirror(lacks), &bytes).await.unwrap_err().kind, ErrorKind::Stale);
 }
 
-/// A write that came here before the fence, and to the others after it, is taken back. Nobody who reads behind the fence sees it.
+/// A write that came here before the fence, and to the others after it, is taken back. Nobody who reads
+/// behind the fence sees it.
 #[tokio::test]
 async fn a_fence_has_come_when_what_it_took_back_is_gone() {
     let world = World::new(EC).await;
@@ -177,7 +179,8 @@ async fn a_fence_has_come_when_what_it_took_back_is_gone() {
     world.check(0, &model.0, "later").await;
 }
 
-/// The leader's process ends after each number of calls; all targets that are not lost start again and settle.
+/// The leader's process ends after each number of calls; all targets that are not lost start again and
+/// settle.
 async fn seal_killed_at_any_step(lost: &[u32], leader: usize) {
     for calls in 0..60 {
         let world = World::new(EC).await;
@@ -305,8 +308,8 @@ async fn a_group_whose_repair_is_not_believed_keeps_no_other_behind() {
     assert_eq!(behind(&world), [0u32; 0]);
 }
 
-/// Each group has a stripe of which the returning target alone holds an overlay, on a base from before it was last current: its
-/// peers do not list that as new.
+/// Each group has a stripe of which the returning target alone holds an overlay, on a base from before it was
+/// last current: its peers do not list that as new.
 #[tokio::test]
 async fn stripes_of_many_groups_are_repaired_in_turns() {
     let world = World::new(EC).await;
@@ -342,8 +345,9 @@ async fn stripes_of_many_groups_are_repaired_in_turns() {
     assert!((1..=4).contains(&most), "{most} stripes at a time");
 }
 
-/// Targets die one after the other, a write is refused because too few are left, and they return in any order: what a
-/// member noted against others while it was here, or before it went itself, goes once all hold everything.
+/// Targets die one after the other, a write is refused because too few are left, and they return in any
+/// order: what a member noted against others while it was here, or before it went itself, goes once all hold
+/// everything.
 #[tokio::test]
 async fn under_replication_ends_when_every_member_is_current() {
     for order in [[0, 1, 4], [4, 1, 0], [1, 0, 4]] {
@@ -377,8 +381,9 @@ async fn under_replication_ends_when_every_member_is_current() {
     }
 }
 
-/// A file is cut and grows again while a member is away: the member comes back without the old bytes, whatever it held
-/// of the stripe (base, overlays, both, with numbers above the new ones), and whatever was written there since.
+/// A file is cut and grows again while a member is away: the member comes back without the old bytes,
+/// whatever it held of the stripe (base, overlays, both, with numbers above the new ones), and whatever was
+/// written there since.
 #[tokio::test]
 async fn a_target_that_was_away_brings_no_truncated_bytes_back() {
     for victim in [0u32, 2, 4, 5] {
@@ -399,7 +404,8 @@ async fn a_target_that_was_away_brings_no_truncated_bytes_back() {
         world.lose(TargetId(victim)).await;
         world.cut(1).await;
         models[1..].iter_mut().for_each(|m| *m = Model::new());
-        // Few numbers where there were many; a whole stripe; nothing; a part of it while the member is behind.
+        // Few numbers where there were many; a whole stripe; nothing; a part of it while the member is
+        // behind.
         models[1].overlay(&world, 1, victim as usize % 4, 70, b"grown again").await;
         models[2].fresh(&world, 2, 90).await;
         models[4].overlay(&world, 4, 1, 0, &bytes_of(4, 2000)).await;
@@ -425,7 +431,8 @@ async fn a_target_that_was_away_brings_no_truncated_bytes_back() {
     }
 }
 
-/// An older copy has cells that were cut since, numbers that others were given again, and versions of seals that went otherwise.
+/// An older copy has cells that were cut since, numbers that others were given again, and versions of seals
+/// that went otherwise.
 #[tokio::test]
 async fn a_target_that_returns_empty_or_old_is_refilled_from_others() {
     for (victim, is_copy) in [(0u32, true), (2, false), (4, true), (4, false), (5, true), (3, true)] {
@@ -448,7 +455,8 @@ async fn a_target_that_returns_empty_or_old_is_refilled_from_others() {
         let copy = if is_copy { world.copy_of(id) } else { Copy::default() };
         world.cut(2).await;
         models[2..].iter_mut().for_each(|m| *m = Model::new());
-        // Few numbers where there were many; a whole stripe; parts where there was nothing; and what was there goes on.
+        // Few numbers where there were many; a whole stripe; parts where there was nothing; and what was
+        // there goes on.
         models[2].overlay(&world, 2, victim as usize % 4, 70, b"grown again").await;
         models[3].fresh(&world, 3, 90).await;
         models[5].overlay(&world, 5, 1, 0, &bytes_of(4, 2000)).await;
@@ -488,8 +496,8 @@ async fn a_target_that_returns_empty_or_old_is_refilled_from_others() {
     }
 }
 
-/// Stripes are evicted while a target is away, and it was current when they were written. It brings them back to nobody, and
-/// rebuilds nothing of them; what is filled in since, it gets.
+/// Stripes are evicted while a target is away, and it was current when they were written. It brings them back
+/// to nobody, and rebuilds nothing of them; what is filled in since, it gets.
 #[tokio::test]
 async fn a_target_that_was_away_brings_no_evicted_bytes_back() {
     for victim in [0, 2, 4, 5].map(TargetId) {
@@ -545,8 +553,8 @@ async fn fill(world: &Arc<World>, stripe: u64, victim: TargetId, home: &[Vec<u8>
     }
 }
 
-/// A stripe is evicted and comes back from home while a target is away, and nobody has told of the cut yet: numbers of overlays
-/// began anew, and what the target knows of the former ones is not taken for the new.
+/// A stripe is evicted and comes back from home while a target is away, and nobody has told of the cut yet:
+/// numbers of overlays began anew, and what the target knows of the former ones is not taken for the new.
 #[tokio::test]
 async fn restarted_numbers_are_not_mistaken_for_earlier_ones() {
     for victim in [0, 2, 4, 5].map(TargetId) {
@@ -586,7 +594,8 @@ async fn restarted_numbers_are_not_mistaken_for_earlier_ones() {
     }
 }
 
-/// Whoever acts under a map in which a member is away learns that it is back: it would not be told of the cut.
+/// Whoever acts under a map in which a member is away learns that it is back: it would not be told of the
+/// cut.
 #[tokio::test]
 async fn a_truncation_under_an_old_map_is_refused() {
     let world = World::new(EC).await;
@@ -623,7 +632,8 @@ async fn a_damaged_fragment_is_mended() {
         offset: 0,
         len: CELL as u32,
     };
-    // A reader gets the writer's checksums, sees that the bytes do not fit them, and tells the holder, who looks.
+    // A reader gets the writer's checksums, sees that the bytes do not fit them, and tells the holder, who
+    // looks.
     let (read, bytes) = world.call(2, request.clone(), &[]).await.unwrap();
     assert_ne!(block_crcs(&bytes, CHECKSUM_BLOCK as usize), read.block_crcs);
     let bad = MarkMissing { place: world.place(2), cell: cell(0, 2), version: Version(0), missing: 1 << 2 };

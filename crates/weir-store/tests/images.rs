@@ -1,9 +1,9 @@
-//! Damaged target images: whatever of a target's directory is broken while its process is away, it is found, repaired from
-//! the others, or refused by name; wrong bytes are never returned.
+//! Damaged target images: whatever of a target's directory is broken while its process is away, it is found,
+//! repaired from the others, or refused by name; wrong bytes are never returned.
 //!
-//! Four targets with 2+2 in the simulated world, each with a real index on a disk of its own. A damage hits one of them while it
-//! is stopped; then it is started and repaired as in a cluster (or gets an empty disk if it refuses), and every byte is
-//! read again, directly and with any two members lost.
+//! Four targets with 2+2 in the simulated world, each with a real index on a disk of its own. A damage hits
+//! one of them while it is stopped; then it is started and repaired as in a cluster (or gets an empty disk if
+//! it refuses), and every byte is read again, directly and with any two members lost.
 #![allow(clippy::disallowed_methods, reason = "tests are users of the operating system")]
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -224,7 +224,8 @@ impl Lab {
         })
     }
 
-    /// Whole stripes, then overlays of all sizes, one stripe sealed; half of it folded into the tree, half in the journal.
+    /// Whole stripes, then overlays of all sizes, one stripe sealed; half of it folded into the tree, half in
+    /// the journal.
     async fn fill(&self) {
         for stripe in 0..STRIPES {
             let data: Vec<Vec<u8>> = (0..DATA).map(|i| pattern(stripe * 7 + i as u64, CELL)).collect();
@@ -709,7 +710,8 @@ async fn one(lab: &Arc<Lab>, seed: u64, damage: Damage, position: usize, tally: 
     index.checkpoint().await.unwrap(); // so that the tree holds something when it is damaged next
 }
 
-/// A number that no coordinator gave, in a request that came from nowhere, must not make a target refuse everybody else.
+/// A number that no coordinator gave, in a request that came from nowhere, must not make a target refuse
+/// everybody else.
 #[test]
 fn an_epoch_that_nobody_gave_is_not_believed() {
     let world = World::new(5, SimConfig::default());

@@ -1,5 +1,5 @@
-//! The store against a model: whatever is written in any order reads back, also after reopening, and the free space
-//! that is rebuilt is exactly what the index leaves.
+//! The store against a model: whatever is written in any order reads back, also after reopening, and the free
+//! space that is rebuilt is exactly what the index leaves.
 use bytes::Bytes;
 use proptest::prelude::*;
 use std::path::Path;
@@ -354,7 +354,8 @@ fn lower_epochs_tokens_and_versions_are_stale() {
     });
 }
 
-/// Whoever went down since a stripe was committed asks for what was written since a later epoch than that of the first commit.
+/// Whoever went down since a stripe was committed asks for what was written since a later epoch than that of
+/// the first commit.
 #[test]
 fn a_commit_that_comes_again_counts_under_its_epoch() {
     with_store(|_, _, store| {
@@ -370,8 +371,8 @@ fn a_commit_that_comes_again_counts_under_its_epoch() {
     });
 }
 
-/// Repair may rebuild a fragment while the write that made it is on its way once more. It cannot know how short the fragment
-/// was: what it leaves ends with zeros (simulator seed 1102).
+/// Repair may rebuild a fragment while the write that made it is on its way once more. It cannot know how
+/// short the fragment was: what it leaves ends with zeros (simulator seed 1102).
 #[test]
 fn a_write_is_known_again_where_repair_has_rebuilt_it() {
     with_store(|_, _, store| {
@@ -410,7 +411,8 @@ fn mirrors_take_numbers_in_order_and_those_given_again_in_any() {
         assert_eq!(mirror(3, b"three"), Appended::Gap { have: Seq(1) });
         assert_eq!(mirror(2, b"two"), Appended::At(Seq(2)));
         assert_eq!(mirror(3, b"three"), Appended::At(Seq(3)));
-        // The sequencer lost its unacknowledged tail, or another one numbers now: 2 and 3 are given again, and come in any order.
+        // The sequencer lost its unacknowledged tail, or another one numbers now: 2 and 3 are given again,
+        // and come in any order.
         assert_eq!(mirror(3, b"THREE"), Appended::At(Seq(3)));
         assert_eq!(mirror(2, b"TWO"), Appended::At(Seq(2)));
         assert_eq!(mirror(5, b"five"), Appended::Gap { have: Seq(3) });

@@ -1,8 +1,9 @@
 //! The audit log: who asked for what, and what came of it, as lines of JSON in a chain.
 //!
-//! Each line holds the checksum of the line before it and its own (`docs/format.md`), so a line that was changed,
-//! removed, moved or cut is found. Lines removed at the end are found only by comparing with a last number and checksum
-//! that were kept elsewhere. There is no key: a program that can write the file can write a whole new chain.
+//! Each line holds the checksum of the line before it and its own (`docs/format.md`), so a line that was
+//! changed, removed, moved or cut is found. Lines removed at the end are found only by comparing with a last
+//! number and checksum that were kept elsewhere. There is no key: a program that can write the file can write
+//! a whole new chain.
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt;

@@ -212,8 +212,8 @@ impl Waits {
         None
     }
 
-    /// The wait at a place is over. What was recorded stays until the place is used again: nobody looks at it, and to
-    /// clear it would take the lock once more.
+    /// The wait at a place is over. What was recorded stays until the place is used again: nobody looks at
+    /// it, and to clear it would take the lock once more.
     fn ended(&self, reason: Reason, place: Option<usize>, since_ns: u64, now_ns: u64) {
         let lasted_ns = now_ns.saturating_sub(since_ns);
         if lasted_ns >= VISIBLE_NS {

@@ -105,7 +105,8 @@ pub enum Command {
     /// Manage volumes: subtrees with their own owner, limits and policy
     #[command(subcommand)]
     Volume(crate::commands::volume::VolumeCommand),
-    /// Report usage of a volume, a directory or everything: entries, sizes, largest files, fullest directories, users
+    /// Report usage of a volume, a directory or everything: entries, sizes, largest files, fullest
+    /// directories, users
     Report(crate::commands::report::Report),
     /// Manage homes of volumes: state, lag, backlog, conflicts
     #[command(subcommand)]
@@ -175,7 +176,8 @@ of them. UNWRITTEN: bytes that programs have written and that no target has yet,
 
 #[derive(Subcommand)]
 pub enum ClientCommand {
-    /// Show all clients: where each is, when the metadata server received something from it last, and what it holds
+    /// Show all clients: where each is, when the metadata server received something from it last, and what it
+    /// holds
     #[command(after_help = CLIENT_LIST)]
     List(Status),
 }
@@ -206,10 +208,12 @@ pub struct Up {
     /// Mount the file system there; may be given several times
     #[arg(long, value_name = "PATH", value_hint = ValueHint::DirPath)]
     pub mount: Vec<PathBuf>,
-    /// How long calls on mounts that start now wait for servers that do not answer: 30s, 10m, 2h or forever [default: 10m]
+    /// How long calls on mounts that start now wait for servers that do not answer: 30s, 10m, 2h or forever
+    /// [default: 10m]
     #[arg(long, value_name = "TIME")]
     pub patience: Option<Patience>,
-    /// Number of movers, which copy volumes to their homes and recall evicted data [default: 1 in a new cluster]
+    /// Number of movers, which copy volumes to their homes and recall evicted data [default: 1 in a new
+    /// cluster]
     #[arg(long, value_parser = clap::value_parser!(u32).range(0..=16))]
     pub movers: Option<u32>,
     /// Allow users to have homes in this place, like `weir home allow`; may be given several times
@@ -226,8 +230,8 @@ pub struct Up {
     /// Keep everything in memory; `weir down` discards it
     #[arg(long)]
     pub memory: bool,
-    /// Also listen on TCP ports of the loopback address, from the next start of each server. Every user of this machine can then do
-    /// everything; without this option users manage only their own volumes
+    /// Also listen on TCP ports of the loopback address, from the next start of each server. Every user of
+    /// this machine can then do everything; without this option users manage only their own volumes
     #[arg(long)]
     pub tcp: bool,
     /// Print JSON
@@ -329,8 +333,8 @@ pub struct HomeAllow {
     /// Keep root's files as root's, and copy devices
     #[arg(long)]
     pub allow_root: bool,
-    /// File with the keys of S3, or for another Weir a node.pem of that cluster, on every machine with a mover: owned by the
-    /// mover's user, mode 0600
+    /// File with the keys of S3, or for another Weir a node.pem of that cluster, on every machine with a
+    /// mover: owned by the mover's user, mode 0600
     #[arg(long, value_name = "FILE")]
     pub credentials: Option<String>,
     #[command(flatten)]
@@ -505,7 +509,8 @@ pub struct Inspect {
 
 #[derive(Args)]
 pub struct Demo {
-    /// Directory for the cluster, its targets and its mount [default: a new one in the system's temporary directory]
+    /// Directory for the cluster, its targets and its mount [default: a new one in the system's temporary
+    /// directory]
     #[arg(long, value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
     /// How long the detectors run, in seconds
@@ -659,13 +664,15 @@ pub struct MountRole {
     /// Memory for unsaved and cached data, in MiB
     #[arg(long)]
     pub memory_mib: Option<u64>,
-    /// How long calls wait for servers that do not answer before programs get errors: 30s, 10m, 2h or forever [default: 10m]
+    /// How long calls wait for servers that do not answer before programs get errors: 30s, 10m, 2h or forever
+    /// [default: 10m]
     #[arg(long, value_name = "TIME")]
     pub patience: Option<Patience>,
     /// Mount read-only
     #[arg(long)]
     pub read_only: bool,
-    /// The kernel asks for each name each time: no change by another mount waits until this one's kernel has forgotten a name
+    /// The kernel asks for each name each time: no change by another mount waits until this one's kernel has
+    /// forgotten a name
     #[arg(long)]
     pub no_kernel_names: bool,
     /// Options as mount(8) has them: ro, noexec, noatime, allow_other

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 pub enum TargetCommand {
     /// Return a failed target to service
     ///
-    /// A target whose disk failed stays out of service, also after a restart, because its data may be wrong. Stop its process, repair
-    /// or check the disk, start the process, then clear the target: its data is repaired from the other targets before it is read
-    /// again.
+    /// A target whose disk failed stays out of service, also after a restart, because its data may be wrong.
+    /// Stop its process, repair or check the disk, start the process, then clear the target: its data is
+    /// repaired from the other targets before it is read again.
     Clear(ClearTarget),
     /// Give a target whose disk is lost a new, empty directory
     ///
@@ -95,7 +95,8 @@ pub struct Rebuild {
     /// Show it again every second, until nothing is left to rebuild
     #[arg(long)]
     pub watch: bool,
-    /// Let a target that is down count as lost after this number of seconds; 0: only with `weir target gone` [default: 600]
+    /// Let a target that is down count as lost after this number of seconds; 0: only with `weir target gone`
+    /// [default: 600]
     #[arg(long, value_name = "SECONDS")]
     pub lost_after: Option<u32>,
     /// Let no place of a drained target begin to move until --resume

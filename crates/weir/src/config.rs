@@ -1,7 +1,8 @@
-//! `weir.toml`: what one process may choose for itself. What every node must agree on lives in the cluster map.
+//! `weir.toml`: what one process may choose for itself. What every node must agree on lives in the cluster
+//! map.
 //!
-//! Each key is declared once, with its documentation and default; `weir config reference` prints exactly that.
-//! A wrong line is an error that names the file, the line and the key.
+//! Each key is declared once, with its documentation and default; `weir config reference` prints exactly
+//! that. A wrong line is an error that names the file, the line and the key.
 use crate::failure::{Failure, Outcome, did_you_mean};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
@@ -117,8 +118,8 @@ macro_rules! sections {
 sections! {
     /// The cluster that the process belongs to.
     [cluster] Cluster {
-        /// The cluster's id, 32 hexadecimal digits. The coordinator makes one when it is founded (`weir coord --new`);
-        /// other roles refuse a cluster with another id.
+        /// The cluster's id, 32 hexadecimal digits. The coordinator makes one when it is founded (`weir coord
+        /// --new`); other roles refuse a cluster with another id.
         id: Option<Text<ClusterId>> = None, shown "\"0123456789abcdef0123456789abcdef\" # an example; default: the coordinator's";
         /// Where the coordinators listen, best first: "unix:/PATH" or "tcp:HOST:PORT". A coordinator gives
         /// the TCP addresses among them to the nodes that join.
@@ -128,11 +129,13 @@ sections! {
     [node] Node {
         /// Its name, unique in the cluster.
         name: String = String::new(), shown "\"storage-1\" # an example; default: the role and the host's name";
-        /// Where it listens: "unix:/PATH", "tcp:HOST:PORT", "tcp:[IPv6]:PORT"; port 0 is any free port. For an unspecified host
-        /// ("[::]", "0.0.0.0") the address by which this host reaches the coordinator is announced.
+        /// Where it listens: "unix:/PATH", "tcp:HOST:PORT", "tcp:[IPv6]:PORT"; port 0 is any free port. For
+        /// an unspecified host ("[::]", "0.0.0.0") the address by which this host reaches the coordinator is
+        /// announced.
         listen: Vec<Text<Addr>> = Vec::new(), shown "[\"tcp:[::]:0\"]";
-        /// A Unix socket that every user of this machine may connect to, for commands about that user's volumes: "/PATH". Only
-        /// of `weir coord`, `weir meta` and `weir mount`. Through other Unix sockets, too, they grant others no more than that.
+        /// A Unix socket that every user of this machine may connect to, for commands about that user's
+        /// volumes: "/PATH". Only of `weir coord`, `weir meta` and `weir mount`. Through other Unix sockets,
+        /// too, they grant others no more than that.
         door: Option<PathBuf> = None, shown "\"/run/weir/door.sock\" # an example; default: none";
         /// The node's certificate with its private key, as `weir join` wrote it. Over networks only nodes
         /// of the cluster can then connect, and every frame is protected. Without it a role listens on this
@@ -149,7 +152,8 @@ sections! {
         host: String = String::new(), shown "\"host-1\" # an example; default: the machine's name and id";
         /// Threads that serve requests.
         threads: usize = 2, shown "2";
-        /// How much is logged on standard error: "error", "warn", "info", "debug" or "trace", also per module.
+        /// How much is logged on standard error: "error", "warn", "info", "debug" or "trace", also per
+        /// module.
         log: String = "info".into(), shown "\"info\"";
         /// Form of these lines: "text", or "json" for one object on each line.
         log_format: Text<LogFormat> = Text(LogFormat::Text), shown "\"text\"";
@@ -172,7 +176,8 @@ sections! {
         cell_kib: u32 = 512, shown "512";
         /// A client that is silent this long loses its leases, in milliseconds.
         lease_ms: u32 = 10_000, shown "10000";
-        /// A target that is silent this long is down, in milliseconds. One whose process died is down at once.
+        /// A target that is silent this long is down, in milliseconds. One whose process died is down at
+        /// once.
         target_silence_ms: u32 = 3_000, shown "3000";
     }
     /// How `weir coord` reaches the etcd that coord.store names.
@@ -201,8 +206,8 @@ sections! {
         targets: Vec<PathBuf> = Vec::new(), shown "[\"/srv/weir/t1\"] # an example; required";
         /// The pool that its targets belong to.
         pool: String = "default".into(), shown "\"default\"";
-        /// Targets, here and of other nodes, whose directories are on the same file system: each counts as its part of
-        /// the free space.
+        /// Targets, here and of other nodes, whose directories are on the same file system: each counts as
+        /// its part of the free space.
         shared_by: u32 = 1, shown "1";
     }
     /// Of `weir mount`.
@@ -217,15 +222,15 @@ sections! {
         memory_mib: u64 = 512, shown "512";
         /// Threads that take requests from the kernel.
         kernel_threads: usize = 4, shown "4";
-        /// The kernel keeps names, present and absent, for 0.2 s while this mount holds their directory's lease, so that paths in use
-        /// cost next to no requests. A change by another mount waits for that, at most 0.3 s and seldom. False: the kernel asks for
-        /// each name each time, and nothing waits.
+        /// The kernel keeps names, present and absent, for 0.2 s while this mount holds their directory's
+        /// lease, so that paths in use cost next to no requests. A change by another mount waits for that, at
+        /// most 0.3 s and seldom. False: the kernel asks for each name each time, and nothing waits.
         kernel_names: bool = true, shown "true";
-        /// Let other users in (permissions are always checked). FUSE lets root do so, and others where /etc/fuse.conf
-        /// says user_allow_other.
+        /// Let other users in (permissions are always checked). FUSE lets root do so, and others where
+        /// /etc/fuse.conf says user_allow_other.
         allow_other: Option<bool> = None, shown "true # default: whether this user may let others in";
-        /// How long calls wait for servers that do not answer, and written bytes are kept for them, before programs get errors:
-        /// "30s", "10m", "2h" or "forever".
+        /// How long calls wait for servers that do not answer, and written bytes are kept for them, before
+        /// programs get errors: "30s", "10m", "2h" or "forever".
         patience: Text<Patience> = Text(Patience(ClientConfig::MOUNT_PATIENCE)), shown "\"10m\"";
         /// Mount read-only.
         read_only: bool = false, shown "false";

@@ -1,8 +1,10 @@
-//! Calls of mount(8): a line of fstab, a mount unit of systemd, `mount -t fuse.weir SOURCE DIRECTORY`, `mount -o remount`.
+//! Calls of mount(8): a line of fstab, a mount unit of systemd, `mount -t fuse.weir SOURCE DIRECTORY`, `mount
+//! -o remount`.
 //!
-//! mount(8) leaves file systems of the type `fuse.weir` to `/sbin/mount.fuse.weir`, which is a link to this program, and where that
-//! is missing to `/sbin/mount.fuse`, which calls `weir SOURCE DIRECTORY -o OPTIONS`. Either way the words are those of fstab, not of
-//! this command line. The call returns when the file system is there; its process goes on in the background.
+//! mount(8) leaves file systems of the type `fuse.weir` to `/sbin/mount.fuse.weir`, which is a link to this
+//! program, and where that is missing to `/sbin/mount.fuse`, which calls `weir SOURCE DIRECTORY -o OPTIONS`.
+//! Either way the words are those of fstab, not of this command line. The call returns when the file system
+//! is there; its process goes on in the background.
 use crate::failure::{Doing, Failure, Outcome, did_you_mean};
 use crate::local::process::{Launch, Program};
 use rustix::mount::MountFlags;
@@ -23,8 +25,8 @@ const SHOWN: &str = "weir:";
 const MACHINE_CONFIG: &str = "/etc/weir/mount.toml";
 /// A mount that is not there by then has failed. The process itself waits half of it for a coordinator.
 const READY_PATIENCE: Duration = Duration::from_secs(60);
-/// The option with a coordinator's address, or the directory of a cluster of this machine; may be given several
-/// times.
+/// The option with a coordinator's address, or the directory of a cluster of this machine; may be given
+/// several times.
 const CLUSTER: &str = "cluster";
 const RUN_DIR: &str = "/run/weir";
 const LOG_DIR: &str = "/var/log/weir";
@@ -267,8 +269,8 @@ impl Call {
     }
 }
 
-/// What a source says, in the words of `weir mount`: the directory of a cluster of this machine, or addresses with commas between
-/// them, `tcp:` unless they say something else.
+/// What a source says, in the words of `weir mount`: the directory of a cluster of this machine, or addresses
+/// with commas between them, `tcp:` unless they say something else.
 fn coordinators(source: &str) -> Outcome<Vec<String>> {
     if NO_SOURCE.contains(&source) {
         return Ok(Vec::new());

@@ -41,8 +41,8 @@ const PROBE_PATIENCE: Duration = Duration::from_secs(2);
 /// Services that care for regions are asked in this one where the URL names none.
 const REGION: &str = "us-east-1";
 
-/// Refuses a home in the cluster that `own` are the coordinators of. A coordinator that does not answer here may answer the movers:
-/// they look, too.
+/// Refuses a home in the cluster that `own` are the coordinators of. A coordinator that does not answer here
+/// may answer the movers: they look, too.
 pub async fn refuse_own_cluster(text: &str, own: &[Addr]) -> crate::failure::Outcome<()> {
     let HomeUrl::Weir { coordinators, .. } = HomeUrl::parse(text)? else { return Ok(()) };
     let there = coordinators.iter().map(|host| address(text, host)).collect::<Result<Vec<_>>>()?;

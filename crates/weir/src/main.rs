@@ -1,5 +1,6 @@
-//! The binary: roles, the mount and the command line. The outermost shell: it alone reads the environment, and it
-//! alone talks to the operating system past `weir-env` where an environment has nothing for it (processes, mounts).
+//! The binary: roles, the mount and the command line. The outermost shell: it alone reads the environment,
+//! and it alone talks to the operating system past `weir-env` where an environment has nothing for it
+//! (processes, mounts).
 #![forbid(unsafe_code)]
 #![allow(
     clippy::disallowed_methods,

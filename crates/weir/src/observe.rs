@@ -265,8 +265,9 @@ pub async fn has_groups(coordinators: &[Addr]) -> Outcome<bool> {
     Ok(!cluster.map().groups.is_empty())
 }
 
-/// Waits until the cluster takes and gives data with this number of targets, and knows that others are missing, as long as `check`
-/// finds nothing wrong. A coordinator that was restarted counts a target as up until it has been silent for too long.
+/// Waits until the cluster takes and gives data with this number of targets, and knows that others are
+/// missing, as long as `check` finds nothing wrong. A coordinator that was restarted counts a target as up
+/// until it has been silent for too long.
 pub async fn wait_healthy(
     coordinators: &[Addr],
     targets: usize,

@@ -68,7 +68,8 @@ const LAST_CALLS_PATIENCE: Duration = Duration::from_secs(2);
 const LAST_USE_PATIENCE: Duration = Duration::from_secs(3);
 /// Idle buffers that a server keeps: it must stay below 256 MiB in all.
 const SERVER_BUFFERS_BYTES: usize = 64 << 20;
-/// By how much a mover is nicer than whoever started it: on a machine that others need, too, it takes what they leave.
+/// By how much a mover is nicer than whoever started it: on a machine that others need, too, it takes what
+/// they leave.
 const MOVER_NICE: i32 = 10;
 /// A mover caches nothing: what it holds are pieces on their way.
 const MOVER_MEMORY_BYTES: u64 = 16 * MIB;
@@ -213,7 +214,8 @@ impl Node {
         };
         Site { observer, listen, listens: Arc::new(listens), patience: SERVERS_PATIENCE }
     }
-    /// Serves this machine's users, where the configuration says so. Without that the mount works all the same.
+    /// Serves this machine's users, where the configuration says so. Without that the mount works all the
+    /// same.
     async fn relay(&self, cluster: Cluster, namespace: &str) -> Outcome<Option<Server>> {
         let Some(socket) = self.config.node.door.clone() else { return Ok(None) };
         if let Some(dir) = socket.parent() {
@@ -330,7 +332,8 @@ fn run<F: Future<Output = Outcome<()>>>(
     done
 }
 
-/// As many files and connections as the process may have: each client is a connection. If the limit stays lower, `accept` logs it.
+/// As many files and connections as the process may have: each client is a connection. If the limit stays
+/// lower, `accept` logs it.
 fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum
@@ -622,7 +625,8 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
     Ok(())
 }
 
-/// A session that is not closed ends by itself, too: a leader that does not answer keeps no mover from its work.
+/// A session that is not closed ends by itself, too: a leader that does not answer keeps no mover from its
+/// work.
 async fn close_session(node: &Node, client: &Client) {
     match node.env.clock.timeout(CLOSE_PATIENCE, client.shutdown()).await {
         Ok(Ok(())) => {}
@@ -640,7 +644,8 @@ async fn other_rules(cluster: &Cluster, known: &[HomeRule]) {
 }
 
 async fn end_mover(node: &Node, client: &Client, opener: &crate::homes::Homes) {
-    // Nothing is lost by an end without these: others take what this mover had, and sessions end by themselves.
+    // Nothing is lost by an end without these: others take what this mover had, and sessions end by
+    // themselves.
     let closing = async { tokio::join!(opener.close(), client.shutdown()).1 };
     match node.env.clock.timeout(LEAVE_PATIENCE, closing).await {
         Ok(Ok(())) => {}

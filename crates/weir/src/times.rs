@@ -19,7 +19,8 @@ pub fn parse_seconds(text: &str) -> std::result::Result<u32, String> {
     is_whole.then_some(seconds as u32).ok_or_else(bad)
 }
 
-/// A moment in the past, in UTC: a date, `today`, `yesterday` (a day is meant to its end), or a length and `ago`.
+/// A moment in the past, in UTC: a date, `today`, `yesterday` (a day is meant to its end), or a length and
+/// `ago`.
 pub fn parse_moment(text: &str, now: Date) -> Result<Date> {
     let today = now.0.div_euclid(DAY_S) * DAY_S;
     match text.trim() {

@@ -1,5 +1,5 @@
-//! Names of users for what people read. This machine's directory services know them; other machines may have others, so what
-//! programs read, and what is stored, are numbers.
+//! Names of users for what people read. This machine's directory services know them; other machines may have
+//! others, so what programs read, and what is stored, are numbers.
 use std::collections::BTreeMap;
 use std::process::Command;
 

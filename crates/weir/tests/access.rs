@@ -1,5 +1,5 @@
-//! What other users of a machine cannot do: reach the cluster's servers as anybody but themselves, use a mover's or root's
-//! rights through homes, have root act on files of theirs, or use a server up.
+//! What other users of a machine cannot do: reach the cluster's servers as anybody but themselves, use a
+//! mover's or root's rights through homes, have root act on files of theirs, or use a server up.
 //!
 //! The tests are root's: they act as other users.
 #![allow(
@@ -537,7 +537,8 @@ fn answers(
     answers
 }
 
-/// Each of these is refused with its name and the sender's role, unless it is for that role. Returns how many are refused.
+/// Each of these is refused with its name and the sender's role, unless it is for that role. Returns how many
+/// are refused.
 fn refuses_the_others(answers: &BTreeMap<&'static str, Option<Error>>, role: Role) -> usize {
     let (sender, mut refused) = (Sender::from(role), 0);
     for method in methods::all().filter(|m| answers.contains_key(m.name)) {
@@ -766,8 +767,8 @@ fn root_of_a_mount_is_nobody_where_a_rule_says_so() {
     file("d/hers", 0o600, Some(ADA));
     file("d/program", 0o4777, None);
     fs::create_dir(there.join("all")).unwrap();
-    // Without the sticky bit: with it the kernel may refuse what another user owns than the one who creates it
-    // (fs.protected_regular).
+    // Without the sticky bit: with it the kernel may refuse what another user owns than the one who creates
+    // it (fs.protected_regular).
     fs::set_permissions(there.join("all"), fs::Permissions::from_mode(0o777)).unwrap();
     fs::create_dir(there.join("closed")).unwrap();
     fs::set_permissions(there.join("closed"), fs::Permissions::from_mode(0o700)).unwrap();

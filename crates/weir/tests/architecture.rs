@@ -56,7 +56,8 @@ fn crates_use_what_the_architecture_says_and_nothing_else() {
     }
 }
 
-/// Names of all functions of a crate's sources, and of tests that a macro makes from lines like `claim: 0..8, [Fault];`.
+/// Names of all functions of a crate's sources, and of tests that a macro makes from lines like `claim: 0..8,
+/// [Fault];`.
 fn functions(krate: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let mut dirs = vec![root().join("crates").join(krate)];

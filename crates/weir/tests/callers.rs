@@ -1,5 +1,5 @@
-//! Claim: what a mount answers is meant for the thread that asks, with the groups, capabilities and rights that it has in that call,
-//! and times are those that a program set last.
+//! Claim: what a mount answers is meant for the thread that asks, with the groups, capabilities and rights
+//! that it has in that call, and times are those that a program set last.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -89,8 +89,8 @@ fn trusted_attributes_are_listed_with_the_capability_only() {
     }
 }
 
-/// As file servers have it: one thread acts for one client after the other. Its system calls are raw, since those of the C
-/// library are for all threads.
+/// As file servers have it: one thread acts for one client after the other. Its system calls are raw, since
+/// those of the C library are for all threads.
 const SERVER: &str = r#"
 import ctypes, os, sys, threading
 call = ctypes.CDLL(None, use_errno=True).syscall

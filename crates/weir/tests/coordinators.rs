@@ -1,5 +1,5 @@
-//! Claims about several coordinators that share an etcd, and several nodes that keep the metadata: any one of them may
-//! die, and any member of etcd; the cluster goes on as it is while etcd is away as a whole.
+//! Claims about several coordinators that share an etcd, and several nodes that keep the metadata: any one of
+//! them may die, and any member of etcd; the cluster goes on as it is while etcd is away as a whole.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -220,7 +220,8 @@ fn one_of_three_metadata_nodes_may_be_lost_with_its_disk() {
         assert!(status["troubles"].to_string().contains("2 of 3 copies"), "{status}");
         metadata_directory_is_lost(&cluster, &first);
         load.progress("writing goes on with a new copy");
-        // A copy that stands still is left out, one that is cut off as the leader finds that it leads no more.
+        // A copy that stands still is left out, one that is cut off as the leader finds that it leads no
+        // more.
         let follower = copies(&cluster, "current").remove(0);
         load.slowest();
         let stopped = cluster.stop(&follower);
@@ -249,7 +250,8 @@ fn one_of_three_metadata_nodes_may_be_lost_with_its_disk() {
     }
 }
 
-/// Its directory is gone for good: it is refused while its place is its own, and filled from the others in a new one.
+/// Its directory is gone for good: it is refused while its place is its own, and filled from the others in a
+/// new one.
 fn metadata_directory_is_lost(cluster: &Cluster, node: &str) {
     let dir = cluster.dir().join(node);
     fs::remove_dir_all(&dir).unwrap();

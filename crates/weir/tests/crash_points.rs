@@ -1,5 +1,6 @@
-//! Claim: a process may die between any two steps. At each named point of the code (see `weir_env::Tasks::pass`) one process
-//! kills itself while others write; it starts again, and everything that was acknowledged is there, seen from another mount.
+//! Claim: a process may die between any two steps. At each named point of the code (see
+//! `weir_env::Tasks::pass`) one process kills itself while others write; it starts again, and everything that
+//! was acknowledged is there, seen from another mount.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -150,7 +151,8 @@ impl Work {
         Ok(())
     }
 
-    /// Many small overlays in one stripe: enough to be moved to a slab, sealed, and folded from the journal in the end.
+    /// Many small overlays in one stripe: enough to be moved to a slab, sealed, and folded from the journal
+    /// in the end.
     fn burst(&mut self, step: u64) -> std::result::Result<(), Interrupted> {
         if !self.files.contains_key("shared") {
             self.write("shared", &pattern(0, SHARED_BYTES))?;
@@ -213,7 +215,8 @@ impl Work {
         Ok(())
     }
 
-    /// Everything acknowledged is in `dir`, another mount's view of the same directory. What was in doubt is settled as found.
+    /// Everything acknowledged is in `dir`, another mount's view of the same directory. What was in doubt is
+    /// settled as found.
     fn verify(&mut self, dir: &Path) {
         let mut there: Vec<String> =
             fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
@@ -268,7 +271,8 @@ fn check(name: &str, found: &[u8], expected: &Expected, new: bool) {
     }
 }
 
-/// Starts the victims with the order to die, lets the work go on until enough have, and starts all of them again.
+/// Starts the victims with the order to die, lets the work go on until enough have, and starts all of them
+/// again.
 fn die_and_recover(
     cluster: &mut Cluster,
     shell: &mut Shell,
@@ -311,11 +315,13 @@ fn die_and_recover(
             .collect();
         let what = format!("{victims:?} come to {point} for the {nth}. time");
         wait_until(&what, PATIENCE, || died(cluster) || workers.iter().any(|w| w.is_finished()));
-        // Fewer may be too many while others are still behind from the death of all. Then all who write give up.
+        // Fewer may be too many while others are still behind from the death of all. Then all who write give
+        // up.
         let gave_up = || too_many && workers.iter().all(|w| w.is_finished());
         wait_until(&what, PATIENCE, || died(cluster) || (dead(cluster) > 0 && gave_up()));
         if matches!(victims, Victims::Mount) {
-            // Who works there has to see it: between the dead mount and its successor there is a plain, empty directory.
+            // Who works there has to see it: between the dead mount and its successor there is a plain, empty
+            // directory.
             wait_until("the dead mount to be seen", PATIENCE, || workers[0].is_finished());
         }
         kill_those_left(cluster, shell, &names);
@@ -352,7 +358,8 @@ fn cases(all: bool) -> Vec<(Victims, &'static str)> {
     cases
 }
 
-/// Each case at the passes of its point in `nths`; `WEIR_CRASH_POINTS=first..end` at run time chooses some of all deaths.
+/// Each case at the passes of its point in `nths`; `WEIR_CRASH_POINTS=first..end` at run time chooses some of
+/// all deaths.
 fn survives(cases: &[(Victims, &'static str)], nths: &[u32]) {
     if !can_mount() {
         return;
@@ -365,7 +372,8 @@ fn survives(cases: &[(Victims, &'static str)], nths: &[u32]) {
     let elsewhere = [at(1, "first"), at(0, "second")];
     works.iter_mut().for_each(|work| assert!(work.append("log", b"").is_ok()));
     works.iter_mut().for_each(|work| assert!(work.round().is_ok()));
-    // A leader that has started changes little by itself, and a target that was away for a moment has missed little.
+    // A leader that has started changes little by itself, and a target that was away for a moment has missed
+    // little.
     let comes = |(nth, (_, point)): &(u32, (Victims, &str))| match *point {
         weir_meta::crash_points::HOUSEKEPT => *nth <= 5,
         weir_store::crash_points::REBUILT | weir_store::crash_points::COPIED => *nth <= 8,

@@ -1,6 +1,8 @@
-//! Decoders of wire, disk, configuration and command line survive any bytes: the fuzz targets with seeded mutations.
+//! Decoders of wire, disk, configuration and command line survive any bytes: the fuzz targets with seeded
+//! mutations.
 //!
-//! `make fuzz` runs the same functions with libFuzzer. Message types have 20,000 inputs each in the tests of `weir-proto`.
+//! `make fuzz` runs the same functions with libFuzzer. Message types have 20,000 inputs each in the tests of
+//! `weir-proto`.
 #[allow(dead_code, reason = "the fuzz targets use a part")]
 #[path = "../src/config.rs"]
 mod config;

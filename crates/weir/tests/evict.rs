@@ -1,4 +1,5 @@
-//! Claim: who waits for bytes that are at home can be killed; what is pinned stays; only a file's owner says so.
+//! Claim: who waits for bytes that are at home can be killed; what is pinned stays; only a file's owner says
+//! so.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

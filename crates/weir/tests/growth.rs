@@ -1,5 +1,5 @@
-//! Claims: new targets are used by new files at once; a target is drained and removed while programs write, and
-//! after that any two further targets may go, and every byte is still read.
+//! Claims: new targets are used by new files at once; a target is drained and removed while programs write,
+//! and after that any two further targets may go, and every byte is still read.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

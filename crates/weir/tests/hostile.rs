@@ -1,9 +1,10 @@
-//! Claim: whatever arrives at a server's port, before a hello or after it, no server dies or grows, and another client's
-//! work goes on.
+//! Claim: whatever arrives at a server's port, before a hello or after it, no server dies or grows, and
+//! another client's work goes on.
 //!
-//! Frames are right (their checksums hold), their bodies are not: random bytes, and messages of every type with parts
-//! changed. Numbers in them are large, so that none means a real session, node or file by chance: there is no authentication in
-//! this version, and a well-formed command is obeyed. Requests to targets name real groups and epochs, to get further.
+//! Frames are right (their checksums hold), their bodies are not: random bytes, and messages of every type
+//! with parts changed. Numbers in them are large, so that none means a real session, node or file by chance:
+//! there is no authentication in this version, and a well-formed command is obeyed. Requests to targets name
+//! real groups and epochs, to get further.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -40,7 +41,8 @@ const GROWTH_MIB_MAX: u64 = 96;
 /// A read or a write of the other client, on a busy machine.
 const OPERATION_MAX: Duration = Duration::from_secs(15);
 
-/// Bytes that `T` accepts, with numbers that mean nothing here: every byte is large unless a decoder refuses it.
+/// Bytes that `T` accepts, with numbers that mean nothing here: every byte is large unless a decoder refuses
+/// it.
 fn stranger<T: Wire>(dice: &mut Dice) -> Option<Vec<u8>> {
     let mut bytes: Vec<u8> = (0..1200).map(|_| 128 + dice.below(120) as u8).collect();
     for _ in 0..4000 {

@@ -1,5 +1,5 @@
-//! Claim: any two of six storage processes may die at any time; a third is a clean error; and a death of everything
-//! loses nothing that was fsynced.
+//! Claim: any two of six storage processes may die at any time; a third is a clean error; and a death of
+//! everything loses nothing that was fsynced.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -93,7 +93,8 @@ fn locks_of_two_mounts_exclude_each_other() {
     assert_eq!(b.ask("set f ex 0 0"), "ok", "and close ended the fcntl lock");
     assert_eq!(b.ask("close f"), "ok");
 
-    // Open file descriptions: two opens of one process are two owners; one close of the wrong one frees nothing.
+    // Open file descriptions: two opens of one process are two owners; one close of the wrong one frees
+    // nothing.
     assert_eq!(a.ask(&format!("open x {}", fa.display())), "ok");
     assert_eq!(a.ask(&format!("open y {}", fa.display())), "ok");
     assert_eq!(b.ask(&format!("open f {}", fb.display())), "ok");

@@ -317,7 +317,8 @@ fn mount_8_makes_changes_and_ends_mounts() {
     assert_eq!(shown, [of_fstab.as_str(), "nodev noexec nosuid ro", "seen", "strictatime", "seen"]);
 }
 
-/// What renames or makes entries as it reads them comes to an end, and names that are there all the while are in what is read.
+/// What renames or makes entries as it reads them comes to an end, and names that are there all the while are
+/// in what is read.
 #[test]
 fn a_directory_that_changes_as_it_is_read_has_an_end() {
     if !can_mount() {

@@ -1,5 +1,6 @@
-//! Claim: a mount asks next to nothing twice, and shows nothing that is not so any more. Attributes stay in the kernel while this
-//! mount holds a lease, names for a moment; what another mount changes is seen at once all the same.
+//! Claim: a mount asks next to nothing twice, and shows nothing that is not so any more. Attributes stay in
+//! the kernel while this mount holds a lease, names for a moment; what another mount changes is seen at once
+//! all the same.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -31,8 +32,8 @@ fn counts(mount: &Path) -> Counts {
     serde_json::from_value(client(mount)["requests"].clone()).unwrap()
 }
 
-/// Requests that `work` makes the kernel send, and messages to the metadata leader. Ends of files are sent behind the program's back:
-/// they are waited for until no more come.
+/// Requests that `work` makes the kernel send, and messages to the metadata leader. Ends of files are sent
+/// behind the program's back: they are waited for until no more come.
 fn requests(mount: &Path, work: impl FnOnce()) -> (Counts, u64) {
     let settled = || {
         let mut last = counts(mount);
@@ -65,7 +66,8 @@ fn sum(counts: &Counts) -> u64 {
     counts.values().sum()
 }
 
-/// Returns when the kernel keeps the names of this path: their directories' leases have been held for a moment.
+/// Returns when the kernel keeps the names of this path: their directories' leases have been held for a
+/// moment.
 fn names_are_kept(mount: &Path, path: &Path) {
     let looked_up = || counts(mount)["LOOKUP"];
     wait_until("the kernel keeps names", PATIENCE, || {
@@ -98,7 +100,8 @@ fn a_path_in_use_costs_almost_no_requests() {
 
     let (made, asked) = requests(&mount, || (0..N).for_each(|n| drop(File::create(file(n)).unwrap())));
     eprintln!("create + close: {made:?}, {asked} messages");
-    // LOOKUP, CREATE, FLUSH and RELEASE; the kernel asks for the directory's attributes after each change of it.
+    // LOOKUP, CREATE, FLUSH and RELEASE; the kernel asks for the directory's attributes after each change of
+    // it.
     for kind in ["LOOKUP", "CREATE", "FLUSH", "RELEASE", "GETATTR"] {
         assert!(made[kind] <= N + 5, "{kind}: {made:?}");
     }
@@ -106,7 +109,8 @@ fn a_path_in_use_costs_almost_no_requests() {
     // The ends of files are told many at once, but not later than after 20 ms.
     assert!(asked <= 2 * N + 5, "{asked}");
 
-    // Names count for a moment: each name in use, and each directory above, is looked up once in that time, however often it is used.
+    // Names count for a moment: each name in use, and each directory above, is looked up once in that time,
+    // however often it is used.
     const ROUNDS: u64 = 50;
     let in_use = |what: &str, one: &dyn Fn(u64)| {
         let begun = Instant::now();
@@ -243,7 +247,8 @@ fn names_that_one_mount_changes_are_seen_at_once_on_the_other() {
             let (dir_of, round) = (&dir_of, &round);
             watch(scope, move || vec![dir_of(mount, round.load(Ordering::Relaxed))], NAMES, &done);
         }
-        // A directory of its own for each round: one that was just changed by another mount is asked for each time.
+        // A directory of its own for each round: one that was just changed by another mount is asked for each
+        // time.
         for r in 0..ROUNDS {
             round.store(r, Ordering::Relaxed);
             let (one, other) = (dir_of(r as usize % 2, r), dir_of(1 - r as usize % 2, r));
@@ -261,8 +266,8 @@ fn names_that_one_mount_changes_are_seen_at_once_on_the_other() {
                     .ino()
             };
             let known = || (0..NAMES).for_each(|n| drop(fs::symlink_metadata(other.join(format!("n{n}")))));
-            // The first change finds names in the other's kernel; after it the directory lends none for a while.
-            // Until the first of a kind there is no count of it.
+            // The first change finds names in the other's kernel; after it the directory lends none for a
+            // while. Until the first of a kind there is no count of it.
             let other_mount = &cluster.mounts[1 - r as usize % 2];
             let looked_up = || counts(other_mount).get("LOOKUP").copied().unwrap_or(0);
             wait_until("the other's kernel keeps names", PATIENCE, || {
@@ -337,7 +342,8 @@ fn the_first_change_of_cached_names_is_seen_at_once() {
     }
 }
 
-/// A name that is moved takes what the kernel knows of it along: to a directory of which nothing is known yet.
+/// A name that is moved takes what the kernel knows of it along: to a directory of which nothing is known
+/// yet.
 #[test]
 fn a_name_moved_elsewhere_is_not_cached_without_a_lease() {
     if !can_mount() {

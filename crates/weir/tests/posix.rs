@@ -1,5 +1,5 @@
-//! Claim: on a mount every case of pjdfstest passes, and fsx finds nothing (`make setup` installs both); and what POSIX
-//! says of one machine holds between two mounts.
+//! Claim: on a mount every case of pjdfstest passes, and fsx finds nothing (`make setup` installs both); and
+//! what POSIX says of one machine holds between two mounts.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -36,8 +36,8 @@ entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 
 /// Cases that cannot apply, with the reason that `docs/semantics.md` gives.
 const LEFT_OUT: [&str; 1] = ["link::link_count_max"];
-/// Cases that mount the file system read-only and back. They run by themselves: an earlier case keeps a file open to the
-/// end of its process, and then no file system can be made read-only.
+/// Cases that mount the file system read-only and back. They run by themselves: an earlier case keeps a file
+/// open to the end of its process, and then no file system can be made read-only.
 const REMOUNTING: &str = "::erofs_";
 
 #[test]
@@ -82,8 +82,9 @@ fn pjdfstest_passes() {
     assert!(told.contains(" 0 failed, 0 skipped, 13 passed"), "{told}");
 }
 
-/// Runs of fsx at once, each on a file of its own, and how the operations are weighed. The first has everything; the
-/// others, which go to the kernel's pages more and to the metadata less, most of the operations.
+/// Runs of fsx at once, each on a file of its own, and how the operations are weighed. The first has
+/// everything; the others, which go to the kernel's pages more and to the metadata less, most of the
+/// operations.
 const FSX: [(u64, &str); 3] = [
     (
         6_000,
@@ -190,8 +191,9 @@ fn fsx_finds_nothing_in_a_file_that_two_mounts_have_in_turn() {
 /// Of the long runs; `WEIR_FSX_SEEDS=first..end` at run time chooses others.
 const FSX_SEEDS: std::ops::Range<u64> = 100..120;
 
-/// `make test-long`: a million operations of each seed, 20,000 at a time: fsx never unmaps what it read by `mmap`, so each
-/// of its operations takes longer than the one before, and a process may have 65,530 mappings.
+/// `make test-long`: a million operations of each seed, 20,000 at a time: fsx never unmaps what it read by
+/// `mmap`, so each of its operations takes longer than the one before, and a process may have 65,530
+/// mappings.
 #[test]
 #[ignore = "takes hours"]
 fn fsx_finds_nothing_in_a_million_operations() {

@@ -1,6 +1,7 @@
-//! Claim: what `fsync` acknowledged survives a power cut of the machine, with the targets on ext4 and on xfs. The file
-//! system under the cluster is shut down in the midst of writes, as a power cut leaves it: what it had not been asked to
-//! sync is gone. Runs in which no sync reaches it must lose data, or these tests could not see a loss.
+//! Claim: what `fsync` acknowledged survives a power cut of the machine, with the targets on ext4 and on xfs.
+//! The file system under the cluster is shut down in the midst of writes, as a power cut leaves it: what it
+//! had not been asked to sync is gone. Runs in which no sync reaches it must lose data, or these tests could
+//! not see a loss.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -34,8 +35,8 @@ fn cuts() -> u64 {
 const SHUT_DOWN: &str = "import fcntl, os, struct, sys
 fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587D, struct.pack('I', 2))";
 
-/// Starts a program whose `fsync` and `fdatasync`, and those of all that it starts, do nothing and succeed: a filter of
-/// system calls answers them.
+/// Starts a program whose `fsync` and `fdatasync`, and those of all that it starts, do nothing and succeed: a
+/// filter of system calls answers them.
 const WITHOUT_SYNC: &str = "import ctypes, os, platform, struct, sys
 first, second = {'x86_64': (74, 75), 'aarch64': (82, 83)}[platform.machine()]
 load, equal, answer = 0x20, 0x15, 0x06
@@ -75,7 +76,8 @@ impl Disk {
         let pids = cluster.pids();
         let shut = Command::new("python3").args(["-c", SHUT_DOWN]).arg(self.path()).output().unwrap();
         assert!(shut.status.success(), "{}", text(&shut.stderr));
-        // Not with kill(1): a child of this process would close its copies of the writers' files first, and wait for it.
+        // Not with kill(1): a child of this process would close its copies of the writers' files first, and
+        // wait for it.
         for pid in pids.iter().filter_map(|pid| rustix::process::Pid::from_raw(pid.parse().unwrap())) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL); // or it ended by itself
         }

@@ -1,5 +1,6 @@
-//! Claim: what is written in a volume with a home arrives there while it is written, exactly; a mover that dies is nobody's
-//! loss; what was changed at home is never written over silently; what is at home may be evicted and comes back, or is named.
+//! Claim: what is written in a volume with a home arrives there while it is written, exactly; a mover that
+//! dies is nobody's loss; what was changed at home is never written over silently; what is at home may be
+//! evicted and comes back, or is named.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -206,7 +207,8 @@ fn a_file_whose_writer_was_killed_is_complete_at_home_by_itself() {
     bench.assert_same();
 }
 
-/// A file that a snapshot holds has its bytes in more than one object; home gets the file's, and what comes back is the file's.
+/// A file that a snapshot holds has its bytes in more than one object; home gets the file's, and what comes
+/// back is the file's.
 #[test]
 fn what_changes_after_a_snapshot_goes_home_as_it_is() {
     if !can_mount() {
@@ -227,7 +229,8 @@ fn what_changes_after_a_snapshot_goes_home_as_it_is() {
     }
 }
 
-/// The bytes of a file that a snapshot holds, or held, are in several objects: home's proof is of the file's, wherever they are.
+/// The bytes of a file that a snapshot holds, or held, are in several objects: home's proof is of the file's,
+/// wherever they are.
 #[test]
 fn data_held_by_a_snapshot_is_evicted_and_reads_as_before() {
     if !can_mount() {
@@ -265,7 +268,8 @@ fn data_held_by_a_snapshot_is_evicted_and_reads_as_before() {
     bench.assert_same();
 }
 
-/// Whatever somebody does at home is found, named, keeps the file from being evicted, and is mended from here.
+/// Whatever somebody does at home is found, named, keeps the file from being evicted, and is mended from
+/// here.
 #[test]
 fn a_home_is_verified_and_what_is_wrong_there_is_mended() {
     if !can_mount() {

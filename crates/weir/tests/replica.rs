@@ -1,4 +1,5 @@
-//! Claim: a volume that mirrors a home shows what is there now, nobody changes it here, and nothing is changed there.
+//! Claim: a volume that mirrors a home shows what is there now, nobody changes it here, and nothing is
+//! changed there.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -75,7 +76,8 @@ fn a_mirror_of_a_directory_shows_changes_and_changes_nothing() {
     assert!(fs::read(data.join("a/frames")).unwrap() == pattern(1, 9 << 20));
     assert_eq!(inodes(&bench.home), before, "home was changed");
 
-    // What changes there is shown here: new, written over in place, cut, moved, removed, of another kind, other attributes.
+    // What changes there is shown here: new, written over in place, cut, moved, removed, of another kind,
+    // other attributes.
     let home = &bench.home;
     fs::create_dir_all(home.join("new/deep")).unwrap();
     fs::write(home.join("new/deep/file"), pattern(2, 100_000)).unwrap();

@@ -1,4 +1,5 @@
-//! Claim: `weir status` names what is wrong anywhere in a cluster, the worst first, and its exit status says how bad it is.
+//! Claim: `weir status` names what is wrong anywhere in a cluster, the worst first, and its exit status says
+//! how bad it is.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,5 +1,6 @@
-//! Claims about servers that are away: a stopped one (not dead: its connections stay open) holds up nobody as long as enough others are
-//! there; else programs wait for them, wherever they come back, and whoever waits can be ended.
+//! Claims about servers that are away: a stopped one (not dead: its connections stay open) holds up nobody as
+//! long as enough others are there; else programs wait for them, wherever they come back, and whoever waits
+//! can be ended.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -16,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const FILE_BYTES: usize = 5_300_001;
-/// The design asks for less than a second at p99.9; the claim here is that nothing waits for the 5 s in which silence is
-/// noticed without looking, on top of what the machine stalls by itself.
+/// The design asks for less than a second at p99.9; the claim here is that nothing waits for the 5 s in which
+/// silence is noticed without looking, on top of what the machine stalls by itself.
 const STALL_MAX: Duration = Duration::from_millis(4000);
 /// A file's bytes wait for so many turns of a processor and of the disk, one after the other.
 const STALLS_OF_THE_MACHINE: u32 = 4;
@@ -144,7 +145,8 @@ fn programs_wait_for_frozen_servers_and_can_be_killed() {
     ["1", "2", "3"].iter().for_each(|name| fs::create_dir(dir.join(name)).unwrap());
     let away = ["meta", "storage-1", "storage-2", "storage-3"];
     let stopped: Vec<_> = away.iter().map(|name| cluster.stop(name)).collect();
-    // Each in a directory of its own: the kernel lets nobody else change one meanwhile, and who waits for that cannot be ended.
+    // Each in a directory of its own: the kernel lets nobody else change one meanwhile, and who waits for
+    // that cannot be ended.
     let mut made = program(&format!("exec mkdir {}/1/made", dir.display()));
     let mut killed = program(&format!("exec mkdir {}/2/killed", dir.display()));
     // Whoever runs this test may ignore the signal.

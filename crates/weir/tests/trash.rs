@@ -1,4 +1,5 @@
-//! Claim: what is removed from a volume with trash can be had back by its owner, and is never in the way of anything new.
+//! Claim: what is removed from a volume with trash can be had back by its owner, and is never in the way of
+//! anything new.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

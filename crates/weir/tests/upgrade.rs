@@ -1,4 +1,5 @@
-//! A rolling upgrade: a cluster of an older program becomes one of this program, role after role, while detectors write.
+//! A rolling upgrade: a cluster of an older program becomes one of this program, role after role, while
+//! detectors write.
 //!
 //! `make test-upgrade` builds the older program (`scripts/upgrade-from` names its commit) and runs this.
 #![allow(
@@ -117,7 +118,8 @@ fn program_of(cluster: &Cluster, name: &str) -> PathBuf {
     fs::read_link(format!("/proc/{pid}/exe")).unwrap()
 }
 
-/// Ends a process in good order, and starts it with another program. The next one waits until all data is redundant again.
+/// Ends a process in good order, and starts it with another program. The next one waits until all data is
+/// redundant again.
 fn replace(cluster: &mut Cluster, name: &str, program: &Path) {
     cluster.signal(name, "TERM");
     wait_until(&format!("{name} has ended"), PATIENCE, || cluster.pid(name).is_none());

@@ -178,7 +178,8 @@ fn a_close_that_is_put_off_is_told_before_the_lease_goes_back() {
             let h = create(&a, &name).await;
             write(&a, h, 0, b"by a").await;
             close(&a, h).await;
-            // At once: the leader still counts a's opens. Were they there, b would share the file and cache nothing.
+            // At once: the leader still counts a's opens. Were they there, b would share the file and cache
+            // nothing.
             let ino = b.lookup(&root(), ROOT, name.as_bytes()).await.unwrap().unwrap().attr.ino;
             let opened = b.open(&root(), ino, OpenMode::BOTH).await.unwrap();
             assert!(opened.kernel_cache, "b has the file for itself");
@@ -268,7 +269,8 @@ fn a_name_is_absent_without_asking_until_another_makes_it() {
     });
 }
 
-/// Its group goes on without a target that is cut off from the coordinator, and so is who reads, the file or a snapshot: neither knows.
+/// Its group goes on without a target that is cut off from the coordinator, and so is who reads, the file or
+/// a snapshot: neither knows.
 #[test]
 fn a_client_with_an_old_map_reads_nothing_old_there() {
     for (victim, how) in (0..6).flat_map(|victim| ["alone", "shared", "snapshot"].map(|how| (victim, how))) {
@@ -321,7 +323,8 @@ impl KernelCache for Names {
     }
 }
 
-/// Looks a name up, and tells whether a kernel may keep the answer, now or when the directory was left alone for a moment.
+/// Looks a name up, and tells whether a kernel may keep the answer, now or when the directory was left alone
+/// for a moment.
 async fn lends(lab: &Lab, c: &Client, dir: InodeId, name: &str) -> bool {
     for _ in 0..3 {
         let found = c.lookup(&root(), dir, name.as_bytes()).await.unwrap().map(|found| found.attr.ino);

@@ -49,7 +49,8 @@ fn whole_stripes_cost_exactly_their_redundancy_on_the_wire() {
     });
 }
 
-/// A search passes a hole of any size in one step, also where targets are down and where a small file was never on any.
+/// A search passes a hole of any size in one step, also where targets are down and where a small file was
+/// never on any.
 #[test]
 fn data_is_found_behind_a_hole_of_terabytes() {
     Lab::new(4).run(6, |lab| async move {

@@ -1,5 +1,6 @@
-//! Claims about a namespace that is founded anew after its directory was lost: it gives the same inode numbers again, and still
-//! neither sees what the one before left on targets nor touches it; and clients of the one before get nothing of it.
+//! Claims about a namespace that is founded anew after its directory was lost: it gives the same inode
+//! numbers again, and still neither sees what the one before left on targets nor touches it; and clients of
+//! the one before get nothing of it.
 use crate::lab::files;
 use crate::lab::*;
 use std::collections::BTreeMap;

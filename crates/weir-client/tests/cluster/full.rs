@@ -1,4 +1,5 @@
-//! Claims about writes that one full target refuses: what they would have changed stays as it was, whoever reads it.
+//! Claims about writes that one full target refuses: what they would have changed stays as it was, whoever
+//! reads it.
 use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;
@@ -100,7 +101,8 @@ fn a_write_that_a_full_target_refuses_is_nowhere() {
     });
 }
 
-/// Some cells took their part, one refused. What the writer fetched around its changes is as old as what it wrote is lost.
+/// Some cells took their part, one refused. What the writer fetched around its changes is as old as what it
+/// wrote is lost.
 #[test]
 fn a_writer_reads_what_its_failed_write_left() {
     let lab = Lab::new(73);
@@ -132,8 +134,8 @@ fn a_writer_reads_what_its_failed_write_left() {
     });
 }
 
-/// A write tells what an earlier one lost, but that may not reach the program: the kernel sends a long `write(2)` in parts,
-/// and if the first ones succeeded it tells how many bytes they took.
+/// A write tells what an earlier one lost, but that may not reach the program: the kernel sends a long
+/// `write(2)` in parts, and if the first ones succeeded it tells how many bytes they took.
 #[test]
 fn a_write_error_is_also_returned_by_fsync_and_close() {
     let lab = Lab::new(74);

@@ -127,7 +127,8 @@ fn a_slow_target_is_done_without_and_repaired_later() {
     });
 }
 
-/// Over committed data a stripe is written beside what is there, after a look at it: at a member that then falls silent, too.
+/// Over committed data a stripe is written beside what is there, after a look at it: at a member that then
+/// falls silent, too.
 #[test]
 fn a_stripe_is_written_over_while_a_target_falls_silent() {
     for victim in 0..6 {
@@ -149,7 +150,8 @@ fn a_stripe_is_written_over_while_a_target_falls_silent() {
     }
 }
 
-/// A seal whose leader dies is in doubt, and until that is settled the leader is not repaired, so nothing else is sealed either.
+/// A seal whose leader dies is in doubt, and until that is settled the leader is not repaired, so nothing
+/// else is sealed either.
 #[test]
 fn who_led_a_seal_and_died_is_redundant_soon_after_its_return() {
     const SOON: Duration = Duration::from_secs(3);

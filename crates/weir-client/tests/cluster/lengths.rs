@@ -230,8 +230,8 @@ fn direct_writes_set_the_length_though_a_write_lease_came_since() {
     }
 }
 
-/// A file that was cut has old bytes past its end. Two clients that let it grow again must not take each other's new
-/// bytes for old ones.
+/// A file that was cut has old bytes past its end. Two clients that let it grow again must not take each
+/// other's new bytes for old ones.
 #[test]
 fn two_clients_grow_a_truncated_file() {
     Lab::new(43).run(6, |lab| async move {
@@ -272,7 +272,8 @@ fn two_clients_grow_a_truncated_file() {
     });
 }
 
-/// Numbers of a cell's log begin anew after a cut, also at who hears of the cut later: else nobody takes what it numbers next.
+/// Numbers of a cell's log begin anew after a cut, also at who hears of the cut later: else nobody takes what
+/// it numbers next.
 #[test]
 fn a_member_that_missed_a_truncation_numbers_like_its_peers() {
     for away in 0..2 {

@@ -1,4 +1,5 @@
-//! Clients that die, are silent or leave, and leaders that restart: what was written stays, and who has a file open keeps it.
+//! Clients that die, are silent or leave, and leaders that restart: what was written stays, and who has a
+//! file open keeps it.
 use super::*;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -75,7 +76,8 @@ fn a_session_that_many_find_gone_is_replaced_once() {
             lab.world().pause("a");
             lab.world().clock().sleep(Duration::from_secs(6)).await;
             lab.world().resume("a");
-            // All of them find the session gone, at slightly different times, and take what they need under the next.
+            // All of them find the session gone, at slightly different times, and take what they need under
+            // the next.
             let change = async |n: u64| {
                 lab.world().clock().sleep(Duration::from_micros((seed - 40) * 30 * n)).await;
                 let h = handles[n as usize];
@@ -125,7 +127,8 @@ fn a_dead_writers_bytes_past_a_shared_end_never_show() {
             let left = async move { writer.write(ha, 100_000, Bytes::from_static(b"left behind")).await };
             lab.env(&dies).tasks.spawn("a write that never ends", async move { drop(left.await) });
             lab.world().clock().sleep(Duration::from_micros(microseconds)).await;
-            // Its bytes may get to the targets, but the leader does not hear of it; and it is not the last writer.
+            // Its bytes may get to the targets, but the leader does not hear of it; and it is not the last
+            // writer.
             lab.world().partition(&dies, "meta");
             write(&b, hb, 0, b"FIRST").await;
             lab.world().kill(&dies);
@@ -142,8 +145,8 @@ fn a_dead_writers_bytes_past_a_shared_end_never_show() {
     });
 }
 
-/// The leader has heard from a close that nothing is on its way, and hears nothing any more when more is sent, of several stripes
-/// at once; or after a sync that had nothing to send.
+/// The leader has heard from a close that nothing is on its way, and hears nothing any more when more is
+/// sent, of several stripes at once; or after a sync that had nothing to send.
 #[test]
 fn bytes_sent_after_a_close_are_recovered_from_a_dead_writer() {
     Lab::new(37).run(6, |lab| async move {
@@ -177,7 +180,8 @@ fn bytes_sent_after_a_close_are_recovered_from_a_dead_writer() {
     });
 }
 
-/// A leader that has started answers when all are back that were there before; who has nothing to ask comes by itself.
+/// A leader that has started answers when all are back that were there before; who has nothing to ask comes
+/// by itself.
 #[test]
 fn who_is_idle_comes_back_soon_after_the_leader() {
     for down_ms in [500, 2000, 3500, 5000, 6500] {
@@ -316,8 +320,8 @@ fn a_dead_writers_file_is_recovered_by_the_next_reader() {
     });
 }
 
-/// It is cut off from everybody with changes on their way; another client takes over and writes at the same place. When it is
-/// back it has the right to write once more, but not to write what was lost.
+/// It is cut off from everybody with changes on their way; another client takes over and writes at the same
+/// place. When it is back it has the right to write once more, but not to write what was lost.
 #[test]
 fn what_was_lost_with_a_lease_is_not_sent_under_the_next_one() {
     Lab::new(34).run(6, |lab| async move {
@@ -444,7 +448,8 @@ async fn three_targets_return(lab: &Lab) {
     lab.all_current().await.unwrap();
 }
 
-/// Some targets have their fragments of a stripe and others, too many, have died: it fails, and cannot be taken back yet.
+/// Some targets have their fragments of a stripe and others, too many, have died: it fails, and cannot be
+/// taken back yet.
 #[test]
 fn a_failed_write_on_some_targets_leaves_no_unreadable_hole() {
     Lab::new(50).run(6, |lab| async move {
@@ -489,8 +494,8 @@ fn a_failed_write_on_some_targets_leaves_no_unreadable_hole() {
     });
 }
 
-/// The same over bytes that are there: some targets have the new version for good, others beside the old one. Who wrote it goes on
-/// holding the file, or gives it up while too few targets are there to settle it.
+/// The same over bytes that are there: some targets have the new version for good, others beside the old one.
+/// Who wrote it goes on holding the file, or gives it up while too few targets are there to settle it.
 #[test]
 fn a_failed_overwrite_reads_the_same_from_any_targets() {
     Lab::new(51).run(6, |lab| async move {
@@ -551,8 +556,8 @@ fn a_failed_overwrite_reads_the_same_from_any_targets() {
     });
 }
 
-/// A target has its fragment of a new stripe before the others have theirs, and restarts: nobody else knows of the stripe, so it forgets
-/// it when it is brought up to date.
+/// A target has its fragment of a new stripe before the others have theirs, and restarts: nobody else knows
+/// of the stripe, so it forgets it when it is brought up to date.
 #[test]
 fn what_a_target_forgets_during_a_write_is_sent_again() {
     Lab::new(52).run(6, |lab| async move {
@@ -592,7 +597,8 @@ fn what_a_target_forgets_during_a_write_is_sent_again() {
     });
 }
 
-/// With its writer a target dies that alone has logged what was written last. Others write the stripe over before it is back.
+/// With its writer a target dies that alone has logged what was written last. Others write the stripe over
+/// before it is back.
 #[test]
 fn a_dead_writers_bytes_do_not_replace_later_ones() {
     const FILES: usize = 24;
@@ -635,7 +641,8 @@ fn a_dead_writers_bytes_do_not_replace_later_ones() {
     }
 }
 
-/// A machine that was suspended, or moved: nobody else was silent, and what they were asked they could not answer.
+/// A machine that was suspended, or moved: nobody else was silent, and what they were asked they could not
+/// answer.
 #[test]
 fn a_leader_that_was_paused_takes_no_lease_away() {
     for seed in 700..721 {
@@ -678,7 +685,8 @@ fn a_leader_that_was_paused_takes_no_lease_away() {
     }
 }
 
-/// The writer dies with a target that has prepared or just committed its stripe, while another target is coming back.
+/// The writer dies with a target that has prepared or just committed its stripe, while another target is
+/// coming back.
 #[test]
 fn a_dead_writers_bytes_read_the_same_from_any_targets() {
     let (old, new) = (pattern(1, 0, CELL), pattern(2, 0, CELL));
@@ -720,7 +728,8 @@ fn a_dead_writers_bytes_read_the_same_from_any_targets() {
     }
 }
 
-/// It was prepared at one target that went away, so it was dropped; others have written since, one of whom dies.
+/// It was prepared at one target that went away, so it was dropped; others have written since, one of whom
+/// dies.
 #[test]
 fn what_was_given_up_does_not_come_back_with_who_was_away() {
     const FILES: usize = 8;
@@ -762,7 +771,8 @@ fn what_was_given_up_does_not_come_back_with_who_was_away() {
     }
 }
 
-/// A fragment that hung in one target's disk is there after all, long after its writer has told that it failed.
+/// A fragment that hung in one target's disk is there after all, long after its writer has told that it
+/// failed.
 #[test]
 fn an_abandoned_write_does_not_return_from_a_stalled_disk() {
     for hangs in 0..2 {
@@ -825,7 +835,8 @@ fn go_on(lab: &Lab, nodes: std::ops::Range<u8>) {
     nodes.for_each(|n| lab.world().set_disk_faults(&format!("s{n}"), DiskFaults::default()));
 }
 
-/// A write to a shared file gets to one stripe and hangs at the next; the leader dies, and does not hear that it failed.
+/// A write to a shared file gets to one stripe and hangs at the next; the leader dies, and does not hear that
+/// it failed.
 #[test]
 fn a_failed_write_past_the_end_never_shows_though_unreported() {
     Lab::new(862).run(6, |lab| async move {

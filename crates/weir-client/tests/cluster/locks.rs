@@ -1,5 +1,5 @@
-//! Claims about locks, on a whole simulated cluster: one holder at a time, whatever happens to the leader, to the network and
-//! to clients; and who lost a lock is told before it does harm.
+//! Claims about locks, on a whole simulated cluster: one holder at a time, whatever happens to the leader, to
+//! the network and to clients; and who lost a lock is told before it does harm.
 use crate::lab::*;
 use bytes::Bytes;
 use std::cell::Cell;
@@ -217,7 +217,8 @@ fn an_interrupted_wait_leaves_no_lock_behind() {
     });
 }
 
-/// The kernel tells of a close at once, and of the end of the open file, with which its lock goes, a moment later.
+/// The kernel tells of a close at once, and of the end of the open file, with which its lock goes, a moment
+/// later.
 #[test]
 fn a_try_lock_waits_for_the_close_of_the_holder() {
     Lab::new(535).run(6, |lab| async move {

@@ -1,4 +1,5 @@
-//! Claims about a client, on a whole simulated cluster: what is written is read, whoever reads it and whatever is lost.
+//! Claims about a client, on a whole simulated cluster: what is written is read, whoever reads it and
+//! whatever is lost.
 mod caches;
 mod clones;
 mod contents;

@@ -1,4 +1,5 @@
-//! Busy is not dead, and away is not lost: bytes and calls wait for servers that come back, at whatever address.
+//! Busy is not dead, and away is not lost: bytes and calls wait for servers that come back, at whatever
+//! address.
 use super::*;
 use bytes::Bytes;
 use std::sync::Arc;

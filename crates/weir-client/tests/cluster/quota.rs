@@ -69,7 +69,8 @@ fn a_limit_holds_to_the_byte_and_deleting_helps() {
     });
 }
 
-/// Writes into space that `fallocate` reserved succeed although others fill the volume meanwhile; a refused reservation takes nothing.
+/// Writes into space that `fallocate` reserved succeed although others fill the volume meanwhile; a refused
+/// reservation takes nothing.
 #[test]
 fn what_is_reserved_can_be_written_when_the_volume_is_full() {
     Lab::new(80).run(6, |lab| async move {
@@ -115,13 +116,14 @@ fn what_is_reserved_can_be_written_when_the_volume_is_full() {
     });
 }
 
-/// A hole that is punched counts no more and takes no space at any target, also at one that is away meanwhile; it reads as zeros with
-/// any two of the targets gone.
+/// A hole that is punched counts no more and takes no space at any target, also at one that is away
+/// meanwhile; it reads as zeros with any two of the targets gone.
 #[test]
 fn what_is_punched_takes_no_space() {
     let (stripe, cell) = (STRIPE as u64, CELL as u64);
     let size = 9 * stripe + 3 * cell + 5000;
-    // From the middle of a cell to the middle of another; whole stripes; one cell; up to the end of the file and past it.
+    // From the middle of a cell to the middle of another; whole stripes; one cell; up to the end of the file
+    // and past it.
     let ranges = [
         (stripe + 100, 4 * stripe + cell + 7, 3 * stripe),
         (2 * stripe, 6 * stripe, 4 * stripe),
@@ -316,7 +318,8 @@ fn a_limit_of_inodes_and_soft_limits_hold() {
     });
 }
 
-/// The leader takes longer to grant room than room that is not used is kept: what comes late is granted all the same.
+/// The leader takes longer to grant room than room that is not used is kept: what comes late is granted all
+/// the same.
 #[test]
 fn late_quota_is_granted() {
     Lab::new(89).run(6, |lab| async move {

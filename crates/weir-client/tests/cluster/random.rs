@@ -1,5 +1,5 @@
-//! Random operations of two clients on a few files, with targets and the metadata leader killed and started again. Every
-//! read is compared with a plain array; at most m targets are gone at a time.
+//! Random operations of two clients on a few files, with targets and the metadata leader killed and started
+//! again. Every read is compared with a plain array; at most m targets are gone at a time.
 use crate::lab::*;
 use bytes::Bytes;
 use std::collections::BTreeMap;

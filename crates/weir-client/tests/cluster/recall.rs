@@ -1,4 +1,5 @@
-//! Files whose bytes are at home only, on a whole simulated cluster: what applications see, whatever movers do.
+//! Files whose bytes are at home only, on a whole simulated cluster: what applications see, whatever movers
+//! do.
 use crate::lab::*;
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -174,7 +175,8 @@ fn what_cannot_come_back_is_an_error_that_says_why() {
     });
 }
 
-/// Each of an application's changes to a file that is away, or partly: what it reads afterwards is what a local file has.
+/// Each of an application's changes to a file that is away, or partly: what it reads afterwards is what a
+/// local file has.
 #[test]
 fn changes_of_what_is_away_keep_every_other_byte() {
     for seed in 0..8 {
@@ -294,7 +296,8 @@ fn evicted_bytes_are_read_in_a_snapshot_while_unchanged() {
     });
 }
 
-/// Readers with and without leases, while the file is evicted and comes back again and again under them. Nor are they told of a hole.
+/// Readers with and without leases, while the file is evicted and comes back again and again under them. Nor
+/// are they told of a hole.
 #[test]
 fn readers_never_see_zeros_however_often_bytes_come_and_go() {
     for seed in 0..12 {
@@ -424,8 +427,8 @@ fn a_target_that_was_away_brings_back_nothing_that_was_evicted() {
     });
 }
 
-/// The front of a file goes while it is written, and its writer goes on: at the end without noticing, elsewhere as in any
-/// file that is away.
+/// The front of a file goes while it is written, and its writer goes on: at the end without noticing,
+/// elsewhere as in any file that is away.
 #[test]
 fn the_front_of_a_file_that_is_written_goes_and_comes_back() {
     Lab::new(90).run(6, |lab| async move {
@@ -471,8 +474,8 @@ fn the_front_of_a_file_that_is_written_goes_and_comes_back() {
     });
 }
 
-/// Everything that a program does to a file while its front goes, at the same time: no byte is lost, none is zero.
-/// Of a removed file home hears no change: what it has of it may be older.
+/// Everything that a program does to a file while its front goes, at the same time: no byte is lost, none is
+/// zero. Of a removed file home hears no change: what it has of it may be older.
 #[test]
 fn a_removed_file_that_is_still_open_is_not_evicted() {
     Lab::new(85).run(6, |lab| async move {
@@ -612,7 +615,8 @@ fn an_eviction_without_an_answer_is_one_or_none() {
     }
 }
 
-/// Somebody asks for the attributes of a file again and again while it is written and its front goes: all of them go on.
+/// Somebody asks for the attributes of a file again and again while it is written and its front goes: all of
+/// them go on.
 #[test]
 fn a_writer_under_constant_getattr_goes_on_and_is_evicted() {
     for seed in 0..4u64 {

@@ -1,4 +1,5 @@
-//! When the leader hears of what was written past it. Home gets nothing else, so what it is never told is never there.
+//! When the leader hears of what was written past it. Home gets nothing else, so what it is never told is
+//! never there.
 use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;

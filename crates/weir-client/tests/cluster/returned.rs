@@ -97,8 +97,9 @@ fn more_losses_than_parity_are_an_error_at_once_never_zeros() {
     });
 }
 
-/// Each time a target goes down the others may be written to until fewer than k are left. Those that went first are behind, and the last
-/// one has lost its data: too few are current to rebuild anything, but nothing was written meanwhile.
+/// Each time a target goes down the others may be written to until fewer than k are left. Those that went
+/// first are behind, and the last one has lost its data: too few are current to rebuild anything, but nothing
+/// was written meanwhile.
 #[test]
 fn a_site_that_loses_power_and_one_disk_gets_all_back() {
     Lab::new(81).run(6, |lab| async move {
@@ -113,7 +114,8 @@ fn a_site_that_loses_power_and_one_disk_gets_all_back() {
         for n in 0..6 {
             lab.storage(n).await;
         }
-        // Which of the last ones keep the parity of a group is by its number. Without one of them nobody knows what was written.
+        // Which of the last ones keep the parity of a group is by its number. Without one of them nobody
+        // knows what was written.
         let knows = |g: &Group| g.members.iter().skip(4).any(|m| (3..6).contains(&m.target.0));
         let seen = lab.observe().await;
         let whole = |g: &Group| g.members.iter().all(|m| m.state == MemberState::Current);

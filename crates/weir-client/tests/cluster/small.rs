@@ -1,5 +1,6 @@
-//! Claims about small files, whose bytes are in their inodes until several clients have them open: then the bytes go to targets,
-//! and neither they nor what is written meanwhile is lost, whoever takes them there and whatever is taken back in the middle.
+//! Claims about small files, whose bytes are in their inodes until several clients have them open: then the
+//! bytes go to targets, and neither they nor what is written meanwhile is lost, whoever takes them there and
+//! whatever is taken back in the middle.
 use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;
@@ -236,8 +237,8 @@ fn appends_with_and_without_the_token_are_all_there() {
     }
 }
 
-/// The right to write alone comes while others of this client are in a turn: what was buffered under it is older than what is
-/// written straight through after that.
+/// The right to write alone comes while others of this client are in a turn: what was buffered under it is
+/// older than what is written straight through after that.
 #[test]
 fn writes_stay_in_order_when_a_write_lease_comes_in_between() {
     for seed in 180..192 {

@@ -1,5 +1,5 @@
-//! Claims: what a snapshot shows of files' data never changes, whoever writes afterwards and however; the files themselves read
-//! as if no snapshot was there.
+//! Claims: what a snapshot shows of files' data never changes, whoever writes afterwards and however; the
+//! files themselves read as if no snapshot was there.
 use crate::lab::files::{create, differs, read, write};
 use crate::lab::{CELL, Lab, STRIPE, pattern, root};
 use bytes::Bytes;
@@ -99,7 +99,8 @@ fn each_of_several_snapshots_shows_its_own_time_and_goes_alone() {
     });
 }
 
-/// Seed 486017: a tree is removed in which somebody has files open, small ones and such as have bytes in two objects.
+/// Seed 486017: a tree is removed in which somebody has files open, small ones and such as have bytes in two
+/// objects.
 #[test]
 fn closing_removed_files_changes_nothing_in_a_snapshot() {
     let lab = Lab::new(79);
@@ -268,7 +269,8 @@ fn a_truncation_during_a_layer_copy_leaves_nothing_past_the_end() {
     });
 }
 
-/// With its snapshot gone, an older object goes as soon as all of it is copied, also while somebody reads there.
+/// With its snapshot gone, an older object goes as soon as all of it is copied, also while somebody reads
+/// there.
 #[test]
 fn who_reads_while_another_copies_sees_the_bytes() {
     let lab = Lab::new(79);
@@ -481,7 +483,8 @@ fn holes_truncations_and_snapshots_at_the_same_time() {
     }
 }
 
-/// What is on its way when the file leaves a snapshot arrives in the old object, past all that the file has there.
+/// What is on its way when the file leaves a snapshot arrives in the old object, past all that the file has
+/// there.
 #[test]
 fn a_write_that_a_snapshot_overtakes_is_not_lost() {
     let late = Duration::from_millis(300);
@@ -567,8 +570,9 @@ fn a_snapshot_loses_no_write_under_way_to_a_nameless_file() {
     }
 }
 
-/// A snapshot asks those who have a file open to save what they wrote. A session that follows one that expired must not write before the
-/// leader knows what is open, however many files that is and however slow the way.
+/// A snapshot asks those who have a file open to save what they wrote. A session that follows one that
+/// expired must not write before the leader knows what is open, however many files that is and however slow
+/// the way.
 #[test]
 fn writes_under_a_new_session_are_in_the_next_snapshot() {
     for far in [false, true] {

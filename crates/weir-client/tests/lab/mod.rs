@@ -1,4 +1,5 @@
-//! A whole cluster in the simulated world: coordinator, metadata, storage nodes and clients, each a node of its own.
+//! A whole cluster in the simulated world: coordinator, metadata, storage nodes and clients, each a node of
+//! its own.
 #![allow(dead_code)]
 pub mod files;
 

@@ -10,11 +10,12 @@
 //!   newer epochs were written in. While fewer than k are current it says so only if nothing was written since it was current.
 //!
 //! From these follows who missed nothing: an epoch later than the k-th largest `since` never had k current
-//! members, so nothing was written in it. A member whose `since` is at least that value is current again as soon as it
-//! returns (all of a cluster that was stopped and started, for example); any other is behind until repaired.
+//! members, so nothing was written in it. A member whose `since` is at least that value is current again as
+//! soon as it returns (all of a cluster that was stopped and started, for example); any other is behind until
+//! repaired.
 //!
-//! A target that returns without what it had is lost in all its groups: behind, whatever its `since` is, until it is refilled. The
-//! `since` stays, for it still tells up to when something was written.
+//! A target that returns without what it had is lost in all its groups: behind, whatever its `since` is,
+//! until it is refilled. The `since` stays, for it still tells up to when something was written.
 use super::placement::{Candidate, GROUPS_MAX, group_count, place};
 use super::replace::refilled;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,15 +38,16 @@ pub fn target_failed(map: &mut ClusterMap, target: TargetId) -> bool {
     leave_groups(map, target, TargetState::Failed)
 }
 
-/// Somebody has seen to a failed target's disk: from now on it counts as one that is down. False: it has not failed.
+/// Somebody has seen to a failed target's disk: from now on it counts as one that is down. False: it has not
+/// failed.
 pub fn target_cleared(map: &mut ClusterMap, target: TargetId) -> bool {
     let failed = |t: &&mut Target| t.id == target && t.state == TargetState::Failed;
     let entry = map.targets.iter_mut().find(failed);
     entry.map(|t| t.state = TargetState::Down).is_some()
 }
 
-/// The target returned without what it had, as nothing or as an older copy: it holds nothing that counts until it is refilled. It is
-/// down until the reconciliation that follows.
+/// The target returned without what it had, as nothing or as an older copy: it holds nothing that counts
+/// until it is refilled. It is down until the reconciliation that follows.
 pub fn target_lost(map: &mut ClusterMap, target: TargetId) {
     if let Some(entry) = map.targets.iter_mut().find(|t| t.id == target && t.state == TargetState::Up) {
         entry.state = TargetState::Down;
@@ -59,7 +61,8 @@ pub fn target_lost(map: &mut ClusterMap, target: TargetId) {
     }
 }
 
-/// The right disk is back: the target counts as one that was away since it lost its data. What it was refilled with meanwhile is lost.
+/// The right disk is back: the target counts as one that was away since it lost its data. What it was
+/// refilled with meanwhile is lost.
 pub fn target_put_back(map: &mut ClusterMap, target: TargetId) {
     let is_lost = |g: &Group| member_of(g, target).is_some_and(Member::is_lost);
     let has_again: Vec<PgId> = map.groups.iter().filter(|g| is_lost(g)).map(|g| g.id).collect();
@@ -294,8 +297,9 @@ fn leave_groups(map: &mut ClusterMap, target: TargetId, to: TargetState) -> bool
     true
 }
 
-/// Nothing was written in epochs that came and went within one draft: who left in one of them was current last in the published map.
-/// So targets that go down together (a power cut, the end of a cluster) have missed nothing of each other.
+/// Nothing was written in epochs that came and went within one draft: who left in one of them was current
+/// last in the published map. So targets that go down together (a power cut, the end of a cluster) have
+/// missed nothing of each other.
 pub fn forget_unpublished_epochs(published: &ClusterMap, draft: &mut ClusterMap) {
     for (before, group) in published.groups.iter().zip(&mut draft.groups) {
         for member in group.members.iter_mut().filter(|m| m.state != MemberState::Current) {
@@ -365,7 +369,8 @@ pub(super) fn rejoin<P: Place>(places: &mut [P], epoch: &mut Epoch, id: P::Id, m
     is_down
 }
 
-/// A member that was behind says that it holds everything, as of the epoch `said`. `lacks`: why it cannot know that.
+/// A member that was behind says that it holds everything, as of the epoch `said`. `lacks`: why it cannot
+/// know that.
 pub(super) fn catch_up<P: Place>(
     places: &mut [P],
     epoch: &mut Epoch,

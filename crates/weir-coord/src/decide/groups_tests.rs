@@ -175,8 +175,8 @@ fn a_target_that_missed_writes_is_behind_until_caught_up() {
     assert!(!caught_up(&mut map, t(3), PgId(0), Epoch(4)).unwrap());
 }
 
-/// Found by the simulator: two were away, what was written then only a third one had, which was away when the two came back. Its log had
-/// no other copy, for the two keep parity.
+/// Found by the simulator: two were away, what was written then only a third one had, which was away when the
+/// two came back. Its log had no other copy, for the two keep parity.
 #[test]
 fn no_member_catches_up_while_those_with_all_writes_are_away() {
     for (gone, goes, knows) in [([4, 5], 3, false), ([4, 0], 3, true), ([0, 1], 2, true)] {
@@ -283,7 +283,8 @@ fn the_last_copy_that_was_written_to_is_the_one_that_is_right() {
 #[test]
 fn what_a_target_has_lost_it_gets_from_k_others_or_it_is_lost() {
     let mut map = with_groups(6, "ec:4+2");
-    // t6 missed what was written while the others were there; then all stop, and some return without what they had.
+    // t6 missed what was written while the others were there; then all stop, and some return without what
+    // they had.
     for n in [6, 1, 2, 3, 4, 5] {
         target_down(&mut map, t(n));
     }
@@ -327,7 +328,8 @@ fn a_disk_put_back_keeps_what_was_not_refilled_meanwhile() {
     assert!(map.groups[0].is_lost());
     target_put_back(&mut map, t(1));
     target_back(&mut map, t(1));
-    // The others were three since then, so nothing was written without it but in the moment in which there were still four.
+    // The others were three since then, so nothing was written without it but in the moment in which there
+    // were still four.
     assert_eq!(state(&map, 0, 1), MemberState::Behind);
     target_put_back(&mut map, t(3));
     target_back(&mut map, t(3));
@@ -353,8 +355,8 @@ fn a_failed_target_does_not_come_back_by_itself() {
 }
 
 proptest! {
-    /// Model: in each state in which the group is writable, a write goes to all members that are not down; now and then one returns
-    /// without what it had. Then a current member must hold every write.
+    /// Model: in each state in which the group is writable, a write goes to all members that are not down;
+    /// now and then one returns without what it had. Then a current member must hold every write.
     #[test]
     fn a_current_member_holds_every_write(
         scheme in prop::sample::select(vec!["ec:4+2", "replica:3", "replica:2", "single", "ec:3+1"]),

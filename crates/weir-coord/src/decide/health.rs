@@ -38,8 +38,8 @@ pub fn judge(presence: Presence, now: Instant, limits: &HealthLimits) -> Verdict
     }
 }
 
-/// The presence as of `now`, when this node itself stood still for `delay` since it looked last: what it could not hear
-/// meanwhile is not the member's silence.
+/// The presence as of `now`, when this node itself stood still for `delay` since it looked last: what it
+/// could not hear meanwhile is not the member's silence.
 pub fn forgive(presence: Presence, delay: Duration, now: Instant) -> Presence {
     let later = |at: Instant| at.max(now.min(at + delay));
     match presence {

@@ -1,9 +1,10 @@
 //! Who may lead a namespace: which directory, and on which node.
 //!
-//! A namespace is the directory that was founded for it, however often that moves: the founding's random id is in the
-//! directory and in the map. So an empty directory, or another one, never stands for it. Nor does an old copy: it would
-//! give numbers away again under which files have cells. The coordinator therefore remembers how many changes the
-//! directory was known to hold; all of them were durable there first, so only a copy made before can hold fewer.
+//! A namespace is the directory that was founded for it, however often that moves: the founding's random id
+//! is in the directory and in the map. So an empty directory, or another one, never stands for it. Nor does
+//! an old copy: it would give numbers away again under which files have cells. The coordinator therefore
+//! remembers how many changes the directory was known to hold; all of them were durable there first, so only
+//! a copy made before can hold fewer.
 use std::collections::BTreeMap;
 use weir_proto::coord::{LeadNamespace, RecordProgress};
 use weir_proto::map::{ClusterMap, NamespaceEntry, Role};
@@ -12,8 +13,8 @@ use weir_proto::{Epoch, Error, NamespaceId, NamespaceUuid, NodeId, Result};
 /// By namespace: how many changes its directory holds at least.
 pub type Progress = BTreeMap<NamespaceId, u64>;
 
-/// Gives a namespace's lead to a node, under a new epoch; makes the namespace if it is being founded. Asked again after a
-/// crash on either side it comes to the same namespace.
+/// Gives a namespace's lead to a node, under a new epoch; makes the namespace if it is being founded. Asked
+/// again after a crash on either side it comes to the same namespace.
 pub fn take_lead(
     map: &mut ClusterMap,
     progress: &Progress,

@@ -69,9 +69,11 @@ fn only_the_namespaces_own_and_newest_directory_has_the_lead() {
     let give_up =
         |n: u8, instead_of: u8| LeadNamespace { instead_of: Some(uuid(instead_of)), ..asks(OTHER, n, 0) };
     let named = |name: &str| LeadNamespace { namespace: name.into(), ..asks(OTHER, 1, 0) };
-    // Who asks, whether the leader before is up, and what is said, or whether the namespace gets a new number.
+    // Who asks, whether the leader before is up, and what is said, or whether the namespace gets a new
+    // number.
     let cases: [(LeadNamespace, bool, Expected); 16] = [
-        // The directory as it was, or further on; the same node again while it is up, another one when it is down.
+        // The directory as it was, or further on; the same node again while it is up, another one when it is
+        // down.
         (asks(META, 1, 9), true, Ok(false)),
         (asks(META, 1, 12), true, Ok(false)),
         (asks(OTHER, 1, 9), false, Ok(false)),
@@ -133,8 +135,9 @@ fn a_number_is_never_given_again() {
     assert_eq!(take_lead(&mut map, &progress, &last).unwrap_err().kind, ErrorKind::NoSpace);
 }
 
-/// The directory is founded, then the coordinator makes the entry, then the directory holds changes, then the coordinator
-/// hears of them. Whatever is lost of the later steps, the same directory goes on with the same number.
+/// The directory is founded, then the coordinator makes the entry, then the directory holds changes, then the
+/// coordinator hears of them. Whatever is lost of the later steps, the same directory goes on with the same
+/// number.
 #[test]
 fn a_founding_that_was_interrupted_anywhere_goes_on() {
     for steps in 0..=4 {

@@ -1,7 +1,8 @@
 //! Which nodes keep copies of a namespace, and which of them leads: the journal groups of the map.
 //!
 //! Nodes offer themselves and take the places that an administrator asked for. A node that goes loses the
-//! lead at once, to one whose copy is current. Knows nothing of journals: [`super::copies`] has the transitions.
+//! lead at once, to one whose copy is current. Knows nothing of journals: [`super::copies`] has the
+//! transitions.
 use super::copies::{JournalGroup, JournalMember};
 use super::lead::Progress;
 use weir_proto::copies::{COPIES_MAX, CopyCaughtUp, CopyLost, KeepCopy, SetCopies};

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use weir_proto::map::Scheme;
 use weir_proto::{NodeId, TargetId};
 
-/// Groups of the scheme for new files per target. A file walks over all of them, so each target gets each role
-/// about four times: enough to level the load, few enough to keep the map small.
+/// Groups of the scheme for new files per target. A file walks over all of them, so each target gets each
+/// role about four times: enough to level the load, few enough to keep the map small.
 const GROUPS_PER_TARGET: usize = 4;
 /// Every client holds them all: some 300 bytes a group of twelve.
 pub const GROUPS_MAX: usize = 4096;
@@ -33,7 +33,8 @@ pub fn group_count(scheme: Scheme, target_count: usize) -> usize {
     (target_count * per_target).min(GROUPS_MAX)
 }
 
-/// Members of each group in the order of their roles. Empty when there are fewer candidates than the scheme is wide.
+/// Members of each group in the order of their roles. Empty when there are fewer candidates than the scheme
+/// is wide.
 pub fn place(scheme: Scheme, candidates: &[Candidate], groups: usize) -> Vec<Vec<TargetId>> {
     if scheme.width() == 0 || candidates.len() < scheme.width() {
         return Vec::new();

@@ -8,7 +8,8 @@ use std::fmt;
 use weir_proto::map::{ClusterMap, Group, MemberState, Target, TargetState};
 use weir_proto::{NodeId, PgId, TargetId};
 
-/// Places that one target is filled for at a time: more take as long, and keep as many groups from being whole.
+/// Places that one target is filled for at a time: more take as long, and keep as many groups from being
+/// whole.
 pub const FILLED_AT_ONCE: usize = 2;
 /// No target is filled above this part of its capacity: writes need room, too.
 pub(super) const FULL_PER_MILLE: u64 = 850;

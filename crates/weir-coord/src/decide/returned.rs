@@ -1,9 +1,11 @@
-//! Whether a target that joins has what it had: its index knows the last run that was admitted, and no less of it than is known here.
+//! Whether a target that joins has what it had: its index knows the last run that was admitted, and no less
+//! of it than is known here.
 //!
-//! The order of things makes it so. A run is written down in the index before it joins, admitted here durably, written down there as
-//! admitted, and only then serves. So the index of a target that served in the last admitted run knows that run. A crash in between
-//! leaves it among those that began. An index that is new, and a copy from before that run began, do not know it, however often they
-//! are started. A copy from within that run is told by its position, as far as that was reported.
+//! The order of things makes it so. A run is written down in the index before it joins, admitted here
+//! durably, written down there as admitted, and only then serves. So the index of a target that served in the
+//! last admitted run knows that run. A crash in between leaves it among those that began. An index that is
+//! new, and a copy from before that run began, do not know it, however often they are started. A copy from
+//! within that run is told by its position, as far as that was reported.
 use weir_proto::coord::TargetHistory;
 use weir_proto::map::{Run, RunSeen, Target};
 

@@ -1,7 +1,7 @@
 //! Identities of the directories of a metadata role and of a coordinator.
 //!
-//! Each is founded once, and only where that is asked for: a directory that is empty because its file system is not
-//! mounted would otherwise become a new namespace, or a new cluster, in place of the existing one.
+//! Each is founded once, and only where that is asked for: a directory that is empty because its file system
+//! is not mounted would otherwise become a new namespace, or a new cluster, in place of the existing one.
 use super::text;
 use std::path::Path;
 use weir_env::Disk;
@@ -27,8 +27,9 @@ pub struct NamespaceIdentity {
     pub instead_of: Option<NamespaceUuid>,
 }
 
-/// Checks the directory of the namespace `own.name` of a cluster before anything in it is touched. `new`: makes an empty one
-/// that of `own`; the coordinator hears of it when it takes the lead, also if that is only after another start.
+/// Checks the directory of the namespace `own.name` of a cluster before anything in it is touched. `new`:
+/// makes an empty one that of `own`; the coordinator hears of it when it takes the lead, also if that is only
+/// after another start.
 pub fn open_namespace(
     disk: &dyn Disk,
     dir: &Path,
@@ -80,8 +81,8 @@ pub fn open_namespace(
     Ok(found)
 }
 
-/// An empty directory on a node that keeps nothing of the namespace becomes one for a copy. Whatever else it is,
-/// [`open_namespace`] says.
+/// An empty directory on a node that keeps nothing of the namespace becomes one for a copy. Whatever else it
+/// is, [`open_namespace`] says.
 pub fn begin_copy(
     disk: &dyn Disk,
     dir: &Path,
@@ -271,7 +272,8 @@ mod tests {
         says(open(&at, true).await, ErrorKind::Exists, "leave --new away", &at);
         assert_eq!(open(&at, false).await.unwrap(), cluster);
 
-        // The founding was interrupted before the directory got its name: asked for again, it is the same cluster.
+        // The founding was interrupted before the directory got its name: asked for again, it is the same
+        // cluster.
         env.disk.remove_file(&at.join(COORDINATOR_FILE)).unwrap();
         says(open(&at, false).await, ErrorKind::NotFound, "--new", &at);
         assert_eq!(open(&at, true).await.unwrap(), cluster);

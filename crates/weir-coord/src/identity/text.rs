@@ -1,4 +1,5 @@
-//! The file in a directory that says what the directory is: lines `key = "value"`, the last one a checksum of the others.
+//! The file in a directory that says what the directory is: lines `key = "value"`, the last one a checksum of
+//! the others.
 use std::path::Path;
 use weir_env::Disk;
 use weir_proto::checksum::crc32c;

@@ -14,7 +14,8 @@ pub(super) struct MachineDisk;
 
 struct MachineFile {
     fd: OwnedFd,
-    /// Requests must be aligned (also where the file system refused direct I/O: the caller's code is the same).
+    /// Requests must be aligned (also where the file system refused direct I/O: the caller's code is the
+    /// same).
     direct: bool,
 }
 
@@ -116,7 +117,8 @@ impl File for MachineFile {
         Ok(())
     }
     fn sync_data(&self) -> io::Result<()> {
-        // Not retried, not even after EINTR-like errors: after a failed sync nobody knows what is on the disk.
+        // Not retried, not even after EINTR-like errors: after a failed sync nobody knows what is on the
+        // disk.
         Ok(rustix::fs::fdatasync(&self.fd)?)
     }
     fn len(&self) -> io::Result<u64> {

@@ -1,7 +1,7 @@
 //! The machine: its clocks, kernel randomness, file systems, sockets and threads.
 //!
-//! Made inside a tokio runtime with time and I/O enabled, it spawns and sleeps there whatever thread asks (those of a
-//! FUSE session are not the runtime's). Several `Env`s of one process share nothing.
+//! Made inside a tokio runtime with time and I/O enabled, it spawns and sleeps there whatever thread asks
+//! (those of a FUSE session are not the runtime's). Several `Env`s of one process share nothing.
 
 // This is the one place that these methods and types are for.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -41,7 +41,8 @@ pub struct RealConfig {
     pub kill_at: Option<KillAt>,
 }
 
-/// For tests: the process kills itself, as SIGKILL does, when it comes to a point for the n-th time. Written `POINT:N`.
+/// For tests: the process kills itself, as SIGKILL does, when it comes to a point for the n-th time. Written
+/// `POINT:N`.
 #[derive(Debug)]
 pub struct KillAt {
     point: String,
@@ -68,7 +69,8 @@ impl KillAt {
 
 impl Default for RealConfig {
     fn default() -> RealConfig {
-        // 16 writers saturate one NVMe with positional direct writes (measured); twice that serves two targets.
+        // 16 writers saturate one NVMe with positional direct writes (measured); twice that serves two
+        // targets.
         RealConfig { disk_threads: 32, buffer_cache_bytes: 256 << 20, kill_at: None }
     }
 }
@@ -140,7 +142,8 @@ impl ClockSource for MachineClock {
     }
 }
 
-/// Bits of the kernel's generator, fetched 512 bytes at a time: ids made of them never repeat, and cannot be guessed.
+/// Bits of the kernel's generator, fetched 512 bytes at a time: ids made of them never repeat, and cannot be
+/// guessed.
 struct KernelRng(Mutex<Vec<u8>>);
 
 impl RngSource for KernelRng {

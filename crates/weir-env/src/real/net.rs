@@ -105,8 +105,8 @@ fn listen_tcp(at: SocketAddr) -> io::Result<Tcp> {
     Ok(Tcp { listener, addr })
 }
 
-// Local sockets keep the kernel's buffer size: with 4 MiB one stream of 1 MiB messages fell from 10 to 7.5 GB/s, and four
-// took 1.7 times the CPU for 10 % more (the smaller buffer stays in the cache).
+// Local sockets keep the kernel's buffer size: with 4 MiB one stream of 1 MiB messages fell from 10 to 7.5
+// GB/s, and four took 1.7 times the CPU for 10 % more (the smaller buffer stays in the cache).
 struct Unix {
     listener: UnixListener,
     path: PathBuf,

@@ -25,8 +25,8 @@ struct Counts {
 /// Bytes of the file that are in the page cache; `None` where the kernel does not tell.
 pub fn cached_bytes(file: BorrowedFd<'_>) -> Option<u64> {
     let (range, mut counts) = (Range { offset: 0, len: 0 }, Counts::default());
-    // SAFETY: the descriptor is open while it is borrowed; both structures have the kernel's layout and live until the call
-    // returns; the kernel reads the first and writes the second, and keeps neither.
+    // SAFETY: the descriptor is open while it is borrowed; both structures have the kernel's layout and live
+    // until the call returns; the kernel reads the first and writes the second, and keeps neither.
     let done = unsafe {
         libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, 0 as libc::c_uint)
     };

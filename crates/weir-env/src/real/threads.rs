@@ -1,7 +1,8 @@
 //! A pool of threads for work that blocks.
 //!
 //! Own, because a durable 4 KiB write waits for the way there and back: handing over through one lock and one
-//! condition variable is shorter than the runtime's pool. Work runs to its end; its panic ends neither thread nor pool.
+//! condition variable is shorter than the runtime's pool. Work runs to its end; its panic ends neither thread
+//! nor pool.
 
 use std::{
     collections::VecDeque,

@@ -1,8 +1,8 @@
 //! The simulated world: many nodes in one thread, one seed, no real time.
 //!
-//! Everything a node asks of the world is decided here, in an order that the seed fixes: two runs with the same seed
-//! end with the same [`World::trace_hash`]. Time passes only when nothing can run. Nodes can be killed, lose power, be
-//! cut off, slowed, and given disks that fail.
+//! Everything a node asks of the world is decided here, in an order that the seed fixes: two runs with the
+//! same seed end with the same [`World::trace_hash`]. Time passes only when nothing can run. Nodes can be
+//! killed, lose power, be cut off, slowed, and given disks that fail.
 //!
 //! All of it must run inside [`World::run`]. Knows nothing of what the nodes do.
 //!

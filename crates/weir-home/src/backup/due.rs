@@ -1,7 +1,7 @@
 //! A mover's part: makes the backups that are due, one at a time.
 //!
-//! Always holds: what was begun ends with the mover's session, because whoever comes next works on the same tree. The homes
-//! stay open from one backup to the next.
+//! Always holds: what was begun ends with the mover's session, because whoever comes next works on the same
+//! tree. The homes stay open from one backup to the next.
 use super::{Job, Progress, root};
 use crate::mover::{HomeOf, HomeUse, OpenHome};
 use crate::{Home, Outcome};

@@ -1,11 +1,12 @@
-//! Backups: a volume, as a fresh snapshot shows it, in a directory of its date at a home; beside it the older ones, with
-//! which it shares the files that have not changed (hard links).
+//! Backups: a volume, as a fresh snapshot shows it, in a directory of its date at a home; beside it the older
+//! ones, with which it shares the files that have not changed (hard links).
 //!
-//! Always holds: what has changed is known from two snapshots, never from comparing bytes or times at home. A tree gets its
-//! date for a name when it is whole, and it is called incomplete if anything is missing in it. What was made before is only
-//! ever linked to, or removed as a whole. One who was cut off leaves nothing that the next one cannot go on with or take away.
-//! Memory is some directories' pages and some pieces of files, whatever is in the volume; and the place of each file that
-//! has several names, and of each directory of the last backup once one was moved.
+//! Always holds: what has changed is known from two snapshots, never from comparing bytes or times at home. A
+//! tree gets its date for a name when it is whole, and it is called incomplete if anything is missing in it.
+//! What was made before is only ever linked to, or removed as a whole. One who was cut off leaves nothing
+//! that the next one cannot go on with or take away. Memory is some directories' pages and some pieces of
+//! files, whatever is in the volume; and the place of each file that has several names, and of each directory
+//! of the last backup once one was moved.
 //!
 //! Refuses to know: when, and who makes it (the metadata leader).
 mod copy;

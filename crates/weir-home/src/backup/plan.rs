@@ -1,7 +1,7 @@
 //! What a backup does, given what is at home and which snapshots there are: names and a pure decision.
 //!
-//! Always holds: a tree has the name of its date only when it is whole, so a half one is never taken for one; only what is of
-//! the same volume and place, and carries our names, is ever changed or removed.
+//! Always holds: a tree has the name of its date only when it is whole, so a half one is never taken for one;
+//! only what is of the same volume and place, and carries our names, is ever changed or removed.
 use std::collections::BTreeSet;
 use weir_proto::checksum::crc32c;
 use weir_proto::date::Date;

@@ -1,4 +1,5 @@
-//! Removes a backup: names only, so files that other backups have stay there. It can be cut off and done again.
+//! Removes a backup: names only, so files that other backups have stay there. It can be cut off and done
+//! again.
 use super::{LISTED_AT_ONCE, TreeName, at};
 use crate::mover::join_all;
 use crate::{Expect, Home, HomePath, ListEntry, Outcome};

@@ -1,7 +1,8 @@
-//! The walk over a snapshot, directory by directory, that makes a tree at home; what has not changed is linked.
+//! The walk over a snapshot, directory by directory, that makes a tree at home; what has not changed is
+//! linked.
 //!
-//! Whether something has changed is told by the two snapshots: both list a directory in the order of its cookies, and a name has
-//! the same cookie in both.
+//! Whether something has changed is told by the two snapshots: both list a directory in the order of its
+//! cookies, and a name has the same cookie in both.
 use super::{Job, TreeName, Trouble, at, moved, private, remove, root};
 use crate::mover::join_all;
 use crate::{Attrs, Expect, HomePath, Make, Outcome, RESERVED, Xattr};

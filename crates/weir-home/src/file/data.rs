@@ -1,7 +1,8 @@
 //! Bytes of files in a home directory: written in order into the growing file, read back and checked.
 //!
-//! Always holds: of what was given, at most `DIRTY_BYTES_MAX` per file is in the machine's memory and not on its way to
-//! home, and what was synced is dropped from memory: a mover's page cache is not filled by one long file.
+//! Always holds: of what was given, at most `DIRTY_BYTES_MAX` per file is in the machine's memory and not on
+//! its way to home, and what was synced is dropped from memory: a mover's page cache is not filled by one
+//! long file.
 use super::{
     Shared, fault,
     place::{fingerprint_of, set_open, statx_fd},
@@ -23,7 +24,8 @@ use std::{
 use weir_env::{BoxFuture, BufferPool};
 use weir_proto::{Error, MIB, meta::FileKind};
 
-/// Written and not synced, per open file. Two of the largest extents: one is on its way while the next one comes.
+/// Written and not synced, per open file. Two of the largest extents: one is on its way while the next one
+/// comes.
 const DIRTY_BYTES_MAX: u64 = 64 * MIB;
 /// Linux takes at most this many parts in one vectored write.
 const PARTS_MAX: usize = 1024;
@@ -76,8 +78,8 @@ impl Shared {
         expect: &Expect,
     ) -> Outcome<FileReader> {
         let (_, fd, fingerprint) = self.open_expected(path, expect, OFlags::RDONLY)?;
-        // Read once, as it is recalled: not to be kept in this machine's memory, nor to be noted as an access. Both are
-        // wishes, and home may refuse them.
+        // Read once, as it is recalled: not to be kept in this machine's memory, nor to be noted as an
+        // access. Both are wishes, and home may refuse them.
         let _ = rustix::fs::fcntl_setfl(&fd, OFlags::NOATIME);
         let _ = rustix::fs::fadvise(&fd, 0, None, Advice::Sequential);
         let open = Arc::new(OpenToRead {
@@ -235,7 +237,8 @@ impl HomeWriter for FileWriter {
     }
 }
 
-/// Begins to write the range back; drops from memory what is on the disk. A wish: what the kernel says does not matter.
+/// Begins to write the range back; drops from memory what is on the disk. A wish: what the kernel says does
+/// not matter.
 fn advise_written(fd: impl AsFd, range: Range<u64>) {
     if let Some(len) = NonZeroU64::new(range.end - range.start) {
         let _ = rustix::fs::fadvise(fd, range.start, Some(len), Advice::DontNeed);

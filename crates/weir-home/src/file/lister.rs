@@ -1,4 +1,5 @@
-//! A directory at home, read once from its beginning to its end: the kernel keeps the place, memory is one part.
+//! A directory at home, read once from its beginning to its end: the kernel keeps the place, memory is one
+//! part.
 use super::{Shared, fault, lock, place::Place};
 use crate::{HomeLane, HomeLister, HomePath, ListEntry, Listing, Outcome, RESERVED};
 use rustix::{

@@ -1,8 +1,9 @@
 //! `file:///path`: a home in any mounted directory, local or NFS.
 //!
-//! The async shell: each call runs on the home's own threads (`lane.rs`). The calls themselves are in `names.rs` and
-//! `data.rs`, the way to a place in `root.rs`, attributes in `place.rs`. These four are where this crate reaches the
-//! machine, by `rustix`: a home is a foreign directory, not one of the node's disks, so `weir_env::Disk` is not for it.
+//! The async shell: each call runs on the home's own threads (`lane.rs`). The calls themselves are in
+//! `names.rs` and `data.rs`, the way to a place in `root.rs`, attributes in `place.rs`. These four are where
+//! this crate reaches the machine, by `rustix`: a home is a foreign directory, not one of the node's disks,
+//! so `weir_env::Disk` is not for it.
 mod data;
 mod lister;
 mod names;

@@ -1,7 +1,8 @@
 //! Changes of names and attributes in a home directory, as blocking calls: look, decide (`decide.rs`), act.
 //!
-//! Between the look and the act somebody may change home by microseconds; a change that replaces nothing is asked of the
-//! kernel as such (`O_EXCL`, `RENAME_NOREPLACE`), so that even then nothing is lost by a make or a rename.
+//! Between the look and the act somebody may change home by microseconds; a change that replaces nothing is
+//! asked of the kernel as such (`O_EXCL`, `RENAME_NOREPLACE`), so that even then nothing is lost by a make or
+//! a rename.
 use super::{
     Shared, fault,
     place::{Place, device_of, fingerprint_of, statx},

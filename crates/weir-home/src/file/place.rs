@@ -1,6 +1,7 @@
 //! One thing in the directory that it is in: what it is, its attributes, setting them.
 //!
-//! Always holds: the last name is never followed if it is a link, the names above were not either (`root.rs`).
+//! Always holds: the last name is never followed if it is a link, the names above were not either
+//! (`root.rs`).
 use super::root::Keeps;
 use crate::{Attrs, Fingerprint, Found, HomePath, Outcome, Xattr, file::fault};
 use bytes::Bytes;
@@ -226,7 +227,8 @@ pub(super) fn statx_fd(fd: impl AsFd) -> rustix::io::Result<Statx> {
 /// None: a kind of thing that we do not know.
 pub(super) fn fingerprint_of(stat: &Statx) -> Option<Fingerprint> {
     let kind = kind_of(FileType::from_raw_mode(u32::from(stat.stx_mode)))?;
-    // Not the device's number: it may be another after the next mount. The birth, because inode numbers are used again.
+    // Not the device's number: it may be another after the next mount. The birth, because inode numbers are
+    // used again.
     let mut id = stat.stx_ino.to_le_bytes().to_vec();
     if stat.stx_mask & StatxFlags::BTIME.bits() != 0 {
         id.extend_from_slice(&time_of(&stat.stx_btime).nanos.to_le_bytes());

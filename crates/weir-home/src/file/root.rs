@@ -1,8 +1,10 @@
-//! The root of a home directory: is it the right one, what its file system keeps, and the way to a place below it.
+//! The root of a home directory: is it the right one, what its file system keeps, and the way to a place
+//! below it.
 //!
-//! Always holds: every way begins at the opened root and follows no link, so nothing outside can be reached; the root has
-//! our mark with this relation's name and the root's own inode, so a mount point without its mount, or a copy, is not
-//! taken for home. Where home is only read nothing is left there, and no mark is asked for.
+//! Always holds: every way begins at the opened root and follows no link, so nothing outside can be reached;
+//! the root has our mark with this relation's name and the root's own inode, so a mount point without its
+//! mount, or a copy, is not taken for home. Where home is only read nothing is left there, and no mark is
+//! asked for.
 use super::{FileHomeConfig, fault, place::Place};
 use crate::{Fault, HomePath, Outcome, RESERVED, Traits};
 use rustix::thread::CapabilitySet;
@@ -14,8 +16,8 @@ use rustix::{
 use std::path::Path;
 use weir_proto::Error;
 
-/// File systems of this machine's own disks (`linux/magic.h`): ext4, XFS, Btrfs, tmpfs, ZFS. Times that are set there
-/// stay, also if data is written back later.
+/// File systems of this machine's own disks (`linux/magic.h`): ext4, XFS, Btrfs, tmpfs, ZFS. Times that are
+/// set there stay, also if data is written back later.
 const LOCAL_FS: [u64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994, 0x2FC1_2FC1];
 /// Below PATH_MAX, with room for a longest name: longer ways are walked in steps.
 const STEP_BYTES_MAX: usize = 3800;

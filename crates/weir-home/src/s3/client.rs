@@ -1,7 +1,8 @@
-//! Requests to one bucket, blocking: signed by `rusty-s3`, sent by `ureq`. Knows S3's words, not what they are for.
+//! Requests to one bucket, blocking: signed by `rusty-s3`, sent by `ureq`. Knows S3's words, not what they
+//! are for.
 //!
-//! Always holds: bodies that are sent carry their MD5, so a damaged one is refused by the service; keys and secrets are in
-//! no message; bytes are sent from where they lie.
+//! Always holds: bodies that are sent carry their MD5, so a damaged one is refused by the service; keys and
+//! secrets are in no message; bytes are sent from where they lie.
 use super::{
     S3HomeConfig,
     key::url_encode,
@@ -97,7 +98,8 @@ pub fn map_status(status: u16, code: &str) -> (FaultKind, ErrorKind, &'static st
             ErrorKind::Stale,
             "the home was changed by others: weir relation resolve decides which side wins",
         ),
-        // Among them: SlowDown, RequestTimeout, a conflict of two requests, BadDigest (bytes damaged on the way).
+        // Among them: SlowDown, RequestTimeout, a conflict of two requests, BadDigest (bytes damaged on the
+        // way).
         (408 | 409 | 425 | 429 | 500..=599, _) | (400, "RequestTimeout" | "BadDigest" | "IncompleteBody") => {
             (Unreachable, ErrorKind::Unavailable, "it is tried again; look after the service if it stays so")
         }
@@ -298,7 +300,8 @@ impl Client {
             .header("x-amz-copy-source-if-match", quoted(etag))
     }
 
-    /// Keys below `prefix` after `after`, those with a further slash as one; at most `limit` (1,000), and whether more come.
+    /// Keys below `prefix` after `after`, those with a further slash as one; at most `limit` (1,000), and
+    /// whether more come.
     pub(super) fn list(
         &self,
         prefix: &str,

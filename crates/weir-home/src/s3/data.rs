@@ -1,8 +1,9 @@
 //! Bytes of objects: parts of an upload while a file grows, one put if it is small.
 //!
-//! Objects cannot be changed, so a file that is written is made anew: parts that were not written are copied from the object
-//! by the service. Until the end people see the old object. Always holds: a writer holds at most one part in memory; an
-//! upload that is not named by what we were told to expect is given up, because nobody knows what is in it.
+//! Objects cannot be changed, so a file that is written is made anew: parts that were not written are copied
+//! from the object by the service. Until the end people see the old object. Always holds: a writer holds at
+//! most one part in memory; an upload that is not named by what we were told to expect is given up, because
+//! nobody knows what is in it.
 use super::{
     Inner,
     client::{Ask, Failure},
@@ -240,7 +241,8 @@ impl Open {
         Ok(())
     }
 
-    /// The bytes of a range within one part: what was given, and around it the object's, and zeros behind its end.
+    /// The bytes of a range within one part: what was given, and around it the object's, and zeros behind its
+    /// end.
     fn bytes(&self, state: &State, range: Range<u64>) -> Outcome<Vec<Bytes>> {
         let given = state.pending.as_ref().filter(|p| p.range.start < range.end && range.start < p.range.end);
         let Some(pending) = given else { return self.base_bytes(state, range) };

@@ -1,7 +1,7 @@
 //! Which key a path has: pure. The parts of an upload are pieces as the leader gives them out.
 //!
-//! A name is its own key component; bytes that are not UTF-8, control characters and `%` are written `%XX`, so every name has
-//! exactly one key and every key of ours one name. A directory's key ends with a slash.
+//! A name is its own key component; bytes that are not UTF-8, control characters and `%` are written `%XX`,
+//! so every name has exactly one key and every key of ours one name. A directory's key ends with a slash.
 use crate::HomePath;
 pub(super) use weir_proto::part::{FIRST_PART_BYTES, part_at, part_start};
 

@@ -1,9 +1,10 @@
 //! What is kept with an object: what it is, which one, and its attributes, as two headers.
 //!
-//! `x-amz-meta-weir`: `1 KIND MODE UID GID MTIME ATIME RDEV ID [WRITTEN]`, numbers decimal but the mode octal, times in nanoseconds,
-//! the identity 32 hexadecimal digits: given once when the thing is made and kept through all later versions of the object, so
-//! that another object under our key is found out. WRITTEN: the ETag of before the directory above got another name, which copies
-//! the object, and may change its ETag though its bytes are the same. `x-amz-meta-weir-xattrs`: base64 of the wire layout.
+//! `x-amz-meta-weir`: `1 KIND MODE UID GID MTIME ATIME RDEV ID [WRITTEN]`, numbers decimal but the mode
+//! octal, times in nanoseconds, the identity 32 hexadecimal digits: given once when the thing is made and
+//! kept through all later versions of the object, so that another object under our key is found out. WRITTEN:
+//! the ETag of before the directory above got another name, which copies the object, and may change its ETag
+//! though its bytes are the same. `x-amz-meta-weir-xattrs`: base64 of the wire layout.
 use crate::{Attrs, Fault, Fingerprint, Outcome, Xattr};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;

@@ -1,7 +1,8 @@
 //! `s3://bucket/prefix`: a home in a bucket of S3 or of what speaks like it.
 //!
-//! The async shell: each call runs on the home's own threads (`lane.rs`), with blocking requests (`client.rs`). Names are in
-//! `names.rs`, bytes in `data.rs`, keys and parts in `key.rs`, attributes in `meta.rs`.
+//! The async shell: each call runs on the home's own threads (`lane.rs`), with blocking requests
+//! (`client.rs`). Names are in `names.rs`, bytes in `data.rs`, keys and parts in `key.rs`, attributes in
+//! `meta.rs`.
 mod client;
 mod data;
 mod key;

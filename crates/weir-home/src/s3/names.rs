@@ -1,8 +1,9 @@
 //! Changes of names and attributes in a bucket, as blocking calls: look, decide (`decide.rs`), act.
 //!
-//! The service has no directories and cannot rename: a directory is an object whose key ends with a slash, a rename is copies
-//! and deletions, the thing itself (of a directory: its own object) last, so that a rename cut off in the middle is seen as
-//! not done and goes on where it was. What is made is asked for as new (`If-None-Match`).
+//! The service has no directories and cannot rename: a directory is an object whose key ends with a slash, a
+//! rename is copies and deletions, the thing itself (of a directory: its own object) last, so that a rename
+//! cut off in the middle is seen as not done and goes on where it was. What is made is asked for as new
+//! (`If-None-Match`).
 use super::{
     Inner,
     client::{Ask, Failure, implied_dir},
@@ -173,7 +174,8 @@ impl Inner {
         self.client.delete(&key).map_err(|f| f.fault("remove", path))
     }
 
-    /// Parts that were sent of a file that goes, also by whoever died before it could tell: nobody else would find them.
+    /// Parts that were sent of a file that goes, also by whoever died before it could tell: nobody else would
+    /// find them.
     fn give_up_uploads(&self, path: &HomePath, expect: &Expect) -> Outcome<()> {
         let failed = |failure: Failure| failure.fault("end the upload of", path);
         let (fingerprint, named) = split_upload(expect.fingerprint());

@@ -545,7 +545,8 @@ pub async fn names_of_all_kinds_are_kept(bench: Bench) {
     ];
     if home.traits().path_bytes_max < 4096 {
         names.pop(); // twice as a path, each byte escaped
-        // The tests' S3 service replaces no object whose name comes near the longest of the file system below it.
+        // The tests' S3 service replaces no object whose name comes near the longest of the file system below
+        // it.
         names.iter_mut().for_each(|name| name.truncate(200));
     }
     for name in &names {

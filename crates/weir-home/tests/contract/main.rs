@@ -1,4 +1,5 @@
-//! Every home keeps the same promises: each case runs on every back end. And backups keep theirs, whose place is a home.
+//! Every home keeps the same promises: each case runs on every back end. And backups keep theirs, whose place
+//! is a home.
 //!
 //! The stranger who changes home behind our back is a second opening of the same home.
 #![allow(

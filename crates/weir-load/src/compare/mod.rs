@@ -1,8 +1,9 @@
 //! The same work on several directories, side by side, so that anybody can see what each of them does.
 //!
-//! One interleaved run: each row is measured on every directory before the next row begins, and who is first changes from row to row
-//! and from round to round. So the load of a machine that others use too meets all directories alike, and ratios are taken within
-//! a round. Every figure is a rate: a ratio above 1 is faster than the base.
+//! One interleaved run: each row is measured on every directory before the next row begins, and who is first
+//! changes from row to row and from round to round. So the load of a machine that others use too meets all
+//! directories alike, and ratios are taken within a round. Every figure is a rate: a ratio above 1 is faster
+//! than the base.
 //!
 //! Works on any directory, leaves nothing behind, and knows nothing of the file systems that it compares.
 
@@ -31,8 +32,8 @@ use weir_proto::{Error, Result};
 
 #[derive(Clone, Debug, Serialize, clap::Args)]
 pub struct Options {
-    /// Directories to compare, on any file systems. DIR:OTHER reads cold rows through OTHER, another mount of DIR, whose
-    /// own memory does not hold what was just written
+    /// Directories to compare, on any file systems. DIR:OTHER reads cold rows through OTHER, another mount of
+    /// DIR, whose own memory does not hold what was just written
     #[arg(required = true, value_name = "DIR")]
     pub dirs: Vec<Mounts>,
     /// Directory that the ratios are to [default: the first]

@@ -137,7 +137,8 @@ impl RowName {
 /// Bytes of a block that even an empty file may take.
 const FILE_BYTES: u64 = 8 << 10;
 
-/// What one directory has to have free, in bytes. The rows' files are not all there at once; this counts as if they were.
+/// What one directory has to have free, in bytes. The rows' files are not all there at once; this counts as
+/// if they were.
 pub(super) fn space(o: &Options, rows: &[RowName]) -> u64 {
     let any = |of: &[RowName]| rows.iter().any(|row| of.contains(row));
     let one = |wanted: bool, bytes: u64| if wanted { bytes } else { 0 };

@@ -1,6 +1,8 @@
-//! One directory that is being compared: what was made there, how each row is measured, and how all of it goes again.
+//! One directory that is being compared: what was made there, how each row is measured, and how all of it
+//! goes again.
 //!
-//! Invariant: everything made is below one directory of our own, which goes when the scene does, however that happens.
+//! Invariant: everything made is below one directory of our own, which goes when the scene does, however that
+//! happens.
 
 use super::{Mounts, Options, RowName, Stop};
 use crate::block::Pattern;
@@ -161,7 +163,8 @@ impl<'a> Scene<'a> {
         self.settle()
     }
 
-    /// The rate. What a row needs is made before, and what it leaves to be written is written after, both outside of the time.
+    /// The rate. What a row needs is made before, and what it leaves to be written is written after, both
+    /// outside of the time.
     pub(super) fn measure(&mut self, row: RowName) -> Result<f64> {
         let measured = match row {
             RowName::StreamWrite => self.stream_write()?,
@@ -596,7 +599,8 @@ impl<'a> Scene<'a> {
         Ok(Measured::since(paths.len() as u64, start))
     }
 
-    /// What `ls -l` (coreutils 9) does: for each entry lstat and two extended attributes, which are rarely there.
+    /// What `ls -l` (coreutils 9) does: for each entry lstat and two extended attributes, which are rarely
+    /// there.
     fn ls(&mut self, again: bool) -> Result<Measured> {
         if !self.made.names || !again && self.made.listed {
             self.create()?;

@@ -198,8 +198,9 @@ impl<I: Copy + Ord + std::fmt::Display> Lead<I> {
         self.others.get(&id).map(|other| other.right_until)
     }
 
-    /// Whether the coordinator is to be told that a member which was behind holds all records up to `last`, the
-    /// newest that was made. The leader waits for it from now on: the map may say that it is current at any time.
+    /// Whether the coordinator is to be told that a member which was behind holds all records up to `last`,
+    /// the newest that was made. The leader waits for it from now on: the map may say that it is current at
+    /// any time.
     pub fn say_caught_up(&mut self, id: I, last: CommitSeq) -> bool {
         let Some(other) = self.others.get_mut(&id) else { return false };
         let caught_up = other.standing != Standing::Current && other.kept >= last;

@@ -1,7 +1,8 @@
-//! A node that keeps a copy of a namespace's journal: takes the leader's records, and the whole state if it lacks more.
+//! A node that keeps a copy of a namespace's journal: takes the leader's records, and the whole state if it
+//! lacks more.
 //!
-//! Invariants: what the copy says to keep is on its disk; an epoch is there, too, before anything is answered under it. A
-//! word that the copy knows no newer epoch binds it as [`Promise`] says.
+//! Invariants: what the copy says to keep is on its disk; an epoch is there, too, before anything is answered
+//! under it. A word that the copy knows no newer epoch binds it as [`Promise`] says.
 use super::decide::Promise;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

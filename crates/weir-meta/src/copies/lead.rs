@@ -1,7 +1,8 @@
-//! The leader of a journal group: sends its records to the other copies, and says when it may answer and acknowledge.
+//! The leader of a journal group: sends its records to the other copies, and says when it may answer and
+//! acknowledge.
 //!
-//! One task for each copy: it compares the copy's records with the leader's, has the rest cut off, and sends what
-//! follows, one message at a time. Records come from memory while they are new, else from the journal.
+//! One task for each copy: it compares the copy's records with the leader's, has the rest cut off, and sends
+//! what follows, one message at a time. Records come from memory while they are new, else from the journal.
 //!
 //! Invariant: a copy counts from the moment on at which it has all records that were made until then.
 use super::decide::{self, Lead, Promise, RIGHT, Start};
@@ -139,8 +140,8 @@ impl Offers {
 }
 
 impl Leader {
-    /// Begins to lead under the group's epoch, which the store did not know before. `promised`: what this node
-    /// gave as a follower; asked for when it can give no more.
+    /// Begins to lead under the group's epoch, which the store did not know before. `promised`: what this
+    /// node gave as a follower; asked for when it can give no more.
     pub async fn begin(
         env: &Env,
         engine: Arc<Engine>,
@@ -193,7 +194,8 @@ impl Leader {
         locked(&self.inner.offers.lead).may_answer(self.inner.env.clock.now())
     }
 
-    /// Whether what is durable may be told: enough copies count, and no word to another leader binds this node.
+    /// Whether what is durable may be told: enough copies count, and no word to another leader binds this
+    /// node.
     pub fn may_acknowledge(&self) -> bool {
         let now = self.inner.env.clock.now();
         locked(&self.inner.offers.lead).may_acknowledge(&self.inner.promise, now)
@@ -355,7 +357,8 @@ impl Inner {
         let mut lead = locked(&self.offers.lead);
         lead.kept(id, self.epoch, kept)?;
         lead.heard(id, self.epoch, asked)?;
-        // Under the lock that `kept` takes: what is made durable without this copy was made before, so it has it.
+        // Under the lock that `kept` takes: what is made durable without this copy was made before, so it has
+        // it.
         let caught_up = lead.say_caught_up(id, *self.offers.news.borrow());
         drop(lead);
         let now = self.env.clock.now();

@@ -1,5 +1,5 @@
-//! Whether a namespace's leader may answer now. One that is alone always may; one that has copies may as long as
-//! no other can have acknowledged anything.
+//! Whether a namespace's leader may answer now. One that is alone always may; one that has copies may as long
+//! as no other can have acknowledged anything.
 //!
 //! Replies pass here after what they tell is durable. Knows nothing of what they say.
 use super::lead::Leader;

@@ -196,8 +196,8 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// As the service does: an open or a demand for Write goes through only when nothing conflicts. Returns the session
-/// that was told to write directly.
+/// As the service does: an open or a demand for Write goes through only when nothing conflicts. Returns the
+/// session that was told to write directly.
 fn step(t: &mut LeaseTable, e: &Event) -> Option<u64> {
     let kept = |read: bool| if read { LeaseKind::Read } else { LeaseKind::None };
     match *e {

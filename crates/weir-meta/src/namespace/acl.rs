@@ -1,8 +1,9 @@
-//! Access control lists as POSIX.1e (draft 17) means them, in the layout of the attributes `system.posix_acl_access` and
-//! `system.posix_acl_default`: version 2, then entries of tag (u16), permissions (u16) and id (u32), little-endian.
+//! Access control lists as POSIX.1e (draft 17) means them, in the layout of the attributes
+//! `system.posix_acl_access` and `system.posix_acl_default`: version 2, then entries of tag (u16),
+//! permissions (u16) and id (u32), little-endian.
 //!
-//! Invariants: a list that is kept has more than owner, group and others, else the mode says it all; the mode's group
-//! bits are the list's mask. Pure: knows nothing of records.
+//! Invariants: a list that is kept has more than owner, group and others, else the mode says it all; the
+//! mode's group bits are the list's mask. Pure: knows nothing of records.
 use weir_proto::meta::Cred;
 use weir_proto::{Error, Result};
 
@@ -114,7 +115,8 @@ impl Acl {
         acl
     }
 
-    /// Whether `cred` has all of `want` on something of this owner and group. The superuser is the caller's business.
+    /// Whether `cred` has all of `want` on something of this owner and group. The superuser is the caller's
+    /// business.
     pub fn permits(&self, cred: &Cred, uid: u32, gid: u32, want: u32) -> bool {
         let has = |perm: u16| u32::from(perm) & want == want;
         let mask = self.perm(MASK).unwrap_or(7);

@@ -132,7 +132,8 @@ impl Rules<'_> {
     }
 }
 
-/// Where a request reaches, for the audit log; `name`: in that directory. `None`: in no volume, or a snapshot.
+/// Where a request reaches, for the audit log; `name`: in that directory. `None`: in no volume, or a
+/// snapshot.
 pub(crate) fn find_place(read: &dyn Read, reach: &Reach<'_>, name: Option<&[u8]>) -> Result<Option<Found>> {
     let found = match reach.place {
         Place::Inode(ino) | Place::Shown(ino) => volume_of_any(read, ino)?.map(|id| (id, ino)),

@@ -97,8 +97,8 @@ fn set_directory(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
     Ok(unleased(directory_attr(r.ino, &access, &tally)))
 }
 
-/// Access times follow what was read. Nothing else changes, so nobody's lease is in the way: who caches attributes sees
-/// the new time when it asks next.
+/// Access times follow what was read. Nothing else changes, so nobody's lease is in the way: who caches
+/// attributes sees the new time when it asks next.
 pub fn note_access(cx: &mut Cx<'_>, r: &meta::NoteAccess) -> Result<()> {
     if r.accesses.len() > ACCESSES_MAX {
         return Err(Error::invalid(format!(
@@ -144,7 +144,8 @@ impl Claim {
         if r.mode.is_some() && !self.root && !self.member {
             new_mode &= !SET_GID;
         }
-        // A change of owner, also by the superuser, takes the bits away with which the file would run as somebody else.
+        // A change of owner, also by the superuser, takes the bits away with which the file would run as
+        // somebody else.
         if (r.uid.is_some() || r.gid.is_some()) && !directory && r.mode.is_none() {
             let runs_as_group = new_mode & 0o010 != 0 || !(self.root || self.was_member);
             new_mode &= !SET_UID & if runs_as_group { !SET_GID } else { !0 };

@@ -1,10 +1,11 @@
-//! Clones: a volume whose names and data are those of a snapshot, listed directory by directory, with objects that are shared
-//! until either side changes them.
+//! Clones: a volume whose names and data are those of a snapshot, listed directory by directory, with objects
+//! that are shared until either side changes them.
 //!
-//! Invariants: a directory that is not listed yet (`NOT_ENUMERATED` in its mode, a key `y/` that names the one it is like and how far it
-//! has been read) is changed by nobody but here, so each entry is made once. The snapshot stays while one is left. Files get
-//! numbers of their own; all their bytes are in the objects of then, as layers (see `layers`). What a clone speaks of may still
-//! be a file's own object: [`is_owned`] says so, and nobody drops an object without asking.
+//! Invariants: a directory that is not listed yet (`NOT_ENUMERATED` in its mode, a key `y/` that names the
+//! one it is like and how far it has been read) is changed by nobody but here, so each entry is made once.
+//! The snapshot stays while one is left. Files get numbers of their own; all their bytes are in the objects
+//! of then, as layers (see `layers`). What a clone speaks of may still be a file's own object: [`is_owned`]
+//! says so, and nobody drops an object without asking.
 //!
 //! Knows nothing of when which directory is listed.
 use super::keeper::Snapshots;
@@ -76,7 +77,8 @@ fn not_enumerated(read: &dyn Read, volume: VolumeId, limit: usize) -> Result<Vec
     Ok(found)
 }
 
-/// What is to be done next: a clone, and a directory of it that is not among `but`; without one, all are listed.
+/// What is to be done next: a clone, and a directory of it that is not among `but`; without one, all are
+/// listed.
 pub fn next_step(
     read: &dyn Read,
     but: &std::collections::BTreeSet<InodeId>,
@@ -125,7 +127,8 @@ pub fn made_from(read: &dyn Read, source: VolumeId) -> Result<Option<VolumeId>> 
     Ok(all(read)?.into_iter().find(|(_, c)| c.source == source && !c.listed).map(|(volume, _)| volume))
 }
 
-/// Whether an object is a file's own: that file is the one with its number, or the one that is written down since it was shared.
+/// Whether an object is a file's own: that file is the one with its number, or the one that is written down
+/// since it was shared.
 pub fn is_owned(read: &dyn Read, object: InodeId) -> Result<bool> {
     let owner = match object.0 & OBJECT_BIT {
         0 => Some(object),

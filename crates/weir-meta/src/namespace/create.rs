@@ -14,7 +14,8 @@ const ROOT_N: u32 = 1;
 /// Hard links to one file.
 const LINKS_MAX: u32 = 1 << 20;
 
-/// A namespace's first transaction: the root directory, owned by the administrator, open to all as `/tmp` is not.
+/// A namespace's first transaction: the root directory, owned by the administrator, open to all as `/tmp` is
+/// not.
 pub fn make_root(txn: &mut dyn Txn, now: Time) {
     let (parent, volume) = (InodeId::ROOT, VolumeId::ROOT);
     let access = Access { mode: 0o755, uid: 0, gid: 0, parent, atime: now, btime: now, volume, cookie: 0 };
@@ -94,7 +95,8 @@ impl Cx<'_> {
         Ok(Birth { dir: parent, access, tally })
     }
 
-    /// What something new gets: from the directory's default list if it has one, else the mode without the umask.
+    /// What something new gets: from the directory's default list if it has one, else the mode without the
+    /// umask.
     fn permissions(&self, birth: &Birth, mode: u32, umask: u32, is_directory: bool) -> Result<Permissions> {
         let default = match birth.access.mode & HAS_ACL {
             0 => None,
@@ -195,8 +197,9 @@ impl Cx<'_> {
         })
     }
 
-    /// Takes the right to write for this session: a new token epoch if the last writer was another. If that one died its
-    /// file is truncated by who recovers it: what others wrote past the size until then goes with it.
+    /// Takes the right to write for this session: a new token epoch if the last writer was another. If that
+    /// one died its file is truncated by who recovers it: what others wrote past the size until then goes
+    /// with it.
     pub(super) fn take_writer(&mut self, ino: InodeId, inode: &mut Inode) -> bool {
         let before = inode.clone();
         let recover = self.rules.must_recover(ino, inode);

@@ -48,7 +48,8 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     Ok(cx.rules.entry(r.ino, &inode))
 }
 
-/// What the file takes. Of several writers each knows only what it wrote itself: then all that the file grew counts.
+/// What the file takes. Of several writers each knows only what it wrote itself: then all that the file grew
+/// counts.
 fn allocated_after(r: &Commit, inode: &Inode, alone: bool) -> u64 {
     let size = inode.size.max(r.size);
     let known = if alone { 0 } else { inode.allocated.saturating_add(size - inode.size) };
@@ -71,7 +72,8 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
             r.ino, r.token_epoch, inode.token_epoch
         )));
     }
-    // Where the file left a snapshot since, what was past its size of then lies in the old object, under none of its bytes.
+    // Where the file left a snapshot since, what was past its size of then lies in the old object, under none
+    // of its bytes.
     let may_be_past = r.size > inode.size || r.size > 0 && inode.layers.is_some();
     if (may_be_past || r.drop_inline) && truncations(r.token_epoch) < truncations(inode.token_epoch) {
         // Somebody may have truncated since what this writer put past the size; it itself, too, if it got the

@@ -6,12 +6,13 @@
 //! have them brought back first. A range is given out under a higher token epoch than ever before, so what a
 //! mover that lost it still sends changes nothing.
 //!
-//! A file that is open for writing is evicted by who writes it, if that is one client under a Write lease: it alone knows
-//! what it has that is not committed, and begins nothing in the range meanwhile. It keeps the lease and learns the new token
-//! epoch with the answer. That it still had the right to write when it asked is told from the token epoch that it names.
+//! A file that is open for writing is evicted by who writes it, if that is one client under a Write lease: it
+//! alone knows what it has that is not committed, and begins nothing in the range meanwhile. It keeps the
+//! lease and learns the new token epoch with the answer. That it still had the right to write when it asked
+//! is told from the token epoch that it names.
 //!
-//! What is in an older object (see `layers`) is evicted as the rest is: the file speaks of that object no more, and its cells go
-//! when nobody does. A file that a snapshot holds leaves it first.
+//! What is in an older object (see `layers`) is evicted as the rest is: the file speaks of that object no
+//! more, and its cells go when nobody does. A file that a snapshot holds leaves it first.
 //!
 //! Knows nothing of who asks for which range when: `recalls` does.
 use super::keeper::is_held;
@@ -73,8 +74,8 @@ fn parse(ino: InodeId, key: &[u8], value: &[u8]) -> Result<Found> {
     }
 }
 
-/// Where a file's bytes come back to: one that was made from a listing of home has no place yet, and gets one as the
-/// cluster's settings say.
+/// Where a file's bytes come back to: one that was made from a listing of home has no place yet, and gets one
+/// as the cluster's settings say.
 pub fn layout_to_fill(
     ino: InodeId,
     inode: &Inode,
@@ -89,8 +90,8 @@ pub fn list(view: &mut View<'_>, r: &EvictedRanges) -> Result<EvictedList> {
     Ok(EvictedList { ranges, more: found.len() > RANGES_MAX })
 }
 
-/// What of `from..to` can be evicted: whole stripes, and the tail; not what is evicted already, whose last stripe counts as a
-/// whole.
+/// What of `from..to` can be evicted: whole stripes, and the tail; not what is evicted already, whose last
+/// stripe counts as a whole.
 pub fn evictable(layout: &Layout, size: u64, (from, to): (u64, u64), evicted: &[Found]) -> Vec<ByteRange> {
     let stripe = layout.stripe_bytes();
     let up = |at: u64| at.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
@@ -302,7 +303,8 @@ impl Cx<'_> {
         truncation: StripeTruncation,
     ) -> Result<()> {
         let garbage = Garbage { first_pg: layout.first_pg, pg_count: layout.pg_count, truncation };
-        // Two parts of a file may be evicted within a tick of the clock. What deletes it says all that others say.
+        // Two parts of a file may be evicted within a tick of the clock. What deletes it says all that others
+        // say.
         let mut at = self.rules.now;
         while truncation != StripeTruncation::ALL && self.txn.get(&keys::garbage(at, ino))?.is_some() {
             at.nanos += 1;
@@ -332,7 +334,8 @@ impl Cx<'_> {
         Ok(left)
     }
 
-    /// Gives what is evicted of `from..to` (whole stripes) out, each part under a token epoch above all earlier ones.
+    /// Gives what is evicted of `from..to` (whole stripes) out, each part under a token epoch above all
+    /// earlier ones.
     pub fn hand_out(&mut self, ino: InodeId, from: u64, to: u64) -> Result<Option<Handed>> {
         let Some(mut inode) = find_inode(self.read(), ino)?.filter(|i| i.evicted > 0) else {
             return Ok(None);

@@ -1,9 +1,11 @@
-//! Names that come from elsewhere: a directory of a volume that was made from a home knows at first only where its names are
-//! to be read. Whoever needs them waits; movers read them, directory by directory, in the background too.
+//! Names that come from elsewhere: a directory of a volume that was made from a home knows at first only
+//! where its names are to be read. Whoever needs them waits; movers read them, directory by directory, in the
+//! background too.
 //!
-//! Invariants: while a directory is marked (`NOT_ENUMERATED` in its mode, a key `l/` that names the source) nothing is made, removed
-//! or listed in it by anybody, so what is told twice is known by its name. What is told becomes inodes whose bytes are at
-//! home only, and remote entries as if we had put them there; the directory's own times stay.
+//! Invariants: while a directory is marked (`NOT_ENUMERATED` in its mode, a key `l/` that names the source)
+//! nothing is made, removed or listed in it by anybody, so what is told twice is known by its name. What is
+//! told becomes inodes whose bytes are at home only, and remote entries as if we had put them there; the
+//! directory's own times stay.
 //!
 //! Knows nothing of who reads home.
 use super::usage::Charge;
@@ -79,7 +81,8 @@ pub(super) struct Into<'a> {
     pub dir: InodeId,
     pub access: &'a Access,
     pub tally: &'a mut Tally,
-    /// A file that is known by another name may be there as it was before it changed at home: then this is another one.
+    /// A file that is known by another name may be there as it was before it changed at home: then this is
+    /// another one.
     pub again: bool,
 }
 

@@ -1,9 +1,11 @@
-//! What a snapshot shows is kept here, beneath all operations: a key's value as it was goes under `h/` before it first changes.
+//! What a snapshot shows is kept here, beneath all operations: a key's value as it was goes under `h/` before
+//! it first changes.
 //!
-//! Invariants: every change of a tree goes through a [`Keeper`], which no operation can go around. A key is kept once per
-//! snapshot: the first one under a number at or above a snapshot's is what that snapshot shows, and the present value if
-//! there is none. Of what was made after the snapshot nothing is kept but that it was not there. `z/<object>` counts the
-//! records under `h/` and `Z/` that speak of an object; an object that none speaks of, and no file has, becomes garbage.
+//! Invariants: every change of a tree goes through a [`Keeper`], which no operation can go around. A key is
+//! kept once per snapshot: the first one under a number at or above a snapshot's is what that snapshot shows,
+//! and the present value if there is none. Of what was made after the snapshot nothing is kept but that it
+//! was not there. `z/<object>` counts the records under `h/` and `Z/` that speak of an object; an object that
+//! none speaks of, and no file has, becomes garbage.
 //!
 //! Volumes without snapshots pay for a look into an empty map.
 use crate::keys;
@@ -250,8 +252,8 @@ impl<'a> Keeper<'a> {
         Ok(false)
     }
 
-    /// The newest snapshot that shows it and stays. One that was taken when a file had no name any more does not: its writer was not asked to save
-    /// anything, and goes on writing to the object that it has.
+    /// The newest snapshot that shows it and stays. One that was taken when a file had no name any more does
+    /// not: its writer was not asked to save anything, and goes on writing to the object that it has.
     fn shown_last(
         &self,
         volume: VolumeId,

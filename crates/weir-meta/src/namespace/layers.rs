@@ -1,4 +1,5 @@
-//! Bytes of a file that are in older objects, and how it gets a new object when a snapshot holds its present one.
+//! Bytes of a file that are in older objects, and how it gets a new object when a snapshot holds its present
+//! one.
 //!
 //! Invariants: ranges do not overlap each other or evicted ones; each begins with a stripe, and ends with one
 //! or where the file ended when it got its object (or has been truncated since); the sum of them is in the
@@ -46,8 +47,9 @@ pub fn ranges(read: &dyn Read, ino: InodeId, from: u64, limit: usize) -> Result<
 }
 
 impl Cx<'_> {
-    /// Before data of a file changes: if a snapshot holds its object, it gets a new one, with all its bytes in the old one. True:
-    /// the record has changed. A file that is to be recovered keeps its object until it is.
+    /// Before data of a file changes: if a snapshot holds its object, it gets a new one, with all its bytes
+    /// in the old one. True: the record has changed. A file that is to be recovered keeps its object until it
+    /// is.
     pub(super) fn leave_snapshots(&mut self, ino: InodeId, inode: &mut Inode) -> Result<bool> {
         if self.rules.must_recover(ino, inode) || !is_held(&*self.txn, self.rules.snapshots, ino, inode)? {
             return Ok(false);
@@ -145,8 +147,8 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// Who reads what is shared of a file's object fences that; nobody may share it any more when the file is written again. So it is
-    /// written under a token epoch that the fence lets pass.
+    /// Who reads what is shared of a file's object fences that; nobody may share it any more when the file is
+    /// written again. So it is written under a token epoch that the fence lets pass.
     pub(super) fn outlive_fence(&mut self, ino: InodeId, object: InodeId, fence: u32) -> Result<()> {
         let Some(mut now) = find_inode(self.read(), ino)?.filter(|now| now.object(ino) == object) else {
             return Ok(());
@@ -155,8 +157,8 @@ impl Cx<'_> {
             return Ok(());
         }
         if self.rules.leases.is_open_for_writing(ino) {
-            // Who writes it would learn of that token epoch, and write under it to what is a snapshot's. So it gets another object, which
-            // whoever has a lease must hear of.
+            // Who writes it would learn of that token epoch, and write under it to what is a snapshot's. So
+            // it gets another object, which whoever has a lease must hear of.
             self.need(ino, Need::Change);
             self.rules.leases.own_conflict(self.rules.session, ino, self.conflicts);
             self.clear()?;

@@ -1,5 +1,5 @@
-//! Directory listings, in the order in which names were made: stable while others come and go. A volume's trash is not listed:
-//! what removes or copies a tree does not go there.
+//! Directory listings, in the order in which names were made: stable while others come and go. A volume's
+//! trash is not listed: what removes or copies a tree does not go there.
 use super::*;
 use crate::record::Listed;
 use weir_kv::Scan;

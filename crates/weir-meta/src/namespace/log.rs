@@ -1,4 +1,5 @@
-//! The changelog of a volume: each change and its record are one transaction, so nothing has to be looked for later.
+//! The changelog of a volume: each change and its record are one transaction, so nothing has to be looked for
+//! later.
 //!
 //! Only volumes that somebody listens to have one: the others pay for a look into an empty set.
 use super::*;

@@ -1,9 +1,11 @@
-//! A volume that mirrors a home which is not its own: what is there is shown here, and nobody changes it here.
+//! A volume that mirrors a home which is not its own: what is there is shown here, and nobody changes it
+//! here.
 //!
-//! Invariants: a file that changed at home is another file here, whose bytes are all there; whoever has the old one open
-//! reads of it what it was, or an error, and never of both. What is told is the whole of a range of names, so what is here and
-//! was not told is gone there, and telling it twice changes nothing. Names go at once; what is in a directory that is gone
-//! goes in small steps afterwards, and is charged to the topmost directory until then.
+//! Invariants: a file that changed at home is another file here, whose bytes are all there; whoever has the
+//! old one open reads of it what it was, or an error, and never of both. What is told is the whole of a range
+//! of names, so what is here and was not told is gone there, and telling it twice changes nothing. Names go
+//! at once; what is in a directory that is gone goes in small steps afterwards, and is charged to the topmost
+//! directory until then.
 //!
 //! Knows nothing of who reads home, and when.
 use super::import::{Into, xattrs_of};
@@ -15,7 +17,8 @@ use bytes::Bytes;
 use weir_kv::Scan;
 use weir_proto::relation::{HOME_ENTRIES_MAX, HomeEntry, RelationId, ReportRelisting, What};
 
-/// Names that are gone at home and go in one transaction; the others when the directory is read next, at once.
+/// Names that are gone at home and go in one transaction; the others when the directory is read next, at
+/// once.
 const GONE_MAX: usize = 512;
 
 impl Cx<'_> {
@@ -265,7 +268,8 @@ fn set_attributes(cx: &mut Cx<'_>, entry: &HomeEntry, ino: InodeId) -> Result<()
     cx.log_of(ino, || What::Attributes { ino })
 }
 
-/// What is kept of a name at home, and of the inode with its last one: nothing of that is found there any more.
+/// What is kept of a name at home, and of the inode with its last one: nothing of that is found there any
+/// more.
 fn forget_name(cx: &mut Cx<'_>, relation: RelationId, dir: InodeId, name: &[u8], ino: InodeId) -> Result<()> {
     cx.txn.delete(&keys::remote_name(relation, dir, name));
     let Some(mut remote) = tree::find_remote(cx.read(), relation, ino)? else { return Ok(()) };
@@ -281,7 +285,8 @@ fn forget_name(cx: &mut Cx<'_>, relation: RelationId, dir: InodeId, name: &[u8],
     store::trim_receipts(cx.txn, relation, ino, 0)
 }
 
-/// A directory loses its name; what is in it goes afterwards. Until then it is charged to the topmost one: what it was in may go first.
+/// A directory loses its name; what is in it goes afterwards. Until then it is charged to the topmost one:
+/// what it was in may go first.
 fn put_aside(cx: &mut Cx<'_>, r: &ReportRelisting, name: &[u8], link: &Link) -> Result<()> {
     let mut tally = load_tally(cx.read(), r.dir)?;
     cx.remove_name(r.dir, &mut tally, name, link);

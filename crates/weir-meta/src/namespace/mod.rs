@@ -1,8 +1,8 @@
 //! The operations of the namespace: what each reads, checks and changes, inside one transaction.
 //!
-//! Invariants: an operation either changes all that belongs together or, with an error, nothing. It changes nothing as
-//! long as another session's lease is in the way: it names the conflict and is run again later. What it puts into a
-//! reply has no lease kinds in it: those are granted when the transaction is committed.
+//! Invariants: an operation either changes all that belongs together or, with an error, nothing. It changes
+//! nothing as long as another session's lease is in the way: it names the conflict and is run again later.
+//! What it puts into a reply has no lease kinds in it: those are granted when the transaction is committed.
 //!
 //! Knows nothing of connections, durability, or how leases are revoked.
 
@@ -214,16 +214,16 @@ impl Rules<'_> {
     fn layout_in(&self, volume: VolumeId) -> Option<LayoutPolicy> {
         (self.layout)(self.quotas.policy(volume))
     }
-    /// The time of a change after one at `last`: a clock that was set back does not make what is newer look older.
-    /// Clients tell replies that crossed on their way by it.
+    /// The time of a change after one at `last`: a clock that was set back does not make what is newer look
+    /// older. Clients tell replies that crossed on their way by it.
     pub fn after(&self, last: Time) -> Time {
         Time { nanos: self.now.nanos.max(last.nanos) }
     }
     /// Whether a writer died with data of this file possibly on its way.
     pub fn must_recover(&self, ino: InodeId, inode: &Inode) -> bool {
         let writer_died = || inode.writer != self.session && !(self.live)(inode.writer);
-        // Who has the right to write alone got it when nothing of others was left, and may have bytes past the size that it has
-        // not told of yet: to recover them would be to truncate them.
+        // Who has the right to write alone got it when nothing of others was left, and may have bytes past
+        // the size that it has not told of yet: to recover them would be to truncate them.
         let alone = || self.leases.held(inode.writer, ino) == LeaseKind::Write;
         // One of those who wrote beside it may be among the dead.
         let other_died = || inode.shared_at.is_some_and(|deaths| deaths < self.deaths) && !alone();

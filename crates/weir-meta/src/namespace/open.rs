@@ -163,7 +163,8 @@ impl Cx<'_> {
         Ok(changed)
     }
 
-    /// What the end of so many opens of this session changes in the records. `clean`: its writers left nothing behind.
+    /// What the end of so many opens of this session changes in the records. `clean`: its writers left
+    /// nothing behind.
     pub(super) fn close_opens(&mut self, ino: InodeId, reads: u32, writes: u32, clean: bool) -> Result<()> {
         let (session, leases) = (self.rules.session, self.rules.leases);
         let opens = leases.opens_of(session, ino);

@@ -1,7 +1,7 @@
 //! Where an inode is: its name in the directory above, and its path below a volume's topmost directory.
 //!
-//! A directory has one name, a file is known by its first one. Both remember the place of that name in the listing of the
-//! directory above, so that to find it costs one look.
+//! A directory has one name, a file is known by its first one. Both remember the place of that name in the
+//! listing of the directory above, so that to find it costs one look.
 use super::*;
 use crate::record::Listed;
 use bytes::Bytes;
@@ -13,11 +13,13 @@ use weir_proto::relation::What;
 pub(super) const DEPTH_MAX: usize = 1 << 16;
 /// A longer path is told by nobody.
 const PATH_BYTES_MAX: usize = 1 << 16;
-/// Of bytes of paths that are kept, and of steps (each as this many bytes), in one answer: deep trees cost no more.
+/// Of bytes of paths that are kept, and of steps (each as this many bytes), in one answer: deep trees cost no
+/// more.
 const COST_MAX: usize = 1 << 22;
 const STEP_COST: usize = 64;
 
-/// The name that an inode has at its place in a directory; looked for among `searched_max` names if it is not there.
+/// The name that an inode has at its place in a directory; looked for among `searched_max` names if it is not
+/// there.
 pub(super) fn name_at(
     read: &dyn Read,
     (above, cookie): (InodeId, u64),

@@ -34,7 +34,8 @@ impl Cx<'_> {
         for session in openers {
             self.txn.put(&keys::held(ino, session), &[]);
         }
-        // The directory may be gone before the file is; for what snapshots show of it its volume has to be known until then.
+        // The directory may be gone before the file is; for what snapshots show of it its volume has to be
+        // known until then.
         inode.parent = volume::load(self.read(), self.volume_of(inode.parent)?)?.root;
         self.put_inode(ino, &inode);
         self.events.orphaned.push(ino);

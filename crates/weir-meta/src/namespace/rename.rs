@@ -1,4 +1,5 @@
-//! Rename: one name moves, replaces another, or two change places. Atomic; no directory ever comes below itself.
+//! Rename: one name moves, replaces another, or two change places. Atomic; no directory ever comes below
+//! itself.
 use super::remove::{is_last, require_empty};
 use super::usage::{Charge, is_within, usage_of};
 use super::*;
@@ -176,7 +177,8 @@ fn take_away(cx: &mut Cx<'_>, end: End<'_>, link: &Link) -> Result<()> {
     cx.put_tally(end.dir, &tally);
     Ok(())
 }
-/// `place`: that of the name before, which was taken away just now; else it comes behind all others. Where it is.
+/// `place`: that of the name before, which was taken away just now; else it comes behind all others. Where it
+/// is.
 fn put_there(cx: &mut Cx<'_>, end: End<'_>, link: &Link, place: Option<u64>) -> Result<u64> {
     let mut tally = load_tally(cx.read(), end.dir)?;
     let next = tally.next_cookie;

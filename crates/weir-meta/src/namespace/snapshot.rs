@@ -1,8 +1,8 @@
 //! Snapshots of volumes: taken in one transaction, removed step by step.
 //!
-//! Invariants: when a snapshot is taken nobody holds a right to write a file of the volume that is open for writing: what
-//! was written before is in it. Numbers only grow. A snapshot that is being removed is kept in the list until nothing under
-//! `h/` has its number; what an older one shows is moved to that.
+//! Invariants: when a snapshot is taken nobody holds a right to write a file of the volume that is open for
+//! writing: what was written before is in it. Numbers only grow. A snapshot that is being removed is kept in
+//! the list until nothing under `h/` has its number; what an older one shows is moved to that.
 use super::keeper::{Snap, Snapshots, kept_value, object_in, references};
 use super::*;
 use crate::keys::Sequence;
@@ -48,7 +48,8 @@ fn records(read: &dyn Read, of: Option<VolumeId>) -> Result<Vec<(VolumeId, u32, 
     bad.map_or(Ok(found), Err)
 }
 
-/// Whether a volume has snapshots, also such as are being removed; `but_scheduled`: beside those that a schedule made.
+/// Whether a volume has snapshots, also such as are being removed; `but_scheduled`: beside those that a
+/// schedule made.
 pub fn has_any(read: &dyn Read, volume: VolumeId, but_scheduled: bool) -> Result<bool> {
     Ok(records(read, Some(volume))?.iter().any(|(_, _, s)| !(but_scheduled && s.scheduled)))
 }
@@ -116,7 +117,8 @@ fn require_listed(read: &dyn Read, volume: VolumeId) -> Result<()> {
 }
 
 impl Cx<'_> {
-    /// Whoever writes a file of the volume saves what was written. Who has none open for writing asks before writing.
+    /// Whoever writes a file of the volume saves what was written. Who has none open for writing asks before
+    /// writing.
     fn revoke_open_writers(&mut self, volume: VolumeId) -> Result<()> {
         for (session, ino) in self.rules.leases.writers() {
             if self.rules.leases.opens_of(session, ino).write == 0 {
@@ -192,7 +194,8 @@ pub fn drop_number(cx: &mut Cx<'_>, of: VolumeId, number: u32) -> Result<()> {
 
 // ---- by schedule
 
-/// When the next one by a schedule is due: at once if there is none, else at the next full multiple of the interval.
+/// When the next one by a schedule is due: at once if there is none, else at the next full multiple of the
+/// interval.
 pub fn due(last: Option<Time>, every_s: u32) -> Time {
     let every = i64::from(every_s) * 1_000_000_000;
     let next = last.map_or(0, |last| last.nanos.div_euclid(every).saturating_add(1).saturating_mul(every));

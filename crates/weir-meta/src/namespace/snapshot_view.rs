@@ -1,7 +1,7 @@
 //! A volume as it was when a snapshot was taken.
 //!
-//! Invariants: [`SnapshotView`] reads as the store did then, for all that belongs to the snapshot's volume; volumes inside it are not
-//! shown. Nothing here changes anything. Permissions are those of then.
+//! Invariants: [`SnapshotView`] reads as the store did then, for all that belongs to the snapshot's volume;
+//! volumes inside it are not shown. Nothing here changes anything. Permissions are those of then.
 use super::keeper::{Snapshots, kept_value};
 use super::*;
 use crate::record::{LayerRecord, Listed};

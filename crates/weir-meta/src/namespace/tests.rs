@@ -659,7 +659,8 @@ fn a_listing_is_stable_while_names_come_and_go() {
     let names: Vec<_> = rest.entries.iter().map(|e| String::from_utf8_lossy(&e.name).into_owned()).collect();
     assert_eq!(names, ["f4", "f6", "f7", "f8", "f9", "new"]);
     assert!(rest.end);
-    // What came since then is behind what a reader took for the end; what has taken a name over is where that was.
+    // What came since then is behind what a reader took for the end; what has taken a name over is where that
+    // was.
     assert_eq!(rest.entries.last().unwrap().cookie, first.newest + 1);
     w.rename(&root(), (r, "new"), (r, "f7"), RenameMode::Replace).unwrap();
     w.rename(&root(), (r, "f6"), (r, "f8"), RenameMode::Exchange).unwrap();

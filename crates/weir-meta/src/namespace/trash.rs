@@ -1,10 +1,12 @@
-//! Trash of a volume: what is removed goes under `.trash` of its topmost directory, and stays there for a while.
+//! Trash of a volume: what is removed goes under `.trash` of its topmost directory, and stays there for a
+//! while.
 //!
-//! Invariants: the last name of a file is never removed but from the trash, by replacing it, or with its volume; an empty directory
-//! leaves one like itself. In the trash is a part for each stretch of time, in it a directory for each one that something was
-//! removed from, at the same path, with its owner, mode and lists: so what is there is read and put back by who could
-//! read and remove it where it was. A directory of the trash belongs to one directory, not to a path: another one of the same
-//! name has another. All of this are ordinary files and directories, and count as such.
+//! Invariants: the last name of a file is never removed but from the trash, by replacing it, or with its
+//! volume; an empty directory leaves one like itself. In the trash is a part for each stretch of time, in it
+//! a directory for each one that something was removed from, at the same path, with its owner, mode and
+//! lists: so what is there is read and put back by who could read and remove it where it was. A directory of
+//! the trash belongs to one directory, not to a path: another one of the same name has another. All of this
+//! are ordinary files and directories, and count as such.
 //!
 //! Knows nothing of when the trash is emptied.
 use super::rename::{End, move_file};
@@ -287,7 +289,8 @@ impl Cx<'_> {
     fn trash_s(&self, volume: VolumeId) -> u32 {
         self.rules.quotas.retentions().get(&volume).map_or(0, |retention| retention.trash_s)
     }
-    /// Goes on only if nobody, this client neither, holds a lease on a directory that is changed beside what it asked for.
+    /// Goes on only if nobody, this client neither, holds a lease on a directory that is changed beside what
+    /// it asked for.
     fn need_here(&mut self, dir: InodeId) -> Result<()> {
         self.need(dir, Need::Change);
         self.rules.leases.own_conflict(self.rules.session, dir, self.conflicts);

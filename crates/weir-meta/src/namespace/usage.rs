@@ -1,7 +1,8 @@
-//! Recursive usage: bytes, files and directories below every directory, and bytes that are at home only, exact with each commit.
+//! Recursive usage: bytes, files and directories below every directory, and bytes that are at home only,
+//! exact with each commit.
 //!
-//! A file is charged to the directory of its first link and to all above, and to the volume of that directory. Counters
-//! are added to, never read, on the way.
+//! A file is charged to the directory of its first link and to all above, and to the volume of that
+//! directory. Counters are added to, never read, on the way.
 use super::{Cx, load_access};
 use crate::keys::{self, Counter};
 use crate::record::Inode;

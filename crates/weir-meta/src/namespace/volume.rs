@@ -1,8 +1,8 @@
 //! Volumes: named subtrees with an owner, limits and a policy.
 //!
-//! Invariants: every directory's record names its volume, given at its birth, and no name leads from one volume into
-//! another but that of a volume's topmost directory. That directory goes with its volume only. The volume of a file is that
-//! of the directory it is charged to.
+//! Invariants: every directory's record names its volume, given at its birth, and no name leads from one
+//! volume into another but that of a volume's topmost directory. That directory goes with its volume only.
+//! The volume of a file is that of the directory it is charged to.
 //!
 //! Knows nothing of relations and of how limits are kept.
 use super::create::next_number;
@@ -602,7 +602,8 @@ fn first_names(read: &dyn Read, dir: InodeId) -> Result<Vec<(Link, Bytes)>> {
 }
 
 impl Cx<'_> {
-    /// A topmost directory without a name is charged to the root until nothing is left of it: what was above it may go.
+    /// A topmost directory without a name is charged to the root until nothing is left of it: what was above
+    /// it may go.
     fn put_aside(&mut self, root: InodeId, access: Access) -> Result<()> {
         let all = Charge::directory(&super::usage_of(self.read(), root)?);
         self.charge_below_root(access.parent, all.back())?;

@@ -1,11 +1,12 @@
 //! Bytes that home does not have yet: ranges of one file with the changes that wrote them.
 //!
-//! Invariants: a byte that was written after change n is in a range whose newest change is above n, until home has it; what
-//! a mover is working on is never merged with what came later. Pure.
+//! Invariants: a byte that was written after change n is in a range whose newest change is above n, until
+//! home has it; what a mover is working on is never merged with what came later. Pure.
 use super::record::DirtyRange;
 use weir_proto::relation::EXTENT_MAX;
 
-/// Ranges of one file that are kept apart at most; beyond, neighbours become one and more is shipped than was written.
+/// Ranges of one file that are kept apart at most; beyond, neighbours become one and more is shipped than was
+/// written.
 pub const RANGES_MAX: usize = 512;
 
 /// A dirty range from `start` on.

@@ -70,7 +70,8 @@ fn take_one(
         txn.put(&keys::name_change(relation, number), &change.to_value());
     }
     match &change.what {
-        // Nobody need ever write to it: also then somebody says that it is complete, who made it or who recovers it.
+        // Nobody need ever write to it: also then somebody says that it is complete, who made it or who
+        // recovers it.
         What::Made { ino, kind: FileKind::Regular, .. } => match find_inode(txn, *ino)? {
             Some(inode) if inode.dirty => note_growing(txn, relation, queue, *ino),
             // One that home has was only seen again, by the look for another relation.
@@ -89,7 +90,8 @@ fn take_one(
         }
         What::Resized { ino, size } => {
             store::trim_receipts(txn, relation, *ino, *size)?;
-            // Also where nobody has written since, for whoever has it open says its end, or dies: that has its times.
+            // Also where nobody has written since, for whoever has it open says its end, or dies: that has
+            // its times.
             note_growing(txn, relation, queue, *ino)?;
             store::change_dirty(txn, relation, *ino, |ranges| dirty::trim(ranges, *size))
         }

@@ -1,7 +1,8 @@
-//! Directories whose names are at home and not here yet, and such as are read again because their volume follows home: which
-//! one movers read next, and who waits for one that cannot be read.
+//! Directories whose names are at home and not here yet, and such as are read again because their volume
+//! follows home: which one movers read next, and who waits for one that cannot be read.
 //!
-//! What somebody waits for goes first, the others in the background. Kept in memory: what is still to be read is in the store.
+//! What somebody waits for goes first, the others in the background. Kept in memory: what is still to be read
+//! is in the store.
 use super::record::{MirroredRecord, RelationRecord};
 use super::ship_queue::{Batch, ShipQueue, WorkRequest};
 use super::{store, tree};
@@ -129,7 +130,8 @@ impl Leader {
         Ok(())
     }
 
-    /// Somebody looks at a directory, or what is in it is not what home has: it is read again, if that is due. Nobody waits.
+    /// Somebody looks at a directory, or what is in it is not what home has: it is read again, if that is
+    /// due. Nobody waits.
     pub(crate) fn rescan(&self, dir: InodeId) -> Result<()> {
         let (mut due, wall) = (None, self.wall());
         self.kv.read(&mut |read| {

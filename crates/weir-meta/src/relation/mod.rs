@@ -1,10 +1,11 @@
 //! Relations: how far home has come, and what movers do about it. See decision record 12.
 //!
-//! Invariant: what is given to a mover is given to nobody else before that mover has ended, also after a restart of the leader;
-//! for nothing at home can tell a late writer from one who may write.
+//! Invariant: what is given to a mover is given to nobody else before that mover has ended, also after a
+//! restart of the leader; for nothing at home can tell a late writer from one who may write.
 //!
-//! `tree` and `dirty` say what a change means, `taken` brings changes from the changelog to the queues, `queue` gives work
-//! out, `relocations` makes room for it, `serve` answers messages, `store` knows the records.
+//! `tree` and `dirty` say what a change means, `taken` brings changes from the changelog to the queues,
+//! `queue` gives work out, `relocations` makes room for it, `serve` answers messages, `store` knows the
+//! records.
 mod dirty;
 mod ingest;
 mod listing;
@@ -38,8 +39,8 @@ const METER_SPAN: Duration = Duration::from_secs(10);
 /// A mover that has not asked for so long does not count.
 const MOVER_SILENT: Duration = Duration::from_secs(15);
 
-/// What is under way for all relations of a namespace. In memory only: a new leader gives all work out again, when those
-/// who had some are gone.
+/// What is under way for all relations of a namespace. In memory only: a new leader gives all work out again,
+/// when those who had some are gone.
 #[derive(Default)]
 pub struct Relations {
     queues: Mutex<ShipQueues>,
@@ -291,7 +292,8 @@ pub fn learn(
     store::add_receipt(txn, learned.relation, ino, from, receipt)
 }
 
-/// Whether a file that nobody writes has bytes here that are neither proved to be at a home nor on their way there.
+/// Whether a file that nobody writes has bytes here that are neither proved to be at a home nor on their way
+/// there.
 pub fn lacks_proof(read: &dyn Read, ino: InodeId, inode: &crate::record::Inode) -> Result<bool> {
     if inode.dirty || inode.nlink == 0 {
         return Ok(false);

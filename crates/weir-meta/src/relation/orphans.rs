@@ -1,9 +1,11 @@
-//! Files whose writer died: nobody closes them, so nobody would say that they are complete. They are found among those that
-//! were written and are not known to be complete, a few at a time, whenever a session has ended, and given to movers, which
-//! open them as any client would. What nobody writes any more, and nobody has to recover, is complete: its last close was lost with
-//! its client, or with the leader that had heard it.
+//! Files whose writer died: nobody closes them, so nobody would say that they are complete. They are found
+//! among those that were written and are not known to be complete, a few at a time, whenever a session has
+//! ended, and given to movers, which open them as any client would. What nobody writes any more, and nobody
+//! has to recover, is complete: its last close was lost with its client, or with the leader that had heard
+//! it.
 //!
-//! Invariant: what is not given out, or came back without being recovered, is found by the next look. In memory only.
+//! Invariant: what is not given out, or came back without being recovered, is found by the next look. In
+//! memory only.
 use super::store;
 use crate::executor::Leader;
 use crate::keys;

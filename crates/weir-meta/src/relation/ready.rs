@@ -1,7 +1,8 @@
 //! Files of which a mover may be given something: so that an answer costs what is given, not what waits.
 //!
-//! Always holds: a file with something to give is touched, or is still ahead of the sweep. Whoever changes what is to be
-//! shipped of a file, or what stands in its way, touches it. Memory is bounded: of too many only the next sweep knows.
+//! Always holds: a file with something to give is touched, or is still ahead of the sweep. Whoever changes
+//! what is to be shipped of a file, or what stands in its way, touches it. Memory is bounded: of too many
+//! only the next sweep knows.
 use std::collections::BTreeSet;
 use weir_proto::InodeId;
 
@@ -41,7 +42,8 @@ impl Ready {
         }
     }
 
-    /// Something has changed that may concern every file. The sweep goes on where it is, and then over all of them.
+    /// Something has changed that may concern every file. The sweep goes on where it is, and then over all of
+    /// them.
     pub fn touch_all(&mut self) {
         self.touched.clear();
         self.rounds = 2;

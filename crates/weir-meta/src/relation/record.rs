@@ -88,8 +88,8 @@ impl RelationRecord {
     pub fn mirrors(&self) -> bool {
         self.direction == Direction::Mirror
     }
-    /// How long what was read of a directory is good enough while somebody looks at it, and while nobody does. An object
-    /// store takes money for each question.
+    /// How long what was read of a directory is good enough while somebody looks at it, and while nobody
+    /// does. An object store takes money for each question.
     pub fn scans_apart(&self) -> (Duration, Duration) {
         match self.url.starts_with("s3:") {
             true => (Duration::from_secs(60), Duration::from_secs(900)),

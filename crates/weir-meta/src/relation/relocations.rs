@@ -1,9 +1,9 @@
-//! Files that give way, at a home that knows one name of each: what is replaced or removed there may live on here by another name,
-//! and goes to that one; a name that a file got before its turn may be another's first. Files that are no more are removed
-//! early where parts of them are in the way.
+//! Files that give way, at a home that knows one name of each: what is replaced or removed there may live on
+//! here by another name, and goes to that one; a name that a file got before its turn may be another's first.
+//! Files that are no more are removed early where parts of them are in the way.
 //!
-//! Invariant: where a file goes is written down before a mover hears of it, and is not thought over until it is told; nothing that
-//! has to do with the file or with either name goes to a mover meanwhile.
+//! Invariant: where a file goes is written down before a mover hears of it, and is not thought over until it
+//! is told; nothing that has to do with the file or with either name goes to a mover meanwhile.
 use super::record::RelocationRecord;
 use super::ship_queue::{Batch, Before, ShipQueue, Touch, WorkRequest, files_of, is_in_conflict, touches};
 use super::store;
@@ -23,7 +23,8 @@ fn touches_of_relocation(ino: InodeId, record: &RelocationRecord) -> (Vec<Touch>
 }
 
 impl ShipQueue {
-    /// Files that go out of the way come first: all that has to do with them waits until it is told where they are.
+    /// Files that go out of the way come first: all that has to do with them waits until it is told where
+    /// they are.
     pub(super) fn relocations(
         &mut self,
         request: &WorkRequest<'_>,
@@ -88,8 +89,8 @@ impl ShipQueue {
     fn is_named(&self, ino: InodeId) -> bool {
         self.names_out.values().any(|out| files_of(&out.step.effect).contains(&Some(ino)))
     }
-    /// Whether what home has of a file that is no more must stay just now: a mover writes it, or somebody still reads what is
-    /// there only.
+    /// Whether what home has of a file that is no more must stay just now: a mover writes it, or somebody
+    /// still reads what is there only.
     fn is_needed(&mut self, request: &WorkRequest<'_>, ino: InodeId) -> Result<bool> {
         if self.extents_of(ino).next().is_some() {
             self.awaited.insert(ino);
@@ -109,8 +110,8 @@ impl ShipQueue {
         may.map(|(number, what, _)| (*number, touches(what).0)).collect()
     }
 
-    /// Gives out what a change means, unless that concerns a file that the change does not name, and this one is not ready for
-    /// it: then the change waits.
+    /// Gives out what a change means, unless that concerns a file that the change does not name, and this one
+    /// is not ready for it: then the change waits.
     pub(super) fn assign_step<'a>(
         &mut self,
         request: &WorkRequest<'_>,

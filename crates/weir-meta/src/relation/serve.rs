@@ -248,8 +248,8 @@ pub fn resolve(cx: &mut Cx<'_>, r: &RelationResolve) -> Result<()> {
     if r.how == Resolution::Retry {
         return Ok(());
     }
-    // Whatever is there under this name is taken for ours, and all of it that is here is written anew. What is evicted is
-    // there only: what comes back of it must still be what was shipped.
+    // Whatever is there under this name is taken for ours, and all of it that is here is written anew. What
+    // is evicted is there only: what comes back of it must still be what was shipped.
     if let Some(remote) = tree::find_remote(&*cx.txn, r.relation, r.ino)? {
         let remote = RemoteEntry { fingerprint: Bytes::new(), ..remote };
         cx.txn.put(&keys::remote(r.relation, r.ino), &remote.to_value());
@@ -311,8 +311,8 @@ pub fn drop_cursor(cx: &mut Cx<'_>, r: &DropCursor) -> Result<()> {
     Ok(())
 }
 
-/// The homes of a file in the order in which they are asked for what is evicted: whoever has it as it was left, and then whom it was
-/// evicted for, for another one may evict from now on.
+/// The homes of a file in the order in which they are asked for what is evicted: whoever has it as it was
+/// left, and then whom it was evicted for, for another one may evict from now on.
 fn best_first(
     read: &dyn weir_kv::Read,
     ino: InodeId,
@@ -688,7 +688,8 @@ impl Leader {
         }
     }
 
-    /// What needs nothing at home is done with; what a mover begins to change is noted before it does, and that it is a mover.
+    /// What needs nothing at home is done with; what a mover begins to change is noted before it does, and
+    /// that it is a mover.
     fn settle_batch(
         &self,
         id: RelationId,
@@ -935,8 +936,8 @@ fn receive(
         let newer = store::dirty_finish(txn, relation, done.ino)?.is_some_and(|p| p.newest > mark);
         // A truncation may have come meanwhile: what was behind it is nobody's any more.
         let present = find_inode(txn, done.ino)?.map_or(0, |inode| inode.size);
-        // What was written since is followed by another end, which has all proved that this one leaves: before, it would be sent
-        // again and again beside bytes that wait for a truncation.
+        // What was written since is followed by another end, which has all proved that this one leaves:
+        // before, it would be sent again and again beside bytes that wait for a truncation.
         let waiting = store::dirty_of(txn, relation, done.ino)?;
         let is_written_on = waiting.iter().any(|(_, p)| p.newest > mark);
         let unproved = match finish.filter(|_| !newer && !is_written_on) {
@@ -945,7 +946,8 @@ fn receive(
         };
         // A range before the end that home did not take goes once more, and the end after it.
         let lacking = waiting.iter().any(|(_, p)| p.oldest <= mark);
-        // What lay beside bytes that changed while it was on its way has no proof: it goes once more, and the end after it.
+        // What lay beside bytes that changed while it was on its way has no proof: it goes once more, and the
+        // end after it.
         for (from, to) in &unproved {
             let again = DirtyRange { len: to - from, since: now, oldest: mark, newest: mark };
             ingest::add_dirty(txn, relation, queue, done.ino, *from, again)?;

@@ -1,8 +1,9 @@
 //! What movers are given: changes of names in an order that keeps home right, and ranges of files.
 //!
-//! Names: a change may go to a mover when nothing before it in the queue touches the same inode or entry; one that moves a
-//! directory waits for all before it, and nothing passes it. Ranges: those of one file go to one mover, in order, so
-//! that home always shows a prefix. What is out is known in memory only: after a restart all of it is given out again.
+//! Names: a change may go to a mover when nothing before it in the queue touches the same inode or entry; one
+//! that moves a directory waits for all before it, and nothing passes it. Ranges: those of one file go to one
+//! mover, in order, so that home always shows a prefix. What is out is known in memory only: after a restart
+//! all of it is given out again.
 //!
 //! Pure but for the reads of the store: `Relations` holds the lock, `serve` the messages.
 use super::listing::Listings;
@@ -63,9 +64,11 @@ pub struct ShipQueue {
     pub(super) relocating: BTreeSet<InodeId>,
     /// A change of paths waits for all that is out, or is out itself.
     paths_change: bool,
-    /// Files that home has parts of, and that a change of names waits for: what is there is made a file, complete or not.
+    /// Files that home has parts of, and that a change of names waits for: what is there is made a file,
+    /// complete or not.
     pub(super) cut_short: BTreeSet<InodeId>,
-    /// Files that are no more, of which home has parts that a change of names waits for: they are removed there at once.
+    /// Files that are no more, of which home has parts that a change of names waits for: they are removed
+    /// there at once.
     pub(super) given_up: BTreeSet<InodeId>,
     /// Numbers of changes of size that home has not seen, by inode.
     pub truncations: BTreeMap<InodeId, BTreeSet<u64>>,
@@ -171,7 +174,8 @@ fn moves_a_directory(step: &Step) -> bool {
         _ => false,
     }
 }
-/// Whether a mover may be changing, or may have changed without telling, what is at the place of one of these inodes.
+/// Whether a mover may be changing, or may have changed without telling, what is at the place of one of these
+/// inodes.
 pub fn may_change(read: &dyn Read, relation: RelationId, inodes: &BTreeSet<InodeId>) -> Result<bool> {
     for ino in inodes {
         if store::relocations(read, relation, *ino)? {
@@ -220,7 +224,8 @@ impl Before {
         self.changed.extend(changes);
         self.relied_on.extend(relies);
     }
-    /// Directories whose times a mover is setting: their names stay, others may come and go in them meanwhile.
+    /// Directories whose times a mover is setting: their names stay, others may come and go in them
+    /// meanwhile.
     fn add_directories(&mut self, out: &BTreeMap<u64, NameOut>) {
         self.relied_on.extend(out.keys().filter_map(|number| directory_of_work(*number)).map(Touch::Inode));
     }
@@ -396,7 +401,8 @@ impl ShipQueue {
         self.is_being_written(request, batch, file)
     }
 
-    /// Whether a file must not get another name, size or attributes just now. What stands in the way of that has an end then.
+    /// Whether a file must not get another name, size or attributes just now. What stands in the way of that
+    /// has an end then.
     pub(super) fn is_being_written(
         &mut self,
         request: &WorkRequest<'_>,
@@ -557,8 +563,8 @@ impl ShipQueue {
         self.ready.touch_all();
     }
 
-    /// What may go now of a file; whether there is no more to give until it is touched. `cut_short`: and its end, whether it
-    /// is complete or not.
+    /// What may go now of a file; whether there is no more to give until it is touched. `cut_short`: and its
+    /// end, whether it is complete or not.
     fn file(
         &mut self,
         request: &WorkRequest<'_>,
@@ -568,7 +574,7 @@ impl ShipQueue {
         left: &mut u64,
     ) -> Result<bool> {
         let with_another = self.extents_of(ino).any(|(_, out)| out.session != request.session);
-        // Who goes on with it is told where the parts are that were sent, which the leader hears with the last of them.
+        // The next mover must know where the parts are, and the leader knows that with the last of them.
         let is_half_reported = request.record.rules().parts && self.extents_of(ino).next().is_some();
         let is_moving = self.named.contains(&ino) || self.relocating.contains(&ino);
         if with_another || is_half_reported || is_moving || self.awaited.contains(&ino) {

@@ -18,7 +18,8 @@ use weir_proto::{Error, InodeId, Result, VolumeId};
 
 /// Names of a path at home at most: remote entries that lead in a circle are damage.
 const DEPTH_MAX: usize = 1 << 16;
-/// Where something waits at home, in its root, for a name that it can have there: its number follows, and one that makes it free.
+/// Where something waits at home, in its root, for a name that it can have there: its number follows, and one
+/// that makes it free.
 const WAITS: &str = ".weir-waits";
 /// Names of a file that are looked at for one that home can know it by.
 const NAMES_SCANNED: usize = 64;
@@ -47,7 +48,8 @@ pub enum Effect {
         to: RemotePlace,
         replaced: Option<InodeId>,
     },
-    /// Out of the way, or from a name that it has at home only, to another one of its names: by itself no change.
+    /// Out of the way, or from a name that it has at home only, to another one of its names: by itself no
+    /// change.
     Relocate {
         ino: InodeId,
         from: RemotePlace,
@@ -189,8 +191,8 @@ pub fn present(read: &dyn Read, ino: InodeId) -> Result<Option<Present>> {
     Ok(Some(Present { kind: FileKind::Directory, size: 0, rdev: 0, attrs, volume: access.volume }))
 }
 
-/// What a change of names means at home now; `None`: nothing, it is there already or does not matter any more. `tried`: a
-/// mover may have done it, without telling.
+/// What a change of names means at home now; `None`: nothing, it is there already or does not matter any
+/// more. `tried`: a mover may have done it, without telling.
 pub fn step(
     read: &dyn Read,
     relation: RelationId,
@@ -267,7 +269,8 @@ impl Tree<'_> {
         }
     }
 
-    /// What is no more, and home has under a name that it had before: one that another file took back meanwhile, or aside.
+    /// What is no more, and home has under a name that it had before: one that another file took back
+    /// meanwhile, or aside.
     fn left_over(&self, ino: InodeId) -> Result<Option<Step>> {
         let Some(remote) = self.remote(ino)? else { return Ok(None) };
         let (Some(place), None) = (remote.places.first(), present(self.read, ino)?) else { return Ok(None) };
@@ -329,7 +332,8 @@ impl Tree<'_> {
         Ok(Some(Step { ino, action, effect: Effect::Make { ino, kind, place, whole: false }, last: true }))
     }
 
-    /// A name is there: of something new, or another one of what has a name already. `whole`: it may have content.
+    /// A name is there: of something new, or another one of what has a name already. `whole`: it may have
+    /// content.
     fn appear(&self, ino: InodeId, place: RemotePlace, certain: bool, whole: bool) -> Result<Option<Step>> {
         let Some(remote) = self.remote(ino)? else { return self.make(ino, place, whole) };
         if remote.places.contains(&place) {
@@ -379,8 +383,8 @@ impl Tree<'_> {
         Ok(last && find_inode(self.read, ino)?.is_some_and(|inode| inode.nlink > 0))
     }
 
-    /// Aside, where it waits for a name that is still to come; where home knows one name only, first to another one that it
-    /// keeps, unless home has others under all of these.
+    /// Aside, where it waits for a name that is still to come; where home knows one name only, first to
+    /// another one that it keeps, unless home has others under all of these.
     fn leave(&self, ino: InodeId, remote: &RemoteEntry, place: RemotePlace) -> Result<Option<Step>> {
         let stays = if self.links { None } else { self.name_that_stays(ino, &place)? };
         let to = match stays {
@@ -412,7 +416,8 @@ impl Tree<'_> {
 
     // ---- where home knows one name of each file only
 
-    /// What has to be done before `ino` can have a place at home, where a file may be under one that it got before its turn.
+    /// What has to be done before `ino` can have a place at home, where a file may be under one that it got
+    /// before its turn.
     fn clear(&self, ino: InodeId, place: &RemotePlace) -> Result<Option<Step>> {
         let other = occupant(self.read, self.relation, place)?.filter(|other| *other != ino);
         match other {
@@ -527,8 +532,9 @@ impl Tree<'_> {
         Ok(Some(Step { ino, action, effect: Effect::Move { ino, from, to, replaced: other }, last: true }))
     }
 
-    /// A directory that was there before, and was not looked at yet, or that was left out because it is no more, or what it was made
-    /// in: made where it is in nobody's way. A name that comes to it, or its removal, is told by what follows in the queue.
+    /// A directory that was there before, and was not looked at yet, or that was left out because it is no
+    /// more, or what it was made in: made where it is in nobody's way. A name that comes to it, or its
+    /// removal, is told by what follows in the queue.
     fn make_aside(&self, dir: InodeId) -> Result<Option<Step>> {
         let place = self.place_to_wait(dir)?;
         let step = match present(self.read, dir)? {
@@ -549,8 +555,8 @@ impl Tree<'_> {
         let one_there = remote.as_ref().filter(|remote| remote.places.contains(&place));
         let other_there = other_remote.as_ref().filter(|remote| remote.places.contains(&other_place));
         let (Some(remote), Some(other_remote)) = (one_there, other_there) else {
-            // One after the other, first who is there under that name: the other one may have to be made, or be there under
-            // another one of its names, where it stays.
+            // One after the other, first who is there under that name: the other one may have to be made, or
+            // be there under another one of its names, where it stays.
             let mut moves = [(ino, &place, &other_place), (other, &other_place, &place)];
             if one_there.is_none() {
                 moves.reverse();
@@ -614,7 +620,8 @@ pub fn relocation_step(
     Tree { read, relation, volume, links: false, gone: None }.relocations(ino, record)
 }
 
-/// What is no more, and home has parts of, is removed there, and where that is; none: it is not so (any more).
+/// What is no more, and home has parts of, is removed there, and where that is; none: it is not so (any
+/// more).
 pub fn removal(
     read: &dyn Read,
     relation: RelationId,

@@ -1,5 +1,5 @@
-//! Three simulated nodes with real leaders and followers over a simulated network: failover, the right to answer, and the
-//! transfer of the whole state. The test is the coordinator.
+//! Three simulated nodes with real leaders and followers over a simulated network: failover, the right to
+//! answer, and the transfer of the whole state. The test is the coordinator.
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};

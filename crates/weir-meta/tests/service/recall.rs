@@ -150,7 +150,8 @@ fn a_mover_that_is_lost_harms_nobody() {
     });
 }
 
-/// A mover that had a part of it to the end that the file had then gives that up, when it is longer and evicted anew.
+/// A mover that had a part of it to the end that the file had then gives that up, when it is longer and
+/// evicted anew.
 #[test]
 fn bytes_truncated_and_evicted_again_return_in_whole_stripes() {
     simulate(12, async |world| {
@@ -308,8 +309,8 @@ async fn evicting_volume(user: &Client, bytes_hard: Option<u64>) -> Volume {
     volume
 }
 
-/// A volume with a limit whose files are at home never fills: what was used longest ago goes, nothing that is pinned, open
-/// or not at home.
+/// A volume with a limit whose files are at home never fills: what was used longest ago goes, nothing that is
+/// pinned, open or not at home.
 #[test]
 fn a_volume_evicts_by_itself() {
     simulate(6, async |world| {
@@ -330,7 +331,8 @@ fn a_volume_evicts_by_itself() {
             }
             files.push(ino);
         }
-        // The oldest is pinned, the second is not at home, the fourth is open for writing; the third was read just now.
+        // The oldest is pinned, the second is not at home, the fourth is open for writing; the third was read
+        // just now.
         let pin = SetPinned { op: user.op(), cred: root(), ino: files[0], pinned: true };
         user.call(&pin).await.unwrap();
         let at = user.getattr(files[18]).await.unwrap().attr.atime;
@@ -409,7 +411,8 @@ fn after_a_restart_nothing_is_evicted_before_opens_are_known() {
     });
 }
 
-/// What is in older objects goes as the rest does, and those objects with it, also where the leader was restarted meanwhile.
+/// What is in older objects goes as the rest does, and those objects with it, also where the leader was
+/// restarted meanwhile.
 #[test]
 fn a_file_in_two_objects_is_evicted_and_both_are_given_back() {
     simulate(7, async |world| {
@@ -445,8 +448,8 @@ fn a_file_in_two_objects_is_evicted_and_both_are_given_back() {
     });
 }
 
-/// A volume that always has a snapshot of everything, as one with a schedule, makes room all the same: what no snapshot holds goes
-/// first. What one holds is the snapshot's then, and nobody's when that is removed.
+/// A volume that always has a snapshot of everything, as one with a schedule, makes room all the same: what
+/// no snapshot holds goes first. What one holds is the snapshot's then, and nobody's when that is removed.
 #[test]
 fn a_volume_whose_files_a_snapshot_holds_makes_room() {
     simulate(8, async |world| {
@@ -481,7 +484,8 @@ fn a_volume_whose_files_a_snapshot_holds_makes_room() {
     });
 }
 
-/// Targets have no more room when what a snapshot holds is evicted: so not all is evicted at once that it holds.
+/// Targets have no more room when what a snapshot holds is evicted: so not all is evicted at once that it
+/// holds.
 #[test]
 fn targets_that_are_full_of_snapshots_do_not_empty_a_volume() {
     simulate(9, async |world| {

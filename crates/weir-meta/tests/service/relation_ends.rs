@@ -41,8 +41,8 @@ async fn write_new(user: &Client, name: &str, size: u64) -> InodeId {
     made.attr.ino
 }
 
-/// Whoever wrote a file has closed it, and the leader does not know: the client died before it told, or the leader after it was
-/// told. Home gets the file's end all the same.
+/// Whoever wrote a file has closed it, and the leader does not know: the client died before it told, or the
+/// leader after it was told. Home gets the file's end all the same.
 #[test]
 fn a_file_is_complete_also_if_its_close_was_lost() {
     for with_leader in [false, true] {
@@ -83,8 +83,8 @@ fn a_file_is_complete_also_if_its_close_was_lost() {
     }
 }
 
-/// Where the parts of an upload are is known when the leader was told of them. Who got more of the file before that would begin
-/// another upload, and give the first one up with what is in it.
+/// Where the parts of an upload are is known when the leader was told of them. Who got more of the file
+/// before that would begin another upload, and give the first one up with what is in it.
 #[test]
 fn a_file_sent_in_parts_continues_after_each_report() {
     simulate(17, async |world| {
@@ -122,8 +122,8 @@ fn a_file_sent_in_parts_continues_after_each_report() {
     });
 }
 
-/// Nobody ever writes to a file: it was made without being opened, or whoever made it died before the first byte. It is complete at
-/// home, and settled, all the same; the second one when a mover has looked at it.
+/// Nobody ever writes to a file: it was made without being opened, or whoever made it died before the first
+/// byte. It is complete at home, and settled, all the same; the second one when a mover has looked at it.
 #[test]
 fn what_was_never_written_is_complete_too() {
     for is_opened in [false, true] {
@@ -218,7 +218,8 @@ fn a_complete_file_is_recovered_if_its_next_writer_dies() {
     });
 }
 
-/// A mover writes the end of a file though home did not take a range before it: the range goes once more, and the end after it.
+/// A mover writes the end of a file though home did not take a range before it: the range goes once more, and
+/// the end after it.
 #[test]
 fn the_end_of_a_file_goes_home_after_all_that_comes_before_it() {
     simulate(14, async |world| {
@@ -300,8 +301,9 @@ fn truncated_bytes_are_not_waited_for_at_the_end() {
     });
 }
 
-/// A mover has the times of a directory to set when that is renamed: the rename is given out when they are told. Else home would be
-/// asked to move what is not as it was left, or the times go to a path that is another's.
+/// A mover has the times of a directory to set when that is renamed: the rename is given out when they are
+/// told. Else home would be asked to move what is not as it was left, or the times go to a path that is
+/// another's.
 #[test]
 fn a_directory_whose_times_are_being_set_is_renamed_after_that() {
     simulate(15, async |world| {
@@ -338,9 +340,9 @@ fn a_directory_whose_times_are_being_set_is_renamed_after_that() {
     });
 }
 
-/// All that is in a volume is looked at for a new home, and a file has two names: the second one is given out when what is being
-/// written under the first one is told. Else whoever makes it may tell later how the file was before, and what home has would pass
-/// for a stranger's.
+/// All that is in a volume is looked at for a new home, and a file has two names: the second one is given out
+/// when what is being written under the first one is told. Else whoever makes it may tell later how the file
+/// was before, and what home has would pass for a stranger's.
 #[test]
 fn a_second_name_that_is_found_waits_for_what_is_being_written() {
     simulate(16, async |world| {
@@ -475,8 +477,8 @@ fn growth_behind_evicted_bytes_is_shipped_after_the_recall() {
     });
 }
 
-/// A volume changes its home: the new one may evict from now on, the old one may not. That has the only bytes of what was evicted: it is
-/// where they come back from, and is not removed, until the new one has them.
+/// A volume changes its home: the new one may evict from now on, the old one may not. That has the only bytes
+/// of what was evicted: it is where they come back from, and is not removed, until the new one has them.
 #[test]
 fn a_home_with_the_only_bytes_is_not_removed() {
     simulate(24, async |world| {

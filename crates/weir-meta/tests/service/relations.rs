@@ -1,7 +1,8 @@
-//! Relations at the leader: whatever is done in a volume, and however movers die and retry, home ends as the volume is, and
-//! shows on the way only what the volume once was.
+//! Relations at the leader: whatever is done in a volume, and however movers die and retry, home ends as the
+//! volume is, and shows on the way only what the volume once was.
 //!
-//! Home is a model that refuses what a file system would refuse, so an action in the wrong order is an error here.
+//! Home is a model that refuses what a file system would refuse, so an action in the wrong order is an error
+//! here.
 use crate::common::*;
 use crate::relation_ends::relation_to;
 use bytes::Bytes;
@@ -648,7 +649,8 @@ fn set_attr(op: Op, ino: InodeId) -> SetAttr {
     SetAttr { op, cred: root(), ino, mode: None, uid: None, gid: None, size: None, atime: None, mtime: None }
 }
 
-/// `before`: so much is done before the relation is made. Tells how many actions home saw, and how many files movers recovered.
+/// `before`: so much is done before the relation is made. Tells how many actions home saw, and how many files
+/// movers recovered.
 fn play(seed: u64, in_parts: bool, before: usize, steps: usize) -> (u64, u64) {
     play_and_exchange(seed, in_parts, before, steps, false)
 }
@@ -736,7 +738,8 @@ fn a_rename_does_not_wait_for_a_later_truncation() {
 fn a_rename_does_not_wait_for_a_removed_open_file() {
     play(10_261, true, 0, 60);
 }
-/// Two files exchange their names by way of a third: the one that is replaced in the end is at home under a name of before.
+/// Two files exchange their names by way of a third: the one that is replaced in the end is at home under a
+/// name of before.
 #[test]
 fn a_removed_file_leaves_no_earlier_name_behind() {
     play(10_261, true, 0, 60);
@@ -1053,7 +1056,8 @@ fn a_mirror_is_as_home_is_reported_and_read_only() {
     });
 }
 
-/// Seed 492018: a mover had read a directory before the one above it was gone at home, and told of it while that was being emptied here.
+/// Seed 492018: a mover had read a directory before the one above it was gone at home, and told of it while
+/// that was being emptied here.
 #[test]
 fn a_directory_gone_at_home_is_removed_with_its_content() {
     simulate(16, async |world| {
@@ -1093,8 +1097,8 @@ fn a_directory_gone_at_home_is_removed_with_its_content() {
     });
 }
 
-/// A directory is read again when somebody looks at it, if it was not a moment ago, and in the background; and movers are given nothing
-/// that changes home.
+/// A directory is read again when somebody looks at it, if it was not a moment ago, and in the background;
+/// and movers are given nothing that changes home.
 #[test]
 fn directories_of_a_mirror_are_read_again() {
     simulate(15, async |world| {

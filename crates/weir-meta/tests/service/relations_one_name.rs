@@ -1,7 +1,9 @@
-//! Histories that random ones found, most of them at a home that knows one name of each file and shows it when it is complete.
+//! Histories that random ones found, most of them at a home that knows one name of each file and shows it
+//! when it is complete.
 use super::*;
 
-/// A home that has files `names`, and under the first name of each what follows after a `=` is known here, too.
+/// A home that has files `names`, and under the first name of each what follows after a `=` is known here,
+/// too.
 async fn at_home(world: &World, names: &[&str], in_parts: bool) -> (Bench, Client) {
     let (mut bench, mut mover) = Bench::start(world, in_parts).await;
     bench.add_relation().await;
@@ -113,7 +115,8 @@ fn history_at(in_parts: bool, names: &[&str], then: impl AsyncFnOnce(Bench, Clie
     });
 }
 
-/// It is replaced under the name that home knows, and goes to another one; nobody tells that, and that one is renamed.
+/// It is replaced under the name that home knows, and goes to another one; nobody tells that, and that one is
+/// renamed.
 #[test]
 fn a_file_that_went_out_of_the_way_is_where_it_was_told_to_go() {
     history(&["a=b", "c"], async |mut bench, mut mover, world| {
@@ -305,7 +308,8 @@ fn a_replacement_from_a_removed_directory_is_at_home() {
         });
     }
 }
-/// A directory went into one that is no more, and is no more itself: what takes its name meanwhile is not in its way.
+/// A directory went into one that is no more, and is no more itself: what takes its name meanwhile is not in
+/// its way.
 #[test]
 fn a_replacement_of_a_lost_directorys_name_is_at_home() {
     for in_parts in [false, true] {

@@ -68,7 +68,8 @@ fn scheduled_snapshots_have_unflushed_writes_through_restarts() {
     });
 }
 
-/// What the leader cannot make sense of when it tidies up is tried again, and told; nobody is refused service for it.
+/// What the leader cannot make sense of when it tidies up is tried again, and told; nobody is refused service
+/// for it.
 #[test]
 fn a_leader_that_cannot_tidy_up_serves_its_clients() {
     simulate(98, async |world| {

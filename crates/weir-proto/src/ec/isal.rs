@@ -40,8 +40,8 @@ impl Tables {
         assert!(columns <= SIDE_MAX && rows <= SIDE_MAX);
         assert_eq!(matrix.len(), columns * rows);
         let mut bytes = vec![0; TABLE_BYTES * columns * rows];
-        // SAFETY: reads columns * rows bytes at `matrix` (length asserted; the C side does not write to it) and
-        // writes 32 per coefficient at `bytes`, which is as long.
+        // SAFETY: reads columns * rows bytes at `matrix` (length asserted; the C side does not write to it)
+        // and writes 32 per coefficient at `bytes`, which is as long.
         unsafe {
             ffi::ec_init_tables(
                 columns as c_int,
@@ -69,8 +69,9 @@ impl Tables {
         let mut coding = [std::ptr::null_mut::<u8>(); SIDE_MAX];
         inputs.iter().zip(&mut data).for_each(|(b, p)| *p = b.as_ptr().cast_mut());
         outputs.iter_mut().zip(&mut coding).for_each(|(b, p)| *p = b.as_mut_ptr());
-        // SAFETY: the tables were made for rows × columns; `data` has `columns` and `coding` `rows` pointers, each to
-        // `len` bytes (asserted above); inputs are only read, and outputs are exclusive borrows, so nothing overlaps.
+        // SAFETY: the tables were made for rows × columns; `data` has `columns` and `coding` `rows` pointers,
+        // each to `len` bytes (asserted above); inputs are only read, and outputs are exclusive borrows, so
+        // nothing overlaps.
         unsafe {
             ffi::ec_encode_data(
                 len as c_int,
@@ -84,7 +85,8 @@ impl Tables {
     }
 }
 
-/// k + m rows of k coefficients: the identity, then a Cauchy matrix, of which every square part can be inverted.
+/// k + m rows of k coefficients: the identity, then a Cauchy matrix, of which every square part can be
+/// inverted.
 pub fn cauchy_matrix(k: usize, m: usize) -> Vec<u8> {
     assert!(k + m <= SIDE_MAX);
     let mut matrix = vec![0; (k + m) * k];

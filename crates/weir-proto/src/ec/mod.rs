@@ -1,8 +1,8 @@
 //! Erasure code: parity cells from data cells, and lost cells from those that are left.
 //!
-//! Reed–Solomon with a Cauchy matrix over GF(2^8); with one data cell the parity cells are copies of it. Cells are
-//! treated as zero-padded to the length of the longest, and no zeros are ever laid out for that: each range of bytes
-//! is computed from the cells that reach into it.
+//! Reed–Solomon with a Cauchy matrix over GF(2^8); with one data cell the parity cells are copies of it.
+//! Cells are treated as zero-padded to the length of the longest, and no zeros are ever laid out for that:
+//! each range of bytes is computed from the cells that reach into it.
 #[allow(unsafe_code)]
 mod isal;
 
@@ -58,8 +58,9 @@ impl Coder {
         Ok(())
     }
 
-    /// Computes the cells `wanted` (data or parity, by index) from any k of the fragments `present`, as long as the
-    /// buffers in `out` are. Fragments may be shorter than their cell. `Damaged` when fewer than k are given.
+    /// Computes the cells `wanted` (data or parity, by index) from any k of the fragments `present`, as long
+    /// as the buffers in `out` are. Fragments may be shorter than their cell. `Damaged` when fewer than k are
+    /// given.
     pub fn reconstruct(
         &self,
         present: &[(usize, &[u8])],
@@ -114,8 +115,8 @@ fn distinct<'a>(present: &[(usize, &'a [u8])], k: usize, width: usize) -> Vec<(u
     chosen
 }
 
-/// Sets each output (all equally long) to its row of `matrix` times the inputs, which are cut or zero-padded to the
-/// outputs' length: the outputs are computed range by range between the ends of inputs.
+/// Sets each output (all equally long) to its row of `matrix` times the inputs, which are cut or zero-padded
+/// to the outputs' length: the outputs are computed range by range between the ends of inputs.
 fn combine(matrix: &[u8], inputs: &[&[u8]], outputs: &mut [&mut [u8]]) {
     let len = outputs.first().map_or(0, |o| o.len());
     let mut ends: Vec<usize> = inputs.iter().map(|i| i.len().min(len)).chain([len]).collect();

@@ -1,4 +1,5 @@
-//! An allocator that counts what a thread holds at most: decoders must not believe the lengths in hostile bytes.
+//! An allocator that counts what a thread holds at most: decoders must not believe the lengths in hostile
+//! bytes.
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -42,8 +43,8 @@ pub fn peak_bytes(work: impl FnOnce()) -> usize {
     (PEAK.get() - before) as usize
 }
 
-/// What decoding may hold: an element of a list takes at least a byte of the input and at most some hundred bytes of
-/// memory; an error's text has a size of its own.
+/// What decoding may hold: an element of a list takes at least a byte of the input and at most some hundred
+/// bytes of memory; an error's text has a size of its own.
 pub fn bytes_max(input_bytes: usize) -> usize {
     4096 + 256 * input_bytes
 }

@@ -1,8 +1,10 @@
-//! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz targets.
+//! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz
+//! targets.
 //!
 //! The user brings `access`, `backup`, `condition`, `coord`, `copies`, `data`, `enrol`, `export`, `meta`,
-//! `volume`, `relation`, `snapshot`, `recall`, `lock`, `home_rule`, `map`, `news`, `version`, `watch` and `frame` of
-//! `weir_proto` into scope. That the list is complete is a test of its own: `the_list_is_complete`.
+//! `volume`, `relation`, `snapshot`, `recall`, `lock`, `home_rule`, `map`, `news`, `version`, `watch` and
+//! `frame` of `weir_proto` into scope. That the list is complete is a test of its own:
+//! `the_list_is_complete`.
 
 /// Calls `$check::<T>(name)` for every message type. `the_list_is_complete` compares it with the sources.
 macro_rules! for_every_message {

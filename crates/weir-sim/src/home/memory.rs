@@ -1,7 +1,9 @@
-//! A home in the harness's memory: one directory tree that all movers share, as strict as a directory on a server is.
+//! A home in the harness's memory: one directory tree that all movers share, as strict as a directory on a
+//! server is.
 //!
-//! What is found decides as everywhere (`weir_home::decide`). Calls take time, fail before or after they had their effect, and
-//! wait while home is frozen. Names are durable once somebody settled them, bytes once they were synced: `power_cut` leaves no more.
+//! What is found decides as everywhere (`weir_home::decide`). Calls take time, fail before or after they had
+//! their effect, and wait while home is frozen. Names are durable once somebody settled them, bytes once they
+//! were synced: `power_cut` leaves no more.
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -167,7 +169,8 @@ impl MemoryHome {
         }
         state.settled = state.now.clone();
     }
-    /// Changes bytes behind everybody's back. `at`: when a user did it; none: the disk did, and nothing shows it.
+    /// Changes bytes behind everybody's back. `at`: when a user did it; none: the disk did, and nothing shows
+    /// it.
     pub fn meddle(&self, path: &HomePath, at: Option<Time>, change: impl FnOnce(&mut Vec<u8>)) {
         let mut state = self.lock();
         let id = state.now.names[path];

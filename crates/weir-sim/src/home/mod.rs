@@ -1,5 +1,6 @@
-//! The volume's home in the simulation: real movers that die, a home that fails, freezes and loses what was not durable; and the
-//! oracle: in the end home is as the volume is, damage there is never read as good, and what a stranger wrote there stays.
+//! The volume's home in the simulation: real movers that die, a home that fails, freezes and loses what was
+//! not durable; and the oracle: in the end home is as the volume is, damage there is never read as good, and
+//! what a stranger wrote there stays.
 //!
 //! Nobody touches home behind the movers' backs before the end, so a divergence is a promise broken.
 mod memory;
@@ -30,8 +31,8 @@ const FREEZE_MAX: Duration = Duration::from_secs(15);
 /// Everything is at home by then.
 const PATIENCE: Duration = Duration::from_secs(300);
 const POLL_EVERY: Duration = Duration::from_millis(500);
-/// Less than the files of a run take, and than the largest of them alone: the leader makes room all the while, and has who
-/// writes a file evict its front.
+/// Less than the files of a run take, and than the largest of them alone: the leader makes room all the
+/// while, and has who writes a file evict its front.
 const LIMIT_BYTES: u64 = 1 << 20;
 /// Whoever looks at everything looks at one thing after the other.
 const GLANCE: Duration = Duration::from_millis(3);
@@ -123,7 +124,8 @@ impl Home {
         Ok(Arc::new(Home { world, cluster, home, movers, evictions: AtomicU64::new(0) }))
     }
 
-    /// Faults of home and of movers, and looks at everything, until told that it is enough. `mark` is told what begins and ends.
+    /// Faults of home and of movers, and looks at everything, until told that it is enough. `mark` is told
+    /// what begins and ends.
     pub async fn disturb(&self, is_enough: impl Fn() -> bool, mark: impl Fn(&'static str, bool)) {
         let (world, rng) = (&self.world, self.world.rng("home's faults"));
         let pause = |max: Duration| world.sleep(Duration::from_nanos(rng.below(max.as_nanos() as u64)));
@@ -173,8 +175,8 @@ impl Home {
         }
     }
 
-    /// The volume gets another home, beside the first one, or loses it, or that one stands still for a while, or what is evicted is
-    /// so because the other one has it.
+    /// The volume gets another home, beside the first one, or loses it, or that one stands still for a while,
+    /// or what is evicted is so because the other one has it.
     async fn change_other(&self, rng: &Rng) -> Result<()> {
         let client = self.cluster.admin("changes homes").await?;
         let cred = root_cred();
@@ -309,7 +311,8 @@ impl Home {
         }
     }
 
-    /// A file whose writer died a moment ago is in step with home as it was committed; its end goes home when it is recovered.
+    /// A file whose writer died a moment ago is in step with home as it was committed; its end goes home when
+    /// it is recovered.
     async fn wait_settled(&self, client: &Client, url: &str) -> Result<()> {
         let (relation, deadline) = (self.relation(client, url).await?.id, self.world.now() + PATIENCE);
         let apart = volumes_inside(client).await?;
@@ -371,7 +374,8 @@ impl Home {
         Ok(files)
     }
 
-    /// What is at home only, and damaged there, is not read as good; and it is read again when the damage is mended.
+    /// What is at home only, and damaged there, is not read as good; and it is read again when the damage is
+    /// mended.
     async fn damage(&self, client: &Client, ino: InodeId, paths: &[HomePath]) -> Result<()> {
         let path = &paths[0];
         let good = calls::read_whole(client, ino).await?;
@@ -379,7 +383,8 @@ impl Home {
         let evicted = loop {
             match client.evict(&root_cred(), ino, 0, u64::MAX).await {
                 Ok(evicted) => break evicted,
-                // Who died with it open may be found dead only now; then somebody has to look at it once more.
+                // Who died with it open may be found dead only now; then somebody has to look at it once
+                // more.
                 Err(e) if may_not_yet(&e) && self.world.now() < deadline => {
                     calls::read_whole(client, ino).await?;
                 }
@@ -467,7 +472,8 @@ async fn all_names_in(client: &Client, dir: InodeId) -> Result<Vec<String>> {
 pub const FAULTS: [&str; 6] =
     ["mover-dies", "home-freezes", "home-fails", "home-loses-power", "all-are-looked-at", "another-home"];
 
-/// Above it the leader makes room. Nothing is refused: it is a soft one, with a grace period that no jump of a clock ends.
+/// Above it the leader makes room. Nothing is refused: it is a soft one, with a grace period that no jump of
+/// a clock ends.
 async fn limit(client: &Client, bytes_soft: Option<u64>) -> Result<()> {
     const YEAR_S: u32 = 365 * 24 * 3600;
     let quota = Quota { bytes_soft, grace_s: YEAR_S, ..client.volume("root").await?.quota };

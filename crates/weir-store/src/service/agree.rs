@@ -1,10 +1,11 @@
 //! Agreement: all who keep the log of a cell hold the same.
 //!
 //! An overlay is acknowledged when every live keeper has it. One that some have and others have not was never
-//! acknowledged: its target was full, or the sequencer died over it. Left like that it would be read from one keeper and
-//! not from another, so it must be everywhere or nowhere. The sequencer decides: what it has goes to all, and a number
-//! that only others have is void everywhere ([`OverlayKind::Void`]; numbers are never given twice for that). It looks at
-//! what was written before whenever the group's epoch has changed, and at single cells whose write failed.
+//! acknowledged: its target was full, or the sequencer died over it. Left like that it would be read from one
+//! keeper and not from another, so it must be everywhere or nowhere. The sequencer decides: what it has goes
+//! to all, and a number that only others have is void everywhere ([`OverlayKind::Void`]; numbers are never
+//! given twice for that). It looks at what was written before whenever the group's epoch has changed, and at
+//! single cells whose write failed.
 //!
 //! [`compare`] is the pure part: what two logs lack.
 use super::overlays::{is_live, log_keepers, sequencer};
@@ -105,7 +106,8 @@ impl StorageNode {
         Ok(())
     }
 
-    /// The cells of the group written since an epoch whose log, numbered by this target, is another one elsewhere.
+    /// The cells of the group written since an epoch whose log, numbered by this target, is another one
+    /// elsewhere.
     async fn find_differing(&self, acting: &Acting, since: Epoch) -> Result<BTreeSet<CellId>> {
         let group = acting.group();
         let data = usize::from(group.scheme.data);
@@ -290,8 +292,9 @@ impl StorageNode {
         }
     }
 
-    /// A write that failed after it was numbered here: the number becomes void, here first, then at all who keep the log.
-    /// Not if the number is another's by now: this target was away, and has the log of those who went on.
+    /// A write that failed after it was numbered here: the number becomes void, here first, then at all who
+    /// keep the log. Not if the number is another's by now: this target was away, and has the log of those
+    /// who went on.
     pub(super) async fn give_up(&self, acting: &Acting, r: &WriteOverlay, seq: Seq) {
         let (target, group) = (&acting.target, acting.scope.group);
         let (cell, token_epoch) = (r.cell, r.token_epoch);
@@ -385,8 +388,8 @@ impl Store {
         Ok(found)
     }
 
-    /// The sums of the logs, where there are any, of the group's cells that were written since an epoch: a part of the
-    /// listing.
+    /// The sums of the logs, where there are any, of the group's cells that were written since an epoch: a
+    /// part of the listing.
     fn log_sums(
         &self,
         group: PgId,

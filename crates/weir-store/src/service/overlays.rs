@@ -1,6 +1,8 @@
-//! Overlays: numbered by one member, mirrored to all that keep the cell's log, acknowledged when they have it durably.
+//! Overlays: numbered by one member, mirrored to all that keep the cell's log, acknowledged when they have it
+//! durably.
 //!
-//! Who numbers and who keeps follows from the group's map alone, so everybody who acts under one epoch agrees.
+//! Who numbers and who keeps follows from the group's map alone, so everybody who acts under one epoch
+//! agrees.
 use super::*;
 use crate::alloc::Extent;
 use crate::crash_points;
@@ -144,7 +146,8 @@ impl StorageNode {
                 .filter(|p| is_live(group, *p) && !held.contains(&group.members[*p].target))
                 .collect();
             let problem = if wanting.is_empty() && !group.is_writable() {
-                // Who comes back to so few counts as current again, for nothing can have been written meanwhile.
+                // Who comes back to so few counts as current again, for nothing can have been written
+                // meanwhile.
                 let few = format!("fewer than {} members are current", group.scheme.data);
                 Some((acting.position, Error::stale(few)))
             } else if wanting.is_empty() {

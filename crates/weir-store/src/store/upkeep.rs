@@ -47,8 +47,8 @@ impl Store {
         Ok((committed, is_here))
     }
 
-    /// For repair. `Unavailable` while a seal of the group is in doubt: whoever is listing would catch up on the version before
-    /// it, with the logs after it, and be current without the one that is committed next.
+    /// For repair. `Unavailable` while a seal of the group is in doubt: whoever is listing would catch up on
+    /// the version before it, with the logs after it, and be current without the one that is committed next.
     pub fn list_cells(
         &self,
         group: PgId,
@@ -209,7 +209,8 @@ impl Store {
         })?;
         Ok(found)
     }
-    /// Drops a prepared version unless its writer, or who decides about it, asked for it under the scope's epoch.
+    /// Drops a prepared version unless its writer, or who decides about it, asked for it under the scope's
+    /// epoch.
     pub fn drop_given_up(&self, scope: &Scope, cell: CellId, version: Version) -> Result<CommitSeq> {
         tracing::debug!(on = %self.target, %cell, %version, "what was prepared here was given up meanwhile");
         self.change(&mut |txn, delta| cells::drop_prepared_before(txn, cell, version, scope.epoch, delta))

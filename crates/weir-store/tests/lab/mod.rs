@@ -1,5 +1,5 @@
-//! Several targets wired in one process, and an oracle: it reads each stripe as a client would, also with any m members
-//! lost, and compares with what was written.
+//! Several targets wired in one process, and an oracle: it reads each stripe as a client would, also with any
+//! m members lost, and compares with what was written.
 #![allow(clippy::disallowed_methods, reason = "a copy of a target's slabs is made behind its back")]
 #![allow(dead_code, reason = "each test program uses its own part")]
 use bytes::Bytes;
@@ -133,8 +133,8 @@ impl World {
         let node = loop {
             let targets = vec![(TargetConfig { id, dir: dir.clone(), geometry }, kv.clone())];
             match StorageNode::open_over(self.env.clone(), targets, peers.clone()).await {
-                // Its tasks are gone, and what they had running on threads is not cut short: the target is free when that
-                // has ended. Where a whole process ends, its locks go with it.
+                // Its tasks are gone, and what they had running on threads is not cut short: the target is
+                // free when that has ended. Where a whole process ends, its locks go with it.
                 Err(e) if e.kind == ErrorKind::Exists && self.env.clock.now() < until => {
                     self.env.clock.sleep(Duration::from_millis(1)).await;
                 }
@@ -504,7 +504,8 @@ impl World {
 
 struct Links {
     map: Arc<Mutex<Arc<ClusterMap>>>,
-    /// Weak, for the world holds the nodes that hold this: a world ends, and its directory goes, with its test.
+    /// Weak, for the world holds the nodes that hold this: a world ends, and its directory goes, with its
+    /// test.
     world: Weak<World>,
 }
 impl Links {

@@ -1,13 +1,15 @@
-//! The protocol of a stripe as an explicit state machine over the store's own decisions, searched exhaustively.
+//! The protocol of a stripe as an explicit state machine over the store's own decisions, searched
+//! exhaustively.
 //!
-//! What a target does with a message is `weir_store::cells`, `folded_seqs`, `seal::resolve`, `repair::plan`, what the coordinator
-//! does is `weir_coord::decide`: the real functions on real index entries. Modelled is what is asynchronous around them:
-//! which message arrives when, who crashes, who has heard of which map. In every state that can be reached every read with up to
-//! m members lost returns what some order of the writes explains, and what rests has parity that fits its data.
+//! What a target does with a message is `weir_store::cells`, `folded_seqs`, `seal::resolve`, `repair::plan`,
+//! what the coordinator does is `weir_coord::decide`: the real functions on real index entries. Modelled is
+//! what is asynchronous around them: which message arrives when, who crashes, who has heard of which map. In
+//! every state that can be reached every read with up to m members lost returns what some order of the writes
+//! explains, and what rests has parity that fits its data.
 //!
-//! Not modelled: what becomes of writes that failed (decision 10), agreement of logs (`service/agree.rs`), slabs and bit rot (a cell is
-//! two bytes), a reader with an old map.
-//! Small configurations run here; `make model` runs the larger ones.
+//! Not modelled: what becomes of writes that failed (decision 10), agreement of logs (`service/agree.rs`),
+//! slabs and bit rot (a cell is two bytes), a reader with an old map. Small configurations run here; `make
+//! model` runs the larger ones.
 #![allow(clippy::disallowed_methods, reason = "tests are users of the operating system")]
 mod moves;
 mod reader;

@@ -1,7 +1,8 @@
 //! What readers get, and what they may get: the invariants of every state.
 //!
-//! A read takes the newest map. Whichever members are lost, as long as m or fewer of them are not current or do not answer,
-//! it returns for each byte what some order of the writes explains; and what was acknowledged is among the last.
+//! A read takes the newest map. Whichever members are lost, as long as m or fewer of them are not current or
+//! do not answer, it returns for each byte what some order of the writes explains; and what was acknowledged
+//! is among the last.
 use super::rules::*;
 use super::state::*;
 use std::collections::BTreeMap;
@@ -20,7 +21,8 @@ pub struct Decoded {
     pub missing: u64,
 }
 
-/// The cell at `wanted` from the members `from`, at the newest version that k of them hold. `None`: there is none.
+/// The cell at `wanted` from the members `from`, at the newest version that k of them hold. `None`: there is
+/// none.
 pub fn decode(rules: &Rules, s: &State, from: &[usize], wanted: usize) -> Option<Decoded> {
     decode_version(rules, s, from, wanted, None)
 }

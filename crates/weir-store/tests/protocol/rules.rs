@@ -1,4 +1,5 @@
-//! What is searched: how many targets, writes, crashes and seals, how the stripe is written whole; and the wrong shortcuts.
+//! What is searched: how many targets, writes, crashes and seals, how the stripe is written whole; and the
+//! wrong shortcuts.
 use super::state::*;
 use super::whole::{FIRST, Stage, Whole};
 use std::sync::Arc;
@@ -39,24 +40,28 @@ pub enum Shortcut {
     CaughtUpWithFew,
     /// A member that returns does not ask for the cuts that it missed.
     CutsNotLearned,
-    /// Whoever has a fragment of a stripe that is being written keeps it, as long as the same members are missing. (Found by the
-    /// simulator.)
+    /// Whoever has a fragment of a stripe that is being written keeps it, as long as the same members are
+    /// missing. (Found by the simulator.)
     SameMembersSameFragments,
     /// An overlay is acknowledged with fewer current members than k. (Found here.)
     AcknowledgedByFew,
     /// A stripe is committed member by member, whatever the map says meanwhile. (Found here.)
     CommittedUnderAnyEpoch,
-    /// A member that returns keeps what a writer prepared there, though nobody else has it any more. (Found here.)
+    /// A member that returns keeps what a writer prepared there, though nobody else has it any more. (Found
+    /// here.)
     GivenUpStays,
-    /// Somebody who decides about a dead writer's stripe is not stopped when another one begins to. (Found here.)
+    /// Somebody who decides about a dead writer's stripe is not stopped when another one begins to. (Found
+    /// here.)
     DecidedByTwo,
-    /// The same for an overlay: members that logged it under an earlier epoch are not told who went missing since. (Found here.)
+    /// The same for an overlay: members that logged it under an earlier epoch are not told who went missing
+    /// since. (Found here.)
     MissingNotReported,
     /// A seal's version is above any that it sees, also a writer's. (Found here.)
     SealAboveWriters,
     /// A member that returns compares no log of a cell that was written since. (Found here.)
     LogsOfOlderCells,
-    /// A member that is told again who is missing does not say that it has no fragment any more. (Found by the simulator.)
+    /// A member that is told again who is missing does not say that it has no fragment any more. (Found by
+    /// the simulator.)
     ForgottenIsMarked,
     /// A newcomer is current as soon as it has all that was listed, as one that returns: seals went on
     /// meanwhile. (Found here.)
@@ -85,7 +90,8 @@ pub enum Shortcut {
     /// A target that takes a place copies the stripe's own cell, not the logs that the member keeps for
     /// others.
     LogsNotCopied,
-    /// A member that has done its part of a seal takes any that is committed under that version for the same. (Found by the simulator.)
+    /// A member that has done its part of a seal takes any that is committed under that version for the same.
+    /// (Found by the simulator.)
     LatePartCounts,
 }
 

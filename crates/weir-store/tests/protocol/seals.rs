@@ -1,6 +1,7 @@
 //! Seals, message by message: fold, prepare parity, commit; drop, and what settles a seal whose leader died.
 //!
-//! The messages of a phase are sent at once, so each may arrive at any time, also after its sender gave up (a zombie).
+//! The messages of a phase are sent at once, so each may arrive at any time, also after its sender gave up (a
+//! zombie).
 use super::reader;
 use super::rules::*;
 use super::state::*;

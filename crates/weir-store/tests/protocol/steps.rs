@@ -1,8 +1,8 @@
-//! What can happen next, and what it does: clients' writes and cuts, mirrors, the coordinator, crashes and repair. Seals are in
-//! `seals.rs`, the writing of a whole stripe in `whole.rs`.
+//! What can happen next, and what it does: clients' writes and cuts, mirrors, the coordinator, crashes and
+//! repair. Seals are in `seals.rs`, the writing of a whole stripe in `whole.rs`.
 //!
-//! Each step is one transaction of one target, one decision of one process, or one change of the map. A message that was
-//! sent is a step that is possible from then on; it never has to happen.
+//! Each step is one transaction of one target, one decision of one process, or one change of the map. A
+//! message that was sent is a step that is possible from then on; it never has to happen.
 use super::moves;
 use super::rules::*;
 use super::state::*;

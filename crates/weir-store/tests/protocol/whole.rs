@@ -1,9 +1,10 @@
-//! A client writes the stripe whole: a fragment to each live member, under one epoch of the group. Where nothing was they are the
-//! stripe at once; over older bytes they are prepared, and committed when all have them.
+//! A client writes the stripe whole: a fragment to each live member, under one epoch of the group. Where
+//! nothing was they are the stripe at once; over older bytes they are prepared, and committed when all have
+//! them.
 //!
-//! As `weir_client` does it: who has its fragment under an earlier epoch may have been away since, and have forgotten in repair
-//! what nobody else knew. It is asked to note who is missing, and sent the fragment again if it has none. Nobody commits before all live
-//! members have it under the same epoch.
+//! As `weir_client` does it: who has its fragment under an earlier epoch may have been away since, and have
+//! forgotten in repair what nobody else knew. It is asked to note who is missing, and sent the fragment again
+//! if it has none. Nobody commits before all live members have it under the same epoch.
 use super::reader;
 use super::rules::*;
 use super::state::*;
@@ -28,7 +29,8 @@ pub enum Stage {
     Commit,
     /// The map changed before all had committed it: once more to who lacks it now.
     Again,
-    /// Its writer died. Whoever has the file next fences all live members, and then asks what they have. It may die, too.
+    /// Its writer died. Whoever has the file next fences all live members, and then asks what they have. It
+    /// may die, too.
     Dead,
     /// It is to be committed: who lacks it takes it from others.
     Hold,
@@ -108,7 +110,8 @@ impl Whole {
     fn commits(&self) -> bool {
         matches!(self.stage, Stage::Commit | Stage::Recommit)
     }
-    /// Who is waited for no more may still get what was sent; fences, and questions who is missing, change nothing late.
+    /// Who is waited for no more may still get what was sent; fences, and questions who is missing, change
+    /// nothing late.
     fn leave_late(&mut self, rules: &Rules) {
         if self.is_under_way() && self.stage != Stage::Dead {
             let asked =
@@ -148,8 +151,9 @@ pub fn replaces(s: &State) -> Option<u64> {
     s.whole.as_ref().filter(|w| w.stage == Stage::Ended).map(|w| w.after)
 }
 
-/// The client asks for the logs that it is about to replace. It is the only writer, so none of its bytes are on their way; where a
-/// write was given up, by it or by who died, a lease term or more has passed: current members' logs agree (`agree.rs` of the store).
+/// The client asks for the logs that it is about to replace. It is the only writer, so none of its bytes are
+/// on their way; where a write was given up, by it or by who died, a lease term or more has passed: current
+/// members' logs agree (`agree.rs` of the store).
 pub fn begin(rules: &Rules, s: &mut State) -> Option<()> {
     let waiting = s.whole.as_ref().is_some_and(|w| w.stage == Stage::Waiting);
     let busy = s.writes.iter().any(|w| matches!(w.progress, Progress::Numbered { .. }));
@@ -213,7 +217,8 @@ pub fn dies(rules: &Rules, s: &mut State) -> Option<()> {
     Some(())
 }
 
-/// A member gets its fragment, or is asked whether it still has it, or to commit it, and the client its answer.
+/// A member gets its fragment, or is asked whether it still has it, or to commit it, and the client its
+/// answer.
 pub fn send(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
     let whole = s.whole.clone().filter(Whole::is_under_way)?;
     if !whole.open(rules).contains(&to) || !whole.view.group().is_writable() || !answers(s, &whole.view, to) {
@@ -312,8 +317,8 @@ pub fn go_on(rules: &Rules, s: &mut State) -> Option<()> {
     Some(())
 }
 
-/// As `weir_client` does it: one committed fragment, or k prepared ones, of current members. Who is behind may have what was given up
-/// while it was away.
+/// As `weir_client` does it: one committed fragment, or k prepared ones, of current members. Who is behind
+/// may have what was given up while it was away.
 fn decide(rules: &Rules, s: &State, whole: &Whole) -> Option<Stage> {
     let asked = whole.view.current();
     if !asked.iter().all(|p| answers(s, &whole.view, *p)) {
@@ -389,7 +394,8 @@ fn write(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) ->
     if made { Ok(()) } else { Err(kind.get()) }
 }
 
-/// What a target does with `HoldStripe` if it lacks the version: takes it from k current members. `Some(None)`: fewer have it.
+/// What a target does with `HoldStripe` if it lacks the version: takes it from k current members.
+/// `Some(None)`: fewer have it.
 fn hold(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) -> Option<Option<()>> {
     let peers: Vec<usize> = view.current().into_iter().filter(|p| *p != to).collect();
     if !peers.iter().all(|p| answers(s, view, *p)) {

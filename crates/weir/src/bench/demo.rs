@@ -1,8 +1,9 @@
-//! `weir demo`: the main job, from nothing to nothing. Detectors write at their rate, a storage process is killed at half
-//! time, everything is read back and compared; then a volume streams home (`home.rs`); and the directory is as it was before.
+//! `weir demo`: the main job, from nothing to nothing. Detectors write at their rate, a storage process is
+//! killed at half time, everything is read back and compared; then a volume streams home (`home.rs`); and the
+//! directory is as it was before.
 //!
-//! The rate is one that this machine can hold, which is measured first. What is late is reported; the demo fails for bytes that are
-//! wrong or missing only.
+//! The rate is one that this machine can hold, which is measured first. What is late is reported; the demo
+//! fails for bytes that are wrong or missing only.
 mod home;
 
 use crate::bench::spinner;
@@ -277,8 +278,9 @@ fn measure(options: &detector::Options) -> Outcome<Pace> {
     Ok(Pace { frames_per_s: mean("frames"), bytes_per_s: mean("payload") * 1e6 })
 }
 
-/// Frames per second of each detector. A third of what the machine can do: it has to hold while a storage process is dead and
-/// others use the machine, too. At most what a fast detector does, and never so few that nothing is under way when it dies.
+/// Frames per second of each detector. A third of what the machine can do: it has to hold while a storage
+/// process is dead and others use the machine, too. At most what a fast detector does, and never so few that
+/// nothing is under way when it dies.
 fn detector_hz(frames_per_s: f64, detectors: u32) -> f64 {
     let third = frames_per_s / f64::from(detectors.max(1)) / 3.0;
     third.floor().clamp(HZ_MIN, HZ_MAX)

@@ -1,8 +1,8 @@
 //! `weir bench home`: how data goes home while it is written, and what that costs. On a cluster of its own.
 //!
-//! Each part is a volume with a directory as its home, and is looked at from outside. The raw figure beside the rates is
-//! what one stream writes and syncs on the home's file system, measured just before; how fast a full volume goes home is
-//! compared with several who copy it through the mount.
+//! Each part is a volume with a directory as its home, and is looked at from outside. The raw figure beside
+//! the rates is what one stream writes and syncs on the home's file system, measured just before; how fast a
+//! full volume goes home is compared with several who copy it through the mount.
 mod grid;
 mod wire;
 
@@ -101,7 +101,8 @@ pub enum What {
     CatchUp,
     /// A home that hangs, and its effect on writes and listings here (not run unless it is named)
     Frozen,
-    /// A far home: how near the mover's own pace is to the best of many fixed ones (alone, and not run unless it is named)
+    /// A far home: how near the mover's own pace is to the best of many fixed ones (alone, and not run unless
+    /// it is named)
     Grid,
 }
 
@@ -187,8 +188,8 @@ fn raw_rate(dir: &Path) -> Outcome<Spread> {
     Ok(Spread { median: rates[RAW_RUNS / 2], min: rates[0], max: rates[RAW_RUNS - 1] })
 }
 
-/// MB/s of whoever copies a volume's files through the mount: the path that a mover takes, without Weir's part of it.
-/// What the kernel keeps of the files is dropped before.
+/// MB/s of whoever copies a volume's files through the mount: the path that a mover takes, without Weir's
+/// part of it. What the kernel keeps of the files is dropped before.
 fn copied_by_hand(from: &Path, to: &Path) -> Outcome<f64> {
     fs::create_dir(to).doing(format_args!("make {}", to.display()))?;
     let entries = fs::read_dir(from).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);

@@ -1,4 +1,5 @@
-//! `weir bench`: the workloads of `weir-load` on any mounted file system, alone or side by side, and the metadata role alone over RPC.
+//! `weir bench`: the workloads of `weir-load` on any mounted file system, alone or side by side, and the
+//! metadata role alone over RPC.
 pub mod demo;
 pub mod home;
 pub mod meta;
@@ -33,7 +34,8 @@ pub struct Printed<O: Args> {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Directory of the cluster (`weir up --dir`) that is measured: also show where its processes spend CPU time
+    /// Directory of the cluster (`weir up --dir`) that is measured: also show where its processes spend CPU
+    /// time
     #[arg(long, value_name = "DIR")]
     pub cluster: Option<PathBuf>,
 }
@@ -140,7 +142,8 @@ impl compare::Watcher for Shown {
     }
 }
 
-/// SIGINT and SIGTERM end a comparison, which then tidies up. The second one ends it at once: a file system may hang.
+/// SIGINT and SIGTERM end a comparison, which then tidies up. The second one ends it at once: a file system
+/// may hang.
 fn stop_on_signal() -> Arc<compare::Stop> {
     let stop = Arc::new(compare::Stop::default());
     let of_thread = stop.clone();

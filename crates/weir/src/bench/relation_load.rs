@@ -1,8 +1,9 @@
-//! A volume with a home under load: frames and one growing file are written at their rate, and what arrives at home is
-//! watched from outside, as anybody can who sees the directory. For `weir demo` and `weir bench home`.
+//! A volume with a home under load: frames and one growing file are written at their rate, and what arrives
+//! at home is watched from outside, as anybody can who sees the directory. For `weir demo` and `weir bench
+//! home`.
 //!
-//! Every block says what it is and where it belongs, so what is read back, here or at home, is right or it is not.
-//! Refuses to know: how Weir brings data home; it is asked for levels and states only.
+//! Every block says what it is and where it belongs, so what is read back, here or at home, is right or it is
+//! not. Refuses to know: how Weir brings data home; it is asked for levels and states only.
 use crate::cli;
 use crate::commands::volume::own_cred;
 use crate::failure::{Doing, Failure, Outcome};
@@ -83,7 +84,8 @@ impl Seen {
     pub fn longest_write_ms(&self) -> f64 {
         at_quantile(&self.write_ms, 1.0)
     }
-    /// Deviation of the rate at home from second to second, of its mean, while it was written at the full rate.
+    /// Deviation of the rate at home from second to second, of its mean, while it was written at the full
+    /// rate.
     pub fn jitter(&self) -> f64 {
         let steady = self.arrived.len().min(self.written.len()).saturating_sub(1);
         let rates: Vec<f64> = self.arrived.iter().take(steady).skip(2).map(|bytes| *bytes as f64).collect();
@@ -184,8 +186,8 @@ pub async fn evicted(client: &Client, volume: VolumeId) -> Outcome<u64> {
     Ok(levels.iter().find(|level| level.volume == Some(volume)).map_or(0, |level| level.evicted))
 }
 
-/// Writes as planned, and watches home until all is there, `patience` after the last write at most. `meanwhile` runs in
-/// this thread.
+/// Writes as planned, and watches home until all is there, `patience` after the last write at most.
+/// `meanwhile` runs in this thread.
 pub fn stream<T>(
     site: &Site,
     plan: &Plan,
@@ -216,7 +218,8 @@ pub fn stream<T>(
     })
 }
 
-/// SIGKILL for the mover; seconds until the growing file grows at home again, by a mover that is started at once.
+/// SIGKILL for the mover; seconds until the growing file grows at home again, by a mover that is started at
+/// once.
 pub fn kill_mover(local: &LocalCluster, wish: &cli::Up, live: &Live) -> Outcome<Option<f64>> {
     let missing = || Error::not_found("no mover runs");
     let mover = local.of_role(RoleName::Mover).next().ok_or_else(missing)?;

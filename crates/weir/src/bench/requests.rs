@@ -1,8 +1,9 @@
-//! `weir bench requests`: what single operations cost, counted and not timed, so that the load of the machine does not matter:
-//! requests of the kernel to the mount, messages of the mount to the metadata leader, and changes of thread in Weir's processes.
+//! `weir bench requests`: what single operations cost, counted and not timed, so that the load of the machine
+//! does not matter: requests of the kernel to the mount, messages of the mount to the metadata leader, and
+//! changes of thread in Weir's processes.
 //!
-//! Nothing is asked of the servers: the mount counts requests and messages, the kernel changes of thread. What ends behind a program's
-//! back (the release of a file) is waited for, and counted with the operation.
+//! Nothing is asked of the servers: the mount counts requests and messages, the kernel changes of thread.
+//! What ends behind a program's back (the release of a file) is waited for, and counted with the operation.
 use crate::bench::demo::{self, Stage};
 use crate::bench::{processes_of, spinner};
 use crate::cli;
@@ -42,7 +43,8 @@ pub struct Options {
     /// The same directory through another mount, which creates the files of the cold rows
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, requires = "path")]
     pub other: Option<PathBuf>,
-    /// Directory of the cluster (`weir up --dir`): also count changes of thread in its processes on this machine
+    /// Directory of the cluster (`weir up --dir`): also count changes of thread in its processes on this
+    /// machine
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, requires = "path")]
     pub cluster: Option<PathBuf>,
     /// The new cluster keeps everything in memory

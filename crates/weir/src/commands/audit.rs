@@ -1,7 +1,7 @@
 //! `weir audit`: who asked for what and what came of it, from the files of coordinator and metadata role.
 //!
-//! To show and to verify it reads these files and asks no server, so that works while nothing runs. Their mode
-//! is 0600.
+//! To show and to verify it reads these files and asks no server, so that works while nothing runs. Their
+//! mode is 0600.
 use crate::cli::{AuditCommand, AuditedVolumes, ShowAudit, VerifyAudit};
 use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};

@@ -1,7 +1,8 @@
-//! `weir volume backup` and `backups`: makes a backup now, says how often movers make one, shows what there is.
+//! `weir volume backup` and `backups`: makes a backup now, says how often movers make one, shows what there
+//! is.
 //!
-//! What a backup is and how it is made is in `weir_home::backup`; who makes one at the moment is known to the metadata leader,
-//! which this command asks like a mover.
+//! What a backup is and how it is made is in `weir_home::backup`; who makes one at the moment is known to the
+//! metadata leader, which this command asks like a mover.
 use crate::commands::relation::require_allowed;
 use crate::commands::snapshots;
 use crate::commands::volume::{Cluster, as_client, explain, named, own_cred, parse_every};
@@ -37,7 +38,8 @@ const NAMED: usize = 10;
 pub struct Make {
     /// The volume
     pub volume: String,
-    /// Destination, like file:///backups/ada or weir://host:port/path [default: the volume's only destination]
+    /// Destination, like file:///backups/ada or weir://host:port/path [default: the volume's only
+    /// destination]
     #[arg(long, value_name = "URL")]
     pub to: Option<String>,
     /// Make backups at this interval, like 1d or 12h (movers do)

@@ -10,7 +10,8 @@ use weir_proto::{Error, ErrorKind};
 
 #[derive(Args)]
 pub struct Clone {
-    /// The volume, or VOLUME@SNAPSHOT. Without @SNAPSHOT a snapshot is taken, and deleted when the clone is complete
+    /// The volume, or VOLUME@SNAPSHOT. Without @SNAPSHOT a snapshot is taken, and deleted when the clone is
+    /// complete
     pub source: String,
     /// Path of the clone's directory, from the root of the file system
     #[arg(value_hint = ValueHint::Other)]

@@ -1,6 +1,7 @@
 //! What the mounts of this machine say of themselves: whether they answer, and what they lost.
 //!
-//! Invariant: looking never hangs. A mount whose process is stopped holds the thread that asks it; that thread is left behind.
+//! Invariant: looking never hangs. A mount whose process is stopped holds the thread that asks it; that
+//! thread is left behind.
 use crate::commands::file;
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
 use rustix::io::Errno;
@@ -76,8 +77,8 @@ fn look(path: &Path) -> (Reach, Value) {
     }
 }
 
-/// A question to a file system that may hang, and when it is given up. Several are asked together, so that those that hang are waited
-/// for once.
+/// A question to a file system that may hang, and when it is given up. Several are asked together, so that
+/// those that hang are waited for once.
 pub struct Asked<T>(Receiver<T>, Instant);
 
 impl<T> Asked<T> {

@@ -1,7 +1,9 @@
-//! `weir relation prefetch`: brings back what is at home only of many files and directories, before somebody reads it.
+//! `weir relation prefetch`: brings back what is at home only of many files and directories, before somebody
+//! reads it.
 //!
-//! Memory is a window of files, however many there are: so many are wanted ahead of the one that is waited for, and movers
-//! bring them side by side. One that cannot be had is named, and the others come all the same.
+//! Memory is a window of files, however many there are: so many are wanted ahead of the one that is waited
+//! for, and movers bring them side by side. One that cannot be had is named, and the others come all the
+//! same.
 use crate::commands::tiering;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::progress::Progress;

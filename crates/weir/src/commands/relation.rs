@@ -262,8 +262,8 @@ fn say(json: bool, relation: RelationId, about: &str, done: &str) {
     }
 }
 
-/// A home that is a directory must be there, where that can be known: all movers of a cluster that is named by its directory are on
-/// this machine.
+/// A home that is a directory must be there, where that can be known: all movers of a cluster that is named
+/// by its directory are on this machine.
 fn require_directory(url: &str, at: &Cluster) -> Outcome<()> {
     let HomeUrl::File { path } = HomeUrl::parse(url)? else { return Ok(()) };
     if path.is_dir() || !at.cluster.coordinator.is_empty() {
@@ -455,7 +455,8 @@ fn show_mirrored(info: &RelationInfo) {
 
 // ---- the changelog
 
-/// One change per line. With a cursor what was printed is acknowledged once it is out: a crash prints it again.
+/// One change per line. With a cursor what was printed is acknowledged once it is out: a crash prints it
+/// again.
 pub async fn follow(client: &Client, args: &Follow) -> Outcome<()> {
     let (cred, volume) = (own_cred(), named(client, &args.name).await?.id);
     if let (Some(cursor), true) = (&args.cursor, args.drop) {

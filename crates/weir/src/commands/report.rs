@@ -1,7 +1,8 @@
 //! `weir report`: what a subtree or a volume holds, from the metadata leader's records and without a walk.
 //!
-//! Invariant: entries are files, directories, symbolic links and special files, and each is online or offline: all sums are
-//! sums of the same entries. The leader is asked in batches, so it is not one moment that is shown.
+//! Invariant: entries are files, directories, symbolic links and special files, and each is online or
+//! offline: all sums are sums of the same entries. The leader is asked in batches, so it is not one moment
+//! that is shown.
 use crate::cli;
 use crate::commands::volume::{connect, named, own_cred, parse_size};
 use crate::commands::which::coordinators;
@@ -252,7 +253,8 @@ async fn look(client: &Client, args: &Report) -> Outcome<Whole> {
     Ok(Whole { of, tally, file_system_bytes, biggest_path, directories, online_only, complaints })
 }
 
-/// Counts all in `volume` (0: in all) that lies below `top`, itself not counted; the directory above each directory.
+/// Counts all in `volume` (0: in all) that lies below `top`, itself not counted; the directory above each
+/// directory.
 async fn count(
     client: &Client,
     cred: &Cred,

@@ -1,11 +1,12 @@
 //! `weir volume restore`: a file or a directory put back, from a snapshot, a backup or the trash.
 //!
-//! A user's work: it reads `.snapshots` of the mount, or a backup's directory, and writes beside what is there, so it needs no
-//! rights but the user's own and gives none. The mount itself tells where backups are: no address is needed.
+//! A user's work: it reads `.snapshots` of the mount, or a backup's directory, and writes beside what is
+//! there, so it needs no rights but the user's own and gives none. The mount itself tells where backups are:
+//! no address is needed.
 //!
-//! Always holds: nothing that is there is lost. What is restored is copied beside it and takes its place in one step; what was there
-//! (a file, or a whole directory with all that was made in it since) is kept beside it under a name that is told. It is
-//! the user's to remove. An interruption at any moment leaves both.
+//! Always holds: nothing that is there is lost. What is restored is copied beside it and takes its place in
+//! one step; what was there (a file, or a whole directory with all that was made in it since) is kept beside
+//! it under a name that is told. It is the user's to remove. An interruption at any moment leaves both.
 mod trash;
 
 use crate::commands::file;
@@ -47,11 +48,12 @@ pub struct Restore {
     /// Restore it from this snapshot
     #[arg(long, value_name = "NAME")]
     pub from: Option<String>,
-    /// Restore it from the last snapshot or backup up to this date, like 2026-11-22, "2026-11-22 03:00" (UTC), yesterday
-    /// or "2h ago"
+    /// Restore it from the last snapshot or backup up to this date, like 2026-11-22, "2026-11-22 03:00"
+    /// (UTC), yesterday or "2h ago"
     #[arg(long, value_name = "DATE", value_parser = read_date)]
     pub at: Option<Date>,
-    /// Restore it from the volume's trash, as it was removed last: it is moved, not copied. An existing directory gets its missing files
+    /// Restore it from the volume's trash, as it was removed last: it is moved, not copied. An existing
+    /// directory gets its missing files
     #[arg(long)]
     pub trash: bool,
     /// Restore to this path instead
@@ -285,7 +287,8 @@ fn choose(states: &[State], below: &Path, at: Date) -> Outcome<(PathBuf, String)
                 if is_readable(&old) {
                     return Ok((old, state.shown.clone()));
                 }
-                // What was at home only, and has been written since, does not read in a snapshot; the backup of then may have it.
+                // What was at home only, and has been written since, does not read in a snapshot; the backup
+                // of then may have it.
                 let why = format!("{shown} cannot be read in {}: its bytes were at home only", state.shown);
                 newer = newer.or(Some((state.date, why)));
             }
@@ -326,8 +329,8 @@ fn copy(from: &Path, to: &Path) -> Outcome<()> {
     Err(Error::io(format!("copy {}: {said}", from.display())).into())
 }
 
-/// Puts the whole copy in its place. What is there gets a name that nothing has, in one step: at no moment is one of the two without
-/// a name, or nothing at `path`.
+/// Puts the whole copy in its place. What is there gets a name that nothing has, in one step: at no moment is
+/// one of the two without a name, or nothing at `path`.
 fn put(tmp: &Path, path: &Path, kept: impl Fn(u32) -> PathBuf) -> Outcome<Option<PathBuf>> {
     match rename_new(tmp, path) {
         Ok(()) => return Ok(None),

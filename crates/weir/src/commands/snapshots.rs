@@ -73,7 +73,8 @@ pub fn when(t: Time) -> String {
     let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
     format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
-/// Days since 1970-01-01 as a date. Howard Hinnant, "chrono-compatible low-level date algorithms", `civil_from_days`.
+/// Days since 1970-01-01 as a date. Howard Hinnant, "chrono-compatible low-level date algorithms",
+/// `civil_from_days`.
 fn civil(days: i64) -> (i64, i64, i64) {
     let z = days + 719_468;
     let (era, of_era) = (z.div_euclid(146_097), z.rem_euclid(146_097));

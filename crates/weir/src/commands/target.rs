@@ -37,7 +37,8 @@ pub fn number_of(name: &str) -> Outcome<TargetId> {
     })
 }
 
-/// `weir target replace`: makes an empty directory the target's new one. The target has nothing then, and is refilled from the others.
+/// `weir target replace`: makes an empty directory the target's new one. The target has nothing then, and is
+/// refilled from the others.
 pub fn replace(args: &cli::ReplaceTarget) -> Outcome<()> {
     let id = number_of(&args.target)?;
     let dir = local_cluster::absolute(&args.new_dir)?;

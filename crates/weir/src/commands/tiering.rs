@@ -1,7 +1,7 @@
 //! `weir file evict|recall|pin|unpin|state`: where a file's bytes are, and what is done about it.
 //!
-//! Asked and told through attributes that the mount answers itself, as `weir file stat` does; the metadata leader decides
-//! who may. The mount's side is here, too, so that both agree on the words.
+//! Asked and told through attributes that the mount answers itself, as `weir file stat` does; the metadata
+//! leader decides who may. The mount's side is here, too, so that both agree on the words.
 use crate::cli::ManyPaths;
 use crate::commands::file;
 use crate::failure::{Doing, Failure, Outcome};

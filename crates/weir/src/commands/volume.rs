@@ -158,8 +158,8 @@ pub struct Create {
     pub limits: Limits,
     #[command(flatten)]
     pub policies: Policies,
-    /// Create it from an existing home, like file:///data: names appear at once, data is fetched when it is read, and changes are
-    /// copied home (see `weir relation add`)
+    /// Create it from an existing home, like file:///data: names appear at once, data is fetched when it is
+    /// read, and changes are copied home (see `weir relation add`)
     #[arg(long, value_name = "URL")]
     pub from: Option<String>,
     /// Allow eviction of data that is at home
@@ -211,15 +211,16 @@ pub struct SetPolicy {
     /// Use the cluster's scheme and pool again
     #[arg(long, conflicts_with_all = ["scheme", "pool"])]
     pub default: bool,
-    /// Interval of scheduled snapshots, like 1h or 1d; one is taken if anything has changed. `none` ends the schedule and keeps its snapshots
+    /// Interval of scheduled snapshots, like 1h or 1d; one is taken if anything has changed. `none` ends the
+    /// schedule and keeps its snapshots
     #[arg(long, value_name = "TIME", value_parser = parse_interval)]
     pub snapshots: Option<u32>,
-    /// Retention of scheduled snapshots: the newest of each of this number of hours, days, weeks and months; 24h,7d,4w if never set.
-    /// Snapshots taken by command stay until they are deleted
+    /// Retention of scheduled snapshots: the newest of each of this number of hours, days, weeks and months;
+    /// 24h,7d,4w if never set. Snapshots taken by command stay until they are deleted
     #[arg(long, value_name = "COUNTS", value_parser = parse_backup_retention)]
     pub keep: Option<SnapshotRetention>,
-    /// Keep removed files under .trash of the volume's directory for this time, like 7d. The trash counts towards the quota and is
-    /// purged early if the volume fills up. `none` disables the trash and empties it
+    /// Keep removed files under .trash of the volume's directory for this time, like 7d. The trash counts
+    /// towards the quota and is purged early if the volume fills up. `none` disables the trash and empties it
     #[arg(long, value_name = "TIME", value_parser = parse_interval)]
     pub trash: Option<u32>,
     #[command(flatten)]

@@ -117,7 +117,8 @@ pub struct LocalCluster {
 }
 
 impl LocalCluster {
-    /// The cluster of a directory, to ask it for something. The owner of the directory does not matter for that.
+    /// The cluster of a directory, to ask it for something. The owner of the directory does not matter for
+    /// that.
     pub fn open(dir: &Path) -> Outcome<LocalCluster> {
         let dir = absolute(dir)?;
         let path = dir.join(MANIFEST);
@@ -144,7 +145,8 @@ impl LocalCluster {
         LocalCluster::parse(dir, &path, &text)
     }
 
-    /// The same, to do what it says: start, signal and stop processes, mount, write. Refused if another user can change it.
+    /// The same, to do what it says: start, signal and stop processes, mount, write. Refused if another user
+    /// can change it.
     pub fn open_own(dir: &Path) -> Outcome<LocalCluster> {
         let local = LocalCluster::open(dir)?;
         // In memory, DIR is a link of its own making: what it leads to counts.

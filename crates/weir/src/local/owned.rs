@@ -1,8 +1,8 @@
 //! Whether the file at a path belongs to this user and no other user can change it.
 //!
-//! `weir up` and `weir down` do, with the rights of their caller, what the files of a cluster's directory say: processes
-//! are started and signalled, paths are mounted over, files are written. So none of these may be another user's.
-//! Symbolic links are not followed, and what was opened is what is judged.
+//! `weir up` and `weir down` do, with the rights of their caller, what the files of a cluster's directory
+//! say: processes are started and signalled, paths are mounted over, files are written. So none of these may
+//! be another user's. Symbolic links are not followed, and what was opened is what is judged.
 use crate::failure::{Doing, Failure, Outcome};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, Stat};
@@ -24,7 +24,8 @@ impl User {
     }
 }
 
-/// Why a user must not rely on something; `None`: it may. The user's own group may write: it is usually the user alone.
+/// Why a user must not rely on something; `None`: it may. The user's own group may write: it is usually the
+/// user alone.
 fn doubt(user: User, uid: u32, gid: u32, mode: u32) -> Option<String> {
     match () {
         () if uid != user.uid => Some(format!("belongs to user {uid}")),

@@ -1,7 +1,7 @@
 //! Background processes of this binary: started, found again by pid and start time, and stopped.
 //!
-//! A process is known by its pid file, which it writes itself: pid, start time and boot. A pid that was given to
-//! another process meanwhile has another start time and is never signalled.
+//! A process is known by its pid file, which it writes itself: pid, start time and boot. A pid that was given
+//! to another process meanwhile has another start time and is never signalled.
 use crate::failure::{Doing, Failure, Outcome};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
@@ -88,7 +88,8 @@ impl PidFile {
     }
 }
 
-/// This process, for another one of the same kernel: boot, process namespace, pid and start time. Empty: not to be told.
+/// This process, for another one of the same kernel: boot, process namespace, pid and start time. Empty: not
+/// to be told.
 pub fn own_process() -> String {
     match (PidFile::own(true), pid_namespace()) {
         (Ok(own), Some(namespace)) => format!("{} {namespace} {} {}", own.boot, own.pid, own.started),
@@ -96,8 +97,8 @@ pub fn own_process() -> String {
     }
 }
 
-/// Whether a process as [`own_process`] names it is gone for certain. One of another machine, another boot or another
-/// namespace cannot be seen from here: no.
+/// Whether a process as [`own_process`] names it is gone for certain. One of another machine, another boot or
+/// another namespace cannot be seen from here: no.
 pub fn is_gone(process: &str) -> bool {
     let mut fields = process.split(' ');
     let mut next = || fields.next().unwrap_or_default();
@@ -107,8 +108,9 @@ pub fn is_gone(process: &str) -> bool {
     near && pid_is_gone(pid, started)
 }
 
-/// Processes of `weir mount`, other than this one, that were called with `word` (their configuration, their mount point) and
-/// are in another mount namespace: what they mounted cannot be seen here. Those of other users are seen by root only.
+/// Processes of `weir mount`, other than this one, that were called with `word` (their configuration, their
+/// mount point) and are in another mount namespace: what they mounted cannot be seen here. Those of other
+/// users are seen by root only.
 pub fn mounts_elsewhere(word: &Path) -> Vec<i32> {
     let namespace_of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
     let (Some(here), Ok(entries)) = (namespace_of("self"), fs::read_dir("/proc")) else { return Vec::new() };

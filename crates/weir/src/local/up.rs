@@ -118,7 +118,8 @@ fn without_failed(local: &LocalCluster, servers: Servers) -> Outcome<Servers> {
     Ok(Servers { failed: Vec::new(), ..servers })
 }
 
-/// Does not wait for a process that has ended again, as it is not started meanwhile. `missing` targets did not start.
+/// Does not wait for a process that has ended again, as it is not started meanwhile. `missing` targets did
+/// not start.
 fn wait_healthy(local: &LocalCluster, started: &[Started], missing: usize) -> Outcome<observe::Health> {
     let all_live = || {
         let lives = |s: &&Started| PidFile::read(&local.pid_file(&s.process)).is_some_and(|pid| pid.alive());
@@ -203,8 +204,8 @@ fn smaller(targets: u32) -> Scheme {
     }
 }
 
-/// Where ports are looked for: below the range from which the kernel takes ports for connections, so that a node that
-/// is down for a while finds its own free again.
+/// Where ports are looked for: below the range from which the kernel takes ports for connections, so that a
+/// node that is down for a while finds its own free again.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
 /// Gives members of etcd, and where it was asked for each server that does not run a free port: its own, kept
@@ -392,8 +393,8 @@ fn start_all(local: &mut LocalCluster, roles: &[RoleName]) -> Outcome<Servers> {
         if !roles.contains(&process.role) {
             continue;
         }
-        // New targets join one after the other, so that their numbers are those of their directories; copies of
-        // the metadata join after the node that founds the namespace.
+        // New targets join one after the other, so that their numbers are those of their directories; copies
+        // of the metadata join after the node that founds the namespace.
         let is_new = match process.role {
             RoleName::Storage => !process.path.join(IDENTITY_FILE).exists(),
             RoleName::Meta => !process.path.join(NAMESPACE_FILE).exists(),
@@ -471,8 +472,8 @@ fn arguments(local: &LocalCluster, process: &Process) -> Outcome<Vec<String>> {
     Ok(args)
 }
 
-/// Waits until process `n` of the manifest serves. One whose port somebody took after it was chosen (another cluster
-/// that starts at the same moment) gets another port and is started again.
+/// Waits until process `n` of the manifest serves. One whose port somebody took after it was chosen (another
+/// cluster that starts at the same moment) gets another port and is started again.
 fn wait_or_move(local: &mut LocalCluster, n: usize, mut launched: Launched) -> Outcome<Started> {
     let mut moves_left = 3;
     loop {
@@ -628,8 +629,9 @@ pub struct Downed {
     pub ended_calls: BTreeMap<String, usize>,
 }
 
-/// Mounts first, so that everything they hold is saved; then the servers. The coordinator goes before the targets: it asks them
-/// how far they are, and does not see them leave, so no member of a group is behind at the next start.
+/// Mounts first, so that everything they hold is saved; then the servers. The coordinator goes before the
+/// targets: it asks them how far they are, and does not see them leave, so no member of a group is behind at
+/// the next start.
 pub fn take_down(local: &LocalCluster) -> Outcome<Downed> {
     let mut downed = Downed::default();
     let order = [

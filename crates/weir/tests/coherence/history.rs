@@ -1,9 +1,11 @@
-//! Histories of concurrent operations on one object, and whether they are linearizable: whether each operation can have
-//! happened at one moment between its call and its return, so that all results are those of a sequential object.
+//! Histories of concurrent operations on one object, and whether they are linearizable: whether each
+//! operation can have happened at one moment between its call and its return, so that all results are those
+//! of a sequential object.
 //!
-//! The search is that of Wing and Gong with Lowe's memory of what was tried (G. Lowe, "Testing for linearizability", 2017).
-//! Each process calls one operation at a time, so how far a search is, is one number per process and the object's state.
-//! Every operation is known to have returned: a test that cannot say so must not ask.
+//! The search is that of Wing and Gong with Lowe's memory of what was tried (G. Lowe, "Testing for
+//! linearizability", 2017). Each process calls one operation at a time, so how far a search is, is one number
+//! per process and the object's state. Every operation is known to have returned: a test that cannot say so
+//! must not ask.
 use std::collections::{HashSet, VecDeque};
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -26,10 +28,12 @@ pub trait Object {
     fn step(state: &Self::State, op: Self::Op) -> Option<Self::State>;
 }
 
-/// A point of the search: operations done of each process, in the order they were called, and what they led to.
+/// A point of the search: operations done of each process, in the order they were called, and what they led
+/// to.
 type Point<S> = (Vec<u32>, S);
 
-/// `Err` tells how far the best order came and what was next then. One list per process, in the order of its calls.
+/// `Err` tells how far the best order came and what was next then. One list per process, in the order of its
+/// calls.
 pub fn linearizable<O: Object>(processes: &[Vec<Event<O::Op>>]) -> Result<(), String> {
     for process in processes {
         assert!(process.iter().all(|e| e.called_ns <= e.returned_ns), "a return before its call");

@@ -1,5 +1,5 @@
-//! Claim: programs on different mounts see one file system. What four mounts do at the same time is linearizable, and
-//! a git repository is used from two mounts in turn.
+//! Claim: programs on different mounts see one file system. What four mounts do at the same time is
+//! linearizable, and a git repository is used from two mounts in turn.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -118,8 +118,8 @@ fn work(files: &Files, mount: u64, run: u64, steps: u64, begun: Instant) -> Seen
             1 => seen.held.push(timed(begun, || register(&files.held, value, choice))),
             2 => seen.log.push(timed(begun, || log(&files.dir.join("log"), value, choice))),
             3 => seen.name.push(timed(begun, || name(&files.dir.join("name"), choice))),
-            // One mount exchanges: a kernel looks both names up before it asks for the exchange, and if one of another
-            // mount falls between, both lead to one file, and it does nothing.
+            // One mount exchanges: a kernel looks both names up before it asks for the exchange, and if one
+            // of another mount falls between, both lead to one file, and it does nothing.
             4 => seen
                 .pair
                 .push(timed(begun, || pair(&files.dir, if mount == 0 { choice } else { 2 + choice % 4 }))),
@@ -225,8 +225,9 @@ fn what_four_mounts_do_at_once_is_linearizable() {
     }
 }
 
-/// Opened while nobody else wrote it, so read through the kernel's pages; then another mount writes. What is read is never
-/// older than what had been written when the read began, also in a loop that leaves the kernel no moment without pages.
+/// Opened while nobody else wrote it, so read through the kernel's pages; then another mount writes. What is
+/// read is never older than what had been written when the read began, also in a loop that leaves the kernel
+/// no moment without pages.
 #[test]
 fn a_file_open_since_before_sharing_is_never_read_stale() {
     const WRITES: u64 = 500;
@@ -267,8 +268,8 @@ fn a_file_open_since_before_sharing_is_never_read_stale() {
     readers.iter().for_each(|file| assert_eq!(read_number(file), WRITES));
 }
 
-/// The first lines of a file are in its inode and the later ones on targets: an append that finds another mount reading takes them
-/// there, while leases come and go.
+/// The first lines of a file are in its inode and the later ones on targets: an append that finds another
+/// mount reading takes them there, while leases come and go.
 #[test]
 fn lines_that_are_appended_beside_a_reader_are_all_there() {
     const FILES: u64 = 100;
@@ -327,8 +328,8 @@ fn what_four_mounts_do_at_once_is_linearizable_under_faults() {
     });
 }
 
-/// Runs commands. Started before this process has files of the mounts open: to start a program is to close them in that
-/// program, and a close saves, which waits for the very servers that the program is to start.
+/// Runs commands. Started before this process has files of the mounts open: to start a program is to close
+/// them in that program, and a close saves, which waits for the very servers that the program is to start.
 struct Breaker {
     child: Child,
     output: BufReader<ChildStdout>,

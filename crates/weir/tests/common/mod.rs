@@ -134,8 +134,8 @@ impl Drop for Stopped {
     }
 }
 
-/// Runs commands. Started before this process has files of a mount open: to start a program is to close them in that
-/// program, and a close saves, which waits for the very servers that the program may be to start.
+/// Runs commands. Started before this process has files of a mount open: to start a program is to close them
+/// in that program, and a close saves, which waits for the very servers that the program may be to start.
 pub struct Shell {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -316,7 +316,8 @@ impl Cluster {
     /// Stops a process (SIGSTOP) until the value returned goes.
     pub fn stop(&self, name: &str) -> Stopped {
         let pid = self.pid(name).unwrap_or_else(|| panic!("{name} does not run"));
-        // Another process, so that it works whatever happens to this one, whose end it sees as the end of its input.
+        // Another process, so that it works whatever happens to this one, whose end it sees as the end of its
+        // input.
         let script = "kill -STOP $0; read -t 60; kill -CONT $0";
         let mut helper = Command::new("bash");
         let helper = helper.args(["-c", script, &pid.to_string()]).stdin(Stdio::piped()).spawn().unwrap();

@@ -17,8 +17,8 @@ const NAMES: u64 = 5;
 const USERS: [(u32, u32, &[u32]); 3] = [(0, 0, &[]), (1001, 2001, &[]), (1002, 2002, &[2001])];
 const ATTRIBUTES: [&str; 5] = ["user.a", "user.b", "trusted.t", "security.s", "user.with.a.long.name"];
 
-/// Access control lists: (tag, permissions, id) as in the attribute. Owner 1, named user 2, group 4, named group 8, mask 16,
-/// others 32.
+/// Access control lists: (tag, permissions, id) as in the attribute. Owner 1, named user 2, group 4, named
+/// group 8, mask 16, others 32.
 type List = &'static [(u16, u16, u32)];
 const LISTS: [List; 6] = [
     &[(1, 6, !0), (4, 4, !0), (32, 4, !0)],
@@ -502,8 +502,8 @@ fn become_user(uid: u32, gid: u32, groups: &[u32]) {
     thread::set_thread_res_uid(Uid::from_raw(uid), Uid::from_raw(uid), root).unwrap();
 }
 
-/// As programs do that want the effect: where space cannot be reserved they write zeros, or set the size. A hole that is punched past
-/// the end does nothing but take privileges away.
+/// As programs do that want the effect: where space cannot be reserved they write zeros, or set the size. A
+/// hole that is punched past the end does nothing but take privileges away.
 fn allocate(file: &OwnedFd, mode: FallocateFlags, offset: u64, len: u64) -> Result<(), Errno> {
     let done = fs::fallocate(file, mode, offset, len);
     if done != Err(Errno::OPNOTSUPP) || mode == FallocateFlags::PUNCH_HOLE {

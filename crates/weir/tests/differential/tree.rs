@@ -4,7 +4,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Names, kinds, owners, modes, links, sizes, contents, attributes; not times and not the sizes of directories.
+/// Names, kinds, owners, modes, links, sizes, contents, attributes; not times and not the sizes of
+/// directories.
 pub fn describe(root: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     walk(root, Path::new(""), &mut lines);

@@ -1,4 +1,5 @@
-//! Clones against what they were made from: neither side ever sees what is done on the other, and nothing is left behind.
+//! Clones against what they were made from: neither side ever sees what is done on the other, and nothing is
+//! left behind.
 use super::super::clone;
 use super::super::snapshot_view::SnapshotView;
 use super::snapshots::{Model, STRIPE};

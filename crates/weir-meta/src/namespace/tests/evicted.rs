@@ -203,7 +203,8 @@ proptest! {
         let mut size = 17 * MIB;
         let ino = w.file_of("f", size);
         w.bring_home(ino);
-        // Stripe: where its evicted bytes end; the highest token epoch that it was given out under, ever and since then.
+        // Stripe: where its evicted bytes end; the highest token epoch that it was given out under, ever and
+        // since then.
         let mut away: BTreeMap<u64, u64> = BTreeMap::new();
         let (mut highest, mut valid): (BTreeMap<u64, u32>, BTreeMap<u64, u32>) = Default::default();
         let mut handed: Vec<(u64, u64, u32)> = Vec::new();

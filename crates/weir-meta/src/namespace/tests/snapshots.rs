@@ -1,4 +1,5 @@
-//! Snapshots against a simple model: a copy of everything, made at the time. Data is a number for each stripe of each object.
+//! Snapshots against a simple model: a copy of everything, made at the time. Data is a number for each stripe
+//! of each object.
 use super::super::keeper::references;
 use super::*;
 use crate::record::StripeTruncation;
@@ -587,8 +588,8 @@ fn a_file_empty_in_a_snapshot_gets_a_new_object_before_writes() {
     assert_eq!(object(m.w.change(|cx| open::acquire(cx, &ask)).unwrap()), reported);
 }
 
-/// Seed 80425: the fence of who reads it in the snapshot came with a token epoch that passes it, and what was on its way went into the
-/// snapshot.
+/// Seed 80425: the fence of who reads it in the snapshot came with a token epoch that passes it, and what was
+/// on its way went into the snapshot.
 #[test]
 fn a_file_read_in_a_snapshot_is_written_to_another_object() {
     for is_open in [true, false] {
@@ -612,7 +613,8 @@ fn a_file_read_in_a_snapshot_is_written_to_another_object() {
     }
 }
 
-/// Seed 69052: it keeps its object, for nothing of it is there; what comes to be there later is not the snapshot's.
+/// Seed 69052: it keeps its object, for nothing of it is there; what comes to be there later is not the
+/// snapshot's.
 #[test]
 fn a_snapshot_of_a_hole_shows_no_later_write() {
     let mut m = Model::new();

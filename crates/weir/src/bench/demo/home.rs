@@ -1,6 +1,7 @@
-//! The demo's second act: a volume with a home and a limit. Frames and one growing file stream home while they are written;
-//! the mover is killed in the middle of the file and started again; the volume fills past its limit, so what is at home is
-//! evicted; everything is read back, from home where it is away, and compared, as is home itself.
+//! The demo's second act: a volume with a home and a limit. Frames and one growing file stream home while
+//! they are written; the mover is killed in the middle of the file and started again; the volume fills past
+//! its limit, so what is at home is evicted; everything is read back, from home where it is away, and
+//! compared, as is home itself.
 use crate::bench::relation_load::{self, Live, PART, Plan, Seen, Site, evicted};
 use crate::cli;
 use crate::commands::volume::{connect, own_cred};
@@ -27,7 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const LAG_MS_MAX: f64 = 20_000.0;
 const RESUME_S_MAX: f64 = 10.0;
 
-/// Two streams that together are a quarter of what the machine writes: each byte is also read again, and written once more at home.
+/// Two streams that together are a quarter of what the machine writes: each byte is also read again, and
+/// written once more at home.
 pub fn plan(bytes_per_s: f64) -> Plan {
     let stream = (bytes_per_s / 8.0).clamp(1e6, STREAM_BYTES_PER_S);
     Plan {

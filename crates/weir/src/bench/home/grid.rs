@@ -1,9 +1,10 @@
-//! `weir bench home grid`: how near a mover's own choice of streams, window and extent is to the best of many fixed ones, for
-//! workloads at several delays. Home is another Weir; the way there is a [`Wire`].
+//! `weir bench home grid`: how near a mover's own choice of streams, window and extent is to the best of many
+//! fixed ones, for workloads at several delays. Home is another Weir; the way there is a [`Wire`].
 //!
-//! A workload is written once; each run brings all of it to a directory of its own there. Every fixed choice runs once; the best
-//! of them and the mover's own choice are measured then, in turns, so that neither is compared by its luckiest run. A fixed
-//! choice that takes much longer than the best so far is not waited for: its rate is less than the figure shown.
+//! A workload is written once; each run brings all of it to a directory of its own there. Every fixed choice
+//! runs once; the best of them and the mover's own choice are measured then, in turns, so that neither is
+//! compared by its luckiest run. A fixed choice that takes much longer than the best so far is not waited
+//! for: its rate is less than the figure shown.
 use super::wire::Wire;
 use crate::bench::demo::Stage;
 use crate::bench::relation_load;

@@ -1,7 +1,8 @@
-//! A network with a delay: what is said to a far cluster goes through a proxy of this process that holds each byte back.
+//! A network with a delay: what is said to a far cluster goes through a proxy of this process that holds each
+//! byte back.
 //!
-//! Always holds: bytes keep their order, and none is early. The rate is not limited; what is on its way is, so a peer that does
-//! not read stops the other one, as on a wire.
+//! Always holds: bytes keep their order, and none is early. The rate is not limited; what is on its way is,
+//! so a peer that does not read stops the other one, as on a wire.
 //!
 //! Plain threads: timers of the runtime know whole milliseconds only.
 use std::collections::BTreeMap;

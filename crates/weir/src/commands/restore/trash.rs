@@ -1,6 +1,7 @@
 //! What was removed, moved back from a volume's trash.
 //!
-//! Always holds: nothing that is there is replaced, and nothing is removed but directories of the trash that are empty.
+//! Always holds: nothing that is there is replaced, and nothing is removed but directories of the trash that
+//! are empty.
 use super::no_volume;
 use crate::failure::{Doing, Failure, Outcome};
 use rustix::fs::{CWD, RenameFlags};

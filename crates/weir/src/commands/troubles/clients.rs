@@ -64,8 +64,8 @@ fn mounts(facts: &Facts<'_>, found: &mut Found) {
     for path in &facts.dead_mounts {
         let at = path.display();
         let text = format!("the mount at {at} is dead (its process has ended)");
-        // Of a cluster that is started here all mounts are known: this one is of another cluster, or was made by
-        // hand.
+        // Of a cluster that is started here all mounts are known: this one is of another cluster, or was made
+        // by hand.
         let severity = if facts.processes.is_empty() { Severity::Warning } else { Severity::Note };
         found.add(severity, ("mount-dead", &at), text, format!("`weir unmount {at}` cleans it up"));
     }
