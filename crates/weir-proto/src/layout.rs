@@ -1,9 +1,9 @@
 //! Layout arithmetic: which stripe, cell and placement group holds which byte of a file.
 //!
-//! A stripe is k cells one after the other; cell i of stripe s holds the file's bytes from `s * stripe_bytes
-//! + i * cell_bytes`. Pure; knows no target and no state. A [`Layout`] that came off the wire has been
-//! checked by its decoder, one that is made by hand is checked with [`Layout::check`]; on both no method here
-//! overflows for any file offset.
+//! A stripe is k cells one after the other; cell i of stripe s holds the file's bytes from
+//! `s * stripe_bytes + i * cell_bytes`. Pure; knows no target and no state. A [`Layout`] that came off the
+//! wire has been checked by its decoder, one that is made by hand is checked with [`Layout::check`]; on both
+//! no method here overflows for any file offset.
 use crate::map::{Layout, Scheme};
 use crate::{Error, PgId, Result};
 
