@@ -89,7 +89,7 @@ pub fn list(args: &cli::Status) -> Outcome<()> {
         table::json(&Value::from(rows.iter().map(Row::json).collect::<Vec<_>>()));
         return Ok(());
     }
-    let header = ["target", "node", "pool", "state", "used", "size", "full", "places"];
+    let header = ["TARGET", "NODE", "POOL", "STATE", "USED", "SIZE", "FULL", "PLACES"];
     print!("{}", table::render(&header, &rows.iter().map(Row::cells).collect::<Vec<_>>()));
     Ok(())
 }
