@@ -163,9 +163,14 @@ fn is_ending(pid: u32, interrupted: bool) -> bool {
         0 => None,
         pid => std::fs::read_to_string(format!("/proc/{pid}/status")).ok(),
     };
-    let Some(signals) = status.as_deref().and_then(Signals::read) else { return interrupted };
+    let Some(status) = status else { return interrupted };
+    let Some(signals) = Signals::read(&status) else { return interrupted };
+    // A process that has ended has no memory any more when it closes its files. `stat` of one that begins another
+    // program would wait until that has begun, which may itself wait for this mount.
+    let has_memory = status.contains("VmSize:");
     signals.end_it()
-        || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| dies_of_signal(&stat))
+        || !has_memory
+            && std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| dies_of_signal(&stat))
 }
 
 /// Whether a thread belongs to a child of the process in which another thread runs. False where one of them

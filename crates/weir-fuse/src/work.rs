@@ -22,7 +22,7 @@ const DIRECTORIES_MAX: usize = 4096;
 const THREADS_MAX: usize = 1024;
 /// What is known is looked up again after this long: volumes are made, numbers of threads are used again.
 const KNOWN_FOR_NS: u64 = 10_000_000_000;
-/// Questions to the leader under way.
+/// Questions to the leader under way, and looks at threads.
 const ASKED_MAX: usize = 4;
 /// Of a program's environment.
 const ENVIRONMENT_BYTES_MAX: u64 = 64 << 10;
@@ -42,12 +42,18 @@ struct Volumes {
     asked: Vec<u64>,
 }
 
+#[derive(Default)]
+struct Jobs {
+    by_thread: BTreeMap<u32, Known<Arc<str>>>,
+    asked: Vec<u32>,
+}
+
 pub struct Work {
     watch: Watch,
     client: Client,
     runtime: Runtime,
     volumes: Arc<Mutex<Volumes>>,
-    jobs: Mutex<BTreeMap<u32, Known<Arc<str>>>>,
+    jobs: Arc<Mutex<Jobs>>,
     seconds: Arc<Family>,
     read_bytes: Counter,
     written_bytes: Counter,
@@ -93,7 +99,7 @@ impl Work {
             client: client.clone(),
             runtime,
             volumes: Arc::default(),
-            jobs: Mutex::default(),
+            jobs: Arc::default(),
             seconds: watch.meters.family("weir_client_fuse_seconds", "op", KINDS),
             read_bytes: bytes("read"),
             written_bytes: bytes("written"),
@@ -171,20 +177,26 @@ impl Work {
         volume
     }
 
+    /// Empty: none, or not known yet. It is looked up elsewhere: a thread that begins another program shows its
+    /// environment when that has begun, and closes files of this mount before.
     fn job(&self, thread: u32, now_ns: u64) -> Arc<str> {
         let mut jobs = lock(&self.jobs);
-        if let Some(known) = jobs.get(&thread)
-            && now_ns - known.since_ns <= KNOWN_FOR_NS
-        {
-            return known.of.clone();
+        let known = jobs.by_thread.get(&thread);
+        let is_old = known.is_none_or(|known| now_ns.saturating_sub(known.since_ns) > KNOWN_FOR_NS);
+        let job = known.map_or_else(Arc::default, |known| known.of.clone());
+        if is_old && jobs.asked.len() < ASKED_MAX && !jobs.asked.contains(&thread) {
+            jobs.asked.push(thread);
+            let (jobs, watch) = (self.jobs.clone(), self.watch.clone());
+            self.runtime.spawn_blocking(move || {
+                let of = job_of(thread).unwrap_or_default().into();
+                let mut jobs = lock(&jobs);
+                jobs.asked.retain(|asked| *asked != thread);
+                if jobs.by_thread.len() >= THREADS_MAX {
+                    jobs.by_thread.clear();
+                }
+                jobs.by_thread.insert(thread, Known { of, since_ns: watch.now_ns() });
+            });
         }
-        drop(jobs);
-        let job: Arc<str> = job_of(thread).unwrap_or_default().into();
-        jobs = lock(&self.jobs);
-        if jobs.len() >= THREADS_MAX {
-            jobs.clear();
-        }
-        jobs.insert(thread, Known { of: job.clone(), since_ns: now_ns });
         job
     }
 }
