@@ -67,7 +67,8 @@ const used = (value, limit) => limit > 0 ? el("progress", { max: limit, value, t
 
 const screens = {
   async overview(status) {
-    const cards = await Promise.all([
+    const [found, ...cards] = await Promise.all([
+      get("troubles").then(({ troubles }) => troubles, (error) => [{ severity: "unknown", about: "", text: error.message, action: "" }]),
       card("Programs' bytes", "weir_client_bytes_total", (value) => `${bytes(value)}/s`),
       card("Requests at servers", "weir_rpc_seconds", (value) => `${Math.round(value)} /s`),
       card("Writes of targets", "weir_store_write_bytes_total", (value) => `${bytes(value)}/s`),
@@ -77,7 +78,12 @@ const screens = {
       el("b", {}, `${bytes(Math.max(0, status.capacity_bytes - status.used_bytes))} free`),
       used(status.used_bytes, status.capacity_bytes) ?? "", ` ${bytes(status.used_bytes)} of ${bytes(status.capacity_bytes)}`);
     const waits = el("div", { class: "card" }, "Waits over 10 ms", el("b", {}, `${status.waits}`), el("a", { href: "#waits" }, "which?"));
-    return [el("div", { class: "cards" }, space, waits, ...cards)];
+    return [
+      el("div", { class: "cards" }, space, waits, ...cards),
+      el("h2", {}, "Troubles"),
+      table([["", (t) => el("span", { class: "bad" }, t.severity)], ["what", (t) => t.text, "w"], ["to do", (t) => t.action, "w"]],
+        found, "None."),
+    ];
   },
   async who() {
     const { rows } = await get(`top?by=${by}`);

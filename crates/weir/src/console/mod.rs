@@ -10,6 +10,7 @@ mod page;
 mod snapshot;
 
 use crate::cli_watch::ConsoleArgs;
+use crate::commands::troubles::Trouble;
 use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::observe;
@@ -69,6 +70,7 @@ fn routes(console: Arc<Console>) -> Router {
         .route("/console.css", get(async || ([(header::CONTENT_TYPE, "text/css")], STYLE)))
         .route("/api/v1/openapi.json", get(async || ([(header::CONTENT_TYPE, "application/json")], OPENAPI)))
         .route("/api/v1/status", get(status))
+        .route("/api/v1/troubles", get(troubles))
         .route("/api/v1/top", get(top))
         .route("/api/v1/waits", get(waits))
         .route("/api/v1/volumes", get(volumes))
@@ -147,6 +149,16 @@ fn json(value: &serde_json::Value) -> Response {
 
 async fn status(State(console): Shared) -> Response {
     json(&api::status(&*console.source.snapshot().await))
+}
+
+async fn troubles(State(console): Shared) -> Response {
+    match console.source.troubles().await {
+        Ok(troubles) => {
+            let all: Vec<_> = troubles.iter().map(Trouble::as_json).collect();
+            json(&serde_json::json!({ "troubles": all }))
+        }
+        Err(failure) => (StatusCode::SERVICE_UNAVAILABLE, format!("{failure}\n")).into_response(),
+    }
 }
 
 #[derive(Deserialize)]

@@ -2,6 +2,8 @@
 //!
 //! Invariants: however many look, the cluster is asked once a second; what does not answer in time is left
 //! out.
+use crate::commands::gather;
+use crate::commands::troubles::{Trouble, troubles};
 use crate::commands::volume::{all, connect};
 use crate::failure::Outcome;
 use crate::observe::is_led;
@@ -12,12 +14,15 @@ use tokio::sync::Mutex;
 use weir_client::Client;
 use weir_coord::{Cluster, Gathered};
 use weir_env::{Addr, Env, Instant};
+use weir_proto::Error;
 use weir_proto::coord::ClusterStatus;
 use weir_proto::relation::RelationInfo;
 use weir_proto::volume::Volume;
 use weir_proto::watch::{GetMeters, GetTop, ListWaits, Meters, Top, WaitsListed};
 
 const KEPT_FOR: Duration = Duration::from_secs(1);
+/// Troubles are asked of all parts, with sessions of their own.
+const TROUBLES_KEPT_FOR: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_millis(800);
 const NAMESPACE_PATIENCE: Duration = Duration::from_secs(2);
 const TOP_S: u32 = 10;
@@ -46,13 +51,36 @@ pub struct Source {
     pub cluster: Cluster,
     coordinators: Vec<Addr>,
     kept: Mutex<Option<(Instant, Arc<Snapshot>)>>,
+    troubles: Mutex<Option<(Instant, Arc<Vec<Trouble>>)>>,
     /// By namespace.
     clients: Mutex<BTreeMap<String, Client>>,
 }
 
+fn troubles_of(coordinators: &[Addr]) -> Outcome<Vec<Trouble>> {
+    let gathered = gather::Gathered::ask(None, coordinators)?;
+    let status = gathered.status().clone();
+    Ok(troubles(&gathered.facts(&status)))
+}
+
 impl Source {
     pub fn new(env: Env, cluster: Cluster, coordinators: Vec<Addr>) -> Source {
-        Source { env, cluster, coordinators, kept: Mutex::default(), clients: Mutex::default() }
+        let (kept, troubles, clients) = Default::default();
+        Source { env, cluster, coordinators, kept, troubles, clients }
+    }
+
+    /// What `weir status` lists, of a moment ago at most.
+    pub async fn troubles(&self) -> Outcome<Arc<Vec<Trouble>>> {
+        let mut kept = self.troubles.lock().await;
+        if let Some((at, troubles)) = &*kept
+            && self.env.clock.now().since(*at) < TROUBLES_KEPT_FOR
+        {
+            return Ok(troubles.clone());
+        }
+        let coordinators = self.coordinators.clone();
+        let asked = tokio::task::spawn_blocking(move || troubles_of(&coordinators)).await;
+        let found = Arc::new(asked.map_err(|e| Error::unavailable(e.to_string()))??);
+        *kept = Some((self.env.clock.now(), found.clone()));
+        Ok(found)
     }
 
     /// The newest one that is known, without asking.
