@@ -69,7 +69,7 @@ pub fn object(wait: &WaitSeen) -> String {
 }
 
 fn as_text(seen: &[Seen], silent: &[(String, String)]) -> String {
-    let users = Users::of(seen.iter().map(|s| s.wait.uid).filter(|uid| *uid > 0));
+    let users = Users::of(seen.iter().filter(|s| (s.wait.uid, s.wait.pid) != (0, 0)).map(|s| s.wait.uid));
     let row = |s: &Seen| {
         let wait = &s.wait;
         let whom = [&wait.holder, &wait.peer].into_iter().find(|name| !name.is_empty());
