@@ -271,7 +271,7 @@ fn a_running_cluster_shrugs_off_garbage_and_strangers() {
 
     // Another `up` with other wishes.
     let dir = cluster.dir();
-    let (_, said) = refused(&["up", "--dir", dir.to_str().unwrap(), "--targets", "7"]);
+    let (_, said) = refused(&["up", "--dir", dir.to_str().unwrap(), "--targets", "5"]);
     assert!(said.contains("has 6 targets") && said.contains("hint:"), "{said}");
 
     // A second coordinator on the same directory.
