@@ -332,7 +332,7 @@ message!(PassedOn { body: Bytes });
 message!(
     /// How far a target has read all that it keeps, to verify it. `start`: begins a pass, at `bytes_per_s`
     /// (0: it reads half of the time).
-    ScrubTarget = 266 by [Console, Operator] -> ScrubReport { target: TargetId, start: bool, bytes_per_s: u64 }
+    ScrubTarget = 266 by [Storage, Console, Operator] -> ScrubReport { target: TargetId, start: bool, bytes_per_s: u64 }
 );
 message!(
     ScrubReport {
