@@ -165,8 +165,8 @@ fn is_ending(pid: u32, interrupted: bool) -> bool {
     };
     let Some(status) = status else { return interrupted };
     let Some(signals) = Signals::read(&status) else { return interrupted };
-    // A process that has ended has no memory any more when it closes its files. `stat` of one that begins another
-    // program would wait until that has begun, which may itself wait for this mount.
+    // A process that has ended has no memory any more when it closes its files. `stat` of one that begins
+    // another program would wait until that has begun, which may itself wait for this mount.
     let has_memory = status.contains("VmSize:");
     signals.end_it()
         || !has_memory

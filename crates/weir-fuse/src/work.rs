@@ -177,8 +177,8 @@ impl Work {
         volume
     }
 
-    /// Empty: none, or not known yet. It is looked up elsewhere: a thread that begins another program shows its
-    /// environment when that has begun, and closes files of this mount before.
+    /// Empty: none, or not known yet. It is looked up elsewhere: a thread that begins another program shows
+    /// its environment when that has begun, and closes files of this mount before.
     fn job(&self, thread: u32, now_ns: u64) -> Arc<str> {
         let mut jobs = lock(&self.jobs);
         let known = jobs.by_thread.get(&thread);
