@@ -260,7 +260,7 @@ fn a_user_gets_a_day_back_with_his_own_rights_only() {
         assert!(why.contains("ermission denied") && !to.exists(), "{why}");
     }
     assert!(refused("hers/thesis", &["--at", "2020-01-01"]).contains("no snapshot or backup"));
-    assert!(refused("hers/thesis", &["--at", "yesterday"]).contains("UTC"));
+    assert!(refused("hers/thesis", &["--at", "lately"]).contains("UTC"));
 }
 
 #[test]
