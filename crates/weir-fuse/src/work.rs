@@ -36,6 +36,13 @@ struct Known<T> {
     since_ns: u64,
 }
 
+impl<T> Known<T> {
+    /// It may have come after the request at `now_ns` did.
+    fn is_old(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.since_ns) > KNOWN_FOR_NS
+    }
+}
+
 #[derive(Default)]
 struct Volumes {
     by_directory: BTreeMap<u64, Known<u32>>,
@@ -158,8 +165,7 @@ impl Work {
         let directory = ino.0 >> 24;
         let mut volumes = lock(&self.volumes);
         let known = volumes.by_directory.get(&directory);
-        let (volume, is_old) =
-            known.map_or((0, true), |known| (known.of, now_ns - known.since_ns > KNOWN_FOR_NS));
+        let (volume, is_old) = known.map_or((0, true), |known| (known.of, known.is_old(now_ns)));
         if is_old && volumes.asked.len() < ASKED_MAX && !volumes.asked.contains(&directory) {
             volumes.asked.push(directory);
             let (volumes, client, watch) = (self.volumes.clone(), self.client.clone(), self.watch.clone());
@@ -182,7 +188,7 @@ impl Work {
     fn job(&self, thread: u32, now_ns: u64) -> Arc<str> {
         let mut jobs = lock(&self.jobs);
         let known = jobs.by_thread.get(&thread);
-        let is_old = known.is_none_or(|known| now_ns.saturating_sub(known.since_ns) > KNOWN_FOR_NS);
+        let is_old = known.is_none_or(|known| known.is_old(now_ns));
         let job = known.map_or_else(Arc::default, |known| known.of.clone());
         if is_old && jobs.asked.len() < ASKED_MAX && !jobs.asked.contains(&thread) {
             jobs.asked.push(thread);
@@ -234,6 +240,12 @@ fn job_in(environment: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_came_after_a_request_is_not_old() {
+        let known = Known { of: 1, since_ns: 5 };
+        assert!(!known.is_old(4) && !known.is_old(5 + KNOWN_FOR_NS) && known.is_old(6 + KNOWN_FOR_NS));
+    }
 
     #[test]
     fn a_job_is_what_the_batch_system_calls_it() {

@@ -7,8 +7,10 @@
 )]
 mod common;
 
+use common::relation::PATIENCE;
 use common::{Cluster, can_mount, has, shell, text, volume};
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -59,6 +61,36 @@ fn a_program_runs_for_who_may_execute_and_not_read_it() {
     }
     fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
     assert!(!as_user(&["--clear-groups"], &[program.to_str().unwrap()]).status.success());
+}
+
+/// A process in exec holds the lock of its environment and of its counters while it closes its files: a mount
+/// that reads these before it answers waits for a process that waits for the mount.
+#[test]
+fn a_program_that_closes_files_in_exec_is_answered() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = cluster(1);
+    let path = cluster.mount().join("closed-in-exec");
+    let (ended, end) = std::sync::mpsc::channel();
+    // A thread of its own: a process that is stuck in exec does not let its parent go on.
+    std::thread::spawn(move || {
+        for n in 0..40 {
+            let mut file = fs::File::create(&path).unwrap();
+            file.write_all(format!("{n}").as_bytes()).unwrap();
+            // The child's copy of the file is closed by exec.
+            let status = Command::new("true").status();
+            let read = fs::read_to_string(&path);
+            if ended.send((status, read, n)).is_err() {
+                return;
+            }
+        }
+    });
+    for n in 0..40 {
+        let (status, read, of) = end.recv_timeout(PATIENCE).expect("a program is stuck in exec");
+        assert!(status.unwrap().success());
+        assert_eq!((read.unwrap(), of), (n.to_string(), n));
+    }
 }
 
 #[test]
