@@ -18,6 +18,7 @@ mod latency;
 pub mod lookup;
 mod moving;
 mod open;
+mod pace;
 pub mod peers;
 pub mod read;
 mod read_frequency;

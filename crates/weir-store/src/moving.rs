@@ -197,7 +197,7 @@ impl StorageNode {
                 let (node, target, group) = (Arc::downgrade(&self.shared()), target.clone(), found.group);
                 self.env.tasks.spawn("copy a place", async move {
                     follow_move(&node, &target, group).await;
-                    lock(&target).moving.remove(&group);
+                    lock(&target).copy_ended(group);
                 });
             }
         }
@@ -251,12 +251,13 @@ impl StorageNode {
                 let copies = some.iter().map(|cell| {
                     Box::pin(self.copy_one(coming, *cell)) as BoxFuture<'_, Result<(CommitSeq, u64)>>
                 });
-                let mut committed = CommitSeq(0);
+                let (mut committed, mut bytes_copied) = (CommitSeq(0), 0);
                 for copied in join_all(copies.collect()).await {
                     match copied {
                         Ok((seq, bytes)) => {
                             committed = committed.max(seq);
                             pass.copied += 1;
+                            bytes_copied += bytes;
                             lock(&coming.to).seen(group, Some(bytes));
                         }
                         Err(e) => pass.problem = Some(e),
@@ -264,6 +265,10 @@ impl StorageNode {
                 }
                 coming.to.store.durable(committed).await?;
                 self.report_refill(&coming.to);
+                // Writers wait while the place is closed.
+                if !coming.closed {
+                    self.keep_pace(&coming.to, bytes_copied).await;
+                }
             }
             match last {
                 Some(cell) => after = Some(cell),

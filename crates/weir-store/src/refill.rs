@@ -15,6 +15,7 @@ use crate::repair::{STRIPES_AT_ONCE, StripeView};
 use crate::service::{Acting, StorageNode, Target};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
 use weir_env::BoxFuture;
 use weir_proto::data::{GroupAt, ListFences};
 use weir_proto::map::{ClusterMap, Group, MemberState};
@@ -138,9 +139,11 @@ impl StorageNode {
                     Box::pin(self.refill_stripe(acting, *file, *stripe, view))
                         as BoxFuture<'_, Result<Option<u64>>>
                 });
+                let mut copied = 0;
                 for repaired in join_all(repairs.collect()).await {
                     match repaired {
                         Ok(bytes) => {
+                            copied += bytes.unwrap_or(0);
                             pass.repaired += usize::from(bytes.is_some());
                             lock(target).seen(group, bytes);
                         }
@@ -152,6 +155,10 @@ impl StorageNode {
                     }
                 }
                 self.report_refill(target);
+                // Without redundancy nothing is more urgent.
+                if acting.group().current_count() > usize::from(acting.scope.scheme.data) {
+                    self.keep_pace(target, copied).await;
+                }
             }
             match next {
                 Some(cell) => after = Some(cell),
@@ -173,6 +180,17 @@ impl StorageNode {
         }
         let own = CellId { file, stripe, index: acting.position as u8 };
         Ok(Some(u64::from(acting.target.store.stat_cell(&acting.scope, own)?.fragment_bytes)))
+    }
+
+    /// After this many bytes were copied: waits if clients' writes feel it.
+    pub(crate) async fn keep_pace(&self, target: &Target, copied: u64) {
+        target.pace.copied(self.env.clock.now(), copied);
+        loop {
+            match target.pace.pause(self.env.clock.now()) {
+                Duration::ZERO => return,
+                pause => self.env.clock.sleep(pause).await,
+            }
+        }
     }
 
     /// Now and then, and without waiting for the coordinator.

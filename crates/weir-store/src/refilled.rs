@@ -41,6 +41,11 @@ impl Refill {
     pub fn end(&mut self, group: PgId) {
         self.progress.remove(&group);
     }
+    /// Of a place that came here. If the move was cancelled, cells may have come after others were dropped.
+    pub fn copy_ended(&mut self, group: PgId) {
+        self.moving.remove(&group);
+        self.looked_under = 0;
+    }
     /// Nothing is told of other groups any more.
     pub fn end_others(&mut self, goes_on: impl Fn(&PgId) -> bool) {
         self.progress.retain(|group, _| goes_on(group));

@@ -8,6 +8,7 @@ use crate::alloc::Geometry;
 use crate::cells::{Appended, Numbering, Scope};
 use crate::crash_points;
 use crate::format;
+use crate::pace::Pace;
 use crate::peers::{PeerReply, PeerRequest, Peers, join_all};
 use crate::repair::STRIPES_AT_ONCE;
 use crate::scrub::Scrubber;
@@ -86,6 +87,8 @@ pub(crate) struct Target {
     /// Turns for stripes to be repaired, whatever groups they are of.
     pub repairs: Semaphore,
     pub scrubber: Scrubber,
+    /// How fast others' cells are copied here.
+    pub pace: Pace,
 }
 
 /// Stripes with overlays logged here lately whose seal this target leads.
@@ -178,6 +181,7 @@ impl StorageNode {
                 agreement: Mutex::default(),
                 repairs: Semaphore::new(STRIPES_AT_ONCE),
                 scrubber: Scrubber::default(),
+                pace: Pace::default(),
             };
             opened.insert(id, Arc::new(target));
         }
@@ -379,6 +383,7 @@ impl StorageNode {
     // ---- fragments
 
     fn write_fragment(&self, r: WriteFragment, payload: Bytes) -> Handled {
+        let (clock, came) = (self.env.clock.clone(), self.env.clock.now());
         self.blocking(r.place, move |store, acting| {
             if usize::from(r.cell.index) != acting.position {
                 return Err(misplaced(r.cell, acting));
@@ -392,7 +397,10 @@ impl StorageNode {
                 block_crcs: &r.block_crcs,
                 data: &payload,
             };
-            Ok((store.write_fragment(&acting.scope, &write)?, (), Vec::new()))
+            let written = store.write_fragment(&acting.scope, &write)?;
+            let now = clock.now();
+            acting.target.pace.felt(now, now.since(came));
+            Ok((written, (), Vec::new()))
         })
     }
     fn hold_stripe(&self, r: HoldStripe) -> Handled {

@@ -25,6 +25,16 @@ const IDLE_STEPS_KEPT: usize = 2;
 /// A step is not taken from a file system that would have less than this left: the journal must still be able
 /// to record deletes.
 const RESERVE_BYTES: u64 = 64 << 20;
+/// This part of the file system is not for new data: lost targets are made good there, and seals free space.
+const UPKEEP_SHARE: u64 = 100;
+
+/// For what space is taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    NewData,
+    /// Repairs, moves of places, seals.
+    Upkeep,
+}
 
 pub struct Slabs {
     disk: Arc<dyn Disk>,
@@ -135,11 +145,11 @@ impl Slabs {
     }
 
     /// Writes `data` to a fresh extent and makes it durable. On error nothing is kept.
-    pub fn store(&self, data: &[u8], durable: CommitSeq) -> Result<Extent> {
+    pub fn store(&self, data: &[u8], durable: CommitSeq, purpose: Purpose) -> Result<Extent> {
         if data.is_empty() {
             return Ok(Extent::default());
         }
-        let extent = self.take(data.len() as u32, durable)?;
+        let extent = self.take(data.len() as u32, durable, purpose)?;
         let stored = self.write(extent, data).and_then(|()| self.sync(extent));
         if let Err(e) = stored {
             lock(&self.space).map.give(extent);
@@ -215,7 +225,7 @@ impl Slabs {
         (space.map.used_bytes() - space.dropped_bytes, space.map.free_bytes() + space.dropped_bytes)
     }
 
-    fn take(&self, len: u32, durable: CommitSeq) -> Result<Extent> {
+    fn take(&self, len: u32, durable: CommitSeq, purpose: Purpose) -> Result<Extent> {
         let len = round_up(len);
         let mut space = lock(&self.space);
         space.reclaim(durable);
@@ -224,20 +234,27 @@ impl Slabs {
                 return Ok(extent);
             }
             let step = space.map.next_step();
-            self.grow(step)?;
+            self.grow(step, purpose)?;
             space.map.add_step(step);
         }
     }
 
-    fn grow(&self, step: u64) -> Result<()> {
+    fn grow(&self, step: u64, purpose: Purpose) -> Result<()> {
         let at = step * self.geometry.step_bytes;
         let space = self.disk.space(&self.dir).map_err(|e| self.error("ask the free space of", at, &e))?;
-        if space.free < self.geometry.step_bytes + RESERVE_BYTES.min(space.total / 16) {
+        let (step_bytes, reserve) = (self.geometry.step_bytes, RESERVE_BYTES.min(space.total / 16));
+        if space.free < step_bytes + reserve {
+            let (dir, free) = (self.dir.display(), space.free);
             return Err(Error::no_space(format!(
-                "target in {}: {} bytes are free on its file system, {} needed for new data",
-                self.dir.display(),
-                space.free,
-                self.geometry.step_bytes
+                "target in {dir}: {free} bytes are free on its file system, and {step_bytes} are needed beside \
+                 {reserve} for its index"
+            )));
+        }
+        let for_upkeep = space.total / UPKEEP_SHARE;
+        if purpose == Purpose::NewData && space.free < step_bytes + reserve + for_upkeep {
+            let (dir, free) = (self.dir.display(), space.free);
+            return Err(Error::no_space(format!(
+                "target in {dir} is full: the last {free} bytes of its file system are kept for repairs"
             )));
         }
         let slab = self.slab(self.geometry.slab_of(at), true)?;

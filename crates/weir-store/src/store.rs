@@ -12,7 +12,7 @@ use crate::format::*;
 use crate::lookup;
 use crate::read::{BadBlock, CELL_BYTES_MAX, Plan, inline_data};
 use crate::recent_map::RecentMap;
-use crate::slab::Slabs;
+use crate::slab::{Purpose, Slabs};
 use crate::spill::Spill;
 use crate::stall::{DiskWatch, UnderWay};
 use bytes::Bytes;
@@ -181,7 +181,7 @@ impl Store {
             let (marked, _) = self.mark_missing(scope, write.cell, write.version, write.missing)?;
             return Ok(marked.max(seen));
         }
-        let extent = self.store_bytes(write.data)?;
+        let extent = self.store_new(write.data)?;
         let fragment = Fragment {
             version: write.version,
             epoch: scope.epoch,
@@ -372,7 +372,7 @@ impl Store {
         check_overlay(scope, write)?;
         self.forget_lost(scope, write.cell)?;
         let large = write.data.len() > INLINE_BYTES_MAX as usize;
-        let extent = if large { self.store_bytes(write.data)? } else { Extent::default() };
+        let extent = if large { self.store_new(write.data)? } else { Extent::default() };
         let overlay = Overlay {
             offset: write.offset,
             len: write.len,
@@ -641,8 +641,15 @@ impl Store {
     pub(crate) fn forget_extent(&self, extent: Extent) {
         self.slabs.forget(extent);
     }
+    /// For upkeep; [`Self::store_new`] is for clients.
     pub(crate) fn store_bytes(&self, data: &[u8]) -> Result<Extent> {
-        let stored = self.slabs.store(data, self.kv.durable()).map_err(|e| self.judge(e));
+        self.store_for(Purpose::Upkeep, data)
+    }
+    fn store_new(&self, data: &[u8]) -> Result<Extent> {
+        self.store_for(Purpose::NewData, data)
+    }
+    fn store_for(&self, purpose: Purpose, data: &[u8]) -> Result<Extent> {
+        let stored = self.slabs.store(data, self.kv.durable(), purpose).map_err(|e| self.judge(e));
         self.crash_point(crash_points::BYTES_WRITTEN);
         stored
     }

@@ -16,7 +16,7 @@ use weir_store::cells::{Numbering, Scope};
 use weir_store::format;
 use weir_store::inspect::{Finding, InspectOptions, inspect};
 use weir_store::open_index;
-use weir_store::store::{FragmentWrite, OverlayWrite, Store};
+use weir_store::store::{FragmentWrite, Install, OverlayWrite, Store};
 
 const CELL_BYTES: u64 = 160 << 10;
 const CELLS: usize = 3;
@@ -251,6 +251,41 @@ fn a_full_disk_refuses_writes_and_serves_reads_and_deletes() {
         store.reclaim().unwrap();
         write(&store, 0, Version::new(2, 1), WriteMode::Fresh, Seq(0), &data).unwrap();
         assert!(read(&store, 0).unwrap() == data);
+    });
+}
+
+#[test]
+fn the_last_of_a_disk_is_for_repairs() {
+    let world = World::new(1, SimConfig::default());
+    let w = world.clone();
+    world.run(async move {
+        let env = w.node("a");
+        let store = open(&env).await.unwrap();
+        w.set_disk_capacity("a", 2 << 30);
+        let data = bytes_of(1, 1 << 20);
+        let mut written = 0;
+        let refused = loop {
+            match write(&store, written, Version::new(1, 1), WriteMode::Fresh, Seq(0), &data) {
+                Ok(seq) => store.durable(seq).await.unwrap(),
+                Err(e) => break e,
+            }
+            written += 1;
+        };
+        assert_eq!(refused.kind, ErrorKind::NoSpace, "{refused:?}");
+        assert!(refused.context.contains("kept for repairs"), "{refused:?}");
+        let crcs = block_crcs(&data, CHECKSUM_BLOCK as usize);
+        let rebuilt = FragmentWrite {
+            cell: cell(written),
+            version: Version::new(1, 1),
+            mode: WriteMode::Fresh,
+            missing: 0,
+            folded_seqs: &[Seq(0), Seq(0)],
+            block_crcs: &crcs,
+            data: &data,
+        };
+        let (seq, installed) = store.install(&SCOPE, &rebuilt, Seq(0), Install::Missed).unwrap();
+        store.durable(seq).await.unwrap();
+        assert!(installed && read(&store, written).unwrap() == data);
     });
 }
 
