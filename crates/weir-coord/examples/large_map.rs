@@ -30,6 +30,7 @@ fn time_placement(env: &Env, scheme: Scheme, servers: u32, disks: u32) {
         target: TargetId(n + 1),
         node: NodeId(n / disks),
         host: format!("h{}", n / disks),
+        capacity: 12 << 40,
     };
     let candidates: Vec<Candidate> = (0..servers * disks).map(candidate).collect();
     for _ in 0..TIMES {

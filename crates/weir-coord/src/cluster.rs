@@ -476,7 +476,7 @@ impl Shared {
         if self.by_mount {
             return Ok(Whereabouts { addrs: self.who.coordinators.clone(), ..Whereabouts::default() });
         }
-        let addrs = addrs_in_order(&node.addrs, node.host == self.who.host);
+        let addrs = addrs_in_order(&node.addrs, crate::decide::is_same_host(&node.host, &self.who.host));
         if addrs.is_empty() {
             return Err(Error::unavailable(format!(
                 "node {:?} announces no address that this host can reach; hint: start it with --listen tcp:ADDRESS:PORT",

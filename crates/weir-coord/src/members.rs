@@ -384,7 +384,8 @@ fn check_join(map: &ClusterMap, join: &Join) -> Result<()> {
             join.name
         )));
     }
-    for (what, text) in [("node name", &join.name), ("host id", &join.host)] {
+    let (rack, host) = join.host.split_once('/').unwrap_or(("-", &join.host));
+    for (what, text) in [("node name", join.name.as_str()), ("rack", rack), ("host id", host)] {
         if text.is_empty() || text.len() > NAME_MAX || text.chars().any(|c| c.is_control() || c == '/') {
             return Err(Error::invalid(format!(
                 "{what} {text:?}: expected 1 to {NAME_MAX} printable bytes without '/'"

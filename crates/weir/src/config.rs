@@ -150,6 +150,8 @@ sections! {
         only_aes: bool = false, shown "false";
         /// The host. Processes that name the same host reach each other through Unix sockets.
         host: String = String::new(), shown "\"host-1\" # an example; default: the machine's name and id";
+        /// What fails with this host, as one: data is spread over racks where there are several.
+        rack: String = String::new(), shown "\"rack-1\" # an example; default: none";
         /// Threads that serve requests.
         threads: usize = 2, shown "2";
         /// How much is logged on standard error: "error", "warn", "info", "debug" or "trace", also per

@@ -114,6 +114,9 @@ fn configure(args: &RoleArgs, role: &str) -> Outcome<Config> {
     if config.node.host.is_empty() {
         config.node.host = host_id();
     }
+    if !config.node.rack.is_empty() {
+        config.node.host = format!("{}/{}", config.node.rack, config.node.host);
+    }
     if config.node.name.is_empty() {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         config.node.name = format!("{role}-{host}");

@@ -280,7 +280,7 @@ fn candidates(map: &ClusterMap, pool: &str) -> Vec<Candidate> {
     let hosts: BTreeMap<NodeId, &str> = map.nodes.iter().map(|n| (n.id, n.host.as_str())).collect();
     let of_pool = map.targets.iter().filter(|t| t.pool == pool && t.state == TargetState::Up);
     let host = |t: &Target| hosts.get(&t.node).copied().unwrap_or_default().to_owned();
-    of_pool.map(|t| Candidate { target: t.id, node: t.node, host: host(t) }).collect()
+    of_pool.map(|t| Candidate { target: t.id, node: t.node, host: host(t), capacity: t.capacity }).collect()
 }
 
 fn leave_groups(map: &mut ClusterMap, target: TargetId, to: TargetState) -> bool {

@@ -39,7 +39,7 @@ pub use moves::{
 pub use namespaces::{
     copy_caught_up, copy_lost, forget_unpublished_copies, journal_group, keep_copy, set_copies, settle_copies,
 };
-pub use placement::{Candidate, group_count, place};
+pub use placement::{Candidate, group_count, is_same_host, place, rack_of};
 pub use plan::{Hindrance, Observed, Plan, Step, plan, spare};
 pub use replace::replace;
 pub use returned::{Returned, next_run, returned};

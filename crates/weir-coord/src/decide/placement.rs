@@ -1,8 +1,8 @@
 //! Placement: which targets make up a placement group, and in which role.
 //!
-//! Groups spread over fault domains (host before node before target), every target is in equally many groups,
-//! and the roles (which data cell, which parity cell) rotate, so that no target is "the parity target".
-//! Deterministic: the same candidates give the same groups.
+//! Groups spread over fault domains (rack before host before node before target), a target's groups are as
+//! many as its capacity is large, and the roles (which data cell, which parity cell) rotate, so that no
+//! target is "the parity target". Deterministic: the same candidates give the same groups.
 //!
 //! The time grows with targets plus groups: each node keeps its targets in the order of their load, and of
 //! the least loaded ones a few are compared by how often they are in a group with those chosen already.
@@ -24,7 +24,38 @@ const COMPARED_MAX: usize = 64;
 pub struct Candidate {
     pub target: TargetId,
     pub node: NodeId,
+    /// With its rack, if it names one: `rack/host`.
     pub host: String,
+    /// Bytes; 0: not known.
+    pub capacity: u64,
+}
+
+/// Of the largest target. Disks of one kind differ by less than one in so many.
+const WEIGHT_MAX: u64 = 16;
+
+/// How much of the load a target takes, beside the largest one.
+pub(super) fn weight(capacity: u64, largest: u64) -> u64 {
+    match capacity {
+        0 => WEIGHT_MAX,
+        _ => ((u128::from(capacity) * u128::from(WEIGHT_MAX) * 2 / u128::from(largest.max(1)) + 1) / 2)
+            .clamp(1, u128::from(WEIGHT_MAX)) as u64,
+    }
+}
+
+/// Groups of a target in relation to its weight.
+pub(super) fn relative_load(load: usize, weight: u64) -> u64 {
+    load as u64 * WEIGHT_MAX / weight
+}
+
+/// The rack that a host is in; one that names none is a rack of its own.
+pub fn rack_of(host: &str) -> &str {
+    host.rsplit_once('/').map_or(host, |(rack, _)| rack)
+}
+
+/// Processes of one host need not all name its rack.
+pub fn is_same_host(one: &str, other: &str) -> bool {
+    let host = |text: &str| text.rsplit_once('/').map_or(text, |(_, host)| host).to_owned();
+    host(one) == host(other)
 }
 
 /// How many groups a scheme gets on so many targets.
@@ -50,14 +81,16 @@ struct Board<'a> {
     candidates: &'a [Candidate],
     nodes: Vec<NodeTargets>,
     node_of: Vec<usize>,
+    weights: Vec<u64>,
     /// By target: groups that it is in,
     load: Vec<usize>,
     /// how often it has each role (`width` entries a target),
     roles: Vec<usize>,
     /// the other members of its groups, once for each group.
     partners: Vec<Vec<u32>>,
-    /// Of the group that is being placed: members by host and by node, and for each target its groups with
-    /// them.
+    /// Of the group that is being placed: members by rack, by host and by node, and for each target its
+    /// groups with them.
+    chosen_in_rack: Vec<usize>,
     chosen_on_host: Vec<usize>,
     chosen_on_node: Vec<usize>,
     together: Vec<usize>,
@@ -66,27 +99,32 @@ struct Board<'a> {
 /// Targets of one node that are not in the group that is being placed, in the order of their load, then in
 /// one that changes with each group that they get.
 struct NodeTargets {
+    rack: usize,
     host: usize,
-    waiting: BTreeSet<(usize, u64, usize)>,
+    waiting: BTreeSet<(u64, u64, usize)>,
 }
 
 impl<'a> Board<'a> {
     fn new(width: usize, candidates: &'a [Candidate]) -> Board<'a> {
-        let mut hosts: BTreeMap<&str, usize> = BTreeMap::new();
+        let (mut racks, mut hosts): (BTreeMap<&str, usize>, BTreeMap<&str, usize>) = Default::default();
         let mut known: BTreeMap<(&str, NodeId), usize> = BTreeMap::new();
         let (mut nodes, mut node_of): (Vec<NodeTargets>, Vec<usize>) = Default::default();
         for candidate in candidates {
-            let hosts_before = hosts.len();
+            let (racks_before, hosts_before) = (racks.len(), hosts.len());
+            let rack = *racks.entry(rack_of(&candidate.host)).or_insert(racks_before);
             let host = *hosts.entry(&candidate.host).or_insert(hosts_before);
             let node = *known.entry((&candidate.host, candidate.node)).or_insert_with(|| {
-                nodes.push(NodeTargets { host, waiting: BTreeSet::new() });
+                nodes.push(NodeTargets { rack, host, waiting: BTreeSet::new() });
                 nodes.len() - 1
             });
             node_of.push(node);
         }
+        let largest = candidates.iter().map(|c| c.capacity).max().unwrap_or(0);
         let mut board = Board {
             width,
             candidates,
+            weights: candidates.iter().map(|c| weight(c.capacity, largest)).collect(),
+            chosen_in_rack: vec![0; racks.len()],
             chosen_on_host: vec![0; hosts.len()],
             chosen_on_node: vec![0; nodes.len()],
             nodes,
@@ -112,12 +150,14 @@ impl<'a> Board<'a> {
         members
     }
 
-    /// On the host, then on the node that has the fewest members yet: of the targets with the least load, the
-    /// one that shares the fewest groups with the members.
+    /// In the rack, on the host, then on the node that has the fewest members yet: of the targets with the
+    /// least load, the one that shares the fewest groups with the members.
     fn best_target(&self, group: usize, place: usize) -> usize {
         let rank = |node: usize| {
-            let least = self.nodes[node].waiting.first()?.0;
-            Some((self.chosen_on_host[self.nodes[node].host], self.chosen_on_node[node], least))
+            let NodeTargets { rack, host, waiting } = &self.nodes[node];
+            let least = waiting.first()?.0;
+            let chosen = (self.chosen_in_rack[*rack], self.chosen_on_host[*host], self.chosen_on_node[node]);
+            Some((chosen, least))
         };
         let best = (0..self.nodes.len()).filter_map(rank).min();
         let open: Vec<usize> = (0..self.nodes.len()).filter(|node| rank(*node) == best).collect();
@@ -126,7 +166,7 @@ impl<'a> Board<'a> {
         let begin = mix(group as u64, place as u64) as usize % open.len();
         let in_turn = open[begin..].iter().chain(&open[..begin]).map(|node| &self.nodes[*node].waiting);
         let compared = in_turn.flat_map(|waiting| {
-            waiting.iter().take(from_each).filter(|(load, _, _)| best.is_some_and(|best| *load == best.2))
+            waiting.iter().take(from_each).filter(|(load, _, _)| best.is_some_and(|best| *load == best.1))
         });
         let of_target = |target: &usize| {
             (self.together[*target], mix(group as u64, u64::from(self.candidates[*target].target.0)))
@@ -140,6 +180,7 @@ impl<'a> Board<'a> {
         let node = self.node_of[target];
         let key = self.key(target);
         assert!(self.nodes[node].waiting.remove(&key), "a target is chosen once");
+        self.chosen_in_rack[self.nodes[node].rack] += 1;
         self.chosen_on_host[self.nodes[node].host] += 1;
         self.chosen_on_node[node] += 1;
         self.partners[target].iter().for_each(|other| self.together[*other as usize] += 1);
@@ -149,6 +190,7 @@ impl<'a> Board<'a> {
     fn count(&mut self, members: &[usize]) {
         for target in members {
             let node = self.node_of[*target];
+            self.chosen_in_rack[self.nodes[node].rack] = 0;
             self.chosen_on_host[self.nodes[node].host] = 0;
             self.chosen_on_node[node] = 0;
             self.partners[*target].iter().for_each(|other| self.together[*other as usize] = 0);
@@ -166,9 +208,10 @@ impl<'a> Board<'a> {
         self.nodes[self.node_of[target]].waiting.insert(key);
     }
 
-    fn key(&self, target: usize) -> (usize, u64, usize) {
+    fn key(&self, target: usize) -> (u64, u64, usize) {
         let load = self.load[target];
-        (load, mix(load as u64, u64::from(self.candidates[target].target.0)), target)
+        let order = mix(load as u64, u64::from(self.candidates[target].target.0));
+        (relative_load(load, self.weights[target]), order, target)
     }
 
     /// An order that differs from round to round, in the rotation whose roles its targets had least.
@@ -208,6 +251,7 @@ mod tests {
                         target: TargetId(all.len() as u32 + 1),
                         node: NodeId(h * nodes_per_host + n),
                         host: format!("host{h}"),
+                        capacity: 1 << 40,
                     });
                 }
             }
@@ -304,6 +348,44 @@ mod tests {
             let often = pairs.values().filter(|times| **times > 2).count();
             assert!(often * 100 <= pairs.len(), "{hosts} hosts: {often} of {} pairs", pairs.len());
         }
+    }
+
+    #[test]
+    fn a_target_is_in_as_many_groups_as_it_is_large() {
+        let mut targets = candidates(12, 1, 2);
+        // As disks of one kind report it, one of half the size, one of a quarter, one that is not known.
+        for (n, candidate) in targets.iter_mut().enumerate() {
+            candidate.capacity += n as u64 * 4096;
+        }
+        (targets[3].capacity, targets[10].capacity, targets[17].capacity) = (1 << 39, 1 << 38, 0);
+        let groups = place(scheme("ec:4+2"), &targets, 400);
+        let of = |n: usize| groups.iter().filter(|g| g.contains(&targets[n].target)).count();
+        let usual = of(0);
+        assert!((of(3) * 2).abs_diff(usual) <= usual / 10, "half: {} of {usual}", of(3));
+        assert!((of(10) * 4).abs_diff(usual) <= usual / 10, "a quarter: {} of {usual}", of(10));
+        assert!(of(17).abs_diff(usual) <= usual / 10 && of(20).abs_diff(usual) <= usual / 10);
+        assert_eq!((weight(1, 1 << 40), weight(0, 0), weight(99, 100)), (1, 16, 16));
+    }
+
+    #[test]
+    fn a_lost_rack_costs_no_more_cells_than_it_must() {
+        for (racks, hosts_per_rack, text, most_allowed) in
+            [(3, 4, "ec:4+2", 2), (6, 2, "ec:4+2", 1), (2, 5, "replica:2", 1), (4, 3, "ec:10+2", 3)]
+        {
+            let mut targets = candidates(racks * hosts_per_rack, 1, 2);
+            for candidate in &mut targets {
+                candidate.host = format!("rack{}/{}", candidate.node.0 / hosts_per_rack, candidate.host);
+            }
+            let rack = |t: &TargetId| rack_of(&targets.iter().find(|c| c.target == *t).unwrap().host);
+            for group in place(scheme(text), &targets, 48) {
+                for name in group.iter().map(rack) {
+                    let lost = group.iter().filter(|t| rack(t) == name).count();
+                    assert!(lost <= most_allowed, "{text}: {name} holds {lost} of {group:?}");
+                }
+            }
+        }
+        assert_eq!((rack_of("r1/h2"), rack_of("h2")), ("r1", "h2"));
+        assert!(is_same_host("r1/h2", "h2") && !is_same_host("r1/h2", "r1/h3"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A plan is a few steps at a time: what is left is planned again when they are done. Deterministic: the same
 //! map and reports give the same plan. Groups with the least redundancy come first.
-use super::placement::mix;
+use super::placement::{mix, rack_of, relative_load, weight};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use weir_proto::map::{ClusterMap, Group, MemberState, Target, TargetState};
@@ -174,26 +174,36 @@ impl<'a> Board<'a> {
         let fit = roomy.into_iter().filter(|t| near(t) == least);
         let open = fit.filter(|t| !self.is_busy(t.id));
         let together = self.together(group);
+        let largest = others.iter().map(|t| t.capacity).max().unwrap_or(0);
         let rank = |t: &&Target| {
             let shared = together.get(&t.id).copied().unwrap_or(0);
-            (self.load(t.id), shared, mix(u64::from(group.id.0), u64::from(t.id.0)))
+            (
+                relative_load(self.load(t.id), weight(t.capacity, largest)),
+                shared,
+                mix(u64::from(group.id.0), u64::from(t.id.0)),
+            )
         };
         open.min_by_key(rank).map(|t| t.id).ok_or(Hindrance::Busy)
     }
 
-    /// For a target: how many other members of the group are on its host, and on its node.
-    pub(super) fn nearness(&self, group: &Group, from: TargetId) -> impl Fn(&Target) -> (usize, usize) {
-        let (mut on_host, mut on_node): (BTreeMap<&str, usize>, BTreeMap<NodeId, usize>) = Default::default();
-        let host = |node: NodeId| self.hosts.get(&node).copied().unwrap_or_default();
+    /// For a target: how many other members of the group are in its rack, on its host, and on its node.
+    pub(super) fn nearness(&self, group: &Group, from: TargetId) -> impl Fn(&Target) -> [usize; 3] {
+        let mut others: BTreeMap<(&str, &str, NodeId), usize> = BTreeMap::new();
+        let at = |node: NodeId| {
+            let host = self.hosts.get(&node).copied().unwrap_or_default();
+            (rack_of(host), host, node)
+        };
         for member in group.members.iter().filter(|m| m.target != from) {
             if let Some(node) = self.nodes.get(&member.target) {
-                *on_host.entry(host(*node)).or_default() += 1;
-                *on_node.entry(*node).or_default() += 1;
+                *others.entry(at(*node)).or_default() += 1;
             }
         }
         move |t| {
-            let on_host = on_host.get(host(t.node)).copied().unwrap_or(0);
-            (on_host, on_node.get(&t.node).copied().unwrap_or(0))
+            let (rack, host, node) = at(t.node);
+            let count = |is_near: &dyn Fn(&(&str, &str, NodeId)) -> bool| {
+                others.iter().filter(|(at, _)| is_near(at)).map(|(_, n)| *n).sum()
+            };
+            [count(&|(r, ..)| *r == rack), count(&|(_, h, _)| *h == host), count(&|(.., n)| *n == node)]
         }
     }
 

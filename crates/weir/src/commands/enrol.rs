@@ -170,6 +170,7 @@ fn config_of(args: &cli::Join, dir: &Path, enrolled: &Enrolled, role: Role) -> O
         _ => format!("{}.{}", enrolled.name, role_word(role)),
     };
     config.node.certificate = dir.join(CERTIFICATE);
+    config.node.rack = args.rack.clone().unwrap_or_default();
     if matches!(role, Role::Meta | Role::Storage) {
         config.node.listen = args.listen.iter().cloned().map(Text).collect();
     }
