@@ -20,7 +20,6 @@ from pathlib import Path
 NETWORK = "10.78.0"
 CLIENT = 4
 PATIENCE_S = 90
-CLUSTER = "00112233445566778899aabbccddeeff"
 
 
 class Machines:
@@ -119,21 +118,13 @@ class Cluster:
                 "--advertise-client-urls", f"{here}:2379", "--listen-peer-urls", f"{here}:2380",
                 "--initial-advertise-peer-urls", f"{here}:2380", "--initial-cluster", peers, "--heartbeat-interval", "50",
                 "--election-timeout", "500"])
-            config = self.top / f"coord-{n}.toml"
-            config.write_text(f"""
-[cluster]
-id = "{CLUSTER}"
-coordinators = {json.dumps(coordinators)}
-[node]
-name = "coord-{n}"
-listen = ["unix:{self.top}/coord-{n}.sock", "tcp:{NETWORK}.{n}:7000"]
-[coord]
-dir = "{self.top}/coord-{n}"
-store = "etcd:{clients}"
-targets = 6
-scheme = "ec:4+2"
-""")
-            self.machines.start(n, f"coord-{n}", [str(self.machines.weir), "coord", "--config", str(config), "--new"])
+        for n in (1, 2, 3):
+            others = [word for at in coordinators if at != coordinators[n - 1] for word in ("--other", at)]
+            init = ["init", "--dir", str(self.top / f"coord-{n}"), "--name", f"coord-{n}", "--store", f"etcd:{clients}",
+                    "--listen", coordinators[n - 1], *others, "--targets", "6", "--scheme", "ec:4+2"]
+            wait("etcd answers", lambda: self.machines.run(n, *init), self.machines)
+            config = self.top / f"coord-{n}" / "coord.toml"
+            self.machines.start(n, f"coord-{n}", [str(self.machines.weir), "coord", "--config", str(config)])
         self.leading_coordinator()
 
     def leading_coordinator(self) -> int:
@@ -142,7 +133,7 @@ scheme = "ec:4+2"
             for n in (1, 2, 3):
                 if f"coord-{n}" in self.machines.running:
                     try:
-                        self.machines.run(n, "namespace", "list", "--coordinator", f"unix:{self.top}/coord-{n}.sock")
+                        self.machines.run(n, "namespace", "list", "--coordinator", f"unix:{self.top}/coord-{n}/socket/coord.sock")
                         return n
                     except RuntimeError:
                         continue
@@ -151,7 +142,7 @@ scheme = "ec:4+2"
 
     def ask(self, *args: str) -> str:
         n = self.leading_coordinator()
-        return self.machines.run(n, *args, "--coordinator", f"unix:{self.top}/coord-{n}.sock")
+        return self.machines.run(n, *args, "--coordinator", f"unix:{self.top}/coord-{n}/socket/coord.sock")
 
     def join(self, machine: int, name: str, role: str, *more: str, new: bool = False) -> None:
         token = self.ask("token", "create", "--role", role).strip()
@@ -189,7 +180,7 @@ scheme = "ec:4+2"
         # Its exit code says how things are, so it is no error here.
         status = subprocess.run(
             [*self.machines.enter(n), str(self.machines.weir), "status", "--json",
-             "--coordinator", f"unix:{self.top}/coord-{n}.sock"], capture_output=True, text=True)
+             "--coordinator", f"unix:{self.top}/coord-{n}/socket/coord.sock"], capture_output=True, text=True)
         return listed and json.loads(status.stdout)["redundant"]
 
 

@@ -43,6 +43,7 @@ pub use cluster::{Cluster, Observer};
 pub use decide::{layout_for_new_file, layout_in};
 pub use gathering::Gathered;
 pub use member::{Membership, Reports, no_reports};
+pub use open::cluster_in;
 pub use replacing::groups_by_spare;
 pub use server::{CoordConfig, Coordinator};
 pub use standby::{LEADER_KEY, LEASE, Lead, Term, lead};

@@ -14,6 +14,12 @@ use std::sync::Arc;
 use weir_env::Env;
 use weir_proto::{ClusterId, Error, Result};
 
+/// The cluster that a store holds which coordinators share; none: it is empty.
+pub async fn cluster_in(store: &dyn Store) -> Result<Option<ClusterId>> {
+    let kept = store.get(MAP_KEY).await?.map(|kept| decode_map(&kept.value)).transpose()?;
+    Ok(kept.map(|map| map.cluster))
+}
+
 impl Coordinator {
     /// Opens the cluster kept in `dir`, or founds one there if it is to be new.
     pub async fn open(env: Env, dir: &Path, config: CoordConfig) -> Result<Arc<Coordinator>> {
@@ -47,8 +53,7 @@ impl Coordinator {
         config: CoordConfig,
     ) -> Result<Arc<Coordinator>> {
         let (disk, is_new, named) = (env.disk.clone(), config.new, config.cluster);
-        let kept = store.get(MAP_KEY).await?.map(|kept| decode_map(&kept.value)).transpose()?;
-        match kept.map(|map| map.cluster) {
+        match cluster_in(&*store).await? {
             None if !is_new => {
                 return Err(Error::damaged(
                     "the store holds no cluster; hint: correct coord.store and etcd.prefix, or restore etcd from a \

@@ -2,6 +2,7 @@
 use crate::cluster_args::Status;
 use clap::{Args, Subcommand, ValueHint};
 use std::path::PathBuf;
+use weir_coord::etcd::StorePlace;
 use weir_env::Addr;
 use weir_proto::map::Scheme;
 use weir_proto::network::Network;
@@ -15,9 +16,25 @@ pub struct Init {
     /// times
     #[arg(long, value_name = "ADDR", required = true)]
     pub listen: Vec<Addr>,
-    /// Name of the coordinator's node [default: coord]
+    /// Name of the coordinator's node [default: coord; with --store: coord- and the machine's name]
     #[arg(long)]
     pub name: Option<String>,
+    /// etcd:http://HOST:PORT,… keeps the cluster map in etcd: several coordinators share it, and each
+    /// machine runs this command. The first one founds the cluster
+    #[arg(long, value_name = "STORE")]
+    pub store: Option<StorePlace>,
+    /// Address of another coordinator that shares the etcd; may be given several times
+    #[arg(long, value_name = "ADDR", requires = "store")]
+    pub other: Vec<Addr>,
+    /// Certificates of the authority that signs etcd's servers, in PEM [default: those of the web]
+    #[arg(long, value_name = "FILE", requires = "store", value_hint = ValueHint::FilePath)]
+    pub etcd_ca: Option<PathBuf>,
+    /// Certificate that the coordinator shows to etcd, in PEM
+    #[arg(long, value_name = "FILE", requires = "etcd_key", value_hint = ValueHint::FilePath)]
+    pub etcd_certificate: Option<PathBuf>,
+    /// Its private key, in PEM
+    #[arg(long, value_name = "FILE", requires = "etcd_certificate", value_hint = ValueHint::FilePath)]
+    pub etcd_key: Option<PathBuf>,
     /// Targets to wait for before the first placement groups are made
     #[arg(long, default_value_t = 6)]
     pub targets: u32,

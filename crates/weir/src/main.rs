@@ -170,7 +170,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         }),
         Command::Volume(command) => commands::volume::run(&command),
         Command::Relation(command) => commands::relation::run(&command, environment.s3_keys.clone()),
-        Command::Init(args) => commands::enrol::init(&args),
+        Command::Init(args) => commands::init::init(&args),
         Command::Join(args) => commands::enrol::join(&args),
         Command::Token(command) => commands::enrol::token(&command),
         Command::Node(command) => commands::enrol::node(&command),

@@ -441,7 +441,7 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
     Ok(())
 }
 
-fn etcd_config(access: &EtcdAccess, endpoints: &[String]) -> EtcdConfig {
+pub fn etcd_config(access: &EtcdAccess, endpoints: &[String]) -> EtcdConfig {
     EtcdConfig {
         endpoints: endpoints.to_vec(),
         prefix: access.prefix.clone(),

@@ -1,9 +1,8 @@
-//! `weir init`, `weir join`, `weir token` and `weir node`: machines become nodes of a cluster, and stop
-//! being some.
+//! `weir join`, `weir token` and `weir node`: machines become nodes of a cluster, and stop being some.
 //!
 //! A node's directory: `ROLE.toml` for each of its roles, `node.pem` with its certificate, and what the
-//! roles keep there. The coordinator's also has `admin.pem`, for commands on other machines.
-use crate::certificate::{self, ADMIN_CERTIFICATE, CERTIFICATE};
+//! roles keep there.
+use crate::certificate::{self, CERTIFICATE};
 use crate::cli_nodes::{self as cli, NodeCommand, TokenCommand};
 use crate::cluster_args::Status;
 use crate::commands::which::coordinators;
@@ -18,8 +17,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use weir_coord::{CoordConfig, Coordinator};
 use weir_env::{Addr, Env};
+use weir_proto::Error;
 use weir_proto::date::Date;
 use weir_proto::enrol::{
     Enrol, Enrolled, GetEnrolment, Holder, NodeRemove, TokenCreate, TokenMade, TokenRevoke, TokenShown,
@@ -27,66 +26,14 @@ use weir_proto::enrol::{
 use weir_proto::map::Role;
 use weir_proto::meta::Time;
 use weir_proto::network::Network;
-use weir_proto::{ClusterId, Error};
 use weir_rpc::{Identity, NoService, Policy, Trust, connect};
 use weir_trust::certificate::{NewKey, check_name, role_of, role_word};
 use weir_trust::handshake::Tls;
 use weir_trust::token::{Secret, Token};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Where mounts listen for this machine's users.
 const SOCKETS: &str = "/run/weir";
-
-/// `weir init`.
-pub fn init(args: &cli::Init) -> Outcome<()> {
-    let dir = new_dir(&args.dir)?;
-    let name = name_of_machine(args.name.as_deref(), "coord")?;
-    let socket = dir.join("socket/coord.sock");
-    let mut listen = vec![Addr::Unix(socket)];
-    listen.extend(args.listen.iter().cloned());
-    let mut config = Config::default();
-    config.cluster.coordinators = listen.iter().cloned().map(Text).collect();
-    config.node.name.clone_from(&name);
-    config.node.listen = config.cluster.coordinators.clone();
-    config.coord.dir = dir.join("coord");
-    config.coord.certificates = true;
-    config.coord.targets = args.targets;
-    config.coord.scheme = Text(args.scheme);
-    let env = weir_env::real::env();
-    private_dir(&env, &dir.join("socket"))?;
-    let cluster = observe::block_on(found(&env, &dir, &config))?;
-    config.cluster.id = Some(Text(cluster));
-    let file = dir.join("coord.toml");
-    write_config(&env, &file, &config)?;
-    let command = format!("weir coord --config {}", file.display());
-    let unit = unit::write(&env, &file, &name, "coord")?;
-    if args.json {
-        table::json(&json!({
-            "cluster": cluster.to_string(), "dir": dir, "config": file, "start": [command], "units": [unit],
-        }));
-        return Ok(());
-    }
-    println!("cluster {cluster} is founded in {}", dir.display());
-    println!("start its coordinator:          {command}");
-    println!("or let systemd run it:          {}", unit::enable(&unit));
-    println!("then let machines join it:      weir token create --dir {} --role storage", dir.display());
-    Ok(())
-}
-
-/// Makes the coordinator's state, with the cluster's authority, and the administrator's certificate.
-async fn found(env: &Env, dir: &Path, config: &Config) -> Outcome<ClusterId> {
-    let founding = CoordConfig {
-        new: true,
-        certified: true,
-        settings: config::settings(&config.coord),
-        ..CoordConfig::new(config.coord.scheme.0, config.coord.targets as usize)
-    };
-    let coordinator = Coordinator::open(env.clone(), &config.coord.dir, founding).await?;
-    let key = NewKey::make()?;
-    let issued = coordinator.issue_admin("admin", key.public().to_vec()).await?;
-    certificate::write(&dir.join(ADMIN_CERTIFICATE), &key.with(issued.certificate, issued.authorities)?)?;
-    Ok(coordinator.cluster())
-}
 
 /// `weir join`.
 pub fn join(args: &cli::Join) -> Outcome<()> {
@@ -193,13 +140,13 @@ fn config_of(args: &cli::Join, dir: &Path, enrolled: &Enrolled, role: Role) -> O
     Ok(config)
 }
 
-fn write_config(env: &Env, file: &Path, config: &Config) -> Outcome<()> {
+pub(super) fn write_config(env: &Env, file: &Path, config: &Config) -> Outcome<()> {
     let text = config::write(config)?;
     env.disk.write_atomic(file, text.as_bytes()).doing(format_args!("write {}", file.display()))
 }
 
 /// A directory that holds nothing yet, which only this user can read.
-fn new_dir(dir: &Path) -> Outcome<PathBuf> {
+pub(super) fn new_dir(dir: &Path) -> Outcome<PathBuf> {
     let env = weir_env::real::env();
     let dir = local_cluster::absolute(dir)?;
     let is_used = std::fs::read_dir(&dir).is_ok_and(|mut entries| entries.next().is_some());
@@ -213,14 +160,14 @@ fn new_dir(dir: &Path) -> Outcome<PathBuf> {
     Ok(dir)
 }
 
-fn private_dir(env: &Env, dir: &Path) -> Outcome<()> {
+pub(super) fn private_dir(env: &Env, dir: &Path) -> Outcome<()> {
     use std::os::unix::fs::PermissionsExt;
     env.disk.create_dir_durable(dir).doing(format_args!("make {}", dir.display()))?;
     let only_owner = std::fs::Permissions::from_mode(0o700);
     std::fs::set_permissions(dir, only_owner).doing(format_args!("set the mode of {}", dir.display()))
 }
 
-fn name_of_machine(given: Option<&str>, otherwise: &str) -> Outcome<String> {
+pub(super) fn name_of_machine(given: Option<&str>, otherwise: &str) -> Outcome<String> {
     let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let name = match (given, otherwise) {
         (Some(given), _) => given.to_owned(),

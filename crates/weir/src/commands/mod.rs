@@ -12,6 +12,7 @@ pub mod eviction;
 pub mod file;
 pub mod gather;
 pub mod home;
+pub mod init;
 pub mod inspect;
 pub mod mounts;
 pub mod namespace;

@@ -1,0 +1,145 @@
+//! `weir init`: a cluster is founded, or gets another coordinator that shares its store.
+//!
+//! The coordinator's directory has `coord.toml`, its state or audit log, and, where the cluster was founded,
+//! `admin.pem` for commands on other machines.
+use crate::certificate::{self, ADMIN_CERTIFICATE};
+use crate::cli_nodes::Init;
+use crate::commands::enrol::{PATIENCE, name_of_machine, new_dir, private_dir, write_config};
+use crate::config::{self, Config, Text};
+use crate::failure::Outcome;
+use crate::local::local_cluster;
+use crate::observe;
+use crate::roles::etcd_config;
+use crate::table;
+use crate::unit;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use weir_coord::etcd::{Etcd, StorePlace};
+use weir_coord::identity::write_coordinator;
+use weir_coord::store::Store;
+use weir_coord::{CoordConfig, Coordinator, cluster_in, lead};
+use weir_env::{Addr, Env};
+use weir_proto::{ClusterId, Error};
+use weir_trust::certificate::NewKey;
+
+/// `weir init`.
+pub fn init(args: &Init) -> Outcome<()> {
+    let dir = new_dir(&args.dir)?;
+    let (mut config, env) = (config_of_coordinator(args, &dir)?, weir_env::real::env());
+    let (cluster, founds) = observe::block_on(found(&env, &dir, &config))?;
+    private_dir(&env, &dir.join("socket"))?;
+    config.cluster.id = Some(Text(cluster));
+    let file = dir.join("coord.toml");
+    write_config(&env, &file, &config)?;
+    let command = format!("weir coord --config {}", file.display());
+    let unit = unit::write(&env, &file, &config.node.name, "coord")?;
+    if args.json {
+        table::json(&json!({
+            "cluster": cluster.to_string(), "founded": founds, "dir": dir, "config": file, "start": [command],
+            "units": [unit],
+        }));
+        return Ok(());
+    }
+    let node = &config.node.name;
+    match founds {
+        true => println!("cluster {cluster} is founded in {}", dir.display()),
+        false => {
+            println!("{node} is another coordinator of cluster {cluster}; its directory is {}", dir.display())
+        }
+    }
+    println!("start the coordinator:          {command}");
+    println!("or let systemd run it:          {}", unit::enable(&unit));
+    if founds {
+        println!("then let machines join it:      weir token create --dir {} --role storage", dir.display());
+    }
+    Ok(())
+}
+
+fn config_of_coordinator(args: &Init, dir: &Path) -> Outcome<Config> {
+    let mut listen = vec![Addr::Unix(dir.join("socket/coord.sock"))];
+    listen.extend(args.listen.iter().cloned());
+    let mut config = Config::default();
+    config.node.listen = listen.iter().cloned().map(Text).collect();
+    config.cluster.coordinators = listen.into_iter().chain(args.other.iter().cloned()).map(Text).collect();
+    config.coord.dir = dir.join("coord");
+    config.coord.certificates = true;
+    config.coord.targets = args.targets;
+    config.coord.scheme = Text(args.scheme);
+    let mut usual = "coord".to_owned();
+    if let Some(store) = &args.store {
+        config.coord.store = Text(store.clone());
+        let file = |named: &Option<PathBuf>| named.as_deref().map(local_cluster::absolute).transpose();
+        config.etcd.ca = file(&args.etcd_ca)?.unwrap_or_default();
+        config.etcd.certificate = file(&args.etcd_certificate)?.unwrap_or_default();
+        config.etcd.key = file(&args.etcd_key)?.unwrap_or_default();
+        usual = format!("coord-{}", name_of_machine(None, "")?);
+    }
+    config.node.name = name_of_machine(args.name.as_deref(), &usual)?;
+    Ok(config)
+}
+
+/// Makes the coordinator's state, with the cluster's authority, and the administrator's certificate. False: a
+/// store that coordinators share holds the cluster already, and this is another one of them.
+async fn found(env: &Env, dir: &Path, config: &Config) -> Outcome<(ClusterId, bool)> {
+    let coord = &config.coord;
+    let founding = CoordConfig {
+        new: true,
+        certified: true,
+        settings: config::settings(coord),
+        ..CoordConfig::new(coord.scheme.0, coord.targets as usize)
+    };
+    let StorePlace::Etcd(endpoints) = &coord.store.0 else {
+        let coordinator = Coordinator::open(env.clone(), &coord.dir, founding).await?;
+        issue_admin(&coordinator, dir).await?;
+        return Ok((coordinator.cluster(), true));
+    };
+    let store = Etcd::open(env, &etcd_config(&config.etcd, endpoints))?;
+    let mut held = env.clock.timeout(PATIENCE, cluster_in(&*store)).await.unwrap_or_else(|_| {
+        Err(Error::deadline(format!("etcd does not answer at {}", endpoints.join(", "))))
+    })?;
+    if held.is_none() {
+        let lead = lead(env, store.clone(), &config.node.name, |_| {}).await?;
+        // Another machine may have been quicker.
+        let founded = match cluster_in(&*store).await {
+            Ok(None) => {
+                let founding = CoordConfig { term: Some(lead.term()), ..founding };
+                found_shared(env, dir, &coord.dir, store.clone(), founding).await.map(Some)
+            }
+            Ok(other) => {
+                held = other;
+                Ok(None)
+            }
+            Err(e) => Err(e.into()),
+        };
+        lead.give_back().await;
+        if let Some(cluster) = founded? {
+            return Ok((cluster, true));
+        }
+    }
+    let cluster =
+        held.ok_or_else(|| Error::damaged("the store lost the cluster that it held a moment ago"))?;
+    private_dir(env, &coord.dir)?;
+    write_coordinator(&*env.disk, &coord.dir, cluster)?;
+    Ok((cluster, false))
+}
+
+async fn found_shared(
+    env: &Env,
+    dir: &Path,
+    state: &Path,
+    store: Arc<dyn Store>,
+    founding: CoordConfig,
+) -> Outcome<ClusterId> {
+    private_dir(env, state)?;
+    let coordinator = Coordinator::open_shared(env.clone(), state, None, store, founding).await?;
+    issue_admin(&coordinator, dir).await?;
+    Ok(coordinator.cluster())
+}
+
+async fn issue_admin(coordinator: &Coordinator, dir: &Path) -> Outcome<()> {
+    let key = NewKey::make()?;
+    let issued = coordinator.issue_admin("admin", key.public().to_vec()).await?;
+    certificate::write(&dir.join(ADMIN_CERTIFICATE), &key.with(issued.certificate, issued.authorities)?)?;
+    Ok(())
+}
