@@ -1,8 +1,8 @@
 //! Free space of a target: which byte ranges of its slabs hold nothing.
 //!
 //! Addresses are linear over all slabs. Space is taken from the file system in *steps*; an extent lies within
-//! one step, so a step without extents can be given back whole. The map lives in memory only and is rebuilt
-//! from the index at open: what no entry names is free, so a crash cannot leak space.
+//! one step, so a step without extents can be returned whole. The map lives in memory only and is rebuilt
+//! from the index at open: space that no entry names is free, so a crash cannot leak space.
 //!
 //! Lengths are multiples of [`UNIT_BYTES`]: a fragment wastes less than one unit, and a step's unusable end
 //! is smaller than the largest fragment. Pure: knows nothing of files, entries or durability.
@@ -24,7 +24,7 @@ pub struct Extent {
 pub struct Geometry {
     /// Size of one slab file; a multiple of `step_bytes`.
     pub slab_bytes: u64,
-    /// Space is taken from and given back to the file system in pieces of this size.
+    /// Space is taken from and returned to the file system in pieces of this size.
     pub step_bytes: u64,
 }
 
@@ -65,7 +65,7 @@ pub fn round_up(bytes: u32) -> u32 {
     bytes.div_ceil(UNIT_BYTES) * UNIT_BYTES
 }
 
-/// The free ranges of all steps that the file system has given us.
+/// The free ranges of all steps that are allocated from the file system.
 pub struct FreeMap {
     geometry: Geometry,
     by_addr: BTreeMap<u64, u32>,
@@ -91,7 +91,7 @@ impl FreeMap {
         extents.retain(|e| e.len > 0);
         extents.sort_unstable();
         extents.dedup();
-        let mut cursor = 0; // end of the extent before
+        let mut cursor = 0; // end of the previous extent
         for e in &extents {
             if e.addr < cursor || e.addr % u64::from(UNIT_BYTES) != 0 || e.len % UNIT_BYTES != 0 {
                 return Err(Error::damaged(format!(
@@ -136,7 +136,7 @@ impl FreeMap {
         Some(Extent { addr, len })
     }
 
-    /// Gives back what [`FreeMap::take`] or the index handed out.
+    /// Frees an extent that [`FreeMap::take`] or the index handed out.
     pub fn give(&mut self, extent: Extent) {
         if extent.len == 0 {
             return;
@@ -169,7 +169,7 @@ impl FreeMap {
         self.insert_free(addr, len);
     }
 
-    /// The lowest step that the file system has not given us yet.
+    /// The lowest step that is not allocated from the file system yet.
     pub fn next_step(&self) -> u64 {
         let mut expected = 0;
         for &step in self.steps.keys() {
@@ -180,15 +180,15 @@ impl FreeMap {
         }
         expected
     }
-    /// The file system has given us this step.
+    /// Adds a step that was allocated from the file system.
     pub fn add_step(&mut self, step: u64) {
         if self.steps.insert(step, 0).is_none() {
             self.idle_steps.insert(step);
             self.insert_free(step * self.geometry.step_bytes, self.geometry.step_bytes as u32);
         }
     }
-    /// Removes the highest step without extents if there are more than `keep` of those; the caller gives it
-    /// back.
+    /// Removes the highest step without extents if there are more than `keep` of those; the caller returns it
+    /// to the file system.
     pub fn retire_step(&mut self, keep: usize) -> Option<u64> {
         if self.idle_steps.len() <= keep {
             return None;

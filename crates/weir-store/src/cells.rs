@@ -1,10 +1,10 @@
 //! What a write, commit or drop changes in the index: functions of (transaction, request), no I/O, no
 //! waiting.
 //!
-//! Invariants kept here: a base changes only to a higher version (or by `Fresh`); a prepared version goes
-//! only with its commit, its drop, or a higher base; overlays go only when a base that includes them is
-//! committed; sequence numbers of a cell have no gap (but on a member that is behind). Every check is made
-//! inside the transaction that acts on it.
+//! Invariants kept here: a base changes only to a higher version (or by `Fresh`); a prepared version is
+//! removed only by its commit, its drop, or a higher base; overlays are removed only when a base that
+//! includes them is committed; sequence numbers of a cell have no gap (except on a member that is behind).
+//! Every check is made inside the transaction that acts on it.
 use crate::alloc::Extent;
 use crate::format::*;
 use crate::truncations::void_below;
@@ -22,7 +22,7 @@ pub struct Scope {
     pub scheme: Scheme,
     /// Bit i: member i is current in that epoch, so its fragments are not missing.
     pub current: MissingMask,
-    /// What this target has from before that epoch does not count: it had lost what it had ([`forget_lost`]).
+    /// Cells on this target from before this epoch are void: the target had lost its data ([`forget_lost`]).
     pub lost_at: Epoch,
 }
 
@@ -32,7 +32,7 @@ impl Scope {
         let current = current.fold(0, |mask, (i, _)| mask | (1 << i));
         Scope { group: group.id, epoch: group.epoch, scheme: group.scheme, current, lost_at: Epoch(0) }
     }
-    /// As the member at `position` acts.
+    /// The scope of a request to the member at `position`.
     pub fn at(group: &Group, position: usize) -> Scope {
         let lost_at = group.members.get(position).map_or(Epoch(0), |m| m.lost_at);
         Scope { lost_at, ..Scope::of(group) }
@@ -52,7 +52,7 @@ impl Scope {
     }
 }
 
-/// What a transaction changes beyond the index: counters, and extents that nothing names any more.
+/// Effects of a transaction beyond the index: counters, and extents that no entry names any more.
 #[derive(Default, Debug)]
 pub struct Delta {
     pub cells: i64,
@@ -69,7 +69,7 @@ pub enum Numbering {
     Next,
     /// A mirror: the number must follow the last one.
     Mirror(Seq),
-    /// A mirror that is behind: repair closes the gaps.
+    /// A copy of the sequencer's log under this number, so that all copies are the same.
     Behind(Seq),
     /// What the sequencer has under this number, so that all copies are the same.
     Again(Seq),
@@ -79,11 +79,11 @@ pub enum Numbering {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Appended {
     At(Seq),
-    /// A copy of it is there already, or it is not wanted any more.
+    /// A copy is already here, or the overlay is void.
     Duplicate(Seq),
-    /// The write with this number failed, which is settled: it needs another number.
+    /// The write with this number failed on all keepers: it needs another number.
     Void(Seq),
-    /// Numbers between `have` and this one have not come yet.
+    /// Numbers between `have` and this one have not arrived yet.
     Gap {
         have: Seq,
     },
@@ -103,7 +103,7 @@ pub fn check_fence(read: &dyn Read, file: FileId, token_epoch: u32) -> Result<()
     }
 }
 
-/// Raises the file's fence to what another member has; a higher one stays.
+/// Raises the file's fence to another member's fence; a higher one stays.
 pub fn take_fence(txn: &mut dyn Txn, file: FileId, token_epoch: u32) -> Result<()> {
     if get::<Fence>(txn, &fence_key(file))?.is_none_or(|fence| fence.token_epoch < token_epoch) {
         txn.put(&fence_key(file), &Fence { token_epoch }.to_value());
@@ -111,25 +111,25 @@ pub fn take_fence(txn: &mut dyn Txn, file: FileId, token_epoch: u32) -> Result<(
     Ok(())
 }
 
-/// Refuses a lower epoch than the group's, which is returned.
+/// Refuses an epoch lower than the group's; returns the group's.
 pub fn refuse_lower(read: &dyn Read, group: PgId, epoch: Epoch) -> Result<Epoch> {
     let known = known_epoch(read, group)?;
     if epoch < known { Err(lower_epoch(group, epoch, known)) } else { Ok(known) }
 }
-/// The same; remembers a higher one.
+/// Like [`refuse_lower`], and remembers a higher epoch.
 pub fn raise_epoch(txn: &mut dyn Txn, group: PgId, epoch: Epoch) -> Result<()> {
     if epoch > refuse_lower(txn, group, epoch)? {
         txn.put(&group_key(group), &GroupEpoch { epoch }.to_value());
     }
     Ok(())
 }
-/// The same, and refuses the epoch in which the place goes to another target ([`close`]). Every change of a
-/// group's cells begins with it.
+/// Like [`raise_epoch`], and refuses the epoch in which the place moves to another target ([`close`]). Every
+/// change of a group's cells begins with it.
 pub fn check_epoch(txn: &mut dyn Txn, group: PgId, epoch: Epoch) -> Result<()> {
     raise_epoch(txn, group, epoch)?;
     refuse_closed(txn, group, epoch)
 }
-/// Refuses an epoch in which the place goes to another target, or an earlier one.
+/// Refuses the epoch in which the place moves to another target, and earlier ones.
 pub fn refuse_closed(read: &dyn Read, group: PgId, epoch: Epoch) -> Result<()> {
     if get::<GroupEpoch>(read, &closed_key(group))?.is_some_and(|closed| closed.epoch >= epoch) {
         return Err(Error::unavailable(format!(
@@ -138,7 +138,7 @@ pub fn refuse_closed(read: &dyn Read, group: PgId, epoch: Epoch) -> Result<()> {
     }
     Ok(())
 }
-/// From now on nothing changes here in the group's cells under this epoch: the place goes to another target.
+/// From now on the group's cells do not change here under this epoch: the place moves to another target.
 pub fn close(txn: &mut dyn Txn, group: PgId, epoch: Epoch) -> Result<()> {
     raise_epoch(txn, group, epoch)?;
     if get::<GroupEpoch>(txn, &closed_key(group))? != Some(GroupEpoch { epoch }) {
@@ -178,7 +178,7 @@ impl Change {
         now.epoch = now.epoch.max(scope.epoch);
         Ok(Change { cell, current: scope.current, before, now })
     }
-    /// A current member holds everything: what is noted against it is settled.
+    /// Writes the header. A member that is current holds every fragment: its missing bit is cleared.
     fn save(mut self, txn: &mut dyn Txn, delta: &mut Delta) {
         self.now.missing &= !self.current;
         delta.under_replicated_cells += i64::from(self.now.missing != 0)
@@ -209,9 +209,9 @@ impl Change {
         }
         Ok(())
     }
-    /// A base of `version` that includes overlays up to `folded_seq` is committed. Numbers of a stripe only rise, unless they begin anew
-    /// with a stripe that is fresh or comes back from home. So a folded sequence below the one that is known tells that this happened
-    /// while this target was away: what it has from before goes, as it went where the others restarted.
+    /// A base of `version` with overlays up to `folded_seq` is committed. Numbers of a stripe only rise, but
+    /// restart when it is written fresh or recalled. A folded sequence below the known one means that this
+    /// target missed a restart: it drops its older overlays, as the other members did.
     fn advance(
         &mut self,
         txn: &mut dyn Txn,
@@ -275,7 +275,7 @@ fn drop_bytes(delta: &mut Delta, gone: Extent, kept: &[Extent]) {
     }
 }
 
-/// Why a version cannot be written, or that it is there already.
+/// Why a version cannot be written, or that it is already here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admission {
     Write,
@@ -306,8 +306,8 @@ pub fn admit(
     }
     Ok(Admission::Write)
 }
-/// Whether a fragment is of these bytes. One that repair rebuilt is as long as the stripe's longest: zeros
-/// follow.
+/// Whether a fragment has these bytes. A fragment that repair rebuilt is as long as the stripe's longest:
+/// zeros follow.
 fn holds_bytes(fragment: &Fragment, bytes: &[u8], block_crcs: &[u32]) -> bool {
     if fragment.block_crcs == block_crcs {
         return true;
@@ -320,8 +320,8 @@ fn holds_bytes(fragment: &Fragment, bytes: &[u8], block_crcs: &[u32]) -> bool {
     weir_proto::checksum::block_crcs(&padded, CHECKSUM_BLOCK as usize) == fragment.block_crcs
 }
 
-/// Whether evicted bytes may come back to `cell`: what is there has a lower token epoch, so it is void or the
-/// work of a mover that has lost the recall.
+/// Whether recalled bytes may be written to `cell`: the data here has a lower token epoch, so it is void or
+/// was written by a mover that has lost the recall.
 pub fn admit_fill(
     read: &dyn Read,
     scope: &Scope,
@@ -353,7 +353,7 @@ pub fn admit_fill(
     }
 }
 
-/// A fragment beyond the committed end of its file: the base at once; whatever was there before goes.
+/// A fragment beyond the committed end of its file becomes the base at once; any earlier data is dropped.
 pub fn fresh(
     txn: &mut dyn Txn,
     scope: &Scope,
@@ -388,7 +388,7 @@ pub fn fresh(
     txn.put(&base_key(cell), &fragment.to_value());
     Ok(())
 }
-/// The overlay log starts anew: all targets of the stripe get their fresh fragment, so all restart together.
+/// The overlay log restarts: all targets of the stripe get their fresh fragment, so all restart together.
 fn restart(change: &mut Change, txn: &mut dyn Txn, delta: &mut Delta) -> Result<()> {
     change.drop_overlays(txn, delta, Seq(0), Seq(u64::MAX))?;
     change.now.folded_seq = Seq(0);
@@ -396,9 +396,9 @@ fn restart(change: &mut Change, txn: &mut dyn Txn, delta: &mut Delta) -> Result<
     Ok(())
 }
 
-/// A version beside the base, until it is committed or dropped. A seal folds what is there, so a version of a
-/// writer that is committed meanwhile must be above the seal's: one that meets a seal takes a higher one
-/// (`Exists`), and a seal that meets a writer is none.
+/// Adds a version beside the base, until it is committed or dropped. A seal folds the overlays and base that
+/// it finds, so a writer's version that is committed meanwhile must be above the seal's: a writer that meets
+/// a seal takes a higher version (`Exists`), and a seal that meets a writer's version is refused.
 pub fn prepare(
     txn: &mut dyn Txn,
     scope: &Scope,
@@ -407,7 +407,7 @@ pub fn prepare(
     delta: &mut Delta,
 ) -> Result<()> {
     let change = Change::open(txn, scope, cell)?;
-    // A data target may know nothing of its cell: the leader asked because others do.
+    // A data target may have no record of its cell: the seal's leader includes it because other members do.
     if fragment.seal && !scope.is_data(cell) && !stripe_known(txn, scope, cell)? {
         return Err(Error::stale(format!("seal of cell {cell}: it was dropped meanwhile")));
     }
@@ -441,7 +441,7 @@ fn base_extent(read: &dyn Read, cell: CellId) -> Result<Extent> {
     Ok(get::<Fragment>(read, &base_key(cell))?.map(|b| b.extent).unwrap_or_default())
 }
 
-/// Whether this target knows anything of the cell's stripe.
+/// Whether this target has a record of any cell of the stripe.
 pub fn stripe_known(read: &dyn Read, scope: &Scope, cell: CellId) -> Result<bool> {
     let mirrored = if scope.is_data(cell) { 0 } else { scope.scheme.data };
     for index in (0..mirrored).chain([cell.index]) {
@@ -452,7 +452,7 @@ pub fn stripe_known(read: &dyn Read, scope: &Scope, cell: CellId) -> Result<bool
     Ok(false)
 }
 
-/// Makes a prepared version the base; overlays that it includes go.
+/// Makes a prepared version the base; drops the overlays that it includes.
 pub fn commit(
     txn: &mut dyn Txn,
     scope: &Scope,
@@ -463,7 +463,7 @@ pub fn commit(
     let base = get::<Fragment>(txn, &base_key(cell))?;
     let Some(new) = get::<Fragment>(txn, &prepared_key(cell, version))? else {
         return match base {
-            // Sent again. As a write under this epoch: whoever went down since it was committed hears of it.
+            // A retry. It counts as a write under this epoch, so members that went down since learn of it.
             Some(base) if base.version == version => {
                 Change::open(txn, scope, cell)?.save(txn, delta);
                 Ok(())
@@ -500,8 +500,8 @@ pub fn commit(
     Ok(())
 }
 
-/// The data cells whose overlays a parity target keeps or kept, and up to where a parity fragment includes
-/// them.
+/// The data cells whose overlays a parity target keeps or kept, each with the last sequence number that a
+/// parity fragment includes.
 fn folded_of_mirrored(
     read: &dyn Read,
     scope: &Scope,
@@ -519,8 +519,9 @@ fn folded_of_mirrored(
     Ok(found)
 }
 
-/// A fragment made of others', beside the base: its version is to be committed, and this member lacks it.
-/// Fences do not stop what was admitted where it comes from. False: it is not wanted any more.
+/// Stores a fragment decoded from other members beside the base: its version will be committed, and this
+/// member lacks it. The fence is not checked: the write was admitted by the others. False: it is not needed
+/// any more.
 pub fn hold(
     txn: &mut dyn Txn,
     scope: &Scope,
@@ -536,8 +537,8 @@ pub fn hold(
     Ok(true)
 }
 
-/// Drops what a writer prepared here before `epoch`, and was not asked for since: this member was away
-/// meanwhile.
+/// Drops a version that a writer prepared here before `epoch` and did not request since: this member was away
+/// in between.
 pub fn drop_prepared_before(
     txn: &mut dyn Txn,
     cell: CellId,
@@ -573,14 +574,14 @@ pub fn append(
     delta: &mut Delta,
 ) -> Result<Appended> {
     match numbering {
-        // It passed the fence when it was logged first; what a truncation made void since is not brought
-        // back.
+        // It passed the fence when it was first logged; data that a truncation has made void since stays
+        // void.
         Numbering::Again(seq) if overlay.token_epoch < void_below(txn, cell)? => {
             return Ok(Appended::Duplicate(seq));
         }
         Numbering::Again(_) => {}
-        // All keepers agreed on it meanwhile, and it may have been read: a fence that came after that does
-        // not take it back.
+        // All keepers may have agreed on it meanwhile, and clients may have read it: a later fence does not
+        // revoke it.
         Numbering::Mirror(seq)
             if holds(txn, cell, seq, overlay)? && overlay.token_epoch >= void_below(txn, cell)? =>
         {
@@ -604,13 +605,13 @@ pub fn append(
         if same_write(&there, overlay) {
             return Ok(Appended::Duplicate(seq));
         }
-        // A void stays one: the write may arrive once more, late.
+        // A void number stays void: the write may arrive once more, late.
         if there.kind == OverlayKind::Void {
             return Ok(Appended::Void(seq));
         }
-        // A number that was given twice: its sequencer lost its log's tail in a crash, or another one numbers
-        // now, before anybody was answered. What is here under higher numbers may be so, too, or be newer:
-        // mirrors come in any order. It stays until its number comes, or becomes void by agreement.
+        // Assigned twice: before the acknowledgement its sequencer lost its log's tail in a crash, or was
+        // replaced. Overlays under higher numbers may be stale too, or newer (mirrors arrive in any order):
+        // each stays until its number is written again or becomes void by agreement.
         change.drop_overlays(txn, delta, seq, seq)?;
     } else if seq <= change.now.folded_seq {
         return Ok(Appended::Duplicate(seq));
@@ -629,13 +630,13 @@ pub fn append(
     change.save(txn, delta);
     Ok(Appended::At(seq))
 }
-/// Whether the log here still has this very overlay under its number. A target that was away meanwhile has
-/// the log that the others have now: what it numbered before and they did not take is gone, and its number is
-/// another's.
+/// Whether the log here still has this overlay under its number. A target that was away meanwhile has the
+/// other members' log: overlays that it numbered and they did not accept are gone, and their numbers are
+/// reused.
 pub fn holds(read: &dyn Read, cell: CellId, seq: Seq, overlay: &Overlay) -> Result<bool> {
     Ok(get::<Overlay>(read, &overlay_key(cell, seq))?.is_some_and(|there| same_write(&there, overlay)))
 }
-/// What is prepared here of the group's stripes, by seals or by writers, and neither committed nor dropped.
+/// Prepared versions of the group's stripes, of seals or of writers, that are neither committed nor dropped.
 pub fn in_doubt(read: &dyn Read, group: PgId, seals: bool) -> Result<Vec<(CellId, Version)>> {
     let (start, end) = letter_range(PREPARED);
     let prepared = collect(read, &start, &end, |k, v| Ok((cell_of_key(k)?, Fragment::from_value(v)?)))?;
@@ -651,8 +652,8 @@ fn same_write(a: &Overlay, b: &Overlay) -> bool {
     (a.offset, a.len, a.kind, a.crc) == (b.offset, b.len, b.kind, b.crc)
 }
 
-/// Adds to the mask of missing fragments of a version (0: of whatever is there). Only the members' return
-/// takes bits away. False: the version is not here, and no newer base has replaced it.
+/// Adds to the mask of missing fragments of a version (0: of any version). Bits are cleared only when members
+/// return. False: the version is not here, and no newer base has replaced it.
 pub fn mark_missing(
     txn: &mut dyn Txn,
     scope: &Scope,
@@ -670,8 +671,8 @@ pub fn mark_missing(
     if prepared.is_none() && !is_of_base {
         return Ok(version < base);
     }
-    // As a write under this epoch: repair does not take the cell for one that was written while this member
-    // was away.
+    // This counts as a write under this epoch: otherwise repair would list the cell as one that was written
+    // while this member was away.
     let mut change = Change::open(txn, scope, cell)?;
     if is_of_base {
         change.now.missing |= missing;
@@ -695,13 +696,13 @@ pub fn settle_under_replicated(
     let Some(now) = header(txn, scope, cell)?.filter(|h| h.missing & scope.current != 0) else {
         return Ok(());
     };
-    // Not a write: the epoch of the last one stays, or repair would list the cell for nothing.
+    // Not a write: the epoch of the last write stays, or repair would list the cell without need.
     Change { cell, current: scope.current, before: Some(now.clone()), now }.save(txn, delta);
     Ok(())
 }
 
-/// Drops what is here of a cell's stripe from before this target lost what it had. Such cells are of an older
-/// copy; they must be gone before anything is added to them, for from then on they are of the present epoch.
+/// Drops this target's cells of a stripe that are from before it lost its data. They belong to an older copy
+/// and must be dropped before anything is added, since every addition gives the cell the present epoch.
 pub fn forget_lost(txn: &mut dyn Txn, scope: &Scope, cell: CellId, delta: &mut Delta) -> Result<()> {
     for index in 0..scope.scheme.width() as u8 {
         let cell = CellId { index, ..cell };
@@ -712,7 +713,7 @@ pub fn forget_lost(txn: &mut dyn Txn, scope: &Scope, cell: CellId, delta: &mut D
     Ok(())
 }
 
-/// Drops everything of one cell that is listed here.
+/// Drops all entries of one cell that is listed here.
 pub fn drop_cell(txn: &mut dyn Txn, cell: CellId, delta: &mut Delta) -> Result<()> {
     let Some(header) = get::<Header>(txn, &header_key(cell))? else { return Ok(()) };
     let mut change = Change { cell, current: 0, before: Some(header.clone()), now: header };
@@ -732,7 +733,7 @@ pub fn drop_cell(txn: &mut dyn Txn, cell: CellId, delta: &mut Delta) -> Result<(
     Ok(())
 }
 
-/// Drops what of a cell was written with a token epoch below `token_epoch`: its file was truncated before it.
+/// Drops the data of a cell with a token epoch below `token_epoch`: its file was truncated after that write.
 pub fn drop_void(txn: &mut dyn Txn, cell: CellId, token_epoch: u32, delta: &mut Delta) -> Result<()> {
     let Some(header) = get::<Header>(txn, &header_key(cell))? else { return Ok(()) };
     let is_void = |f: &Fragment| f.version.token_epoch() < token_epoch;
@@ -740,8 +741,8 @@ pub fn drop_void(txn: &mut dyn Txn, cell: CellId, token_epoch: u32, delta: &mut 
     let logged = overlays(txn, cell, Seq(0), Seq(u64::MAX))?;
     let valid: Vec<Seq> =
         logged.iter().filter(|(_, o)| o.token_epoch >= token_epoch).map(|(s, _)| *s).collect();
-    // Of a mirrored cell there is no base: its overlays went into the parity fragment, and that tells up to
-    // where.
+    // A mirrored cell has no base here: its overlays were folded into the parity fragment, which records the
+    // last folded sequence.
     let covering = covering(txn, &header, cell)?;
     if base.iter().chain(&beside).chain(&covering).all(is_void) && valid.is_empty() {
         return drop_cell(txn, cell, delta);
@@ -760,8 +761,8 @@ pub fn drop_void(txn: &mut dyn Txn, cell: CellId, token_epoch: u32, delta: &mut 
         change.now.folded_seq = Seq(0);
     }
     if is_void_below || valid.len() < logged.len() {
-        // Numbers began anew after the truncation: where all heard of it at once nothing was left that they
-        // could have gone on from.
+        // Sequence numbers restarted after the truncation: members that received it at once had no overlay
+        // left to continue from.
         change.now.last_seq = valid.last().copied().unwrap_or_default().max(change.now.folded_seq);
     }
     if let Some(base) = base.filter(is_void) {
@@ -771,7 +772,7 @@ pub fn drop_void(txn: &mut dyn Txn, cell: CellId, token_epoch: u32, delta: &mut 
     change.save(txn, delta);
     Ok(())
 }
-/// The parity fragment here that a mirrored cell's overlays went into.
+/// The parity fragment here that includes a mirrored cell's folded overlays.
 fn covering(read: &dyn Read, header: &Header, cell: CellId) -> Result<Option<Fragment>> {
     let parity = usize::from(header.scheme.data)..header.scheme.width();
     for index in parity.filter(|_| cell.index < header.scheme.data) {
@@ -782,8 +783,8 @@ fn covering(read: &dyn Read, header: &Header, cell: CellId) -> Result<Option<Fra
     Ok(None)
 }
 
-/// A fragment rebuilt from others, unless what is here is as new. `replace`: the same version is here, but
-/// damaged.
+/// Installs a fragment rebuilt from other members, unless the one here is as new. `replace`: the same version
+/// is here, but damaged.
 pub fn install(
     txn: &mut dyn Txn,
     scope: &Scope,
@@ -798,7 +799,7 @@ pub fn install(
         return Ok(false);
     }
     if fragment.version.token_epoch() < void_below(txn, cell)? {
-        return Ok(false); // taken from a peer that has not heard of the truncation yet
+        return Ok(false); // from a peer that has not received the truncation yet
     }
     let mut change = Change::open(txn, scope, cell)?;
     let mut kept = vec![fragment.extent];
@@ -826,7 +827,7 @@ pub fn install(
 }
 
 /// Makes the log of `cell` up to `upto` hold exactly `copies` above its folded sequence (a copy fetched from
-/// another holder). `stale`: what is here beyond `upto` and must not be.
+/// another holder). `stale`: overlays beyond `upto` that must be dropped.
 pub fn install_overlays(
     txn: &mut dyn Txn,
     scope: &Scope,

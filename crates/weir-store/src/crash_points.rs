@@ -1,26 +1,26 @@
 //! Points at which a test may end the process: see [`weir_env::Tasks::pass`].
 
-/// Bulk bytes are in a slab, and nothing names them.
+/// Bulk bytes are in a slab, and no index entry names them.
 pub const BYTES_WRITTEN: &str = "store-bytes-written";
 /// A fragment is in the index, and not durable there.
 pub const FRAGMENT_LOGGED: &str = "store-fragment-logged";
 /// An overlay has its number, and no mirror has it.
 pub const NUMBERED: &str = "store-overlay-numbered";
-/// An overlay of somebody else's number is durable here, and the sequencer has not been told.
+/// An overlay that another member numbered is durable here; the sequencer has no acknowledgement yet.
 pub const MIRRORED: &str = "store-overlay-mirrored";
-/// All who keep the log have an overlay, and its writer has not been told.
+/// All keepers of the log have an overlay; its writer has no acknowledgement yet.
 pub const OVERLAY_DURABLE: &str = "store-overlay-durable";
 /// Overlays have moved from the journal to a slab.
 pub const SPILLED: &str = "store-spilled";
 /// Every data target has folded its overlays; parity is not prepared.
 pub const SEAL_FOLDED: &str = "store-seal-folded";
-/// Everybody has prepared a seal, nobody has committed it.
+/// Every participant has prepared a seal, none has committed it.
 pub const SEAL_PREPARED: &str = "store-seal-prepared";
-/// Others have committed a seal, its leader has not.
+/// The other members have committed a seal, its leader has not.
 pub const SEAL_HALF: &str = "store-seal-half";
-/// A stripe's new version is committed here, and the writer has not been told.
+/// A stripe's new version is committed here; the writer has no acknowledgement yet.
 pub const COMMITTED: &str = "store-committed";
-/// A truncation's fence is up, and the file's cells are still there.
+/// A truncation's fence is raised, and the file's cells are still stored.
 pub const FENCED: &str = "store-fenced";
 /// A fragment that was missed is rebuilt and installed.
 pub const REBUILT: &str = "store-rebuilt";

@@ -1,5 +1,5 @@
-//! Fences as a whole, and all cells of a group: what a target takes over when it takes another one's place,
-//! and what the other one drops.
+//! All fences of a target and all cells of a group: a target that takes over a place copies the former, and
+//! the previous target of the place drops the latter.
 use crate::cells::{self, get};
 use crate::format::{FENCE, Fence, Header, Record, fence_key, file_of_fence_key, header_key, letter_range};
 use crate::lookup;
@@ -12,7 +12,7 @@ use weir_proto::{Epoch, FileId, PgId, Result};
 pub const LIST_MAX: u32 = 4096;
 
 impl Store {
-    /// Fences of files above `after`; what is returned may be told when the commit is durable.
+    /// Fences of files above `after`; the listing may be sent when the returned commit is durable.
     pub fn list_fences(
         &self,
         after: Option<FileId>,
@@ -53,7 +53,7 @@ impl Store {
         problem.map(|()| (raised.max(seen), list))
     }
 
-    /// Raises fences to what another member has. Blocks.
+    /// Raises fences to another member's fences. Blocks.
     pub fn take_fences(&self, fences: &[FileFence]) -> Result<CommitSeq> {
         let mut last = CommitSeq(0);
         for some in fences.chunks(DROP_BATCH) {
@@ -73,7 +73,8 @@ impl Store {
         Ok(found)
     }
 
-    /// Drops a batch of a group's cells that were written before `epoch`. Whether there are no more. Blocks.
+    /// Drops a batch of a group's cells that were written before `epoch`. Returns whether none is left.
+    /// Blocks.
     pub fn drop_some_cells_of(&self, group: PgId, epoch: Epoch) -> Result<(CommitSeq, bool)> {
         self.usable()?;
         let mut is_last = false;
@@ -82,7 +83,7 @@ impl Store {
             is_last = batch.len() < DROP_BATCH;
             for cell in batch {
                 match get::<Header>(txn, &header_key(cell))? {
-                    // The target is a member again meanwhile.
+                    // The target has become a member again meanwhile.
                     Some(header) if header.epoch >= epoch => is_last = true,
                     _ => cells::drop_cell(txn, cell, delta)?,
                 }

@@ -12,7 +12,7 @@ use weir_proto::{
     Writer,
 };
 
-/// Layout version of values; a value of another one is refused by number.
+/// Layout version of values; a value with an unknown layout is refused.
 const LAYOUT: u8 = 1;
 
 // ---- keys: one letter, then big-endian fields
@@ -259,32 +259,32 @@ record!(
     Meta { slab_bytes: u64, step_bytes: u64 }
 );
 record!(
-    /// The last run of the target's process that is known to be admitted, and those that began since.
+    /// The last run of the target's process that is known to be admitted, and the runs that began since.
     #[derive(Default)]
     Runs { confirmed: Run, begun: Vec<RunId> }
 );
 record!(
-    /// How far the target has read all that it keeps, to verify it.
+    /// Progress of the scrub: how much of the target's data is verified.
     #[derive(Default)]
     Scrub {
         pass: Option<ScrubPass>,
-        /// The last cell that the pass under way has read.
+        /// The last cell that the present pass has read.
         after: Option<CellId>,
         /// At most this much; 0: half of the time.
         bytes_per_s: u64,
-        /// The last pass that went to its end.
+        /// The last pass that completed.
         last: Option<ScrubPass>,
     }
 );
 record!(
-    /// What is known of a cell apart from its bytes. At a parity target also kept for the data cells it
-    /// mirrors.
+    /// Facts about a cell apart from its bytes. A parity target keeps a header for each data cell that it
+    /// mirrors, too.
     Header {
         group: PgId,
         scheme: Scheme,
         /// Epoch of the last write.
         epoch: Epoch,
-        /// Fragments of the stripe that are not where they should be.
+        /// Fragments of the stripe that their members lack.
         missing: u64,
         /// Highest contiguous overlay sequence.
         last_seq: Seq,
@@ -323,7 +323,7 @@ record!(
         fragment_bytes: u32,
         /// This cell's overlays up to here are in the bytes (data cells; 0 at parity).
         folded_seq: Seq,
-        /// As the writer gave them: per data cell.
+        /// The folded sequence of each data cell, as the writer gave it.
         folded_seqs: Vec<Seq>,
         block_crcs: Vec<u32>,
     }
@@ -341,8 +341,8 @@ record!(
     }
 );
 impl Overlay {
-    /// A number that differs for different writes, but not for copies of one: repair compares logs by their
-    /// sums.
+    /// A number that differs for different writes and is the same for copies of one: repair compares the sums
+    /// of logs.
     pub fn sum(&self, seq: Seq) -> u64 {
         let mut w = Writer::default();
         (seq, self.offset).encode(&mut w);
@@ -357,7 +357,7 @@ record!(
     Fence { token_epoch: u32 }
 );
 record!(
-    /// What was written to these stripes with a lower token epoch is void.
+    /// Writes to these stripes with a lower token epoch are void.
     #[derive(Copy)]
     Truncation {
         from_stripe: u64,
@@ -373,7 +373,7 @@ impl Truncation {
     pub fn holds(&self, stripe: u64) -> bool {
         self.from_stripe <= stripe && (stripe < self.to_stripe || self.to_stripe == u64::MAX)
     }
-    /// Says all that `other` says.
+    /// Whether this truncation makes void everything that `other` does.
     pub fn covers(&self, other: &Truncation) -> bool {
         self.from_stripe <= other.from_stripe
             && self.to_stripe >= other.to_stripe
@@ -381,7 +381,7 @@ impl Truncation {
     }
 }
 record!(
-    /// Whose truncation has this number.
+    /// The file whose truncation has this number.
     TruncatedFile { file: FileId }
 );
 record!(
@@ -466,7 +466,7 @@ mod tests {
         assert_eq!(Overlay::from_value(&overlay.to_value()).unwrap(), overlay);
         assert_eq!(Truncation::from_value(&truncation.to_value()).unwrap(), truncation);
         assert_eq!(Truncation::from_value(&part.to_value()).unwrap(), part);
-        // None is told by its length.
+        // A record of stripes up to the end has the same length as any other; a shorter record is refused.
         let (whole, short) = (part.to_value().len(), &part.to_value()[4..17]);
         assert_eq!(truncation.to_value().len(), whole);
         let short = [&crc32c(short).to_le_bytes()[..], short].concat();

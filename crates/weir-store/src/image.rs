@@ -1,8 +1,8 @@
-//! The image of a cell: all that a target's index has of it, so that another target can have the same.
+//! The image of a cell: all index entries that a target has of it, so that another target can copy them.
 //!
-//! A place of a group moves by images: the target that takes it copies those that differ from its own, again
-//! and again, and once more after the holder has closed the group ([`cells::close`]). Then both hold the
-//! same, and the coordinator makes the new one the member.
+//! A place of a group moves by images: the receiving target copies the cells that differ from its own, in
+//! repeated passes, and once more after the holder has closed the group ([`cells::close`]). Then both hold
+//! the same cells, and the coordinator makes the new target the member.
 //!
 //! Functions of one state of the index. Where bytes are on a slab differs from target to target: a digest
 //! does not depend on that, nor on whether an overlay's bytes are still in the index.
@@ -36,7 +36,7 @@ impl Entry {
         }
     }
 
-    /// Where its bytes are on this target's slabs; of no length: it has none there.
+    /// Where its bytes are on this target's slabs; length 0: it has none there.
     pub fn extent(&self) -> Result<Extent> {
         Ok(match self.letter {
             BASE | PREPARED => Fragment::from_value(&self.value)?.extent,
@@ -56,7 +56,7 @@ impl Entry {
     }
 }
 
-/// All entries of a cell; none: it is not here.
+/// All entries of a cell; empty if it is not here.
 pub fn entries(read: &dyn Read, cell: CellId) -> Result<Vec<Entry>> {
     let mut found = Vec::new();
     for letter in [HEADER, BASE] {
@@ -76,7 +76,7 @@ fn numbered_entries(read: &dyn Read, cell: CellId, letter: u8) -> Result<Vec<Ent
     })
 }
 
-/// Those that a digest is of: without the bytes of overlays, of which the checksum is in the log.
+/// The digest of a cell: without overlays' inline data, whose checksum is in the log entry.
 fn digest_of(read: &dyn Read, cell: CellId) -> Result<u64> {
     let single =
         |letter| Ok(read.get(&cell_key(letter, cell))?.map(|value| Entry { letter, number: 0, value }));
@@ -88,7 +88,7 @@ fn digest_of(read: &dyn Read, cell: CellId) -> Result<u64> {
     digest(&found)
 }
 
-/// What two targets compare; the entries have been verified.
+/// The digest that two targets compare; the entries have been verified.
 pub fn digest(entries: &[Entry]) -> Result<u64> {
     let mut sum = Fnv::default();
     for entry in entries.iter().filter(|entry| entry.letter != OVERLAY_DATA) {
@@ -99,7 +99,7 @@ pub fn digest(entries: &[Entry]) -> Result<u64> {
     Ok(sum.0)
 }
 
-/// Cells of the group after one, in order, and whether there are more.
+/// Digests of the group's cells after a given one, in order, and whether there are more.
 pub fn digests(
     read: &dyn Read,
     group: PgId,
@@ -113,7 +113,7 @@ pub fn digests(
     Ok((cells.into_iter().map(of).collect::<Result<_>>()?, more))
 }
 
-/// The group's cells up to and with `last`.
+/// Digests of the group's cells up to and including `last`.
 pub fn digests_up_to(
     read: &dyn Read,
     group: PgId,
@@ -141,8 +141,8 @@ pub fn digests_up_to(
     problem.map(|()| found)
 }
 
-/// Makes the cell what the entries say; without entries it is not here any more. Their bytes are where they
-/// say.
+/// Replaces the cell's entries by the given ones; without entries the cell is removed. Extents in the entries
+/// are this target's own.
 pub fn put(txn: &mut dyn Txn, group: PgId, cell: CellId, entries: &[Entry], delta: &mut Delta) -> Result<()> {
     cells::drop_cell(txn, cell, delta)?;
     if entries.is_empty() {

@@ -25,7 +25,7 @@ pub struct InspectOptions {
     pub cell: Option<CellId>,
 }
 
-/// Something that inspection came across.
+/// A finding of an inspection.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Finding {
@@ -70,7 +70,7 @@ pub enum Finding {
         group: u32,
         epoch: u64,
     },
-    /// What must not be.
+    /// A violation of the format or of an invariant.
     Problem {
         problem: String,
     },
@@ -97,7 +97,7 @@ pub struct Summary {
     pub problems: u64,
 }
 
-/// Inspects the target in `dir`; every finding is told to `report` as it is made, problems in any case.
+/// Inspects the target in `dir`; each finding goes to `report` as it is made, problems in any case.
 pub async fn inspect(
     env: &Env,
     dir: &Path,
@@ -134,7 +134,7 @@ pub async fn inspect(
     Ok(inspection.summary)
 }
 
-/// Whether a target's directory has slabs, and no index that says what is in them.
+/// Whether a target's directory has slabs but no index to describe them.
 pub fn has_lost_index(disk: &dyn Disk, dir: &Path) -> Result<bool> {
     Ok(!has_index(disk, dir)? && has_slabs(disk, dir)?)
 }
@@ -161,7 +161,7 @@ struct Inspection<'a> {
     to_verify: Vec<Checked>,
 }
 
-/// Bytes in a slab and what they must sum to.
+/// Bytes in a slab and their expected checksums.
 struct Checked {
     what: String,
     extent: Extent,
@@ -227,7 +227,7 @@ impl Inspection<'_> {
         Ok(())
     }
 
-    /// Visits all entries of a letter; one that does not decode is a problem, and the rest is looked at.
+    /// Visits all entries of a letter; an entry that does not decode is a problem, and the visit continues.
     fn letter(
         &mut self,
         r: &dyn Read,

@@ -1,5 +1,5 @@
-//! A call to another member of the group that should not hold up a write: suspected when it is silent, given
-//! up when the member goes down.
+//! Calls to another member of the group that must not delay a write: a member that is silent is reported as
+//! suspect, and the call is abandoned when the member goes down.
 use crate::service::{Acting, StorageNode};
 use std::time::Duration;
 use weir_env::BoxFuture;
@@ -10,9 +10,9 @@ use weir_proto::{Error, PgId, Result, TargetId};
 /// A mirror logs an overlay in a millisecond or two; a disk that flushes its own caches takes a hundred now
 /// and then.
 const SILENT_AFTER: Duration = Duration::from_millis(300);
-/// The coordinator looked and the member answers it: it is slow. Its group goes on without it where it can.
+/// The coordinator reaches the member: it is slow. The group continues without it if it can.
 const SLOW_AFTER: Duration = Duration::from_millis(1000);
-/// Between looks at the map; a newer one ends the wait at once.
+/// Between reads of the map; a newer one ends the wait at once.
 const POLL_EVERY: Duration = Duration::from_secs(10);
 
 impl StorageNode {
@@ -61,7 +61,7 @@ impl StorageNode {
         }
     }
 
-    /// The answer shows in the map.
+    /// The coordinator's verdict arrives in the map.
     fn report(&self, acting: &Acting, member: TargetId, suspicion: Suspicion) {
         let (group, epoch) = (acting.scope.group, acting.scope.epoch);
         let reported = self.peers.suspect(member, group, epoch, suspicion, "mirror an overlay".into());

@@ -1,6 +1,6 @@
-//! Look-ups in the index that are more than one entry: statistics, listings, the stock at open.
+//! Look-ups in the index that read more than one entry: statistics, listings, counters at open.
 //!
-//! Functions of one state of the index; they change nothing (but the geometry of a target that is made).
+//! Functions of one state of the index; they change nothing (except that they write a new target's geometry).
 use crate::alloc::{Extent, Geometry};
 use crate::cells::{self, Scope, get};
 use crate::format::*;
@@ -71,7 +71,7 @@ pub fn listed_cells(r: &dyn Read, group: PgId, after: Option<CellId>, limit: usi
     some_cells(r, &start, &end, limit)
 }
 
-/// The next cells that anything is known of, in order.
+/// The next cells with any entry, in order.
 pub fn next_cells(r: &dyn Read, after: Option<CellId>, limit: usize) -> Result<Vec<CellId>> {
     let (mut start, end) = letter_range(HEADER);
     if let Some(cell) = after {
@@ -113,7 +113,7 @@ pub fn load_geometry(kv: &SharedKv, wanted: Geometry) -> Result<Geometry> {
     Geometry { slab_bytes: meta.slab_bytes, step_bytes: meta.step_bytes }.check()
 }
 
-/// What a target holds.
+/// Totals of a target.
 #[derive(Default, Debug)]
 pub struct Stock {
     pub extents: Vec<Extent>,
@@ -150,7 +150,7 @@ pub fn take_stock(kv: &SharedKv) -> Result<Stock> {
     Ok(stock)
 }
 
-/// Visits every entry of a letter; the first problem ends it.
+/// Visits every entry of a letter; the first problem ends the visit.
 pub fn each(r: &dyn Read, letter: u8, mut visit: impl FnMut(&[u8], &[u8]) -> Result<()>) -> Result<()> {
     let (start, end) = letter_range(letter);
     let mut problem = Ok(());

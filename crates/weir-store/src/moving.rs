@@ -1,11 +1,12 @@
-//! A place of a group moves here: the target that takes it copies what the member has, cell by cell.
+//! A place of a group moves here: the target that receives it copies the member's cells one by one.
 //!
-//! It compares digests of all cells with the member's and copies those that differ, again and again, until
-//! few are left. It says so, and the coordinator gives the group an epoch in which the member takes no change
-//! of the place. After one more pass both have the same, and it becomes the member. The member is read and
-//! written all the time but for that last pass; whoever finds the place closed waits for the next map.
+//! It compares digests of all cells with the member's and copies those that differ, in repeated passes, until
+//! few are left. It reports that, and the coordinator gives the group an epoch in which the member accepts no
+//! change of the place. After one more pass both hold the same cells, and the new target becomes the member.
+//! Clients read and write the member except during that last pass; a request to a closed place waits for the
+//! next map.
 //!
-//! What is damaged at the member is not copied: the member mends it from its peers, and it is copied later.
+//! Damaged cells are not copied: the member repairs them from its peers, and they are copied later.
 use crate::alloc::Extent;
 use crate::cells::{self, Scope};
 use crate::format::*;
@@ -28,32 +29,32 @@ use weir_proto::map::{ClusterMap, Group, Member, MemberState, Move};
 use weir_proto::{CellId, Epoch, Error, ErrorKind, PgId, Result, Seq, TargetId};
 use weir_rpc::Handled;
 
-/// The place is closed while so many cells are copied: a moment.
+/// The place is closed while this number of cells is copied, for a moment.
 const CELLS_LEFT_MAX: usize = 64;
-/// Passes of one round. If as much is written as is copied, the place is closed all the same.
+/// Passes of one round. The place is closed after these even if writes are as fast as the copying.
 const PASSES_MAX: usize = 8;
 /// Cells of one listing.
 const LIST_MAX: u32 = 1024;
 /// Bytes on slabs, and bytes of the index, in one answer: a fragment takes 4 MiB at most.
 const ANSWER_BYTES: usize = 2 << 20;
 const ANSWER_INDEX_BYTES: usize = 256 << 10;
-/// After a copy that failed: another member is repaired, or a target does not answer. Writes wait while the
-/// place is closed.
+/// Pause after a copy that failed: another member is repaired, or a target does not answer. Writes wait while
+/// the place is closed.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 const CLOSED_PAUSE: Duration = Duration::from_millis(20);
-/// Between looks for what is next.
+/// How long to wait for the next map before the move's state is checked again.
 const MAP_PATIENCE: Duration = Duration::from_secs(2);
 /// Entries of one cell: its overlays may be many small ones.
 const ENTRIES_MAX: usize = 1 << 20;
 
-/// What a pass has done.
+/// Result of a pass.
 #[derive(Default)]
 struct Pass {
     copied: usize,
     problem: Option<Error>,
 }
 
-/// A place that comes to a target of this node.
+/// A place that moves to a target of this node.
 #[derive(Clone)]
 struct Coming {
     to: Arc<Target>,
@@ -120,7 +121,7 @@ impl Store {
         Ok((seen, list))
     }
 
-    /// Entries of a cell from one on, with their bytes; none of a cell that is of another group.
+    /// A cell's entries from the given one on, with their bytes; none if the cell is of another group.
     fn image_of(&self, scope: &Scope, cell: CellId, from: u32) -> Result<(CommitSeq, CellImage, Vec<Bytes>)> {
         self.usable()?;
         let _guard = self.begin_read();
@@ -163,7 +164,7 @@ impl Store {
     }
 }
 
-/// The bytes are those that the entry tells of.
+/// Checks that the bytes match the entry.
 fn check_bytes(cell: CellId, entry: &Entry, data: &[u8]) -> Result<()> {
     let is_so = match entry.letter {
         BASE | PREPARED => {
@@ -186,7 +187,7 @@ fn check_bytes(cell: CellId, entry: &Entry, data: &[u8]) -> Result<()> {
 // ---- the target that takes the place
 
 impl StorageNode {
-    /// A task copies each place that comes to the target, until the move has ended.
+    /// Starts a task for each place that moves to the target; it copies until the move has ended.
     pub(crate) fn begin_moves(&self, target: &Arc<Target>) {
         let map = self.peers.map();
         let to = target.store.target;
@@ -219,7 +220,7 @@ impl StorageNode {
                 break;
             }
         }
-        // No fence is raised at the member while it is closed.
+        // The member's fences do not rise while it is closed.
         self.take_fences_of(&coming.to, coming.from, vec![at]).await?;
         self.peers.place_copied(coming.said(coming.closed)).await?;
         if coming.closed {
@@ -234,7 +235,7 @@ impl StorageNode {
         Ok(())
     }
 
-    /// Copies the cells that differ, and drops those that the member has not.
+    /// Copies the cells that differ, and drops those that the member does not have.
     async fn copy_pass(&self, coming: &Coming) -> Result<Pass> {
         let (mut pass, mut after) = (Pass::default(), None);
         let group = coming.scope.group;
@@ -277,7 +278,7 @@ impl StorageNode {
         }
     }
 
-    /// The cells after one, up to the last of the member's listing, that are not the same here.
+    /// The cells after the given one, up to the last of the member's listing, that differ here.
     async fn differing(
         &self,
         coming: &Coming,
@@ -304,7 +305,7 @@ impl StorageNode {
         Ok(gone.chain(other).collect())
     }
 
-    /// When it is durable, and the bytes that were copied.
+    /// The commit to wait for, and the bytes that were copied.
     async fn copy_one(&self, coming: &Coming, cell: CellId) -> Result<(CommitSeq, u64)> {
         let (mut entries, mut bytes) = (Vec::new(), 0);
         loop {
@@ -334,7 +335,7 @@ impl StorageNode {
     }
 }
 
-/// Copies the place until the move has ended, or the node.
+/// Copies the place until the move or the node ends.
 async fn follow_move(node: &Weak<StorageNode>, target: &Arc<Target>, group: PgId) {
     while let Some(node) = node.upgrade() {
         let map = node.peers.map();
@@ -342,7 +343,7 @@ async fn follow_move(node: &Weak<StorageNode>, target: &Arc<Target>, group: PgId
         let coming = found.zip(map.group(group)).and_then(|(found, group)| coming(target, group, found));
         let Some(coming) = coming else { return };
         match node.take_place(&coming).await {
-            // The next map says what is next.
+            // The next map has the next step.
             Ok(()) => drop(node.peers.wait_newer(map.version, MAP_PATIENCE).await),
             Err(e) => {
                 tracing::debug!(to = %target.store.target, %group, closed = coming.closed, "copy a place: {e}");
@@ -364,13 +365,13 @@ fn coming(target: &Arc<Target>, group: &Group, found: &Move) -> Option<Coming> {
 }
 
 impl Store {
-    /// Makes a cell what another target has of it. Blocks.
+    /// Replaces a cell by another target's image of it. Blocks.
     fn put_image(&self, scope: &Scope, cell: CellId, entries: Vec<(Entry, Bytes)>) -> Result<CommitSeq> {
         self.usable()?;
         check_logs(cell, &entries)?;
         let (mut placed, mut extents) = (Vec::with_capacity(entries.len()), Vec::<Extent>::new());
         let stored = entries.iter().try_for_each(|(entry, data)| {
-            // What it says of the other target's slabs means nothing here.
+            // The other target's extents do not apply here.
             let mut extent = Extent::default();
             if !data.is_empty() || entry.extent()?.len > 0 {
                 check_bytes(cell, entry, data)?;

@@ -5,8 +5,8 @@ use weir_kv::SharedKv;
 use weir_kv::{Engine, EngineConfig};
 use weir_proto::{Error, Result};
 
-/// Overlay data rides in the journal; its changes are in memory too, at two to three times their size. With
-/// cached pages of the index, and with buffers, a process stays below 256 MiB.
+/// Overlay data is written to the journal; its changes are also in memory, at two to three times their size.
+/// With cached pages of the index, and with buffers, a process stays below 256 MiB.
 pub const INDEX: EngineConfig =
     EngineConfig { cache_bytes: 32 << 20, journal_bytes_max: 48 << 20, journal_keep_bytes: 0 };
 
@@ -15,13 +15,13 @@ pub async fn open_index(env: &Env, dir: &Path) -> Result<SharedKv> {
     open_index_with(env, dir, INDEX).await
 }
 
-/// The same within another budget.
+/// Like [`open_index`], with another memory budget.
 pub async fn open_index_with(env: &Env, dir: &Path, budget: EngineConfig) -> Result<SharedKv> {
     let at = dir.join("index");
     let (dir, disk) = (dir.to_owned(), env.disk.clone());
     let making = move || {
         disk.create_dir_all(&dir)?;
-        // The name of the target's directory must last, too; that of `index/` is the engine's affair.
+        // The directory entry of the target must be durable, too; the engine syncs that of `index/`.
         disk.sync_dir(dir.parent().unwrap_or(Path::new("/")))
     };
     let made = env.tasks.blocking(making).await;

@@ -1,25 +1,25 @@
-//! How fast a target copies in the background: as fast as clients that write to it do not feel.
+//! Rate limit for background copies to a target: as fast as possible without slowing clients' writes.
 //!
-//! Each second the slowest writes of clients are compared with what they are while nothing is copied. Slower
-//! by half: copying goes on at half its rate, else a little faster (additive increase, multiplicative
-//! decrease, as TCP does it). Nobody writes: there is no limit. Pure but for its lock; the caller sleeps.
+//! Each second the 99th percentile of clients' writes is compared with its value while nothing is copied. If
+//! it has risen by half, the rate is halved, else raised a little (additive increase, multiplicative
+//! decrease, as in TCP). Without writes there is no limit. Pure but for its lock; the caller sleeps.
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_env::Instant;
 
 /// Between changes of the rate.
 const WINDOW: Duration = Duration::from_secs(1);
-/// So many writes tell something of the slowest in a hundred; with fewer it is the slowest.
+/// With this number of writes the slowest in a hundred is known; with fewer the slowest one is used.
 const WRITES_MIN: u32 = 10;
 /// Bytes per second: copying never stops.
 const RATE_MIN: u64 = 5_000_000;
 const RATE_MAX: u64 = 10_000_000_000;
-/// Writes that are slower by less than this are no reason: the scatter of a disk.
+/// A slowdown below this is not a reason: disks vary as much.
 const SCATTER_NS: u64 = 2_000_000;
 /// Classes of durations: powers of the square root of 2 from 16 µs on, up to 17 minutes.
 const CLASSES: usize = 52;
 const FIRST_CLASS_NS: f64 = 16_000.0;
-/// A pause is no longer, so that a copy notices when the limit is gone.
+/// The longest pause, so that a copy notices when the limit is gone.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 pub(crate) struct Pace(Mutex<State>);
@@ -33,7 +33,7 @@ struct State {
     idle_ns: u64,
     /// Bytes per second; none: no limit.
     rate: Option<u64>,
-    /// When what was copied so far is paid for.
+    /// When the copies so far are within the rate.
     paid_at: Instant,
 }
 
@@ -52,14 +52,14 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// A client's write took so long.
+    /// Records how long a client's write took.
     pub fn felt(&self, now: Instant, took: Duration) {
         let mut state = self.lock();
         state.pass(now);
         state.writes[class(took)] += 1;
     }
 
-    /// So many bytes were copied.
+    /// Records bytes that were copied.
     pub fn copied(&self, now: Instant, bytes: u64) {
         let mut state = self.lock();
         state.pass(now);
@@ -70,7 +70,7 @@ impl Pace {
         }
     }
 
-    /// How long to wait before more is copied; then it is to be asked again.
+    /// How long to wait before the next copy; the caller then asks again.
     pub fn pause(&self, now: Instant) -> Duration {
         let mut state = self.lock();
         state.pass(now);
@@ -117,7 +117,7 @@ impl State {
         }
     }
 
-    /// What one write in a hundred took or more, with few of them the slowest one.
+    /// The duration that one write in a hundred reaches or exceeds; with few writes the slowest one.
     fn slowest(&self) -> Option<u64> {
         let all: u32 = self.writes.iter().sum();
         let above = if all < WRITES_MIN { 0 } else { all / 100 };
@@ -150,7 +150,7 @@ mod tests {
         fn new() -> Disk {
             Disk { pace: Pace::default(), now: Instant(1), paused: Duration::ZERO }
         }
-        /// A second in which clients write every 10 ms, and so much is copied in as many pieces.
+        /// A second in which a client writes every 10 ms, and `copied` bytes are copied in as many pieces.
         fn second(&mut self, write: Option<Duration>, copied: u64) {
             self.paused = Duration::ZERO;
             for _ in 0..100 {

@@ -14,7 +14,7 @@ use weir_proto::map::ClusterMap;
 use weir_proto::{Epoch, Error, PgId, Request, Result, TargetId};
 use weir_rpc::Answered;
 
-/// A call to another target, under way.
+/// A call to another target, in flight.
 pub type PeerReply<R> = BoxFuture<'static, Result<(<R as Request>::Reply, Bytes)>>;
 
 /// A request that targets send each other.
@@ -30,29 +30,29 @@ pub trait PeerRequest: Request + Clone + Send + Sync + 'static {
 
 macro_rules! peer_calls {
     ($($method:ident: $request:ty),* $(,)?) => {
-        /// What a storage node asks of the rest of the cluster.
+        /// The calls of a storage node to the rest of the cluster.
         pub trait Peers: Send + Sync + 'static {
             fn map(&self) -> Arc<ClusterMap>;
             fn wait_newer(&self, version: u64, patience: Duration) -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
-            /// Tells the coordinator that a target could not be used; the answer is the newest map after its
-            /// judgement.
+            /// Reports to the coordinator that a target could not be used; the reply is the newest map after
+            /// its decision.
             fn report(&self, target: TargetId, group: PgId, epoch: Epoch, why: String)
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
-            /// Tells it that a target has not answered when it should have, or (`Slow`) long after others
-            /// had.
+            /// Reports to the coordinator that a target has not answered in time, or (`Slow`) long after
+            /// other targets.
             fn suspect(&self, target: TargetId, group: PgId, epoch: Epoch, suspicion: Suspicion, why: String)
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
             fn caught_up(&self, target: TargetId, group: PgId, epoch: Epoch)
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
-            /// A target that takes a place of a group has copied all but little of it, or (`done`) all.
+            /// Reports that a target has copied nearly all of a place that moves to it, or (`done`) all.
             fn place_copied(&self, _said: PlaceCopied) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
                 Box::pin(async { Err(Error::unsupported("no place moves here")) })
             }
-            /// How far targets of this node are filled.
+            /// Reports the refill progress of this node's targets.
             fn refill_reported(&self, _reports: Vec<RefillReport>) -> BoxFuture<'static, Result<()>> {
                 Box::pin(async { Ok(()) })
             }
-            /// A call for another node that cannot reach the target.
+            /// Forwards a call to a target for another node that cannot reach it.
             fn pass_on(&self, request: PassOn, payload: Bytes, patience: Duration)
                 -> BoxFuture<'static, Result<Answered<Bytes>>>;
             $(fn $method(&self, target: TargetId, request: $request, payload: Vec<Bytes>, patience: Duration)
@@ -66,7 +66,7 @@ macro_rules! peer_calls {
         })*
     };
 }
-/// Hands what targets ask of each other, `method: Request`, to a macro: the one list of it.
+/// Passes `method: Request` of all requests between targets to a macro: the only list of them.
 #[macro_export]
 macro_rules! with_peer_requests {
     ($then:ident) => {
@@ -190,17 +190,17 @@ mod tests {
         assert_eq!(task.0.load(Ordering::SeqCst), 1);
         assert!(all.as_mut().poll(&mut cx).is_pending());
         assert_eq!(polls(), [1, 1, 2, 1]);
-        // Polled for another reason: nobody's turn.
+        // A spurious poll: no call was woken.
         assert!(all.as_mut().poll(&mut cx).is_pending());
         assert_eq!(polls(), [1, 1, 2, 1]);
-        // Another task waits from now on; the wakers of calls that are not polled know it too.
+        // Another task waits from now on; wakers of calls that are not polled must point to it too.
         let waker = Waker::from(moved_to.clone());
         let mut cx = Context::from_waker(&waker);
         assert!(all.as_mut().poll(&mut cx).is_pending());
         for i in [3, 0] {
             calls[i].end();
             assert!(all.as_mut().poll(&mut cx).is_pending());
-            calls[i].wake(); // after its end: polled no more
+            calls[i].wake(); // after its end: it is not polled again
         }
         [1, 2].into_iter().for_each(|i| calls[i].end());
         assert_eq!(task.0.load(Ordering::SeqCst), 1);

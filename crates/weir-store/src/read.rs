@@ -2,8 +2,8 @@
 //!
 //! A plan is taken from one state of the index; carrying it out touches slabs only. Checksums of blocks that
 //! no overlay touches are the writer's own. Every block of a base is verified before it is merged into or
-//! decoded with; what goes to a reader as the writer left it is verified by the reader alone, who tells of
-//! damage: then the holder looks.
+//! decoded with. Blocks that go to a reader as they were written are verified by the reader alone; it reports
+//! damage, and then the holder verifies them.
 use crate::cells::{self, Scope, get, overlays, prepared};
 use crate::format::*;
 use crate::slab::{ReadGuard, Slabs};
@@ -16,10 +16,10 @@ use weir_proto::{CellId, Error, Result, Seq, Version};
 
 /// The largest cell: 4 MiB.
 pub const CELL_BYTES_MAX: u32 = 1 << 22;
-/// What a random read of a program takes: it may lie across two blocks.
+/// The usual size of a random read by a program: it may span two blocks.
 const SMALL_BYTES_MAX: u32 = 2 * CHECKSUM_BLOCK;
 
-/// What a read will do, as of one state of the index.
+/// What a read will do, from one state of the index.
 pub struct Plan {
     pub cell: CellId,
     pub header: Option<Header>,
@@ -31,7 +31,7 @@ pub struct Plan {
     /// Length of the whole fragment.
     pub fragment_bytes: u32,
     pub seq: Seq,
-    /// The range that is answered, cut at the fragment's end.
+    /// The range to return, cut at the fragment's end.
     start: u32,
     end: u32,
     /// The reader verifies what no overlay touches.
@@ -39,7 +39,7 @@ pub struct Plan {
     _guard: Option<ReadGuard>,
 }
 
-/// A block whose bytes are not what was written.
+/// A block whose bytes do not match their checksum.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct BadBlock {
     pub cell: CellId,
@@ -98,13 +98,13 @@ impl Plan {
         Ok(plan)
     }
 
-    /// For a reader that verifies every block with the writer's checksums. (Measured: the second look at each
-    /// byte was 5 % of all processor time of a stream that is read.)
+    /// For a reader that verifies every block with the writer's checksums. (Measured: verifying each byte
+    /// twice took 5 % of all processor time of a streaming read.)
     pub fn verified_by_reader(self) -> Plan {
         Plan { end_to_end: true, ..self }
     }
 
-    /// The writer's checksums of what is answered, if the bytes may go out as they are.
+    /// The writer's checksums of the returned range, if the bytes may be sent as they are.
     fn as_written<'a>(&self, base: &'a Fragment, base_end: u32) -> Option<&'a [u32]> {
         let blocks = (self.start / CHECKSUM_BLOCK) as usize..self.end.div_ceil(CHECKSUM_BLOCK) as usize;
         let whole = self.end_to_end && self.overlays.is_empty() && base_end == self.end;
@@ -121,7 +121,7 @@ impl Plan {
             }
             _ => Vec::new(),
         };
-        // A block is answered whole, so an overlay counts if it touches the range rounded up to blocks.
+        // Whole blocks are returned, so an overlay counts if it touches the range rounded up to blocks.
         let end = offset.saturating_add(len).next_multiple_of(CHECKSUM_BLOCK);
         for (seq, overlay) in logged {
             self.fragment_bytes = self.fragment_bytes.max(overlay.offset.saturating_add(overlay.len));
@@ -157,13 +157,13 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether carrying it out reads slabs (then it is made where blocking is allowed).
+    /// Whether carrying it out reads slabs (then it runs where blocking is allowed).
     pub fn needs_disk(&self) -> bool {
         let base_bytes = self.base.as_ref().map_or(0, |b| b.fragment_bytes);
         self.start < base_bytes.min(self.end) || self.overlays.iter().any(|(o, _)| o.extent.len > 0)
     }
 
-    /// One read of the disk, and little of it.
+    /// Whether it is one small read of the disk.
     pub fn is_small(&self) -> bool {
         self.end - self.start <= SMALL_BYTES_MAX && self.overlays.iter().all(|(o, _)| o.extent.len == 0)
     }
@@ -180,7 +180,7 @@ impl Plan {
         }
     }
 
-    /// Reads, verifies and merges. Bad blocks are told to `damage`, and the read fails.
+    /// Reads, verifies and merges. Bad blocks go to `damage`, and the read fails.
     pub fn run(
         &self,
         slabs: &Slabs,
@@ -215,7 +215,7 @@ impl Plan {
         };
         let mut touched = vec![false; crcs.len()];
         for (block, touched) in touched.iter_mut().enumerate() {
-            // Beyond the base, or in its short last block when the fragment now goes further.
+            // Beyond the base, or in its short last block when the fragment is now longer.
             let block_end = (self.start + (block as u32 + 1) * CHECKSUM_BLOCK).min(self.end);
             *touched = block_end > base_end;
         }

@@ -1,7 +1,7 @@
-//! The last so many of what was told: for decisions about what comes late. In memory only, and bounded.
+//! The most recent entries, for decisions about late messages. In memory only, and bounded.
 use std::collections::{BTreeMap, VecDeque};
 
-/// Keys in the order in which they were first told, each with what was told last; the oldest are forgotten.
+/// Keys in the order of their first insertion, each with its last value; the oldest are forgotten.
 pub struct RecentMap<K, V, const MAX: usize> {
     of: BTreeMap<K, V>,
     order: VecDeque<K>,
@@ -17,7 +17,7 @@ impl<K: Ord + Copy, V, const MAX: usize> RecentMap<K, V, MAX> {
     pub fn get(&self, key: &K) -> Option<&V> {
         self.of.get(key)
     }
-    /// Returns what was told before.
+    /// Inserts a value; returns the previous one.
     pub fn note(&mut self, key: K, value: V) -> Option<V> {
         let before = self.of.insert(key, value);
         if before.is_none() {

@@ -1,12 +1,12 @@
-//! Refill: a member that has nothing yet, because it took a lost target's place or returned empty, gets all
-//! that its group has.
+//! Refill: a member without data, because it took a lost target's place or returned empty, is filled with all
+//! data of its group.
 //!
-//! That may take hours, so seals go on meanwhile, without it. It takes over the fences of its peers first,
-//! for it would accept what others refuse. Then it goes through all stripes, and again through those that
-//! were written or sealed since, until there are few. It says so (`CaughtUp`), the coordinator makes it a
-//! member that is behind, seals wait, and the usual repair does the rest.
+//! That may take hours, so seals continue meanwhile, without it. It takes over the fences of its peers first,
+//! as it would otherwise accept writes that they refuse. Then it goes through all stripes, and again through
+//! those that were written or sealed since, until there are few. It reports that (`CaughtUp`), the
+//! coordinator makes it a member that is behind, seals wait, and the usual repair does the rest.
 //!
-//! The other side of it: cells of a group whose place another target took are dropped once all members are
+//! In the other direction: cells of a group whose place another target took are dropped once all members are
 //! current.
 use crate::fences::LIST_MAX;
 use crate::peers::join_all;
@@ -21,12 +21,12 @@ use weir_proto::data::{GroupAt, ListFences};
 use weir_proto::map::{ClusterMap, Group, MemberState};
 use weir_proto::{CellId, Epoch, Error, FileId, Result, TargetId};
 
-/// Seals wait while so many stripes are repaired: a moment.
+/// Seals wait while this number of stripes is repaired, for a moment.
 const STRIPES_LEFT_MAX: usize = 100;
-/// Passes over a group in one round. If as much is written as is repaired, the last pass begins all the same.
+/// Passes over a group in one round. The last pass begins after these even if writes are as fast as repairs.
 const PASSES_MAX: usize = 8;
 
-/// The groups that are other targets' by now, and have everything there.
+/// Groups in which another target has taken this one's place, and every member is current.
 fn given_away(map: &ClusterMap, target: TargetId) -> impl Iterator<Item = &Group> {
     let is_whole = |g: &&Group| g.members.iter().all(|m| m.state == MemberState::Current);
     let is_mine = move |g: &&Group| g.members.iter().any(|m| m.target == target);
@@ -43,8 +43,8 @@ struct Pass {
 }
 
 impl StorageNode {
-    /// Takes over the fences of the current members of groups in which the target is filled. Groups of which
-    /// a member does not tell are not repaired in this round.
+    /// Takes over the fences of the current members of groups in which the target is filled. Groups with a
+    /// member that does not answer are not repaired in this round.
     pub(crate) async fn take_fences(&self, target: &Arc<Target>, behind: &mut Vec<Acting>) {
         let wants = |acting: &Acting| {
             let is_filled = acting.group().members[acting.position].is_filled(acting.map.level);
@@ -118,7 +118,7 @@ impl StorageNode {
             );
             match pass.problem {
                 Some(e) if pass.failed > pass.repaired => return Err(e),
-                // Those are looked at again.
+                // The next pass repairs those.
                 Some(_) => {}
                 None if pass.repaired <= STRIPES_LEFT_MAX => return Ok(()),
                 None => since = acting.scope.epoch,
@@ -147,7 +147,7 @@ impl StorageNode {
                             pass.repaired += usize::from(bytes.is_some());
                             lock(target).seen(group, bytes);
                         }
-                        // A seal or a writer was quicker, or a peer does not answer.
+                        // A seal or a writer was faster, or a peer does not answer.
                         Err(e) => {
                             pass.failed += 1;
                             pass.problem = Some(e);
@@ -155,7 +155,7 @@ impl StorageNode {
                     }
                 }
                 self.report_refill(target);
-                // Without redundancy nothing is more urgent.
+                // A group without redundancy is repaired at full speed.
                 if acting.group().current_count() > usize::from(acting.scope.scheme.data) {
                     self.keep_pace(target, copied).await;
                 }
@@ -167,7 +167,7 @@ impl StorageNode {
         }
     }
 
-    /// The bytes that the target has of the stripe, if it lacked something.
+    /// The bytes that the target has of the stripe, if it lacked any.
     async fn refill_stripe(
         &self,
         acting: &Acting,
@@ -182,7 +182,7 @@ impl StorageNode {
         Ok(Some(u64::from(acting.target.store.stat_cell(&acting.scope, own)?.fragment_bytes)))
     }
 
-    /// After this many bytes were copied: waits if clients' writes feel it.
+    /// Records copied bytes, and waits if the copies slow clients' writes.
     pub(crate) async fn keep_pace(&self, target: &Target, copied: u64) {
         target.pace.copied(self.env.clock.now(), copied);
         loop {
@@ -193,7 +193,7 @@ impl StorageNode {
         }
     }
 
-    /// Now and then, and without waiting for the coordinator.
+    /// At an interval, and without waiting for the coordinator.
     pub(crate) fn report_refill(&self, target: &Target) {
         let due = lock(target).due(self.env.clock.now());
         if let Some(reports) = due {

@@ -1,4 +1,4 @@
-//! What a target remembers of its refills, and when seals do not matter to a listing.
+//! A target's progress with its refills, and which of them are listed without regard to seals.
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use weir_env::Instant;
@@ -6,21 +6,21 @@ use weir_proto::coord::RefillReport;
 use weir_proto::map::Group;
 use weir_proto::{Epoch, PgId, TargetId};
 
-/// Between reports of how far a target is.
+/// Between reports of a target's progress.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// After a start it begins anew.
+/// Kept in memory: a restart begins again.
 #[derive(Default, Debug)]
 pub struct Refill {
     /// The loss of each group's cells after which the fences were taken over.
     pub fences_since: BTreeMap<PgId, Epoch>,
-    /// The map whose groups were looked through for cells that are other targets' now.
+    /// The map version at which groups were searched for cells that now belong to other targets.
     pub looked_under: u64,
     /// Groups with such cells.
     pub handed_over: BTreeSet<PgId>,
-    /// Groups of which a task copies a place.
+    /// Groups with a task that copies a place.
     pub moving: BTreeSet<PgId>,
-    /// How far the groups are that are being filled, and since when they are.
+    /// Progress of the groups that are being filled, and since when they are.
     progress: BTreeMap<PgId, (RefillReport, Instant)>,
     reported: Option<Instant>,
 }
@@ -31,7 +31,7 @@ impl Refill {
             RefillReport { target, group, stripes_seen: 0, stripes_repaired: 0, bytes: 0, since_ms: 0 };
         self.progress.entry(group).or_insert((report, now)).0.stripes_seen = 0;
     }
-    /// A stripe was looked at; the bytes that it has here if it was repaired.
+    /// Records that a stripe was checked; `repaired`: its bytes here if it was repaired.
     pub fn seen(&mut self, group: PgId, repaired: Option<u64>) {
         let Some((report, _)) = self.progress.get_mut(&group) else { return };
         report.stripes_seen += 1;
@@ -41,16 +41,17 @@ impl Refill {
     pub fn end(&mut self, group: PgId) {
         self.progress.remove(&group);
     }
-    /// Of a place that came here. If the move was cancelled, cells may have come after others were dropped.
+    /// A move to this target has ended. If it was cancelled, cells may have arrived after others were
+    /// dropped.
     pub fn copy_ended(&mut self, group: PgId) {
         self.moving.remove(&group);
         self.looked_under = 0;
     }
-    /// Nothing is told of other groups any more.
+    /// Ends the reports of other groups.
     pub fn end_others(&mut self, goes_on: impl Fn(&PgId) -> bool) {
         self.progress.retain(|group, _| goes_on(group));
     }
-    /// What is to be told now.
+    /// The reports that are due.
     pub fn due(&mut self, now: Instant) -> Option<Vec<RefillReport>> {
         if self.reported.is_some_and(|at| now.since(at) < REPORT_EVERY) {
             return None;

@@ -2,12 +2,13 @@
 //!
 //! While a member is behind it receives every new write, so everything it lacks was written before: it lists
 //! the cells that current peers have written since it was current, compares versions, rebuilds its fragment
-//! from k others of one version, copies overlay logs, drops what nobody else knows any more, and then says
-//! that it caught up. Listing tells each peer the group's epoch first, so nothing can be written under an
-//! older one after it was listed. What was truncated meanwhile it learns before all that (`folded_seqs.rs`).
+//! from k others of one version, copies overlay logs, drops cells that no other member has any more, and then
+//! reports that it caught up. A listing raises each peer to the group's epoch first, so nothing can be
+//! written under an older one after it. Truncations that it missed are applied before all that
+//! (`truncations.rs`).
 //!
-//! A member that returned without what it had (`lost_at` in the map) lists everything, and first drops what
-//! it has from before: an older copy may have what was void, or numbered otherwise, since.
+//! A member that returned without its data (`lost_at` in the map) lists everything, and first drops its cells
+//! from before: an older copy may have void data, or overlays whose numbers were reused since.
 //!
 //! [`plan`] is the pure part: what to do about one stripe.
 use crate::alloc::Extent;
@@ -30,22 +31,22 @@ use weir_proto::ec::Coder;
 use weir_proto::map::{Group, MemberState};
 use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Result, Seq, Version};
 
-/// Cells asked for in one listing. Lists of all groups at once take as much memory as one of 2048 did when
-/// they came one by one.
+/// Cells in one listing. Listings of all groups in parallel take as much memory as one of 2048 cells did
+/// sequentially.
 const LIST_LIMIT: u32 = 256;
 
-/// Stripes of a target repaired side by side: each needs up to k + 1 fragments in memory.
+/// Stripes of a target repaired in parallel: each needs up to k + 1 fragments in memory.
 pub(crate) const STRIPES_AT_ONCE: usize = 4;
-/// Groups of a target repaired side by side: most have missed little, so a group costs messages to and fro
-/// rather than bytes.
+/// Groups of a target repaired in parallel: most have missed little, so a group costs round trips rather than
+/// bytes.
 const GROUPS_AT_ONCE: usize = 8;
 
-/// The groups of a target that are repaired at a time.
+/// The groups of a target that are repaired in one round.
 struct Round {
     todo: Mutex<Vec<Acting>>,
-    /// Repaired, and the coordinator has not been told.
+    /// Repaired, and not yet reported to the coordinator.
     repaired: Mutex<Vec<(PgId, Epoch)>>,
-    /// The turn to tell it.
+    /// Held by the task that reports.
     report: Semaphore,
     caught_up: AtomicUsize,
 }
@@ -60,13 +61,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What others and this target hold of one stripe.
+/// The state of one stripe at the peers and at this target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StripeView {
     /// Newest base that a current peer holds of any fragment.
     pub newest: Version,
-    /// What current peers' logs of each data cell say of themselves: sequence and sum. More than one: they
-    /// differ.
+    /// Sequence and sum of each data cell's log at the current peers. More than one: the logs differ.
     pub logs: BTreeMap<u8, BTreeSet<(Seq, u64)>>,
 }
 
@@ -78,7 +78,7 @@ impl StripeView {
     }
 }
 
-/// What to do about one stripe at the member at `position`.
+/// What to do for one stripe at the member at `position`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StripePlan {
     /// Rebuild the own fragment at this version.
@@ -106,14 +106,14 @@ pub fn plan(
     }
 }
 
-/// Whether a cell of a member that is behind since `since` in a group of epoch `epoch` may have something
-/// that only this member wrote in the end. Of a log no epoch tells: what nobody else has may have been logged
-/// under one long ago, or the cell been written since.
+/// Whether a cell of a member that is behind since `since`, in a group of epoch `epoch`, may have overlays
+/// that only this member has. The cell's epoch does not show it: such an overlay may have been logged under
+/// an older epoch, or the cell may have been written since.
 pub fn may_be_ahead(cell: &CellSummary, since: Epoch, epoch: Epoch) -> bool {
     cell.seq > Seq(0) || (since..epoch).contains(&cell.epoch)
 }
 
-/// A fragment rebuilt from others.
+/// A fragment rebuilt from other members.
 pub(crate) struct Rebuilt {
     pub bytes: Bytes,
     pub version: Version,
@@ -125,7 +125,7 @@ pub(crate) struct Rebuilt {
 }
 
 impl StorageNode {
-    /// Repairs every group in which a target of this node is behind, several side by side. Returns the number
+    /// Repairs every group in which a target of this node is behind, several in parallel. Returns the number
     /// of groups that caught up.
     pub(crate) async fn repair_round(&self, target: &Arc<Target>) -> usize {
         let mut behind = self.behind(target);
@@ -149,8 +149,7 @@ impl StorageNode {
         round.caught_up.into_inner()
     }
 
-    /// One group after the other, as long as there are some. What goes wrong with one group keeps no other
-    /// from its turn.
+    /// Repairs one group after the other until none is left. A failure in one group does not stop the others.
     async fn repair_lane(&self, target: &Arc<Target>, round: &Round) {
         while let Some(acting) = round.next() {
             let group = acting.group();
@@ -164,8 +163,8 @@ impl StorageNode {
         }
     }
 
-    /// Tells the coordinator of all groups that were repaired while it was told of others: it changes the map
-    /// once for what comes together, and every change of the map goes to every node.
+    /// Reports all groups that were repaired during the previous report: the coordinator makes one change of
+    /// the map for all of them, and every change of the map goes to every node.
     async fn report_repaired(&self, target: &Arc<Target>, round: &Round) {
         let _turn = round.report.acquire().await.expect("never closed");
         let repaired = std::mem::take(&mut *lock(&round.repaired));
@@ -174,12 +173,12 @@ impl StorageNode {
         for ((group, _), answer) in repaired.iter().zip(answers) {
             match answer {
                 Ok(_) => drop(round.caught_up.fetch_add(1, Ordering::Relaxed)),
-                // It has moved on: the next round looks again.
+                // The group has a new epoch: the next round checks again.
                 Err(e) if e.kind == ErrorKind::Stale => tracing::debug!(%group, "report a repair: {e}"),
                 Err(e) => {
                     tracing::warn!(target_id = %target.store.target, %group, "report a repair: {e}");
-                    // Repairing on for a coordinator that does not listen would keep the target from its
-                    // other duties.
+                    // Without a coordinator further repairs cannot be reported, and would only delay the
+                    // target's other work.
                     lock(&round.todo).clear();
                 }
             }
@@ -235,7 +234,7 @@ impl StorageNode {
     }
 
     /// With fewer than k current members nothing can be rebuilt. But where targets went down one after the
-    /// other (a site lost its power), those that went first have often missed nothing.
+    /// other (a site lost its power), the first of them have often missed nothing.
     async fn check_nothing_was_written(&self, acting: &Acting, peers: &[usize], since: Epoch) -> Result<()> {
         let mut after = None;
         loop {
@@ -250,7 +249,7 @@ impl StorageNode {
         }
     }
 
-    /// Once for each time that this target lost what it had, and after a start.
+    /// Once for each time that this target lost its data, and after a start.
     pub(crate) async fn forget_lost(&self, acting: &Acting) -> Result<()> {
         let (scope, store) = (acting.scope, acting.target.store.clone());
         let forgotten = || acting.target.forgotten.lock().unwrap_or_else(PoisonError::into_inner);
@@ -262,8 +261,8 @@ impl StorageNode {
         Ok(())
     }
 
-    /// What writers prepared here before this member was away, and no current one has any more: it was
-    /// dropped meanwhile. Had anybody committed it, all would have it ([`HoldStripe`]).
+    /// Drops versions that writers prepared here before this member was away, and that no current member has:
+    /// they were dropped meanwhile. If any member had committed one, all would have it ([`HoldStripe`]).
     async fn drop_given_up(&self, acting: &Acting, peers: &[usize]) -> Result<()> {
         let store = &acting.target.store;
         for (cell, version) in store.writers_prepared(acting.scope.group)? {
@@ -279,9 +278,9 @@ impl StorageNode {
         Ok(())
     }
 
-    /// Whether there is a cell here that was last written before the group's present epoch, or may be ahead
-    /// of others: [`Self::drop_unknown`] passes over all others. Listing tells the own store the epoch, so
-    /// none comes later. Spares the peers to list all they have.
+    /// Whether any cell here was last written before the group's present epoch, or may be ahead of other
+    /// members: [`Self::drop_unknown`] skips all others. Listing raises the own store to the epoch, so none
+    /// is added later. If there is none, the peers need not list all their cells.
     fn may_have_more(&self, acting: &Acting, since: Epoch) -> Result<bool> {
         let (store, group) = (&acting.target.store, acting.group());
         let mut after = None;
@@ -298,7 +297,7 @@ impl StorageNode {
         }
     }
 
-    /// The next stripes in order that any of the peers lists, and where to go on.
+    /// The next stripes in order that any of the peers lists, and where the next listing starts.
     pub(crate) async fn list_stripes(
         &self,
         acting: &Acting,
@@ -323,8 +322,8 @@ impl StorageNode {
         Ok((stripes, until))
     }
 
-    /// The next cells of each peer, in order, that were written in `since` or later, and up to where all
-    /// lists go.
+    /// The next cells of each peer, in order, that were written in `since` or later, and the last cell that
+    /// all lists cover.
     async fn list_peers(
         &self,
         acting: &Acting,
@@ -352,13 +351,12 @@ impl StorageNode {
         for answer in join_all(calls).await {
             lists.push(answer?.0);
         }
-        // Only up to where every list goes; a stripe's cells are neighbours, so stop short of the last
-        // stripe.
+        // Only as far as every list covers; a stripe's cells are adjacent, so stop before the last stripe.
         let until = lists.iter().filter(|l| l.more).filter_map(|l| l.cells.last()).map(|s| s.cell).min();
         Ok((lists, until))
     }
 
-    /// Whether there was something to do.
+    /// Returns whether there was something to repair.
     pub(crate) async fn repair_stripe(
         &self,
         acting: &Acting,
@@ -423,7 +421,7 @@ impl StorageNode {
         acting.target.store.durable(committed).await
     }
 
-    /// Takes a version that is to be committed from the peers, beside the base.
+    /// Copies a version that will be committed from the peers, beside the base.
     pub(crate) async fn take_version(&self, acting: &Acting, r: &HoldStripe) -> Result<()> {
         let HoldStripe { cell, version, missing, token_epoch, .. } = *r;
         match self.decode_version(acting, cell, Some(version)).await? {
@@ -434,12 +432,13 @@ impl StorageNode {
         }
     }
 
-    /// The fragment of the member at `acting.position`, from the current ones: what they have committed last.
+    /// The fragment of the member at `acting.position`, decoded from the current members' last committed
+    /// version.
     pub(crate) async fn decode_from_peers(&self, acting: &Acting, own: CellId) -> Result<Option<Rebuilt>> {
         self.decode_version(acting, own, None).await
     }
 
-    /// The own fragment of so many bytes, from k others.
+    /// The own fragment, `bytes` long, decoded from k others.
     async fn reconstruct(
         &self,
         acting: &Acting,
@@ -456,7 +455,7 @@ impl StorageNode {
         self.env.tasks.blocking(decode).await
     }
 
-    /// The same, of a certain version, committed or not. `None`: fewer than k have it.
+    /// Like [`Self::decode_from_peers`], at a given version, committed or not. `None`: fewer than k have it.
     async fn decode_version(
         &self,
         acting: &Acting,
@@ -477,7 +476,7 @@ impl StorageNode {
                 stats.len()
             )));
         }
-        // Fewer than k fragments of what is newest: a writer died over it before anything was acknowledged.
+        // Fewer than k fragments of the newest version: a writer died before it was acknowledged.
         let found = match version {
             Some(version) => holders_of(&stats, version, data).map(|holders| (version, holders)),
             None => newest_whole(&stats, data),
@@ -563,7 +562,7 @@ impl StorageNode {
         Ok((read, bytes))
     }
 
-    /// Makes the own log of a data cell the same as that of a current holder.
+    /// Makes the own log of a data cell equal to that of a current holder.
     async fn copy_overlays(&self, acting: &Acting, cell: CellId) -> Result<()> {
         let group = acting.group();
         let data = usize::from(group.scheme.data);
@@ -573,8 +572,8 @@ impl StorageNode {
             if holder == acting.position || group.members[holder].state != MemberState::Current {
                 continue;
             }
-            // What is damaged at one holder is whole at another. Where numbers were dropped others may have
-            // come meanwhile that were taken for the same: compare once more.
+            // Data that is damaged at one holder is intact at another. After overlays were dropped, new ones
+            // may have been logged under their numbers and not copied: compare once more.
             let mut dropped = self.copy_overlays_from(acting, cell, holder).await;
             while matches!(dropped, Ok(true)) {
                 dropped = self.copy_overlays_from(acting, cell, holder).await;
@@ -587,11 +586,11 @@ impl StorageNode {
         Err(problem)
     }
 
-    /// Whether something was dropped that only this target had.
+    /// Returns whether overlays were dropped that only this target had.
     async fn copy_overlays_from(&self, acting: &Acting, cell: CellId, holder: usize) -> Result<bool> {
         let group = acting.group();
-        // Numbers that are here before the sequencer has given them are left from an earlier epoch: nobody
-        // was answered.
+        // Numbers above the sequencer's last one are left from an earlier epoch: their writes were never
+        // acknowledged.
         let is_behind = group.members[acting.position].state == MemberState::Behind;
         let mut stale = match is_behind && sequencer(group, cell) == Some(holder) {
             true => acting.target.store.log(cell)?.0,
@@ -654,9 +653,9 @@ impl StorageNode {
         Ok(drops)
     }
 
-    /// Cells here that no current peer knows, last written before the group's present epoch: dropped while we
-    /// were away. And those that only this target wrote in the end (nobody was answered): as the others have
-    /// them.
+    /// Drops cells that no current peer has and that were last written before the group's present epoch: the
+    /// peers dropped them while this target was away. Cells with overlays that only this target has (never
+    /// acknowledged) are replaced by the other members' copies.
     async fn drop_unknown(&self, acting: &Acting, peers: &[usize], since: Epoch) -> Result<()> {
         let mut after = None;
         loop {
@@ -702,7 +701,7 @@ impl StorageNode {
                         }
                         self.repair_stripe(acting, stripe.0, stripe.1, &view).await?;
                     }
-                    // Written here since the others were asked, or not to be compared.
+                    // Written here after the peers were listed, or not comparable.
                     None if summary.epoch < group.epoch => {
                         self.drop_if_unknown(acting, peers, summary.cell).await?;
                     }
@@ -730,7 +729,7 @@ impl StorageNode {
         Ok(())
     }
 
-    /// Verifies what somebody suspects, and rebuilds what is damaged.
+    /// Verifies cells that are suspected of damage, and rebuilds the damaged ones.
     pub(crate) async fn mend(&self, target: &Arc<Target>) -> Result<()> {
         for cell in target.take_suspects() {
             if let Some(acting) = self.acting_for(target, cell)? {
@@ -764,13 +763,13 @@ impl StorageNode {
     }
 }
 
-/// The newest version that is committed anywhere and held (by some still as prepared) by k or more, and its
+/// The newest version that any member has committed and that k or more hold (some still as prepared), and its
 /// holders.
 pub fn newest_whole(stats: &BTreeMap<usize, CellStat>, data: usize) -> Option<(Version, Vec<usize>)> {
     let committed: BTreeSet<Version> = stats.values().map(|s| s.base).filter(|v| *v > Version(0)).collect();
     committed.into_iter().rev().find_map(|version| Some((version, holders_of(stats, version, data)?)))
 }
-/// Who holds a version, committed or not, if k or more do.
+/// The holders of a version, committed or not, if there are k or more.
 pub fn holders_of(stats: &BTreeMap<usize, CellStat>, version: Version, data: usize) -> Option<Vec<usize>> {
     let holds = |s: &CellStat| s.base == version || s.prepared.contains(&version);
     let holders: Vec<usize> = stats.iter().filter(|(_, s)| holds(s)).map(|(p, _)| *p).collect();

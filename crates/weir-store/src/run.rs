@@ -12,13 +12,13 @@ use weir_proto::map::Group;
 
 /// Pause between rounds in which nothing was done.
 const ROUND_PAUSE: Duration = Duration::from_millis(250);
-/// What seals left in doubt is looked at this often, and more often while a member is behind: its repair may
-/// wait for that.
+/// Interval at which seals in doubt are settled; it is shorter while a member is behind, whose repair may
+/// wait for them.
 const SETTLE_EVERY: Duration = Duration::from_secs(10);
 const SETTLE_WHILE_BEHIND: Duration = Duration::from_millis(500);
 
 impl StorageNode {
-    /// Works until the node ends. Failures are logged and tried again in a later round.
+    /// Works until the node ends. Failures are logged and retried in a later round.
     pub fn run(self: Arc<Self>) -> BoxFuture<'static, ()> {
         Box::pin(self.run_unboxed())
     }
@@ -46,14 +46,14 @@ impl StorageNode {
         }
     }
 
-    /// Whether a member of a group of this node's is behind.
+    /// Whether a member of one of this node's groups is behind.
     fn has_somebody_behind(&self) -> bool {
         let map = self.peers.map();
         let mine = |g: &&Group| g.members.iter().any(|m| self.targets.contains_key(&m.target));
         map.groups.iter().filter(mine).any(|g| is_settled_by_all(g, map.level))
     }
 
-    /// One round of one target; whether there is likely more to do at once.
+    /// One round of one target; returns whether more work is likely.
     pub fn round_of(&self, target: weir_proto::TargetId, settle: bool) -> BoxFuture<'_, bool> {
         Box::pin(self.round_of_unboxed(target, settle))
     }
@@ -102,8 +102,8 @@ impl StorageNode {
 }
 
 impl StorageNode {
-    /// Members that are not current miss fragments. When the map says that one is again, each target looks
-    /// through its own cells: nobody has to be told, so nobody can miss it.
+    /// Members that are not current miss fragments. When the map shows that one is current again, each target
+    /// clears the bits in its own cells: no message is needed, so none can be lost.
     async fn settle_under_replicated(&self, target: &Arc<Target>) -> weir_proto::Result<()> {
         if !target.store.has_under_replicated() {
             return Ok(());
@@ -113,7 +113,7 @@ impl StorageNode {
         for group in map.groups.iter().filter(mine) {
             let known = target.settled.lock().unwrap_or_else(PoisonError::into_inner).get(&group.id).copied();
             if known == Some(group.epoch) {
-                continue; // what is written under an epoch is not missing at its current members
+                continue; // writes under an epoch are not missing at its current members
             }
             let (store, scope) = (target.store.clone(), Scope::of(group));
             self.env.tasks.blocking(move || store.settle_under_replicated(&scope)).await?;
@@ -133,7 +133,7 @@ async fn spill(tasks: Tasks, target: Weak<Target>) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => {
-                    // The data stays where it is.
+                    // The data stays in the journal.
                     tracing::warn!(target_id = %target.store.target, "spill overlays: {e}");
                     break;
                 }

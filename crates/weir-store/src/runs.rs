@@ -1,9 +1,9 @@
-//! Runs: by what a target's index shows the coordinator that it is what it was.
+//! Runs: how a target's index proves to the coordinator that its data is not an older copy.
 //!
-//! Order: a run is written down here before the target joins ([`begin`]); the coordinator admits it; it is
-//! written down here as admitted ([`confirm`]) before the first request is served. So an index that is new,
-//! or an older copy, does not know the last run that was served. What the coordinator makes of it is in
-//! `weir-coord`'s `decide/returned.rs`.
+//! Order: a run is recorded here before the target joins ([`begin`]); the coordinator admits it; it is
+//! recorded here as admitted ([`confirm`]) before the first request is served. So an index that is new, or an
+//! older copy, lacks the last run that was served. The coordinator's decision is in `weir-coord`'s
+//! `decide/returned.rs`.
 use crate::cells::get;
 use crate::format::{RUNS, Record, Runs};
 use weir_kv::SharedKv;
@@ -11,12 +11,12 @@ use weir_proto::coord::TargetHistory;
 use weir_proto::map::{ClusterMap, Run};
 use weir_proto::{DiskUuid, Error, Result, RunId};
 
-/// Runs that began since the last one that was confirmed: each is a start that the coordinator may have
-/// admitted and that ended before that was written down. More of them in a row, and the target is refilled
-/// for nothing.
+/// Runs that began since the last confirmed one: the coordinator may have admitted each of them, and the
+/// process ended before that was recorded here. After more of them in a row the target is refilled without
+/// need.
 const BEGUN_MAX: usize = 64;
 
-/// Writes down that a run begins, durably. What it returns is what the target offers to the coordinator.
+/// Records durably that a run begins. Returns the history that the target sends to the coordinator.
 pub async fn begin(kv: &SharedKv, run: RunId) -> Result<TargetHistory> {
     let position = kv.read(&mut |_| Ok(()))?.0;
     let mut before = Runs::default();
@@ -32,7 +32,7 @@ pub async fn begin(kv: &SharedKv, run: RunId) -> Result<TargetHistory> {
     Ok(TargetHistory { confirmed: before.confirmed, begun: before.begun, run, position })
 }
 
-/// Writes down that the coordinator admitted this run, durably.
+/// Records durably that the coordinator admitted this run.
 pub async fn confirm(kv: &SharedKv, admitted: Run) -> Result<()> {
     let runs = Runs { confirmed: admitted, begun: Vec::new() };
     let written = kv.transact(&mut |txn| {

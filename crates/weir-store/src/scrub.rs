@@ -1,9 +1,9 @@
-//! Scrub: a target reads all that it keeps every two weeks, so that damage is found while the stripe can
-//! still be rebuilt from its other fragments.
+//! Scrub: a target reads all its data every two weeks, so that damage is found while the stripe can still be
+//! rebuilt from its other fragments.
 //!
-//! Always holds: a pass continues where it stopped when the process ends; damage that it finds is counted
-//! and mended as damage that a reader finds. Cells that are written meanwhile may be read before or after
-//! that.
+//! Invariant: a pass continues where it stopped when the process ends; damage that it finds is counted and
+//! repaired as damage that a reader finds. A cell that is written meanwhile may be read before or after the
+//! write.
 use crate::format::Scrub;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -14,17 +14,17 @@ use weir_proto::data::ScrubPass;
 
 /// From the beginning of one pass to the beginning of the next.
 const EVERY: Duration = Duration::from_secs(14 * 24 * 3600);
-/// A pass that begins by itself is as slow as ends it within this time, but not slower than
+/// A pass that is started by the schedule runs slowly enough to take this long, but not slower than
 /// `BYTES_PER_S_MIN`.
 const WITHIN: Duration = Duration::from_secs(7 * 24 * 3600);
 const BYTES_PER_S_MIN: u64 = 1 << 20;
 
-/// Where a target's scrub is.
+/// Scrub state of a target.
 #[derive(Default)]
 pub(crate) struct Scrubber {
     /// Absent: not read from the index yet.
     state: Mutex<Option<Scrub>>,
-    /// A pass was asked for.
+    /// A pass was requested.
     pub wanted: Notify,
 }
 
@@ -43,14 +43,14 @@ impl Scrubber {
     }
 }
 
-/// Begins a pass now; one that is under way starts again.
+/// Begins a pass now; a running one restarts.
 pub(crate) fn begin(scrub: &mut Scrub, now: WallTime, bytes_per_s: u64) {
     scrub.pass = Some(ScrubPass { begun_ns: now.0, ended_ns: None, cells: 0, bytes: 0, damaged_cells: 0 });
     (scrub.after, scrub.bytes_per_s) = (None, bytes_per_s);
 }
 
-/// Begins a pass if one is due; whether one is under way. A new target has nothing yet, so its first pass
-/// is due after a whole period. A clock that was set back begins none.
+/// Begins a pass if one is due; returns whether one is running. A new target is empty, so its first pass is
+/// due after a whole period. A clock that was set back starts none.
 pub(crate) fn is_under_way(scrub: &mut Scrub, now: WallTime, used: u64) -> bool {
     let Some(pass) = &scrub.pass else {
         begin(scrub, now, 0);

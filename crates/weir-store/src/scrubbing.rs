@@ -1,7 +1,7 @@
-//! The loop that scrubs a target: some cells, a pause, some more. What is due is in `scrub.rs`.
+//! The loop that scrubs a target: some cells, a pause, some more. `scrub.rs` decides when a pass is due.
 //!
-//! Always holds: damage that it finds is counted and mended as damage that a reader finds. A cell that is
-//! written meanwhile is read as it was before or as it is after that.
+//! Invariant: damage that it finds is counted and repaired as damage that a reader finds. A cell that is
+//! written meanwhile is read in its state before or after the write.
 use crate::format::Scrub;
 use crate::scrub::{begin, is_under_way};
 use crate::service::{Acting, StorageNode, Target};
@@ -12,15 +12,15 @@ use weir_proto::data::{ScrubPass, ScrubReport, ScrubTarget};
 use weir_proto::{CellId, Error, ErrorKind, Result};
 use weir_rpc::{Handled, Reply};
 
-/// Cells that are read one after the other, without a pause.
+/// Cells that are read in sequence without a pause.
 const CELLS_AT_ONCE: usize = 16;
-/// What a cell costs beside its bytes.
+/// The cost of a cell in addition to its bytes.
 const CELL_COST_BYTES: u64 = 4096;
-/// How often it is looked whether a pass is due, and how often the place in a pass is written down.
+/// How often the loop checks whether a pass is due, and how often its position is recorded.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 const NOTE_EVERY: Duration = Duration::from_secs(10);
 
-/// What some cells were found to be.
+/// Result of verifying some cells.
 #[derive(Default)]
 struct Found {
     cells: u64,
@@ -58,7 +58,7 @@ pub(crate) async fn scrub(clock: Clock, node: Weak<StorageNode>, target: Weak<Ta
         drop(node);
         match pause {
             Some(pause) => clock.sleep(pause).await,
-            None => drop(clock.timeout(LOOK_EVERY, target.scrubber.wanted.notified()).await), // or it was asked for
+            None => drop(clock.timeout(LOOK_EVERY, target.scrubber.wanted.notified()).await), // or on request
         }
     }
 }
@@ -125,7 +125,7 @@ impl StorageNode {
         let bytes = found.bytes + cells.len() as u64 * CELL_COST_BYTES;
         let now = self.env.clock.wall().0;
         let done = target.with_scrub(|scrub| {
-            // Another pass was asked for meanwhile.
+            // Another pass was requested meanwhile.
             if scrub.after != after {
                 return None;
             }
@@ -147,8 +147,8 @@ impl StorageNode {
     }
 }
 
-/// Reads cells with their overlays where they are read from, else their bases. What is gone meanwhile
-/// counts for nothing.
+/// Reads cells with their overlays at their own targets, else their bases. Cells that are gone meanwhile do
+/// not count.
 fn verify_all(reads: &[(Acting, CellId)]) -> Result<Found> {
     let mut found = Found::default();
     for (acting, cell) in reads {

@@ -1,13 +1,13 @@
 //! Seal: overlays of a stripe become a parity-covered base.
 //!
 //! Led by the first current parity target, among the members that are current; while one is behind seals
-//! wait, it is soon repaired. They go on while one is filled from nothing, which may take hours. Each data
-//! target folds its overlays into a version beside its base, and what a lost one would fold the leader
-//! decodes and merges from its own log. It encodes parity from those, all parity targets prepare it, and only
-//! then everybody commits, the leader last. So as long as anything is in doubt the leader holds the prepared
-//! version and resolves it: committed anywhere, or prepared at every participant → commit; else drop. Until
-//! the commit nothing old is touched. Who took no part is in the mask of the version, and rebuilds it when it
-//! returns.
+//! wait, as it is soon repaired. They continue while one is filled from nothing, which may take hours. Each
+//! data target folds its overlays into a version beside its base; for a lost data target the leader decodes
+//! the base and merges the overlays of its own log. The leader encodes parity from those, all parity targets
+//! prepare it, and only then all participants commit, the leader last. So while a version is in doubt the
+//! leader holds it prepared and resolves it: committed at any member, or prepared at every participant →
+//! commit; else drop. No old data is changed before the commit. Members that took no part are in the mask of
+//! the version, and rebuild their fragment when they return.
 //!
 //! Whether and when to seal is [`judge`], a pure decision.
 use crate::cells::Scope;
@@ -29,11 +29,11 @@ use weir_proto::{CellId, Error, ErrorKind, FileId, PgId, Result, Seq, Version};
 /// When a stripe's overlays are sealed.
 #[derive(Clone, Copy, Debug)]
 pub struct SealLimits {
-    /// Up to here overlays may stay for ever: sealing a small file costs more than it saves.
+    /// Below this, overlays may stay indefinitely: sealing a small file costs more than it saves.
     pub small_bytes: u64,
     /// From here a stripe is sealed even while it is written: the default stripe's 4 MiB is then covered.
     pub full_bytes: u64,
-    /// From so many extents a stripe is sealed even while it is written: reads apply them one by one.
+    /// From this number of extents a stripe is sealed even while it is written: reads apply them one by one.
     pub count_max: u64,
     pub idle: Duration,
 }
@@ -46,20 +46,20 @@ impl SealLimits {
     };
 }
 
-/// What is known of a stripe with overlays.
+/// State of a stripe with overlays.
 #[derive(Clone, Copy, Debug)]
 pub struct SealFacts {
     pub overlay_bytes: u64,
     pub overlay_count: u64,
     pub idle: Duration,
-    /// Some member leads, and none is behind.
+    /// A leader exists, and no member is behind.
     pub can_seal: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SealVerdict {
     Seal,
-    /// Look again later.
+    /// Check again later.
     Wait,
     /// Nothing to do until it is written again.
     Leave,
@@ -76,17 +76,17 @@ pub fn judge(facts: &SealFacts, limits: &SealLimits) -> SealVerdict {
     }
 }
 
-/// What becomes of a version that a seal left in doubt.
+/// Verdict on a version that a seal left in doubt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InDoubt {
     Commit,
     Drop,
-    /// Not everybody who must be asked has answered.
+    /// Not every member whose answer is needed has answered.
     Ask,
 }
 
-/// `answers`: what each member of the group holds, `None` where it cannot be asked. `absent`: members that
-/// took no part. `current`: members that the map says hold everything.
+/// `answers`: the state at each member of the group, `None` where it cannot be asked. `absent`: members that
+/// took no part. `current`: members that are current in the map.
 pub fn resolve(
     version: Version,
     absent: MissingMask,
@@ -107,28 +107,28 @@ pub fn resolve(
     for answer in took_part {
         match answer {
             Some(stat) if stat.prepared.contains(&version) => holders += 1,
-            // Commits begin only when everybody has prepared: somebody who has not is proof that nobody
+            // Commits begin only when every participant has prepared: one that has not proves that none has
             // committed.
             Some(_) => return InDoubt::Drop,
             None => silent = true,
         }
     }
-    // A current member that does not answer now may lack it, and would be current without it: it answers, or
-    // goes down.
+    // A current member that does not answer may lack the version, and would stay current without it: wait
+    // until it answers or goes down.
     if answers.iter().enumerate().any(|(i, a)| a.is_none() && current & (1 << i) != 0) {
         return InDoubt::Ask;
     }
     match (silent, holders >= data) {
-        // It changes no byte of the stripe, and k fragments of it are there: whoever is silent gets it when
-        // it returns.
+        // The seal changes no byte of the stripe, and k fragments of it exist: a silent member gets its
+        // fragment when it returns.
         (_, true) => InDoubt::Commit,
         (true, false) => InDoubt::Ask,
         (false, false) => InDoubt::Drop,
     }
 }
 
-/// The version of a seal of what these members hold, whose overlays' newest token epoch is given. `None`: it
-/// would replace what a writer commits meanwhile (see `WriteMode::Prepare`).
+/// The version for a seal of these members' data; `token_epoch`: the newest of the overlays. `None`: it would
+/// replace a version that a writer commits meanwhile (see `WriteMode::Prepare`).
 pub fn version_of(stats: &[CellStat], token_epoch: u32) -> Option<Version> {
     let base = stats
         .iter()
@@ -162,9 +162,9 @@ fn participants(group: &Group) -> Vec<usize> {
     (0..group.members.len()).filter(current).collect()
 }
 
-/// Whether everybody who holds a version in doubt follows the verdict by itself. No seal begins while they
-/// wait, and answers under this map stay as they are. Somebody has to: the member that is behind waits for
-/// it, and the leader may be nobody, or know nothing of that seal.
+/// Whether every holder of a version in doubt follows the verdict by itself. No seal begins while one waits,
+/// and answers do not change under this map. It is necessary: the member that is behind waits for it, and
+/// there may be no leader, or one without a record of that seal.
 pub(crate) fn is_settled_by_all(group: &Group, level: u16) -> bool {
     group.pauses_seals(level)
 }
@@ -212,7 +212,7 @@ impl StorageNode {
                     Ok(()) => sealed += 1,
                     Err(e) => {
                         tracing::debug!(%file, stripe, "seal: {e}");
-                        // It may have ended in doubt; and it is not tried again at once.
+                        // The seal may have ended in doubt; it is not retried at once.
                         self.settle(target).await?;
                         let mut recent = target.recent.lock().unwrap_or_else(PoisonError::into_inner);
                         if let Some(s) = recent.stripes.get_mut(&(file, stripe)) {
@@ -230,7 +230,7 @@ impl StorageNode {
         Ok(sealed)
     }
 
-    /// What was written while another target led a group was not remembered here.
+    /// Writes while another target led the group are not in this target's memory: scan the index for them.
     fn note_leads(&self, target: &Target) {
         let map = self.peers.map();
         let leads = |g: &&Group| {
@@ -242,7 +242,7 @@ impl StorageNode {
         recent.leads = now;
     }
 
-    /// After a start, or when too many stripes were written to remember them: the index knows.
+    /// After a start, or when too many stripes were written to remember them: scan the index.
     fn find_overlaid(&self, target: &Target, limits: &SealLimits) -> Result<()> {
         let mut recent = target.recent.lock().unwrap_or_else(PoisonError::into_inner);
         if !recent.incomplete || recent.stripes.len() > crate::service::RECENT_MAX / 2 {
@@ -347,8 +347,7 @@ impl StorageNode {
         join_all((0..data).map(fold).collect()).await.into_iter().collect()
     }
 
-    /// What the target of a data cell would fold if it were here: its base decoded, its overlays from the own
-    /// log.
+    /// The new base that a missing data target would fold: its base decoded, its overlays from the own log.
     async fn fold_lost(&self, acting: &Acting, base: Version, cell: CellId) -> Result<(SealedCell, Bytes)> {
         let absent = Acting { position: usize::from(cell.index), ..acting.clone() };
         let decoded = self.decode_from_peers(&absent, cell).await?;
@@ -438,15 +437,15 @@ impl StorageNode {
         for outcome in join_all(others.map(commit).collect()).await {
             match outcome {
                 Ok(_) => committed = true,
-                // Overtaken by a later version, or dropped with its file: nothing is in doubt there.
+                // Replaced by a later version, or dropped with its file: nothing is in doubt there.
                 Err(e) if matches!(e.kind, ErrorKind::NotFound) => tracing::debug!("seal: {e}"),
                 Err(e) => drop(first_problem.get_or_insert(e)),
             }
         }
         self.env.tasks.crash_point(crash_points::SEAL_HALF);
         match first_problem {
-            // One commit decides: who missed it holds it prepared and settles, or comes back behind and is
-            // repaired.
+            // One commit decides: a member that missed it holds it prepared and settles, or returns as behind
+            // and is repaired.
             Some(e) if !committed => Err(e),
             _ => commit(acting.position).await.map(|_| ()),
         }
@@ -469,7 +468,7 @@ impl StorageNode {
         }
     }
 
-    /// What the members that are current hold, in their order.
+    /// The state at each current member, in order.
     async fn stat_all(&self, acting: &Acting, file: FileId, stripe: u64) -> Vec<Result<CellStat>> {
         let calls = participants(acting.group())
             .into_iter()
@@ -485,7 +484,7 @@ impl StorageNode {
         join_all(calls).await.into_iter().map(|r| r.map(|(stat, _)| stat)).collect()
     }
 
-    /// Settles what seals left in doubt on this target: after a start, and now and then.
+    /// Settles versions that seals left in doubt on this target: after a start, and at an interval.
     pub(crate) async fn settle(&self, target: &Arc<Target>) -> Result<()> {
         for (cell, version, absent) in target.store.seals_in_doubt()? {
             if let Err(e) = self.settle_one(target, cell, version, absent).await {
@@ -517,8 +516,8 @@ impl StorageNode {
         for (member, stat) in participants(group).into_iter().zip(stats) {
             answers[member] = stat.ok();
         }
-        // A seal of that version went on without this member, which did its part too late: of other overlays,
-        // perhaps.
+        // The seal of that version was committed without this member, which prepared too late and may have
+        // folded other overlays.
         let went_on = |s: &CellStat| s.base == version && s.missing & (1 << position) != 0;
         if answers.iter().flatten().any(went_on) {
             let seq = target.store.drop_prepared(&scope, cell, version, UNFENCED)?;
@@ -544,7 +543,7 @@ impl StorageNode {
                 let seq = target.store.drop_prepared(&scope, cell, version, UNFENCED)?;
                 target.store.durable(seq).await
             }
-            // Not the leader, whose seal it may be: only what is certain is followed.
+            // This target does not lead the seal: it follows only a certain verdict.
             _ => Ok(()),
         }
     }
@@ -602,7 +601,7 @@ fn overlays_of(target: &Target, scope: &Scope, file: FileId, stripe: u64) -> Res
     Ok(sum)
 }
 
-/// The newest token epoch of the stripe's overlays: a seal acts under it, so that a fence stops it too.
+/// The newest token epoch of the stripe's overlays: the seal uses it, so that a fence stops the seal too.
 fn token_epoch(target: &Target, scope: &Scope, file: FileId, stripe: u64) -> Result<u32> {
     let mut newest = 0;
     for index in 0..scope.scheme.data {
@@ -668,9 +667,9 @@ mod tests {
         ] {
             assert_eq!(resolve(version, 0, 0, &answers, 2), doubt, "{answers:?}");
         }
-        // The second took no part: that it has nothing of it proves nothing.
+        // The second took no part: its lack of the version proves nothing.
         assert_eq!(resolve(version, 0b010, 0, &[v(&has), v(&old), v(&has)], 2), InDoubt::Commit);
-        // One that is silent and current: not before it is known to have it, or to be gone.
+        // One is silent and current: no verdict before it answers or goes down.
         let silent = [v(&has), None, v(&has)];
         assert_eq!(resolve(version, 0, 0b101, &silent, 2), InDoubt::Commit);
         assert_eq!(resolve(version, 0, 0b111, &silent, 2), InDoubt::Ask);

@@ -1,9 +1,9 @@
 //! The service of the storage role: requests to the targets of one node.
 //!
-//! A request is checked against the cluster map (group, epoch, place) before the store sees it; a higher
-//! epoch than the map's makes it wait for the newer map. Short work that touches no slab is done in place;
-//! the rest runs where blocking is allowed. An overlay is acknowledged when every live member of the group's
-//! epoch that keeps this cell's log has it durably.
+//! A request is checked against the cluster map (group, epoch, place) before it reaches the store; with an
+//! epoch above the map's it waits for the newer map. Short work that touches no slab runs in place; the rest
+//! runs where blocking is allowed. An overlay is acknowledged when it is durable at every live member of the
+//! group's epoch that keeps this cell's log.
 use crate::alloc::Geometry;
 use crate::cells::{Appended, Numbering, Scope};
 use crate::crash_points;
@@ -36,11 +36,11 @@ use weir_watch::{Object, Reason};
 const MAP_PATIENCE: Duration = Duration::from_secs(3);
 /// How long one call to a peer may take.
 pub const PEER_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a truncation waits here for the end of what it fences.
+/// How long a truncation waits here for the writes that it fences to end.
 const FENCE_PATIENCE: Duration = Duration::from_secs(2);
 /// Stripes with recent overlays that are remembered one by one; beyond that the index is scanned again.
 pub const RECENT_MAX: usize = 65_536;
-/// Cells waiting to be verified because somebody suspects them.
+/// Cells waiting to be verified because they are suspected of damage.
 const SUSPECTS_MAX: usize = 4096;
 
 mod agree;
@@ -52,7 +52,7 @@ pub use overlays::{down_mask, sequencer};
 pub struct TargetConfig {
     pub id: TargetId,
     pub dir: PathBuf,
-    /// Size of slabs and steps if the target is made now.
+    /// Size of slabs and steps for a new target.
     pub geometry: Geometry,
 }
 
@@ -61,33 +61,33 @@ pub struct StorageNode {
     pub(crate) env: Env,
     pub(crate) targets: BTreeMap<TargetId, Arc<Target>>,
     pub(crate) peers: Arc<dyn Peers>,
-    /// The way for futures and tasks to hold on to this node.
+    /// For futures and tasks that keep a reference to this node.
     this: std::sync::Weak<StorageNode>,
 }
 
 pub(crate) struct Target {
     pub store: Arc<Store>,
-    /// An overlay was logged: mirrors that wait for a number look again.
+    /// An overlay was logged: mirrors that wait for a number check again.
     progress: Notify,
     pub recent: Mutex<Recent>,
     suspects: Mutex<BTreeSet<CellId>>,
-    /// The epoch of each group under which its missing fragments were looked through.
+    /// The epoch of each group under which its missing bits were last cleared.
     pub settled: Mutex<BTreeMap<PgId, Epoch>>,
     /// The newest truncation that was learned from each peer.
     pub truncations_of: Mutex<BTreeMap<TargetId, u64>>,
     pub forgetting: Mutex<Forgetting>,
-    /// Up to which loss of each group's cells those from before it were dropped.
+    /// Per group: the loss up to which cells from before it were dropped.
     pub forgotten: Mutex<BTreeMap<PgId, Epoch>>,
     pub refill: Mutex<crate::refilled::Refill>,
     /// Overlay logs that may differ from others' copies.
     agreement: Mutex<agree::Agreement>,
-    /// Overlays that were numbered here, or are about to be, and are not known to be everywhere or nowhere
-    /// yet.
+    /// Overlays that were numbered here, or are about to be, and are not yet known to be on all keepers or on
+    /// none.
     under_way: overlays::UnderWay,
-    /// Turns for stripes to be repaired, whatever groups they are of.
+    /// Permits for stripe repairs, shared by all groups.
     pub repairs: Semaphore,
     pub scrubber: Scrubber,
-    /// How fast others' cells are copied here.
+    /// Rate at which this target copies cells from other members.
     pub pace: Pace,
 }
 
@@ -95,22 +95,22 @@ pub(crate) struct Target {
 #[derive(Default)]
 pub(crate) struct Recent {
     pub stripes: BTreeMap<(FileId, u64), RecentStripe>,
-    /// Some were not remembered: scan the index when there is time.
+    /// Some stripes were not remembered: scan the index when there is time.
     pub incomplete: bool,
-    /// The groups whose seals this target led at the last look.
+    /// The groups whose seals this target led at the last check.
     pub leads: BTreeSet<PgId>,
 }
 
-/// A stripe's overlays since it was last looked at.
+/// A stripe's overlays since it was last checked.
 pub(crate) struct RecentStripe {
     pub group: PgId,
-    /// The last one.
+    /// Time of the last one.
     pub at: Instant,
     pub bytes: u64,
     pub count: u64,
 }
 
-/// Where and as what a request acts.
+/// The target, place and map for a request.
 #[derive(Clone)]
 pub(crate) struct Acting {
     pub target: Arc<Target>,
@@ -123,7 +123,8 @@ impl Acting {
     pub fn group(&self) -> &Group {
         self.map.group(self.scope.group).expect("looked up when this was made")
     }
-    /// An overlay was logged: mirrors that wait for a number look again, and the leader of seals takes note.
+    /// An overlay was logged: mirrors that wait for a number check again, and a seal leader records the
+    /// stripe.
     fn logged(&self, cell: CellId, len: u32, now: Instant) {
         self.target.progress.notify_waiters();
         if crate::seal::leader(self.group()) != Some(self.position) {
@@ -147,7 +148,7 @@ impl Acting {
     }
 }
 
-/// Either ready, or the map must be newer than the version first.
+/// Ready, or the map must first be newer than the version.
 enum Admit {
     Ready(Acting),
     NeedsMap(u64),
@@ -278,7 +279,7 @@ impl StorageNode {
         let scope = Scope::at(group, position);
         Ok(Admit::Ready(Acting { target, scope, map: map.clone(), position }))
     }
-    /// `admit`, waiting for the map if need be.
+    /// Like `admit`, waiting for the map if needed.
     pub(crate) async fn acting(&self, place: Place) -> Result<Acting> {
         match self.admit(place)? {
             Admit::Ready(acting) => return Ok(acting),
@@ -296,8 +297,8 @@ impl StorageNode {
             ))),
         }
     }
-    /// Only the coordinator raises epochs: what a request says of them counts once the map says so, too. A
-    /// target that believed a number that nobody gave would refuse everybody else for ever.
+    /// Only the coordinator raises epochs: epochs in a request count once the map confirms them. A target
+    /// that accepted an epoch that was never announced would refuse all other requests for ever.
     async fn check_announced(&self, epochs: &[GroupAt]) -> Result<()> {
         let ahead = |map: &ClusterMap| {
             let is_known = |at: &GroupAt| map.group(at.group).is_some_and(|g| g.epoch >= at.epoch);
@@ -339,8 +340,8 @@ impl StorageNode {
             Ok(Reply::with_payload(&body, payload))
         }))
     }
-    /// Work that waits for the target's disk, which shows in what the target reports if it hangs: a piece of
-    /// a stripe at most, nothing that takes long by itself.
+    /// Work that waits for the target's disk; the target reports it if it hangs. At most one part of a
+    /// stripe, nothing that takes long by itself.
     async fn on_disk<T: Send + 'static>(
         &self,
         store: &Store,
@@ -368,7 +369,7 @@ impl StorageNode {
             Ok(Reply::new(&()))
         }))
     }
-    /// A look into the index: answered in place unless the map must be fetched first.
+    /// A read of the index: answered in place unless the map must be fetched first.
     fn look(&self, place: Place, work: impl FnOnce(&Acting) -> Result<Reply> + Send + 'static) -> Handled {
         match self.admit(place) {
             Err(e) => Handled::Now(Err(e)),
@@ -525,7 +526,7 @@ impl StorageNode {
             let (seq, reply) =
                 node.env.tasks.blocking(move || worker.drop_file(r.file, truncation, &r.epochs)).await?;
             store.durable(seq).await?;
-            // Who reads after this sees none of them come or go.
+            // No read after this sees one of those writes begin or end.
             let ended = target.under_way.ended(r.file, r.fence);
             if node.env.clock.timeout(FENCE_PATIENCE, ended).await.is_err() {
                 return Err(Error::unavailable(format!(
@@ -593,7 +594,7 @@ impl StorageNode {
     }
 }
 
-/// A call that is passed on goes under this node's name: its sender must have the right to send it directly.
+/// A forwarded call runs under this node's name: its sender must have the right to send it directly.
 fn check_passed_on(call: &Call) -> Result<()> {
     let passed = call.decode::<PassOn>()?.method;
     let unknown = || Error::unsupported(format!("a target store knows no method {passed}"));
@@ -624,7 +625,7 @@ impl Target {
     }
 }
 
-/// A merged view is for a client, which verifies; bases are decoded with, and verified first.
+/// A merged view is for a client, which verifies it; bases are used to decode, and are verified first.
 fn for_reader(r: &ReadCell, plan: crate::read::Plan) -> crate::read::Plan {
     match r.view {
         ReadView::Merged => plan.verified_by_reader(),

@@ -1,13 +1,13 @@
-//! Slab files: the bytes of fragments and of large overlays, written in place of nothing and never over
-//! anything.
+//! Slab files: the bytes of fragments and of large overlays, always written to free space and never over
+//! existing data.
 //!
 //! Invariant: an extent is reused only after the commit that dropped it is durable and every read that began
 //! before that commit has ended. Writes are direct and in whole units (the kernel keeps its pages in line
-//! with them); reads are direct too, but for what is read again and again. A sync covers every write that
-//! ended before it began, so writers that come together share one. Calls block: they are made through
+//! with them); reads are direct too, except of parts that are read repeatedly. A sync covers every write that
+//! ended before it began, so concurrent writers share one. Calls block: they are made through
 //! `Tasks::blocking`.
 //!
-//! Knows nothing of the index: what an extent holds is the caller's affair.
+//! Knows nothing of the index: the caller knows what an extent holds.
 use crate::alloc::{Extent, FreeMap, Geometry, UNIT_BYTES, round_up};
 use crate::read_frequency::ReadFrequency;
 use crate::traffic::Traffic;
@@ -20,15 +20,15 @@ use weir_kv::CommitSeq;
 use weir_proto::{Error, Result, TargetId};
 use weir_watch::Watch;
 
-/// Idle steps kept for the next writes instead of being given back to the file system.
+/// Idle steps kept for the next writes instead of being returned to the file system.
 const IDLE_STEPS_KEPT: usize = 2;
 /// A step is not taken from a file system that would have less than this left: the journal must still be able
 /// to record deletes.
 const RESERVE_BYTES: u64 = 64 << 20;
-/// This part of the file system is not for new data: lost targets are made good there, and seals free space.
+/// This part of the file system is not for new data: repairs of lost targets and seals use it.
 const UPKEEP_SHARE: u64 = 100;
 
-/// For what space is taken.
+/// Purpose for which space is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
     NewData,
@@ -50,13 +50,13 @@ pub struct Slabs {
 
 struct Slab {
     file: Arc<dyn File>,
-    /// The same through the page cache; opened when first wanted.
+    /// The same file through the page cache; opened on first use.
     cached: OnceLock<Arc<dyn File>>,
     group: Mutex<SyncGroup>,
     done: Condvar,
 }
 
-/// Tickets of writers: a sync covers all tickets given out before it began.
+/// Tickets of writers: a sync covers all tickets issued before it began.
 #[derive(Default)]
 struct SyncGroup {
     tickets: u64,
@@ -67,7 +67,7 @@ struct SyncGroup {
 
 struct SpaceState {
     map: FreeMap,
-    /// Extents whose drop is committed, oldest first, with the reads that may still look at them.
+    /// Extents whose drop is committed, oldest first, with the reads that may still use them.
     dropped: VecDeque<(CommitSeq, u64, Vec<Extent>)>,
     dropped_bytes: u64,
     next_read: u64,
@@ -90,7 +90,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Slabs {
-    /// Takes over a directory whose index names `extents`. Space that no extent names goes back to the file
+    /// Opens a directory whose index names `extents`. Space that no extent names is returned to the file
     /// system.
     pub fn open(
         disk: Arc<dyn Disk>,
@@ -115,12 +115,12 @@ impl Slabs {
         Ok(slabs)
     }
 
-    /// Counts what is read and written from now on.
+    /// Counts reads and writes from now on.
     pub fn count(&mut self, watch: &Watch, target: TargetId) {
         self.traffic = Some(Traffic::new(watch, target));
     }
 
-    /// For looking only: nothing is taken or returned.
+    /// Read-only: no space is taken or returned.
     pub fn view(disk: Arc<dyn Disk>, buffers: BufferPool, dir: &Path, geometry: Geometry) -> Result<Slabs> {
         Ok(Slabs::over(disk, buffers, dir, geometry, FreeMap::rebuild(geometry, Vec::new())?))
     }
@@ -158,12 +158,12 @@ impl Slabs {
         Ok(extent)
     }
 
-    /// Gives back an extent that no commit ever named.
+    /// Frees an extent that no commit ever named.
     pub fn forget(&self, extent: Extent) {
         lock(&self.space).map.give(extent);
     }
 
-    /// Takes back what commit `seq` dropped, as soon as that is durable and nobody reads it any more.
+    /// Frees extents that commit `seq` dropped, as soon as it is durable and no read uses them.
     pub fn drop_after(&self, seq: CommitSeq, extents: Vec<Extent>) {
         if extents.iter().all(|e| e.len == 0) {
             return;
@@ -174,7 +174,7 @@ impl Slabs {
         space.dropped.push_back((seq, barrier, extents));
     }
 
-    /// Reuses what may be reused now, and returns idle space to the file system.
+    /// Reuses the extents that may be reused now, and returns idle space to the file system.
     pub fn reclaim(&self, durable: CommitSeq) -> Result<()> {
         let mut space = lock(&self.space);
         space.reclaim(durable);
@@ -188,7 +188,7 @@ impl Slabs {
         Ok(())
     }
 
-    /// Call before looking up in the index what to read.
+    /// Call before the look-up in the index.
     pub fn begin_read(self: &Arc<Self>) -> ReadGuard {
         let mut space = lock(&self.space);
         let number = space.next_read;
@@ -310,7 +310,7 @@ impl Slabs {
         }
         match self.disk.open(&self.path(number), OpenMode::READ) {
             Ok(file) => slab.cached.get_or_init(|| file),
-            Err(_) => &slab.file, // out of descriptors, perhaps: slower, not wrong
+            Err(_) => &slab.file, // out of descriptors, perhaps: slower, but correct
         }
     }
 
@@ -399,7 +399,7 @@ impl SpaceState {
 }
 
 impl Slab {
-    /// Makes every write that ended before this call durable. Callers that come together share a sync.
+    /// Makes every write that ended before this call durable. Concurrent callers share a sync.
     fn sync(&self) -> io::Result<()> {
         let mut group = lock(&self.group);
         group.tickets += 1;
@@ -423,7 +423,7 @@ impl Slab {
             group.running = false;
             match &synced {
                 Ok(()) => group.synced = covered,
-                // Never tried again: after a failed sync nobody knows what is on the disk.
+                // Never retried: after a failed sync the contents of the disk are unknown.
                 Err(_) => group.failed = true,
             }
             self.done.notify_all();

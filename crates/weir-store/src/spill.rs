@@ -1,8 +1,8 @@
-//! Spill: overlay data that rode in the journal moves to slabs before the journal is folded into the tree.
+//! Spill: overlay data in the journal moves to slabs before the journal is folded into the tree.
 //!
 //! In the tree each 4 KiB would cost a page that is written, split and later deleted; measured, folds then
-//! took most of the disk and a core. Many small overlays go into one write and one sync, side by side, each
-//! in an extent of its own. Overlays below [`SPILL_BYTES_MIN`] stay in the index, where they share pages.
+//! took most of the disk and a core. Many small overlays share one write and one sync, adjacent, each in an
+//! extent of its own. Overlays below [`SPILL_BYTES_MIN`] stay in the index, where they share pages.
 use crate::alloc::{Extent, round_up};
 use crate::cells::get;
 use crate::crash_points;
@@ -14,20 +14,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use weir_proto::{CellId, Result, Seq};
 
-/// Less than this wastes more of a 4 KiB unit than a page of the index.
+/// A smaller overlay wastes more of a 4 KiB unit than of a page of the index.
 pub const SPILL_BYTES_MIN: u32 = 1024;
-/// Enough for one good write, little enough beside a journal segment of 12 MiB.
+/// Enough for one efficient write, little compared with a journal segment of 12 MiB.
 pub const SPILL_AT_BYTES: u64 = 1 << 20;
 /// One spill's write.
 const SPILL_BYTES_MAX: u64 = 2 << 20;
-/// Overlays that are remembered; the data of others goes into the tree, which is right too, only slower.
+/// Overlays that are remembered; the data of others goes into the tree, which is correct, but slower.
 const PENDING_MAX: usize = 65_536;
 
 /// Overlays whose data is in the journal.
 #[derive(Default)]
 pub struct Spill {
     pending: Mutex<Pending>,
-    /// There is enough for a spill.
+    /// There is enough data for a spill.
     pub ready: Notify,
 }
 #[derive(Default)]
@@ -49,7 +49,7 @@ impl Spill {
             self.ready.notify_one();
         }
     }
-    /// What the next spill moves, if there is enough.
+    /// The overlays of the next spill, if there are enough.
     fn take(&self, at_least: u64) -> Vec<(CellId, Seq)> {
         let mut pending = self.lock();
         let (mut taken, mut bytes) = (Vec::new(), 0);
@@ -71,7 +71,7 @@ impl Spill {
 }
 
 impl Store {
-    /// Moves a batch if at least so many bytes wait; whether they did. Blocks.
+    /// Moves a batch if at least `at_least` bytes wait; returns whether they did. Blocks.
     pub fn spill_some(&self, at_least: u64) -> Result<bool> {
         let batch = self.spill.take(at_least);
         if batch.is_empty() {

@@ -1,15 +1,15 @@
-//! Whether a target's disk still answers. One that hangs takes what it is given and ends none of it, while
-//! the process is well and says so to everybody who asks; its groups had better go on without it.
+//! Whether a target's disk still answers. A disk that hangs accepts requests and completes none, while the
+//! process is up and answers health checks; its groups should continue without it.
 //!
-//! A disk that is busy ends something all the time, however long each thing waits: only if nothing ends it
-//! hangs.
+//! A busy disk completes some request all the time, however long each one waits: only a disk that completes
+//! none hangs.
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_env::{Clock, Env, Instant};
 use weir_proto::TargetId;
 use weir_watch::{Histogram, Object, Reason, WaitGuard, WaitRecord, Watch};
 
-/// What is under way at one disk.
+/// Requests in flight at one disk.
 pub struct DiskWatch {
     clock: Clock,
     seen: Mutex<Seen>,
@@ -21,11 +21,11 @@ pub struct DiskWatch {
 #[derive(Default)]
 struct Seen {
     under_way: usize,
-    /// Something ended, or was the first to begin.
+    /// When a request last ended, or the first one began.
     last: Instant,
 }
 
-/// Work that has begun. It has ended with [`UnderWay::end`]; dropped before, nobody waits for it any more.
+/// A request in flight. [`UnderWay::end`] ends it; if it is dropped before, its caller no longer waits.
 pub struct UnderWay {
     disk: Arc<DiskWatch>,
     begun: Instant,
@@ -53,7 +53,7 @@ impl DiskWatch {
         let wait = self.watch.wait_since(now.0, WaitRecord::new(Reason::Disk, self.target));
         UnderWay { disk: self.clone(), begun: now, _wait: wait }
     }
-    /// For how long nothing of it has ended.
+    /// How long no request has ended.
     pub fn stalled_for(&self) -> Duration {
         let now = self.clock.now();
         let seen = self.seen();

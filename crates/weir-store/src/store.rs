@@ -2,7 +2,7 @@
 //!
 //! Order of durability: data, sync of the slab, commit in the index; the caller answers when the commit is
 //! durable ([`Store::durable`]). An I/O error on a write or a failed sync fails the target for ever: every
-//! later call is refused. A full disk refuses new data only; deletes and reads go on.
+//! later call is refused. A full disk refuses new data only; deletes and reads continue.
 //!
 //! Knows cells, versions and sequence numbers; nothing of files' sizes, of other targets, or of the network.
 use crate::alloc::{Extent, Geometry};
@@ -28,7 +28,7 @@ use weir_proto::coord::TargetReport;
 use weir_proto::data::*;
 use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Result, Seq, TargetId, Version};
 
-/// Overlay data up to this size rides in the journal record of its commit: one sync instead of two. Larger
+/// Overlay data up to this size is part of the journal record of its commit: one sync instead of two. Larger
 /// data goes to slabs at once: with 8 writers 47 KB each reached 86 MiB/s through the journal and its folds,
 /// 70 KB each 475 past them.
 pub const INLINE_BYTES_MAX: u32 = 16 << 10;
@@ -41,11 +41,12 @@ pub(crate) const DROP_BATCH: usize = 256;
 const LIST_MAX: u32 = 4096;
 /// Damaged blocks remembered one by one (so that a block is counted once, and for repair).
 const DAMAGE_REMEMBERED: usize = 65_536;
-/// Versions that were given up, and are remembered.
+/// Versions given up by their writers that are remembered.
 const GIVEN_UP_MAX: usize = 8192;
-/// A small read may take so long where whoever asks for it has other work: a few times that of an NVMe disk.
+/// Longest duration of a small read in place, on a thread that has other work: a few times that of an NVMe
+/// disk.
 const READ_HERE_MAX: Duration = Duration::from_micros(300);
-/// How long the process before may still have the target, and how often it is looked.
+/// How long a previous process may still hold the target's lock, and the poll interval.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 
@@ -59,12 +60,12 @@ pub struct Store {
     slabs: Arc<Slabs>,
     counters: Counters,
     disk: Arc<DiskWatch>,
-    /// Of small reads.
+    /// Duration of small reads.
     read_pace: Pace,
     failed: OnceLock<Error>,
     damaged: Mutex<BTreeSet<BadBlock>>,
-    /// Versions of writers that were dropped here: whoever gives one up writes it never again, but it may
-    /// come late.
+    /// Writers' versions that were dropped here: a writer never sends a version again after it gave it up,
+    /// but a late copy may arrive.
     given_up: Mutex<RecentMap<(CellId, Version), (), GIVEN_UP_MAX>>,
     pub(crate) spill: Spill,
     _lock: Arc<dyn File>,
@@ -103,20 +104,19 @@ pub struct FragmentWrite<'a> {
     pub data: &'a [u8],
 }
 
-/// Where a fragment goes that was rebuilt from others.
+/// Where a fragment that was rebuilt from other members is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Install {
     /// It is the base now.
     Missed,
     /// The base is of this version, but damaged.
     Damaged,
-    /// Beside the base: it is to be committed, as somebody with this token epoch has decided.
+    /// Beside the base: a client with this token epoch has decided to commit it.
     Beside { token_epoch: u32 },
 }
 
 impl Store {
-    /// Opens the target in `dir` over its index, or makes an empty one there. `geometry` is used when it is
-    /// made.
+    /// Opens the target in `dir` over its index, or creates an empty one there with `geometry`.
     pub fn open(env: Env, target: TargetId, dir: &Path, kv: SharedKv, geometry: Geometry) -> Result<Store> {
         let io = |e: std::io::Error| Error::from_io(format_args!("open the target in {}", dir.display()), &e);
         env.disk.create_dir_all(dir).map_err(io)?;
@@ -152,7 +152,7 @@ impl Store {
 
     // ---- fragments
 
-    /// Writes a fragment; the answer waits for [`Store::durable`] of what is returned.
+    /// Writes a fragment; the caller waits for [`Store::durable`] of the result before it answers.
     pub fn write_fragment(&self, scope: &Scope, write: &FragmentWrite<'_>) -> Result<CommitSeq> {
         self.usable()?;
         scope.check_index(write.cell)?;
@@ -177,7 +177,7 @@ impl Store {
             Ok(())
         })?;
         if admission == Admission::Present {
-            // A retry: what it asked for is there. Only the mask may have grown.
+            // A retry: the version is here. Only the mask may have grown.
             let (marked, _) = self.mark_missing(scope, write.cell, write.version, write.missing)?;
             return Ok(marked.max(seen));
         }
@@ -230,7 +230,7 @@ impl Store {
         self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `token_epoch`: of who has decided so.
+    /// `token_epoch`: of the client that decided to commit.
     pub fn commit_stripe(
         &self,
         scope: &Scope,
@@ -261,7 +261,7 @@ impl Store {
         )
     }
 
-    /// A change that is made unless who has decided it was fenced.
+    /// A change that is refused if the client that decided it was fenced.
     fn decided(
         &self,
         scope: &Scope,
@@ -360,7 +360,7 @@ impl Store {
     ) -> Result<(CommitSeq, Appended)> {
         self.append_by(scope, numbering, write, Instant(u64::MAX))
     }
-    /// The same, or nothing once the deadline has passed.
+    /// Like [`Self::append`], or nothing once the deadline has passed.
     pub fn append_by(
         &self,
         scope: &Scope,
@@ -474,7 +474,7 @@ impl Store {
                 read.len,
                 guard.take(),
             )?);
-            // Of an older copy only what was committed is what others have under that version.
+            // In an older copy only committed versions are the same as the other members'.
             let committed = get::<Fragment>(r, &base_key(read.cell))?.map(|b| b.version);
             if scope.lost_at > Epoch(0) && committed != Some(read.version) {
                 return Err(Error::stale(format!(
@@ -494,7 +494,7 @@ impl Store {
         }
         Ok((plan.answer(bytes.block_crcs), bytes.payload))
     }
-    /// A small read is not worth the way to another thread and back where the disk is quick.
+    /// A small read is not worth a switch to another thread and back if the disk is fast.
     pub fn reads_here(&self, plan: &Plan) -> bool {
         plan.is_small() && self.read_pace.is_quick()
     }
@@ -507,7 +507,7 @@ impl Store {
         result
     }
 
-    /// The first stripe of a file from `from` on that anything is here of.
+    /// The first stripe of a file from `from` on with any entry here.
     pub fn next_stripe(&self, scope: &Scope, file: FileId, from: u64) -> Result<Option<u64>> {
         self.usable()?;
         let mut found = None;
@@ -594,21 +594,21 @@ impl Store {
         under_way.end();
         durable.map_err(|e| self.judge(e))
     }
-    /// The same, and for a small change on this thread, if that can be now.
+    /// Like [`Self::durable`]; for a small change it flushes on this thread if that is possible now.
     pub async fn durable_here(&self, seq: CommitSeq) -> Result<()> {
         if seq > self.kv.durable() {
             self.kv.flush_here(); // its failure shows below
         }
         self.durable(seq).await
     }
-    /// Gives space that nothing names any more back; called now and then.
+    /// Returns space that no entry names any more; called at an interval.
     pub fn reclaim(&self) -> Result<()> {
         self.slabs.reclaim(self.kv.durable()).map_err(|e| self.judge(e))
     }
     pub async fn checkpoint(&self) -> Result<()> {
         self.kv.checkpoint().await.map_err(|e| self.judge(e))
     }
-    /// Work with the disk begins: see [`DiskWatch`].
+    /// Begins work with the disk: see [`DiskWatch`].
     pub(crate) fn begin_disk(&self) -> UnderWay {
         self.disk.begin()
     }
@@ -637,7 +637,7 @@ impl Store {
     pub(crate) fn read_extent(&self, extent: Extent, len: u32) -> Result<Bytes> {
         Ok(self.slabs.read(extent, 0, len)?.freeze())
     }
-    /// Nothing names these bytes.
+    /// Frees bytes that no entry names.
     pub(crate) fn forget_extent(&self, extent: Extent) {
         self.slabs.forget(extent);
     }
@@ -692,8 +692,7 @@ impl Store {
         self.slabs.drop_after(seq, delta.dropped);
         Ok(seq)
     }
-    /// A full disk is the caller's affair; anything else that the disk says to a write fails the target for
-    /// ever.
+    /// The caller handles a full disk; any other error of a write fails the target for ever.
     fn judge(&self, e: Error) -> Error {
         if e.kind == ErrorKind::NoSpace {
             return e;
@@ -733,14 +732,14 @@ impl Store {
         let _ = self.change(&mut |txn, _| {
             txn.add(key, n);
             Ok(())
-        }); // the count is for people; the failure itself shows in the next write
+        }); // the count is informational; the failure itself shows in the next write
     }
     fn persisted(&self, key: &[u8]) -> u64 {
         let mut value = 0;
         let _ = self.kv.read(&mut |r| {
             value = r.get(key)?.and_then(|v| v.try_into().ok()).map_or(0, i64::from_le_bytes);
             Ok(())
-        }); // as above
+        }); // see above
         u64::try_from(value).unwrap_or(0)
     }
 }
@@ -770,8 +769,8 @@ pub fn lock_target(env: &Env, dir: &Path) -> Result<Arc<dyn File>> {
     }
 }
 
-/// The same for who comes when the process before may not quite be gone: a dead one keeps what it had open
-/// for a moment, on a busy machine a long one.
+/// Like [`lock_target`], for a process whose predecessor may not have ended: a killed process keeps its files
+/// open for a moment, on a busy machine a long one.
 pub async fn wait_for_target(env: &Env, dir: &Path) -> Result<Arc<dyn File>> {
     let until = env.clock.now() + LOCK_WAIT;
     loop {

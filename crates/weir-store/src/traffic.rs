@@ -1,8 +1,8 @@
-//! What a target's slabs count: bytes and time of reads, writes and syncs.
+//! Traffic of a target's slabs: bytes and time of reads, writes and syncs.
 use weir_proto::TargetId;
 use weir_watch::{Counter, Histogram, Watch};
 
-/// Of one target.
+/// Counters of one target.
 pub struct Traffic {
     watch: Watch,
     read_bytes: Counter,

@@ -1,14 +1,14 @@
-//! Truncation records: what of a file is void because it was truncated, recovered, deleted or evicted.
+//! Truncation records: ranges of a file that are void because it was truncated, recovered, deleted or
+//! evicted.
 //!
-//! A truncation is (file, stripes, token epoch): what was written there with a lower token epoch does not
-//! count any more. Most go to the end of the file; those of evicted bytes end somewhere. Every live member is
-//! told (`DropFile`), drops it, refuses such writes from then on, and remembers the truncation for members
-//! that are away: whoever comes back asks for the truncations before it takes anything from others, so it
-//! never brings old bytes back, nor takes its old cell for a part of what was written there since. See
-//! decision record 4.
+//! A truncation is (file, stripes, token epoch): data written there with a lower token epoch is void. Most
+//! extend to the end of the file; those of evicted bytes do not. Every live member receives it (`DropFile`),
+//! drops the data, refuses such writes from then on, and keeps the record for members that are away: a
+//! returning member fetches the truncations before any data, so it never restores void bytes, nor combines
+//! its old cell with data that was written since. See decision record 4.
 //!
-//! Invariants: a truncation is remembered in the transaction that raises the fence, before anything is
-//! dropped; numbers only grow. Knows nothing of files' sizes.
+//! Invariants: a truncation is recorded in the transaction that raises the fence, before any data is dropped;
+//! numbers only grow. Knows nothing of files' sizes.
 use crate::cells::{self, get};
 use crate::crash_points;
 use crate::format::{self, *};
@@ -28,12 +28,12 @@ use weir_proto::{CellId, Error, FileId, PgId, Result, TargetId};
 
 /// Truncations of one listing.
 const LIST_MAX: u32 = 4096;
-/// A truncation that is remembered so long has ended, well or badly: no client works on one operation for
-/// longer than a minute, and what a client that was stopped in the middle wants to do later is fenced by the
-/// next one.
+/// A truncation that has been on record for this time has ended, successfully or not: no client works on one
+/// operation for longer than a minute, and a later operation of a client that was stopped in the middle is
+/// fenced by the next truncation.
 pub const TRUNCATION_AGE: Duration = Duration::from_secs(3600);
 
-/// What was written to the cell with a lower token epoch is void.
+/// Data of the cell with a lower token epoch is void.
 pub fn void_below(read: &dyn Read, cell: CellId) -> Result<u32> {
     let truncations = of_file(read, cell.file)?;
     Ok(truncations
@@ -51,7 +51,7 @@ fn of_file(read: &dyn Read, file: FileId) -> Result<Vec<(u64, format::Truncation
     })
 }
 
-/// Raises the file's fence and remembers the truncation, unless an earlier one says as much.
+/// Raises the file's fence and records the truncation, unless an earlier record covers it.
 pub fn remember(txn: &mut dyn Txn, file: FileId, truncation: format::Truncation) -> Result<()> {
     let token_epoch = truncation.token_epoch;
     cells::take_fence(txn, file, token_epoch)?;
@@ -109,7 +109,8 @@ impl Store {
             let mut batch = Vec::new();
             last = self
                 .change(&mut |txn, delta| {
-                    // What is copied from here now still has these: it is told again under the next map.
+                    // A target that copies a closed place may already have these cells: the caller repeats it
+                    // under the next map.
                     epochs.iter().try_for_each(|at| cells::refuse_closed(txn, at.group, at.epoch))?;
                     batch = lookup::file_cells(txn, file, (from_stripe, to_stripe), after, DROP_BATCH)?;
                     batch.iter().try_for_each(|cell| cells::drop_void(txn, *cell, token_epoch, delta))
@@ -141,7 +142,7 @@ impl Store {
         Ok(prepared)
     }
 
-    /// Truncations with numbers above `after`; what is returned may be told when the commit is durable.
+    /// Truncations with numbers above `after`; the listing may be sent when the returned commit is durable.
     pub fn list_truncations(
         &self,
         after: u64,
@@ -180,7 +181,7 @@ impl Store {
         Ok(number)
     }
 
-    /// Forgets the truncations up to a number, and the fences of files that are gone for good. Blocks.
+    /// Forgets the truncations up to a number, and the fences of files that are deleted for good. Blocks.
     pub fn forget_truncations(&self, upto: u64) -> Result<()> {
         loop {
             let mut forgotten = 0;
@@ -225,14 +226,14 @@ fn numbered(read: &dyn Read, from: u64, to: u64, limit: usize) -> Result<Vec<(u6
     problem.map(|()| found)
 }
 
-/// When truncations are forgotten.
+/// Schedule for forgetting truncations.
 #[derive(Default, Debug)]
 pub struct Forgetting {
     noted: Option<(Instant, u64)>,
 }
 impl Forgetting {
-    /// Up to which number truncations may be forgotten now. `whole`: every member of every group of the
-    /// target is current, so everybody has heard of what has ended.
+    /// The number up to which truncations may be forgotten now. `whole`: every member of every group of the
+    /// target is current, so all of them have received every truncation that has ended.
     pub fn due(&mut self, now: Instant, newest: u64, whole: bool) -> Option<u64> {
         let (at, upto) = *self.noted.get_or_insert((now, newest));
         if now.since(at) < TRUNCATION_AGE || !whole {
@@ -244,8 +245,8 @@ impl Forgetting {
 }
 
 impl StorageNode {
-    /// Learns from the current peers what was truncated while this target was away. Returns the peers that
-    /// did not tell.
+    /// Fetches from the current peers the truncations made while this target was away. Returns the peers that
+    /// did not answer.
     pub(crate) async fn learn_truncations(
         &self,
         target: &Arc<Target>,
@@ -306,7 +307,7 @@ impl StorageNode {
         }
     }
 
-    /// Forgets truncations that everybody has heard of.
+    /// Forgets truncations that all members have received.
     pub(crate) async fn forget_truncations(&self, target: &Arc<Target>) -> Result<()> {
         let map = self.peers.map();
         let mut mine =

@@ -1,13 +1,13 @@
-//! Agreement: all who keep the log of a cell hold the same.
+//! Agreement: all keepers of a cell's log hold the same log.
 //!
-//! An overlay is acknowledged when every live keeper has it. One that some have and others have not was never
-//! acknowledged: its target was full, or the sequencer died over it. Left like that it would be read from one
-//! keeper and not from another, so it must be everywhere or nowhere. The sequencer decides: what it has goes
-//! to all, and a number that only others have is void everywhere ([`OverlayKind::Void`]; numbers are never
-//! given twice for that). It looks at what was written before whenever the group's epoch has changed, and at
-//! single cells whose write failed.
+//! An overlay is acknowledged when every live keeper has it. One that only some have was never acknowledged:
+//! a target was full, or the sequencer died before all had it. Left like that, a read would depend on the
+//! keeper that serves it, so the overlay must be at all keepers or at none. The sequencer decides: overlays
+//! that it has go to all, and a number that only other keepers have becomes void everywhere
+//! ([`OverlayKind::Void`]; such numbers are not assigned again). It checks cells written earlier when the
+//! group's epoch has changed, and single cells whose write failed.
 //!
-//! [`compare`] is the pure part: what two logs lack.
+//! [`compare`] is the pure part: the difference between two logs.
 use super::overlays::{is_live, log_keepers, sequencer};
 use super::*;
 use crate::cells;
@@ -15,15 +15,15 @@ use crate::format::Overlay;
 use crate::lookup;
 use weir_proto::map::MemberState::Current;
 
-/// Cells whose logs are known to differ; beyond that their whole group is looked through again.
+/// Cells whose logs are known to differ; beyond that their whole group is checked again.
 const DIFFERING_MAX: usize = 4096;
-/// Cells asked for in one listing.
+/// Cells in one listing.
 const LIST_LIMIT: u32 = 2048;
 
-/// What of cells' logs is not known to be the same everywhere.
+/// Groups and cells whose logs may differ between keepers.
 #[derive(Default)]
 pub(crate) struct Agreement {
-    /// The epoch of each group up to which logs are the same, but for those of `differing`.
+    /// The epoch of each group up to which logs are the same, except those in `differing`.
     agreed: BTreeMap<PgId, Epoch>,
     differing: BTreeMap<CellId, PgId>,
 }
@@ -40,18 +40,18 @@ impl Agreement {
 /// A log without its data.
 pub(crate) type Log = BTreeMap<Seq, Overlay>;
 
-/// What must happen for `theirs` to be the same as the sequencer's `own` log.
+/// Changes that make `theirs` equal to the sequencer's `own` log.
 #[derive(Default, PartialEq, Eq, Debug)]
 struct Difference {
     /// Numbers that become void here.
     void: BTreeSet<Seq>,
-    /// Up to here they have numbers that were never given here.
+    /// They have numbers above this one that were never assigned here.
     beyond: Option<Seq>,
-    /// What they lack or have otherwise.
+    /// Numbers that they lack or hold with other data.
     send: BTreeSet<Seq>,
 }
 
-/// Only what is above both folded sequences counts: the rest is in a base.
+/// Only numbers above both folded sequences count: the rest is in a base.
 fn compare(
     (own, own_last, own_folded): &(Log, Seq, Seq),
     (theirs, _, folded_seq): &(Log, Seq, Seq),
@@ -74,7 +74,7 @@ fn compare(
 }
 
 impl StorageNode {
-    /// Brings into line what this target numbers, where an epoch has changed or a write has failed.
+    /// Makes the logs that this target numbers the same at all keepers, after a new epoch or a failed write.
     pub(crate) async fn agree_round(&self, target: &Arc<Target>) -> Result<()> {
         let map = self.peers.map();
         for group in &map.groups {
@@ -106,8 +106,8 @@ impl StorageNode {
         Ok(())
     }
 
-    /// The cells of the group written since an epoch whose log, numbered by this target, is another one
-    /// elsewhere.
+    /// Cells of the group written since an epoch whose log this target numbers, and whose log differs at
+    /// another keeper.
     async fn find_differing(&self, acting: &Acting, since: Epoch) -> Result<BTreeSet<CellId>> {
         let group = acting.group();
         let data = usize::from(group.scheme.data);
@@ -170,14 +170,14 @@ impl StorageNode {
         let mut logs = BTreeMap::new();
         for peer in peers.iter().filter(|p| group.members[**p].state == Current) {
             let mut log = self.log_of(&acting, cell, *peer).await?;
-            // What the file was truncated of goes there, too, as soon as that member is told.
+            // A truncation here reaches that member, too, as soon as it is sent.
             log.0.retain(|_, o| o.token_epoch >= void_below);
             logs.insert(*peer, log);
         }
         let void = self.void_here(&acting, cell, &logs).await?;
         for peer in peers {
             let own = target.store.log(cell)?;
-            // Who is behind copies a log as it is now; what becomes void meanwhile is told to it, too.
+            // A member that is behind copies the log in its present state; later voids are sent to it, too.
             let mut send = void.clone();
             if let Some(theirs) = logs.get(&peer) {
                 send.extend(compare(&own, theirs).send);
@@ -211,7 +211,8 @@ impl StorageNode {
         Ok((log, first(&stat.overlay_seqs), folded_seq))
     }
 
-    /// Makes void here what others have void, or have and this target has not. Returns what is void now.
+    /// Makes void here the numbers that are void at the others, or that only they have. Returns the void
+    /// numbers.
     async fn void_here(
         &self,
         acting: &Acting,
@@ -231,7 +232,7 @@ impl StorageNode {
         for seq in &void {
             committed = store.void(&acting.scope, cell, Numbering::Again(*seq), token_epoch)?.0;
         }
-        // Numbers that are given to writes meanwhile take the place of what the others have there.
+        // New writes here replace the others' overlays under the same numbers.
         while store.log(cell)?.1 < beyond {
             let (last, appended) = store.void(&acting.scope, cell, Numbering::Next, token_epoch)?;
             committed = last;
@@ -292,9 +293,9 @@ impl StorageNode {
         }
     }
 
-    /// A write that failed after it was numbered here: the number becomes void, here first, then at all who
-    /// keep the log. Not if the number is another's by now: this target was away, and has the log of those
-    /// who went on.
+    /// A write failed after it was numbered here: the number becomes void, here first, then at all keepers of
+    /// the log. Not if the number belongs to another write by now: this target was away, and has the log of
+    /// the members that continued.
     pub(super) async fn give_up(&self, acting: &Acting, r: &WriteOverlay, seq: Seq) {
         let (target, group) = (&acting.target, acting.scope.group);
         let (cell, token_epoch) = (r.cell, r.token_epoch);
@@ -303,14 +304,14 @@ impl StorageNode {
             Ok(false) => return,
             Err(e) => return tracing::debug!(%cell, %seq, "look for a failed overlay: {e}"),
         }
-        // Where that cannot be done the bytes stay, and go to all who lack them.
+        // Where that fails the bytes stay, and are sent to all keepers that lack them.
         if let Err(e) = self.void_under_newest(acting, cell, seq, token_epoch).await {
             tracing::debug!(%cell, %seq, "make a failed overlay void: {e}");
         }
         let agreed = tokio::select! {
             biased;
             agreed = self.agree_on(target, cell, group) => agreed,
-            // Who does not answer has gone down, perhaps; the writer waits for this.
+            // A keeper that does not answer may have gone down; the writer waits for this.
             () = self.epoch_passes(group) => Err(Error::unavailable("the group has changed")),
         };
         if let Err(e) = agreed {
@@ -329,7 +330,7 @@ impl StorageNode {
         let map = self.peers.map();
         let group = map.group(acting.scope.group).ok_or_else(|| Error::not_found("the group is gone"))?;
         if sequencer(group, cell) != Some(acting.position) {
-            return Ok(()); // whoever numbers now decides
+            return Ok(()); // the present sequencer decides
         }
         let (store, scope) = (&acting.target.store, Scope::of(group));
         let (committed, _) = store.void(&scope, cell, Numbering::Again(seq), token_epoch)?;
@@ -345,7 +346,7 @@ impl Target {
 }
 
 impl Store {
-    /// Makes a number of a cell's log void: logged as the next one, or in place of what is there.
+    /// Makes a number of a cell's log void: logged as the next number, or replacing the overlay under it.
     fn void(
         &self,
         scope: &Scope,
@@ -388,8 +389,8 @@ impl Store {
         Ok(found)
     }
 
-    /// The sums of the logs, where there are any, of the group's cells that were written since an epoch: a
-    /// part of the listing.
+    /// The log sums of the group's cells that have a log and were written since an epoch: one part of the
+    /// listing.
     fn log_sums(
         &self,
         group: PgId,

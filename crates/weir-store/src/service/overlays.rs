@@ -1,8 +1,8 @@
 //! Overlays: numbered by one member, mirrored to all that keep the cell's log, acknowledged when they have it
 //! durably.
 //!
-//! Who numbers and who keeps follows from the group's map alone, so everybody who acts under one epoch
-//! agrees.
+//! The sequencer and the keepers follow from the group's map alone, so all nodes that act under one epoch
+//! agree on them.
 use super::*;
 use crate::alloc::Extent;
 use crate::crash_points;
@@ -11,17 +11,17 @@ use crate::recent_map::RecentMap;
 
 /// How long a mirrored overlay waits for the numbers before it.
 const GAP_PATIENCE: Duration = Duration::from_secs(1);
-/// Between attempts to mirror to a peer that the coordinator says is alive.
+/// Between attempts to mirror to a peer that is up in the map.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 impl StorageNode {
     pub(super) fn write_overlay(&self, r: WriteOverlay, payload: Bytes, deadline: Instant) -> Handled {
-        // Numbered in place where that is quick, so that numbers follow the order of arrival.
+        // Numbered in place if that is fast, so that numbers follow the order of arrival.
         let target = match self.target(r.place.target) {
             Err(e) => return Handled::Now(Err(e)),
             Ok(target) => target,
         };
-        // Before it is numbered: a fence that came first refuses it, one that comes later finds it here.
+        // Before it is numbered: an earlier fence refuses it, a later one finds it here.
         let under_way = match target.under_way.begin(&r) {
             Err(e) => return Handled::Now(Err(e)),
             Ok(under_way) => under_way,
@@ -47,7 +47,7 @@ impl StorageNode {
                     None => node.number_blocking(&r, &payload, deadline).await?,
                 };
                 let store = acting.target.store.clone();
-                // The mirrors first: they write while this thread does.
+                // The mirrors first: they write in parallel with this thread.
                 let mirrors = node.mirror(acting.clone(), &r, seq, payload.clone(), deadline);
                 let (mirrored, local) = tokio::join!(mirrors, store.durable_here(committed));
                 store.crash_point(crash_points::OVERLAY_DURABLE);
@@ -56,7 +56,7 @@ impl StorageNode {
                     Err(e) => e,
                 };
                 node.give_up(&acting, &r, seq).await;
-                // `Exists`: the number is void somewhere. Another one is not.
+                // `Exists`: the number is void at a keeper. Another number is not.
                 if e.kind != ErrorKind::Exists || node.env.clock.now() >= deadline {
                     return Err(e);
                 }
@@ -78,7 +78,7 @@ impl StorageNode {
         Ok((acting, numbered))
     }
 
-    /// Not after the deadline: its writer has told that it failed, and may have written there since.
+    /// Not after the deadline: its writer has reported a failure, and may have written there since.
     fn number_overlay(
         &self,
         acting: &Acting,
@@ -125,9 +125,9 @@ impl StorageNode {
         }
     }
 
-    /// Returns once every live member that keeps this cell's log has the overlay, under the newest epoch, and k or more are current.
-    /// Members that went down since it was numbered are told to those under that epoch: who comes back asks them for what was
-    /// written since an epoch in which it was current, and that may be newer than the one in which this was logged. Under which map.
+    /// Returns the map version under which all live keepers of the log have the overlay and k or more are
+    /// current. Members down since the numbering are reported to them under that epoch: a returning member
+    /// lists cells written since it was current, perhaps in an epoch after the one of this overlay.
     async fn mirror(
         &self,
         mut acting: Acting,
@@ -137,7 +137,7 @@ impl StorageNode {
         deadline: Instant,
     ) -> Result<u64> {
         let mut reported = down_mask(acting.group());
-        // By target: a place may go to another one meanwhile.
+        // By target: a place may move to another one meanwhile.
         let mut held: BTreeSet<TargetId> = BTreeSet::from([acting.target.store.target]);
         loop {
             let group = acting.group();
@@ -146,8 +146,8 @@ impl StorageNode {
                 .filter(|p| is_live(group, *p) && !held.contains(&group.members[*p].target))
                 .collect();
             let problem = if wanting.is_empty() && !group.is_writable() {
-                // Who comes back to so few counts as current again, for nothing can have been written
-                // meanwhile.
+                // A member that returns to such a group counts as current again, since nothing can have been
+                // written meanwhile.
                 let few = format!("fewer than {} members are current", group.scheme.data);
                 Some((acting.position, Error::stale(few)))
             } else if wanting.is_empty() {
@@ -177,7 +177,8 @@ impl StorageNode {
             };
             let Some((position, e)) = problem else { continue };
             if e.kind == ErrorKind::Stale {
-                // A fence that is here by now, too: who refused it for that will never take it.
+                // A fence may be here by now, too: a peer that refused the overlay for it will never accept
+                // it.
                 acting.target.store.check_fence(r.cell.file, r.token_epoch)?;
             }
             if self.env.clock.now() >= deadline {
@@ -222,7 +223,7 @@ impl StorageNode {
         })
     }
 
-    /// A mirror that lacks earlier numbers gets them from our own log. `refused`: what it said.
+    /// A mirror that lacks earlier numbers gets them from our own log. `refused`: its error.
     async fn close_gap(&self, store: &Store, last: MirrorOverlay, refused: Error) -> Result<()> {
         let peer = last.place.target;
         let (stat, _) = self.ask(peer, StatCell { place: last.place, cell: last.cell }, Vec::new()).await?;
@@ -256,7 +257,7 @@ impl StorageNode {
         Ok(())
     }
 
-    /// What to do after a peer failed: under which map to go on, or why not.
+    /// Decides after a peer failed: the map to continue under, or the error.
     async fn after_failure(
         &self,
         acting: Acting,
@@ -268,7 +269,7 @@ impl StorageNode {
         match e.kind {
             ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::Io | ErrorKind::NotFound => {
                 let why = format!("mirror an overlay: {e}");
-                // Whatever the coordinator answers shows in the map; if it does not answer, try again below.
+                // The coordinator's decision arrives in the map; if it does not answer, try again below.
                 let _ = self.peers.report(member, acting.scope.group, acting.scope.epoch, why).await;
             }
             ErrorKind::Stale => {
@@ -289,8 +290,8 @@ impl StorageNode {
         Ok(acting)
     }
 
-    /// A member went down after the overlay was logged: the others count it as missing. Returns who did not,
-    /// and why.
+    /// A member went down after the overlay was logged: the others mark its fragment as missing. Returns the
+    /// member that failed to, and its error.
     async fn report_missing(&self, acting: &Acting, cell: CellId, mask: u64) -> Option<(usize, Error)> {
         let group = acting.group();
         let keepers: Vec<usize> =
@@ -409,14 +410,14 @@ impl StorageNode {
     }
 }
 
-/// What was numbered under an older map may be gone: this target was taken for dead, came back, and repair gave it the
-/// log of those who went on, with other overlays under the same numbers. To mirror it now would replace theirs. The writer
-/// has lost no right (that would be `Stale`): it tries again, and gets another number.
+/// An overlay numbered under an older map may be gone: this target was declared dead and returned, and repair
+/// replaced its log by the others', with other overlays under these numbers, which a mirror would now
+/// overwrite. The writer retries and gets another number; it has not lost its lease (that would be `Stale`).
 fn check_still_held(acting: &Acting, r: &WriteOverlay, seq: Seq) -> Result<()> {
     if acting.target.store.holds_overlay(r.cell, seq, &numbered(r))? {
         return Ok(());
     }
-    // Dropped by a truncation that was here after the number was given: that is the writer's to know.
+    // Dropped by a truncation that arrived after the number was assigned: the writer gets that error.
     acting.target.store.check_fence(r.cell.file, r.token_epoch)?;
     Err(Error::unavailable(format!(
         "overlay {seq} of cell {}: its number went to another one while this target was away, write again",
@@ -424,7 +425,7 @@ fn check_still_held(acting: &Acting, r: &WriteOverlay, seq: Seq) -> Result<()> {
     )))
 }
 
-/// Of so many writes that were tried again it is remembered which attempt was the last.
+/// Retried writes whose last attempt is remembered.
 const AGAIN_MAX: usize = 65_536;
 
 /// Overlays between their arrival and their end.
@@ -439,15 +440,15 @@ struct Counts {
 
 #[derive(Default)]
 struct All {
-    /// By file and token epoch: how many.
+    /// Number in flight by file and token epoch.
     of: BTreeMap<(FileId, u32), usize>,
-    /// Writes, and the attempts at them.
+    /// Writes in flight, and their attempts.
     attempts: BTreeSet<(u64, u32)>,
-    /// The last attempt at writes that were tried again.
+    /// The last attempt of retried writes.
     again: RecentMap<u64, u32, AGAIN_MAX>,
 }
 
-/// Counts one until it is dropped.
+/// Counts an overlay until it is dropped.
 struct Counted {
     counts: Arc<Counts>,
     of: (FileId, u32),
@@ -458,7 +459,7 @@ impl Counts {
     fn lock(&self) -> std::sync::MutexGuard<'_, All> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// Returns when that is so, which it becomes when one ends.
+    /// Returns when the condition holds; it is checked when one ends.
     async fn wait(&self, is_so: impl Fn(&All) -> bool) {
         loop {
             let ended = self.fewer.notified();
@@ -473,7 +474,7 @@ impl Counts {
 }
 
 impl All {
-    /// No attempt that comes from now on is an earlier one.
+    /// Refuses attempts earlier than this one from now on.
     fn note_attempt(&mut self, write: u64, attempt: u32) -> Result<()> {
         let last = self.again.get(&write).copied();
         if last.unwrap_or_default() > attempt {
@@ -495,7 +496,7 @@ impl UnderWay {
         *all.of.entry(of).or_default() += 1;
         Ok(Counted { counts: self.0.clone(), of, attempt })
     }
-    /// Returns when none of a file is left that is below this token epoch.
+    /// Returns when no write of a file below this token epoch is in flight.
     pub(super) async fn ended(&self, file: FileId, fence: u32) {
         self.0.wait(|all| all.of.range((file, 0)..(file, fence)).next().is_none()).await;
     }
@@ -529,7 +530,7 @@ impl Drop for Counted {
     }
 }
 
-/// A write as it is in the log.
+/// The overlay of a write, in its logged form.
 pub(super) fn numbered(r: &WriteOverlay) -> Overlay {
     Overlay {
         offset: r.offset,
@@ -551,7 +552,7 @@ pub(super) fn log_keepers(group: &Group, cell: CellId) -> Vec<usize> {
     }
     [usize::from(cell.index)].into_iter().chain(data..group.members.len()).collect()
 }
-/// Who numbers the overlays of a data cell: the first of its log keepers that is current.
+/// The sequencer of a data cell's overlays: the first of its log keepers that is current.
 pub fn sequencer(group: &Group, cell: CellId) -> Option<usize> {
     log_keepers(group, cell)
         .into_iter()

@@ -1,9 +1,8 @@
-//! Upkeep of a target: what it holds, group by group; what is under-replicated; what repair takes in and
-//! verifies.
+//! Upkeep of a target: its cells group by group; under-replicated cells; installing and verifying for repair.
 use super::*;
 
 impl Store {
-    /// Drops one cell if its last write is older than `before` (repair: nobody else knows it).
+    /// Drops one cell if its last write is older than `before` (repair: no other member has it).
     pub fn drop_cell_older(&self, cell: CellId, before: Epoch) -> Result<CommitSeq> {
         self.change(&mut |txn, delta| match get::<Header>(txn, &header_key(cell))? {
             Some(h) if h.epoch < before => {
@@ -14,7 +13,7 @@ impl Store {
         })
     }
 
-    /// Whether this very overlay is still under its number.
+    /// Whether this overlay is still under its number.
     pub fn holds_overlay(&self, cell: CellId, seq: Seq, overlay: &Overlay) -> Result<bool> {
         let mut held = false;
         self.kv.read(&mut |r| {
@@ -29,7 +28,7 @@ impl Store {
         self.kv.read(&mut |r| cells::check_fence(r, file, token_epoch)).map(drop)
     }
 
-    /// Whether that version is here.
+    /// Marks fragments as missing; returns whether that version is here.
     pub fn mark_missing(
         &self,
         scope: &Scope,
@@ -47,8 +46,9 @@ impl Store {
         Ok((committed, is_here))
     }
 
-    /// For repair. `Unavailable` while a seal of the group is in doubt: whoever is listing would catch up on
-    /// the version before it, with the logs after it, and be current without the one that is committed next.
+    /// For repair. `Unavailable` while a seal of the group is in doubt: the listing member would catch up on
+    /// the version before the seal, with the logs after it, and be current without the version committed
+    /// next.
     pub fn list_cells(
         &self,
         group: PgId,
@@ -67,7 +67,8 @@ impl Store {
         self.list_cells_in_doubt(group, after, since, epoch, limit)
     }
 
-    /// The same for a member that is filled while seals go on, and lists once more before it is current.
+    /// Like [`Self::list_cells`], for a member that is filled while seals continue; it lists once more at the
+    /// end.
     pub fn list_cells_in_doubt(
         &self,
         group: PgId,
@@ -103,7 +104,7 @@ impl Store {
         Ok(list)
     }
 
-    /// Versions that seals prepared: cell, version, the members that took no part.
+    /// Versions that seals prepared and that are in doubt: cell, version, the members that took no part.
     pub fn seals_in_doubt(&self) -> Result<Vec<(CellId, Version, MissingMask)>> {
         let mut found = Vec::new();
         self.kv.read(&mut |r| {
@@ -183,7 +184,7 @@ impl Store {
 
     // ---- repair
 
-    /// Drops what is here of the scope's group from before this target lost what it had. Blocks.
+    /// Drops this target's cells of the scope's group from before it lost its data. Blocks.
     pub fn forget_all_lost(&self, scope: &Scope) -> Result<()> {
         let mut after = None;
         loop {
@@ -200,7 +201,7 @@ impl Store {
         }
     }
 
-    /// What writers have prepared here of the group's stripes, and neither committed nor dropped.
+    /// Versions of the group's stripes that writers have prepared here, neither committed nor dropped.
     pub fn writers_prepared(&self, group: PgId) -> Result<Vec<(CellId, Version)>> {
         let mut found = Vec::new();
         self.kv.read(&mut |r| {
@@ -209,14 +210,14 @@ impl Store {
         })?;
         Ok(found)
     }
-    /// Drops a prepared version unless its writer, or who decides about it, asked for it under the scope's
-    /// epoch.
+    /// Drops a prepared version unless its writer, or a member that decides about it, requested it under the
+    /// scope's epoch.
     pub fn drop_given_up(&self, scope: &Scope, cell: CellId, version: Version) -> Result<CommitSeq> {
         tracing::debug!(on = %self.target, %cell, %version, "what was prepared here was given up meanwhile");
         self.change(&mut |txn, delta| cells::drop_prepared_before(txn, cell, version, scope.epoch, delta))
     }
 
-    /// Takes in a fragment that was rebuilt from others. False: what is here is as new.
+    /// Installs a fragment that was rebuilt from other members. False: the one here is as new.
     pub fn install(
         &self,
         scope: &Scope,
@@ -261,7 +262,7 @@ impl Store {
         Ok((committed, installed))
     }
 
-    /// Takes in another holder's overlays of `cell` up to `upto`, and drops `stale` ones beyond.
+    /// Installs another holder's overlays of `cell` up to `upto`, and drops `stale` ones beyond.
     pub fn install_overlays(
         &self,
         scope: &Scope,
@@ -302,11 +303,11 @@ impl Store {
         let cells: BTreeSet<CellId> = damaged.iter().map(|b| b.cell).collect();
         cells.into_iter().collect()
     }
-    /// Reads the whole base of a cell, so that damage is found and counted; how much that was.
+    /// Reads the whole base of a cell, so that damage is found and counted; returns the bytes read.
     pub fn verify(&self, scope: &Scope, cell: CellId) -> Result<u64> {
         self.verify_view(scope, cell, ReadView::Base)
     }
-    /// The same with its overlays, at the cell's own target.
+    /// Like [`Self::verify`], with the cell's overlays, at the cell's own target.
     pub fn verify_merged(&self, scope: &Scope, cell: CellId) -> Result<u64> {
         self.verify_view(scope, cell, ReadView::Merged)
     }
@@ -317,7 +318,7 @@ impl Store {
         Ok(self.run(&plan)?.payload.iter().map(|part| part.len() as u64).sum())
     }
 
-    /// The next cells that anything is known of, in order.
+    /// The next cells with any entry, in order.
     pub fn next_cells(&self, after: Option<CellId>, limit: usize) -> Result<Vec<CellId>> {
         let mut found = Vec::new();
         self.kv.read(&mut |r| {
@@ -326,7 +327,7 @@ impl Store {
         })?;
         Ok(found)
     }
-    /// How far it was scrubbed.
+    /// Progress of the scrub.
     pub fn scrub(&self) -> Result<Scrub> {
         let mut found = None;
         self.kv.read(&mut |r| {
@@ -335,7 +336,7 @@ impl Store {
         })?;
         Ok(found.unwrap_or_default())
     }
-    /// Need not be durable at once: a pass may repeat what it has read.
+    /// Need not be durable at once: a pass may read some cells twice.
     pub fn note_scrub(&self, scrub: &Scrub) -> Result<()> {
         self.change(&mut |txn, _| {
             txn.put(SCRUB, &scrub.to_value());
