@@ -1,11 +1,11 @@
-//! Addresses as others can use them: what a node announces, and what of it a host may try.
+//! Addresses that other nodes can use: the ones that a node announces, and the ones that a host may try.
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use weir_env::Addr;
 use weir_proto::{Error, Result};
 
-/// What to announce for an address that a node listens on. An unspecified one (`[::]`, `0.0.0.0`) stands for
-/// `here`, from where this host reaches the coordinator (`None`: through a local socket), and for `own`, from
-/// where it reaches other networks.
+/// The addresses to announce for a listening address. An unspecified one (`[::]`, `0.0.0.0`) stands for
+/// `here`, the address from which this host reaches the coordinator (`None`: through a local socket), and for
+/// `own`, the addresses from which it reaches other networks.
 pub fn announced(listens: &Addr, here: Option<IpAddr>, own: &[IpAddr]) -> Result<Vec<Addr>> {
     let Addr::Tcp(at) = listens else { return Ok(vec![listens.clone()]) };
     if !at.ip().is_unspecified() {
@@ -24,7 +24,7 @@ pub fn announced(listens: &Addr, here: Option<IpAddr>, own: &[IpAddr]) -> Result
     Ok(ips.into_iter().map(|ip| Addr::Tcp(SocketAddr::new(ip, at.port()))).collect())
 }
 
-/// Whether another node can do something with an announced address.
+/// Checks that other nodes can use an announced address.
 pub fn check_announced(node: &str, addr: &str) -> Result<()> {
     let addr: Addr = addr.parse().map_err(|e| Error::invalid(format!("node {node:?}: {e}")))?;
     match addr {
@@ -36,8 +36,9 @@ pub fn check_announced(node: &str, addr: &str) -> Result<()> {
     }
 }
 
-/// A node's addresses as this host should try them: Unix sockets first on the same host; elsewhere neither
-/// these nor loopback addresses, which lead to the host itself. What does not read as an address is left out.
+/// A node's addresses in the order in which this host tries them: Unix sockets first on the same host;
+/// elsewhere without these and without loopback addresses, which lead to the host itself. Text that is not an
+/// address is omitted.
 pub fn addrs_in_order(addrs: &[String], same_host: bool) -> Vec<Addr> {
     let mut addrs: Vec<Addr> = addrs.iter().filter_map(|a| a.parse().ok()).collect();
     addrs.retain(|a| same_host || is_for_others(a));
@@ -45,7 +46,7 @@ pub fn addrs_in_order(addrs: &[String], same_host: bool) -> Vec<Addr> {
     addrs
 }
 
-/// Not a way to the host itself.
+/// Whether the address leads to other hosts.
 pub fn is_for_others(addr: &Addr) -> bool {
     match addr {
         Addr::Tcp(at) => !at.ip().to_canonical().is_loopback(),

@@ -1,5 +1,5 @@
-//! A coordinator of a cluster with certificates: it serves the office where machines become nodes, and
-//! believes what the office says.
+//! A coordinator of a cluster with certificates: it serves the enrolment office, and trusts certificates by
+//! the office's records.
 use crate::enrol::{Office, Tell, follow_authorities, follow_map, name_authorities};
 use crate::owner::Event;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use weir_rpc::{Call, Handled, Policy, Proved, Reply, Trust};
 use weir_trust::certificate::Certificate;
 use weir_trust::handshake::Tls;
 
-/// What a coordinator with certificates has beside the map.
+/// State of a coordinator with certificates in addition to the map.
 pub(crate) struct Certified {
-    /// None: it was given its trust from outside.
+    /// None: its trust was supplied from outside (simulator).
     office: Option<Arc<Office>>,
     pub trust: Arc<Trust>,
     env: Env,
@@ -27,7 +27,7 @@ pub(crate) struct Certified {
 }
 
 impl Certified {
-    /// With what it was given instead of an office.
+    /// With a given trust instead of an office.
     pub fn given(
         env: &Env,
         trust: Arc<Trust>,
@@ -62,7 +62,7 @@ impl Certified {
         self.office()?.issue_unasked(wanted, "the coordinator's machine", Vec::new()).await
     }
 
-    /// Nodes learn of authorities by the map.
+    /// Nodes learn of authorities from the map.
     fn check_level(&self) -> Result<()> {
         match self.maps.borrow().level {
             LEVEL_OF_STEPS.. => Ok(()),
@@ -76,7 +76,8 @@ impl Certified {
         self.office.clone().ok_or_else(no_certificates)
     }
 
-    /// Requests about certificates and tokens. `addrs`: where the caller's neighbours reach the coordinator.
+    /// Requests about certificates and tokens. `addrs`: the coordinator's addresses as seen from the caller's
+    /// network.
     pub fn answer(&self, call: &Call, addrs: Vec<String>) -> Result<Handled> {
         let (from, ip) = (call.connection.peer_addr().to_owned(), call.connection.peer_ip());
         Ok(match call.method {
@@ -163,7 +164,7 @@ fn certificate_of(call: &Call) -> Result<Certificate> {
     certificate.ok_or_else(|| Error::invalid("a connection without a certificate renews none"))
 }
 
-/// An operator admits and removes mounts; other nodes are for administrators.
+/// An operator admits and removes mounts; only administrators admit other nodes.
 fn may_admit(by: Proved, roles: &[Role]) -> Result<()> {
     if by.role() != Some(Role::Operator) || roles.iter().all(|role| *role == Role::Mount) {
         return Ok(());
@@ -175,7 +176,7 @@ fn later<T: Wire>(answer: impl Future<Output = Result<T>> + Send + 'static) -> H
     Handled::Later(Box::pin(async move { answer.await.map(|reply| Reply::new(&reply)) }))
 }
 
-/// What a cluster without an authority answers.
+/// The answer of a cluster without an authority.
 pub(crate) fn no_certificates() -> Error {
     Error::unsupported(
         "this cluster has no certificates; hint: its coordinator gets an authority when it listens beyond this machine \

@@ -1,8 +1,8 @@
-//! Clocks of nodes beside the coordinator's: how far each is off, as its node found out.
+//! Clocks of nodes compared with the coordinator's: how far each is off, as its node measured it.
 //!
-//! Nothing in the protocols needs equal clocks: leases and time-outs go by each node's own, steady one. A
-//! wrong date harms what is dated: times of files, snapshots and trash that end by their age, and
-//! certificates. Knows nothing of maps and members.
+//! No protocol needs equal clocks: leases and time-outs use each node's own monotonic clock. A wrong date
+//! harms dated records: times of files, snapshots and trash that expire by age, and certificates. Knows
+//! nothing of maps and members.
 use std::collections::BTreeMap;
 use std::time::Duration;
 use weir_env::{Env, Instant, WallTime};
@@ -14,24 +14,24 @@ use weir_rpc::Channel;
 /// How often a node compares its clock.
 pub const COMPARE_EVERY: Duration = Duration::from_secs(60);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
-/// A node that has not reported for so long is gone.
+/// A node that has not reported for this long is gone.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(180);
-/// Clocks that are kept: of a large cluster with a wrong coordinator some are enough.
+/// Clocks that are kept: if a large cluster's coordinator has a wrong clock, some of them are enough.
 const CLOCKS_MAX: usize = 4096;
-/// Clocks that NTP keeps differ by less than this; build systems begin to notice more.
+/// Clocks that NTP keeps differ by less than this; from this on build systems notice the difference.
 pub const SUSPECT: Duration = Duration::from_secs(5);
-/// With more the metadata role does not start: it would date files wrongly, and end snapshots and trash by a
-/// wrong age. The same limit as Kerberos has.
+/// Above this the metadata role does not start: it would date files wrongly, and expire snapshots and trash
+/// at a wrong age. Kerberos has the same limit.
 pub const REFUSED: Duration = Duration::from_secs(300);
 
-/// Compares this machine's clock with the coordinator's, again and again.
+/// Compares this machine's clock with the coordinator's at an interval.
 pub async fn keep_comparing(env: Env, coordinator: Channel) {
     let (mut ahead_ms, mut is_said) = (0, false);
     loop {
         if let Some(found) = compare(&env, &coordinator, ahead_ms).await {
             let is_wrong = is_off(found, SUSPECT);
             if is_wrong && !is_off(ahead_ms, SUSPECT) {
-                compare(&env, &coordinator, found).await; // known there at once
+                compare(&env, &coordinator, found).await; // so that it is known at once
             }
             if is_wrong && !is_said {
                 tracing::warn!("this machine's clock is {} of the coordinator's", shown(found));
@@ -42,7 +42,7 @@ pub async fn keep_comparing(env: Env, coordinator: Channel) {
     }
 }
 
-/// Reports how far this clock was ahead, and returns how far it is. `None`: the coordinator does not say.
+/// Reports how far this clock was ahead, and returns how far it is. `None`: the coordinator sends no time.
 pub async fn compare(env: &Env, coordinator: &Channel, ahead_ms: i64) -> Option<i64> {
     let asked = env.clock.wall();
     let answer = coordinator.call(&CompareClock { ahead_ms }, Vec::new(), ANSWER_PATIENCE).await;
@@ -50,11 +50,11 @@ pub async fn compare(env: &Env, coordinator: &Channel, ahead_ms: i64) -> Option<
     Some(self::ahead_ms(asked, env.clock.wall(), WallTime(other.wall_ns)))
 }
 
-/// How far a clock is ahead (negative: behind), less what the question took. `asked`, `answered`: on that
-/// clock.
+/// How far a clock is ahead (negative: behind), within the time of the round trip. `asked`, `answered`: times
+/// of that clock.
 pub fn ahead_ms(asked: WallTime, answered: WallTime, other: WallTime) -> i64 {
     let (asked, answered, other) = (i128::from(asked.0), i128::from(answered.0), i128::from(other.0));
-    // Between these the other one was read.
+    // The other clock was read between these times.
     let off = match (asked - other, answered - other) {
         (least, _) if least > 0 => least,
         (_, most) if most < 0 => most,
@@ -67,13 +67,13 @@ pub fn is_off(ahead_ms: i64, limit: Duration) -> bool {
     u128::from(ahead_ms.unsigned_abs()) > limit.as_millis()
 }
 
-/// As people say it.
+/// The difference in readable form.
 pub fn shown(ahead_ms: i64) -> String {
     let seconds = ahead_ms.unsigned_abs() / 1000;
     format!("{seconds} s {}", if ahead_ms > 0 { "ahead" } else { "behind" })
 }
 
-/// For administrators.
+/// The warning for administrators.
 pub fn trouble(clock: &ClockOff) -> String {
     let (node, off) = (&clock.node, shown(clock.ahead_ms));
     format!(
@@ -81,7 +81,7 @@ pub fn trouble(clock: &ClockOff) -> String {
     )
 }
 
-/// For a role whose dates count.
+/// Check for a role that dates records.
 pub fn check(name: &str, ahead_ms: i64) -> Result<()> {
     if !is_off(ahead_ms, REFUSED) {
         return Ok(());
@@ -93,7 +93,7 @@ pub fn check(name: &str, ahead_ms: i64) -> Result<()> {
     )))
 }
 
-/// What nodes reported. Kept in memory: each reports again.
+/// The nodes' reports. Kept in memory: each node reports again.
 #[derive(Default)]
 pub struct ReportedClocks(BTreeMap<String, (Instant, ClockOff)>);
 
@@ -106,7 +106,7 @@ impl ReportedClocks {
             self.0.insert(node.to_owned(), (now, ClockOff { node: node.to_owned(), role, ahead_ms }));
         }
     }
-    /// Those that are off.
+    /// The clocks that are off.
     pub fn list(&mut self, now: Instant) -> Clocks {
         self.forget(now);
         Clocks { off: self.0.values().map(|(_, clock)| clock.clone()).collect() }

@@ -1,8 +1,8 @@
-//! What every role and every client knows of its cluster: the newest map, a membership, and channels to the
-//! nodes.
+//! A process's handle on its cluster: the newest map, a membership, and channels to the nodes. Every role and
+//! every client has one.
 //!
-//! Invariants: the map never goes back; it is of one cluster for ever; a channel leads to the addresses that
-//! the newest map names whenever it is dialed. Knows nothing of what is said over the channels.
+//! Invariants: the map's version never decreases; the map is of one cluster for ever; a channel dials the
+//! addresses that the newest map names. Knows nothing of the messages on the channels.
 use crate::addresses::addrs_in_order;
 use crate::clocks;
 use crate::identity::NamespaceIdentity;
@@ -30,38 +30,38 @@ use weir_rpc::{Channel, Identity, LookUp, NoService, Payload, Service, Trust, Wh
 
 /// The coordinator is asked again for a newer map after this long without one.
 const MAP_WAIT: Duration = Duration::from_secs(10);
-/// How much later than asked an answer may come.
+/// How much longer than its deadline an answer may take.
 const ANSWER_SLACK: Duration = Duration::from_secs(5);
-/// Addresses of the coordinator that are remembered beside those that were given.
+/// Addresses of coordinators that are remembered in addition to the configured ones.
 const COORDINATORS_MAX: usize = 16;
-/// A question about free space does not wait longer for a coordinator that is away.
+/// How long a request for free space waits for a coordinator that does not answer.
 const STATUS_PATIENCE: Duration = Duration::from_secs(1);
 /// Pause after a failed call to the coordinator.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
-/// A node that waits for its first coordinator says so after this, and then
+/// A node that waits for its first coordinator logs that after this time,
 const SAY_WAITS_AFTER: Duration = Duration::from_secs(2);
-/// so often.
+/// and then at this interval.
 const SAY_WAITS_EVERY: Duration = Duration::from_secs(30);
-/// For one question of such a node.
+/// Deadline of one request of such a node.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
-/// How long other addresses than that of a silent coordinator are tried.
+/// How long the addresses of other coordinators are tried when one is silent.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
-/// Patience for a change of the map: the coordinator may look at a target for a second first, and writes its
+/// Patience for a change of the map: the coordinator may first probe a target for a second, and writes its
 /// store.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Who asks, and where the coordinator is.
+/// Identity of the process, and the coordinator's addresses.
 #[derive(Clone, Debug)]
 pub struct Observer {
     pub coordinators: Vec<Addr>,
-    /// `None`: whatever cluster answers there.
+    /// `None`: any cluster that answers there.
     pub cluster: Option<ClusterId>,
     /// Unique in the cluster for a node that joins.
     pub name: String,
     pub role: Role,
-    /// Equal for processes of one host.
+    /// The same for all processes of one host.
     pub host: String,
-    /// How it proves itself over networks; `None`: it has no certificate.
+    /// Its certificate for connections over networks; `None`: it has none.
     pub trust: Option<Arc<Trust>>,
 }
 
@@ -73,7 +73,7 @@ pub struct Cluster {
 
 struct Handle {
     shared: Arc<Shared>,
-    /// How many tasks it has before those of its membership.
+    /// Number of its tasks without those of its membership.
     own_tasks: usize,
     tasks: Mutex<Vec<TaskHandle>>,
 }
@@ -83,7 +83,7 @@ impl Drop for Handle {
     }
 }
 
-/// What the tasks of a handle share.
+/// State shared by the tasks of a handle.
 pub(crate) struct Shared {
     pub env: Env,
     /// All nodes are reached through a mount of this machine, at the coordinators' addresses.
@@ -92,16 +92,16 @@ pub(crate) struct Shared {
     pub who: Observer,
     pub identity: Identity,
     pub coordinator: Channel,
-    /// What the coordinator said of where it is, beside what this node was given.
+    /// Coordinator addresses announced by the coordinator, in addition to the configured ones.
     announced: Arc<Mutex<Vec<Addr>>>,
     pub map: watch::Sender<Arc<ClusterMap>>,
     pub node: Mutex<Option<NodeId>>,
-    /// How this node's targets are, once it has joined.
+    /// Reports of this node's targets, once it has joined.
     reports: Mutex<Option<WeakReports>>,
-    /// By node: the addresses it was made for, and the channel.
+    /// By node: the addresses that its channel dials, and the channel.
     channels: Mutex<BTreeMap<NodeId, (Vec<String>, Channel)>>,
     pub links: Links,
-    /// The last one that was seen.
+    /// The last status received.
     status: Mutex<Option<Arc<ClusterStatus>>>,
 }
 
@@ -113,7 +113,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Cluster {
-    /// Gets the map, within `patience`, and keeps it the newest from then on.
+    /// Fetches the map within `patience`, and keeps it up to date from then on.
     pub async fn observe(env: &Env, who: Observer, patience: Duration) -> Result<Cluster> {
         let identity =
             Identity::new(env, who.name.as_str(), who.role, who.cluster).trusting(who.trust.clone());
@@ -162,8 +162,8 @@ impl Cluster {
         Ok(Cluster { handle: Arc::new(Handle { own_tasks: tasks.len(), shared, tasks: Mutex::new(tasks) }) })
     }
 
-    /// Joins as a member and stays one: heartbeats with the targets' reports, and joins again whenever the
-    /// connection broke. Call it once this node serves its addresses.
+    /// Joins as a member and stays one: sends heartbeats with the targets' reports, and joins again after a
+    /// broken connection. Call it once this node serves its addresses.
     pub async fn join(&self, membership: Membership, reports: Reports) -> Result<Joined> {
         *lock(&self.shared().reports) = Some(Arc::downgrade(&reports));
         let (task, joined) = member::start(self.shared().clone(), membership, reports);
@@ -182,7 +182,7 @@ impl Cluster {
     pub fn id(&self) -> ClusterId {
         self.map().cluster
     }
-    /// Tells of each newer map.
+    /// Notifies of each newer map.
     pub fn subscribe(&self) -> watch::Receiver<Arc<ClusterMap>> {
         self.shared().map.subscribe()
     }
@@ -193,11 +193,11 @@ impl Cluster {
     pub fn who(&self) -> &Observer {
         &self.shared().who
     }
-    /// For connections to other nodes.
+    /// The identity for connections to other nodes.
     pub fn identity(&self) -> Identity {
         self.shared().identity.clone()
     }
-    /// The number that a disk got when it joined.
+    /// The target number that a disk got when it joined.
     pub fn target_of(&self, disk: DiskUuid) -> Option<TargetId> {
         self.map().targets.iter().find(|t| t.uuid == disk).map(|t| t.id)
     }
@@ -209,7 +209,7 @@ impl Cluster {
             .map_err(|e| e.doing(format!("wait for a cluster map newer than {version}")))
     }
 
-    /// The first map that fits, or `Deadline`.
+    /// The first map that satisfies the condition, or `Deadline`.
     pub async fn wait_for(
         &self,
         patience: Duration,
@@ -223,9 +223,9 @@ impl Cluster {
         }
     }
 
-    /// Says that a target could not be used under the group's epoch. The coordinator looks for itself; the
-    /// map returned is the newest one after that. An epoch still equal means: it answers the coordinator, try
-    /// again.
+    /// Reports that a target could not be used under the group's epoch. The coordinator probes it; the
+    /// returned map is the newest one after that. If the epoch is unchanged, the target answers the
+    /// coordinator: try again.
     pub async fn report_target(
         &self,
         target: TargetId,
@@ -236,7 +236,7 @@ impl Cluster {
         self.suspect_target(target, group, epoch, Suspicion::Failed, why).await
     }
 
-    /// `report_target` with the kind of suspicion.
+    /// Like `report_target`, with the kind of suspicion.
     pub async fn suspect_target(
         &self,
         target: TargetId,
@@ -250,7 +250,7 @@ impl Cluster {
         }
         let report = ReportTarget { target, group, epoch, suspicion, why: why.to_owned() };
         let moved_on = |map: &ClusterMap| map.group(group).is_some_and(|g| g.epoch > epoch);
-        // A map that answers the question may come first: the coordinator saw the connection break.
+        // A newer map may arrive before the reply: the coordinator saw the connection break.
         tokio::select! {
             biased;
             map = self.wait_for(CHANGE_PATIENCE * 2, moved_on) => map,
@@ -258,43 +258,44 @@ impl Cluster {
         }
     }
 
-    /// Says that a member that was behind holds everything again. `Stale`: the group has moved on, look
-    /// again.
+    /// Reports that a member that was behind holds everything again. `Stale`: the group has a newer epoch,
+    /// check again.
     pub async fn caught_up(&self, target: TargetId, group: PgId, epoch: Epoch) -> Result<Arc<ClusterMap>> {
         self.change(&CaughtUp { target, group, epoch }).await
     }
 
-    /// Lets a failed target be used again; for an administrator who has seen to its disk.
+    /// Returns a failed target to service; for an administrator who has replaced or checked its disk.
     pub async fn clear_target(&self, target: TargetId) -> Result<Arc<ClusterMap>> {
         self.change(&ClearTarget { target }).await
     }
 
-    /// Makes the placement groups of a scheme where there are none yet.
+    /// Makes the placement groups of a scheme if there are none yet.
     pub async fn make_groups(&self, pool: Option<String>, scheme: Scheme) -> Result<Arc<ClusterMap>> {
         self.change(&MakeGroups { pool, scheme }).await
     }
 
-    /// Raises the cluster's level to the highest one that its programs know. `Unsupported`: some know less.
+    /// Raises the cluster's level to the highest that all its programs support. `Unsupported`: some support
+    /// less.
     pub async fn finish_upgrade(&self) -> Result<Arc<ClusterMap>> {
         self.change(&FinishUpgrade {}).await
     }
 
-    /// What is recorded of volumes.
+    /// Sets which operations on volumes go to the audit log.
     pub async fn audit_volumes(&self, rule: AuditRule) -> Result<Arc<ClusterMap>> {
         self.change(&AuditVolumes { rule }).await
     }
 
-    /// Lets users have homes in a place.
+    /// Adds a rule that allows homes in a place.
     pub async fn allow_home(&self, rule: HomeRule) -> Result<Arc<ClusterMap>> {
         self.change(&HomeAllow { rule }).await
     }
 
-    /// Takes that back. `NotFound`: there is no rule for this very place.
+    /// Removes such a rule. `NotFound`: there is no rule for this place.
     pub async fn forbid_home(&self, place: String) -> Result<Arc<ClusterMap>> {
         self.change(&HomeForbid { place }).await
     }
 
-    /// Adds a rule for mounts: before the one of a name, else as the last one.
+    /// Adds a rule for mounts: before the named one, else at the end.
     pub async fn add_access_rule(&self, rule: AccessRule, before: Option<String>) -> Result<Arc<ClusterMap>> {
         self.change(&AccessAdd { rule, before }).await
     }
@@ -307,7 +308,7 @@ impl Cluster {
         Ok(self.map())
     }
 
-    /// For an answer that tells the newest map: it is known here then, and is in the answer.
+    /// For a reply that carries the newest map: it is applied here, and the reply contains it.
     async fn ask_map<R: Request>(&self, request: &R) -> Result<R::Reply>
     where
         R::Reply: TellsMap,
@@ -326,17 +327,17 @@ impl Cluster {
         asked.map(|(reply, _)| reply).map_err(|e| e.doing("ask the coordinator"))
     }
 
-    /// Takes the lead of a namespace for this node, whose directory holds so many changes; made if these are
-    /// none. `Exists`: another node that is up leads it. `Denied`: this is not the namespace's directory, or
-    /// an old copy.
+    /// Makes this node the leader of a namespace; `changes`: the number of changes in its directory. With 0
+    /// the namespace is founded. `Exists`: another node that is up leads it. `Denied`: this is not the
+    /// namespace's directory, or an old copy.
     pub async fn lead_namespace(&self, of: &NamespaceIdentity, changes: u64) -> Result<LeadReply> {
         let (node, namespace) = (self.joined()?, of.name.clone());
         let lead = LeadNamespace { node, namespace, uuid: of.uuid, changes, instead_of: of.instead_of };
         self.ask_map(&lead).await
     }
 
-    /// Says how many changes the directory of a namespace holds that this node leads. `Exists` or `NotFound`:
-    /// it does not any more.
+    /// Reports how many changes the directory of a namespace that this node leads holds. `Exists` or
+    /// `NotFound`: it does not lead it any more.
     pub async fn record_progress(&self, namespace: NamespaceId, changes: u64) -> Result<()> {
         self.ask(&RecordProgress { node: self.joined()?, namespace, changes }).await
     }
@@ -345,7 +346,7 @@ impl Cluster {
         self.node().ok_or_else(|| Error::stale("this node has not joined the cluster"))
     }
 
-    /// Leaves in good order: this node's targets are down at once. It does not join again by itself.
+    /// Leaves in an orderly way: this node's targets are down at once. It does not join again by itself.
     pub async fn leave(&self) -> Result<()> {
         let Some(node) = lock(&self.shared().node).take() else { return Ok(()) };
         let reports = lock(&self.shared().reports).as_ref().and_then(Weak::upgrade);
@@ -355,7 +356,7 @@ impl Cluster {
         self.ask(&Leave { node, targets }).await
     }
 
-    /// A message of administration: tokens, certificates.
+    /// A request of administration: tokens, certificates.
     pub async fn administer<R: Request>(&self, request: &R) -> Result<R::Reply> {
         self.ask(request).await
     }
@@ -364,7 +365,7 @@ impl Cluster {
         self.ask_map(&GetStatus {}).await
     }
 
-    /// Tells what calls of this client wait for, so that `weir status` can.
+    /// Reports which waits this client's calls are in, for `weir status`.
     pub async fn report_waits(&self, client: String, waits: Vec<Wait>) -> Result<()> {
         self.ask(&ReportWaits { client, waits }).await
     }
@@ -373,7 +374,7 @@ impl Cluster {
         self.ask(&GetWaits {}).await
     }
     /// How far this machine's clock is ahead of the coordinator's, in milliseconds; `None`: an older
-    /// coordinator does not say.
+    /// coordinator sends no time.
     pub async fn clock_ahead_ms(&self) -> Option<i64> {
         clocks::compare(&self.shared().env, &self.shared().coordinator, 0).await
     }
@@ -381,12 +382,12 @@ impl Cluster {
     pub async fn clocks(&self) -> Result<Clocks> {
         self.ask(&GetClocks {}).await
     }
-    /// Whether the coordinator's audit log is written.
+    /// Whether the coordinator can write its audit log.
     pub async fn audit(&self) -> Result<AuditState> {
         self.ask(&GetAudit {}).await
     }
 
-    /// The status, or the last one that was seen here while the coordinator does not answer.
+    /// The status; while the coordinator does not answer, the last one received.
     pub async fn known_status(&self) -> Result<Arc<ClusterStatus>> {
         let shared = self.shared();
         let asked = async {
@@ -403,7 +404,7 @@ impl Cluster {
         }
     }
 
-    /// A channel of its own to whichever node leads a namespace; calls back go to `callbacks`.
+    /// A separate channel to the node that leads a namespace; calls back go to `callbacks`.
     pub fn meta_leader(&self, namespace: &str, callbacks: Arc<dyn Service>) -> Result<Channel> {
         leader_of(&self.map(), namespace)?;
         let (shared, namespace) = (Arc::downgrade(self.shared()), namespace.to_owned());
@@ -414,7 +415,7 @@ impl Cluster {
         });
         Ok(Channel::following(&self.shared().env, look_up, self.identity(), callbacks))
     }
-    /// A channel of its own to the coordinator; calls back go to `callbacks`.
+    /// A separate channel to the coordinator; calls back go to `callbacks`.
     pub fn coordinator_of_its_own(&self, callbacks: Arc<dyn Service>) -> Channel {
         let shared = self.shared();
         Channel::following(&shared.env, shared.find_coordinator.clone(), self.identity(), callbacks)
@@ -426,7 +427,7 @@ impl Cluster {
 }
 
 impl Shared {
-    /// Takes a map that is newer. False: it is not.
+    /// Applies a map if it is newer. False: it is not.
     pub fn offer(&self, map: Arc<ClusterMap>) -> bool {
         let offered = map.clone();
         let is_new = self.map.send_if_modified(|known| {
@@ -442,8 +443,8 @@ impl Shared {
         is_new
     }
 
-    /// Learns the map that an answer tells, and puts the newest one that is known into the answer. Returns
-    /// the version that it told, if it told one.
+    /// Applies the map in a reply, and puts the newest known one into the reply. Returns the version that the
+    /// reply carried, if any.
     pub async fn learn_from(&self, reply: &mut impl TellsMap, payload: &[u8]) -> Result<Option<u64>> {
         let (told, mut version) = (reply.take_map(), None);
         if !payload.is_empty() || told.is_some() {
@@ -461,7 +462,7 @@ impl Shared {
         Ok(version)
     }
 
-    /// When the coordinator is silent: another one may lead by now.
+    /// Looks for another leading coordinator when this one is silent.
     pub fn look_elsewhere(&self) {
         let coordinator = self.coordinator.clone();
         self.env.tasks.spawn("look for another coordinator", async move {
@@ -471,7 +472,7 @@ impl Shared {
         });
     }
 
-    /// Where this host finds a node.
+    /// Addresses at which this host reaches a node.
     fn whereabouts(&self, node: &Node) -> Result<Whereabouts> {
         if self.by_mount {
             return Ok(Whereabouts { addrs: self.who.coordinators.clone(), ..Whereabouts::default() });
@@ -499,7 +500,7 @@ impl Shared {
         Ok(channel)
     }
 
-    /// A channel to a node of its own, beside the shared one.
+    /// A separate channel to a node, in addition to the shared one.
     pub fn channel_of_its_own(self: &Arc<Self>, id: NodeId, callbacks: Arc<dyn Service>) -> Channel {
         let shared = Arc::downgrade(self);
         let look_up: LookUp = Arc::new(move || {
@@ -522,7 +523,7 @@ fn leader_of<'m>(map: &'m ClusterMap, namespace: &str) -> Result<&'m Node> {
     leader.ok_or_else(|| Error::unavailable(format!("namespace {namespace:?} has no leader")))
 }
 
-/// Learns at each new connection to the coordinator where else it can be reached.
+/// At each new connection, asks the coordinator for all coordinators' addresses.
 async fn ask_for_coordinators(shared: Arc<Shared>) {
     let mut connections = shared.coordinator.generation();
     loop {
@@ -531,7 +532,7 @@ async fn ask_for_coordinators(shared: Arc<Shared>) {
             shared.coordinator.call(&GetCoordinators {}, Vec::new(), CHANGE_PATIENCE).await
         {
             let read = reported.addrs.iter().take(COORDINATORS_MAX).filter_map(|a| a.parse::<Addr>().ok());
-            // The path of a local socket is valid on one host only: of those, use only the configured ones.
+            // The path of a local socket is valid on one host only: use only the configured ones.
             *lock(&shared.announced) = read.filter(|a| !matches!(a, Addr::Unix(_))).collect();
         }
         if connections.wait_for(|n| *n > known).await.is_err() {
@@ -540,7 +541,7 @@ async fn ask_for_coordinators(shared: Arc<Shared>) {
     }
 }
 
-/// The map that an answer tells: in its body, or as news in its payload. `None`: it is the one that is known.
+/// The map that a reply carries: in its body, or as changes in its payload. `None`: it is already known.
 fn map_told(
     told: Option<Arc<ClusterMap>>,
     payload: &[u8],
@@ -594,7 +595,7 @@ async fn follow_map(shared: Arc<Shared>) {
         let request = GetMap { newer_than, wait_ms: MAP_WAIT.as_millis() as u32 };
         let asked = shared.coordinator.call(&request, Vec::new(), MAP_WAIT + ANSWER_SLACK).await;
         match asked.map(|(reply, payload)| {
-            // What is known may be newer by now: a change that this node asked for.
+            // The known map may be newer by now: a change that this node requested.
             let known = shared.map.borrow().clone();
             map_told(reply.map, &payload, &known)
         }) {

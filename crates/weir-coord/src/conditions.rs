@@ -1,7 +1,7 @@
-//! What nodes reported of themselves last. Kept in memory: each reports again, every few seconds.
+//! The last condition report of each node. Kept in memory: each node reports again every few seconds.
 //!
-//! A node that falls silent without a word stays listed for a while: it died, or hangs. Knows nothing of what
-//! is reported.
+//! A node that falls silent without leaving stays listed for a while: it died, or hangs. Knows nothing of the
+//! reports' contents.
 use crate::cluster::Cluster;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,17 +14,17 @@ use weir_proto::map::Role;
 use weir_proto::{Request, Result};
 use weir_rpc::{Call, Reply};
 
-/// A mount that fell silent so long ago has lost its session, and what it held; nobody needs to look for it
-/// any more.
+/// A mount that has been silent for this long has lost its session, and its leases and locks; it is listed no
+/// longer.
 const MOUNT_FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
-/// Others, like movers, are missing for longer.
+/// Other nodes, such as movers, are listed as missing for longer.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(24 * 3600);
-/// Nodes that are kept; of those beyond, the one that has been silent longest goes.
+/// Nodes that are kept; beyond that the one that has been silent longest is removed.
 const NODES_MAX: usize = 16_384;
 /// Longest text that is kept, in characters.
 const TEXT_MAX: usize = 500;
 
-/// What the service has.
+/// The service's state.
 #[derive(Default)]
 pub struct Reported(Mutex<ReportedConditions>);
 
@@ -32,7 +32,7 @@ impl Reported {
     pub fn note(&self, node: &str, role: Role, condition: Condition, now: Instant) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).note(node, role, condition, now);
     }
-    /// Takes a report, or answers with all.
+    /// Records a report, or returns all reports.
     pub fn answer(&self, call: &Call, now: Instant) -> Result<Reply> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if call.method == GetConditions::METHOD {
@@ -46,11 +46,11 @@ impl Reported {
 }
 
 impl Cluster {
-    /// Tells how this node is, so that `weir status` can.
+    /// Reports this node's condition, for `weir status`.
     pub async fn report_condition(&self, condition: Condition) -> Result<()> {
         self.administer(&ReportCondition { condition }).await
     }
-    /// How nodes are, as they said last.
+    /// The last reported conditions of all nodes.
     pub async fn conditions(&self) -> Result<Conditions> {
         self.administer(&GetConditions {}).await
     }
@@ -106,7 +106,7 @@ fn kept(mut condition: Condition) -> Condition {
     condition
 }
 
-/// On one line, and short: it comes from strangers and goes to a terminal.
+/// On one line, and short: it comes from other machines and is printed on a terminal.
 fn shown(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(TEXT_MAX).collect()
 }

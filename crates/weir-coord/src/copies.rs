@@ -1,6 +1,6 @@
-//! What nodes and administrators ask about the copies of a namespace, on both sides of the connection.
+//! Requests of nodes and administrators about the copies of a namespace, on both sides of the connection.
 //!
-//! [`crate::decide`] has the answers.
+//! [`crate::decide`] has the decisions.
 use crate::cluster::Cluster;
 use crate::decide::{Progress, copy_caught_up, copy_lost, keep_copy};
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use weir_proto::map::ClusterMap;
 use weir_proto::{Epoch, NamespaceId, NamespaceUuid, NodeId, Request, Result};
 use weir_rpc::{Call, Channel, Service};
 
-/// What a member says of a copy, for the coordinator's draft of the map.
+/// A member's report about a copy, as a change of the coordinator's draft of the map.
 pub type CopyChange = Box<dyn FnOnce(&mut ClusterMap, &Progress) -> Result<()> + Send>;
 
-/// Which member says it, and what it changes. `None`: it is another request.
+/// The member that reports, and the change. `None`: it is another request.
 pub fn change_of_copies(call: &Call) -> Result<Option<(NodeId, CopyChange)>> {
     Ok(Some(match call.method {
         KeepCopy::METHOD => {
@@ -33,8 +33,8 @@ pub fn change_of_copies(call: &Call) -> Result<Option<(NodeId, CopyChange)>> {
 }
 
 impl Cluster {
-    /// Offers this node's directory for a copy of a namespace. `Unavailable`: there is no free place.
-    /// `Denied`: it is not the namespace's, or an old copy that no member can fill.
+    /// Offers this node's directory for a copy of a namespace. `Unavailable`: all copies that are wanted have
+    /// a node. `Denied`: it is not the namespace's directory, or an old copy that no member can fill.
     pub async fn keep_copy(
         &self,
         namespace: NamespaceId,
@@ -45,13 +45,13 @@ impl Cluster {
         self.change(&KeepCopy { node, namespace, uuid, changes }).await
     }
 
-    /// This node leads the namespace, and `node` holds every record.
+    /// Reports as the leader of the namespace that `node` holds every record.
     pub async fn copy_caught_up(&self, namespace: NamespaceId, node: NodeId, epoch: Epoch) -> Result<()> {
         let leader = self.joined()?;
         self.change(&CopyCaughtUp { leader, namespace, node, epoch }).await.map(drop)
     }
 
-    /// This node leads the namespace, and has not heard from `node` for this time.
+    /// Reports as the leader of the namespace that `node` has not answered for this time.
     pub async fn copy_lost(
         &self,
         namespace: NamespaceId,
@@ -67,7 +67,7 @@ impl Cluster {
         self.change(asked).await
     }
 
-    /// A channel of its own to a node; calls back go to `callbacks`.
+    /// A separate channel to a node; calls back go to `callbacks`.
     pub fn node_of_its_own(&self, id: NodeId, callbacks: Arc<dyn Service>) -> Channel {
         self.shared().channel_of_its_own(id, callbacks)
     }

@@ -1,4 +1,4 @@
-//! Links that nodes report to be cut, for `weir status`.
+//! Broken links that nodes report, for `weir status`.
 //!
 //! No decision depends on them: each node routes around its own broken links. A report that is not repeated
 //! expires.
@@ -9,9 +9,9 @@ use weir_proto::NodeId;
 use weir_proto::coord::{CutLink, LINK_REPORT_MS, ReportLink};
 use weir_proto::frame::Hello;
 
-/// A link that was not reported for so long is not known to be cut any more: its reporter may be gone.
+/// A report that is this old no longer counts: its reporter may be gone.
 const FORGOTTEN_AFTER: Duration = Duration::from_millis(3 * LINK_REPORT_MS);
-/// Links remembered: more would not be read.
+/// Links remembered; a longer list would not be read.
 const LINKS_MAX: usize = 1024;
 /// Bytes of a reason that are kept.
 const WHY_MAX: usize = 256;
@@ -49,7 +49,7 @@ impl CutLinks {
         self.of.insert(key, Reported { heard: now, link });
     }
 
-    /// Those that are cut now, in the order of their reporters' names.
+    /// The links that are cut now, in the order of their reporters' names.
     pub fn list(&mut self, now: Instant) -> Vec<CutLink> {
         self.forget(now);
         let of = self.of.values().map(|r| {

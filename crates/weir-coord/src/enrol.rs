@@ -1,9 +1,9 @@
-//! The cluster's authority and its tokens: who may become a node, and who is none any more.
+//! The cluster's authority and its tokens: which machines may become nodes, and which are removed.
 //!
-//! One record of the store holds all of it. Invariants: no certificate leaves before the record that names
-//! it is durable; a token is used no more often than it may be; a name has one holder at a time; a new
-//! authority signs nothing before every node believes it, and the old one is believed until every node has
-//! a certificate of the new one (unless an administrator goes on without some nodes).
+//! One record of the store holds all of it. Invariants: no certificate is sent before the record that names
+//! it is durable; a token is used at most its permitted number of times; a name has one holder at a time; a
+//! new authority signs nothing before every node trusts it, and the old one stays trusted until every node
+//! has a certificate of the new one (unless an administrator continues without some nodes).
 use crate::records::{decode_enrolment, encode_enrolment};
 use crate::store::{Revision, Store, Swap};
 use std::net::IpAddr;
@@ -25,24 +25,24 @@ use weir_trust::handshake::Tls;
 use weir_trust::token::Secret;
 
 const RENEW_OWN_EVERY: Duration = Duration::from_secs(LIFE_S / 3);
-/// When the map could not be changed.
+/// Retry interval when the map could not be changed.
 const TELL_AGAIN: Duration = Duration::from_secs(1);
-/// When it cannot be changed in this cluster yet.
+/// Retry interval while the cluster's level does not allow the change.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// The key of the record in the store.
 pub const ENROLMENT_KEY: &str = "enrolment";
-/// What a token may be good for at most.
+/// Longest validity of a token.
 const TTL_S_MAX: u64 = 366 * 86_400;
-/// Nodes that ever had a certificate; the oldest of those that were removed are forgotten.
+/// Nodes that ever had a certificate; beyond that the oldest removed ones are forgotten.
 const HOLDERS_MAX: usize = 100_000;
 
 message!(
-    /// What is kept.
+    /// The stored record.
     #[derive(Default)]
     Record {
-        /// All whose certificates hold; the first one signs.
+        /// All trusted authorities; the first one signs.
         authorities: Vec<KeptAuthority>,
-        /// Grows with each step of a rotation.
+        /// Incremented with each step of a rotation.
         round: u32,
         rotation: Rotation,
         last_serial: u64,
@@ -56,12 +56,12 @@ message!(KeptAuthority {
     certificate: Vec<u8>,
 });
 wire_enum!(
-    /// How far the authority is replaced. In each step nodes take what is new and say so.
+    /// Progress of replacing the authority. In each step nodes fetch the new state and confirm it.
     #[derive(Default)]
     Rotation {
         #[default]
         None = 0,
-        /// Nodes learn to believe the new one, the second of the two.
+        /// Nodes start to trust the new one, the second of the two.
         Announced = 1,
         /// Nodes get certificates of the new one, the first of the two.
         Signing = 2,
@@ -104,7 +104,7 @@ impl Authorities {
     }
 }
 
-/// The office where machines become nodes.
+/// The enrolment office, which makes machines nodes.
 pub struct Office {
     env: Env,
     cluster: ClusterId,
@@ -115,7 +115,7 @@ pub struct Office {
 }
 
 impl Office {
-    /// The authority of a cluster that has one; `found`: makes one where there is none.
+    /// The authority of a cluster that has one; `found`: makes one if there is none.
     pub async fn open(
         env: &Env,
         store: Arc<dyn Store>,
@@ -140,8 +140,8 @@ impl Office {
         Ok(Some(Arc::new(Office { env, cluster, store, authorities, kept })))
     }
 
-    /// What the coordinator proves itself with. Not among the holders, and above all serial numbers: the
-    /// removal of a node that had the same name does not concern it.
+    /// The coordinator's own credentials. They are not among the holders, and above all serial numbers: the
+    /// removal of a node that had the same name does not affect them.
     pub fn own_credentials(&self, name: &str) -> Result<Credentials> {
         let roles = vec![Role::Coordinator];
         let name = name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' });
@@ -180,7 +180,7 @@ impl Office {
         Ok(TokenMade { secret: secret.0, pin, addrs, until })
     }
 
-    /// `check` refuses a token for roles that are not the caller's to admit.
+    /// `check` refuses a token for roles that the caller may not admit.
     pub async fn revoke_token(&self, id: &str, check: impl FnOnce(&[Role]) -> Result<()>) -> Result<()> {
         self.change(|record, _| {
             let at = record.tokens.iter().position(|token| token.id() == id);
@@ -194,7 +194,7 @@ impl Office {
         .await
     }
 
-    /// A machine that shows a token, at `ip` if it came over a network.
+    /// Enrols a machine that presents a token, at `ip` if it connects over a network.
     pub async fn enrol(
         &self,
         wanted: Enrol,
@@ -214,7 +214,7 @@ impl Office {
         self.issue(&grant, &wanted.public_key, addrs)
     }
 
-    /// A certificate that needs no token.
+    /// Issues a certificate without a token.
     pub async fn issue_unasked(
         &self,
         wanted: IssueCertificate,
@@ -242,7 +242,7 @@ impl Office {
         self.issue(&grant, public_key, addrs)
     }
 
-    /// Refuses the node from now on; what the map is to say of it. `check` as in `revoke_token`.
+    /// Refuses the node from now on; returns the entry for the map. `check` as in `revoke_token`.
     pub async fn remove(&self, name: &str, check: impl FnOnce(&[Role]) -> Result<()>) -> Result<RemovedNode> {
         self.change(|record, _| {
             let held = record.holders.iter_mut().find(|held| held.name == name && !held.removed);
@@ -276,14 +276,14 @@ impl Office {
         }
     }
 
-    /// Begins to replace the authority; with `skip`, goes on with that although nodes are missing.
+    /// Begins to replace the authority; with `skip`, continues a rotation without the missing nodes.
     pub async fn rotate(&self, skip: bool) -> Result<Enrolment> {
         let new = kept(&Authority::found(self.cluster, now(&self.env))?);
         self.change(|record, now| rotate(record, new, skip, now)).await?;
         Ok(self.list().await)
     }
 
-    /// The node keeps what it was given in this round.
+    /// The node confirms that it stored the certificate and authorities of this round.
     pub async fn certificate_kept(&self, kept: &CertificateKept) -> Result<()> {
         self.change(|record, now| {
             let round = kept.round.min(record.round);
@@ -339,7 +339,7 @@ fn rotate(record: &mut Record, new: KeptAuthority, skip: bool, now: u64) -> Resu
     Ok(())
 }
 
-/// The steps whose predecessor every node has taken.
+/// Takes all steps for which every node has completed the previous one.
 fn go_on(record: &mut Record, now: u64) {
     let is_missing = |held: &Holder, round| !held.removed && held.until > now && held.round < round;
     while record.rotation != Rotation::None
@@ -376,7 +376,7 @@ async fn write(store: &dyn Store, before: Revision, record: &Record) -> Result<R
     }
 }
 
-/// Peers of the coordinator whose certificates do not hold any more lose their connections.
+/// Disconnects the coordinator's peers whose certificates are no longer valid.
 pub async fn follow_map(mut maps: watch::Receiver<Arc<ClusterMap>>, trust: Arc<Trust>) {
     loop {
         let map = maps.borrow().clone();
@@ -388,11 +388,11 @@ pub async fn follow_map(mut maps: watch::Receiver<Arc<ClusterMap>>, trust: Arc<T
     }
 }
 
-/// Has the cluster map name these authorities.
+/// A function that writes these authorities into the cluster map.
 pub type Tell = Box<dyn Fn(Vec<[u8; 16]>) -> BoxFuture<'static, Result<()>> + Send + Sync>;
 
-/// The coordinator's own certificate is made anew long before it ends, and when another authority signs. The
-/// map says which authorities there are after the coordinator believes them itself: `tell` changes it.
+/// Renews the coordinator's own certificate long before it expires, and when another authority signs. The
+/// authorities go into the map (through `tell`) after the coordinator trusts them itself.
 pub async fn follow_authorities(env: Env, office: Weak<Office>, tls: Arc<Tls>, name: String, tell: Tell) {
     let Some(mut authorities) = office.upgrade().map(|office| office.authorities.subscribe()) else { return };
     loop {
@@ -406,7 +406,7 @@ pub async fn follow_authorities(env: Env, office: Weak<Office>, tls: Arc<Tls>, n
         };
         let wait = match tell(pins.clone()).await {
             Ok(()) => RENEW_OWN_EVERY,
-            // Until an upgrade is finished.
+            // Until the upgrade is finished.
             Err(e) if e.kind == ErrorKind::Unsupported => LOOK_AGAIN,
             Err(e) => {
                 tracing::error!("the cluster map does not name the authorities yet: {e}");
@@ -478,7 +478,7 @@ fn holder_of<'a>(record: &'a mut Record, name: &str) -> Result<&'a mut Holder> {
     held.ok_or_else(|| Error::denied(format!("{name} was removed from the cluster")))
 }
 
-/// The holder's next certificate.
+/// Renews the holder's certificate.
 fn renewed(record: &mut Record, name: &str, now: u64) -> Result<Grant> {
     let serial = record.last_serial + 1;
     let held = holder_of(record, name)?;
@@ -488,7 +488,7 @@ fn renewed(record: &mut Record, name: &str, now: u64) -> Result<Grant> {
     Ok(grant)
 }
 
-/// Gives the name to a new holder.
+/// Assigns the name to a new holder.
 fn hold(record: &mut Record, name: &str, roles: Vec<Role>, from: &str, now: u64) -> Result<Grant> {
     if record.holders.iter().any(|held| held.name == name && !held.removed && held.until > now) {
         return Err(Error::exists(format!(
@@ -575,7 +575,7 @@ mod tests {
         assert_eq!(record.rotation, Rotation::Signing);
         rotate(&mut record, new.clone(), true, NOW).unwrap();
         assert_eq!((record.rotation, &record.authorities), (Rotation::None, &vec![new.clone()]));
-        // Nobody waits for a node that was removed, or for one whose certificate has ended.
+        // A removed node, or one whose certificate has expired, delays no rotation.
         let mut record = with_nodes();
         record.holders[0].removed = true;
         record.holders[1].until = NOW;

@@ -5,10 +5,9 @@
 //! PREFIX part/NAME/WRITE/0000 …     parts of one that is larger than etcd takes in a request
 //! ```
 //!
-//! Invariants: a write whose answer was lost is sent again until it is known what became of it, and by the
-//! random id that it carries it is known again, so it is carried out once; after a claim each write compares,
-//! in its own transaction, that the claim lasts.
-//! Knows nothing of maps: values are bytes.
+//! Invariants: a write whose answer was lost is retried until its outcome is known; its random id identifies
+//! it, so it is carried out once; after a claim each write checks, in its own transaction, that the claim
+//! still holds. Knows nothing of maps: values are bytes.
 mod gateway;
 mod value;
 
@@ -28,11 +27,11 @@ use weir_env::{BoxFuture, Env};
 use weir_proto::checksum::crc32c;
 use weir_proto::{Error, ErrorKind, Result};
 
-/// Longer than the lease of a coordinator: when this ends, it does not lead any more.
+/// Longer than the lease of a coordinator: after this it does not lead any more.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often a watched key is looked at. A stream would occupy a thread, and end silently with its member.
+/// Poll interval of a watched key. A stream would occupy a thread, and end silently with its etcd member.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
-/// How often a value in parts is read again that another writer replaces meanwhile.
+/// How often a value in parts is read again when another writer replaces it meanwhile.
 const REREADS: usize = 5;
 
 /// Where etcd is.
@@ -40,16 +39,16 @@ const REREADS: usize = 5;
 pub struct EtcdConfig {
     /// Like `http://10.1.0.2:2379`, without a path.
     pub endpoints: Vec<String>,
-    /// What each key begins with, for an etcd that others use, too.
+    /// Prefix of every key, for an etcd that other programs use, too.
     pub prefix: String,
-    /// Certificates of the authority of etcd's servers; empty: those that browsers know.
+    /// CA certificates of etcd's servers; empty: the public authorities that browsers trust.
     pub ca: PathBuf,
-    /// What this client proves itself with; empty: nothing.
+    /// Client certificate; empty: none.
     pub certificate: PathBuf,
     pub key: PathBuf,
 }
 
-/// Where a coordinator keeps its state: `directory`, or `etcd:URL,URL,…`.
+/// The coordinator's store: `directory`, or `etcd:URL,URL,…`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum StorePlace {
     #[default]
@@ -79,7 +78,7 @@ impl fmt::Display for StorePlace {
     }
 }
 
-/// Scheme, host and port of a URL that has nothing else.
+/// Scheme, host and port of a URL without further parts.
 fn endpoint(url: &str) -> Option<String> {
     let uri: Uri = url.parse().ok()?;
     let (scheme, authority) = (uri.scheme_str()?, uri.authority()?);
@@ -88,7 +87,7 @@ fn endpoint(url: &str) -> Option<String> {
     (is_bare && is_known).then(|| format!("{scheme}://{authority}"))
 }
 
-/// A handle on etcd, of one coordinator.
+/// A handle on etcd for one coordinator.
 pub struct Etcd {
     env: Env,
     gateway: Gateway,
@@ -99,30 +98,30 @@ pub struct Etcd {
 #[derive(Clone)]
 struct Claim {
     key: String,
-    /// The revision at which the key was made.
+    /// The revision at which the key was created.
     made: u64,
 }
 
-/// A write, with all that a retry of it needs.
+/// A write, with everything that a retry needs.
 struct Write<'a> {
     key: &'a str,
-    /// `None`: whatever is there.
+    /// `None`: any revision.
     expected: Option<Revision>,
     value: Vec<u8>,
     lease: Option<LeaseId>,
 }
 
-/// What is under a key.
+/// The entry under a key.
 struct Present {
     stored: Stored,
-    /// Of its last write.
+    /// Revision of its last write.
     revision: Revision,
-    /// At which the key was made.
+    /// Revision at which the key was created.
     made: u64,
 }
 
 impl Etcd {
-    /// Reads the files of the configuration; asks nothing yet.
+    /// Reads the files of the configuration; sends no request yet.
     pub fn open(env: &Env, config: &EtcdConfig) -> Result<Arc<Etcd>> {
         if config.endpoints.is_empty() {
             return Err(Error::invalid(
@@ -133,14 +132,14 @@ impl Etcd {
         Ok(Etcd::through(env, config, Arc::new(http)))
     }
 
-    /// With another way to etcd.
+    /// With another transport to etcd.
     pub fn through(env: &Env, config: &EtcdConfig, transport: Arc<dyn Transport>) -> Arc<Etcd> {
         let gateway = Gateway::new(env, &config.endpoints, transport);
         let (env, prefix) = (env.clone(), config.prefix.clone());
         Arc::new(Etcd { env, gateway, prefix, claimed: Mutex::default() })
     }
 
-    /// Which of the endpoints do not answer, and why.
+    /// The endpoints that do not answer, with reasons.
     pub async fn silent_members(&self) -> Vec<(String, String)> {
         self.gateway.silent("/v3/maintenance/status").await
     }
@@ -148,7 +147,7 @@ impl Etcd {
     fn key(&self, name: &str) -> String {
         BASE64.encode(format!("{}key/{name}", self.prefix))
     }
-    /// `name`: of the value, then whatever names a part, or the beginning of that.
+    /// `name`: of the value, then the rest of a part's name, or a prefix of it.
     fn part(&self, name: &str) -> String {
         BASE64.encode(format!("{}part/{name}", self.prefix))
     }
@@ -216,7 +215,7 @@ impl Etcd {
         self.outcome(&answer, &write, id).await
     }
 
-    /// Deletes all parts of the key but those of this write: also what interrupted writes have left.
+    /// Deletes all parts of the key except those of this write, also leftovers of interrupted writes.
     fn other_parts(&self, write: &Write<'_>, stored: &Stored) -> Vec<Value> {
         let delete = |from: String, to: String| json!({ "request_delete_range": { "key": self.part(&from), "range_end": self.part(&to) } });
         let (all, end) = (format!("{}/", write.key), format!("{}0", write.key)); // '0' follows '/'
@@ -229,8 +228,8 @@ impl Etcd {
         }
     }
 
-    /// One transaction, if the conditions hold and the claim lasts. Else its answer has what is under the
-    /// key, and under the claimed one.
+    /// One transaction, if the conditions hold and the claim lasts. Otherwise its answer has the present
+    /// entries of the key and of the claimed key.
     async fn transact(
         &self,
         mut conditions: Vec<Value>,
@@ -249,7 +248,7 @@ impl Etcd {
         self.gateway.ask("/v3/kv/txn", &request, patience).await
     }
 
-    /// What came of a write. One that was sent twice has failed the second time, and is known by its id.
+    /// The outcome of a write. A retry of a write that succeeded fails, and is recognized by its id.
     async fn outcome(&self, answer: &Value, write: &Write<'_>, id: WriteId) -> Result<Swap> {
         if succeeded(answer) {
             return Ok(Swap::Done(Revision(answer.get("header").map_or(0, |h| number(h, "revision")))));
@@ -302,7 +301,7 @@ fn range_of(answer: &Value, n: usize) -> &Value {
 }
 
 fn bytes_of(kv: &Value) -> Result<Vec<u8>> {
-    let text = kv.get("value").and_then(Value::as_str).unwrap_or_default(); // an empty one is left out
+    let text = kv.get("value").and_then(Value::as_str).unwrap_or_default(); // the gateway omits an empty one
     BASE64.decode(text).map_err(|e| Error::damaged(format!("a value of etcd is not in Base64: {e}")))
 }
 
@@ -393,8 +392,8 @@ impl Store for Etcd {
     }
 }
 
-/// etcd finds nothing but leases missing. (To callers of the coordinator "not found" would say something
-/// else.)
+/// For etcd only leases can be "not found". (To callers of the coordinator "not found" would have another
+/// meaning.)
 fn lease_of(e: Error, lease: Option<LeaseId>) -> Error {
     match lease {
         Some(lease) if e.kind == ErrorKind::NotFound => no_lease(lease),

@@ -1,6 +1,6 @@
-//! Clients that follow the map: what each of them has of it, and what each of them is told.
+//! Clients that follow the map: which version each of them has, and the reply to each.
 //!
-//! Knows nothing of what a client asks for beside the map.
+//! Knows nothing of other requests of clients.
 use crate::decide::Connected;
 use crate::news::News;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use weir_proto::news::{TellsMap, is_in_payload};
 use weir_proto::version::check_level;
 use weir_rpc::{Call, Connection, Reply};
 
-/// The longest that a `GetMap` is kept waiting.
+/// The longest wait of a `GetMap`.
 const MAP_WAIT_MS_MAX: u32 = 60_000;
 
 pub struct Followers {
@@ -28,11 +28,11 @@ pub struct Followers {
 struct Follower {
     who: Connected,
     connection: Connection,
-    /// The version of the map that it had when it asked last.
+    /// The version of the map that it had at its last request.
     version: u64,
 }
 
-/// How a caller reads an answer with the map.
+/// The map that a caller has, and the form of the reply.
 pub struct Known {
     protocol: u16,
     /// The version of the map that it has; 0: none.
@@ -54,25 +54,25 @@ impl Followers {
         self.clients().remove(&connection);
     }
 
-    /// Who follows, and the level that each of them knows.
+    /// The followers, each with the level that it supports.
     pub fn connected(&self) -> Vec<Connected> {
         self.clients().values().map(|client| client.who.clone()).collect()
     }
 
-    /// Connections of nodes, mounts and movers, by their numbers, from behind one on.
+    /// Connections of nodes, mounts and movers with numbers above `after`, in order.
     pub fn processes(&self, after: u64) -> Vec<Connection> {
         let clients = self.clients();
         let behind = clients.range((Bound::Excluded(after), Bound::Unbounded)).map(|(_, c)| &c.connection);
         behind.filter(|c| c.peer().role != Role::Console).cloned().collect()
     }
 
-    /// What the caller on this connection has.
+    /// The version that the caller on this connection has.
     pub fn known(&self, connection: &Connection) -> Known {
         let version = self.clients().get(&connection.id()).map_or(0, |client| client.version);
         Known { protocol: connection.version(), version, news: self.news.clone() }
     }
 
-    /// Whoever uses the cluster follows its map: only those that know its level do.
+    /// Every client follows the map, so programs that do not support the cluster's level are refused here.
     fn follow(&self, connection: &Connection, request: &GetMap) -> Result<()> {
         let hello = connection.peer();
         check_level(&connection.peer_name(), hello.level, self.map.borrow().level)?;
@@ -80,12 +80,12 @@ impl Followers {
         let client = Follower { who, connection: connection.clone(), version: request.newer_than };
         self.clients().insert(connection.id(), client);
         if connection.is_closed() {
-            self.forget(connection.id()); // its end may have been told already
+            self.forget(connection.id()); // its end may have been handled already
         }
         Ok(())
     }
 
-    /// News of the map, as soon as there are some.
+    /// News of the map, once there are any.
     pub fn get_map(&self, clock: &Clock, call: &Call) -> Result<BoxFuture<'static, Result<Reply>>> {
         let request = call.decode::<GetMap>()?;
         self.follow(&call.connection, &request)?;
@@ -93,8 +93,8 @@ impl Followers {
         let known = Known { version: request.newer_than, ..known };
         let patience = Duration::from_millis(u64::from(request.wait_ms.min(MAP_WAIT_MS_MAX)));
         Ok(Box::pin(async move {
-            // Also what is older than asked for: somebody who knows more than the coordinator must learn
-            // that.
+            // Also an older map than the caller's: a caller that has seen a newer map must detect that the
+            // coordinator is an older copy.
             let other = |m: &Arc<ClusterMap>| m.version != request.newer_than;
             let newer = clock.timeout(patience, map.wait_for(other)).await;
             match newer.ok().and_then(|found| found.ok().map(|m| m.clone())) {
@@ -106,7 +106,7 @@ impl Followers {
 }
 
 impl Known {
-    /// The answer as the caller reads it: with the map, or with news of it.
+    /// The reply in the caller's form: with the map, or with changes of it.
     pub fn answer(&self, mut reply: impl TellsMap) -> Result<Reply> {
         if !is_in_payload(self.protocol) {
             return Ok(Reply::new(&reply));

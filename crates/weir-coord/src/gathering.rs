@@ -1,8 +1,8 @@
-//! How the coordinator gathers what all processes that are connected to it show, and how a command asks for
-//! that.
+//! Gathering: the coordinator collects reports of all processes that are connected to it, on request of a
+//! command.
 //!
 //! Mounts and movers need no address. Invariants: a process that is silent delays a gathering by its deadline
-//! only; a process with several connections is counted once. Knows nothing of what is gathered.
+//! only; a process with several connections is counted once. Knows nothing of the reports' contents.
 use crate::Cluster;
 use crate::shows::shown;
 use std::collections::BTreeMap;
@@ -14,12 +14,12 @@ use weir_proto::watch::{ANSWER_BYTES_MAX, Answers, GATHERED_MAX, Gather, NodeAns
 use weir_proto::{Error, ErrorKind, Request, Result, Wire};
 use weir_rpc::{Connection, Payload, Reply};
 
-/// The longest that a gathering waits for a process.
+/// The longest time that a gathering waits for a process.
 const PATIENCE_MAX: Duration = Duration::from_secs(10);
-/// How much longer than its deadline the answer of a gathering may take.
+/// How much longer than its deadline a gathering may take to answer.
 const SLACK: Duration = Duration::from_secs(3);
 
-/// Has processes asked at once, this one first. `peers`: in the order of their numbers, from `asked.after`
+/// Asks all processes in parallel, this one first. `peers`: in the order of their numbers, from `asked.after`
 /// on.
 pub async fn gather(env: Env, name: String, asked: Gather, peers: Vec<Connection>) -> Result<Reply> {
     let patience = Duration::from_millis(u64::from(asked.patience_ms)).min(PATIENCE_MAX);
@@ -73,7 +73,7 @@ fn answer(name: &str, role: Role, told: Result<Told>) -> NodeAnswer {
     }
 }
 
-/// What a process said, or why it said nothing.
+/// A process's answer, or why there is none.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Gathered<T> {
     pub name: String,

@@ -1,12 +1,12 @@
-//! Identity of a directory: the file in it that says which target, namespace or coordinator it is.
+//! Identity of a directory: a file in it that names the target, namespace or coordinator that it belongs to.
 //!
 //! A directory becomes a target once; the file in it names cluster, disk and pool for ever. A directory that
-//! is empty, swapped with another, not mounted, or of another cluster is refused by name before anything in
-//! it is touched. The same holds for the directories of a namespace and of the coordinator (`founded.rs`).
-//! The storage role also records in its own directory which disk it found where, so that an empty mount point
-//! is not taken for a new disk.
+//! is empty, swapped with another, not mounted, or of another cluster is refused with the reason before
+//! anything in it is changed. The same holds for the directories of a namespace and of the coordinator
+//! (`founded.rs`). The storage role also records in its own directory which disk it found in which directory,
+//! so that an empty mount point is not taken for a new disk.
 //!
-//! Knows nothing of what else is in the directory.
+//! Knows nothing of the other contents of the directory.
 mod founded;
 mod newest;
 mod text;
@@ -24,8 +24,8 @@ use weir_proto::{ClusterId, DiskUuid, Error, Result};
 
 /// The file's name within a target's directory.
 pub const IDENTITY_FILE: &str = "weir-target.toml";
-/// An old copy of the whole directory is no help: it counts as a target that lost its data. The file itself
-/// never changes.
+/// An old copy of the whole directory does not help: it counts as a target that lost its data. The file
+/// itself never changes.
 const DAMAGED_HINT: &str = "put back this one file from a backup, and nothing else of the directory; without a backup, \
                             `weir target replace` with an empty directory, which is refilled from the other targets";
 
@@ -36,7 +36,7 @@ pub struct TargetIdentity {
     pub pool: String,
 }
 
-/// Makes an empty directory a target. `Exists`: it is one already, or holds something else.
+/// Makes an empty directory a target. `Exists`: it is one already, or is not empty.
 pub fn format_target(disk: &dyn Disk, dir: &Path, identity: &TargetIdentity) -> Result<()> {
     check_pool_name(&identity.pool)?;
     if let Some(found) = read_identity(disk, dir)? {
@@ -51,14 +51,14 @@ pub fn format_target(disk: &dyn Disk, dir: &Path, identity: &TargetIdentity) -> 
     text::store(disk, &dir.join(IDENTITY_FILE), &identity.to_text())
 }
 
-/// What the directory says it is; `None` if it was never made a target.
+/// The directory's identity; `None` if it was never made a target.
 pub fn read_identity(disk: &dyn Disk, dir: &Path) -> Result<Option<TargetIdentity>> {
     let path = dir.join(IDENTITY_FILE);
     let found = text::bytes(disk, &path)?.map(|bytes| TargetIdentity::from_text(&bytes));
     found.transpose().map_err(|e| text::with_hint(e.doing(format!("read {}", path.display())), DAMAGED_HINT))
 }
 
-/// Checks a directory before it is served. `known`: the disk that was found here before, if any.
+/// Checks a directory before it is served. `known`: the disk that was found here earlier, if any.
 pub fn check_target(
     disk: &dyn Disk,
     dir: &Path,
@@ -102,8 +102,8 @@ pub fn check_target(
     }
 }
 
-/// Serves a directory as a target: checks one that is known or formatted, formats one that is new and empty.
-/// True in the answer: it is new.
+/// Opens a directory as a target: checks one that is known or formatted, formats one that is new and empty.
+/// Returns true if it is new.
 pub fn open_target(
     disk: &dyn Disk,
     dir: &Path,
@@ -122,7 +122,7 @@ pub fn open_target(
 pub struct KnownTargets(pub BTreeMap<PathBuf, DiskUuid>);
 
 impl KnownTargets {
-    /// One line per target: 32 hexadecimal digits, a space, the directory. An absent file knows nothing.
+    /// One line per target: 32 hexadecimal digits, a space, the directory. An absent file has no entries.
     pub fn read(disk: &dyn Disk, file: &Path) -> Result<KnownTargets> {
         if !disk.exists(file) {
             return Ok(KnownTargets::default());
@@ -147,7 +147,7 @@ impl KnownTargets {
     }
 }
 
-/// A pool's name goes into files and tables: lower-case letters, digits, `-`, up to 32.
+/// A pool's name is used in files and tables: lower-case letters, digits, `-`, up to 32.
 pub fn check_pool_name(pool: &str) -> Result<()> {
     let fine = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if pool.is_empty() || pool.len() > 32 || !pool.chars().all(fine) {
@@ -219,7 +219,7 @@ mod tests {
             assert!(error.context.contains(&at.display().to_string()), "{error:?}");
         }
         assert!(check(&one, 1, Some(1)).is_ok());
-        // An empty directory that was a target before is never formatted again by itself.
+        // An empty directory that was a target earlier is never formatted again by itself.
         assert!(open_target(&*env.disk, &empty, &identity(3), Some(DiskUuid([1; 16]))).is_err());
         env.disk.write_atomic(&empty.join("thesis.tex"), b"x").unwrap();
         let occupied = open_target(&*env.disk, &empty, &identity(3), None).unwrap_err();

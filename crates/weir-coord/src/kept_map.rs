@@ -1,9 +1,10 @@
-//! The cluster map in the store: all of it every 256 versions, and between them what each version changes.
+//! The cluster map in the store: the whole map every 256 versions, and between them the changes of each
+//! version.
 //!
-//! Invariants: a version is durable once its step is. The step of version v is written in the place of that
-//! of v − 512, only if nobody else has written there: of two coordinators that make a version v, one is
-//! refused. The whole map follows behind, and is never so old that a step after it is overwritten. Knows
-//! nothing of what is in a map.
+//! Invariants: a version is durable once its step is. The step of version v replaces that of v − 512, only if
+//! no other coordinator has written there: of two coordinators that make a version v, one is refused. The
+//! whole map is written later, and is never so old that a step after it is overwritten. Knows nothing of the
+//! contents of a map.
 use crate::records::{decode_map, decode_step, encode_map, encode_step};
 use crate::store::{Revision, Store, Swap};
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use weir_proto::{Error, Result};
 pub const MAP_KEY: &str = "map";
 /// Versions from one whole map to the next.
 const WHOLE_EVERY: u64 = 256;
-/// Keys of steps. Twice as many, so that a whole map that could not be written is no reason to stop.
+/// Keys of steps. Twice as many, so that a failed write of the whole map does not stop changes.
 const PLACES: u64 = 2 * WHOLE_EVERY;
 
 /// The key of a version's step.
@@ -27,17 +28,17 @@ pub fn step_key(version: u64) -> String {
 
 pub struct KeptMap {
     store: Arc<dyn Store>,
-    /// Of the whole map.
+    /// Revision of the whole map.
     revision: Revision,
     version: u64,
-    /// It is followed by steps.
+    /// Whether steps may follow the whole map.
     has_steps: bool,
-    /// Of the steps that were read or written here, by their place.
+    /// Revisions of the steps that were read or written here, by their place.
     places: BTreeMap<u64, Revision>,
 }
 
 impl KeptMap {
-    /// The map as it was kept; `None`: there is none.
+    /// The stored map; `None`: there is none.
     pub async fn open(store: Arc<dyn Store>) -> Result<Option<(KeptMap, ClusterMap)>> {
         let Some(whole) = store.get(MAP_KEY).await? else { return Ok(None) };
         let mut map = Arc::new(decode_map(&whole.value)?);
@@ -50,7 +51,7 @@ impl KeptMap {
         Ok(Some((kept, Arc::unwrap_or_clone(map))))
     }
 
-    /// As far as they lead.
+    /// Applies the steps that follow without a gap.
     async fn apply_steps(&mut self, map: &mut Arc<ClusterMap>) -> Result<()> {
         loop {
             let version = map.version + 1;
@@ -62,7 +63,7 @@ impl KeptMap {
         }
     }
 
-    /// Keeps the first map. `None`: there is one already.
+    /// Stores the first map. `None`: there is one already.
     pub async fn found(store: Arc<dyn Store>, map: &ClusterMap) -> Result<Option<KeptMap>> {
         let swap = store.compare_and_swap(MAP_KEY, Revision(0), encode_map(map)).await?;
         let Swap::Done(revision) = swap else { return Ok(None) };
@@ -76,7 +77,7 @@ impl KeptMap {
             return self.write_whole(new).await;
         }
         if new.version >= self.version + PLACES {
-            self.write_whole(old).await?; // its step would be overwritten
+            self.write_whole(old).await?; // otherwise its step would be overwritten
         }
         self.write_step(old, new).await?;
         if new.version >= self.version + WHOLE_EVERY
@@ -119,7 +120,7 @@ impl KeptMap {
         Ok(())
     }
 
-    /// The step in the place of a version: of this one, or of one before.
+    /// The step in the place of a version: of this version, or of an older one.
     async fn step_in_place_of(&mut self, version: u64) -> Result<Option<MapNews>> {
         let key = step_key(version);
         let Some(there) = self.store.get(&key).await? else { return Ok(None) };
@@ -128,7 +129,7 @@ impl KeptMap {
     }
 }
 
-/// The version that a step leads to.
+/// The version that results from a step.
 fn leads_to(step: &MapNews) -> u64 {
     match step {
         MapNews::Whole { map } => map.version,
@@ -177,7 +178,7 @@ mod tests {
             let mut writer = KeptMap::found(store.clone(), &map).await.unwrap().unwrap();
             assert!(KeptMap::found(store.clone(), &map).await.unwrap().is_none(), "there is one");
             for n in 1..1200 {
-                // What no changes can express, now and then.
+                // At times a change that cannot be expressed as a step.
                 let mut new = next(&map);
                 if n % 100 == 0 {
                     new.nodes.swap(0, 1);
@@ -215,7 +216,7 @@ mod tests {
         }
     }
 
-    /// As older programs wrote it, and as they can still read it.
+    /// As older programs wrote it, and can still read it.
     #[test]
     fn a_map_of_level_1_is_kept_whole_until_it_is_raised() {
         in_a_world(async |store| {

@@ -1,7 +1,7 @@
 //! The cluster map: members, health, placement, epochs.
 //!
-//! [`Coordinator`] is the service that owns the map; [`Cluster`] is what every other role and every client
-//! uses: the newest map, membership, and channels to the nodes in it; [`identity`] ties a directory to a
+//! [`Coordinator`] is the service that owns the map; [`Cluster`] is the handle of every other role and every
+//! client: the newest map, membership, and channels to the nodes in it; [`identity`] ties a directory to a
 //! target, a namespace or a coordinator.
 //!
 //! Knows nothing of files, cells' contents, or metadata.

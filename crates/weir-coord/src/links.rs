@@ -1,13 +1,13 @@
-//! Links to the nodes that serve targets: which of them are cut, and through whom calls go meanwhile.
+//! Links to the nodes that serve targets: which of them are cut, and through which nodes calls go meanwhile.
 //!
-//! A link is cut when its node does not answer here, but answers another node that answers here. A machine
-//! that is busy everywhere is late by both ways. So no redundancy is given up for a broken link, and a node
-//! whose own network is broken harms itself only. A node that answers neither this one nor others is reported
-//! to the coordinator, which may still reach it.
+//! A link is cut when its node does not answer here, but answers another node that answers here. An
+//! overloaded machine is late on both ways. So no redundancy is given up for a broken link, and a node whose
+//! own network is broken harms only itself. A node that answers neither this one nor others is reported to
+//! the coordinator, which may still reach it.
 //!
-//! Invariants: a call that was sent is not sent again here (its caller knows whether that is right); it is
-//! passed on once; one look at a node at a time; a link that was cut is not used again before it has carried
-//! large packets there and back.
+//! Invariants: a call that was sent is not sent again here (its caller knows whether that is safe); it is
+//! forwarded once; one probe of a node at a time; a link that was cut is not used again before it has carried
+//! large packets in both directions.
 use crate::cluster::{Cluster, Shared, is_temporary};
 use crate::decide::Strikes;
 use bytes::Bytes;
@@ -21,31 +21,30 @@ use weir_proto::map::{ClusterMap, Member, MemberState, Node, Role};
 use weir_proto::{Error, ErrorKind, NodeId, Request, Result, TargetId, Wire};
 use weir_rpc::{Answered, Channel, NoService, Payload};
 
-/// A call that has not ended by now makes this node look at the link: disks that flush their caches take
-/// less, mostly.
+/// A call that takes longer makes this node probe the link: a disk that flushes its cache usually takes less.
 const PROBE_AFTER: Duration = Duration::from_millis(250);
-/// Between two looks at one link.
+/// Between two probes of one link.
 const PROBE_PAUSE: Duration = Duration::from_secs(1);
-/// For an answer by way of another node; then the next one is tried.
+/// Deadline of a reply through another node; then the next one is tried.
 const AROUND_PATIENCE: Duration = Duration::from_millis(500);
-/// Other nodes that one look tries.
+/// Other nodes that one probe tries.
 const AROUND_MAX: usize = 3;
-/// When an answer came the other way, the direct one gets so many times as long, for it takes a connection
-/// and two turns there,
+/// After a reply through another node, the direct probe gets this multiple of its time, as it takes a new
+/// connection and two round trips,
 const DIRECT_TIMES: u32 = 4;
 /// and this at least.
 const DIRECT_MIN: Duration = Duration::from_millis(300);
-/// Of a look at a link: when nothing comes by the other way either.
+/// Deadline of the direct probe when no reply arrives through another node either.
 const DIRECT_PATIENCE: Duration = Duration::from_secs(2);
 /// More than the largest packet that any network takes (jumbo frames: 9,000).
 const PROBE_BYTES: usize = 16 << 10;
-/// For the coordinator to take note of a cut.
+/// Deadline for reporting a cut to the coordinator.
 const REPORT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What is known of the links of one node. At most one entry per node of the map.
+/// State of the links to nodes. At most one entry per node of the map.
 pub(crate) struct Links {
     of: Mutex<BTreeMap<NodeId, Link>>,
-    /// How many cuts were found.
+    /// Number of cuts found.
     changed: watch::Sender<u64>,
 }
 
@@ -57,10 +56,10 @@ impl Default for Links {
 
 #[derive(Default)]
 struct Link {
-    /// A look at it is under way, or ended a moment ago.
+    /// No probe before this: one is running, or has just ended.
     not_before: Instant,
     cut: Option<Cut>,
-    /// Cuts so far: each makes the link unused for longer.
+    /// Cuts so far: each further one keeps the link unused for longer.
     strikes: Option<Strikes>,
 }
 
@@ -82,13 +81,13 @@ impl Links {
     pub fn is_cut(&self, node: NodeId) -> bool {
         self.lock().get(&node).is_some_and(|link| link.cut.is_some())
     }
-    /// True: no look is under way; the caller begins one.
+    /// True: no probe is running; the caller starts one.
     fn begin_probe(&self, node: NodeId, now: Instant) -> bool {
         let mut links = self.lock();
         let link = links.entry(node).or_default();
         let free = link.cut.is_none() && now >= link.not_before;
         if free {
-            // Longer than a look may take; its end brings it forward.
+            // Longer than a probe may take; its end sets an earlier time.
             let longest = DIRECT_PATIENCE + AROUND_PATIENCE * AROUND_MAX as u32 + PROBE_PAUSE;
             link.not_before = now + longest;
         }
@@ -105,7 +104,7 @@ impl Links {
         }
         self.changed.send_modify(|n| *n += 1);
     }
-    /// Another one passes calls on from now on, if `failed` did so far.
+    /// Another node forwards calls from now on, if `failed` is the one that did.
     fn change_via(&self, node: NodeId, failed: NodeId, next: NodeId) {
         if let Some(cut) = self.lock().get_mut(&node).and_then(|link| link.cut.as_mut())
             && cut.via == failed
@@ -124,8 +123,9 @@ impl Links {
 }
 
 impl Cluster {
-    /// One call to a target, without a second try: over the link to its node, or through another node while
-    /// that link is cut. `Unavailable` as soon as it is known to be cut, so that the next call goes around.
+    /// One call to a target, without a retry: over the link to its node, or through another node while that
+    /// link is cut. `Unavailable` as soon as the link is known to be cut, so that the next call goes around
+    /// it.
     pub async fn call_target<R: Request>(
         &self,
         target: TargetId,
@@ -170,7 +170,7 @@ impl Cluster {
         shared.over_link(node.id, request.target, &channel, call).await
     }
 
-    /// Whether calls to a target go around its link: then what this node sees of it is no evidence against
+    /// Whether calls to a target go around its link: then failures seen by this node are no evidence against
     /// it.
     pub(crate) fn goes_around(&self, target: TargetId) -> bool {
         let map = self.map();
@@ -183,7 +183,7 @@ fn node_of(map: &ClusterMap, target: TargetId) -> Result<&Node> {
         .ok_or_else(|| Error::not_found(format!("the cluster map (version {}) has no {target}", map.version)))
 }
 
-/// A target that a node serves.
+/// A target on the given node.
 fn own_target(map: &ClusterMap, node: NodeId) -> Option<TargetId> {
     map.targets.iter().find(|t| t.node == node).map(|t| t.id)
 }
@@ -192,8 +192,8 @@ fn unreachable(target: TargetId, cut: &Cut) -> Error {
 }
 
 impl Shared {
-    /// Waits for a call over the link to a node; looks at the link when it takes long, and gives it up if
-    /// that is cut.
+    /// Waits for a call over the link to a node; probes the link when it takes long, and abandons the call if
+    /// the link is cut.
     async fn over_link<T>(
         self: &Arc<Shared>,
         node: NodeId,
@@ -261,7 +261,7 @@ impl Shared {
         Ok(Answered { reply, payload, payload_crc })
     }
 
-    /// Nodes that may reach the other one, each sender in an order of its own.
+    /// Nodes that may reach the other one, in an order that differs between senders.
     fn ways_around<'a>(&self, map: &'a ClusterMap, node: NodeId) -> Vec<&'a Node> {
         let me = *self.node.lock().unwrap_or_else(PoisonError::into_inner);
         let is_other = |id: NodeId| id != node && Some(id) != me && !self.links.is_cut(id);
@@ -281,7 +281,7 @@ impl Shared {
         }
     }
 
-    /// Looks at a node by both ways.
+    /// Probes a node directly and through other nodes.
     async fn compare(self: &Arc<Shared>, map: &ClusterMap, node: NodeId, target: TargetId) -> Seen {
         if map.node(node).is_none_or(|n| !n.up) {
             return Seen::Answers;
@@ -302,7 +302,7 @@ impl Shared {
             }
         };
         let patience = (self.env.clock.now().since(begun) * DIRECT_TIMES).max(DIRECT_MIN);
-        // A process that has just begun may have refused it a moment ago.
+        // A process that has just started may have refused it a moment ago.
         let last = match failed {
             Some(_) => ping(&self.channel_of_its_own(node, Arc::new(NoService)), target, patience).await,
             None => match self.env.clock.timeout(patience, direct).await {
@@ -335,7 +335,8 @@ impl Shared {
         found
     }
 
-    /// Reports a target that only the coordinator may still reach: its groups go on without it for a while.
+    /// Reports a target that only the coordinator may still reach: its groups continue without it for a
+    /// while.
     async fn report_silent(&self, map: &ClusterMap, target: TargetId, why: &Error) {
         let is_current = |m: &Member| m.target == target && m.state == MemberState::Current;
         let Some(group) = map.groups.iter().find(|g| g.members.iter().any(is_current)) else { return };
@@ -356,15 +357,15 @@ impl Shared {
     }
 }
 
-/// What a look at a node by both ways has shown.
+/// Result of probing a node directly and through others.
 enum Seen {
-    /// Directly; or the coordinator knows that it does not, or there is no other node to compare with.
+    /// It answers directly; or it is down in the map, or there is no other node to compare with.
     Answers,
     Cut {
         via: NodeId,
         why: Error,
     },
-    /// Others that answer here do not reach it either.
+    /// Other nodes that answer here do not reach it either.
     Silent(Error),
 }
 
@@ -376,12 +377,12 @@ enum Around {
     Alone,
 }
 
-/// Sends a target as much as the largest packet holds, over a new connection, and has it back.
+/// Sends a target more bytes than the largest packet holds, over a new connection, and gets them back.
 async fn ping(channel: &Channel, target: TargetId, patience: Duration) -> Result<()> {
     channel.disconnect("looked at anew");
     let payload = Payload::from(Bytes::from(vec![0; PROBE_BYTES]));
     match channel.call_now(&StatTarget { target }, payload, patience).await {
-        // A node that is starting, say: it is reached.
+        // The node is starting, for example: the link works.
         Err(e) if e.kind != ErrorKind::Deadline && channel.current().is_some() => Ok(()),
         answer => answer.map(|_| ()),
     }
@@ -412,7 +413,7 @@ async fn look(shared: Arc<Shared>, node: NodeId, target: TargetId) {
     follow(Arc::downgrade(&shared), node, target).await;
 }
 
-/// Tells the coordinator of a cut link, and tries it, until it is mended or its node is gone.
+/// Reports a cut link to the coordinator, and tests it, until it works again or its node is gone.
 async fn follow(of: Weak<Shared>, node: NodeId, target: TargetId) {
     let Some(link) = of.upgrade().map(|shared| shared.channel_of_its_own(node, Arc::new(NoService))) else {
         return;

@@ -12,27 +12,27 @@ use weir_proto::coord::{Heartbeat, Join, Joined, TargetOffer, TargetReport};
 use weir_proto::{Error, ErrorKind, Result};
 use weir_rpc::Connection;
 
-/// A node of the same name may be the one that was killed a moment ago: its end is known after its silence at
-/// the latest.
+/// A node of the same name may be one that was killed a moment ago: the coordinator knows its end at the
+/// latest when the tolerated silence is over.
 const NAME_PATIENCE: Duration = Duration::from_secs(15);
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
-/// After so long without an answer another coordinator may lead. Shorter than the lease of a leading one, so
-/// that its successor finds the members at once.
+/// After this time without an answer another coordinator may lead. Shorter than the lease of a leading one,
+/// so that its successor finds the members at once.
 const SILENCE: Duration = Duration::from_secs(2);
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a node brings.
+/// What a node announces when it joins.
 #[derive(Clone, Debug, Default)]
 pub struct Membership {
-    /// Where it serves. An unspecified address is announced as the one by which this host reaches the
+    /// Where it serves. For an unspecified address it announces the one from which this host reaches the
     /// coordinator.
     pub addrs: Vec<Addr>,
-    /// Of a storage role.
+    /// Targets of a storage role.
     pub targets: Vec<TargetOffer>,
 }
 
-/// Tells how the node's targets are, with each heartbeat. Short, never blocking.
+/// Reports the state of the node's targets with each heartbeat. Fast, never blocking.
 pub type Reports = Arc<dyn Fn() -> Vec<TargetReport> + Send + Sync>;
 
 /// Reports of a node without targets.
@@ -68,14 +68,14 @@ impl Member {
                     pause = RETRY_PAUSE;
                     let interval = Duration::from_millis(u64::from(joined.heartbeat_ms.max(1)));
                     if let Some(first) = first.take() {
-                        let _ = first.send(Ok(joined)); // the caller may have lost its patience
+                        let _ = first.send(Ok(joined)); // the caller may have given up
                     }
                     let end = self.stay(&connection, interval).await;
                     tracing::warn!("the membership ended, joining again: {end}");
                 }
                 Err(e) if first.is_some() && !self.worth_another_try(&e, give_up) => {
                     if let Some(first) = first.take() {
-                        let _ = first.send(Err(e)); // the caller may have lost its patience
+                        let _ = first.send(Err(e)); // the caller may have given up
                     }
                     return;
                 }
@@ -124,7 +124,7 @@ impl Member {
         Ok((connection, joined))
     }
 
-    /// Heartbeats until the membership ends; returns why it did.
+    /// Sends heartbeats until the membership ends; returns why it did.
     async fn stay(&self, connection: &Connection, interval: Duration) -> Error {
         // Node ids do not change: the one of the last join is this node's.
         let node = self.shared.node.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or_default();
@@ -133,8 +133,8 @@ impl Member {
         loop {
             let next = clock.now() + interval;
             let heartbeat = Heartbeat { node, targets: (self.reports)() };
-            // The next one does not wait for a late answer: the coordinator hears all the same, and judges
-            // silence only.
+            // The next heartbeat does not wait for a late answer: the coordinator receives it anyway, and
+            // only silence counts.
             match connection.call(&heartbeat, Vec::new(), interval).await {
                 Ok(_) => answered = clock.now(),
                 Err(e) if e.kind != ErrorKind::Deadline => return e,

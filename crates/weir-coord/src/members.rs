@@ -1,4 +1,4 @@
-//! Membership: who may join, under which ids, and what the coordinator knows of members at first hand.
+//! Membership: which nodes may join, under which ids, and what the coordinator itself observes of members.
 //!
 //! Invariants: one name, one live process; one disk, one live node; ids are never reused.
 //! Knows nothing of connections' bytes or of the store: the server carries the decisions out.
@@ -23,32 +23,32 @@ const NAME_MAX: usize = 64;
 const ADDRS_MAX: usize = 16;
 /// Most targets that one node brings.
 const TARGETS_MAX: usize = 256;
-/// A disk that ends nothing for so long hangs: longer than one takes to start, or to set itself right; much
-/// less than a write may take.
+/// A disk that completes no request for this long hangs: longer than a disk takes to start or to recover from
+/// an error; much less than a write may take.
 const STALLED_AFTER: Duration = Duration::from_secs(10);
-/// The same of one that is needed: who waits for it may still be told in time that it is gone, and targets
-/// that share a disk which is busy for a moment are not all lost at once.
+/// The same for a target that is needed: callers that wait for it can still get an error in time, and targets
+/// that share a briefly busy disk are not all lost at once.
 const GONE_AFTER: Duration = Duration::from_secs(15);
 
 /// For each target, the run it is in and the highest position that it has reported in it.
 pub type Positions = BTreeMap<TargetId, (RunId, u64)>;
 
-/// One member, as far as it is not in the map.
+/// State of one member that is not in the map.
 #[derive(Clone, Debug)]
 pub struct Member {
     pub instance: u64,
     /// The connection of its `Join`.
     pub connection: u64,
     pub presence: Presence,
-    /// Targets that it offered: others of its targets in the map are missing.
+    /// Targets that it offered; its other targets in the map are missing.
     pub serves: BTreeSet<TargetId>,
 }
 
-/// Members, suspicions and reports: all that a restart forgets.
+/// Members, suspicions and reports: everything that a restart forgets.
 #[derive(Clone, Default, Debug)]
 pub struct Members {
     pub by_node: BTreeMap<NodeId, Member>,
-    /// Targets that did not answer though their node is connected.
+    /// Targets that did not answer although their node is connected.
     pub suspects: BTreeSet<TargetId>,
     /// Targets that were much slower than the others of their groups.
     pub slow: BTreeMap<TargetId, Strikes>,
@@ -59,8 +59,8 @@ pub struct Members {
 }
 
 impl Members {
-    /// After a start: every node that was up is awaited, and every target is known to be as far as it last
-    /// said in the run of the map.
+    /// After a start: every node that was up is awaited, and every target has the position of its last report
+    /// in the run of the map.
     pub fn awaiting(map: &ClusterMap, said: &Positions, now: Instant) -> Members {
         let awaited = |node: &Node| Member {
             instance: 0,
@@ -75,13 +75,13 @@ impl Members {
         Members { by_node, positions, ..Members::default() }
     }
 
-    /// The instance that holds a node's name now, if it is certain to be alive.
+    /// The instance that holds a node's name now, if it is certainly alive.
     fn live_instance(&self, node: NodeId) -> Option<u64> {
         let member = self.by_node.get(&node)?;
         matches!(member.presence, Presence::Connected { .. }).then_some(member.instance)
     }
 
-    /// Takes a node in: its place in the map, and its presence.
+    /// Admits a node: its place in the map, and its presence.
     pub fn admit(
         &mut self,
         map: &mut ClusterMap,
@@ -107,7 +107,7 @@ impl Members {
         }
         let presence = Presence::Connected { last_heard: now };
         for (target, offer) in targets.iter().zip(&join.targets) {
-            // Until its first heartbeat tells more: the cluster has its size as soon as it can be used.
+            // Until the first heartbeat: the cluster's size is known as soon as it can be used.
             self.reports.entry(*target).or_insert(TargetReport {
                 target: *target,
                 failed: false,
@@ -144,7 +144,7 @@ impl Members {
         Ok(())
     }
 
-    /// A heartbeat of `node` on `connection`. `Stale`: it is no member (any more) and must join again.
+    /// A heartbeat of `node` on `connection`. `Stale`: it is not a member (any more) and must join again.
     pub fn heard(
         &mut self,
         map: &mut ClusterMap,
@@ -172,7 +172,7 @@ impl Members {
         *known = position.max(*known);
     }
 
-    /// Whether the target's disk hangs for so long that it counts as one that does not answer.
+    /// Whether the target's disk hangs so long that the target counts as one that does not answer.
     pub fn judge_stall(&mut self, map: &ClusterMap, report: &TargetReport) -> bool {
         let (target, hangs) = (report.target, Duration::from_millis(report.stalled_ms.into()));
         let is_out = hangs >= GONE_AFTER || hangs >= STALLED_AFTER && is_spare(map, target);
@@ -182,7 +182,7 @@ impl Members {
         is_out
     }
 
-    /// A failed target may be used again, unless its own process still says otherwise.
+    /// A failed target may be used again, unless its own process still reports the failure.
     pub fn clear_target(&self, map: &mut ClusterMap, target: TargetId) -> Result<()> {
         let known =
             map.target(target).ok_or_else(|| Error::not_found(format!("there is no target {target}")))?;
@@ -201,8 +201,8 @@ impl Members {
         Ok(())
     }
 
-    /// The connection on which a node joined last. Another one: another process, or the same after it was
-    /// judged down.
+    /// The connection on which a node joined last. If it differs: another process, or the same one after it
+    /// was declared down.
     pub fn joined_on(&self, node: NodeId) -> Option<u64> {
         self.by_node.get(&node).map(|m| m.connection)
     }
@@ -219,7 +219,7 @@ impl Members {
             })
     }
 
-    /// The connection ended: whoever joined on it is gone.
+    /// The connection ended: the member that joined on it is gone.
     pub fn disconnected(&mut self, connection: u64) {
         for member in self.by_node.values_mut().filter(|m| m.connection == connection) {
             if matches!(member.presence, Presence::Connected { .. }) {
@@ -228,14 +228,14 @@ impl Members {
         }
     }
 
-    /// The coordinator stood still for `delay` since it looked last.
+    /// The coordinator was stalled for `delay` since its last check.
     pub fn forgive(&mut self, delay: Duration, now: Instant) {
         for member in self.by_node.values_mut() {
             member.presence = forgive(member.presence, delay, now);
         }
     }
 
-    /// Brings the map in line with what is known: nodes, targets, and these in their groups.
+    /// Updates the map to the known state: nodes, targets, and the targets' states in their groups.
     pub fn reconcile(&mut self, map: &mut ClusterMap, now: Instant, limits: &HealthLimits) {
         let left_out = left_out(map);
         let verdicts: Vec<(NodeId, Verdict)> = map
@@ -286,8 +286,8 @@ impl Members {
         }
     }
 
-    /// A target whose entry changes anyway takes the position along that it has reported. Those of all others
-    /// are durable a second later, not in the map: it goes to everybody.
+    /// A target whose entry changes anyway gets its reported position in the map. Positions of all others
+    /// become durable a second later, outside the map, which every process receives.
     pub fn record_positions(&self, published: &ClusterMap, draft: &mut ClusterMap) {
         let before = published.targets.iter().map(Some).chain(std::iter::repeat(None));
         for (before, target) in before.zip(&mut draft.targets) {
@@ -302,7 +302,7 @@ impl Members {
         target.last.position = target.last.position.max(reported);
     }
 
-    /// The place of an offered target in the map, and whether it has what it had.
+    /// Records an offered target in the map, and checks whether it still has its data.
     fn record_target(&mut self, map: &mut ClusterMap, node: NodeId, offer: &TargetOffer) -> TargetId {
         let history = &offer.history;
         let seen = |before| RunSeen { run: next_run(before, history), position: history.position };
@@ -342,8 +342,8 @@ impl Members {
                 target_put_back(map, id);
             }
             Returned::Lost(why) => {
-                // Of groups that had lost theirs already, and of those that lose theirs now, the right disks
-                // are different ones.
+                // The right disks differ between groups that had lost their data earlier and groups that lose
+                // it now, so none is recorded.
                 match (lost.is_empty(), had.is_empty()) {
                     (true, _) => entry.whole = before,
                     (false, true) => {}
@@ -359,7 +359,7 @@ impl Members {
     }
 }
 
-/// The ids that a node got.
+/// The ids assigned to a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Admitted {
     pub node: NodeId,

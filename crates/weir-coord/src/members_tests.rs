@@ -90,7 +90,7 @@ impl World {
         assert_eq!(world.map.groups[0].current_count(), 6);
         world
     }
-    /// Joins with targets that have what they had.
+    /// Joins with targets that still have their data.
     fn join(&mut self, join: &Join, connection: u64, now: Instant) -> Result<Admitted> {
         let mut join = join.clone();
         for offer in &mut join.targets {
@@ -128,7 +128,7 @@ fn a_broken_connection_takes_targets_down_until_a_join() {
     let again = world.join(&join("s3", 99, &[3]), 33, at(2)).unwrap();
     assert_eq!(again, Admitted { node: NodeId(3), targets: vec![TargetId(3)] });
     assert_eq!((world.target(3), world.member(3)), (TargetState::Up, MemberState::Behind));
-    // The old connection's end is told late: it means nothing any more.
+    // The old connection's end is reported late: it has no effect.
     world.members.disconnected(3);
     world.reconcile(at(3));
     assert_eq!(world.target(3), TargetState::Up);
@@ -228,7 +228,7 @@ fn the_size_of_a_target_is_known_when_it_joins() {
 fn a_failed_disk_is_out_for_good() {
     let mut world = World::with_six();
     let report = TargetReport { failed: true, ..report(2) };
-    // A node speaks for its own targets only.
+    // A node reports only its own targets.
     world.members.heard(&mut world.map, NodeId(1), 1, vec![report.clone()], at(1)).unwrap();
     assert_eq!(world.target(2), TargetState::Up);
     world.members.heard(&mut world.map, NodeId(2), 2, vec![report], at(1)).unwrap();
@@ -253,8 +253,8 @@ fn a_failed_target_is_cleared_by_hand_in_a_new_process() {
     assert_eq!((world.target(2), world.member(2)), (TargetState::Up, MemberState::Behind));
 }
 
-/// Three hang, and two of them have a group of two copies for themselves: one is done without soon, the
-/// others when they count as gone.
+/// Three hang, and two of them form a group of two copies: one is demoted soon, the others when they count as
+/// gone.
 #[test]
 fn a_target_with_a_stalled_disk_is_left_out_if_not_needed() {
     let mut world = World::with_six();
@@ -321,7 +321,7 @@ fn who_may_not_join_is_told_why() {
     assert!(world.join(&pool, 2, at(3)).unwrap_err().context.contains("keeps its pool"));
 }
 
-/// What nodes and the coordinator say of targets is in bodies; the map is not.
+/// Statements of nodes and the coordinator about targets are in message bodies; the map is not.
 #[test]
 fn messages_about_many_targets_fit_into_a_body() {
     let reports = |count: u32| (1..=count).map(report).collect::<Vec<_>>();

@@ -1,6 +1,6 @@
-//! Places that move between targets that serve them: what administrators want, what moves, and what waits.
+//! Places that move between targets that serve them: administrators' requests, running moves, waiting moves.
 //!
-//! Knows nothing of the store: the owner of the map keeps the wishes, and publishes what is changed in the
+//! Knows nothing of the store: the owner of the map stores the requests, and publishes the changes of the
 //! draft.
 use crate::decide::{
     Hindrance, Observed, Plan, begin_move, cancel_move, close_move, finish_move, is_closed, plan_balance,
@@ -19,14 +19,14 @@ use weir_proto::{Epoch, Error, PgId, Result, TargetId};
 const CLOSED_MAX: Duration = Duration::from_secs(10);
 /// Between plans.
 const PLAN_EVERY: Duration = Duration::from_millis(250);
-/// Between looks at how full targets are: that changes slowly.
+/// Between checks of how full targets are: that changes slowly.
 const BALANCE_EVERY: Duration = Duration::from_secs(5);
 
-/// Parts of a thousand of its capacity at which a target is nearly full, and below which it is not any more.
+/// Per mille of the capacity above which a target is nearly full, and below which it no longer is.
 const FULL_PER_MILLE: u128 = 950;
 const NO_MORE_FULL_PER_MILLE: u128 = 930;
 
-/// What a restart forgets.
+/// State that a restart forgets.
 #[derive(Default)]
 pub struct Moving {
     planned: Option<Instant>,
@@ -37,7 +37,7 @@ pub struct Moving {
 }
 
 impl Moving {
-    /// Ends what cannot go on, and begins what is wanted.
+    /// Ends moves that cannot continue, and begins the planned ones.
     pub fn turn(&mut self, map: &mut ClusterMap, wishes: &mut Wishes, observed: &Observed, now: Instant) {
         settle_moves(map);
         self.reopen_late(map, now);
@@ -54,7 +54,7 @@ impl Moving {
             true => Plan::default(),
             false => plan_drain(map, observed),
         };
-        // Lost targets come first, then those that leave.
+        // Lost targets come first, then targets that are drained.
         let is_idle = observed.lost.is_empty() && plan.steps.is_empty() && plan.waiting.is_empty();
         if is_idle && self.balanced.is_none_or(|at| now.since(at) >= BALANCE_EVERY) {
             self.balanced = Some(now);
@@ -86,7 +86,7 @@ impl Moving {
         }
     }
 
-    /// A target is drained from now on, or no more; what becomes of its places.
+    /// Starts or stops draining a target; returns what happens to its places.
     pub fn drain(
         &mut self,
         map: &mut ClusterMap,
@@ -124,7 +124,7 @@ impl Moving {
     }
 }
 
-/// What a target says that takes a place.
+/// Handles the report of a target that takes over a place.
 pub fn copied(map: &mut ClusterMap, said: &PlaceCopied) -> Result<()> {
     let PlaceCopied { target, group, epoch, done } = *said;
     if !done {
@@ -135,7 +135,7 @@ pub fn copied(map: &mut ClusterMap, said: &PlaceCopied) -> Result<()> {
     Ok(())
 }
 
-/// New files go around a target that is so full, until it is a little less.
+/// Marks targets above this fill level, which new files avoid, until they are somewhat below it.
 pub fn note_full(map: &mut ClusterMap, reports: &BTreeMap<TargetId, TargetReport>) {
     if map.level < LEVEL_OF_GROWTH {
         return;

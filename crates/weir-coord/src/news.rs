@@ -1,8 +1,8 @@
-//! What the coordinator tells of the map: to each caller as little as leads from the version that it has to
-//! the newest one.
+//! News of the map for each caller: the smallest message that leads from the caller's version to the newest
+//! one.
 //!
-//! Invariants: each version is encoded once, whoever asks; who is too far behind gets the whole map.
-//! Knows nothing of who asks.
+//! Invariants: each version is encoded once for all callers; a caller that is too far behind gets the whole
+//! map. Knows nothing of the callers.
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,14 +14,14 @@ use weir_rpc::Payload;
 
 /// Versions whose changes are kept: an hour of a map that changes every three seconds.
 pub const STEPS_MAX: usize = 1024;
-/// Memory for them. The founding of a large cluster takes a few MiB, then a version takes some KiB.
+/// Memory for these changes. The founding of a large cluster takes a few MiB, then a version takes some KiB.
 const STEPS_BYTES_MAX: usize = 16 << 20;
 
 pub struct News(Mutex<State>);
 
 struct State {
     newest: Arc<ClusterMap>,
-    /// Encoded, once somebody has asked.
+    /// Encoded on the first request.
     whole: Option<Bytes>,
     /// The changes of each version, encoded; the last ones lead to the newest.
     steps: VecDeque<Bytes>,
@@ -37,7 +37,7 @@ impl News {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The map is durable, and the newest from now on.
+    /// Publishes a durable map as the newest.
     pub fn publish(&self, map: Arc<ClusterMap>) {
         let before = self.state().newest.clone(); // only the owner of the map publishes
         let step = changes(&before, &map).filter(|_| map.version == before.version + 1);
@@ -60,7 +60,7 @@ impl News {
         }
     }
 
-    /// For somebody who has version `known`; 0: nothing. Empty: there is nothing newer.
+    /// The news for a caller with version `known`; 0: none. Empty: there is nothing newer.
     pub fn since(&self, known: u64) -> Result<Payload> {
         let mut state = self.state();
         if known == state.newest.version {
@@ -125,7 +125,7 @@ mod tests {
         }
         let steps = read(&news.since(20).unwrap());
         assert!(matches!(&steps, MapNews::Steps { from: 20, steps, .. } if steps.len() == 1));
-        // Nobody's version, and one from the future: the whole map.
+        // No known version, and one from the future: the whole map.
         for known in [0, 99] {
             assert!(matches!(read(&news.since(known).unwrap()), MapNews::Whole { map } if map == all[20]));
         }
@@ -143,14 +143,14 @@ mod tests {
         assert!(matches!(read(&news.since(1).unwrap()), MapNews::Whole { .. }));
         let oldest = news.since(1000).unwrap();
         assert!(matches!(read(&oldest), MapNews::Steps { from: 1000, .. }));
-        // A change that cannot be told as one.
+        // A change that cannot be expressed as a step.
         map.version += 1;
         map.targets.swap(0, 1);
         news.publish(Arc::new(map.clone()));
         assert!(matches!(read(&news.since(map.version - 1).unwrap()), MapNews::Whole { .. }));
     }
 
-    /// 50 servers of 96 disks. What each client is told of a target that goes, and that comes back.
+    /// 50 servers of 96 disks. The message to each client for a target that goes down, and one that returns.
     #[test]
     fn a_flap_on_a_large_map_takes_less_than_4_kib() {
         let mut map = cluster(4800, "ec:10+2");
@@ -179,7 +179,7 @@ mod tests {
         }
     }
 
-    /// A long way in small steps is more than the map.
+    /// Many small steps can be larger than the map.
     #[test]
     fn the_shorter_way_is_taken() {
         let mut map = cluster(2, "single");

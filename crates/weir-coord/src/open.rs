@@ -1,9 +1,7 @@
-//! Where a coordinator's cluster is: in a directory of its own, or in a store that several coordinators
-//! share.
+//! Opens a coordinator's cluster: in a directory of its own, or in a store that several coordinators share.
 //!
-//! Invariant: nothing is founded unless that is asked for, and nothing is led that belongs to another cluster
-//! than the directory does.
-//! Knows nothing of what the coordinator does with its map.
+//! Invariant: a cluster is founded only on request, and a coordinator leads only the cluster of its
+//! directory. Knows nothing of the coordinator's use of the map.
 use crate::identity::{check_coordinator, write_coordinator};
 use crate::kept_map::MAP_KEY;
 use crate::records::decode_map;
@@ -14,14 +12,14 @@ use std::sync::Arc;
 use weir_env::Env;
 use weir_proto::{ClusterId, Error, Result};
 
-/// The cluster that a store holds which coordinators share; none: it is empty.
+/// The cluster in a store that coordinators share; `None`: the store is empty.
 pub async fn cluster_in(store: &dyn Store) -> Result<Option<ClusterId>> {
     let kept = store.get(MAP_KEY).await?.map(|kept| decode_map(&kept.value)).transpose()?;
     Ok(kept.map(|map| map.cluster))
 }
 
 impl Coordinator {
-    /// Opens the cluster kept in `dir`, or founds one there if it is to be new.
+    /// Opens the cluster in `dir`, or founds a new one there if requested.
     pub async fn open(env: Env, dir: &Path, config: CoordConfig) -> Result<Arc<Coordinator>> {
         let (disk, new) = (env.disk.clone(), config.new);
         let known = check_coordinator(&*disk, dir, new)?;
@@ -37,14 +35,14 @@ impl Coordinator {
                 )));
             }
             Some(_) => {}
-            // After the state: a founding that was interrupted goes on when it is asked for again.
+            // After the state: an interrupted founding continues when it is requested again.
             None => write_coordinator(&*disk, dir, cluster)?,
         }
         Ok(coordinator)
     }
 
-    /// Opens the cluster kept in a store that coordinators share, or founds one there if it is to be new;
-    /// this one leads. `known`: the cluster of its directory, if it has led or waited before.
+    /// Opens the cluster in a store that coordinators share, or founds a new one there if requested; this one
+    /// leads. `known`: the cluster of its directory, if it has led or waited earlier.
     pub async fn open_shared(
         env: Env,
         dir: &Path,
@@ -60,7 +58,7 @@ impl Coordinator {
                      snapshot; `weir coord --new` founds a cluster",
                 ));
             }
-            // The second coordinator of a cluster is a new one, too: it says which cluster it means.
+            // The second coordinator of a cluster is new, too: it names the cluster that it joins.
             Some(kept) if is_new && named != Some(kept) => {
                 return Err(Error::exists(format!(
                     "the store holds cluster {kept} already; hint: for another coordinator of it, set cluster.id"

@@ -1,8 +1,7 @@
 //! The one task that owns the cluster map.
 //!
-//! It takes events in batches, applies them to a draft, brings the draft in line with what it knows of
-//! members, makes it durable, publishes it, and only then answers: nobody learns of a map that a restart
-//! could forget.
+//! It takes events in batches, applies them to a draft, updates the draft to the known state of members,
+//! makes it durable, publishes it, and only then answers: no process sees a map that a restart could forget.
 //!
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
 use crate::copies::CopyChange;
@@ -37,24 +36,25 @@ use weir_proto::version::Program;
 use weir_proto::{Error, ErrorKind, NodeId, Result, TargetId};
 use weir_rpc::{Identity, Trust};
 
-/// The key of the namespaces' progress. Not in the map, which everybody gets: it changes every second.
+/// The key of the namespaces' progress. Not in the map, which every process receives: it changes every
+/// second.
 pub const PROGRESS_KEY: &str = "progress";
-/// The key of how far each target is, as it reported: not in the map either.
+/// The key of each target's reported position: not in the map either.
 pub const POSITIONS_KEY: &str = "positions";
-/// The key of what administrators want of rebuilds.
+/// The key of administrators' requests about rebuilds and moves.
 pub const REBUILD_KEY: &str = "rebuild";
-/// Events waiting for the owner: more than any cluster's members send within one write of the store.
+/// Events waiting for the owner: more than any cluster's members send during one write of the store.
 pub const EVENTS_MAX: usize = 4096;
-/// Events decided on together: one write of the store for all.
+/// Events decided on together, with one write of the store.
 const BATCH_MAX: usize = 256;
-/// How often a target that did not answer is asked again while its node is connected.
+/// How often a target that did not answer is probed again while its node is connected.
 const SUSPECT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How often the positions of targets are made durable while they change. A copy of a target that is older is
-/// known after a power cut of the coordinator.
+/// How often the positions of targets are made durable while they change. After a power cut of the
+/// coordinator, an older copy of a target is still recognized.
 const POSITIONS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where an answer goes.
+/// The channel for an answer.
 pub type Answer<T> = oneshot::Sender<Result<T>>;
 
 /// Everything that can happen to the owner.
@@ -78,13 +78,14 @@ pub enum Event {
         report: ReportLink,
         answer: Answer<()>,
     },
-    /// What was seen of a target whose node had joined on this connection when the look began.
+    /// Result of probing a target; `joined`: the connection of its node's `Join` when the probe began.
     Probed {
         target: TargetId,
         suspicion: Suspicion,
         joined: Option<u64>,
         outcome: Result<TargetReport>,
-        /// Of those that its groups need without it: which answered at the same time. Asked if it is slow.
+        /// The members that its groups need without it and that answered at the same time. For a slow target
+        /// only.
         alive: BTreeSet<TargetId>,
     },
     CaughtUp {
@@ -111,7 +112,7 @@ pub enum Event {
         answer: Answer<()>,
     },
     Rebuild(RebuildEvent),
-    /// Rules for mounts or for homes come or go.
+    /// A change of the rules for mounts or for homes.
     Rules {
         change: RuleChange,
         answer: Answer<MapReply>,
@@ -131,7 +132,7 @@ pub enum Event {
         connection: u64,
         answer: Answer<()>,
     },
-    /// Of a namespace.
+    /// A report about a copy of a namespace.
     Copies {
         by: NodeId,
         change: CopyChange,
@@ -144,21 +145,21 @@ pub enum Event {
     Disconnected {
         connection: u64,
     },
-    /// This coordinator is about to end: targets are asked for their positions.
+    /// This coordinator is about to end: it asks targets for their positions.
     Ends {
         answer: Answer<()>,
     },
-    /// Their answers, each with the connection on which its node had joined when it was asked.
+    /// Their answers, each with the connection of the node's `Join` at the time of the request.
     LastPositions {
         said: Vec<(Option<u64>, TargetReport)>,
         answer: Answer<()>,
     },
 }
 
-/// Changes the rules of a draft, and says what was done.
+/// Changes the rules of a draft, and returns a description of the change.
 pub type RuleChange = Box<dyn FnOnce(&mut ClusterMap) -> Result<String> + Send>;
 
-/// What is done once the batch's map is durable (or is not).
+/// Runs once the batch's map is durable (or the write has failed).
 type AfterWrite = Box<dyn FnOnce(&Result<Arc<ClusterMap>>) + Send>;
 
 pub struct Owner {
@@ -169,36 +170,36 @@ pub struct Owner {
     pub positions: Kept<Positions>,
     pub rebuild: Kept<Wishes>,
     pub map: watch::Sender<Arc<ClusterMap>>,
-    /// Of each map before anybody sees it.
+    /// Gets each map before it is published.
     pub news: Arc<News>,
     pub members: Members,
     pub events: mpsc::Receiver<Event>,
     /// For the results of probes.
     pub self_events: mpsc::WeakSender<Event>,
     pub started: Instant,
-    /// Who waits for the probe of a target under way, by what was suspected.
+    /// The callers that wait for a running probe, by target and suspicion.
     pub probing: BTreeMap<(TargetId, Suspicion), Vec<Answer<MapReply>>>,
     pub suspects_asked: Instant,
     pub placing: Placing,
     pub replacing: Replacing,
     pub cut_links: CutLinks,
-    /// The one that this coordinator is.
+    /// This coordinator's own program.
     pub program: Program,
-    /// It was asked to end. It then takes no target down: `weir down` ends servers at the same time, and a
-    /// target that was taken down by that would be behind at the next start.
+    /// This coordinator was asked to end. It then takes no target down: `weir down` ends servers at the same
+    /// time, and a target that was taken down by that would be behind at the next start.
     pub ends: bool,
     pub seat: Seat,
 }
 
-/// What this coordinator is called, and for how long it leads.
+/// This coordinator's name, and the term for which it leads.
 pub struct Seat {
-    /// What probes call it.
+    /// The name that it uses in probes.
     pub name: String,
     /// For probes over networks; absent in a cluster without certificates.
     pub trust: Option<Arc<Trust>>,
     /// Absent: no other coordinator can lead.
     pub term: Option<Term>,
-    /// Why it leads no more.
+    /// Why it does not lead any more.
     pub lost: Arc<OnceLock<Error>>,
 }
 
@@ -223,14 +224,14 @@ struct Batch {
     disconnected: Vec<u64>,
 }
 
-/// How often members tell that they are alive: four times within the silence that is forgiven.
+/// Interval of members' heartbeats: a quarter of the tolerated silence.
 pub fn heartbeat_ms(map: &ClusterMap) -> u32 {
     (map.settings.target_silence_ms / 4).clamp(50, 2000)
 }
 
 impl Owner {
-    /// Runs until the last handle of the coordinator is gone, or another coordinator leads: then whoever
-    /// waits for an answer gets none of this one.
+    /// Runs until the last handle of the coordinator is gone, or another coordinator leads: then waiting
+    /// callers get no answer from this one.
     pub async fn run(mut self) {
         let mut looked = self.env.clock.now();
         loop {
@@ -244,7 +245,7 @@ impl Owner {
                 },
                 () = self.env.clock.sleep(tick) => {}
             }
-            // On a machine that is starved, or with a slow disk, it is this node that is late.
+            // On an overloaded machine, or with a slow disk, this node itself is late.
             let now = self.env.clock.now();
             self.members.forgive(now.since(looked).saturating_sub(tick), now);
             looked = now;
@@ -256,7 +257,7 @@ impl Owner {
         }
     }
 
-    /// An error: another coordinator leads, or may lead.
+    /// Handles one batch of events. An error: another coordinator leads, or may lead.
     async fn turn(&mut self, first: Option<Event>) -> Result<()> {
         let now = self.env.clock.now();
         self.seat.check(now)?;
@@ -297,7 +298,7 @@ impl Owner {
             self.publish(published, batch.draft).await
         }
         .await;
-        // What is answered now may have changed since, if another one leads by now.
+        // If another coordinator leads by now, these answers may be outdated.
         self.seat.check(self.env.clock.now())?;
         if let Err(e) = &outcome {
             if e.kind == ErrorKind::Stale {
@@ -314,7 +315,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Before the map, and for itself: it is true whatever becomes of the map.
+    /// Stored before the map, and on its own: it is valid regardless of the map.
     async fn keep_progress(&mut self, new: Progress, now: Instant) -> Result<()> {
         if new == self.progress.value {
             return Ok(());
@@ -338,7 +339,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Now and then, and in the end: heartbeats tell them all the time.
+    /// At an interval, and at the end: heartbeats change them all the time.
     async fn keep_positions(&mut self, map: &ClusterMap, now: Instant) -> Result<()> {
         if !self.ends && now.since(self.positions.at) < POSITIONS_INTERVAL {
             return Ok(());
@@ -356,7 +357,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Makes a changed map durable, then lets everybody see it.
+    /// Makes a changed map durable, then publishes it.
     async fn publish(&mut self, old: Arc<ClusterMap>, mut new: ClusterMap) -> Result<Arc<ClusterMap>> {
         if new == *old {
             return Ok(old);
@@ -390,7 +391,7 @@ impl Owner {
                 for answer in self.probing.remove(&(target, suspicion)).unwrap_or_default() {
                     batch.after(answer, newest);
                 }
-                // Of a process that is gone it says nothing about the one that is there now.
+                // A result about a process that is gone says nothing about its successor.
                 if !self.ends && joined == self.joined_on(target, &batch.draft) {
                     self.probed(target, suspicion, outcome, &alive, batch, now);
                 }
@@ -435,12 +436,12 @@ impl Owner {
                         self.members.note_position(report.target, report.position);
                     }
                 }
-                batch.after(answer, |_| ()); // they are durable then: it ends
+                batch.after(answer, |_| ()); // they are durable then, as it ends
             }
         }
     }
 
-    /// Starts what is wanted, and answers who waits for groups that are there.
+    /// Starts the placements that are needed, and answers callers whose groups exist.
     fn place_groups(&mut self, batch: &mut Batch, now: Instant) {
         let (wanted, answers) = self.placing.next(&batch.draft, &batch.rebuild.draining, now);
         for (answer, outcome) in answers {
@@ -458,7 +459,7 @@ impl Owner {
         }
     }
 
-    /// Places of lost targets go to others.
+    /// Assigns places of lost targets to others.
     fn replace_lost(&mut self, batch: &mut Batch, now: Instant) {
         let plan = self.replacing.next(&batch.draft, &mut batch.rebuild, &self.members.reports, now);
         for step in plan.steps {
@@ -598,7 +599,7 @@ impl Owner {
         });
     }
 
-    /// Somebody could not use a target. What the coordinator itself can see decides.
+    /// A client or member could not use a target. The coordinator's own observation decides.
     fn reported(&mut self, report: ReportTarget, answer: Answer<MapReply>, batch: &mut Batch) {
         let Some(group) = batch.draft.group(report.group) else {
             return refuse(answer, Error::not_found(format!("no placement group {}", report.group)));
@@ -622,7 +623,7 @@ impl Owner {
         self.start_probe(report.target, report.suspicion, &batch.draft).push(answer);
     }
 
-    /// Asks the target itself, unless that is being done; returns who waits for it.
+    /// Probes the target, unless a probe is running; returns the list of callers that wait for it.
     fn start_probe(
         &mut self,
         target: TargetId,
@@ -651,13 +652,13 @@ impl Owner {
                     }
                 }
                 let probed = Event::Probed { target, suspicion, joined, outcome, alive };
-                let _ = events.send(probed).await; // gone with the coordinator
+                let _ = events.send(probed).await; // the coordinator may be gone
             });
         }
         self.probing.entry((target, suspicion)).or_default()
     }
 
-    /// Asks all targets that are up at once; what they say comes as an event.
+    /// Asks all targets that are up in parallel; their answers arrive as an event.
     fn ask_positions(&self, map: &ClusterMap, answer: Answer<()>) {
         let Some(events) = self.self_events.upgrade() else { return };
         let up = map.targets.iter().filter(|t| t.state == TargetState::Up).map(|t| t.id);
@@ -668,11 +669,11 @@ impl Owner {
             while let Some(report) = reports.recv().await {
                 said.push((joined.get(&report.target).copied().flatten(), report));
             }
-            let _ = events.send(Event::LastPositions { said, answer }).await; // gone with the coordinator
+            let _ = events.send(Event::LastPositions { said, answer }).await; // the coordinator may be gone
         });
     }
 
-    /// Who the coordinator is to targets.
+    /// The coordinator's identity towards targets.
     fn identity(&self, map: &ClusterMap) -> Identity {
         let name = self.seat.name.as_str();
         let identity = Identity::new(&self.env, name, Role::Coordinator, Some(map.cluster));
@@ -714,13 +715,13 @@ impl Owner {
                     );
                 }
             }
-            // A machine that is busy everywhere must not lose its last targets to a quick look.
+            // An overloaded machine must not lose its last targets to a quick probe.
             Err(e) if suspicion != Suspicion::Failed && !is_spare(&batch.draft, target) => {
                 tracing::warn!("{target} does not answer quickly, and is needed: {e}");
             }
-            // A target that has not joined since this coordinator started may just be starting. A verdict now
-            // would let its group go on without it; if they return without what they then wrote, no other
-            // target has it.
+            // A target that has not joined since this coordinator started may still be starting. A verdict
+            // now would let its group continue without it; if the others then return without their new
+            // writes, no other target has them.
             Err(e) if self.is_awaited(target, &batch.draft) => {
                 tracing::warn!("{target} does not answer, and has not joined yet: {e}");
             }
@@ -733,7 +734,7 @@ impl Owner {
         }
     }
 
-    /// Who waits for a probe of a target that is out by now has its answer.
+    /// Answers callers that wait for a probe of a target that is already out of service.
     fn release_reporters(&mut self, batch: &mut Batch) {
         let mut answers = Vec::new();
         for ((target, _), waiting) in &mut self.probing {
@@ -792,7 +793,7 @@ impl Batch {
         }
     }
 
-    /// Entries whose certificates have ended by themselves go.
+    /// Removes a node's certificate; also drops entries whose certificates have expired.
     fn remove_node(&mut self, removed: RemovedNode, now: u64, answer: Answer<()>) {
         tracing::info!("{} is removed from the cluster", removed.name);
         self.draft.removed.retain(|other| other.name != removed.name && other.until > now);
@@ -824,14 +825,14 @@ impl Batch {
         reply: impl FnOnce(&Arc<ClusterMap>) -> T + Send + 'static,
     ) {
         self.after.push(Box::new(move |outcome| {
-            // Nobody may wait any more: the change stands all the same.
+            // The caller may have given up: the change holds anyway.
             let _ = answer.send(outcome.as_ref().map(reply).map_err(Error::clone));
         }));
     }
 }
 
 fn refuse<T>(answer: Answer<T>, error: Error) {
-    let _ = answer.send(Err(error)); // nobody may wait any more
+    let _ = answer.send(Err(error)); // the caller may have given up
 }
 
 fn newest(map: &Arc<ClusterMap>) -> MapReply {

@@ -1,6 +1,6 @@
-//! Placement groups that are being made: the owner of the map decides which, another thread places them.
+//! Placement of new groups: the owner of the map decides which groups, another thread places them.
 //!
-//! Invariant: the owner never waits for a placement, so heartbeats do not either. What was placed is taken
+//! Invariant: the owner never waits for a placement, so heartbeats do not either. A placement is accepted
 //! only if the targets that it may use are still up.
 use crate::decide::{WantedGroups, groups_asked_for, groups_for_new_files, groups_for_new_targets};
 use std::collections::BTreeSet;
@@ -11,25 +11,25 @@ use weir_proto::coord::{MakeGroups, MapReply};
 use weir_proto::map::{ClusterMap, Scheme, TargetState};
 use weir_proto::{Result, TargetId};
 
-/// For so long no target has come or gone when a new generation is made.
+/// A new generation is made only when the set of targets has not changed for this long.
 const SETTLED_AFTER: Duration = Duration::from_secs(3);
 
-/// Groups that were placed for what the map wanted when that began.
+/// Groups that were placed for an earlier version of the map.
 pub struct Placed {
     pub wanted: WantedGroups,
     pub members: Vec<Vec<TargetId>>,
 }
 
-/// Where the answer of a request goes.
+/// The channel for the answer to a request.
 type Answer = oneshot::Sender<Result<MapReply>>;
 
-/// What is being placed, and the requests that wait for it.
+/// Running placements, and the requests that wait for them.
 pub struct Placing {
-    /// Groups of the scheme for new files are made once so many targets are up.
+    /// Groups of the scheme for new files are made once this number of targets is up.
     expected_targets: usize,
     running: BTreeSet<(String, Scheme)>,
     asked: Vec<(MakeGroups, Answer)>,
-    /// The targets that may get places, and since when they are these.
+    /// The targets that may get places, and since when this set is unchanged.
     up_since: Option<(BTreeSet<TargetId>, Instant)>,
 }
 
@@ -38,12 +38,12 @@ impl Placing {
         Placing { expected_targets, running: BTreeSet::new(), asked: Vec::new(), up_since: None }
     }
 
-    /// Answered when the groups are in a durable map, or cannot be made.
+    /// The answer is sent when the groups are in a durable map, or cannot be made.
     pub fn ask(&mut self, wanted: MakeGroups, answer: Answer) {
         self.asked.push((wanted, answer));
     }
 
-    /// Targets that are added one after the other get one generation, not one each.
+    /// Targets that are added one after the other get one common generation.
     fn new_generations(
         &mut self,
         map: &ClusterMap,
@@ -69,7 +69,7 @@ impl Placing {
         self.running.remove(&(wanted.pool.clone(), wanted.scheme));
     }
 
-    /// What has to be placed now, and requests that can be answered: with the map, or with the error. No
+    /// The placements to start now, and requests that can be answered: with the map, or with the error. No
     /// group is placed on a target that is drained.
     pub fn next(
         &mut self,
@@ -98,7 +98,7 @@ impl Placing {
     }
 }
 
-/// Places groups where that may take its time.
+/// Places groups on a thread that may block.
 pub async fn place(tasks: Tasks, wanted: WantedGroups) -> Placed {
     tasks.blocking(move || Placed { members: wanted.place(), wanted }).await
 }

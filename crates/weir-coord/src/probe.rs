@@ -1,4 +1,4 @@
-//! The coordinator's own look at a target that somebody could not use.
+//! The coordinator's own probe of a target that a client or member could not use.
 use crate::addresses::addrs_in_order;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,22 +10,22 @@ use weir_proto::map::{ClusterMap, Node};
 use weir_proto::{Error, Result, TargetId};
 use weir_rpc::{Channel, Identity, NoService, Payload};
 
-/// A target answers this in microseconds; a busy disk or a busy machine makes it hundreds of milliseconds.
+/// A target answers this in microseconds; with a busy disk or machine it takes hundreds of milliseconds.
 /// Writers wait for the verdict, so not longer.
 pub const PROBE_PATIENCE: Duration = Duration::from_millis(1000);
-/// For a target that is silent just now: its groups can do without it, so a wrong verdict costs little, and
-/// somebody waits for it.
+/// For a target that is only silent now: its groups can do without it, so a wrong verdict costs little, and a
+/// writer waits for it.
 pub const QUICK_PROBE_PATIENCE: Duration = Duration::from_millis(450);
 
-/// For the last question of a coordinator that is asked to end: a target that stands still keeps it for no
-/// longer.
+/// For the last request of a coordinator that is asked to end: a target that hangs delays it by no more than
+/// this.
 pub const LAST_PROBE_PATIENCE: Duration = Duration::from_millis(300);
 
-/// Looks in a row that end so late that this node itself was.
+/// Attempts of one probe if this node itself was late in each.
 const LATE_PROBES_MAX: usize = 3;
 
-/// Asks the target how it is, over a connection of its own. An answer that this node was too busy to take in
-/// time is asked for again.
+/// Asks the target for its state, over a separate connection. If this node was too busy to receive the answer
+/// in time, it asks again.
 pub async fn probe(
     env: Env,
     who: Identity,
@@ -46,7 +46,8 @@ pub async fn probe(
     }
 }
 
-/// Asks several targets at once. Answers come in any order; the channel ends when all have had their time.
+/// Probes several targets in parallel. Answers come in any order; the channel ends when all deadlines are
+/// over.
 pub fn probe_each(
     env: &Env,
     who: &Identity,
@@ -60,7 +61,7 @@ pub fn probe_each(
         let (who, reported) = (who.clone(), reported.clone());
         env.tasks.spawn("probe one of several targets", async move {
             if let Ok(report) = probe(own_env, who, node, target, patience).await {
-                let _ = reported.send(report).await; // the caller may have stopped waiting
+                let _ = reported.send(report).await; // the caller may have given up
             }
         });
     }
@@ -74,10 +75,10 @@ async fn look(
     target: TargetId,
     patience: Duration,
 ) -> Result<TargetReport> {
-    // The coordinator does not know hosts: it tries what there is.
+    // The coordinator does not know hosts: it tries all addresses.
     let addrs = addrs_in_order(&node.addrs, true);
     let channel = Channel::new(env, addrs, who.clone(), Arc::new(NoService));
-    // One round of dials: a door that is closed is an answer.
+    // One round of dials: a refused connection is an answer.
     let stat = channel.call_now(&StatTarget { target }, Payload::default(), patience).await?.reply;
     Ok(stat.report)
 }

@@ -1,4 +1,4 @@
-//! What nodes and administrators ask about lost targets and their rebuild.
+//! Requests of nodes and administrators about lost targets and their rebuild.
 use crate::cluster::Cluster;
 use std::sync::Arc;
 use weir_proto::coord::{
@@ -9,42 +9,42 @@ use weir_proto::map::ClusterMap;
 use weir_proto::{Result, TargetId};
 
 impl Cluster {
-    /// Gives a target up that does not come back: others take its places.
+    /// Gives up a target that will not return: others take its places.
     pub async fn target_gone(&self, target: TargetId, dry_run: bool) -> Result<GonePlan> {
         self.ask(&TargetGone { target, dry_run }).await
     }
 
-    /// How the rebuild of lost targets goes on.
+    /// Progress of the rebuild of lost targets.
     pub async fn rebuild(&self) -> Result<RebuildStatus> {
         self.ask(&GetRebuild {}).await
     }
 
-    /// From when on a target that is down counts as lost; 0: none does by itself.
+    /// Sets after which time a target that is down counts as lost; 0: never by itself.
     pub async fn set_rebuild(&self, after_s: u32) -> Result<()> {
         self.ask(&SetRebuild { after_s }).await
     }
 
-    /// Has all places of a target go to others while it serves them, or has those stay that it still has.
+    /// Drains a target: all its places move to others while it serves them. `stay`: stops that.
     pub async fn drain_target(&self, target: TargetId, stay: bool, dry_run: bool) -> Result<GonePlan> {
         self.ask(&DrainTarget { target, stay, dry_run }).await
     }
 
-    /// Takes a target without places out of the cluster.
+    /// Removes a target without places from the cluster.
     pub async fn remove_target(&self, target: TargetId) -> Result<Arc<ClusterMap>> {
         self.change(&RemoveTarget { target }).await
     }
 
-    /// Whether no place begins to move.
+    /// Pauses or resumes the start of moves.
     pub async fn pause_moves(&self, paused: bool) -> Result<()> {
         self.ask(&PauseMoves { paused }).await
     }
 
-    /// Says how far the copy of a place is that comes to a target of this node.
+    /// Reports how far the copy of a place is that moves to a target of this node.
     pub async fn place_copied(&self, said: PlaceCopied) -> Result<Arc<ClusterMap>> {
         self.change(&said).await
     }
 
-    /// Tells how far targets of this node are filled.
+    /// Reports the refill progress of this node's targets.
     pub async fn report_refill(&self, reports: Vec<RefillReport>) -> Result<()> {
         self.ask(&ReportRefill { reports }).await
     }

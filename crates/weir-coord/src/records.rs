@@ -1,7 +1,6 @@
 //! The values of the coordinator's store, byte by byte: a version (u16), then the record.
 //!
-//! Invariant: a record says which layout it has. A newer one than this program knows is refused, never
-//! guessed at.
+//! Invariant: a record names its layout. A layout newer than this program is refused, never guessed.
 use crate::decide::Progress;
 use crate::enrol::{KeptAuthority, Record, Token};
 use crate::members::Positions;
@@ -15,23 +14,23 @@ use weir_proto::{Error, Reader, Result, TargetId, Wire, Writer, message};
 
 /// Version of each record's layout.
 const RECORD_VERSION: u16 = 1;
-/// The map has a second one.
+/// The map has a second layout.
 const MAP_LAYOUT_MAX: u16 = 2;
-/// So have the wishes.
+/// The wishes record has, too.
 const WISHES_LAYOUT_MAX: u16 = 2;
-/// That of the enrolment record, which had one authority in the first version.
+/// Layout of the enrolment record; the first one had a single authority.
 const ENROLMENT_VERSION: u16 = 2;
 /// Bytes of an entry of a progress record, and of a positions record.
 const PROGRESS_BYTES: usize = 12;
 const POSITIONS_BYTES: usize = 20;
 
-/// The whole map. Layout 2 says that steps may follow: a program that does not know of these must not take it
-/// for the newest.
+/// The whole map. Layout 2 means that steps may follow: a program that does not know steps must not take it
+/// for the newest map.
 pub fn encode_map(map: &ClusterMap) -> Vec<u8> {
     record_of(layout_of_map(map), |w| map.encode(w))
 }
 
-/// The whole cluster map of a coordinator's state.
+/// The whole cluster map in a coordinator's state.
 pub fn decode_map(bytes: &[u8]) -> Result<ClusterMap> {
     let layout = u16::decode(&mut Reader::new(bytes))?;
     let map = read_of(layout.min(MAP_LAYOUT_MAX), MAP_LAYOUT_MAX, bytes, ClusterMap::decode)?;
@@ -45,7 +44,7 @@ fn layout_of_map(map: &ClusterMap) -> u16 {
     if map.level < LEVEL_OF_STEPS { RECORD_VERSION } else { MAP_LAYOUT_MAX }
 }
 
-/// What leads from one version of the map to the next.
+/// The step from one version of the map to the next.
 pub fn encode_step(step: &MapNews) -> Vec<u8> {
     record(|w| step.encode(w))
 }
@@ -98,7 +97,7 @@ impl From<FirstEnrolment> for Record {
     }
 }
 
-/// Count (u32), then for each namespace its number (u32) and how many changes it holds at least (u64).
+/// Count (u32), then for each namespace its number (u32) and the least number of changes that it holds (u64).
 pub fn encode_progress(progress: &Progress) -> Vec<u8> {
     record(|w| {
         (progress.len() as u32).encode(w);
@@ -116,7 +115,8 @@ pub fn decode_progress(bytes: &[u8]) -> Result<Progress> {
     })
 }
 
-/// Count (u32), then for each target its number (u32), the id of its run (u64) and its position in it (u64).
+/// Count (u32), then for each target its number (u32), the id of its run (u64) and its position in the run
+/// (u64).
 pub fn encode_positions(positions: &Positions) -> Vec<u8> {
     record(|w| {
         (positions.len() as u32).encode(w);
@@ -135,9 +135,9 @@ pub fn decode_positions(bytes: &[u8]) -> Result<Positions> {
     })
 }
 
-/// What administrators want of rebuilds: seconds (u32), count (u32), then the number of each target (u32)
-/// that is gone. Layout 2, written as soon as something moves by wish, goes on: count (u32) and the number of
-/// each target that is drained, and whether moves are paused (u8).
+/// Administrators' requests about rebuilds: seconds (u32), count (u32), then the number of each target (u32)
+/// that is gone. Layout 2, used once a move is requested, continues: count (u32) and the number of each
+/// target that is drained, and whether moves are paused (u8).
 pub fn encode_wishes(wishes: &Wishes) -> Vec<u8> {
     let first = |w: &mut Writer| {
         wishes.after_s.encode(w);

@@ -1,6 +1,6 @@
-//! Which targets are lost, what administrators want of rebuilds, and how far rebuilds are.
+//! Which targets are lost, administrators' requests about rebuilds, and the progress of rebuilds.
 //!
-//! Knows nothing of the store: the owner of the map keeps the wishes, and makes each step a change of the
+//! Knows nothing of the store: the owner of the map stores the requests, and makes each step a change of the
 //! map.
 use crate::decide::{Hindrance, Observed, Plan, plan, spare};
 use crate::moving::{Moving, note_full};
@@ -18,18 +18,18 @@ use weir_proto::{Error, PgId, Result, TargetId};
 
 /// Longer than a restart of a machine takes.
 const LOST_AFTER_S: u32 = 600;
-/// The longest that can be chosen: a month.
+/// The longest value that can be set: a month.
 const LOST_AFTER_S_MAX: u32 = 31 * 86_400;
 /// Between plans: a group takes seconds, and a plan of a large cluster some milliseconds.
 const PLAN_EVERY: Duration = Duration::from_millis(250);
-/// What a target does not report again for so long has ended.
+/// A refill that a target has not reported for this long has ended.
 const REPORT_AGE: Duration = Duration::from_secs(5);
-/// Reports of one node: more than groups that its targets are filled for.
+/// Reports of one node: more than the groups that its targets are filled for.
 const REPORTS_MAX: usize = 4096;
 
 type Answer<T> = oneshot::Sender<Result<T>>;
 
-/// What is asked about rebuilds.
+/// Requests about rebuilds.
 pub enum RebuildEvent {
     Gone { asked: TargetGone, answer: Answer<GonePlan> },
     Set { asked: SetRebuild, answer: Answer<()> },
@@ -40,16 +40,16 @@ pub enum RebuildEvent {
     Refills { reports: Vec<RefillReport>, answer: Answer<()> },
 }
 
-/// What an administrator wants; kept in the store.
+/// Administrators' requests; kept in the store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Wishes {
-    /// A target that is down for so long is lost; 0: none is by itself.
+    /// A target that is down for this long is lost; 0: never by itself.
     pub after_s: u32,
-    /// Targets that do not come back.
+    /// Targets that will not return.
     pub gone: BTreeSet<TargetId>,
-    /// Targets whose places go to others while they serve them.
+    /// Targets whose places move to others while they serve them.
     pub draining: BTreeSet<TargetId>,
-    /// No place begins to move.
+    /// No move starts.
     pub paused: bool,
 }
 
@@ -59,7 +59,7 @@ impl Default for Wishes {
     }
 }
 
-/// What is known of lost targets beyond the map; a restart forgets it.
+/// State of lost targets that is not in the map; a restart forgets it.
 #[derive(Default)]
 pub struct Replacing {
     down_since: BTreeMap<TargetId, Instant>,
@@ -71,7 +71,7 @@ pub struct Replacing {
 }
 
 impl Replacing {
-    /// What to do now. A target that is back is not gone any more.
+    /// The steps to take now. A target that has returned is not gone any more.
     pub fn next(
         &mut self,
         map: &ClusterMap,
@@ -118,7 +118,7 @@ impl Replacing {
         map.targets.iter().filter(is_lost).map(|t| t.id).collect()
     }
 
-    /// Marks a target as gone, unless it is a dry run; what becomes of its places.
+    /// Marks a target as gone, unless it is a dry run; returns what happens to its places.
     pub fn give_up(
         &mut self,
         map: &ClusterMap,
@@ -170,7 +170,7 @@ impl Replacing {
         self.moving.drain(map, wishes, observed, asked)
     }
 
-    /// What targets of a node say.
+    /// Records the refill reports of a node's targets.
     pub fn note(&mut self, reports: Vec<RefillReport>, now: Instant) -> Result<()> {
         if reports.len() > REPORTS_MAX {
             return Err(Error::invalid(format!(
@@ -237,7 +237,7 @@ pub(crate) fn summary(waiting: &[(PgId, TargetId, Hindrance)]) -> Vec<RebuildWai
     places.into_iter().map(of).collect()
 }
 
-/// A target can be given up: it is out of service, and the others have what it had.
+/// Checks that a target can be given up: it is out of service, and its data is on other members.
 fn check_gone(map: &ClusterMap, target: TargetId) -> Result<()> {
     let entry = map.target(target).ok_or_else(|| Error::not_found(format!("there is no target {target}")))?;
     if map.level < LEVEL_OF_REPLACEMENT {
@@ -268,7 +268,7 @@ fn check_gone(map: &ClusterMap, target: TargetId) -> Result<()> {
     )))
 }
 
-/// How many groups have so many targets to spare, from none on.
+/// The number of groups by their spare members, from 0 on.
 pub fn groups_by_spare(map: &ClusterMap) -> Vec<u32> {
     let mut counts = Vec::new();
     for group in map.groups.iter().filter(|g| g.scheme.parity > 0) {

@@ -1,4 +1,4 @@
-//! The coordinator as a service: takes messages in, lets the owner decide, sends answers out.
+//! The coordinator as a service: receives messages, passes them to the owner for a decision, sends answers.
 //!
 //! A member's connection is its membership: when it ends, its targets are down at once.
 //! Knows nothing of files.
@@ -45,27 +45,26 @@ mod targets;
 
 #[derive(Clone, Debug)]
 pub struct CoordConfig {
-    /// The cluster that the directory must hold, or that a new one becomes. `None`: whatever is there, or a
-    /// new id.
+    /// The cluster that the directory must hold, or that a new one becomes. `None`: any cluster, or a new id.
     pub cluster: Option<ClusterId>,
-    /// For a new cluster; an existing one has them in its map.
+    /// For a new cluster; an existing one has its settings in the map.
     pub settings: Settings,
-    /// Placement groups are made once so many targets are up (and as many as the scheme is wide).
+    /// Placement groups are made once this number of targets is up (and as many as the scheme is wide).
     pub expected_targets: usize,
-    /// Found a cluster. Otherwise it must be there.
+    /// Found a cluster. Otherwise it must exist.
     pub new: bool,
-    /// What this program can; another one in tests.
+    /// This program's versions; different ones in tests.
     pub program: Program,
     /// The name in its certificate.
     pub name: String,
-    /// Found the cluster's authority if there is none. Where there is one, nodes need certificates over
+    /// Found the cluster's authority if there is none. If there is one, nodes need certificates over
     /// networks.
     pub certified: bool,
-    /// What connections over networks have to be like then.
+    /// Requirements on network connections in that case.
     pub policy: Policy,
-    /// Given instead of an authority, in the simulator.
+    /// Supplied instead of an authority, in the simulator.
     pub trust: Option<Arc<Trust>>,
-    /// For how long it leads, where several coordinators share a store.
+    /// The term for which it leads, if several coordinators share a store.
     pub term: Option<Term>,
 }
 
@@ -94,16 +93,16 @@ pub struct Coordinator {
     name: String,
     events: mpsc::Sender<Event>,
     map: watch::Receiver<Arc<ClusterMap>>,
-    /// Where it serves.
+    /// The addresses at which it serves.
     announced: OnceLock<Vec<Addr>>,
     waits: Mutex<ReportedWaits>,
     clocks: Mutex<ReportedClocks>,
-    /// Of nodes, and this coordinator's own.
+    /// Conditions of nodes, and of this coordinator.
     pub conditions: Reported,
     followers: Followers,
-    /// Of a cluster with certificates.
+    /// For a cluster with certificates.
     certified: Option<Certified>,
-    /// Why this coordinator leads no more.
+    /// Why this coordinator does not lead any more.
     lost: Arc<OnceLock<Error>>,
 }
 
@@ -184,14 +183,14 @@ impl Coordinator {
         }))
     }
 
-    /// Waits until another coordinator leads, or may lead; says why. This one has to end then: it answers
-    /// nothing any more.
+    /// Waits until another coordinator leads, or may lead; returns why. This one must end then: it answers no
+    /// more requests.
     pub async fn lost(&self) -> Error {
         self.events.closed().await;
         self.lost.get().cloned().unwrap_or_else(|| Error::stale("this coordinator has stopped"))
     }
 
-    /// How it proves itself over networks; absent in a cluster without certificates.
+    /// Its certificate and trust for networks; absent in a cluster without certificates.
     pub fn trust(&self) -> Option<Arc<Trust>> {
         self.certified.as_ref().map(|certified| certified.trust.clone())
     }
@@ -209,22 +208,22 @@ impl Coordinator {
         self.map.borrow().cluster
     }
 
-    /// Where it serves from now on: members that were given some of these addresses try all.
+    /// Sets the addresses at which it serves: members that know some of these try all of them.
     pub fn announce(&self, addrs: &[Addr]) {
         let _ = self.announced.set(addrs.to_vec()); // a coordinator serves once
     }
 
-    /// Before an orderly end: makes durable how far each target is. What heartbeats tell becomes durable a
-    /// second later only, so the next coordinator would take a copy of a target from that second for the
-    /// target.
+    /// Before an orderly end: makes the position of each target durable. Positions in heartbeats become
+    /// durable only a second later, so the next coordinator would accept a copy of a target from that second
+    /// as the target itself.
     pub async fn record_positions(&self) {
         let (answer, answered) = oneshot::channel();
         if self.events.send(Event::Ends { answer }).await.is_ok() {
-            let _ = answered.await; // it is known a little less exactly then
+            let _ = answered.await; // otherwise the positions are slightly older
         }
     }
 
-    /// As the caller can use them.
+    /// The addresses that the caller can use.
     fn addresses(&self, connection: &Connection) -> Coordinators {
         let addrs = self.announced.get().map_or(&[][..], |all| all);
         let here = connection.local_ip();
@@ -243,7 +242,7 @@ impl Coordinator {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands an event to the owner and waits for its answer.
+    /// Sends an event to the owner and waits for its answer.
     fn ask<R: Request>(&self, event: impl FnOnce(Answer<R::Reply>) -> Event) -> Handled
     where
         R::Reply: Send + 'static,
@@ -260,7 +259,7 @@ impl Coordinator {
         let (answer, answered) = oneshot::channel();
         let events = self.events.clone();
         let stopped = move || Error::unavailable(format!("{name}: the coordinator has stopped"));
-        // At once: a heartbeat counts when it came, also if its sender does not wait for the answer any more.
+        // At once: a heartbeat counts when it arrives, even if its sender no longer waits for the answer.
         let full = self.events.try_send(event(answer)).err();
         Box::pin(async move {
             if let Some(event) = full {
@@ -270,7 +269,7 @@ impl Coordinator {
         })
     }
 
-    /// The same for an answer with the newest map: what the caller lacks of it, as far as is known.
+    /// Like `ask`, for an answer with the newest map: only the changes that the caller lacks, if possible.
     fn ask_map<R: Request>(&self, call: &Call, event: impl FnOnce(Answer<R::Reply>) -> Event) -> Handled
     where
         R::Reply: TellsMap + 'static,
@@ -386,7 +385,7 @@ impl Coordinator {
         })
     }
 
-    /// What changes no map.
+    /// Requests that change no map.
     fn answer_at_once(&self, call: &Call) -> Result<Handled> {
         Ok(match call.method {
             ActFor::METHOD => {
@@ -435,7 +434,7 @@ impl Coordinator {
     }
 }
 
-/// A node joins as what it is.
+/// Checks that a node joins in the role of its certificate.
 fn check_joins_as(join: &Join, who: Proved) -> Result<()> {
     if who.role() == Some(join.role) {
         return Ok(());
@@ -480,7 +479,7 @@ impl Service for Coordinator {
     }
 }
 
-/// The cluster is the one that is expected, and this program knows enough for it.
+/// Checks that the cluster is the expected one, and that this program supports its level.
 fn check_is_meant(map: &ClusterMap, config: &CoordConfig) -> Result<()> {
     if let Some(expected) = config.cluster.filter(|c| *c != map.cluster) {
         return Err(Error::denied(format!(
@@ -511,7 +510,7 @@ fn certified(
     })
 }
 
-/// A record of the store; an empty one if it has not been written yet.
+/// A record of the store; the default one if it has not been written yet.
 async fn kept<T: Default>(
     store: &dyn Store,
     key: &str,

@@ -1,7 +1,8 @@
-//! What a process shows of itself to the coordinator, which asks over the connection that the process has
-//! made.
+//! A process's answers to the coordinator about itself; the coordinator asks over the connection that the
+//! process has opened.
 //!
-//! Invariant: an answer has a known size, however much there is to show. Knows nothing of what is counted.
+//! Invariant: an answer has a bounded size, however much there is to report. Knows nothing of the meters'
+//! meaning.
 use std::sync::Arc;
 use weir_env::Env;
 use weir_proto::watch::{
@@ -64,7 +65,7 @@ fn meters(watch: &Watch) -> Vec<u8> {
     if encoded.len() <= ANSWER_BYTES_MAX {
         return encoded;
     }
-    // Of many meters at least counts and sums.
+    // With many meters, at least counts and sums.
     let plain = |meter: Meter| Meter { buckets: Vec::new(), ..meter };
     Meters { meters: all.meters.into_iter().map(plain).collect() }.to_bytes()
 }

@@ -1,8 +1,8 @@
 //! The right to lead, where several coordinators share a store: one key under a lease.
 //!
-//! Invariants: this coordinator leads only while its term lasts, which ends no later than its lease does in
-//! the store; the store takes no write of a coordinator whose key is gone (see [`Store::claim`]), whatever
-//! its clock says. Knows nothing of what a leader does.
+//! Invariants: this coordinator leads only during its term, which ends no later than its lease in the store;
+//! the store accepts no write of a coordinator whose key is gone (see [`Store::claim`]), regardless of that
+//! coordinator's clock. Knows nothing of a leader's work.
 use crate::store::{LeaseId, Revision, Store, Swap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,23 +11,23 @@ use weir_proto::{Error, ErrorKind, Result};
 
 /// The key of the leading coordinator in the store.
 pub const LEADER_KEY: &str = "leader";
-/// Without a word of the leader another coordinator takes over after this. Longer than an election of etcd (1
+/// When the leader is silent for this long another coordinator takes over. Longer than an election of etcd (1
 /// to 2 s): the leader stays when a member of etcd dies.
 pub const LEASE: Duration = Duration::from_secs(3);
-/// So an election of etcd that begins right after the lease was kept still ends before the term does.
+/// Short enough that an election of etcd right after a renewal ends before the term does.
 const KEEP_PAUSE: Duration = Duration::from_millis(500);
 /// Pause after a failure.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
-/// For the last word: it must not keep the process.
+/// Deadline for releasing the lease: it must not delay the end of the process.
 const END_PATIENCE: Duration = Duration::from_millis(400);
 
-/// For how long this coordinator leads, as it knows it. Cheap to clone.
+/// This coordinator's own view of the time for which it leads. Cheap to clone.
 #[derive(Clone)]
 pub struct Term(watch::Receiver<State>);
 
 struct State {
     ends: Instant,
-    /// Why it has ended before that.
+    /// Why it has ended early.
     over: Option<Error>,
 }
 
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Term {
 }
 
 impl Term {
-    /// Refused once the term is over: what this coordinator knows may be old then.
+    /// Refused once the term is over: this coordinator's state may be outdated then.
     pub fn check(&self, now: Instant) -> Result<()> {
         let state = self.0.borrow();
         match &state.over {
@@ -48,7 +48,7 @@ impl Term {
         }
     }
 
-    /// Waits for its end; says why it ended.
+    /// Waits for its end; returns why it ended.
     pub async fn over(&self) -> Error {
         let mut state = self.0.clone();
         match state.wait_for(|state| state.over.is_some()).await {
@@ -58,7 +58,7 @@ impl Term {
     }
 }
 
-/// This coordinator leads.
+/// Held while this coordinator leads.
 pub struct Lead {
     env: Env,
     store: Arc<dyn Store>,
@@ -67,8 +67,8 @@ pub struct Lead {
     term: Term,
 }
 
-/// Waits until this coordinator leads. `name`: what others call it. `waits`: called whenever another one
-/// leads, with its name.
+/// Waits until this coordinator leads. `name`: its name for others. `waits`: called with the leader's name
+/// whenever another coordinator leads.
 pub async fn lead(env: &Env, store: Arc<dyn Store>, name: &str, waits: impl Fn(&str)) -> Result<Lead> {
     let mut last = None;
     loop {
@@ -87,7 +87,7 @@ pub async fn lead(env: &Env, store: Arc<dyn Store>, name: &str, waits: impl Fn(&
     }
 }
 
-/// The store may be away for a while.
+/// Whether the store may only be unavailable for a while.
 fn is_passing(e: &Error) -> bool {
     matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::Stale | ErrorKind::NotFound)
 }
@@ -109,7 +109,7 @@ async fn try_to_lead(
     match store.claim(LEADER_KEY, name.as_bytes().to_vec(), lease).await? {
         Swap::Done(Revision(_)) => {}
         Swap::Conflict(_) => {
-            // Otherwise it ends by itself.
+            // Otherwise it expires.
             let _ = env.clock.timeout(END_PATIENCE, store.end_lease(lease)).await;
             return Ok(None);
         }
@@ -126,7 +126,7 @@ async fn try_to_lead(
 async fn keep(env: Env, store: Arc<dyn Store>, lease: LeaseId, state: watch::Sender<State>) {
     loop {
         let (asked, ends) = (env.clock.now(), state.borrow().ends);
-        // Counted from before the question: the store counts from when it came.
+        // Counted from before the request: the store counts from its arrival.
         let kept = env.clock.timeout(ends.since(asked), store.keep_lease(lease)).await;
         let now = env.clock.now();
         let over = match kept {
@@ -166,7 +166,7 @@ impl Lead {
         self.term.clone()
     }
 
-    /// Before an orderly end: another one may lead at once.
+    /// Before an orderly end: another coordinator may lead at once.
     pub async fn give_back(&self) {
         let keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(keeping) = keeping {

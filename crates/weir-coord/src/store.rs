@@ -1,8 +1,7 @@
-//! Where the coordinator keeps what must survive it: a few small keys with compare-and-swap, watch and
-//! leases.
+//! The coordinator's durable state: a few small keys with compare-and-swap, watch and leases.
 //!
-//! The trait is as small as it is because etcd implements it too ([`crate::etcd::Etcd`]). Here: [`Embedded`],
-//! one file, for a cluster whose coordinator is one process.
+//! The trait is small because etcd implements it too ([`crate::etcd::Etcd`]). Here: [`Embedded`], one file,
+//! for a cluster with one coordinator process.
 //!
 //! Invariants: a write that returned is durable; the revision of a key grows with each of its writes and is
 //! never 0; a key that was put under a lease is gone once the lease ended; a handle that has claimed a key
@@ -34,14 +33,14 @@ pub struct LeaseId(pub u64);
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Swap {
     Done(Revision),
-    /// Somebody else wrote first; what is there now (`None`: no such key).
+    /// Another handle wrote first; the present entry (`None`: no such key).
     Conflict(Option<Versioned>),
 }
 
 /// The trait that the embedded store and etcd share.
 pub trait Store: Send + Sync + 'static {
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Versioned>>>;
-    /// With a lease, the key goes when the lease ends. `NotFound`: there is no such lease (any more).
+    /// With a lease, the key is deleted when the lease ends. `NotFound`: there is no such lease (any more).
     fn put<'a>(
         &'a self,
         key: &'a str,
@@ -56,9 +55,10 @@ pub trait Store: Send + Sync + 'static {
         value: Vec<u8>,
     ) -> BoxFuture<'a, Result<Swap>>;
     /// Puts a key under a lease if there is no such key. From then on this handle writes only while the claim
-    /// lasts: other writes end in `Stale`, and change nothing, once the key is gone or another handle's.
+    /// lasts: other writes end in `Stale`, without a change, once the key is gone or belongs to another
+    /// handle.
     fn claim<'a>(&'a self, key: &'a str, value: Vec<u8>, lease: LeaseId) -> BoxFuture<'a, Result<Swap>>;
-    /// Waits until the key's revision is another than `known`, and returns what is there then.
+    /// Waits until the key's revision differs from `known`, and returns the present entry.
     fn watch<'a>(&'a self, key: &'a str, known: Revision) -> BoxFuture<'a, Result<Option<Versioned>>>;
     /// A lease ends `ttl` after it was granted or last kept.
     fn grant_lease(&self, ttl: Duration) -> BoxFuture<'_, Result<LeaseId>>;
@@ -67,13 +67,13 @@ pub trait Store: Send + Sync + 'static {
     fn end_lease(&self, lease: LeaseId) -> BoxFuture<'_, Result<()>>;
 }
 
-/// One small file, replaced whole with each write. Leases and their keys are not stored: they end with the
-/// process, which is the only one they could protect against.
+/// One small file, replaced as a whole with each write. Leases and their keys are not stored: they end with
+/// the process, and no other process can use the file meanwhile.
 pub struct Embedded {
     env: Env,
     path: PathBuf,
     state: Mutex<State>,
-    /// One write at a time; held across the disk's work, unlike `state`.
+    /// One write at a time; held during disk writes, unlike `state`.
     writing: tokio::sync::Mutex<()>,
     changed: watch::Sender<u64>,
     /// Locked while open: no second coordinator on the same directory.
@@ -279,7 +279,7 @@ impl Store for Embedded {
                 if present.as_ref().map_or(Revision(0), |v| v.revision) != known {
                     return Ok(present);
                 }
-                // A lease that runs out changes keys without anybody's call.
+                // A lease that expires changes keys without a call.
                 let lease_end = async {
                     match next_end {
                         Some(at) => self.env.clock.sleep_until(at).await,
@@ -325,7 +325,7 @@ impl Store for Embedded {
     }
 }
 
-/// The keys of a `coordinator.state`, wherever its bytes come from.
+/// The keys in the bytes of a `coordinator.state`.
 pub fn read_state(bytes: &[u8]) -> Result<BTreeMap<String, Versioned>> {
     Ok(format::decode(bytes)?.keys)
 }

@@ -1,6 +1,7 @@
-//! What clients report their calls to wait for. Kept in memory: a client that still waits repeats its report.
+//! Clients' reports of what their calls wait for. Kept in memory: a client that still waits repeats its
+//! report.
 //!
-//! Knows nothing of why.
+//! Knows nothing of the reasons.
 use std::collections::BTreeMap;
 use std::time::Duration;
 use weir_env::Instant;
@@ -43,7 +44,7 @@ impl ReportedWaits {
     }
 }
 
-/// On one line, and short: it comes from strangers and goes to a terminal.
+/// On one line, and short: it comes from other machines and is printed on a terminal.
 fn shown(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(TEXT_MAX).collect()
 }

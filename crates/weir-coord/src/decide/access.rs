@@ -1,12 +1,12 @@
-//! Rules for mounts come and go: which list results, or why it must not.
+//! Changes of the rules for mounts: the resulting list, or the reason for refusing it.
 use weir_proto::access::{AuditRule, RULES_MAX, WORD_MAX};
 use weir_proto::coord::{AccessAdd, AccessRemove};
 use weir_proto::map::ClusterMap;
 use weir_proto::version::LEVEL_OF_STEPS;
 use weir_proto::{Error, Result};
 
-/// Adds a rule; says what was done. `Exists`: there is one of that name. `NotFound`: there is no rule that it
-/// could precede.
+/// Adds a rule; returns a description of the change. `Exists`: there is a rule of that name. `NotFound`: the
+/// rule that it would precede does not exist.
 pub fn add_rule(map: &mut ClusterMap, add: &AccessAdd) -> Result<String> {
     let (rule, rules) = (&add.rule, &mut map.access.0);
     rule.check()?;
@@ -29,7 +29,7 @@ pub fn add_rule(map: &mut ClusterMap, add: &AccessAdd) -> Result<String> {
     Ok(format!("rule for mounts {:?} is number {} of {}", rule.name, at + 1, rules.len()))
 }
 
-/// Removes a rule; says what was done. `NotFound`: there is none of that name.
+/// Removes a rule; returns a description of the change. `NotFound`: there is none of that name.
 pub fn remove_rule(map: &mut ClusterMap, remove: &AccessRemove) -> Result<String> {
     let rules = &mut map.access.0;
     let at = rules.iter().position(|rule| rule.name == remove.name).ok_or_else(|| no_rule(&remove.name))?;
@@ -37,7 +37,7 @@ pub fn remove_rule(map: &mut ClusterMap, remove: &AccessRemove) -> Result<String
     Ok(format!("rule for mounts {:?} is removed, {} are left", remove.name, rules.len()))
 }
 
-/// Sets what is recorded of volumes; says what was done.
+/// Sets which operations on volumes are audited; returns a description of the change.
 pub fn audit_volumes(map: &mut ClusterMap, rule: AuditRule) -> Result<String> {
     if rule.volumes.is_empty() || rule.volumes.len() > WORD_MAX {
         return Err(Error::invalid(format!("a glob of volumes has 1 to {WORD_MAX} bytes")));

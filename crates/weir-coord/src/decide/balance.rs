@@ -1,7 +1,7 @@
-//! Which places go from full targets to emptier ones of their pool.
+//! Which places move from full targets to emptier ones of their pool.
 //!
-//! It begins when two targets differ by more than 2 % of their capacity and ends at 1 %. No move brings more
-//! members of a group onto one host than there were, nor fills a target above the limit of rebuilds.
+//! Balancing begins when two targets differ by more than 2 % of their capacity and ends at 1 %. No move puts
+//! more members of a group on one host than before, nor fills a target above the limit of rebuilds.
 use super::drain::{LEAVING_AT_ONCE, leaving};
 use super::moves::MOVES_MAX;
 use super::plan::{Board, FULL_PER_MILLE, Observed, Step};
@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use weir_proto::TargetId;
 use weir_proto::map::{ClusterMap, Group, MemberState, Target, TargetState};
 
-/// Parts of a thousand of their capacity by which two targets differ when it begins, and when it ends.
+/// Per mille of the capacity by which two targets differ when balancing begins, and when it ends.
 const BEGINS_PER_MILLE: u64 = 20;
 const ENDS_PER_MILLE: u64 = 10;
-/// Of the fullest targets, and of the emptiest ones: a plan takes milliseconds.
+/// Number of the fullest and of the emptiest targets that are compared: a plan takes milliseconds.
 const COMPARED_MAX: usize = 8;
 
 /// Places that begin to move now.
@@ -43,7 +43,7 @@ fn moves_for_balance(map: &ClusterMap, observed: &Observed, group: weir_proto::P
     from.is_some_and(|m| !observed.draining.contains(&m.target))
 }
 
-/// From the fullest target that can give something to the emptiest one that can take it.
+/// The next move from the fullest target with a movable place to the emptiest one that can take it.
 fn next_step(
     map: &ClusterMap,
     observed: &Observed,
@@ -76,7 +76,7 @@ fn next_step(
     None
 }
 
-/// If the group's place may go from the one to the other, and that brings them nearer to each other.
+/// A step if the group's place may move between these targets, and the move evens out their load.
 fn step_of(map: &ClusterMap, board: &Board<'_>, group: &Group, from: &Target, to: &Target) -> Option<Step> {
     let is_current = group.members.iter().all(|m| m.state == MemberState::Current);
     let place = group.members.iter().position(|m| m.target == from.id)?;

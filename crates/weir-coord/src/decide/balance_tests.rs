@@ -16,7 +16,7 @@ fn with_an_empty_one() -> (ClusterMap, Observed) {
     (map, Observed { used, ..Observed::default() })
 }
 
-/// Carries out plan after plan, as if each place had as many bytes as all others of its target.
+/// Executes plans until none is left, as if each place had the same size as the others of its target.
 fn balanced(map: &mut ClusterMap, observed: &mut Observed) -> usize {
     let mut moved = 0;
     loop {

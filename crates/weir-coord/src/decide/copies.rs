@@ -7,7 +7,7 @@
 //! - a member that returns is current only if nothing can have been written without it.
 //!
 //! A record counts as durable when every current member keeps it, so any current member may become the
-//! leader. Knows nothing of journals, nor of who is alive.
+//! leader. Knows nothing of journals, nor of which nodes are alive.
 use super::groups::{Place, catch_up, rejoin, set_place};
 use std::fmt;
 use weir_proto::map::MemberState;
@@ -26,7 +26,7 @@ pub struct JournalMember<I> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct JournalGroup<I> {
     pub epoch: Epoch,
-    /// Nobody, as long as no member is current.
+    /// `None` while no member is current.
     pub leader: Option<I>,
     pub members: Vec<JournalMember<I>>,
 }
@@ -67,8 +67,8 @@ impl<I: Copy + Eq + fmt::Display> JournalGroup<I> {
         self.members.iter().filter(|m| m.state == MemberState::Current).map(|m| m.id)
     }
 
-    /// The member cannot be reached. `leader` leads from now on; it must be current afterwards, and is kept
-    /// if the present leader stays. True if that is news.
+    /// The member cannot be reached. `leader` leads from now on; it must be current afterwards, and may be
+    /// the present leader. Returns whether the group changed.
     pub fn down(&mut self, id: I, leader: Option<I>) -> Result<bool> {
         match self.state(id) {
             None => return Err(Error::invalid(format!("{id} keeps no copy of this journal"))),
@@ -85,21 +85,22 @@ impl<I: Copy + Eq + fmt::Display> JournalGroup<I> {
         Ok(true)
     }
 
-    /// The member is there again. True if that is news.
+    /// The member is reachable again. Returns whether the group changed.
     pub fn back(&mut self, id: I) -> bool {
-        // Nothing can have been written in an epoch in which nobody was current.
+        // Nothing can have been written in an epoch in which no member was current.
         let newest = self.members.iter().map(|m| m.since).max();
         let missed_nothing = self.members.iter().any(|m| m.id == id && Some(m.since) == newest);
         rejoin(&mut self.members, &mut self.epoch, id, missed_nothing)
     }
 
-    /// The leader says that a member which was behind holds everything, as of `epoch`. True if that is news.
+    /// The leader reports that a member which was behind holds everything, as of `epoch`. Returns whether it
+    /// is new.
     pub fn caught_up(&mut self, id: I, epoch: Epoch) -> Result<bool> {
         let lacks = self.leader.is_none().then(|| "the journal has no leader".to_owned());
         catch_up(&mut self.members, &mut self.epoch, &"the journal's group", id, epoch, lacks)
     }
 
-    /// A current member leads from now on, under a new epoch: the leader itself after a restart, or another
+    /// A current member becomes the leader under a new epoch: the present leader after a restart, or another
     /// one.
     pub fn lead(&mut self, id: I) -> Result<Epoch> {
         if !self.is_current(id) {

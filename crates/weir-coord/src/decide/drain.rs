@@ -1,14 +1,14 @@
-//! Which places go from targets that serve them to others: those of targets that are drained.
+//! Which places move away from targets that still serve them: those of drained targets.
 //!
-//! A few at a time; what is left is planned again when they are done. Each place that does not move now has a
-//! reason.
+//! A few at a time; the remaining places are planned again when those are done. Each place that does not move
+//! now has a reason.
 use super::moves::MOVES_MAX;
 use super::plan::{Board, Hindrance, Observed, Plan, Step};
 use std::collections::BTreeMap;
 use weir_proto::TargetId;
 use weir_proto::map::{ClusterMap, Group, MemberState};
 
-/// Places that leave one target at a time: its disk serves readers, too.
+/// Places that leave one target at a time: its disk also serves readers.
 pub(super) const LEAVING_AT_ONCE: usize = 2;
 
 /// Places of drained targets that begin to move now, and those that wait.
@@ -33,7 +33,7 @@ pub fn plan_drain(map: &ClusterMap, observed: &Observed) -> Plan {
     plan
 }
 
-/// How many places leave each target now.
+/// The number of places that leave each target now.
 pub(super) fn leaving(map: &ClusterMap) -> BTreeMap<TargetId, usize> {
     let mut leaving: BTreeMap<TargetId, usize> = BTreeMap::new();
     for found in &map.moves {
@@ -51,7 +51,7 @@ fn fit(group: &Group, board: &Board<'_>, from: TargetId) -> Result<TargetId, Hin
     }
 }
 
-/// The first place of a drained target that serves it.
+/// The group's first place on a drained target that still serves it.
 fn drained_place(group: &Group, observed: &Observed) -> Option<usize> {
     let leaves = |t: &TargetId| observed.draining.contains(t) && !observed.lost.contains(t);
     group.members.iter().position(|m| m.state == MemberState::Current && leaves(&m.target))

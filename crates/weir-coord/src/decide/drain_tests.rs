@@ -4,7 +4,7 @@ use crate::decide::group_tests::{cluster, create_groups};
 use crate::decide::{begin_move, target_down};
 use weir_proto::{DiskUuid, NodeId};
 
-/// Groups of 4+2 on six targets, and more targets that are in none.
+/// Groups of 4+2 on six targets, and `more` targets without groups.
 fn with_more(more: u32) -> ClusterMap {
     let mut map = cluster(6, "ec:4+2");
     assert!(create_groups(&mut map, 6));

@@ -1,21 +1,22 @@
-//! Transitions of placement groups: targets that go, come back and catch up.
+//! Transitions of placement groups: targets that go down, return and catch up.
 //!
 //! Invariants:
 //! - each change of a group raises its epoch by one;
 //! - a current member's `since` is the epoch of the last change of a member's state (later ones are of
 //!   [`super::moves`]); another member's is the last published epoch in which it was current;
 //! - writes are accepted only while k members are current ([`Group::is_writable`]);
-//! - a member that was behind becomes current only while current members know of everything that was written
-//!   ([`Group::knows_all_writes`]): fewer may all lack what was written meanwhile, and the one that has it would return to find that
-//!   newer epochs were written in. While fewer than k are current it says so only if nothing was written since it was current.
+//! - a member that was behind becomes current only while current members know of all writes
+//!   ([`Group::knows_all_writes`]): fewer may all lack a write, and the member that has it would return to a
+//!   group with writes in newer epochs. While fewer than k are current, a member reports that it caught up
+//!   only if nothing was written since it was current.
 //!
-//! From these follows who missed nothing: an epoch later than the k-th largest `since` never had k current
+//! This shows which members missed nothing: an epoch later than the k-th largest `since` never had k current
 //! members, so nothing was written in it. A member whose `since` is at least that value is current again as
 //! soon as it returns (all of a cluster that was stopped and started, for example); any other is behind until
 //! repaired.
 //!
-//! A target that returns without what it had is lost in all its groups: behind, whatever its `since` is,
-//! until it is refilled. The `since` stays, for it still tells up to when something was written.
+//! A target that returns without its data is lost in all its groups: behind, regardless of its `since`, until
+//! it is refilled. Its `since` stays: it still limits the epochs in which writes were possible.
 use super::placement::{Candidate, GROUPS_MAX, group_count, place};
 use super::replace::refilled;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,21 +25,21 @@ use weir_proto::map::{ClusterMap, Group, Member, MemberState, Scheme, Target, Ta
 use weir_proto::version::LEVEL_OF_GROWTH;
 use weir_proto::{Epoch, Error, NodeId, PgId, Result, TargetId};
 
-/// Groups are made anew for new targets if these are so many of all: one in so many. Fewer get places of old
-/// groups.
+/// A new generation of groups is made for new targets if they are at least this part of all (one in 16).
+/// Fewer new targets take over places of existing groups.
 const NEW_PART_MIN: usize = 16;
 
-/// The target cannot be reached. True if that is news.
+/// The target cannot be reached. Returns whether the map changed.
 pub fn target_down(map: &mut ClusterMap, target: TargetId) -> bool {
     leave_groups(map, target, TargetState::Down)
 }
 
-/// The target's disk failed: it does not come back by itself. True if that is news.
+/// The target's disk failed: it stays down until it is cleared. Returns whether the map changed.
 pub fn target_failed(map: &mut ClusterMap, target: TargetId) -> bool {
     leave_groups(map, target, TargetState::Failed)
 }
 
-/// Somebody has seen to a failed target's disk: from now on it counts as one that is down. False: it has not
+/// An administrator returned a failed target to service: from now on it counts as down. False: it has not
 /// failed.
 pub fn target_cleared(map: &mut ClusterMap, target: TargetId) -> bool {
     let failed = |t: &&mut Target| t.id == target && t.state == TargetState::Failed;
@@ -46,8 +47,8 @@ pub fn target_cleared(map: &mut ClusterMap, target: TargetId) -> bool {
     entry.map(|t| t.state = TargetState::Down).is_some()
 }
 
-/// The target returned without what it had, as nothing or as an older copy: it holds nothing that counts
-/// until it is refilled. It is down until the reconciliation that follows.
+/// The target returned empty or as an older copy: none of its data counts until it is refilled. It is down
+/// until the reconciliation that follows.
 pub fn target_lost(map: &mut ClusterMap, target: TargetId) {
     if let Some(entry) = map.targets.iter_mut().find(|t| t.id == target && t.state == TargetState::Up) {
         entry.state = TargetState::Down;
@@ -61,8 +62,8 @@ pub fn target_lost(map: &mut ClusterMap, target: TargetId) {
     }
 }
 
-/// The right disk is back: the target counts as one that was away since it lost its data. What it was
-/// refilled with meanwhile is lost.
+/// The right disk is back: the target counts as one that was away since it lost its data. Data that was
+/// refilled meanwhile is lost.
 pub fn target_put_back(map: &mut ClusterMap, target: TargetId) {
     let is_lost = |g: &Group| member_of(g, target).is_some_and(Member::is_lost);
     let has_again: Vec<PgId> = map.groups.iter().filter(|g| is_lost(g)).map(|g| g.id).collect();
@@ -72,7 +73,7 @@ pub fn target_put_back(map: &mut ClusterMap, target: TargetId) {
     }
 }
 
-/// The target is served again. True if that is news; a failed target stays failed.
+/// The target is served again. Returns whether the map changed; a failed target stays failed.
 pub fn target_back(map: &mut ClusterMap, target: TargetId) -> bool {
     let Some(entry) = map.targets.iter_mut().find(|t| t.id == target) else { return false };
     if entry.state != TargetState::Down {
@@ -83,22 +84,22 @@ pub fn target_back(map: &mut ClusterMap, target: TargetId) -> bool {
     true
 }
 
-/// Whether a group may leave out a slow member: all others hold everything, and stripes written meanwhile
-/// have k + 1 fragments or more.
+/// Whether a group may demote a slow member: all others are current, and stripes written meanwhile have k + 1
+/// fragments or more.
 fn can_spare(group: &Group, slow: TargetId) -> bool {
     let is_current = |m: &Member| m.state == MemberState::Current;
     group.scheme.parity >= 2 && group.members.iter().all(is_current) && member_of(group, slow).is_some()
 }
 
-/// The other members of the groups that may leave out a slow target. Each must be alive for that.
+/// The other members of the groups that may demote a slow target. Each must be alive for that.
 pub fn needed_without(map: &ClusterMap, slow: TargetId) -> BTreeSet<TargetId> {
     let groups = map.groups.iter().filter(|g| can_spare(g, slow));
     groups.flat_map(|g| &g.members).map(|m| m.target).filter(|t| *t != slow).collect()
 }
 
-/// The groups of the target that can do without it go on so; it stays up. True if there are some. `alive`
-/// have just answered: beside a member that died unnoticed, a slow one is needed. Otherwise, after one more
-/// loss, no member could show whether it missed a write.
+/// Demotes the target in the groups that can do without it; it stays up. Returns whether there are any.
+/// `alive` have just answered: if another member has died unnoticed, the slow one is needed. Otherwise, after
+/// one more loss, no member could show whether it missed a write.
 pub fn demote_slow(map: &mut ClusterMap, target: TargetId, alive: &BTreeSet<TargetId>) -> bool {
     let mut changed = false;
     for group in map.groups.iter_mut().filter(|g| can_spare(g, target)) {
@@ -118,14 +119,14 @@ pub fn is_spare(map: &ClusterMap, target: TargetId) -> bool {
     })
 }
 
-/// Targets that are down, or are left out of a group: those that may be back.
+/// Targets that are down, or demoted in a group: they may return.
 pub fn left_out(map: &ClusterMap) -> BTreeSet<TargetId> {
     let down = map.targets.iter().filter(|t| t.state == TargetState::Down).map(|t| t.id);
     let members = map.groups.iter().flat_map(|g| &g.members);
     down.chain(members.filter(|m| m.state == MemberState::Down).map(|m| m.target)).collect()
 }
 
-/// A target that is up is no longer demoted anywhere. True if that is news.
+/// A target that is up is no longer demoted anywhere. Returns whether the map changed.
 pub fn rejoin_groups(map: &mut ClusterMap, target: TargetId) -> bool {
     if map.target(target).is_none_or(|t| t.state != TargetState::Up) {
         return false;
@@ -139,8 +140,8 @@ pub fn rejoin_groups(map: &mut ClusterMap, target: TargetId) -> bool {
     changed
 }
 
-/// A member that was behind holds everything again, as of `epoch`. True if that is news. One that was filled
-/// while seals went on looks once more, without seals.
+/// A member that was behind holds everything again, as of `epoch`. Returns whether that is new. A member that
+/// was filled while seals continued makes one more pass, without seals.
 pub fn caught_up(map: &mut ClusterMap, target: TargetId, group: PgId, epoch: Epoch) -> Result<bool> {
     let level = map.level;
     let group = map
@@ -157,24 +158,24 @@ pub fn caught_up(map: &mut ClusterMap, target: TargetId, group: PgId, epoch: Epo
     catch_up(&mut group.members, &mut group.epoch, &name, target, epoch, lacks)
 }
 
-/// Placement groups of one kind that are to be made, and the targets that they may use.
+/// Placement groups of one kind to be made, and the targets that they may use.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WantedGroups {
     pub pool: String,
     pub scheme: Scheme,
-    /// As many as the scheme is wide, at least.
+    /// At least as many as the scheme is wide.
     pub candidates: Vec<Candidate>,
     /// A new generation, after the one that begins with this group.
     pub after: Option<PgId>,
 }
 
 impl WantedGroups {
-    /// The members of each group. Some tenths of a second for thousands of targets.
+    /// The members of each group. Takes some tenths of a second for thousands of targets.
     pub fn place(&self) -> Vec<Vec<TargetId>> {
         place(self.scheme, &self.candidates, group_count(self.scheme, self.candidates.len()))
     }
 
-    /// `None`: there are some already, or targets are lacking.
+    /// `None`: the groups exist already, or there are too few targets.
     fn of(map: &ClusterMap, pool: &str, scheme: Scheme) -> Option<WantedGroups> {
         if map.groups_of(pool, scheme).is_some() {
             return None;
@@ -185,9 +186,9 @@ impl WantedGroups {
     }
 }
 
-/// Those of the scheme for new files, in each pool that has none yet and has enough targets. Those of other
-/// schemes are made when somebody asks for them ([`groups_asked_for`]). None before `expected_targets` are
-/// up, so that the first groups use them all.
+/// Missing groups of the scheme for new files, in each pool with enough targets. Groups of other schemes are
+/// made on request ([`groups_asked_for`]). None before `expected_targets` are up, so that the first groups
+/// use them all.
 pub fn groups_for_new_files(map: &ClusterMap, expected_targets: usize) -> Vec<WantedGroups> {
     let up = map.targets.iter().filter(|t| t.state == TargetState::Up).count();
     if up < expected_targets {
@@ -197,8 +198,8 @@ pub fn groups_for_new_files(map: &ClusterMap, expected_targets: usize) -> Vec<Wa
     pools(map).into_iter().filter_map(of).collect()
 }
 
-/// Those of a scheme that somebody wants, in one pool or in all that can hold it: what is not there yet. An
-/// error says what is lacking.
+/// Missing groups of a requested scheme, in one pool or in all that can hold it. The error says what a pool
+/// lacks.
 pub fn groups_asked_for(map: &ClusterMap, pool: Option<&str>, scheme: Scheme) -> Result<Vec<WantedGroups>> {
     let all = pools(map);
     if let Some(pool) = pool.filter(|pool| !all.contains(pool)) {
@@ -219,8 +220,8 @@ pub fn groups_asked_for(map: &ClusterMap, pool: Option<&str>, scheme: Scheme) ->
     Ok(wanted)
 }
 
-/// Takes groups into the map that were placed for what it wanted a moment ago. False, and nothing is changed:
-/// somebody else's are there by now, or a target that they may use is not up any more.
+/// Adds groups that were placed for an earlier version of the map. False, without a change: other groups were
+/// added meanwhile, or a target that they may use is no longer up.
 pub fn add_groups(map: &mut ClusterMap, wanted: &WantedGroups, placed: Vec<Vec<TargetId>>) -> bool {
     let up = map.targets.iter().filter(|t| t.state == TargetState::Up && t.pool == wanted.pool);
     let up: BTreeSet<TargetId> = up.map(|t| t.id).collect();
@@ -244,7 +245,7 @@ pub fn add_groups(map: &mut ClusterMap, wanted: &WantedGroups, placed: Vec<Vec<T
     true
 }
 
-/// A new generation of each kind of groups that leaves out many of the targets that are up: new files use
+/// A new generation of each kind of groups that omits many of the targets that are up, so that new files use
 /// these at once. Old files keep their groups, whose places may move.
 pub fn groups_for_new_targets(map: &ClusterMap, draining: &BTreeSet<TargetId>) -> Vec<WantedGroups> {
     if map.level < LEVEL_OF_GROWTH {
@@ -297,9 +298,9 @@ fn leave_groups(map: &mut ClusterMap, target: TargetId, to: TargetState) -> bool
     true
 }
 
-/// Nothing was written in epochs that came and went within one draft: who left in one of them was current
-/// last in the published map. So targets that go down together (a power cut, the end of a cluster) have
-/// missed nothing of each other.
+/// Nothing was written in epochs that began and ended within one draft: a member that left in one of them was
+/// last current in the published map. So targets that go down together (a power cut, the stop of a cluster)
+/// have missed nothing of each other.
 pub fn forget_unpublished_epochs(published: &ClusterMap, draft: &mut ClusterMap) {
     for (before, group) in published.groups.iter().zip(&mut draft.groups) {
         for member in group.members.iter_mut().filter(|m| m.state != MemberState::Current) {
@@ -326,7 +327,7 @@ pub trait Place {
     fn id(&self) -> Self::Id;
     fn state(&self) -> MemberState;
     fn set_state(&mut self, state: MemberState);
-    /// It is current in this epoch.
+    /// The member is current in this epoch.
     fn is_current_in(&mut self, epoch: Epoch);
 }
 
@@ -346,7 +347,7 @@ impl Place for Member {
     }
 }
 
-/// A member's new state, which is a new epoch of the group.
+/// Sets a member's state, under a new epoch of the group.
 pub(super) fn set_place<P: Place>(places: &mut [P], epoch: &mut Epoch, id: P::Id, state: MemberState) {
     *epoch = Epoch(epoch.0 + 1);
     for place in places {
@@ -359,7 +360,7 @@ pub(super) fn set_place<P: Place>(places: &mut [P], epoch: &mut Epoch, id: P::Id
     }
 }
 
-/// A member that was down is there again. True if that is news.
+/// A member that was down is reachable again. Returns whether the group changed.
 pub(super) fn rejoin<P: Place>(places: &mut [P], epoch: &mut Epoch, id: P::Id, missed_nothing: bool) -> bool {
     let is_down = places.iter().any(|p| p.id() == id && p.state() == MemberState::Down);
     if is_down {
@@ -369,7 +370,7 @@ pub(super) fn rejoin<P: Place>(places: &mut [P], epoch: &mut Epoch, id: P::Id, m
     is_down
 }
 
-/// A member that was behind says that it holds everything, as of the epoch `said`. `lacks`: why it cannot
+/// A member that was behind reports that it holds everything, as of the epoch `said`. `lacks`: why it cannot
 /// know that.
 pub(super) fn catch_up<P: Place>(
     places: &mut [P],
@@ -382,7 +383,7 @@ pub(super) fn catch_up<P: Place>(
     let place = places.iter().find(|p| p.id() == id);
     let state = place.ok_or_else(|| Error::invalid(format!("{id} is no member of {group}")))?.state();
     if said != *epoch {
-        // It may have been away in between: whoever says this looks again under the present epoch.
+        // The member may have been away in between: it must check again under the present epoch.
         return Err(Error::stale(format!("{group} is at {epoch}, not {said}: check again")));
     }
     match (state, lacks) {

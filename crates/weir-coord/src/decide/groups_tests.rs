@@ -54,7 +54,7 @@ pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
         access: Default::default(),
     }
 }
-/// What the owner of the map does in two steps.
+/// The two steps of the map's owner.
 pub fn create_groups(map: &mut ClusterMap, expected_targets: usize) -> bool {
     add_all(map, groups_for_new_files(map, expected_targets))
 }
@@ -87,7 +87,7 @@ fn groups_are_made_on_demand_where_the_targets_can_hold_them() {
     assert_eq!(make_groups(&mut map, Some("hdd"), scheme("ec:2+1")), Ok(true));
     assert_eq!(make_groups(&mut map, None, scheme("ec:2+1")), Ok(false));
     assert!(map.groups_of("hdd", scheme("ec:2+1")).is_some());
-    // Those that were there keep their numbers.
+    // Existing groups keep their numbers.
     assert_eq!(map.groups[..before.len()], before);
     assert_eq!(make_groups(&mut map, None, scheme("ec:8+2")).unwrap_err().kind, ErrorKind::Invalid);
     assert_eq!(make_groups(&mut map, Some("ssd"), scheme("single")).unwrap_err().kind, ErrorKind::NotFound);
@@ -175,8 +175,8 @@ fn a_target_that_missed_writes_is_behind_until_caught_up() {
     assert!(!caught_up(&mut map, t(3), PgId(0), Epoch(4)).unwrap());
 }
 
-/// Found by the simulator: two were away, what was written then only a third one had, which was away when the
-/// two came back. Its log had no other copy, for the two keep parity.
+/// Found by the simulator: two members were away; the writes made meanwhile were only on a third one, which
+/// was away when the two returned. Its log had no other copy, as the two keep parity.
 #[test]
 fn no_member_catches_up_while_those_with_all_writes_are_away() {
     for (gone, goes, knows) in [([4, 5], 3, false), ([4, 0], 3, true), ([0, 1], 2, true)] {
@@ -224,7 +224,7 @@ fn a_restarted_cluster_is_current_where_nothing_was_written() {
     for n in 1..=6 {
         target_back(&mut map, t(n));
     }
-    // t1 and t2 were away while four others could still be written to.
+    // t1 and t2 were away while the other four were still writable.
     for (n, expected) in [(1, MemberState::Behind), (2, MemberState::Behind), (3, MemberState::Current)] {
         assert_eq!(state(&map, 0, n), expected, "t{n}");
     }
@@ -233,7 +233,7 @@ fn a_restarted_cluster_is_current_where_nothing_was_written() {
 
 #[test]
 fn targets_that_go_together_miss_nothing_of_each_other() {
-    // All stop; t6 returns without what it had.
+    // All stop; t6 returns without its data.
     for at_once in [true, false] {
         let mut map = with_groups(6, "ec:4+2");
         let published = map.clone();
@@ -248,10 +248,10 @@ fn targets_that_go_together_miss_nothing_of_each_other() {
             target_back(&mut map, t(n));
         }
         let current = (1..=6).filter(|n| state(&map, 0, *n) == MemberState::Current).count();
-        // One after the other, the first two left while four others could still be written to.
+        // One after the other: the first two left while the other four were still writable.
         assert_eq!((current, map.groups[0].is_lost()), if at_once { (4, false) } else { (3, true) });
     }
-    // What was published counts, and a member that was behind is no better for it.
+    // The published state counts, and does not change that a member was behind.
     let mut map = with_groups(6, "ec:4+2");
     target_down(&mut map, t(1));
     let published = map.clone();
@@ -262,7 +262,7 @@ fn targets_that_go_together_miss_nothing_of_each_other() {
     for n in 1..=3 {
         target_back(&mut map, t(n));
     }
-    // With t2 four are current: they can be written to before t3 is back.
+    // With t2 four are current: the group is writable before t3 is back.
     assert_eq!(
         [1, 2, 3].map(|n| state(&map, 0, n)),
         [MemberState::Behind, MemberState::Current, MemberState::Behind]
@@ -283,8 +283,7 @@ fn the_last_copy_that_was_written_to_is_the_one_that_is_right() {
 #[test]
 fn what_a_target_has_lost_it_gets_from_k_others_or_it_is_lost() {
     let mut map = with_groups(6, "ec:4+2");
-    // t6 missed what was written while the others were there; then all stop, and some return without what
-    // they had.
+    // t6 missed the writes made while the others were up; then all stop, and some return without their data.
     for n in [6, 1, 2, 3, 4, 5] {
         target_down(&mut map, t(n));
     }
@@ -328,8 +327,8 @@ fn a_disk_put_back_keeps_what_was_not_refilled_meanwhile() {
     assert!(map.groups[0].is_lost());
     target_put_back(&mut map, t(1));
     target_back(&mut map, t(1));
-    // The others were three since then, so nothing was written without it but in the moment in which there
-    // were still four.
+    // Since then only three others were current, so nothing was written without it except while there were
+    // still four.
     assert_eq!(state(&map, 0, 1), MemberState::Behind);
     target_put_back(&mut map, t(3));
     target_back(&mut map, t(3));
@@ -355,8 +354,8 @@ fn a_failed_target_does_not_come_back_by_itself() {
 }
 
 proptest! {
-    /// Model: in each state in which the group is writable, a write goes to all members that are not down;
-    /// now and then one returns without what it had. Then a current member must hold every write.
+    /// Model: in each state in which the group is writable, a write goes to all members that are not down; at
+    /// times one returns without its data. Then a current member must hold every write.
     #[test]
     fn a_current_member_holds_every_write(
         scheme in prop::sample::select(vec!["ec:4+2", "replica:3", "replica:2", "single", "ec:3+1"]),
@@ -377,7 +376,7 @@ proptest! {
                     held[target.0 as usize - 1].clear();
                 }
                 _ => {
-                    // It has what those have that are current.
+                    // It has the writes of the current members.
                     let peers = map.groups[0].members.iter().filter(|m| m.state == MemberState::Current);
                     let theirs = peers.flat_map(|m| held[m.target.0 as usize - 1].clone()).collect();
                     if state(&map, 0, target.0) == MemberState::Behind
@@ -427,7 +426,7 @@ fn a_slow_target_is_demoted_only_where_all_others_are_current() {
     assert!(!rejoin_groups(&mut map, t(2)), "it is down, not demoted");
 }
 
-/// Found by the simulator: a target that passed calls on died, so another one seemed slow, and was left out.
+/// Found by the simulator: a target that forwarded calls died, so another one seemed slow and was demoted.
 /// One more died. The two returned empty, and the slow one could not prove that it had missed nothing.
 #[test]
 fn a_slow_target_is_not_demoted_beside_one_that_does_not_answer() {
@@ -439,7 +438,7 @@ fn a_slow_target_is_not_demoted_beside_one_that_does_not_answer() {
         let is_demoted = group.scheme.parity >= 2 && member_of(group, t(4)).is_none();
         assert_eq!(member.state == MemberState::Down, is_demoted, "{group:?}");
     }
-    // What the two had is refilled from the four that are left.
+    // The data of the two is refilled from the remaining four.
     for dead in [4, 5] {
         target_lost(&mut map, t(dead));
         assert!(target_back(&mut map, t(dead)));

@@ -1,19 +1,19 @@
-//! Health: is a node up, seen from its connection and its heartbeats?
+//! Health: whether a node is up, judged from its connection and its heartbeats.
 use std::time::Duration;
 use weir_env::Instant;
 
-/// How long silence is forgiven.
+/// How much silence is tolerated.
 #[derive(Clone, Copy, Debug)]
 pub struct HealthLimits {
     pub silence_max: Duration,
 }
 
-/// What the coordinator knows of a member at first hand.
+/// What the coordinator itself observes of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
     /// The connection of its `Join` is open; its last message came at `last_heard`.
     Connected { last_heard: Instant },
-    /// The coordinator started at `since` and has not heard of this member yet.
+    /// The coordinator started at `since`, and this member has not connected yet.
     Awaited { since: Instant },
     /// Its connection ended, or it left.
     Gone,
@@ -22,7 +22,7 @@ pub enum Presence {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     Up,
-    /// Why, in words for the log.
+    /// The reason, for the log.
     Down(&'static str),
     /// Nothing is known yet: the map stays as it is.
     Wait,
@@ -38,8 +38,8 @@ pub fn judge(presence: Presence, now: Instant, limits: &HealthLimits) -> Verdict
     }
 }
 
-/// The presence as of `now`, when this node itself stood still for `delay` since it looked last: what it
-/// could not hear meanwhile is not the member's silence.
+/// The presence as of `now`, if this node itself was stalled for `delay` since its last check: messages that
+/// it could not receive meanwhile do not count as the member's silence.
 pub fn forgive(presence: Presence, delay: Duration, now: Instant) -> Presence {
     let later = |at: Instant| at.max(now.min(at + delay));
     match presence {
@@ -60,7 +60,7 @@ mod tests {
         for (before, delay_ms, now, after) in [
             (heard(500), 0, 9000, heard(500)),
             (heard(500), 7000, 9000, heard(7500)),
-            // Heard while it stood still: not in the future.
+            // Received during the stall: not in the future.
             (heard(8500), 7000, 9000, heard(9000)),
             (heard(9001), 7000, 9000, heard(9001)),
             (Presence::Awaited { since: at(0) }, 300, 9000, Presence::Awaited { since: at(300) }),
@@ -79,7 +79,7 @@ mod tests {
             (Presence::Connected { last_heard: at(500) }, at(500), Some(true)),
             (Presence::Connected { last_heard: at(500) }, at(1500), Some(true)),
             (Presence::Connected { last_heard: at(500) }, at(1501), Some(false)),
-            // A clock that seems to run backwards between two readings harms nobody.
+            // Two clock readings in the wrong order do no harm.
             (Presence::Connected { last_heard: at(500) }, at(400), Some(true)),
             (Presence::Gone, at(0), Some(false)),
             (Presence::Awaited { since: at(0) }, at(1000), None),

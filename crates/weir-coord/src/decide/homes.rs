@@ -1,8 +1,8 @@
-//! The rules that say where users may have homes: an administrator allows a place, or forbids it.
+//! The rules for places where users may have homes: an administrator allows a place, or forbids it.
 use weir_proto::home_rule::{HOME_RULES_MAX, HomeRule, is_same_place};
 use weir_proto::{Error, Result};
 
-/// Puts a rule in place of the one for the same place, if there is one. Returns whether anything changed.
+/// Adds a rule, or replaces the one for the same place. Returns whether anything changed.
 pub fn allow_home(rules: &mut Vec<HomeRule>, rule: HomeRule) -> Result<bool> {
     rule.check()?;
     if let Some(known) = rules.iter_mut().find(|known| is_same_place(&known.place, &rule.place)) {
@@ -20,7 +20,7 @@ pub fn allow_home(rules: &mut Vec<HomeRule>, rule: HomeRule) -> Result<bool> {
     Ok(true)
 }
 
-/// Takes a rule back. `NotFound`: there is none for this very place.
+/// Removes a rule. `NotFound`: there is none for this place.
 pub fn forbid_home(rules: &mut Vec<HomeRule>, place: &str) -> Result<()> {
     let before = rules.len();
     rules.retain(|known| !is_same_place(&known.place, place));

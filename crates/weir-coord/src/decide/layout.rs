@@ -1,14 +1,14 @@
-//! Layout of a file that is being born.
+//! Layout of a new file.
 use weir_proto::map::{ClusterMap, Layout, Scheme};
 use weir_proto::{Error, PgId, Result};
 
-/// The layout that the settings ask for: over all groups of the scheme, beginning at one that `seed` chooses.
-/// Pools are taken in the order of their names.
+/// The layout by the settings: over all groups of the scheme, beginning at one that `seed` selects. Pools are
+/// used in the order of their names.
 pub fn layout_for_new_file(map: &ClusterMap, seed: u32) -> Result<Layout> {
     layout_in(map, None, None, seed)
 }
 
-/// The same for a scheme and a pool that somebody chose.
+/// Like [`layout_for_new_file`], for a given scheme and pool.
 pub fn layout_in(map: &ClusterMap, scheme: Option<Scheme>, pool: Option<&str>, seed: u32) -> Result<Layout> {
     let scheme = scheme.unwrap_or(map.settings.scheme);
     let mut pools: Vec<&str> = map.groups.iter().map(|g| g.pool.as_str()).collect();

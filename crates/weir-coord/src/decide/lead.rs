@@ -1,20 +1,20 @@
-//! Who may lead a namespace: which directory, and on which node.
+//! Which directory and node may lead a namespace.
 //!
-//! A namespace is the directory that was founded for it, however often that moves: the founding's random id
-//! is in the directory and in the map. So an empty directory, or another one, never stands for it. Nor does
-//! an old copy: it would give numbers away again under which files have cells. The coordinator therefore
-//! remembers how many changes the directory was known to hold; all of them were durable there first, so only
-//! a copy made before can hold fewer.
+//! A namespace is the directory that was founded for it, even after it has moved: the random id of the
+//! founding is in the directory and in the map. So an empty directory, or another one, is never accepted for
+//! it. Nor is an old copy: it would assign inode numbers again whose files have cells. The coordinator
+//! therefore records how many changes the directory is known to hold; all of them were durable there first,
+//! so only a copy made before can hold fewer.
 use std::collections::BTreeMap;
 use weir_proto::coord::{LeadNamespace, RecordProgress};
 use weir_proto::map::{ClusterMap, NamespaceEntry, Role};
 use weir_proto::{Epoch, Error, NamespaceId, NamespaceUuid, NodeId, Result};
 
-/// By namespace: how many changes its directory holds at least.
+/// The least number of changes in each namespace's directory.
 pub type Progress = BTreeMap<NamespaceId, u64>;
 
-/// Gives a namespace's lead to a node, under a new epoch; makes the namespace if it is being founded. Asked
-/// again after a crash on either side it comes to the same namespace.
+/// Makes a node the leader of a namespace, under a new epoch; makes the namespace if it is being founded. A
+/// retry after a crash on either side gets the same namespace.
 pub fn take_lead(
     map: &mut ClusterMap,
     progress: &Progress,
@@ -73,7 +73,7 @@ pub fn may_found(
     }
 }
 
-/// Notes how far the leader's directory is. It never goes back.
+/// Records the progress of the leader's directory. It never decreases.
 pub fn record_progress(map: &ClusterMap, progress: &mut Progress, said: &RecordProgress) -> Result<()> {
     let entry = map.namespace(said.namespace);
     let entry = entry.ok_or_else(|| Error::not_found(format!("there is no {} any more", said.namespace)))?;
@@ -131,7 +131,7 @@ fn no_directory_of(map: &ClusterMap, lead: &LeadNamespace) -> Error {
     }
 }
 
-/// Makes the entry, in place of one that is given up; returns its index.
+/// Makes the entry, replacing one that is given up; returns its index.
 fn found(map: &mut ClusterMap, lead: &LeadNamespace) -> Result<usize> {
     let last = map.last_namespace.0.checked_add(1);
     map.last_namespace =

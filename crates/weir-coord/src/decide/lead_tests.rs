@@ -1,4 +1,5 @@
-//! Claims about who may lead a namespace, by table, and about crashes between the two records of a founding.
+//! Claims about which node may lead a namespace, by table, and about crashes between the two records of a
+//! founding.
 use super::*;
 use weir_proto::map::{Node, Settings};
 use weir_proto::version::{LEVEL_MAX, Program};
@@ -52,7 +53,7 @@ fn empty_map() -> ClusterMap {
         access: Default::default(),
     }
 }
-/// Namespace "root", founding 1, led by `META`, which is down unless `up`; 9 changes are known of.
+/// Namespace "root", founding 1, led by `META`, which is down unless `up`; 9 changes are recorded.
 fn led(up: bool) -> (ClusterMap, Progress) {
     let (mut map, mut progress) = (empty_map(), Progress::new());
     let (namespace, _) = take_lead(&mut map, &progress, &asks(META, 1, 0)).unwrap();
@@ -69,11 +70,10 @@ fn only_the_namespaces_own_and_newest_directory_has_the_lead() {
     let give_up =
         |n: u8, instead_of: u8| LeadNamespace { instead_of: Some(uuid(instead_of)), ..asks(OTHER, n, 0) };
     let named = |name: &str| LeadNamespace { namespace: name.into(), ..asks(OTHER, 1, 0) };
-    // Who asks, whether the leader before is up, and what is said, or whether the namespace gets a new
+    // The request, whether the previous leader is up, and the error, or whether the namespace gets a new
     // number.
     let cases: [(LeadNamespace, bool, Expected); 16] = [
-        // The directory as it was, or further on; the same node again while it is up, another one when it is
-        // down.
+        // The directory unchanged or ahead; the same node again while it is up, another one when it is down.
         (asks(META, 1, 9), true, Ok(false)),
         (asks(META, 1, 12), true, Ok(false)),
         (asks(OTHER, 1, 9), false, Ok(false)),
@@ -81,16 +81,16 @@ fn only_the_namespaces_own_and_newest_directory_has_the_lead() {
         // An old copy; its store emptied.
         (asks(META, 1, 8), true, Err((ErrorKind::Denied, "an old copy"))),
         (asks(OTHER, 1, 0), false, Err((ErrorKind::Denied, "an old copy"))),
-        // Another directory; an empty one that is founded without a word about the namespace that is there.
+        // Another directory; an empty one that is founded without naming the existing namespace.
         (asks(OTHER, 2, 9), false, Err((ErrorKind::Denied, "may be swapped"))),
         (asks(OTHER, 2, 0), false, Err((ErrorKind::Exists, "--instead-of 01010101"))),
-        // Given up: only the one that is named, and only while nobody leads it.
+        // Given up: only the named one, and only while it has no leader.
         (give_up(2, 1), false, Ok(true)),
         (give_up(2, 3), false, Err((ErrorKind::Denied, "not 03030303"))),
         (give_up(2, 1), true, Err((ErrorKind::Exists, "which is up"))),
         (LeadNamespace { node: META, ..give_up(2, 1) }, true, Ok(true)),
         (LeadNamespace { changes: 5, ..give_up(2, 1) }, false, Err((ErrorKind::Denied, "may be swapped"))),
-        // A name that is not known: founded, but not from a directory that holds something.
+        // An unknown name: founded, but not from a directory with contents.
         (named("second"), true, Ok(true)),
         (LeadNamespace { changes: 1, ..named("second") }, true, Err((ErrorKind::Denied, "does not know"))),
         (
@@ -126,7 +126,7 @@ fn a_number_is_never_given_again() {
         let (namespace, _) = take_lead(&mut map, &progress, &lead).unwrap();
         assert_eq!(namespace, NamespaceId(40 + u32::from(n)));
         record_progress(&map, &mut progress, &RecordProgress { node: META, namespace, changes: 1 }).unwrap();
-        // Neither the directory that was given up nor its number leads to anything.
+        // Neither the abandoned directory nor its number is accepted.
         assert!(take_lead(&mut map, &progress, &asks(META, n - 1, 9)).is_err());
         assert_eq!(map.namespace(NamespaceId(41)), None);
     }
@@ -135,9 +135,9 @@ fn a_number_is_never_given_again() {
     assert_eq!(take_lead(&mut map, &progress, &last).unwrap_err().kind, ErrorKind::NoSpace);
 }
 
-/// The directory is founded, then the coordinator makes the entry, then the directory holds changes, then the
-/// coordinator hears of them. Whatever is lost of the later steps, the same directory goes on with the same
-/// number.
+/// The directory is founded, then the coordinator makes the entry, then the directory holds changes, then
+/// they are reported to the coordinator. Whichever later steps are lost, the same directory continues with
+/// the same number.
 #[test]
 fn a_founding_that_was_interrupted_anywhere_goes_on() {
     for steps in 0..=4 {
@@ -153,7 +153,7 @@ fn a_founding_that_was_interrupted_anywhere_goes_on() {
             record_progress(&map, &mut progress, &RecordProgress { node: META, namespace, changes }).unwrap();
         }
         if steps >= 4 {
-            changes = 2; // and the coordinator did not hear of that any more
+            changes = 2; // and the report to the coordinator is lost
         }
         let (again, _) = take_lead(&mut map, &progress, &asks(META, 1, changes)).unwrap();
         assert_eq!(again, NamespaceId(41), "after {steps} steps");

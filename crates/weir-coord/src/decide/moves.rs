@@ -1,18 +1,18 @@
-//! A place of a placement group moves from a target that serves it to another one.
+//! Moves a place of a placement group from a target that serves it to another one.
 //!
-//! The member stays current, read and written, while the new target copies what it has. When little is left,
-//! the coordinator gives the group an epoch in which the member takes no change of that place (`close_move`):
-//! the new target copies the rest, and then both have the same. It becomes the member under the next epoch
-//! (`finish_move`). Nothing is without redundancy at any moment, and to cancel a move is to forget it.
+//! The member stays current, read and written, while the new target copies its cells. When few are left, the
+//! coordinator gives the group an epoch in which the member accepts no change of that place (`close_move`):
+//! the new target copies the rest, and then both hold the same cells. It becomes the member under the next
+//! epoch (`finish_move`). Redundancy is never reduced, and a move is cancelled by deleting it from the map.
 //!
 //! An epoch is closed only while all members are current, and the new target becomes a member only in the
-//! epoch that follows: whatever else changes the group ends the closing, and copying goes on.
+//! epoch that follows: any other change of the group reopens it, and copying continues.
 use super::groups::member_of;
 use weir_proto::map::{ClusterMap, Group, Member, MemberState, Move, TargetState};
 use weir_proto::version::LEVEL_OF_GROWTH;
 use weir_proto::{Epoch, Error, PgId, Result, TargetId};
 
-/// Moves of a cluster at a time: they are in the map, which everybody gets.
+/// Moves of a cluster at a time: they are in the map, which every process receives.
 pub const MOVES_MAX: usize = 64;
 
 /// Begins to move a place to another target of the pool.
@@ -36,7 +36,7 @@ pub fn begin_move(map: &mut ClusterMap, group: PgId, place: usize, to: TargetId)
     Ok(())
 }
 
-/// The new target has copied all but little: the next epoch is closed.
+/// The new target has copied nearly everything: the next epoch is closed.
 pub fn close_move(map: &mut ClusterMap, group: PgId, to: TargetId, epoch: Epoch) -> Result<()> {
     checked(map, group, to, epoch)?;
     let entry = map.groups.get_mut(group.0 as usize).expect("checked above");
@@ -45,8 +45,8 @@ pub fn close_move(map: &mut ClusterMap, group: PgId, to: TargetId, epoch: Epoch)
     Ok(())
 }
 
-/// The new target has all that the member had when this epoch was closed: it is the member now. Which one it
-/// was before.
+/// The new target holds everything that the member had when this epoch was closed: it becomes the member.
+/// Returns the previous member.
 pub fn finish_move(map: &mut ClusterMap, group: PgId, to: TargetId, epoch: Epoch) -> Result<TargetId> {
     let found = checked(map, group, to, epoch)?;
     if found.closed_in != epoch {
@@ -60,8 +60,8 @@ pub fn finish_move(map: &mut ClusterMap, group: PgId, to: TargetId, epoch: Epoch
     Ok(from)
 }
 
-/// Forgets a move. The group continues under a new epoch: it is closed no more, and what the other target has
-/// copied is of an earlier one, so it drops that.
+/// Cancels a move. The group continues under a new epoch that is not closed; the other target drops its
+/// copies, which are of an earlier epoch.
 pub fn cancel_move(map: &mut ClusterMap, group: PgId) {
     let before = map.moves.len();
     map.moves.retain(|m| m.group != group);
@@ -71,7 +71,7 @@ pub fn cancel_move(map: &mut ClusterMap, group: PgId) {
     }
 }
 
-/// Ends the epoch in which the group is closed; the move goes on. True if it was.
+/// Ends the epoch in which the group is closed; the move continues. Returns whether it was closed.
 pub fn reopen(map: &mut ClusterMap, group: PgId) -> bool {
     let Some(found) = map.move_of(group).copied() else { return false };
     let entry = map.groups.get_mut(group.0 as usize);
@@ -80,14 +80,14 @@ pub fn reopen(map: &mut ClusterMap, group: PgId) -> bool {
     true
 }
 
-/// The members have the same as before, and need not know this epoch yet: their `since` stays. One that
-/// is away from now on lists what was written under the epochs before, too. (Found by the search.)
+/// The members' data is unchanged, and they may miss this epoch: their `since` stays. A member that is away
+/// from now on also lists writes of the previous epochs. (Found by the protocol search.)
 fn next_epoch(group: &mut Group) -> Epoch {
     group.epoch = Epoch(group.epoch.0 + 1);
     group.epoch
 }
 
-/// Forgets the moves whose ends are not there any more.
+/// Cancels moves whose source or destination is gone.
 pub fn settle_moves(map: &mut ClusterMap) {
     let is_current = |m: &Member| m.state == MemberState::Current;
     let goes_on = |found: &Move| {
@@ -102,7 +102,7 @@ pub fn settle_moves(map: &mut ClusterMap) {
     }
 }
 
-/// Takes a target that is down, and has no place any more, out of the map. What was done.
+/// Removes a target that is down and has no place from the map. Returns a description of the change.
 pub fn remove_target(map: &mut ClusterMap, target: TargetId) -> Result<String> {
     check_level(map)?;
     let entry = map.target(target).ok_or_else(|| Error::not_found(format!("there is no target {target}")))?;

@@ -1,4 +1,4 @@
-//! What a move changes in the map, and what ends one.
+//! The changes of a move in the map, and the events that end one.
 use super::*;
 use crate::decide::group_tests::cluster;
 use crate::decide::{target_back, target_down};
@@ -6,7 +6,7 @@ use weir_proto::ErrorKind;
 
 const GROUP: PgId = PgId(0);
 
-/// Six targets in groups of 4+2, and a seventh one that is in none.
+/// Six targets in groups of 4+2, and a seventh without groups.
 fn with_one_more() -> ClusterMap {
     let mut map = cluster(6, "ec:4+2");
     map.level = LEVEL_OF_GROWTH;

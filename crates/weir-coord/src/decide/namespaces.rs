@@ -1,7 +1,7 @@
 //! Which nodes keep copies of a namespace, and which of them leads: the journal groups of the map.
 //!
-//! Nodes offer themselves and take the places that an administrator asked for. A node that goes loses the
-//! lead at once, to one whose copy is current. Knows nothing of journals: [`super::copies`] has the
+//! Nodes offer themselves and take the places that an administrator configured. When a node goes down, the
+//! lead passes at once to a node whose copy is current. Knows nothing of journals: [`super::copies`] has the
 //! transitions.
 use super::copies::{JournalGroup, JournalMember};
 use super::lead::Progress;
@@ -10,7 +10,7 @@ use weir_proto::map::{ClusterMap, MemberState, NamespaceCopies, NamespaceCopy, N
 use weir_proto::version::LEVEL_OF_COPIES;
 use weir_proto::{Epoch, Error, NamespaceId, NodeId, Result};
 
-/// A leader that misses copies which are up for so long is cut off itself.
+/// A leader that cannot reach copies which are up for this long is cut off itself.
 const LEADER_IS_CUT_MS: u32 = 3_000;
 
 /// The group of a namespace. `None`: only its leader keeps it.
@@ -35,7 +35,7 @@ fn is_up(map: &ClusterMap, node: NodeId) -> bool {
     map.node(node).is_some_and(|n| n.up)
 }
 
-/// Who leads if a member has to: a current one that is up, on another host than `instead_of` if possible.
+/// The next leader: a current member that is up, on another host than `instead_of` if possible.
 fn next_leader(map: &ClusterMap, group: &JournalGroup<NodeId>, instead_of: Option<NodeId>) -> Option<NodeId> {
     let host = |id: NodeId| map.node(id).map(|n| n.host.as_str());
     let old_host = instead_of.and_then(host);
@@ -43,7 +43,7 @@ fn next_leader(map: &ClusterMap, group: &JournalGroup<NodeId>, instead_of: Optio
     able.min_by_key(|id| (instead_of.is_some() && host(*id) == old_host, *id))
 }
 
-/// Brings all groups in line with which nodes are up.
+/// Updates all groups to the set of nodes that are up.
 pub fn settle_copies(map: &mut ClusterMap) {
     let namespaces: Vec<NamespaceId> = map.copies.iter().map(|c| c.namespace).collect();
     for namespace in namespaces {
@@ -120,7 +120,7 @@ pub fn keep_copy(map: &mut ClusterMap, progress: &Progress, said: &KeepCopy) -> 
     Ok(())
 }
 
-/// What the member's directory has counts for nothing: it is filled anew by another one.
+/// The member's directory no longer counts: another member fills it again.
 fn forget_copy(
     group: &mut JournalGroup<NodeId>,
     id: NodeId,
@@ -141,7 +141,7 @@ fn forget_copy(
     Ok(())
 }
 
-/// The leader says that a copy holds every record. True if that is news.
+/// The leader reports that a copy holds every record. Returns whether that is new.
 pub fn copy_caught_up(map: &mut ClusterMap, said: &CopyCaughtUp) -> Result<bool> {
     let group = journal_group(map, said.namespace);
     let mut group = group.ok_or_else(|| Error::not_found(format!("{} has no copies", said.namespace)))?;
@@ -153,8 +153,9 @@ pub fn copy_caught_up(map: &mut ClusterMap, said: &CopyCaughtUp) -> Result<bool>
     Ok(is_news)
 }
 
-/// The leader has not heard from a copy for a while. The others go on without it. Where too few would be
-/// left it may be the leader that is cut off: that copy leads after a longer silence. True if that is news.
+/// The leader has not received a reply from a copy for a while. The others continue without it. If too few
+/// would be left, the leader may be cut off itself: that copy leads after a longer silence. Returns whether
+/// it is new.
 pub fn copy_lost(map: &mut ClusterMap, said: &CopyLost) -> Result<bool> {
     let group = journal_group(map, said.namespace);
     let mut group = group.ok_or_else(|| Error::not_found(format!("{} has no copies", said.namespace)))?;
@@ -186,7 +187,7 @@ pub fn copy_lost(map: &mut ClusterMap, said: &CopyLost) -> Result<bool> {
     Ok(true)
 }
 
-/// How many copies a namespace shall have, and which node gives its own up. Says what was done.
+/// Sets how many copies a namespace has, and which node drops its own. Returns a description of the change.
 pub fn set_copies(map: &mut ClusterMap, asked: &SetCopies) -> Result<String> {
     let SetCopies { namespace: name, copies: wanted, without } = asked;
     if map.level < LEVEL_OF_COPIES {
@@ -257,7 +258,7 @@ fn forget_copies(map: &mut ClusterMap, name: &str) -> Result<String> {
     Ok(format!("all copies of namespace {name:?} are given up"))
 }
 
-/// The leader's, of a namespace that had no other.
+/// The entry of the leader's copy, for a namespace without other copies.
 fn first_copy(entry: &NamespaceEntry, wanted: u8) -> Result<NamespaceCopies> {
     let name = &entry.name;
     if wanted == 1 {
@@ -288,7 +289,7 @@ fn remove_copy(map: &ClusterMap, group: &mut JournalGroup<NodeId>, node: NodeId)
     Ok(())
 }
 
-/// As [`super::forget_unpublished_epochs`]: in an epoch that was never published nothing was written.
+/// Like [`super::forget_unpublished_epochs`]: nothing was written in an epoch that was never published.
 pub fn forget_unpublished_copies(published: &ClusterMap, draft: &mut ClusterMap) {
     for copies in &mut draft.copies {
         let (Some(before), Some(entry)) =

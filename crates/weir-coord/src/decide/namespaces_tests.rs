@@ -1,4 +1,4 @@
-//! Claims about who keeps and who leads a namespace, step by step as nodes come and go.
+//! Claims about which nodes keep and lead a namespace, step by step as nodes go down and return.
 use super::super::lead::take_lead;
 use super::*;
 use weir_proto::coord::LeadNamespace;
@@ -33,7 +33,7 @@ fn asks(copies: u8, without: Option<u32>) -> SetCopies {
 fn offers(node: u32, changes: u64) -> KeepCopy {
     KeepCopy { node: NodeId(node), namespace: ROOT, uuid: UUID, changes }
 }
-/// The leader, and each member's state by a letter.
+/// The leader, and each member's state as a letter.
 fn seen(map: &ClusterMap) -> String {
     let leader = map.namespace(ROOT).and_then(|v| v.leader).map_or(0, |id| id.0);
     let letter = |state| match state {
@@ -54,7 +54,7 @@ fn up(map: &mut ClusterMap, node: u32, up: bool) {
     map.nodes[node as usize - 1].up = up;
     settle_copies(map);
 }
-/// 1 leads, 1, 2 and 3 are current.
+/// Node 1 leads, 1, 2 and 3 are current.
 fn three() -> (ClusterMap, Progress) {
     let (mut map, progress) = led();
     set_copies(&mut map, &asks(3, None)).unwrap();
@@ -137,7 +137,7 @@ fn a_directory_that_lost_changes_is_filled_anew_or_refused() {
     assert!(e.kind == ErrorKind::Denied && e.context.contains("holds 49 changes, and at least 50"), "{e}");
     keep_copy(&mut one_by_one, &progress, &offers(last, 50)).unwrap();
     assert_eq!(one_by_one.namespace(ROOT).unwrap().leader, Some(NodeId(last)));
-    // All at once: the others have everything, too.
+    // All at once: the others hold everything, too.
     forget_unpublished_copies(&published, &mut map);
     up(&mut map, last, true);
     keep_copy(&mut map, &progress, &offers(last, 49)).unwrap();
@@ -163,7 +163,7 @@ fn a_silent_copy_is_left_out_and_a_cut_off_leader_replaced() {
     assert_eq!(seen(&map), "3: 1c 2d 3c");
     keep_copy(&mut map, &progress, &offers(2, 50)).unwrap();
     assert_eq!(seen(&map), "3: 1c 2b 3c");
-    // It is down, as the coordinator finds out: 1 leads again, and has everything.
+    // The coordinator finds it down: 1 leads again, and holds everything.
     up(&mut map, 3, false);
     assert_eq!(seen(&map), "1: 1c 2b 3d");
 }
@@ -185,7 +185,7 @@ fn the_last_copy_that_has_everything_stays() {
     assert_eq!(set_copies(&mut map, &asks(2, Some(4))).unwrap_err().kind, ErrorKind::NotFound);
     assert!(set_copies(&mut map, &asks(1, None)).is_ok());
     assert_eq!(seen(&map), "2: 2c");
-    // All are lost: only when no node that keeps one is up.
+    // All are lost: allowed only when no node that keeps a copy is up.
     let refused = set_copies(&mut map, &asks(0, None)).unwrap_err();
     assert!(refused.kind == ErrorKind::Exists && refused.context.contains("m2"), "{refused}");
     up(&mut map, 2, false);

@@ -1,11 +1,11 @@
-//! Placement: which targets make up a placement group, and in which role.
+//! Placement: which targets make up a placement group, and with which roles.
 //!
-//! Groups spread over fault domains (rack before host before node before target), a target's groups are as
-//! many as its capacity is large, and the roles (which data cell, which parity cell) rotate, so that no
+//! Groups spread over fault domains (rack before host before node before target), a target's number of groups
+//! is proportional to its capacity, and the roles (which data cell, which parity cell) rotate, so that no
 //! target is "the parity target". Deterministic: the same candidates give the same groups.
 //!
-//! The time grows with targets plus groups: each node keeps its targets in the order of their load, and of
-//! the least loaded ones a few are compared by how often they are in a group with those chosen already.
+//! The time grows with targets plus groups: each node keeps its targets in the order of their load, and a few
+//! of the least loaded ones are compared by how often they share a group with the members chosen so far.
 use std::collections::{BTreeMap, BTreeSet};
 use weir_proto::map::Scheme;
 use weir_proto::{NodeId, TargetId};
@@ -13,7 +13,7 @@ use weir_proto::{NodeId, TargetId};
 /// Groups of the scheme for new files per target. A file walks over all of them, so each target gets each
 /// role about four times: enough to level the load, few enough to keep the map small.
 const GROUPS_PER_TARGET: usize = 4;
-/// Every client holds them all: some 300 bytes a group of twelve.
+/// Limit because every client holds them all: some 300 bytes for a group of twelve.
 pub const GROUPS_MAX: usize = 4096;
 /// Targets of equal load that are compared for one place: all of a small cluster, and enough of a large one
 /// that hardly any two targets share more than one group.
@@ -30,10 +30,10 @@ pub struct Candidate {
     pub capacity: u64,
 }
 
-/// Of the largest target. Disks of one kind differ by less than one in so many.
+/// Weight of the largest target. Disks of one kind differ by less than one part in 16.
 const WEIGHT_MAX: u64 = 16;
 
-/// How much of the load a target takes, beside the largest one.
+/// A target's share of the load relative to the largest one.
 pub(super) fn weight(capacity: u64, largest: u64) -> u64 {
     match capacity {
         0 => WEIGHT_MAX,
@@ -47,18 +47,18 @@ pub(super) fn relative_load(load: usize, weight: u64) -> u64 {
     load as u64 * WEIGHT_MAX / weight
 }
 
-/// The rack that a host is in; one that names none is a rack of its own.
+/// The rack of a host; a host without a rack is a rack of its own.
 pub fn rack_of(host: &str) -> &str {
     host.rsplit_once('/').map_or(host, |(rack, _)| rack)
 }
 
-/// Processes of one host need not all name its rack.
+/// Whether two processes share a host; not every process of a host needs to name its rack.
 pub fn is_same_host(one: &str, other: &str) -> bool {
     let host = |text: &str| text.rsplit_once('/').map_or(text, |(_, host)| host).to_owned();
     host(one) == host(other)
 }
 
-/// How many groups a scheme gets on so many targets.
+/// The number of groups of a scheme on `target_count` targets.
 pub fn group_count(scheme: Scheme, target_count: usize) -> usize {
     let per_target = if scheme.width() == 1 { 1 } else { GROUPS_PER_TARGET };
     (target_count * per_target).min(GROUPS_MAX)
@@ -75,7 +75,7 @@ pub fn place(scheme: Scheme, candidates: &[Candidate], groups: usize) -> Vec<Vec
     (0..groups).map(next).collect()
 }
 
-/// What the groups placed so far ask of each target. Targets, nodes and hosts are numbered from 0.
+/// The load on each target of the groups placed so far. Targets, nodes and hosts are numbered from 0.
 struct Board<'a> {
     width: usize,
     candidates: &'a [Candidate],
@@ -88,16 +88,16 @@ struct Board<'a> {
     roles: Vec<usize>,
     /// the other members of its groups, once for each group.
     partners: Vec<Vec<u32>>,
-    /// Of the group that is being placed: members by rack, by host and by node, and for each target its
-    /// groups with them.
+    /// For the group that is being placed: members by rack, by host and by node, and for each target the
+    /// groups that it shares with them.
     chosen_in_rack: Vec<usize>,
     chosen_on_host: Vec<usize>,
     chosen_on_node: Vec<usize>,
     together: Vec<usize>,
 }
 
-/// Targets of one node that are not in the group that is being placed, in the order of their load, then in
-/// one that changes with each group that they get.
+/// Targets of one node that are not in the group that is being placed, in the order of their load, then in an
+/// order that changes with each group that they get.
 struct NodeTargets {
     rack: usize,
     host: usize,
@@ -150,8 +150,8 @@ impl<'a> Board<'a> {
         members
     }
 
-    /// In the rack, on the host, then on the node that has the fewest members yet: of the targets with the
-    /// least load, the one that shares the fewest groups with the members.
+    /// In the rack, on the host, then on the node with the fewest members yet: of the targets with the least
+    /// load, the one that shares the fewest groups with the members.
     fn best_target(&self, group: usize, place: usize) -> usize {
         let rank = |node: usize| {
             let NodeTargets { rack, host, waiting } = &self.nodes[node];
@@ -162,7 +162,7 @@ impl<'a> Board<'a> {
         let best = (0..self.nodes.len()).filter_map(rank).min();
         let open: Vec<usize> = (0..self.nodes.len()).filter(|node| rank(*node) == best).collect();
         let from_each = COMPARED_MAX.div_ceil(open.len());
-        // Where there are more nodes than are compared, each place begins at another one.
+        // If there are more nodes than are compared, each place begins at another one.
         let begin = mix(group as u64, place as u64) as usize % open.len();
         let in_turn = open[begin..].iter().chain(&open[..begin]).map(|node| &self.nodes[*node].waiting);
         let compared = in_turn.flat_map(|waiting| {
@@ -175,7 +175,7 @@ impl<'a> Board<'a> {
         compared.min_by_key(of_target).expect("there are at least as many candidates as places")
     }
 
-    /// The target is a member of the group that is being placed.
+    /// Adds the target to the group that is being placed.
     fn take(&mut self, target: usize) {
         let node = self.node_of[target];
         let key = self.key(target);
@@ -186,7 +186,7 @@ impl<'a> Board<'a> {
         self.partners[target].iter().for_each(|other| self.together[*other as usize] += 1);
     }
 
-    /// The group is placed.
+    /// Counts the group after it is placed.
     fn count(&mut self, members: &[usize]) {
         for target in members {
             let node = self.node_of[*target];
@@ -214,7 +214,7 @@ impl<'a> Board<'a> {
         (relative_load(load, self.weights[target]), order, target)
     }
 
-    /// An order that differs from round to round, in the rotation whose roles its targets had least.
+    /// An order that differs from round to round, rotated so that targets get the roles they had least.
     fn assign_roles(&self, mut members: Vec<usize>, round: usize) -> Vec<usize> {
         members.sort_unstable_by_key(|t| mix(round as u64, u64::from(self.candidates[*t].target.0)));
         let cost = |shift: &usize| -> usize {
@@ -321,7 +321,7 @@ mod tests {
         }
     }
 
-    /// The installations that the design is made for: 10 and 50 servers of 96 disks, one process each.
+    /// The sizes that the design is made for: 10 and 50 servers of 96 disks, one process each.
     #[test]
     fn large_clusters_have_level_load_and_few_pairs() {
         for hosts in [10, 50] {
@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn a_target_is_in_as_many_groups_as_it_is_large() {
         let mut targets = candidates(12, 1, 2);
-        // As disks of one kind report it, one of half the size, one of a quarter, one that is not known.
+        // Capacities as disks of one kind report them, one of half the size, one of a quarter, one unknown.
         for (n, candidate) in targets.iter_mut().enumerate() {
             candidate.capacity += n as u64 * 4096;
         }
@@ -400,7 +400,7 @@ mod tests {
             let host_of = |t: &TargetId| &targets[t.0 as usize - 1].host;
             for c in &targets {
                 let with = others[&c.target].len();
-                // Copies on one host beside each other are avoided, so such pairs are missing.
+                // Copies on the same host are avoided, so such pairs are missing.
                 let same_host = targets.iter().filter(|o| host_of(&o.target) == &c.host).count();
                 let possible = if hosts >= 3 { targets.len() - same_host + 1 } else { targets.len() };
                 assert!(with * 10 >= possible * 9, "{text}: {} shares groups with {with}", c.target);

@@ -1,31 +1,31 @@
-//! Which places of lost targets go to which others.
+//! Which targets take over the places of lost targets.
 //!
-//! A plan is a few steps at a time: what is left is planned again when they are done. Deterministic: the same
-//! map and reports give the same plan. Groups with the least redundancy come first.
+//! A plan has a few steps at a time; the remaining places are planned again when those are done.
+//! Deterministic: the same map and reports give the same plan. Groups with the least redundancy come first.
 use super::placement::{mix, rack_of, relative_load, weight};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use weir_proto::map::{ClusterMap, Group, MemberState, Target, TargetState};
 use weir_proto::{NodeId, PgId, TargetId};
 
-/// Places that one target is filled for at a time: more take as long, and keep as many groups from being
-/// whole.
+/// Places that one target is filled for at a time: more would take as long, and leave more groups without
+/// full redundancy.
 pub const FILLED_AT_ONCE: usize = 2;
-/// No target is filled above this part of its capacity: writes need room, too.
+/// No target is filled above this part of its capacity: writes need space, too.
 pub(super) const FULL_PER_MILLE: u64 = 850;
 
-/// What is known of targets beyond the map.
+/// Facts about targets that are not in the map.
 #[derive(Clone, Default, Debug)]
 pub struct Observed {
-    /// Targets that do not come back by themselves.
+    /// Targets that are not expected to return.
     pub lost: BTreeSet<TargetId>,
-    /// Targets whose places go to others while they serve them.
+    /// Targets whose places move away while they still serve them.
     pub draining: BTreeSet<TargetId>,
-    /// Bytes that each target has, as it reported last.
+    /// Bytes on each target, as it last reported.
     pub used: BTreeMap<TargetId, u64>,
 }
 
-/// A place of a group goes to another target.
+/// A step: a place of a group moves to another target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Step {
     pub group: PgId,
@@ -34,18 +34,18 @@ pub struct Step {
     pub to: TargetId,
 }
 
-/// Why a place does not go to another target now.
+/// Why a place does not move to another target now.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Hindrance {
-    /// Fewer than k members have everything: there is nothing to rebuild it from.
+    /// Fewer than k members are current: the data cannot be rebuilt.
     TooFew,
     /// No target of the pool is outside the group.
     NoTarget,
-    /// There are some, and their disks are too full.
+    /// There are such targets, and their disks are too full.
     Full,
     /// Another member of the group is repaired first.
     Repaired,
-    /// The targets that are fit for it are filled for other places first.
+    /// The suitable targets are being filled for other places.
     Busy,
 }
 
@@ -61,7 +61,7 @@ impl fmt::Display for Hindrance {
     }
 }
 
-/// What to do now, and what waits.
+/// The steps to take now, and the places that wait.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Plan {
     pub steps: Vec<Step>,
@@ -89,7 +89,7 @@ pub fn plan(map: &ClusterMap, observed: &Observed) -> Plan {
     plan
 }
 
-/// Current members beyond those that are needed.
+/// Current members beyond the required k.
 pub fn spare(group: &Group) -> usize {
     group.current_count().saturating_sub(usize::from(group.scheme.data))
 }
@@ -99,13 +99,13 @@ pub(super) struct Board<'a> {
     observed: &'a Observed,
     hosts: BTreeMap<NodeId, &'a str>,
     nodes: BTreeMap<TargetId, NodeId>,
-    /// The groups of each target, by their index,
+    /// The groups of each target, by index,
     groups: BTreeMap<TargetId, Vec<usize>>,
     /// how many more it gets,
     gets: BTreeMap<TargetId, usize>,
-    /// those that it is filled for,
+    /// how many it is being filled for,
     filled: BTreeMap<TargetId, usize>,
-    /// and bytes that it has, or will have.
+    /// and the bytes that it has, or will have.
     used: BTreeMap<TargetId, u64>,
 }
 
@@ -139,7 +139,7 @@ impl<'a> Board<'a> {
         board
     }
 
-    /// The first place whose target is down and lost.
+    /// The group's first place whose target is down and lost.
     fn lost_place(&self, group: &Group) -> Option<usize> {
         let is_lost = |t: &TargetId| self.observed.lost.contains(t);
         group.members.iter().position(|m| m.state == MemberState::Down && is_lost(&m.target))
@@ -167,7 +167,7 @@ impl<'a> Board<'a> {
         let roomy: Vec<&Target> = others.iter().filter(has_room).copied().collect();
         let near = self.nearness(group, from);
         let least = roomy.iter().map(|t| near(t)).min().ok_or(Hindrance::Full)?;
-        // Where nothing is spare all lost places are filled at once.
+        // In groups without a spare member all lost places are filled at once.
         if spare(group) > 0 && group.members.iter().any(|m| m.state == MemberState::Behind) {
             return Err(Hindrance::Repaired);
         }
@@ -186,7 +186,7 @@ impl<'a> Board<'a> {
         open.min_by_key(rank).map(|t| t.id).ok_or(Hindrance::Busy)
     }
 
-    /// For a target: how many other members of the group are in its rack, on its host, and on its node.
+    /// For a target: the number of other members of the group in its rack, on its host, and on its node.
     pub(super) fn nearness(&self, group: &Group, from: TargetId) -> impl Fn(&Target) -> [usize; 3] {
         let mut others: BTreeMap<(&str, &str, NodeId), usize> = BTreeMap::new();
         let at = |node: NodeId| {
@@ -207,7 +207,7 @@ impl<'a> Board<'a> {
         }
     }
 
-    /// How many groups each target shares with the members of the group.
+    /// The number of groups that each target shares with the members of the group.
     fn together(&self, group: &Group) -> BTreeMap<TargetId, usize> {
         let mut together = BTreeMap::new();
         let of = |t: TargetId| self.groups.get(&t).map_or(&[][..], |all| all);
@@ -228,14 +228,14 @@ impl<'a> Board<'a> {
         self.used.get(&target).copied().unwrap_or(0)
     }
 
-    /// What a place holds, about: as much as the lost target's others did, or those of the members.
+    /// The estimated size of a place: the average of the lost target's other places, or of the members'.
     pub(super) fn bytes_of_place(&self, group: &Group, from: TargetId) -> u64 {
         let known = |t: TargetId| Some(self.observed.used.get(&t)? / (self.load(t) as u64).max(1));
         let others = || group.members.iter().filter_map(|m| known(m.target)).max();
         known(from).or_else(others).unwrap_or(0)
     }
 
-    /// Whether it is filled for as many places as it may be at a time.
+    /// Whether it is already being filled for the maximum number of places.
     pub(super) fn is_busy(&self, target: TargetId) -> bool {
         self.filled.get(&target).copied().unwrap_or(0) >= FILLED_AT_ONCE
     }

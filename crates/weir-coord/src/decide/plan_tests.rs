@@ -9,7 +9,7 @@ fn observed(lost: &[u32], used: u64) -> Observed {
     Observed { lost, used: (1..=12).map(|t| (TargetId(t), used)).collect(), ..Observed::default() }
 }
 
-/// So many targets of 100 bytes, each on a host of its own, with these down.
+/// This number of targets of 100 bytes, each on its own host, with these down.
 fn with_down(targets: u32, scheme: &str, down: &[u32]) -> ClusterMap {
     let mut map = cluster(targets, scheme);
     map.targets.iter_mut().for_each(|t| t.capacity = 1000);
@@ -19,7 +19,7 @@ fn with_down(targets: u32, scheme: &str, down: &[u32]) -> ClusterMap {
     map
 }
 
-/// Does what is planned until nothing is left to do; what waits then.
+/// Executes plans until no step is left; returns the places that wait.
 fn rebuild(map: &mut ClusterMap, observed: &Observed) -> Vec<(PgId, TargetId, Hindrance)> {
     for _ in 0..1000 {
         let planned = plan(map, observed);
@@ -134,7 +134,7 @@ fn a_newcomer_is_filled_then_behind_then_current() {
     let behind = epoch(&map);
     assert_eq!(caught_up(&mut map, step.to, step.group, behind), Ok(true));
     assert_eq!(member(&map).state, MemberState::Current);
-    // The lost one returns, and is in that group no more.
+    // The lost target returns, and is no longer in that group.
     assert!(target_back(&mut map, TargetId(3)));
     assert!(map.group(step.group).unwrap().members.iter().all(|m| m.target != TargetId(3)));
 }

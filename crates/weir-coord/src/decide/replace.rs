@@ -1,18 +1,18 @@
-//! A place of a placement group goes to another target.
+//! Another target takes over a place of a placement group.
 //!
-//! The newcomer is a member that has lost everything: it is behind with `lost_at` the epoch of the change, is
-//! written to from then on, and is *filled*. Seals go on meanwhile, without it. When it has all that was
-//! listed, it is behind with that epoch as its `since` (`refilled`): seals wait, it lists what was written or
-//! sealed since, and is current after that ([`super::caught_up`]).
+//! The new target is a member that has lost everything: it is behind with `lost_at` the epoch of the change,
+//! gets writes from then on, and is *filled*. Seals continue meanwhile, without it. When it has everything
+//! that was listed, it is behind with that epoch as its `since` (`refilled`): seals wait, it lists the cells
+//! written or sealed since, and is current after that ([`super::caught_up`]).
 //!
-//! Only while k members are current: then each of them has a `since` above that of the member that goes, so
-//! nobody needs it to tell up to when something was written.
+//! Only while k members are current: then each of them has a `since` above that of the replaced member, so
+//! its `since` is not needed to limit the epochs with writes.
 use super::groups::{member_of, set_member};
 use weir_proto::map::{ClusterMap, Group, Member, MemberState, TargetState};
 use weir_proto::version::LEVEL_OF_REPLACEMENT;
 use weir_proto::{Epoch, Error, PgId, Result, TargetId};
 
-/// Gives the place of a member that is down to another target of the pool.
+/// Assigns the place of a member that is down to another target of the pool.
 pub fn replace(map: &mut ClusterMap, group: PgId, place: usize, to: TargetId) -> Result<()> {
     check_level(map)?;
     let newcomer = map.target(to).ok_or_else(|| Error::not_found(format!("there is no target {to}")))?;
@@ -46,8 +46,8 @@ pub fn replace(map: &mut ClusterMap, group: PgId, place: usize, to: TargetId) ->
     Ok(())
 }
 
-/// A member that is filled has all that was listed under `epoch`: from now on it gets the rest, and seals
-/// wait. True if that is news.
+/// A member that is filled has everything that was listed under `epoch`: from now on it gets the rest, and
+/// seals wait. Returns whether that is new.
 pub(super) fn refilled(group: &mut Group, target: TargetId, epoch: Epoch) -> Result<bool> {
     if epoch != group.epoch {
         return Err(Error::stale(format!("{} is at {}, not {epoch}: check again", group.id, group.epoch)));

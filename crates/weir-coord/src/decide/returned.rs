@@ -1,24 +1,24 @@
-//! Whether a target that joins has what it had: its index knows the last run that was admitted, and no less
-//! of it than is known here.
+//! Whether a target that joins still has its data: its index contains the last run that was admitted, up to
+//! the position reported here.
 //!
-//! The order of things makes it so. A run is written down in the index before it joins, admitted here
-//! durably, written down there as admitted, and only then serves. So the index of a target that served in the
-//! last admitted run knows that run. A crash in between leaves it among those that began. An index that is
-//! new, and a copy from before that run began, do not know it, however often they are started. A copy from
-//! within that run is told by its position, as far as that was reported.
+//! The order of records ensures it. A run is recorded in the index before the target joins, admitted here
+//! durably, recorded there as admitted, and only then serves. So the index of a target that served in the
+//! last admitted run contains that run. After a crash in between it is among the runs that began. An index
+//! that is new, and a copy from before that run began, lack it, however often they are started. A copy made
+//! during that run is recognized by its position, as far as that was reported.
 use weir_proto::coord::TargetHistory;
 use weir_proto::map::{Run, RunSeen, Target};
 
 /// How a joining target compares with the map's record of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Returned {
-    /// The process joins again.
+    /// The same process joins again.
     SameRun,
-    /// It lost nothing. The same for one that knows of newer runs than the map: then the map is an old copy.
+    /// It lost nothing. Also a target that has newer runs than the map: then the map is an old copy.
     Whole,
-    /// The right disk is back after another one served in its place: it has all that was missing there.
+    /// The right disk is back after another one served in its place: it has all data that was missing there.
     PutBack,
-    /// Why it does not have what it had, in words for the log.
+    /// Why it lacks its data, for the log.
     Lost(&'static str),
 }
 
@@ -47,7 +47,7 @@ fn lacks(seen: &RunSeen, history: &TargetHistory) -> Option<&'static str> {
     (history.position < seen.position).then_some("its index has less than it reported")
 }
 
-/// The run that is admitted now.
+/// The run that is now admitted.
 pub fn next_run(known: Run, history: &TargetHistory) -> Run {
     Run { number: known.number.max(history.confirmed.number) + 1, id: history.run }
 }
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_target_is_whole_only_if_it_knows_all_of_its_last_run() {
-        // Known here: run 5 with the id 50, up to position 100.
+        // In the map: run 5 with the id 50, up to position 100.
         let known = target(RunSeen { run: run(5, 50), position: 100 }, RunSeen::default());
         for (what, confirmed, begun, id, position, is_whole) in [
             ("the next run", run(5, 50), vec![], 60, 100, true),
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn the_right_disk_is_known_when_it_is_put_back() {
-        // Run 2 had all; in runs 3 to 5 something else was in its place.
+        // Run 2 had all data; in runs 3 to 5 another disk was in its place.
         let whole = RunSeen { run: run(2, 20), position: 70 };
         let known = target(RunSeen { run: run(5, 50), position: 10 }, whole);
         for (what, confirmed, begun, position, expected) in [

@@ -1,15 +1,15 @@
-//! How long a target that answers much later than the others is done without.
+//! How long a target that answers much later than the others stays demoted.
 use std::time::Duration;
 use weir_env::Instant;
 
 /// The first time; doubles with each further one,
 const DEMOTED_MIN: Duration = Duration::from_secs(5);
-/// up to this: each return costs a repair of what was written meanwhile.
+/// up to this: each return costs a repair of the writes made meanwhile.
 const DEMOTED_MAX: Duration = Duration::from_secs(60);
-/// A target that was not slow for this long after its return begins anew.
+/// A target that was not slow for this long after its return starts from the minimum again.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(300);
 
-/// What is remembered of a target that was slow.
+/// Record of a target that was slow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Strikes {
     count: u32,

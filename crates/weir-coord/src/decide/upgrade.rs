@@ -1,21 +1,22 @@
-//! The end of a rolling upgrade: which level the cluster may use from then on.
+//! The end of a rolling upgrade: the level that the cluster may use from then on.
 //!
-//! A level says what may be written. A node that is down counts with what it joined with last: it may return.
+//! A level defines what may be written. A node that is down counts with the level of its last join: it may
+//! return.
 use std::fmt;
 use weir_proto::map::ClusterMap;
 use weir_proto::{Error, Result};
 
-/// Names in an error; more are counted.
+/// Names in an error; further ones are only counted.
 const NAMED_MAX: usize = 8;
 
-/// A program that is in the cluster without being a node of it: a mount, a mover, the coordinator.
+/// A program of the cluster that is not a node in the map: a mount, a mover, the coordinator.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Connected {
     pub name: String,
     pub level: u16,
 }
 
-/// The highest level that anybody knows. `Unsupported`: somebody knows less, and is named.
+/// The highest level that all programs support. `Unsupported`: some support less; the error names them.
 pub fn finished_level(map: &ClusterMap, connected: &[Connected]) -> Result<u16> {
     let nodes = map.nodes.iter().map(|n| Connected { name: n.name.clone(), level: n.program.level });
     let mut all: Vec<Connected> = nodes.chain(connected.iter().cloned()).collect();

@@ -1,7 +1,7 @@
-//! Requests to etcd's JSON gateway: knows etcd's words, not what they are for.
+//! Requests to etcd's JSON gateway: knows etcd's protocol, not the purpose of the requests.
 //!
 //! Each request goes to one endpoint after the other until one answers. So it may be carried out more than
-//! once: its caller sends only what does no harm then. All answers must be of one etcd cluster.
+//! once: callers send only requests for which that is harmless. All answers must be of one etcd cluster.
 use super::EtcdConfig;
 use serde_json::Value;
 use std::path::Path;
@@ -14,20 +14,20 @@ use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConf
 use weir_env::{BoxFuture, Env, Instant, Lane};
 use weir_proto::{Error, ErrorKind, Result};
 
-/// An endpoint that does not answer within this time is left for the next one. A
-/// healthy member answers within milliseconds. One without a leader answers late: an election, of which
-/// there may be two in a row, must leave time for more attempts within a coordinator's lease.
+/// An endpoint that does not answer within this time is skipped. A healthy member answers within
+/// milliseconds. One without a leader answers late: an election, of which there may be two in a row, must
+/// leave time for more attempts within a coordinator's lease.
 const ATTEMPT: Duration = Duration::from_millis(500);
-/// Of one member that is asked whether it is there.
+/// How long one member may take to answer a health check.
 const SILENT_AFTER: Duration = Duration::from_secs(3);
 /// Pause after a round in which no endpoint answered.
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
-/// A part of a value in Base64, with room for the rest.
+/// A part of a value in Base64, with some margin.
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
-/// Requests at once: one that hangs does not hold back the others.
+/// Requests in parallel: one that hangs does not delay the others.
 const THREADS: usize = 4;
 
-/// One request to one endpoint: over HTTP, or in a simulated world.
+/// Sends one request to one endpoint: over HTTP, or in a simulated world.
 pub trait Transport: Send + Sync + 'static {
     fn post<'a>(
         &'a self,
@@ -38,25 +38,25 @@ pub trait Transport: Send + Sync + 'static {
     ) -> BoxFuture<'a, Answer>;
 }
 
-/// JSON of etcd.
+/// etcd's JSON.
 pub type Answer = std::result::Result<Value, Failure>;
 
 pub(super) struct Gateway {
     env: Env,
     endpoints: Vec<Arc<str>>,
-    /// The one that answered last.
+    /// The endpoint that answered last.
     next: AtomicUsize,
     transport: Arc<dyn Transport>,
-    /// That of the first answer.
+    /// The etcd cluster of the first answer.
     etcd_cluster: OnceLock<String>,
 }
 
-/// Why an attempt has brought no answer.
+/// Why an attempt failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// Another endpoint may answer. Whether the request was carried out is not known.
+    /// Another endpoint may answer. Whether the request was carried out is unknown.
     Silent(String),
-    /// Every endpoint would say the same.
+    /// Every endpoint would give this answer.
     Refused(Error),
 }
 
@@ -71,8 +71,8 @@ impl Gateway {
         }
     }
 
-    /// Sends until an endpoint answers, at most `patience`. `Unavailable`: none did, and whether the request
-    /// was carried out is not known.
+    /// Sends until an endpoint answers, for at most `patience`. `Unavailable`: none did, and whether the
+    /// request was carried out is unknown.
     pub async fn ask(&self, path: &'static str, body: &Value, patience: Duration) -> Result<Value> {
         let deadline = self.env.clock.now() + patience;
         let body: Arc<str> = body.to_string().into();
@@ -101,7 +101,7 @@ impl Gateway {
         }
     }
 
-    /// Which endpoints do not answer, and why. All are asked at once.
+    /// The endpoints that do not answer, with reasons. All are asked in parallel.
     pub async fn silent(&self, path: &'static str) -> Vec<(String, String)> {
         let body: Arc<str> = "{}".into();
         let asked = self.endpoints.iter().map(|endpoint| {
@@ -113,7 +113,7 @@ impl Gateway {
                     Err(Failure::Silent(why)) => Some((endpoint.to_string(), why)),
                     Ok(_) | Err(Failure::Refused(_)) => None,
                 };
-                let _ = report.send(silent); // nobody waits any more
+                let _ = report.send(silent); // the caller may have given up
             });
             answered
         });
@@ -124,7 +124,7 @@ impl Gateway {
         silent
     }
 
-    /// Two clusters of etcd in one list of endpoints would be two truths.
+    /// Two etcd clusters in one list of endpoints would be two sources of truth.
     fn of_one_cluster(&self, answer: Value) -> Answer {
         let header = answer.get("result").unwrap_or(&answer).get("header");
         let Some(found) = header.and_then(|h| h.get("cluster_id")).and_then(Value::as_str) else {
@@ -164,7 +164,7 @@ impl Http {
         let agent = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
-            .proxy(None) // what the environment says is read in main only
+            .proxy(None) // only main reads the environment
             .max_idle_connections_per_host(THREADS)
             .tls_config(tls(env, config)?)
             .build()
@@ -187,7 +187,7 @@ impl Transport for Http {
             let (report, reported) = oneshot::channel();
             let work = self.lane.run(move || {
                 let left = until.since(clock.now());
-                // After a wait for a thread nobody may wait for the answer any more.
+                // After a wait for a thread the caller may have given up.
                 if !left.is_zero() {
                     let _ = report.send(post(&agent, &url, &body, left)); // the patience may have ended
                 }
@@ -224,7 +224,7 @@ fn post(agent: &Agent, url: &str, body: &str, patience: Duration) -> Answer {
     }
 }
 
-/// What an error of etcd means: by its gRPC code.
+/// The meaning of an etcd error: by its gRPC code.
 fn refused(answer: &Value) -> Failure {
     // In a stream the error is an object.
     let error = answer.get("error").filter(|e| e.is_object()).unwrap_or(answer);
@@ -243,7 +243,7 @@ fn refused(answer: &Value) -> Failure {
              --auto-compaction-retention",
         ),
         12 => (ErrorKind::Unsupported, "; hint: etcd 3.4 or newer"),
-        // Without a leader, stopping, too busy, cut off: another member, or this one later.
+        // Without a leader, stopping, overloaded, cut off: try another member, or this one later.
         _ => return Failure::Silent(message),
     };
     Failure::Refused(Error { kind, context: format!("{message}{hint}") })
@@ -292,7 +292,7 @@ fn read(env: &Env, file: &Path, key: &str) -> Result<Vec<u8>> {
     env.disk.read(file).map_err(|e| Error::from_io(format_args!("{key}: read {}", file.display()), &e))
 }
 
-/// The number in a field of an answer: the gateway writes 64-bit numbers as texts and leaves out zeros.
+/// The number in a field of an answer: the gateway writes 64-bit numbers as strings and omits zeros.
 pub(super) fn number(answer: &Value, field: &str) -> u64 {
     let signed = |n: i64| n as u64; // ids of leases are signed in JSON
     let field = answer.get(field);

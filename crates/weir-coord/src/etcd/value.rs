@@ -6,11 +6,11 @@
 //!   kind 1: its length (u64), its CRC32C (u32): the value is in parts under keys of their own
 //! ```
 //!
-//! The id of the write is random: by it a writer whose answer was lost knows its own write again.
+//! The id of the write is random: it lets a writer whose answer was lost recognize its own write.
 use weir_proto::checksum::crc32c;
 use weir_proto::{Error, Result};
 
-/// etcd takes requests of 1.5 MiB: a part with room for the rest.
+/// etcd accepts requests of up to 1.5 MiB: a part, with some margin.
 pub const PART_BYTES: usize = 1 << 20;
 /// Far beyond the map of 4,800 targets, which takes about 2 MiB.
 pub const VALUE_BYTES_MAX: usize = 16 << 20;
@@ -20,10 +20,10 @@ const WHOLE: u8 = 0;
 const IN_PARTS: u8 = 1;
 const HEAD: usize = 18;
 
-/// Of one write.
+/// Id of one write.
 pub type WriteId = [u8; 16];
 
-/// What is under a key.
+/// The entry under a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stored {
     pub write: WriteId,
@@ -37,7 +37,7 @@ pub enum Body {
 }
 
 impl Stored {
-    /// For a value; one that needs parts is not in it.
+    /// The entry for a value; a value that needs parts is not included.
     pub fn of(write: WriteId, value: &[u8]) -> Result<Stored> {
         if value.len() > VALUE_BYTES_MAX {
             return Err(Error::invalid(format!(
@@ -91,7 +91,7 @@ impl Stored {
     }
 }
 
-/// The name of part `n`: names sort as the parts do.
+/// The name of part `n`: the names sort in the order of the parts.
 pub fn part_name(write: &WriteId, n: usize) -> String {
     format!("{}/{n:04}", hex(write))
 }

@@ -1,7 +1,7 @@
 //! Identities of the directories of a metadata role and of a coordinator.
 //!
-//! Each is founded once, and only where that is asked for: a directory that is empty because its file system
-//! is not mounted would otherwise become a new namespace, or a new cluster, in place of the existing one.
+//! Each is founded once, and only on request: a directory that is empty because its file system is not
+//! mounted would otherwise become a new namespace, or a new cluster, in place of the existing one.
 use super::text;
 use std::path::Path;
 use weir_env::Disk;
@@ -12,9 +12,9 @@ use weir_proto::{ClusterId, Error, NamespaceUuid, Result};
 pub const NAMESPACE_FILE: &str = "weir-namespace.toml";
 /// The file's name within the coordinator's directory.
 pub const COORDINATOR_FILE: &str = "weir-coordinator.toml";
-/// The file never changes, so any backup of it will do; an old copy of the rest of the directory would not.
+/// The file never changes, so any backup of it is good; an old copy of the rest of the directory is not.
 const DAMAGED_HINT: &str = "put back this one file from a backup, and nothing else of the directory";
-/// What the coordinator's directory holds when its founding was interrupted.
+/// The contents of the coordinator's directory after an interrupted founding.
 const COORDINATOR_FOUNDING: [&str; 2] = ["lock", "coordinator.state"];
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -23,13 +23,13 @@ pub struct NamespaceIdentity {
     pub name: String,
     /// Random, made when it was founded.
     pub uuid: NamespaceUuid,
-    /// The namespace of the same name that was given up for it.
+    /// The namespace of the same name that it replaces.
     pub instead_of: Option<NamespaceUuid>,
 }
 
-/// Checks the directory of the namespace `own.name` of a cluster before anything in it is touched. `new`:
-/// makes an empty one that of `own`; the coordinator hears of it when it takes the lead, also if that is only
-/// after another start.
+/// Checks the directory of the namespace `own.name` of a cluster before anything in it is changed. `new`: an
+/// empty one becomes that of `own`; the coordinator learns of it when the node takes the lead, even if that
+/// is only after a restart.
 pub fn open_namespace(
     disk: &dyn Disk,
     dir: &Path,
@@ -81,8 +81,8 @@ pub fn open_namespace(
     Ok(found)
 }
 
-/// An empty directory on a node that keeps nothing of the namespace becomes one for a copy. Whatever else it
-/// is, [`open_namespace`] says.
+/// Makes an empty directory one for a copy, on a node that keeps nothing of the namespace. All other cases
+/// are left to [`open_namespace`].
 pub fn begin_copy(
     disk: &dyn Disk,
     dir: &Path,
@@ -105,18 +105,17 @@ pub fn begin_copy(
     )
 }
 
-/// Makes the directory for a namespace that is restored; its store may be there, from a try that was
-/// interrupted.
+/// Makes the directory for a namespace that is restored; its store may exist from an interrupted attempt.
 pub fn check_vacant(disk: &dyn Disk, dir: &Path) -> Result<()> {
     text::make_vacant(disk, dir, &["kv"])
 }
 
-/// The directory is that of this namespace from now on.
+/// Makes the directory that of this namespace.
 pub fn write_namespace(disk: &dyn Disk, dir: &Path, identity: &NamespaceIdentity) -> Result<()> {
     text::store(disk, &dir.join(NAMESPACE_FILE), &identity.to_text())
 }
 
-/// The cluster whose coordinator's directory it is; `None` if it may become one, as is asked for by `new`.
+/// The cluster of the coordinator's directory; `None` if it may become a new one, as requested by `new`.
 pub fn check_coordinator(disk: &dyn Disk, dir: &Path, new: bool) -> Result<Option<ClusterId>> {
     let (at, path) = (dir.display(), dir.join(COORDINATOR_FILE));
     let found = text::bytes(disk, &path)?.map(|bytes| text::read(&bytes)?.id("cluster"));
@@ -137,7 +136,7 @@ pub fn check_coordinator(disk: &dyn Disk, dir: &Path, new: bool) -> Result<Optio
     }
 }
 
-/// The directory is that of this cluster's coordinator from now on.
+/// Makes the directory that of this cluster's coordinator.
 pub fn write_coordinator(disk: &dyn Disk, dir: &Path, cluster: ClusterId) -> Result<()> {
     let text = text::write(
         "This is the directory of a Weir cluster's coordinator.",
@@ -235,7 +234,7 @@ mod tests {
         env.disk.create_dir_all(&full).unwrap();
         env.disk.write_atomic(&full.join("thesis.tex"), b"x").unwrap();
         says(open(&full, "root", true), ErrorKind::Exists, "thesis.tex", &full);
-        // The coordinator knows one of that name: nothing is made.
+        // The coordinator has one of that name: nothing is made.
         let mut known = map.clone();
         known.namespaces.push(NamespaceEntry {
             id: map.last_namespace,
@@ -256,7 +255,7 @@ mod tests {
         let open = async |at: &Path, new| {
             loop {
                 match Coordinator::open(env.clone(), at, config(new)).await {
-                    // The one before lets go of the directory when its task ends.
+                    // The previous one releases the directory when its task ends.
                     Err(e) if e.context.contains("another coordinator runs") => {
                         tokio::task::yield_now().await
                     }
@@ -272,13 +271,12 @@ mod tests {
         says(open(&at, true).await, ErrorKind::Exists, "leave --new away", &at);
         assert_eq!(open(&at, false).await.unwrap(), cluster);
 
-        // The founding was interrupted before the directory got its name: asked for again, it is the same
-        // cluster.
+        // The founding was interrupted before the directory got its identity: a retry gives the same cluster.
         env.disk.remove_file(&at.join(COORDINATOR_FILE)).unwrap();
         says(open(&at, false).await, ErrorKind::NotFound, "--new", &at);
         assert_eq!(open(&at, true).await.unwrap(), cluster);
 
-        // The state is gone, or another cluster's.
+        // The state is gone, or of another cluster.
         let state = at.join("coordinator.state");
         let kept = env.disk.read(&state).unwrap();
         env.disk.remove_file(&state).unwrap();

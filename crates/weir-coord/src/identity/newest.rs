@@ -1,8 +1,8 @@
-//! The newest cluster map that a role has seen: its version, in a file beside what the role serves.
+//! The newest cluster map that a role has seen: its version, in a file beside the role's data.
 //!
-//! A coordinator whose directory was replaced by an older copy, or whose etcd by an older snapshot, gives
-//! epochs and numbers away again, and cannot know it. The roles know it: what they saw was durable at the
-//! coordinator before.
+//! A coordinator whose directory was replaced by an older copy, or whose etcd by an older snapshot, assigns
+//! epochs and numbers again, and cannot detect it. The roles can: the versions that they saw were durable at
+//! the coordinator before.
 use super::text;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,13 +16,13 @@ pub const MAP_FILE: &str = "weir-map.toml";
 /// How often the file is written while the map changes.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a role has seen of the cluster map.
+/// The newest version of the cluster map that a role has seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Seen {
     cluster: ClusterId,
     version: u64,
-    /// Of the namespace that the role leads. An older copy that goes on may come to the same version by other
-    /// changes, but to this number only by a lead that it gives away.
+    /// Lead epoch of the role's namespace. An older copy of the coordinator may reach the same map version by
+    /// other changes, but this number only by assigning a lead.
     leader_epoch: u64,
 }
 
@@ -54,8 +54,8 @@ impl Seen {
     }
 }
 
-/// Refuses the map of a coordinator that knows less than this role has seen. A record of another cluster says
-/// nothing of this one. `namespace`: the one that the role leads.
+/// Refuses the map of a coordinator that is older than this role has seen. A record of another cluster does
+/// not apply. `namespace`: the one that the role leads.
 pub fn check_newest_map(
     disk: &dyn Disk,
     file: &Path,
@@ -74,7 +74,7 @@ pub fn check_newest_map(
     if told.version < seen.version {
         return Err(older_map(told.version, seen.version).doing(file.display()));
     }
-    // A namespace that was founded anew begins again.
+    // The numbers of a namespace that was founded again restart.
     if told.leader_epoch < seen.leader_epoch && told.leader_epoch > 0 {
         let lacks = format!("it knows lead {} of the namespace", told.leader_epoch);
         return Err(older(&lacks, &format!("lead {}", seen.leader_epoch)).doing(file.display()));
@@ -86,7 +86,7 @@ pub fn older_map(known: u64, seen: u64) -> Error {
     older(&format!("it has version {known} of the cluster map"), &format!("version {seen}"))
 }
 
-/// `knows`: what shows it, as "it has …"; `was`: what was in use since.
+/// `knows`: the evidence, as "it has …"; `was`: what was in use since.
 pub fn older(knows: &str, was: &str) -> Error {
     Error::denied(format!(
         "the coordinator's directory is an older copy: {knows}, and {was} was in use; hint: put the newest one back (with \
@@ -103,7 +103,7 @@ pub fn record_newest_map(
     text::store(disk, file, &Seen::of(map, namespace).to_text())
 }
 
-/// Records each newer map, until nobody follows the map any more.
+/// Records each newer map until the map has no sender any more.
 pub async fn keep_newest_map(
     env: Env,
     mut maps: watch::Receiver<Arc<ClusterMap>>,

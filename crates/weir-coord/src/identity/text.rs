@@ -1,5 +1,4 @@
-//! The file in a directory that says what the directory is: lines `key = "value"`, the last one a checksum of
-//! the others.
+//! The identity file of a directory: lines `key = "value"`, the last one a checksum of the others.
 use std::path::Path;
 use weir_env::Disk;
 use weir_proto::checksum::crc32c;
@@ -7,10 +6,10 @@ use weir_proto::{Error, ErrorKind, Result};
 
 const FORMAT: u32 = 1;
 
-/// The lines of a file whose checksum is right.
+/// The lines of a file with a valid checksum.
 pub struct Lines(String);
 
-/// `comment` says what the directory is.
+/// `comment` describes the directory.
 pub fn write(comment: &str, values: &[(&str, &str)]) -> String {
     let lines: String = values.iter().map(|(key, value)| format!("{key} = \"{value}\"\n")).collect();
     let body = format!("# {comment} Do not edit, copy or remove this file.\nformat = {FORMAT}\n{lines}");
@@ -43,7 +42,7 @@ impl Lines {
     }
 }
 
-/// The file's bytes, if it is there.
+/// The file's bytes, if it exists.
 pub fn bytes(disk: &dyn Disk, path: &Path) -> Result<Option<Vec<u8>>> {
     if !disk.exists(path) {
         return Ok(None);
@@ -51,7 +50,7 @@ pub fn bytes(disk: &dyn Disk, path: &Path) -> Result<Option<Vec<u8>>> {
     disk.read(path).map(Some).map_err(|e| Error::from_io(format!("read {}", path.display()), &e))
 }
 
-/// Makes the directory, and `Exists` if it holds anything but what a new one may.
+/// Makes the directory; `Exists` if it holds anything that a new one may not.
 pub fn make_vacant(disk: &dyn Disk, dir: &Path, may_hold: &[&str]) -> Result<()> {
     disk.create_dir_durable(dir).map_err(|e| Error::from_io(format!("create {}", dir.display()), &e))?;
     let entries = disk.read_dir(dir).map_err(|e| Error::from_io(format!("list {}", dir.display()), &e))?;
@@ -66,7 +65,7 @@ pub fn make_vacant(disk: &dyn Disk, dir: &Path, may_hold: &[&str]) -> Result<()>
     }
 }
 
-/// The same error, with what helps where the file is damaged.
+/// The same error, with a hint for a damaged file.
 pub fn with_hint(e: Error, hint: &str) -> Error {
     match e.kind {
         ErrorKind::Damaged => Error::damaged(format!("{}; hint: {hint}", e.context)),

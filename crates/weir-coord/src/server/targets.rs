@@ -1,4 +1,4 @@
-//! Requests about targets that are lost or leave, and about their places.
+//! Requests about targets that are lost or drained, and about their places.
 use super::*;
 use crate::decide::remove_target;
 use crate::replacing::RebuildEvent;
