@@ -1,22 +1,22 @@
-//! What a change of names means, given what is found at home: pure, the same for every home.
+//! Decides how to change names, given the state found at home: pure, the same for every home.
 //!
-//! Each says *done* where it recognizes the result of an earlier try, and refuses where home is not as we
-//! left it.
+//! Each function returns *done* if it recognizes the result of an earlier try, and refuses if home has
+//! changed since our last write.
 use crate::{Attrs, Expect, Fingerprint, Found, Make};
 use weir_proto::meta::FileKind;
 
-/// What to do about what was found.
+/// The action for the state found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// As asked.
+    /// As requested.
     Act,
-    /// It is done already.
+    /// It is already done.
     Done,
-    /// Home is not as we left it: change nothing.
+    /// Home has changed since our last write: change nothing.
     Refuse,
 }
 
-/// What to do to make something where `found` is. `Done`: it is there, ours, and gets its attributes (again).
+/// How to make something where `found` is. `Done`: it exists, is ours, and gets its attributes (again).
 pub fn make(what: &Make, attrs: &Attrs, found: Option<&Found>, is_empty_dir: bool) -> Step {
     let Some(found) = found else { return Step::Act };
     let ours = match what {
@@ -25,7 +25,7 @@ pub fn make(what: &Make, attrs: &Attrs, found: Option<&Found>, is_empty_dir: boo
             let same = (of.mode, of.uid, of.gid) == (attrs.mode, attrs.uid, attrs.gid);
             found.fingerprint.kind == FileKind::Directory && (is_empty_dir || same)
         }
-        // Of a file with several names the other ones may be somebody's.
+        // The other names of a file with several names may be another user's.
         Make::File => {
             found.fingerprint.kind == FileKind::Regular && found.fingerprint.size == 0 && found.nlink <= 1
         }
@@ -38,7 +38,7 @@ pub fn make(what: &Make, attrs: &Attrs, found: Option<&Found>, is_empty_dir: boo
     if ours { Step::Done } else { Step::Refuse }
 }
 
-/// What to do to give `existing` another name.
+/// How to give `existing` another name.
 pub fn link(existing: Option<&Fingerprint>, expect: &Expect, at_new: Option<&Fingerprint>) -> Step {
     match (existing, at_new) {
         (Some(existing), None) if expect.admits(existing) => Step::Act,
@@ -55,20 +55,20 @@ pub fn remove(found: Option<&Fingerprint>, expect: &Expect) -> Step {
     }
 }
 
-/// What to do to move a name.
+/// How to rename.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RenameStep {
-    /// Nothing is at the new name, and nothing may come there.
+    /// The new name is free, and must stay free.
     Move,
-    /// What is at the new name goes.
+    /// The entry at the new name is replaced.
     Replace,
-    /// Both names lead to the one thing (a file with two names, a rename by copy that was cut off): the old
-    /// one goes.
+    /// Both names lead to the same file (a file with two names, an interrupted rename by copy): the old name
+    /// is removed.
     DropOld,
     Done,
-    /// What is at the old name is not ours.
+    /// The entry at the old name is not ours.
     RefuseFrom,
-    /// What is at the new name is in the way.
+    /// The entry at the new name is in the way.
     RefuseTo,
 }
 
@@ -89,7 +89,7 @@ pub fn rename(
     }
 }
 
-/// What to do to exchange two names, where home can do that in one step.
+/// How to exchange two names, at a home that can do so in one step.
 pub fn exchange(
     a: Option<&Fingerprint>,
     expect_a: &Expect,
@@ -106,11 +106,11 @@ pub fn exchange(
     }
 }
 
-/// `Done` is never said: attributes are set again, which costs little.
+/// `Done` is never returned: setting attributes again costs little.
 pub fn set_attrs(found: Option<&Fingerprint>, expect: &Expect, attrs: &Attrs) -> Step {
     match found {
         Some(found) if expect.admits(found) => Step::Act,
-        // An earlier try came as far as the times.
+        // An earlier try got as far as the times.
         Some(found) if found.mtime == attrs.mtime && found.size == expect.fingerprint().size => {
             if Expect::Ours(expect.fingerprint().clone()).admits(found) {
                 Step::Act
@@ -126,7 +126,7 @@ pub fn resize(found: Option<&Fingerprint>, expect: &Expect, size: u64) -> Step {
     match found {
         Some(found) if expect.admits(found) && found.size == size => Step::Done,
         Some(found) if expect.admits(found) => Step::Act,
-        // An earlier try: the size is the one wished, and was not before.
+        // An earlier try: the file has the requested size, which differs from the expected one.
         Some(found) if found.size == size && size != expect.fingerprint().size => {
             if Expect::Ours(expect.fingerprint().clone()).admits(found) { Step::Done } else { Step::Refuse }
         }

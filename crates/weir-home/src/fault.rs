@@ -1,32 +1,32 @@
-//! What can go wrong at home, by what the mover does about it. The decision per errno is a table.
+//! Failures at home, by the mover's reaction. The decision per errno is a table.
 use crate::{Fingerprint, HomePath};
 use std::fmt;
 use weir_proto::{Error, ErrorKind};
 
 pub type Outcome<T> = Result<T, Fault>;
 
-/// Why something at home was not done. Each carries words that say what, where, and what to do.
+/// Why an operation at home failed. Each carries a message with the operation, the path and a hint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Home is not as we left it there. Nothing was changed; `weir relation resolve` decides.
+    /// Home has changed since our last write. Nothing was changed; `weir relation resolve` decides.
     Diverged(Box<Divergence>),
-    /// Home does not answer, hangs or is not what it should be (not mounted): later, all of it.
+    /// Home does not answer, hangs or is not the expected one (not mounted): retry everything later.
     Unreachable(Error),
-    /// No space or over quota at home: later, what needs space.
+    /// No space or over quota at home: retry later, if space is needed.
     Full(Error),
-    /// Home refuses us the right: an administrator has to act, then again.
+    /// Home denies permission: an administrator has to act, then retry.
     Denied(Error),
-    /// This item cannot be kept at home as it is: it is in conflict, go on with the others.
+    /// This item cannot be kept at home as it is: it is in conflict, continue with the others.
     Broken(Error),
 }
 
-/// What was found where something of ours should be, or nothing.
+/// The entry found in place of one of ours, or none.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Divergence {
     pub path: HomePath,
-    /// As we left it; absent: nothing should be there.
+    /// Our last state; absent: nothing should be there.
     pub expected: Option<Fingerprint>,
-    /// As it is; absent: nothing is there.
+    /// The present state; absent: nothing is there.
     pub found: Option<Fingerprint>,
     pub error: Error,
 }
@@ -101,7 +101,7 @@ impl From<Fault> for Error {
     }
 }
 
-/// What an errno (Linux numbers) of a call at home means for the mover, and what a human can do.
+/// The meaning of an errno (Linux numbers) from home for the mover, and a hint for the user.
 pub fn map_errno(errno: i32) -> (FaultKind, ErrorKind, &'static str) {
     use FaultKind::*;
     match errno {
@@ -131,8 +131,8 @@ pub fn map_errno(errno: i32) -> (FaultKind, ErrorKind, &'static str) {
             ErrorKind::Unsupported,
             "another file system is mounted inside of home: give that one a relation of its own",
         ),
-        // Among them: EIO, ESTALE, ETIMEDOUT, EHOSTDOWN, ENOTCONN, ENODEV, EBUSY, EMFILE, ENOMEM. What is not
-        // known is tried again: a conflict needs a reason.
+        // Among them: EIO, ESTALE, ETIMEDOUT, EHOSTDOWN, ENOTCONN, ENODEV, EBUSY, EMFILE, ENOMEM. Unknown
+        // ones are retried: a conflict needs a reason.
         _ => (
             Unreachable,
             ErrorKind::Unavailable,

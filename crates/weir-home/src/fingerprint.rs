@@ -1,7 +1,7 @@
-//! How a thing at home is known again: what it is, which one, how long, as of when. And its attributes.
+//! Fingerprints, which identify an entry at home: kind, identity, size, time. And its attributes.
 //!
-//! Plain data; the leader keeps fingerprints, so they have a wire layout. The comparison is the one decision
-//! made here.
+//! Plain data; the leader stores fingerprints, so they have a wire layout. The only decision made here is the
+//! comparison.
 use bytes::Bytes;
 use std::fmt;
 use weir_proto::{
@@ -14,17 +14,17 @@ use weir_proto::{
 /// practice.
 pub const FINGERPRINT_ID_BYTES_MAX: usize = 1024;
 
-/// What we left at home. Equal fingerprints: the same thing, not written since.
+/// Our last state at home. Equal fingerprints: the same entry, not written since.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Fingerprint {
     pub kind: FileKind,
-    /// Which one it is, in the words of that home (inode number and birth, ETag): only to be compared.
+    /// Its identity in that home's own terms (inode number and birth time, ETag): only for comparison.
     pub id: Bytes,
-    /// Which state of it, where home has more than size and time (an ETag, a number); otherwise empty.
+    /// Its version, if home has more than size and time (an ETag, a number); otherwise empty.
     pub version: Bytes,
     /// Of files and links; 0 of everything else.
     pub size: u64,
-    /// Of files and links; 0 of everything else: the time of a directory changes with what is in it.
+    /// Of files and links; 0 of everything else: a directory's time changes with its entries.
     pub mtime: Time,
 }
 
@@ -83,12 +83,12 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// What must be there for a call to go on.
+/// The state that a call requires.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Expect {
-    /// The very thing, not written since.
+    /// The same entry, not written since.
     Unchanged(Fingerprint),
-    /// The very thing; we may have written to it since the fingerprint was given.
+    /// The same entry; we may have written to it since the fingerprint was taken.
     Ours(Fingerprint),
 }
 
@@ -98,7 +98,7 @@ impl Expect {
             Expect::Unchanged(fingerprint) | Expect::Ours(fingerprint) => fingerprint,
         }
     }
-    /// Whether what was found is what is expected.
+    /// Whether the found state is the expected one.
     pub fn admits(&self, found: &Fingerprint) -> bool {
         let expected = self.fingerprint();
         let same = expected.kind == found.kind && expected.id == found.id;
@@ -142,7 +142,7 @@ message!(
     }
 );
 
-/// What to make.
+/// The entry to make.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Make {
     Directory,

@@ -1,8 +1,8 @@
-//! How much may be under way at once, where the limit changes meanwhile: files that are written at a home,
+//! Limits the operations in flight, with a limit that may change meanwhile: files that are written at a home,
 //! names that are changed there, bytes that are read ahead.
 //!
-//! Always holds: first come, first served; what is more than the whole limit goes when nothing else is under
-//! way.
+//! Invariant: first come, first served; a request above the whole limit is admitted when nothing else is in
+//! flight.
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
@@ -16,7 +16,7 @@ struct State {
     waiting: VecDeque<(u64, oneshot::Sender<Pass>)>,
 }
 
-/// The right to be under way; given back with the value.
+/// Permission for an operation; released when the value is dropped.
 pub(crate) struct Pass {
     gate: Gate,
     units: u64,
@@ -43,13 +43,13 @@ impl Gate {
         Pass { gate: self.clone(), units }
     }
 
-    /// What is under way beyond a smaller limit goes on to its end.
+    /// Operations beyond a lowered limit run to their end.
     pub fn set_limit(&self, limit: u64) {
         self.lock().limit = limit;
         self.let_in();
     }
 
-    /// Only if nobody has to wait.
+    /// Only if there is no queue.
     pub fn try_pass(&self, units: u64) -> Option<Pass> {
         let mut state = self.lock();
         (state.waiting.is_empty() && state.enter(units)).then(|| self.pass_of(units))
@@ -80,7 +80,7 @@ impl Gate {
             }
         }
         for (units, waits) in in_now {
-            drop(waits.send(self.pass_of(units))); // who does not wait any more gives it back
+            drop(waits.send(self.pass_of(units))); // a waiter that gave up releases it again
         }
     }
 }
@@ -108,7 +108,7 @@ mod tests {
         let three = gate.try_pass(3).unwrap();
         let mut two = pin!(gate.pass(2));
         assert!(poll(two.as_mut()).is_pending());
-        // One would fit, but is not first.
+        // One would fit, but is not first in the queue.
         assert!(gate.try_pass(1).is_none());
         let mut one = pin!(gate.pass(1));
         assert!(poll(one.as_mut()).is_pending());

@@ -1,19 +1,18 @@
-//! What changes between a file here and the same file at home: numbers of users and groups, also inside of
-//! access control lists, and what would give somebody rights. A pure map, both ways.
+//! Differences between a file here and the same file at home: numbers of users and groups, also in access
+//! control lists, and mode bits and files that would grant rights. A pure map, both ways.
 //!
-//! Ranges do not overlap on either side. A number in no range is itself; where a mapped number takes its
-//! place at home, the way back leads to the mapped one.
+//! Ranges do not overlap on either side. A number in no range stays as it is; if a mapped number has the same
+//! value at home, the reverse direction leads to the mapped one.
 //!
-//! Invariant: by a map nobody becomes root, and no file passes that would run as its owner or group: who
-//! chose its bits chose them for another user. Only a rule for homes lets these through, or root's files
-//! and devices.
+//! Invariant: a map never makes a user root, and never passes a file that would run as its owner or group:
+//! its bits were set for another user. Only a rule for homes lets these pass, or root's files and devices.
 use crate::{Attrs, HomePath, Outcome, Xattr, fault::Fault};
 use bytes::Bytes;
 use weir_proto::home_rule::{HomeIds, HomeRule, IdMapping};
 use weir_proto::meta::FileKind;
 use weir_proto::{Error, Result};
 
-/// Whom root's files belong to where root does not pass, as with root squash of NFS.
+/// The owner of root's files where root does not pass, as with root squash of NFS.
 pub const NOBODY: u32 = 65534;
 /// With these a file runs as its owner or its group (in directories they mean something else).
 pub(crate) const SET_ID_BITS: u32 = 0o6000;
@@ -22,7 +21,7 @@ pub(crate) const SET_ID_BITS: u32 = 0o6000;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IdMap {
     ids: HomeIds,
-    /// Bits and capabilities with which a file runs as somebody else pass.
+    /// Bits and capabilities with which a file runs as another user pass.
     set_id: bool,
     /// Root's files and devices pass.
     root: bool,
@@ -35,12 +34,12 @@ impl Default for IdMap {
 }
 
 impl IdMap {
-    /// Of a relation without a rule: the superuser chose its home, and perhaps a map.
+    /// For a relation without a rule: the superuser chose its home, and perhaps a map.
     pub fn of(ids: &HomeIds) -> Result<IdMap> {
         ids.check(false)?;
         Ok(IdMap { ids: ids.clone(), set_id: *ids == HomeIds::default(), root: true })
     }
-    /// Of a home where a rule counts. A map of the relation's own takes the place of the rule's.
+    /// For a home under a rule. A map of the relation replaces the rule's.
     pub fn by_rule(ids: &HomeIds, rule: &HomeRule) -> Result<IdMap> {
         let ids = if *ids == HomeIds::default() { &rule.ids } else { ids };
         ids.check(rule.allow_root)?;
@@ -49,19 +48,19 @@ impl IdMap {
     fn changes_nothing(&self) -> bool {
         *self == IdMap::default()
     }
-    /// As they are to be at home.
+    /// The attributes at home.
     pub fn to_home(&self, kind: FileKind, attrs: &Attrs) -> Attrs {
         self.mapped(kind, attrs, |range, id| shift(id, range.here, range.there, range.count))
     }
-    /// As they are here.
+    /// The attributes here.
     pub fn to_here(&self, kind: FileKind, attrs: &Attrs) -> Attrs {
         self.mapped(kind, attrs, |range, id| shift(id, range.there, range.here, range.count))
     }
-    /// Whether such a thing passes at all.
+    /// Whether an entry of this kind passes at all.
     pub fn lets_through(&self, kind: FileKind) -> bool {
         self.root || !matches!(kind, FileKind::CharDevice | FileKind::BlockDevice)
     }
-    /// Refuses what does not pass: it is in conflict, so it is named, and the others go on.
+    /// Refuses an entry that does not pass: it is in conflict and named, and the others continue.
     pub(crate) fn require(&self, path: &HomePath, kind: FileKind) -> Outcome<()> {
         match self.lets_through(kind) {
             true => Ok(()),
@@ -117,7 +116,7 @@ fn shift(id: u32, from: u32, to: u32, count: u32) -> Option<u32> {
 const ACL_USER: u16 = 0x02;
 const ACL_GROUP: u16 = 0x08;
 
-/// What is not a list of version 2 stays as it is: home's kernel refuses it by itself.
+/// A value that is not a list of version 2 stays as it is: home's kernel refuses it.
 fn map_acl(value: &Bytes, user: impl Fn(u32) -> u32, group: impl Fn(u32) -> u32) -> Bytes {
     let well_formed =
         value.len() >= 4 && value[..4] == 2u32.to_le_bytes() && (value.len() - 4).is_multiple_of(8);
@@ -192,7 +191,7 @@ mod tests {
         assert_eq!(IdMap::default().to_home(FileKind::Regular, &program).mode, 0o6755);
     }
 
-    /// Both ways, by what the rule lets through.
+    /// Both ways, for what the rule lets through.
     #[test]
     fn what_gives_rights_passes_only_by_a_rule() {
         let xattr =
@@ -229,7 +228,7 @@ mod tests {
         let with = |ids: HomeIds, allow_root| HomeRule { ids, ..rule(allow_root, false) };
         let map = IdMap::by_rule(&HomeIds::default(), &with(to(2000), false)).unwrap();
         assert_eq!(map.to_home(FileKind::Regular, &attrs(1000, 0, &[])), attrs(2000, 50, &[]));
-        // The way back leads to root, who does not pass.
+        // The reverse direction leads to root, which does not pass.
         assert_eq!(map.to_here(FileKind::Regular, &attrs(2000, 50, &[])), attrs(1000, NOBODY, &[]));
         assert!(IdMap::by_rule(&HomeIds::default(), &with(to(0), false)).is_err());
         assert!(IdMap::by_rule(&to(0), &rule(false, false)).is_err(), "nor does a relation's own map");

@@ -1,10 +1,10 @@
-//! The threads of one home: what hangs there hangs alone.
+//! The threads of one home: a home that hangs blocks only its own threads.
 //!
-//! Always holds: a call ends by its deadline; a call that was still waiting for a thread then is never begun;
-//! a call that hung in the kernel then may still take effect when home goes on, so until it has ended nothing
-//! else is begun on its paths. Calls and memory are bounded whatever home does.
+//! Invariants: a call ends by its deadline; a call that was still waiting for a thread then is never started;
+//! a call that hung in the kernel may still take effect when home continues, so until it has ended no other
+//! call is started on its paths. Calls and memory are bounded regardless of home's behaviour.
 //!
-//! Refuses to know: what the calls do.
+//! Refuses to know: the purpose of the calls.
 use crate::{Fault, HomePath, Outcome};
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -15,13 +15,13 @@ use weir_env::{Actor, Clock, Env, Lane};
 use weir_proto::Error;
 use weir_watch::{Histogram, Object, Reason, WaitRecord, Watch};
 
-/// How much of a home's silence is borne.
+/// Limits for a home that is slow or hangs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaneLimits {
-    /// Calls at home at the same time. A directory server wants some in flight; when home hangs, so many
-    /// threads do.
+    /// Calls at home in parallel. An NFS server needs several in flight; when home hangs, this number of
+    /// threads hangs.
     pub threads_max: usize,
-    /// Calls that wait for a thread. More are refused at once.
+    /// Calls that wait for a thread. Further ones are refused at once.
     pub waiting_max: usize,
     /// Every call ends after this long.
     pub deadline: Duration,
@@ -47,11 +47,11 @@ pub struct HomeLane {
     limits: LaneLimits,
     admitted: Arc<Semaphore>,
     hung: Arc<Hung>,
-    /// As whom calls are made; absent: as the process.
+    /// The user that makes the calls; absent: the process's.
     actor: Option<Arc<Actor>>,
 }
 
-/// Paths of calls that nobody waits for any more and that have not ended.
+/// Paths of calls that were given up by their callers and have not ended.
 #[derive(Default)]
 struct Hung(Mutex<Vec<(Arc<Call>, Vec<HomePath>)>>);
 
@@ -70,14 +70,14 @@ impl Hung {
 enum Phase {
     Waiting,
     Running,
-    /// Nobody waits: not to be begun.
+    /// The caller gave up: do not start it.
     GivenUp,
-    /// Nobody waits: it hangs.
+    /// The caller gave up: it hangs.
     Hangs,
     Ended,
 }
 
-/// Between the caller and the thread.
+/// State shared by the caller and the thread.
 struct Call(Mutex<Phase>);
 
 impl Call {
@@ -86,7 +86,7 @@ impl Call {
     }
 }
 
-/// Whoever waits for a call; when it goes, the call is given up.
+/// Held by the caller; when it is dropped, the call is given up.
 struct Waiter {
     call: Arc<Call>,
     hung: Arc<Hung>,
@@ -107,7 +107,7 @@ impl Drop for Waiter {
     }
 }
 
-/// On the thread: marks the end, also when the work panics.
+/// On the thread: marks the end, also if the work panics.
 struct Runner {
     call: Arc<Call>,
     hung: Arc<Hung>,
@@ -136,7 +136,7 @@ impl Drop for Runner {
 }
 
 impl HomeLane {
-    /// Calls at home at the same time.
+    /// Calls at home in parallel.
     pub fn calls_max(&self) -> usize {
         self.limits.threads_max
     }
@@ -157,7 +157,7 @@ impl HomeLane {
         }
     }
 
-    /// From now on every call is made as this user.
+    /// From now on every call runs as this user.
     pub fn acting_as(self, actor: Option<Actor>) -> HomeLane {
         HomeLane { actor: actor.map(Arc::new), ..self }
     }
@@ -171,7 +171,7 @@ impl HomeLane {
         self.hung.lock().len()
     }
 
-    /// Runs `work`, which is about `paths`, on a thread of this home. `doing` is a verb phrase for messages.
+    /// Runs `work`, which concerns `paths`, on a thread of this home. `doing` is a verb phrase for messages.
     pub async fn run<T: Send + 'static>(
         &self,
         doing: &'static str,
@@ -201,7 +201,7 @@ impl HomeLane {
                     Some(actor) => actor.act(work).unwrap_or_else(|e| Err(cannot_act(&actor, e))),
                 };
                 drop(runner);
-                let _ = tx.send(done); // nobody waits any more: what was done stays done
+                let _ = tx.send(done); // the caller may have given up: the change stays
             }
         });
         let answer = self.clock.timeout(self.limits.deadline, async {
@@ -261,7 +261,7 @@ mod tests {
         let (go_on, wait) = mpsc::channel::<()>();
         let hanging = lane
             .run("write", &[&path("a/b")], move || {
-                let _ = wait.recv(); // until the test lets it go on
+                let _ = wait.recv(); // until the test releases it
                 Ok(())
             })
             .await;

@@ -1,8 +1,8 @@
-//! Where a volume's data goes home to: directories, S3 and other Weirs behind one trait, and what moves it
+//! The homes of a volume's data: directories, S3 and other Weirs behind one trait, and the mover that copies
 //! there.
 //!
-//! A [`Home`] changes nothing that is not as we left it, ends each call by a deadline, and can be told the
-//! same thing twice. What it is told, by whom and in which order is decided elsewhere.
+//! A [`Home`] changes no entry that was changed there since our last write, ends each call by a deadline, and
+//! allows retries. The calls and their order are decided elsewhere.
 //!
 //! Knows nothing of cells and stripes, nor of how a namespace is stored.
 #![forbid(unsafe_code)]

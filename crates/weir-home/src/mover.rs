@@ -1,11 +1,12 @@
-//! The mover: takes work from the metadata leader, reads like a client, writes home, tells what came of it.
+//! The mover: takes work from the metadata leader, reads like a client, writes home, reports the results.
 //!
-//! Always holds: memory is one window for each home, whatever the backlog; what is told as done is durable at
-//! home; ranges of one file are written in the order given. Everything may be done twice: a mover that dies
-//! is nobody's loss. One that the leader may take for dead begins nothing more at home: others have its work.
+//! Invariants: memory is one window for each home, regardless of the backlog; results reported as done are
+//! durable at home; ranges of one file are written in the assigned order. All work may be done twice, so a
+//! mover's death loses nothing. A mover that the leader may consider dead starts nothing more at home: other
+//! movers get its work.
 //!
-//! Refuses to know: what is to be shipped next and in which order (the leader), how a home keeps things (the
-//! back ends).
+//! Refuses to know: which work comes next and in which order (the leader decides), how a home stores entries
+//! (the back ends).
 use crate::backup::Due;
 use crate::gate::Gate;
 use crate::recall;
@@ -28,25 +29,24 @@ use weir_proto::relation::{
 };
 use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId, Wire};
 
-/// Entries of a directory that is read again, at once: a home that is a directory reads all names for each
-/// page.
+/// Entries per page when a directory is read again: a home that is a directory reads all names for each page.
 const PAGE: usize = 4096;
-/// Pieces of one stream that are read ahead of what is being written.
+/// Pieces of one stream that are read ahead of the write.
 const PIECES_AHEAD: usize = 4;
-/// Ranges and names that this mover has at most: a far home wants many small files under way.
+/// Ranges and names that this mover holds at most: a distant home needs many small files in flight.
 const ITEMS_MAX: usize = 2048;
-/// Of those, how many are asked for or told at once: messages have an end.
+/// Limit on those requested or reported in one message.
 const REPORTED_MAX: usize = 256;
-/// Bytes of ranges that this mover asks for at once. They are read piece by piece: this is no memory.
+/// Bytes of ranges requested in one message. They are read piece by piece: this is not memory.
 const ASKED_MAX: u64 = 512 << 20;
-/// Ranges that are brought back at the same time.
+/// Ranges that are recalled in parallel.
 const RECALLS_AT_ONCE: usize = 8;
-/// Bytes of a message about a directory, and of an entry beside what has no fixed length.
+/// Bytes of a message about a directory, and of an entry without its variable parts.
 const LISTING_BYTES_MAX: usize = 256 << 10;
 const ENTRY_BYTES: usize = 128;
-/// A request for work waits so long for some.
+/// How long a request for work waits at the leader.
 const WAIT: Duration = Duration::from_secs(2);
-/// After an error that is nobody's fault here.
+/// Pause after an error of the leader or the network.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Opens a home by its URL.
@@ -54,7 +54,7 @@ pub trait OpenHome: Send + Sync + 'static {
     fn open(&self, which: &HomeOf) -> BoxFuture<'_, Outcome<Arc<dyn Home>>>;
 }
 
-/// What is kept there.
+/// The use of a home.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum HomeUse {
     Relation(RelationId),
@@ -69,82 +69,82 @@ impl std::fmt::Display for HomeUse {
     }
 }
 
-/// Which home.
+/// Identifies a home.
 #[derive(Clone, Debug)]
 pub struct HomeOf {
     pub holds: HomeUse,
     pub url: String,
     pub ids: HomeIds,
-    /// The user who named it.
+    /// The user who configured it.
     pub by: u32,
-    /// Nothing was ever brought there for this.
+    /// Nothing was ever shipped there for this relation.
     pub is_new: bool,
     /// Nothing is ever changed there.
     pub only_reads: bool,
 }
 
-/// A mover. The homes that it has opened stay open from one life to the next.
+/// A mover. The homes that it has opened stay open from one session to the next.
 pub struct Mover {
     env: Env,
     opener: Arc<dyn OpenHome>,
     homes: Arc<Homes>,
     backups: Arc<Due>,
-    /// Of the life before.
+    /// The previous session's client.
     earlier: Mutex<Option<Client>>,
-    /// How it works at each home; none: it finds out.
+    /// A fixed tuning for every home; none: it is found by measurement.
     fixed: Option<Choice>,
 }
 
 type Homes = Mutex<BTreeMap<RelationId, Arc<dyn Home>>>;
 
-/// One life: as long as the leader hears it.
+/// State of one session with the leader.
 struct Shared {
     env: Env,
     client: Client,
     opener: Arc<dyn OpenHome>,
     homes: Arc<Homes>,
     fixed: Option<Choice>,
-    /// Set when this life is over: everything that was begun ends.
+    /// Set when this session is over: all running work ends.
     over: watch::Sender<bool>,
     relations: Mutex<BTreeMap<RelationId, Arc<Relation>>>,
-    /// Homes that are being opened, and what waits for it.
+    /// Homes that are being opened, and the work that waits for it.
     opening: Mutex<BTreeMap<RelationId, Vec<RelationWork>>>,
-    /// Items that are under way.
+    /// Items in flight.
     items: AtomicUsize,
     less: Notify,
 }
 
-/// What this mover does for one relation.
+/// This mover's work for one relation.
 struct Relation {
     id: RelationId,
     home: Arc<dyn Home>,
     done: mpsc::UnboundedSender<Done>,
-    /// Calls that change names.
+    /// Limits calls that change names.
     names: Gate,
-    /// Files that are written, in parts of streams.
+    /// Limits files that are written, in parts of streams.
     streams: Gate,
-    /// Bytes that are read and not written yet.
+    /// Limits bytes that are read and not written yet.
     window: Gate,
     /// Parts of a stream.
     packed: u64,
     tuner: Mutex<Tuner>,
-    /// Ranges of files that wait for their turn, by file.
+    /// Ranges that wait for their turn, by file.
     files: Mutex<BTreeMap<InodeId, VecDeque<ExtentWork>>>,
     meter: Meter,
 }
 
-/// Where the time of streams goes.
+/// Where streams spend their time.
 #[derive(Default)]
 struct Meter {
     bytes: AtomicU64,
     reading_us: AtomicU64,
     writing_us: AtomicU64,
-    /// From where a piece is read to where it is written, and of how many.
+    /// Time from the read of a piece to its write, and the number of pieces.
     piece_us: AtomicU64,
     pieces: AtomicU64,
     file_us: AtomicU64,
     files: AtomicU64,
-    /// Files that were written, as work.
+    /// Written files, in units of work.
     file_work: AtomicU64,
     busy: AtomicUsize,
 }
@@ -156,7 +156,7 @@ enum Done {
     List(ListDone),
 }
 
-/// What is told at once.
+/// Results of one report.
 struct Batch {
     names: Vec<NameDone>,
     extents: Vec<ExtentDone>,
@@ -175,19 +175,19 @@ impl Mover {
         Mover { env, opener, homes: Arc::default(), backups, earlier: Mutex::default(), fixed: None }
     }
 
-    /// One that does not find out by itself how to work: for measurements.
+    /// A mover without tuning: for measurements.
     pub fn fixed(env: Env, opener: Arc<dyn OpenHome>, choice: Choice) -> Mover {
         Mover { fixed: Some(choice), ..Mover::new(env, opener) }
     }
 
-    /// Opens every home anew when it is next needed: between two lives, after other rules for homes.
+    /// Reopens every home at its next use: between two sessions, after a change of the rules for homes.
     pub fn forget_homes(&self) {
         lock(&self.homes).clear();
         self.backups.forget_homes();
     }
 
-    /// Works until the leader may take `client` for dead, was out of reach or has begun anew: what this mover
-    /// had is to be given to others, so close `client` and go on with a new one.
+    /// Works until the leader may consider `client` dead, was unreachable or has restarted: this mover's work
+    /// goes to others then, so close `client` and continue with a new one.
     pub fn run<'a>(&'a self, client: &'a Client) -> BoxFuture<'a, ()> {
         Box::pin(self.run_unboxed(client))
     }
@@ -204,7 +204,7 @@ impl Mover {
             items: AtomicUsize::new(0),
             less: Notify::new(),
         });
-        // Ends what was begun also when nobody waits for this any more.
+        // Ends running work also if this future is dropped.
         let _life = Life(shared.clone());
         if let Some(left) = lock(&self.earlier).replace(client.clone()).and_then(|c| c.session_left()) {
             let client = client.clone();
@@ -227,9 +227,9 @@ impl Mover {
     }
 }
 
-/// Waits for the end of a life.
+/// Waits for the end of a session.
 async fn ended(mut over: watch::Receiver<bool>) {
-    let _ = over.wait_for(|over| *over).await; // closed: all of that life is gone
+    let _ = over.wait_for(|over| *over).await; // closed: all of that session is gone
 }
 
 struct Life(Arc<Shared>);
@@ -240,7 +240,7 @@ impl Drop for Life {
 }
 
 impl Shared {
-    /// A task that ends with this life.
+    /// A task that ends with this session.
     fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
         let over = self.over.subscribe();
         self.env.tasks.spawn(name, async move {
@@ -252,7 +252,7 @@ impl Shared {
         });
     }
 
-    /// Until an error: what was given with an answer that is lost is known to the leader only.
+    /// Until an error: only the leader knows the work in a reply that was lost.
     async fn ship(self: &Arc<Self>) {
         let (shared, mut leader) = (self, 0);
         loop {
@@ -278,7 +278,7 @@ impl Shared {
         }
     }
 
-    /// Brings evicted bytes back, for ever: readers wait for it, so nothing else is in its way.
+    /// Recalls evicted bytes until the session ends: readers wait for it, so nothing else delays it.
     async fn recalls(self: &Arc<Self>) {
         let free = Arc::new(Semaphore::new(RECALLS_AT_ONCE));
         loop {
@@ -332,8 +332,8 @@ impl Shared {
             let which = HomeOf { holds: HomeUse::Relation(id), url, ids, by, is_new: false, only_reads };
             let relation = self.relation(id, &which).await?;
             match recall::bring(&self.client, &*relation.home, &place, recall).await {
-                // Another range may have been shipped, or its name changed meanwhile: what is expected
-                // changes with it.
+                // Another range may have been shipped, or the name changed meanwhile: then the expected
+                // fingerprint has changed, too.
                 Err(failed) if failed.diverged && (place.changing || before.as_ref() != Some(&place)) => {
                     before = Some(place);
                     self.env.clock.sleep(PAUSE).await;
@@ -343,7 +343,7 @@ impl Shared {
         }
     }
 
-    /// Nobody waits here for a home that does not open.
+    /// Does not wait for homes that are slow to open.
     fn begin(self: &Arc<Self>, work: RelationWork) {
         self.items.fetch_add(items_of(&work), Relaxed);
         let mut opening = lock(&self.opening);
@@ -386,7 +386,8 @@ impl Shared {
             let (me, relation, names) = (self.clone(), relation.clone(), work.names);
             self.spawn("names", async move { me.names(&relation, names).await });
         }
-        // All of a file at once: what came after its task had ended would be refused as changed by others.
+        // All ranges of a file at once: one that arrived after the file's task had ended would be refused as
+        // a foreign change.
         let mut by_file: BTreeMap<InodeId, VecDeque<ExtentWork>> = BTreeMap::new();
         for item in work.extents {
             by_file.entry(item.ino).or_default().push_back(item);
@@ -404,7 +405,7 @@ impl Shared {
         }
     }
 
-    /// Opens the home when it is first needed.
+    /// Opens the home on first use.
     async fn relation(self: &Arc<Self>, id: RelationId, which: &HomeOf) -> Outcome<Arc<Relation>> {
         if let Some(known) = lock(&self.relations).get(&id) {
             return Ok(known.clone());
@@ -436,7 +437,7 @@ impl Shared {
         });
         {
             let mut relations = lock(&self.relations);
-            // Who came meanwhile was as far: files are in the hands of one.
+            // A concurrent caller may have opened it: all of a file's work must go through one relation.
             if let Some(known) = relations.get(&id) {
                 return Ok(known.clone());
             }
@@ -449,10 +450,10 @@ impl Shared {
         Ok(relation)
     }
 
-    /// How long a small question takes there.
+    /// How long a small request takes there.
     async fn round_trip(&self, home: &dyn Home) -> Duration {
         let begun = self.env.clock.now();
-        let _ = home.space().await; // a home that cannot be asked says so when it is used
+        let _ = home.space().await; // an unreachable home reports an error when it is used
         self.env.clock.now().since(begun)
     }
 
@@ -478,7 +479,7 @@ impl Shared {
         self.less.notify_one();
     }
 
-    /// Tells the leader what is done: as much at once as there is.
+    /// Reports finished work to the leader: everything that is ready in one message.
     async fn report(&self, relation: RelationId, mut done: mpsc::UnboundedReceiver<Done>) {
         let mut batch = Vec::new();
         while done.recv_many(&mut batch, REPORTED_MAX).await > 0 {
@@ -496,7 +497,7 @@ impl Shared {
         }
     }
 
-    /// What cannot be told stays with this mover for the leader: then this life must end.
+    /// Work that cannot be reported stays assigned to this mover: then this session must end.
     async fn report_to_leader(&self, relation: RelationId, done: Batch) {
         let Batch { names, extents, orphans, listings, count } = done;
         match self.client.complete_work(relation, names, extents, orphans, listings).await {
@@ -508,7 +509,7 @@ impl Shared {
         }
     }
 
-    /// Opens a file whose writer died, as whoever comes next would.
+    /// Opens a file whose writer died, which makes the client recover it.
     async fn recover(&self, relation: &Relation, ino: InodeId) {
         if let Err(e) = self.client.recover_file(ino).await {
             tracing::debug!("recover inode {ino}, whose writer died: {e}");
@@ -551,7 +552,7 @@ impl Shared {
         }
     }
 
-    /// Page by page in the order of the names, so that what is missing between two of them is known to be
+    /// Page by page in the order of the names, so that names missing between two entries are known to be
     /// gone.
     async fn read_again(&self, relation: &Relation, work: &ListWork) -> std::result::Result<(), Reported> {
         let path = HomePath::parse(&work.path).map_err(|e| Reported::Refused { why: e.to_string() })?;
@@ -561,8 +562,8 @@ impl Shared {
             let page = page.map_err(|f| reported_of_directory(&f))?;
             let last = page.entries.last().map(|entry| entry.name.clone());
             let mut left = shown(relation, &path, page.entries);
-            // A home has an order of its own for names that it writes in another way: one page is all of it,
-            // or in order.
+            // A home that stores names in another form has its own order: then one page is the whole
+            // directory, or in order.
             let behind = |entry: &HomeEntry| after.as_ref().is_none_or(|after| entry.name > *after);
             let is_ordered = left.is_sorted_by(|a, b| a.name < b.name) && left.first().is_none_or(behind);
             let is_all = after.is_none() && page.end;
@@ -579,7 +580,7 @@ impl Shared {
                 let end = page.end && left.is_empty();
                 let is_rest = left.is_empty();
                 let named = part.last().map(|entry| entry.name.clone());
-                // What is not shown has been looked at, too.
+                // Entries that are not shown were read, too.
                 let upto = if is_rest { last.clone().max(named) } else { named }.filter(|_| !end);
                 let from = after.clone().unwrap_or_default();
                 if upto.is_none() && !end {
@@ -600,7 +601,7 @@ impl Shared {
 
     // ---- names
 
-    /// The leader gives only what may be done side by side.
+    /// The leader assigns only names that may be changed in parallel.
     async fn names(&self, relation: &Relation, names: Vec<NameWork>) {
         let calls: Vec<_> = names
             .iter()
@@ -623,7 +624,7 @@ impl Shared {
 
     // ---- data
 
-    /// Writes what was given of a file, in order, until there is no more.
+    /// Writes the assigned ranges of a file, in order, until none is left.
     async fn file(&self, relation: &Relation, ino: InodeId) {
         let first =
             lock(&relation.files).get(&ino).map_or(0, |queue| queue.iter().map(|item| item.len).sum());
@@ -639,7 +640,7 @@ impl Shared {
             let more = lock(&relation.files).get(&ino).is_some_and(|queue| !queue.is_empty());
             let Some(item) = next else {
                 let mut files = lock(&relation.files);
-                // Something may have come meanwhile.
+                // More ranges may have arrived meanwhile.
                 if files.get(&ino).is_none_or(VecDeque::is_empty) {
                     files.remove(&ino);
                     break;
@@ -647,7 +648,7 @@ impl Shared {
                 continue;
             };
             if let Some(reported) = &failed {
-                // What comes later in the file must not come first at home.
+                // Later parts of the file must not reach home first.
                 unsynced.push(extent_done(&item, reported.clone()));
                 continue;
             }
@@ -656,7 +657,7 @@ impl Shared {
                     written += item.len;
                     let enough = written >= lock(&relation.tuner).choice().extent_bytes;
                     let synced = match (&done.outcome, &open) {
-                        // Small ranges are synced together with the others that follow.
+                        // Small ranges are synced together with the following ones.
                         (Reported::Done { fingerprint }, Some(writer))
                             if fingerprint.is_empty() && (!more || enough) =>
                         {
@@ -688,7 +689,7 @@ impl Shared {
                 }
             }
         }
-        // What was never synced is not done.
+        // Ranges that were never synced are not done.
         if let Some(reported) = &failed {
             unsynced
                 .iter_mut()
@@ -708,7 +709,7 @@ impl Shared {
         }
     }
 
-    /// One range, or the end of the file. The fingerprint of what is written but not synced yet is empty.
+    /// One range, or the end of the file. The fingerprint is empty while the written data is not synced yet.
     async fn extent(
         &self,
         relation: &Relation,
@@ -736,7 +737,7 @@ impl Shared {
         Ok(done)
     }
 
-    /// Copies a range piece by piece, reading ahead; the checksum of each piece.
+    /// Copies a range piece by piece, reading ahead; returns the checksum of each piece.
     async fn copy(
         &self,
         relation: &Relation,
@@ -748,7 +749,7 @@ impl Shared {
         loop {
             while next < end {
                 let (at, len) = (next, (end - next).min(RECEIPT_BLOCK));
-                // Only who has nothing waits, so nobody waits for ever.
+                // Only a task without a piece waits, so there is no deadlock.
                 let room = match ahead.is_empty() {
                     true => relation.window.pass(len).await,
                     false if ahead.len() >= PIECES_AHEAD => break,
@@ -760,7 +761,7 @@ impl Shared {
                 let (tx, rx) = tokio::sync::oneshot::channel();
                 let (client, item) = (self.client.clone(), item.clone());
                 self.spawn("read piece", async move {
-                    let _ = tx.send(read(&client, &item, at, len).await); // nobody waits after an error
+                    let _ = tx.send(read(&client, &item, at, len).await); // dropped after an error
                 });
                 ahead.push_back((at, len, room, rx, self.env.clock.now()));
                 next += len;
@@ -788,7 +789,7 @@ impl Shared {
         }
     }
 
-    /// What is told when the volume cannot be read.
+    /// The report for a volume that cannot be read.
     async fn unread(&self, e: &Error) -> Reported {
         match e.kind {
             ErrorKind::Damaged => Reported::Refused { why: format!("its data here cannot be read: {e}") },
@@ -811,7 +812,7 @@ impl Shared {
 
     async fn keep_tuning(&self, relation: &Relation) {
         if self.fixed.is_none() {
-            // Nobody waits for it: what there is to do has begun.
+            // The assigned work has begun and does not wait for this measurement.
             let round_trip = self.round_trip(&*relation.home).await;
             lock(&relation.tuner).begin_at(round_trip);
             self.apply_tuner(relation);
@@ -838,7 +839,7 @@ impl Shared {
                 }
             }
             self.apply_tuner(relation);
-            // What was long ago counts less.
+            // Older measurements count less.
             let Meter { reading_us, writing_us, piece_us, pieces, file_us, files, .. } = meter;
             for meter in [reading_us, writing_us, piece_us, pieces, file_us, files] {
                 meter.store(meter.load(Relaxed) / 2, Relaxed);
@@ -846,7 +847,7 @@ impl Shared {
         }
     }
 
-    /// What keeps this mover from being faster, in words; nothing where it has no more to do.
+    /// The limiting factor for this mover, in words; empty if it has no more work.
     fn limited_by(&self) -> String {
         let relations = lock(&self.relations);
         let Some(busiest) = relations.values().max_by_key(|r| r.meter.busy.load(Relaxed)) else {
@@ -875,7 +876,7 @@ fn items_of(work: &RelationWork) -> usize {
     work.names.len() + work.extents.len() + work.orphans.len() + work.listings.len()
 }
 
-/// How many of the first entries one message has room for; at least one, if there is one.
+/// How many of the first entries fit into one message; at least one, if there is one.
 fn fits_a_message(entries: &[HomeEntry]) -> usize {
     let mut bytes = 0;
     let fits = entries.iter().take(HOME_ENTRIES_MAX).take_while(|entry| {
@@ -887,7 +888,7 @@ fn fits_a_message(entries: &[HomeEntry]) -> usize {
     fits.count()
 }
 
-/// The leader did not take what was told of a directory.
+/// The leader refused the report about a directory.
 fn refused(e: &Error) -> Reported {
     match e.kind {
         ErrorKind::Invalid | ErrorKind::Name(_) => Reported::Refused { why: e.to_string() },
@@ -895,7 +896,7 @@ fn refused(e: &Error) -> Reported {
     }
 }
 
-/// What of a listing passes.
+/// The entries of a listing that pass the map.
 fn shown(relation: &Relation, dir: &HomePath, entries: Vec<ListEntry>) -> Vec<HomeEntry> {
     let passes = |entry: &ListEntry| {
         let passes = relation.home.lets_through(entry.found.fingerprint.kind);
@@ -940,7 +941,7 @@ fn extent_done(item: &ExtentWork, outcome: Reported) -> ExtentDone {
     ExtentDone { ino, offset, len, finished: item.finish.is_some(), sums: Vec::new(), outcome }
 }
 
-/// A fault as the leader hears of it.
+/// A fault in the form reported to the leader.
 fn reported(fault: &Fault) -> Reported {
     let why = fault.to_string();
     match fault {
@@ -950,13 +951,13 @@ fn reported(fault: &Fault) -> Reported {
     }
 }
 
-/// As the leader hears of a directory that could not be read. What is gone at home is nobody's to resolve.
+/// The report for a directory that could not be read. An entry that is gone at home needs no resolution.
 fn reported_of_directory(fault: &Fault) -> Reported {
     match fault {
         Fault::Diverged(_) => {
             Reported::Diverged { why: "it is gone there, or something else has its name".to_owned() }
         }
-        // Only this directory, and waiting gives nobody the right to read it.
+        // Only this directory, and waiting does not change the permission.
         Fault::Denied(e) => Reported::Refused { why: e.to_string() },
         fault => reported(fault),
     }
@@ -970,7 +971,7 @@ fn attrs_of(attrs: &HomeAttrs) -> Attrs {
     Attrs { mode, uid, gid, atime, mtime, xattrs }
 }
 
-/// Who finds nothing where somebody decided that ours counts makes it; it gets its attributes when it is
+/// After a decision that our side counts, a missing entry at home is made; it gets its attributes when it is
 /// complete.
 async fn make_again(home: &dyn Home, path: &HomePath) -> Outcome<()> {
     if home.stat(path).await?.is_some() {
@@ -981,8 +982,8 @@ async fn make_again(home: &dyn Home, path: &HomePath) -> Outcome<()> {
     home.make(path, &Make::File, &attrs).await.map(drop)
 }
 
-/// What must be found. Without a fingerprint (home's root, or somebody decided that ours counts): what is
-/// there.
+/// The expected state. Without a fingerprint (home's root, or a decision that our side counts): the present
+/// state.
 pub(crate) async fn expect(
     home: &dyn Home,
     path: &HomePath,
@@ -1000,7 +1001,7 @@ pub(crate) async fn expect(
     Ok(if expected.writing { Expect::Ours(fingerprint) } else { Expect::Unchanged(fingerprint) })
 }
 
-/// Carries out a change of names; the fingerprint of what it left.
+/// Carries out a change of names; returns the fingerprint of the result.
 async fn act(home: &dyn Home, action: &NameAction) -> Outcome<Bytes> {
     let parse = |path: &Bytes| {
         HomePath::parse(path).map_err(|e| Fault::new(crate::FaultKind::Broken, &HomePath::root(), e))

@@ -1,15 +1,15 @@
-//! A place at home: names from its root down, checked, so that no path leads outside.
+//! A path at home: names from its root down, checked, so that no path leads outside.
 //!
 //! Names are bytes, as on a file system: they need not be UTF-8. The root is the empty path.
 use bytes::Bytes;
 use std::fmt;
 use weir_proto::{Error, Reader, Result, Wire, Writer, meta::NAME_MAX};
 
-/// Names that home keeps for itself begin so, in every directory: nothing of a volume may be called like
-/// that.
+/// Prefix of names that home reserves for itself in every directory: no entry of a volume may have such a
+/// name.
 pub const RESERVED: &[u8] = b".weir-home";
 
-/// A path below the root of a home. Ordered component by component: a directory comes before what is in it.
+/// A path below the root of a home. Ordered by component: a directory comes before its entries.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct HomePath(Vec<Bytes>);
 
@@ -23,7 +23,7 @@ impl HomePath {
         names.iter().try_for_each(|name| check(name))?;
         Ok(HomePath(names))
     }
-    /// From `a/b/c`; slashes at both ends do not matter, empty names between do.
+    /// From `a/b/c`; slashes at both ends are ignored, empty names between are not.
     pub fn parse(text: impl AsRef<[u8]>) -> Result<HomePath> {
         let mut text = text.as_ref();
         while let Some(rest) = text.strip_prefix(b"/") {
@@ -37,14 +37,14 @@ impl HomePath {
         }
         HomePath::new(text.split(|b| *b == b'/').map(Bytes::copy_from_slice))
     }
-    /// What is called `name` in this directory.
+    /// The path of `name` in this directory.
     pub fn join(&self, name: &[u8]) -> Result<HomePath> {
         check(name)?;
         let mut names = self.0.clone();
         names.push(Bytes::copy_from_slice(name));
         Ok(HomePath(names))
     }
-    /// A name that home keeps for itself.
+    /// Joins a reserved name.
     pub(crate) fn join_reserved(&self, name: &[u8]) -> HomePath {
         let mut names = self.0.clone();
         names.push(Bytes::copy_from_slice(name));

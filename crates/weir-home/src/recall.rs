@@ -1,8 +1,8 @@
-//! Bringing evicted bytes back: read from home, verified against the receipts that home once gave, filled
-//! into the volume.
+//! Recall of evicted bytes: read from home, verified against the receipts from when they were shipped,
+//! written into the volume.
 //!
-//! Always holds: bytes that do not have the checksum of their receipt are never handed to a reader; which
-//! file it was, and where, is said instead.
+//! Invariant: bytes that do not match the checksum of their receipt never reach a reader; the error names the
+//! file and the range.
 use crate::mover::expect;
 use crate::{Expect, Fault, FaultKind, Home, HomePath, HomeReader, Outcome};
 use bytes::{Bytes, BytesMut};
@@ -12,12 +12,12 @@ use weir_proto::recall::Learned;
 use weir_proto::relation::{HomePlace, RECEIPT_BLOCK, Receipt};
 use weir_proto::{Error, Result};
 
-/// Bytes read at once, at least.
+/// Bytes read at a time, at least.
 const PIECE_BYTES: u64 = 4 << 20;
-/// A file that movers write meanwhile is opened again so often for one piece of it.
+/// How often a file that movers write meanwhile is reopened for one piece of it.
 const OPENED_AGAIN_MAX: usize = 8;
 
-/// A block of a receipt: these bytes had this checksum when home got them.
+/// A block of a receipt: range and checksum of the bytes that were shipped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block {
     start: u64,
@@ -25,7 +25,7 @@ pub struct Block {
     sum: u32,
 }
 
-/// The blocks that reach into `from..to`, in order.
+/// The blocks that overlap `from..to`, in order.
 pub fn blocks(receipts: &[Receipt], from: u64, to: u64) -> Vec<Block> {
     let mut found: Vec<Block> = receipts
         .iter()
@@ -42,7 +42,7 @@ pub fn blocks(receipts: &[Receipt], from: u64, to: u64) -> Vec<Block> {
     found
 }
 
-/// Compares bytes that come in order with the blocks they are in.
+/// Compares bytes that arrive in order with the blocks that contain them.
 pub struct Check {
     blocks: std::vec::IntoIter<Block>,
     now: Option<(Block, u32)>,
@@ -54,7 +54,7 @@ impl Check {
         let now = blocks.next().map(|block| (block, 0));
         Check { blocks, now }
     }
-    /// The next bytes, from `at` on; an error names the block that is not what it was.
+    /// The next bytes, from `at` on; an error names the block that does not match.
     pub fn feed(&mut self, mut at: u64, mut bytes: &[u8]) -> Result<()> {
         while let Some((block, sum)) = &mut self.now {
             let skipped = block.start.saturating_sub(at).min(bytes.len() as u64);
@@ -77,16 +77,16 @@ impl Check {
     }
 }
 
-/// Why bytes could not be brought back, and whether another try may help.
+/// Why bytes could not be recalled, and whether a retry may help.
 pub struct Failed {
     pub why: String,
     pub retry: bool,
-    /// Home was not as it should be: perhaps because a mover has just written there.
+    /// Home was not in the expected state: perhaps a mover has just written there.
     pub diverged: bool,
 }
 impl From<Fault> for Failed {
     fn from(fault: Fault) -> Failed {
-        // Who lacks the right at home lacks it at the next try, too: readers are told at once, and may ask
+        // A missing permission at home does not change by a retry: readers get the error at once, and may try
         // again.
         let retry = !matches!(fault, Fault::Diverged(_) | Fault::Broken(_) | Fault::Denied(_));
         let diverged = matches!(fault, Fault::Diverged(_));
@@ -94,8 +94,8 @@ impl From<Fault> for Failed {
     }
 }
 
-/// A file at home that is read. Of one that movers may be writing, other bytes may change all the while: it
-/// is opened again then, and is still the very file. Receipts say whether it has the bytes that were shipped.
+/// A file at home that is read. If movers may be writing it, other bytes may change meanwhile: then it is
+/// reopened, and is still the same file. Receipts verify that it has the bytes that were shipped.
 struct Source<'a> {
     home: &'a dyn Home,
     path: &'a HomePath,
@@ -112,7 +112,7 @@ impl<'a> Source<'a> {
     async fn read(&mut self, at: u64, len: u64) -> std::result::Result<Bytes, Failed> {
         for _ in 0..OPENED_AGAIN_MAX {
             match read(&*self.reader, self.path, at, len).await {
-                // It was long enough: so it has changed since it was opened.
+                // It was long enough, so it has changed since it was opened.
                 Err(Fault::Diverged(_)) if self.is_ours() && self.reader.fingerprint().size >= at + len => {
                     self.reader = self.home.open_read(self.path, &self.expect).await?;
                 }
@@ -128,7 +128,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Brings a range back; it is in the volume when this returns, but not told yet.
+/// Recalls a range; it is in the volume when this returns, but not reported yet.
 pub async fn bring(
     client: &Client,
     home: &dyn Home,
@@ -141,7 +141,7 @@ pub async fn bring(
     let mut source = Source::open(home, &path, expect).await?;
     let (from, to) = (recall.work.from, recall.work.to);
     let blocks = blocks(&place.receipts, from, to);
-    // A block that begins before or ends behind is read whole, to be compared.
+    // A block that extends beyond the range is read whole, for its checksum.
     let first = blocks.first().map_or(from, |block| block.start.min(from));
     let last = blocks.last().map_or(to, |block| block.end.max(to));
     let is_proved = covers(&blocks, from, to);
@@ -154,7 +154,7 @@ pub async fn bring(
         while at < end {
             let len = (end - at).min(step);
             let bytes = source.read(at, len).await?;
-            // What was written beside them took the proof away, perhaps after it was looked up.
+            // A write to the same block invalidated the receipt, perhaps after it was looked up.
             check.feed(at, &bytes).map_err(|e| Failed {
                 diverged: source.is_ours(),
                 ..broken(e.doing(format_args!("read {path} at home")))
@@ -173,7 +173,7 @@ pub async fn bring(
     Ok((!is_proved).then(|| Learned { relation: place.relation, sums: sums.end() }))
 }
 
-/// How much of `0..size` has a checksum; the blocks are in order.
+/// How many bytes of `0..size` have a checksum; the blocks are in order.
 pub fn covered(blocks: &[Block], size: u64) -> u64 {
     let (mut at, mut sum) = (0, 0);
     for block in blocks {
@@ -194,7 +194,7 @@ fn covers(blocks: &[Block], from: u64, to: u64) -> bool {
     at >= to
 }
 
-/// Checksums of blocks, of bytes that come in order.
+/// Computes checksums of blocks from bytes that arrive in order.
 #[derive(Default)]
 struct Sums {
     done: Vec<u32>,
@@ -222,7 +222,7 @@ impl Sums {
     }
 }
 
-/// All of a range; `Diverged`: the file ends before.
+/// All bytes of a range; `Diverged`: the file ends earlier.
 pub async fn read(reader: &dyn HomeReader, path: &HomePath, at: u64, len: u64) -> Outcome<Bytes> {
     let mut bytes = BytesMut::with_capacity(len as usize);
     while (bytes.len() as u64) < len {

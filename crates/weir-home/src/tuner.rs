@@ -1,54 +1,53 @@
-//! How a mover works at one home: how many files at the same time, how far ahead it reads, how often it
-//! syncs.
+//! Tuning of a mover at one home: how many files in parallel, how far ahead it reads, how often it syncs.
 //!
-//! Streams are found by trying: begun with what the home's round trip asks for, doubled while the rate grows
-//! by more than the noise, then in smaller steps back and forth; now and then the neighbours are tried again,
-//! because homes and loads change. Small files are packed: several of them count as one stream where the home
-//! takes that. The window is what the rate makes of the time that a piece takes at best: a larger one brings
-//! no more, and whoever writes here waits behind what it holds. Pure.
+//! The number of streams is found by measurement: it starts at a value for the home's round trip, is doubled
+//! while the rate grows by more than the noise, and is then changed in smaller steps in both directions; its
+//! neighbours are tried again at intervals, because homes and loads change. Small files are packed: several
+//! count as one stream if the home allows it. The window is the rate times the shortest time of a piece: a
+//! larger one brings no gain, and other clients' writes wait behind it. Pure.
 use std::time::Duration;
 use weir_proto::MIB;
 use weir_proto::relation::RECEIPT_BLOCK;
 
 /// Streams at most.
 pub const STREAMS_MAX: usize = 64;
-/// Streams at a home that answers at once.
+/// Streams at a home without latency.
 const STREAMS_MIN_START: usize = 4;
-/// One more at the start for so much of a round trip.
+/// One more at the start for each such part of the round trip.
 const START_STEP: Duration = Duration::from_millis(4);
-/// Small files that count as one stream, of a home that takes many calls.
+/// Small files that count as one stream, at a home that takes many calls.
 const PACKED_MAX: usize = 16;
-/// A file of so much is a stream of its own.
+/// A file of this size is a stream of its own.
 const PACKED_BYTES: u64 = MIB;
-/// Two streams, and one piece of each is read while another one is written; what a mover may have in memory
-/// at most.
+/// Two streams, and one piece of each is read while another one is written; then the most that a mover may
+/// have in memory.
 const WINDOW_MIN: u64 = 4 * RECEIPT_BLOCK;
 const WINDOW_MAX: u64 = 64 * RECEIPT_BLOCK;
 /// Each range of at least a piece is synced when it is written.
 const EXTENT_BYTES: u64 = RECEIPT_BLOCK;
-/// What a file costs beside its bytes, as bytes: so that rates of large and of small ones can be compared.
+/// The cost of a file in addition to its bytes, as bytes: it makes rates of large and small files comparable.
 pub const FILE_WORK: u64 = 64 << 10;
-/// The shortest time of a piece grows by this part with each measurement, until it is seen again: homes
+/// The shortest time of a piece grows by this factor with each measurement, until it is measured again: homes
 /// change.
 const FORGET: f64 = 1.02;
-/// A change of rate below this part of it says nothing.
+/// A relative change of the rate below this is noise.
 const NOISE: f64 = 0.05;
-/// Steps, as factors: the next one when there is nothing better so far away any more.
+/// Steps, as factors: the next one when neighbours at this distance are no better.
 const STEPS: [f64; 3] = [2.0, 1.5, 1.25];
-/// Measurements without a better neighbour until one is tried again.
+/// Measurements without a better neighbour before one is tried again.
 const REST: u32 = 8;
-/// A measurement lasts as long as two files, within these.
+/// A measurement lasts as long as two files, within these limits.
 const MEASURE_MIN: Duration = Duration::from_millis(250);
 const MEASURE_MAX: Duration = Duration::from_secs(2);
 
-/// How a mover works at one home.
+/// The tuning of a mover at one home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Files that are written at the same time; of small ones several count as one.
+    /// Files that are written in parallel; several small ones count as one.
     pub streams: usize,
-    /// Bytes that are read and not written at home yet, of all streams together.
+    /// Bytes that are read and not yet written at home, of all streams together.
     pub window_bytes: u64,
-    /// A file is synced at home so often.
+    /// A file is synced at home after this number of bytes.
     pub extent_bytes: u64,
 }
 
@@ -56,10 +55,10 @@ pub struct Choice {
 pub struct Tuner {
     streams: usize,
     window_bytes: u64,
-    /// What a piece took at best, lately.
+    /// The recent shortest time of a piece.
     piece_took: Option<Duration>,
     most: usize,
-    /// Given, and not to be changed.
+    /// Given, and not tuned.
     fixed: Option<Choice>,
     /// Work per second, and streams, before the last step.
     before: Option<(f64, usize)>,
@@ -69,7 +68,7 @@ pub struct Tuner {
 }
 
 impl Tuner {
-    /// For a home that takes so many calls at once.
+    /// For a home that takes this number of calls in parallel.
     pub fn new(calls_max: usize) -> Tuner {
         let most = calls_max.clamp(1, STREAMS_MAX);
         Tuner {
@@ -85,13 +84,13 @@ impl Tuner {
         }
     }
 
-    /// Home answers after `round_trip`: what it begins with.
+    /// Sets the starting point for a home that answers after `round_trip`.
     pub fn begin_at(&mut self, round_trip: Duration) {
         let far = (round_trip.as_micros() / START_STEP.as_micros()) as usize;
         self.streams = STREAMS_MIN_START.saturating_add(far).min(STREAMS_MAX / 2).min(self.most);
     }
 
-    /// Always the same, for measurements.
+    /// Without tuning, for measurements.
     pub fn fixed(choice: Choice) -> Tuner {
         Tuner { fixed: Some(choice), ..Tuner::new(choice.streams) }
     }
@@ -101,8 +100,8 @@ impl Tuner {
         self.fixed.unwrap_or(Choice { streams, window_bytes, extent_bytes: EXTENT_BYTES })
     }
 
-    /// Pieces took so long, each, from where they are read to where they are written, while so many bytes
-    /// came home in a second. Twice what is on the way then, if it does not wait behind others of ours.
+    /// Pieces took this long, each, from read to write, at this rate of bytes written home. The window
+    /// becomes twice the bytes in flight, if pieces do not wait behind others of ours.
     pub fn piece_took(&mut self, took: Duration, bytes_per_s: f64) {
         let least = self.piece_took.map_or(took, |least| least.mul_f64(FORGET).min(took));
         self.piece_took = Some(least);
@@ -110,8 +109,8 @@ impl Tuner {
         self.window_bytes = (on_the_way as u64).clamp(WINDOW_MIN, WINDOW_MAX);
     }
 
-    /// What was measured with the present number of streams, all of them busy. A measurement while there was
-    /// not enough to do must not be told.
+    /// The rate measured with the present number of streams, all of them busy. A measurement without enough
+    /// work must not be passed here.
     pub fn measured(&mut self, rate: f64) {
         if self.rest > 0 {
             self.rest -= 1;
@@ -126,7 +125,7 @@ impl Tuner {
             self.go();
             return;
         };
-        // Fewer streams that do as well are better: they cost less.
+        // Fewer streams with the same rate are better: they cost less.
         let noise = if self.streams < streams { -NOISE } else { NOISE };
         if rate > before * (1.0 + noise) && self.go() {
             return;
@@ -142,7 +141,7 @@ impl Tuner {
         self.go();
     }
 
-    /// A step; false: there is no room for one.
+    /// Makes a step; false: there is no room for one.
     fn go(&mut self) -> bool {
         let (now, factor) = (self.streams, STEPS[self.step]);
         let next = match self.up {
@@ -154,17 +153,17 @@ impl Tuner {
     }
 }
 
-/// Where the time of files goes that were written lately.
+/// Where recently written files spent their time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TimeOf {
     pub reading: Duration,
     pub writing: Duration,
-    /// All of it, and of how many.
+    /// Total time, and number of files.
     pub files: Duration,
     pub count: u32,
 }
 
-/// What keeps a mover from being faster, in words.
+/// The limiting factor for a mover, in words.
 pub fn limited_by(time: &TimeOf, choice: &Choice) -> String {
     let (bytes, streams) = (time.reading + time.writing, choice.streams);
     let each = time.files / time.count.max(1);
@@ -185,17 +184,17 @@ pub fn limited_by(time: &TimeOf, choice: &Choice) -> String {
     }
 }
 
-/// In how many parts a stream may be shared by small files, at a home that takes so many calls at once.
+/// In how many parts small files may share a stream, at a home that takes this number of calls in parallel.
 pub fn packed(calls_max: usize) -> u64 {
     (calls_max / PACKED_MAX).clamp(1, PACKED_MAX) as u64
 }
 
-/// How many of these parts a file is that begins with so many bytes.
+/// How many of these parts a file takes whose first range has this number of bytes.
 pub fn share(bytes: u64, packed: u64) -> u64 {
     (bytes.min(PACKED_BYTES) * packed / PACKED_BYTES).max(1)
 }
 
-/// How long the next measurement lasts, as files took so long.
+/// The duration of the next measurement, given the time that files took.
 pub fn measure_for(file_took: Duration) -> Duration {
     (2 * file_took).clamp(MEASURE_MIN, MEASURE_MAX)
 }
@@ -205,7 +204,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Brings what streams there are can bring until `all` is reached; each costs all a little.
+    /// A home with a rate per stream until `all` is reached; each stream costs the others a little.
     #[derive(Debug)]
     struct Model {
         each: f64,
@@ -219,7 +218,7 @@ mod tests {
         fn best(&self, most: usize) -> f64 {
             (1..=most).map(|n| self.rate(n)).fold(0.0, f64::max)
         }
-        /// The rate of each of so many measurements.
+        /// The rates of this number of measurements.
         fn play(&self, tuner: &mut Tuner, measurements: usize) -> Vec<f64> {
             let one = |_| {
                 let rate = self.rate(tuner.choice().streams);
@@ -300,7 +299,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the path, what is found is soon within a tenth of the best there is, and stays there.
+        /// For each path the result is soon within a tenth of the optimum, and stays there.
         #[test]
         fn what_is_found_is_near_the_best(
             each in 1.0f64..50.0,
@@ -325,7 +324,7 @@ mod tests {
             prop_assert!(window == WINDOW_MAX || window as f64 + 1.0 >= 2.0 * rate * took_ms as f64 / 1e3);
         }
 
-        /// Pieces that wait behind others of ours take longer: that is no reason for more of them.
+        /// Pieces that wait behind others of ours take longer: that must not enlarge the window.
         #[test]
         fn a_window_does_not_grow_by_what_it_holds_up(took_ms in 100u64..1000) {
             let mut tuner = Tuner::new(16);
@@ -335,7 +334,7 @@ mod tests {
                 tuner.piece_took(Duration::from_millis(took_ms), 1e9);
             }
             prop_assert!(tuner.choice().window_bytes <= before + before / 4);
-            // A path that is slower now is known to be after a while.
+            // A path that has become slower is detected after a while.
             for _ in 0..1000 {
                 tuner.piece_took(Duration::from_millis(took_ms), 1e8);
             }

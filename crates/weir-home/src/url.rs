@@ -1,8 +1,8 @@
-//! What a relation's target URL says, and what a credentials file says: pure texts, nothing is opened here.
+//! Parses a relation's target URL and a credentials file: pure text functions, no I/O.
 //!
 //! `file:///path`,
 //! `s3://bucket/prefix?endpoint=URL&region=NAME&path-style=yes&credentials=FILE&profile=NAME`,
-//! `weir://coordinator:port[,…]/path?namespace=NAME`. A URL carries no secret: it is shown and kept.
+//! `weir://coordinator:port[,…]/path?namespace=NAME`. A URL carries no secret: it is displayed and stored.
 use crate::HomePath;
 use std::{fmt, path::PathBuf};
 use weir_proto::home_rule::{HomeKind, HomeUrlParts};
@@ -16,12 +16,12 @@ pub enum HomeUrl {
     S3 {
         bucket: String,
         prefix: String,
-        /// Absent: Amazon's, of the region.
+        /// Absent: Amazon's endpoint of the region.
         endpoint: Option<String>,
-        /// Absent: `us-east-1`, which services elsewhere take for any.
+        /// Absent: `us-east-1`, which other services accept as any region.
         region: Option<String>,
         path_style: bool,
-        /// Absent: whoever opens it looks into the environment.
+        /// Absent: the caller that opens it uses the environment.
         credentials: Option<PathBuf>,
         profile: String,
     },
@@ -29,12 +29,12 @@ pub enum HomeUrl {
         coordinators: Vec<String>,
         namespace: String,
         path: HomePath,
-        /// The file with a certificate of that cluster, where it asks for one.
+        /// The file with a certificate of that cluster, if it requires one.
         credentials: Option<PathBuf>,
     },
 }
 
-/// Who we are at S3.
+/// S3 credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
     pub access_key: String,
@@ -42,7 +42,7 @@ pub struct Credentials {
     pub token: Option<String>,
 }
 
-/// Without the secret.
+/// Omits the secret.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Credentials({})", self.access_key)
@@ -77,14 +77,14 @@ impl HomeUrl {
         })
     }
 
-    /// Where S3 is spoken to.
+    /// The S3 endpoint.
     pub fn s3_endpoint(endpoint: Option<&str>, region: &str) -> String {
         endpoint.map_or_else(|| format!("https://s3.{region}.amazonaws.com"), str::to_owned)
     }
 }
 
-/// Reads a credentials file as Amazon's tools write it: sections `[profile]` with `aws_access_key_id`,
-/// `aws_secret_access_key` and perhaps `aws_session_token`. Errors show no line of it.
+/// Reads a credentials file in the format of Amazon's tools: sections `[profile]` with `aws_access_key_id`,
+/// `aws_secret_access_key` and optionally `aws_session_token`. Errors show no line of it.
 pub fn parse_credentials(text: &str, profile: &str) -> Result<Credentials> {
     let (mut inside, mut key, mut secret, mut token) = (false, None, None, None);
     for line in text.lines().map(str::trim) {

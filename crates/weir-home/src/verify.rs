@@ -1,11 +1,11 @@
-//! Compares a home with what was shipped there: names, kinds, owners, modes, sizes and times of files, and
-//! each byte with the receipt that home once gave.
+//! Compares a home with the shipped state: names, kinds, owners, modes, sizes and times of files, and each
+//! byte with the receipt from when it was shipped.
 //!
-//! Always holds: nothing at home is changed; what is on its way is not called wrong. A difference counts only
-//! if the leader says, after it was seen, that home is to be as the volume is. Memory is the names of one
-//! directory and what was found wrong.
+//! Invariants: nothing at home is changed; changes still in flight are not reported as wrong. A difference
+//! counts only if the leader confirms afterwards that home should equal the volume. Memory is the names of
+//! one directory and the differences found.
 //!
-//! Refuses to know: what is done about it.
+//! Refuses to know: how differences are repaired.
 use crate::idmap::{NOBODY, SET_ID_BITS};
 use crate::mover::expect;
 use crate::recall::{Check, blocks, covered, read};
@@ -20,59 +20,59 @@ use weir_proto::meta::{Attr, FileKind};
 use weir_proto::relation::{HomePlace, RelationId};
 use weir_proto::{Error, ErrorKind, InodeId, Result};
 
-/// Things that are compared side by side.
+/// Entries that are compared in parallel.
 const AT_ONCE: usize = 16;
 /// Entries of a page of a directory.
 const PAGE: u32 = 1024;
-/// Bytes read at once.
+/// Bytes read at a time.
 const PIECE_BYTES: u64 = 4 << 20;
-/// What differs and may be on its way is looked at again after this, so many times.
+/// A difference that may be a change in flight is checked again after this pause, this number of times.
 const AGAIN: Duration = Duration::from_millis(200);
 const TRIES: u32 = 25;
-/// Doubtful names, and things found wrong, that are remembered; the rest is counted.
+/// Doubtful names, and differences, that are remembered; further ones are counted.
 const KEPT_MAX: usize = 10_000;
 
-/// Something at home that is not as it is to be.
+/// An entry at home that differs from the expected state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Wrong {
-    /// None: the volume has nothing of this name.
+    /// None: the volume has no such name.
     pub ino: Option<InodeId>,
     pub is_file: bool,
     pub path: HomePath,
     pub why: String,
 }
 
-/// What was compared.
+/// Totals of a comparison.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Verified {
     pub files: u64,
     pub directories: u64,
     /// Symbolic links, pipes, sockets, devices.
     pub others: u64,
-    /// Read at home and found to be what was shipped.
+    /// Bytes read at home that match their receipts.
     pub bytes: u64,
-    /// At home, without a receipt: it was there before the volume was, and nobody has read it since.
+    /// Bytes at home without a receipt: older than the volume, and not read since.
     pub unproved_bytes: u64,
-    /// Changes of them were on their way all the while.
+    /// Entries with changes in flight during the whole comparison.
     pub under_way: u64,
     pub wrong: Vec<Wrong>,
-    /// Found wrong beyond those that are named.
+    /// Differences beyond those that are named.
     pub more_wrong: u64,
 }
 
-/// One comparison of a relation's home with its volume.
+/// A comparison of a relation's home with its volume.
 pub struct Verify {
     pub env: Env,
     pub client: Client,
     pub home: Arc<dyn Home>,
     pub relation: RelationId,
-    /// The volume's topmost directory.
+    /// The volume's root directory.
     pub root: InodeId,
-    /// Also each byte; else names, kinds, sizes and times.
+    /// Compare each byte, too; otherwise names, kinds, sizes and times.
     pub data: bool,
 }
 
-/// What came of comparing one thing.
+/// Result of comparing one entry.
 enum Seen {
     Same {
         kind: FileKind,
@@ -80,10 +80,10 @@ enum Seen {
         unproved: u64,
     },
     UnderWay,
-    /// Home does not know it: perhaps not yet.
+    /// Home does not have it, perhaps not yet.
     Unknown(Thing),
     Wrong(Wrong),
-    /// It is gone, or another volume's.
+    /// It is gone, or belongs to another volume.
     Nothing,
 }
 
@@ -116,17 +116,17 @@ impl Verified {
     }
 }
 
-/// What is decided at the end, when the changes that were on their way are through.
+/// Entries that are decided at the end, when changes in flight are complete.
 #[derive(Default)]
 struct Doubtful {
-    /// Here and not at home.
+    /// In the volume and not at home.
     unknown: Vec<Thing>,
-    /// At home and not here.
+    /// At home and not in the volume.
     strange: Vec<HomePath>,
 }
 
 impl Verify {
-    /// `report` is called now and then. An error: home or the leader cannot be asked.
+    /// `report` is called at intervals. An error: home or the leader does not answer.
     pub async fn run(self, mut report: impl FnMut(&Verified)) -> Result<Verified> {
         let me = Arc::new(self);
         let (mut verified, mut doubtful) = (Verified::default(), Doubtful::default());
@@ -143,7 +143,7 @@ impl Verify {
                 for listed in page.entries {
                     after = listed.cookie;
                     names.insert(listed.name.clone());
-                    let Ok(path) = path.join(&listed.name) else { continue }; // kept for home's own marks: not shipped
+                    let Ok(path) = path.join(&listed.name) else { continue }; // home's own mark: not shipped
                     let thing = Thing { ino: listed.ino, kind: listed.kind, path };
                     if thing.kind == FileKind::Directory {
                         todo.push((thing.ino, thing.path.clone()));
@@ -151,7 +151,7 @@ impl Verify {
                     let permit = permits.clone().acquire_owned().await.expect("never closed");
                     let (me, done) = (me.clone(), done.clone());
                     me.env.clone().tasks.spawn("compare", async move {
-                        let _ = done.send(me.compare(thing).await); // nobody listens after an error
+                        let _ = done.send(me.compare(thing).await); // dropped after an error
                         drop(permit);
                     });
                 }
@@ -174,7 +174,7 @@ impl Verify {
         Ok(verified)
     }
 
-    /// Names in a directory at home that the volume does not have.
+    /// Finds names in a directory at home that the volume does not have.
     async fn look_for_strangers(
         &self,
         dir: InodeId,
@@ -187,10 +187,10 @@ impl Verify {
             place => place?,
         };
         if HomePath::parse(&place.path)? != *path {
-            return Ok(()); // it has another name there, for now
+            return Ok(()); // it is still under another name there
         }
         let mut lister = match self.home.read_dir(path).await {
-            Err(Fault::Diverged(_) | Fault::Broken(_)) => return Ok(()), // compared as an entry of the one above
+            Err(Fault::Diverged(_) | Fault::Broken(_)) => return Ok(()), // compared as an entry of its parent
             lister => lister?,
         };
         loop {
@@ -210,7 +210,7 @@ impl Verify {
         self.client.where_at_home(ino, Some(self.relation)).await
     }
 
-    /// Compares one thing, again while it may change.
+    /// Compares one entry, repeatedly while it may change.
     async fn compare(&self, thing: Thing) -> Outcome<Seen> {
         let (mut before, mut tries) = (None, 0);
         loop {
@@ -231,7 +231,8 @@ impl Verify {
                 Err(Fault::Broken(e)) => e.context,
                 Err(other) => return Err(other),
             };
-            // Seen twice alike with nothing on its way, or nothing to come until somebody decides: so it is.
+            // The same state twice with no change in flight, or none until a conflict is resolved: the result
+            // is final.
             let stays = !place.unsettled && !place.changing && before.as_ref() == Some(&place);
             if stays || place.conflict {
                 let (ino, is_file) = (Some(thing.ino), thing.kind == FileKind::Regular);
@@ -246,8 +247,8 @@ impl Verify {
         }
     }
 
-    /// Bytes that were read and are as shipped, and bytes that no receipt proves; `Diverged` or `Broken`: how
-    /// it differs.
+    /// Bytes read that match their receipts, and bytes without a receipt; `Diverged` or `Broken`: the
+    /// difference.
     async fn difference(&self, thing: &Thing, place: &HomePlace) -> Outcome<(u64, u64)> {
         let path = HomePath::parse(&place.path).map_err(Fault::Broken)?;
         let found = self.home.stat(&path).await?;
@@ -287,7 +288,7 @@ impl Verify {
             return Some(format!("has {} bytes, the file {}", found.fingerprint.size, attr.size));
         }
         let (owners, there) = (self.home.traits().owners, &found.attrs);
-        // Root's files belong to nobody where root does not pass.
+        // Root's files belong to user 65534 where root does not pass.
         let is_same = |here: u32, there: u32| here == there || here == 0 && there == NOBODY;
         if owners && !(is_same(attr.uid, there.uid) && is_same(attr.gid, there.gid)) {
             return Some(format!(
@@ -295,7 +296,7 @@ impl Verify {
                 there.uid, there.gid, attr.uid, attr.gid
             ));
         }
-        // A home with a map does not get the bits with which a file runs as its owner.
+        // A home with an id map does not get the bits with which a file runs as its owner.
         let kept = if attr.kind == FileKind::Regular { !SET_ID_BITS } else { !0 };
         if attr.kind != FileKind::Symlink && ![attr.mode, attr.mode & kept].contains(&there.mode) {
             return Some(format!("has the mode {:o}, the file {:o}", there.mode, attr.mode));
@@ -303,7 +304,7 @@ impl Verify {
         None
     }
 
-    /// Waits for the changes that were on their way, then looks again at what was only on one side.
+    /// Waits for the changes in flight, then checks again the entries that were only on one side.
     async fn decide(&self, doubtful: Doubtful, verified: &mut Verified) -> Result<()> {
         if doubtful.unknown.is_empty() && doubtful.strange.is_empty() {
             return Ok(());
@@ -338,7 +339,7 @@ impl Verify {
         Ok(())
     }
 
-    /// Whether no change of names is on its way any more.
+    /// Returns whether no change of names is in flight any more.
     async fn wait_until_quiet(&self) -> Result<bool> {
         for _ in 0..TRIES {
             let all = self.client.relations(None).await?;

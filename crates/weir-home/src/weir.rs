@@ -1,8 +1,8 @@
 //! `weir://…`: a home in another Weir, by its own client.
 //!
-//! Names are found by walking down from a directory there; what an answer says is durable there. The client
-//! ends each of its calls by its patience; a call of ours is a few of them. A call runs to its end in a task
-//! of its own, also when whoever asked goes away.
+//! Paths are resolved from a directory there; its answers are durable there. The client ends each of its
+//! calls by its patience; a call of ours is a few of them. Each call runs to its end in a task of its own,
+//! even if its caller is dropped.
 use crate::{
     Attrs, Expect, Fault, FaultKind, Fingerprint, Found, Home, HomeLister, HomePath, HomeReader, HomeSpace,
     HomeWriter, IdMap, LaneLimits, ListEntry, Listing, Make, Outcome, RESERVED, Traits, Xattr,
@@ -22,29 +22,29 @@ use weir_proto::{
     meta::{Attr, Cred, FileKind, RenameMode, Time},
 };
 
-/// Entries asked for at once.
+/// Entries per request.
 const LIST_MAX: u32 = 1024;
 const MARK_BYTES_MAX: usize = 4096;
-/// Of a mode: a change of owner takes them away.
+/// Mode bits that a change of owner clears.
 const SET_ID_BITS: u32 = 0o6000;
 
-/// A directory of another Weir, and whose it is.
+/// A directory of another Weir, and its relation.
 #[derive(Clone)]
 pub struct WeirHomeConfig {
-    /// For people.
+    /// For messages.
     pub url: String,
     /// Connected to the other cluster; its patience bounds each call.
     pub client: Client,
-    /// Home's root, from the root of the namespace there.
+    /// Home's root, as a path in the namespace there.
     pub base: HomePath,
-    /// Names the relation, one line; the mark must say the same.
+    /// Names the relation, one line; the mark must have the same name.
     pub relation: String,
-    /// The relation begins: leave the mark if there is none.
+    /// The relation begins: write the mark if there is none.
     pub is_new: bool,
-    /// Nothing is changed there: no mark is left or asked for.
+    /// Nothing is changed there: no mark is written or required.
     pub only_reads: bool,
     pub ids: IdMap,
-    /// `threads_max`: calls under way at once.
+    /// `threads_max`: calls in flight.
     pub limits: LaneLimits,
 }
 
@@ -54,7 +54,7 @@ pub struct WeirHome {
     inner: Arc<Inner>,
 }
 
-/// Runs calls to their end, so many at once.
+/// Runs calls to their end, this number in parallel.
 #[derive(Clone)]
 struct Calls {
     env: Env,
@@ -71,7 +71,7 @@ struct Inner {
     env: Env,
 }
 
-/// What an error of the other Weir means for the mover, and what a human can do.
+/// The meaning of an error of the other Weir for the mover, and a hint for the user.
 pub fn map_kind(kind: ErrorKind) -> (FaultKind, &'static str) {
     use FaultKind::*;
     let strange = (Diverged, "the home was changed by others: weir relation resolve decides which side wins");
@@ -99,7 +99,7 @@ fn fault(doing: &str, path: &HomePath, e: Error) -> Fault {
     Fault::new(kind, path, Error { kind: e.kind, context })
 }
 
-/// All names and data of home are root's to set.
+/// Root may set all names and data of home.
 pub(crate) fn root() -> Cred {
     Cred { uid: 0, gid: 0, groups: vec![0] }
 }
@@ -109,11 +109,11 @@ fn fingerprint_of(attr: &Attr) -> Fingerprint {
         FileKind::Regular | FileKind::Symlink => (attr.size, attr.mtime),
         _ => (0, Time { nanos: 0 }),
     };
-    let id = Bytes::copy_from_slice(&attr.ino.0.to_le_bytes()); // never given again
+    let id = Bytes::copy_from_slice(&attr.ino.0.to_le_bytes()); // never reused
     Fingerprint { kind: attr.kind, id, version: Bytes::new(), size, mtime }
 }
 
-/// What attributes alone tell.
+/// The entry from its attributes alone.
 fn bare(attr: &Attr) -> Found {
     let (mode, uid, gid, atime, mtime) = (attr.mode, attr.uid, attr.gid, attr.atime, attr.mtime);
     let attrs = Attrs { mode, uid, gid, atime, mtime, xattrs: Vec::new() };
@@ -127,7 +127,7 @@ pub(crate) fn is_kept(name: &[u8]) -> bool {
 }
 
 impl WeirHome {
-    /// Finds the directory and checks (or leaves) its mark.
+    /// Finds the directory and checks (or writes) its mark.
     pub async fn open(env: &Env, config: WeirHomeConfig) -> Outcome<WeirHome> {
         let base = find_base(&config).await?;
         let inner = Inner { url: config.url, client: config.client, base, ids: config.ids, env: env.clone() };
@@ -183,14 +183,14 @@ impl Calls {
             self.env.tasks.spawn("call at home", async move {
                 let done = work.await;
                 drop(room);
-                let _ = tx.send(done); // nobody waits any more: what was done stays done
+                let _ = tx.send(done); // the caller may have given up: the change stays
             });
             rx.await.unwrap_or_else(|_| Err(silent("this node is stopping")))
         })
     }
 }
 
-/// Where a path is or would be, and what is there.
+/// The place of a path, whether or not it exists, and the entry there.
 struct Place {
     dir: InodeId,
     name: Bytes,
@@ -221,13 +221,13 @@ impl Inner {
         Ok(Some(Place { dir, name: name.clone(), found }))
     }
 
-    /// Where something new is to come; the directory above it must be there.
+    /// The place for a new entry; the directory above it must exist.
     async fn new_place(&self, doing: &str, path: &HomePath) -> Outcome<Place> {
         let place = self.place(path).await.map_err(|e| fault(doing, path, e))?;
         place.ok_or_else(|| Fault::diverged(&path.parent().unwrap_or_default(), None, None))
     }
 
-    /// Where something of ours should be.
+    /// The place of an entry of ours.
     async fn old_place(&self, path: &HomePath, expect: &Expect) -> Outcome<Place> {
         let place = self.place(path).await.map_err(|e| fault("find", path, e))?;
         place.ok_or_else(|| Fault::diverged(path, Some(expect.fingerprint()), None))
@@ -261,10 +261,10 @@ impl Inner {
         Ok(xattrs)
     }
 
-    /// Sets what differs, times last.
+    /// Sets the attributes that differ, times last.
     async fn set(&self, ino: InodeId, found: &Found, wished: &Attrs) -> Result<()> {
         let (client, cred, old) = (&self.client, root(), &found.attrs);
-        // Together with the rest, unless a new owner takes bits away that are to be set after that.
+        // In the same request, unless a new owner clears mode bits that must be set afterwards.
         let mut owners = SetAttrs::default();
         if (old.uid, old.gid) != (wished.uid, wished.gid) {
             owners = SetAttrs { uid: Some(wished.uid), gid: Some(wished.gid), ..owners };
@@ -302,15 +302,15 @@ impl Inner {
         let mut place = self.new_place("make", path).await?;
         if place.found.is_none() {
             match self.create(&place, what).await {
-                // A way there may be long: what is new is not asked what it has, but for a list that it
-                // inherited.
+                // A round trip there may be long: a new entry has no attributes to query, except for an
+                // inherited access control list.
                 Ok(stat) if !stat.attr.acl && !matches!(what, Make::Symlink { .. }) => {
                     let found = bare(&stat.attr);
                     self.set(stat.attr.ino, &found, &attrs).await.map_err(failed)?;
                     return self.fingerprint_now(path, stat.attr.ino).await;
                 }
                 Ok(stat) => place.found = Some(stat),
-                // It came between the look and the act.
+                // It appeared between look-up and action.
                 Err(e) if e.kind == ErrorKind::Exists => place = self.new_place("make", path).await?,
                 Err(e) => return Err(failed(e)),
             }
@@ -432,7 +432,7 @@ impl Inner {
         let attrs = self.ids.to_home(expect.fingerprint().kind, attrs);
         let place = self.old_place(path, expect).await?;
         if let (true, Some(stat)) = (path.is_root(), &place.found) {
-            return self.fingerprint_now(path, stat.attr.ino).await; // whose it is was decided there
+            return self.fingerprint_now(path, stat.attr.ino).await; // its owner was decided there
         }
         match (decide::set_attrs(place.fingerprint().as_ref(), expect, &attrs), &place.found) {
             (Step::Act | Step::Done, Some(stat)) => {
@@ -462,7 +462,7 @@ impl Inner {
         Ok(listed.entries.into_iter().next().map(|entry| entry.name))
     }
 
-    /// Names one that is in the way.
+    /// Names one of the entries in the way.
     async fn not_empty(&self, place: &Place, path: &HomePath, e: Error) -> Fault {
         let dir = place.found.as_ref().map_or(place.dir, |stat| stat.attr.ino);
         let name = self.first_name(dir).await.ok().flatten();
@@ -527,7 +527,7 @@ impl Inner {
         }
     }
 
-    /// Some entries behind a cookie, and the cookie behind them.
+    /// Some entries after a cookie, and the next cookie.
     async fn next_of(
         &self,
         dir: &HomePath,
@@ -551,7 +551,7 @@ impl Inner {
         Ok((Listing { entries, end: listed.end }, cookie))
     }
 
-    /// None: gone since its name was read, as if it had never been there.
+    /// None: gone since its name was read; treated as absent.
     async fn found(&self, ino: InodeId) -> Result<Option<Found>> {
         let found = match self.client.getattr(ino).await {
             Ok(stat) => self.look(&stat.attr).await,
@@ -624,7 +624,7 @@ impl Inner {
     }
 }
 
-/// An open file there; closed with the value.
+/// An open file there; closed when the value is dropped.
 struct OpenFile {
     inner: Arc<Inner>,
     path: HomePath,
@@ -632,7 +632,7 @@ struct OpenFile {
     handle: Handle,
     expect: Expect,
     opened: Fingerprint,
-    /// As of the last sync, if nobody else writes the file: then it must still be so when we go on.
+    /// The state at the last sync, if no other mover writes the file: it must be unchanged when we continue.
     known: Mutex<Option<Fingerprint>>,
 }
 
@@ -640,7 +640,7 @@ impl Drop for OpenFile {
     fn drop(&mut self) {
         let (client, handle) = (self.inner.client.clone(), self.handle);
         self.inner.env.tasks.spawn("close at home", async move {
-            let _ = client.release(handle).await; // what had to be saved was synced, and its error told
+            let _ = client.release(handle).await; // all data that counts was synced, with its errors reported
         });
     }
 }
@@ -766,7 +766,7 @@ impl OpenFile {
     }
 }
 
-/// An open file, and the room for its calls.
+/// An open file, and the permit for its calls.
 struct Open {
     calls: Calls,
     file: Arc<OpenFile>,
@@ -910,7 +910,7 @@ impl Home for WeirHome {
         let (path, expect) = (path.clone(), expect.clone());
         self.call(move |inner| async move { inner.resize(&path, &expect, size).await })
     }
-    /// What was answered is durable.
+    /// The other Weir's answers are durable.
     fn settle(&self) -> BoxFuture<'_, Outcome<()>> {
         Box::pin(std::future::ready(Ok(())))
     }

@@ -22,7 +22,7 @@ impl Walk<'_> {
         self.fill(&source, path, attr, attrs).await
     }
 
-    /// What is not all there does not stay, unless the whole backup goes on later.
+    /// Fills the new file. An incomplete one is removed, unless the backup as a whole is resumed later.
     async fn fill(
         &self,
         source: &SnapshotFile,
@@ -47,7 +47,7 @@ impl Walk<'_> {
         let home = &self.job.home;
         let made = home.make(path, &Make::File, &Attrs { mode: 0o600, ..private() }).await?;
         let writer = home.open_write(path, &Expect::Ours(made)).await?;
-        // What is read of one piece is written while the next one is read.
+        // The next piece is read while the previous one is written.
         let mut read = self.read(source, 0, attr.size).await?;
         let mut at = 0;
         while at < attr.size {

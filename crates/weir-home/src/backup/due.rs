@@ -1,6 +1,6 @@
-//! A mover's part: makes the backups that are due, one at a time.
+//! A mover makes the backups that are due, one at a time.
 //!
-//! Always holds: what was begun ends with the mover's session, because whoever comes next works on the same
+//! Invariant: a backup in progress ends with the mover's session, because the next mover works on the same
 //! tree. The homes stay open from one backup to the next.
 use super::{Job, Progress, root};
 use crate::mover::{HomeOf, HomeUse, OpenHome};
@@ -14,7 +14,7 @@ use weir_proto::backup::{Backup, BackupOutcome};
 use weir_proto::relation::HomeIds;
 use weir_proto::{Result, VolumeId};
 
-/// The leader is asked so often whether one is due: they are a matter of hours.
+/// Interval at which the leader is asked whether one is due: backups take hours.
 const POLL: Duration = Duration::from_secs(5);
 
 pub struct Due {
@@ -32,7 +32,7 @@ impl Due {
         self.homes.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// For ever.
+    /// Runs until it is dropped.
     pub fn run<'a>(&'a self, client: &'a Client) -> BoxFuture<'a, ()> {
         Box::pin(self.run_unboxed(client))
     }
@@ -49,9 +49,9 @@ impl Due {
         }
     }
 
-    /// Whether one was due.
+    /// Returns whether one was due.
     async fn make_one(&self, client: &Client) -> Result<bool> {
-        // To look costs the leader no commit.
+        // This query costs the leader no commit.
         let now = self.env.clock.wall().0;
         let is_due =
             |backup: &Backup| backup.running.is_none() && backup.due.is_some_and(|at| at.nanos <= now);
@@ -96,7 +96,7 @@ impl Due {
     }
 }
 
-/// Where a place's backups are.
+/// The home of a place's backups.
 pub fn home_of(backup: &Backup) -> HomeOf {
     let (holds, url) = (HomeUse::Backups(backup.volume), backup.url.clone());
     let (ids, is_new) = (HomeIds::default(), backup.good.is_none());

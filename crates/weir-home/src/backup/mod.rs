@@ -1,14 +1,14 @@
-//! Backups: a volume, as a fresh snapshot shows it, in a directory of its date at a home; beside it the older
-//! ones, with which it shares the files that have not changed (hard links).
+//! Backups: a volume's state in a fresh snapshot, in a dated directory at a home, beside the older ones.
+//! Files that have not changed are shared with them (hard links).
 //!
-//! Always holds: what has changed is known from two snapshots, never from comparing bytes or times at home. A
-//! tree gets its date for a name when it is whole, and it is called incomplete if anything is missing in it.
-//! What was made before is only ever linked to, or removed as a whole. One who was cut off leaves nothing
-//! that the next one cannot go on with or take away. Memory is some directories' pages and some pieces of
-//! files, whatever is in the volume; and the place of each file that has several names, and of each directory
-//! of the last backup once one was moved.
+//! Invariants: changes are found by comparing two snapshots, never bytes or times at home. A tree is renamed
+//! to its date when it is complete, and is marked incomplete if anything is missing in it. Older backups are
+//! only linked to, or removed as a whole. After an interruption the next backup can resume or remove
+//! everything that was left. Memory is some pages of directories and some pieces of files, regardless of the
+//! volume's size; in addition the place of each file that has several names, and of each directory of the
+//! last backup once one was moved.
 //!
-//! Refuses to know: when, and who makes it (the metadata leader).
+//! Refuses to know: when a backup is made, and by which mover (the metadata leader decides).
 mod copy;
 mod due;
 mod moved;
@@ -33,14 +33,14 @@ use weir_proto::retention::expired;
 use weir_proto::snapshot::Snapshot;
 use weir_proto::{Error, ErrorKind, Result};
 
-/// Things missing in a backup that are remembered by name; more are counted.
+/// Missing entries of a backup that are recorded by name; further ones are counted.
 const MISSING_NAMED_MAX: usize = 10_000;
 /// Entries of a listing at home.
 const LISTED_AT_ONCE: usize = 256;
-/// The newest backup may be so far ahead of the clock, in seconds.
+/// How far the newest backup's date may be ahead of the clock, in seconds.
 const AHEAD_S: i64 = 3600;
 
-/// One backup to be made by who has taken it.
+/// One backup, made by the mover that has taken it.
 pub struct Job {
     pub env: Env,
     pub client: Client,
@@ -49,12 +49,12 @@ pub struct Job {
     pub progress: Arc<Progress>,
 }
 
-/// How far it is; counts while it runs.
+/// Progress; counts while it runs.
 #[derive(Default)]
 pub struct Progress {
-    /// Files and other things, without directories.
+    /// Files and other entries, without directories.
     pub files: AtomicU64,
-    /// Of these: linked to the last backup.
+    /// Of these: hard links into the last backup.
     pub linked: AtomicU64,
     /// Bytes that were read and written.
     pub bytes: AtomicU64,
@@ -68,7 +68,7 @@ struct Missing {
     count: u64,
 }
 
-/// Something that is in the volume and not in the backup.
+/// An entry of the volume that is not in the backup.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Gap {
     pub path: String,
@@ -87,21 +87,21 @@ impl Progress {
             missing.named.push(Gap { path, why });
         }
     }
-    /// What is missing so far, the first ones by name, and how many in all.
+    /// The entries missing so far, the first ones by name, and their total number.
     pub fn gaps(&self) -> (Vec<Gap>, u64) {
         let missing = self.missing();
         (missing.named.clone(), missing.count)
     }
 }
 
-/// What a backup left.
+/// Result of a backup.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Made {
     pub tree: TreeName,
     pub went_on: bool,
-    /// The one that it shares files with.
+    /// The backup that it shares files with.
     pub base: Option<TreeName>,
-    /// Old ones that were removed.
+    /// Old backups that were removed.
     pub removed: Vec<Date>,
 }
 
@@ -117,7 +117,7 @@ impl Made {
     }
 }
 
-/// Backups that are at home, oldest first.
+/// The backups at home, oldest first.
 pub async fn list(home: &dyn Home) -> Result<Vec<TreeName>> {
     let mut made: Vec<TreeName> =
         names(home).await?.into_iter().filter(|name| name.made().is_some()).collect();
@@ -142,17 +142,17 @@ fn root() -> Cred {
 fn at(name: TreeName) -> Result<HomePath> {
     HomePath::parse(name.text())
 }
-/// What is being made is nobody's to see.
+/// Attributes of an unfinished tree: accessible to no user.
 fn private() -> Attrs {
     let time = Time { nanos: 0 };
     Attrs { mode: 0o700, uid: 0, gid: 0, atime: time, mtime: time, xattrs: Vec::new() }
 }
 
-/// Why a thing is not in a backup, or why the backup cannot go on.
+/// Why an entry is not in a backup, or why the backup cannot continue.
 enum Trouble {
-    /// It alone.
+    /// Only this entry is missing.
     Gap(String),
-    /// Everything: another try may help.
+    /// The backup ends: a retry may help.
     End(Error),
 }
 impl From<Fault> for Trouble {
@@ -164,7 +164,7 @@ impl From<Fault> for Trouble {
     }
 }
 impl From<Error> for Trouble {
-    /// Of the volume.
+    /// An error of the volume.
     fn from(e: Error) -> Trouble {
         match e.kind {
             ErrorKind::Io | ErrorKind::Damaged | ErrorKind::Invalid | ErrorKind::Name(_) => {
@@ -176,7 +176,7 @@ impl From<Error> for Trouble {
 }
 
 impl Job {
-    /// Makes the backup, and removes what need not be kept any more.
+    /// Makes the backup, and removes those that retention no longer keeps.
     pub fn run(&self) -> BoxFuture<'_, Result<Made>> {
         Box::pin(self.run_unboxed())
     }
@@ -225,12 +225,12 @@ impl Job {
     async fn drop_snapshot(&self, date: Date) -> Result<()> {
         let name = snapshot_name(date, &self.backup.url);
         match self.client.delete_snapshot(&root(), self.backup.volume, &name).await {
-            Err(e) if e.kind == ErrorKind::NotFound => Ok(()), // by somebody else
+            Err(e) if e.kind == ErrorKind::NotFound => Ok(()), // removed by another client
             done => done.map(drop),
         }
     }
 
-    /// Under its name of now, and then under that of its date.
+    /// Makes the tree under its temporary name, then renames it to its date.
     async fn make(
         &self,
         plan: &Plan,
@@ -256,7 +256,7 @@ impl Job {
         Ok(tree)
     }
 
-    /// What is missing, for people.
+    /// Writes the list of missing entries, for users.
     async fn write_gaps(&self, date: Date, gaps: &[Gap], count: u64) -> Result<()> {
         let path = at(TreeName::Missing(date))?;
         let mut text: String = gaps.iter().map(|gap| format!("{}: {}\n", gap.path, gap.why)).collect();

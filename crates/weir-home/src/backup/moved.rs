@@ -1,4 +1,4 @@
-//! Where the directories of the last backup are, by inode: asked for only when one has been moved since.
+//! Paths of the last backup's directories by inode: computed only when a directory has been moved since.
 use super::root;
 use crate::HomePath;
 use std::collections::BTreeMap;
@@ -10,7 +10,8 @@ use weir_proto::{InodeId, Result};
 /// Entries asked for at once.
 const LISTED_AT_ONCE: u32 = 1024;
 
-/// Every directory of a snapshot, by a walk over all of it. What cannot be a name at home was never there.
+/// Every directory of a snapshot, by a walk over all of it. Names that are not valid at home were never
+/// there.
 pub async fn places(client: &Client, of: &Snapshot, top: &HomePath) -> Result<BTreeMap<InodeId, HomePath>> {
     let mut places = BTreeMap::from([(of.root, top.clone())]);
     let mut left = vec![(of.root, top.clone())];

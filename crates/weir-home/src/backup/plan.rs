@@ -1,12 +1,12 @@
-//! What a backup does, given what is at home and which snapshots there are: names and a pure decision.
+//! Plan of a backup from the names at home and the existing snapshots: names and a pure decision.
 //!
-//! Always holds: a tree has the name of its date only when it is whole, so a half one is never taken for one;
-//! only what is of the same volume and place, and carries our names, is ever changed or removed.
+//! Invariant: a tree is named by its date only when it is complete, so a partial one is never taken for a
+//! backup; only entries of the same volume and place, with names in our format, are ever changed or removed.
 use std::collections::BTreeSet;
 use weir_proto::checksum::crc32c;
 use weir_proto::date::Date;
 
-/// A backup that was cut off longer ago than this is not finished: a new one is begun.
+/// A backup that was interrupted longer ago than this is not resumed: a new one is begun.
 const GO_ON_S: i64 = 86_400;
 const PARTIAL: &str = ".partial-";
 const REMOVING: &str = ".removing-";
@@ -14,13 +14,13 @@ const INCOMPLETE: &str = ".incomplete";
 const MISSING: &str = ".missing";
 const SNAPSHOT: &str = "backup-";
 
-/// A name in the directory that backups go to.
+/// A name in the directory of the backups.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum TreeName {
     Whole(Date),
-    /// All but what is named in the file beside it.
+    /// All entries except those named in the list beside it.
     Incomplete(Date),
-    /// The list of what is missing there.
+    /// The list of entries that are missing there.
     Missing(Date),
     /// It is being made.
     Partial(Date),
@@ -29,7 +29,7 @@ pub enum TreeName {
 }
 
 impl TreeName {
-    /// `None`: nothing of ours.
+    /// `None`: not a name in our format.
     pub fn parse(name: &[u8]) -> Option<TreeName> {
         let name = std::str::from_utf8(name).ok()?;
         let (make, date): (fn(Date) -> TreeName, &str) = if let Some(date) = name.strip_prefix(PARTIAL) {
@@ -55,7 +55,7 @@ impl TreeName {
             TreeName::Removing(date) => format!("{REMOVING}{date}"),
         }
     }
-    /// Of a backup that can be read: its date.
+    /// The date of a backup that can be read.
     pub fn made(&self) -> Option<Date> {
         match self {
             TreeName::Whole(date) | TreeName::Incomplete(date) => Some(*date),
@@ -64,7 +64,7 @@ impl TreeName {
     }
 }
 
-/// The snapshots of one place have its mark, so that places do not take each other's.
+/// Snapshots for a place carry its mark, so that places do not use each other's.
 pub fn snapshot_name(date: Date, url: &str) -> String {
     format!("{SNAPSHOT}{}-{:08x}", date.compact(), crc32c(url.as_bytes()))
 }
@@ -75,18 +75,18 @@ pub fn snapshot_date(name: &str, url: &str) -> Option<Date> {
     (snapshot_name(date, url) == name).then_some(date)
 }
 
-/// What is to be done.
+/// The steps of a backup.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
-    /// Of the new tree.
+    /// Date of the new tree.
     pub date: Date,
-    /// Its snapshot is there: it was begun before.
+    /// Its snapshot exists: the backup is resumed.
     pub goes_on: bool,
-    /// What has not changed since is linked to that tree.
+    /// Unchanged files are linked to that tree.
     pub base: Option<TreeName>,
-    /// At home; nobody needs them.
+    /// Trees at home that are not needed any more.
     pub remove: Vec<TreeName>,
-    /// Dates of snapshots that nobody needs.
+    /// Dates of snapshots that are not needed any more.
     pub drop_snapshots: Vec<Date>,
 }
 
@@ -157,16 +157,16 @@ mod tests {
             // The usual case.
             (&[Whole(a), Whole(b)], &[20], Plan { base: Some(Whole(b)), ..fresh(1_000_000) }),
             (&[Whole(a), Incomplete(b)], &[20], Plan { base: Some(Incomplete(b)), ..fresh(1_000_000) }),
-            // Somebody removed the snapshot, or the tree.
+            // The snapshot, or the tree, was removed.
             (&[Whole(a)], &[], fresh(1_000_000)),
             (&[Whole(a)], &[5], Plan { drop_snapshots: vec![Date(5)], ..fresh(1_000_000) }),
-            // Cut off before the older snapshot was dropped.
+            // Interrupted before the older snapshot was dropped.
             (
                 &[Whole(a), Whole(b)],
                 &[10, 20],
                 Plan { base: Some(Whole(b)), drop_snapshots: vec![a], ..fresh(1_000_000) },
             ),
-            // Cut off in the middle a moment ago, and long ago.
+            // Interrupted a moment ago, and long ago.
             (
                 &[Whole(a), Partial(Date(young))],
                 &[10, young],
@@ -182,9 +182,9 @@ mod tests {
                     ..fresh(1_000_000)
                 },
             ),
-            // Its snapshot is gone: nothing to go on with.
+            // Its snapshot is gone: it cannot be resumed.
             (&[Partial(Date(young))], &[], Plan { remove: vec![Partial(Date(young))], ..fresh(1_000_000) }),
-            // Cut off while something was removed.
+            // Interrupted during a removal.
             (
                 &[Missing(a), Missing(b), Incomplete(b), Removing(a)],
                 &[20],

@@ -1,20 +1,20 @@
-//! Removes a backup: names only, so files that other backups have stay there. It can be cut off and done
-//! again.
+//! Removes a backup: only names, so files that other backups share stay there. It can be interrupted and
+//! repeated.
 use super::{LISTED_AT_ONCE, TreeName, at};
 use crate::mover::join_all;
 use crate::{Expect, Home, HomePath, ListEntry, Outcome};
 use weir_proto::Result;
 use weir_proto::meta::FileKind;
 
-/// Names that go side by side.
+/// Names that are removed in parallel.
 const AT_ONCE: usize = 16;
 
-/// First it gets a name that says so: half of it is never taken for a backup.
+/// It is first renamed, so that a partly removed tree is never taken for a backup.
 pub async fn remove(home: &dyn Home, name: TreeName) -> Result<()> {
     let path = match name.made() {
         Some(date) => {
             let to = at(TreeName::Removing(date))?;
-            remove_all(home, &to).await?; // of one that was cut off
+            remove_all(home, &to).await?; // left by an interrupted removal
             if let Some(found) = home.stat(&at(name)?).await? {
                 home.rename(&at(name)?, &Expect::Ours(found.fingerprint), &to, None).await?;
                 home.settle().await?;
@@ -27,7 +27,7 @@ pub async fn remove(home: &dyn Home, name: TreeName) -> Result<()> {
     Ok(home.settle().await?)
 }
 
-/// What is not a directory goes, if it is there.
+/// Removes an entry that is not a directory, if it exists.
 pub async fn remove_name(home: &dyn Home, path: &HomePath) -> Outcome<()> {
     match home.stat(path).await? {
         Some(found) => home.remove(path, &Expect::Ours(found.fingerprint)).await,
@@ -35,7 +35,8 @@ pub async fn remove_name(home: &dyn Home, path: &HomePath) -> Outcome<()> {
     }
 }
 
-/// Everything below and it itself, deepest first; memory is one part of each directory above.
+/// Removes everything below and the directory itself, deepest first; memory is one part of each directory
+/// above.
 async fn remove_all(home: &dyn Home, top: &HomePath) -> Result<()> {
     let Some(found) = home.stat(top).await? else { return Ok(()) };
     if found.fingerprint.kind != FileKind::Directory {
@@ -59,7 +60,8 @@ async fn remove_all(home: &dyn Home, top: &HomePath) -> Result<()> {
     Ok(())
 }
 
-/// Of one part of a directory: what is left are directories; and whether there was anything else.
+/// Removes the files in one part of a directory; returns the remaining directories, and whether it had other
+/// entries.
 async fn remove_files(home: &dyn Home, dir: &HomePath) -> Result<(Vec<ListEntry>, bool)> {
     let entries = home.read_dir(dir).await?.next(LISTED_AT_ONCE).await?.entries;
     let (directories, files): (Vec<_>, Vec<_>) =

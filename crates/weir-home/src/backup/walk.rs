@@ -1,8 +1,7 @@
-//! The walk over a snapshot, directory by directory, that makes a tree at home; what has not changed is
-//! linked.
+//! The walk over a snapshot, directory by directory, that makes a tree at home; unchanged files are linked.
 //!
-//! Whether something has changed is told by the two snapshots: both list a directory in the order of its
-//! cookies, and a name has the same cookie in both.
+//! Changes are found by comparing the two snapshots: both list a directory in the order of its cookies, and a
+//! name has the same cookie in both.
 use super::{Job, TreeName, Trouble, at, moved, private, remove, root};
 use crate::mover::join_all;
 use crate::{Attrs, Expect, HomePath, Make, Outcome, RESERVED, Xattr};
@@ -16,9 +15,9 @@ use weir_proto::meta::{Attr, FileKind};
 use weir_proto::snapshot::{Snapshot, SnapshotEntry};
 use weir_proto::{ErrorKind, InodeId, Result};
 
-/// Entries of a directory that are dealt with at once.
+/// Entries of a directory that are processed at a time.
 const PAGE: u32 = 256;
-/// Files that are made side by side.
+/// Files that are made in parallel.
 const FILES_AT_ONCE: usize = 12;
 
 pub struct Walk<'a> {
@@ -26,7 +25,7 @@ pub struct Walk<'a> {
     pub snapshot: u32,
     top: (InodeId, HomePath),
     base: Option<Base>,
-    /// Where a file with several names is in the new tree, and how many of them are still to come.
+    /// The path of a file with several names in the new tree, and how many of its names are still to come.
     several: Mutex<BTreeMap<InodeId, (HomePath, u32)>>,
 }
 
@@ -34,11 +33,11 @@ pub struct Walk<'a> {
 struct Base {
     snapshot: Snapshot,
     top: HomePath,
-    /// Its directories, once one of them was missed where it had been.
+    /// Paths of its directories, once one of them was not at its old path.
     places: tokio::sync::OnceCell<BTreeMap<InodeId, HomePath>>,
 }
 
-/// A directory that the walk is in.
+/// A directory that the walk has entered.
 struct Frame {
     attr: Attr,
     path: HomePath,
@@ -46,18 +45,18 @@ struct Frame {
     old: Option<HomePath>,
     after: u64,
     end: bool,
-    /// What is in the page at hand and is still to be walked.
+    /// Directories in the present page that are still to be walked.
     below: VecDeque<(HomePath, Attr, Option<HomePath>)>,
 }
 
-/// A name, and where the very same thing is in the last backup.
+/// A name, and the path of the same file in the last backup.
 struct Item {
     name: Bytes,
     attr: Attr,
     old: Option<HomePath>,
 }
 
-/// The same file with the same attributes: a link to the old one shows all that the new one would.
+/// The same file with the same attributes: a link to the old one is equal to a new copy.
 fn is_unchanged(old: &Attr, new: &Attr) -> bool {
     let facts = |a: &Attr| (a.ino, a.kind, a.data_version, a.ctime, a.size, a.mtime);
     let more = |a: &Attr| (a.mode, a.uid, a.gid, a.nlink);
@@ -86,7 +85,7 @@ impl<'a> Walk<'a> {
         let attr = self.job.client.snapshot_attr(self.snapshot, self.top.0).await?;
         let old = self.base.as_ref().map(|base| base.top.clone());
         let mut frames = Vec::new();
-        // Without the topmost directory there is no backup.
+        // Without the top directory there is no backup.
         match self.enter(self.top.1.clone(), attr, old).await {
             Ok(frame) => frames.push(frame),
             Err(Trouble::Gap(why)) => return Err(weir_proto::Error::io(why)),
@@ -111,7 +110,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// A path as it is in the volume.
+    /// The path in the volume, for messages.
     fn shown(&self, path: &HomePath) -> String {
         let below = HomePath::new(path.names().iter().skip(self.top.1.names().len()).cloned());
         below.map_or_else(|e| e.to_string(), |below| below.to_string())
@@ -126,7 +125,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Until all is in it a directory is ours alone.
+    /// Only the mover can access a directory until it is complete.
     async fn enter(
         &self,
         path: HomePath,
@@ -181,7 +180,7 @@ impl<'a> Walk<'a> {
                 };
                 frame.below.push_back((path, attr, old));
             } else if attr.nlink > 1 {
-                // One after the other: the second name of a file is linked to the first.
+                // In sequence: the second name of a file is linked to the first.
                 let made = self.one_of_several(&path, &attr, old).await;
                 self.made(&path, made)?;
             } else {
@@ -212,7 +211,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Finds what of a page is in the last backup, under the same name.
+    /// Finds the entries of a page in the last backup, under the same name.
     async fn items(&self, frame: &Frame, entries: Vec<SnapshotEntry>, last: u64) -> Result<Vec<Item>> {
         let mut known = BTreeMap::new();
         if let (Some(base), Some(old)) = (&self.base, &frame.old) {
@@ -232,7 +231,7 @@ impl<'a> Walk<'a> {
         Ok(entries.into_iter().map(|e| Item { name: e.name, attr: e.attr, old: None }).collect())
     }
 
-    /// Where a directory was that is not where it had been.
+    /// The path in the last backup of a directory that has been moved since.
     async fn moved(&self, dir: InodeId) -> Result<Option<HomePath>> {
         let Some(base) = &self.base else { return Ok(None) };
         let client = &self.job.client;
@@ -272,7 +271,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// A file or something else that is no directory, linked or made.
+    /// Links or makes a file or another entry that is not a directory.
     async fn file(
         &self,
         path: &HomePath,
@@ -281,7 +280,7 @@ impl<'a> Walk<'a> {
     ) -> std::result::Result<(), Trouble> {
         let home = &self.job.home;
         if let Some(found) = home.stat(path).await? {
-            // Of a try that was cut off. The time is set when all bytes are there and durable.
+            // From an interrupted backup. The time is set when all bytes are written and durable.
             if attr.kind == FileKind::Regular && is_as_reported(&found.fingerprint, attr) {
                 return Ok(());
             }
@@ -308,7 +307,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Whether it could be linked: somebody may have changed or removed the old one.
+    /// Returns whether it could be linked: another client may have changed or removed the old one.
     async fn link(&self, old: &HomePath, path: &HomePath, attr: &Attr) -> Outcome<bool> {
         let home = &self.job.home;
         let Some(found) = home.stat(old).await?.filter(|found| is_as_reported(&found.fingerprint, attr))
@@ -317,7 +316,7 @@ impl<'a> Walk<'a> {
         };
         match home.link(old, &Expect::Unchanged(found.fingerprint), path).await {
             Ok(_) => Ok(true),
-            // Too many links (a file has 65,000 on ext4), or gone a moment ago: a copy is right, too.
+            // Too many links (a file has 65,000 on ext4), or gone a moment ago: a copy is also correct.
             Err(crate::Fault::Broken(_) | crate::Fault::Diverged(_)) => Ok(false),
             Err(fault) => Err(fault),
         }
@@ -338,7 +337,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The rest of what we knew of it when it was written there.
+/// Compares the attributes with the ones reported when it was written.
 fn is_as_reported(found: &crate::Fingerprint, attr: &Attr) -> bool {
     found.kind == attr.kind && found.size == attr.size && found.mtime == attr.mtime
 }

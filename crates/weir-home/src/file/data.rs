@@ -1,8 +1,7 @@
-//! Bytes of files in a home directory: written in order into the growing file, read back and checked.
+//! Bytes of files in a home directory: appended in order to the growing file, read back and checked.
 //!
-//! Always holds: of what was given, at most `DIRTY_BYTES_MAX` per file is in the machine's memory and not on
-//! its way to home, and what was synced is dropped from memory: a mover's page cache is not filled by one
-//! long file.
+//! Invariant: at most `DIRTY_BYTES_MAX` per file are in the machine's memory and not being written to home,
+//! and synced bytes are dropped from memory: one long file does not fill a mover's page cache.
 use super::{
     Shared, fault,
     place::{fingerprint_of, set_open, statx_fd},
@@ -24,8 +23,8 @@ use std::{
 use weir_env::{BoxFuture, BufferPool};
 use weir_proto::{Error, MIB, meta::FileKind};
 
-/// Written and not synced, per open file. Two of the largest extents: one is on its way while the next one
-/// comes.
+/// Written and not synced, per open file. Two of the largest extents: one is being written while the next one
+/// arrives.
 const DIRTY_BYTES_MAX: u64 = 64 * MIB;
 /// Linux takes at most this many parts in one vectored write.
 const PARTS_MAX: usize = 1024;
@@ -43,12 +42,12 @@ struct OpenFile {
     root: Arc<Root>,
     path: HomePath,
     fd: OwnedFd,
-    /// Held while the file is written: its calls are one after the other.
+    /// Held while the file is written: its calls are serialized.
     state: Mutex<State>,
 }
 
 struct State {
-    /// As of the last sync, if nobody else writes the file: then it must still be so when we go on.
+    /// The state at the last sync, if no other mover writes the file: it must be unchanged when we continue.
     known: Option<Fingerprint>,
     /// Written since the last sync.
     dirty: Option<Range<u64>>,
@@ -78,8 +77,8 @@ impl Shared {
         expect: &Expect,
     ) -> Outcome<FileReader> {
         let (_, fd, fingerprint) = self.open_expected(path, expect, OFlags::RDONLY)?;
-        // Read once, as it is recalled: not to be kept in this machine's memory, nor to be noted as an
-        // access. Both are wishes, and home may refuse them.
+        // It is read once, for a recall: it should neither stay in this machine's memory nor update the
+        // access time. Both are advice that home may refuse.
         let _ = rustix::fs::fcntl_setfl(&fd, OFlags::NOATIME);
         let _ = rustix::fs::fadvise(&fd, 0, None, Advice::Sequential);
         let open = Arc::new(OpenToRead {
@@ -106,7 +105,7 @@ impl Shared {
             return Err(diverged(found.as_ref()));
         }
         let fd = place.open(flags).map_err(|e| fault("open", path, e))?;
-        let opened = fingerprint_of_fd(&fd, path)?; // what was opened, whatever has the name by now
+        let opened = fingerprint_of_fd(&fd, path)?; // of the opened file, even if the name has changed since
         if expect.admits(&opened) { Ok((root, fd, opened)) } else { Err(diverged(Some(&opened))) }
     }
 }
@@ -126,7 +125,7 @@ impl OpenFile {
         done
     }
 
-    /// Nobody has written since our last sync.
+    /// Checks that the file was not written since our last sync.
     fn check_known(&self, state: &mut State) -> Outcome<()> {
         let Some(known) = state.known.take() else { return Ok(()) };
         let found = fingerprint_of_fd(&self.fd, &self.path)?;
@@ -134,7 +133,7 @@ impl OpenFile {
             return Ok(());
         }
         let fault = Fault::diverged(&self.path, Some(&known), Some(&found));
-        state.known = Some(known); // and so it stays refused
+        state.known = Some(known); // so that it stays refused
         Err(fault)
     }
 
@@ -143,7 +142,7 @@ impl OpenFile {
             self.check_known(state)?;
             let bytes = write_all(&self.fd, offset, parts).map_err(|e| fault("write", &self.path, e))?;
             let end = offset + bytes;
-            // On its way at once (this also begins the writing back), so that a sync finds little left to do.
+            // Starts the write to home at once (also the write-back), so that a sync finds little left to do.
             advise_written(&self.fd, offset..end);
             let dirty = state.dirty.get_or_insert(offset..end);
             (dirty.start, dirty.end) = (dirty.start.min(offset), dirty.end.max(end));
@@ -199,12 +198,12 @@ impl OpenFile {
                 rustix::fs::ftruncate(&self.fd, size).map_err(failed)?;
             }
             if !self.root.is_local {
-                // A server sets the time when late data reaches it: so data first.
+                // An NFS server sets the time when late data arrives: so data first.
                 self.sync_dirty(state)?;
             }
             set_open(self.fd.as_fd(), &attrs, &self.root.keeps, &self.path)?;
             rustix::fs::fsync(&self.fd).map_err(failed)?;
-            self.sync_dirty(state)?; // only to let go of the pages: all of it is on the disk
+            self.sync_dirty(state)?; // only to drop the pages: all data is on the disk
             let fingerprint = fingerprint_of_fd(&self.fd, &self.path)?;
             state.known = state.exclusive.then(|| fingerprint.clone());
             Ok(fingerprint)
@@ -237,8 +236,8 @@ impl HomeWriter for FileWriter {
     }
 }
 
-/// Begins to write the range back; drops from memory what is on the disk. A wish: what the kernel says does
-/// not matter.
+/// Starts the write-back of the range; drops pages from memory that are on the disk. Advice: the kernel's
+/// answer does not matter.
 fn advise_written(fd: impl AsFd, range: Range<u64>) {
     if let Some(len) = NonZeroU64::new(range.end - range.start) {
         let _ = rustix::fs::fadvise(fd, range.start, Some(len), Advice::DontNeed);
@@ -324,7 +323,7 @@ impl OpenToRead {
         let start = match rustix::fs::seek(&self.fd, SeekFrom::Data(offset)) {
             Err(Errno::NXIO) => return Ok(None),
             Err(Errno::INVAL) => {
-                return Ok((offset < self.fingerprint.size).then_some(offset..self.fingerprint.size)); // holes are not known there
+                return Ok((offset < self.fingerprint.size).then_some(offset..self.fingerprint.size)); // holes unknown
             }
             start => start.map_err(failed)?,
         };

@@ -1,4 +1,4 @@
-//! A directory at home, read once from its beginning to its end: the kernel keeps the place, memory is one
+//! A directory at home, read once from its beginning to its end: the kernel keeps the position, memory is one
 //! part.
 use super::{Shared, fault, lock, place::Place};
 use crate::{HomeLane, HomeLister, HomePath, ListEntry, Listing, Outcome, RESERVED};
@@ -17,7 +17,7 @@ pub(super) struct FileLister {
 struct Open {
     shared: Arc<Shared>,
     path: HomePath,
-    /// To look at what is in it.
+    /// For looking up its entries.
     fd: OwnedFd,
     dir: Mutex<Dir>,
 }
@@ -49,7 +49,7 @@ impl Open {
                 continue;
             }
             let place = Place { dir: rustix::io::fcntl_dupfd_cloexec(&self.fd, 0).map_err(failed)?, name };
-            // Gone since it was read: as if it had never been there.
+            // Gone since it was read: treated as absent.
             if let Some(found) = place.look(&root.keeps).map_err(failed)? {
                 entries.push(ListEntry { name: place.name.into(), found: self.shared.to_here(found) });
             }

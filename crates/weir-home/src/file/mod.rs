@@ -1,9 +1,9 @@
 //! `file:///path`: a home in any mounted directory, local or NFS.
 //!
 //! The async shell: each call runs on the home's own threads (`lane.rs`). The calls themselves are in
-//! `names.rs` and `data.rs`, the way to a place in `root.rs`, attributes in `place.rs`. These four are where
-//! this crate reaches the machine, by `rustix`: a home is a foreign directory, not one of the node's disks,
-//! so `weir_env::Disk` is not for it.
+//! `names.rs` and `data.rs`, path resolution in `root.rs`, attributes in `place.rs`. In these four files this
+//! crate accesses the machine, by `rustix`: a home is a foreign directory, not one of the node's disks, so it
+//! does not use `weir_env::Disk`.
 mod data;
 mod lister;
 mod names;
@@ -25,26 +25,26 @@ use std::{
 use weir_env::{Actor, BoxFuture, BufferPool, Env};
 use weir_proto::{Error, meta::FileKind};
 
-/// More places changed than this: one sync of the whole file system instead of one each.
+/// If more places than this changed, the whole file system is synced once instead of each one.
 const TOUCHED_MAX: usize = 256;
 
-/// Where a home directory is and whose it is.
+/// The path of a home directory, and its relation.
 #[derive(Clone, Debug)]
 pub struct FileHomeConfig {
     /// Absolute.
     pub path: PathBuf,
-    /// Names the relation, one line; the mark in the root must say the same.
+    /// Names the relation, one line; the mark in the root must have the same name.
     pub relation: String,
-    /// The relation begins: leave the mark if there is none. Otherwise a root without a mark is not touched.
+    /// The relation begins: write the mark if there is none. Otherwise a root without a mark is refused.
     pub is_new: bool,
-    /// Nothing is changed there: no mark is left or asked for.
+    /// Nothing is changed there: no mark is written or required.
     pub only_reads: bool,
     pub ids: IdMap,
     /// Opened only if the directory belongs to this user.
     pub only_of: Option<u32>,
-    /// Below this directory, wherever links lead.
+    /// The home must be below this directory, also after symbolic links.
     pub below: Option<PathBuf>,
-    /// Everything there is done as this user; absent: as the process.
+    /// All operations there run as this user; absent: as the process.
     pub run_as: Option<Actor>,
     pub limits: LaneLimits,
 }
@@ -60,16 +60,16 @@ pub struct FileHome {
 struct Shared {
     config: FileHomeConfig,
     buffers: BufferPool,
-    /// Opened when first needed, and again after home was away: it may have been mounted anew.
+    /// Opened on first use, and again after home was unreachable: it may have been mounted again.
     root: Mutex<Option<Arc<Root>>>,
-    /// What changed and is not known to be durable.
+    /// Changes that are not known to be durable.
     touched: Mutex<BTreeSet<HomePath>>,
-    /// Held while settling: who comes second waits for what the first one took.
+    /// Held while settling: a second caller waits for the first one's changes, too.
     settling: Mutex<()>,
 }
 
 impl FileHome {
-    /// Opens the root and checks (or leaves) its mark.
+    /// Opens the root and checks (or writes) its mark.
     pub async fn open(env: &Env, config: FileHomeConfig) -> Outcome<FileHome> {
         let url = format!("file://{}", config.path.display());
         if !config.path.is_absolute() || config.relation.is_empty() || config.relation.contains('\n') {
@@ -115,7 +115,7 @@ impl FileHome {
     }
 }
 
-/// A fault made of what a system call said.
+/// The fault for the errno of a system call.
 fn fault(doing: &str, path: &HomePath, errno: Errno) -> Fault {
     let (kind, error, remedy) = map_errno(errno.raw_os_error());
     Fault::new(
@@ -140,7 +140,7 @@ impl Shared {
         Ok(root)
     }
 
-    /// The next call opens it again, and checks its mark.
+    /// The next call reopens it, and checks its mark.
     fn forget_root(&self) {
         *lock(&self.root) = None;
     }
@@ -179,7 +179,8 @@ impl Shared {
     }
 }
 
-/// Fails for what cannot be opened (links, devices) or has moved on: then all of the file system is synced.
+/// Fails for entries that cannot be opened (links, devices) or were moved: then the whole file system is
+/// synced.
 fn sync_place(root: &Root, path: &HomePath) -> rustix::io::Result<()> {
     rustix::fs::fsync(root.place(path)?.open(OFlags::RDONLY)?)
 }

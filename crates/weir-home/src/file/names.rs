@@ -1,8 +1,9 @@
-//! Changes of names and attributes in a home directory, as blocking calls: look, decide (`decide.rs`), act.
+//! Changes of names and attributes in a home directory, as blocking calls: look up, decide (`decide.rs`),
+//! act.
 //!
-//! Between the look and the act somebody may change home by microseconds; a change that replaces nothing is
-//! asked of the kernel as such (`O_EXCL`, `RENAME_NOREPLACE`), so that even then nothing is lost by a make or
-//! a rename.
+//! Another client may change home in the microseconds between look-up and action; changes that must replace
+//! nothing use the kernel's flags (`O_EXCL`, `RENAME_NOREPLACE`), so even then a make or a rename loses no
+//! data.
 use super::{
     Shared, fault,
     place::{Place, device_of, fingerprint_of, statx},
@@ -30,7 +31,7 @@ impl Shared {
         }
         let place = root.place(path).map_err(failed)?;
         let mut found = place.look(&root.keeps).map_err(failed)?;
-        // It may come between the look and the act: then once more.
+        // It may appear between look-up and action: then try once more.
         if found.is_none() {
             match create(&place, what) {
                 Ok(()) | Err(Errno::EXIST) => found = place.look(&root.keeps).map_err(failed)?,
@@ -84,7 +85,7 @@ impl Shared {
             return Err(failed(Errno::INVAL));
         }
         let place = match root.place(path) {
-            Err(Errno::NOENT) => return Ok(()), // with what it was in
+            Err(Errno::NOENT) => return Ok(()), // with its directory
             place => place.map_err(failed)?,
         };
         let found = place.fingerprint().map_err(failed)?;
@@ -188,7 +189,7 @@ impl Shared {
         let failed = |e| fault("set the attributes of", path, e);
         let place = self.place_of(&root, path, expect)?;
         if path.is_root() {
-            return fingerprint_now(&place, path); // whose it is, and who may enter it, was decided there
+            return fingerprint_now(&place, path); // its owner and permissions were decided at home
         }
         let found = place.look(&root.keeps).map_err(failed)?;
         let fingerprint = found.as_ref().map(|found| &found.fingerprint);
@@ -261,7 +262,7 @@ impl Shared {
         let mut entries = Vec::with_capacity(page.len());
         for name in page {
             let place = Place { dir: rustix::io::fcntl_dupfd_cloexec(&fd, 0).map_err(failed)?, name };
-            // Gone since it was read: as if it had never been there.
+            // Gone since it was read: treated as absent.
             if let Some(found) = place.look(&root.keeps).map_err(failed)? {
                 entries.push(ListEntry { name: place.name.into(), found: self.to_here(found) });
             }
@@ -274,7 +275,7 @@ impl Shared {
         Found { attrs, ..found }
     }
 
-    /// Where something of ours should be; a missing directory above means that it is gone.
+    /// The place of an entry of ours; if a directory above is missing it counts as gone.
     pub(super) fn place_of(&self, root: &Root, path: &HomePath, expect: &Expect) -> Outcome<Place> {
         match root.place(path) {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
@@ -311,26 +312,26 @@ fn create(place: &Place, what: &Make) -> rustix::io::Result<()> {
 fn move_over_nothing(old: &Place, new: &Place) -> rustix::io::Result<()> {
     let names = (&old.name[..], &new.name[..]);
     match rustix::fs::renameat_with(&old.dir, names.0, &new.dir, names.1, RenameFlags::NOREPLACE) {
-        // NFS knows no such flag; we have looked.
+        // NFS does not support this flag; the look-up has to do.
         Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::renameat(&old.dir, names.0, &new.dir, names.1),
         done => done,
     }
 }
 
-/// Where `a` waits while `b` takes its place, on file systems that cannot exchange.
+/// The temporary name of `a` while `b` is renamed to `a`, on file systems without an atomic exchange.
 fn waiting_place(a: &Place, expect_a: &Expect) -> rustix::io::Result<Place> {
     let mut name = [RESERVED, b"-exchange-"].concat();
     name.extend(expect_a.fingerprint().id.iter().flat_map(|b| format!("{b:02x}").into_bytes()));
     Ok(Place { dir: rustix::io::fcntl_dupfd_cloexec(&a.dir, 0)?, name })
 }
 
-/// Whether an exchange in three steps was begun and not ended.
+/// Whether an exchange in three steps was interrupted.
 fn is_between(a: &Place, expect_a: &Expect) -> rustix::io::Result<bool> {
     let waiting = waiting_place(a, expect_a)?.fingerprint()?;
     Ok(waiting.is_some_and(|found| expect_a.admits(&found)))
 }
 
-/// Each step is made if it was not: the name that waits tells how far an earlier try came.
+/// Makes each step that is not done yet: the temporary name shows how far an earlier try got.
 fn in_three_steps(a: &Place, expect_a: &Expect, b: &Place) -> Outcome<()> {
     let steps = || {
         let waiting = waiting_place(a, expect_a)?;
@@ -357,7 +358,7 @@ fn first_name(place: &Place) -> rustix::io::Result<Option<Vec<u8>>> {
     Ok(None)
 }
 
-/// Names one that is in the way.
+/// Names one of the entries in the way.
 fn not_empty(place: &Place, path: &HomePath) -> Fault {
     let look = || {
         let name = first_name(place)?.ok_or(Errno::NOTEMPTY)?;

@@ -1,7 +1,6 @@
-//! One thing in the directory that it is in: what it is, its attributes, setting them.
+//! One entry within its directory: its kind, its attributes, setting them.
 //!
-//! Always holds: the last name is never followed if it is a link, the names above were not either
-//! (`root.rs`).
+//! Invariant: neither the last name nor a name above it (`root.rs`) is followed if it is a symbolic link.
 use super::root::Keeps;
 use crate::{Attrs, Fingerprint, Found, HomePath, Outcome, Xattr, file::fault};
 use bytes::Bytes;
@@ -39,7 +38,7 @@ impl Place {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         rustix::fs::openat(&self.dir, &self.name[..], flags, Mode::empty())
     }
-    /// Everything about it; absent: nothing is there.
+    /// All its attributes; absent: nothing is there.
     pub(super) fn look(&self, keeps: &Keeps) -> rustix::io::Result<Option<Found>> {
         let Some(stat) = self.stat()? else { return Ok(None) };
         let Some(fingerprint) = fingerprint_of(&stat) else { return Ok(None) };
@@ -68,7 +67,7 @@ impl Place {
         }))
     }
 
-    /// A path that leads to it without looking at any name above: through the open directory.
+    /// A path to it through the open directory, without resolving any name above.
     fn by_fd(&self) -> Vec<u8> {
         let mut path = format!("/proc/self/fd/{}/", self.dir.as_raw_fd()).into_bytes();
         path.extend_from_slice(&self.name);
@@ -107,7 +106,7 @@ impl Place {
         Ok(xattrs)
     }
 
-    /// Sets what differs, times last: after everything that changes them.
+    /// Sets the attributes that differ, times last: after everything that changes them.
     pub(super) fn set(&self, found: &Found, wished: &Attrs, keeps: &Keeps) -> rustix::io::Result<()> {
         let (old, kind) = (&found.attrs, found.fingerprint.kind);
         let chowned = keeps.owners && (old.uid, old.gid) != (wished.uid, wished.gid);
@@ -117,7 +116,7 @@ impl Place {
         }
         let xattrs_set = self.set_xattrs(&old.xattrs, &wished.xattrs, keeps)?;
         if kind != FileKind::Symlink && (chowned || xattrs_set || old.mode != wished.mode) {
-            // Not fchmodat: it would follow a link that came meanwhile.
+            // Not fchmodat: it would follow a symbolic link that appeared meanwhile.
             let it = self.open(OFlags::PATH)?;
             rustix::fs::chmod(
                 format!("/proc/self/fd/{}", it.as_raw_fd()),
@@ -144,7 +143,7 @@ impl Place {
     }
 }
 
-/// As `set`, for an open regular file wherever its name is by now.
+/// Like `set`, for an open regular file under any present name.
 pub(super) fn set_open(file: BorrowedFd<'_>, wished: &Attrs, keeps: &Keeps, path: &HomePath) -> Outcome<()> {
     let set = || {
         let stat = statx_fd(file)?;
@@ -152,7 +151,7 @@ pub(super) fn set_open(file: BorrowedFd<'_>, wished: &Attrs, keeps: &Keeps, path
         if chowned {
             rustix::fs::fchown(file, Some(owner(wished.uid)?), Some(group(wished.gid)?))?;
         }
-        // Through the link in /proc: so one way of listing and reading them serves both.
+        // Through the link in /proc: so the same functions list and read them.
         let link = format!("/proc/self/fd/{}", file.as_raw_fd()).into_bytes();
         let xattrs_set = set_open_xattrs(file, &link, wished, keeps)?;
         if chowned || xattrs_set || u32::from(stat.stx_mode) & 0o7777 != wished.mode {
@@ -195,7 +194,7 @@ fn set_open_xattrs(
     Ok(changed)
 }
 
-/// The value of an attribute of the thing itself.
+/// The value of an attribute of the entry itself.
 fn xattr(path: &[u8], name: &[u8]) -> rustix::io::Result<Vec<u8>> {
     let mut value = Vec::with_capacity(256);
     match rustix::fs::lgetxattr(path, name, rustix::buffer::spare_capacity(&mut value)) {
@@ -208,7 +207,7 @@ fn xattr(path: &[u8], name: &[u8]) -> rustix::io::Result<Vec<u8>> {
     Ok(value)
 }
 
-/// The value of an attribute of what `link` in /proc leads to.
+/// The value of an attribute of the file behind `link` in /proc.
 fn xattr_of(link: &[u8], name: &[u8]) -> rustix::io::Result<Vec<u8>> {
     let mut value = Vec::with_capacity(XATTR_VALUE_MAX);
     rustix::fs::getxattr(link, name, rustix::buffer::spare_capacity(&mut value))?;
@@ -224,11 +223,11 @@ pub(super) fn statx_fd(fd: impl AsFd) -> rustix::io::Result<Statx> {
     rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
 }
 
-/// None: a kind of thing that we do not know.
+/// None: an unknown kind of entry.
 pub(super) fn fingerprint_of(stat: &Statx) -> Option<Fingerprint> {
     let kind = kind_of(FileType::from_raw_mode(u32::from(stat.stx_mode)))?;
-    // Not the device's number: it may be another after the next mount. The birth, because inode numbers are
-    // used again.
+    // Not the device's number: it may change with the next mount. The birth time, because inode numbers are
+    // reused.
     let mut id = stat.stx_ino.to_le_bytes().to_vec();
     if stat.stx_mask & StatxFlags::BTIME.bits() != 0 {
         id.extend_from_slice(&time_of(&stat.stx_btime).nanos.to_le_bytes());
@@ -267,7 +266,7 @@ fn timespec(t: Time) -> Timespec {
     Timespec { tv_sec: t.nanos.div_euclid(1_000_000_000), tv_nsec: t.nanos.rem_euclid(1_000_000_000) }
 }
 
-/// Device numbers in 32 bits, as the kernel tells them to `stat` (`new_encode_dev`).
+/// Device numbers in 32 bits, as the kernel reports them in `stat` (`new_encode_dev`).
 fn join_device(major: u32, minor: u32) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }

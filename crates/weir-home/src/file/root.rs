@@ -1,10 +1,9 @@
-//! The root of a home directory: is it the right one, what its file system keeps, and the way to a place
-//! below it.
+//! The root of a home directory: whether it is the right one, which attributes its file system keeps, and
+//! path resolution below it.
 //!
-//! Always holds: every way begins at the opened root and follows no link, so nothing outside can be reached;
-//! the root has our mark with this relation's name and the root's own inode, so a mount point without its
-//! mount, or a copy, is not taken for home. Where home is only read nothing is left there, and no mark is
-//! asked for.
+//! Invariants: every path is resolved from the opened root and follows no symbolic link, so nothing outside
+//! can be reached; the root has our mark with this relation's name and the root's own inode, so a mount point
+//! without its mount, or a copy, is not taken for home. If home is only read, no mark is written or required.
 use super::{FileHomeConfig, fault, place::Place};
 use crate::{Fault, HomePath, Outcome, RESERVED, Traits};
 use rustix::thread::CapabilitySet;
@@ -17,13 +16,13 @@ use std::path::Path;
 use weir_proto::Error;
 
 /// File systems of this machine's own disks (`linux/magic.h`): ext4, XFS, Btrfs, tmpfs, ZFS. Times that are
-/// set there stay, also if data is written back later.
+/// set there stay, even if data is written back later.
 const LOCAL_FS: [u64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994, 0x2FC1_2FC1];
-/// Below PATH_MAX, with room for a longest name: longer ways are walked in steps.
+/// Below PATH_MAX, with room for a longest name: longer paths are resolved in steps.
 const STEP_BYTES_MAX: usize = 3800;
 const MARK_BYTES_MAX: usize = 4096;
 
-/// What is kept by this file system for this process.
+/// Attributes that this file system keeps for this process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keeps {
     pub(super) owners: bool,
@@ -34,7 +33,7 @@ pub(super) struct Keeps {
 }
 
 impl Keeps {
-    /// Whether an extended attribute is ours to set and take away.
+    /// Whether we may set and remove an extended attribute.
     pub(super) fn xattr(&self, name: &[u8]) -> bool {
         match name {
             b"system.posix_acl_access" | b"system.posix_acl_default" => self.acls,
@@ -56,7 +55,8 @@ impl Root {
         let path = HomePath::root();
         let fd = open_dir(config).map_err(|e| cannot_open(config, e))?;
         let failed = |e| fault("look at", &path, e);
-        // Of the directory that is open: whatever links led there, its content is that user's to give away.
+        // Of the opened directory: regardless of the links that led there, only that user may export its
+        // content.
         let owner = rustix::fs::fstat(&fd).map_err(failed)?.st_uid;
         if let Some(user) = config.only_of.filter(|user| *user != owner) {
             return Err(Fault::Denied(Error::denied(format!(
@@ -86,7 +86,7 @@ impl Root {
             hard_links: true,
             special_files: self.keeps.owners,
             growing_prefix: true,
-            calls_max: 1, // as the lane has it
+            calls_max: 1, // set by the lane
             parallel_writers: true,
             in_place: true,
             holes: true,
@@ -99,7 +99,7 @@ impl Root {
         &self.fd
     }
 
-    /// Opens a directory as a place to go on from.
+    /// Opens a directory as the starting point of further look-ups.
     pub(super) fn dir(&self, names: &[bytes::Bytes]) -> rustix::io::Result<OwnedFd> {
         let resolve = ResolveFlags::BENEATH
             | ResolveFlags::NO_SYMLINKS
@@ -125,7 +125,7 @@ impl Root {
         }
     }
 
-    /// Where `path` is or would be.
+    /// The place of `path`, whether or not it exists.
     pub(super) fn place(&self, path: &HomePath) -> rustix::io::Result<Place> {
         match path.names().split_last() {
             Some((name, above)) => Ok(Place { dir: self.dir(above)?, name: name.to_vec() }),
@@ -134,7 +134,7 @@ impl Root {
     }
 }
 
-/// Where the home must be below a directory, no link leads out of that: also none that was put there since.
+/// If the home must be below a directory, no symbolic link leads out of it, even one that was added since.
 fn open_dir(config: &FileHomeConfig) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Some(below) = &config.below else {
@@ -169,13 +169,13 @@ fn cannot_open(config: &FileHomeConfig, e: Errno) -> Fault {
     }
 }
 
-/// The kernel lets only those with this capability see and set them.
+/// The kernel lets only processes with this capability read and set them.
 fn may_use_trusted() -> bool {
     let own = rustix::thread::capabilities(None);
     own.is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// How many names make one step of the way.
+/// The number of names in one step of path resolution.
 fn step_len(names: &[bytes::Bytes]) -> usize {
     let mut bytes = 0;
     let fits = names.iter().take_while(|name| {
@@ -199,7 +199,7 @@ fn keeps_acls(root: &OwnedFd) -> bool {
     !matches!(found, Err(Errno::OPNOTSUPP | Errno::NOSYS))
 }
 
-/// Reads the mark, or leaves it where there is none and this home is new.
+/// Reads the mark, or writes it if there is none and this home is new.
 fn check_mark(root: &OwnedFd, config: &FileHomeConfig) -> Outcome<()> {
     let path = HomePath::root();
     let failed = |doing| move |e| fault(doing, &HomePath::root(), e);
@@ -242,7 +242,7 @@ fn read_mark(root: &OwnedFd) -> rustix::io::Result<Option<Vec<u8>>> {
     Ok(Some(text))
 }
 
-/// Under another name first: a mark is there with all its text or not at all.
+/// Written under another name and renamed: a mark is complete or absent.
 fn write_mark(root: &OwnedFd, text: &[u8]) -> rustix::io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let temporary = [RESERVED, b"-mark"].concat();

@@ -1,8 +1,8 @@
-//! Requests to one bucket, blocking: signed by `rusty-s3`, sent by `ureq`. Knows S3's words, not what they
-//! are for.
+//! Requests to one bucket, blocking: signed by `rusty-s3`, sent by `ureq`. Knows S3's protocol, not the
+//! purpose of the requests.
 //!
-//! Always holds: bodies that are sent carry their MD5, so a damaged one is refused by the service; keys and
-//! secrets are in no message; bytes are sent from where they lie.
+//! Invariants: request bodies carry their MD5, so the service refuses a damaged one; no message contains keys
+//! or secrets; bytes are sent without a copy.
 use super::{
     S3HomeConfig,
     key::url_encode,
@@ -30,7 +30,7 @@ use weir_proto::{
 
 /// One buffer of an answer: the largest class that the pool keeps.
 const READ_BYTES_MAX: usize = 8 << 20;
-/// A listing of 1,000 keys of 1 KiB, with room for the rest.
+/// A listing of 1,000 keys of 1 KiB, with some margin.
 const XML_BYTES_MAX: u64 = 8 << 20;
 
 pub(super) struct Client {
@@ -39,16 +39,16 @@ pub(super) struct Client {
     agent: Agent,
     clock: Clock,
     buffers: BufferPool,
-    /// A signature is good for as long as a call may take.
+    /// Validity of a signature: as long as a call may take.
     expires_s: u64,
 }
 
-/// Why a request was not served.
+/// Why a request failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The service said so: status, code and message.
+    /// An error of the service: status, code and message.
     Said(u16, String, String),
-    /// No answer, or half of one.
+    /// No answer, or an incomplete one.
     Silent(String),
 }
 
@@ -77,7 +77,7 @@ impl Failure {
     }
 }
 
-/// What an answer that is no success means for the mover, and what a human can do.
+/// The meaning of an error answer for the mover, and a hint for the user.
 pub fn map_status(status: u16, code: &str) -> (FaultKind, ErrorKind, &'static str) {
     use FaultKind::*;
     match (status, code) {
@@ -98,8 +98,8 @@ pub fn map_status(status: u16, code: &str) -> (FaultKind, ErrorKind, &'static st
             ErrorKind::Stale,
             "the home was changed by others: weir relation resolve decides which side wins",
         ),
-        // Among them: SlowDown, RequestTimeout, a conflict of two requests, BadDigest (bytes damaged on the
-        // way).
+        // Among them: SlowDown, RequestTimeout, a conflict of two requests, BadDigest (bytes damaged in
+        // transit).
         (408 | 409 | 425 | 429 | 500..=599, _) | (400, "RequestTimeout" | "BadDigest" | "IncompleteBody") => {
             (Unreachable, ErrorKind::Unavailable, "it is tried again; look after the service if it stays so")
         }
@@ -107,7 +107,7 @@ pub fn map_status(status: u16, code: &str) -> (FaultKind, ErrorKind, &'static st
     }
 }
 
-/// One request: what is signed and what is not.
+/// One request: its signed and unsigned parts.
 #[derive(Default)]
 pub(super) struct Ask<'a> {
     query: BTreeMap<&'static str, String>,
@@ -184,7 +184,7 @@ impl Client {
         let agent = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
-            .proxy(None) // what the environment says is read in main only
+            .proxy(None) // only main reads the environment
             .timeout_global(Some(config.limits.deadline))
             .max_idle_connections_per_host(config.limits.threads_max)
             .build()
@@ -234,7 +234,7 @@ impl Client {
         if answer.status().is_success() { Ok(answer) } else { Err(said(answer)) }
     }
 
-    /// The text of an answer; some failures are told in one that began as a success.
+    /// The body of an answer; some errors are reported in a body after a success status.
     fn text(&self, method: Method, key: Option<&str>, ask: Ask<'_>) -> Answer<String> {
         let mut answer = self.send(method, key, ask)?;
         let text = read_text(&mut answer)?;
@@ -255,7 +255,7 @@ impl Client {
         }
     }
 
-    /// Reads a range of the object as it was with this ETag.
+    /// Reads a range of the object's version with this ETag.
     pub(super) fn get(&self, key: &str, etag: &str, range: Range<u64>) -> Answer<Vec<Bytes>> {
         if range.is_empty() {
             return Ok(Vec::new());
@@ -300,8 +300,8 @@ impl Client {
             .header("x-amz-copy-source-if-match", quoted(etag))
     }
 
-    /// Keys below `prefix` after `after`, those with a further slash as one; at most `limit` (1,000), and
-    /// whether more come.
+    /// Keys below `prefix` after `after`, keys with a further slash grouped as one; at most `limit` (1,000),
+    /// and whether there are more.
     pub(super) fn list(
         &self,
         prefix: &str,
@@ -336,7 +336,7 @@ impl Client {
         Ok(begun.upload_id().to_owned())
     }
 
-    /// Uploads of this very key that were begun and not ended.
+    /// Unfinished uploads of this key.
     pub(super) fn uploads(&self, key: &str) -> Answer<Vec<String>> {
         let text = self.text(Method::Get, None, Ask::default().query("uploads", "").query("prefix", key))?;
         let uploads = text.split("<Upload>").skip(1).filter_map(|upload| {
@@ -370,7 +370,7 @@ impl Client {
         etag.ok_or_else(|| Failure::Silent("a part was copied without an ETag".into()))
     }
 
-    /// Number, ETag and size of the parts that are there; none: there is no such upload (any more).
+    /// Number, ETag and size of the uploaded parts; none: there is no such upload (any more).
     pub(super) fn parts(&self, key: &str, upload: &str) -> Answer<Option<BTreeMap<u16, (String, u64)>>> {
         let (mut parts, mut after) = (BTreeMap::new(), None);
         loop {
@@ -394,7 +394,7 @@ impl Client {
         }
     }
 
-    /// Ends an upload whose parts are 1, 2, 3 and so on.
+    /// Completes an upload whose parts are 1, 2, 3 and so on.
     pub(super) fn end_upload(&self, key: &str, upload: &str, etags: &[String]) -> Answer<()> {
         let mut xml = String::from("<CompleteMultipartUpload>");
         for (n, etag) in etags.iter().enumerate() {
@@ -444,7 +444,7 @@ fn object_of(key: &str, answer: &Response<Body>) -> Object {
     Object { meta, is_ours, etag, size }
 }
 
-/// What is assumed of an object that somebody else put there.
+/// Metadata assumed for a foreign object.
 fn stranger(key: &str, at: Time) -> Meta {
     let is_dir = key.ends_with('/');
     let (kind, mode) = if is_dir { (FileKind::Directory, 0o755) } else { (FileKind::Regular, 0o644) };
@@ -452,7 +452,7 @@ fn stranger(key: &str, at: Time) -> Meta {
     Meta { kind, rdev: 0, id: [0; 16], attrs, written: None }
 }
 
-/// A directory that has no object of its own, only keys below it.
+/// A directory without an object of its own, only with keys below it.
 pub(super) fn implied_dir() -> Object {
     let etag = "implied".to_owned();
     Object { meta: stranger("/", Time { nanos: 0 }), is_ours: false, etag, size: 0 }

@@ -1,9 +1,9 @@
-//! Bytes of objects: parts of an upload while a file grows, one put if it is small.
+//! Bytes of objects: a multipart upload while a file grows, a single put if it is small.
 //!
-//! Objects cannot be changed, so a file that is written is made anew: parts that were not written are copied
-//! from the object by the service. Until the end people see the old object. Always holds: a writer holds at
-//! most one part in memory; an upload that is not named by what we were told to expect is given up, because
-//! nobody knows what is in it.
+//! Objects cannot be changed, so a file that is written becomes a new object: the service copies unwritten
+//! parts from the old one. Until the upload completes, readers see the old object. Invariants: a writer holds
+//! at most one part in memory; an upload that the expected fingerprint does not name is aborted, because its
+//! contents are unknown.
 use super::{
     Inner,
     client::{Ask, Failure},
@@ -23,7 +23,7 @@ use std::{
 use weir_env::BoxFuture;
 use weir_proto::{Error, MIB, meta::FileKind};
 
-/// Below this the service takes no part but the last.
+/// The service accepts no smaller part, except the last one.
 const PART_BYTES_MIN: u64 = 5 * MIB;
 static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
@@ -42,19 +42,19 @@ struct Open {
     inner: Arc<Inner>,
     path: HomePath,
     key: String,
-    /// Held while the file is written: its calls are one after the other.
+    /// Held while the file is written: its calls are serialized.
     state: Mutex<State>,
 }
 
 struct State {
-    /// What people see.
+    /// The object that readers see.
     base: Object,
-    /// What the next version of the object gets.
+    /// Metadata for the next version of the object.
     meta: Meta,
     upload: Option<String>,
-    /// Of the upload: ETag and size of each part.
+    /// The upload's parts: ETag and size of each.
     parts: BTreeMap<u16, (String, u64)>,
-    /// Within one part; given and not sent yet.
+    /// Data within one part that is not sent yet.
     pending: Option<Pending>,
 }
 
@@ -87,7 +87,7 @@ impl Inner {
         };
         if named.is_some() && parts.is_none() && base.fingerprint().version == expected.fingerprint().version
         {
-            // Not ended, which would have made another object: the service gave it up, with what was in it.
+            // Not completed, which would have made another object: the service aborted it, with its contents.
             let error = Error::stale(format!(
                 "{path} at home: the upload of it that was under way is gone, with the parts that were sent: perhaps the \
                  bucket gives uploads up after some days; `weir relation resolve … --keep volume` sends all of it again"
@@ -205,14 +205,14 @@ impl Open {
         Ok(())
     }
 
-    /// Sends what was given as a part; what it does not cover of the part is as it was.
+    /// Sends the pending data as a part; the rest of the part is filled with its old data.
     fn send_pending(&self, state: &mut State) -> Outcome<()> {
         let Some(pending) = &state.pending else { return Ok(()) };
         let (number, part) = self.part(pending.range.start)?;
         let given = pending.range.clone();
         let sent = state.parts.get(&number).map_or(0, |(_, size)| *size);
         if sent > 0 && (given.start > part.start || given.end < part.start + sent) {
-            // Of a part that was sent nothing can be read back before the upload ends.
+            // A part that was sent cannot be read back before the upload completes.
             let pending = state.pending.take();
             let end = parts_end(state).max(state.base.size);
             self.end(state, end)?;
@@ -241,7 +241,7 @@ impl Open {
         Ok(())
     }
 
-    /// The bytes of a range within one part: what was given, and around it the object's, and zeros behind its
+    /// The bytes of a range within one part: pending data, around it the object's bytes, and zeros beyond its
     /// end.
     fn bytes(&self, state: &State, range: Range<u64>) -> Outcome<Vec<Bytes>> {
         let given = state.pending.as_ref().filter(|p| p.range.start < range.end && range.start < p.range.end);
@@ -268,12 +268,12 @@ impl Open {
         Ok(bytes)
     }
 
-    /// Makes the object of `size` bytes out of what was sent, what was given and what was there.
+    /// Completes the object of `size` bytes from the sent parts, pending data and the old object.
     fn end(&self, state: &mut State, size: u64) -> Outcome<()> {
         let sent = parts_end(state);
         let is_short = part_at(sent.saturating_sub(1)).is_some_and(|(_, part)| part.end > sent);
         if sent > size || sent > 0 && sent < size && is_short {
-            // The last part sent has another end: once more, from the object that it makes.
+            // The last part that was sent ends elsewhere: repeat, from the object that results.
             let pending = state.pending.take();
             self.end(state, sent.max(state.base.size))?;
             state.pending = pending;
@@ -300,7 +300,7 @@ impl Open {
         self.look_again(state)
     }
 
-    /// A part that nobody wrote: copied by the service where it can.
+    /// Fills a part without new data: copied by the service if it can.
     fn fill_part(&self, state: &mut State, number: u16, range: Range<u64>) -> Outcome<()> {
         let touched =
             state.pending.as_ref().is_some_and(|p| p.range.start < range.end && range.start < p.range.end);
@@ -328,7 +328,7 @@ impl Open {
         self.look_again(state)
     }
 
-    /// Nobody has put another object there since we opened.
+    /// Checks that no other object was stored there since we opened it.
     fn check_base(&self, state: &State) -> Outcome<()> {
         let found = self.inner.look(&self.path)?;
         if found.as_ref().is_some_and(|found| found.fingerprint() == state.base.fingerprint()) {
@@ -363,7 +363,7 @@ impl Open {
             } else {
                 self.check_base(state)?;
             }
-            // An upload has the attributes that it began with.
+            // An upload keeps the attributes from its creation.
             let fingerprint = self.inner.set_meta(&self.path, &self.key, &state.base, state.meta.clone())?;
             self.look_again(state)?;
             Ok(fingerprint)
@@ -371,7 +371,7 @@ impl Open {
     }
 }
 
-/// Where the last part that was sent ends.
+/// The end of the last part that was sent.
 fn parts_end(state: &State) -> u64 {
     state.parts.last_key_value().map_or(0, |(number, (_, size))| part_start(*number) + size)
 }
@@ -418,7 +418,7 @@ impl OpenToRead {
         let size = self.object.size;
         let range = offset.min(size)..offset.saturating_add(len as u64).min(size);
         match self.inner.client.get(&self.key, &self.object.etag, range) {
-            // The object is another one by now.
+            // The object was replaced meanwhile.
             Err(failure) if failure.is_condition() || failure.is_missing() => {
                 let found = self.inner.look(&self.path)?.map(|found| found.fingerprint());
                 Err(Fault::diverged(&self.path, Some(&self.fingerprint), found.as_ref()))

@@ -1,7 +1,8 @@
-//! Which key a path has: pure. The parts of an upload are pieces as the leader gives them out.
+//! The key of a path: pure. The parts of an upload match the leader's pieces.
 //!
-//! A name is its own key component; bytes that are not UTF-8, control characters and `%` are written `%XX`,
-//! so every name has exactly one key and every key of ours one name. A directory's key ends with a slash.
+//! A name is its own key component; bytes that are not UTF-8, control characters and `%` are encoded as
+//! `%XX`, so every name has exactly one key and every key of ours one name. A directory's key ends with a
+//! slash.
 use crate::HomePath;
 pub(super) use weir_proto::part::{FIRST_PART_BYTES, part_at, part_start};
 
@@ -19,7 +20,7 @@ pub(super) fn file_key(prefix: &str, path: &HomePath) -> String {
     key
 }
 
-/// The root's is its prefix: nothing if there is none.
+/// The root's key is its prefix, possibly empty.
 pub(super) fn dir_key(prefix: &str, path: &HomePath) -> String {
     let mut key = file_key(prefix, path);
     if !key.is_empty() && !key.ends_with('/') {
@@ -44,7 +45,7 @@ pub(super) fn encode(name: &[u8]) -> String {
     text
 }
 
-/// None: no name of ours has this key.
+/// None: no name has this key.
 pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     let mut name = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
@@ -59,7 +60,7 @@ pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     (encode(&name) == text).then_some(name)
 }
 
-/// For the header that names what is copied.
+/// For the header with the source of a copy.
 pub(super) fn url_encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for b in text.bytes() {

@@ -1,10 +1,10 @@
-//! What is kept with an object: what it is, which one, and its attributes, as two headers.
+//! Metadata of an object: kind, identity and attributes, in two headers.
 //!
 //! `x-amz-meta-weir`: `1 KIND MODE UID GID MTIME ATIME RDEV ID [WRITTEN]`, numbers decimal but the mode
-//! octal, times in nanoseconds, the identity 32 hexadecimal digits: given once when the thing is made and
-//! kept through all later versions of the object, so that another object under our key is found out. WRITTEN:
-//! the ETag of before the directory above got another name, which copies the object, and may change its ETag
-//! though its bytes are the same. `x-amz-meta-weir-xattrs`: base64 of the wire layout.
+//! octal, times in nanoseconds, the identity 32 hexadecimal digits: assigned when the entry is made and kept
+//! through all later versions of the object, so that a foreign object under our key is detected. WRITTEN: the
+//! ETag from before a directory above was renamed, which copies the object, and may change its ETag though
+//! its bytes are the same. `x-amz-meta-weir-xattrs`: base64 of the wire layout.
 use crate::{Attrs, Fault, Fingerprint, Outcome, Xattr};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
@@ -16,7 +16,7 @@ use weir_proto::{
 
 pub(super) const META: &str = "x-amz-meta-weir";
 pub(super) const META_XATTRS: &str = "x-amz-meta-weir-xattrs";
-/// The service keeps 2 KiB of headers; base64 takes a third more than there is.
+/// The service keeps 2 KiB of headers; base64 adds a third.
 pub(super) const XATTR_BYTES_MAX: usize = 1200;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Meta {
     pub(super) rdev: u32,
     pub(super) id: [u8; 16],
     pub(super) attrs: Attrs,
-    /// The ETag with which its bytes were written, if it has another one since.
+    /// The ETag with which its bytes were written, if it differs from the present one.
     pub(super) written: Option<String>,
 }
 
@@ -55,7 +55,7 @@ impl Meta {
         Ok(headers)
     }
 
-    /// None: not ours, or damaged.
+    /// None: not in our format, or damaged.
     pub(super) fn parse(text: &str, xattrs: Option<&str>) -> Option<Meta> {
         let mut words = text.split(' ');
         let mut word = || words.next();
@@ -85,10 +85,10 @@ impl Meta {
     }
 }
 
-/// An object as it is at home.
+/// An object at home.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Object {
-    /// Of somebody else's object: made up, with no identity.
+    /// For a foreign object: synthetic, without an identity.
     pub(super) meta: Meta,
     pub(super) is_ours: bool,
     pub(super) etag: String,
@@ -96,7 +96,8 @@ pub(super) struct Object {
 }
 
 impl Object {
-    /// Its metadata where it gets another key, and nobody is told how it is known there: as before.
+    /// Metadata for a copy under another key whose new fingerprint is not reported: WRITTEN keeps the old
+    /// ETag.
     pub(super) fn meta_of_copy(&self) -> Meta {
         let is_known = self.is_ours && self.meta.kind != FileKind::Directory;
         let written = is_known.then(|| self.meta.written.as_ref().unwrap_or(&self.etag).clone());
@@ -116,7 +117,7 @@ impl Object {
     }
 }
 
-/// A fingerprint's version while an upload is under way names that too.
+/// While an upload is in progress, a fingerprint's version also names the upload.
 pub(super) fn with_upload(fingerprint: Fingerprint, upload: Option<&str>) -> Fingerprint {
     let Some(upload) = upload else { return fingerprint };
     let version = [&fingerprint.version[..], b"\n", upload.as_bytes()].concat();

@@ -1,4 +1,4 @@
-//! `s3://bucket/prefix`: a home in a bucket of S3 or of what speaks like it.
+//! `s3://bucket/prefix`: a home in a bucket of S3 or a compatible service.
 //!
 //! The async shell: each call runs on the home's own threads (`lane.rs`), with blocking requests
 //! (`client.rs`). Names are in `names.rs`, bytes in `data.rs`, keys and parts in `key.rs`, attributes in
@@ -21,11 +21,11 @@ use weir_env::{BoxFuture, Env, Rng};
 use weir_proto::meta::FileKind;
 use weir_proto::{Error, GIB};
 
-/// Where a bucket is, whose this part of it is, and who we are there.
+/// The bucket, its relation, and our credentials there.
 #[derive(Clone)]
 pub struct S3HomeConfig {
     pub bucket: String,
-    /// Keys begin with it; empty: the whole bucket.
+    /// Prefix of all keys; empty: the whole bucket.
     pub prefix: String,
     /// `https://host` or `http://host:port`.
     pub endpoint: String,
@@ -35,11 +35,11 @@ pub struct S3HomeConfig {
     pub access_key: String,
     pub secret_key: String,
     pub token: Option<String>,
-    /// Names the relation, one line; the mark must say the same.
+    /// Names the relation, one line; the mark must have the same name.
     pub relation: String,
-    /// The relation begins: leave the mark if there is none.
+    /// The relation begins: write the mark if there is none.
     pub is_new: bool,
-    /// Nothing is changed there: no mark is left or asked for.
+    /// Nothing is changed there: no mark is written or required.
     pub only_reads: bool,
     pub ids: IdMap,
     pub limits: LaneLimits,
@@ -51,7 +51,7 @@ impl S3HomeConfig {
     pub const COPY_BYTES_MAX: u64 = 5 * GIB;
 }
 
-/// Without secrets.
+/// Omits secrets.
 impl fmt::Debug for S3HomeConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "S3HomeConfig(s3://{}/{} at {})", self.bucket, self.prefix, self.endpoint)
@@ -76,7 +76,7 @@ struct Inner {
 }
 
 impl S3Home {
-    /// Reaches the bucket and checks (or leaves) the mark.
+    /// Connects to the bucket and checks (or writes) the mark.
     pub async fn open(env: &Env, config: S3HomeConfig) -> Outcome<S3Home> {
         let prefix = config.prefix.trim_matches('/').to_owned();
         let prefix = if prefix.is_empty() { prefix } else { prefix + "/" };
@@ -250,7 +250,7 @@ impl Home for S3Home {
         let (p, x, lane) = (path.clone(), expect.clone(), self.lane.clone());
         Box::pin(async move { self.call("resize", &[path], move |s| s.resize(&lane, &p, &x, size)).await })
     }
-    /// What the service has answered is durable.
+    /// The service's answers are durable.
     fn settle(&self) -> BoxFuture<'_, Outcome<()>> {
         Box::pin(std::future::ready(Ok(())))
     }
@@ -286,7 +286,7 @@ impl Home for S3Home {
             Ok(found.map(|found| self.to_here(found)))
         })
     }
-    /// One request for the names, and one and more for each: each with a deadline of its own.
+    /// One request for the names, and one or more for each: each with its own deadline.
     fn list<'a>(
         &'a self,
         dir: &'a HomePath,
@@ -313,13 +313,13 @@ impl Home for S3Home {
         let lister = S3Lister { home, dir: dir.clone(), after: None };
         Box::pin(std::future::ready(Ok(Box::new(lister) as Box<dyn HomeLister>)))
     }
-    /// A bucket does not say.
+    /// A bucket does not report its space.
     fn space(&self) -> BoxFuture<'_, Outcome<HomeSpace>> {
         Box::pin(std::future::ready(Ok(HomeSpace { total: u64::MAX, free: u64::MAX })))
     }
 }
 
-/// A service lists keys in order, from any of them on.
+/// The service lists keys in order, starting after any key.
 struct S3Lister {
     home: S3Home,
     dir: HomePath,

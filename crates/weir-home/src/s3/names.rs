@@ -1,9 +1,9 @@
-//! Changes of names and attributes in a bucket, as blocking calls: look, decide (`decide.rs`), act.
+//! Changes of names and attributes in a bucket, as blocking calls: look up, decide (`decide.rs`), act.
 //!
-//! The service has no directories and cannot rename: a directory is an object whose key ends with a slash, a
-//! rename is copies and deletions, the thing itself (of a directory: its own object) last, so that a rename
-//! cut off in the middle is seen as not done and goes on where it was. What is made is asked for as new
-//! (`If-None-Match`).
+//! The service has no directories and cannot rename: a directory is an object whose key ends with a slash; a
+//! rename is copies and deletions, the entry itself (of a directory: its own object) last, so that an
+//! interrupted rename looks like one that was not done and can be resumed. New objects are created
+//! conditionally (`If-None-Match`).
 use super::{
     Inner,
     client::{Ask, Failure, implied_dir},
@@ -20,10 +20,10 @@ use weir_proto::{
     meta::{FileKind, SYMLINK_MAX, Time},
 };
 
-/// Sorts after everything that a key below a directory can begin with.
+/// Sorts after every key below a directory.
 const LAST: &str = "\u{10ffff}";
 
-/// What is expected of the object itself, whatever upload is under way.
+/// The expectation for the object itself, without an upload.
 pub(super) fn plain(expect: &Expect) -> Expect {
     let (fingerprint, _) = split_upload(expect.fingerprint());
     match expect {
@@ -51,21 +51,21 @@ impl Inner {
         ))))
     }
 
-    /// What is at a path, file or directory, as an object of its own.
+    /// The object at a path, file or directory.
     pub(super) fn look(&self, path: &HomePath) -> Outcome<Option<Object>> {
         let failed = |failure: Failure| failure.fault("look at", path);
         if path.is_root() {
             return self.look_at_root();
         }
         let file = self.client.head(&self.key(path, FileKind::Regular)?).map_err(failed)?;
-        // Some services answer for a directory under its name without the slash.
+        // Some services return a directory's object under its name without the slash.
         if file.as_ref().is_some_and(|object| object.meta.kind != FileKind::Directory) {
             return Ok(file);
         }
         self.client.head(&self.key(path, FileKind::Directory)?).map_err(failed)
     }
 
-    /// The same of what is expected to be a directory: those of strangers have no objects of their own.
+    /// Like `look`, if a directory is expected: foreign directories have no objects of their own.
     fn look_for(&self, path: &HomePath, expect: &Expect) -> Outcome<Option<Object>> {
         let found = self.look(path)?;
         let is_dir = expect.fingerprint().kind == FileKind::Directory;
@@ -75,7 +75,7 @@ impl Inner {
         Ok(Some(implied_dir()))
     }
 
-    /// It is there without an object of its own, too; of a whole bucket it cannot have one.
+    /// The root exists even without an object of its own; the root of a whole bucket cannot have one.
     fn look_at_root(&self) -> Outcome<Option<Object>> {
         let root = HomePath::root();
         let found = match self.prefix.is_empty() {
@@ -102,7 +102,7 @@ impl Inner {
         if self.has_dir(&dir)? { Ok(()) } else { Err(refused(&dir, None, self.look(&dir)?.as_ref())) }
     }
 
-    /// Keys in a directory at any depth, without its own; at most `limit`.
+    /// Keys below a directory at any depth, without its own; at most `limit`.
     fn below(&self, dir: &HomePath, limit: usize) -> Outcome<Vec<String>> {
         let prefix = self.key(dir, FileKind::Directory)?;
         let listed = self.client.list(&prefix, None, false, limit + 1).map_err(|f| f.fault("list", dir))?;
@@ -174,8 +174,8 @@ impl Inner {
         self.client.delete(&key).map_err(|f| f.fault("remove", path))
     }
 
-    /// Parts that were sent of a file that goes, also by whoever died before it could tell: nobody else would
-    /// find them.
+    /// Aborts uploads of a file that is removed, also those of a mover that died before its report: they
+    /// would stay forever.
     fn give_up_uploads(&self, path: &HomePath, expect: &Expect) -> Outcome<()> {
         let failed = |failure: Failure| failure.fault("end the upload of", path);
         let (fingerprint, named) = split_upload(expect.fingerprint());
@@ -225,7 +225,7 @@ impl Inner {
         self.fingerprint_now(to, &self.key(to, expect.fingerprint().kind)?)
     }
 
-    /// Moves a thing, and what is below it first. Goes on where an earlier try ended.
+    /// Renames an entry, everything below it first. Resumes an interrupted rename.
     fn move_all(&self, from: &HomePath, object: &Object, to: &HomePath) -> Outcome<()> {
         let kind = object.meta.kind;
         let (from_key, to_key) = (self.key(from, kind)?, self.key(to, kind)?);
@@ -280,7 +280,7 @@ impl Inner {
         Ok((self.fingerprint_now(a, &keys.0)?, self.fingerprint_now(b, &keys.1)?))
     }
 
-    /// Each step is made unless it is seen to be done.
+    /// Makes each step that is not done yet.
     fn in_three_steps(
         &self,
         a: (&HomePath, &Expect),
@@ -299,7 +299,7 @@ impl Inner {
         }
     }
 
-    /// Where `a` waits while `b` takes its place.
+    /// The temporary name of `a` while `b` is renamed to `a`.
     fn aside(&self, a: &HomePath, expect_a: &Expect) -> HomePath {
         let id: String = expect_a.fingerprint().id.iter().map(|b| format!("{b:02x}")).collect();
         let name = format!("{}-exchange-{id}", RESERVED.escape_ascii());
@@ -325,7 +325,7 @@ impl Inner {
         }
     }
 
-    /// Gives an object other metadata: the service copies it onto itself.
+    /// Replaces the metadata of an object: the service copies it onto itself.
     pub(super) fn set_meta(
         &self,
         path: &HomePath,
@@ -337,7 +337,7 @@ impl Inner {
             let time = Time { nanos: 0 };
             Meta { attrs: Attrs { atime: time, mtime: time, ..meta.attrs.clone() }, ..meta.clone() }
         };
-        // A large object would be copied piece by piece: not for its times alone.
+        // A large object would be copied in parts: not for its times alone.
         let is_large = object.size > self.copy_bytes_max;
         let is_same = object.is_ours && object.meta == meta;
         if is_same || is_large && object.is_ours && timeless(&object.meta) == timeless(&meta) {
@@ -375,7 +375,7 @@ impl Inner {
             self.client.end_upload(to, &upload, &etags)
         })();
         if copied.is_err() {
-            let _ = self.client.abort_upload(to, &upload); // what is left over is ended by the next writer
+            let _ = self.client.abort_upload(to, &upload); // the next writer aborts leftovers
         }
         copied.map_err(failed)
     }
@@ -413,7 +413,7 @@ impl Inner {
         }
     }
 
-    /// The names of one page; what each is, is asked one by one.
+    /// The names of one page; the kind of each is looked up one by one.
     pub(super) fn names(
         &self,
         dir: &HomePath,
@@ -442,7 +442,7 @@ impl Inner {
                 } else {
                     key.clone()
                 });
-                // Keys that no name of ours has cannot be spoken of.
+                // Keys that no name maps to cannot be represented.
                 if let Some(name) = decode(name).filter(|name| dir.join(name).is_ok()) {
                     if names.len() == limit {
                         return Ok((names, false));
