@@ -1,4 +1,4 @@
-//! Calls of a client that several workloads make.
+//! Client calls that several workloads share.
 
 use bytes::Bytes;
 use weir_client::{Client, Handle, NewVolume, OpenMode};
@@ -10,7 +10,7 @@ pub fn root_cred() -> Cred {
     Cred { uid: 0, gid: 0, groups: vec![] }
 }
 
-/// What is looked for is no more.
+/// The file or name does not exist any more.
 pub fn is_gone(e: &Error) -> bool {
     matches!(e.kind, ErrorKind::NotFound | ErrorKind::Stale)
 }
@@ -44,7 +44,7 @@ pub async fn read_whole(client: &Client, ino: InodeId) -> Result<Vec<u8>, Error>
 
 /// Reads until `len` bytes or the end of the file.
 pub async fn read_all(client: &Client, handle: Handle, offset: u64, len: usize) -> Result<Vec<u8>, Error> {
-    /// As programs read.
+    /// The size of programs' reads.
     const READ_BYTES_MAX: usize = 2 << 20;
     let mut all: Vec<u8> = Vec::new();
     while all.len() < len {

@@ -1,8 +1,8 @@
-//! The clients' standing: which life each is in, how often it was cut off, and what it may be told because of
-//! that.
+//! State of the clients: which process each one is, how often it was cut off, and which errors are excused
+//! because of that.
 //!
-//! A client that died or was silent for long may lose what nobody else has seen and nothing made safe, and
-//! may be told errors. Any other error is a broken promise.
+//! A client that died or was silent for long may lose data that was neither durable nor seen by another
+//! client, and may get errors. Any other error is a broken promise.
 
 use crate::model::Who;
 use std::{
@@ -13,7 +13,7 @@ use weir_client::Client;
 use weir_env::{Instant, sim::World};
 use weir_proto::{Error, ErrorKind};
 
-/// How long after a cut errors may still come: an operation's patience, twice.
+/// How long after a cut errors are excused: twice an operation's patience.
 const EXCUSED: Duration = Duration::from_secs(60);
 
 /// After this the session of a client that died has ended: two lease terms, see `Settings`.
@@ -30,13 +30,13 @@ pub struct ClientStates {
 
 struct State {
     client_states: Vec<ClientState>,
-    /// Errors for want of space may come until then.
+    /// Errors for lack of space are excused until then.
     full_until: Instant,
-    /// Too many targets are dead, or were and have not compared their logs; errors of anybody may come until
-    /// then.
+    /// Too many targets are dead, or were and have not compared their logs yet; any client's errors are
+    /// excused until then.
     is_broken: bool,
     broken_until: Instant,
-    /// Of clients that are gone.
+    /// Evictions by clients that are gone.
     own_evictions: u64,
 }
 
@@ -45,7 +45,7 @@ struct ClientState {
     client: Option<Client>,
     life: u64,
     cuts: u64,
-    /// Of the last cut, until it ends: for ever.
+    /// End of the excuse for the last cut; for ever while it lasts.
     excused_until: Instant,
     died: Instant,
 }
@@ -66,11 +66,11 @@ impl ClientStates {
 
     pub fn who(&self, me: usize) -> Who {
         let client_state = &self.state().client_states[me];
-        // What it changes while it is cut off may be lost, as what it changed before.
+        // Changes made while it is cut off may be lost, like earlier ones.
         let is_cut = client_state.excused_until == Instant(u64::MAX);
         Who { client: me, life: client_state.life, cuts: client_state.cuts - u64::from(is_cut) }
     }
-    /// Nobody's: for readers that change nothing.
+    /// The identity of no client: for readers that change nothing.
     pub fn nobody() -> Who {
         Who { client: usize::MAX, life: 0, cuts: 0 }
     }
@@ -84,14 +84,14 @@ impl ClientStates {
         self.state().client_states[me].client.clone()
     }
 
-    /// A new process is the client.
+    /// A new process takes over the client.
     pub fn begins(&self, me: usize) {
         self.state().client_states[me].life += 1;
     }
     pub fn seated(&self, me: usize, client: Client) {
         self.state().client_states[me].client = Some(client);
     }
-    /// It died: what its handles were told is nobody's business any more.
+    /// The client died: errors of its handles no longer matter.
     pub fn died(&self, me: usize) {
         self.cut(me);
         let client = {
@@ -104,20 +104,20 @@ impl ClientStates {
             self.state().own_evictions += client.status().own_evictions;
         } // and it is dropped outside of the lock
     }
-    /// It died, and its session may not have ended: what it had on its way may arrive at a target that stood
-    /// still until then, and what it has put past the end of a file is part of it as soon as somebody makes
-    /// the file longer.
+    /// The client died, and its session may not have ended: its requests in flight may still reach a target
+    /// that was stalled, and bytes that it wrote past the end of a file become part of it when another client
+    /// extends the file.
     pub fn is_leaving(&self, who: Who) -> bool {
         let client_state = &self.state().client_states[who.client];
         client_state.life != who.life && self.world.now() < client_state.died + LEAVES
     }
-    /// How often parts of files were evicted by who was writing them.
+    /// How often parts of files were evicted by the client that was writing them.
     pub fn own_evictions(&self) -> u64 {
         let state = self.state();
         let living = state.client_states.iter().filter_map(|client_state| client_state.client.as_ref());
         state.own_evictions + living.map(|client| client.status().own_evictions).sum::<u64>()
     }
-    /// It begins to be silent for longer than a lease bears.
+    /// Its silence begins, longer than its lease.
     pub fn cut(&self, me: usize) {
         let client_state = &mut self.state().client_states[me];
         client_state.cuts += 1;
@@ -134,14 +134,14 @@ impl ClientStates {
         self.state().full_until = self.world.now() + EXCUSED;
     }
 
-    /// More targets are dead than parity stands for, or all is whole again. In between what a failed write
-    /// left is neither everywhere nor nowhere, and may be seen or not.
+    /// More targets are dead than parity allows, or all are whole again. In between the data of a failed
+    /// write may be on some members only, and may be visible or not.
     pub fn set_broken(&self, is_broken: bool) {
         let until = self.world.now() + EXCUSED;
         let mut state = self.state();
         (state.is_broken, state.broken_until) = (is_broken, until);
     }
-    /// Also of who is never cut off.
+    /// Also for a client that is never cut off.
     pub fn excuses_anybody(&self) -> bool {
         let state = self.state();
         state.is_broken || self.world.now() < state.broken_until
@@ -153,7 +153,7 @@ impl ClientStates {
     pub fn is_full(&self) -> bool {
         self.world.now() < self.state().full_until
     }
-    /// Errors for want of space may have come after that.
+    /// Whether errors for lack of space are excused since `at`.
     pub fn was_full_since(&self, at: Instant) -> bool {
         at < self.state().full_until
     }

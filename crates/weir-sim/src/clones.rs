@@ -1,10 +1,10 @@
 //! Clones of the volume, made, changed and deleted at random times while the volume is used and faults come.
 //!
-//! Oracle: a clone shows of each turn file exactly what the model had when its snapshot was taken, of small
-//! ones what a look could have shown that lasted as long as the taking, and of others something that stays.
-//! From then on its files are changed here, each with a model of its own, and neither side shows the other's
-//! bytes: those of the volume are compared by whoever uses them. In the end, when all is removed, all space
-//! must be given back.
+//! Oracle: a clone shows each turn file exactly as the model was when its snapshot was taken; each small file
+//! as a read during the taking of the snapshot could have shown it; every other file in some state that then
+//! stays. After that its files are changed here, each with a model of its own, and neither side shows the
+//! other's bytes: those of the volume are compared by the workloads. In the end, when all is removed, all
+//! space must be returned.
 use crate::calls::{close, names_in, new_volume, read_all, read_whole, root_cred};
 use crate::client_states::ClientStates;
 use crate::cluster::Cluster;
@@ -22,34 +22,34 @@ use weir_env::{Rng, sim::World};
 use weir_proto::meta::{FileKind, RenameMode};
 use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 
-/// Clones at the same time.
+/// Clones at a time.
 const HELD_MAX: usize = 2;
-/// Between two things that are done to clones, at most.
+/// Longest pause between two operations on clones.
 const PAUSE_MAX: Duration = Duration::from_millis(1500);
 /// Largest change to a file of a clone, in bytes: more than a stripe of 4 × 64 KiB.
 const CHANGE_BYTES_MAX: u64 = 300_000;
-/// A clone is deleted in the background.
+/// A clone is deleted in the background: polls until it is gone.
 const GONE_POLLS: u32 = 60;
 
-/// What is done to clones, in the table of what has met.
+/// Operation names in the table of marks.
 pub const TAKE: &str = "clone";
 pub const LOOK: &str = "clone look";
 pub const CHANGE: &str = "clone change";
 pub const REMOVE: &str = "clone removal";
 pub const OPERATIONS: [&str; 4] = [TAKE, LOOK, CHANGE, REMOVE];
 
-/// Who changes files of clones: nothing cuts it off.
+/// The client that changes files of clones: it is never cut off.
 const ME: Who = Who { client: usize::MAX - 1, life: 0, cuts: 0 };
 const CLIENTS: [&str; 2] = ["changes clones", "changes clones, too"];
 
-/// What a file of a clone must show.
+/// Expected content of a file of a clone.
 enum Expected {
     Model {
         model: FileModel,
         in_doubt: bool,
     },
     Small(SnapshotSmallFile),
-    /// Others write it all the while.
+    /// Clients write it concurrently.
     WhatItIs,
 }
 
@@ -64,16 +64,16 @@ struct Cloned {
     volume: VolumeId,
     root: InodeId,
     name: String,
-    /// What must be found when it is listed, by the number of the directory and the name.
+    /// The expected files when it is listed, by the number of the directory and the name.
     then: BTreeMap<(usize, String), Expected>,
-    /// Names that nobody knew for certain.
+    /// Names that were uncertain.
     uncertain: BTreeSet<(usize, String)>,
     tree: Option<SnapshotTree>,
-    /// None: nobody listed it yet.
+    /// None: not listed yet.
     files: Option<Vec<Entry>>,
 }
 
-/// All that are there.
+/// All existing clones.
 pub struct Clones {
     world: World,
     cluster: Arc<Cluster>,
@@ -90,7 +90,7 @@ impl Clones {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until all other work is done.
+    /// Runs until all other work is done.
     pub async fn disturb(&self) {
         let rng = self.world.rng("clones");
         let mut clients: [Option<Client>; CLIENTS.len()] = Default::default();
@@ -140,7 +140,7 @@ impl Clones {
     }
 
     async fn take(&self, client: &Client, op: u64) -> Result<(), Error> {
-        // While nobody uses turn files, what is in them is known.
+        // While no client uses turn files, their content is known.
         let slots = self.work.all_slots().await;
         let tree = match &self.work.tree {
             Some(tree) => Some(tree.before_snapshot().await),
@@ -164,7 +164,7 @@ impl Clones {
         drop((slots, nobody_changes_it));
         let new = new_volume(&name);
         let made = match client.clone_volume(&root_cred(), VolumeId::ROOT, &name, true, &new).await {
-            // Some of it may be at home only.
+            // Some of its data may be only at home.
             Err(e) if self.work.context.home.is_some() && e.kind == ErrorKind::Unsupported => {
                 return client.delete_snapshot(&root_cred(), VolumeId::ROOT, &name).await.map(drop);
             }
@@ -184,7 +184,7 @@ impl Clones {
         Ok(())
     }
 
-    /// What is in it, found once.
+    /// Its files, listed once.
     async fn list(&self, client: &Client, cloned: &mut Cloned) -> Result<(), Error> {
         if cloned.files.is_some() {
             return Ok(());
@@ -251,8 +251,8 @@ impl Clones {
         Ok(())
     }
 
-    /// One change of one file, on targets when it ends. Files that nobody looked at since are changed, too,
-    /// where it is known what is in them.
+    /// One change of one file, on targets when it ends. Files that were not read since are changed, too, if
+    /// their content is known.
     async fn change(&self, client: &Client, cloned: &mut Cloned, op: u64, rng: &Rng) -> Result<(), Error> {
         let context = &self.work.context;
         self.list(client, cloned).await?;
@@ -290,7 +290,7 @@ impl Clones {
         };
         context.log(op, format_args!("{} of {} ({:?}): {what:?}", entry.name, cloned.name, entry.ino));
         model.begin(ME, op, what);
-        // Until it ended well it may be there or not.
+        // Until it has succeeded the file may exist or not.
         *in_doubt = true;
         let mode = OpenMode { append: what == What::Write { offset: model.len(), len }, ..OpenMode::BOTH };
         let handle = client.open(&root_cred(), entry.ino, mode).await?.handle;
@@ -324,7 +324,7 @@ impl Clones {
         Ok(())
     }
 
-    /// Every file of every clone is as it was left.
+    /// Checks that every file of every clone is unchanged.
     pub async fn verify(&self, client: &Client, when: &str) -> Result<(), Error> {
         let mut held = std::mem::take(&mut *self.held());
         for cloned in &mut held {

@@ -1,4 +1,4 @@
-//! A whole cluster in the simulated world: each role as the program starts it, on a node of its own.
+//! A whole cluster in the simulated world: each role is started as the program starts it, on its own node.
 
 use crate::Options;
 use crate::kinds::FaultKind;
@@ -34,23 +34,23 @@ pub fn meta_name(n: usize) -> String {
 pub fn is_meta(name: &str) -> bool {
     name.starts_with(META)
 }
-/// Where a storage node has its target.
+/// A storage node's target.
 pub const TARGET_DIR: &str = "/target";
-/// Not part of the cluster: looks at it, and runs the applications.
+/// Not part of the cluster: it observes the cluster, and runs the applications.
 pub const HARNESS: &str = "harness";
 const META_DIR: &str = "/meta";
 const NAMESPACE: &str = "root";
 /// How long a role waits for the coordinator.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Where targets are lost for good, others take their places while faults last; also of some that return
+/// While faults last, others take over the places of targets that are lost for good, and of some that return
 /// later.
 const REPLACED_AFTER_S: u32 = 2;
 const CACHE_BYTES: usize = 4 << 20;
-/// Small, so that journals are folded, and that a start, of which there are many, reads little.
+/// Small, so that journals are folded, and that each of the many starts reads little.
 const JOURNAL_BYTES_MAX: u64 = 4 << 20;
 const ENGINE: EngineConfig =
     EngineConfig { cache_bytes: CACHE_BYTES, journal_bytes_max: JOURNAL_BYTES_MAX, journal_keep_bytes: 0 };
-/// Small, so that the memory budget is felt.
+/// Small, so that the memory budget has an effect.
 const CLIENT_BYTES: u64 = 16 << 20;
 
 pub fn storage_name(n: usize) -> String {
@@ -69,15 +69,15 @@ pub struct Cluster {
     world: World,
     options: Options,
     seen: weir_coord::Cluster,
-    /// Targets that are lost for good: what they had stays without them.
+    /// Targets that are lost for good: their data stays under-replicated.
     lost: Mutex<BTreeSet<TargetId>>,
-    /// Roles whose disk may fail them.
+    /// Roles whose disk may fail: they may end by themselves.
     may_end: Arc<Mutex<BTreeSet<String>>>,
     /// Roles that have been started.
     founded: Mutex<BTreeSet<String>>,
     /// When the last client or mover died or began to be silent for long, in nanoseconds.
     holder_gone: AtomicU64,
-    /// The run in which each target was when its process was started again.
+    /// The run of each target at the last start of its process.
     runs_before: Mutex<BTreeMap<TargetId, RunId>>,
     /// How often roles have moved to another address.
     moves: Mutex<BTreeMap<String, u32>>,
@@ -88,21 +88,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Everybody is given both.
+/// Every process gets both.
 fn coordinators() -> Vec<Addr> {
     (0..COORDINATOR_ADDRS).map(|moves| addr(moves, "0.1")).collect()
 }
-/// In runs with certificates: they name it.
+/// The cluster id in certificates.
 const CLUSTER: ClusterId = ClusterId([7; 16]);
 const COORDINATOR_ADDRS: u32 = 2;
 
-/// Where a node is after so many moves.
+/// A node's address after this number of moves.
 fn addr(moves: u32, host: &str) -> Addr {
     format!("tcp:10.{}.{host}:7000", moves % 250).parse().expect("an address")
 }
 
 impl Cluster {
-    /// Founds a cluster and waits until it can store.
+    /// Founds a cluster and waits until it accepts data.
     pub async fn start_all(world: &World, options: &Options) -> Result<Cluster> {
         let may_end = Arc::default();
         let (env, settings) = (world.node(COORDINATOR), options.clone());
@@ -202,7 +202,7 @@ impl Cluster {
         lock(&self.runs_before).extend(of_node.map(|target| (target.id, target.last.run.id)));
     }
 
-    /// From its next start on the role is at another address.
+    /// From its next start on the role has another address.
     pub fn move_away(&self, name: &str) {
         *lock(&self.moves).entry(name.into()).or_default() += 1;
     }
@@ -215,8 +215,8 @@ impl Cluster {
         lock(&self.may_end).insert(name.into());
     }
 
-    /// A client or a mover dies, or begins to be silent for long: what it holds is nobody else's until its
-    /// session has ended.
+    /// A client or a mover dies, or begins to be silent for long: its leases and locks are released only when
+    /// its session has ended.
     pub fn holder_goes(&self) {
         self.holder_gone.store(self.world.now().0, Ordering::Relaxed);
     }
@@ -224,14 +224,14 @@ impl Cluster {
         Instant(self.holder_gone.load(Ordering::Relaxed))
     }
 
-    /// As many copies of the metadata as this run has; this node gives its one up.
+    /// Sets this run's number of metadata copies; the given node drops its own.
     pub async fn set_copies(&self, without: Option<&str>) -> Result<()> {
         let map = self.seen.map();
         let without = without.and_then(|name| map.nodes.iter().find(|n| n.name == name)).map(|n| n.id);
         let copies = self.options.servers.copies as u8;
         let asked = SetCopies { namespace: NAMESPACE.to_owned(), copies, without };
         let deadline = self.world.now() + PATIENCE;
-        // The coordinator may be away, or too few of the others.
+        // The coordinator, or too many of the others, may be down.
         while let Err(e) = self.seen.set_copies(&asked).await {
             if self.world.now() > deadline {
                 return Err(e);
@@ -241,7 +241,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The node's targets are lost for good: which these are.
+    /// The node's targets are lost for good; returns them.
     pub fn excuse(&self, name: &str) -> BTreeSet<TargetId> {
         let known = lock(&self.lost).clone();
         let lost = targets_of(&self.seen.map(), name).filter(|t| !known.contains(t)).collect();
@@ -253,7 +253,7 @@ impl Cluster {
     pub async fn wait_replaced(&self, gone: &BTreeSet<TargetId>, patience: Duration) -> Result<()> {
         let deadline = self.world.now() + patience;
         for target in gone {
-            // Refused while too few of the others are there, or the coordinator is not.
+            // Refused while too few of the others are up, or the coordinator is down.
             while let Err(e) = self.seen.target_gone(*target, false).await {
                 if self.world.now() > deadline {
                     return Err(e);
@@ -268,12 +268,12 @@ impl Cluster {
         self.seen.wait_for(left, |map| !gone.iter().any(|t| has_place(map, t))).await.map(drop)
     }
 
-    /// Has the places of the node's targets go to others.
+    /// Drains the node's targets.
     pub async fn drain(&self, name: &str) -> Result<()> {
         self.ask_drain(name, false, PATIENCE).await
     }
 
-    /// The node's targets keep the places that they still have.
+    /// Stops the drain: the node's targets keep their remaining places.
     pub async fn stays(&self, name: &str, patience: Duration) -> Result<()> {
         self.ask_drain(name, true, patience).await
     }
@@ -283,7 +283,7 @@ impl Cluster {
         for target in targets_of(&self.seen.map(), name) {
             while let Err(e) = self.seen.drain_target(target, stay, false).await {
                 if stay && e.kind == ErrorKind::NotFound {
-                    break; // an answer was lost
+                    break; // a reply was lost
                 }
                 if self.world.now() > deadline {
                     return Err(e);
@@ -294,7 +294,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Until the node's targets have no place any more. What waits is told if it takes too long.
+    /// Waits until the node's targets have no place any more. Reports the waiting places if it takes too
+    /// long.
     pub async fn wait_drained(&self, name: &str, patience: Duration) -> Result<()> {
         let has_place = |map: &ClusterMap, t: &TargetId| {
             map.groups.iter().any(|g| g.members.iter().any(|m| m.target == *t))
@@ -305,7 +306,7 @@ impl Cluster {
         Err(e.doing(format!("{:?}, {:?}", map.moves, status.map(|s| (s.draining, s.waiting)))))
     }
 
-    /// Until the coordinator has given up the node's targets.
+    /// Waits until the coordinator has marked the node's targets as failed.
     pub async fn wait_failed(&self, name: &str, patience: Duration) -> Result<()> {
         let failed = |map: &ClusterMap| {
             let state = |t| map.target(t).map(|t| t.state);
@@ -314,8 +315,8 @@ impl Cluster {
         self.seen.wait_for(patience, failed).await.map(|_| ())
     }
 
-    /// Until no target has anything stored any more. With a target that never returns, what it was told to
-    /// drop stays on the leader's list for ever, and the list is worked off slowly: no promise then.
+    /// Waits until no target has any data. With a target that never returns, its deletions stay on the
+    /// leader's list for ever, and the list is processed slowly: no promise then.
     pub async fn wait_empty(&self, patience: Duration) -> Result<()> {
         let deadline = self.world.now() + patience;
         while lock(&self.lost).is_empty() {
@@ -372,7 +373,7 @@ impl Cluster {
         Client::connect(env, config, Arc::new(NoKernel)).await
     }
 
-    /// Until every member of every group holds all that it should, and nothing is under-replicated any more.
+    /// Waits until every member of every group is current, and nothing is under-replicated any more.
     pub async fn wait_whole(&self, patience: Duration) -> Result<()> {
         let deadline: Instant = self.world.now() + patience;
         loop {
@@ -396,8 +397,8 @@ impl Cluster {
 }
 
 impl Cluster {
-    /// The map calls a target current that died a moment ago, or that the coordinator awaits since its own
-    /// start: it may have come back without its data.
+    /// The map may show a target as current that died a moment ago, or that the coordinator awaits since its
+    /// own start: it may have returned without its data.
     fn lacks(&self, status: &ClusterStatus, lost: &BTreeSet<TargetId>) -> Option<String> {
         let before = lock(&self.runs_before);
         let mut expected = status.map.targets.iter().filter(|target| !lost.contains(&target.id));
@@ -408,7 +409,7 @@ impl Cluster {
                 Some(_) if before.get(&id) == Some(&target.last.run.id) => {
                     Some(format!("{id} has not joined since it started"))
                 }
-                // What a lost target had is under-replicated for ever.
+                // The data of a lost target stays under-replicated.
                 Some(report) if report.under_replicated_cells > 0 && lost.is_empty() => {
                     Some(format!("{id} counts {} cells that lack redundancy", report.under_replicated_cells))
                 }
@@ -418,7 +419,7 @@ impl Cluster {
     }
 }
 
-/// Schemes that volumes may have beside that of the cluster. They survive as many losses.
+/// Schemes for volumes in addition to the cluster's. They survive the same number of losses.
 pub fn other_schemes(scheme: Scheme) -> impl Iterator<Item = Scheme> {
     [1, 2].into_iter().map(move |data| Scheme { data, ..scheme })
 }
@@ -441,7 +442,7 @@ fn whole(map: &ClusterMap, options: &Options, lost: &BTreeSet<TargetId>) -> std:
             return Err(format!("{current} copies of the metadata are current: {:?}", namespace.members));
         }
     }
-    // Groups with less redundancy than the faults leave hold no file: when nobody who is left is current
+    // Groups with less redundancy than the faults leave hold no file: if no remaining member is current,
     // their repair does not end.
     for group in map.groups.iter().filter(|g| g.scheme.parity >= options.scheme.parity) {
         let expected = group.members.iter().filter(|m| !lost.contains(&m.target));
@@ -485,7 +486,7 @@ fn observer(name: &str, role: Role, host: &str, options: &Options) -> Observer {
     }
 }
 
-/// Clients are the superuser of their machines, and are to do everything.
+/// Clients are root on their machines, and root is not squashed.
 fn root_stays_root() -> AccessRule {
     AccessRule {
         name: "clients".to_owned(),
@@ -497,7 +498,7 @@ fn root_stays_root() -> AccessRule {
     }
 }
 
-/// What a node proves itself with, in runs with certificates.
+/// A node's certificate, in runs with certificates.
 fn trust(name: &str, role: Role, options: &Options) -> Option<Arc<Trust>> {
     let (name, roles, until) = (name.to_owned(), vec![role], u64::MAX);
     let shown = Certificate { cluster: CLUSTER, name, roles, serial: 1, until, by: Pin::default() };
@@ -513,7 +514,7 @@ async fn made(env: &Env, dir: &Path) -> Result<()> {
     make().map_err(|e| Error::from_io(format_args!("make {}", dir.display()), &e))
 }
 
-/// Where a node is, who waits for the coordinator as roles do.
+/// The addresses of a node, which waits for the coordinator as roles do.
 fn site(name: &str, role: Role, host: &str, listen: Vec<Addr>, options: &Options) -> Site {
     let observer = observer(name, role, host, options);
     Site { observer, listen, listens: Arc::new(|| Ok(())), patience: PATIENCE }
@@ -539,7 +540,7 @@ async fn run_coordinator(env: Env, options: Options, listen: Vec<Addr>, new: boo
     std::future::pending().await
 }
 
-/// Says of processes on the leader's machine whether they are gone. Every other client is there.
+/// Reports whether processes on the leader's machine are gone. Every other client is there.
 fn gone(world: &World, lives: &Lives) -> Gone {
     let (world, lives) = (world.clone(), lives.clone());
     Arc::new(move |process| {

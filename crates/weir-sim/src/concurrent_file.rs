@@ -1,52 +1,52 @@
-//! What a file may hold that several clients change at the same moment.
+//! The possible contents of a file that several clients change concurrently.
 //!
-//! Every change and every look begins and ends at moments of one order. A look may find at an offset what a
-//! change left there that began before the look ended, unless another one that must be there lay wholly after
-//! that change and wholly before the look. So it is with sizes, and with records that are appended: each is
-//! there once, whole, and behind those that its writer appended before. Knows nothing of clients but who may
-//! have lost what.
+//! Every change and every read begins and ends at moments of one order. A read may find at an offset the
+//! bytes of a change that began before the read ended, unless another one that must be present lay wholly
+//! after that change and wholly before the read. The same holds for sizes, and for appended records: each is
+//! present once, as a whole, and after the earlier ones of its writer. Knows nothing of clients except which
+//! may have lost changes.
 
 use crate::model::{Who, bytes_of, pattern};
 use std::collections::BTreeMap;
 use weir_env::Instant;
 
-/// One more with each beginning and each end.
+/// Incremented with each beginning and each end.
 pub type Moment = u64;
 
 /// Operation, length and a check of both; then bytes of the operation.
 pub const HEADER_BYTES: usize = 8;
-/// Offsets that a mismatch is told with.
+/// Number of offsets listed with a mismatch.
 const SHOWN: usize = 12;
 
-/// Which change.
+/// A kind of change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Did {
     Write {
         offset: u64,
         len: u64,
     },
-    /// `grows`: the file is as long as that afterwards.
+    /// `grows`: the file then reaches at least the end of the range.
     Zero {
         offset: u64,
         len: u64,
         grows: bool,
     },
-    /// The file gets at least so long.
+    /// The file gets at least this size.
     Grow {
         len: u64,
     },
-    /// The file gets so long.
+    /// The file gets this size.
     Size {
         len: u64,
     },
-    /// A record, wherever the file ends.
+    /// A record at the end of the file.
     Append {
         len: u64,
     },
 }
 
 impl Did {
-    /// What it leaves at `offset`.
+    /// The byte that it leaves at `offset`.
     fn leaves(&self, op: u64, offset: u64) -> Option<u8> {
         match *self {
             Did::Write { offset: from, len } => {
@@ -57,7 +57,7 @@ impl Did {
             Did::Grow { .. } | Did::Append { .. } => None,
         }
     }
-    /// The file is at least so long when it is done.
+    /// The least size of the file after the change.
     fn end(&self) -> u64 {
         match *self {
             Did::Write { offset, len } | Did::Zero { offset, len, grows: true } => offset + len,
@@ -67,7 +67,7 @@ impl Did {
     }
 }
 
-/// Which process changes, and as what it stands when it begins.
+/// The process that makes a change, and its client's state at the beginning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Writer {
     pub who: Who,
@@ -85,9 +85,9 @@ struct Change {
     did: Did,
     begun: Moment,
     ended: Option<Moment>,
-    /// An `fsync` or `close` said so.
+    /// An `fsync` or `close` succeeded after it.
     safe: bool,
-    /// Its client was told of an error since.
+    /// Its client has got an error since.
     doubted: bool,
 }
 
@@ -98,7 +98,7 @@ impl Change {
     }
 }
 
-/// From where to where a look lasted, and who may have lost what by then.
+/// The duration of a read, and which clients may have lost changes by then.
 #[derive(Clone, Copy)]
 pub struct Look<'a> {
     pub from: Moment,
@@ -113,7 +113,7 @@ impl Look<'_> {
     fn may_be_lost(&self, change: &Change) -> bool {
         !change.safe && (change.doubted || !change.writer.sure || (self.may_have_lost)(&change.writer))
     }
-    /// It was there before the look began.
+    /// The change was complete before the read began.
     fn must_show(&self, change: &Change) -> bool {
         change.ended.is_some_and(|ended| ended < self.from) && !self.may_be_lost(change)
     }
@@ -122,7 +122,7 @@ impl Look<'_> {
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
     all: Vec<Change>,
-    /// Records are appended from here on; `None`: nobody appends.
+    /// Records are appended from here on; `None`: the file has no appends.
     log_from: Option<u64>,
 }
 
@@ -139,8 +139,8 @@ impl Changes {
         change.ended = Some(now);
     }
 
-    /// An `fsync` or `close` that `who` began at `began` ended well. It says nothing of changes whose loss
-    /// was told before, or from before its client was cut off.
+    /// An `fsync` or `close` that `who` began at `began` succeeded. It does not cover changes whose loss was
+    /// reported earlier, or from before its client was cut off.
     pub fn synced(&mut self, who: Who, began: Moment) {
         let covered = |c: &&mut Change| c.writer.who == who && c.ended.is_some_and(|ended| ended < began);
         self.all.iter_mut().filter(covered).for_each(|c| c.safe |= c.writer.sure && !c.doubted);
@@ -201,7 +201,7 @@ impl Changes {
         Ok(())
     }
 
-    /// Between what must and what may have made it so long.
+    /// Checks that the size is between the least and the largest possible one.
     pub fn check_size(&self, look: &Look<'_>, size: u64) -> Result<(), String> {
         if self.log_from.is_some() {
             return Ok(());
@@ -228,8 +228,8 @@ impl Changes {
     fn check_log(&self, look: &Look<'_>, from: u64, got: &[u8]) -> Result<(), String> {
         let is_cut = |c: &&Change| matches!(c.did, Did::Size { .. }) && look.may_show(c);
         let cuts: Vec<&Change> = self.all.iter().filter(is_cut).collect();
-        // What was lost in part may have left anything in its place; a look beside a cut may have seen some
-        // of both.
+        // A change that was partly lost may have left anything there; a read during a cut may have seen some
+        // bytes of both.
         let may_be_torn = self.all.iter().any(|c| look.may_show(c) && look.may_be_lost(c))
             || cuts.iter().any(|c| c.ended.is_none_or(|ended| ended >= look.from));
         let fail = |what: String| {
@@ -285,7 +285,7 @@ impl Changes {
         }
     }
 
-    /// Whose bytes these are.
+    /// The change that these bytes are from.
     fn origin(&self, offset: u64, bytes: &[u8]) -> String {
         if bytes.iter().all(|b| *b == 0) {
             return "zeros".into();
@@ -307,7 +307,7 @@ impl Changes {
     }
 }
 
-/// What operation `op` appends.
+/// The record that operation `op` appends.
 pub fn record(op: u64, len: usize) -> Vec<u8> {
     let (op4, len2) = ((op as u32).to_le_bytes(), (len as u16).to_le_bytes());
     let mut bytes = [&op4[..], &len2[..], &check_of(op, len)[..]].concat();

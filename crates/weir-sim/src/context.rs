@@ -1,5 +1,5 @@
-//! What all workloads of a run share: the world, who is excused, what was found, and the operations under
-//! way.
+//! State shared by all workloads of a run: the world, the clients' excuses, the findings, and the operations
+//! in flight.
 //!
 //! An error that nothing excuses breaks a promise.
 
@@ -17,9 +17,9 @@ use std::{
 use weir_env::{Instant, Rng, sim::World};
 use weir_proto::{Error, InodeId};
 
-/// What an operation may take: its patience, and a little for the work after the last wait.
+/// The longest duration of an operation: its patience, and a little for the work after the last wait.
 const OPERATION_MAX: Duration = Duration::from_secs(35);
-/// What the wait for movers that die may add to it.
+/// The additional wait for movers that die.
 const RECALL_MAX: Duration = Duration::from_secs(120);
 pub const DIRS: usize = 3;
 
@@ -27,13 +27,13 @@ pub struct Context {
     pub world: World,
     pub client_states: Arc<ClientStates>,
     pub marks: Marks,
-    /// Where files go that are evicted.
+    /// The home to which files are evicted.
     pub home: Option<Arc<Home>>,
     pub dirs: Vec<InodeId>,
     pub pause_us_max: u64,
     found: Mutex<Found>,
-    /// Topmost directories of volumes that are made and deleted, by their names in that of the volume around
-    /// them.
+    /// Root directories of volumes that are made and deleted, by their names in the root volume's root
+    /// directory.
     volumes: Mutex<BTreeMap<String, InodeId>>,
 }
 
@@ -42,13 +42,13 @@ pub struct Found {
     pub operations: u64,
     pub errors: Vec<String>,
     pub excused: u64,
-    /// Names whose files were given up: they may exist or not.
+    /// Names of files with unknown outcome: they may exist or not.
     pub uncertain: BTreeSet<(usize, String)>,
-    /// Files that have lost their names; some have them open still.
+    /// Files without a name; some clients still have them open.
     pub nameless: Vec<TurnFile>,
 }
 
-/// An operation under way; its drop ends it.
+/// An operation in flight; its drop ends it.
 pub struct UnderWay<'w> {
     context: &'w Context,
     pub op: u64,
@@ -63,7 +63,7 @@ impl Drop for UnderWay<'_> {
 }
 
 impl UnderWay<'_> {
-    /// It ended by itself, well or not.
+    /// It returned, successfully or not: checks its duration.
     pub fn check_time(&self, what: &str) {
         let took = self.context.world.now().since(self.begun);
         let excused = self.context.client_states.excuses_all(self.me);
@@ -126,7 +126,7 @@ impl Context {
         }
     }
 
-    /// What nobody who can be cut off did: nothing excuses it but too many deaths.
+    /// An error of an operation without a client: only too many dead targets excuse it.
     pub fn complain_of_nobody(&self, what: String, e: &Error) {
         self.world.trace(&format!("{what} failed: {e}"));
         if self.client_states.excuses_anybody() {
@@ -141,8 +141,8 @@ impl Context {
         self.world.trace(&format!("operation {op}: {what}"));
     }
 
-    /// Whether somebody must look before the bytes are known: a client may have lost some, or may lose them
-    /// for want of space when another one needs the file.
+    /// Whether the content must be read before it is known: a client may have lost bytes, or may lose them
+    /// for lack of space when another one needs the file.
     pub fn is_doubtful(&self, model: &FileModel) -> bool {
         model.is_doubtful(|c| self.client_states.cuts(c))
             || (self.client_states.is_full() && model.is_pending())

@@ -1,10 +1,10 @@
-//! Which kinds of operations there are, and which of them met which kinds of faults: as a table, and what is
-//! missing.
+//! The kinds of operations, and which of them met which kinds of faults: as a table, and the missing
+//! combinations.
 
 use crate::marks::Met;
 use crate::{FaultKind, clones, limits, locks, replica, small_files, snapshots, tree};
 
-/// What applications do.
+/// Operations of applications.
 pub const OPERATIONS: [&str; 15] = [
     "create",
     "write",
@@ -23,7 +23,7 @@ pub const OPERATIONS: [&str; 15] = [
     "shared-read",
 ];
 
-/// What was never seen together.
+/// Combinations that never occurred.
 pub fn never_met(met: &Met, kinds: &[FaultKind]) -> Vec<(&'static str, &'static str)> {
     let pairs = kinds.iter().flat_map(|kind| OPERATIONS.map(|operation| (kind.name(), operation)));
     pairs.filter(|pair| !met.contains_key(pair)).collect()

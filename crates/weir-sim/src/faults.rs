@@ -1,8 +1,7 @@
-//! What goes wrong, and when. Never more at once than the cluster promises to survive.
+//! Injects faults, never more at a time than the cluster promises to survive.
 //!
 //! A round: choose one or two faults, apply them, wait, undo them, wait until the cluster has repaired
-//! itself. So each error that a client sees is one that it should not have seen, unless it was cut off
-//! itself.
+//! itself. So each error that a client gets is a bug, unless the client itself was cut off.
 
 use crate::client_states::{LEAVES, client_name};
 use crate::cluster::{COORDINATOR, Cluster, HARNESS, META, TARGET_DIR, is_meta, meta_name, storage_name};
@@ -27,57 +26,57 @@ use weir_proto::TargetId;
 
 /// Simulated time in which redundancy must be back after the last fault of a round ended.
 const REPAIR_PATIENCE: Duration = Duration::from_secs(180);
-/// For the places of a lost target: each waits for its turn, and for other faults to end.
+/// Patience for the places of a lost target: each waits for its turn, and for other faults to end.
 const REPLACE_PATIENCE: Duration = Duration::from_secs(400);
-/// For the places of a drained target, two at a time.
+/// Patience for the places of a drained target, two at a time.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(400);
 /// Well within a client's patience of 30 s, with what recovery takes.
 const FAULT_MS_MAX: u64 = 6_000;
-/// Of [`KillTooMany`], and up to half as long again: most of a client's patience.
+/// Least duration of [`KillTooMany`], and up to half as long again: most of a client's patience.
 const TOO_MANY_MS_MIN: u64 = 13_000;
-/// Of [`StallDisk`], and up to as long again: a target that hangs for 10 s is taken for one that is gone.
+/// Least duration of [`StallDisk`], and up to twice that: a target that hangs for 10 s counts as gone.
 const STALL_MS_MIN: u64 = 11_000;
-/// Of [`CutClientFromTarget`] alone, and up to half as long again: longer than a client's patience. Beside
-/// others it ends with them.
+/// Least duration of [`CutClientFromTarget`] alone, and up to half as long again: longer than a client's
+/// patience. Together with other faults it ends with them.
 const CUT_MS_MIN: u64 = 31_000;
-/// After that logs agree, once all members are current.
+/// Logs agree after this time, once all members are current.
 const LOGS_COMPARED: Duration = Duration::from_secs(2);
-/// Of [`Faults::round`], around the fault itself.
+/// Longest pause of [`Faults::round`] before and after the fault itself.
 const BETWEEN_MS_MAX: u64 = 500;
-/// A client that stands still for no longer must lose nothing: half a lease, see `Settings`.
+/// A client that is stalled for no longer than this must lose nothing: half a lease, see `Settings`.
 const FORGIVEN: Duration = Duration::from_millis(2_500);
-/// A failed write or sync must have failed its target by then.
+/// After a failed write or sync, its target must be marked as failed by then.
 const VERDICT_PATIENCE: Duration = Duration::from_secs(20);
 /// A leader whose journal failed has ended by then.
 const JOURNAL_VERDICT: Duration = Duration::from_secs(1);
-/// A leader that starts answers nobody until the clients of before are back, at most for a lease term: see
-/// `Settings`. Who wants what one holds that died after that waits for [`LEAVES`].
+/// A leader that starts serves no client until its former clients are back, at most for a lease term: see
+/// `Settings`. Operations that need a lease of a client that died after that wait for [`LEAVES`].
 const LEADER_GRACE: Duration = Duration::from_millis(5_500);
-/// Until another copy leads: the silence of the leader, and what it was promised.
+/// Time until another copy leads: the leader's tolerated silence, and its promised term.
 const FAILOVER: Duration = Duration::from_millis(5_000);
-/// A leader may die again before it answers, and that twice is within an operation's patience. More often it
-/// is more than the cluster promises to survive (section 8 of the promises): the next round comes when it
-/// answers.
+/// A leader may die again before it serves, and two such deaths are within an operation's patience. More of
+/// them are more than the cluster promises to survive (section 8 of the promises): the next round waits until
+/// it serves.
 const EARLY_DEATHS_MAX: u32 = 2;
 const MILLION: u32 = 1_000_000;
 const DISK_BYTES: u64 = 16 << 30;
-/// The node whose disk is full until the first fault ends, if that is [`DiskFull`]: later ones come when it
-/// has all the space that a short run needs.
+/// The node whose disk is full until the first fault ends, if that is [`DiskFull`]: later full disks come
+/// when it has all the space that a short run needs.
 const FULL_FROM_BIRTH: &str = "s1";
-/// Enough for a target's index, not for the first piece of a slab.
+/// Enough for a target's index, not for the first step of a slab.
 const FULL_DISK_BYTES: u64 = 30 << 20;
 
-/// Two sides stay apart for well over a lease term and the time that the next leader waits.
+/// The two sides are separated for well over a lease term and the time that the next leader waits.
 const SPLIT_MS_MIN: u64 = 12_000;
 
-/// What must be so before the first server starts.
+/// Settings before the first server starts.
 pub fn prepare(world: &World, options: &Options) {
     if options.faults.first() == Some(&DiskFull) && !options.mute.contains(&0) {
         world.set_disk_capacity(FULL_FROM_BIRTH, FULL_DISK_BYTES);
     }
 }
 
-/// Injects faults until told to stop.
+/// Injects faults until it is stopped.
 pub struct Faults {
     cluster: Arc<Cluster>,
     work: Arc<Workload>,
@@ -85,7 +84,7 @@ pub struct Faults {
     rng: Rng,
     options: Options,
     stop: AtomicBool,
-    /// How many faults were chosen until now.
+    /// Number of faults chosen so far.
     chosen: Arc<AtomicU64>,
     state: Mutex<State>,
 }
@@ -93,31 +92,31 @@ pub struct Faults {
 #[derive(Default)]
 struct State {
     counts: BTreeMap<&'static str, u64>,
-    /// What disks did because they were told to.
+    /// Disk faults that took effect.
     disk_hits: BTreeMap<&'static str, u64>,
     /// Storage nodes that lost bytes for the rest of the run.
     spent: BTreeSet<String>,
-    /// Of disks that are to be put back as they were.
+    /// Copies of disks that will be restored.
     copies: BTreeMap<String, DiskCopy>,
-    /// Targets that are lost for good, until others have their places.
+    /// Targets that are lost for good and whose places are not yet taken over.
     gone: BTreeSet<TargetId>,
     /// Storage nodes whose targets are drained.
     drained: BTreeSet<String>,
-    /// When the leader started last, whether it had answers when something came that may have ended it since,
-    /// and how often in a row it had none.
+    /// When the leader last started, whether it was serving at the last event that may have ended it, and how
+    /// often in a row it was not.
     leader_began: Instant,
     leader_answered: bool,
     early_deaths: u32,
 }
 
-/// One fault and whom it hits.
+/// One fault and its victims.
 #[derive(Debug)]
 struct Fault {
     kind: FaultKind,
     victims: Vec<String>,
     others: Vec<String>,
     lasts: Duration,
-    /// Of the first victim's disk.
+    /// Faults of the first victim's disk so far.
     hits_before: AtomicU64,
 }
 
@@ -125,14 +124,14 @@ impl Fault {
     fn victim(&self) -> &str {
         &self.victims[0]
     }
-    /// Each victim with each other one.
+    /// Each victim with each of the others.
     fn pairs(&self) -> impl Iterator<Item = (&String, &String)> {
         self.victims.iter().flat_map(|near| self.others.iter().map(move |far| (near, far)))
     }
     fn takes(&self) -> impl Iterator<Item = &String> {
         self.victims.iter().filter(|v| self.kind.toll() != Toll::None && v.starts_with('s'))
     }
-    /// More than parity stands for are gone at once.
+    /// More members are gone at a time than parity allows.
     fn is_beyond_parity(&self) -> bool {
         matches!(self.kind, PowerCutAllStorage | KillTooMany)
     }
@@ -140,7 +139,7 @@ impl Fault {
     fn is_long(&self) -> bool {
         self.lasts + Duration::from_millis(2 * BETWEEN_MS_MAX) > FORGIVEN
     }
-    /// Clients that are cut off from the leader, or targets, so long that they may lose what is theirs.
+    /// Clients that are cut off from the leader, or from targets, so long that they may lose their leases.
     fn cuts(&self) -> Vec<usize> {
         let long = self.is_long();
         let names = match self.kind {
@@ -236,10 +235,10 @@ impl Faults {
         self.cluster.start(name);
     }
 
-    /// When the leader has an answer for everybody, if nobody else goes until then.
+    /// When the leader serves all clients again, if no other client dies until then.
     fn leader_answers_at(&self) -> Instant {
         let (began, gone) = (self.state().leader_began, self.cluster.holder_gone());
-        // Whoever went before it began is forgotten with its grace.
+        // Clients that went before it began are forgotten with its grace period.
         let grace = LEADER_GRACE + if self.options.servers.copies > 1 { FAILOVER } else { Duration::ZERO };
         if gone > began { (began + grace).max(gone + LEAVES) } else { began + grace }
     }
@@ -250,7 +249,7 @@ impl Faults {
         state.leader_began = now;
     }
 
-    /// Whether the next fault is one that a shrunk run leaves out.
+    /// Whether the next fault is one that a shrunk run omits.
     fn is_muted(&self) -> bool {
         self.options.mute.contains(&self.chosen.fetch_add(1, Ordering::Relaxed))
     }
@@ -280,7 +279,7 @@ impl Faults {
     fn one_of(&self, choices: &[String]) -> String {
         choices[self.rng.below(choices.len() as u64) as usize].clone()
     }
-    /// One of the first nodes for silent damage, one of the last for lasting damage: as many as can be lost
+    /// One of the first nodes for silent damage, one of the last for lasting damage: as many as may be lost
     /// if there is no other damage in this run.
     fn some_spent(&self, toll: Toll) -> usize {
         let only = self.options.faults.iter().all(|k| k.toll() == toll);
@@ -376,7 +375,7 @@ impl Faults {
         }
     }
 
-    /// A metadata node with some clients, and the coordinator with all others. Targets are on neither side.
+    /// A metadata node with some clients, and the coordinator with all others. Targets can reach both sides.
     fn two_sides(&self) -> (Vec<String>, Vec<String>) {
         let one = self.some_meta();
         let mut others: Vec<String> = self.metas().into_iter().filter(|n| *n != one).collect();
@@ -387,7 +386,7 @@ impl Faults {
         ([one].into_iter().chain(near).collect(), others)
     }
 
-    /// Storage nodes that cannot be used at the same moment stay within the parity.
+    /// Storage nodes that are unusable at the same time must stay within the parity.
     fn allowed(&self, fault: &Fault, under_way: &[Fault]) -> bool {
         let spent = self.spent();
         if fault.kind.toll() == Toll::Lasting && spent.contains(fault.victim()) {
@@ -399,7 +398,7 @@ impl Faults {
             return false;
         }
         let twice = under_way.iter().any(|f| f.victims.iter().any(|v| fault.victims.contains(v)));
-        // One copy of the metadata may be gone.
+        // One copy of the metadata may be down.
         let of_meta = |f: &Fault| f.victims.iter().chain(&f.others).any(|v| is_meta(v));
         let twice =
             twice || self.options.servers.copies > 1 && of_meta(fault) && under_way.iter().any(of_meta);
@@ -435,7 +434,7 @@ impl Faults {
 
     fn apply(&self, fault: &Fault) {
         let (world, victim) = (&self.world, fault.victim());
-        // Drawn whatever comes of it: else seeds would play another way.
+        // Always drawn: otherwise seeds would change their meaning.
         let often = MILLION / 1000 * (20 + self.rng.below(100) as u32);
         match fault.kind {
             KillStorage | KillMeta | KillCoordinator => world.kill(victim),
@@ -513,7 +512,7 @@ impl Faults {
         self.world.set_wall_offset(victim, self.rng.below(2 * most_ns) as i64 - most_ns as i64);
     }
 
-    /// A disk that answers late or wrongly. `often`: errors of a million.
+    /// A disk that is slow or returns errors. `often`: errors per million.
     fn spoil_disk(&self, kind: FaultKind, victim: &str, often: u32) {
         let plain = DiskFaults::default();
         let faults = match kind {
@@ -534,7 +533,7 @@ impl Faults {
         self.world.set_disk_faults(victim, faults);
     }
 
-    /// A disk that is lost, or comes back as it was once.
+    /// A disk that is lost, or returns in an older state.
     fn take_disk(&self, kind: FaultKind, victim: &str) {
         let world = &self.world;
         match kind {
@@ -607,7 +606,8 @@ impl Faults {
             KillClient => {}
             PauseClient | PauseStorage => world.resume(victim),
             PauseMeta => {
-                // Whoever was silent before may be so for a whole term from now on, if the leader noticed.
+                // Clients that were silent before may be so for a whole term from now on, if the leader
+                // noticed.
                 if fault.is_long() {
                     self.leader_begins();
                 }
@@ -640,12 +640,12 @@ impl Faults {
                 self.work.context.client_states.no_space();
                 world.set_disk_capacity(victim, DISK_BYTES);
             }
-            // It stays as it is.
+            // Its effect stays.
             ClockJump | ResetConnections | LateRequests | FlipBits | AddTargets => {}
         }
     }
 
-    /// All places have moved, or now and then the drain is cancelled at whatever point it has reached.
+    /// Waits until all places have moved, or at times cancels the drain at a random point.
     async fn end_drains(&self) {
         let drained = std::mem::take(&mut self.state().drained);
         for name in drained {
@@ -658,7 +658,7 @@ impl Faults {
         }
     }
 
-    /// Asks for it; the coordinator may be away.
+    /// Requests the drain; the coordinator may be down.
     fn drain(&self, victim: &str) {
         let (cluster, name) = (self.cluster.clone(), victim.to_owned());
         self.world.node(HARNESS).tasks.spawn("drain", async move {
@@ -666,7 +666,7 @@ impl Faults {
         });
     }
 
-    /// It dies when it next comes to one of these points, or of its index or journal, or soon after that.
+    /// It dies when it next reaches one of these points, or one of its index or journal, or soon after that.
     fn kill_at_some(&self, victim: &str, points: &[&'static str]) {
         let all: Vec<&'static str> = points.iter().copied().chain(weir_kv::crash_points::ALL).collect();
         let point = all[self.rng.below(all.len() as u64) as usize];
@@ -703,7 +703,7 @@ impl Faults {
     }
 }
 
-/// Everything but the target's identity goes.
+/// Deletes everything except the target's identity.
 fn empty_target(disk: &dyn Disk) -> std::io::Result<()> {
     let dir = Path::new(TARGET_DIR);
     for entry in disk.read_dir(dir)?.iter().filter(|e| e.name != IDENTITY_FILE) {

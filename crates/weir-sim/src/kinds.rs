@@ -1,6 +1,6 @@
-//! What can go wrong, by name. Plain facts about each kind of fault; nothing here happens.
+//! The kinds of faults, by name. Plain facts about each kind; no action.
 
-/// What can go wrong.
+/// A kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum FaultKind {
     KillStorage,
@@ -54,7 +54,7 @@ pub enum FaultKind {
 
 use FaultKind::*;
 
-/// For how long a fault takes a storage node's data away.
+/// For how long a fault makes a storage node's data unavailable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Toll {
     None,
@@ -117,20 +117,20 @@ impl FaultKind {
         SplitMetaWithClients,
     ];
 
-    /// Those that may come with any others. Damage that lasts does not pass every seed beside others yet (see
-    /// `docs/verification.md`); deaths at points are like other deaths; where too many die programs are told
-    /// errors, which hides others' faults; a disk that hangs takes the patience that others' faults need.
+    /// Kinds that may be combined with any others. Lasting damage does not pass every seed so yet (see
+    /// `docs/verification.md`); deaths at crash points are like other deaths; too many deaths cause errors,
+    /// which hide other faults; a hanging disk uses up the patience that other faults need.
     pub fn mixable(has_copies: bool) -> Vec<FaultKind> {
         let apart = |k: &FaultKind| {
             k.toll() == Toll::Lasting
                 || matches!(k, KillStorageAtPoint | KillMetaAtPoint | KillTooMany | StallDisk)
                 || !has_copies && (k.needs_copies() || *k == LoseTargetForGood)
-                || matches!(k, DrainTarget | AddTargets) // mixed in when asked for: older seeds keep their meaning
+                || matches!(k, DrainTarget | AddTargets) // only on request: older seeds keep their meaning
         };
         FaultKind::ALL.into_iter().filter(|k| !apart(k)).collect()
     }
 
-    /// Other targets must be there than those that a group needs.
+    /// Whether it needs more targets than a group has members.
     pub fn needs_spare_nodes(self) -> bool {
         matches!(self, LoseTargetForGood | DrainTarget | AddTargets)
     }
@@ -196,7 +196,7 @@ impl FaultKind {
         FaultKind::ALL.into_iter().find(|k| k.name() == name)
     }
 
-    /// What it takes from each storage node that it hits.
+    /// Its effect on the data of each storage node that it hits.
     pub fn toll(self) -> Toll {
         match self {
             KillStorage
@@ -216,9 +216,9 @@ impl FaultKind {
             | MovedAddress
             | EmptyReturns
             | OldCopyReturns
-            // Others take its places before the fault ends.
+            // Others take over its places before the fault ends.
             | LoseTargetForGood => Toll::Passing,
-            // A full disk refuses new bytes; what it has it gives.
+            // A full disk refuses new bytes; its data can be read.
             DiskFull => Toll::Passing,
             FlipBits | LostWrites | MisdirectedWrites => Toll::Silent,
             WriteErrors | SyncErrors | ReplaceDisk => Toll::Lasting,
@@ -241,9 +241,9 @@ impl FaultKind {
             | CutMetaFromCoordinator
             | LoseMetaDisk
             | SplitMetaWithClients => Toll::None,
-            // The client goes around.
+            // The client routes around it.
             CutClientFromTarget => Toll::None,
-            // Its places stay whole while they move.
+            // Its places stay complete while they move.
             DrainTarget | AddTargets => Toll::None,
         }
     }

@@ -1,9 +1,9 @@
 //! A cluster, a seed, faults and oracles.
 //!
 //! One run: a coordinator, a metadata leader, storage nodes and clients, all real code, in one simulated
-//! world. Clients work on files whose every byte is known; faults come and go within what the cluster
-//! promises to survive; then everything heals, and every name and byte is verified, also after a power cut of
-//! all, and with any m targets gone. A run is a function of its seed.
+//! world. Clients work on files whose every byte is known; faults come and go within the limits that the
+//! cluster promises to survive; then all faults end, and every name and byte is verified, also after a power
+//! cut of all nodes, and with any m targets down. A run is a function of its seed.
 //!
 //! Never shipped.
 #![forbid(unsafe_code)]
@@ -64,19 +64,20 @@ pub struct Options {
     pub scheme: Scheme,
     pub cell_shift: u8,
     pub clients: usize,
-    /// Turn files in use at the same time.
+    /// Turn files in use at a time.
     pub files: usize,
     /// Of each application on turn files (two per client).
     pub operations: u64,
-    /// An application rests up to so long between two operations. Longer: more faults meet fewer operations.
+    /// Longest pause of an application between two operations. A longer one lets more faults meet fewer
+    /// operations.
     pub pause_ms_max: u64,
     /// The first fault is the first of these.
     pub faults: Vec<FaultKind>,
-    /// Faults that are left out, by their number in the run: see [`shrink`].
+    /// Faults that are omitted, by their number in the run: see [`shrink`].
     pub mute: BTreeSet<u64>,
-    /// Files are evicted and come back from a home, by movers that die.
+    /// Files are evicted to a home and recalled, by movers that die.
     pub home: bool,
-    /// Snapshots are taken, looked at and removed.
+    /// Snapshots are taken, read and removed.
     pub snapshots: bool,
     /// The volume is cloned, and clones are changed and deleted.
     pub clones: bool,
@@ -84,10 +85,10 @@ pub struct Options {
     pub locks: bool,
     /// A tree of directories is changed.
     pub tree: bool,
-    /// What is removed goes to a trash.
+    /// Removed files go to a trash.
     pub trash: bool,
-    /// A volume mirrors a home that strangers change. Not with a home of the volume around it, which would
-    /// have that, too.
+    /// A volume mirrors a home that another party changes. Not together with a home of the enclosing volume,
+    /// which would ship it, too.
     pub replica: bool,
     /// Volumes with limits are made, written until they are full, and deleted.
     pub limits: bool,
@@ -99,14 +100,14 @@ pub struct Options {
 /// Storage nodes beyond the width of the scheme.
 const SPARE_NODES: usize = 2;
 
-/// What kind of servers they are.
+/// The shape of the servers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Servers {
     /// Nodes show certificates, and frames are protected.
     pub certificates: bool,
-    /// Nodes that keep the metadata.
+    /// Number of nodes that keep the metadata.
     pub copies: usize,
-    /// Storage nodes, the last ones, that join later.
+    /// Number of storage nodes, the last ones, that join later.
     pub late: usize,
 }
 
@@ -137,7 +138,7 @@ impl Default for Options {
     }
 }
 
-/// Where targets are lost for good or drained, others must be there to take their places.
+/// If targets are lost for good or drained, others must exist to take their places.
 fn with_spare_nodes(options: &Options) -> Options {
     let mut options = options.clone();
     if options.faults.iter().any(|kind| kind.needs_spare_nodes()) {
@@ -150,12 +151,12 @@ fn with_spare_nodes(options: &Options) -> Options {
 }
 
 impl Options {
-    /// A few kinds of faults, as the seed says: the first of them by turns.
+    /// A few kinds of faults, chosen by the seed: each kind comes first for some seeds.
     pub fn mixed(seed: u64) -> Options {
         Options::mixed_of(seed, 1)
     }
 
-    /// The same with this number of copies of the metadata.
+    /// Like [`Options::mixed`], with this number of copies of the metadata.
     pub fn mixed_of(seed: u64, copies: usize) -> Options {
         let world = World::new(seed, SimConfig::default());
         let rng = world.rng("mix");
@@ -164,7 +165,7 @@ impl Options {
         for _ in 0..5 {
             let kind = all[rng.below(all.len() as u64) as usize];
             let spends = |k: &FaultKind| matches!(k.toll(), Toll::Silent | Toll::Lasting);
-            // Damage that stays leaves room for one fault less: once in a run is enough.
+            // Lasting damage leaves room for one fault less: once in a run is enough.
             let is_too_much = spends(&kind) && faults.iter().any(spends);
             if !is_too_much && !faults.contains(&kind) {
                 faults.push(kind);
@@ -176,7 +177,7 @@ impl Options {
     }
 }
 
-/// What a run that kept every promise did.
+/// Statistics of a run that kept every promise.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outcome {
     pub trace_hash: u64,
@@ -185,12 +186,12 @@ pub struct Outcome {
     pub faults: BTreeMap<&'static str, u64>,
     /// Errors that a fault excuses.
     pub excused: u64,
-    /// How often bytes of a file were evicted because somebody asked for it.
+    /// How often bytes of a file were evicted on request.
     pub evictions: u64,
-    /// How often bytes of a file were evicted by who was writing it.
+    /// How often bytes of a file were evicted by the client that was writing it.
     pub own_evictions: u64,
     pub met: Met,
-    /// How often a disk did, during faults of each kind, what it was told to do wrong.
+    /// How often a disk fault took effect, during faults of each kind.
     pub disk_hits: BTreeMap<&'static str, u64>,
     pub simulated: Duration,
     /// The trace, if the options keep it.
@@ -202,7 +203,7 @@ pub struct Outcome {
 pub struct Broken {
     pub seed: u64,
     pub options: Options,
-    /// Muted ones too.
+    /// Including muted ones.
     pub faults_chosen: u64,
     pub what: String,
     /// The end of the trace, if the options keep it.
@@ -215,7 +216,7 @@ impl std::fmt::Display for Broken {
     }
 }
 
-/// How often the harness looks whether everybody is done.
+/// How often the harness checks whether all workloads are done.
 const POLL_EVERY: Duration = Duration::from_millis(20);
 const POLL_MAX: Duration = Duration::from_secs(60);
 /// Deleted files are gone from the targets by then.
@@ -245,7 +246,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Broken>> {
     Err(Box::new(Broken { seed, options, faults_chosen, what, log }))
 }
 
-/// What administrators and strangers do meanwhile.
+/// Starts the work of administrators and other parties.
 fn begin_beside(
     world: &World,
     cluster: &Arc<Cluster>,
@@ -366,7 +367,8 @@ impl Beside {
     }
 }
 
-/// Starts the process of a client: it connects, and its applications go on where the last ones were.
+/// Starts the process of a client: it connects, and its applications continue where the previous ones
+/// stopped.
 fn attend(world: &World, cluster: &Arc<Cluster>, work: &Arc<Workload>, me: usize) {
     let (world, cluster, work) = (world.clone(), cluster.clone(), work.clone());
     let env = world.node(&client_name(me));
@@ -389,7 +391,7 @@ fn attend(world: &World, cluster: &Arc<Cluster>, work: &Arc<Workload>, me: usize
     });
 }
 
-/// Everybody closes what is open and goes; then every error is known.
+/// Every client closes its files and ends; then every error is known.
 async fn leave(world: &World, work: &Workload, options: &Options) -> Result<(), Error> {
     for me in 0..options.clients {
         let begun = world.now();
@@ -417,8 +419,8 @@ async fn leave(world: &World, work: &Workload, options: &Options) -> Result<(), 
     Ok(())
 }
 
-/// By a client without caches; after a power cut of everything; with any m targets gone. Then everything is
-/// removed.
+/// Verifies with a client without caches; after a power cut of everything; with any m targets down. Then
+/// removes everything.
 async fn verify_from_all_sides(
     world: &World,
     cluster: &Cluster,
@@ -483,7 +485,7 @@ async fn verify(
     when: &str,
 ) -> Result<(), Error> {
     let reader = cluster.admin("reader").await.map_err(|e| e.doing(when))?;
-    // Before usage is added up: what is not listed yet is in nothing's usage.
+    // Before usage is added up: entries that are not enumerated yet are in no usage.
     clones.verify(&reader, when).await?;
     work.verify(&reader, when).await.map_err(|e| e.doing(when))?;
     snapshots.verify(&reader, when).await?;

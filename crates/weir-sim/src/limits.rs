@@ -1,10 +1,10 @@
-//! Volumes with limits: all clients write in them until they are refused, limits go up and down, snapshots
-//! are taken and removed, and volumes are deleted with all that is in them.
+//! Volumes with limits: all clients write in them until they are refused, limits are raised and lowered,
+//! snapshots are taken and removed, and volumes are deleted with their content.
 //!
-//! Oracle: a volume never has more bytes, or names, than its limits allowed at some time. What was synced is
-//! there; an `fsync` or a `close` never says that a limit is reached, for whoever may write was granted the
-//! room before. In the end whoever writes in a volume gets to its limit, to the byte: what dead clients had
-//! been granted is back, and what only snapshots hold counts for nothing.
+//! Oracle: a volume never has more bytes, or names, than its limits allowed at some time. Synced data is
+//! there; an `fsync` or a `close` never reports a reached limit, because the space was reserved before the
+//! write. In the end a writer reaches a volume's limit exactly: reservations of dead clients are released,
+//! and data that only snapshots hold does not count.
 
 use crate::calls::{close, is_gone, names_in, new_volume, read_whole, root_cred};
 use crate::cluster::{Cluster, other_schemes};
@@ -21,21 +21,21 @@ use weir_proto::map::Scheme;
 use weir_proto::volume::{Policy, Quota};
 use weir_proto::{ErrorKind, InodeId, Result, VolumeId};
 
-/// Volumes at the same time.
+/// Volumes at a time.
 const VOLUMES_MAX: usize = 3;
-/// Of each volume at the same time.
+/// Snapshots of each volume at a time.
 const SNAPSHOTS_MAX: usize = 2;
-/// Of each volume at the same time.
+/// Files of each volume at a time.
 const FILES_MAX: usize = 5;
 const LIMIT_BYTES_MAX: u64 = 1_500_000;
 const WRITE_BYTES_MAX: u64 = 400_000;
-/// Between two things that are done to volumes, beside a rest.
+/// Pause between two operations on volumes.
 const PAUSE: Duration = Duration::from_millis(100);
 const POLL_EVERY: Duration = Duration::from_secs(1);
-/// Sessions of dead clients are over by then, and what they were granted is back; a deleted volume is gone.
+/// By then sessions of dead clients are over and their reservations released, and a deleted volume is gone.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is done, in the table of what has met.
+/// Operation names in the table of marks.
 pub const WRITE: &str = "limited write";
 pub const LOOK: &str = "limited look";
 pub const EDIT: &str = "limit change";
@@ -46,7 +46,7 @@ pub struct Limits {
     world: World,
     /// Whether snapshots are taken.
     snapshots: bool,
-    /// Of the cluster; half of the volumes have another one.
+    /// The cluster's scheme; half of the volumes have another one.
     scheme: Scheme,
     volumes: Mutex<Vec<Arc<Limited>>>,
 }
@@ -66,7 +66,7 @@ struct Limited {
 struct File {
     name: String,
     ino: InodeId,
-    /// Whoever has it may use the file.
+    /// The holder may use the file.
     turn: tokio::sync::Mutex<Known>,
 }
 
@@ -75,14 +75,14 @@ struct Known {
     /// Its name is removed, or may be.
     is_gone: bool,
     handles: BTreeMap<usize, (Handle, Who)>,
-    /// Ranges that were written and not synced, and by whom.
+    /// Ranges that were written and not synced, and their writers.
     pending: Vec<(Who, (u64, u64))>,
-    /// Ranges that are there whatever happens.
+    /// Ranges that must be there.
     synced: Vec<(u64, u64)>,
 }
 
 impl Known {
-    /// `who` was told whether what it has written is safe.
+    /// `who` got a reply about the durability of its writes.
     fn reported<T>(&mut self, who: Who, safe: &Result<T>) {
         let (own, others): (Vec<_>, _) =
             std::mem::take(&mut self.pending).into_iter().partition(|p| p.0 == who);
@@ -97,8 +97,8 @@ impl Known {
         let pending = std::mem::take(&mut self.pending).into_iter();
         self.pending = pending.filter_map(|(who, range)| Some((who, cut(range)?))).collect();
     }
-    /// All that was ever written at a place is the same there: a byte of a file that is none of its own is of
-    /// another file, or place.
+    /// All writes to an offset of a file write the same byte: a byte that differs belongs to another file or
+    /// offset.
     fn check(&self, what: &str, ino: InodeId, got: &[u8]) {
         let wrong = (0..got.len() as u64).find(|at| ![0, byte(ino, *at)].contains(&got[*at as usize]));
         assert!(wrong.is_none(), "{what}: wrong byte at {wrong:?}");
@@ -143,7 +143,7 @@ impl Limits {
 
     // ---- what is done to volumes
 
-    /// As long as somebody writes in them: what the dead were granted then is looked for in the end.
+    /// Runs while the volumes are written: reservations of dead clients are checked at the end.
     pub async fn disturb(&self, context: &Context, cluster: &Cluster, is_used: impl Fn() -> bool) {
         let rng = self.world.rng("limits");
         let mut client: Option<Client> = None;
@@ -219,7 +219,7 @@ impl Limits {
         Ok(())
     }
 
-    /// One is taken, or the oldest one goes.
+    /// Takes a snapshot, or removes the oldest one.
     async fn change_snapshots(&self, volume: &Limited, client: &Client, op: u64) -> Result<()> {
         let all = client.snapshots(volume.id).await?;
         let changed = match all.first() {
@@ -264,7 +264,7 @@ impl Limits {
 
     // ---- the end
 
-    /// Whoever has a file open closes it.
+    /// Closes all open files.
     pub async fn close_all(&self, context: &Context) {
         for volume in self.all() {
             for file in volume.files() {
@@ -320,12 +320,12 @@ impl Limits {
         Ok(())
     }
 
-    /// All of the limit can be used.
+    /// Checks that all of the limit can be used.
     async fn fill(&self, client: &Client, volume: &Limited, when: &str) -> Result<()> {
         let now = client.volume(&volume.name).await?;
         let limit = now.quota.bytes_hard.unwrap_or_default();
         let goal = now.usage.bytes.max(limit);
-        // Names are not what this is about.
+        // The limit on names is not tested here.
         let edit = VolumeEdit { quota: Some(quota(limit, None)), ..VolumeEdit::default() };
         client.change_volume(&root_cred(), volume.id, &edit).await?;
         let name = b"fills it";
@@ -395,7 +395,7 @@ impl Limited {
     }
 }
 
-/// Of a process of a client in a volume.
+/// A process of a client in a volume.
 struct Visit<'a> {
     context: &'a Context,
     client: &'a Client,
@@ -435,7 +435,7 @@ impl Visit<'_> {
         match self.rng.below(16) {
             0 => {
                 self.log(file, "unlink");
-                known.is_gone = true; // whatever becomes of it
+                known.is_gone = true; // whether or not it succeeds
                 self.volume
                     .files
                     .lock()
@@ -457,7 +457,7 @@ impl Visit<'_> {
         let (cred, root) = (root_cred(), self.volume.root);
         let made = self.client.create(&cred, root, name.as_bytes(), 0o644, true, OpenMode::BOTH).await;
         let made = match made {
-            // There may be so many names.
+            // The limit on names may be reached.
             Err(e) if e.kind == ErrorKind::OverQuota && self.volume.inodes_max < u64::MAX => return Ok(()),
             made => made?,
         };
@@ -472,7 +472,7 @@ impl Visit<'_> {
     async fn handle(&self, file: &File, known: &mut Known) -> Result<Handle> {
         match known.handles.get(&self.who.client) {
             Some((handle, who)) if *who == self.who => return Ok(*handle),
-            _ => {} // of a life before
+            _ => {} // from an earlier process
         }
         let handle = self.client.open(&root_cred(), file.ino, OpenMode::BOTH).await?.handle;
         known.handles.insert(self.who.client, (handle, self.who));
@@ -483,13 +483,13 @@ impl Visit<'_> {
         let size = self.client.getattr(file.ino).await?.attr.size;
         let size = self.rng.below(size + 1);
         self.log(file, &format!("cut to {size} bytes"));
-        known.was_cut(size); // whatever becomes of it
+        known.was_cut(size); // whether or not it succeeds
         let handle = self.handle(file, known).await?;
         let set = SetAttrs { size: Some(size), ..SetAttrs::default() };
         self.client.setattr(&root_cred(), file.ino, Some(handle), set).await.map(drop)
     }
 
-    /// Writes at the end, or over what is there, and perhaps syncs it.
+    /// Appends, or overwrites, and sometimes syncs.
     async fn append(&self, file: &File, known: &mut Known) -> Result<()> {
         let handle = self.handle(file, known).await?;
         let size = self.client.getattr(file.ino).await?.attr.size;
@@ -501,7 +501,7 @@ impl Visit<'_> {
             Ok(written) => known.pending.push((self.who, (at, at + written as u64))),
             Err(e) if e.kind == ErrorKind::OverQuota => self.log(file, "no more goes to"),
             Err(e) => {
-                // What was not written is told once; the handle is not used again.
+                // A failed write is reported once; the handle is not used again.
                 known.handles.remove(&self.who.client);
                 let _ = self.client.release(handle).await;
                 let reported = Err(e);

@@ -1,9 +1,9 @@
 //! Locks: processes of every client count in files, each step under a lock, while faults come.
 //!
-//! Oracle: nobody is granted a lock that excludes another one's, unless that one may have lost it: whoever
-//! died, or was silent for longer than a lease bears. Under a lock the count is what the last step left; what
-//! a client had not made safe, and nobody else has seen, may go with it. One file is counted in under `fcntl`
-//! locks, another under `flock`.
+//! Oracle: no process gets a lock that conflicts with another one's, unless the holder may have lost it: it
+//! died, or was silent for longer than a lease. Under a lock the count is the result of the last step; a
+//! client's step that was neither durable nor seen by another client may be lost with it. One file is counted
+//! in under `fcntl` locks, another under `flock`.
 use crate::calls::{close, read_all, read_whole, root_cred};
 use crate::client_states::ClientStates;
 use crate::context::Context;
@@ -18,18 +18,18 @@ use weir_env::{Rng, sim::World};
 use weir_proto::lock::{LockKind, LockOwner, LockRange, LockSpace};
 use weir_proto::{Error, InodeId};
 
-/// A lock is held so long, at most, while nothing is wrong.
+/// Longest time that a lock is held without faults.
 const HOLD_MAX: Duration = Duration::from_millis(300);
-/// Some waits are interrupted after so long, at most.
+/// Longest time after which some waits are interrupted.
 const INTERRUPT_MAX: Duration = Duration::from_secs(2);
 const DIGITS: usize = 10;
 
-/// What is done under locks, in the table of what has met.
+/// The operation under locks in the table of marks.
 pub const COUNT: &str = "count";
 pub const LOOK: &str = "look at a count";
 pub const OPERATIONS: [&str; 2] = [COUNT, LOOK];
 
-/// The files that are counted in.
+/// The files with the counts.
 pub struct Counters {
     world: World,
     client_states: Arc<ClientStates>,
@@ -46,13 +46,13 @@ pub struct Counter {
 #[derive(Default)]
 struct State {
     holds: Vec<Hold>,
-    /// Not less than this is found, whoever dies.
+    /// The count is at least this, whichever client dies.
     safe: u64,
-    /// What the last step left.
+    /// The count after the last step.
     last: u64,
-    /// Whose that step was, if it may go with its client.
+    /// The client of that step, if the step may be lost with it.
     by: Option<Standing>,
-    /// A step began to write one more, and has not ended.
+    /// A step began to write the next count, and has not ended.
     pending: bool,
 }
 
@@ -62,7 +62,7 @@ struct Hold {
     kind: LockKind,
 }
 
-/// A client as it was when it was granted something.
+/// A client's state when it got a lock.
 #[derive(Clone, Copy)]
 struct Standing {
     who: Who,
@@ -98,7 +98,7 @@ impl Counters {
     fn standing(&self, me: usize) -> Standing {
         Standing { who: self.client_states.who(me), sure: !self.client_states.is_cut(me) }
     }
-    /// It may have lost what it was granted.
+    /// The client may have lost its lock.
     fn may_have_lost(&self, standing: &Standing) -> bool {
         let who = standing.who;
         !standing.sure || !self.client_states.is_alive(who) || self.client_states.cuts(who.client) != who.cuts
@@ -114,7 +114,7 @@ impl Counters {
         let done = async {
             let handle = client.open(&root_cred(), counter.ino, OpenMode::BOTH).await?.handle;
             let done = self.step_under_lock(context, client, me, rng, op, counter, kind, handle).await;
-            // However it ended, it does not count on the lock any more.
+            // Successful or not, it does not rely on the lock any more.
             counter.state().holds.retain(|hold| hold.op != op);
             let closed = close(client, handle).await;
             done.and(closed)
@@ -143,8 +143,8 @@ impl Counters {
             kind,
             pid: op as u32,
         };
-        // As it is when it asks: a silence that begins while it waits may end its session before it hears of
-        // the lock.
+        // The state at the time of its request: a silence that begins while it waits may end its session
+        // before it receives the grant.
         let standing = self.standing(me);
         if self.wait(client, handle, wish(Some(kind)), rng).await? == Locked::Interrupted {
             return Ok(());
@@ -166,7 +166,7 @@ impl Counters {
             counter.state().holds.retain(|hold| hold.op != op);
             let unlocked = client.try_lock(handle, wish(None)).await?;
             assert_eq!(unlocked, Locked::Granted, "operation {op}: an unlock waits for nobody");
-        } // or the close ends it
+        } // or the close releases it
         Ok(())
     }
 
@@ -218,7 +218,7 @@ impl Counters {
         state.holds.push(hold);
     }
 
-    /// The count, under a lock.
+    /// Reads the count under a lock.
     async fn look(
         &self,
         client: &Client,
@@ -228,13 +228,13 @@ impl Counters {
     ) -> Result<u64, Error> {
         let got = read_all(client, handle, 0, 2 * DIGITS).await?;
         if self.may_have_lost(standing) {
-            // The lock may be another one's by now, who counts on.
+            // The lock may belong to another process by now, which continues to count.
             return Ok(count_in(counter, &got));
         }
         Ok(self.check(counter, &got, Some(standing.who)))
     }
 
-    /// What is found is what may be there; others know from now on that it is.
+    /// Checks that the count found is a possible one; from now on the others know it.
     fn check(&self, counter: &Counter, got: &[u8], by: Option<Who>) -> u64 {
         let found = count_in(counter, got);
         let mut state = counter.state();
@@ -258,7 +258,7 @@ impl Counters {
 
     fn note_counted(&self, counter: &Counter, count: u64, standing: Standing) {
         let mut state = counter.state();
-        // Who may have lost the lock may have counted beside others.
+        // A process that may have lost its lock may have counted concurrently with others.
         if !self.may_have_lost(&standing) || state.last + 1 == count {
             (state.last, state.by, state.pending) = (count, Some(standing), false);
         }
@@ -271,7 +271,7 @@ impl Counters {
         }
     }
 
-    /// Every count, as `client` sees it.
+    /// Checks every count, as seen by `client`.
     pub async fn verify(&self, client: &Client, when: &str) -> Result<(), Error> {
         for counter in &self.counters {
             let got = read_whole(client, counter.ino).await.map_err(|e| e.doing(when))?;

@@ -124,7 +124,7 @@ fn main() -> ExitCode {
     if let Some(filter) = &args.trace {
         start_log(filter);
     }
-    // What broke is told with its seed.
+    // A failure is reported with its seed.
     std::panic::set_hook(Box::new(|_| {}));
     let begun = std::time::Instant::now();
     let sums = std::thread::scope(|scope| {
@@ -162,7 +162,7 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(sums.broken > 0))
 }
 
-/// Every so many-th seed.
+/// Every `jobs`-th seed.
 fn run_lane(args: &Args, lane: u64) -> Sums {
     let mut sums = Sums::default();
     for seed in (args.seed + lane..args.seed + args.runs).step_by(args.jobs as usize) {

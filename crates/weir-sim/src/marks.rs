@@ -1,4 +1,4 @@
-//! "Sometimes" marks: which kinds of operations were under way while which kinds of faults were.
+//! "Sometimes" marks: which kinds of operations overlapped with which kinds of faults.
 //!
 //! A simulator that never hits a combination proves nothing about it: the tests ask for each at least once.
 
@@ -19,12 +19,12 @@ struct State {
     faults: BTreeMap<FaultKind, u32>,
     /// By number.
     operations: BTreeMap<u64, &'static str>,
-    /// Evictions by writers until a fault began.
+    /// Number of evictions by writers when a fault began.
     own_evictions: BTreeMap<&'static str, u64>,
     met: Met,
 }
 
-/// In the table of what has met: a file's front goes home by who writes it.
+/// In the table of marks: the writer of a file evicts its front.
 pub const OWN_EVICTION: &str = "own eviction";
 
 impl Marks {
@@ -42,7 +42,7 @@ impl Marks {
         }
         state.faults.retain(|_, count| *count > 0);
     }
-    /// A fault of home begins or ends; `own_evictions`: how many there were until now.
+    /// A fault of home begins or ends; `own_evictions`: their number so far.
     pub fn home_fault(&self, name: &'static str, begins: bool, own_evictions: u64) {
         let state = &mut *self.state();
         if begins {
@@ -59,7 +59,7 @@ impl Marks {
             *state.met.entry((kind.name(), operation)).or_default() += 1;
         }
     }
-    /// Also of an operation that never began.
+    /// Also for an operation that never began.
     pub fn ends(&self, op: u64) {
         self.state().operations.remove(&op);
     }

@@ -1,16 +1,16 @@
-//! What a file must hold: its bytes as an ideal file system would have them, and which operation wrote each.
+//! The expected content of a file: its bytes in an ideal file system, and which operation wrote each.
 //!
-//! Every written byte is a function of (operation, offset), so wrong bytes tell which operation they are
-//! from. Knows nothing of clients, stripes or time.
+//! Every written byte is a function of (operation, offset), so wrong bytes identify their operation. Knows
+//! nothing of clients, stripes or time.
 
 use std::collections::BTreeMap;
 
-/// Bytes that a reader of a mismatch is shown.
+/// Bytes shown with a mismatch.
 const SHOWN_BYTES: usize = 12;
-/// Bytes that are compared at once.
+/// Bytes that are compared at a time.
 const AT_ONCE: usize = 4096;
 
-/// The byte that operation `op` writes at `offset`; never 0, so that holes are told from data.
+/// The byte that operation `op` writes at `offset`; never 0, so that holes differ from data.
 pub fn pattern(op: u64, offset: u64) -> u8 {
     patterns(op, offset / 8)[(offset % 8) as usize]
 }
@@ -20,7 +20,7 @@ fn patterns(op: u64, word: u64) -> [u8; 8] {
     let mut mixed = (op.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ word).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     mixed ^= mixed >> 31;
-    // Bytes that are 0 become 1, all eight at once.
+    // Bytes that are 0 become 1, all eight in one step.
     const LOW: u64 = 0x7F7F_7F7F_7F7F_7F7F;
     let is_zero = !(((mixed & LOW) + LOW) | mixed | LOW);
     (mixed | is_zero >> 7).to_le_bytes()
@@ -45,13 +45,13 @@ fn differing<'a>(one: &'a [u8], other: &'a [u8]) -> impl Iterator<Item = usize> 
         let from = at.min(bytes.len());
         &bytes[from..(from + AT_ONCE).min(bytes.len())]
     };
-    // Most of a file is as it should be.
+    // Most of a file is equal.
     let unlike = (0..len).step_by(AT_ONCE).filter(move |at| part(one, *at) != part(other, *at));
     let offsets = unlike.flat_map(move |at| at..len.min(at + AT_ONCE));
     offsets.filter(move |at| one.get(*at) != other.get(*at))
 }
 
-/// Which change.
+/// A kind of change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum What {
     Write { offset: u64, len: u64 },
@@ -59,7 +59,7 @@ pub enum What {
     Size { len: u64 },
 }
 
-/// Who changes: a client in one of its lives, and how often it had been cut off when it began.
+/// The author of a change: a client in one of its processes, and how often it had been cut off when it began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Who {
     pub client: usize,
@@ -67,27 +67,27 @@ pub struct Who {
     pub cuts: u64,
 }
 
-/// A change that may be there or not once its client is cut off, dies or is told of an error: nobody but its
-/// client has seen it, and no `fsync` or `close` has said that it is safe.
+/// A change that may be lost if its client is cut off, dies or gets an error: no other client has seen it,
+/// and no `fsync` or `close` has succeeded after it.
 #[derive(Clone, Debug)]
 struct Pending {
     who: Who,
     op: u64,
     what: What,
-    /// How long the file was when it began, for all that is known.
+    /// The known size of the file when it began.
     len_before: u64,
-    /// Its operation ended well.
+    /// Its operation succeeded.
     done: bool,
-    /// Its client was told of an error since.
+    /// Its client has got an error since.
     doubted: bool,
 }
 
 impl Pending {
-    /// Whether it may be there or not, as far as its client is concerned.
+    /// Whether it may be lost, as far as its client is concerned.
     fn is_doubtful(&self, cuts: &impl Fn(usize) -> u64) -> bool {
         !self.done || self.doubted || cuts(self.who.client) != self.who.cuts
     }
-    /// Whether it changed what is at `offset`, or that the file is so long.
+    /// Whether it changed the byte at `offset`, or the file's size beyond it.
     fn touches(&self, offset: u64) -> bool {
         match self.what {
             What::Write { offset: from, len } => (from.min(self.len_before)..from + len).contains(&offset),
@@ -102,14 +102,14 @@ pub struct FileModel {
     bytes: Vec<u8>,
     history: Vec<Change>,
     pending: Vec<Pending>,
-    /// As before the first of `pending`, while there are any, and with what has come to stay since.
+    /// The bytes before the first of `pending`, if any, including changes that have become durable since.
     durable: Vec<u8>,
-    /// Settled changes below changes of `pending`: their bytes show when those are lost.
+    /// Settled changes older than some of `pending`: their bytes appear if those are lost.
     below: Vec<Pending>,
-    /// What was durable before these.
+    /// The durable bytes before these.
     below_bytes: Vec<Vec<u8>>,
-    /// How long it was when somebody looked since: what others had done stays then, also if all of `pending`
-    /// is lost.
+    /// Sizes at which the file was read since: the changes of others are then durable, even if all of
+    /// `pending` is lost.
     lens_seen: Vec<u64>,
 }
 
@@ -133,7 +133,7 @@ fn apply(bytes: &mut Vec<u8>, op: u64, what: What) {
     }
 }
 
-/// For telling where wrong bytes come from.
+/// A record of a change, to identify wrong bytes.
 #[derive(Clone, Debug)]
 struct Change {
     op: u64,
@@ -142,13 +142,13 @@ struct Change {
     len: u64,
 }
 
-/// Changes, and what becomes of them.
+/// Changes and their outcomes.
 impl FileModel {
-    /// A file with these bytes, which are there for good.
+    /// A file with these bytes, which are durable.
     pub fn of(bytes: Vec<u8>) -> FileModel {
         FileModel { bytes, ..FileModel::default() }
     }
-    /// The same bytes where they are there for good, whatever becomes of who wrote them.
+    /// The same bytes as durable ones, regardless of their writers.
     pub fn settled(&self) -> FileModel {
         FileModel {
             pending: Vec::new(),
@@ -165,7 +165,7 @@ impl FileModel {
         self.bytes.is_empty()
     }
 
-    /// A change begins. From now on it may be there.
+    /// A change begins. From now on it may be visible.
     pub fn begin(&mut self, who: Who, op: u64, what: What) {
         if self.pending.is_empty() {
             self.durable = self.bytes.clone();
@@ -180,11 +180,11 @@ impl FileModel {
             What::Zero { offset, len } => ("punched", offset, len),
             What::Size { len } => ("set the size to", len, 0),
         };
-        // Before it is known how it ends: bytes of one that failed are told by their operation, too.
+        // Before its outcome is known: bytes of a failed change are identified by their operation, too.
         self.note(op, format!("c{} {did}", who.client), offset, len);
     }
 
-    /// The change that began as `op` ended well: from now on it must be there.
+    /// The change that began as `op` succeeded: from now on it must be visible.
     pub fn done(&mut self, op: u64) {
         let pending = self.pending.iter_mut().rfind(|p| p.op == op).expect("it began");
         pending.done = true;
@@ -192,16 +192,17 @@ impl FileModel {
         apply(&mut self.bytes, op, what);
     }
 
-    /// An `fsync` or a `close` of `client` ended well. It says nothing of changes whose loss was told before.
+    /// An `fsync` or a `close` of `client` succeeded. It does not cover changes whose loss was reported
+    /// earlier.
     pub fn synced(&mut self, client: usize) {
         if self.pending.iter().all(|p| p.done && !p.doubted && p.who.client == client) {
             self.pending.clear();
         }
     }
 
-    /// `client` has seen what the others wrote (it read, or was granted the right to write): it must stay.
-    /// But not where one of them was cut off meanwhile: it may have been before, and what it wrote was lost
-    /// before anybody saw it.
+    /// `client` has seen the others' changes (it read, or got the write lease): they must stay. Except for a
+    /// client that was cut off meanwhile: the cut may have been earlier, and its changes were lost before any
+    /// client saw them.
     pub fn seen_by(&mut self, client: usize, cuts: impl Fn(usize) -> u64) {
         let is_others = |p: &&Pending| p.who.client != client;
         let mut others = self.pending.iter().filter(is_others).peekable();
@@ -210,8 +211,8 @@ impl FileModel {
         }
     }
 
-    /// What is there now stays, but for what those changes made that `is_mine` says may still be lost. Below
-    /// these, any of the others' changes may be what shows.
+    /// The present content becomes durable, except for changes by `is_mine`, which may still be lost. Beneath
+    /// those, any of the others' changes may appear.
     fn keep_all_but(&mut self, is_mine: impl Fn(Who) -> bool) {
         let (mine, others): (Vec<Pending>, Vec<Pending>) =
             std::mem::take(&mut self.pending).into_iter().partition(|p| is_mine(p.who));
@@ -242,13 +243,13 @@ impl FileModel {
         self.pending.iter_mut().filter(|p| p.who.client == client).for_each(|p| p.doubted = true);
     }
 
-    /// Whether somebody must look before the bytes are known again. `cuts`: how often each client was cut off
-    /// until now.
+    /// Whether the file must be read before its bytes are known. `cuts`: how often each client was cut off so
+    /// far.
     pub fn is_doubtful(&self, cuts: impl Fn(usize) -> u64) -> bool {
         self.pending.iter().any(|p| p.is_doubtful(&cuts))
     }
 
-    /// Whether a change that one of `who` began may still arrive.
+    /// Whether a change that one of `who` began may still take effect.
     pub fn is_on_its_way(&self, who: impl Fn(Who) -> bool) -> bool {
         self.pending.iter().any(|p| !p.done && who(p.who))
     }
@@ -257,9 +258,9 @@ impl FileModel {
         !self.pending.is_empty()
     }
 
-    /// `me` has read the file: `got`, of which the bytes that `owns` says are judged. Each byte must be one
-    /// that may be there; it must stay from now on, but for what `me` itself may still lose. Returns whose
-    /// changes are lost.
+    /// `me` has read `got`; only bytes for which `owns` holds are checked. Each byte must be a possible one;
+    /// it is durable from now on, except for changes of `me` that may still be lost. Returns the clients
+    /// whose changes are lost.
     pub fn settle(
         &mut self,
         me: Who,
@@ -299,7 +300,7 @@ impl FileModel {
         Ok(lost)
     }
 
-    /// Between the least and the largest size that any of the changes in doubt may leave.
+    /// Checks that the size is possible with some of the changes in doubt.
     fn check_size(&self, len: u64) -> Result<(), String> {
         let mut sizes = vec![self.durable.len() as u64, self.len()];
         for p in &self.pending {
@@ -338,8 +339,8 @@ impl FileModel {
                 && (self.below.iter().any(leaves) || self.below_bytes.iter().any(is_in)))
     }
 
-    /// Clients whose acknowledged changes are lost if `settled` is what is there. None if an unfinished one
-    /// may explain the difference.
+    /// Clients that lost acknowledged changes if the content is `settled`. None if an unfinished change may
+    /// explain the difference.
     fn losers(&self, settled: &[u8]) -> Vec<Who> {
         if self.pending.iter().any(|p| !p.done) {
             return Vec::new();
@@ -347,7 +348,7 @@ impl FileModel {
         let mut losers: BTreeMap<usize, Who> = BTreeMap::new();
         for at in differing(settled, &self.bytes) {
             let newest = self.pending.iter().rfind(|p| p.touches(at as u64));
-            // Who was told of an error since is not told again.
+            // A client that got an error since is not notified again.
             losers.extend(newest.filter(|p| !p.doubted).map(|p| (p.who.client, p.who)));
         }
         losers.into_values().collect()
@@ -363,7 +364,7 @@ impl FileModel {
         &self.bytes[from..(from + len).min(self.bytes.len())]
     }
 
-    /// Takes over `other`'s bytes of a range (for files whose ranges have owners).
+    /// Copies `other`'s bytes of a range (for files whose ranges have owners).
     pub fn take(&mut self, other: &FileModel, offset: u64, len: usize) {
         let bytes = other.read(offset, len).to_vec();
         if bytes.is_empty() {
@@ -376,8 +377,8 @@ impl FileModel {
         self.history.extend(other.history.iter().filter(|c| c.touches(offset, len as u64)).cloned());
     }
 
-    /// Whether a read of `len` bytes at `offset` may give `got`; the error says what is wrong and whose bytes
-    /// came.
+    /// Whether a read of `len` bytes at `offset` may return `got`; the error names the mismatch and the
+    /// operation of the bytes found.
     pub fn check(&self, offset: u64, len: usize, got: &[u8]) -> Result<(), String> {
         let expected = self.read(offset, len);
         if expected == got {
@@ -409,7 +410,7 @@ impl FileModel {
         ))
     }
 
-    /// Which operation wrote such bytes at `offset`.
+    /// The operation that wrote these bytes at `offset`.
     fn origin(&self, offset: u64, bytes: &[u8]) -> String {
         let sample = &bytes[..bytes.len().min(SHOWN_BYTES)];
         if sample.iter().all(|b| *b == 0) {
@@ -499,10 +500,10 @@ mod tests {
             (with([1, 1], 50), true),   // lost
             (with([1, 2], 100), true),  // not lost
             (with([1, 2], 70), true),   // in part
-            (with([1, 2], 20), false),  // cut below what was safe
-            (with([1, 3], 50), false),  // of nobody
-            (with([2, 2], 100), false), // safe bytes changed
-            (vec![0; 100], false),      // safe bytes lost
+            (with([1, 2], 20), false),  // truncated below durable bytes
+            (with([1, 3], 50), false),  // bytes of no operation
+            (with([2, 2], 100), false), // durable bytes changed
+            (vec![0; 100], false),      // durable bytes lost
         ] {
             let settled = file.clone().settle(who(1), &got, None);
             assert_eq!(settled.is_ok(), fits, "{settled:?}");
@@ -514,8 +515,8 @@ mod tests {
         assert!(!file.is_doubtful(|_| 1), "what another has seen must stay");
     }
 
-    /// Seed 51001: one waits to open the file, meanwhile the other one dies with what it wrote, and then the
-    /// first one writes.
+    /// Seed 51001: one client waits to open the file, meanwhile the other one dies with its changes, and then
+    /// the first one writes.
     #[test]
     fn what_is_lost_before_another_writes_was_seen_by_nobody() {
         let cuts = |client: usize| u64::from(client == 0);
@@ -538,7 +539,8 @@ mod tests {
         assert!(file.settle(who(1), &bytes_of(1, 0, 90), None).is_err(), "what was safe must stay");
     }
 
-    /// Seed 900391: one settles the file with changes of its own that are not safe yet, and dies with these.
+    /// Seed 900391: a client settles the file with changes of its own that are not durable yet, and dies with
+    /// these.
     #[test]
     fn settled_bytes_show_when_the_changes_above_are_lost() {
         let mut file = FileModel::default();
@@ -556,10 +558,10 @@ mod tests {
         file.settle(who(0), &with([2, 3, 2, 1]), None).unwrap();
         for (ops, fits) in [
             ([2, 3, 2, 1], true),  // nothing is lost
-            ([2, 2, 2, 1], true),  // its own is, above the other's
-            ([2, 1, 2, 1], true),  // the other's had been lost where it wrote
-            ([1, 3, 2, 1], false), // what it saw is lost
-            ([2, 3, 2, 2], false), // of nobody
+            ([2, 2, 2, 1], true),  // its own change is, above the other's
+            ([2, 1, 2, 1], true),  // the other's change had been lost before its write
+            ([1, 3, 2, 1], false), // bytes that it saw are lost
+            ([2, 3, 2, 2], false), // bytes of no operation
         ] {
             let settled = file.clone().settle(who(1), &with(ops), None);
             assert_eq!(settled.is_ok(), fits, "{ops:?}: {settled:?}");
@@ -568,7 +570,7 @@ mod tests {
         assert!(!file.is_doubtful(|_| 1));
     }
 
-    /// Seed 900342: one truncates the file, another sees that, appends, and dies with what it appended.
+    /// Seed 900342: one client truncates the file, another sees that, appends, and dies with its append.
     #[test]
     fn the_size_below_a_lost_append_is_as_truncated() {
         let mut file = FileModel::default();

@@ -1,8 +1,8 @@
-//! A volume that mirrors a home which strangers change all the while: clients read it, movers and servers
+//! A volume that mirrors a home which another party changes all the time: clients read it, movers and servers
 //! die, and home fails.
 //!
-//! Oracle: who reads a file reads all of one state that it had at home, or is told an error if it is not so
-//! there any more. Nothing is changed at home but by strangers. In the end the volume shows what is at home.
+//! Oracle: a read returns all of one state that the file had at home, or an error if that state is gone. Only
+//! the other party changes home. In the end the volume equals home.
 
 use crate::calls::{is_gone, names_in, new_volume, read_whole, root_cred};
 use crate::cluster::Cluster;
@@ -19,10 +19,10 @@ use weir_proto::meta::{Attr, FileKind, Time};
 use weir_proto::relation::{RelationId, RelationVerb};
 use weir_proto::{ErrorKind, InodeId, Result, VolumeId};
 
-/// Its topmost directory, in the root volume's.
+/// Its root directory, in the root volume's.
 pub const NAME: &str = "replica";
 const URL: &str = "file:///elsewhere";
-/// A home that is empty all at once is not believed.
+/// A home that suddenly is empty is not trusted.
 const ANCHOR: &[u8] = b"anchor";
 /// Names in each directory are `n0` and so on.
 const NAMES: u64 = 6;
@@ -30,16 +30,16 @@ const THINGS_MAX: usize = 24;
 const DEPTH_MAX: usize = 3;
 const FILE_BYTES_MAX: u64 = 600_000;
 const READ_BYTES_MAX: u64 = 100_000;
-/// Between two things that happen at home, at most.
+/// Longest pause between two changes at home.
 const PAUSE_MAX: Duration = Duration::from_secs(3);
 const FAULT_MAX: Duration = Duration::from_secs(10);
-/// A client's patience, and the lease term of a mover that died with the question.
+/// A client's patience, and the lease term of a mover that died with the request.
 const SILENCE_FELT: Duration = Duration::from_secs(40);
 const POLL_EVERY: Duration = Duration::from_secs(1);
-/// The volume shows what is at home by then.
+/// The volume equals home by then.
 const PATIENCE: Duration = Duration::from_secs(400);
 
-/// In the table of what has met.
+/// The operation in the table of marks.
 pub const LOOK: &str = "replica look";
 
 pub struct Replica {
@@ -50,15 +50,15 @@ pub struct Replica {
     home: MemoryHome,
     movers: Movers,
     strangers: Mutex<Strangers>,
-    /// Until then it is excused that a question which home or a mover has to answer was not, in nanoseconds.
+    /// Until then, in nanoseconds, a missing reply of home or a mover is excused.
     silent_until: AtomicU64,
 }
 
 #[derive(Default)]
 struct Strangers {
-    /// Of each time (in nanoseconds) that they changed a file: what was in it then.
+    /// The content of a file at each time (in nanoseconds) that it was changed.
     states: BTreeMap<i64, Vec<u8>>,
-    /// Home as they left it.
+    /// Home after the last change by the other party.
     left: BTreeMap<HomePath, Thing>,
 }
 
@@ -89,7 +89,7 @@ impl Replica {
 
     // ---- what happens at home
 
-    /// Strangers, and faults of home and of movers, until told that it is enough.
+    /// Makes changes and faults of home and of movers until `is_enough`.
     pub async fn disturb(&self, is_enough: impl Fn() -> bool) {
         let rng = self.world.rng("strangers");
         let pause = |max: Duration| self.world.sleep(Duration::from_nanos(rng.below(max.as_nanos() as u64)));
@@ -134,7 +134,7 @@ impl Replica {
         self.world.trace(&format!("at home: {change}"));
         self.check_home();
         let mut strangers = self.strangers();
-        // No two have the same time.
+        // No two changes have the same time.
         let last = strangers.states.keys().next_back().copied().unwrap_or_default();
         let nanos = (last + 1).max(self.world.now().0 as i64);
         self.home.change(Time { nanos }, &change);
@@ -185,7 +185,7 @@ impl Replica {
             _ => {
                 let from = some(&things)?;
                 let to = if rng.below(2) == 0 { place } else { some(&things)? };
-                // A file in the place of a file, or anything where nothing is.
+                // A file replaces a file, or any entry takes a free name.
                 let fits = all.get(&to).is_none_or(|there| {
                     there.kind == FileKind::Regular && all[&from].kind == FileKind::Regular
                 });
@@ -208,7 +208,7 @@ impl Replica {
         }
     }
 
-    /// Goes down to some file, and reads it.
+    /// Walks down to some file, and reads it.
     async fn look(&self, client: &Client, rng: &Rng) -> Result<()> {
         let (mut dir, mut path) = (self.root, HomePath::root());
         loop {
@@ -295,7 +295,7 @@ impl Replica {
 
     // ---- the end
 
-    /// The volume shows what is at home.
+    /// Checks that the volume equals home.
     pub async fn verify(&self, client: &Client, when: &str) -> Result<()> {
         self.check_home();
         let deadline = self.world.now() + PATIENCE;

@@ -1,4 +1,4 @@
-//! A file that all clients write at the same moment, each in records of its own.
+//! A file that all clients write concurrently, each in records of its own.
 use crate::calls::read_all;
 use crate::client_states::ClientStates;
 use crate::model::{FileModel, Who};
@@ -10,13 +10,13 @@ use weir_proto::{Error, InodeId};
 
 pub const RECORDS: u64 = 12;
 
-/// Records of a size of its own; record `r` belongs to client `r % clients`.
+/// Records of one size; record `r` belongs to client `r % clients`.
 pub struct SharedFile {
     pub name: String,
     pub ino: InodeId,
     pub record_bytes: usize,
     pub models: Vec<Mutex<FileModel>>,
-    /// Bytes were lost with a client: how long the file is, is not known.
+    /// Bytes were lost with a client: the size of the file is unknown.
     pub lossy: AtomicBool,
 }
 
@@ -57,8 +57,8 @@ impl SharedFile {
     }
 }
 
-/// Others write beyond: a record that this client wrote in part may be followed by zeros up to the size they
-/// made.
+/// Other clients write beyond: a record that this client wrote in part may be followed by zeros up to the
+/// size that they reached.
 pub fn check_own_record(model: &FileModel, offset: u64, len: usize, got: &[u8]) -> Result<(), String> {
     let known = model.read(offset, len).len();
     if got.len() >= known && got[known..].iter().all(|b| *b == 0) {

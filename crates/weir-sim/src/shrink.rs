@@ -1,6 +1,6 @@
 //! Makes a failing run small: fewer operations, fewer faults, as long as it still fails.
 //!
-//! Any failure counts: a smaller run with another failure is as good a start for whoever looks.
+//! Any failure counts: a smaller run with another failure is an equally good start for debugging.
 
 use crate::{Broken, Options, run};
 

@@ -1,11 +1,10 @@
-//! Small files that everybody uses at the same moment: what an inode holds goes to targets while others
-//! write, append, cut and look.
+//! Small files that all clients use concurrently: inline data moves to targets while clients write, append,
+//! truncate and read.
 //!
-//! A *bout*: one process makes a file of a few bytes to some 10 KiB, or takes the last one, and all that rest
-//! come and context on it, each for a few steps, a millisecond apart. Half of the files have places of their
-//! own for each process, the others are appended to. Then the file is looked at as a whole, and gives way to
-//! the next by a rename over it or by its removal, while some have it open still. Oracle: see
-//! [`crate::beside`].
+//! A *bout*: one process makes a file of a few bytes to some 10 KiB, or takes the last one, and all idle
+//! processes join in, each for a few steps, a millisecond apart. Half of the files have separate ranges for
+//! each process, the others are appended to. Then the whole file is read, and is replaced by the next through
+//! a rename over it or by its removal, while some still have it open. Oracle: see [`crate::concurrent_file`].
 
 use crate::calls::{close, read_all, root_cred};
 use crate::client_states::ClientStates;
@@ -28,14 +27,14 @@ use weir_env::{Rng, sim::World};
 use weir_proto::meta::RenameMode;
 use weir_proto::{Error, ErrorKind, InodeId};
 
-/// Files at the same time.
+/// Files at a time.
 const PLACES: usize = 2;
 const STEPS_MAX: u64 = 8;
-/// A process waits no longer between two steps: some round trips.
+/// Longest pause of a process between two steps: some round trips.
 const STEP_PAUSE: Duration = Duration::from_millis(4);
-/// How long files may get by writes in places.
+/// Sizes that files reach by writes in separate ranges.
 const SPANS: [u64; 5] = [40, 400, 4_000, 4_200, 10_000];
-/// What is appended to a file; then there is nothing left to do but to look.
+/// Limit on appended bytes; after that the file is only read.
 const APPENDED_BYTES_MAX: u64 = 40_000;
 
 pub const CREATE: &str = "small create";
@@ -45,7 +44,7 @@ pub const READ: &str = "small read";
 pub const SIZE: &str = "small size";
 pub const ZERO: &str = "small zero";
 pub const SYNC: &str = "small sync";
-/// What is done to small files, in the table of what has met.
+/// Operations on small files in the table of marks.
 pub const OPERATIONS: [&str; 7] = [CREATE, WRITE, APPEND, READ, SIZE, ZERO, SYNC];
 
 pub struct SmallFiles {
@@ -67,7 +66,8 @@ struct Place {
 }
 
 impl Place {
-    /// Who was about to remove the file died, or failed: nobody knows whether it has its name.
+    /// The process that was about to remove the file died, or failed: whether it still has its name is
+    /// unknown.
     fn give_up(&mut self) {
         self.file.take_if(|file| file.is_leaving());
     }
@@ -75,22 +75,22 @@ impl Place {
 
 pub struct SmallFile {
     pub ino: InodeId,
-    /// What it is called where it is told of.
+    /// Its name in messages.
     title: String,
     shape: Shape,
     changes: Mutex<Changes>,
-    /// Somebody began to remove it.
+    /// A removal has begun.
     is_leaving: Mutex<bool>,
     appended: AtomicU64,
-    /// What the first look showed when nobody used it any more.
+    /// The content at the first read after all processes had stopped using it.
     settled: Mutex<Option<Vec<u8>>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Shape {
-    /// Records follow after so many bytes.
+    /// Records follow after this number of bytes.
     log_from: Option<u64>,
-    /// Writes are within that.
+    /// Writes stay within this size.
     span: u64,
     /// Block `n` of a file belongs to process `n % processes`.
     block: u64,
@@ -108,7 +108,7 @@ impl SmallFile {
     }
 }
 
-/// What a snapshot must show of a small file: what a look would have shown that lasted as long as the taking.
+/// The content of a small file that a snapshot must show: as a read during the taking could have shown it.
 pub struct SnapshotSmallFile {
     file: Arc<SmallFile>,
     name: (usize, String),
@@ -155,7 +155,7 @@ impl SmallFiles {
         file.changes().check(&Look { from, to, may_have_lost: &may_have_lost }, got)
     }
 
-    /// Until a bout begins.
+    /// Waits until a bout begins.
     pub async fn bout(&self) {
         self.bout_begins.notified().await;
     }
@@ -195,7 +195,7 @@ impl SmallFiles {
         file
     }
 
-    /// Where each file is.
+    /// The directory and name of each file.
     pub async fn names(&self) -> BTreeSet<(usize, String)> {
         let mut names = BTreeSet::new();
         for place in &self.places {
@@ -206,7 +206,7 @@ impl SmallFiles {
         names
     }
 
-    /// Before a snapshot is taken: what may be in it, as it is from now on.
+    /// Before a snapshot is taken: the files that may be in it, in their state from now on.
     pub fn before_snapshot(&self) -> Vec<SnapshotSmallFile> {
         let is_there = |place: &tokio::sync::Mutex<Place>| {
             let place = place.try_lock().ok()?;
@@ -219,7 +219,7 @@ impl SmallFiles {
             .map(|(file, name)| SnapshotSmallFile { file, name, from, to: from, shown: None })
             .collect()
     }
-    /// What is certainly in it.
+    /// The files that must be in it.
     pub fn after_snapshot(&self, mut files: Vec<SnapshotSmallFile>) -> Vec<SnapshotSmallFile> {
         files.retain(|old| !old.file.is_leaving());
         let to = self.moment();
@@ -237,7 +237,7 @@ impl SmallFiles {
         }
     }
 
-    /// Every file, when nobody uses any: what the first look shows stays.
+    /// Reads every file while no process uses any: the content of the first read stays.
     pub async fn verify(&self, context: &Context, client: &Client, when: &str) -> Result<(), Error> {
         for place in &self.places {
             let mut place = place.lock().await;
@@ -294,7 +294,7 @@ struct Player<'w> {
     rng: &'w Rng,
 }
 
-/// A file as a process has it open.
+/// A process's handle on an open file.
 #[derive(Clone, Copy)]
 struct Opened {
     handle: Handle,
@@ -319,7 +319,7 @@ impl Player<'_> {
         self.context.log(op, format_args!("c{} {what}", self.me));
     }
 
-    /// A change that is in the model from before it begins until it is done.
+    /// Makes a change that is in the model from before it begins until it is done.
     async fn change<T>(
         &self,
         file: &SmallFile,
@@ -335,7 +335,7 @@ impl Player<'_> {
         Ok(done)
     }
 
-    /// Another file in a place, or the one that is there; everybody is called.
+    /// Creates another file in a place, or takes the present one; calls all processes.
     async fn begin_bout(&self) -> Option<(Arc<SmallFile>, Option<Opened>)> {
         let number = self.below(PLACES as u64) as usize;
         let mut place = self.small_files.places[number].lock().await;
@@ -368,7 +368,7 @@ impl Player<'_> {
         }
     }
 
-    /// Makes a file; the one that was there is looked at once more and goes.
+    /// Makes a file; the previous one is read once more and removed.
     async fn replace(&self, place: &mut Place) -> Answer<(Arc<SmallFile>, Option<Opened>)> {
         let under_way = self.context.begin(self.me, CREATE);
         let name = (self.below(DIRS as u64) as usize, format!("t{}", under_way.op));
@@ -388,7 +388,7 @@ impl Player<'_> {
         Ok((file, opened))
     }
 
-    /// A file takes the place of an old one: under its own name, or that of the old one.
+    /// Replaces an old file: under the new name, or under that of the old one.
     async fn give_way(&self, old: &(usize, String), name: (usize, String)) -> Answer<(usize, String)> {
         let (cred, parent) = (root_cred(), self.context.dirs[old.0]);
         let is_removal = self.one_in(2);
@@ -413,7 +413,8 @@ impl Player<'_> {
         (Shape { log_from, span, block }, log_from.unwrap_or(len))
     }
 
-    /// It has its first bytes; who appends behind them must find them, so there they are safe.
+    /// Creates the file with its first bytes; a process that appends must find them, so they are made
+    /// durable.
     async fn create(&self, op: u64, name: &(usize, String)) -> Answer<(Arc<SmallFile>, Option<Opened>)> {
         let (shape, len) = self.some_shape();
         self.log(op, format_args!("create {} in d{}, {shape:?}, {len} bytes", name.1, name.0));
@@ -452,7 +453,7 @@ impl Player<'_> {
             None => {
                 self.pause().await;
                 match self.open(file).await {
-                    // It went before this process came.
+                    // It was removed before this process opened it.
                     Err(_) if file.is_leaving() => return Ok(()),
                     opened => opened?,
                 }
@@ -530,12 +531,12 @@ impl Player<'_> {
         }
     }
 
-    /// Where all may write; files that are appended to only below their records.
+    /// The range that all may write; in files with appends only below their records.
     fn span(&self, file: &SmallFile) -> u64 {
         file.shape.log_from.unwrap_or(file.shape.span)
     }
 
-    /// Mostly of a place of its own.
+    /// A range, mostly in its own blocks.
     fn some_range(&self, file: &SmallFile) -> (u64, u64) {
         let (span, block) = (self.span(file), file.shape.block);
         let processes = self.small_files.joined.len() as u64;
@@ -594,7 +595,7 @@ impl Player<'_> {
 
     async fn extend(&self, handle: Handle, len: u64) -> Result<(), Error> {
         match self.client.fallocate(handle, Allocate::Extend, 0, len).await {
-            // It has holes and is longer than that: nothing is reserved, and nothing has to grow.
+            // It has holes and is longer than that: the call needs to change nothing.
             Err(e) if e.kind == ErrorKind::Unsupported => Ok(()),
             done => done,
         }
@@ -631,7 +632,7 @@ impl Player<'_> {
         Ok(())
     }
 
-    /// All of it; now and then its size only, or its bytes are given back.
+    /// Reads all of it; at times only its size, or evicts it.
     async fn read(&self, file: &SmallFile, handle: Handle, op: u64) -> Answer<()> {
         match self.below(12) {
             0 => return self.stat(file, op).await,
@@ -650,7 +651,7 @@ impl Player<'_> {
         Ok(())
     }
 
-    /// What it was granted before it was cut off may go away under its eyes.
+    /// Its lease from before it was cut off may be revoked during the operation.
     fn is_sure_still(&self, who: &Writer) -> bool {
         who.sure && self.small_files.client_states.who(self.me) == who.who
     }
@@ -681,7 +682,7 @@ impl Player<'_> {
         Ok(())
     }
 
-    /// By a handle of its own, when its bout may be over.
+    /// Reads it through a separate handle, after its bout may have ended.
     async fn look_from_outside(&self, file: &SmallFile) -> Answer<()> {
         let under_way = self.context.begin(self.me, READ);
         let handle =

@@ -1,10 +1,10 @@
 //! Snapshots, taken and removed at random times while files are used and faults come.
 //!
-//! Oracle: a snapshot shows of each turn file exactly what the model had when it was taken; what was in doubt
-//! then is decided by the first look, and stays. Of shared files, which others write all the while, it shows
-//! the same at every look; of small ones what a look could have shown that lasted as long as the taking, and
-//! the same from then on. Names that come and go afterwards change nothing. In the end, when all is removed,
-//! all space must be given back.
+//! Oracle: a snapshot shows each turn file exactly as the model was when it was taken; bytes that were in
+//! doubt then are settled by the first read, and stay. Shared files, which clients write all the time, show
+//! the same content at every read; small ones show what a read during the taking could have shown, and the
+//! same from then on. Later changes of names have no effect. In the end, when all is removed, all space must
+//! be returned.
 use crate::calls::root_cred;
 use crate::client_states::ClientStates;
 use crate::cluster::Cluster;
@@ -21,27 +21,27 @@ use weir_client::Client;
 use weir_env::{Rng, sim::World};
 use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 
-/// Snapshots at the same time.
+/// Snapshots at a time.
 const HELD_MAX: usize = 3;
-/// Between two things that are done to snapshots, at most.
+/// Longest pause between two operations on snapshots.
 const PAUSE_MAX: Duration = Duration::from_secs(4);
-/// A snapshot is taken so long after work on a small file began, at most.
+/// Longest time between the beginning of work on a small file and the snapshot.
 const AMID_MAX: Duration = Duration::from_millis(8);
 const READ_BYTES: usize = 2 << 20;
 
-/// What is done to snapshots, in the table of what has met.
+/// The operation on snapshots in the table of marks.
 pub const TAKE: &str = "snapshot";
 pub const LOOK: &str = "snapshot look";
 pub const REMOVE: &str = "snapshot removal";
 pub const OPERATIONS: [&str; 3] = [TAKE, LOOK, REMOVE];
 
-/// A file as it was.
+/// A file in a snapshot.
 struct SnapshotFile {
     dir: InodeId,
     name: String,
     ino: InodeId,
     model: FileModel,
-    /// Nobody knew for certain what was in it.
+    /// Its content was uncertain.
     in_doubt: bool,
 }
 
@@ -49,13 +49,13 @@ struct Taken {
     number: u32,
     name: String,
     turn_files: Vec<SnapshotFile>,
-    /// What the first look showed, by name.
+    /// The content at the first read, by name.
     shared: BTreeMap<String, Vec<u8>>,
     small_files: Vec<SnapshotSmallFile>,
     tree: Option<SnapshotTree>,
 }
 
-/// All that are there.
+/// All existing snapshots.
 pub struct Snapshots {
     world: World,
     cluster: Arc<Cluster>,
@@ -77,7 +77,7 @@ impl Snapshots {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until all other work is done.
+    /// Runs until all other work is done.
     pub async fn disturb(&self) {
         let rng = self.world.rng("snapshots");
         let mut client = None;
@@ -115,7 +115,7 @@ impl Snapshots {
         }
     }
 
-    /// Whether work on a small file is under way that began meanwhile.
+    /// Whether work on a small file has begun meanwhile.
     async fn rest(&self, rng: &Rng) -> bool {
         let pause = self.world.sleep(Duration::from_nanos(rng.below(PAUSE_MAX.as_nanos() as u64)));
         if rng.below(2) == 0 {
@@ -132,7 +132,7 @@ impl Snapshots {
     }
 
     async fn take(&self, client: &Client, op: u64, is_amid: bool) -> Result<(), Error> {
-        // While nobody uses turn files, what is in them is known; to wait for that takes time.
+        // While no client uses turn files, their content is known; waiting for that takes time.
         let slots = if is_amid { Vec::new() } else { self.work.all_slots().await };
         let tree = match self.work.tree.as_ref().filter(|_| !is_amid) {
             Some(tree) => Some(tree.before_snapshot().await),
@@ -220,7 +220,7 @@ impl Snapshots {
         Ok(())
     }
 
-    /// All of a file as it was; none: some of it was at home only when the snapshot was taken.
+    /// All bytes of a file in the snapshot; none: some were only at home when the snapshot was taken.
     async fn read(&self, client: &Client, snapshot: u32, ino: InodeId) -> Result<Option<Vec<u8>>, Error> {
         let file = client.snapshot_open(&root_cred(), snapshot, ino).await?;
         let mut got = Vec::new();
@@ -238,7 +238,7 @@ impl Snapshots {
         Ok(Some(got))
     }
 
-    /// Every snapshot is as it was.
+    /// Checks that every snapshot is unchanged.
     pub async fn verify(&self, client: &Client, when: &str) -> Result<(), Error> {
         let mut held = std::mem::take(&mut *self.held());
         for taken in &mut held {

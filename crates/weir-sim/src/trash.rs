@@ -1,10 +1,10 @@
-//! What is removed from a volume that has a trash: it is there as it was, is put back, or goes when its time
-//! is over.
+//! Files that are removed from a volume with a trash: each is in the trash unchanged, is restored, or is
+//! purged when its time is over.
 //!
 //! Oracle: a turn file that was removed is in the trash with all its bytes, if the trash keeps it to the end
-//! of the run; if not, it is there whole or not at all. One that is put back is the file that it was. What is
-//! in the trash counts as any other file does, home has it, too, and in the end, when it is emptied, all
-//! space must be given back.
+//! of the run; otherwise it is there as a whole or not at all. A restored file is unchanged. Files in the
+//! trash count in the usage and are at home like any others, and in the end, when it is emptied, all space
+//! must be returned.
 use crate::FaultKind;
 use crate::calls::{is_gone, names_in, read_whole, root_cred};
 use crate::client_states::ClientStates;
@@ -19,9 +19,9 @@ use weir_proto::meta::{FileKind, Usage};
 use weir_proto::volume::{Retention, TRASH};
 use weir_proto::{Error, InodeId, VolumeId};
 
-/// Less than a run takes.
+/// Shorter than a run.
 const SHORT_S: u32 = 15;
-/// More than a run takes, whatever clocks say.
+/// Longer than a run, with any clock jumps.
 const LONG_S: u32 = 30 * 24 * 3600;
 const POLL_EVERY: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -35,18 +35,18 @@ struct Removed {
 
 pub struct Trash {
     world: World,
-    /// Nothing is taken out of it before the end.
+    /// It is not purged before the end.
     keeps_all: bool,
     removed: Mutex<Vec<Removed>>,
 }
 
 impl Trash {
-    /// The volume gets a trash, for a short or a long time.
+    /// Gives the volume a trash, with a short or a long retention.
     pub async fn begin(world: &World, founder: &Client, options: &crate::Options) -> Result<Trash, Error> {
         let rng: Rng = world.rng("trash");
         let is_long = rng.below(2) == 0;
         set(founder, if is_long { LONG_S } else { SHORT_S }).await?;
-        // It gives way to what has no room, and to a limit.
+        // The trash is purged early for lack of space, and for a limit.
         let keeps_all = is_long && !options.home && !options.faults.contains(&FaultKind::DiskFull);
         Ok(Trash { world: world.clone(), keeps_all, removed: Mutex::default() })
     }
@@ -59,19 +59,19 @@ impl Trash {
         self.removed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a file is that was removed a moment ago; none: it is gone already.
+    /// The place in the trash of a file that was removed a moment ago; none: it is purged already.
     pub async fn find(&self, client: &Client, ino: InodeId) -> Result<Option<(InodeId, String)>, Error> {
         let place = files(client).await?.remove(&ino);
         assert!(place.is_some() || !self.keeps_all, "{ino:?} was removed, and is not in the trash");
         Ok(place)
     }
 
-    /// Whether who moves a file out of it may be told this: it went first.
+    /// Whether a client that moves a file out of it may get this error: it was purged first.
     pub fn may_lose(&self, e: &Error) -> bool {
         !self.keeps_all && is_gone(e)
     }
 
-    /// From now on nothing is taken out of it because it was there for so long.
+    /// From now on nothing is purged for its age.
     pub async fn stays(&self, client: &Client) -> Result<(), Error> {
         set(client, LONG_S).await
     }
@@ -100,7 +100,7 @@ impl Trash {
         Ok(())
     }
 
-    /// Nothing is kept any more.
+    /// Ends the trash.
     pub async fn end(&self, client: &Client) -> Result<(), Error> {
         set(client, 0).await?;
         self.removed().clear();
@@ -122,13 +122,13 @@ async fn set(client: &Client, trash_s: u32) -> Result<(), Error> {
     client.change_volume(&root_cred(), VolumeId::ROOT, &edit).await.map(drop)
 }
 
-/// The topmost directory of the trash.
+/// The root directory of the trash.
 pub async fn top(client: &Client) -> Result<Option<InodeId>, Error> {
     let found = client.lookup(&root_cred(), InodeId::ROOT, TRASH).await?;
     Ok(found.map(|stat| stat.attr.ino))
 }
 
-/// Of all that is in it, with its topmost directory.
+/// The usage of its content, with its root directory.
 pub async fn usage(client: &Client) -> Result<Usage, Error> {
     let mut used = Usage::default();
     if let Some(top) = top(client).await? {
@@ -138,7 +138,7 @@ pub async fn usage(client: &Client) -> Result<Usage, Error> {
     Ok(used)
 }
 
-/// What is in it, each file with its directory and name. It may be emptied meanwhile.
+/// Its content, each file with its directory and name. It may be emptied meanwhile.
 async fn files(client: &Client) -> Result<BTreeMap<InodeId, (InodeId, String)>, Error> {
     let mut files = BTreeMap::new();
     let mut dirs: Vec<InodeId> = top(client).await?.into_iter().collect();

@@ -1,9 +1,9 @@
-//! A tree of directories and files that all clients change, one change at a time: made, linked, moved with
-//! all that is below, exchanged, marked and removed.
+//! A tree of directories and files that all clients change, one change at a time: made, linked, renamed with
+//! all entries below, exchanged, marked and removed.
 //!
-//! Oracle: a change is done or refused as POSIX has it, as a whole, and whoever looks after it sees just
-//! that: names, links, modes, attributes, bytes. One that ended with an error, or whose client died, is done
-//! or not; who has the tree next finds out which.
+//! Oracle: a change is done or refused as in POSIX, as a whole, and a later reader sees exactly its result:
+//! names, links, modes, attributes, bytes. A change that ended with an error, or whose client died, is done
+//! or not; the next user of the tree finds out which.
 
 use crate::calls::{close, names_in, read_all, read_whole, root_cred};
 use crate::client_states::LEAVES;
@@ -18,7 +18,7 @@ use weir_env::{Instant, Rng};
 use weir_proto::meta::{Attr, FileKind, RenameMode};
 use weir_proto::{Error, ErrorKind, InodeId, NameRule};
 
-/// The topmost directory, in the volume's.
+/// The root of the tree, in the volume's root directory.
 pub const NAME: &str = "tree";
 /// Names in each directory are `n0` and so on.
 const NAMES: u64 = 5;
@@ -30,7 +30,7 @@ const PAST_ENTRIES: u32 = 3;
 
 pub const CHANGE: &str = "tree change";
 pub const LOOK: &str = "tree look";
-/// What is done to the tree, in the table of what has met.
+/// Operations on the tree in the table of marks.
 pub const OPERATIONS: [&str; 2] = [CHANGE, LOOK];
 
 /// Names, links, modes and attributes below one directory.
@@ -45,11 +45,11 @@ struct Node {
     mode: u32,
     /// An extended attribute; empty: it has none.
     mark: Bytes,
-    /// Of a directory.
+    /// Entries of a directory.
     entries: Option<BTreeMap<String, InodeId>>,
 }
 
-/// A place for a name.
+/// A directory and a name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Place {
     dir: InodeId,
@@ -94,7 +94,7 @@ impl Tree {
         ino == dir || self.entries(dir).into_iter().flatten().any(|(_, below)| self.is_within(ino, *below))
     }
 
-    /// Everything below the topmost directory.
+    /// Everything below the root of the tree.
     fn paths(&self) -> BTreeMap<String, InodeId> {
         let (mut paths, mut dirs) = (BTreeMap::new(), vec![(String::new(), self.root)]);
         while let Some((above, dir)) = dirs.pop() {
@@ -108,7 +108,7 @@ impl Tree {
         }
         paths
     }
-    /// The same whichever inodes it has: of each path whether it is a directory, its mode and mark, and its
+    /// The tree without inode numbers: for each path whether it is a directory, its mode and mark, and its
     /// file's first path.
     fn shape(&self) -> BTreeMap<String, (bool, u32, Bytes, String)> {
         let (paths, mut first) = (self.paths(), BTreeMap::new());
@@ -124,7 +124,7 @@ impl Tree {
         let dir = self.nodes.get_mut(&place.dir).expect("a directory of the tree");
         dir.entries.as_mut().expect("a directory").insert(place.name.clone(), ino);
     }
-    /// A name goes, and what has no other one.
+    /// Removes a name, and the inode if it was its last one.
     fn take(&mut self, place: &Place) -> InodeId {
         let dir = self.nodes.get_mut(&place.dir).expect("a directory of the tree");
         dir.entries.as_mut().expect("a directory").remove(&place.name).expect("a name of the tree")
@@ -135,7 +135,7 @@ impl Tree {
         }
     }
 
-    /// What a change leaves; none: POSIX refuses it. `made`: which inode is made.
+    /// The tree after a change; none: POSIX refuses it. `made`: the inode that is made.
     fn after(&self, change: &Change, made: InodeId) -> Option<Tree> {
         let mut tree = self.clone();
         match change {
@@ -169,7 +169,7 @@ impl Tree {
     }
     fn renamed(&self, from: &Place, to: &Place, mode: RenameMode) -> Option<Tree> {
         let (ino, there) = (self.at(from)?, self.at(to));
-        // Below itself.
+        // Into itself.
         if self.is_directory(ino) && self.is_within(to.dir, ino) && from != to {
             return None;
         }
@@ -198,14 +198,14 @@ impl Tree {
     }
 }
 
-/// The tree as the last change left it.
+/// The tree after the last change.
 struct State {
     tree: Tree,
-    /// Bytes that are known: of which operation, and how many.
+    /// Known content: its operation and length.
     contents: BTreeMap<InodeId, (u64, usize)>,
-    /// A change that may be done or not, whose it is, and since when nobody works at it.
+    /// A change with unknown outcome, its client, and since when no client works on it.
     pending: Option<(Change, Who, Instant)>,
-    /// Files that somebody has open, whatever becomes of their names, and their bytes.
+    /// Files that clients have open, with or without names, and their bytes.
     held: Vec<Held>,
 }
 
@@ -221,14 +221,14 @@ pub struct SharedTree {
     state: tokio::sync::Mutex<State>,
 }
 
-/// As a snapshot or a clone shows it.
+/// The tree in a snapshot or a clone.
 pub struct SnapshotTree {
     tree: Tree,
     contents: BTreeMap<InodeId, (u64, usize)>,
 }
 
 impl SharedTree {
-    /// Makes the topmost directory.
+    /// Makes the root of the tree.
     pub async fn prepare(client: &Client) -> Result<SharedTree, Error> {
         let made = client.mkdir(&root_cred(), InodeId::ROOT, NAME.as_bytes(), DIRECTORY_MODE).await?;
         let root = made.attr.ino;
@@ -260,7 +260,7 @@ impl SharedTree {
         }
     }
 
-    /// The tree as `client` sees it, who has nothing cached.
+    /// Checks the tree as seen by `client`, which has nothing cached.
     pub async fn verify(&self, context: &Context, client: &Client, when: &str) -> Result<(), Error> {
         let mut state = self.state.lock().await;
         let (nobody, rng) =
@@ -282,7 +282,7 @@ impl SharedTree {
         Ok(())
     }
 
-    /// What a snapshot that is taken while this is held will show; none: not known.
+    /// The expected tree of a snapshot that is taken while this is held; none: unknown.
     pub async fn before_snapshot(&self) -> (impl Drop, Option<SnapshotTree>) {
         let state = self.state.lock().await;
         let old = SnapshotTree { tree: state.tree.clone(), contents: state.contents.clone() };
@@ -340,7 +340,7 @@ async fn look_at(client: &Client, root: InodeId) -> Result<(Tree, BTreeMap<Inode
     Ok((tree, attrs))
 }
 
-/// Who has none has an empty one.
+/// An entry without a mark has an empty one.
 fn mark_of(found: Result<Bytes, Error>) -> Result<Bytes, Error> {
     match found {
         Err(e) if e.kind == ErrorKind::Name(NameRule::NoAttribute) => Ok(Bytes::new()),
@@ -348,7 +348,7 @@ fn mark_of(found: Result<Bytes, Error>) -> Result<Bytes, Error> {
     }
 }
 
-/// What was in a directory.
+/// The entries of a directory in a snapshot.
 async fn snapshot_names(
     client: &Client,
     snapshot: u32,
@@ -368,7 +368,7 @@ async fn snapshot_names(
 }
 
 impl SnapshotTree {
-    /// A snapshot shows names, modes and attributes as they were.
+    /// A snapshot shows names, modes and attributes unchanged.
     pub async fn verify(&self, client: &Client, snapshot: u32, what: &str) -> Result<(), Error> {
         let mut found = Tree::new(self.tree.root);
         let mut inodes = vec![self.tree.root];
@@ -386,7 +386,7 @@ impl SnapshotTree {
         assert_eq!(found, self.tree, "{what}: the tree");
         Ok(())
     }
-    /// A clone shows it as it was, under inodes of its own.
+    /// A clone shows the tree unchanged, with inodes of its own.
     pub async fn verify_clone(&self, client: &Client, volume: InodeId, what: &str) -> Result<(), Error> {
         let found = client.lookup(&root_cred(), volume, NAME.as_bytes()).await?;
         let root = found.unwrap_or_else(|| panic!("{what}: it is not there")).attr.ino;
@@ -401,7 +401,7 @@ impl SnapshotTree {
         }
         Ok(())
     }
-    /// Files and what is in them.
+    /// Files and their content.
     pub fn contents(&self) -> impl Iterator<Item = (InodeId, Vec<u8>)> {
         self.contents.iter().map(|(ino, (op, len))| (*ino, bytes_of(*op, 0, *len)))
     }
@@ -420,7 +420,7 @@ impl TreeTurn<'_> {
     /// Finds out whether a change in doubt is done.
     async fn settle(&self, state: &mut State) -> Result<(), Error> {
         let Some((change, who, since)) = &state.pending else { return Ok(()) };
-        // What is on its way may still arrive.
+        // Requests in flight may still take effect.
         while self.context.client_states.is_leaving(*who) || self.context.world.now() < *since + LEAVES {
             self.context.world.sleep(Duration::from_millis(200)).await;
         }
@@ -463,7 +463,7 @@ impl TreeTurn<'_> {
         state.held.push(Held { who: self.me, handle, ino, bytes: state.contents[&ino] });
         Ok(())
     }
-    /// One of those that this client has open, if it was not cut off since.
+    /// Closes one of this client's open files, if it was not cut off since.
     async fn let_go(&self, state: &mut State) -> Result<(), Error> {
         state.held.retain(|held| held.who.client != self.me.client || held.who == self.me);
         let Some(mine) = state.held.iter().position(|held| held.who == self.me) else { return Ok(()) };
@@ -503,7 +503,7 @@ impl TreeTurn<'_> {
                     ErrorKind::NotFound | ErrorKind::Exists | ErrorKind::Invalid | ErrorKind::Name(_)
                 ) && state.tree.after(&change, InodeId(0)).is_none() =>
             {
-                state.pending = None; // as it must be
+                state.pending = None; // as expected
                 return Ok(());
             }
             Err(e) => return Err(e),
@@ -524,7 +524,7 @@ impl TreeTurn<'_> {
         Ok(())
     }
 
-    /// Which inode was made, if one was.
+    /// Returns the inode that was made, if any.
     async fn carry_out(&self, change: &Change) -> Result<InodeId, Error> {
         let (client, cred) = (self.client, &root_cred());
         let none = InodeId(0);
@@ -568,7 +568,7 @@ impl TreeTurn<'_> {
         let dir = *self.some(dirs).expect("the topmost directory");
         Place { dir, name: format!("n{}", self.rng.below(NAMES)) }
     }
-    /// Mostly something that can be done.
+    /// Mostly a valid change.
     fn choose(&self, tree: &Tree) -> Change {
         let (dirs, files): (Vec<InodeId>, Vec<InodeId>) =
             tree.nodes.keys().partition(|ino| tree.is_directory(**ino));

@@ -1,4 +1,4 @@
-//! One operation on one turn file: what the client is asked, what it must answer, and what it leaves in the
+//! One operation on one turn file: the request to the client, the expected reply, and the effect on the
 //! model.
 
 use crate::calls::{close, read_all, root_cred};
@@ -21,7 +21,7 @@ const STRIPE_BYTES: u64 = 262_144;
 const FILE_BYTES_MAX: u64 = 1_200_000;
 
 pub const SETTLE_POLL: Duration = Duration::from_millis(200);
-/// How often, and how long apart, it is tried to evict a file that home may not have yet.
+/// How often, and at which interval, the eviction of a file is retried that home may not have yet.
 const HOME_POLLS: u32 = 5;
 const HOME_PAUSE: Duration = Duration::from_millis(700);
 
@@ -45,7 +45,7 @@ impl<T> Doing<T> for Result<T, Error> {
 }
 
 impl Turn<'_> {
-    /// What to do next with the file in this place.
+    /// The next operation for the file in this place.
     pub fn choose(slot: &Slot, rng: &Rng, has_home: bool) -> &'static str {
         if slot.file.is_none() {
             return "create";
@@ -71,7 +71,7 @@ impl Turn<'_> {
         }
     }
 
-    /// `other`: one that may be replaced by this file, or change names with it.
+    /// `other`: a file that may be replaced by this one, or exchange names with it.
     pub async fn take(
         &self,
         slot: &mut Slot,
@@ -100,7 +100,7 @@ impl Turn<'_> {
             "rename" => self.rename(file, other).await,
             "save" => self.save(file).await,
             "read all" => self.read_and_check(file, 0, file.model.len() as usize + 5000).await,
-            // Whatever it ends with, the place is free, unless the file is put back.
+            // With any outcome the place is free, unless the file is restored.
             _ => {
                 let file = slot.file.take().expect("just seen");
                 slot.file = self.unlink(file).await?;
@@ -109,14 +109,14 @@ impl Turn<'_> {
         }
     }
 
-    /// This client was cut off since it opened the file: errors may come.
+    /// This client was cut off since it opened the file: errors are excused.
     pub fn is_excused(&self, slot: &Slot) -> bool {
         let handle = slot.file.as_ref().and_then(|file| file.handles.get(&self.me.client));
         self.work.context.client_states.excuses_all(self.me.client)
             || handle.is_some_and(|(_, who)| *who != self.me)
     }
 
-    /// What a failed operation leaves: doubt about its bytes, or about its name.
+    /// The effect of a failed operation: doubt about the file's bytes, or about its name.
     pub async fn after_error(&self, slot: &mut Slot) {
         let Some(file) = &mut slot.file else { return };
         file.reported(self.me.client);
@@ -128,7 +128,7 @@ impl Turn<'_> {
         self.work.give_up_if_moving(slot);
     }
 
-    /// Looks at a file whose last changes may be lost: what is there now stays.
+    /// Reads a file whose last changes may be lost: the content found stays.
     async fn settle(&self, file: &mut TurnFile) -> Answer<()> {
         let client_states = &self.work.context.client_states;
         while client_states.is_broken() || file.model.is_on_its_way(|who| client_states.is_leaving(who)) {
@@ -185,13 +185,13 @@ impl Turn<'_> {
         Ok(TurnFile { dir, name, ino, model, handles, moving: false, written: 0, owed: BTreeMap::new() })
     }
 
-    /// A file that gets its name when it is open, as programs do that show no half-made file.
+    /// Makes a file that gets its name after it was opened, as programs do to hide incomplete files.
     async fn create_and_name(&self, parent: InodeId, name: &str) -> Answer<Opened> {
         let created = self.client.create_nameless(&root_cred(), parent, 0o644, OpenMode::BOTH).await;
         let opened = created.doing("create without a name")?;
         let linked = self.client.link(&root_cred(), opened.stat.attr.ino, parent, name.as_bytes()).await;
         if linked.is_err() {
-            let _ = self.client.release(opened.handle).await; // its errors count with the name that it did not get
+            let _ = self.client.release(opened.handle).await; // its errors count with the missing name
         }
         linked.doing("give it a name")?;
         Ok(opened)
@@ -217,7 +217,7 @@ impl Turn<'_> {
         Ok(handle)
     }
 
-    /// The same where it is known what is in the file: others may be cut off while it is opened.
+    /// Like `handle`, for a file whose content is known: others may be cut off while it is opened.
     async fn sure_handle(&self, file: &mut TurnFile) -> Answer<Handle> {
         let handle = self.handle(file).await?;
         if self.work.context.is_doubtful(&file.model) {
@@ -226,7 +226,7 @@ impl Turn<'_> {
         Ok(handle)
     }
 
-    /// Sizes as applications have them: small, odd, whole cells, whole stripes.
+    /// Sizes typical of applications: small, odd, whole cells, whole stripes.
     fn some_len(&self) -> usize {
         let len = match self.rng.below(10) {
             0..4 => 1 + self.rng.below(5000),
@@ -248,7 +248,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Where to write, and how much: also a stripe over as a whole, and what was written a moment ago.
+    /// A range to write: also an overwritten whole stripe, or the last written range.
     fn some_place(&self, file: &TurnFile) -> (u64, usize) {
         match self.rng.below(10) {
             0 => (self.rng.below(file.model.len() + 1) / STRIPE_BYTES * STRIPE_BYTES, STRIPE_BYTES as usize),
@@ -261,13 +261,13 @@ impl Turn<'_> {
         }
     }
 
-    /// The change that began with this operation ended well; what others wrote before it has been seen.
+    /// The change of this operation succeeded; earlier changes of other clients have been seen.
     fn done(&self, file: &mut TurnFile) {
         self.saw(file);
         file.model.done(self.op);
     }
 
-    /// What the others wrote is seen by this client.
+    /// This client has seen the others' changes.
     fn saw(&self, file: &mut TurnFile) {
         file.model.seen_by(self.me.client, |client| self.work.context.client_states.cuts(client));
     }
@@ -301,7 +301,7 @@ impl Turn<'_> {
         }
         let end = file.model.len();
         file.model.begin(self.me, self.op, What::Write { offset: end, len: len as u64 });
-        // The offset given is not where it goes.
+        // The offset given is not used.
         let wrote = self.client.write(handle, 0, bytes_of(self.op, end, len).into()).await;
         let closed = close(self.client, handle).await;
         wrote.doing("append")?;
@@ -332,7 +332,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// What this client wrote before it was cut off may go away under its eyes, until it is told.
+    /// This client's writes from before it was cut off may disappear at any time, until it gets an error.
     fn doubts_self(&self, file: &TurnFile) -> bool {
         self.work.context.is_doubtful(&file.model)
     }
@@ -399,7 +399,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// What is called a hole reads as zeros.
+    /// A reported hole must read as zeros.
     async fn seek(&self, file: &mut TurnFile) -> Answer<()> {
         let handle = self.sure_handle(file).await?;
         let offset = self.rng.below(file.model.len() + 1);
@@ -469,12 +469,12 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// As programs do that show no half-made file: written anew under another name, which then takes the
-    /// place of the old one.
+    /// Writes the file again under another name, which then replaces the old one, as programs do to hide
+    /// incomplete files.
     async fn save(&self, file: &mut TurnFile) -> Answer<()> {
         let mut new = self.create().await?;
         let place = (file.dir, file.name.clone());
-        // Whatever becomes of it, until it has the name of the old one.
+        // Uncertain until it has the old one's name.
         self.work.context.found().uncertain.insert((new.dir, new.name.clone()));
         for _ in 0..=self.rng.below(3) {
             self.write(&mut new).await?;
@@ -485,15 +485,15 @@ impl Turn<'_> {
         if self.rng.below(2) == 0 {
             self.close(&mut new).await?;
         }
-        file.moving = true; // which of the two has its name is not known if this fails
+        file.moving = true; // if this fails, it is unknown which of the two has its name
         self.rename_to(&mut new, place, RenameMode::Replace).await?;
         self.leave_nameless(std::mem::replace(file, new)).await
     }
 
-    /// Gives the space of a file or of a part of it back, as soon as home has it.
+    /// Evicts a file or a part of it, once home has it.
     async fn evict(&self, file: &mut TurnFile) -> Answer<()> {
         let Some(home) = &self.work.context.home else { return Ok(()) };
-        // Or while this client writes it: then it must do it itself.
+        // Or while this client writes it: then it must evict it itself.
         let keeps = self.rng.below(2) == 0;
         let mine = if keeps { file.handles.remove(&self.me.client) } else { None };
         self.work.close_everywhere(file).await;
@@ -514,7 +514,7 @@ impl Turn<'_> {
                     home.evicted();
                     return Ok(());
                 }
-                // Home does not have it yet, or somebody who is cut off has it open still.
+                // Home does not have it yet, or a client that is cut off still has it open.
                 Err(e) if may_not_yet(&e) => self.work.context.world.sleep(HOME_PAUSE).await,
                 Err(e) => return Err(e).doing("evict"),
             }
@@ -522,7 +522,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Removes the name; who has it open still reads it. From the trash it is put back at times.
+    /// Removes the name; clients that have it open can still read it. At times it is restored from the trash.
     async fn unlink(&self, mut file: TurnFile) -> Answer<Option<TurnFile>> {
         self.log(&file, "unlink");
         self.work.context.found().uncertain.insert((file.dir, file.name.clone()));
@@ -546,7 +546,7 @@ impl Turn<'_> {
         Ok(None)
     }
 
-    /// None: it is gone from the trash already.
+    /// None: it is purged already.
     async fn put_back(&self, trash: &Trash, mut file: TurnFile) -> Answer<Option<TurnFile>> {
         let found = trash.find(self.client, file.ino).await.doing("look into the trash")?;
         let Some((from, old)) = found else {
@@ -570,14 +570,14 @@ impl Turn<'_> {
         Ok(Some(file))
     }
 
-    /// A file has lost its name. Who else has it open keeps it.
+    /// The file has lost its name. Other clients that have it open keep it.
     async fn leave_nameless(&self, mut file: TurnFile) -> Answer<()> {
         let read = self.read_removed(&mut file).await;
         self.work.context.found().nameless.push(file);
         read
     }
 
-    /// Who has a file open that has no name any more still reads it, if it was not cut off since.
+    /// A client that has a file without a name open can still read it, if it was not cut off since.
     async fn read_removed(&self, file: &mut TurnFile) -> Answer<()> {
         let Entry::Occupied(open) = file.handles.entry(self.me.client) else { return Ok(()) };
         if open.get().1 != self.me {

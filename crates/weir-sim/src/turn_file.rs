@@ -1,4 +1,4 @@
-//! A file that clients use in turn, with the model of what is in it.
+//! A file that clients use in turn, with the model of its content.
 
 use crate::model::{FileModel, Who};
 use std::collections::BTreeMap;
@@ -16,24 +16,24 @@ pub struct TurnFile {
     pub name: String,
     pub ino: InodeId,
     pub model: FileModel,
-    /// Per client: in which life it was opened.
+    /// Per client: its handle, and the process that opened it.
     pub handles: BTreeMap<usize, (Handle, Who)>,
-    /// A change of its name is under way, or never ended.
+    /// Its name is being changed, or a change never ended.
     pub moving: bool,
-    /// Where it was written last.
+    /// The offset of the last write.
     pub written: u64,
-    /// Clients that must be told of an error before they have closed the file: acknowledged bytes of theirs
-    /// are lost.
+    /// Clients that must get an error before they have closed the file: acknowledged bytes of theirs are
+    /// lost.
     pub owed: BTreeMap<usize, Who>,
 }
 
 impl TurnFile {
-    /// `me` was told of an error.
+    /// `me` got an error.
     pub fn reported(&mut self, me: usize) {
         self.owed.remove(&me);
         self.model.doubt(me);
     }
-    /// `who` closed the file and was told that all is well.
+    /// `who` closed the file without an error.
     pub fn closed(&mut self, who: Who) {
         let owed = self.owed.get(&who.client) == Some(&who);
         assert!(

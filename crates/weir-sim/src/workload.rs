@@ -1,10 +1,10 @@
-//! What applications do in the simulation, and the check of every answer.
+//! The applications of the simulation, and the check of every reply.
 //!
 //! Three kinds of files. *Turn* files are used by every client, one operation at a time (an application-level
-//! lock), so the model is exact: whatever a client is told must be what the last operation of any client
-//! left. *Shared* files are written by all clients at the same moment, each in its own records. Small files:
-//! see [`crate::small_files`]. What a client that died or was cut off left behind is in doubt until somebody
-//! looks: see the model. An error that nothing excuses breaks a promise.
+//! lock), so the model is exact: every reply to a client must be the result of the last operation of any
+//! client. *Shared* files are written by all clients concurrently, each in its own records. Small files: see
+//! [`crate::small_files`]. Changes of a client that died or was cut off are in doubt until a client reads the
+//! file: see the model. An error without an excuse is a broken promise.
 
 use crate::calls::{close, names_in, read_all, read_whole, root_cred};
 use crate::client_states::ClientStates;
@@ -43,7 +43,7 @@ const ON_LIMITS: usize = 9;
 
 const USAGE_POLLS: u32 = 60;
 
-/// Everything that the clients share, and what they found.
+/// State shared by the clients, and their findings.
 pub struct Workload {
     pub context: Context,
     slots: Vec<tokio::sync::Mutex<Slot>>,
@@ -55,7 +55,7 @@ pub struct Workload {
     replica: Option<Arc<Replica>>,
     pub limits: Option<Limits>,
     has_clones: bool,
-    /// Operations not begun, of each client's applications.
+    /// Remaining operations of each client's applications.
     left: Vec<[AtomicU64; APPS]>,
 }
 
@@ -134,7 +134,7 @@ impl Workload {
     pub fn operations(&self) -> u64 {
         self.context.found().operations
     }
-    /// Errors that nothing excuses.
+    /// Errors without an excuse.
     pub fn errors(&self) -> Vec<String> {
         self.context.found().errors.clone()
     }
@@ -149,7 +149,7 @@ impl Workload {
         self.left.iter().any(|left| left[ON_LIMITS].load(Relaxed) > 0)
     }
 
-    /// All turn files; while they are held nobody uses them.
+    /// All turn files; while they are held no client uses them.
     pub async fn all_slots(&self) -> Vec<tokio::sync::MutexGuard<'_, Slot>> {
         let mut slots = Vec::with_capacity(self.slots.len());
         for slot in &self.slots {
@@ -161,12 +161,12 @@ impl Workload {
         self.shared.iter().map(|file| (file.name.clone(), file.ino))
     }
 
-    /// Takes one of the operations that are left.
+    /// Takes one of the remaining operations.
     fn take_one(&self, me: usize, app: usize) -> bool {
         self.left[me][app].fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).is_ok()
     }
 
-    /// One application of client `me`, from where it was when its process died.
+    /// Runs an application of client `me`, from where it was when its process died.
     pub async fn use_files(self: Arc<Self>, client: Client, me: usize, app: usize, rng: Rng) {
         while self.left[me][app].load(Relaxed) > 0 {
             client.check();
@@ -210,7 +210,7 @@ impl Workload {
         let operation = Turn::choose(&slot, rng, self.context.home.is_some());
         let mut other = None;
         if operation == "rename" {
-            // Unless somebody uses it.
+            // Unless a client uses it.
             other = self.slots[rng.below(self.slots.len() as u64) as usize].try_lock().ok();
         }
         let under_way = self.context.begin(me, operation);
@@ -225,7 +225,7 @@ impl Workload {
         }
     }
 
-    /// Writes and reads records of its own, while others do.
+    /// Writes and reads records of its own, concurrently with others.
     async fn use_shared_file(&self, file: &SharedFile, client: &Client, me: usize, rng: &Rng) {
         let excused = self.context.client_states.excuses_all(me);
         let opened = client.open(&root_cred(), file.ino, OpenMode::BOTH).await;
@@ -253,7 +253,7 @@ impl Workload {
     ) -> Result<(), Error> {
         let who = self.context.client_states.who(me);
         if self.context.is_doubtful(&file.model(me)) {
-            // What a life before put past the end shows when somebody makes the file longer.
+            // Bytes that an earlier process wrote past the end appear when another client extends the file.
             let is_on_its_way =
                 || file.model(me).is_on_its_way(|who| self.context.client_states.is_leaving(who));
             while self.context.client_states.is_broken() || is_on_its_way() {
@@ -279,7 +279,8 @@ impl Workload {
             } else {
                 let got = read_all(client, handle, offset, file.record_bytes).await?;
                 self.context.log(op, format_args!("c{me} {} read {} at {offset}", file.name, got.len()));
-                // What it wrote before it was cut off may go away under its eyes, until it is told.
+                // This client's writes from before it was cut off may disappear at any time, until it gets an
+                // error.
                 let model = file.model(me);
                 if !self.context.is_doubtful(&model) {
                     check_own_record(&model, offset, file.record_bytes, &got)
@@ -341,7 +342,7 @@ impl Workload {
         }
     }
 
-    /// Every name and every byte, as `client` (which has nothing cached) sees them.
+    /// Checks every name and every byte, as seen by `client` (which has nothing cached).
     pub async fn verify(&self, client: &Client, when: &str) -> Result<(), Error> {
         for slot in &self.slots {
             let mut slot = slot.lock().await;
@@ -384,8 +385,8 @@ impl Workload {
             limits.verify(client, when).await?;
         }
         self.verify_names(client, when).await?;
-        // With a home bytes still come back that somebody wanted, deleted volumes go, and so does what was in
-        // the trash or is gone in what is followed: what is used changes while it is added up.
+        // With a home, requested bytes are still recalled, deleted volumes disappear, and so do entries of
+        // the trash and of the mirror: the usage changes while it is added up.
         let has_home = self.context.home.is_some() || self.replica.is_some();
         let has_volumes = self.has_clones || self.limits.is_some();
         let changes = has_home || has_volumes || self.trash.is_some();
@@ -402,7 +403,7 @@ impl Workload {
         }
     }
 
-    /// The client that was about to rename it died: nobody knows its name.
+    /// The client that was about to rename it died: its name is unknown.
     pub fn give_up_if_moving(&self, slot: &mut Slot) {
         if let Some(file) = slot.file.take_if(|file| file.moving) {
             self.context.found().uncertain.insert((file.dir, file.name));
@@ -435,7 +436,8 @@ impl Workload {
         Ok(())
     }
 
-    /// The recursive usage of each directory is the sum of what is in it; if not, how it differs.
+    /// The recursive usage of each directory must be the sum of its entries; otherwise returns the
+    /// difference.
     async fn usage_differs(&self, client: &Client) -> Result<Option<String>, Error> {
         let (mut below, mut away) = (std::array::from_fn::<_, DIRS, _>(|_| Usage::default()), Vec::new());
         for (n, dir) in self.context.dirs.iter().enumerate() {
@@ -443,8 +445,8 @@ impl Workload {
                 let stat = client.lookup(&root_cred(), *dir, name.as_bytes()).await?;
                 let attr = stat.unwrap_or_else(|| panic!("{name} was just listed")).attr;
                 if attr.kind != FileKind::Directory {
-                    // A file that was given up is read by nobody: it may be away still. What comes back is
-                    // told to no cache.
+                    // A file with unknown outcome is never read: it may still be evicted. No cache is
+                    // notified of recalled bytes.
                     let evicted = client.tier_state(attr.ino).await?.evicted;
                     let below = &mut below[n];
                     below.bytes += attr.allocated.saturating_sub(evicted);
@@ -496,11 +498,11 @@ impl Workload {
         Ok(())
     }
 
-    /// Of the tree, the trash, the replica and other volumes, with their topmost directories.
+    /// The usage of the tree, the trash, the replica and other volumes, with their root directories.
     async fn usage_beside(&self, client: &Client) -> Result<Usage, Error> {
         let mut roots: Vec<InodeId> = self.context.volumes().values().copied().collect();
         roots.extend(self.tree.as_ref().map(|tree| tree.root));
-        // When it was removed there is none any more.
+        // After its removal there is none.
         let replica = client.lookup(&root_cred(), InodeId::ROOT, replica::NAME.as_bytes()).await?;
         roots.extend(replica.map(|stat| stat.attr.ino));
         let mut sum = trash::usage(client).await?;

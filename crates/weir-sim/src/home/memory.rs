@@ -1,9 +1,9 @@
 //! A home in the harness's memory: one directory tree that all movers share, as strict as a directory on a
-//! server is.
+//! server.
 //!
-//! What is found decides as everywhere (`weir_home::decide`). Calls take time, fail before or after they had
-//! their effect, and wait while home is frozen. Names are durable once somebody settled them, bytes once they
-//! were synced: `power_cut` leaves no more.
+//! The same decisions as in all homes (`weir_home::decide`). Calls take time, fail before or after their
+//! effect, and wait while home is frozen. Names are durable after a settle, bytes after a sync: `power_cut`
+//! keeps nothing else.
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,7 +30,7 @@ pub struct Thing {
     pub target: Bytes,
     rdev: u32,
     pub bytes: Vec<u8>,
-    /// What a power cut leaves of the bytes.
+    /// The bytes that survive a power cut.
     synced: Vec<u8>,
 }
 
@@ -55,18 +55,18 @@ struct Tree {
 #[derive(Default)]
 struct State {
     now: Tree,
-    /// What a power cut leaves.
+    /// The names that survive a power cut.
     settled: Tree,
     last_id: u64,
     power_cuts: u64,
     frozen: bool,
-    /// Of so many calls one fails; 0: none.
+    /// One call in this many fails; 0: none.
     one_fails_of: u64,
 }
 
-/// What somebody does at home behind everybody's back.
+/// A change at home by another party than the movers.
 pub enum Change {
-    /// A file is made, or written anew.
+    /// A file is made, or overwritten.
     Write {
         path: HomePath,
         bytes: Vec<u8>,
@@ -74,11 +74,11 @@ pub enum Change {
     MakeDirectory {
         path: HomePath,
     },
-    /// With all that is below.
+    /// With everything below it.
     Remove {
         path: HomePath,
     },
-    /// In the place of what is there.
+    /// Replacing the entry there.
     Move {
         from: HomePath,
         to: HomePath,
@@ -129,7 +129,7 @@ impl MemoryHome {
     pub fn fail_one_of(&self, calls: u64) {
         self.lock().one_fails_of = calls;
     }
-    /// Only what is durable is left. Who has it open must open it again.
+    /// Keeps only durable data. Open files must be reopened.
     pub fn power_cut(&self) {
         let state = &mut *self.lock();
         state.now = state.settled.clone();
@@ -137,13 +137,13 @@ impl MemoryHome {
         state.power_cuts += 1;
     }
 
-    /// Everything that is there, by path.
+    /// All entries, by path.
     pub fn all(&self) -> BTreeMap<HomePath, Thing> {
         let state = self.lock();
         let tree = &state.now;
         tree.names.iter().map(|(path, id)| (path.clone(), tree.things[id].clone())).collect()
     }
-    /// Somebody changes it; bytes that are written are of `at`.
+    /// A change by another party; written bytes get the time `at`.
     pub fn change(&self, at: Time, change: &Change) {
         let state = &mut *self.lock();
         let new =
@@ -169,8 +169,8 @@ impl MemoryHome {
         }
         state.settled = state.now.clone();
     }
-    /// Changes bytes behind everybody's back. `at`: when a user did it; none: the disk did, and nothing shows
-    /// it.
+    /// Changes bytes without the movers' knowledge. `at`: the time, if a user did it; none: the disk did, and
+    /// no attribute shows it.
     pub fn meddle(&self, path: &HomePath, at: Option<Time>, change: impl FnOnce(&mut Vec<u8>)) {
         let mut state = self.lock();
         let id = state.now.names[path];
@@ -221,7 +221,7 @@ impl State {
             found => Err(Fault::diverged(path, None, found.as_ref())),
         }
     }
-    /// What is there now, or that it is not what is expected.
+    /// The present entry, or an error if it is not the expected one.
     fn expected(&self, path: &HomePath, expect: &Expect) -> Outcome<(u64, Fingerprint)> {
         let found = self.at(path);
         match found {
@@ -350,7 +350,7 @@ impl State {
                 let thing = self.thing(path).expect("just found");
                 thing.bytes.resize(size as usize, 0);
                 thing.attrs.mtime = now;
-                // As `ftruncate` and then `fsync`.
+                // Like `ftruncate` followed by `fsync`.
                 thing.synced = thing.bytes.clone();
             }
         }
@@ -366,7 +366,7 @@ fn out_of_reach(why: &str) -> Fault {
     Fault::new(FaultKind::Unreachable, &HomePath::root(), Error::unavailable(why))
 }
 
-/// The home as one mover sees it.
+/// A mover's view of the home.
 #[derive(Clone)]
 pub struct OpenedHome {
     home: MemoryHome,
@@ -379,7 +379,7 @@ impl OpenedHome {
         Time { nanos: self.env.clock.wall().0 }
     }
 
-    /// One call: it takes its time, and may fail before or after its effect.
+    /// One call: it takes time, and may fail before or after its effect.
     fn call<'a, T: Send + 'a>(
         &'a self,
         act: impl FnOnce(&mut State) -> Outcome<T> + Send + 'a,
@@ -570,7 +570,7 @@ impl HomeLister for Lister {
     }
 }
 
-/// As long as it is open it is that very file, whatever its name is now.
+/// An open handle stays on the same file, regardless of its name.
 struct OpenedFile {
     home: OpenedHome,
     id: u64,
@@ -583,12 +583,12 @@ impl OpenedFile {
     ) -> BoxFuture<'a, Outcome<T>> {
         let id = self.id;
         self.home.call(move |state| {
-            // One that lost its last name while it is open: written for nobody.
+            // The file lost its last name while it is open: further writes reach no name.
             let mut gone = thing(FileKind::Regular, state.now.things[&1].attrs.clone());
             Ok(act(state.now.things.get_mut(&id).unwrap_or(&mut gone)))
         })
     }
-    /// Makes the bytes as they are durable.
+    /// Makes the present bytes durable.
     fn synced<'a>(&'a self, act: impl FnOnce(&mut Thing) + Send + 'a) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let id = self.id;
         self.home.call(move |state| {

@@ -1,8 +1,8 @@
-//! The volume's home in the simulation: real movers that die, a home that fails, freezes and loses what was
-//! not durable; and the oracle: in the end home is as the volume is, damage there is never read as good, and
-//! what a stranger wrote there stays.
+//! The volume's home in the simulation: real movers that die, a home that fails, freezes and loses data that
+//! was not durable; and the oracle: in the end home equals the volume, damage there is never returned as good
+//! data, and foreign changes there are kept.
 //!
-//! Nobody touches home behind the movers' backs before the end, so a divergence is a promise broken.
+//! Only movers change home before the end, so a divergence is a broken promise.
 mod memory;
 
 use crate::Cluster;
@@ -25,16 +25,16 @@ use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, VolumeId};
 
 pub const URL: &str = "file:///home";
 const MOVERS: usize = 2;
-/// A mover lives so long, at most, while faults come.
+/// Longest life of a mover while faults come.
 const LIFE_MAX: Duration = Duration::from_secs(8);
 const FREEZE_MAX: Duration = Duration::from_secs(15);
 /// Everything is at home by then.
 const PATIENCE: Duration = Duration::from_secs(300);
 const POLL_EVERY: Duration = Duration::from_millis(500);
-/// Less than the files of a run take, and than the largest of them alone: the leader makes room all the
-/// while, and has who writes a file evict its front.
+/// Less than the files of a run take, and than the largest of them alone: the leader frees space all the
+/// time, and makes the client that writes a file evict its front.
 const LIMIT_BYTES: u64 = 1 << 20;
-/// Whoever looks at everything looks at one thing after the other.
+/// Pause between the single look-ups of a full listing.
 const GLANCE: Duration = Duration::from_millis(3);
 
 fn mover_name(n: usize) -> String {
@@ -61,7 +61,7 @@ fn at(homes: &Homes, url: &str) -> MemoryHome {
     homes.get(url).unwrap_or_else(|| panic!("nobody has a home at {url}")).clone()
 }
 
-/// Movers of homes, which die.
+/// Movers of homes; they die and are restarted.
 pub struct Movers {
     world: World,
     cluster: Arc<Cluster>,
@@ -69,7 +69,7 @@ pub struct Movers {
 }
 
 impl Movers {
-    /// All of them begin.
+    /// Starts all of them.
     pub fn new(world: &World, cluster: &Arc<Cluster>, url: &str, home: &MemoryHome) -> Movers {
         let homes = Arc::new(Mutex::new(BTreeMap::from([(url.to_owned(), home.clone())])));
         let movers = Movers { world: world.clone(), cluster: cluster.clone(), homes };
@@ -87,10 +87,10 @@ impl Movers {
         env.tasks.spawn("mover", async move {
             let mover = Mover::new(node.clone(), Arc::new(Opener { env: node, homes }));
             loop {
-                // It connects when the leader is there again.
+                // It connects when the leader is up again.
                 if let Ok(client) = cluster.connect(&mover_name(n), Role::Mover).await {
                     mover.run(&client).await;
-                    let _ = client.shutdown().await; // the leader is out of reach
+                    let _ = client.shutdown().await; // the leader is unreachable
                 }
             }
         });
@@ -102,7 +102,7 @@ impl Movers {
     }
 }
 
-/// Home, its movers, and what came of them.
+/// Home, its movers, and their results.
 pub struct Home {
     world: World,
     cluster: Arc<Cluster>,
@@ -112,7 +112,7 @@ pub struct Home {
 }
 
 impl Home {
-    /// Everything of the root volume goes home from now on.
+    /// From now on all files of the root volume are shipped home.
     pub async fn begin(world: &World, cluster: &Arc<Cluster>, founder: &Client) -> Result<Arc<Home>> {
         let home = MemoryHome::default();
         home.found();
@@ -124,8 +124,8 @@ impl Home {
         Ok(Arc::new(Home { world, cluster, home, movers, evictions: AtomicU64::new(0) }))
     }
 
-    /// Faults of home and of movers, and looks at everything, until told that it is enough. `mark` is told
-    /// what begins and ends.
+    /// Injects faults of home and of movers, and lists everything, until `is_enough`. `mark` records what
+    /// begins and ends.
     pub async fn disturb(&self, is_enough: impl Fn() -> bool, mark: impl Fn(&'static str, bool)) {
         let (world, rng) = (&self.world, self.world.rng("home's faults"));
         let pause = |max: Duration| world.sleep(Duration::from_nanos(rng.below(max.as_nanos() as u64)));
@@ -165,7 +165,7 @@ impl Home {
                 }
                 _ => {
                     let until = world.now() + Duration::from_nanos(rng.below(LIFE_MAX.as_nanos() as u64));
-                    // The leader may be away: then nobody looks.
+                    // The leader may be down: then the listing is skipped.
                     if let Err(e) = self.look_at_all(until).await {
                         world.trace(&format!("a look at everything ended: {e}"));
                     }
@@ -175,8 +175,8 @@ impl Home {
         }
     }
 
-    /// The volume gets another home, beside the first one, or loses it, or that one stands still for a while,
-    /// or what is evicted is so because the other one has it.
+    /// The volume gets a second home, or loses it, or that home is paused for a while, or files are evicted
+    /// because it has them.
     async fn change_other(&self, rng: &Rng) -> Result<()> {
         let client = self.cluster.admin("changes homes").await?;
         let cred = root_cred();
@@ -205,7 +205,7 @@ impl Home {
             (Some(other), _) => {
                 self.world.trace(&format!("no more home at {}", other.url));
                 match client.change_relation(&cred, other.id, RelationVerb::Remove).await {
-                    // It has the only bytes of something.
+                    // It has the only copy of some bytes.
                     Err(e) if may_not_yet(&e) => {}
                     removed => removed?,
                 }
@@ -218,7 +218,7 @@ impl Home {
         Ok(client.relations(None).await?.into_iter().find(|info| info.url != URL))
     }
 
-    /// As `ls -l` of all directories does, again and again.
+    /// Like `ls -l` of all directories, repeatedly.
     async fn look_at_all(&self, until: weir_env::Instant) -> Result<()> {
         let client = self.cluster.admin("looks at everything").await?;
         while self.world.now() < until {
@@ -235,14 +235,14 @@ impl Home {
         client.shutdown().await
     }
 
-    /// Nothing more is evicted by itself.
+    /// Ends automatic eviction.
     pub async fn lift_limit(&self, client: &Client) -> Result<()> {
         limit(client, None).await
     }
 
     // ---- the oracle
 
-    /// Home is as the volume is; so it is after somebody has meddled with it and others have decided.
+    /// Home equals the volume, also after a foreign change and its resolution.
     pub async fn verify(&self, client: &Client) -> Result<()> {
         self.verify_other(client).await?;
         let files = self.compare(client, URL).await?;
@@ -258,17 +258,17 @@ impl Home {
     }
 
     async fn verify_other(&self, client: &Client) -> Result<()> {
-        // From here on what is evicted is so for the first one.
+        // From here on files are evicted on behalf of the first home.
         let (cred, first) = (root_cred(), self.relation(client, URL).await?);
         client.change_relation(&cred, first.id, RelationVerb::AllowEviction).await?;
         let Some(other) = self.other(client).await? else { return Ok(()) };
-        // Whoever paused it may not have come to the end of that.
+        // The task that paused it may have been stopped before it resumed it.
         client.change_relation(&cred, other.id, RelationVerb::Resume).await?;
         client.change_relation(&cred, other.id, RelationVerb::ForbidEviction).await?;
         self.compare(client, &other.url).await.map(|_| ())
     }
 
-    /// Home is empty.
+    /// Checks that home is empty.
     pub async fn verify_empty(&self, client: &Client) -> Result<()> {
         self.verify_other(client).await?;
         let files = self.compare(client, URL).await?;
@@ -311,7 +311,7 @@ impl Home {
         }
     }
 
-    /// A file whose writer died a moment ago is in step with home as it was committed; its end goes home when
+    /// A file whose writer died a moment ago equals home as far as it was committed; its end is shipped when
     /// it is recovered.
     async fn wait_settled(&self, client: &Client, url: &str) -> Result<()> {
         let (relation, deadline) = (self.relation(client, url).await?.id, self.world.now() + PATIENCE);
@@ -341,7 +341,7 @@ impl Home {
         self.wait_synced(client, url).await
     }
 
-    /// Names, kinds, sizes, attributes and bytes. The files with their names.
+    /// Compares names, kinds, sizes, attributes and bytes. Returns the files with their names.
     async fn compare(&self, client: &Client, url: &str) -> Result<BTreeMap<InodeId, Vec<HomePath>>> {
         self.wait_synced(client, url).await?;
         self.wait_settled(client, url).await?;
@@ -374,8 +374,8 @@ impl Home {
         Ok(files)
     }
 
-    /// What is at home only, and damaged there, is not read as good; and it is read again when the damage is
-    /// mended.
+    /// Bytes that are only at home, and damaged there, are not returned as good; and they can be read again
+    /// when the damage is repaired.
     async fn damage(&self, client: &Client, ino: InodeId, paths: &[HomePath]) -> Result<()> {
         let path = &paths[0];
         let good = calls::read_whole(client, ino).await?;
@@ -383,8 +383,8 @@ impl Home {
         let evicted = loop {
             match client.evict(&root_cred(), ino, 0, u64::MAX).await {
                 Ok(evicted) => break evicted,
-                // Who died with it open may be found dead only now; then somebody has to look at it once
-                // more.
+                // The session of a client that died with the file open may end only now; then the file must
+                // be read once more.
                 Err(e) if may_not_yet(&e) && self.world.now() < deadline => {
                     calls::read_whole(client, ino).await?;
                 }
@@ -426,7 +426,7 @@ impl Home {
         }
     }
 
-    /// What a stranger wrote at home is not written over before somebody decides.
+    /// Checks that a foreign change at home is not overwritten before the conflict is resolved.
     async fn meddle(&self, client: &Client) -> Result<()> {
         let (cred, name) = (root_cred(), b"met by a stranger");
         let made = client.create(&cred, InodeId::ROOT, name, 0o644, true, OpenMode::BOTH).await?;
@@ -453,13 +453,13 @@ impl Home {
     }
 }
 
-/// Topmost directories of the volumes inside the one that has the home: they have none.
+/// Root directories of the volumes inside the one that has the home: they have none.
 async fn volumes_inside(client: &Client) -> Result<BTreeSet<InodeId>> {
     let volumes = client.volumes(VolumeId(0)).await?.0;
     Ok(volumes.into_iter().map(|volume| volume.root).filter(|root| *root != InodeId::ROOT).collect())
 }
 
-/// With the volume's trash, which is in no listing.
+/// With the volume's trash, which is not listed.
 async fn all_names_in(client: &Client, dir: InodeId) -> Result<Vec<String>> {
     let mut names = calls::names_in(client, dir).await?;
     if dir == InodeId::ROOT && trash::top(client).await?.is_some() {
@@ -468,12 +468,12 @@ async fn all_names_in(client: &Client, dir: InodeId) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What happens to home and its movers, by name.
+/// Faults of home and its movers, by name.
 pub const FAULTS: [&str; 6] =
     ["mover-dies", "home-freezes", "home-fails", "home-loses-power", "all-are-looked-at", "another-home"];
 
-/// Above it the leader makes room. Nothing is refused: it is a soft one, with a grace period that no jump of
-/// a clock ends.
+/// Above this limit the leader evicts. Writes are not refused: it is a soft limit, with a grace period that
+/// no jump of a clock ends.
 async fn limit(client: &Client, bytes_soft: Option<u64>) -> Result<()> {
     const YEAR_S: u32 = 365 * 24 * 3600;
     let quota = Quota { bytes_soft, grace_s: YEAR_S, ..client.volume("root").await?.quota };
@@ -481,12 +481,12 @@ async fn limit(client: &Client, bytes_soft: Option<u64>) -> Result<()> {
     client.change_volume(&root_cred(), VolumeId::ROOT, &edit).await.map(drop)
 }
 
-/// Whether a file cannot be evicted yet, for a reason that is nobody's fault.
+/// Whether a file cannot be evicted yet, without a fault.
 pub fn may_not_yet(e: &Error) -> bool {
     matches!(e.kind, ErrorKind::Name(NameRule::Busy) | ErrorKind::Denied | ErrorKind::Unavailable)
 }
 
-/// Where two contents part.
+/// The first difference between two contents.
 fn differ(one: &[u8], other: &[u8]) -> String {
     match one.iter().zip(other).position(|(a, b)| a != b) {
         Some(at) => format!("{} and {}, the first that differs is {at}", one.len(), other.len()),
