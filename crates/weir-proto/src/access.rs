@@ -1,70 +1,69 @@
 //! Rules for mounts: which node may use which volumes, and which ids its users have there. An ordered list in
 //! the cluster map.
 //!
-//! Here is what a rule says and what no rule may say; what follows from the rules for one mount is decided in
-//! `weir-trust`.
+//! This file has the content of a rule and its validity; `weir-trust` decides which rules apply to a mount.
 use crate::network::Network;
 use crate::{Error, Reader, Result, Wire, Writer};
 use crate::{message, wire_enum, wire_union};
 
-/// Rules of one cluster: every node gets them with each map.
+/// Rules of one cluster: every node receives them with each map.
 pub const RULES_MAX: usize = 256;
 /// Networks, grants of volumes, and ranges of ids of one rule.
 pub const PARTS_MAX: usize = 64;
 /// Bytes of a rule's name, and of a glob.
 pub const WORD_MAX: usize = 256;
-/// What is mapped to no id becomes this: the "nobody" of Linux.
+/// The id for users without a mapping: Linux' "nobody".
 pub const NOBODY: u32 = 65534;
 
 wire_enum!(
-    /// What a mount may do in a volume.
+    /// A mount's access to a volume.
     Grant { Refused = 1, ReadOnly = 2, ReadWrite = 3 }
 );
 wire_enum!(
-    /// What becomes of the superuser of a mount's machine.
+    /// Treatment of root on a mount's machine.
     RootIs { Squashed = 1, Kept = 2 }
 );
 message!(
-    /// Of volumes whose name matches the glob, or whose path, where the glob begins with `/`.
+    /// Applies to volumes whose name matches the glob, or whose path, if the glob begins with `/`.
     VolumeGrant { glob: String, grant: Grant }
 );
 message!(
-    /// The ids from `from` on become those from `to` on.
+    /// The ids from `from` on are mapped to those from `to` on.
     #[derive(Copy)]
     IdRange { from: u32, to: u32, count: u32 }
 );
 wire_union!(
-    /// Which ids users have.
+    /// The ids that users get.
     IdsAre {
-        /// Those that the mount names.
+        /// Those that the mount sends.
         Claimed = 1 {},
-        /// Everybody is this user.
+        /// All users are mapped to this one.
         All = 2 { uid: u32, gid: u32 },
-        /// By range; an id in no range becomes [`NOBODY`].
+        /// By range; an id in no range is mapped to [`NOBODY`].
         Mapped = 3 { uids: Vec<IdRange>, gids: Vec<IdRange> },
     }
 );
 message!(
-    /// What is recorded of volumes whose name matches the glob, or whose path, where the glob begins with
-    /// `/`. The first rule that names a volume counts.
+    /// The audited operations in volumes whose name matches the glob, or whose path, if the glob begins with
+    /// `/`. The first rule that matches a volume applies.
     AuditRule {
         volumes: String,
-        /// Who opens files.
+        /// Opens of files, with the user.
         opens: bool,
-        /// Who changes names, attributes and bytes.
+        /// Changes of names, attributes and bytes, with the user.
         changes: bool,
     }
 );
 message!(
-    /// A rule holds for a node and a volume: the first one that names both decides.
+    /// A rule applies to a node and a volume: the first one that matches both decides.
     AccessRule {
         /// Unique.
         name: String,
         /// Glob of the node's name.
         who: String,
-        /// Where the node connects from; empty: from anywhere, also by a Unix socket.
+        /// Networks from which the node connects; empty: any, also a Unix socket.
         from: Vec<Network>,
-        /// The first glob that matches counts.
+        /// The first glob that matches applies.
         volumes: Vec<VolumeGrant>,
         root: RootIs,
         ids: IdsAre,
@@ -92,7 +91,7 @@ impl Wire for AccessRules {
 }
 
 impl AccessRule {
-    /// Refuses what no decision could be made by, and what would make somebody the superuser by mistake.
+    /// Refuses rules that cannot be evaluated, and mappings that would make a user root by mistake.
     pub fn check(&self) -> Result<()> {
         self.check_sizes()?;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -134,7 +133,7 @@ impl AccessRule {
 }
 
 impl IdRange {
-    /// What an id becomes.
+    /// The mapped id.
     pub fn map(&self, id: u32) -> Option<u32> {
         let at = id.checked_sub(self.from).filter(|at| *at < self.count)?;
         self.to.checked_add(at).filter(|to| is_user(*to))
@@ -145,7 +144,7 @@ impl IdRange {
     }
 }
 
-/// Not the superuser's, and not the one that means none.
+/// Neither root's id nor the reserved id for "none".
 fn is_user(id: u32) -> bool {
     id != 0 && id != u32::MAX
 }

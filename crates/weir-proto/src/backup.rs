@@ -1,18 +1,18 @@
-//! Messages about backups of volumes (methods 196–199): where they go, how often, who makes one now, how the
-//! last one ended.
+//! Messages about backups of volumes (methods 196–199): their places, their schedule, the backup in progress,
+//! and the last result.
 //!
-//! A backup is made by whoever has taken it, a mover or a command, until its session ends: nobody else gets
-//! it before.
+//! A backup belongs to the mover or command that has taken it, until that session ends: no other gets it
+//! earlier.
 use crate::meta::{Cred, Op, Time};
 use crate::{Error, Result, SessionId, VolumeId, message, wire_union};
 
-/// Places that backups of one volume go to.
+/// Backup places of one volume.
 pub const BACKUPS_MAX: usize = 8;
 /// Shortest time between two scheduled backups, in seconds.
 pub const BACKUP_EVERY_S_MIN: u32 = 60;
 
 message!(
-    /// What is kept: the newest of each of so many days, weeks and months that have one.
+    /// Retention: the newest backup of each of this number of days, weeks and months that have one.
     BackupRetention { days: u32, weeks: u32, months: u32 }
 );
 impl Copy for BackupRetention {}
@@ -22,7 +22,7 @@ impl Default for BackupRetention {
     }
 }
 impl BackupRetention {
-    /// To keep nothing is to make no backups.
+    /// Refuses a retention that keeps nothing.
     pub fn check(&self) -> Result<()> {
         match u64::from(self.days) + u64::from(self.weeks) + u64::from(self.months) {
             0 => Err(Error::invalid("nothing would be kept: name days, weeks or months, like 7d,4w,6m")),
@@ -32,27 +32,27 @@ impl BackupRetention {
 }
 
 message!(
-    /// A place that backups of a volume go to.
+    /// A backup place of a volume.
     Backup {
         volume: VolumeId,
         volume_name: String,
-        /// As homes are named: `file:///path`, `weir://…`.
+        /// In the form of a home's URL: `file:///path`, `weir://…`.
         url: String,
-        /// The user who named it; the superuser, once that one has.
+        /// The user who configured it; the superuser, once root has changed it.
         by: u32,
-        /// Seconds from the beginning of one to that of the next; 0: only when it is asked for.
+        /// Seconds between the beginnings of two backups; 0: only on request.
         every_s: u32,
         keep: BackupRetention,
-        /// Since when it is scheduled so.
+        /// Since when this schedule holds.
         since: Time,
-        /// Somebody makes one.
+        /// A backup in progress.
         running: Option<BackupRun>,
         last: Option<BackupEnd>,
-        /// When the last one began that is there.
+        /// When the last existing backup began.
         good: Option<Time>,
-        /// When the next one is to begin.
+        /// When the next one is due.
         due: Option<Time>,
-        /// It should have been made long since.
+        /// It is overdue by far.
         late: bool,
     }
 );
@@ -60,17 +60,17 @@ message!(BackupRun { session: SessionId, began: Time });
 message!(BackupEnd { began: Time, ended: Time, outcome: BackupOutcome });
 wire_union!(
     BackupOutcome {
-        /// Under this date all of the volume is there, but for `missing` things that could not be read or
-        /// kept.
+        /// The backup of this date has everything of the volume except `missing` entries that could not be
+        /// read or stored.
         Made = 1 { date: String, missing: u64, files: u64, linked: u64, bytes: u64 },
-        /// None was made.
+        /// No backup was made.
         Failed = 2 { why: String },
     }
 );
 
 message!(
-    /// Makes a place known, or changes what is named. The volume's owner and administrators may, as for all
-    /// of these.
+    /// Adds a place, or changes the given fields. Allowed to the volume's owner and administrators, as all of
+    /// these.
     BackupSet = 196 by [Console, User] -> Backup {
         op: Op,
         cred: Cred,
@@ -78,18 +78,18 @@ message!(
         url: String,
         every_s: Option<u32>,
         keep: Option<BackupRetention>,
-        /// It is forgotten here; what is there stays there.
+        /// Removes the place here; the backups there stay.
         forget: bool,
     }
 );
 message!(BackupList = 197 by [Mount, Mover, Console, Operator, Auditor, User] -> Backups { session: SessionId, volume: Option<VolumeId> });
 message!(Backups { backups: Vec<Backup> });
 message!(
-    /// Takes the making of one: of a place, or (of volume 0, for movers) of any that is due.
+    /// Takes a backup to make: of a place, or (volume 0, for movers) of any place that is due.
     BackupTake = 198 by [Mover, Console] -> BackupTaken { op: Op, cred: Cred, volume: VolumeId, url: String }
 );
 message!(BackupTaken { backup: Option<Backup> });
 message!(
-    /// How it ended. `Stale`: it is another's, or nobody's, by now.
+    /// The result. `Stale`: the backup belongs to another mover, or none, by now.
     BackupDone = 199 by [Mover, Console] -> Backup { op: Op, volume: VolumeId, url: String, outcome: BackupOutcome }
 );

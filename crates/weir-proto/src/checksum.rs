@@ -9,7 +9,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::checksum(Crc32Iscsi, bytes) as u32
 }
 
-/// The checksum of what `crc` covers followed by `bytes`; 0 is the checksum of nothing.
+/// The checksum of the bytes that `crc` covers followed by `bytes`; 0 is the checksum of no bytes.
 pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
     let mut digest = Digest::new_with_init_state(Crc32Iscsi, u64::from(!crc));
     digest.update(bytes);
@@ -26,8 +26,8 @@ pub fn block_crcs(bytes: &[u8], block: usize) -> Vec<u32> {
     bytes.chunks(block).map(crc32c).collect()
 }
 
-/// The checksum of `len` bytes from the checksums of their CHECKSUM_BLOCK blocks.
-/// `None` if there are not as many blocks as `len` has.
+/// The checksum of `len` bytes from the checksums of their CHECKSUM_BLOCK blocks. `None` if the number of
+/// blocks does not match `len`.
 pub fn crc_of_blocks(crcs: &[u32], len: u64) -> Option<u32> {
     let block = u64::from(CHECKSUM_BLOCK);
     if crcs.len() as u64 != len.div_ceil(block) {
@@ -71,8 +71,8 @@ fn power_of_x8(mut n: u64) -> u32 {
     power
 }
 
-/// A checksum moved on by one block of zeros. The product with a constant, by table: one per byte of the
-/// checksum, so that a 1 MiB payload is combined in about 0.1 µs.
+/// A checksum extended by one block of zeros. The product with a constant, by table lookups: one per byte of
+/// the checksum, so that a 1 MiB payload is combined in about 0.1 µs.
 fn shift_block(crc: u32) -> u32 {
     static TABLES: OnceLock<[[u32; 256]; 4]> = OnceLock::new();
     let tables = TABLES.get_or_init(|| {

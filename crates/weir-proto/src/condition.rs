@@ -1,19 +1,19 @@
-//! What nodes say of themselves (methods 48, 49 and 105), for `weir status`: how full the disks of their own
-//! directories are, what clients have not saved, and what does not work.
+//! Reports of nodes about themselves (methods 48, 49 and 105), for `weir status`: how full the disks of their
+//! own directories are, unsaved data of clients, and failures.
 //!
-//! Nothing is decided by it, so it may be late, and is lost with the coordinator: each node says it again.
+//! No decision depends on it, so it may be late, and is lost with the coordinator: each node reports again.
 use crate::map::Role;
 use crate::{message, wire_enum};
 
 /// How often a node reports, ms.
 pub const REPORT_EVERY_MS: u64 = 5_000;
-/// Troubles, and disks, of one node that the coordinator keeps.
+/// Troubles, and disks, of one node that the coordinator stores.
 pub const TROUBLES_MAX: usize = 64;
 
 wire_enum!(
-    /// How bad a trouble is.
+    /// Severity of a trouble.
     Severity {
-        /// Good to know; nothing is wrong.
+        /// Information; nothing is wrong.
         Note = 1,
         /// Something does not work or soon will not; all data is available and redundant.
         Warning = 2,
@@ -24,16 +24,16 @@ wire_enum!(
     }
 );
 message!(
-    /// Something that a node knows to be wrong.
+    /// A fault that a node has detected.
     NodeTrouble {
-        /// Which kind of trouble: a word for programs that does not change.
+        /// The kind of trouble: a stable word for programs.
         code: String,
         severity: Severity,
-        /// The volume, the directory or the server that it is about.
+        /// The volume, directory or server that is affected.
         about: String,
-        /// One sentence: what is wrong.
+        /// One sentence: the fault.
         text: String,
-        /// What an administrator can do.
+        /// What an administrator can do about it.
         action: String,
     }
 );
@@ -45,15 +45,15 @@ message!(
     #[derive(Default)]
     Condition {
         host: String,
-        /// Of its program.
+        /// Release of its program.
         release: String,
-        /// What its sessions with metadata servers call themselves; empty: it is no client.
+        /// Its client name in sessions with metadata servers; empty: it is not a client.
         client: String,
-        /// Bytes that programs have written and that no target has yet.
+        /// Bytes that programs have written and that are not on targets yet.
         unwritten_bytes: u64,
         disks: Vec<NodeDisk>,
         troubles: Vec<NodeTrouble>,
-        /// It ends now, in good order: its silence is no trouble.
+        /// It is shutting down in an orderly way: its silence is not a trouble.
         ends: bool,
     }
 );
@@ -62,7 +62,7 @@ message!(
     ReportCondition = 48 by [Meta, Storage, Mount, Mover] -> () { condition: Condition }
 );
 message!(
-    /// What nodes reported last, also those that have fallen silent.
+    /// The last report of each node, also of nodes that have fallen silent.
     GetConditions = 49 by [Console, Operator, Auditor, User] -> Conditions {}
 );
 message!(Conditions { nodes: Vec<NodeCondition> });
@@ -71,7 +71,7 @@ message!(
     NodeCondition { node: String, role: Role, heard_ms: u64, condition: Condition }
 );
 message!(
-    /// What the leader of a namespace tries in vain.
+    /// Operations that the leader of a namespace retries without success.
     TroubleList = 105 by [Console, Operator, Auditor, User] -> Troubles {}
 );
 message!(Troubles { troubles: Vec<NodeTrouble> });

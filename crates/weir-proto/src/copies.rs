@@ -1,49 +1,49 @@
 //! Messages between the copies of a namespace's journal.
 //!
-//! Each carries the epoch of the leader that it comes from, or goes to. A copy refuses an older one than it
-//! knows (`Stale`), and remembers a newer one before it answers. The bytes of records and of states travel in
-//! the payload.
+//! Each carries the epoch of its leader, as sender or receiver. A copy refuses an older epoch than it knows
+//! (`Stale`), and records a newer one before it answers. The bytes of records and of states are in the
+//! payload.
 use crate::coord::MapReply;
 use crate::data::PAYLOAD_MAX;
 use crate::message;
 use crate::{Epoch, Error, NamespaceId, NamespaceUuid, NodeId, Result};
 use bytes::Bytes;
 
-/// Records of one message: their heads fill a tenth of a body.
+/// Records of one message: their headers fill a tenth of a body.
 pub const RECORDS_MAX: usize = 8192;
-/// A record's longest body: it fits into a message with room to spare.
+/// A record's longest body: it fits into a message with some margin.
 pub const RECORD_BYTES_MAX: usize = 4 << 20;
 /// Changes of leaders that one message names.
 pub const EPOCH_RUNS_MAX: usize = 1024;
-/// A part of a state is about so long.
+/// Approximate size of a part of a state.
 pub const PART_BYTES: usize = 2 << 20;
-/// Copies that a namespace may have, its leader's included.
+/// Copies that a namespace may have, including its leader's.
 pub const COPIES_MAX: u8 = 5;
 
 message!(
-    /// Records of one epoch that follow each other, up to the number `last`.
+    /// Consecutive records of one epoch, up to the number `last`.
     EpochRun { epoch: Epoch, last: u64 }
 );
 message!(
-    /// Of a journal's records behind `start`, the epochs.
+    /// The epochs of a journal's records after `start`.
     JournalEpochs { start: u64, start_epoch: Epoch, runs: Vec<EpochRun> }
 );
 message!(
-    /// A new leader asks a copy which records it has. The copy follows this leader from now on.
+    /// A new leader asks a copy for its records. The copy follows this leader from now on.
     JournalAsk = 401 by [Meta] -> JournalHeld { namespace: NamespaceId, epoch: Epoch }
 );
 message!(
-    /// `durable`: up to there the copy knows its records to be in every copy.
+    /// `durable`: up to there the copy knows that its records are in every copy.
     JournalHeld { epochs: JournalEpochs, durable: u64 }
 );
 message!(
-    /// The copy removes its records behind `to`, and takes the leader's from there on. Without `to` it
-    /// fetches the whole state first: the leader does not keep the records that it lacks.
+    /// The copy truncates its records after `to`, and takes the leader's from there on. Without `to` it
+    /// fetches the whole state first: the leader no longer has the records that the copy lacks.
     JournalCutBack = 402 by [Meta] -> () { namespace: NamespaceId, epoch: Epoch, to: Option<u64> }
 );
 message!(RecordHead { epoch: Epoch, bytes: u32 });
 message!(
-    /// Records behind `after`, whose bodies are the payload. The leader says which records are durable in
+    /// Records after `after`, with their bodies in the payload. Also carries which records are durable in
     /// every copy.
     JournalAppend = 400 by [Meta] -> JournalKept {
         namespace: NamespaceId,
@@ -54,17 +54,17 @@ message!(
     }
 );
 message!(
-    /// Up to there the copy has the leader's records on its disk. It knows no newer epoch than the leader's,
-    /// and will acknowledge nothing as a leader while this word counts.
+    /// Up to there the copy has the leader's records on its disk. It knows no epoch above the leader's, and
+    /// while this promise holds it acknowledges nothing as a leader.
     JournalKept { kept: u64 }
 );
 message!(
-    /// Asks for that word alone.
+    /// Requests that promise alone.
     JournalRight = 404 by [Meta] -> JournalKept { namespace: NamespaceId, epoch: Epoch }
 );
 message!(
-    /// A copy fetches the state that its leader has folded: the keys behind `after`, as the payload. The
-    /// first part, of `export` 0, gives the state a number.
+    /// A copy fetches its leader's folded state: the keys after `after`, as the payload. The first part, with
+    /// `export` 0, assigns the state a number.
     StateFetch = 403 by [Meta] -> StatePart {
         namespace: NamespaceId,
         epoch: Epoch,
@@ -73,36 +73,37 @@ message!(
     }
 );
 message!(
-    /// The state includes the records up to `seq`, the last of which is of `epoch`. A part without keys is
-    /// the last one.
+    /// The state includes the records up to `seq`, the last of which has `epoch`. A part without keys is the
+    /// last one.
     StatePart { export: u64, seq: u64, epoch: Epoch }
 );
 
 message!(
-    /// To the coordinator: how many nodes shall keep the namespace. Nodes that offer themselves take the
+    /// To the coordinator: the number of nodes that keep the namespace. Nodes that offer themselves take the
     /// places.
     SetCopies = 80 by [Console] -> MapReply {
         namespace: String,
-        /// 1 to [`COPIES_MAX`]; 0: all are lost, and the namespace is to be restored from an export.
+        /// 1 to [`COPIES_MAX`]; 0: all are lost, and the namespace will be restored from an export.
         copies: u8,
-        /// This node gives up its copy for good.
+        /// This node drops its copy permanently.
         without: Option<NodeId>,
     }
 );
 message!(
     /// To the coordinator: the node's directory can keep a copy of the namespace. It takes a free place, or
-    /// its own again. `Denied`: the directory lacks changes that it had. `Unavailable`: there is no free
+    /// its own again. `Denied`: the directory lacks changes that it once had. `Unavailable`: there is no free
     /// place.
     KeepCopy = 81 by [Meta] -> MapReply {
         node: NodeId,
         namespace: NamespaceId,
         uuid: NamespaceUuid,
-        /// How many changes it holds, on its disk. 0: it is empty, or its state is not whole.
+        /// The number of changes that it holds, on its disk. 0: it is empty, or its state is incomplete.
         changes: u64,
     }
 );
 message!(
-    /// The leader of a namespace tells the coordinator that a node's copy holds every record of this epoch.
+    /// The leader of a namespace reports to the coordinator that a node's copy holds every record of this
+    /// epoch.
     CopyCaughtUp = 82 by [Meta] -> MapReply {
         leader: NodeId,
         namespace: NamespaceId,
@@ -112,7 +113,7 @@ message!(
 );
 
 message!(
-    /// The leader of a namespace has not heard from a copy for so long, under this epoch.
+    /// The leader of a namespace has not received a reply from a copy for this time, under this epoch.
     CopyLost = 83 by [Meta] -> MapReply {
         leader: NodeId,
         namespace: NamespaceId,
@@ -156,7 +157,7 @@ impl JournalAppend {
     }
 }
 
-/// A part of a state: of each entry the length of its key, of its value, and both.
+/// A part of a state: for each entry the length of its key, of its value, and both.
 pub fn encode_pairs(pairs: &[(Vec<u8>, Vec<u8>)]) -> Result<Bytes> {
     let total: usize = pairs.iter().map(|(key, value)| 8 + key.len() + value.len()).sum();
     if total > PAYLOAD_MAX as usize {

@@ -28,27 +28,27 @@ message!(
 impl Copy for Place {}
 
 wire_enum!(WriteMode {
-    /// Beyond the committed end of the file: becomes the base at once, whatever was there before.
+    /// Beyond the committed end of the file: becomes the base at once, replacing any earlier one.
     Fresh = 1,
-    /// Kept beside the present base until `CommitStripe` or `DropPrepared`. The version must be above the present base's
-    /// (`Stale` otherwise). A writer takes even counters, more than `SEAL_ROOM` above the base that `StatCell` tells; a seal takes
-    /// odd ones up to there, and none while a writer's version is prepared anywhere. So a seal never replaces what a writer commits
-    /// while it folds what was there before. `Exists`: a seal with a higher version is under way here after all.
+    /// Kept beside the base until `CommitStripe` or `DropPrepared`. The version must be above the base's
+    /// (else `Stale`). Writers use even counters, more than `SEAL_ROOM` above the base in `StatCell`; seals
+    /// use odd ones below that, and none while a writer's version is prepared anywhere: a seal never replaces
+    /// a version committed during its fold. `Exists`: a seal with a higher version is in progress here.
     Prepare = 2,
-    /// `Prepare` by the leader of a seal: the leader itself resolves it after a crash.
+    /// `Prepare` by the leader of a seal: after a crash the leader itself resolves it.
     PrepareSeal = 3,
-    /// Bytes that were evicted come back: the base at once, in place of what was written with a lower token
-    /// epoch. `Stale` where something was written with this one or a higher one. Its version has the counter
-    /// `FILL_COUNTER`, which neither writers nor seals take.
+    /// Recalled bytes: the base at once, replacing data with a lower token epoch. `Stale` if data was written
+    /// with this token epoch or a higher one. Its version has the counter `FILL_COUNTER`, which neither
+    /// writers nor seals use.
     Fill = 4,
 });
 
-/// The token epoch of what no fence stops.
+/// The token epoch for requests that no fence stops.
 pub const UNFENCED: u32 = u32::MAX;
 /// The counter of versions that `WriteMode::Fill` writes: below all others under the same token epoch.
 pub const FILL_COUNTER: u32 = 1;
-/// How far the counter of a seal may be above its base, or above `FILL_COUNTER` where the base is of a lower
-/// token epoch.
+/// How far a seal's counter may be above its base's, or above `FILL_COUNTER` if the base has a lower token
+/// epoch.
 pub const SEAL_ROOM: u32 = 64;
 
 message!(
@@ -68,10 +68,10 @@ message!(
     }
 );
 message!(
-    /// Makes sure that a version is here, as the base or beside it, and adds to its mask; a member that lacks
-    /// it takes it from k current ones that have it. Before a version is committed all live members hold it
-    /// under one epoch, and under that epoch it is committed: so who has committed it is never alone with it.
-    /// `NotFound`: fewer have it. `Stale`: somebody with a higher token epoch decides about the file now.
+    /// Ensures that a version is here, as the base or beside it, and adds to its mask; a member without it
+    /// copies it from k current ones. All live members hold a version under one epoch before it is committed
+    /// under that epoch: so no member that commits it is its only holder. `NotFound`: fewer have it. `Stale`:
+    /// a client with a higher token epoch decides about the file now.
     HoldStripe = 203 by [Storage, Mount, Mover, Console] -> () {
         place: Place,
         cell: CellId,
@@ -82,7 +82,7 @@ message!(
 );
 message!(
     /// Makes the prepared version the base; drops the old base and the overlays up to its folded sequences.
-    /// Idempotent. `token_epoch`: of who asks, as in `HoldStripe`; `UNFENCED` for a seal.
+    /// Idempotent. `token_epoch`: the sender's, as in `HoldStripe`; `UNFENCED` for a seal.
     CommitStripe = 201 by [Storage, Mount, Mover, Console] -> () { place: Place, cell: CellId, version: Version, token_epoch: u32 }
 );
 message!(DropPrepared = 202 by [Storage, Mount, Mover, Console] -> () { place: Place, cell: CellId, version: Version, token_epoch: u32 });
@@ -92,13 +92,14 @@ wire_enum!(OverlayKind {
     Data = 1,
     /// Zeros (a punched or truncated range); no payload.
     Zero = 2,
-    /// A number whose write failed before everybody had it: it changes nothing, its length is 0. No payload.
+    /// A number whose write failed before all keepers had it: it changes nothing, its length is 0. No
+    /// payload.
     Void = 3,
 });
 message!(
-    /// Writes bytes into a data cell through its target (or, where that is down, the first live parity
-    /// target): it gives the next sequence number, logs, mirrors to all live parity targets, and replies when
-    /// all hold it.
+    /// Writes bytes into a data cell through its target (or, if that is down, the first live parity target):
+    /// it assigns the next sequence number, logs, mirrors to all live parity targets, and replies when all of
+    /// them have it.
     WriteOverlay = 210 by [Storage, Mount, Mover, Console] -> OverlayWritten {
         place: Place,
         /// Index is that of the data cell, also at a parity target.
@@ -111,22 +112,22 @@ message!(
         /// CRC32C of the payload (0 for `Zero`).
         crc: u32,
         layout_scheme: crate::map::Scheme,
-        /// Chosen at random for each write, the same for each attempt at it.
+        /// Chosen at random for each write, the same for each of its attempts.
         write: u64,
-        /// Counts from 0. One that arrives after a later one, over a connection that broke, is refused: the
-        /// writer has gone on.
+        /// Counts from 0. An attempt that arrives after a later one, over a broken connection, is refused:
+        /// the writer has continued.
         attempt: u32,
     }
 );
 message!(OverlayWritten {
     seq: Seq,
-    /// Under which cluster map all its keepers have it.
+    /// The cluster map under which all its keepers have it.
     map_version: u64,
 });
 message!(
     /// The sequencer's copy to a parity target. Sequence numbers of one cell arrive in order, or wait.
-    /// `again`: it repeats what it has for long, so that all copies are the same: no fence stops that, and it
-    /// replaces what is there.
+    /// `again`: a copy of an old entry, to make all logs the same: no fence stops it, and it replaces the
+    /// entry there.
     MirrorOverlay = 211 by [Storage] -> () {
         place: Place,
         cell: CellId,
@@ -143,14 +144,14 @@ message!(
 );
 
 wire_enum!(ReadView {
-    /// Base with overlays applied: what the cell holds now. At the data cell's own target.
+    /// Base with overlays applied: the cell's present content. At the data cell's own target.
     Merged = 1,
-    /// The base alone, of the version asked for (0: the present one). For decoding.
+    /// The base alone, of the given version (0: the present one). For decoding.
     Base = 2,
 });
 message!(
     /// Reads `len` bytes from `offset` of a cell (both multiples of CHECKSUM_BLOCK, except that a read may
-    /// end at the cell's end). The payload is what is there, cut at the fragment's end: the rest is zeros.
+    /// end at the cell's end). The payload is cut at the fragment's end: the rest is zeros.
     ReadCell = 220 by [Storage, Mount, Mover, Console] -> CellRead {
         place: Place,
         cell: CellId,
@@ -161,7 +162,7 @@ message!(
     }
 );
 message!(CellRead {
-    /// False: the target knows nothing of this cell (no base, no overlay).
+    /// False: the target has no data of this cell (no base, no overlay).
     known: bool,
     version: Version,
     /// Highest overlay sequence applied (Merged) or included in the base (Base).
@@ -175,19 +176,18 @@ message!(CellRead {
 });
 message!(
     /// The overlays of a data cell that its target logs or a parity target mirrors, above `after`, in order
-    /// of sequence. The payload is the data parts one after the other. A long list comes in parts: see
-    /// `more`.
+    /// of sequence. The payload is their data, concatenated. A long list comes in parts: see `more`.
     ReadOverlays = 221 by [Storage, Mount, Mover, Console] -> OverlaysRead { place: Place, cell: CellId, after: Seq }
 );
 message!(OverlayExtent { seq: Seq, offset: u32, len: u32, kind: OverlayKind, crc: u32, token_epoch: u32 });
 message!(OverlaysRead {
     extents: Vec<OverlayExtent>,
-    /// There are more than fit: ask again after the last one of these.
+    /// There are more than fit: continue after the last one of these.
     more: bool,
 });
 
 message!(
-    /// Tells what versions this target holds of one cell. For readers in doubt, seal and recovery.
+    /// The versions that this target holds of one cell. For readers in doubt, seal and recovery.
     StatCell = 222 by [Storage, Mount, Mover, Console] -> CellStat { place: Place, cell: CellId }
 );
 message!(CellStat {
@@ -203,24 +203,24 @@ message!(CellStat {
 });
 
 message!(
-    /// Records that fragments of a stripe are missing: it is under-replicated. Adds to the mask of `version` (the base
-    /// or a prepared one; 0: of whatever is there); a bit goes when the map says that its member is current. A holder
-    /// that is sent its own bit verifies its fragment and has it rebuilt. `NotFound`: that version is not there.
+    /// Records that fragments of a stripe are missing: it is under-replicated. Adds to the mask of `version`
+    /// (base or prepared; 0: any); a bit is cleared when its member is current in the map. A holder that
+    /// receives its own bit verifies its fragment and has it rebuilt. `NotFound`: that version is not here.
     MarkMissing = 230 by [Storage, Mount, Mover, Console] -> () { place: Place, cell: CellId, version: Version, missing: MissingMask }
 );
-/// The fence of a deleted file: nobody ever writes it again.
+/// The fence of a deleted file: it is never written again.
 pub const FENCE_GONE: u32 = u32::MAX;
 message!(
-    /// Truncates a file on this target: what was written to the stripes from `from_stripe` to before
-    /// `to_stripe` with a token epoch below `fence` is void and goes, and from now on every write to the file
-    /// with a lower one is refused. The target remembers it for members that are away. `epochs`: the file's
-    /// groups that the target is a member of, as the sender's map has them; a higher one that the target
-    /// knows is `Stale`: somebody may be back who would not be told.
+    /// Truncates a file on this target: data in the stripes from `from_stripe` to before `to_stripe` with a
+    /// token epoch below `fence` is void and dropped, and from now on every write to the file with a lower
+    /// one is refused. The target keeps a record for members that are away. `epochs`: the file's groups that
+    /// the target is a member of, in the sender's map; if the target knows a higher one, `Stale`: a member
+    /// that has returned would miss the truncation.
     DropFile = 231 by [Meta, Storage, Mount, Mover, Console] -> DropFileReply {
         target: TargetId,
         file: FileId,
         from_stripe: u64,
-        /// `u64::MAX`: to the end of the file, however long it is.
+        /// `u64::MAX`: to the end of the file.
         to_stripe: u64,
         fence: u32,
         epochs: Vec<GroupAt>,
@@ -228,7 +228,7 @@ message!(
 );
 message!(GroupAt { group: PgId, epoch: Epoch });
 message!(DropFileReply {
-    /// Cells of the file with a prepared version in doubt: somebody must commit or drop it.
+    /// Cells of the file with a prepared version in doubt: the caller must commit or drop it.
     prepared: Vec<PreparedCell>,
 });
 message!(PreparedCell { cell: CellId, group: PgId, version: Version });
@@ -240,15 +240,15 @@ message!(
 );
 message!(SealedCell { folded_seq: Seq, fragment_bytes: u32, block_crcs: Vec<u32> });
 message!(
-    /// Cells of a group on this target in order of id, after `after`. For repair, and for a namespace that
-    /// was restored.
+    /// Cells of a group on this target in order of id, after `after`. For repair, and for a restored
+    /// namespace.
     ListCells = 241 by [Storage, Meta] -> CellList {
         target: TargetId,
         group: PgId,
         after: Option<CellId>,
         /// Only cells written under this epoch or later, or with fragments missing.
         since: Epoch,
-        /// The group's epoch as the caller knows it: the target refuses lower ones from now on.
+        /// The group's epoch in the caller's map: the target refuses lower ones from now on.
         epoch: Epoch,
         limit: u32,
     }
@@ -256,29 +256,29 @@ message!(
 message!(CellList { cells: Vec<CellSummary>, more: bool });
 message!(
     /// Truncation records of this target, with numbers above `after`, in order. For members that were away.
-    /// `epochs`: groups of both, as the sender's map has them; truncations under lower ones are refused from
-    /// now on.
+    /// `epochs`: the common groups, with the epochs in the sender's map; truncations under lower ones are
+    /// refused from now on.
     ListTruncations = 243 by [Storage] -> TruncationList { target: TargetId, after: u64, epochs: Vec<GroupAt>, limit: u32 }
 );
 message!(
-    /// Fences of this target, of files above `after`, in order; later ones are told with the truncations.
+    /// Fences of this target, of files above `after`, in order; later ones are among the truncations.
     /// `epochs`: as for [`ListTruncations`].
     ListFences = 244 by [Storage] -> FenceList { target: TargetId, after: Option<FileId>, epochs: Vec<GroupAt>, limit: u32 }
 );
 message!(
-    /// Cells of the group that the target has, for another one that takes its place: in order, after `after`.
-    /// `close`: from now on the target takes no change of them in this epoch.
+    /// Cells of the group on the target, for another one that takes over its place: in order, after `after`.
+    /// `close`: from now on the target accepts no change of them in this epoch.
     ListPlace = 245 by [Storage] -> PlaceList { place: Place, after: Option<CellId>, close: bool, limit: u32 }
 );
 message!(PlaceList { cells: Vec<CellDigest>, more: bool });
 message!(
-    /// Two targets with the same digest have the same of a cell.
+    /// Two targets with the same digest hold the same data of a cell.
     #[derive(Copy)]
     CellDigest { cell: CellId, digest: u64 }
 );
 message!(
-    /// Entries of the index that the target has of a cell, from one on; their bytes on slabs are the payload,
-    /// one after the other.
+    /// The target's index entries of a cell, from the given one on; their bytes on slabs are the payload,
+    /// concatenated.
     CopyCell = 246 by [Storage] -> CellImage { place: Place, cell: CellId, from: u32 }
 );
 message!(CellImage { entries: Vec<CellEntry>, more: bool });
@@ -294,12 +294,12 @@ message!(
 );
 message!(TruncationList { truncations: Vec<Truncation>, more: bool });
 message!(
-    /// Stripes from `from_stripe` to before `to_stripe` hold nothing that was written with a token epoch
-    /// below `token_epoch`.
+    /// Data in the stripes from `from_stripe` to before `to_stripe` with a token epoch below `token_epoch` is
+    /// void.
     Truncation { number: u64, file: FileId, from_stripe: u64, to_stripe: u64, token_epoch: u32 }
 );
 message!(
-    /// What a listing tells of a cell (at a parity target also of the data cells whose overlays it mirrors).
+    /// Summary of a cell in a listing (at a parity target also of the data cells whose overlays it mirrors).
     CellSummary {
         cell: CellId,
         /// Epoch of the last write.
@@ -314,8 +314,8 @@ message!(
     }
 );
 message!(
-    /// The first stripe of a file, at or after `from_stripe`, that this target has anything of, in whatever
-    /// group. A parity target of a group has a part of all that is written there.
+    /// The first stripe of a file, at or after `from_stripe`, of which this target has any data, in any
+    /// group. A parity target of a group has a part of all data that is written there.
     NextStripe = 265 by [Storage, Mount, Mover, Console] -> StripeFound { place: Place, file: FileId, from_stripe: u64 }
 );
 message!(StripeFound { stripe: Option<u64> });
@@ -324,33 +324,33 @@ message!(
     SealFile = 242 by [Storage, Console] -> () { target: TargetId, file: FileId }
 );
 message!(
-    /// A call to a target of another node, from a node that cannot reach that one. The answer's payload is
-    /// the target's. Passed on once: who passes it on calls the target's node itself.
+    /// A call to a target of another node, from a node that cannot reach that one. The reply's payload is the
+    /// target's. Forwarded only once: the receiver calls the target's node itself.
     PassOn = 260 by [Meta, Storage, Mount, Mover, Console] -> PassedOn { target: TargetId, method: u16, body: Bytes }
 );
 message!(PassedOn { body: Bytes });
 message!(
-    /// How far a target has read all that it keeps, to verify it. `start`: begins a pass, at `bytes_per_s`
-    /// (0: it reads half of the time).
+    /// Progress of a target's scrub, which reads and verifies all its data. `start`: begins a pass, at
+    /// `bytes_per_s` (0: it reads half of the time).
     ScrubTarget = 266 by [Storage, Console, Operator] -> ScrubReport { target: TargetId, start: bool, bytes_per_s: u64 }
 );
 message!(
     ScrubReport {
-        /// Bytes that the target keeps now.
+        /// Bytes that the target stores now.
         used: u64,
-        /// The pass under way, else the last one; absent: none has begun yet.
+        /// The present pass, else the last one; absent: none has begun yet.
         pass: Option<ScrubPass>,
-        /// The last pass that went to its end.
+        /// The last pass that completed.
         last: Option<ScrubPass>,
     }
 );
 message!(
-    /// One reading of all that a target keeps.
+    /// One scrub pass.
     #[derive(Copy)]
     ScrubPass { begun_ns: i64, ended_ns: Option<i64>, cells: u64, bytes: u64, damaged_cells: u64 }
 );
 message!(
-    /// How a target is. The payload comes back as it was sent: it shows whether large packets pass, too.
+    /// State of a target. The payload is echoed: it shows whether large packets arrive, too.
     StatTarget = 250 by [Coordinator, Meta, Storage, Mount, Mover, Console] -> TargetStat { target: TargetId }
 );
 message!(TargetStat {

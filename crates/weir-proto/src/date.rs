@@ -1,4 +1,4 @@
-//! Dates of backups and snapshots: seconds in UTC, written so that they sort as they follow each other. Pure.
+//! Dates of backups and snapshots: seconds in UTC, in a form that sorts by time. Pure.
 use crate::meta::Time;
 use crate::{Error, Result};
 use jiff::Timestamp;
@@ -10,12 +10,12 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Date(pub i64);
 
-/// A stretch of time of which one backup or snapshot is kept.
+/// A period of which one backup or snapshot is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Span {
     Hour,
     Day,
-    /// From Monday on.
+    /// Starts on Monday.
     Week,
     Month,
 }
@@ -28,7 +28,7 @@ impl Date {
         let last = civil::DateTime::MAX;
         Timestamp::from_second(self.0).map_or(last, |t| t.to_zoned(TimeZone::UTC).datetime())
     }
-    /// `20261122T030000Z`: for names that may hold no colons.
+    /// `20261122T030000Z`: for names without colons.
     pub fn compact(self) -> String {
         self.to_string().replace([':', '-'], "")
     }
@@ -39,10 +39,10 @@ impl Date {
             .or_else(|_| civil::DateTime::strptime("%Y%m%dT%H%M%S", bare))
             .ok()?;
         let date = Date(at.to_zoned(TimeZone::UTC).ok()?.timestamp().as_second());
-        // As we write it, or it is not ours.
+        // In exactly our form; otherwise it is not ours.
         (date.to_string() == text || date.compact() == text).then_some(date)
     }
-    /// What people write: a day is meant to its end, a minute too.
+    /// A date in the form that users enter: a day is meant to its end, a minute too.
     pub fn parse_until(text: &str) -> Result<Date> {
         let bare = text.trim().trim_end_matches('Z').replacen('T', " ", 1);
         let forms = [("%Y-%m-%d %H:%M:%S", 0), ("%Y-%m-%d %H:%M", 59)];
@@ -60,7 +60,7 @@ impl Date {
             ))
         })
     }
-    /// Equal for dates of the same one.
+    /// Equal for dates in the same period.
     pub fn span(self, span: Span) -> i64 {
         let days = self.0.div_euclid(86_400);
         match span {

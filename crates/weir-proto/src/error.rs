@@ -5,14 +5,14 @@ use std::fmt;
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A kind and what happened, where, in words. The text starts lower-case and is a full thought.
+/// A kind, and a message: what happened, and where. The text starts lower-case and is a complete statement.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error {
     pub kind: ErrorKind,
     pub context: String,
 }
 
-/// Why a name operation is refused by the rules of POSIX.
+/// The POSIX rule that refuses a name operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NameRule {
     NotDirectory,
@@ -26,28 +26,28 @@ pub enum NameRule {
     Range,
     FileTooBig,
     Busy,
-    /// Reserved to the owner or the administrator, whatever the mode bits say (EPERM, not EACCES).
+    /// Reserved to the owner or the administrator, regardless of the mode bits (EPERM, not EACCES).
     NotOwner,
-    /// Nobody changes anything there, the superuser neither: what is there follows another place.
+    /// Read only for all users, root included: the content mirrors another place.
     ReadOnly,
 }
 
-/// What a caller can do about it. A kind exists only if a caller would act differently.
+/// Kinds by what the caller can do about the error. A kind exists only if a caller would act differently.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ErrorKind {
-    /// It is not there.
+    /// It does not exist.
     NotFound,
-    /// It is there already.
+    /// It exists already.
     Exists,
     /// The request itself is wrong: do not send it again.
     Invalid,
-    /// The caller has not the right.
+    /// The caller lacks the permission.
     Denied,
     /// POSIX refuses the name operation.
     Name(NameRule),
     /// No space.
     NoSpace,
-    /// An epoch, token, session or handle is out of date: refresh what it came from, then try again.
+    /// An epoch, token, session or handle is out of date: refresh it, then try again.
     Stale,
     /// The peer cannot be reached or is not ready: try again until the deadline, elsewhere if possible.
     Unavailable,
@@ -55,11 +55,11 @@ pub enum ErrorKind {
     Deadline,
     /// Bytes are lost or fail their checksum beyond what redundancy can repair.
     Damaged,
-    /// This node cannot do that.
+    /// This node does not support that.
     Unsupported,
     /// A disk or the operating system failed.
     Io,
-    /// A volume's limit: remove something there, or have the limit raised.
+    /// A volume's limit is reached: remove files there, or raise the limit.
     OverQuota,
 }
 
@@ -112,7 +112,7 @@ impl ErrorKind {
             KINDS.get(usize::from(n).checked_sub(1)?).copied()
         }
     }
-    /// What a system call reports (Linux numbers).
+    /// The errno of a system call (Linux numbers).
     pub fn errno(self) -> i32 {
         match self {
             ErrorKind::NotFound => 2,
@@ -144,7 +144,7 @@ impl ErrorKind {
             },
         }
     }
-    /// What an HTTP answer carries.
+    /// The status of an HTTP answer.
     pub fn http_status(self) -> u16 {
         match self {
             ErrorKind::NotFound => 404,
@@ -159,7 +159,7 @@ impl ErrorKind {
             ErrorKind::Unsupported => 501,
         }
     }
-    /// What a command exits with (1 is left to "the answer is no"). The program's help lists them.
+    /// The exit code of a command (1 is reserved for "the answer is no"). The program's help lists them.
     pub fn exit_code(self) -> u8 {
         match self {
             ErrorKind::Name(NameRule::NotEmpty | NameRule::Busy) => 4,
@@ -194,7 +194,7 @@ impl Error {
     pub fn name(rule: NameRule, context: impl Into<String>) -> Error {
         Error { kind: ErrorKind::Name(rule), context: context.into() }
     }
-    /// An I/O failure of the machine, with what was being done (a verb phrase: "open the journal").
+    /// An I/O failure of the machine, with the operation (a verb phrase: "open the journal").
     pub fn from_io(doing: impl fmt::Display, e: &std::io::Error) -> Error {
         let kind = match e.kind() {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,
@@ -210,7 +210,7 @@ impl Error {
         };
         Error { kind, context: format!("{doing}: {e}") }
     }
-    /// Says what was being done when the error came (a verb phrase).
+    /// Adds the operation that failed (a verb phrase).
     pub fn doing(mut self, what: impl fmt::Display) -> Error {
         self.context = format!("{what}: {}", self.context);
         self

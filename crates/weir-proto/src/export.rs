@@ -1,7 +1,7 @@
-//! Messages about exports of a namespace (methods 44–47): its whole state in one file, for the day on which
-//! its directory is lost.
+//! Messages about exports of a namespace (methods 44–47): its whole state in one file, for the case that its
+//! directory is lost.
 //!
-//! An export is one state: whoever fetches it gets what was there when it began, whatever changes meanwhile.
+//! An export is one consistent state: the state when it began, regardless of later changes.
 use crate::meta::Time;
 use crate::{ClusterId, NamespaceId, NamespaceUuid, message};
 use bytes::Bytes;
@@ -12,16 +12,16 @@ pub const EXPORTS_KEPT_MAX: u32 = 1000;
 pub const EXPORT_EVERY_S_MIN: u32 = 60;
 
 message!(
-    /// Of which namespace, and of when.
+    /// Identifies the namespace and the time.
     ExportHead {
         cluster: ClusterId,
         namespace: NamespaceId,
         name: String,
         uuid: NamespaceUuid,
-        /// How many changes the state holds.
+        /// The number of changes in the state.
         changes: u64,
         taken: Time,
-        /// Of the program that made it.
+        /// Release of the program that made it.
         release: String,
     }
 );
@@ -31,26 +31,26 @@ message!(
 );
 message!(ExportBegun { export: u64, head: ExportHead });
 message!(
-    /// The next entries in the order of their keys, behind `after`, as the payload (as in `StateFetch`).
-    /// None: that was all.
+    /// The next entries in the order of their keys, after `after`, as the payload (as in `StateFetch`). None:
+    /// the export is complete.
     ExportFetch = 45 by [Console] -> () { export: u64, after: Option<Bytes> }
 );
 message!(
-    /// The leader writes an export into a directory of its machine again and again. `every_s` 0: no more.
+    /// The leader writes an export into a directory of its machine at this interval. `every_s` 0: stop.
     ExportSet = 46 by [Console] -> ExportState { dir: String, every_s: u32, keep: u32 }
 );
 message!(
     GetExports = 47 by [Console, Operator, Auditor] -> ExportState {}
 );
 message!(
-    /// The schedule of exports, and what came of it.
+    /// The schedule of exports, and the last result.
     #[derive(Default)]
     ExportState {
         dir: String,
         every_s: u32,
         keep: u32,
         last: Option<ExportMade>,
-        /// Why the last one was not made; empty: it was.
+        /// Error of the last export; empty: it succeeded.
         failure: String,
     }
 );

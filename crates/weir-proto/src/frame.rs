@@ -1,9 +1,9 @@
-//! The frame: what travels on a connection between two nodes. `docs/protocol.md` draws it.
+//! The frame: the unit of transfer on a connection between two nodes. `docs/protocol.md` draws it.
 //!
 //! A fixed header of 64 bytes, an encoded body, a payload. The header's checksum covers the header and the
 //! body, the payload has its own, so that a damaged payload fails one call and a damaged header ends the
-//! connection. Lengths are checked against their limits before anything is allocated for them. Knows no
-//! method and no connection.
+//! connection. Lengths are checked against their limits before memory is allocated for them. Knows no method
+//! and no connection.
 use crate::checksum::{crc32c, crc32c_append};
 use crate::data::PAYLOAD_MAX;
 use crate::version::VERSION_MAX;
@@ -11,17 +11,17 @@ use crate::{ClusterId, Error, Reader, Result, Wire, map::Role, message};
 
 /// "WEIR" as bytes.
 pub const MAGIC: [u8; 4] = *b"WEIR";
-/// What frames carry until a version is agreed on. The layout of the header, and of what a `Hello` of this
-/// version has, is for ever: else two ends could not tell each other what they speak.
+/// The version in frames before one is agreed on. The layout of the header, and of a `Hello` of this version,
+/// never changes: otherwise two ends could not negotiate a version.
 pub const VERSION_OF_HELLO: u16 = 1;
 pub const HEADER_BYTES: usize = 64;
 /// The largest encoded body: a cluster map or a page of a directory, with room to grow.
 pub const BODY_MAX: u32 = 1 << 20;
-/// The largest body of a frame before the peers know each other.
+/// The largest body of a frame before the handshake is complete.
 pub const HELLO_BODY_MAX: u32 = 4096;
 
 crate::wire_enum!(
-    /// What a frame is.
+    /// The kind of a frame.
     FrameKind {
         /// The caller's first frame; body [`Hello`].
         Hello = 1,
@@ -31,11 +31,11 @@ crate::wire_enum!(
         Response = 4,
         /// Body: an [`Error`].
         ErrorResponse = 5,
-        /// Nobody waits for the call any more.
+        /// The caller no longer waits for the call.
         Cancel = 6,
-        /// A sign of life. Flag `FLAG_ECHO` asks for another one.
+        /// A keep-alive. Flag `FLAG_ECHO` requests one in return.
         Ping = 7,
-        /// The sender closes after this; body: an [`Error`] that says why.
+        /// The sender closes after this; body: an [`Error`] with the reason.
         Goodbye = 8,
     }
 );
@@ -44,15 +44,15 @@ crate::wire_enum!(
 pub const FLAG_ECHO: u8 = 1;
 
 message!(
-    /// Who speaks. The first body each way.
+    /// Introduces the sender. The first body in each direction.
     Hello {
         version_min: u16,
         version_max: u16,
-        /// The highest level that the sender knows.
+        /// The highest level that the sender supports.
         level: u16,
         /// `None`: the sender is not a member yet.
         cluster: Option<ClusterId>,
-        /// For people: the node's name.
+        /// The node's name, for messages.
         name: String,
         role: Role,
         /// Differs after each start of the process.
@@ -61,7 +61,7 @@ message!(
 );
 
 impl Hello {
-    /// As it arrived: a program that speaks newer versions may say more, behind what is known here.
+    /// Decodes a received one: a program with newer versions may append fields that are unknown here.
     pub fn read(body: &[u8]) -> Result<Hello> {
         let mut r = Reader::new(body);
         let hello = Hello::decode(&mut r)?;
@@ -72,7 +72,7 @@ impl Hello {
     }
 }
 
-/// The header's fields; what is left out of it is derived.
+/// The header's fields, without those that follow from others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     pub version: u16,
@@ -83,9 +83,9 @@ pub struct Header {
     pub payload_len: u32,
     /// CRC32C of the payload; 0 without one.
     pub payload_crc: u32,
-    /// Chosen by the caller, never again on the same connection; the answer carries it.
+    /// Chosen by the caller, never reused on the same connection; the reply carries it.
     pub call: u64,
-    /// How long the caller waits from now on, in milliseconds; only on a `Request`.
+    /// How long the caller still waits, in milliseconds; only on a `Request`.
     pub patience_ms: u32,
 }
 
@@ -104,7 +104,7 @@ impl Header {
         }
     }
 
-    /// The header for its body. `body_len` must be that of `body`.
+    /// The header for its body. `body_len` must be the length of `body`.
     pub fn encode(&self, body: &[u8]) -> [u8; HEADER_BYTES] {
         assert_eq!(body.len(), self.body_len as usize);
         let mut b = [0; HEADER_BYTES];
@@ -123,8 +123,8 @@ impl Header {
         b
     }
 
-    /// The fields, their ranges checked but for the version: [`Header::check_version`]. The checksum is
-    /// checked by [`verify`] when the body is there.
+    /// The fields, with their ranges checked except for the version: [`Header::check_version`]. [`verify`]
+    /// checks the checksum when the body has arrived.
     pub fn decode(b: &[u8; HEADER_BYTES]) -> Result<Header> {
         if b[0..4] != MAGIC {
             return Err(Error::invalid(format!("not a Weir peer: a frame begins with {:02x?}", &b[0..4])));
@@ -145,7 +145,7 @@ impl Header {
         Ok(header)
     }
 
-    /// Refuses a frame of another version than the one that was agreed on.
+    /// Refuses a frame whose version is not the agreed one.
     pub fn check_version(&self, agreed: u16) -> Result<()> {
         match self.version == agreed {
             true => Ok(()),
@@ -192,7 +192,7 @@ pub fn verify(header: &[u8; HEADER_BYTES], body: &[u8]) -> Result<()> {
     }
 }
 
-/// Whether two nodes may talk, and in which version; the error is for both of them.
+/// Whether two nodes may connect, and in which version; the error is for both of them.
 pub fn check_hello(ours: &Hello, theirs: &Hello) -> Result<u16> {
     let version = agree(ours, theirs)?;
     match (theirs.cluster, ours.cluster) {
@@ -203,7 +203,7 @@ pub fn check_hello(ours: &Hello, theirs: &Hello) -> Result<u16> {
     }
 }
 
-/// The version that two nodes speak with each other; the error is for both of them.
+/// The version for two nodes; the error is for both of them.
 fn agree(ours: &Hello, theirs: &Hello) -> Result<u16> {
     let version = ours.version_max.min(theirs.version_max);
     if version >= ours.version_min.max(theirs.version_min) {
@@ -227,7 +227,7 @@ fn range(min: u16, max: u16) -> String {
     }
 }
 
-/// Where the header's own checksum is: its last field.
+/// Offset of the header's own checksum: its last field.
 const CRC_AT: usize = 60;
 
 fn checksum(header: &[u8; HEADER_BYTES], body: &[u8]) -> u32 {
@@ -257,7 +257,7 @@ mod tests {
         }
     }
 
-    /// The layout is for ever: this test fails when a byte of it moves.
+    /// The layout never changes: this test fails when a byte of it moves.
     #[test]
     fn golden_frame() {
         let bytes = request().encode(b"abc");
@@ -351,7 +351,7 @@ mod tests {
         assert!(agree(&old, &new).unwrap_err().context.ends_with("of old"));
     }
 
-    /// Its layout is for ever, too; and a newer program may say more.
+    /// Its layout never changes, either; and a newer program may append fields.
     #[test]
     fn golden_hello() {
         let hello = hello(Some(ClusterId([3; 16])));

@@ -1,10 +1,10 @@
-//! Globs, as rules and tokens use them for names.
+//! Globs for names in rules and tokens.
 
-/// Whether a word fits a glob: `*` stands for any characters, also none, `?` for one.
+/// Whether a word matches a glob: `*` stands for any characters, also none, `?` for one.
 pub fn fits(glob: &str, word: &str) -> bool {
     let (glob, word): (Vec<char>, Vec<char>) = (glob.chars().collect(), word.chars().collect());
     let (mut g, mut w) = (0, 0);
-    // Where to go on after the last `*`, if it takes one character more.
+    // The position to continue from after the last `*`, if it takes one more character.
     let mut retry = None;
     while w < word.len() {
         match glob.get(g) {

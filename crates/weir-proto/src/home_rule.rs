@@ -1,58 +1,58 @@
-//! Where users may have homes of their volumes, and what movers may do there: rules of the cluster map.
+//! Rules of the cluster map for users' homes: the places, and the movers' behaviour there.
 //!
-//! A home's URL is taken apart here and nowhere else, so that what a rule allows is what a mover opens.
+//! A home's URL is parsed here and nowhere else, so that a rule and a mover agree on its meaning.
 //!
-//! Invariant: a rule covers its place and what lies below it, by whole names; all but the path is the same.
-//! A URL whose path could lead elsewhere (`..`, also written `%2e%2e`) is none.
-//! Refuses to know: how a home is reached, and what links are there.
+//! Invariant: a rule covers its place and everything below it, by whole names; all parts except the path are
+//! the same. A URL whose path could lead elsewhere (`..`, also written `%2e%2e`) is refused. Refuses to know:
+//! how a home is accessed, and which symbolic links exist there.
 use crate::{Error, Result, message};
 
 /// Longest URL of a home, in bytes.
 pub const URL_MAX: usize = 1024;
-/// Rules of a cluster: each one is a decision of an administrator, and all of them are in every node's map.
+/// Rules of a cluster: an administrator makes each one, and all of them are in every node's map.
 pub const HOME_RULES_MAX: usize = 128;
-/// Ranges of a map of numbers.
+/// Ranges of an id map.
 const RANGES_MAX: usize = 64;
 /// Longest name of a user, and longest path of a credentials file, in bytes.
 const USER_MAX: usize = 64;
 const FILE_MAX: usize = 1024;
 
 message!(
-    /// A place where users may have homes of their volumes, and what movers do there.
+    /// A place where users may have homes of their volumes, and the movers' behaviour there.
     HomeRule {
         /// Its URL, like `file:///archive`.
         place: String,
-        /// Numbers of users and groups at homes there, for relations that have no map of their own.
+        /// Id map for homes there, for relations that have none of their own.
         ids: HomeIds,
-        /// The user as whom movers act there; absent: as themselves.
+        /// The user that movers act as there; absent: their own.
         run_as: Option<String>,
         /// The file with the keys of S3, or with a certificate of another Weir, on every machine with a
         /// mover.
         credentials: Option<String>,
-        /// Files keep the bits and the capability with which they run as somebody else.
+        /// Files keep the mode bits and the capability with which they run as another user.
         keep_setuid: bool,
         /// Root's files stay root's, and devices are copied.
         allow_root: bool,
     }
 );
 message!(
-    /// Users and groups that have other numbers at home; the others have the same.
+    /// Users and groups that have other numbers at home; all others have the same.
     HomeIds { users: Vec<IdMapping>, groups: Vec<IdMapping> }
 );
 impl Default for HomeIds {
-    /// All are called the same.
+    /// All numbers are the same.
     fn default() -> HomeIds {
         HomeIds { users: Vec::new(), groups: Vec::new() }
     }
 }
 message!(
-    /// `count` numbers from `here` on are `there` on at home.
+    /// `count` numbers from `here` on map to those from `there` on at home.
     #[derive(Copy)]
     IdMapping { here: u32, there: u32, count: u32 }
 );
 
 impl HomeRule {
-    /// A place where movers do what every user's home gets, and no more.
+    /// A rule with the default behaviour of users' homes.
     pub fn plain(place: &str) -> HomeRule {
         HomeRule {
             place: place.to_owned(),
@@ -64,7 +64,7 @@ impl HomeRule {
         }
     }
 
-    /// Refuses a rule that no mover could follow.
+    /// Refuses a rule that no mover could apply.
     pub fn check(&self) -> Result<()> {
         let bad = |why: String| Err(Error::invalid(format!("the place {}: {why}", self.place)));
         let url = HomeUrlParts::parse(&self.place)?;
@@ -104,7 +104,7 @@ impl HomeRule {
     }
 }
 
-/// The rule that counts for a home: of those that cover it the one with the longest path.
+/// The rule for a home: of those that cover it the one with the longest path.
 pub fn rule_for<'a>(rules: &'a [HomeRule], url: &str) -> Result<Option<&'a HomeRule>> {
     let url = HomeUrlParts::parse(url)?;
     let covering = rules.iter().filter_map(|rule| {
@@ -114,7 +114,7 @@ pub fn rule_for<'a>(rules: &'a [HomeRule], url: &str) -> Result<Option<&'a HomeR
     Ok(covering.max_by_key(|(names, _)| *names).map(|(_, rule)| rule))
 }
 
-/// The rule by which this user may have a home there. `Denied`: there is none.
+/// The rule that allows this user a home there. `Denied`: there is none.
 pub fn rule_of_user<'a>(rules: &'a [HomeRule], url: &str, user: u32) -> Result<&'a HomeRule> {
     let Some(rule) = rule_for(rules, url)? else {
         let places: Vec<&str> = rules.iter().map(|rule| rule.place.as_str()).collect();
@@ -134,7 +134,7 @@ pub fn rule_of_user<'a>(rules: &'a [HomeRule], url: &str, user: u32) -> Result<&
     Ok(rule)
 }
 
-/// Whether two URLs mean one place, however they are written.
+/// Whether two URLs denote the same place, in any spelling.
 pub fn is_same_place(one: &str, other: &str) -> bool {
     match (HomeUrlParts::parse(one), HomeUrlParts::parse(other)) {
         (Ok(one), Ok(other)) => one == other,
@@ -143,7 +143,7 @@ pub fn is_same_place(one: &str, other: &str) -> bool {
 }
 
 impl HomeIds {
-    /// Refuses ranges that do not fit or overlap, and, unless it is said, those that lead to root at home.
+    /// Refuses ranges that are invalid or overlap, and, without `to_root`, those that lead to root at home.
     pub fn check(&self, to_root: bool) -> Result<()> {
         check_ranges("user", &self.users, to_root)?;
         check_ranges("group", &self.groups, to_root)
@@ -189,19 +189,19 @@ pub enum HomeKind {
     Weir,
 }
 
-/// The URL of a home, taken apart. Two are equal if they mean the same.
+/// A parsed home URL. Two are equal if they denote the same.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HomeUrlParts {
     pub kind: HomeKind,
-    /// The bucket, or the coordinators; of a directory empty.
+    /// The bucket, or the coordinators; empty for a directory.
     pub host: String,
-    /// The path, name by name, as it is meant.
+    /// The decoded path, by name.
     pub names: Vec<String>,
     /// Sorted; each name once.
     query: Vec<(String, String)>,
 }
 
-/// What a query may say, by kind.
+/// Allowed query names, by kind.
 const QUERIES: [(HomeKind, &[&str]); 3] = [
     (HomeKind::File, &[]),
     (HomeKind::S3, &["credentials", "endpoint", "path-style", "profile", "region"]),
@@ -211,7 +211,7 @@ const QUERIES: [(HomeKind, &[&str]); 3] = [
 impl HomeUrlParts {
     pub fn parse(text: &str) -> Result<HomeUrlParts> {
         let bad = |why: &str| {
-            // Not the text itself where it may hold a secret.
+            // Do not show the text itself if it may contain a secret.
             let shown = if text.contains('@') {
                 text.split_once("://").map_or("it", |(scheme, _)| scheme)
             } else {
@@ -256,7 +256,7 @@ impl HomeUrlParts {
         Ok(HomeUrlParts { kind, host, names, query: pairs })
     }
 
-    /// What the query says of this name.
+    /// The query's value for this name.
     pub fn query(&self, name: &str) -> Option<&str> {
         self.query.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
@@ -265,7 +265,7 @@ impl HomeUrlParts {
         self.query("credentials")
     }
 
-    /// Whether `url` is this place or lies below it. Keys do not make another place.
+    /// Whether `url` is this place or lies below it. Credentials do not make another place.
     pub fn covers(&self, url: &HomeUrlParts) -> bool {
         let without_keys = |of: &HomeUrlParts| {
             of.query.iter().filter(|(name, _)| name != "credentials").cloned().collect::<Vec<_>>()
@@ -277,11 +277,11 @@ impl HomeUrlParts {
     }
 }
 
-/// None: a name that could lead elsewhere. Programs between here and an S3 service may follow `..` in a key.
+/// None: a name that could lead elsewhere. Programs between here and an S3 service may resolve `..` in a key.
 fn names_of(kind: HomeKind, path: &str) -> Option<Vec<String>> {
     let trimmed = path.trim_matches('/');
     let names = trimmed.split('/').filter(|name| match kind {
-        HomeKind::File => !name.is_empty() && *name != ".", // as the kernel takes them
+        HomeKind::File => !name.is_empty() && *name != ".", // as the kernel resolves them
         HomeKind::S3 | HomeKind::Weir => !trimmed.is_empty(),
     });
     let leads_elsewhere = |name: &str| matches!(name, "." | "..") || name.contains('\0');
@@ -396,7 +396,7 @@ mod tests {
             "user 1000 may not have the home file:///b: homes of users are allowed only in file:///a, ";
         assert!(denied.context.starts_with(words), "{denied}");
         assert!(rule_of_user(&[], "file:///b", 1000).unwrap_err().context.contains("allowed nowhere"));
-        // Keys do not make another place, and a user does not choose them.
+        // Credentials do not make another place, and a user does not choose them.
         let with_keys = "s3://b/p/ada?endpoint=http://h&credentials=/root/keys";
         assert!(of(with_keys).is_some());
         assert!(

@@ -1,4 +1,4 @@
-//! Identities. Each is a type of its own, so that none is taken for another.
+//! Identities. Each is a type of its own, so that they cannot be confused.
 use crate::Result;
 use crate::wire::{Reader, Wire, Writer};
 use std::fmt;
@@ -97,7 +97,7 @@ impl InodeId {
 }
 
 impl VolumeId {
-    /// What belongs to no other volume of the namespace.
+    /// The volume of everything that is in no other volume of the namespace.
     pub const ROOT: VolumeId = VolumeId(1);
 }
 

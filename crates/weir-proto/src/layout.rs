@@ -20,12 +20,12 @@ pub struct Piece {
     /// Offset in the cell, in bytes.
     pub offset: u32,
     pub len: u32,
-    /// Offset in the range that was asked for, in bytes.
+    /// Offset in the requested range, in bytes.
     pub range_offset: u64,
 }
 
 impl Layout {
-    /// Refuses what no file can have; everything else in this file relies on it.
+    /// Refuses invalid layouts; everything else in this file relies on it.
     pub fn check(&self) -> Result<()> {
         self.scheme.check()?;
         if !(CELL_SHIFT_MIN..=CELL_SHIFT_MAX).contains(&self.cell_shift) {
@@ -53,11 +53,11 @@ impl Layout {
     pub fn stripe_start(&self, stripe: u64) -> u64 {
         stripe.saturating_mul(self.stripe_bytes())
     }
-    /// Number of stripes that a file of `size` bytes has begun.
+    /// Number of stripes in a file of `size` bytes.
     pub fn stripe_count(&self, size: u64) -> u64 {
         size.div_ceil(self.stripe_bytes())
     }
-    /// How many of a stripe's bytes a file of `size` bytes has.
+    /// The number of bytes of a stripe in a file of `size` bytes.
     pub fn stripe_len(&self, stripe: u64, size: u64) -> u64 {
         size.saturating_sub(self.stripe_start(stripe)).min(self.stripe_bytes())
     }

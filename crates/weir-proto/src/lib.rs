@@ -1,4 +1,4 @@
-//! What two Weir nodes must agree on: ids, frames, messages, layout arithmetic, erasure code, checksums,
+//! Common definitions for all Weir nodes: ids, frames, messages, layout arithmetic, erasure code, checksums,
 //! the cluster map and the kinds of errors.
 //!
 //! Pure: no I/O, no time, no async, no randomness. Every decoder treats its input as hostile.
@@ -51,16 +51,16 @@ pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 
-/// A request message: its method number on the wire and the type of its answer.
+/// A request message: its method number on the wire and the type of its reply.
 ///
 /// Method numbers: 1–99 coordinator, 100–199 metadata, 200–299 target store, 300–399 metadata → client calls,
-/// 400–419 between the copies of a journal, 500–509 what a process shows of itself.
-/// A number is never given to another message.
+/// 400–419 between the copies of a journal, 500–509 observation of a process. A number is never reused for
+/// another message.
 pub trait Request: Wire + Send + Sync + 'static {
     const METHOD: u16;
     /// The name in traces and metrics.
     const NAME: &'static str;
-    /// Who may send it.
+    /// The senders that may send it.
     const BY: sender::Senders;
     type Reply: Wire + Send;
 }

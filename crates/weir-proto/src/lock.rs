@@ -1,19 +1,20 @@
-//! File locks: what the metadata leader and a client must agree on, and the arithmetic of one owner's ranges.
+//! File locks: definitions shared by the metadata leader and clients, and the arithmetic of one owner's
+//! ranges.
 //!
 //! Invariants of [`OwnerRanges`]: ranges are in order, do not overlap, and neighbours of one kind are one
-//! range. Knows nothing of sessions, of waiting, or of who is in whose way.
+//! range. Knows nothing of sessions, waits, or conflicts between owners.
 use crate::wire::{Reader, Wire, Writer};
 use crate::{Error, InodeId, Result, SessionId, message, wire_enum};
 
-/// The last byte that a lock can cover: "to the end of the file, however far it grows".
+/// The last byte that a lock can cover: "to the end of the file, at any size".
 pub const LOCK_END: u64 = i64::MAX as u64;
 
 wire_enum!(
-    /// Locks of different spaces do not see each other, as on a local file system.
+    /// Locks of different spaces do not conflict, as on a local file system.
     LockSpace {
         /// POSIX and open-file-description locks of `fcntl`: byte ranges.
         Fcntl = 1,
-        /// Of `flock`: whole files.
+        /// Locks of `flock`: whole files.
         Flock = 2,
     }
 );
@@ -55,8 +56,8 @@ impl Wire for LockRange {
 }
 
 message!(
-    /// Who holds a lock, within a session: a process's table of files, or one open file. The number is the
-    /// client's.
+    /// The owner of a lock, within a session: a process's table of files, or one open file. The client
+    /// assigns the number.
     LockOwner { space: LockSpace, id: u64 }
 );
 impl Copy for LockOwner {}
@@ -72,17 +73,17 @@ impl Ord for LockOwner {
 }
 
 message!(
-    /// A lock that is held or waited for, as people and programs are told of it.
+    /// A lock that is held or waited for, in the form for users and programs.
     LockEntry {
         session: SessionId,
         /// Host and mount point.
         client: String,
         owner: LockOwner,
-        /// The process that asked, on its host.
+        /// The process that requested it, on its host.
         pid: u32,
         kind: LockKind,
         range: LockRange,
-        /// How long it is held, or waited for.
+        /// How long it has been held, or waited for.
         age_ms: u64,
         waits: bool,
     }
@@ -96,36 +97,36 @@ pub const LISTED_MAX: usize = 1024;
 wire_enum!(
     LockOutcome {
         Granted = 1,
-        /// Somebody holds it, and the caller does not want to wait.
+        /// It is held, and the caller does not want to wait.
         Held = 2,
-        /// In the queue: `LockFree` is called when it is worth asking again.
+        /// In the queue: `LockFree` follows when a retry may succeed.
         Queued = 3,
-        /// To wait would be to wait for oneself.
+        /// Waiting would be a deadlock.
         Deadlock = 4,
-        /// The session or the file has as many locks as it may.
+        /// The session or the file has reached its limit of locks.
         Full = 5,
-        /// Clients of before the leader's restart may still name theirs: ask again.
+        /// Clients from before the leader's restart may still reclaim theirs: try again.
         Grace = 6,
-        /// Held through an open file that is being closed, which ends the lock in a moment: ask again.
+        /// Held through an open file that is being closed, which releases the lock soon: try again.
         Closing = 7,
     }
 );
 message!(
-    /// Locks, converts or unlocks (`kind` absent) a range. Sent again with the same ticket it keeps its place
-    /// in the queue. Taken only on the connection on which the session's locks were named last, so that none
-    /// comes late.
+    /// Locks, converts or unlocks (`kind` absent) a range. A retry with the same ticket keeps its place in
+    /// the queue. Accepted only on the connection on which the session last reclaimed its locks, so that late
+    /// requests have no effect.
     SetLock = 150 by [Mount, Mover, Console] -> LockAnswer {
         session: SessionId, ino: InodeId, owner: LockOwner, range: LockRange, kind: Option<LockKind>, pid: u32,
-        /// Not 0: wait for it, under this number of the client's.
+        /// Not 0: wait for it, under this number of the client.
         ticket: u64,
-        /// With `kind` absent: nothing is unlocked yet, but the open file is being closed, and will be in a
-        /// moment. With `kind`: the close of the open file will not be announced in that way.
+        /// With `kind` absent: nothing is unlocked yet, but the open file is being closed, which will unlock
+        /// soon. With `kind`: the close of the open file will not be announced in that way.
         closing: bool,
     }
 );
 message!(LockAnswer { outcome: LockOutcome, /** Who is in the way. */ holder: Option<LockEntry> });
 message!(
-    /// Whether the lock could be had: `Granted`, or `Held` and by whom.
+    /// Whether the lock could be granted: `Granted`, or `Held` with the holder.
     TestLock = 151 by [Mount, Mover, Console] -> LockAnswer { session: SessionId, ino: InodeId, owner: LockOwner, range: LockRange, kind: LockKind }
 );
 message!(
@@ -137,27 +138,27 @@ message!(LockCancelled {
     waited: bool
 });
 message!(
-    /// Who holds and who waits, in the order of ranges and of arrival, at most `LISTED_MAX`.
+    /// The holders and the waiters, in the order of ranges and of arrival, at most `LISTED_MAX`.
     ListLocks = 153 by [Mount, Mover, Console] -> LockList { session: SessionId, ino: InodeId }
 );
 message!(LockList { entries: Vec<LockEntry>, /** Those that did not fit. */ more: u32 });
 message!(HeldLock { ino: InodeId, owner: LockOwner, range: LockRange, kind: LockKind, pid: u32 });
 message!(
-    /// On a new connection, before `SessionResume`: names what the session holds, at most `RECLAIM_MAX` at a
-    /// time. What it does not name is not held, and it waits for nothing any more.
+    /// On a new connection, before `SessionResume`: lists the locks that the session holds, at most
+    /// `RECLAIM_MAX` at a time. Other locks are released, and the session waits for none any more.
     ReclaimLocks = 154 by [Mount, Mover, Console] -> Reclaimed {
         session: SessionId, held: Vec<HeldLock>,
-        /// Another message on this connection names the rest; until then nothing is taken up.
+        /// Another message on this connection has further ones; until then nothing takes effect.
         more: bool,
     }
 );
 message!(Reclaimed { /** Somebody else has got these meanwhile. */ lost: Vec<HeldLock> });
 message!(
-    /// To the client: a lock that it waits for was granted, or it should ask again.
+    /// To the client: a lock that it waits for was granted, or it should try again.
     LockFree = 301 by [Meta] -> () { ticket: u64 }
 );
 
-/// What one owner holds of one file.
+/// The locks of one owner on one file.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct OwnerRanges(Vec<(LockRange, LockKind)>);
 
@@ -172,7 +173,7 @@ impl OwnerRanges {
         self.0.iter().copied()
     }
 
-    /// Makes `range` what `kind` says (`None`: not locked), whatever it was.
+    /// Sets `range` to `kind` (`None`: not locked), regardless of its state.
     pub fn set(&mut self, range: LockRange, kind: Option<LockKind>) {
         let mut parts = Vec::with_capacity(self.0.len() + 2);
         for (held, held_kind) in self.0.drain(..) {
@@ -197,7 +198,7 @@ impl OwnerRanges {
         }
     }
 
-    /// Within `range` nothing stays stronger than `kind`.
+    /// Reduces locks within `range` to `kind` at most.
     pub fn lower(&mut self, range: LockRange, kind: Option<LockKind>) {
         let stronger: Vec<LockRange> = self
             .iter()
@@ -207,7 +208,7 @@ impl OwnerRanges {
         stronger.into_iter().for_each(|part| self.set(part, kind));
     }
 
-    /// The first range that a lock of `kind` on `range` by somebody else would run into.
+    /// The first range that conflicts with a lock of `kind` on `range` by another owner.
     pub fn conflict(&self, range: LockRange, kind: LockKind) -> Option<(LockRange, LockKind)> {
         self.iter()
             .find(|(held, held_kind)| held.overlaps(range) && kind.max(*held_kind) == LockKind::Exclusive)

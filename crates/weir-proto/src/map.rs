@@ -1,5 +1,5 @@
-//! The cluster map: who is a member, where targets are, which placement groups exist and who leads a
-//! namespace. Small, versioned, the same for everybody who holds the same version.
+//! The cluster map: members, targets, placement groups and leaders of namespaces. Small, versioned, the same
+//! for all processes that hold the same version.
 use crate::access::{AccessRules, AuditRule};
 use crate::data::GroupAt;
 use crate::home_rule::HomeRule;
@@ -35,7 +35,7 @@ impl Scheme {
     pub fn width(self) -> usize {
         usize::from(self.data) + usize::from(self.parity)
     }
-    /// The part of raw bytes on targets that files get.
+    /// The part of raw bytes on targets that is available to files.
     pub fn payload_share(self, bytes: u64) -> u64 {
         (u128::from(bytes) * u128::from(self.data) / self.width().max(1) as u128) as u64
     }
@@ -89,8 +89,8 @@ impl std::str::FromStr for Scheme {
     }
 }
 
-/// Where a file's cells are; constant-size, fixed at the file's birth.
-/// Stripe `s` is on placement group `first_pg + (seed + s) % pg_count`.
+/// The place of a file's cells; constant-size, fixed when the file is made. Stripe `s` is on placement group
+/// `first_pg + (seed + s) % pg_count`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Layout {
     pub scheme: Scheme,
@@ -108,7 +108,7 @@ impl Wire for Layout {
         self.pg_count.encode(w);
         self.seed.encode(w);
     }
-    /// Refuses a layout that no file can have, so that the arithmetic on it needs no checks.
+    /// Refuses an invalid layout, so that the arithmetic on it needs no checks.
     fn decode(r: &mut Reader<'_>) -> crate::Result<Layout> {
         let layout = Layout {
             scheme: Wire::decode(r)?,
@@ -123,7 +123,7 @@ impl Wire for Layout {
 }
 
 wire_enum!(
-    /// What a node's process does, or what the person may do whose command it is.
+    /// The role of a node's process, or of the person who runs a command.
     Role {
         Coordinator = 1,
         Meta = 2,
@@ -132,9 +132,9 @@ wire_enum!(
         Mover = 5,
         /// A command of an administrator, who may do everything.
         Console = 6,
-        /// A command of a person who sees everything, cares for targets, and lets mounts join.
+        /// A command of a person who may see everything, manage targets, and let mounts join.
         Operator = 7,
-        /// A command of a person who sees everything and changes nothing.
+        /// A command of a person who may see everything and change nothing.
         Auditor = 8,
     }
 );
@@ -158,21 +158,21 @@ wire_enum!(
     TargetState {
         /// Its process holds its membership.
         Up = 1,
-        /// Its process is silent or gone. Comes back by itself when it joins again.
+        /// Its process is silent or gone. It is up again when it joins again.
         Down = 2,
-        /// Its disk failed (I/O error, failed sync): never used again by itself.
+        /// Its disk failed (I/O error, failed sync): not used again until it is cleared.
         Failed = 3,
     }
 );
 wire_enum!(
-    /// What one place of a placement group can be asked for.
+    /// State of one place of a placement group.
     MemberState {
-        /// Holds every fragment that it should: read and written.
+        /// Holds all its fragments: read and written.
         Current = 1,
-        /// Not reachable: neither read nor written; what is written meanwhile is under-replicated.
+        /// Not reachable: neither read nor written; writes made meanwhile are under-replicated.
         Down = 2,
-        /// Back, and written again, but what it missed is not repaired yet: read only as a last resort, by
-        /// version.
+        /// Back, and written again, but writes that it missed are not repaired yet: read only as a last
+        /// resort, by version.
         Behind = 3,
     }
 );
@@ -184,24 +184,24 @@ message!(
         /// Unique in the cluster, chosen by its administrator.
         name: String,
         role: Role,
-        /// Equal for processes of one host: then Unix sockets are used.
+        /// The same for all processes of one host, which then use Unix sockets.
         host: String,
         /// `tcp:…` and `unix:…`, best first.
         addrs: Vec<String>,
         up: bool,
-        /// What it joined with last.
+        /// Its program at the last join.
         program: Program,
     }
 );
 message!(
-    /// A run of a target's process that the coordinator admitted. Each one has a higher number than the one
-    /// before.
+    /// A run of a target's process that the coordinator admitted. Each one has a higher number than the
+    /// previous one.
     #[derive(Copy, Default)]
     Run { number: u64, id: RunId }
 );
 message!(
-    /// What is known of a run: the highest position of the index's journal that was reported. A target that
-    /// returns with less has lost something.
+    /// A run with the highest position of the index's journal that was reported. A target that returns with
+    /// less has lost data.
     #[derive(Copy, Default)]
     RunSeen { run: Run, position: u64 }
 );
@@ -212,10 +212,10 @@ message!(Target {
     pool: String,
     state: TargetState,
     capacity: u64,
-    /// The last run that was admitted: a target that returns without a trace of it is not what it was.
+    /// The last admitted run: a target that returns without a record of it has lost its data.
     last: RunSeen,
-    /// While it is refilled: the last run in which it had what it lost, so that its right disk is known when
-    /// it is put back.
+    /// While it is refilled: the last run in which it had the lost data, so that its right disk is recognized
+    /// when it is put back.
     whole: RunSeen,
 });
 message!(
@@ -223,11 +223,11 @@ message!(
     Member {
         target: TargetId,
         state: MemberState,
-        /// The group's epoch when the member was last `Current`. For a current one: that of the last change
-        /// of a member's state.
+        /// The group's epoch when the member was last `Current`. For a current one: the epoch of the last
+        /// change of a member's state.
         since: Epoch,
-        /// The group's epoch when the target returned without what it had, until it is refilled; 0: it did
-        /// not. What it has from before that epoch does not count.
+        /// The group's epoch when the target returned without its data, until it is refilled; 0: it did not.
+        /// Its data from before that epoch does not count.
         lost_at: Epoch,
     }
 );
@@ -236,24 +236,24 @@ message!(
     Group { id: PgId, pool: String, scheme: Scheme, epoch: Epoch, members: Vec<Member> }
 );
 message!(
-    /// A place of a group goes to another target, which copies what the member has. The member stays until
+    /// A place of a group moves to another target, which copies the member's data. The member stays until
     /// then.
     #[derive(Copy)]
     Move {
         group: PgId,
         place: u8,
         to: TargetId,
-        /// In this epoch of the group the member takes no change of the place: the rest is copied. 0: not
+        /// In this epoch of the group the member accepts no change of the place: the rest is copied. 0: not
         /// yet.
         closed_in: Epoch,
     }
 );
 message!(
-    /// Who leads a namespace's metadata.
+    /// The leader of a namespace's metadata.
     NamespaceEntry {
         id: NamespaceId,
         name: String,
-        /// The one founding whose directory may have the lead.
+        /// The founding whose directory may lead.
         uuid: NamespaceUuid,
         leader: Option<NodeId>,
         leader_epoch: Epoch,
@@ -269,16 +269,16 @@ message!(
     }
 );
 message!(
-    /// The copies of a namespace that has more than its leader's, or had. The leader's epoch is theirs, too.
+    /// The copies of a namespace that has, or had, more than its leader's. They use the leader's epoch.
     NamespaceCopies {
         namespace: NamespaceId,
-        /// As many there should be: nodes that offer themselves take the places that are free.
+        /// The configured number: nodes that offer themselves take the free places.
         wanted: u8,
         members: Vec<NamespaceCopy>,
     }
 );
 message!(
-    /// What every node must agree on and an administrator may choose.
+    /// Settings that all nodes must agree on and an administrator may change.
     Settings {
         /// For new files.
         scheme: Scheme,
@@ -294,7 +294,7 @@ message!(
     RemovedNode {
         name: String,
         serial: u64,
-        /// When the last of them ends by itself, in seconds since 1970: then the entry goes.
+        /// When the last of them expires, in seconds since 1970: then the entry is removed.
         until: u64,
     }
 );
@@ -302,7 +302,7 @@ message!(
 pub struct ClusterMap {
     pub cluster: ClusterId,
     pub version: u64,
-    /// What programs may write: as much as each node has known since this was raised.
+    /// The level that programs may write: all nodes supported it when it was raised.
     pub level: u16,
     pub settings: Settings,
     pub nodes: Vec<Node>,
@@ -311,32 +311,33 @@ pub struct ClusterMap {
     pub namespaces: Vec<NamespaceEntry>,
     /// Where users may have homes.
     pub homes: Vec<HomeRule>,
-    /// The number that was given to a namespace last. The first one is random, so that a coordinator that
-    /// lost its directory does not give the numbers again under which targets still hold cells.
+    /// The last assigned namespace number. The first one is random, so that a coordinator that lost its
+    /// directory does not assign numbers again under which targets still hold cells.
     pub last_namespace: NamespaceId,
-    /// Nodes whose certificates are refused although they hold.
+    /// Nodes whose certificates are refused although they have not expired.
     pub removed: Vec<RemovedNode>,
-    /// Rules for mounts; the first one that names a node and a volume decides.
+    /// Rules for mounts; the first one that matches a node and a volume decides.
     pub access: AccessRules,
-    /// The pins (SHA-256, 128 bits) of the authorities whose certificates hold; the first one signs. A node
-    /// that keeps others renews. Empty below level [`LEVEL_OF_STEPS`], as `audits`.
+    /// The pins (SHA-256, 128 bits) of the trusted authorities; the first one signs. A node with other pins
+    /// renews. Empty below level [`LEVEL_OF_STEPS`], as `audits`.
     pub authorities: Vec<[u8; 16]>,
-    /// What metadata leaders record in their audit logs.
+    /// Operations that metadata leaders record in their audit logs.
     pub audits: Vec<AuditRule>,
-    /// Of each namespace that is kept on several nodes. Empty below level [`LEVEL_OF_COPIES`].
+    /// For each namespace that is kept on several nodes. Empty below level [`LEVEL_OF_COPIES`].
     pub copies: Vec<NamespaceCopies>,
-    /// Places that go to another target, one of a group at most. Empty below level [`LEVEL_OF_GROWTH`], as
+    /// Places that move to another target, at most one of a group. Empty below level [`LEVEL_OF_GROWTH`], as
     /// `generations`.
     pub moves: Vec<Move>,
-    /// The first group of each generation but the first one of its kind. New files use the newest generation.
+    /// The first group of each generation except the first one of its kind. New files use the newest
+    /// generation.
     pub generations: Vec<PgId>,
-    /// The highest number that a target ever had, if a target was removed: numbers are not given again.
+    /// The highest number that a target ever had, if a target was removed: numbers are not reused.
     pub last_target: TargetId,
-    /// Targets that are nearly full: new files go around them where that is possible.
+    /// Targets that are nearly full: new files avoid them if possible.
     pub full: Vec<TargetId>,
 }
 
-/// Fields in order. Those that came with a level are told in clusters of that level only.
+/// Fields in order. Fields that a level introduced are present only in clusters of that level.
 impl Wire for ClusterMap {
     fn encode(&self, w: &mut Writer) {
         self.cluster.encode(w);
@@ -402,34 +403,33 @@ impl Wire for ClusterMap {
 }
 
 impl Member {
-    /// Its target returned without what it had, and is not refilled yet.
+    /// Its target returned without its data, and is not refilled yet.
     pub fn is_lost(&self) -> bool {
         self.lost_at > Epoch(0)
     }
-    /// It is written to, and gets everything that was there before. Seals go on meanwhile, without it.
+    /// It is written to, and is filled with all earlier data. Seals continue meanwhile, without it.
     pub fn is_filled(&self, level: u16) -> bool {
         level >= LEVEL_OF_REPLACEMENT && self.state == MemberState::Behind && self.is_lost()
     }
-    /// What it has was complete in this epoch.
+    /// The epoch in which its data was complete.
     pub fn complete_since(&self) -> Epoch {
         if self.is_lost() { Epoch(0) } else { self.since }
     }
 }
 
 impl Group {
-    /// The newest epoch in which k members may have been current, so in which something may have been
-    /// written.
+    /// The newest epoch in which k members may have been current, so the newest one that may have writes.
     pub fn last_writable_epoch(&self) -> Epoch {
         let mut since: Vec<Epoch> = self.members.iter().map(|m| m.since).collect();
         since.sort_unstable();
         let k = usize::from(self.scheme.data);
         since.len().checked_sub(k).and_then(|i| since.get(i)).copied().unwrap_or(self.epoch)
     }
-    /// Whether the member is current again as soon as its target is back.
+    /// Whether the member is current as soon as its target is back.
     pub fn missed_nothing(&self, member: &Member) -> bool {
         !member.is_lost() && member.since >= self.last_writable_epoch()
     }
-    /// More members than parity stands for are without what they had: what only they had is lost, and nobody
+    /// More members than parity allows are without their data: data that only they had is lost, and no member
     /// can be refilled.
     pub fn is_lost(&self) -> bool {
         let known = self.knows_all_writes();
@@ -441,18 +441,18 @@ impl Group {
         self.members.iter().any(Member::is_lost)
             && self.members.iter().filter(has_all).count() < usize::from(self.scheme.data)
     }
-    /// Whether seals wait: a member that is behind lists for the last time what it lacks, so nothing may
-    /// change that it had.
+    /// Whether seals wait: a member that is behind makes its last listing of cells that it lacks, so cells
+    /// that it already has must not change.
     pub fn pauses_seals(&self, level: u16) -> bool {
         self.members.iter().any(|m| m.state == MemberState::Behind && !m.is_filled(level))
     }
     /// Members that hold everything. Writes need at least `scheme.data` of them: the coordinator relies on it
-    /// when it decides who missed nothing (see `weir-coord`'s transitions).
+    /// when it decides which members missed nothing (see `weir-coord`'s transitions).
     pub fn current_count(&self) -> usize {
         self.members.iter().filter(|m| m.state == MemberState::Current).count()
     }
-    /// Whether current members know of everything that was written: k of any kind do, and so does each that
-    /// keeps parity, which has the overlay logs of all data cells.
+    /// Whether current members know of all writes: k of any kind do, and so does each that keeps parity,
+    /// which has the overlay logs of all data cells.
     pub fn knows_all_writes(&self) -> bool {
         let mut keep_parity = self.members.iter().skip(usize::from(self.scheme.data));
         self.is_writable() || keep_parity.any(|m| m.state == MemberState::Current)
@@ -480,13 +480,13 @@ impl ClusterMap {
     pub fn namespace_named(&self, name: &str) -> Option<&NamespaceEntry> {
         self.namespaces.iter().find(|v| v.name == name)
     }
-    /// `None`: there is its leader's copy only, and always was.
+    /// `None`: only its leader has a copy, now and in the past.
     pub fn copies_of(&self, id: NamespaceId) -> Option<&NamespaceCopies> {
         self.copies.iter().find(|c| c.namespace == id)
     }
-    /// The members that must be told that a file on `groups` is truncated: every live member, under the
-    /// epochs of its groups. An error while a group has fewer than k current members: one that returns then
-    /// would be taken for one that missed nothing.
+    /// The members that must receive a truncation of a file on `groups`: every live member, under the epochs
+    /// of its groups. An error while a group has fewer than k current members: one that returns then would be
+    /// considered to have missed nothing.
     pub fn members_to_truncate(
         &self,
         groups: impl Fn(PgId) -> bool,
@@ -518,8 +518,8 @@ impl ClusterMap {
     pub fn target_node(&self, id: TargetId) -> Option<&Node> {
         self.node(self.target(id)?.node)
     }
-    /// First group and number of groups of a scheme in a pool, of the newest generation: those that new files
-    /// use. Groups of one generation are consecutive.
+    /// First group and number of groups of a scheme in a pool, of the newest generation, which new files use.
+    /// Groups of one generation are consecutive.
     pub fn groups_of(&self, pool: &str, scheme: Scheme) -> Option<(PgId, u32)> {
         let is_of_kind = |g: &&Group| g.pool == pool && g.scheme == scheme;
         let last = self.groups.iter().rev().find(is_of_kind)?.id.0;
@@ -530,7 +530,7 @@ impl ClusterMap {
         let first = generation.or(of_kind.last())?;
         Some((PgId(first), last - first + 1))
     }
-    /// Whether a place of the group goes to another target at this moment: writes wait for the next epoch.
+    /// Whether the group is closed because a place moves: writes wait for the next epoch.
     pub fn is_closed(&self, group: &Group) -> bool {
         self.move_of(group.id).is_some_and(|found| found.closed_in == group.epoch)
     }

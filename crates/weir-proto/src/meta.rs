@@ -2,7 +2,7 @@
 //! 300–399).
 //!
 //! Every change of the namespace carries an [`Op`]: a retry with the same (session, slot, seq) gets the reply
-//! of the first try. Replies mean: durable.
+//! of the first try. A reply means: durable.
 use crate::map::{Layout, Role};
 use crate::{InodeId, NamespaceId, SessionId, VolumeId, message, wire_enum};
 use bytes::Bytes;
@@ -10,12 +10,11 @@ use bytes::Bytes;
 /// Bytes of a file kept in its inode.
 pub const INLINE_MAX: usize = 4096;
 
-/// Token epochs that share their upper bits were given without a truncation of the file in between: those of
-/// several who write it by turns. Should they use up all of the lower bits, a writer is told to look again
-/// for nothing.
+/// Token epochs with the same upper bits had no truncation of the file in between: they went to writers that
+/// took turns. If those use up all of the lower bits, a writer refreshes its state once without need.
 pub const TRUNCATION_SHIFT: u32 = 8;
 
-/// Grows with each truncation of a file, and when it gets another object.
+/// Grows with each truncation of a file, and when it gets a new object.
 pub fn truncations(token_epoch: u32) -> u32 {
     token_epoch >> TRUNCATION_SHIFT
 }
@@ -35,15 +34,15 @@ pub const CLOSED_MAX: usize = 1024;
 pub const ACCESSES_MAX: usize = 1024;
 /// Ranges that one `Commit` names.
 pub const CHANGED_MAX: usize = 64;
-/// Reply slots of a session: changes that one client may have under way at once.
+/// Reply slots of a session: changes that one client may have in flight.
 pub const SLOTS: u32 = 256;
 
 message!(
-    /// Makes a change happen once: the slot's sequence number grows by one with each new change.
+    /// Makes a change happen exactly once: the slot's sequence number grows by one with each new change.
     Op { session: SessionId, slot: u32, seq: u64 }
 );
 message!(
-    /// On whose behalf. Group ids sorted; the first is the primary one.
+    /// The user of a request. Group ids sorted; the first is the primary one.
     Cred { uid: u32, gid: u32, groups: Vec<u32> }
 );
 message!(
@@ -54,7 +53,7 @@ impl Copy for Time {}
 wire_enum!(FileKind { Regular = 1, Directory = 2, Symlink = 3, Fifo = 4, Socket = 5, CharDevice = 6, BlockDevice = 7 });
 
 message!(
-    /// Everything that `stat` shows, and what a client needs to reach the data.
+    /// All attributes of `stat`, and the information that a client needs to access the data.
     Attr {
         ino: InodeId,
         kind: FileKind,
@@ -65,26 +64,26 @@ message!(
         nlink: u32,
         rdev: u32,
         size: u64,
-        /// Bytes that data takes, without redundancy.
+        /// Bytes allocated to data, without redundancy.
         allocated: u64,
         atime: Time,
         mtime: Time,
         ctime: Time,
         btime: Time,
-        /// Grows with each change of data; equal means: cached data is still right.
+        /// Grows with each change of data; while it is equal, cached data is valid.
         data_version: u64,
-        /// Of a regular file whose data is on targets or will be.
+        /// For a regular file whose data is on targets or will be.
         layout: Option<Layout>,
-        /// It has an access control list, or a directory one for what is made in it: the mode is not all.
+        /// It has an access control list, or a directory a default one: the mode alone does not decide.
         acl: bool,
-        /// Bytes that are at home only (see `recall.rs`); 0: reading and writing ask nobody about it.
+        /// Bytes that are at home only (see `recall.rs`); 0: reads and writes need no recall.
         evicted: u64,
-        /// Where its data is, if not in the object with the inode's number (see `snapshot.rs`).
+        /// The place of its data, if not the object with the inode's number (see `snapshot.rs`).
         layers: Option<Layers>,
     }
 );
 message!(
-    /// What is written goes to `object`; so many bytes are still in older ones.
+    /// New data is written to `object`; this number of bytes is still in older ones.
     Layers { object: InodeId, bytes: u64 }
 );
 impl Copy for Layers {}
@@ -96,28 +95,26 @@ wire_enum!(
         None = 0,
         /// Attributes, data and, of a directory, its names (also that a name is absent). Shared.
         Read = 1,
-        /// Attributes and data, also changed and not written back yet; size and mtime are the holder's.
-        /// Exclusive.
+        /// Attributes and data, also dirty data; the holder decides size and mtime. Exclusive.
         Write = 2,
     }
 );
 message!(
-    /// A lease as granted. Every reply that carries attributes grants what it can without revoking anybody.
+    /// A lease as granted. Every reply that carries attributes grants the most possible without a revocation.
     Lease {
         kind: LeaseKind,
         /// Token epoch for fragment versions (Write, or None with write access while the file is shared).
         token_epoch: u32,
-        /// A writer died with this file open: the holder must recover its data before anybody reads (see
-        /// client).
+        /// A writer died with this file open: the holder must recover its data before any read (see client).
         recover: bool,
-        /// Upper bound of what may be on targets beyond `size`, in bytes: extend only after zeroing up to
-        /// there.
+        /// Upper bound of the data on targets beyond `size`, in bytes: zero that range before the file is
+        /// extended.
         data_end: u64,
-        /// The volume whose limit of bytes stands over new data of the file (see `ReserveQuota`); 0: none
-        /// does. Told where Write may be granted, elsewhere 0.
+        /// The volume whose limit of bytes applies to new data of the file (see `ReserveQuota`); 0: none.
+        /// Present where Write may be granted, elsewhere 0.
         limited: VolumeId,
-        /// The cluster map under which what this shows is read, or a newer one: a target that is not in its
-        /// group any more may not know it.
+        /// The cluster map (or a newer one) under which this data must be read: a target that has left its
+        /// group may not have it.
         map_version: u64,
     }
 );
@@ -129,8 +126,8 @@ message!(
         namespace: NamespaceId,
         /// Shown to administrators: host name and mount point.
         client: String,
-        /// Which process it is, for a leader on the same machine: it can see that the process is gone. Empty:
-        /// not told.
+        /// Identifies the process, for a leader on the same machine, which can detect that the process is
+        /// gone. Empty: unknown.
         process: String,
     }
 );
@@ -138,8 +135,8 @@ message!(SessionOpened {
     session: SessionId,
     lease_ms: u32,
     grace_ms: u32,
-    /// What the superuser of this mount's machine may open is not what the kernel there thinks: each open is
-    /// asked for.
+    /// The leader's permissions for root of this mount's machine differ from that kernel's view: each open
+    /// needs a request.
     opens_asked: bool,
 });
 message!(HeldLease {
@@ -148,53 +145,53 @@ message!(HeldLease {
     token_epoch: u32,
     open_read: u32,
     open_write: u32,
-    /// It has the append token.
+    /// The session has the append token.
     append_token: bool,
 });
 message!(
-    /// After a reconnect: takes up the session again and names what the client holds, at most `HELD_MAX` at a
-    /// time. `Stale`: it expired, all is lost. Under a new session, before anything else: what is open since
-    /// before it.
+    /// After a reconnect: resumes the session and lists the leases and opens of the client, at most
+    /// `HELD_MAX` at a time. `Stale`: it expired, all is lost. Under a new session, first of all: the files
+    /// that are still open from before.
     SessionResume = 101 by [Mount, Mover, Console, Operator, Auditor, User] -> SessionResumed {
         session: SessionId,
         held: Vec<HeldLease>,
-        /// Another message on this connection names the rest; until then nothing is taken up.
+        /// Another message on this connection has further ones; until then nothing takes effect.
         more: bool,
     }
 );
 message!(SessionResumed { /** Leases that could not be kept: stop using their caches. */ lost: Vec<InodeId>, lease_ms: u32 });
 message!(KeepAlive = 102 by [Mount, Mover, Console, Operator, Auditor, User] -> () {
     session: SessionId,
-    /// Bytes that targets have taken from this client since it began: whether it gets on with what a revoke
-    /// asks of it.
+    /// Bytes that targets have accepted from this client since it began: shows whether it makes progress with
+    /// the flush for a revoke.
     saved: u64,
 });
 message!(SessionClose = 103 by [Mount, Mover, Console, Operator, Auditor, User] -> () { session: SessionId });
 message!(
-    /// Who is registered, and what each holds.
+    /// The sessions, and the leases and locks of each.
     SessionList = 104 by [Console, Operator, Auditor] -> Sessions {}
 );
 message!(Sessions { sessions: Vec<SessionShown> });
 message!(
     SessionShown {
         session: SessionId,
-        /// As it opened the session, or as its record says.
+        /// The client name from the session's opening, or from its record.
         client: String,
-        /// The node that it is connected as, and its role; empty and absent: it is not connected.
+        /// The certificate name and role of its connection; empty and absent: it is not connected.
         node: String,
         role: Option<Role>,
         addr: String,
-        /// How long ago it was heard.
+        /// Time since its last message.
         heard_ms: u64,
-        /// It has said what it holds since this leader began.
+        /// It has listed its leases and opens since this leader began.
         resumed: bool,
         /// Files that it has open, and of these for writing.
         open: u32,
         open_to_write: u32,
-        /// Files and directories that it may cache, and of these with the right to change them unseen.
+        /// Files and directories that it may cache, and of these with the Write lease.
         leases: u32,
         write_leases: u32,
-        /// Of these, others wait for so many.
+        /// Of these, the number that other clients wait for.
         awaited: u32,
         /// Ranges that it has locked, and locks that it waits for.
         locks: u32,
@@ -223,7 +220,7 @@ message!(ListEntry {
     name: Bytes,
     ino: InodeId,
     kind: FileKind,
-    /// Continue after this entry with this cookie; stable while entries come and go.
+    /// Continue after this entry with this cookie; stable while entries are added and removed.
     cookie: u64,
     entry: Option<Entry>,
 });
@@ -231,7 +228,7 @@ message!(Listing {
     entries: Vec<ListEntry>,
     end: bool,
     dir_lease: Lease,
-    /// The highest cookie that the directory has given so far: entries that are made later come behind it.
+    /// The highest cookie that the directory has assigned so far: later entries come after it.
     newest: u64,
 });
 message!(GetXattr = 114 by [Mount, Mover, Console] -> XattrValue { session: SessionId, cred: Cred, ino: InodeId, name: Bytes });
@@ -243,45 +240,45 @@ message!(
     GetUsage = 116 by [Mount, Mover, Console] -> Usage { session: SessionId, dir: InodeId }
 );
 message!(
-    /// What is below a directory, or in a volume.
+    /// Usage below a directory, or of a volume.
     #[derive(Default)]
     Usage {
         bytes: u64,
         files: u64,
         directories: u64,
-        /// Bytes that are at home only: none of `bytes`.
+        /// Bytes that are at home only: not in `bytes`.
         evicted: u64,
     }
 );
 message!(StatFs = 117 by [Mount, Mover, Console, Operator, Auditor, User] -> FsStat { session: SessionId });
 message!(FsStat { files: u64, directories: u64, bytes: u64 });
 message!(
-    /// Asks for a lease; others' conflicting leases are revoked first. The answer None to Write: the file is
-    /// shared now, write directly. A client whose Write was revoked asks again before it writes, also to
-    /// write through.
+    /// Requests a lease; conflicting leases of others are revoked first. Reply None to a request for Write:
+    /// the file is now shared, write directly. A client whose Write was revoked asks again before it writes,
+    /// also before direct writes.
     AcquireLease = 118 by [Mount, Mover, Console] -> Entry { session: SessionId, ino: InodeId, kind: LeaseKind, renew: bool }
 );
 message!(
-    /// Gives leases back (or down to `Read`).
+    /// Returns leases (or lowers them to `Read`).
     ReleaseLease = 119 by [Mount, Mover, Console] -> () { session: SessionId, ino: InodeId, keep: LeaseKind }
 );
 message!(
-    /// Opens a regular file. `write`: counts as a writer. `execute`: it is read to be run, which takes the
-    /// right to execute it instead of that to read. Grants the strongest lease that conflicts with nobody's
-    /// use.
+    /// Opens a regular file. `write`: counts as a writer. `execute`: it is read to be run, which needs the
+    /// permission to execute it instead of that to read. Grants the strongest lease that conflicts with no
+    /// other session.
     Open = 120 by [Mount, Mover, Console] -> Opened {
         session: SessionId, cred: Cred, ino: InodeId, read: bool, write: bool, truncate: bool, execute: bool,
     }
 );
 message!(Opened { entry: Entry, inline: Option<Bytes> });
 message!(
-    /// Opens ended; sent after everything is committed. A client may tell it late, as long as it holds a
-    /// lease on the file: before it answers a revoke. Never sent again on another connection: `SessionResume`
-    /// tells what is open.
+    /// Opens ended; sent after everything is committed. A client that holds a lease on the file may send it
+    /// late: before it answers a revoke. Never repeated on another connection: `SessionResume` lists the open
+    /// files.
     Close = 121 by [Mount, Mover, Console] -> () { session: SessionId, files: Vec<Closed> }
 );
 message!(
-    /// So many opens of one file, at most `CLOSED_MAX` files in one message.
+    /// This number of opens of one file ended; at most `CLOSED_MAX` files in one message.
     Closed { ino: InodeId, reads: u32, writes: u32 }
 );
 message!(ReadInline = 122 by [Mount, Mover, Console] -> InlineData { session: SessionId, ino: InodeId });
@@ -294,21 +291,21 @@ message!(
     Recovered = 123 by [Mount, Mover, Console] -> Entry { op: Op, ino: InodeId, token_epoch: u32 }
 );
 message!(
-    /// The only writer gives the file up, and a write of its own that failed has left a stripe of it in
-    /// doubt: at some targets one version, at others another. Whoever has the file next recovers it, as if
-    /// this writer had died. Changes nothing if another one has written to the file since.
+    /// The only writer closes the file after a failed write of its own left a stripe in doubt: targets differ
+    /// in its version. The next client that opens the file recovers it, as if this writer had died. No effect
+    /// if another client has written to the file since.
     LeaveInDoubt = 126 by [Mount, Mover, Console] -> () { op: Op, ino: InodeId }
 );
 message!(
-    /// This client has written under that cluster map. Sent before anybody is told what was written; whoever
-    /// reads after the answer waits for that map.
+    /// This client has written under that cluster map. Sent before the writes are acknowledged to programs; a
+    /// client that reads afterwards waits for that map.
     NoteMap = 127 by [Mount, Mover, Console] -> () { session: SessionId, map_version: u64 }
 );
 
 message!(
-    /// Waits for the append token of a file that several clients write, and takes it: until it is released
-    /// nobody else appends to the file or truncates it, and nobody gets a lease on it. Answered with the file
-    /// as it is now.
+    /// Waits for the append token of a file that several clients write, and takes it: until it is released no
+    /// other client appends to the file or truncates it, and none gets a lease on it. The reply has the
+    /// file's present state.
     TakeAppendToken = 124 by [Mount, Mover, Console] -> InlineData { session: SessionId, ino: InodeId }
 );
 message!(
@@ -319,9 +316,9 @@ message!(
 // ---- changing
 message!(Create = 130 by [Mount, Mover, Console] -> Created {
     op: Op, cred: Cred, parent: InodeId, name: Bytes, mode: u32,
-    /// Bits that are taken from `mode` unless the directory has a default access control list.
+    /// Bits that are cleared in `mode` unless the directory has a default access control list.
     umask: u32,
-    /// Fail if the name exists; otherwise open what is there.
+    /// Fail if the name exists; otherwise open the existing file.
     exclusive: bool,
     /// Counts as an open; 0 none, bit 0 read, bit 1 write.
     open: u8,
@@ -344,7 +341,8 @@ message!(Rename = 137 by [Mount, Mover, Console] -> Renamed {
 message!(Renamed { moved: InodeId, replaced: Option<InodeId>, parent_attr: Attr, new_parent_attr: Attr });
 
 message!(
-    /// What to set; absent fields stay. Times: `Some(Time)`; "now" is resolved by the client.
+    /// The attributes to set; absent fields keep their value. Times: `Some(Time)`; "now" is resolved by the
+    /// client.
     SetAttr = 138 by [Mount, Mover, Console] -> Entry {
         op: Op, cred: Cred, ino: InodeId,
         mode: Option<u32>, uid: Option<u32>, gid: Option<u32>,
@@ -354,7 +352,8 @@ message!(
     }
 );
 message!(
-    /// What a writer has made durable on targets: the size commit. The commit point of fresh stripes.
+    /// The size commit, for data that a writer has made durable on targets. The commit point of fresh
+    /// stripes.
     Commit = 139 by [Mount, Mover, Console] -> Entry {
         op: Op,
         ino: InodeId,
@@ -362,22 +361,22 @@ message!(
         /// Never makes the file shorter.
         size: u64,
         mtime: Time,
-        /// Bytes allocated in all.
+        /// Total bytes allocated.
         allocated: u64,
         /// The whole of a file of at most INLINE_MAX bytes, instead of data on targets.
         inline: Option<Bytes>,
         /// Data is on targets now: drops the inline data.
         drop_inline: bool,
-        /// Nothing uncommitted is left on targets: a death of the writer after this needs no recovery.
+        /// No uncommitted data is on targets: a later death of the writer needs no recovery.
         clean: bool,
         /// Also counts as `Close` of this many writing opens.
         close_writes: u32,
-        /// Upper bound of what is on targets, in bytes (never lowered below `size`).
+        /// Upper bound of the data on targets, in bytes (never lowered below `size`).
         data_end: u64,
         /// Made under this client's append token, and releases it; refused if the token was lost.
         append_token: bool,
-        /// What was written since the last commit that the leader answered, at most `CHANGED_MAX` ranges; may
-        /// be more.
+        /// Ranges written since the last commit that the leader answered, at most `CHANGED_MAX`; may be too
+        /// large.
         changed: Vec<Range>,
     }
 );
@@ -393,9 +392,9 @@ message!(SetXattr = 140 by [Mount, Mover, Console] -> Entry {
 });
 message!(RemoveXattr = 141 by [Mount, Mover, Console] -> Entry { op: Op, cred: Cred, ino: InodeId, name: Bytes });
 message!(
-    /// Makes and opens a regular file without a name, with the permissions that one made in `parent` would
-    /// get. The first `Link` of it gives it one, as long as this session has it open; else it goes with its
-    /// last close.
+    /// Makes and opens a regular file without a name, with the permissions of a new file in `parent`. The
+    /// first `Link` gives it a name, while this session has it open; otherwise it is removed with its last
+    /// close.
     CreateNameless = 142 by [Mount, Mover, Console] -> Entry {
         op: Op, cred: Cred, parent: InodeId, mode: u32, umask: u32,
         /// As in `Create`; bit 1 must be set.
@@ -403,21 +402,19 @@ message!(
     }
 );
 message!(
-    /// What was read, and when, at most `ACCESSES_MAX` at a time: access times follow where they are older.
-    /// May come late, twice, or not at all; a client tells what it read under a lease before it gives the
-    /// lease back.
+    /// Inodes that were read, and when, at most `ACCESSES_MAX` at a time: older access times are updated. May
+    /// come late, twice, or not at all; a client reports reads under a lease before it returns the lease.
     NoteAccess = 143 by [Mount, Mover, Console] -> () { session: SessionId, accesses: Vec<AccessTime> }
 );
 message!(AccessTime { ino: InodeId, at: Time });
 
 // ---- metadata → client, on the client's own connection
 message!(
-    /// Give a lease back (down to `keep`): flush, commit, drop caches, then answer. The answer is the
-    /// release.
+    /// Return a lease (down to `keep`): flush, commit, drop caches, then answer. The answer is the release.
     Revoke = 300 by [Meta] -> () { ino: InodeId, keep: LeaseKind }
 );
 message!(
-    /// A writer of the file died, and somebody waits for what it left to be decided: do so, as who opens the
-    /// file does, then answer.
+    /// A writer of the file died, and another client waits for its data to be settled: recover it as in an
+    /// open, then answer.
     RecoverFile = 303 by [Meta] -> () { ino: InodeId }
 );

@@ -1,8 +1,8 @@
-//! The methods of the protocol, and who may send each: the table that a server looks at before it dispatches
-//! a request.
+//! The methods of the protocol, and the permitted senders of each: the table that a server checks before it
+//! dispatches a request.
 //!
 //! A message declares its senders (`message!(Join = 1 by [Storage, Meta] -> …)`). A method that is not listed
-//! here is served by nobody. The methods of administration are a second list: servers keep records of these.
+//! here is not served. The methods of administration are a second list, for the audit log.
 use crate::Request;
 use crate::sender::Senders;
 
@@ -15,7 +15,7 @@ pub struct Method {
     pub number: u16,
     pub name: &'static str,
     pub by: Senders,
-    /// It belongs in the audit log: what it changed, or at least that it was refused.
+    /// It belongs in the audit log: its change, or at least its refusal.
     pub is_administration: bool,
 }
 
@@ -59,7 +59,7 @@ macro_rules! administration {
     };
 }
 
-// No request for the data or the names of files: these are many.
+// Requests for the data or the names of files are not included: they are too many.
 administration!(
     coord::{Join, Leave, ClearTarget, MakeGroups, LeadNamespace, FinishUpgrade, HomeAllow, HomeForbid, AccessAdd, AccessRemove, AuditVolumes, TargetGone, SetRebuild, DrainTarget, RemoveTarget, PauseMoves}
     copies::{SetCopies}
@@ -99,16 +99,16 @@ methods!(
     watch::{GetMeters, ListWaits, GetTop, GetHistory, Gather}
 );
 
-/// The method of this number; one look-up.
+/// The method with this number; one look-up.
 pub fn find(number: u16) -> Option<&'static Method> {
     TABLE.get(usize::from(number))?.as_ref()
 }
 
-/// Requests that a process shows itself by: see [`crate::watch`].
+/// Requests for observing a process: see [`crate::watch`].
 const LOOKS: std::ops::Range<u16> = 500..510;
 
-/// Whether its answer waits for news on purpose, or for other processes that are looked at: no work is
-/// delayed by that.
+/// Whether its reply waits for news on purpose, or for other processes that are asked: such a wait does not
+/// mean that work is delayed.
 pub fn is_answered_late(number: u16) -> bool {
     use crate::{coord::GetMap, recall::TakeRecalls, relation};
     [GetMap::METHOD, TakeRecalls::METHOD, relation::ReadChanges::METHOD, relation::LeaseWork::METHOD]
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!((find(0), find(399), find(9001)), (None, None, None));
     }
 
-    /// What is for people and not for mounts is in the audit log, or shows something only.
+    /// A request for users and not for mounts is in the audit log, or only reads.
     #[test]
     fn every_method_of_administrators_is_audited_or_only_looks() {
         let only_looks = [
@@ -167,7 +167,7 @@ mod tests {
         let is_for_people =
             |by: Senders| (by.has(Sender::Console) || by.has(Sender::User)) && !by.has(Sender::Mount);
         for method in all().filter(|m| is_for_people(m.by) && !only_looks.contains(&m.name)) {
-            // What movers do for the cluster goes through as a console's for tests only.
+            // A console may send a mover's requests to the cluster, for tests only.
             let is_movers_work = method.by == Senders::of(&[Sender::Mover, Sender::Console]);
             let is_storages_work = method.by == Senders::of(&[Sender::Storage, Sender::Console]);
             assert!(method.is_administration || is_movers_work || is_storages_work, "{}", method.name);
@@ -181,7 +181,7 @@ mod tests {
         assert!(all().filter(|m| (200..400).contains(&m.number)).all(|m| !m.is_administration));
     }
 
-    /// What only one kind of node does is told apart from what clients do.
+    /// Requests of a single kind of node are separate from those of clients.
     #[test]
     fn the_doors_that_matter_are_closed() {
         let may = |number: u16| find(number).map(|m| m.by);
@@ -207,7 +207,7 @@ mod tests {
             assert_eq!(may(number), only(&[Sender::Storage]), "{number}");
         }
         assert_eq!(may(241), only(&[Sender::Storage, Sender::Meta]));
-        // A storage node passes on what others may send to a target.
+        // A storage node forwards requests that other nodes may send to a target.
         let to_targets = all().filter(|method| (200..300).contains(&method.number));
         assert!(to_targets.into_iter().all(|method| method.by.has(Sender::Storage)));
     }

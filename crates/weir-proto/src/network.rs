@@ -1,4 +1,4 @@
-//! Networks, as rules and tokens name them.
+//! Networks in rules and tokens.
 use crate::{Error, Reader, Result, Wire, Writer};
 use std::fmt;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Network {
     address: IpAddr,
-    /// Bits of the address that count.
+    /// Length of the prefix in bits.
     prefix: u8,
 }
 

@@ -1,9 +1,9 @@
-//! News of the cluster map: the whole map, or what has changed since a version of it.
+//! News of the cluster map: the whole map, or the changes since a version of it.
 //!
-//! It travels in the payload of answers: a large map does not fit into a body, and a change of one target is
-//! some hundred bytes.
+//! It is sent in the payload of replies: a large map does not fit into a body, and a change of one target
+//! takes some hundred bytes.
 //!
-//! Invariant: whoever applies the steps from its version to another one has exactly the map of that other
+//! Invariant: a receiver that applies the steps from its version to another one has exactly the map of that
 //! version.
 use crate::access::{AccessRules, AuditRule};
 use crate::coord::{ClusterStatus, Joined, LeadReply, MapReply};
@@ -19,9 +19,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 wire_union!(
-    /// What has become of the map.
+    /// The content of the news.
     MapNews {
-        /// All of it.
+        /// The whole map.
         Whole = 1 { map: Arc<ClusterMap> },
         /// The first step leads from version `from` to the next one, and so on.
         Steps = 2 { cluster: ClusterId, from: u64, steps: Vec<Vec<MapChange>> },
@@ -36,7 +36,7 @@ wire_union!(
         Node = 3 { node: Node },
         Target = 4 { target: Target },
         Group = 5 { group: Group },
-        /// A group goes on under this epoch. Members that are not listed are current since then.
+        /// The group has this epoch. Members that are not listed are current since then.
         Members = 6 { group: PgId, epoch: Epoch, away: Vec<MemberAway> },
         Namespace = 7 { entry: NamespaceEntry },
         NamespaceGone = 8 { id: NamespaceId },
@@ -59,10 +59,10 @@ message!(
     MemberAway { place: u8, state: MemberState, since: Epoch, lost_at: Epoch }
 );
 
-/// What leads from one version of a map to the next; `None`: changes cannot express it, only the whole map
-/// can.
+/// The changes from one version of a map to the next; `None`: they cannot be expressed as changes, only by
+/// the whole map.
 pub fn changes(old: &ClusterMap, new: &ClusterMap) -> Option<Vec<MapChange>> {
-    // All fields by name: one that is added must be thought of here.
+    // All fields by name: a new field must be handled here.
     let ClusterMap {
         cluster,
         version: _,
@@ -158,8 +158,8 @@ fn change_of_group(old: Option<&Group>, new: &Group) -> MapChange {
 }
 
 impl MapNews {
-    /// The map after the news; `None`: they are not newer than what is known. `Stale`: they begin later than
-    /// what is known ends, so the whole map is needed.
+    /// The map after the news; `None`: they are not newer than the known one. `Stale`: they begin after the
+    /// known version, so the whole map is needed.
     pub fn apply(&self, known: &Arc<ClusterMap>) -> Result<Option<Arc<ClusterMap>>> {
         let (cluster, from, steps) = match self {
             MapNews::Whole { map } => return Ok((map.version != known.version).then(|| map.clone())),
@@ -194,7 +194,7 @@ impl MapNews {
 }
 
 impl MapChange {
-    /// Refuses what is no change of this map.
+    /// Refuses a change that does not fit this map.
     pub fn apply(&self, map: &mut ClusterMap) -> Result<()> {
         match self {
             MapChange::Level { level } => map.level = *level,
@@ -256,7 +256,7 @@ fn set_members(map: &mut ClusterMap, id: PgId, epoch: Epoch, away: &[MemberAway]
 }
 
 impl ClusterMap {
-    /// What stands for a map in an answer whose payload has the news. No map has version 0.
+    /// Placeholder in a reply whose payload has the news. No map has version 0.
     pub fn absent() -> ClusterMap {
         let scheme = Scheme { data: 1, parity: 0 };
         ClusterMap {
@@ -283,16 +283,16 @@ impl ClusterMap {
     }
 }
 
-/// An answer that tells the newest map: in its body to a peer of an older protocol version, as news in its
-/// payload otherwise.
+/// A reply that carries the newest map: in its body for a peer of an older protocol version, otherwise as
+/// news in its payload.
 pub trait TellsMap: Wire + Send {
-    /// Takes the map out of the body; `None`: it is not there.
+    /// Takes the map out of the body; `None`: there is none.
     fn take_map(&mut self) -> Option<Arc<ClusterMap>>;
-    /// For whoever asked: the map after the news.
+    /// For the caller: the map after the news.
     fn put_map(&mut self, map: Arc<ClusterMap>);
 }
 
-/// Whether the payload has the news in answers of this protocol version.
+/// Whether the payload has the news in replies of this protocol version.
 pub fn is_in_payload(version: u16) -> bool {
     version >= VERSION_OF_NEWS
 }

@@ -1,4 +1,4 @@
-//! Claims about news: changes lead to the very map, and are small.
+//! Claims about news: changes lead to exactly the new map, and are small.
 use super::*;
 use crate::map::{NamespaceCopy, Role, RunSeen, TargetState};
 use crate::version::Program;
@@ -54,7 +54,7 @@ fn small_map() -> ClusterMap {
     }
 }
 
-/// One random thing that may happen to a map; whatever the coordinator does is made of such.
+/// A random change of a map; the coordinator's changes are combinations of these.
 fn disturb(map: &mut ClusterMap, (what, which, value): (u8, usize, u64)) {
     let at = |len: usize| which % len.max(1);
     let (groups, nodes, targets) = (map.groups.len(), map.nodes.len(), map.targets.len());
@@ -68,7 +68,7 @@ fn disturb(map: &mut ClusterMap, (what, which, value): (u8, usize, u64)) {
         6 => map.targets[at(targets)].last.position = value,
         7 => map.groups.push(group(groups as u32, &[1, 2, 3])),
         8 => {
-            // As the coordinator's transitions: current members follow the epoch.
+            // Like the coordinator's transitions: current members follow the epoch.
             let group = &mut map.groups[at(groups)];
             group.epoch = Epoch(group.epoch.0 + 1);
             let place = value as usize % group.members.len();
@@ -168,7 +168,7 @@ fn news_that_do_not_fit_are_refused() {
     assert_eq!(other.apply(&known).unwrap_err().kind, crate::ErrorKind::Denied);
 }
 
-/// Answers to peers of protocol version 1 carry the map in their body, as they always did.
+/// Replies to peers of protocol version 1 carry the map in their body.
 #[test]
 fn an_answer_without_a_map_keeps_the_layout_of_its_body() {
     let mut joined = Joined { node: NodeId(1), targets: vec![], map: Arc::new(small_map()), heartbeat_ms: 9 };

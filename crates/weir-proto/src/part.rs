@@ -1,15 +1,15 @@
-//! Kinds of homes as far as the metadata leader and movers must agree on them, by their URL.
+//! Properties of homes that the metadata leader and movers must agree on, by the home's URL.
 //!
 //! Some homes take files in parts of given sizes and show a file only when all of them are there (S3: parts
-//! of an upload). For those the leader gives out whole parts only, the last one of a file when it is
-//! complete, and tells movers when to end what is half way.
+//! of an upload). For those the leader assigns whole parts only, the last one of a file when it is complete,
+//! and decides when movers complete an upload.
 use crate::{Error, MIB, Result};
 use std::ops::Range;
 
-/// What the leader must know of a home.
+/// Properties that the leader must know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HomeRules {
-    /// Files are written in the parts of [`part_at`] and are seen when they are complete.
+    /// Files are written in the parts of [`part_at`] and become visible when they are complete.
     pub parts: bool,
     /// A file may have several names.
     pub links: bool,
@@ -40,10 +40,10 @@ impl HomeRules {
 /// enough for one terabyte, and a writer holds one part in memory. Count and bytes of each; none is below the
 /// service's 5 MiB.
 const PARTS: [(u64, u64); 3] = [(1000, 8 * MIB), (1000, 32 * MIB), (8000, 160 * MIB)];
-/// What ends in one part is put as a whole.
+/// A file that ends in the first part is stored in one request.
 pub const FIRST_PART_BYTES: u64 = PARTS[0].1;
 
-/// The number (from 1 on) and the range of the part that `offset` is in; none: beyond the longest file.
+/// The number (from 1 on) and the range of the part with `offset`; none: beyond the longest file.
 pub fn part_at(offset: u64) -> Option<(u16, Range<u64>)> {
     let (mut start, mut number) = (0, 1);
     for (count, bytes) in PARTS {

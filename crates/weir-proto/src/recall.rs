@@ -1,7 +1,7 @@
-//! Messages about evicted bytes: those that are at home only, and how they come back (methods 180–189).
+//! Messages about evicted bytes, which are at home only, and their recall (methods 180–189).
 //!
-//! Sent to a namespace's metadata leader by clients (what is evicted, wait for it) and by movers (what to
-//! fetch).
+//! Sent to a namespace's metadata leader by clients (query evicted ranges, wait for a recall) and by movers
+//! (take recalls).
 use crate::map::Layout;
 use crate::meta::{Cred, Entry, Op};
 use crate::relation::RelationId;
@@ -19,26 +19,26 @@ message!(
 impl Copy for ByteRange {}
 
 message!(
-    /// Gives the space of a file's bytes back: home has them. Whole stripes within the range, and the tail if
-    /// the range goes to the end of the file. Everybody's leases are recalled first. `Name(Busy)`: it is open
-    /// for writing, or pinned; `Denied`: home does not have all of it yet.
+    /// Evicts bytes of a file: home has them. Whole stripes within the range, and the tail if the range
+    /// extends to the end of the file. All leases are revoked first. `Name(Busy)`: it is open for writing, or
+    /// pinned; `Denied`: home does not have all of it yet.
     Evict = 180 by [Mount, Mover, Console] -> Evicted {
         op: Op,
         cred: Cred,
         ino: InodeId,
         from: u64,
         to: u64,
-        /// Other than 0: the caller alone writes the file under this token epoch, has nothing of the range
-        /// that is not committed, and begins nothing there before the answer. It keeps its lease; what home
-        /// has of the range from its beginning on goes, but for the stripe with the end of the file.
+        /// Not 0: the caller alone writes the file under this token epoch, has no uncommitted data in the
+        /// range, and writes nothing there before the reply. It keeps its lease; the longest prefix of the
+        /// range that home has is evicted, except for the stripe with the end of the file.
         under: u32,
     }
 );
 message!(Evicted {
     entry: Entry,
-    /// What was evicted now; empty: nothing was there.
+    /// The ranges evicted now; empty: there was nothing to evict.
     ranges: Vec<ByteRange>,
-    /// What was written before has a lower one.
+    /// Earlier writes have a lower one.
     token_epoch: u32,
 });
 message!(
@@ -47,64 +47,64 @@ message!(
 );
 message!(EvictedList {
     ranges: Vec<ByteRange>,
-    /// There are more behind the last one.
+    /// There are more after the last one.
     more: bool,
 });
 message!(
-    /// Has the evicted bytes of a range brought back, and waits for it, `wait_ms` at most.
+    /// Requests a recall of a range, and waits for it, `wait_ms` at most.
     AwaitRecall = 182 by [Mount, Mover, Console] -> RecallWaited { session: SessionId, ino: InodeId, from: u64, to: u64, wait_ms: u32 }
 );
 message!(RecallWaited {
-    /// Nothing of the range is evicted any more.
+    /// No part of the range is evicted any more.
     done: bool,
-    /// It cannot be brought back now: do not wait for it. `why` says why.
+    /// It cannot be recalled now: do not wait for it. `why` has the reason.
     failed: bool,
-    /// What it waits for.
+    /// The cause of the wait.
     why: String,
 });
 message!(
-    /// Has the range brought back when movers have time for it; waits for nothing.
+    /// Requests a recall when movers have time for it; does not wait.
     WantRecall = 183 by [Mount, Mover, Console] -> () { session: SessionId, ino: InodeId, from: u64, to: u64 }
 );
 message!(
-    /// A mover asks for work, and waits for some. What it was given before and does not name in `busy` goes
-    /// to others.
+    /// A mover asks for work, and waits for some. Earlier assigned recalls that it does not list in `busy` go
+    /// to other movers.
     TakeRecalls = 184 by [Mover, Console] -> RecallsTaken { session: SessionId, max: u32, wait_ms: u32, busy: Vec<RecallId> }
 );
 message!(RecallId { ino: InodeId, from: u64, token_epoch: u32 });
 message!(RecallsTaken { recalls: Vec<RecallWork> });
 message!(
-    /// Bytes that a mover brings back: exactly these, under this token epoch. Whole stripes, but for the last
-    /// one, which may end where the file ended when it was evicted; what is behind in it is zeros.
+    /// Bytes that a mover recalls: exactly these, under this token epoch. Whole stripes, except for the last
+    /// one, which may end where the file ended when it was evicted; the rest of it is zeros.
     RecallWork {
         ino: InodeId,
-        /// Where the file's bytes go.
+        /// The object for the file's bytes.
         object: InodeId,
         layout: Layout,
-        /// Of the file now.
+        /// Present size of the file.
         size: u64,
         from: u64,
         to: u64,
         token_epoch: u32,
-        /// Somebody waits for it.
+        /// A reader waits for it.
         awaited: bool,
     }
 );
 message!(
-    /// All of a recall is on all live targets. `Stale`: it is another's meanwhile, or the file was truncated.
+    /// All bytes of a recall are on all live targets. `Stale`: it belongs to another mover by now, or the
+    /// file was truncated.
     Filled = 185 by [Mover, Console] -> () {
         op: Op, ino: InodeId, from: u64, to: u64, token_epoch: u32,
-        /// Of bytes that no receipt proved before.
+        /// Checksums of bytes that had no receipt yet.
         learned: Option<Learned>,
     }
 );
 message!(
-    /// What was read at a home: checksums as in its receipts.
+    /// Data read at a home: checksums as in its receipts.
     Learned { relation: RelationId, sums: Vec<u32> }
 );
 message!(
-    /// A recall ended without its bytes. `retry`: after a pause it is given out again; else whoever waits is
-    /// told `error`.
+    /// A recall failed. `retry`: after a pause it is assigned again; otherwise its waiters get `error`.
     RecallFailed = 186 by [Mover, Console] -> () {
         session: SessionId,
         ino: InodeId,
@@ -116,62 +116,63 @@ message!(
     }
 );
 message!(
-    /// A pinned file is never evicted. Its owner's or the administrator's to say.
+    /// A pinned file is never evicted. Its owner and administrators may set this.
     SetPinned = 187 by [Mount, Console] -> Entry { op: Op, cred: Cred, ino: InodeId, pinned: bool }
 );
 message!(
-    /// Where a file's bytes are.
+    /// Residence of a file's bytes.
     GetTierState = 188 by [Mount, Console] -> TierState { session: SessionId, ino: InodeId }
 );
 message!(TierState {
     size: u64,
-    /// Of it, at home only, in how many ranges.
+    /// Bytes that are at home only, and their number of ranges.
     evicted: u64,
     ranges: u64,
     pinned: bool,
-    /// Whether all of it may be evicted now; else why not.
+    /// Whether all of it may be evicted now; otherwise why not.
     at_home: bool,
     why_not: String,
-    /// Recalls that wait or are under way.
+    /// Recalls that wait or are running.
     recalls: Vec<RecallState>,
 });
 message!(RecallState {
     from: u64,
     to: u64,
     awaited: bool,
-    /// The session of the mover that has it; 0: nobody.
+    /// The session of the mover that has it; 0: none.
     mover: SessionId,
-    /// Tries that failed, and the last error.
+    /// Failed tries, and the last error.
     failures: u32,
     error: String,
 });
 message!(
-    /// How full pools and volumes are, and the eviction watermarks. `set`: changes a volume's marks first.
+    /// How full pools and volumes are, and the eviction watermarks. `set`: changes a volume's watermarks
+    /// first.
     GetEviction = 189 by [Mount, Console, User] -> Levels { session: SessionId, cred: Cred, set: Option<SetMarks> }
 );
 message!(
-    /// Hundredths of the volume's limit; `high` 0: as the leader finds them itself.
+    /// Percent of the volume's limit; `high` 0: the leader's defaults.
     SetMarks { volume: VolumeId, high: u8, low: u8 }
 );
 message!(Levels { levels: Vec<EvictionLevel> });
 message!(EvictionLevel {
-    /// `None`: the targets.
+    /// `None`: of the targets.
     volume: Option<VolumeId>,
     capacity: u64,
     used: u64,
     /// Above this data is evicted, until `low` is reached. Bytes used.
     high: u64,
     low: u64,
-    /// Somebody has set them.
+    /// They were set explicitly.
     is_set: bool,
-    /// How fast it fills.
+    /// Growth of the used bytes.
     bytes_per_s: u64,
     evicting: bool,
     /// Since the leader started.
     evicted: u64,
 });
 message!(
-    /// From the leader to who writes a file alone: evict what you can of it, for only you know what is not
-    /// committed.
+    /// From the leader to the only writer of a file: evict as much of it as possible, since only the writer
+    /// knows its uncommitted data.
     EvictOwn = 302 by [Meta] -> () { ino: InodeId, from: u64, to: u64 }
 );

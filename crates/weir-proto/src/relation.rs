@@ -1,8 +1,8 @@
-//! What a volume's changelog says, and messages about relations: between the metadata leader, movers and
+//! Entries of a volume's changelog, and messages about relations: between the metadata leader, movers and
 //! administrators (methods 160–179).
 //!
-//! A mover is a client: it has a session, asks for work, and tells what came of it. Work may be done twice;
-//! what a mover took comes back when its session ends.
+//! A mover is a client: it has a session, asks for work, and reports the results. Work may be done twice; a
+//! mover's work is assigned again when its session ends.
 use crate::map::Layout;
 use crate::meta::{Cred, FileKind, Op, Time};
 use crate::{InodeId, SessionId, VolumeId, message, wire_enum, wire_union};
@@ -13,10 +13,9 @@ pub use crate::home_rule::{HomeIds, IdMapping, URL_MAX};
 
 /// Longest name of a relation, in bytes.
 pub const RELATION_NAME_MAX: usize = 64;
-/// Changes that one `ReadChanges` is answered with.
+/// Changes in one reply to `ReadChanges`.
 pub const CHANGES_MAX: u32 = 4096;
-/// Longest extent that is shipped at once, in bytes. Not a setting: a mover sends it in smaller pieces
-/// anyway.
+/// Longest extent in one piece of work, in bytes. Not a setting: a mover sends it in smaller pieces anyway.
 pub const EXTENT_MAX: u64 = 64 << 20;
 
 /// A relation of a namespace.
@@ -35,10 +34,10 @@ impl fmt::Debug for RelationId {
 }
 
 wire_union!(
-    /// What happened. Names are given as the parent's inode and a name: paths change when a directory above
-    /// is renamed.
+    /// The change. Names are given as the parent's inode and a name: paths change when a directory above is
+    /// renamed.
     What {
-        /// Something new has its first name. A directory is empty.
+        /// A new inode has its first name. A directory is empty.
         Made = 1 { ino: InodeId, kind: FileKind, parent: InodeId, name: Bytes },
         /// Another name of a file.
         Linked = 2 { ino: InodeId, parent: InodeId, name: Bytes },
@@ -49,10 +48,10 @@ wire_union!(
         },
         Renamed = 4 {
             ino: InodeId, kind: FileKind, parent: InodeId, name: Bytes, new_parent: InodeId, new_name: Bytes,
-            /// What had the new name, and whether that was its last one.
+            /// The inode that had the new name, and whether that was its last one.
             replaced: Option<(InodeId, bool)>,
         },
-        /// Two names change places; `ino` is what had the first one.
+        /// Two names are exchanged; `ino` is the inode that had the first one.
         Exchanged = 5 {
             ino: InodeId, other: InodeId, parent: InodeId, name: Bytes, other_parent: InodeId, other_name: Bytes,
         },
@@ -68,13 +67,13 @@ wire_union!(
 );
 
 message!(
-    /// Who changed something.
+    /// The author of a change.
     #[derive(Default)]
     By {
-        /// The node, by its certificate; without one, what its client calls itself. Empty: the cluster.
+        /// The node, by its certificate; without one, its client's name. Empty: the cluster itself.
         node: String,
-        /// As the rules for mounts take it. None: the change is of no user; bytes, for example, are written
-        /// by whoever had opened the file at the node.
+        /// The user after the rules for mounts. None: the change has no user; bytes, for example, are written
+        /// by programs that had the file open at the node.
         uid: Option<u32>,
     }
 );
@@ -86,24 +85,24 @@ message!(
 // ---- followers
 message!(
     /// Changes after the number `after`, in order; waits up to `wait_ms` for the first. With a cursor `after`
-    /// is ignored: the answer begins after what the cursor acknowledged, and what lies behind all cursors is
-    /// forgotten.
+    /// is ignored: the reply begins after the cursor's acknowledged position, and changes that all cursors
+    /// have passed are deleted.
     ReadChanges = 160 by [Mover, Console, User] -> Changes {
         session: SessionId, cred: Cred, volume: VolumeId, cursor: Option<String>, after: u64, limit: u32, wait_ms: u32,
     }
 );
 message!(Changes {
     changes: Vec<NamedChange>,
-    /// The first number that is still known.
+    /// The first number that is still stored.
     first: u64,
 });
 message!(
-    /// A change, and where its inode is now below the volume's topmost directory, by one of its names (none:
-    /// it is gone); of what was removed, where it was.
+    /// A change, and the present path of its inode below the volume's root directory, by one of its names
+    /// (none: it is gone); for a removal, its former path.
     NamedChange { change: Change, path: Option<Bytes> }
 );
 message!(
-    /// Everything up to `upto` was dealt with. Makes the cursor if it is new; then `upto` may be 0: from now
+    /// Acknowledges everything up to `upto`. Makes the cursor if it is new; then `upto` may be 0: from now
     /// on.
     AckChanges = 161 by [Mover, Console, User] -> () { op: Op, cred: Cred, volume: VolumeId, cursor: String, upto: u64 }
 );
@@ -113,17 +112,17 @@ message!(DropCursor = 162 by [Mover, Console, User] -> () { op: Op, cred: Cred, 
 wire_enum!(Direction {
     /// Changes of the volume go to home.
     Push = 1,
-    /// The volume shows what is at home; it is read only here.
+    /// The volume shows home's content; it is read only here.
     Mirror = 2,
 });
 message!(RelationAdd = 163 by [Console, User] -> RelationInfo {
     op: Op, cred: Cred, volume: VolumeId,
-    /// Where home is: `file:///path`, `s3://bucket/prefix`, `weir://…`.
+    /// The home's URL: `file:///path`, `s3://bucket/prefix`, `weir://…`.
     url: String,
     direction: Direction,
     /// Data that is at home may be evicted here.
     evict: bool,
-    /// The volume is empty and home is not: what is there becomes the volume's.
+    /// The volume is empty and home is not: home's content is imported.
     import: bool,
     ids: HomeIds,
 });
@@ -138,7 +137,7 @@ wire_union!(
         Synced = 1 {},
         Copying = 2 {},
         Paused = 3 { why: String },
-        /// Something at home is not as it was left: see the list of items.
+        /// Entries at home were changed by others: see the list of items.
         Diverged = 4 { items: u64 },
     }
 );
@@ -154,16 +153,16 @@ message!(RelationInfo {
     lag_ms: u64,
     backlog_bytes: u64,
     backlog_names: u64,
-    /// Directories whose content is still to be looked at (a volume that was there before the relation).
+    /// Directories whose content is still to be read (of a volume that is older than the relation).
     unseen_directories: u64,
     /// Shipped in the last seconds, bytes per second.
     rate: u64,
     shipped_bytes: u64,
     shipped_names: u64,
     movers: u32,
-    /// In words: what keeps the copy from being faster.
+    /// In words: the limiting factor of the copy.
     limited_by: String,
-    /// Why home could not be used at the last try; empty: it can be, or nothing was tried.
+    /// Why home could not be used at the last try; empty: it could, or there was no try.
     home_failure: String,
     /// Conflicts, the first hundred.
     conflicts: Vec<Conflict>,
@@ -171,17 +170,17 @@ message!(RelationInfo {
     scan_age_ms: u64,
 });
 message!(
-    /// An inode that is not shipped until somebody decides.
+    /// An inode that is not shipped until the conflict is resolved.
     Conflict { ino: InodeId, path: Bytes, diverged: bool, why: String, at: Time }
 );
 message!(
-    /// Decides about a conflict.
+    /// Resolves a conflict.
     RelationResolve = 166 by [Console, User] -> () { op: Op, cred: Cred, relation: RelationId, ino: InodeId, how: Resolution }
 );
 wire_enum!(Resolution {
-    /// What is in the volume counts: overwrite what is at home.
+    /// The volume's version counts: overwrite the one at home.
     KeepVolume = 1,
-    /// Try again, after somebody mended it.
+    /// Try again, after the cause was removed.
     Retry = 2,
 });
 
@@ -191,18 +190,18 @@ message!(
     /// `Stale`: it has work of a former leader.
     LeaseWork = 167 by [Mover, Console] -> WorkLeased {
         session: SessionId,
-        /// Of the last answer; 0: it has no work of anybody.
+        /// From the last reply; 0: it has no work of any leader.
         leader: u64,
-        /// Bytes of extents that it takes at most.
+        /// The most bytes of extents that it takes.
         bytes: u64,
         items: u32,
         wait_ms: u32,
-        /// What holds this mover back, in words; empty: nothing but the lack of work.
+        /// The mover's limiting factor, in words; empty: only the lack of work.
         limited_by: String,
     }
 );
 message!(WorkLeased {
-    /// The number of this leader, for as long as it leads.
+    /// The number of this leader during its lead.
     leader: u64,
     relations: Vec<RelationWork>,
     /// As in `Lease`.
@@ -212,16 +211,16 @@ message!(RelationWork {
     relation: RelationId,
     url: String,
     ids: HomeIds,
-    /// The user who named this home: a mover goes where that user may have a home.
+    /// The user who configured this home: the mover uses it only if that user may have a home there.
     by: u32,
-    /// Of a mirror nothing is changed at home, not even to mark it.
+    /// Of a mirror nothing is changed at home, not even a mark is written.
     direction: Direction,
     /// Nothing was ever shipped there.
     is_new: bool,
     names: Vec<NameWork>, extents: Vec<ExtentWork>,
-    /// Files whose writer died: whoever opens one to write finishes what was left, then they are complete.
+    /// Files whose writer died: opening one for writing recovers it, then they are complete.
     orphans: Vec<InodeId>,
-    /// Directories to be read to their end, for `ReportListing`.
+    /// Directories to be read completely, for `ReportListing`.
     listings: Vec<ListWork>,
 });
 message!(ListWork {
@@ -231,24 +230,25 @@ message!(ListWork {
     again: bool,
 });
 message!(
-    /// What is in a directory at home, some of it; `end`: that was the rest. The same may be told twice.
+    /// Some of the entries of a directory at home; `end`: the last ones. The same entry may be reported
+    /// twice.
     ReportListing = 194 by [Mover, Console] -> () { op: Op, relation: RelationId, dir: InodeId, entries: Vec<HomeEntry>, end: bool }
 );
 message!(
-    /// What is in a directory at home now, of the names after `after` up to `upto` (none: to the end), in the
-    /// order of their bytes: what is here and not told is gone there. Of a mirror. The same may be told
-    /// twice.
+    /// The present entries of a directory at home with names after `after` up to `upto` (none: to the end),
+    /// in the order of their bytes: entries here that are not listed are gone there. Of a mirror. The same
+    /// entry may be reported twice.
     ReportRelisting = 147 by [Mover, Console] -> () {
         op: Op, relation: RelationId, dir: InodeId, after: Bytes, entries: Vec<HomeEntry>, upto: Option<Bytes>,
     }
 );
 message!(
-    /// Something that is at home and not here yet.
+    /// An entry that is at home and not here yet.
     HomeEntry {
         name: Bytes,
         kind: FileKind,
         fingerprint: FingerprintBytes,
-        /// The same for all names of one file; empty: it has one name only.
+        /// The same for all names of one file; empty: it has only one name.
         id: Bytes,
         attrs: HomeAttrs,
         size: u64,
@@ -260,27 +260,27 @@ message!(
 /// Entries of one `ReportListing`.
 pub const HOME_ENTRIES_MAX: usize = 256;
 
-/// How home identifies what was left there, as the back end encodes it; empty: not known.
+/// Home's identification of the last state that we wrote, as the back end encodes it; empty: unknown.
 pub type FingerprintBytes = Bytes;
 
 message!(
-    /// What a mover must find at home before it changes anything there.
+    /// The state that a mover must find at home before it changes anything there.
     Expected {
         fingerprint: FingerprintBytes,
-        /// A mover may have written there since the fingerprint was taken: only what it is counts, not its
+        /// A mover may have written there since the fingerprint was taken: only its identity counts, not its
         /// size and times.
         writing: bool,
     }
 );
 message!(
-    /// Attributes that home shall show.
+    /// Attributes for home.
     HomeAttrs {
         mode: u32, uid: u32, gid: u32, atime: Time, mtime: Time, xattrs: Vec<(Bytes, Bytes)>,
     }
 );
 message!(NameWork { number: u64, ino: InodeId, action: NameAction });
 wire_union!(
-    /// Paths are relative to home's root, as home is when the action is due. Each may be done twice.
+    /// Paths are relative to home's root, in home's state when the action is due. Each may be done twice.
     NameAction {
         Make = 1 {
             path: Bytes, kind: FileKind,
@@ -297,7 +297,7 @@ wire_union!(
     }
 );
 message!(
-    /// A range of a file to write at home. Those of one file are to be written in the order given.
+    /// A range of a file to write at home. Those of one file must be written in the given order.
     ExtentWork {
         ino: InodeId,
         path: Bytes,
@@ -305,30 +305,30 @@ message!(
         /// 0 with `finish` alone: all bytes are there already.
         len: u64,
         layout: Option<Layout>,
-        /// Where the file's own bytes were when this was given.
+        /// The object with the file's own bytes at the time of the assignment.
         object: InodeId,
-        /// Some of its bytes were in older objects then: ask for its layers.
+        /// Some of its bytes were in older objects then: query its layers.
         layered: bool,
         /// The bytes, of a file that is kept in its inode.
         inline: Option<Bytes>,
         expect: Expected,
-        /// The file is complete with this: its size and attributes are to be set.
+        /// The file is then complete: set its size and attributes.
         finish: Option<Finish>,
     }
 );
 message!(Finish { size: u64, attrs: HomeAttrs });
 
 message!(
-    /// What came of work. Receipts: home has the bytes durably.
+    /// Results of work. Receipts: home has the bytes durably.
     CompleteWork = 168 by [Mover, Console] -> () {
         session: SessionId, relation: RelationId, names: Vec<NameDone>, extents: Vec<ExtentDone>,
-        /// Dealt with, also in vain: the leader sees for itself which ones are recovered.
+        /// Handled, successfully or not: the leader checks which ones are recovered.
         orphans: Vec<InodeId>,
         listings: Vec<ListDone>,
     }
 );
 message!(
-    /// A directory was read to its end (`Done`), or why not.
+    /// A directory was read completely (`Done`), or why not.
     ListDone { dir: InodeId, outcome: Outcome }
 );
 message!(NameDone { number: u64, outcome: Outcome });
@@ -336,21 +336,21 @@ message!(ExtentDone { ino: InodeId, offset: u64, len: u64, finished: bool, sums:
 wire_union!(
     Outcome {
         Done = 1 { fingerprint: FingerprintBytes },
-        /// Home cannot be reached, or not now: again later.
+        /// Home is unreachable, or not ready: retry later.
         Later = 2 { why: String },
-        /// Home is not as it was left: nothing was changed there.
+        /// Home was changed by others: nothing was changed there.
         Diverged = 3 { why: String },
-        /// It cannot be done: in conflict.
+        /// It cannot be done: the file is in conflict.
         Refused = 4 { why: String },
-        /// What was to be read has changed meanwhile: the leader knows better.
+        /// The source has changed meanwhile: the leader has newer state.
         Moved = 5 {},
-        /// The mover may not use this home at all: again later, and programs that wait for home get an error.
+        /// The mover may not use this home at all: retry later, and programs that wait for home get an error.
         Denied = 6 { why: String },
     }
 );
 message!(
-    /// Where a file's bytes are at home: for a recall; or, of a relation, where anything of its volume is, to
-    /// be compared (`Invalid`: it is of another volume).
+    /// The place of a file's bytes at home, for a recall; or, with a relation, of any entry of its volume,
+    /// for a comparison (`Invalid`: it is in another volume).
     WhereAtHome = 169 by [Mover, Console] -> HomePlace { session: SessionId, ino: InodeId, relation: Option<RelationId> }
 );
 message!(HomePlace {
@@ -358,27 +358,26 @@ message!(HomePlace {
     url: String,
     direction: Direction,
     ids: HomeIds,
-    /// The user who named this home.
+    /// The user who configured this home.
     by: u32,
     path: Bytes,
     expect: Expected,
-    /// A change of names or attributes may be under way there: what is found may be its result.
+    /// A change of names or attributes may be in flight there: the state found may be its result.
     changing: bool,
     receipts: Vec<Receipt>,
-    /// Of a relation that was named: changes are on their way there, home need not be as the volume is.
+    /// With a relation: changes are in flight, so home may differ from the volume.
     unsettled: bool,
-    /// It is in conflict: nothing is shipped until somebody decides.
+    /// It is in conflict: nothing is shipped until the conflict is resolved.
     conflict: bool,
 });
 message!(
-    /// Home was found not to be as it was left: the file is in conflict, so nothing of it is evicted or
-    /// written over at home until somebody decides (`RelationResolve`). The volume's owner and administrators
-    /// may.
+    /// Home was changed by others: the file is in conflict, so it is neither evicted nor overwritten at home
+    /// until the conflict is resolved (`RelationResolve`). Allowed to the volume's owner and administrators.
     RelationSuspect = 195 by [Console] -> () { op: Op, cred: Cred, relation: RelationId, ino: InodeId, why: String }
 );
 message!(
-    /// Proof from home: these bytes are durable there. One checksum (CRC32C) for each `RECEIPT_BLOCK`,
-    /// counted from `offset` on, the last one of what is left.
+    /// Proof that these bytes are durable at home. One checksum (CRC32C) for each `RECEIPT_BLOCK`, counted
+    /// from `offset` on, the last one for the remainder.
     Receipt { offset: u64, len: u64, sums: Vec<u32> }
 );
 /// Bytes that one checksum of a receipt covers.

@@ -1,23 +1,23 @@
-//! Which of what was kept may go: a pure function of dates, the same for backups and snapshots.
+//! Retention: which backups or snapshots may be removed, as a pure function of dates.
 //!
-//! Always holds: the newest stays, and whatever is young; dates ahead of the clock stay.
+//! Invariant: the newest and all young ones are kept; dates ahead of the clock are kept.
 use crate::backup::BackupRetention;
 use crate::date::{Date, Span};
 use crate::volume::SnapshotRetention;
 use crate::{Error, Result};
 use std::collections::BTreeSet;
 
-/// What is kept: of each of so many stretches of time that have any, the newest.
+/// The rule: of each of this number of periods that have any, the newest is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rule {
     spans: [(Span, u32); 4],
-    /// What is younger stays.
+    /// Younger ones are kept.
     young_s: i64,
 }
 
-/// Whoever made something today may still need it.
+/// A backup or snapshot of today may still be needed.
 const DAY_S: i64 = 86_400;
-/// Of hours the last one has all that was made in it.
+/// For hours the last one covers the whole hour.
 const HOUR_S: i64 = 3600;
 
 impl From<&BackupRetention> for Rule {
@@ -36,14 +36,14 @@ impl Rule {
         let spans = [(Span::Hour, hours), (Span::Day, days), (Span::Week, weeks), (Span::Month, months)];
         Rule { spans, young_s: if hours > 0 { HOUR_S } else { DAY_S } }
     }
-    /// How many there may be, of what is made every so many seconds.
+    /// The largest number that is kept, if one is made every `every_s` seconds.
     pub fn count_max(&self, every_s: u32) -> u64 {
         let young = self.young_s as u64 / u64::from(every_s.max(1)) + 1;
         self.spans.iter().map(|(_, count)| u64::from(*count)).sum::<u64>() + young
     }
 }
 
-/// Those that go.
+/// The dates to remove.
 pub fn expired(dates: &BTreeSet<Date>, now: Date, rule: &Rule) -> Vec<Date> {
     let mut kept: BTreeSet<Date> = dates.iter().rev().take(1).copied().collect();
     kept.extend(dates.iter().filter(|date| now.0.saturating_sub(date.0) < rule.young_s));
@@ -59,7 +59,7 @@ pub fn expired(dates: &BTreeSet<Date>, now: Date, rule: &Rule) -> Vec<Date> {
     dates.difference(&kept).copied().collect()
 }
 
-/// `7d,4w,6m`; what is not named is not kept by that measure.
+/// `7d,4w,6m`; periods that are not named keep none.
 pub fn parse_backup_retention(text: &str) -> Result<BackupRetention> {
     let bad = || {
         Error::invalid(format!("{text:?} says not what to keep: write days, weeks and months like 7d,4w,6m"))
@@ -69,7 +69,7 @@ pub fn parse_backup_retention(text: &str) -> Result<BackupRetention> {
     keep.check()?;
     Ok(keep)
 }
-/// `24h,7d,4w`, likewise.
+/// `24h,7d,4w`, in the same form.
 pub fn parse_snapshot_retention(text: &str) -> Result<SnapshotRetention> {
     let [hours, days, weeks, months] = parse(text).ok_or_else(|| {
         Error::invalid(format!(
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_daily_backup_is_kept_as_the_schedule_says() {
-        // 2026-11-22, a Sunday; one each day of the year before.
+        // 2026-11-22, a Sunday; one on each day of the previous year.
         let today = Date::parse("2026-11-22T03:00:00Z").unwrap().0 / 86_400;
         let all = days(today - 365..=today);
         let gone = expired(&all, Date(today * 86_400 + 4 * 3600), &(&BackupRetention::default()).into());
@@ -200,7 +200,7 @@ mod tests {
     }
 
     proptest! {
-        /// To expire again, at the same time or with what was left, takes nothing more.
+        /// A second run, at the same time or on the remaining dates, removes nothing more.
         #[test]
         fn what_is_kept_is_kept_again(
             dates in proptest::collection::btree_set(0i64..400 * 86_400, 0..80),

@@ -1,4 +1,4 @@
-//! Who sends a request, as far as methods tell senders apart, and sets of these.
+//! Senders of requests, as far as methods distinguish them, and sets of these.
 use std::fmt;
 
 /// A kind of node, or of caller.
@@ -12,9 +12,9 @@ pub enum Sender {
     Console,
     Operator,
     Auditor,
-    /// Another user of a server's machine than those who run the cluster, by a Unix socket.
+    /// A user of a server's machine who does not run the cluster, by a Unix socket.
     User,
-    /// A machine without a certificate, over a network that asks for one: it may join the cluster.
+    /// A machine without a certificate, over a network that requires one: it may join the cluster.
     Stranger,
 }
 

@@ -1,30 +1,30 @@
-//! Versions: what two nodes speak with each other, and what a whole cluster may use.
+//! Versions: the protocol of a connection, and the level of a whole cluster.
 //!
 //! A *protocol version* is agreed on by the two ends of a connection: the highest that both speak. The
-//! *level* of a cluster is kept in its map: what a program writes that an older one cannot read waits until
-//! every node can, and `weir upgrade finish` has raised the level.
+//! *level* of a cluster is kept in its map: records that an older program cannot read are written only when
+//! every node can read them and `weir upgrade finish` has raised the level.
 use crate::{Error, Result, message};
 
 /// The protocol versions that this code speaks.
 pub const VERSION_MIN: u16 = 1;
 pub const VERSION_MAX: u16 = 2;
-/// From this one on, the cluster map travels as news in the payload of answers ([`crate::news`]).
+/// From this one on, the cluster map is sent as news in the payload of replies ([`crate::news`]).
 pub const VERSION_OF_NEWS: u16 = 2;
-/// The highest level that this code knows: all that it can write.
+/// The highest level that this program supports.
 pub const LEVEL_MAX: u16 = 3;
-/// From this one on, the coordinator's state has the whole map now and then, and changes between.
+/// From this one on, the coordinator's state has the whole map at intervals, and changes between.
 pub const LEVEL_OF_STEPS: u16 = 2;
 /// From this one on, a namespace may have copies.
 pub const LEVEL_OF_COPIES: u16 = 3;
 /// From this one on, places move from one target to another, and new targets get groups of their own.
 pub const LEVEL_OF_GROWTH: u16 = 3;
-/// From this one on, a lost target's places go to others, and seals go on while a member is filled.
+/// From this one on, a lost target's places move to others, and seals continue while a member is filled.
 pub const LEVEL_OF_REPLACEMENT: u16 = 3;
 
 message!(
-    /// What a node's program can.
+    /// Versions of a node's program.
     Program {
-        /// Its release, for people.
+        /// Its release, for messages.
         release: String,
         version_min: u16,
         version_max: u16,
@@ -33,7 +33,7 @@ message!(
 );
 
 impl Program {
-    /// The one that this is compiled into.
+    /// This program.
     pub fn this() -> Program {
         Program {
             release: env!("CARGO_PKG_VERSION").to_owned(),
@@ -44,7 +44,7 @@ impl Program {
     }
 }
 
-/// Refuses a node that knows less than its cluster may use already.
+/// Refuses a node that supports less than its cluster's level.
 pub fn check_level(name: &str, knows: u16, level: u16) -> Result<()> {
     if knows >= level {
         return Ok(());

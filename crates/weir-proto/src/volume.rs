@@ -1,8 +1,7 @@
 //! Messages about volumes, to a namespace's metadata leader (methods 146, 155–159 and 190–193).
 //!
-//! A volume is a named subtree with an owner, limits and a policy of its own. Who is asked for: the superuser
-//! makes and deletes volumes, gives them to an owner and sets hard limits; the owner and the administrators
-//! do the rest.
+//! A volume is a named subtree with an owner, limits and a policy of its own. Permissions: the superuser
+//! makes and deletes volumes, sets their owner and hard limits; the owner and the administrators do the rest.
 use crate::map::Scheme;
 use crate::message;
 use crate::meta::{Cred, FileKind, Op, Time, Usage};
@@ -11,16 +10,16 @@ use bytes::Bytes;
 
 /// Longest name of a volume, in bytes.
 pub const VOLUME_NAME_MAX: usize = 64;
-/// Longest path that is remembered of where a volume was made, in bytes.
+/// Longest stored path of a volume's root directory, in bytes.
 pub const VOLUME_PATH_MAX: usize = 4096;
 /// Administrators of one volume.
 pub const ADMINS_MAX: usize = 64;
 /// Volumes in one `VolumePage`.
 pub const VOLUMES_MAX: usize = 1024;
-/// Seconds between going over a soft limit and its becoming a hard one, unless it is set.
+/// Default seconds between exceeding a soft limit and its becoming a hard one.
 pub const GRACE_S: u32 = 7 * 24 * 3600;
 
-/// A name that needs no quotes anywhere, and is not taken for an option or a path.
+/// A name that needs no quotes in a shell, and is not taken for an option or a path.
 pub fn check_volume_name(name: &str) -> Result<()> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let starts = name.starts_with(|c: char| c.is_ascii_alphanumeric());
@@ -34,8 +33,8 @@ pub fn check_volume_name(name: &str) -> Result<()> {
 }
 
 message!(
-    /// Limits; absent: none, and 0 is nothing at all. Bytes are those that files take without redundancy,
-    /// inodes are files and directories.
+    /// Limits; absent: none, and 0 allows nothing. Bytes are those of files without redundancy, inodes are
+    /// files and directories.
     Quota {
         bytes_hard: Option<u64>,
         bytes_soft: Option<u64>,
@@ -50,12 +49,12 @@ impl Quota {
         Quota { bytes_hard: None, bytes_soft: None, inodes_hard: None, inodes_soft: None, grace_s: GRACE_S };
 }
 message!(
-    /// What new files of the volume get; absent: what the cluster's settings say.
+    /// Policy for new files of the volume; absent: the cluster's settings.
     Policy { scheme: Option<Scheme>, pool: Option<String> }
 );
 message!(
-    /// Which of the snapshots that were taken by schedule are kept: the newest of each of so many hours,
-    /// days, weeks and months that have one.
+    /// Retention of scheduled snapshots: the newest of each of this number of hours, days, weeks and months
+    /// that have one.
     SnapshotRetention { hours: u32, days: u32, weeks: u32, months: u32 }
 );
 impl Copy for SnapshotRetention {}
@@ -65,7 +64,7 @@ impl Default for SnapshotRetention {
     }
 }
 impl SnapshotRetention {
-    /// To keep nothing is to take none.
+    /// Refuses a retention that keeps none.
     pub fn check(&self) -> Result<()> {
         let SnapshotRetention { hours, days, weeks, months } = *self;
         match [hours, days, weeks, months].iter().any(|n| *n > 0) {
@@ -79,17 +78,17 @@ impl SnapshotRetention {
 
 /// Shortest time between two snapshots by schedule, in seconds.
 pub const SNAPSHOTS_EVERY_S_MIN: u32 = 60;
-/// Snapshots by schedule that a volume may come to have: others have room beside them.
+/// Scheduled snapshots that a volume may have: this leaves room for others.
 pub const SCHEDULED_MAX: u64 = 200;
-/// The directory of what was removed, in a volume's topmost one.
+/// The trash directory, in a volume's root directory.
 pub const TRASH: &[u8] = b".trash";
 
 message!(
-    /// What is kept of a volume without being asked for each time.
+    /// Automatic retention of a volume's past.
     Retention {
-        /// What is removed stays in the trash for so many seconds; 0: there is no trash.
+        /// Removed files stay in the trash for this number of seconds; 0: there is no trash.
         trash_s: u32,
-        /// A snapshot is taken every so many seconds; 0: none is.
+        /// A snapshot is taken at this interval in seconds; 0: none is.
         snapshots_every_s: u32,
         keep: SnapshotRetention,
     }
@@ -128,39 +127,39 @@ message!(
     Volume {
         id: VolumeId,
         name: String,
-        /// Its topmost directory.
+        /// Its root directory.
         root: InodeId,
-        /// Where that was made; the directory may have been renamed since.
+        /// The path at which it was made; the directory may have been renamed since.
         path: Bytes,
         owner: u32,
-        /// Users who may do what the owner may.
+        /// Users with the owner's rights.
         admins: Vec<u32>,
         quota: Quota,
-        /// Since when it is over a soft limit.
+        /// Since when its soft limit is exceeded.
         bytes_over_since: Option<Time>,
         inodes_over_since: Option<Time>,
         policy: Policy,
         retention: Retention,
         created: Time,
-        /// It is being removed.
+        /// It is being deleted.
         deleting: bool,
-        /// Its own: what is in volumes inside it is theirs.
+        /// Its own usage, without volumes inside it.
         usage: Usage,
-        /// Of that: what was removed and is in the trash.
+        /// The part of it that is in the trash.
         in_trash: Usage,
     }
 );
 
 message!(
-    /// Makes a volume and its topmost directory, empty.
+    /// Makes a volume and its root directory, empty.
     VolumeCreate = 155 by [Console, User] -> Volume {
         op: Op,
         cred: Cred,
         name: String,
-        /// Where the directory is made.
+        /// The directory in which its root is made.
         parent: InodeId,
         entry: Bytes,
-        /// The path of it, to be shown.
+        /// Its path, for display.
         path: Bytes,
         owner: u32,
         group: u32,
@@ -171,13 +170,13 @@ message!(
     }
 );
 message!(
-    /// Volumes after `after` (0: from the start) in the order in which they were made, at most `VOLUMES_MAX`.
+    /// Volumes after `after` (0: from the start) in the order of their creation, at most `VOLUMES_MAX`.
     VolumeList = 156 by [Mount, Mover, Console, Operator, Auditor, User] -> VolumePage { session: SessionId, after: VolumeId, limit: u32 }
 );
 message!(VolumePage { volumes: Vec<Volume>, end: bool });
 message!(VolumeGet = 157 by [Mount, Mover, Console, Operator, Auditor, User] -> Volume { session: SessionId, name: String });
 message!(
-    /// Changes what is named; the rest stays.
+    /// Changes the given fields; the others keep their value.
     VolumeChange = 158 by [Console, User] -> Volume {
         op: Op,
         cred: Cred,
@@ -191,18 +190,18 @@ message!(
     }
 );
 message!(
-    /// Takes a volume away. `force`: also if something is in it.
+    /// Deletes a volume. `force`: even if it is not empty.
     VolumeDelete = 159 by [Console, User] -> Volume { op: Op, cred: Cred, volume: VolumeId, force: bool }
 );
 message!(
-    /// Makes a volume whose names and data are those of a snapshot of `source`. Its topmost directory is
-    /// there at once, all else when it is looked at or soon afterwards. For the superuser.
+    /// Makes a volume whose names and data are those of a snapshot of `source`. Its root directory exists at
+    /// once, everything else on access or soon afterwards. For the superuser.
     VolumeClone = 146 by [Console] -> Volume {
         op: Op,
         source: VolumeId,
         /// The snapshot's name.
         snapshot: String,
-        /// It goes when all of the clone is there.
+        /// The snapshot is removed when the clone is complete.
         own: bool,
         new: VolumeCreate,
     }
@@ -212,28 +211,28 @@ message!(
     VolumeAt = 190 by [Mount, Mover, Console, User] -> Volume { session: SessionId, ino: InodeId }
 );
 message!(
-    /// Says how much quota this client needs reserved in a volume with a limit of bytes, and asks for more,
-    /// in bytes. Sent while no `Commit` of a file there is under way: what a `Commit` adds to the volume's
-    /// usage is taken from what is held.
+    /// Reports how much quota this client needs reserved in a volume with a limit of bytes, and requests
+    /// more, in bytes. Sent while no `Commit` of a file there is in flight: the usage that a `Commit` adds is
+    /// taken from the reservation.
     ReserveQuota = 191 by [Mount, Mover, Console] -> QuotaReservation {
         session: SessionId,
         volume: VolumeId,
-        /// Written already and not committed: kept in any case.
+        /// Written and not committed: stays reserved in any case.
         spent: u64,
-        /// That, and what is about to be written.
+        /// That, and the writes about to begin.
         must: u64,
-        /// That, and what may be written next.
+        /// That, and probable further writes.
         want: u64,
     }
 );
 message!(QuotaReservation {
-    /// What the client holds now: less than `must` where the limit is near.
+    /// The client's present reservation: less than `must` near the limit.
     held: u64,
-    /// What other clients hold: some of it may come back soon.
+    /// Reservations of other clients: some of them may be released soon.
     others: u64,
     /// There is no limit (any more): no reservation is needed.
     unlimited: bool,
-    /// What is at home is evicted: more comes with time.
+    /// Eviction is in progress: more becomes available with time.
     evicting: bool,
 });
 message!(
@@ -242,12 +241,12 @@ message!(
 );
 message!(HeldReservation { volume: VolumeId, bytes: u64 });
 
-/// Inodes that one `ScanInodes` looks at: a moment of the leader's time.
+/// Inodes that one `ScanInodes` reads: this takes the leader a moment.
 pub const SCANNED_MAX: u32 = 4096;
 
 message!(
-    /// What a usage report needs of inodes after `after`, in the order of their numbers, at most
-    /// `SCANNED_MAX` at a time. For the superuser; of a volume also for who owns or administers it.
+    /// Facts for a usage report about inodes after `after`, in the order of their numbers, at most
+    /// `SCANNED_MAX` at a time. For the superuser; for a volume also its owner and administrators.
     ScanInodes = 193 by [Console, User] -> Scanned {
         session: SessionId,
         cred: Cred,
@@ -260,13 +259,13 @@ message!(
 message!(Scanned {
     directories: Vec<DirectoryFacts>,
     files: Vec<FileFacts>,
-    /// The last one that was looked at: go on behind it.
+    /// The last inode read: continue after it.
     last: InodeId,
     end: bool,
 });
 message!(DirectoryFacts { ino: InodeId, parent: InodeId, volume: VolumeId, uid: u32 });
 message!(
-    /// Everything that is not a directory and has a name.
+    /// A named file that is not a directory.
     FileFacts {
         ino: InodeId,
         kind: FileKind,
@@ -277,7 +276,7 @@ message!(
         allocated: u64,
         /// Bytes that are at home only.
         evicted: u64,
-        /// Its bytes are kept with its attributes.
+        /// Its bytes are kept in its inode.
         inline: bool,
     }
 );

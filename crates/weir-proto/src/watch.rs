@@ -1,15 +1,15 @@
-//! Messages by which nodes show what they count, what they wait for and for whom they work (methods 500–509).
+//! Messages for observing nodes: their meters, waits and top users (methods 500–509).
 //!
 //! The coordinator sends them to every process that is connected to it, mounts included, over the connection
-//! that the process has made; `Gather` has it pass one of them to all of these, and answers with what they
-//! said.
+//! that the process has opened; `Gather` makes it forward one of them to all of these, and returns their
+//! answers.
 use crate::map::Role;
 use crate::{message, wire_enum};
 use bytes::Bytes;
 
 /// Processes that one `Gather` asks at most.
 pub const GATHERED_MAX: usize = 64;
-/// The longest answer of one process that is passed on.
+/// The longest answer of one process that is forwarded.
 pub const ANSWER_BYTES_MAX: usize = 120 << 10;
 /// Rows, waits or points of one answer: with short names they fit into [`ANSWER_BYTES_MAX`].
 pub const ROWS_MAX: usize = 512;
@@ -17,7 +17,7 @@ pub const ROWS_MAX: usize = 512;
 wire_enum!(MeterKind { Counter = 1, Gauge = 2, Histogram = 3 });
 
 message!(
-    /// What the process has counted since its start.
+    /// Meters that the process has counted since its start.
     GetMeters = 500 by [Coordinator] -> Told {}
 );
 message!(Meters { meters: Vec<Meter> });
@@ -34,7 +34,7 @@ message!(Meter {
     buckets: Vec<MeterBucket>,
 });
 message!(
-    /// Values below `below`, and not in the bucket before it.
+    /// Values below `below` that are not in the previous bucket.
     MeterBucket { below: u64, count: u64 }
 );
 
@@ -46,19 +46,19 @@ message!(WaitsListed { now: Vec<WaitSeen>, past: Vec<WaitSeen> });
 message!(WaitSeen {
     /// One word.
     reason: String,
-    /// The kind of thing, and its number; empty: none.
+    /// The kind and number of the object; empty: none.
     object: String,
     object_id: u64,
-    /// What is being done.
+    /// The operation.
     action: String,
-    /// Who has what is waited for, and the node that has to answer; empty: not known.
+    /// The holder of the awaited object, and the node that must answer; empty: unknown.
     holder: String,
     peer: String,
-    /// For whom; 0: not known.
+    /// The user; 0: unknown.
     uid: u32,
     pid: u32,
     lasted_us: u64,
-    /// How long ago it ended; 0 for one that lasts.
+    /// How long ago it ended; 0 if it still lasts.
     ended_ms: u64,
 });
 
@@ -67,19 +67,19 @@ message!(
     GetTop = 502 by [Coordinator] -> Told { seconds: u32 }
 );
 message!(Top {
-    /// The time that the rows are of.
+    /// The time that the rows cover.
     covered_ms: u64,
     rows: Vec<TopRow>,
 });
 message!(TopRow {
-    /// 0: not known.
+    /// 0: unknown.
     volume: u32,
     uid: u32,
     job: String,
     kind: String,
     requests: u64,
     bytes: u64,
-    /// How long its requests took in all.
+    /// Total time of its requests.
     us: u64,
 });
 
@@ -89,17 +89,17 @@ message!(
 );
 message!(SeriesRead {
     names: Vec<String>,
-    /// Oldest first, as the bits of a `f32`; NaN: none was taken then. The last one is of now.
+    /// Oldest first, as the bits of a `f32`; NaN: no sample. The last one is the present one.
     points: Vec<u32>,
 });
 
 message!(
-    /// Passes a request of this file to processes that are connected, and answers within `patience_ms`,
-    /// whoever is silent.
+    /// Forwards a request of this file to connected processes, and answers within `patience_ms`, with or
+    /// without their answers.
     Gather = 504 by [Console, Operator, Auditor] -> Gathered {
         method: u16,
         body: Bytes,
-        /// Only those that come after this one; 0: from the first on.
+        /// Only those after this one; 0: from the first on.
         after: u64,
         patience_ms: u32,
     }
@@ -107,13 +107,13 @@ message!(
 message!(
     /// The answers are in the payload: [`Answers`].
     Gathered {
-        /// Where to go on; 0: these were all.
+        /// Where to continue; 0: these were all.
         next: u64,
     }
 );
 message!(Answers { answers: Vec<NodeAnswer> });
 message!(NodeAnswer {
-    /// As the process calls itself.
+    /// The process's own name.
     name: String,
     role: Role,
     /// Differs between processes; 0: it did not answer.
@@ -124,6 +124,6 @@ message!(NodeAnswer {
     body: Bytes,
 });
 message!(
-    /// The answer of a process: who it is, and the encoded Meters, WaitsListed, Top or SeriesRead.
+    /// The answer of a process: its identity, and the encoded Meters, WaitsListed, Top or SeriesRead.
     Told { process: u64, name: String, body: Bytes }
 );

@@ -1,7 +1,7 @@
 //! The byte layout of message bodies: little-endian, fixed field order, lengths before variable parts.
 //!
 //! Strings and byte strings carry a u32 length, lists a u32 count, options one byte 0/1, enums one byte
-//! (their wire number). A decoder never trusts a length: it checks it against what is left before it
+//! (their wire number). A decoder never trusts a length: it checks it against the remaining bytes before it
 //! allocates.
 use crate::{Error, Result};
 use bytes::Bytes;
@@ -13,7 +13,7 @@ pub struct Writer {
     pub bytes: Vec<u8>,
 }
 
-/// Takes fields off a message body.
+/// Reads fields from a message body.
 #[derive(Debug)]
 pub struct Reader<'a> {
     rest: &'a [u8],
@@ -145,7 +145,7 @@ impl<T: Wire> Wire for Option<T> {
         Ok(if bool::decode(r)? { Some(T::decode(r)?) } else { None })
     }
 }
-/// As what it shares.
+/// The same bytes as the shared value.
 impl<T: Wire> Wire for Arc<T> {
     fn encode(&self, w: &mut Writer) {
         T::encode(self, w);
@@ -154,7 +154,7 @@ impl<T: Wire> Wire for Arc<T> {
         T::decode(r).map(Arc::new)
     }
 }
-/// Bytes of memory for elements of a list, for each byte of the message that is left.
+/// Bytes of memory for elements of a list, for each remaining byte of the message.
 const RESERVED_PER_BYTE: usize = 64;
 impl<T: Wire> Wire for Vec<T> {
     fn encode(&self, w: &mut Writer) {
@@ -164,11 +164,11 @@ impl<T: Wire> Wire for Vec<T> {
         }
     }
     fn decode(r: &mut Reader<'_>) -> Result<Self> {
-        // Elements of no size would let a count of four billion pass; none exist, and the count asks for a
-        // byte each.
+        // Elements of zero bytes would let a count of four billion pass; none exist, and the check requires a
+        // byte per element.
         let n = r.count(1)?;
-        // What is reserved before any element has been seen is in proportion to what came, however large an
-        // element is.
+        // Memory reserved before the first element is decoded is proportional to the received bytes,
+        // regardless of an element's size.
         let fit = r.remaining() * RESERVED_PER_BYTE / size_of::<T>().max(1);
         let mut items = Vec::with_capacity(n.min(1024).min(fit));
         for _ in 0..n {
@@ -204,8 +204,8 @@ macro_rules! wire_struct {
     };
 }
 
-/// Declares a message struct together with its wire layout; of a request its number, who may send it, and
-/// the answer, too.
+/// Declares a message struct together with its wire layout; for a request also its number, its permitted
+/// senders, and the reply.
 #[macro_export]
 macro_rules! message {
     ($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident : $ty:ty),* $(,)? }) => {

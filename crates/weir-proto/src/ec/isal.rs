@@ -23,10 +23,10 @@ mod ffi {
 
 /// Bytes of table per coefficient.
 const TABLE_BYTES: usize = 32;
-/// More rows or columns than any scheme has: the C side counts in `int` and its matrices are of bytes.
+/// A bound above any scheme: the C side counts in `int` and its matrices are of bytes.
 const SIDE_MAX: usize = 255;
 
-/// Coefficients made ready for [`Tables::apply`]: `rows` × `columns`.
+/// Coefficients prepared for [`Tables::apply`]: `rows` × `columns`.
 #[derive(Clone, Debug)]
 pub struct Tables {
     columns: usize,

@@ -1,8 +1,8 @@
-//! Erasure code: parity cells from data cells, and lost cells from those that are left.
+//! Erasure code: parity cells from data cells, and lost cells from the remaining ones.
 //!
 //! Reed–Solomon with a Cauchy matrix over GF(2^8); with one data cell the parity cells are copies of it.
-//! Cells are treated as zero-padded to the length of the longest, and no zeros are ever laid out for that:
-//! each range of bytes is computed from the cells that reach into it.
+//! Cells are treated as zero-padded to the length of the longest, but the zeros are never written out: each
+//! range of bytes is computed from the cells that reach into it.
 #[allow(unsafe_code)]
 mod isal;
 
@@ -16,7 +16,7 @@ pub struct Coder {
     scheme: Scheme,
     /// (k + m) × k, row by row: the identity, then the parity rows.
     matrix: Vec<u8>,
-    /// Of the parity rows, for stripes whose cells are all equally long.
+    /// Tables of the parity rows, for stripes whose cells are all equally long.
     parity_tables: Tables,
 }
 
@@ -137,7 +137,7 @@ fn combine_range(matrix: &[u8], inputs: &[&[u8]], outputs: &mut [&mut [u8]], sta
     let coefficients: Vec<u8> =
         matrix.chunks(inputs.len()).flat_map(|row| columns.iter().map(|i| row[*i])).collect();
     match (&parts[..], &coefficients[..]) {
-        // Copies: replicas, and a cell that is there already.
+        // Copies: replicas, and a cell that is present already.
         ([part], ones) if ones.iter().all(|c| *c == 1) => {
             results.iter_mut().for_each(|r| r.copy_from_slice(part))
         }
