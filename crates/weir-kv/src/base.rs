@@ -20,30 +20,30 @@ use weir_proto::{Epoch, Error, ErrorKind, Result};
 
 const ENTRIES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("entries");
 const FOLDED: TableDefinition<'static, &str, u64> = TableDefinition::new("folded");
-/// A tree up to here is verified whole when it is opened, which takes a second or less. Of larger ones only
-/// what redb itself looks at is: a start must not wait for minutes.
+/// A tree up to this size is fully verified when it is opened, which takes a second or less. Of larger ones
+/// only the pages that redb itself reads are: a start must not take minutes.
 const VERIFIED_BYTES_MAX: u64 = 256 << 20;
 const FOLDED_SEQ: &str = "seq";
 const FOLDED_SEGMENT: &str = "segment";
 const FOLDED_EPOCH: &str = "epoch";
 
-/// How far the journal is folded in.
+/// How much of the journal is folded in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Folded {
     pub(crate) seq: CommitSeq,
-    /// Number of the newest journal segment that is folded in completely; such numbers are never used again.
+    /// Number of the newest journal segment that is folded in completely; such numbers are never reused.
     pub(crate) segment: u64,
-    /// Of the record `seq`; 0 in a store that was never copied.
+    /// Epoch of the record `seq`; 0 in a store that never had copies.
     pub(crate) epoch: Epoch,
 }
 
-/// The database, for the one who folds.
+/// The database, for the folding task.
 pub(crate) struct Tree {
     database: Database,
     failures: Arc<Failures>,
 }
 
-/// What the disk said. After any of it redb refuses every call, reads too.
+/// Errors of the disk. After any of them redb refuses every call, reads too.
 #[derive(Default)]
 struct Failures {
     read: AtomicBool,
@@ -51,7 +51,7 @@ struct Failures {
 }
 
 impl Failures {
-    /// Whether only a read failed: then the tree on the disk is as it was, and may be opened again.
+    /// Whether only a read failed: then the tree on the disk is unchanged, and may be reopened.
     fn only_read(&self) -> bool {
         self.read.load(Ordering::Acquire) && !self.changed.load(Ordering::Acquire)
     }
@@ -75,24 +75,24 @@ impl Tree {
         })
     }
 
-    /// Every page's checksum. redb looks at them only where it suspects a crash: a page that rotted, or that
-    /// holds what belongs elsewhere, would be believed, and entries be gone without a word.
+    /// Verifies every page's checksum. redb checks them only after a suspected crash: a damaged or misplaced
+    /// page would be accepted, and entries would be missing silently.
     fn verify(&mut self, doing: &str) -> Result<()> {
         let before = self.read_folded(doing)?;
         let sound = self.database.check_integrity().map_err(|e| error(doing, e))?;
-        // What is not sound redb mends by going back to an earlier commit, whose journal is gone.
+        // redb repairs a damaged tree by going back to an earlier commit, whose journal is gone.
         if !sound && self.read_folded(doing)? != before {
             return Err(Error::damaged(format!("{doing}: a page fails its checksum; restore the directory")));
         }
         Ok(())
     }
 
-    /// A read failed: it is of use again when it is opened again.
+    /// A read failed: the tree can be used again after it is reopened.
     pub(crate) fn is_lost(&self) -> bool {
         self.failures.only_read()
     }
 
-    /// Writes `deltas`, oldest first, and durably.
+    /// Writes `deltas`, oldest first, durably.
     pub(crate) fn fold(&self, deltas: &[Arc<Delta>], folded: Folded) -> Result<()> {
         let doing = "fold the journal into the state tree";
         guarded(doing, || self.fold_all(doing, deltas, folded))
@@ -100,9 +100,9 @@ impl Tree {
     fn fold_all(&self, doing: &str, deltas: &[Arc<Delta>], folded: Folded) -> Result<()> {
         let mut txn = self.database.begin_write().map_err(|e| error(doing, e))?;
         txn.set_durability(Durability::Immediate).map_err(|e| error(doing, e))?;
-        // Keeps the allocator's state in the commit: opening after a crash need not walk the tree. It also
-        // syncs the pages before the root that names them, so that a root is never believed whose pages' sync
-        // failed.
+        // Stores the allocator's state in the commit: opening after a crash need not walk the tree. It also
+        // syncs the pages before the root that refers to them, so that a root is never valid if the sync of
+        // its pages failed.
         txn.set_quick_repair(true);
         {
             let mut entries = txn.open_table(ENTRIES).map_err(|e| error(doing, e))?;
@@ -119,7 +119,7 @@ impl Tree {
         txn.commit().map_err(|e| error(doing, e))
     }
 
-    /// Writes entries of a state that is being transferred, and durably.
+    /// Writes entries of a state that is being transferred, durably.
     pub(crate) fn fill(&self, pairs: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         let doing = "fill the state tree";
         guarded(doing, || {
@@ -183,7 +183,7 @@ fn fold_one(
     Ok(())
 }
 
-/// The tree as one fold left it.
+/// The tree after one fold.
 pub(crate) struct Base {
     table: redb::ReadOnlyTable<&'static [u8], &'static [u8]>,
     failures: Arc<Failures>,
@@ -231,8 +231,8 @@ impl Entry {
     }
 }
 
-/// redb asserts what its pages say: a page that rotted ends in a panic there. Here it is what it is, damage
-/// on a disk. After one the tree is not used any more: the error fails the store.
+/// redb asserts the contents of its pages: a damaged page causes a panic there, which becomes an error here.
+/// After one the tree is not used any more: the error fails the store.
 fn guarded<T>(doing: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
@@ -243,13 +243,13 @@ fn guarded<T>(doing: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// The same of a read, after which the tree is opened again.
+/// Like [`error`] for a read, after which the tree is reopened.
 fn unread(doing: &str, e: impl Into<redb::Error>) -> Error {
     let e = error(doing, e);
     if e.kind == ErrorKind::Io { Error::unavailable(e.context) } else { e }
 }
 
-/// What a caller can do about redb's error.
+/// Maps redb's error to a kind by what the caller can do.
 fn error(doing: &str, e: impl Into<redb::Error>) -> Error {
     match e.into() {
         redb::Error::Io(e) => Error::from_io(doing, &e),
@@ -261,8 +261,7 @@ fn error(doing: &str, e: impl Into<redb::Error>) -> Error {
     }
 }
 
-/// redb's disk. One process opens the directory (the engine holds its lock), so redb's own locks are left
-/// out.
+/// redb's disk. One process opens the directory (the engine holds its lock), so redb's own locks are omitted.
 struct Backend {
     file: Arc<dyn File>,
     failures: Arc<Failures>,
@@ -297,7 +296,7 @@ impl StorageBackend for Backend {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let old = self.file.len()?;
         self.change(if len > old {
-            self.file.allocate(old, len - old) // a full disk shows here, before anything is written
+            self.file.allocate(old, len - old) // a full disk is detected here, before any write
         } else {
             self.file.set_len(len)
         })

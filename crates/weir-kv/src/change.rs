@@ -1,8 +1,7 @@
 //! Changes to keys, and ordered maps of them: a transaction's own, the memory's, a sealed one.
 //!
-//! `Add` and `Max` are kept unresolved as long as nobody needs the value. One map holds one change per key;
-//! it never holds a mixture of `Add` and `Max` on one key: the writer resolves such a pair before it gets
-//! here.
+//! `Add` and `Max` stay unresolved until the value is needed. One map holds one change per key; it never
+//! holds a mixture of `Add` and `Max` on one key: the writer resolves such a pair before it adds it here.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +18,7 @@ pub(crate) enum Change {
 pub(crate) struct Mixed;
 
 impl Change {
-    /// Whether the value below does not matter.
+    /// Whether the value below is irrelevant.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self, Change::Put(_) | Change::Delete)
     }
@@ -52,8 +51,8 @@ pub(crate) fn put(value: Option<Vec<u8>>) -> Change {
     value.map_or(Change::Delete, |v| Change::Put(v.into_boxed_slice()))
 }
 
-/// A number of another length than eight bytes is read as if zeros followed it, or its rest were absent:
-/// total, so that a caller's mistake cannot stop a store from folding.
+/// A number whose length is not eight bytes is read as if zeros followed it, or its rest were absent: defined
+/// for every input, so that a caller's mistake cannot stop a store from folding.
 fn number(value: Option<&[u8]>) -> [u8; 8] {
     let mut bytes = [0; 8];
     let value = value.unwrap_or(&[]);
@@ -85,7 +84,7 @@ impl Delta {
         self.changes.get(key)
     }
 
-    /// Joins `newer` onto what is here for the key.
+    /// Merges `newer` into the change of the key.
     pub(crate) fn push(&mut self, key: Box<[u8]>, newer: Change) -> Result<(), Mixed> {
         use std::collections::btree_map::Entry;
         match self.changes.entry(key) {
@@ -100,7 +99,7 @@ impl Delta {
         Ok(())
     }
 
-    /// Whether `push` would find a mixture.
+    /// Whether `push` would result in a mixture.
     pub(crate) fn would_mix(&self, key: &[u8], newer: &Change) -> bool {
         matches!(
             (self.get(key), newer),

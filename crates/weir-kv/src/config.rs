@@ -1,10 +1,10 @@
-//! What one process may choose about its store.
+//! Configuration of one process's store.
 
 use weir_proto::{Error, Result};
 
 const JOURNAL_BYTES_MIN: u64 = 1 << 20;
 const JOURNAL_BYTES_MAX: u64 = 4 << 30;
-/// 1 TiB: more is no journal.
+/// 1 TiB: a larger journal makes no sense.
 const KEEP_BYTES_MAX: u64 = 1 << 40;
 
 #[derive(Clone, Copy, Debug)]
@@ -13,8 +13,8 @@ pub struct EngineConfig {
     pub cache_bytes: usize,
     /// Disk space of the journal. The changes it holds are in memory too, at two to three times their size.
     pub journal_bytes_max: u64,
-    /// Disk space for the part of the journal that is in the tree already: a copy of the store that lacks no
-    /// more than that gets records, and not the whole state.
+    /// Disk space for the part of the journal that is already folded into the tree: a copy of the store that
+    /// lacks no more than that gets records instead of the whole state.
     pub journal_keep_bytes: u64,
 }
 

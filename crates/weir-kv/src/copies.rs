@@ -1,7 +1,7 @@
-//! Copies of a store on other nodes, as the store sees them: who gets its records, and how far they keep
-//! them.
+//! Copies of a store on other nodes, from the store's point of view: they receive its records, and report
+//! which ones they keep.
 //!
-//! Knows nothing of nodes and messages: whoever leads a journal group implements [`Copies`].
+//! Knows nothing of nodes and messages: the leader of a journal group implements [`Copies`].
 
 use crate::CommitSeq;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use weir_proto::Epoch;
 
 /// The other copies of the store of a leader.
 pub trait Copies: Send + Sync + 'static {
-    /// A record was made; they come in the order of their numbers. Must be short: no other transaction runs
+    /// A new record; they come in the order of their numbers. Must be fast: no other transaction runs
     /// meanwhile.
     fn offer(&self, seq: CommitSeq, body: &[u8]);
-    /// All copies that count keep the records up to this one. When it grows, [`crate::Engine::settle`] is
-    /// called. A copy may begin to count only if it keeps all records that were offered until then.
+    /// All required copies keep the records up to this one. When it grows, [`crate::Engine::settle`] is
+    /// called. A copy may become required only when it keeps all records that were offered until then.
     fn kept(&self) -> CommitSeq;
 }
 
-/// There is no other copy: what is synced here is durable.
+/// A store without other copies: a synced record is durable.
 pub struct Alone;
 
 impl Copies for Alone {
@@ -28,7 +28,7 @@ impl Copies for Alone {
     }
 }
 
-/// For a copy that follows: what the leader said to be durable.
+/// For a copy that follows: the records that the leader has declared durable.
 #[derive(Default)]
 pub(crate) struct Told(AtomicU64);
 
@@ -48,9 +48,9 @@ impl Copies for Told {
     }
 }
 
-/// What the store is among its copies.
+/// The store's role among its copies.
 pub(crate) enum Role {
-    /// It makes records, under an epoch (0: it was never copied).
+    /// It makes records, under an epoch (0: it never had copies).
     Leads(Epoch, Arc<dyn Copies>),
     /// It takes the records of an epoch's leader. `joined`: since it compared them with its own.
     Follows { epoch: Epoch, told: Arc<Told>, joined: bool },

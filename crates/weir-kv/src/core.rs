@@ -1,8 +1,8 @@
-//! The store's state behind its lock, and how a transaction gets into it.
+//! The store's state behind its lock, and how a transaction is applied to it.
 //!
-//! Invariants: a transaction is visible at once and durable when the journal says so. The journal holds
-//! everything that the tree does not. One sealed delta is exactly one segment. Locks are taken in this order:
-//! writer, tree, pen, state.
+//! Invariants: a transaction is visible at once and durable when the journal reports it. The journal holds
+//! everything that is not in the tree. One sealed delta is exactly one segment. Locks are taken in this
+//! order: writer, tree, pen, state.
 
 use crate::base::{Base, Folded, Tree};
 use crate::change::Delta;
@@ -26,14 +26,14 @@ use tokio::sync::Notify;
 use weir_env::{Env, File, OpenMode};
 use weir_proto::{Epoch, Error, Result};
 
-/// The journal is this many segments at most: one being written, its prepared successor, two being folded.
+/// Largest number of segments: one being written, its prepared successor, two being folded.
 pub(crate) const SEGMENTS_MAX: u64 = 4;
 
 pub(crate) struct Core {
     pub(crate) env: Env,
     pub(crate) shelf: Shelf,
     pub(crate) cache_bytes: usize,
-    /// Folded segments up to this size are kept for copies that are behind.
+    /// Folded segments up to this total size are kept for copies that are behind.
     pub(crate) keep_bytes: u64,
     pub(crate) journal: Arc<Journal>,
     /// Held by the one transaction that runs.
@@ -44,16 +44,16 @@ pub(crate) struct Core {
     pub(crate) tree: Mutex<Option<Tree>>,
     pub(crate) tree_file: Arc<dyn File>,
     pub(crate) reserve: Mutex<Reserve>,
-    /// Of a new segment's records.
+    /// Format version of a new segment's records.
     pub(crate) version: AtomicU32,
-    /// Grows when it begins to lead (even) or to follow (odd).
+    /// Incremented when the store begins to lead (even) or to follow (odd).
     pub(crate) term: AtomicU64,
     pub(crate) wake_folder: Notify,
     pub(crate) closed: AtomicBool,
     _lock: Arc<dyn File>,
 }
 
-/// What the one who makes or takes records changes.
+/// State that the thread that makes or takes records changes.
 pub(crate) struct Writer {
     pub(crate) tail: Tail,
     pub(crate) role: Role,
@@ -67,13 +67,13 @@ pub(crate) struct Sealed {
     pub(crate) epoch: Epoch,
 }
 
-/// Segments made before they are needed, and after.
+/// Segments made in advance, and folded ones that are kept.
 pub(crate) struct Reserve {
     pub(crate) next: Option<Arc<Segment>>,
-    /// Number of the segment to be made when `next` is gone.
+    /// Number of the segment to make when `next` is used.
     pub(crate) next_number: u64,
     pub(crate) spare: Option<PathBuf>,
-    /// Folded, oldest first.
+    /// Folded segments, oldest first.
     pub(crate) kept: VecDeque<Kept>,
 }
 
@@ -135,7 +135,7 @@ impl Core {
     }
 
     pub(crate) fn state(&self) -> RwLockReadGuard<'_, State> {
-        // Whole after a panic in a body: it is changed only by `apply` and in `seal` and `fold`.
+        // Consistent after a panic in a body: only `apply`, `seal` and `fold` change it.
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -143,7 +143,7 @@ impl Core {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `term`: the lead that it is for.
+    /// `term`: the term of the lead that it belongs to.
     pub(crate) fn transact(
         &self,
         term: Option<u64>,
@@ -180,7 +180,7 @@ impl Core {
         Ok(seq)
     }
 
-    /// What a record that goes into the tail says.
+    /// The header of a record in the tail.
     pub(crate) fn head(&self, writer: &Writer, seq: CommitSeq, epoch: Epoch) -> Head {
         let Segment { number, version, .. } = *writer.tail.segment;
         Head { version, segment: number, seq, durable: self.journal.synced(), epoch }
@@ -191,7 +191,7 @@ impl Core {
         self.state_mut().apply(seq, changes);
     }
 
-    /// Makes sure that a record with a body of this length has its place. The record's length.
+    /// Ensures that a record with a body of this length fits. Returns the record's length.
     pub(crate) fn reserve(&self, writer: &mut Writer, body_len: usize) -> Result<usize> {
         let wanted = self.version.load(Ordering::Acquire);
         let len = record_len(wanted, body_len);
@@ -209,11 +209,11 @@ impl Core {
         Ok(len)
     }
 
-    /// Ends the segment and goes on in the next one; what it says waits for its fold.
+    /// Ends the segment and continues in the next one; its changes wait for their fold.
     pub(crate) fn seal(&self, writer: &mut Writer) -> Result<()> {
         while lock(&self.sealed).len() as u64 + 2 >= SEGMENTS_MAX {
-            // The folder is behind: the writer helps, or waits for it. Nothing is left for it where the
-            // folder was faster; else the oldest records lack a copy.
+            // The folder is behind: the writer folds itself, or waits. If nothing is left to fold, the folder
+            // was faster, or the oldest records are not in every copy.
             if self.fold()? == 0 && self.lacks_copies() {
                 let max = self.shelf.segment_bytes * SEGMENTS_MAX;
                 return Err(Error::unavailable(format!(
@@ -279,7 +279,7 @@ impl Core {
         }
     }
 
-    /// Not on a disk that is slow: the thread has other work.
+    /// Not on a slow disk: the thread has other work.
     pub(crate) fn flush_here(&self) -> bool {
         if self.journal.is_quick()
             && let Some(_here) = self.env.tasks.block_here()
@@ -290,7 +290,7 @@ impl Core {
         false
     }
 
-    /// Ends the segment, and makes all records durable here. The newest one.
+    /// Ends the segment, and makes all records durable here. Returns the newest one.
     pub(crate) fn seal_all(&self) -> Result<CommitSeq> {
         let last = {
             let mut writer = lock(&self.writer);
@@ -304,7 +304,7 @@ impl Core {
         Ok(last)
     }
 
-    /// Removes the records behind `to`, which no leader ever acknowledged. The tree has none of them.
+    /// Removes the records after `to`, which no leader ever acknowledged. None of them is in the tree.
     pub(crate) fn cut_back(&self, writer: &mut Writer, to: CommitSeq) -> Result<()> {
         let tree = lock(&self.tree);
         let folded = match tree.as_ref() {
@@ -327,7 +327,7 @@ impl Core {
     }
 
     fn reload(&self, writer: &mut Writer, folded: Folded, mark: Mark) -> Result<()> {
-        let mut reserve = lock(&self.reserve); // nobody makes a segment meanwhile
+        let mut reserve = lock(&self.reserve); // no other thread makes a segment meanwhile
         let wanted = Wanted { folded, cut: None, keep_bytes: self.keep_bytes, version: WITH_EPOCHS };
         let mut found = Found::from(find(&self.shelf, wanted, Some(mark))?, None);
         self.journal.restart(&found.tail, found.state.seq)?;
@@ -339,13 +339,13 @@ impl Core {
         Ok(())
     }
 
-    /// A failure ends the store: nobody knows which mark is on the disk then.
+    /// A failure fails the store: the mark on the disk is unknown then.
     pub(crate) fn write_mark(&self, mark: Mark) -> Result<()> {
         mark::write(&*self.shelf.disk, &self.shelf.dir, mark).inspect_err(|e| self.journal.fail(e.clone()))
     }
 }
 
-/// Reads the journal, and brings a cut that was begun to its end.
+/// Reads the journal, and completes a truncation that was interrupted.
 fn find(shelf: &Shelf, wanted: Wanted, mark: Option<Mark>) -> Result<Recovered> {
     let Some(Mark { epoch, begun: Begun::Cut(to) }) = mark else { return recover(shelf, wanted) };
     let found = recover(shelf, Wanted { cut: Some(to), ..wanted })?;
@@ -374,7 +374,7 @@ fn check_mark(mark: Option<Mark>, newest: Epoch) -> Result<()> {
     }
 }
 
-/// What was found on the disk, as the store keeps it.
+/// The recovered state, in the form that the store keeps.
 struct Found {
     tail: Tail,
     epochs: Epochs,

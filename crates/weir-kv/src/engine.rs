@@ -1,7 +1,7 @@
-//! The store on a disk: transactions in memory, a journal that makes them durable, and a tree they are folded
-//! into.
+//! The store on a disk: transactions in memory, a journal that makes them durable, and a tree that the
+//! journal is folded into.
 //!
-//! On a full disk transactions are refused and reads go on. After a failed sync everything is refused.
+//! On a full disk transactions are refused and reads continue. After a failed sync everything is refused.
 
 pub use crate::config::EngineConfig;
 use crate::core::Core;
@@ -14,20 +14,21 @@ use std::time::Duration;
 use weir_env::{BoxFuture, Disk, Env, File, OpenMode};
 use weir_proto::{Error, ErrorKind, Result};
 
-/// How long an open waits for the process before to let go of the directory.
+/// How long an open waits for a previous process to release the directory.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
-/// A tree that cannot be read is opened again for so long; then the store fails.
+/// For this long a tree that cannot be read is reopened repeatedly; then the store fails.
 const MEND_PATIENCE: Duration = Duration::from_secs(30);
 const MEND_PAUSE: Duration = Duration::from_millis(100);
 
-/// A store in a directory. Dropping it is like a kill: call [`Kv::checkpoint`] first to open fast next time.
+/// A store in a directory. Dropping it is like a kill: call [`Kv::checkpoint`] first for a fast open next
+/// time.
 pub struct Engine {
     pub(crate) core: Arc<Core>,
 }
 
 impl Engine {
-    /// Opens or makes the store in `dir`, and brings back every durable transaction.
+    /// Opens or makes the store in `dir`, and recovers every durable transaction.
     pub async fn open(env: &Env, dir: &Path, config: EngineConfig) -> Result<Arc<Engine>> {
         config.check()?;
         let lock = lock_directory(env, dir).await?;
@@ -93,7 +94,7 @@ impl Kv for Engine {
         let wait = core.journal.wait(Until::Durable, seq);
         Box::pin(async move {
             wait.await?;
-            // A record of that number that became durable under another leader is another one.
+            // A record of that number that became durable under another leader is a different one.
             if term.is_multiple_of(2) && core.term.load(Ordering::Acquire) == term {
                 return Ok(());
             }
@@ -141,14 +142,14 @@ fn make_directory(disk: &dyn Disk, dir: &Path) -> std::io::Result<()> {
     for parent in named {
         parents.push(parent);
         if disk.exists(parent) {
-            break; // whoever made it has seen to it
+            break; // the process that made it has synced it
         }
     }
     disk.create_dir_all(dir)?;
     parents.into_iter().try_for_each(|parent| disk.sync_dir(parent))
 }
 
-/// Flushes whenever something is queued.
+/// Flushes whenever a record is queued.
 async fn flush_always(core: Arc<Core>) {
     loop {
         core.journal.wake.notified().await;
@@ -160,8 +161,7 @@ async fn flush_always(core: Arc<Core>) {
     }
 }
 
-/// Folds whenever something is sealed, keeps a segment ready, and opens the tree again when a read has
-/// failed.
+/// Folds whenever a delta is sealed, keeps a segment ready, and reopens the tree when a read has failed.
 async fn fold_always(core: Arc<Core>) {
     let mut lost_since = None;
     loop {
@@ -187,7 +187,7 @@ async fn fold_always(core: Arc<Core>) {
         let done =
             core.env.tasks.blocking(move || worker.prepare_next().and_then(|()| worker.fold().map(drop)));
         if let Err(error) = done.await {
-            // Tried again when the next segment is full; until then nothing is lost or refused.
+            // Retried when the next segment is full; until then nothing is lost or refused.
             tracing::warn!(%error, "the journal cannot be folded now");
             if core.state().is_lost() {
                 core.env.clock.sleep(MEND_PAUSE).await;

@@ -1,29 +1,29 @@
-//! Which leader's epoch each record of a journal is of, and how far two journals hold the same records.
+//! The leader's epoch of each record of a journal, and how far two journals hold the same records.
 //!
 //! An epoch has one leader, and a leader writes each number once: two records of one number and one epoch are
-//! the same, and so is everything before them. Numbers up to `start` are not told apart: they were durable in
-//! every copy.
+//! the same, and so is everything before them. Records up to `start` are not distinguished: they were durable
+//! in every copy.
 //!
-//! Knows nothing of what records say.
+//! Knows nothing of the records' content.
 
 use crate::CommitSeq;
 use weir_proto::{Epoch, Error, Result};
 
-/// As many changes of leaders within one kept journal; more are no healthy system, and would be a long
-/// message.
+/// Number of changes of leaders within one kept journal; more would not be a healthy system, and would make a
+/// long message.
 pub const RUNS_MAX: usize = 1024;
 
-/// Records of one epoch that follow each other, up to `last`.
+/// Consecutive records of one epoch, up to `last`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Run {
     pub epoch: Epoch,
     pub last: CommitSeq,
 }
 
-/// Of a journal's records from `start` on, the epochs.
+/// The epochs of a journal's records from `start` on.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Epochs {
-    /// Older records are not known any more. Its epoch is known.
+    /// Older records are not distinguished any more. Its epoch is known.
     start: CommitSeq,
     start_epoch: Epoch,
     runs: Vec<Run>,
@@ -32,9 +32,9 @@ pub struct Epochs {
 /// How far two journals hold the same records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shared {
-    /// Up to this record; they differ behind it, or one of them ends there.
+    /// Up to this record; they differ after it, or one of them ends there.
     UpTo(CommitSeq),
-    /// One journal ends, or leaves the other, before the other's begins: nobody can tell.
+    /// One journal ends, or diverges, before the other one's first known record: unknown.
     TooOld,
 }
 
@@ -43,7 +43,7 @@ impl Epochs {
         Epochs { start, start_epoch, runs: Vec::new() }
     }
 
-    /// From what another node said: in order, and not too many.
+    /// From another node's message: checks the order and the number.
     pub fn from_runs(start: CommitSeq, start_epoch: Epoch, runs: Vec<Run>) -> Result<Epochs> {
         if runs.len() > RUNS_MAX {
             return Err(Error::invalid(format!(
@@ -83,7 +83,7 @@ impl Epochs {
         self.runs.last().map_or(self.start_epoch, |run| run.epoch)
     }
 
-    /// The epoch of a record; none: it is too old, or not there.
+    /// The epoch of a record; none: it is too old, or does not exist.
     pub fn of(&self, seq: CommitSeq) -> Option<Epoch> {
         if seq == self.start {
             return Some(self.start_epoch);
@@ -92,7 +92,7 @@ impl Epochs {
         run.filter(|_| seq > self.start).map(|run| run.epoch)
     }
 
-    /// The next record is of this epoch.
+    /// The next record has this epoch.
     pub fn push(&mut self, epoch: Epoch) {
         assert!(epoch >= self.last_epoch(), "an older leader's records come first");
         let last = CommitSeq(self.last().0 + 1);
@@ -107,7 +107,7 @@ impl Epochs {
         }
     }
 
-    /// Drops what is behind `seq`.
+    /// Drops records after `seq`.
     pub fn cut_back(&mut self, seq: CommitSeq) {
         assert!(seq >= self.start, "what every copy holds is never cut");
         let whole = self.runs.iter().take_while(|run| run.last <= seq).count();
@@ -116,7 +116,7 @@ impl Epochs {
         self.runs.extend(part.filter(|run| run.last > self.last()));
     }
 
-    /// Forgets what is before `seq`: it has been given up.
+    /// Forgets records before `seq`, whose segments were removed.
     pub fn forget(&mut self, seq: CommitSeq) {
         if let Some(epoch) = self.of(seq).filter(|_| seq > self.start) {
             (self.start, self.start_epoch) = (seq, epoch);
@@ -131,7 +131,7 @@ impl Epochs {
         if last < start || self.of(start) != other.of(start) {
             return Shared::TooOld;
         }
-        // In each stretch without a change of epoch in either, all records are alike or none is.
+        // In each stretch without a change of epoch in either journal, all records are equal or none is.
         let ends = self.runs.iter().chain(&other.runs).map(|run| run.last);
         let mut ends: Vec<CommitSeq> = ends.filter(|end| *end > start && *end < last).collect();
         ends.push(last);
@@ -151,7 +151,7 @@ mod tests {
         epochs
     }
 
-    /// What `shared_with` says, by looking at every record.
+    /// The result of `shared_with`, by comparing every record.
     fn plainly(a: &[u64], b: &[u64]) -> u64 {
         a.iter().zip(b).take_while(|(a, b)| a == b).count() as u64
     }

@@ -1,7 +1,7 @@
-//! How the journal gets into the tree, and how the tree is opened again when its disk failed.
+//! Folding the journal into the tree, and reopening the tree when its disk failed.
 //!
-//! Invariants: a segment's file is given up only after the fold that contains it is durable. Only what every
-//! copy of the store holds is folded: the tree is never taken back.
+//! Invariants: a segment's file is released only after the fold that contains it is durable. Only records
+//! that every copy of the store holds are folded: the tree is never rolled back.
 
 use crate::base::{Base, Folded, Tree};
 use crate::change::Delta;
@@ -12,11 +12,12 @@ use crate::recover::Kept;
 use std::sync::Arc;
 use weir_proto::{Error, ErrorKind, Result};
 
-/// Room that a fold leaves on the file system.
+/// Space that a fold leaves on the file system.
 const FOLD_SPARE_BYTES: u64 = 1 << 20;
 
 impl Core {
-    /// Moves the sealed deltas that are durable into the tree and gives their segments up. How many.
+    /// Moves the sealed deltas that are durable into the tree and releases their segments. Returns their
+    /// number.
     pub(crate) fn fold(&self) -> Result<usize> {
         let mut tree = lock(&self.tree);
         let (mut deltas, mut segments) = {
@@ -46,7 +47,7 @@ impl Core {
             (std::mem::replace(&mut state.base, Ok(base)), old)
         };
         self.env.tasks.crash_point(crash_points::FOLDED);
-        drop((old_base, old_deltas, deltas)); // takes long: readers need not wait for it
+        drop((old_base, old_deltas, deltas)); // slow: readers need not wait for it
         self.give_up()?;
         Ok(count)
     }
@@ -73,7 +74,7 @@ impl Core {
         done
     }
 
-    /// After a read that failed. What is written meanwhile is in the journal.
+    /// After a failed read. Writes made meanwhile are in the journal.
     pub(crate) fn mend(&self) -> Result<()> {
         let mut tree = lock(&self.tree);
         match &*tree {
@@ -82,7 +83,7 @@ impl Core {
         }
     }
 
-    /// redb refuses every call after an I/O error, reads too: opens it again, at its last commit.
+    /// redb refuses every call after an I/O error, reads too: reopens it, at its last commit.
     fn reopen(&self, tree: &mut Option<Tree>) -> Result<()> {
         let mut state = self.state_mut();
         state.base = Err(Error::unavailable("the state tree is being opened again: its disk failed"));
@@ -93,7 +94,7 @@ impl Core {
         Ok(())
     }
 
-    /// A fold writes about what the segments hold, and copies the pages around it.
+    /// A fold writes about the size of the segments, and copies the pages around them.
     fn check_space(&self, segment_count: usize) -> Result<()> {
         let need = 2 * segment_count as u64 * self.shelf.segment_bytes + FOLD_SPARE_BYTES;
         let dir = &self.shelf.dir;

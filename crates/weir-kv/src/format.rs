@@ -1,19 +1,18 @@
 //! The journal's bytes: segment headers and records. Drawn in docs/format.md ("Journal").
 //!
-//! All numbers are little-endian. Every record carries its segment's number, so what an earlier life of a
-//! recycled file left behind is never taken for a record. Nothing read here is trusted before its checksum
-//! holds.
+//! All numbers are little-endian. Every record carries its segment's number, so old data in a recycled file
+//! is never taken for a record. Nothing read here is trusted before its checksum holds.
 
 use crate::CommitSeq;
 use crate::change::{Change, Delta};
 use weir_proto::{Epoch, Error, Result};
 
-/// Records without epochs: of a store that was never copied.
+/// Records without epochs: of a store that never had copies.
 pub(crate) const PLAIN: u32 = 1;
 /// Records with the epoch of the leader that made them.
 pub(crate) const WITH_EPOCHS: u32 = 2;
 const MAGIC: [u8; 8] = *b"WEIR-JNL";
-/// The header has a block of its own: rewriting it never touches a record.
+/// The header has its own block: rewriting it never touches a record.
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 4096;
 const SEGMENT_HEADER_USED: usize = 32;
 /// Records start at multiples of this.
@@ -37,20 +36,20 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
-/// The longest body of a record that goes to other copies: it fits into one message.
+/// The longest body of a record for other copies: it fits into one message.
 pub const COPIED_BYTES_MAX: usize = 4 << 20;
 
-/// Of a record, by the version of its segment.
+/// Size of a record header, by the version of its segment.
 pub(crate) fn record_header_bytes(version: u32) -> usize {
     if version == PLAIN { 32 } else { 40 }
 }
 
-/// What a segment's first block says.
+/// The content of a segment's first block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SegmentHeader {
     pub(crate) version: u32,
     pub(crate) number: u64,
-    /// Of the whole segment.
+    /// Size of the whole segment.
     pub(crate) bytes: u64,
 }
 
@@ -86,32 +85,32 @@ pub(crate) fn decode_segment_header(bytes: &[u8]) -> Result<SegmentHeader> {
     }
 }
 
-/// What a record says beside its body.
+/// The fields of a record apart from its body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
-    /// Of the segment.
+    /// Version of the segment.
     pub(crate) version: u32,
     pub(crate) segment: u64,
     pub(crate) seq: CommitSeq,
-    /// What was synced already when the record was made.
+    /// The newest record that was already synced when this one was made.
     pub(crate) durable: CommitSeq,
-    /// Of the leader that made it; 0 in a store that was never copied.
+    /// Epoch of the leader that made it; 0 in a store that never had copies.
     pub(crate) epoch: Epoch,
 }
 
-/// A record that holds its checksum.
+/// A record with a valid checksum.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Record<'a> {
     pub(crate) seq: CommitSeq,
     pub(crate) durable: CommitSeq,
     pub(crate) epoch: Epoch,
-    /// Empty: the segment ends here, and the next one goes on.
+    /// Empty: the segment ends here, and the next one follows.
     pub(crate) body: &'a [u8],
     /// From this record's start to the next one's.
     pub(crate) len: usize,
 }
 
-/// The record at the start of `bytes`, if there is a whole one of this segment.
+/// The record at the start of `bytes`, if there is a complete one of this segment.
 pub(crate) fn decode_record(bytes: &[u8], segment: u64, version: u32) -> Option<Record<'_>> {
     let header = record_header_bytes(version);
     if bytes.len() < header || u64_at(bytes, 8) != segment {
@@ -172,7 +171,7 @@ pub(crate) fn encode_copied(head: Head, body: &[u8]) -> Vec<u8> {
     end_record(out, head.version)
 }
 
-/// Of a record that was just encoded.
+/// The body of a record that was just encoded.
 pub(crate) fn body_of(record: &[u8], version: u32) -> &[u8] {
     let header = record_header_bytes(version);
     &record[header..header + u32_at(record, 4) as usize]
@@ -277,7 +276,7 @@ mod tests {
         Head { version, segment: 3, seq: CommitSeq(10), durable: CommitSeq(8), epoch }
     }
 
-    /// These bytes are for ever: a change of them is a new format version.
+    /// These bytes are permanent: a change of them is a new format version.
     #[test]
     fn golden_record() {
         for version in [PLAIN, WITH_EPOCHS] {

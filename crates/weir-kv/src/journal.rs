@@ -1,10 +1,10 @@
 //! The journal: records of transactions in preallocated segment files, made durable in groups.
 //!
-//! Whoever commits queues a record; one flush at a time writes all that is queued with one call and syncs
-//! once. A segment is written and synced before its successor's first record, so only the newest may have a
-//! torn end. A failed write or sync fails the journal for ever: nobody knows what is on the disk then.
+//! Writers queue records; one flush at a time writes all queued ones with one call and syncs once. A segment
+//! is written and synced before its successor's first record, so only the newest may have a torn end. A
+//! failed write or sync fails the journal for ever: the state of the disk is unknown then.
 //!
-//! Knows nothing of what the records say.
+//! Knows nothing of the records' content.
 
 use crate::CommitSeq;
 use crate::copies::Copies;
@@ -20,28 +20,30 @@ use weir_env::{BoxFuture, BufferPool, Clock, Disk, Env, File, IO_ALIGN, OpenMode
 use weir_proto::{Error, Result};
 use weir_watch::{Histogram, Object, Reason, WaitRecord, Watch};
 
-/// Beyond this the one who commits flushes in place: memory stays bounded when nobody waits for durability.
+/// Above this the committing thread flushes in place: memory stays bounded even if no caller waits for
+/// durability.
 const QUEUED_BYTES_MAX: usize = 8 << 20;
-/// One write: a disk's full speed, and buffers that are reused.
+/// One write: enough for a disk's full speed, and buffers are reused.
 const WRITE_BYTES_MAX: usize = 1 << 20;
-/// A flush may take so long where whoever asks for it has other work: ten times the sync of an NVMe disk.
+/// Longest flush in place on a thread that has other work: ten times the sync of an NVMe disk.
 const FLUSH_HERE_MAX: Duration = Duration::from_micros(500);
 /// Zeros are written in pieces of this size.
 const ZEROS_BYTES: usize = 1 << 20;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every critical section leaves its data whole at each point where it could panic.
+    // Every critical section leaves its data consistent at each point where it could panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(crate) struct Segment {
     pub(crate) number: u64,
-    /// Of its records.
+    /// Format version of its records.
     pub(crate) version: u32,
     pub(crate) path: PathBuf,
-    /// For making and reading it.
+    /// For creating and reading it.
     pub(crate) file: Arc<dyn File>,
-    /// For appending, past the page cache: measured 42 µs for write and sync against 60, and no slow ones.
+    /// For appending, bypassing the page cache: measured 42 µs for write and sync against 60, without
+    /// outliers.
     appender: Arc<dyn File>,
 }
 
@@ -58,7 +60,7 @@ impl Segment {
     }
 }
 
-/// Where segments live, and how big they are.
+/// The directory of segments, and their size.
 #[derive(Clone)]
 pub(crate) struct Shelf {
     pub(crate) disk: Arc<dyn Disk>,
@@ -73,8 +75,8 @@ impl Shelf {
     }
 
     /// A new, empty, durable segment: `spare` under a new number, or a file of zeros. Written zeros, not
-    /// reserved space: the first write into reserved space makes each sync wait for the file system's own
-    /// journal too.
+    /// reserved space: the first write into reserved space makes each sync also wait for the file system's
+    /// own journal.
     pub(crate) fn make(&self, number: u64, version: u32, spare: Option<&Path>) -> Result<Segment> {
         let path = self.path(number);
         let doing = format!("prepare the journal segment {}", path.display());
@@ -99,7 +101,7 @@ impl Shelf {
     }
 }
 
-/// Writes what a file holds from `from` to `end` once more, and syncs it.
+/// Rewrites the file's content from `from` to `end`, and syncs it.
 pub(crate) fn rewrite(file: &dyn File, from: u64, end: u64) -> std::io::Result<()> {
     let mut piece = vec![0; ZEROS_BYTES.min((end - from) as usize)];
     let mut at = from;
@@ -127,7 +129,7 @@ enum Item {
         seq: CommitSeq,
         bytes: Vec<u8>,
     },
-    /// The record before this one ended its segment; the next ones belong into this.
+    /// The previous record ended its segment; the next ones belong to this one.
     Next(Arc<Segment>),
 }
 
@@ -144,16 +146,16 @@ impl Item {
 struct Queue {
     items: Vec<Item>,
     bytes: usize,
-    /// A flush is under way or about to be: it will see what is queued now.
+    /// A flush is running or about to run: it will include the records that are queued now.
     flushing: bool,
 }
 
-/// Where the next flush writes.
+/// The position of the next flush.
 struct Pen {
     segment: Arc<Segment>,
-    /// Of the first block that is not full.
+    /// Offset of the first block that is not full.
     block_offset: u64,
-    /// What that block holds: it is written again with what follows.
+    /// The content of that block: it is rewritten with the following records.
     block: Vec<u8>,
     buffers: BufferPool,
     tasks: Tasks,
@@ -210,7 +212,7 @@ impl Pen {
         Ok(())
     }
 
-    /// Panics where the next write would not begin with the block that is not full.
+    /// Panics if the next write would not begin with the partly filled block.
     fn check(&self) {
         assert!(self.block_offset.is_multiple_of(IO_ALIGN as u64), "a write begins with a block");
         assert!(self.block_offset >= SEGMENT_HEADER_BYTES as u64, "a segment's header stays");
@@ -218,7 +220,7 @@ impl Pen {
     }
 }
 
-/// How many parts go into one write, at least one, and their length with the block before them.
+/// The number of parts for one write, at least one, and their length with the block before them.
 fn fitting(parts: &[&[u8]], before: usize) -> (usize, usize) {
     let (mut count, mut len) = (0, before);
     for part in parts {
@@ -231,7 +233,7 @@ fn fitting(parts: &[&[u8]], before: usize) -> (usize, usize) {
     (count, len)
 }
 
-/// The committer's account of the newest segment: what is queued for it counts as used.
+/// The committer's state of the newest segment: queued records count as used space.
 pub(crate) struct Tail {
     pub(crate) segment: Arc<Segment>,
     pub(crate) used: u64,
@@ -252,9 +254,9 @@ pub(crate) fn record_len_max(version: u32, segment_bytes: u64) -> u64 {
 pub(crate) struct Journal {
     queue: Mutex<Queue>,
     pen: Mutex<Pen>,
-    /// On this disk.
+    /// The newest record synced on this disk.
     synced: AtomicU64,
-    /// In every copy that counts; never more than `synced`.
+    /// The newest record in every required copy; never above `synced`.
     durable: AtomicU64,
     copies: Mutex<Arc<dyn Copies>>,
     failed: OnceLock<Error>,
@@ -264,11 +266,11 @@ pub(crate) struct Journal {
     clock: Clock,
     pace: Pace,
     watch: Watch,
-    /// Of a write with its sync.
+    /// Duration of a write with its sync.
     seconds: Histogram,
 }
 
-/// What somebody waits for.
+/// What a caller waits for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Until {
     Synced,
@@ -282,7 +284,7 @@ struct Waiters {
 }
 
 impl Waiters {
-    /// Takes out who waited for this.
+    /// Takes out the callers that waited for this.
     fn take(&mut self, until: Until, last: CommitSeq) -> Vec<oneshot::Sender<()>> {
         let range = (until, CommitSeq(0), 0)..=(until, last, u64::MAX);
         let keys: Vec<_> = self.by_seq.range(range).map(|(key, _)| *key).collect();
@@ -291,7 +293,7 @@ impl Waiters {
 }
 
 impl Journal {
-    /// Goes on at `tail`, up to which all is synced. What was durable in every copy may be less.
+    /// Continues at `tail`, up to which all is synced. The records durable in every copy may end earlier.
     pub(crate) fn new(
         tail: &Tail,
         synced: CommitSeq,
@@ -324,18 +326,19 @@ impl Journal {
         CommitSeq(self.synced.load(Ordering::Acquire))
     }
 
-    /// Asks other copies from now on.
+    /// Uses other copies from now on.
     pub(crate) fn change_copies(&self, copies: Arc<dyn Copies>) {
         *lock(&self.copies) = copies;
         self.settle();
     }
 
-    /// Ends the waits for what may never become durable, with an error.
+    /// Ends waits for records that may never become durable, with an error.
     pub(crate) fn end_waits(&self) {
         lock(&self.waiters).by_seq.retain(|(until, ..), _| *until == Until::Synced);
     }
 
-    /// Goes on at another place, where records were cut off that are in no other copy. Nothing is queued.
+    /// Continues at another position, after records that are in no other copy were truncated. Nothing is
+    /// queued.
     pub(crate) fn restart(&self, tail: &Tail, last: CommitSeq) -> Result<()> {
         let mut pen = lock(&self.pen);
         let tasks = pen.tasks.clone();
@@ -350,7 +353,7 @@ impl Journal {
         self.failed.get().map_or(Ok(()), |e| Err(e.clone()))
     }
 
-    /// Ends it: every later call gets this error, and everybody who waits.
+    /// Fails the journal: all waiting and later calls get this error.
     pub(crate) fn fail(&self, error: Error) {
         if self.failed.set(error.clone()).is_ok() {
             tracing::error!(%error, "the store stops");
@@ -358,7 +361,7 @@ impl Journal {
         lock(&self.waiters).by_seq.clear();
     }
 
-    /// Queues records in the order of their numbers: the caller is the only one who commits.
+    /// Queues records in the order of their numbers: the caller is the only committer.
     pub(crate) fn push(&self, seq: CommitSeq, bytes: Vec<u8>) {
         let mut queue = lock(&self.queue);
         let before = queue.items.iter().rev().find_map(Item::seq);
@@ -368,7 +371,7 @@ impl Journal {
         let full = queue.bytes > QUEUED_BYTES_MAX;
         drop(queue);
         if full {
-            let _ = self.flush(); // a failure is kept, and seen by whoever waits
+            let _ = self.flush(); // a failure is kept, and waiting callers get it
         }
     }
 
@@ -379,7 +382,7 @@ impl Journal {
         queue.items.push(Item::Next(next));
     }
 
-    /// Wakes the flushing task if it has something to do and does not know.
+    /// Wakes the flushing task if it has work and is not running.
     pub(crate) fn flush_soon(&self) {
         let mut queue = lock(&self.queue);
         if !queue.items.is_empty() && !std::mem::replace(&mut queue.flushing, true) {
@@ -388,13 +391,13 @@ impl Journal {
         }
     }
 
-    /// Whether a flush may be done by whoever has other work.
+    /// Whether a thread with other work may flush.
     pub(crate) fn is_quick(&self) -> bool {
         self.pace.is_quick()
     }
 
-    /// Makes all that is queued durable, unless somebody else is writing: then the flushing task does. A
-    /// failure is kept, and seen by whoever waits.
+    /// Makes all queued records durable, unless another thread is writing: then the flushing task does. A
+    /// failure is kept, and waiting callers get it.
     pub(crate) fn flush_unless_busy(&self) -> bool {
         let pen = match self.pen.try_lock() {
             Ok(pen) => pen,
@@ -411,7 +414,7 @@ impl Journal {
     pub(crate) fn drain(&self) {
         loop {
             if self.flush().is_err() {
-                return; // `flushing` stays set: nobody needs to wake the task again
+                return; // `flushing` stays set: the task needs no further wake-ups
             }
             let mut queue = lock(&self.queue);
             if queue.items.is_empty() {
@@ -421,7 +424,7 @@ impl Journal {
         }
     }
 
-    /// Makes all that was queued before this call durable.
+    /// Makes all records durable that were queued before this call.
     pub(crate) fn flush(&self) -> Result<()> {
         self.flush_with(lock(&self.pen))
     }
@@ -467,9 +470,9 @@ impl Journal {
         self.settle();
     }
 
-    /// Looks again how far all copies are.
+    /// Checks again which records all copies keep.
     pub(crate) fn settle(&self) {
-        // In this order: a copy that counts from now on has what was synced before.
+        // In this order: a copy that becomes required now has all records that were synced before.
         let synced = self.synced();
         let last = lock(&self.copies).kept().min(synced);
         if self.durable.fetch_max(last.0, Ordering::AcqRel) < last.0 {
@@ -494,7 +497,7 @@ impl Journal {
         let (tx, rx) = oneshot::channel();
         {
             let mut waiters = lock(&self.waiters);
-            // Looked at again under the lock: a flush that ended before it has woken everybody it knew of.
+            // Checked again under the lock: a flush that ended earlier has woken all waiters that it found.
             if !self.reached(until, seq) && self.failed.get().is_none() {
                 let id = waiters.next_id;
                 waiters.next_id += 1;
@@ -516,7 +519,7 @@ impl Journal {
 
 fn wake(waiters: Vec<oneshot::Sender<()>>) {
     for waiter in waiters {
-        let _ = waiter.send(()); // whoever dropped its wait does not care
+        let _ = waiter.send(()); // the waiter may be gone
     }
 }
 
@@ -524,7 +527,7 @@ fn unread_end(tail: &Tail, e: &std::io::Error) -> Error {
     Error::from_io(format!("read the end of the journal {}", tail.segment.path.display()), e)
 }
 
-/// One call and one sync for each segment that is touched.
+/// One call and one sync for each segment.
 fn write_items(pen: &mut Pen, items: &[Item]) -> std::io::Result<()> {
     let mut parts: Vec<&[u8]> = Vec::with_capacity(items.len());
     for item in items {

@@ -1,5 +1,5 @@
-//! A store as its leader of one term uses it. When the store follows another leader, the handle is dead for
-//! ever, also if the same node leads again later: what is left of an earlier lead changes nothing.
+//! The handle of a store's leader for one term. When the store follows another leader, the handle is invalid
+//! for ever, even if the same node leads again later: leftovers of an earlier lead change nothing.
 
 use crate::core::Core;
 use crate::engine::Engine;
@@ -16,7 +16,7 @@ struct Led {
 }
 
 impl Engine {
-    /// The store for as long as it leads without a break, also under several epochs.
+    /// The store for as long as it leads without a break, possibly under several epochs.
     pub fn led(self: &Arc<Self>) -> Arc<dyn Kv> {
         let term = self.core.term.load(Ordering::Acquire);
         Arc::new(Led { engine: self.clone(), term })
@@ -24,7 +24,7 @@ impl Engine {
 }
 
 impl Core {
-    /// An error: the lead of that term is over.
+    /// An error: that term is over.
     pub(crate) fn check_term(&self, term: u64) -> Result<()> {
         if term.is_multiple_of(2) && self.term.load(Ordering::Acquire) == term {
             return Ok(());

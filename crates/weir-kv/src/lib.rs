@@ -1,8 +1,8 @@
 //! Serializable transactions over ordered keys.
 //!
 //! One writer at a time runs a transaction; its changes are visible to readers at once and durable when the
-//! journal's group commit has them ([`Kv::wait_durable`]). Whoever tells another node about a change waits
-//! first.
+//! journal's group commit includes them ([`Kv::wait_durable`]). A node that reports a change to another node
+//! waits for that first.
 //!
 //! Knows nothing of inodes, maps or cells: keys and values are bytes.
 #![forbid(unsafe_code)]
@@ -56,7 +56,7 @@ pub enum Scan {
 /// Reads of one state of the store.
 pub trait Read {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>>;
-    /// Calls `visit` for each key in `start..end` in order, until it says stop.
+    /// Calls `visit` for each key in `start..end` in order, until it returns stop.
     fn scan(&self, start: &[u8], end: &[u8], visit: &mut dyn FnMut(&[u8], &[u8]) -> Scan) -> Result<()>;
 }
 
@@ -70,29 +70,29 @@ pub trait Txn: Read {
     fn max(&mut self, key: &[u8], value: u64);
 }
 
-/// A body must not call the store that runs it: it may wait for itself.
+/// A body must not call the store that runs it: it may deadlock.
 pub trait Kv: Send + Sync + 'static {
-    /// Runs `body` alone. An error from it discards its changes and is returned. The changes are visible when
-    /// this returns, and durable after `wait_durable` of the number returned. A body that changed nothing
-    /// commits nothing.
+    /// Runs `body` exclusively. An error from it discards its changes and is returned. The changes are
+    /// visible when this returns, and durable after `wait_durable` of the returned number. A body that
+    /// changed nothing commits nothing.
     fn transact(&self, body: &mut dyn FnMut(&mut dyn Txn) -> Result<()>) -> Result<CommitSeq>;
-    /// The same, but nothing is done yet to make it durable: the caller has more to come, and then calls
+    /// Like [`Kv::transact`], but does not start a flush: the caller will add more, and then calls
     /// [`Kv::flush_here`], [`Kv::flush_soon`] or [`Kv::wait_durable`].
     fn transact_more(&self, body: &mut dyn FnMut(&mut dyn Txn) -> Result<()>) -> Result<CommitSeq>;
-    /// Begins to make all that is committed durable.
+    /// Starts to make all committed transactions durable.
     fn flush_soon(&self);
-    /// Makes all that is committed durable before it returns, if that can be done on this thread now: a sync
-    /// is shorter than the way to another thread and back. Otherwise false, and the same as
+    /// Makes all committed transactions durable before it returns, if that is possible on this thread now: a
+    /// sync is faster than a switch to another thread and back. Otherwise returns false, and does the same as
     /// [`Kv::flush_soon`].
     fn flush_here(&self) -> bool;
-    /// Runs `body` on one consistent state, and tells its number. Short: writers may wait for it.
+    /// Runs `body` on one consistent state, and returns its number. Must be fast: writers may wait for it.
     fn read(&self, body: &mut dyn FnMut(&dyn Read) -> Result<()>) -> Result<CommitSeq>;
     /// The newest durable commit.
     fn durable(&self) -> CommitSeq;
     /// Returns once everything up to `seq` is durable; an error means the journal failed and the node must
     /// stop.
     fn wait_durable(&self, seq: CommitSeq) -> BoxFuture<'static, Result<()>>;
-    /// Makes all that is committed durable and folds the journal into the state engine.
+    /// Makes all committed transactions durable and folds the journal into the state engine.
     fn checkpoint(&self) -> BoxFuture<'static, Result<()>>;
 }
 

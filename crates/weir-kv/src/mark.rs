@@ -1,8 +1,8 @@
-//! The mark of a store that is one copy of several: which epoch it knows, and what it has begun to change
-//! about itself. Drawn in docs/format.md ("Journal").
+//! The mark of a store that is one copy of several: the newest epoch that it knows, and a change of itself
+//! that is in progress. Drawn in docs/format.md ("Journal").
 //!
-//! Invariant: the mark is durable before anything is done or answered that it stands for. A store that was
-//! never copied has none.
+//! Invariant: the mark is durable before the change starts or the epoch is acknowledged. A store that never
+//! had copies has none.
 
 use crate::CommitSeq;
 use std::path::{Path, PathBuf};
@@ -18,19 +18,19 @@ const NOTHING: u64 = 0;
 const CUT: u64 = 1;
 const IMPORT: u64 = 2;
 
-/// What was begun, and must be brought to its end at open.
+/// A change that has begun, and must be completed at open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Begun {
     Nothing,
-    /// The records behind this one are being removed.
+    /// The records after this one are being removed.
     Cut(CommitSeq),
-    /// The whole state is being replaced: the directory is of no use before that has ended.
+    /// The whole state is being replaced: the directory cannot be used before that has ended.
     Import,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mark {
-    /// The newest epoch that was ever heard of.
+    /// The newest epoch that it knows.
     pub(crate) epoch: Epoch,
     pub(crate) begun: Begun,
 }
@@ -39,7 +39,7 @@ fn path(dir: &Path) -> PathBuf {
     dir.join("copy")
 }
 
-/// None: the store was never copied.
+/// None: the store never had copies.
 pub(crate) fn read(disk: &dyn Disk, dir: &Path) -> Result<Option<Mark>> {
     let path = path(dir);
     if !disk.exists(&path) {
@@ -108,7 +108,7 @@ fn decode(bytes: &[u8]) -> Result<Mark> {
 mod tests {
     use super::*;
 
-    /// These bytes are for ever: a change of them is a new format version.
+    /// These bytes are permanent: a change of them is a new format version.
     #[test]
     fn golden_mark() {
         let mark = Mark { epoch: Epoch(7), begun: Begun::Cut(CommitSeq(300)) };

@@ -1,9 +1,9 @@
 //! A store that is one copy of several: it makes records under an epoch, or takes those of the epoch's
 //! leader.
 //!
-//! Invariants: the newest epoch that the store heard of is on its disk before it answers, and older ones are
-//! refused. Records are taken only after they were compared with the leader's, in order, with their numbers
-//! and epochs.
+//! Invariants: the newest known epoch is on the store's disk before it answers, and older ones are refused.
+//! Records are accepted only after they were compared with the leader's, in order, with their numbers and
+//! epochs.
 //!
 //! Knows nothing of other nodes; `weir-meta` decides who leads.
 
@@ -22,22 +22,22 @@ use std::sync::atomic::Ordering;
 use weir_env::BoxFuture;
 use weir_proto::{Epoch, Error, Result};
 
-/// A record as copies hand it on.
+/// A record in the form for other copies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
     pub seq: CommitSeq,
-    /// Of the leader that made it.
+    /// Epoch of the leader that made it.
     pub epoch: Epoch,
     pub body: Bytes,
 }
 
 impl Engine {
-    /// The newest epoch that it heard of; 0: it was never copied.
+    /// The newest epoch that it knows; 0: it never had copies.
     pub fn epoch(&self) -> Epoch {
         lock(&self.core.writer).role.epoch()
     }
 
-    /// An error: its journal has failed, and it answers nothing any more.
+    /// An error: its journal has failed, and it serves no call any more.
     pub fn check(&self) -> Result<()> {
         self.core.journal.check()
     }
@@ -52,37 +52,37 @@ impl Engine {
         self.core.journal.synced()
     }
 
-    /// Returns when the records up to `seq` are on this disk, wherever else they are.
+    /// Returns when the records up to `seq` are on this disk, whether or not other copies have them.
     pub fn wait_synced(&self, seq: CommitSeq) -> BoxFuture<'static, Result<()>> {
         self.core.journal.wait(Until::Synced, seq)
     }
 
-    /// Looks again how far all copies keep the records: [`Copies::kept`] has changed.
+    /// Checks again which records all copies keep: [`Copies::kept`] has changed.
     pub fn settle(&self) {
         self.core.settle();
     }
 
-    /// Makes records under a new epoch, which are durable when `copies` keep them, too. The records that it
-    /// has are the truth from then on.
+    /// Makes records under a new epoch, which are durable when `copies` keep them, too. The store's records
+    /// are authoritative from then on.
     pub async fn lead(&self, epoch: Epoch, copies: Arc<dyn Copies>) -> Result<()> {
         let core = self.core.clone();
         self.core.env.tasks.blocking(move || core.lead(epoch, copies)).await
     }
 
     /// Takes the records of the epoch's leader, after [`Engine::cut_back`]. From now on older epochs are
-    /// refused. Waits for what is not durable yet end with an error.
+    /// refused. Waits for records that are not durable yet end with an error.
     pub async fn follow(&self, epoch: Epoch) -> Result<()> {
         let core = self.core.clone();
         self.core.env.tasks.blocking(move || core.follow(epoch)).await
     }
 
-    /// Removes the records behind `to`, up to which they are the leader's. Then it takes the leader's.
+    /// Removes the records after `to`, the last one equal to the leader's. Then it takes the leader's.
     pub async fn cut_back(&self, epoch: Epoch, to: CommitSeq) -> Result<()> {
         let core = self.core.clone();
         self.core.env.tasks.blocking(move || core.join(epoch, to)).await
     }
 
-    /// Takes the leader's records that follow its own. They are visible at once, and kept after
+    /// Appends the leader's next records. They are visible at once, and on this disk after
     /// [`Engine::wait_synced`].
     pub fn apply(&self, epoch: Epoch, entries: &[Entry]) -> Result<()> {
         let done = self.core.apply_all(epoch, entries);
@@ -90,15 +90,15 @@ impl Engine {
         done
     }
 
-    /// The same, and they are on the disk when it returns: the caller's thread writes, which saves two
-    /// changes of thread. The newest record that is kept.
+    /// Like [`Engine::apply`], and they are on the disk when it returns: the caller's thread writes, which
+    /// saves two thread switches. Returns the newest record on the disk.
     pub fn apply_and_sync(&self, epoch: Epoch, entries: &[Entry]) -> Result<CommitSeq> {
         self.core.apply_all(epoch, entries)?;
         self.core.journal.flush()?;
         Ok(self.epochs().last().min(self.synced()))
     }
 
-    /// The leader says that every copy keeps the records up to `durable`.
+    /// The leader reports that every copy keeps the records up to `durable`.
     pub fn tell_durable(&self, epoch: Epoch, durable: CommitSeq) -> Result<()> {
         lock(&self.core.writer).follows(epoch)?.tell(durable);
         self.core.settle();
@@ -107,7 +107,7 @@ impl Engine {
 }
 
 impl Writer {
-    /// An error: it does not take the records of this epoch's leader.
+    /// An error: it does not follow this epoch's leader.
     fn follows(&self, epoch: Epoch) -> Result<&Arc<Told>> {
         match &self.role {
             Role::Follows { epoch: known, told, joined: true } if *known == epoch => Ok(told),
@@ -201,7 +201,7 @@ impl Core {
         entries.iter().try_for_each(|entry| self.apply_one(&mut writer, epoch, entry))
     }
 
-    /// Nothing of the entry is trusted: it came over the network.
+    /// The entry is not trusted: it came over the network.
     fn apply_one(&self, writer: &mut Writer, epoch: Epoch, entry: &Entry) -> Result<()> {
         let (last, last_epoch) = (writer.epochs.last(), writer.epochs.last_epoch());
         if entry.seq.0 != last.0 + 1 {
@@ -217,8 +217,8 @@ impl Core {
         let mut changes = Delta::default();
         replay(&entry.body, &mut changes).map_err(|e| Error::invalid(e.context))?;
         let len = self.reserve(writer, entry.body.len())?;
-        // The leader's segments end elsewhere: what would meet an unresolved change of another kind begins a
-        // new one.
+        // The leader's segments end elsewhere: a change that would meet an unresolved one of another kind
+        // begins a new segment.
         let mixes = {
             let state = self.state();
             changes.changes.iter().any(|(key, change)| state.active.would_mix(key, change))

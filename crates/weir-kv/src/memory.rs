@@ -1,6 +1,6 @@
-//! The store in memory: for tests, and as the oracle of the engine's. Durable at once, gone with the process.
+//! The store in memory: for tests, and as the oracle for the engine. Durable at once, lost with the process.
 //!
-//! Same transactions and merges as the engine (one code); no journal, no tree below.
+//! Same transactions and merges as the engine (shared code); no journal, no tree below.
 
 use crate::state::{Body, State};
 use crate::{CommitSeq, Kv, Read, Txn};
@@ -20,7 +20,7 @@ impl MemoryKv {
     }
 
     fn state(&self) -> RwLockReadGuard<'_, State> {
-        // A panic in a body leaves the state whole: it is changed only by `apply`.
+        // A panic in a body leaves the state consistent: only `apply` changes it.
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 

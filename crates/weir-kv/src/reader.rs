@@ -1,6 +1,6 @@
 //! Reads records back from the journal, for copies that lack them.
 //!
-//! Only what is synced is read. Segments that were folded are read as long as they are kept.
+//! Only synced records are read. Folded segments can be read as long as they are kept.
 
 use crate::CommitSeq;
 use crate::core::Core;
@@ -13,22 +13,22 @@ use std::sync::Arc;
 use weir_env::{File, OpenMode};
 use weir_proto::{Error, Result};
 
-/// So much is read at once; a longer record is read whole.
+/// Bytes per read; a longer record is read as a whole.
 const READ_BYTES: usize = 1 << 20;
 
-/// A place in the journal of a store.
+/// A position in the journal of a store.
 pub struct Reader {
     core: Arc<Core>,
     file: Arc<dyn File>,
     number: u64,
     version: u32,
     offset: u64,
-    /// The record before.
+    /// The previous record.
     last: CommitSeq,
 }
 
 impl Engine {
-    /// Reads the records behind `after`. None: they are not kept any more, the whole state is to be fetched.
+    /// Reads the records after `after`. None: they are not kept any more, so the whole state must be fetched.
     pub fn reader(&self, after: CommitSeq) -> Result<Option<Reader>> {
         let core = &self.core;
         let (last, tail) = {
@@ -38,7 +38,7 @@ impl Engine {
         if after > last {
             return Err(Error::invalid(format!("the journal ends at {}, before {}", last.0, after.0)));
         }
-        // In this order: a fold notes what it keeps before it forgets what was sealed.
+        // In this order: a fold adds to the kept segments before it removes from the sealed ones.
         let sealed: Vec<_> = lock(&core.sealed).iter().map(|s| (s.segment.number, s.last)).collect();
         let kept: Vec<_> = lock(&core.reserve).kept.iter().map(|k| (k.number, k.last)).collect();
         let all: Vec<_> = kept.into_iter().chain(sealed).chain([(tail, CommitSeq(u64::MAX))]).collect();
@@ -51,7 +51,7 @@ impl Engine {
     }
 }
 
-/// None: it was given up meanwhile.
+/// None: it was removed meanwhile.
 fn open(core: &Core, number: u64) -> Result<Option<(Arc<dyn File>, u32)>> {
     let path = core.shelf.path(number);
     let doing = format!("read the journal segment {}", path.display());
@@ -67,7 +67,7 @@ fn open(core: &Core, number: u64) -> Result<Option<(Arc<dyn File>, u32)>> {
 }
 
 impl Reader {
-    /// Whether the oldest segment has the record behind `after`, or will have.
+    /// Whether the oldest segment has the record after `after`, or will have it.
     fn begins_in_time(&mut self, after: CommitSeq) -> Result<bool> {
         let bytes = self.read(READ_BYTES)?;
         let first = decode_record(&bytes, self.number, self.version);
@@ -88,8 +88,8 @@ impl Reader {
         Ok(bytes)
     }
 
-    /// The next records that are synced, at least one if there is one, of about `bytes_max` bytes. None: they
-    /// are not kept any more.
+    /// The next synced records, at least one if there is one, of about `bytes_max` bytes. None: they are not
+    /// kept any more.
     pub fn next(&mut self, bytes_max: usize) -> Result<Option<Vec<Entry>>> {
         let synced = self.core.journal.synced();
         let (mut entries, mut total) = (Vec::new(), 0);
@@ -120,13 +120,13 @@ impl Reader {
                 (self.file, self.version, self.number) = (file, version, self.number + 1);
                 self.offset = SEGMENT_HEADER_BYTES as u64;
             } else if at == 0 {
-                return Ok(None); // the file holds another segment by now
+                return Ok(None); // the file was recycled for another segment
             }
         }
         Ok(Some(entries))
     }
 
-    /// None: it comes before what is wanted.
+    /// None: it precedes the requested records.
     fn entry(&self, record: &Record<'_>) -> Result<Option<Entry>> {
         if record.seq <= self.last {
             return Ok(None);

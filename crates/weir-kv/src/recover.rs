@@ -1,10 +1,10 @@
-//! What the journal holds when a store is opened: its transactions, in order, and where to go on.
+//! Reads the journal when a store is opened: its transactions, in order, and the position to continue from.
 //!
-//! A torn end is cut only where nothing acknowledged can be behind it: in the newest segment that has
-//! records, and if no later record there says that the cut one was durable. Anything else is damage, and
-//! named.
+//! A torn end is truncated only where nothing acknowledged can follow it: in the newest segment with records,
+//! and if no later record there states that the torn one was durable. Anything else is damage, and is
+//! reported.
 //!
-//! A copy that cuts its records back opens its journal the same way, with the last record that it keeps.
+//! A copy that truncates its records opens its journal in the same way, with the last record that it keeps.
 
 use crate::CommitSeq;
 use crate::base::Folded;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use weir_env::OpenMode;
 use weir_proto::{Error, Result};
 
-/// A segment that ended, with what it says.
+/// A segment that ended, with its changes.
 pub(crate) struct Ended {
     pub(crate) segment: Arc<Segment>,
     pub(crate) delta: Delta,
@@ -40,29 +40,29 @@ pub(crate) struct Kept {
 pub(crate) struct Recovered {
     /// Complete segments that are not folded yet; oldest first.
     pub(crate) ended: Vec<Ended>,
-    /// Always there.
+    /// Always present.
     pub(crate) tail: Option<Tail>,
-    /// What the tail says.
+    /// The changes in the tail.
     pub(crate) active: Delta,
     pub(crate) last: CommitSeq,
     pub(crate) epochs: Epochs,
-    /// Oldest first.
+    /// Folded segments that are kept, oldest first.
     pub(crate) kept: Vec<Kept>,
     /// The tail's prepared successor.
     pub(crate) next: Option<Arc<Segment>>,
-    /// A folded segment's file, to be used again.
+    /// A folded segment's file for reuse.
     pub(crate) spare: Option<PathBuf>,
 }
 
-/// What is to be found.
+/// Parameters of a recovery.
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted {
     pub(crate) folded: Folded,
-    /// Records behind this one are removed: they were never durable everywhere.
+    /// Records after this one are removed: they were never durable in every copy.
     pub(crate) cut: Option<CommitSeq>,
-    /// Folded segments up to this size are kept.
+    /// Folded segments up to this total size are kept.
     pub(crate) keep_bytes: u64,
-    /// Of a new segment.
+    /// Format version of a new segment.
     pub(crate) version: u32,
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn recover(shelf: &Shelf, wanted: Wanted) -> Result<Recovered> {
     for (i, number) in numbers.iter().enumerate() {
         let expected = folded.segment + 1 + i as u64;
         if *number != expected && wanted.cut.is_some() {
-            break; // the cut was interrupted while it removed them
+            break; // the truncation was interrupted while it removed them
         }
         if *number != expected {
             let path = shelf.path(expected);
@@ -92,7 +92,7 @@ pub(crate) fn recover(shelf: &Shelf, wanted: Wanted) -> Result<Recovered> {
     assemble(shelf, segments, walked, Recovered { kept, spare, ..Recovered::default() })
 }
 
-/// A store that has no journal yet: nothing was ever folded either.
+/// A store without a journal: nothing was ever folded either.
 fn fresh(shelf: &Shelf, wanted: Wanted, spare: Option<PathBuf>, epochs: Epochs) -> Result<Recovered> {
     let folded = wanted.folded;
     if folded != Folded::default() {
@@ -155,7 +155,8 @@ fn remove(shelf: &Shelf, path: &std::path::Path) -> Result<()> {
     removed.map_err(|e| Error::from_io(format!("remove the journal {}", path.display()), &e))
 }
 
-/// The epochs of the kept segments' records. What cannot be read is kept no longer: it is in the tree.
+/// The epochs of the kept segments' records. Unreadable ones are not kept any longer: their changes are in
+/// the tree.
 fn read_kept(shelf: &Shelf, old: Vec<u64>, folded: Folded) -> Result<(Vec<Kept>, Epochs)> {
     let mut kept = Vec::new();
     let mut epochs = None;
@@ -185,7 +186,7 @@ fn read_kept(shelf: &Shelf, old: Vec<u64>, folded: Folded) -> Result<(Vec<Kept>,
 }
 
 /// Numbers of the segments that are not folded, of those that are kept, both sorted, and a folded one's file.
-/// Removes what is left over.
+/// Removes leftover files.
 fn list(shelf: &Shelf, wanted: Wanted) -> Result<(Vec<u64>, Vec<u64>, Option<PathBuf>)> {
     let doing =
         |e: &std::io::Error| Error::from_io(format!("list the journal in {}", shelf.dir.display()), e);
@@ -207,7 +208,7 @@ fn list(shelf: &Shelf, wanted: Wanted) -> Result<(Vec<u64>, Vec<u64>, Option<Pat
     }
     numbers.sort_unstable();
     kept.sort_unstable();
-    // Only those that follow each other up to the tree are of use.
+    // Only consecutive ones up to the tree are useful.
     let follows = |(i, number): (usize, &u64)| *number + i as u64 == folded;
     let whole = kept.iter().rev().enumerate().take_while(|(i, n)| follows((*i, n))).count();
     for number in kept.drain(..kept.len() - whole) {
@@ -221,15 +222,15 @@ fn right_size(shelf: &Shelf, path: &std::path::Path) -> bool {
     len.is_ok_and(|len| len == shelf.segment_bytes)
 }
 
-/// How far the records were read.
+/// Progress of reading the records.
 struct Walked {
     last: CommitSeq,
     epochs: Epochs,
-    /// Reading ends behind this one.
+    /// Reading ends after this one.
     cut: Option<CommitSeq>,
 }
 
-/// The records of a segment, which follow `walked.last`, up to its end or to the first that is none.
+/// The records of a segment, continuing after `walked.last`, up to its end or to the first invalid one.
 fn walk(bytes: &[u8], segment: &Segment, name: &dyn fmt::Display, walked: &mut Walked) -> Result<Contents> {
     walk_records(bytes, segment.number, segment.version, name, walked)
 }
@@ -270,34 +271,34 @@ fn walk_records(
     Ok(Contents { delta, ended: false, end: at as u64 })
 }
 
-/// The next record of the segment behind a place where there is none.
+/// The next record of the segment after a position without one.
 fn record_behind(bytes: &[u8], at: usize, number: u64, version: u32) -> Option<Record<'_>> {
     (at..bytes.len()).step_by(8).find_map(|i| decode_record(&bytes[i..], number, version))
 }
 
-/// What a journal segment says of itself.
+/// Summary of a journal segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentSummary {
     pub number: u64,
-    /// It is of a store that is one copy of several: format 2.
+    /// It belongs to a store with several copies: format 2.
     pub has_epochs: bool,
-    /// Of its last record.
+    /// Epoch of its last record.
     pub epoch: weir_proto::Epoch,
     pub transactions: u64,
-    /// It says that another segment follows.
+    /// It ends with a note that another segment follows.
     pub ended: bool,
-    /// Of its records, in bytes from its start.
+    /// End of its records, in bytes from its start.
     pub end: u64,
-    /// A record behind that place says that what cannot be read was durable.
+    /// A later record states that the unreadable part was durable.
     pub damaged: bool,
 }
 
-/// Reads the bytes of a journal segment as a start does, wherever they come from.
+/// Reads the bytes of a journal segment in the same way as at open.
 pub fn read_segment(bytes: &[u8]) -> Result<SegmentSummary> {
     let header = decode_segment_header(bytes)?;
     let (number, version) = (header.number, header.version);
     let first = decode_record(&bytes[SEGMENT_HEADER_BYTES..], number, version);
-    // An end alone has the number of the transaction before it.
+    // An end record has the number of the previous transaction.
     let before = first.as_ref().map_or(0, |r| r.seq.0.saturating_sub(u64::from(!r.body.is_empty())));
     let epochs = Epochs::new(CommitSeq(before), weir_proto::Epoch(0));
     let mut walked = Walked { last: CommitSeq(before), epochs, cut: None };
@@ -322,7 +323,7 @@ struct Found {
 struct Contents {
     delta: Delta,
     ended: bool,
-    /// Of its records.
+    /// End of its records.
     end: u64,
 }
 
@@ -343,15 +344,15 @@ impl Found {
         Ok(Found { segment: Arc::new(segment), bytes })
     }
 
-    /// After a kill (no power cut) the records may be in the page cache only, and if it was a failed sync
-    /// that ended the process before, another sync would not write them: they are written again.
+    /// After a kill (no power cut) the records may be in the page cache only, and if a failed sync ended the
+    /// previous process, another sync would not write them: they are written again.
     fn make_durable(&self, end: u64) -> Result<()> {
         let path = self.segment.path.display();
         let written = rewrite(&*self.segment.file, SEGMENT_HEADER_BYTES as u64, end);
         written.map_err(|e| Error::from_io(format!("write the recovered journal {path}"), &e))
     }
 
-    /// Replays its records, which follow `walked.last`; cuts a torn end, or what is to be cut.
+    /// Replays its records, continuing after `walked.last`; truncates a torn end, or at the requested record.
     fn read(&self, walked: &mut Walked) -> Result<Contents> {
         let path = self.segment.path.display();
         let contents = walk(&self.bytes, &self.segment, &path, walked)?;
@@ -361,7 +362,7 @@ impl Found {
         Ok(contents)
     }
 
-    /// Puts zeros from `at` on, so that nothing of the torn end can ever be read as a record.
+    /// Overwrites with zeros from `at` on, so that no part of the torn end can ever be read as a record.
     fn cut(&self, at: usize, walked: &Walked) -> Result<()> {
         if self.bytes[at..].iter().all(|b| *b == 0) {
             return Ok(());

@@ -13,16 +13,16 @@ use std::ops::Bound;
 use std::sync::Arc;
 use weir_proto::{Error, Result};
 
-/// Keys are cut off here: a directory entry's key is at most ~300 bytes.
+/// Longest key: a directory entry's key is at most ~300 bytes.
 pub(crate) const KEY_BYTES_MAX: usize = 4096;
 
 pub(crate) struct State {
-    /// The newest transaction in here.
+    /// The newest transaction included.
     pub(crate) seq: CommitSeq,
     pub(crate) active: Delta,
-    /// Changes that are on their way into `base`; oldest first.
+    /// Changes that are being folded into `base`; oldest first.
     pub(crate) sealed: Vec<Arc<Delta>>,
-    /// An error: it cannot be read now.
+    /// An error: it cannot be read at present.
     pub(crate) base: Result<Option<Base>>,
 }
 
@@ -33,7 +33,7 @@ impl Default for State {
 }
 
 impl State {
-    /// Takes a transaction's changes in. They were prepared by [`Body::finish`], so nothing is mixed.
+    /// Applies a transaction's changes. They were prepared by [`Body::finish`], so nothing is mixed.
     pub(crate) fn apply(&mut self, seq: CommitSeq, changes: Delta) {
         assert!(seq.0 == self.seq.0 + 1, "transactions are applied in order");
         self.seq = seq;
@@ -47,7 +47,7 @@ impl State {
         }
     }
 
-    /// Whether the folded tree is to be opened again.
+    /// Whether the folded tree must be reopened.
     pub(crate) fn is_lost(&self) -> bool {
         self.base.as_ref().map_or(true, |base| base.as_ref().is_some_and(Base::is_lost))
     }
@@ -144,7 +144,7 @@ fn next_of(base: &mut Option<crate::base::Range>) -> Result<Option<crate::base::
     base.as_mut().map_or(Ok(None), |range| range.next().transpose())
 }
 
-/// Takes `key` from every level and shows its value, if it has one. True: the visitor has enough.
+/// Takes `key` from every level and passes its value, if any, to the visitor. True: the visitor stops.
 fn visit_merged(
     key: &[u8],
     levels: &mut [Level<'_>],
@@ -177,7 +177,7 @@ fn resolve(below: Option<Vec<u8>>, pending: &[&Change]) -> Option<Vec<u8>> {
 pub(crate) struct Body<'a> {
     state: &'a State,
     own: Delta,
-    /// The first thing that went wrong where the trait has no room for an error.
+    /// The first error in a method of the trait that cannot return one.
     refused: Option<Error>,
 }
 

@@ -1,8 +1,8 @@
 //! The whole state of a store as sorted keys and values, for a copy that lacks more than the journal keeps.
 //!
-//! What is handed on is the folded tree: every copy held it when it was folded, so it is never taken back.
-//! Its records follow from the journal. A copy that is being filled says so on its disk, and cannot be opened
-//! before that has ended.
+//! The folded tree is transferred: every copy held its records when it was folded, so it is never rolled
+//! back. Later records follow from the journal. A copy that is being filled records that on its disk, and
+//! cannot be opened before it is complete.
 
 use crate::CommitSeq;
 use crate::base::{Base, Folded, Tree};
@@ -18,24 +18,24 @@ use std::sync::Arc;
 use weir_env::{Disk, Env, File, OpenMode};
 use weir_proto::{Epoch, Error, Result};
 
-/// Behind every key.
+/// Sorts after every key.
 const END: [u8; KEY_BYTES_MAX + 1] = [0xff; KEY_BYTES_MAX + 1];
-/// Segments are numbered from here in a store that was filled.
+/// The first segment number in a store that was filled.
 const FIRST_SEGMENT: u64 = 1;
 
 /// Keys and values, in the order of the keys.
 pub type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// One state of a store, which stays readable while the store goes on.
+/// One state of a store, which stays readable while the store continues.
 pub struct Export {
     base: Option<Base>,
-    /// The newest record that is in it, and its epoch.
+    /// The newest record included, and its epoch.
     pub seq: CommitSeq,
     pub epoch: Epoch,
 }
 
 impl Engine {
-    /// The folded tree. The records behind it are in the journal, as long as they are kept.
+    /// The folded tree. Later records are in the journal, as long as they are kept.
     pub async fn export(&self) -> Result<Export> {
         let core = self.core.clone();
         let taken = move || {
@@ -51,8 +51,8 @@ impl Engine {
 }
 
 impl Export {
-    /// The entries behind the key `after`, at least one if there is one, of about `bytes_max` bytes. Empty:
-    /// that is all.
+    /// The entries after the key `after`, at least one if there is one, of about `bytes_max` bytes. Empty:
+    /// there are no more.
     pub fn entries(&self, after: Option<&[u8]>, bytes_max: usize) -> Result<Pairs> {
         let Some(base) = &self.base else { return Ok(Vec::new()) };
         let start = after.map_or_else(Vec::new, |key| [key, &[0]].concat());
@@ -69,7 +69,7 @@ impl Export {
     }
 }
 
-/// A directory that is being filled with the state of another copy. What it held before is gone.
+/// A directory that is being filled with the state of another copy. Its previous content is gone.
 pub struct Import {
     env: Env,
     shelf: Shelf,
@@ -86,8 +86,8 @@ pub fn is_unfinished(env: &Env, dir: &Path) -> Result<bool> {
 }
 
 impl Import {
-    /// Empties the directory of a store that is not open, for the state `seq`, whose newest record is of
-    /// `epoch`. It goes on to refuse epochs before `known`.
+    /// Empties the directory of a store that is not open, for the state `seq`, whose newest record has
+    /// `epoch`. It continues to refuse epochs before `known`.
     pub async fn begin(
         env: &Env,
         dir: &Path,
@@ -102,8 +102,8 @@ impl Import {
         env.tasks.blocking(move || Import::empty(env_, dir, config, known, folded, held)).await
     }
 
-    /// The same for a store that has no other copy: for a state that was restored. `seq` is the number of its
-    /// last change.
+    /// Like [`Import::begin`], for a store without other copies: for a restored state. `seq` is the number of
+    /// its last change.
     pub async fn begin_alone(env: &Env, dir: &Path, config: EngineConfig, seq: CommitSeq) -> Result<Import> {
         Import::begin(env, dir, config, Epoch(0), (seq, Epoch(0))).await
     }
@@ -139,7 +139,7 @@ impl Import {
         Ok(Import { env, shelf, tree, folded, known, newest_key: Vec::new(), _lock: held })
     }
 
-    /// Takes the next entries, which come in the order of their keys.
+    /// Adds the next entries, in the order of their keys.
     pub async fn put(&mut self, entries: Pairs) -> Result<()> {
         for (key, _) in &entries {
             if *key <= self.newest_key || key.len() > KEY_BYTES_MAX {
@@ -151,7 +151,7 @@ impl Import {
         self.env.tasks.blocking(move || tree.fill(&entries)).await
     }
 
-    /// That was all: the directory can be opened.
+    /// Completes the import: the directory can be opened.
     pub async fn finish(self) -> Result<()> {
         self.end(WITH_EPOCHS, |disk, dir, known| {
             mark::write(disk, dir, Mark { epoch: known, begun: Begun::Nothing })
@@ -159,7 +159,7 @@ impl Import {
         .await
     }
 
-    /// The same for a store that has no other copy.
+    /// Like [`Import::finish`], for a store without other copies.
     pub async fn finish_alone(self) -> Result<()> {
         self.end(PLAIN, |disk, dir, _| mark::remove(disk, dir)).await
     }
