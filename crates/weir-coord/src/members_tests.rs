@@ -18,27 +18,7 @@ fn empty_map() -> ClusterMap {
         lease_ms: 10_000,
         target_silence_ms: 1000,
     };
-    ClusterMap {
-        cluster: ClusterId([1; 16]),
-        version: 1,
-        level: LEVEL_MAX,
-        settings,
-        nodes: vec![],
-        targets: vec![],
-        groups: vec![],
-        namespaces: vec![],
-        homes: vec![],
-        last_namespace: Default::default(),
-        removed: vec![],
-        authorities: vec![],
-        audits: vec![],
-        copies: vec![],
-        moves: vec![],
-        generations: vec![],
-        last_target: Default::default(),
-        full: vec![],
-        access: Default::default(),
-    }
+    ClusterMap { cluster: ClusterId([1; 16]), version: 1, level: LEVEL_MAX, settings, ..ClusterMap::absent() }
 }
 fn join(name: &str, instance: u64, disks: &[u8]) -> Join {
     Join {

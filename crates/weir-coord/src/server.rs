@@ -529,21 +529,8 @@ async fn found(env: &Env, store: &Arc<dyn Store>, config: &CoordConfig) -> Resul
         version: 1,
         level: config.program.level,
         settings: config.settings.clone(),
-        nodes: vec![],
-        targets: vec![],
-        groups: vec![],
-        namespaces: vec![],
-        homes: vec![],
         last_namespace: NamespaceId(env.rng.next_u64() as u32 >> 1),
-        removed: vec![],
-        access: Default::default(),
-        authorities: vec![],
-        audits: vec![],
-        copies: vec![],
-        moves: vec![],
-        generations: vec![],
-        last_target: Default::default(),
-        full: vec![],
+        ..ClusterMap::absent()
     };
     let kept = KeptMap::found(store.clone(), &map).await?;
     let kept =

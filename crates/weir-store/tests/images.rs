@@ -125,21 +125,8 @@ impl Lab {
             version: 1,
             level: LEVEL_MAX,
             settings: Settings { scheme: SCHEME, cell_shift: 16, lease_ms: 1000, target_silence_ms: 1000 },
-            nodes: vec![],
-            targets: vec![],
             groups: vec![group],
-            namespaces: vec![],
-            homes: vec![],
-            last_namespace: Default::default(),
-            removed: vec![],
-            authorities: vec![],
-            audits: vec![],
-            copies: vec![],
-            moves: vec![],
-            generations: vec![],
-            last_target: Default::default(),
-            full: vec![],
-            access: Default::default(),
+            ..ClusterMap::absent()
         };
         let lab = Arc::new(Lab {
             world: world.clone(),

@@ -39,19 +39,7 @@ pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
                 whole: RunSeen::default(),
             })
             .collect(),
-        groups: vec![],
-        namespaces: vec![],
-        homes: vec![],
-        last_namespace: Default::default(),
-        removed: vec![],
-        authorities: vec![],
-        audits: vec![],
-        copies: vec![],
-        moves: vec![],
-        generations: vec![],
-        last_target: Default::default(),
-        full: vec![],
-        access: Default::default(),
+        ..ClusterMap::absent()
     }
 }
 /// The two steps of the map's owner.

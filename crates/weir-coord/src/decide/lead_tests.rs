@@ -37,20 +37,8 @@ fn empty_map() -> ClusterMap {
             target_silence_ms: 1000,
         },
         nodes: vec![node(1, Role::Meta, true), node(2, Role::Meta, true), node(3, Role::Mount, true)],
-        targets: vec![],
-        groups: vec![],
-        namespaces: vec![],
-        homes: vec![],
         last_namespace: NamespaceId(40),
-        removed: vec![],
-        authorities: vec![],
-        audits: vec![],
-        copies: vec![],
-        moves: vec![],
-        generations: vec![],
-        last_target: Default::default(),
-        full: vec![],
-        access: Default::default(),
+        ..ClusterMap::absent()
     }
 }
 /// Namespace "root", founding 1, led by `META`, which is down unless `up`; 9 changes are recorded.

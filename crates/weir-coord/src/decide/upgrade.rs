@@ -76,20 +76,8 @@ mod tests {
             level,
             settings,
             nodes: nodes.iter().enumerate().map(node).collect(),
-            targets: vec![],
-            groups: vec![],
-            namespaces: vec![],
-            homes: vec![],
             last_namespace: NamespaceId(1),
-            removed: vec![],
-            authorities: vec![],
-            audits: vec![],
-            copies: vec![],
-            moves: vec![],
-            generations: vec![],
-            last_target: Default::default(),
-            full: vec![],
-            access: Default::default(),
+            ..ClusterMap::absent()
         }
     }
     fn others(all: &[(&str, u16)]) -> Vec<Connected> {

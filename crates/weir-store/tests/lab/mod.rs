@@ -77,21 +77,8 @@ impl World {
             version: 1,
             level: LEVEL_MAX,
             settings: Settings { scheme, cell_shift: 16, lease_ms: 1000, target_silence_ms: 1000 },
-            nodes: vec![],
-            targets: vec![],
             groups: vec![group],
-            namespaces: vec![],
-            homes: vec![],
-            last_namespace: Default::default(),
-            removed: vec![],
-            authorities: vec![],
-            audits: vec![],
-            copies: vec![],
-            moves: vec![],
-            generations: vec![],
-            last_target: Default::default(),
-            full: vec![],
-            access: Default::default(),
+            ..ClusterMap::absent()
         };
         // One more than the group needs: a place may move there.
         let disks = (0..=width)

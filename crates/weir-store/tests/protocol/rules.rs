@@ -269,7 +269,6 @@ impl Rules {
                 lease_ms: 1000,
                 target_silence_ms: 1000,
             },
-            nodes: vec![],
             targets: (0..self.width() + usize::from(self.replacements + self.moves)).map(target).collect(),
             groups: vec![Group {
                 id: GROUP,
@@ -278,18 +277,7 @@ impl Rules {
                 epoch: Epoch(1),
                 members: ids.map(member).collect(),
             }],
-            namespaces: vec![],
-            homes: vec![],
-            last_namespace: Default::default(),
-            removed: vec![],
-            authorities: vec![],
-            audits: vec![],
-            copies: vec![],
-            moves: vec![],
-            generations: vec![],
-            last_target: Default::default(),
-            full: vec![],
-            access: Default::default(),
+            ..ClusterMap::absent()
         }
     }
 }
