@@ -1,12 +1,12 @@
-//! A way to a node that survives its connections: dials when somebody wants to call, and again after a loss.
+//! A reconnecting channel to a node: dials on the first call, and again after a lost connection.
 //!
-//! Where the node is may change: that is looked up before each round of dials. Addresses are dialed in their
-//! order, each next one as soon as the one before has failed, or has not answered for a moment; the first
-//! connection is taken.
+//! The node's addresses may change: they are looked up before each round of dials. Addresses are dialed in
+//! order, the next one as soon as the previous one has failed, or has not answered for a moment; the first
+//! connection is used.
 //!
-//! Invariants: one round of dials at a time, which goes on when its caller's patience ends; a request that
-//! was sent is never sent again by a channel (only its caller knows whether that is right); failed dials are
-//! spaced by a growing, jittered pause.
+//! Invariants: one round of dials at a time, which continues when its caller's patience ends; a channel never
+//! repeats a request that was sent (only its caller knows whether that is safe); failed dials are spaced by a
+//! growing, jittered pause.
 use crate::hello::{Identity, connect, is_refusal};
 use crate::names::resolved;
 use crate::{Answered, Connection, Payload, Service};
@@ -21,30 +21,30 @@ use weir_proto::{Error, ErrorKind, Request, Result};
 
 /// Pause after the first failed round of dials; doubles with each further one,
 const PAUSE_MIN: Duration = Duration::from_millis(20);
-/// up to this: a node that is back is found within a second.
+/// up to this: a node that has returned is found within a second.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// The next address is dialed, too, when one has not answered after this. Longer than a handshake takes on a
-/// busy machine; an address that swallows everything (a host that is off) must not hold back the others for
-/// the whole patience of a hello.
+/// busy machine; an address that drops all packets (a host that is off) must not delay the others for the
+/// whole patience of a hello.
 const HEAD_START: Duration = Duration::from_millis(200);
 
-/// Where a node is, as far as is known now.
+/// The addresses of a node, as known now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Whereabouts {
-    /// To be tried in this order.
+    /// In the order of the dials.
     pub addrs: Vec<Addr>,
-    /// Its name in the cluster. Another node may have its address by now: that one is not talked to. `None`:
-    /// any node will do.
+    /// Its name in the cluster. Another node may have its address by now: that one is refused. `None`: any
+    /// node is accepted.
     pub name: Option<String>,
-    /// What it is. Another node that poses as it has no certificate for that. `None`: anything.
+    /// Its role. An impostor with another role has no certificate for this one. `None`: any.
     pub role: Option<Role>,
 }
 
-/// What became of a dial, by the address's place.
+/// The result of a dial, by the position of the address.
 type Report = mpsc::Sender<(usize, Result<Connection>)>;
 
-/// Dials under way. They end with it.
+/// Running dials. They are aborted when it is dropped.
 struct Dials(Vec<TaskHandle>);
 impl Drop for Dials {
     fn drop(&mut self) {
@@ -56,10 +56,10 @@ async fn resolve(env: &Env, at: Whereabouts) -> Result<Whereabouts> {
     Ok(Whereabouts { addrs: resolved(env, &at.addrs).await?, ..at })
 }
 
-/// Says where a node is now, or why that is not known. Short, never blocking.
+/// Returns a node's present addresses, or why they are unknown. Fast, never blocking.
 pub type LookUp = Arc<dyn Fn() -> Result<Whereabouts> + Send + Sync>;
 
-/// A reconnecting way to one node. Cheap to clone; clones share the connection.
+/// A reconnecting channel to one node. Cheap to clone; clones share the connection.
 #[derive(Clone)]
 pub struct Channel(Arc<Inner>);
 
@@ -69,7 +69,7 @@ struct Inner {
     identity: Identity,
     callbacks: Arc<dyn Service>,
     state: Mutex<State>,
-    /// Held while dialing. Its waiters are served in order.
+    /// Held while dialing. Waiters are served in order.
     dialing: Arc<tokio::sync::Mutex<()>>,
     generation: watch::Sender<u64>,
 }
@@ -90,7 +90,7 @@ impl Channel {
         Channel::following(env, Arc::new(move || Ok(fixed.clone())), identity, callbacks)
     }
 
-    /// To a node that may move: it is looked up whenever it is dialed.
+    /// To a node that may move: its addresses are looked up before each dial.
     pub fn following(env: &Env, look_up: LookUp, identity: Identity, callbacks: Arc<dyn Service>) -> Channel {
         Channel(Arc::new(Inner {
             env: env.clone(),
@@ -109,7 +109,7 @@ impl Channel {
     }
 
     /// The live connection; dials until there is one, at most `patience`. A refusal (`Denied`, `Unsupported`)
-    /// is returned at once, everything else as `Unavailable` with the last reason.
+    /// is returned at once, any other failure as `Unavailable` with the last reason.
     pub async fn connection(&self, patience: Duration) -> Result<Connection> {
         if let Some(connection) = self.current() {
             return Ok(connection);
@@ -120,8 +120,8 @@ impl Channel {
         }
     }
 
-    /// The live connection or the result of one round of dials; fails at once while the pause after a failure
-    /// lasts. For callers that have another way to go on.
+    /// The live connection or the result of one round of dials; fails at once during the pause after a
+    /// failure. For callers that have an alternative.
     pub async fn connection_now(&self) -> Result<Connection> {
         if let Some(connection) = self.current() {
             return Ok(connection);
@@ -167,12 +167,12 @@ impl Channel {
         connection.call_answered(request, payload, left).await
     }
 
-    /// Why there is no connection, as far as is known.
+    /// Why there is no connection, if known.
     pub fn why_unreachable(&self) -> Error {
         self.0.unreachable()
     }
 
-    /// `call_now` with a request that is encoded already; the reply is as it came.
+    /// `call_now` with a request that is already encoded; the reply is not decoded.
     pub async fn call_encoded_now(
         &self,
         method: u16,
@@ -184,7 +184,7 @@ impl Channel {
         connection.call_encoded(method, body, payload, left).await
     }
 
-    /// `connection_now` within `patience`, and what is left of that.
+    /// `connection_now` within `patience`, and the remaining patience.
     async fn connected_now(&self, patience: Duration) -> Result<(Connection, Duration)> {
         let clock = &self.0.env.clock;
         let begun = clock.now();
@@ -197,11 +197,11 @@ impl Channel {
     pub fn generation(&self) -> watch::Receiver<u64> {
         self.0.generation.subscribe()
     }
-    /// Closes the connection if the node is known to be elsewhere by now: who is silent where it was may
-    /// never say that it is gone.
+    /// Closes the connection if the node is known to have moved: a node that is silent at the old address may
+    /// never close it.
     pub fn leave_old_address(&self) {
         let (Some(connection), Ok(at)) = (self.current(), (self.0.look_up)()) else { return };
-        // Which addresses a name has is seen when it is dialed.
+        // The addresses of a name are known only when it is dialed.
         let is_there = |a: &Addr| matches!(a, Addr::Host(..)) || a.to_string() == connection.peer_addr();
         if !at.addrs.is_empty() && !at.addrs.iter().any(is_there) {
             self.disconnect("the node is at another address now");
@@ -215,13 +215,13 @@ impl Channel {
         }
     }
 
-    /// While the connected node is silent: takes the connection of another one that answers at another
-    /// address, for services whose leader may change. A busy node that is only late keeps its connection.
-    /// True: it was changed.
+    /// While the connected node is silent: switches to another one that answers at another address, for
+    /// services whose leader may change. A busy node that is only late keeps its connection. True: the
+    /// connection was switched.
     pub async fn look_elsewhere(&self, patience: Duration) -> bool {
         let inner = &self.0;
         let (Some(silent), Ok(at)) = (self.current(), (inner.look_up)()) else { return false };
-        // Whoever dials now finds out, too.
+        // A running dial will find it, too.
         let Ok(_one_at_a_time) = inner.dialing.clone().try_lock_owned() else { return false };
         let Ok(mut at) = resolve(&inner.env, at).await else { return false };
         at.addrs.retain(|addr| addr.to_string() != silent.peer_addr());
@@ -248,9 +248,9 @@ impl Channel {
         }
     }
 
-    /// One round over all addresses, unless somebody else's round just ended. It goes on if nobody waits for
-    /// it any more: who began anew with each caller would never reach a node that is farther away than they
-    /// wait.
+    /// One round over all addresses, unless another caller's round has just ended. It continues if its caller
+    /// gives up: otherwise a node whose handshake takes longer than the callers' patience would never be
+    /// reached.
     async fn dial(&self) -> Result<Connection> {
         let inner = &self.0;
         let one_at_a_time = inner.dialing.clone().lock_owned().await;
@@ -265,7 +265,7 @@ impl Channel {
         inner.env.tasks.spawn("dial", async move {
             let result = dialing.dial_all().await;
             drop(one_at_a_time);
-            let _ = report.send(result); // nobody waits any more
+            let _ = report.send(result); // the caller may have given up
         });
         reported.await.unwrap_or_else(|_| {
             inner.note_failure(Error::unavailable("this node stops"));
@@ -301,7 +301,7 @@ impl Inner {
         }
     }
 
-    /// The first connection, to another process than `instance`; else the error of the last address.
+    /// The first connection to a process other than `instance`; otherwise the error of the last address.
     async fn dial_in_order(
         self: &Arc<Self>,
         at: Arc<Whereabouts>,
@@ -369,7 +369,7 @@ impl Inner {
 
     async fn dial_at(&self, addr: &Addr, at: &Whereabouts) -> Result<Connection> {
         let mut dialed = connect(&self.env, addr, &self.identity, self.callbacks.clone()).await;
-        // A mount at a socket of this machine passes requests on to whom they are meant for.
+        // A mount at a socket of this machine forwards requests to their destination.
         if matches!((addr, &dialed), (Addr::Unix(_), Ok(connection)) if connection.peer().role == Role::Mount)
         {
             return dialed;
@@ -388,7 +388,7 @@ impl Inner {
                 connection.close("another node was meant");
                 Err(Error::unavailable(other))
             }
-            // Of another cluster: the one that was there has moved, and the map does not say so yet.
+            // Of another cluster: the node at this address has moved, and the map is not updated yet.
             Err(e) if e.kind == ErrorKind::Denied => {
                 Err(Error::unavailable(e.context).doing(format_args!("reach {name}")))
             }
@@ -402,7 +402,7 @@ impl Inner {
             (state.failures, state.last_error) = (0, None);
             state.connection.replace(connection.clone())
         };
-        drop(old); // its service is told outside of the lock
+        drop(old); // its service is notified outside of the lock
         self.generation.send_modify(|generation| *generation += 1);
     }
 
@@ -413,12 +413,12 @@ impl Inner {
         state.rest_until = self.env.clock.now() + pause;
         let news = state.last_error.as_ref() != Some(&e);
         if news {
-            tracing::info!("{e}"); // the same reason again is not news
+            tracing::info!("{e}"); // the same reason is logged once
         }
         state.last_error = Some(e);
     }
 
-    /// The last round's error: a refusal as it is, anything else as `Unavailable`.
+    /// The last round's error: a refusal unchanged, any other as `Unavailable`.
     fn failed(&self) -> Error {
         match &self.state().last_error {
             Some(e) if is_refusal(e) => e.clone(),
@@ -440,8 +440,8 @@ impl Inner {
     }
 }
 
-/// The pause after the (failures + 1)th failure in a row: doubling, less up to a half by chance (`dice` of
-/// 2^16).
+/// The pause after the (failures + 1)th consecutive failure: doubling, less a random part of up to a half
+/// (`dice` of 2^16).
 fn pause_after(failures: u32, dice: u64) -> Duration {
     let full = PAUSE_MIN.saturating_mul(1 << failures.min(16)).min(PAUSE_MAX);
     full - full.mul_f64(dice as f64 / f64::from(1 << 17))

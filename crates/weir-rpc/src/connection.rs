@@ -1,8 +1,8 @@
-//! One live connection: calls out, calls in, and the watch over it.
+//! One live connection: outgoing calls, incoming calls, and the keep-alive.
 //!
-//! Invariants: a call is answered once, by its answer, its deadline or the end of the connection; after
-//! `close` nothing waits and nothing is sent. Three tasks serve a connection: reader, writer and watch; they
-//! end with it. It ends when its last user handle is dropped, too.
+//! Invariants: a call ends once, with its reply, its deadline or the end of the connection; after `close`
+//! nothing waits and nothing is sent. Three tasks serve a connection: reader, writer and watch; they end with
+//! it. It also ends when its last user handle is dropped.
 use crate::counts::Counts;
 use crate::hello::{Peer, Proved};
 use crate::incoming::{Frame, Incoming, lost};
@@ -22,36 +22,35 @@ use weir_proto::{Error, ErrorKind, Request, Result, Wire, Writer};
 use weir_trust::certificate::Certificate;
 use weir_watch::WaitGuard;
 
-/// Unanswered calls of one connection in one direction; the next one waits for its turn.
+/// Unanswered calls of one connection in one direction; further ones wait.
 pub const CALLS_MAX: usize = 1024;
-/// Requests being served of one connection. More than a well-behaved peer has under way, even if it gave up
-/// on many.
+/// Requests of one connection that are being served. More than a well-behaved peer has in flight, even if it
+/// gave up on many.
 const SERVED_MAX: usize = 4 * CALLS_MAX;
 /// Payload bytes of unanswered calls of one connection: one bandwidth-delay product of 100 Gb/s × 5 ms.
 const INFLIGHT_BYTES_MAX: usize = 64 << 20;
 /// In-flight bytes are counted in units of this.
 const INFLIGHT_UNIT: usize = 4 << 10;
-/// With more calls under way than this, frames are gathered by the writer task instead of being written in
-/// place.
+/// With more calls in flight than this, the writer task gathers frames instead of writing them in place.
 const INLINE_CALLS_MAX: usize = 4;
-/// This part of its caller's patience a service does without, and at most this much: its answer has to
+/// The part of its caller's patience that a service may not use, and its upper bound: the reply must still
 /// arrive.
 const TIME_TO_REPORT_PART: u32 = 16;
 const TIME_TO_REPORT_MAX: Duration = Duration::from_millis(500);
-/// A connection silent this long is asked for a sign of life,
+/// A connection that is silent this long gets a ping,
 pub const PING_AFTER: Duration = Duration::from_secs(5);
 /// and is dead after this long.
 pub const DEAD_AFTER: Duration = Duration::from_secs(15);
-/// How often the watch looks.
+/// Interval of the watch task.
 const WATCH_EVERY: Duration = Duration::from_millis(2500);
-/// An error's words on the wire are cut to this, so that they fit into their frame.
+/// Longest text of an error on the wire, so that it fits into its frame.
 const REASON_BYTES_MAX: usize = HELLO_BODY_MAX as usize - 64;
 
 /// One end of a live connection. Cheap to clone; the connection closes when the last clone is dropped.
 #[derive(Clone)]
 pub struct Connection(Arc<Handle>);
 
-/// A connection that it does not keep open.
+/// A connection that this handle does not keep open.
 pub(crate) struct WeakConnection(Weak<Handle>);
 
 impl WeakConnection {
@@ -60,9 +59,8 @@ impl WeakConnection {
     }
 }
 
-/// What users hold. The tasks of the connection hold only [`Inner`], so that they do not keep it alive. The
-/// service is held by the tasks only: services keep connections, and a killed node's tasks end without a
-/// farewell.
+/// Held by users. The tasks of the connection hold only [`Inner`], so that they do not keep it alive. Only
+/// the tasks hold the service: services hold connections, and a killed node's tasks end without a goodbye.
 struct Handle(Arc<Inner>);
 
 impl Drop for Handle {
@@ -76,35 +74,35 @@ struct Inner {
     id: u64,
     peer: Peer,
     counts: Counts,
-    /// The user for whom the peer, a mount, passes requests on.
+    /// The user for whom the peer, a mount, forwards requests.
     acts_for: OnceLock<u32>,
     outgoing: Outgoing,
     calls: Mutex<Calls>,
     call_slots: Semaphore,
     byte_slots: Semaphore,
-    /// Calls of the peer that somebody still waits for.
+    /// Calls of the peer that it still waits for.
     served: Mutex<Served>,
     closed: watch::Sender<bool>,
     reason: OnceLock<Error>,
     tasks: Mutex<Vec<TaskHandle>>,
     handle: OnceLock<Weak<Handle>>,
-    /// Told once when the connection ends.
+    /// Notified once when the connection ends.
     on_close: Mutex<Option<OnClose>>,
     farewell: Mutex<Farewell>,
 }
 
-/// The service's last word about a connection, from the watch task.
+/// The last notification of the service about a connection, by the watch task.
 #[derive(Default)]
 enum Farewell {
     #[default]
     NotYet,
-    /// Kept from the end until the service has heard of it.
+    /// Kept from the end until the service is notified.
     ToSay(Connection),
-    /// Said, or nobody is left to say it.
+    /// Notified, or there is no task left for it.
     Over,
 }
 
-/// An answer, its payload, and the payload's CRC32C, which was verified.
+/// A reply, its payload, and the payload's verified CRC32C.
 #[derive(Debug)]
 pub struct Answered<T> {
     pub reply: T,
@@ -118,7 +116,7 @@ impl<T> Answered<T> {
     }
 }
 
-/// The reply as it came.
+/// The encoded reply.
 type Answer = Answered<Bytes>;
 
 pub(crate) type OnClose = Box<dyn FnOnce(u64) + Send>;
@@ -133,13 +131,13 @@ struct Calls {
 
 #[derive(Default)]
 struct Served {
-    /// Requests begun and not ended, waited for or not.
+    /// Requests in progress, with or without a waiting caller.
     count: usize,
     waited_for: BTreeSet<u64>,
 }
 
 impl Connection {
-    /// Begins to serve a connection that is through its hello. `keep` sees it before anything happens on it.
+    /// Starts to serve a connection after its hello. `keep` gets it before anything happens on it.
     pub(crate) fn start(
         env: &Env,
         peer: Peer,
@@ -186,7 +184,7 @@ impl Connection {
                 writer.close(lost(&e), false);
             }),
         ];
-        // Not among them: it outlives the connection by one word to the service.
+        // Not among them: it outlives the connection by one notification.
         let last_word = LastWord(watch.clone());
         env.tasks.spawn("rpc watch", async move {
             let mut closed = watch.closed.subscribe();
@@ -202,16 +200,16 @@ impl Connection {
         });
         lock(&inner.tasks).extend(tasks);
         if inner.reason.get().is_some() {
-            inner.end_tasks(); // closed before its tasks were noted
+            inner.end_tasks(); // closed before its tasks were registered
         }
         connection
     }
 
-    /// Sends a request and waits for its answer and the answer's payload, at most `patience`. Dropping the
-    /// future tells the peer that nobody waits any more; the request may still be carried out.
+    /// Sends a request and waits for the reply and its payload, at most `patience`. Dropping the future sends
+    /// the peer a `Cancel`; the request may still be carried out.
     ///
-    /// Errors: whatever the service answers; `Deadline`; `Unavailable` when the connection ended, before or
-    /// after the request was carried out; `Damaged` when the answer's payload fails its checksum.
+    /// Errors: the service's error; `Deadline`; `Unavailable` when the connection ended, before or after the
+    /// request was carried out; `Damaged` when the reply's payload fails its checksum.
     pub async fn call<R: Request>(
         &self,
         request: &R,
@@ -231,7 +229,7 @@ impl Connection {
         self.call_answered(request, payload, patience).await.map(Answered::into_parts)
     }
 
-    /// `call_payload`, for callers who can use the checksum of the answer's payload.
+    /// `call_payload`, for callers that use the checksum of the reply's payload.
     pub async fn call_answered<R: Request>(
         &self,
         request: &R,
@@ -247,7 +245,7 @@ impl Connection {
         Ok(Answered { reply, payload, payload_crc })
     }
 
-    /// A call whose request is encoded already; the reply is as it came.
+    /// A call whose request is already encoded; the reply is not decoded.
     pub async fn call_encoded(
         &self,
         method: u16,
@@ -259,64 +257,63 @@ impl Connection {
         self.0.0.call(Method { number: method, name: "passed on" }, &encode, payload, patience).await
     }
 
-    /// Different for each connection of a node.
+    /// Unique among the connections of a node.
     pub fn id(&self) -> u64 {
         self.0.0.id
     }
-    /// What the peer said of itself: nothing is decided by that.
+    /// The peer's own hello, unverified: no decision depends on it.
     pub fn peer(&self) -> &Hello {
         &self.0.0.peer.claimed
     }
-    /// Who the peer is.
+    /// The peer's verified identity.
     pub fn proved(&self) -> Proved {
         self.0.0.proved()
     }
-    /// The peer speaks for this user from now on, and for nobody else.
+    /// From now on the peer acts for this user only.
     pub fn act_for(&self, uid: u32) {
-        let _ = self.0.0.acts_for.set(uid); // a user may not send `ActFor`, so this is said once
+        let _ = self.0.0.acts_for.set(uid); // a user may not send `ActFor`, so this is set once
     }
-    /// A mount speaks for a user of its machine.
+    /// Whether a mount acts for a user of its machine.
     pub fn is_for_user(&self) -> bool {
         self.0.0.acts_for.get().is_some()
     }
-    /// What the peer proved itself with; none: by a Unix socket, or in a cluster without certificates.
+    /// The peer's certificate; none: it uses a Unix socket, or the cluster has no certificates.
     pub fn certificate(&self) -> Option<&Certificate> {
         self.0.0.peer.certificate.as_ref()
     }
     pub(crate) fn downgrade(&self) -> WeakConnection {
         WeakConnection(Arc::downgrade(&self.0))
     }
-    /// Of the protocol, as the two ends agreed on.
+    /// The protocol version that the two ends agreed on.
     pub fn version(&self) -> u16 {
         self.0.0.peer.version
     }
-    /// The peer's name and address, for people.
+    /// The peer's name and address, for messages.
     pub fn peer_name(&self) -> String {
         self.0.0.peer.to_string()
     }
-    /// Where the peer is: the address that was dialed, or that it came from.
+    /// The peer's address: the one that was dialed, or that it connected from.
     pub fn peer_addr(&self) -> &str {
         &self.0.0.peer.addr
     }
-    /// The peer's address; none: it is reached through a local socket.
+    /// The peer's IP address; none: it is connected through a local socket.
     pub fn peer_ip(&self) -> Option<IpAddr> {
         self.0.0.peer.ip
     }
-    /// The address of this machine by which the peer is reached, or reaches it; `None`: through a local
-    /// socket.
+    /// The address of this machine on the connection; `None`: it is a local socket.
     pub fn local_ip(&self) -> Option<IpAddr> {
         self.0.0.peer.local_ip
     }
     pub fn is_closed(&self) -> bool {
         self.0.0.reason.get().is_some()
     }
-    /// Waits until the connection ends and says why.
+    /// Waits until the connection ends and returns the reason.
     pub async fn closed(&self) -> Error {
         let mut closed = self.0.0.closed.subscribe();
         let _ = closed.wait_for(|closed| *closed).await; // the sender is in `self`
         self.0.0.reason()
     }
-    /// Ends the connection; the peer is told the reason.
+    /// Ends the connection; the peer gets the reason.
     pub fn close(&self, reason: &str) {
         self.0.0.close(ended(reason), true);
     }
@@ -339,7 +336,7 @@ struct Method {
     name: &'static str,
 }
 
-/// Calls out.
+/// Outgoing calls.
 impl Inner {
     async fn call(
         &self,
@@ -394,11 +391,10 @@ impl Inner {
         }
     }
 
-    /// Waits until few enough calls, and bytes, are under way.
-    /// True: that took time.
+    /// Waits until few enough calls, and bytes, are in flight. True: it had to wait.
     async fn turn(&self, bytes: usize, method: Method, patience: Duration) -> Result<(Turn<'_>, bool)> {
         let units = bytes.div_ceil(INFLIGHT_UNIT).min(INFLIGHT_BYTES_MAX / INFLIGHT_UNIT) as u32;
-        // Almost always there is room: no timer then.
+        // There is almost always room: then no timer is needed.
         if let Ok(call) = self.call_slots.try_acquire() {
             if units == 0 {
                 return Ok((Turn { _call: call, _bytes: None }, false));
@@ -439,7 +435,7 @@ impl Inner {
     fn answer(&self, call: u64, answer: Result<Answer>) {
         let waiting = lock(&self.calls).waiting.remove(&call);
         if let Some(waiting) = waiting {
-            let _ = waiting.send(answer); // nobody waits any more: its Cancel is on the way
+            let _ = waiting.send(answer); // the caller may have given up: its Cancel is on the way
         }
     }
 }
@@ -449,7 +445,7 @@ struct Turn<'a> {
     _bytes: Option<SemaphorePermit<'a>>,
 }
 
-/// Tells the peer when nobody waits any more: the deadline passed, or the caller was dropped.
+/// Sends a `Cancel` when the caller gives up: the deadline passed, or it was dropped.
 struct CancelOnDrop<'a> {
     inner: &'a Inner,
     id: u64,
@@ -465,14 +461,14 @@ impl Drop for CancelOnDrop<'_> {
     }
 }
 
-/// Calls in.
+/// Incoming calls.
 impl Inner {
-    /// Serves what arrives, until the connection ends; the reason is returned.
+    /// Serves what arrives until the connection ends; returns the reason.
     async fn read(self: &Arc<Self>, mut incoming: Incoming, service: &dyn Service) -> Error {
         let mut served = false;
         loop {
             if !incoming.has_header() {
-                // Everything that came with the last read is answered: the answers leave together.
+                // Everything from the last read is answered: the replies are sent together.
                 if std::mem::take(&mut served) {
                     service.caught_up();
                 }
@@ -580,7 +576,7 @@ impl Inner {
         }
     }
 
-    /// `None`: too many requests are being served, and the caller has been told.
+    /// `None`: too many requests are being served, and the caller got an error.
     fn begin(self: &Arc<Self>, request: Asked) -> Option<Job> {
         let call = request.call;
         let mut served = lock(&self.served);
@@ -608,7 +604,7 @@ impl Inner {
     }
 }
 
-/// The offer to answer a request later without a task for it.
+/// Offers to answer a request later without a task for it.
 pub struct Defer<'a> {
     inner: &'a Arc<Inner>,
     request: Asked,
@@ -623,14 +619,14 @@ struct Asked {
 }
 
 impl Defer<'_> {
-    /// `None`: too many requests are being served, and the caller has been told.
+    /// `None`: too many requests are being served, and the caller got an error.
     pub fn take(self) -> Option<Responder> {
         self.inner.begin(self.request).map(Responder)
     }
 }
 
-/// The right to answer one request, from wherever its answer comes to be. Dropped unanswered, the caller
-/// waits until its deadline.
+/// Answers one request, from anywhere. If it is dropped without an answer, the caller waits until its
+/// deadline.
 pub struct Responder(Job);
 
 impl Responder {
@@ -639,7 +635,7 @@ impl Responder {
     }
 }
 
-/// A request that is being served and not answered yet.
+/// A request in progress.
 struct Job {
     inner: Arc<Inner>,
     request: Asked,
@@ -660,7 +656,7 @@ impl Job {
         }
         self.inner.counts.served(method, begun, self.inner.env.clock.now());
     }
-    /// Whether the caller waits still, and whether others are being served.
+    /// Whether the caller still waits, and whether others are being served.
     fn leave(&self) -> (bool, bool) {
         self.inner.counts.serving.add(-1);
         let mut served = lock(&self.inner.served);
@@ -670,7 +666,7 @@ impl Job {
 }
 
 impl Drop for Job {
-    /// A service that panics fails its call, not its caller's patience. (An aborted task is a killed node's:
+    /// A service that panics fails its call at once. (An aborted task belongs to a killed node: it stays
     /// silent.)
     fn drop(&mut self) {
         if self.ended {
@@ -683,7 +679,7 @@ impl Drop for Job {
     }
 }
 
-/// Life and death.
+/// Start and end of a connection.
 impl Inner {
     fn flush(&self, busy: bool) {
         if let Err(e) = self.outgoing.flush(busy) {
@@ -707,10 +703,10 @@ impl Inner {
         self.reason.get().cloned().unwrap_or_else(|| ended("closed by this node"))
     }
 
-    /// Ends the connection once; later reasons are ignored. `report`: the peer is told why, if it can be at
-    /// once.
+    /// Ends the connection once; later reasons are ignored. `report`: the peer gets the reason, if it can be
+    /// sent at once.
     fn close(&self, reason: Error, report: bool) {
-        // Whatever ended it, a caller can do one thing: try again, elsewhere if possible.
+        // For any cause, a caller can only try again, elsewhere if possible.
         let words = Error::unavailable(format!("connection to {}: {}", self.peer, reason.context));
         if self.reason.set(words).is_err() {
             return;
@@ -725,8 +721,8 @@ impl Inner {
         }
         self.outgoing.end();
         self.fail_calls();
-        // The service hears of it from the watch task: whoever closes may hold the service's locks.
-        let handle = self.handle.get().and_then(Weak::upgrade); // before a server lets go of the last one
+        // The watch task notifies the service: the caller may hold the service's locks.
+        let handle = self.handle.get().and_then(Weak::upgrade); // before a server drops the last one
         self.leave_word(handle.map(Connection));
         let on_close = lock(&self.on_close).take();
         if let Some(on_close) = on_close {
@@ -736,7 +732,8 @@ impl Inner {
         self.end_tasks();
     }
 
-    /// Nothing is kept when nobody is left to say it: a connection that holds itself would never go.
+    /// Nothing is kept if there is no task to deliver it: a connection that holds itself would never be
+    /// freed.
     fn leave_word(&self, connection: Option<Connection>) {
         let mut farewell = lock(&self.farewell);
         if let (Farewell::NotYet, Some(connection)) = (&*farewell, &connection) {
@@ -790,7 +787,7 @@ impl Inner {
     }
 }
 
-/// Of the watch task; its end is the end of farewells.
+/// Of the watch task; after its end no notification is delivered.
 struct LastWord(Arc<Inner>);
 
 impl LastWord {
@@ -806,7 +803,7 @@ impl LastWord {
 
 impl Drop for LastWord {
     fn drop(&mut self) {
-        drop(self.end()); // outside of the lock: it may be the last of its connection
+        drop(self.end()); // outside of the lock: it may be the last one of its connection
     }
 }
 
@@ -825,7 +822,7 @@ impl Moved {
     }
 }
 
-/// A service that panics in `handle` takes its connection down, loudly, instead of leaving it half-open.
+/// A service that panics in `handle` closes its connection with an error, instead of leaving it half-open.
 struct CloseOnPanic<'a>(&'a Arc<Inner>);
 
 impl Drop for CloseOnPanic<'_> {
@@ -844,12 +841,12 @@ fn millis_rounded_up(d: Duration) -> u32 {
     u32::try_from(d.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }
 
-/// An end that nobody needs to look at.
+/// An end that needs no attention.
 fn ended(reason: &str) -> Error {
     Error::unavailable(reason)
 }
 
-/// The error with words short enough for its frame.
+/// The error with a text short enough for its frame.
 pub(crate) fn wire_error(error: &Error) -> Error {
     let mut context = error.context.clone();
     if context.len() > REASON_BYTES_MAX {

@@ -1,7 +1,7 @@
-//! What connections count: calls and their time by method, both ways, payload bytes, refusals; and the waits
-//! of callers.
+//! Meters of connections: calls and their time by method, in both directions, payload bytes, refusals; and
+//! the waits of callers.
 //!
-//! Knows nothing of what a request means, but for which ones are answered late on purpose.
+//! Knows nothing of the meaning of requests, except which ones are answered late on purpose.
 use std::sync::Arc;
 use weir_env::{Env, Instant};
 use weir_proto::methods::{self, METHODS_MAX};
@@ -35,7 +35,7 @@ impl Counts {
             watch,
         }
     }
-    /// A request came with a payload of so many bytes.
+    /// A request arrived with a payload of this size.
     pub fn received(&self, bytes: usize) {
         if bytes > 0 {
             self.received.add(bytes as u64);
@@ -57,11 +57,11 @@ impl Counts {
         let ns = now.since(begun).as_nanos() as u64;
         family.add(&self.watch.meters, usize::from(method), name, ns);
     }
-    /// The wait for an answer; none for what is answered late on purpose.
+    /// The wait for a reply; none for requests that are answered late on purpose.
     pub fn awaits(&self, method: u16, begun: Instant) -> Option<WaitGuard> {
         (!methods::is_answered_late(method)).then(|| self.wait(Reason::Answer, method, begun))
     }
-    /// The wait for room among the calls of the connection.
+    /// The wait for a free call slot of the connection.
     pub fn awaits_slot(&self, method: u16, begun: Instant) -> WaitGuard {
         self.wait(Reason::CallSlot, method, begun)
     }

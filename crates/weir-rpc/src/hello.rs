@@ -1,8 +1,8 @@
-//! The first frames: both ends say who they are and refuse whom they must not talk to.
+//! The first frames: both ends identify themselves and refuse peers that they must not talk to.
 //!
-//! Over a network a handshake comes before them where nodes have certificates; then what a peer says has to
-//! fit its certificate.
-//! A listener learns nothing else of a caller, and does nothing for it, before its hello was accepted.
+//! Over a network a handshake precedes them if nodes have certificates; then the peer's hello must match its
+//! certificate. Before its hello is accepted, a listener learns nothing else of a caller, and does nothing
+//! for it.
 use crate::connection::wire_error;
 use crate::incoming::{Arriving, Begin, Incoming, lost};
 use crate::outgoing::Outgoing;
@@ -24,10 +24,10 @@ use weir_trust::certificate::Certificate;
 use weir_trust::frames::FrameKey;
 use weir_trust::handshake::Agreed;
 
-/// How long a peer may take to connect, and to say hello.
+/// How long a peer may take to connect, and to send its hello.
 pub const HELLO_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Who this node is, to its peers. Clones share the cluster id: once known it holds for all of them.
+/// This node's identity towards peers. Clones share the cluster id: once known it holds for all of them.
 #[derive(Clone)]
 pub struct Identity {
     pub name: String,
@@ -41,7 +41,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// `cluster`: `None` as long as this node is not a member of one.
+    /// `cluster`: `None` while this node is not a member of one.
     pub fn new(env: &Env, name: impl Into<String>, role: Role, cluster: Option<ClusterId>) -> Identity {
         let identity = Identity {
             name: name.into(),
@@ -56,15 +56,15 @@ impl Identity {
         }
         identity
     }
-    /// What its program can.
+    /// The versions of its program.
     pub fn program(&self) -> Program {
         self.program.clone()
     }
-    /// As a node with another program, for tests.
+    /// A node with another program, for tests.
     pub fn with(self, program: Program) -> Identity {
         Identity { program, ..self }
     }
-    /// As a node that proves itself over networks, and asks the same of others.
+    /// A node that has a certificate for networks, and requires one from peers.
     pub fn trusting(self, trust: Option<Arc<Trust>>) -> Identity {
         Identity { trust, ..self }
     }
@@ -88,7 +88,7 @@ impl Identity {
     pub fn cluster(&self) -> Option<ClusterId> {
         self.cluster.get().copied()
     }
-    /// From now on this node refuses peers of other clusters. The first cluster stays; false if that is
+    /// From now on this node refuses peers of other clusters. The first cluster stays; false if this is
     /// another one.
     pub fn join(&self, cluster: ClusterId) -> bool {
         *self.cluster.get_or_init(|| cluster) == cluster
@@ -106,23 +106,23 @@ impl Identity {
     }
 }
 
-/// Who the other end is, as far as that is known: what services decide by.
+/// The verified identity of the other end: services decide by it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Proved {
-    /// A node of the cluster, by its certificate; or whoever may act as any: root and the user that this
-    /// process runs as, by a Unix socket. In a cluster without certificates the role is what the peer
-    /// claims.
+    /// A node of the cluster, by its certificate; or, by a Unix socket, root or the user that this process
+    /// runs as, which may act as any node. In a cluster without certificates the role is the one that the
+    /// peer claims.
     Node(Role),
-    /// Another user of this machine, who connected by a Unix socket, as the kernel says; or a user of a
-    /// mount's machine, as the mount says. Has the rights of that user and no other, whatever its requests
-    /// say.
+    /// Another user of this machine, connected by a Unix socket, as reported by the kernel; or a user of a
+    /// mount's machine, as reported by the mount. Has the rights of that user and no other, regardless of the
+    /// credentials in requests.
     User(u32),
-    /// A machine without a certificate, over a network that asks for one.
+    /// A machine without a certificate, over a network that requires one.
     Stranger,
 }
 
 impl Proved {
-    /// By `guest` see [`weir_env::Caller`].
+    /// For `guest` see [`weir_env::Caller`].
     fn of(claimed: &Hello, guest: Option<u32>, way: &Way) -> Result<Proved> {
         match (guest, way) {
             (Some(uid), _) => Ok(Proved::User(uid)),
@@ -147,7 +147,7 @@ impl Proved {
             Proved::Stranger => Sender::Stranger,
         }
     }
-    /// Refuses a method that is not for this sender. `peer`: for the words.
+    /// Refuses a method that this sender may not use. `peer`: for the message.
     pub fn check(self, method: &Method, peer: &dyn fmt::Display) -> Result<()> {
         if method.by.has(self.sender()) {
             return Ok(());
@@ -171,18 +171,18 @@ impl Proved {
 
 /// The other end.
 pub(crate) struct Peer {
-    /// What it said.
+    /// Its hello.
     pub claimed: Hello,
     pub proved: Proved,
-    /// What it proved itself with.
+    /// Its certificate.
     pub certificate: Option<Certificate>,
-    /// Of the protocol, which was agreed on.
+    /// The agreed protocol version.
     pub version: u16,
-    /// Where it is.
+    /// Its address.
     pub addr: String,
-    /// Its address, if it is reached over a network.
+    /// Its IP address, if it is connected over a network.
     pub ip: Option<IpAddr>,
-    /// By which address of this machine it is reached, or reaches it; `None`: not by one.
+    /// This machine's address on the connection; `None`: there is none.
     pub local_ip: Option<IpAddr>,
 }
 
@@ -192,8 +192,8 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Connects and says hello; `service` answers the peer's calls back. `Denied` or `Unsupported` when one of
-/// the two refuses the other, else `Unavailable`.
+/// Connects and exchanges hellos; `service` answers the peer's calls back. `Denied` or `Unsupported` when one
+/// of the two refuses the other, else `Unavailable`.
 pub async fn connect(
     env: &Env,
     addr: &Addr,
@@ -214,7 +214,7 @@ pub async fn connect(
     Ok(Connection::start(env, peer, incoming, outgoing, service, None, keep))
 }
 
-/// A connection that is through its hello.
+/// A connection after its hello.
 pub(crate) struct Greeted {
     pub peer: Peer,
     pub incoming: Incoming,
@@ -225,7 +225,7 @@ pub(crate) struct Greeted {
 enum Way {
     /// By a Unix socket, or without certificates.
     Open,
-    /// Over a network, with keys that only the two have. None: the dialer showed no certificate.
+    /// Over a network, with keys known only to the two ends. None: the dialer presented no certificate.
     Protected(Option<Certificate>),
 }
 
@@ -241,7 +241,7 @@ impl Line {
     fn new(incoming: Incoming, writer: BoxWriter) -> Line {
         Line { incoming, writer, way: Way::Open, key: None }
     }
-    /// From now on frames are protected; whether the peer is refused is said by one already.
+    /// From now on frames are protected; a refusal is already sent in a protected frame.
     fn protect(&mut self, agreed: Agreed) -> Result<()> {
         self.incoming.protect(agreed.keys.receive);
         self.key = Some(agreed.keys.send);
@@ -261,7 +261,7 @@ impl Line {
         Ok(Greeted { peer, incoming, outgoing: Outgoing::new(env, writer, version, key) })
     }
 
-    /// A frame of a kind that has no bulk: a stranger gets no large buffer.
+    /// A frame of a kind without bulk data: an unknown peer gets no large buffer.
     async fn first_frame(&mut self) -> Result<First> {
         let Some((header, bytes)) = self.incoming.header().await? else {
             return Err(Error::unavailable("the peer closed the connection before its hello"));
@@ -317,7 +317,7 @@ async fn dial(env: &Env, addr: &Addr, identity: &Identity) -> Result<(Greeted, O
     }
 }
 
-/// The listener's side. On an error the peer has been told the reason as far as possible.
+/// The listener's side. On an error the peer has been sent the reason if possible.
 pub(crate) async fn welcome(
     env: &Env,
     stream: BoxStream,
@@ -357,7 +357,7 @@ pub(crate) async fn welcome(
     }
 }
 
-/// The handshake, for a listener that takes nothing else.
+/// The handshake, for a listener that accepts nothing else.
 async fn accept(line: &mut Line, trust: &Trust, ip: IpAddr) -> Result<()> {
     match line.incoming.begin().await? {
         Begin::Handshake(first) => {
@@ -390,7 +390,7 @@ struct First {
     body: bytes::Bytes,
 }
 
-/// Whether a refusal will not be different at the next try, unless somebody changes something.
+/// Whether a refusal is permanent until an administrator changes something.
 pub(crate) fn is_refusal(e: &Error) -> bool {
     matches!(e.kind, ErrorKind::Denied | ErrorKind::Unsupported)
 }

@@ -1,8 +1,8 @@
 //! The receiving side of a connection: bytes become frames.
 //!
-//! One buffered read brings many small frames; a payload is read straight into a pooled aligned buffer, and
-//! its checksum is computed while the bytes are still in the cache. What the peer sends is hostile until it
-//! is checked.
+//! One buffered read fetches many small frames; a payload is read directly into a pooled aligned buffer, and
+//! its checksum is computed while the bytes are still in the cache. The peer's bytes are hostile until they
+//! are checked.
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,18 +18,18 @@ use weir_trust::handshake::{FIRST_BYTE, RECORD_HEADER_BYTES, record_len};
 
 /// Enough for hundreds of small frames; of a large payload only this much is copied.
 const BUFFER_BYTES: usize = 32 << 10;
-/// What a connection has until so much came at once: most are idle, and a stranger has to cost little.
+/// The initial buffer of a connection: most are idle, and an unknown peer must cost little.
 const BUFFER_BYTES_MIN: usize = 2 << 10;
 /// Bytes of frames that do not fit into a buffer and have not arrived completely, of all connections of one
-/// server: eight of the largest payloads. What arrives takes milliseconds; who begins frames and does not end
-/// them gets no more memory.
+/// server: eight of the largest payloads. Arriving takes milliseconds; peers that begin frames and do not
+/// complete them get no more memory.
 const ARRIVING_BYTES_MAX: usize = 64 << 20;
 /// They are counted in units of this.
 const ARRIVING_UNIT: usize = 4 << 10;
-/// How long such a frame may take: 8 MiB at 1 Mb/s, which no caller waits for longer.
+/// How long such a frame may take: 8 MiB at 1 Mb/s; no caller waits longer.
 const FRAME_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Room for large frames on their way, shared by the connections of a server.
+/// Memory for large incoming frames, shared by the connections of a server.
 #[derive(Clone)]
 pub(crate) struct Arriving(Arc<Semaphore>);
 
@@ -47,17 +47,17 @@ pub(crate) struct Incoming {
     reader: BoxReader,
     env: Env,
     arriving: Arriving,
-    /// Of the protocol, once it is agreed on: all frames carry it from then on.
+    /// Protocol version, once agreed on: all frames carry it from then on.
     version: Option<u16>,
-    /// Of a connection over a network between nodes that have certificates.
+    /// For a connection over a network between nodes that have certificates.
     key: Option<ReceiveKey>,
     buffer: Box<[u8]>,
-    /// The last read brought all that the buffer had room for.
+    /// The last read filled the buffer.
     full: bool,
-    /// What is read and not yet taken: `buffer[start..end]`.
+    /// Received and unread bytes: `buffer[start..end]`.
     start: usize,
     end: usize,
-    /// Reads that brought bytes, for the watch over the connection.
+    /// Reads that returned bytes, for the watch task.
     reads: std::sync::Arc<AtomicU64>,
 }
 
@@ -66,18 +66,18 @@ struct ReceiveKey {
     payloads: PayloadKey,
 }
 
-/// What comes next while there is no agreement.
+/// The next item before keys are agreed on.
 pub(crate) enum Begin {
     /// A record of a handshake.
     Handshake(Vec<u8>),
-    /// A frame that nothing protects, which is not taken off yet.
+    /// An unprotected frame, which is not consumed yet.
     Frame,
 }
 
 pub(crate) struct Frame {
     pub header: Header,
     pub body: Bytes,
-    /// `Damaged` if it fails its checksum; the stream goes on behind it.
+    /// `Damaged` if it fails its checksum; the stream continues after it.
     pub payload: Result<Bytes>,
 }
 
@@ -99,7 +99,7 @@ impl Incoming {
             reads,
         }
     }
-    /// From the next frame on.
+    /// Protects frames from the next one on.
     pub fn protect(&mut self, frames: FrameKey) {
         self.key = Some(ReceiveKey { payloads: frames.payloads(), frames });
     }
@@ -109,12 +109,12 @@ impl Incoming {
     pub fn reads(&self) -> std::sync::Arc<AtomicU64> {
         self.reads.clone()
     }
-    /// A whole header is here already: the next one can be taken without waiting.
+    /// A complete header is buffered: the next one can be read without waiting.
     pub fn has_header(&self) -> bool {
         self.end - self.start >= HEADER_BYTES
     }
 
-    /// What the peer begins with, or goes on with, before the two have agreed on keys.
+    /// The peer's first or next message before the two have agreed on keys.
     pub async fn begin(&mut self) -> Result<Begin> {
         while self.start == self.end {
             if self.fill().await? == 0 {
@@ -136,7 +136,7 @@ impl Incoming {
         Ok(record)
     }
 
-    /// The next header, its body and payload not yet looked at. `None`: the peer closed the stream between
+    /// The next header; its body and payload are not read yet. `None`: the peer closed the stream between
     /// frames.
     pub async fn header(&mut self) -> Result<Option<(Header, [u8; HEADER_BYTES])>> {
         while !self.has_header() {
@@ -146,7 +146,7 @@ impl Incoming {
                     n => Err(truncated(format_args!("{n} bytes into a header"))),
                 };
             }
-            // Garbage is refused by its first bytes, not when enough of it came.
+            // Garbage is refused by its first bytes, before a whole header has arrived.
             let n = (self.end - self.start).min(frame::MAGIC.len());
             if self.buffer[self.start..self.start + n] != frame::MAGIC[..n] {
                 return Err(not_a_frame(&self.buffer[self.start..self.start + n]));
@@ -160,7 +160,7 @@ impl Incoming {
         Ok(Some((header, bytes)))
     }
 
-    /// Body and payload of the frame whose header was taken.
+    /// Body and payload of the frame with this header.
     pub async fn rest(&mut self, header: Header, bytes: &[u8; HEADER_BYTES]) -> Result<Frame> {
         let (body_len, payload_len) = (header.body_len as usize, header.payload_len as usize);
         if body_len.max(payload_len) <= BUFFER_BYTES {
@@ -191,8 +191,8 @@ impl Incoming {
         Ok(Frame { header, body, payload })
     }
 
-    /// Header and body as the peer wrote them: what arrived may be encrypted, but for what says how long it
-    /// is.
+    /// Header and body in clear text: the received ones may be encrypted, except for the fields with the
+    /// lengths.
     async fn protected(&mut self, header: Header, bytes: &[u8; HEADER_BYTES]) -> Result<(Header, Bytes)> {
         let mut frame = vec![0; HEADER_BYTES + header.body_len as usize];
         frame[..HEADER_BYTES].copy_from_slice(bytes);
@@ -211,7 +211,7 @@ impl Incoming {
         Ok(tag)
     }
 
-    /// So many bytes. A few come through the buffer: more may come with them.
+    /// Reads this number of bytes. Small reads go through the buffer: more bytes may follow.
     async fn exactly(&mut self, len: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len];
         self.read_exactly(&mut bytes).await?;
@@ -259,8 +259,8 @@ impl Incoming {
             let tag = self.tag().await?;
             check.finish(&mut payload, &tag)?;
         }
-        // Also where a tag was right: a target sends what its disk has under the checksum that it was written
-        // with, and the receiver is who sees that a bit has flipped there.
+        // Even if the tag is valid: a target sends the bytes on its disk with the checksum from when they
+        // were written, and only the receiver detects a bit that has flipped there.
         if is_encrypted {
             crc = crc32c_append(0, &payload);
         }
@@ -288,7 +288,7 @@ impl Incoming {
         }
     }
 
-    /// Reads behind what is in the buffer; 0 at the end of the stream.
+    /// Appends to the bytes in the buffer; 0 at the end of the stream.
     async fn fill(&mut self) -> Result<usize> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -316,7 +316,7 @@ async fn read(
     Ok(n)
 }
 
-/// Whatever the machine says, for a caller it means: the peer cannot be reached.
+/// For a caller any error of the machine means that the peer cannot be reached.
 pub(crate) fn lost(e: &std::io::Error) -> Error {
     Error::unavailable(format!("connection lost: {e}"))
 }

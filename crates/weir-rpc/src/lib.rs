@@ -1,19 +1,18 @@
-//! A typed request to a node gets an answer or a clear error.
+//! A typed request to a node gets a reply or a clear error.
 //!
 //! Frames are multiplexed over one connection in both directions: either end may call. The payload of a frame
-//! travels outside its encoded header, is sent from where it lies, and is received straight into a pooled
-//! aligned buffer. `connect` and `serve` make connections, a [`Channel`] makes a new one whenever the old one
-//! broke.
+//! is outside its encoded header; it is sent without a copy, and received directly into a pooled aligned
+//! buffer. `connect` and `serve` make connections, a [`Channel`] makes a new one whenever the old one broke.
 //!
-//! Over a network a node that has a certificate takes only peers that have one, too, and protects every
-//! frame ([`Trust`]).
+//! Over a network a node with a certificate accepts only peers that have one, too, and protects every frame
+//! ([`Trust`]).
 //!
 //! Invariants: a request reaches a service only if its method is for its sender; a call ends by its
 //! deadline; a request is never sent twice; when a connection ends, every call on it fails with
 //! `Unavailable` at once; requests reach the service in the order they were sent; everything that waits in
 //! memory has a limit.
 //!
-//! Knows nothing of what a request means.
+//! Knows nothing of the meaning of requests.
 #![forbid(unsafe_code)]
 
 mod channel;
@@ -40,10 +39,11 @@ use weir_proto::methods::{self, Method};
 use weir_proto::sender::Sender;
 use weir_proto::{Error, Request, Result, Wire};
 
-/// What a service does with a call: answers in place (short, never blocking), or later in a task of its own.
+/// A service's way to handle a call: an answer in place (fast, never blocking), or later in a task of its
+/// own.
 pub enum Handled {
     Now(Result<Reply>),
-    /// Runs to its end even if the caller has stopped waiting or the connection is lost.
+    /// Runs to its end even if the caller has given up or the connection is lost.
     Later(BoxFuture<'static, Result<Reply>>),
 }
 
@@ -53,9 +53,9 @@ pub struct Call {
     pub body: Bytes,
     /// Lies at the start of an aligned buffer of the node's pool, unless it is empty.
     pub payload: Bytes,
-    /// When to answer why it takes so long: a moment before the caller stops waiting.
+    /// When to answer with the reason of the delay: a moment before the caller's patience ends.
     pub deadline: Instant,
-    /// The connection it came on: the way to call the caller back.
+    /// The connection it came on, for calls back.
     pub connection: Connection,
 }
 
@@ -75,49 +75,50 @@ fn not_served(method: u16) -> Error {
 }
 
 pub trait Service: Send + Sync + 'static {
-    /// Called for one request after the other of a connection, in the order they were sent: do not block.
+    /// Called for the requests of a connection one after the other, in the order they were sent: must not
+    /// block.
     fn handle(&self, call: Call) -> Handled;
-    /// The same for a service that answers many requests at one event: it may take the right to answer, and
-    /// return `None`, instead of a task of its own for each.
+    /// Like [`Service::handle`], for a service that answers many requests on one event: it may take a
+    /// [`Responder`], and return `None`, instead of a task for each.
     fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {
         let _ = defer;
         Some(self.handle(call))
     }
-    /// The method of this number, with who may send it: looked at before `handle` is called. A number that
-    /// is not known, and a sender that is not named, are refused.
+    /// The method with this number, with its permitted senders: checked before `handle` is called. An unknown
+    /// number, and a sender that is not permitted, are refused.
     fn method(&self, number: u16) -> Option<&'static Method> {
         methods::find(number)
     }
-    /// A request was refused because its method is not for its sender: it does not come to `handle`.
+    /// A request was refused because its sender may not use the method: `handle` does not get it.
     fn refused(&self, method: &Method, by: &Connection, why: &Error) {
         let _ = (method, by, why);
     }
     /// Whether other users of this machine may connect through Unix sockets (see [`Proved::User`]); the
-    /// methods say what they may send.
+    /// methods declare which requests they may send.
     fn admits_guests(&self) -> bool {
         false
     }
     /// Whether machines without a certificate may connect over a network where nodes need one (see
-    /// [`Proved::Stranger`]); the methods say what they may send.
+    /// [`Proved::Stranger`]); the methods declare which requests they may send.
     fn admits_strangers(&self) -> bool {
         false
     }
-    /// The largest payload of such a sender's request to this service; a longer one ends its connection
-    /// before there is memory for it.
+    /// The largest payload of a request from such a sender to this service; a longer one ends its connection
+    /// before memory is allocated for it.
     fn payload_max(&self, _from: Sender) -> u32 {
         PAYLOAD_MAX
     }
-    /// All requests that came with the last read of a connection are handled: what was put off for the next
-    /// one need not wait any longer. May block as long as a small write to a disk.
+    /// All requests from the last read of a connection are handled: work that was deferred for batching can
+    /// start now. May block as long as a small write to a disk.
     fn caught_up(&self) {}
-    /// A connection of this service ended. Called once for each connection that got through its hello, soon
-    /// after its end and from a task of its own; not for one whose handles this node had all dropped itself.
+    /// A connection of this service ended. Called once for each connection whose hello was accepted, soon
+    /// after its end and from a task of its own; not for one whose handles this node had all dropped.
     fn disconnected(&self, connection: &Connection) {
         let _ = connection;
     }
 }
 
-/// Serves nothing: for a client that nobody calls back.
+/// Serves nothing: for a client without calls back.
 pub struct NoService;
 
 impl Service for NoService {
@@ -142,12 +143,12 @@ impl Reply {
     }
 }
 
-/// Bulk bytes of a frame, in parts that are sent one after the other from where they lie.
+/// Bulk bytes of a frame, in parts that are sent in order without a copy.
 #[derive(Clone, Debug, Default)]
 pub struct Payload {
     pub parts: Vec<Bytes>,
-    /// CRC32C of all parts, if it is known already (see `weir_proto::checksum::crc_of_blocks`). Computed if
-    /// not.
+    /// CRC32C of all parts, if already known (see `weir_proto::checksum::crc_of_blocks`). Otherwise it is
+    /// computed.
     pub crc: Option<u32>,
 }
 
@@ -155,7 +156,7 @@ impl Payload {
     pub fn with_crc(parts: Vec<Bytes>, crc: u32) -> Payload {
         Payload { parts, crc: Some(crc) }
     }
-    /// All bytes.
+    /// Total length in bytes.
     pub fn len(&self) -> usize {
         self.parts.iter().map(Bytes::len).sum()
     }

@@ -1,16 +1,16 @@
-//! Names of hosts, as the addresses that they have now.
+//! Resolves host names to their present addresses.
 //!
-//! A name is looked up each time that it is dialed: its host may have moved. One that cannot be looked up in
-//! time, because the name service is away, does not keep the other addresses from being dialed.
+//! A name is resolved for each dial: its host may have moved. A name that cannot be resolved in time, because
+//! the name service is down, does not prevent dials to the other addresses.
 use std::time::Duration;
 use tokio::sync::mpsc;
 use weir_env::{Addr, Env};
 use weir_proto::{Error, Result};
 
-/// For all names at once.
+/// For all names in parallel.
 const LOOK_UP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// In their order, each once. An error: there are names only, and none of them has an address.
+/// In their order, without duplicates. An error: there are only names, and none of them resolves.
 pub async fn resolved(env: &Env, addrs: &[Addr]) -> Result<Vec<Addr>> {
     if !addrs.iter().any(|addr| matches!(addr, Addr::Host(..))) {
         return Ok(addrs.to_vec());
@@ -20,7 +20,7 @@ pub async fn resolved(env: &Env, addrs: &[Addr]) -> Result<Vec<Addr>> {
         let (env_, addr, report) = (env.clone(), addr.clone(), report.clone());
         env.tasks.spawn("look up a name", async move {
             let found = look_up(&env_, &addr).await;
-            let _ = report.send((n, found)).await; // it came too late
+            let _ = report.send((n, found)).await; // too late
         });
     }
     drop(report);
@@ -30,7 +30,7 @@ pub async fn resolved(env: &Env, addrs: &[Addr]) -> Result<Vec<Addr>> {
             found[n] = Some(addrs);
         }
     };
-    let _ = env.clock.timeout(LOOK_UP_PATIENCE, collect).await; // what is there is used
+    let _ = env.clock.timeout(LOOK_UP_PATIENCE, collect).await; // the results so far are used
     let late = |addr: &Addr| Error::unavailable(format!("look up the name in {addr}: no answer"));
     let (mut all, mut failed) = (Vec::new(), None);
     for (addr, found) in addrs.iter().zip(found) {
@@ -60,7 +60,7 @@ async fn look_up(env: &Env, addr: &Addr) -> Result<Vec<Addr>> {
     }
 }
 
-/// Where to listen for a node that is named `addr`: all addresses of the name on this machine.
+/// The addresses on which a node named `addr` listens: all addresses of the name on this machine.
 pub async fn own_addresses(env: &Env, addr: &Addr) -> Result<Vec<Addr>> {
     let found = look_up(env, addr).await?;
     let Addr::Host(host, _) = addr else { return Ok(found) };

@@ -1,12 +1,11 @@
 //! The sending side of a connection: frames wait in one queue and leave in as few system calls as possible.
 //!
-//! Whoever has something to send and finds the socket free writes it in place: for a single small frame that
-//! is faster than waking a task. When many calls are under way, or a payload goes out, the writer task does
-//! it, and everything that was queued meanwhile leaves in the same call. Payloads are never copied (but for
-//! tiny ones).
+//! A sender that finds the socket free writes in place: for a single small frame that is faster than waking a
+//! task. When many calls are in flight, or a payload is sent, the writer task does it, and all frames that
+//! were queued meanwhile are sent in the same call. Payloads are never copied (except tiny ones).
 //!
-//! Invariants: the socket has one user at a time (whoever took it out of the queue); bytes leave in the order
-//! they were queued. Knows frames, not calls.
+//! Invariants: the socket has one user at a time (the one that took it out of the queue); bytes are sent in
+//! the order in which they were queued. Knows frames, not calls.
 use crate::Payload;
 use bytes::{Buf, Bytes};
 use std::collections::VecDeque;
@@ -22,36 +21,36 @@ use weir_proto::frame::{HEADER_BYTES, Header};
 use weir_proto::{Result, Writer};
 use weir_trust::frames::{FrameKey, PayloadKey, TAG_BYTES, Tag, Whose};
 
-/// What may be written in place: more could keep a caller busy for long, and other cores could do it.
+/// Limit of a write in place: more could keep a caller busy for long while other cores are idle.
 const INLINE_BYTES_MAX: usize = 16 << 10;
 /// A payload this small is copied behind its header: cheaper than a part of its own in the system call.
 const COPY_BYTES_MAX: usize = 2 << 10;
 /// Small frames are gathered in buffers of this size.
 const GATHER_BYTES: usize = 64 << 10;
-/// Parts given to one system call: Linux takes up to 1,024, gains level off long before.
+/// Parts of one system call: Linux accepts up to 1,024, but gains level off long before.
 const PARTS_MAX: usize = 64;
-/// The reader of a connection stops at this many unsent bytes, so that a peer that does not read its answers
-/// cannot fill our memory: eight of the largest payloads.
+/// The reader of a connection stops at this many unsent bytes, so that a peer that does not read its replies
+/// cannot exhaust our memory: eight of the largest payloads.
 const UNSENT_BYTES_MAX: usize = 64 << 20;
 
 pub(crate) struct Outgoing {
-    /// Of the protocol: what all frames carry.
+    /// Protocol version of all frames.
     version: u16,
-    /// Of a connection over a network between nodes that have certificates.
+    /// For a connection over a network between nodes that have certificates.
     payloads: Option<SendKey>,
     queue: Mutex<Queue>,
-    /// Tells the writer task that frames wait.
+    /// Notifies the writer task that frames wait.
     wake: Notify,
-    /// Tells the reader that there is room again.
+    /// Notifies the reader that there is space again.
     room: Notify,
     unsent: AtomicUsize,
-    /// Bytes that were sent, for the watch over the connection.
+    /// Bytes sent, for the watch task.
     sent: AtomicU64,
 }
 
 struct SendKey {
     key: PayloadKey,
-    /// Encrypted payloads are copies.
+    /// For buffers: encrypted payloads are copies.
     env: Env,
 }
 
@@ -59,10 +58,10 @@ struct Queue {
     /// Frames are protected in the order in which they are queued.
     key: Option<FrameKey>,
     segments: VecDeque<Segment>,
-    /// Absent while somebody writes, and after the end.
+    /// Absent during a write, and after the end.
     writer: Option<BoxWriter>,
     ended: bool,
-    /// A buffer to gather in.
+    /// A spare buffer for gathering.
     spare: Vec<u8>,
 }
 
@@ -90,12 +89,12 @@ impl Outgoing {
         }
     }
 
-    /// Queues a frame; it leaves with the next `flush`. After the end frames go nowhere.
+    /// Queues a frame; it is sent with the next `flush`. After the end frames are dropped.
     pub fn push(&self, mut header: Header, body: &dyn Fn(&mut Writer), payload: Payload) -> Result<()> {
         header.payload_len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         header.payload_crc = payload.crc();
         header.version = self.version;
-        // Before the lock: it takes longer than anything else here.
+        // Before taking the lock: it takes longer than anything else here.
         let (payload, tag) = match &self.payloads {
             Some(protect) if header.payload_len > 0 => protect.seal(&header, payload),
             _ => (payload, None),
@@ -121,8 +120,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Sends what is queued: in place if it is little and the socket is free, else by the writer task.
-    /// `busy`: more is likely to be queued in a moment, so let the task gather it.
+    /// Sends the queued frames: in place if they are small and the socket is free, otherwise by the writer
+    /// task. `busy`: more frames are likely soon, so let the task gather them.
     pub fn flush(&self, busy: bool) -> io::Result<()> {
         let taken = {
             let mut queue = self.lock();
@@ -135,7 +134,7 @@ impl Outgoing {
             self.wake.notify_one();
             return Ok(());
         };
-        // Nobody is woken by this poll: what does not go out now is handed to the writer task, which polls
+        // This poll registers no waker: bytes that cannot be sent now go to the writer task, which polls
         // again.
         let result = self.poll_write(&mut Context::from_waker(Waker::noop()), &mut writer, &mut batch);
         if self.give_back(writer, batch) {
@@ -151,8 +150,7 @@ impl Outgoing {
     pub async fn run(&self) -> io::Error {
         loop {
             self.wake.notified().await;
-            // Callers that became ready together are let through first: their frames leave in one system
-            // call.
+            // Callers that became ready together run first: their frames are sent in one system call.
             if self.unsent.load(Relaxed) <= INLINE_BYTES_MAX {
                 tokio::task::yield_now().await;
             }
@@ -173,13 +171,13 @@ impl Outgoing {
         }
     }
 
-    /// Whether bytes wait, and how many were sent in all.
+    /// Whether bytes wait, and how many were sent in total.
     pub fn progress(&self) -> (bool, u64) {
         (self.unsent.load(Relaxed) > 0, self.sent.load(Relaxed))
     }
 
-    /// Drops the socket, and everything that is queued later. What is queued now still leaves, as far as the
-    /// socket takes it at once, if somebody writes at this moment: among it may be the reason of the end.
+    /// Drops the socket, and all frames queued later. Frames queued now are still sent, as far as the socket
+    /// accepts them at once, if a write is in progress: they may contain the reason of the end.
     pub fn end(&self) {
         let mut queue = self.lock();
         queue.ended = true;
@@ -196,13 +194,13 @@ impl Outgoing {
         self.lock().take()
     }
 
-    /// Puts the socket and what was not written back. True if something waits.
+    /// Returns the socket and the unwritten bytes. True if frames wait.
     fn give_back(&self, mut writer: BoxWriter, mut rest: VecDeque<Segment>) -> bool {
         let mut queue = self.lock();
         if queue.ended {
             rest.append(&mut queue.segments);
             drop(queue);
-            // The peer is told if it can be at once; nobody waits for it.
+            // The peer gets the reason if it can be sent at once; there is no wait for it.
             let _ = self.poll_write(&mut Context::from_waker(Waker::noop()), &mut writer, &mut rest);
             return false;
         }
@@ -252,7 +250,7 @@ impl Outgoing {
         }
     }
 
-    /// Keeps a buffer to gather in, instead of allocating the next.
+    /// Keeps a buffer for gathering, to save the next allocation.
     fn keep(&self, mut buffer: Vec<u8>) {
         if buffer.capacity() > 2 * GATHER_BYTES {
             return;
@@ -266,7 +264,7 @@ impl Outgoing {
 }
 
 impl SendKey {
-    /// The payload as it is sent, and its tag.
+    /// The payload in its form on the wire, and its tag.
     fn seal(&self, header: &Header, payload: Payload) -> (Payload, Option<Tag>) {
         let whose = Whose { kind: header.kind as u8, call: header.call };
         if let Some(tag) = self.key.tag(whose, payload.parts.iter().map(|part| &part[..])) {
@@ -284,7 +282,7 @@ impl SendKey {
 }
 
 impl Queue {
-    /// Appends header and body, or nothing. Returns how many bytes.
+    /// Appends header and body, or nothing. Returns the number of bytes.
     fn append(&mut self, header: Header, body: &dyn Fn(&mut Writer)) -> Result<usize> {
         let buffer = self.gather();
         let start = buffer.len();
@@ -306,7 +304,7 @@ impl Queue {
         Some((writer, std::mem::take(&mut self.segments)))
     }
 
-    /// The buffer that the next small frame goes to.
+    /// The buffer for the next small frame.
     fn gather(&mut self) -> &mut Vec<u8> {
         let has_room = matches!(self.segments.back(), Some(Segment::Frames(b)) if b.len() < GATHER_BYTES);
         if !has_room {
@@ -320,7 +318,7 @@ impl Queue {
     }
 
     fn add_payload(&mut self, payload: Payload) {
-        // No segment is ever empty: a write of nothing looks like a closed socket.
+        // No segment is ever empty: a write of zero bytes looks like a closed socket.
         if payload.is_empty() {
             return;
         }
@@ -349,7 +347,7 @@ impl Segment {
     }
 }
 
-/// Appends header and body, or nothing. Returns how many bytes.
+/// Appends header and body, or nothing. Returns the number of bytes.
 fn append(buffer: &mut Vec<u8>, mut header: Header, body: &dyn Fn(&mut Writer)) -> Result<usize> {
     let start = buffer.len();
     let mut writer = Writer { bytes: std::mem::take(buffer) };

@@ -10,29 +10,29 @@ use std::time::Duration;
 use weir_env::{Addr, BoxStream, Caller, Env, Instant, Listener, TaskHandle};
 use weir_proto::{Error, Result};
 
-/// Connections of one server whose hello came: every client of a large cluster, and some that come back
+/// Connections of one server after their hello: every client of a large cluster, and some that reconnect
 /// before their old connection is found dead. Each takes a buffer of 2 to 32 KiB and three tasks.
 const CONNECTIONS_MAX: usize = 8192;
-/// Connections whose hello has not come; with one more the oldest is closed. Far below the usual limit of
-/// 1,024 descriptors.
+/// Connections before their hello; with one more the oldest is closed. Far below the usual limit of 1,024
+/// descriptors.
 const STRANGERS_MAX: usize = 256;
-/// Nobody is closed earlier: a handshake takes a moment, and many that begin at once take longer. Callers
-/// wait in the kernel's queue as long.
+/// A connection is not closed earlier: a handshake takes a moment, and many in parallel take longer. Further
+/// callers wait in the kernel's queue meanwhile.
 const STRANGER_TIME: Duration = Duration::from_secs(1);
-/// How often it is looked whether there is a place for the next one.
+/// Interval of the check for a free place.
 const PLACE_RETRY: Duration = Duration::from_millis(2);
-/// Rest after a failed accept (out of descriptors), doubling up to the second one: it would fail again at
+/// Pause after a failed accept (out of descriptors), doubling up to the second one: it would fail again at
 /// once.
 const ACCEPT_REST_MIN: Duration = Duration::from_millis(100);
 const ACCEPT_REST_MAX: Duration = Duration::from_secs(2);
-/// That nobody can be let in is told so often.
+/// Interval of the log message that connections are refused for lack of places.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
-/// How long an address may be in use: a process that was killed lets go of it a moment after it is gone from
-/// the list of processes, on a busy machine a long one, and who starts the next one does not know.
+/// How long to wait for an address in use: the kernel releases it a moment after a killed process has left
+/// the process list, on a busy machine a long one, and the successor cannot detect that.
 const LISTEN_WAIT: Duration = Duration::from_secs(2);
 const LISTEN_RETRY: Duration = Duration::from_millis(50);
 
-/// A node's open doors. Dropping it closes them, and all connections.
+/// A node's listening sockets. Dropping it closes them, and all connections.
 pub struct Server {
     shared: Arc<Shared>,
     addrs: Vec<Addr>,
@@ -47,17 +47,17 @@ struct Shared {
     open: Mutex<Open>,
 }
 
-/// A connection whose hello has not come.
+/// A connection before its hello.
 struct Waiting {
     since: Instant,
-    /// What waits for it.
+    /// The task that waits for it.
     task: Option<TaskHandle>,
 }
 
 #[derive(Default)]
 struct Open {
     connections: BTreeMap<u64, Connection>,
-    /// In the order in which they came.
+    /// In the order of their arrival.
     strangers: BTreeMap<u64, Waiting>,
     strangers_seen: u64,
     refusals: Complaint,
@@ -65,7 +65,8 @@ struct Open {
     last_refusal: String,
 }
 
-/// Listens on all of `addrs` and serves who comes. An address that cannot be bound is an error that names it.
+/// Listens on all of `addrs` and serves connections. An address that cannot be bound is an error that names
+/// it.
 pub async fn serve(
     env: &Env,
     addrs: &[Addr],
@@ -76,7 +77,7 @@ pub async fn serve(
     for addr in addrs {
         let of_addr = listen_all(env, addr).await?;
         match (addr, of_addr.first().map(|l| l.local_addr())) {
-            // Others look the name up for themselves: the host may get another address.
+            // Other nodes resolve the name themselves: the host may get another address.
             (Addr::Host(host, _), Some(Addr::Tcp(at))) => bound.push(Addr::Host(host.clone(), at.port())),
             _ => bound.extend(of_addr.iter().map(|l| l.local_addr())),
         }
@@ -91,7 +92,7 @@ pub async fn serve(
     Ok(Server { shared, addrs: bound, accepting })
 }
 
-/// On all addresses of a name, and one port.
+/// Listens on all addresses of a name, with one port.
 async fn listen_all(env: &Env, addr: &Addr) -> Result<Vec<Box<dyn Listener>>> {
     let mut listeners: Vec<Box<dyn Listener>> = Vec::new();
     for mut at in own_addresses(env, addr).await? {
@@ -119,7 +120,7 @@ async fn listen(env: &Env, addr: &Addr) -> Result<Box<dyn Listener>> {
 }
 
 impl Server {
-    /// The addresses bound, with the ports that were chosen for port 0, in the order asked for.
+    /// The bound addresses, with the ports that were chosen for port 0, in the order of the request.
     pub fn addrs(&self) -> &[Addr] {
         &self.addrs
     }
@@ -127,7 +128,7 @@ impl Server {
     pub fn connections(&self) -> Vec<Connection> {
         self.shared.open().connections.values().cloned().collect()
     }
-    /// Closes the doors and all connections.
+    /// Closes the listening sockets and all connections.
     pub fn stop(&self) {
         self.accepting.iter().for_each(TaskHandle::abort);
         let connections = {
@@ -173,7 +174,7 @@ async fn accept(shared: Arc<Shared>, listener: Box<dyn Listener>) {
     }
 }
 
-/// Something that is told once in a while, however often it happens.
+/// A message that is logged at most once per interval.
 #[derive(Default)]
 struct Complaint(Option<Instant>);
 
@@ -220,20 +221,20 @@ impl Shared {
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// A stranger that keeps trying is news once.
+    /// A peer that keeps trying is logged once.
     fn log_refusal(&self, addr: &str, e: &Error) {
         let last = std::mem::replace(&mut self.open().last_refusal, e.context.clone());
         if last != e.context {
             tracing::warn!(peer = %addr, "connection refused: {e}");
         }
     }
-    /// Whether one more stranger may come: another one need not be closed for it, or has had its time.
+    /// Whether one more unknown peer may connect: there is a free place, or the oldest one has had its time.
     fn has_place(&self) -> bool {
         let open = self.open();
         let is_over = |waiting: &Waiting| self.env.clock.now().since(waiting.since) >= STRANGER_TIME;
         open.strangers.len() < STRANGERS_MAX || open.strangers.values().next().is_some_and(is_over)
     }
-    /// Its number among those that came; none: there are too many connections.
+    /// Its number in the order of arrival; none: there are too many connections.
     fn admit(&self, caller: &Caller) -> Option<u64> {
         let mut open = self.open();
         if open.connections.len() + open.strangers.len() >= CONNECTIONS_MAX {

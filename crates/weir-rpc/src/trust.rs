@@ -1,7 +1,6 @@
-//! Who may be at the other end of a network: handshakes, the suites of a connection, and nodes that were
-//! removed.
+//! Authentication over networks: handshakes, the cipher suites of a connection, and removed nodes.
 //!
-//! Invariant: a connection of a node that was removed is closed when this node hears of it, and no new one
+//! Invariant: a connection of a removed node is closed when this node learns of the removal, and no new one
 //! is made.
 use crate::incoming::{Begin, Incoming, lost};
 use std::collections::BTreeMap;
@@ -16,17 +15,17 @@ use weir_trust::certificate::{Certificate, Pin};
 use weir_trust::frames::Suite;
 use weir_trust::handshake::{Agreed, Exchange, Handshakes, Wanted};
 
-/// Networks that are taken for trusted unless others are named: frames that stay in them are protected, but
-/// not encrypted. The machine itself, and what no router of the Internet passes on.
+/// Default trusted networks: frames within them are protected, but not encrypted. The machine itself, and
+/// networks that Internet routers do not forward.
 pub const TRUSTED_NETWORKS: [&str; 7] =
     ["127.0.0.0/8", "::1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fe80::/10"];
 
-/// What a node demands of connections over networks.
+/// A node's requirements on connections over networks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Policy {
-    /// Where frames need not be encrypted.
+    /// Networks in which frames need not be encrypted.
     pub trusted: Vec<Network>,
-    /// AES-128-GCM everywhere and nothing else.
+    /// AES-128-GCM everywhere, no other suite.
     pub only_aes: bool,
 }
 
@@ -48,13 +47,12 @@ impl Policy {
     }
 }
 
-/// How a node proves itself over networks, and whom it takes.
+/// A node's credentials for networks, and its rules for accepting peers.
 pub struct Trust {
     handshakes: Arc<dyn Handshakes>,
     policy: Policy,
     state: Mutex<State>,
-    /// The pins of the authorities whose certificates hold, the one that signs first, as the map says; none:
-    /// not known.
+    /// The pins of the trusted authorities in the map, the signing one first; none: unknown.
     authorities: watch::Sender<Vec<Pin>>,
 }
 
@@ -66,15 +64,15 @@ impl std::fmt::Debug for Trust {
 
 #[derive(Default)]
 struct State {
-    /// Certificates that are refused: by name, up to which serial number.
+    /// Refused certificates: by name, up to this serial number.
     removed: BTreeMap<String, u64>,
-    /// Connections whose peer showed a certificate.
+    /// Connections whose peer presented a certificate.
     live: Vec<Live>,
-    /// Above this those that ended are let go.
+    /// Above this size ended connections are removed from the list.
     tidy_at: usize,
 }
 
-/// A connection, as far as its end goes.
+/// The handle for ending a connection.
 pub(crate) struct Live {
     pub certificate: Certificate,
     /// Whether it has not ended yet.
@@ -87,8 +85,8 @@ impl Trust {
     pub fn new(handshakes: Arc<dyn Handshakes>, policy: Policy) -> Trust {
         Trust { handshakes, policy, state: Mutex::default(), authorities: watch::Sender::new(Vec::new()) }
     }
-    /// What the map says of certificates. Those that do not hold any more are refused from now on, and their
-    /// connections end: of these names up to these serial numbers, and of other authorities.
+    /// Applies the map's data about certificates. Certificates that are no longer valid are refused from now
+    /// on, and their connections end: of these names up to these serial numbers, and of other authorities.
     pub fn follow(&self, removed: &[RemovedNode], authorities: &[[u8; 16]]) {
         let removed = removed.iter().map(|node| (node.name.clone(), node.serial)).collect();
         let is_removal = self.state().removed != removed;
@@ -105,7 +103,7 @@ impl Trust {
     pub fn authorities(&self) -> watch::Receiver<Vec<Pin>> {
         self.authorities.subscribe()
     }
-    /// Ends the connections whose certificates do not hold any more.
+    /// Ends the connections whose certificates are no longer valid.
     fn cut(&self) {
         let live = std::mem::take(&mut self.state().live);
         let (cut, stays): (Vec<Live>, Vec<Live>) =
@@ -135,7 +133,7 @@ impl Trust {
             _ => Ok(()),
         }
     }
-    /// Ends the connection when its peer is removed; at once, if that was so meanwhile.
+    /// Ends the connection when its peer is removed; at once, if it was removed meanwhile.
     pub(crate) fn watch(&self, live: Live) {
         let certificate = live.certificate.clone();
         let mut state = self.state();
@@ -165,7 +163,7 @@ impl Trust {
         while !exchange.is_done() {
             let record = match incoming.begin().await? {
                 Begin::Handshake(record) => record,
-                // Whoever speaks without a handshake says why it has none, if it knows.
+                // A peer that does not support the handshake sends the reason, if it can.
                 Begin::Frame => {
                     return Err(Error::unsupported(
                         "the node there takes no certificates; hint: join it to the cluster, too (`weir join`)",
@@ -181,7 +179,7 @@ impl Trust {
         Ok(agreed)
     }
 
-    /// The listener's side, whose first record is here.
+    /// The listener's side, whose first record has arrived.
     pub(crate) async fn accept(
         &self,
         peer: IpAddr,
