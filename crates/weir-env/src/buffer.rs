@@ -213,7 +213,7 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // SAFETY: allocated in `new` with this same layout, and nobody else owns it.
+            // SAFETY: allocated in `new` with this same layout, and no other owner exists.
             unsafe { dealloc(self.start.as_ptr(), Block::layout(self.bytes)) }
         }
     }
