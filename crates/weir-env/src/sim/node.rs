@@ -197,7 +197,7 @@ impl TaskRunner for Here {
         );
         Box::pin(async move {
             if rx.await.is_err() {
-                std::future::pending::<()>().await // killed: whoever waits is dead too, or must not learn anything
+                std::future::pending::<()>().await // killed: the caller is dead too, or must get no result
             }
         })
     }

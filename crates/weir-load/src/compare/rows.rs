@@ -1,4 +1,4 @@
-//! What is measured, and what each row is called.
+//! The rows of a comparison, with their names.
 
 use super::Options;
 use super::scene::{DETECTOR_BYTES, RDWR_IO_BYTES, RECORD_BYTES, SMALL_BYTES};
