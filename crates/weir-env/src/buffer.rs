@@ -1,9 +1,9 @@
-//! Pooled, page-aligned buffers that bulk bytes are received into and never copied out of.
+//! Pooled, page-aligned buffers: bulk bytes are received into them and never copied out.
 //!
-//! Fresh memory is slow the first time it is touched (measured 30 times slower than memory that was used
-//! before), so blocks are kept and handed out again. Invariants: every byte of a block is initialized; a
-//! block has one owner; the pool keeps at most `cache_bytes_max` of idle memory. Blocks that are in use are
-//! not limited here: whoever admits work limits them.
+//! Fresh memory is slow at the first access (measured 30 times slower than memory that was used before), so
+//! blocks are kept and reused. Invariants: every byte of a block is initialized; a block has one owner; the
+//! pool keeps at most `cache_bytes_max` of idle memory. Blocks in use are not limited here: the admission of
+//! work limits them.
 
 use bytes::Bytes;
 use std::{
@@ -21,7 +21,7 @@ pub const IO_ALIGN: usize = 4096;
 const CLASS_COUNT: usize = 12;
 const CLASS_BYTES_MAX: usize = IO_ALIGN << (CLASS_COUNT - 1);
 
-/// Hands out aligned buffers and takes their memory back. Cheap to clone: clones share the memory.
+/// Hands out aligned buffers and reuses their memory. Cheap to clone: clones share the memory.
 #[derive(Clone)]
 pub struct BufferPool(Arc<Shared>);
 
@@ -37,13 +37,13 @@ struct Idle {
 }
 
 impl BufferPool {
-    /// A pool that keeps at most `cache_bytes_max` bytes of memory that nobody uses.
+    /// A pool that keeps at most `cache_bytes_max` bytes of idle memory.
     pub fn new(cache_bytes_max: usize) -> BufferPool {
         BufferPool(Arc::new(Shared { cache_bytes_max, idle: Mutex::default() }))
     }
 
     /// A buffer of `len` bytes, aligned to [`IO_ALIGN`]. Its contents are arbitrary (old) bytes: overwrite
-    /// them all, or `fill(0)` what must not show.
+    /// them all, or `fill(0)` the rest.
     pub fn get(&self, len: usize) -> Buf {
         let recycled = class_of(len).and_then(|class| self.0.take(class));
         let block = recycled.unwrap_or_else(|| Block::new(block_bytes(len)));
@@ -94,7 +94,7 @@ impl Buf {
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
-    /// The bytes that the memory has room for: [`Buf::grow`] goes up to here.
+    /// The capacity of the memory in bytes: [`Buf::grow`] is limited to it.
     pub fn capacity(&self) -> usize {
         self.block.bytes
     }
@@ -144,7 +144,7 @@ impl Drop for Buf {
 
 impl Shared {
     fn lock(&self) -> std::sync::MutexGuard<'_, Idle> {
-        // Nothing can panic half-way through a change of the lists.
+        // No code can panic in the middle of a change of the lists.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -155,7 +155,7 @@ impl Shared {
         Some(block)
     }
 
-    /// Keeps the block, at the cost of idle blocks of other sizes: what is given back now is what is used
+    /// Keeps the block, in exchange for idle blocks of other sizes: sizes returned now are the ones in use
     /// now.
     fn give_back(&self, block: Block) {
         let Some(class) = class_of(block.bytes) else { return };
@@ -213,7 +213,7 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // SAFETY: allocated in `new` with this same layout, and nobody else owns it.
+            // SAFETY: allocated in `new` with this same layout, and no other owner exists.
             unsafe { dealloc(self.start.as_ptr(), Block::layout(self.bytes)) }
         }
     }

@@ -1,4 +1,4 @@
-//! Time and randomness, as a node sees them.
+//! Time and randomness of a node.
 use crate::BoxFuture;
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ impl fmt::Debug for Instant {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct WallTime(pub i64);
 
-/// What a clock must be able to do; implemented by the machine and by the simulator.
+/// A source of time; implemented by the machine and by the simulator.
 pub trait ClockSource: Send + Sync + 'static {
     fn now(&self) -> Instant;
     fn wall(&self) -> WallTime;

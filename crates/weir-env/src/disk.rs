@@ -1,8 +1,8 @@
-//! Files and directories, as blocking calls: short ones are made in place, long ones through
+//! Files and directories, as blocking calls: short ones run in place, long ones through
 //! [`crate::Tasks::blocking`].
 use std::{io, path::Path, sync::Arc};
 
-/// How a file is opened.
+/// Options for opening a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenMode {
     pub write: bool,
@@ -39,12 +39,12 @@ pub struct DirEntry {
     pub is_dir: bool,
 }
 
-/// An open file. All calls are positional and may be made from many threads at once.
+/// An open file. All calls are positional and may be made from many threads in parallel.
 pub trait File: Send + Sync + 'static {
-    /// Bytes read; fewer than asked only at the end of the file.
+    /// Returns the bytes read; fewer than requested only at the end of the file.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
     fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()>;
-    /// Writes the parts one after the other from `offset`, in one call where the machine can.
+    /// Writes the parts one after the other from `offset`, in one system call if possible.
     fn write_all_vectored_at(&self, parts: &[&[u8]], offset: u64) -> io::Result<()>;
     /// Makes earlier writes durable (data, and the size if it changed).
     fn sync_data(&self) -> io::Result<()>;
@@ -105,7 +105,7 @@ pub trait Disk: Send + Sync + 'static {
         bytes.truncate(n);
         Ok(bytes)
     }
-    /// Replaces a small file at once and durably: temporary file, sync, rename, sync of the directory.
+    /// Replaces a small file atomically and durably: temporary file, sync, rename, sync of the directory.
     fn write_atomic(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         let tmp = path.with_extension("tmp");
         let file = self.open(&tmp, OpenMode { truncate: true, ..OpenMode::WRITE })?;
@@ -116,7 +116,7 @@ pub trait Disk: Send + Sync + 'static {
     }
 }
 
-/// Refuses what direct I/O cannot do: memory, offset and length are multiples of [`crate::IO_ALIGN`].
+/// Refuses unaligned direct I/O: memory, offset and length must be multiples of [`crate::IO_ALIGN`].
 pub(crate) fn check_direct(bytes: &[u8], offset: u64) -> io::Result<()> {
     let align = crate::IO_ALIGN;
     let aligned = (bytes.as_ptr() as usize).is_multiple_of(align)

@@ -1,6 +1,6 @@
-//! What a node asks of the world: time, randomness, disks, sockets, tasks and buffers.
+//! A node's interface to the outside: time, randomness, disks, sockets, tasks and buffers.
 //!
-//! Every other crate takes an [`Env`] and reaches the world only through it, so a whole cluster can run in
+//! Every other crate takes an [`Env`] and accesses the outside only through it, so a whole cluster can run in
 //! one process under one seed. Two implementations: [`real`] (the machine) and [`sim`] (seeded, paused time,
 //! disks that lose unsynced writes, a network that drops and partitions). One contract suite runs on both.
 //!
@@ -29,7 +29,7 @@ pub use tasks::{BlocksHere, Lane, TaskHandle, Tasks};
 /// A boxed future, for object-safe async seams.
 pub type BoxFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Everything that one node asks of the world. Cheap to clone; share one per node.
+/// The environment of one node. Cheap to clone; share one per node.
 #[derive(Clone)]
 pub struct Env {
     pub clock: Clock,
@@ -38,6 +38,6 @@ pub struct Env {
     pub net: std::sync::Arc<dyn Net>,
     pub tasks: Tasks,
     pub buffers: BufferPool,
-    /// What the node counts and waits for.
+    /// The node's meters and waits.
     pub watch: weir_watch::Watch,
 }

@@ -8,18 +8,18 @@ use std::{
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Where a node listens. Written `tcp:127.0.0.1:7000`, `tcp:[::1]:7000`, `tcp:host.example:7000`,
+/// An address to listen on. Written `tcp:127.0.0.1:7000`, `tcp:[::1]:7000`, `tcp:host.example:7000`,
 /// `unix:/run/weir/meta.sock`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Addr {
     Tcp(SocketAddr),
     Unix(PathBuf),
-    /// The name of a host and a port: resolved each time, as a host may get other addresses.
+    /// A host name and a port: resolved each time, as the host's addresses may change.
     Host(String, u16),
 }
 
 impl Addr {
-    /// Of the machine itself, whoever resolves it.
+    /// Names of the local machine itself, for any resolver.
     pub fn is_local_name(host: &str) -> bool {
         host.eq_ignore_ascii_case("localhost") || host.to_ascii_lowercase().ends_with(".localhost")
     }
@@ -53,7 +53,7 @@ impl FromStr for Addr {
     }
 }
 
-/// A name of a host: labels of letters, digits and `-`; one that ends in a number is a mistyped address.
+/// A host name: labels of letters, digits and `-`; one that ends in a number is a mistyped address.
 fn is_host(host: &str) -> bool {
     let is_label = |label: &str| {
         let fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
@@ -68,10 +68,10 @@ fn is_host(host: &str) -> bool {
 
 /// A connected, ordered, reliable byte stream.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {
-    /// The two directions, to be used by different tasks at the same moment: neither waits for a lock of the
-    /// other. Dropping the writer ends the stream in that direction.
+    /// The two directions, for use by different tasks in parallel: neither waits for a lock of the other.
+    /// Dropping the writer ends the stream in that direction.
     fn split(self: Box<Self>) -> (BoxReader, BoxWriter);
-    /// The address of this machine that the stream goes out from; `None`: it is no stream between addresses.
+    /// This machine's address on the stream; `None`: the stream is not between IP addresses.
     fn local_ip(&self) -> Option<IpAddr> {
         None
     }
@@ -80,7 +80,7 @@ pub type BoxStream = Box<dyn Stream>;
 pub type BoxReader = Box<dyn AsyncRead + Unpin + Send>;
 pub type BoxWriter = Box<dyn AsyncWrite + Unpin + Send>;
 
-/// [`Stream::split`] for streams whose halves may share a lock (a simulated one's do no work under it).
+/// [`Stream::split`] for streams whose halves may share a lock (simulated ones do no work under it).
 pub fn split_shared<T: AsyncRead + AsyncWrite + Send + 'static>(stream: T) -> (BoxReader, BoxWriter) {
     let (reader, writer) = tokio::io::split(stream);
     (Box::new(reader), Box::new(writer))
@@ -91,41 +91,41 @@ impl Stream for tokio::io::DuplexStream {
     }
 }
 
-/// Who connected, as far as the machine says.
+/// The peer of an accepted connection, as reported by the machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Caller {
-    /// For people.
+    /// For messages.
     pub name: String,
     /// The user of a process on this machine (Unix sockets), unless that is root or the user that this
-    /// process runs as. In a user namespace of its own a process is still the user that started it.
+    /// process runs as. For a process in its own user namespace, the user that started it.
     pub guest: Option<u32>,
-    /// Its address, if it came over a network.
+    /// Its address, if it connected over a network.
     pub ip: Option<IpAddr>,
 }
 
 pub trait Listener: Send + Sync {
     /// The next connection and its peer.
     fn accept(&self) -> BoxFuture<'_, io::Result<(BoxStream, Caller)>>;
-    /// The address really bound (with the port that was chosen for port 0).
+    /// The bound address (with the port that was chosen for port 0).
     fn local_addr(&self) -> Addr;
 }
 
 pub trait Net: Send + Sync + 'static {
     fn listen(&self, addr: &Addr) -> BoxFuture<'_, io::Result<Box<dyn Listener>>>;
-    /// Not to a name: see [`Net::resolve`].
+    /// The address must not be a name: see [`Net::resolve`].
     fn connect(&self, addr: &Addr) -> BoxFuture<'_, io::Result<BoxStream>>;
-    /// The addresses from which this machine reaches other networks, one of each kind at most.
+    /// This machine's addresses towards other networks, one of each kind at most.
     fn own_ips(&self) -> Vec<IpAddr> {
         Vec::new()
     }
-    /// The addresses that a host has now, best first.
+    /// The present addresses of a host, best first.
     fn resolve(&self, host: &str, port: u16) -> BoxFuture<'_, io::Result<Vec<SocketAddr>>> {
         let why = format!("the name {host:?} (port {port}) cannot be resolved here");
         Box::pin(async move { Err(io::Error::new(io::ErrorKind::Unsupported, why)) })
     }
 }
 
-/// A name was given where an address is needed.
+/// The error for a name where an address is needed.
 pub fn not_resolved(host: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, format!("the name {host:?} is not resolved"))
 }

@@ -1,14 +1,15 @@
-//! Whether work that blocks is quick enough to be done where one stands: the decision alone.
+//! Decides whether blocking work is fast enough to run in place; only the decision.
 //!
-//! A moving average of what the last pieces took, wherever they were done. One that took long is a hiccup and
-//! changes nothing; work that stays slow is left to other threads, and comes back when it is quick again.
+//! A moving average of the durations of the last pieces of work, in place or elsewhere. A single slow one is
+//! an outlier and changes nothing; work that stays slow moves to other threads, and returns when it is fast
+//! again.
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Weight of the newest piece is one of so many.
+/// The newest piece has a weight of 1/8.
 const PIECES: u64 = 8;
-/// One piece counts as no more than so many times the limit: a hiccup alone, on a disk that is otherwise
-/// quick, does not reach it.
+/// A piece counts as at most this multiple of the limit: a single outlier on a disk that is otherwise fast
+/// does not reach it.
 const COUNTED_LIMITS: u32 = 6;
 
 pub struct Pace {
@@ -17,12 +18,13 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Work is quick that takes no longer than `limit` on average.
+    /// Work is fast if it takes no longer than `limit` on average.
     pub fn new(limit: Duration) -> Pace {
         Pace { limit, mean_ns: AtomicU64::new(0) }
     }
 
-    /// Takes note of a piece. Of two at a time one may be missed: that is one less in the average.
+    /// Records the duration of a piece. Of two concurrent ones one may be lost: then the average has one
+    /// less.
     pub fn took(&self, took: Duration) {
         let took = took.min(self.limit * COUNTED_LIMITS).as_nanos() as u64;
         let mean = self.mean_ns.load(Relaxed);
@@ -42,7 +44,7 @@ mod tests {
     const FAST: Duration = Duration::from_micros(60);
     const SLOW: Duration = Duration::from_millis(2);
 
-    /// How many of the pieces are done in place.
+    /// The number of pieces that run in place.
     fn here(pace: &Pace, pieces: impl IntoIterator<Item = Duration>) -> usize {
         let one = |took| {
             let here = pace.is_quick();

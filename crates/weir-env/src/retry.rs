@@ -1,4 +1,4 @@
-//! Tries that follow each other: pauses that double up to a bound, until a deadline.
+//! Retries: pauses that double up to a bound, until a deadline.
 use crate::{Clock, Instant};
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ pub struct Backoff {
     pub max: Duration,
 }
 
-/// The tries of one operation.
+/// The attempts of one operation.
 pub struct Retry {
     clock: Clock,
     backoff: Backoff,
@@ -21,15 +21,15 @@ impl Retry {
     pub fn new(clock: &Clock, backoff: Backoff, deadline: Instant) -> Retry {
         Retry { clock: clock.clone(), backoff, pause: backoff.first, deadline }
     }
-    /// Whether there is time for a pause and another try.
+    /// Whether there is time for a pause and another attempt.
     pub fn has_time(&self) -> bool {
         self.deadline.since(self.clock.now()) > self.pause
     }
-    /// Something changed: the next pause is the first one.
+    /// Progress was made: the next pause is the first one again.
     pub fn begin_anew(&mut self) {
         self.pause = self.backoff.first;
     }
-    /// How long to wait for something else than time before the next try.
+    /// The pause before the next attempt, for a caller that waits for another event meanwhile.
     pub fn next_pause(&mut self) -> Duration {
         let doubled = (self.pause * 2).min(self.backoff.max);
         std::mem::replace(&mut self.pause, doubled)

@@ -2,19 +2,19 @@
 use crate::BoxFuture;
 use std::sync::Arc;
 
-/// How a node starts work; implemented by the machine and by the simulator.
+/// Starts a node's work; implemented by the machine and by the simulator.
 pub trait TaskRunner: Send + Sync + 'static {
     fn spawn(&self, name: &'static str, work: BoxFuture<'static, ()>) -> TaskHandle;
     /// Runs `work` where it may block: on a thread pool, or in place in the simulator (after simulated disk
     /// time).
     fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()>;
-    /// Threads of their own for blocking work: see [`Tasks::lane`].
+    /// Separate threads for blocking work: see [`Tasks::lane`].
     fn lane(&self, threads_max: usize) -> Lane;
-    /// Whether a task may block for a moment now: another thread then runs the others meanwhile. If so,
+    /// Whether a task may block for a moment now: another thread then runs the other tasks meanwhile. If so,
     /// `end_block` follows.
     fn begin_block(&self) -> bool;
     fn end_block(&self);
-    /// Ends the node here if somebody has ordered it: see [`Tasks::pass`].
+    /// Ends the node here if a test requested it: see [`Tasks::crash_point`].
     fn crash_point(&self, point: &'static str);
 }
 
@@ -23,16 +23,16 @@ pub trait LaneRunner: Send + Sync + 'static {
     fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()>;
 }
 
-/// A bounded number of threads for one thing that may hang (a foreign file system): when all of them hang,
-/// only what was given to this lane waits. Cheap to clone; idle threads end with the last clone, one that
-/// hangs when it goes on.
+/// A bounded number of threads for one resource that may hang (a foreign file system): when all of them hang,
+/// only this lane's work waits. Cheap to clone; idle threads end with the last clone, one that hangs ends
+/// when it continues.
 #[derive(Clone)]
 pub struct Lane(pub Arc<dyn LaneRunner>);
 
 impl Lane {
-    /// Starts `work`; the future tells that it has ended, or merely that it was handed over: `work` itself
-    /// must say what came of it. It is begun as soon as a thread is free, in order, whether anybody waits or
-    /// not.
+    /// Starts `work`; the future resolves when it has ended, or merely when it was handed over: `work` itself
+    /// must report its result. It starts as soon as a thread is free, in order, with or without a waiting
+    /// caller.
     pub fn run(&self, work: impl FnOnce() + Send + 'static) -> BoxFuture<'static, ()> {
         self.0.blocking(Box::new(work))
     }
@@ -50,7 +50,7 @@ impl TaskHandle {
     }
 }
 
-/// The right to block where one stands, as long as it lives.
+/// Permission to block in place, while it exists.
 pub struct BlocksHere(Tasks);
 
 impl Drop for BlocksHere {
@@ -63,19 +63,18 @@ impl Drop for BlocksHere {
 pub struct Tasks(pub Arc<dyn TaskRunner>);
 
 impl Tasks {
-    /// Starts a task that nobody waits for. `name` appears in traces.
+    /// Starts a task without a waiting caller. `name` appears in traces.
     pub fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) -> TaskHandle {
         self.0.spawn(name, Box::pin(work))
     }
-    /// Whether work that blocks for well under a millisecond may be done where one stands, which is quicker
-    /// than the way to another thread and back. One thread at least never does, so a disk that hangs does not
-    /// stop the process.
+    /// Whether work that blocks for well under a millisecond may run in place, which is faster than a switch
+    /// to another thread and back. At least one thread never does, so a disk that hangs does not stop the
+    /// process.
     pub fn block_here(&self) -> Option<BlocksHere> {
         self.0.begin_block().then(|| BlocksHere(self.clone()))
     }
-    /// A named point of the code: what comes before has been done, what comes behind has not. A test can have
-    /// the process (or the simulated node) die here, so that it is known to survive that. Otherwise nothing
-    /// happens.
+    /// A named point of the code: everything before it has been done, nothing after it. A test can make the
+    /// process (or the simulated node) die here, to show that it survives that. Otherwise it has no effect.
     pub fn crash_point(&self, point: &'static str) {
         self.0.crash_point(point);
     }
@@ -88,7 +87,7 @@ impl Tasks {
     pub async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let (tx, rx) = tokio::sync::oneshot::channel();
         let run = self.0.blocking(Box::new(move || {
-            let _ = tx.send(work()); // nobody waits any more: the work itself still ran to its end
+            let _ = tx.send(work()); // the caller may have given up: the work has run to its end
         }));
         run.await;
         rx.await.expect("blocking work ran to its end")

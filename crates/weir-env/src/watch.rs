@@ -1,24 +1,24 @@
 //! A value that many tasks watch: as `tokio::sync::watch`, but waiters wake in the order in which they began
 //! to wait.
 //!
-//! Tokio spreads its waiters over lists by chance (a random number that no seed reaches), so a simulated run
-//! with it is not the same twice. The part of its interface that is used here has the same names and
-//! meanings.
+//! Tokio distributes its waiters over lists at random (with a generator that no seed controls), so a
+//! simulated run with it is not repeatable. The part of its interface that is used here has the same names
+//! and meanings.
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::Notify;
 
-/// Changes the value and tells everybody.
+/// Changes the value and notifies all receivers.
 pub struct Sender<T>(Arc<Shared<T>>);
 
-/// Sees the newest value, and whether it is one that it has not seen.
+/// Reads the newest value, and knows whether it has seen it.
 pub struct Receiver<T> {
     shared: Arc<Shared<T>>,
     seen: u64,
 }
 
-/// The value, locked against change: let go before the next `.await`.
+/// The value, locked against changes: drop it before the next `.await`.
 pub struct Ref<'a, T>(RwLockReadGuard<'a, State<T>>);
 
 /// The last sender is gone: the value does not change any more.
@@ -56,7 +56,7 @@ impl<T> Sender<T> {
     pub fn borrow(&self) -> Ref<'_, T> {
         Ref(self.0.read())
     }
-    /// Sets the value, tells everybody, and returns the old one.
+    /// Sets the value, notifies all receivers, and returns the old one.
     pub fn send_replace(&self, value: T) -> T {
         let mut value = value;
         self.send_modify(|present| std::mem::swap(present, &mut value));
@@ -68,7 +68,7 @@ impl<T> Sender<T> {
             true
         });
     }
-    /// Tells everybody if `modify` says that it changed the value. Returns what it said.
+    /// Notifies all receivers if `modify` returns that it changed the value. Returns the same.
     pub fn send_if_modified(&self, modify: impl FnOnce(&mut T) -> bool) -> bool {
         let modified = {
             let mut state = self.0.write();
@@ -107,22 +107,22 @@ impl<T> Receiver<T> {
         self.seen = state.version;
         Ref(state)
     }
-    /// Whether there is a value that was not seen.
+    /// Whether there is a new value.
     pub fn has_changed(&self) -> bool {
         self.shared.read().version != self.seen
     }
-    /// Waits for a value that was not seen, and takes it as seen.
+    /// Waits for a new value, and marks it as seen.
     pub async fn changed(&mut self) -> Result<(), Closed> {
         let seen = self.seen;
         let version = self.shared.wait(|state| (state.version != seen).then_some(state.version)).await?;
         self.seen = version;
         Ok(())
     }
-    /// Waits until the value fits (now, perhaps), and takes it as seen.
+    /// Waits until the value satisfies the condition (possibly at once), and marks it as seen.
     pub async fn wait_for(&mut self, mut fits: impl FnMut(&T) -> bool) -> Result<Ref<'_, T>, Closed> {
         loop {
             self.shared.wait(|state| fits(&state.value).then_some(())).await?;
-            // Another change may have come in between.
+            // Another change may have happened in between.
             let state = self.shared.read();
             if fits(&state.value) {
                 self.seen = state.version;

@@ -518,7 +518,7 @@ impl Shared {
         let _ = relation.done.send(Done::Orphan(ino)); // ends with this mover
     }
 
-    // ---- what is at home and not here yet
+    // ---- listings of home
 
     async fn list(&self, relation: &Relation, work: ListWork) {
         let read = match work.again {

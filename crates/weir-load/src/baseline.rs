@@ -1,4 +1,4 @@
-//! What a directory's file system does by itself: a few seconds, direct I/O.
+//! The raw speed of a directory's file system: a few seconds, direct I/O.
 
 use crate::options::Common;
 use crate::{fsync, stream};
@@ -16,7 +16,7 @@ pub struct Baseline {
 
 /// Two writers of 256 MiB and 500 small writes, directly on `dir`.
 pub fn baseline(dir: &Path) -> Result<Baseline> {
-    // The workload's own baseline is what is wanted: one run, with `dir` as both.
+    // Only the workload's own baseline is needed: one run, with `dir` as both.
     let common = Common { baseline: Some(dir.to_path_buf()), runs: 1, ..Common::at(dir) };
     let streams =
         stream::run(&stream::Options { file_bytes: 256 << 20, ..stream::Options::new(common.clone()) })?;

@@ -1,9 +1,8 @@
-//! Bytes that say what they are: an object's content is a seeded pattern, and each 4 KiB of it begins with a
-//! stamp of object, place and seed. A block that is stale, misplaced, torn or of another object is therefore
-//! seen.
+//! Self-describing bytes: an object's content is a seeded pattern, and each 4 KiB of it begins with a stamp
+//! of object, offset and seed. So a block that is stale, misplaced, torn or of another object is detected.
 //!
-//! Filling is slow and done before the clock starts; stamping a filled buffer for another object is 32 bytes
-//! per 4 KiB.
+//! Filling is slow and is done before the clock starts; stamping a filled buffer for another object writes 32
+//! bytes per 4 KiB.
 
 /// A stamp is at every multiple of this from an object's start.
 pub(crate) const BLOCK: usize = 4096;
@@ -17,7 +16,7 @@ pub(crate) struct Pattern {
     bytes: Vec<u8>,
 }
 
-/// Where an object's bytes differ from what they must be.
+/// The first mismatch in an object's bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Mismatch {
     pub(crate) offset: u64,
@@ -28,7 +27,7 @@ impl Pattern {
         let mut state = seed ^ MAGIC;
         let mut bytes = Vec::with_capacity(PATTERN_BYTES);
         while bytes.len() < PATTERN_BYTES {
-            // SplitMix64 (Steele, Lea, Flood 2014): incompressible, and the same everywhere.
+            // SplitMix64 (Steele, Lea, Flood 2014): incompressible, and the same on all machines.
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
             let mut z = state;
             z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -61,7 +60,7 @@ impl Pattern {
         self.stamp(object, offset, buf);
     }
 
-    /// Makes a buffer that was filled for a place with the same pattern say `object`, `offset`.
+    /// Restamps a buffer that was filled for an offset with the same pattern for `object`, `offset`.
     pub(crate) fn stamp(&self, object: u64, offset: u64, buf: &mut [u8]) {
         for (i, block) in buf.chunks_mut(BLOCK).enumerate() {
             let n = block.len().min(STAMP);
@@ -69,7 +68,7 @@ impl Pattern {
         }
     }
 
-    /// A buffer filled for one offset can be stamped for another if they are this far apart, or a multiple.
+    /// A buffer filled for one offset can be stamped for another if they differ by a multiple of this.
     pub(crate) fn period() -> u64 {
         (PATTERN_BYTES - BLOCK) as u64
     }

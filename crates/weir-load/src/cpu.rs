@@ -1,14 +1,14 @@
-//! Where processor time goes while something is measured: by process, and the rest of the machine.
+//! Processor time during a measurement: by process, and the rest of the machine.
 //!
-//! Read from `/proc`, so that what is measured need not help. Knows no more of the processes than the names
-//! it is given.
+//! Read from `/proc`, so that the measured processes need not help. Knows no more of them than the names that
+//! it gets.
 use crate::report::Sample;
 use std::fs;
 
 /// Ticks of `/proc` per second: fixed by Linux for every architecture that this runs on.
 const TICKS_PER_S: f64 = 100.0;
 
-/// What a process is counted as.
+/// The group to which a process is counted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum CpuRole {
     Client,
@@ -17,7 +17,7 @@ pub enum CpuRole {
     Names,
 }
 
-/// A process whose time is told.
+/// A process whose time is reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Watched {
     pub role: CpuRole,
@@ -46,7 +46,7 @@ impl Used {
     }
 }
 
-/// The machine's time at one moment.
+/// The machine's counters at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct Snapshot {
     client: Used,
@@ -72,7 +72,7 @@ impl Snapshot {
     }
 }
 
-/// Measures from its making.
+/// Measures from its creation.
 pub(crate) struct Cpu<'a> {
     watched: &'a [Watched],
     before: Snapshot,
@@ -83,7 +83,7 @@ impl<'a> Cpu<'a> {
         Cpu { watched, before: Snapshot::take(watched) }
     }
 
-    /// CPU-seconds per 10⁹ payload bytes, by who used them. Nothing if no process is watched.
+    /// CPU-seconds per 10⁹ payload bytes, by group. Empty if no process is watched.
     pub(crate) fn per_gb(&self, names: &[&'static str; 8], payload_bytes: u64) -> Vec<Sample> {
         if self.watched.is_empty() || payload_bytes == 0 {
             return Vec::new();
@@ -95,7 +95,7 @@ impl<'a> Cpu<'a> {
         let application = now.application.since(before.application);
         let machine = now.machine.since(before.machine);
         let told = client.all() + storage.all() + meta.all() + application.all();
-        // Interrupts, kernel threads, and whoever else was busy.
+        // Interrupts, kernel threads, and all other processes.
         let rest = machine.all().saturating_sub(told);
         let ticks = [
             client.user,

@@ -1,7 +1,7 @@
-//! Detectors that write frames at their rate, whatever the file system does.
+//! Detectors that write frames at a fixed rate, regardless of the file system's speed.
 //!
-//! Frame n is due at n / rate after the start. A frame that starts late because the one before was slow
-//! counts from when it was due. Afterwards every frame is read back and compared.
+//! Frame n is due at n / rate after the start. The time of a frame that starts late because the previous one
+//! was slow counts from its due time. Afterwards every frame is read back and compared.
 
 use crate::block::{Mismatch, Pattern};
 use crate::cpu::Cpu;
@@ -106,7 +106,7 @@ impl Options {
     }
 }
 
-/// How far detectors are; sums over all.
+/// Progress of detectors; sums over all.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Progress {
     pub frames_done: u64,
@@ -139,12 +139,12 @@ impl Watch {
     }
 }
 
-/// Runs detectors and reads back what they wrote.
+/// Runs detectors and reads their frames back.
 pub fn run(options: &Options) -> Result<Report> {
     run_watched(options, &Arc::default())
 }
 
-/// [`run`], with counts to look at meanwhile (detectors that are processes do not count there).
+/// [`run`], with counters to read meanwhile (detectors that are processes are not counted there).
 pub fn run_watched(options: &Options, watch: &Arc<Watch>) -> Result<Report> {
     options.check()?;
     let notes = [
@@ -165,10 +165,10 @@ struct Search {
 }
 
 impl Search {
-    /// A step up; and below this ratio of bad to good the search ends.
+    /// Factor of a step up; the search ends below this ratio of bad to good.
     const STEP: f64 = 1.4;
     const CLOSE: f64 = 1.04;
-    /// Below this rate nothing is looked for.
+    /// The search stops below this rate.
     const HZ_MIN: f64 = 0.1;
 
     fn note(&mut self, hz: f64, good: bool) {
@@ -195,7 +195,7 @@ fn highest(options: &Options, place: &mut Place, watch: &Arc<Watch>) -> Result<V
         tries += 1;
         let mut tried = Place { dirs: place.sub_dirs(&format!("try-{tries}"))?, ..place.clone() };
         let ran = once(&Options { hz, ..options.clone() }, &mut tried, watch)?;
-        // Wrong bytes are no question of the rate.
+        // Wrong bytes do not depend on the rate.
         (place.bad, place.first_bad) = (tried.bad, tried.first_bad);
         search.note(hz, ran.late == 0 && ran.failed == 0);
         if ran.late == 0 && ran.failed == 0 {
@@ -308,7 +308,7 @@ pub(crate) struct DetectorWork {
     watch: Option<Arc<Watch>>,
 }
 
-/// What frames hold.
+/// Content of the frames.
 enum Source {
     Synthesized(Pattern),
     Replayed(Vec<Frame>),
@@ -429,7 +429,7 @@ impl DetectorWork {
         let io = |e: io::Error| failed("read", &path, &e);
         let file = File::open(&path).map_err(io)?;
         let end = file.metadata().map_err(io)?.len();
-        // Direct I/O writes whole blocks; a frame among others is bounded by the next one.
+        // Direct I/O writes whole blocks; a frame within a file is bounded by the next one.
         let expected =
             if self.direct { buf.len().next_multiple_of(crate::block::BLOCK) } else { buf.len() } as u64;
         if !self.append && end != expected {
@@ -450,7 +450,7 @@ impl DetectorWork {
             Source::Replayed(frames) => {
                 let frame = frames[(n % frames.len() as u64) as usize].bytes();
                 match frame.iter().zip(read).position(|(a, b)| a != b) {
-                    _ if frame == read => Ok(()), // compared at memory speed; the place matters only if it differs
+                    _ if frame == read => Ok(()), // at memory speed; the offset matters only if it differs
                     at => Err(differs(at.unwrap_or(read.len()) as u64)),
                 }
             }

@@ -1,4 +1,4 @@
-//! Frames of a real detector, from files, in memory before the run.
+//! Frames of a real detector, loaded from files into memory before the run.
 
 use crate::failure::failed;
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use weir_env::{Buf, BufferPool};
 use weir_proto::{Error, Result};
 
-/// Frames beyond this are left out; the rest is repeated.
+/// Frames beyond this are omitted; the others are repeated.
 const FRAMES_BYTES_MAX: usize = 512 << 20;
 
 /// A frame in whole blocks, for direct I/O; zeros follow its bytes.

@@ -1,4 +1,4 @@
-//! How long one small write takes to be durable: write and sync, one at a time.
+//! Latency of durable small writes: write and sync, one at a time.
 
 use crate::options::{Common, parse_bytes};
 use crate::report::{Report, Sample};
@@ -7,7 +7,7 @@ use crate::work::{Syncs, Work};
 use serde::Serialize;
 use weir_proto::Result;
 
-/// So that sizes stay those of small writes.
+/// Keeps sizes in the range of small writes.
 const WRITE_BYTES_MAX: u64 = 16 << 20;
 
 #[derive(Clone, Debug, Serialize, clap::Args)]

@@ -30,7 +30,7 @@ impl Histogram {
         self.total
     }
 
-    /// Microseconds that the fraction `q` of all stays within; 0 if there are none.
+    /// The duration in microseconds that the fraction `q` of all does not exceed; 0 if there are none.
     pub fn quantile_us(&self, q: f64) -> f64 {
         let rank = ((self.total as f64 * q).ceil() as u64).max(1);
         let mut seen = 0;

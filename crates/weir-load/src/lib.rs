@@ -1,12 +1,12 @@
 //! Self-verifying workloads over plain paths: detectors, streams, a shared file, metadata, small files,
-//! fsync; and all of these on several directories side by side.
+//! fsync; and all of these interleaved on several directories.
 //!
-//! Each workload writes bytes that say what they are and where they belong, reads them back and compares.
-//! Memory is touched before the clock starts. With `--baseline DIR` the same shape runs just before each run
-//! on a plain directory (direct I/O where sizes allow), so a figure comes with what the machine itself could
-//! do then.
+//! Each workload writes bytes that identify their object and offset, reads them back and compares. Memory is
+//! touched before the clock starts. With `--baseline DIR` the same shape runs just before each run on a plain
+//! directory (direct I/O where sizes allow), so that a figure is accompanied by the machine's own performance
+//! at that time.
 //!
-//! Knows nothing of Weir's protocol, nor of who runs it: any mounted file system will do.
+//! Knows nothing of Weir's protocol, nor of its caller: any mounted file system will do.
 #![forbid(unsafe_code)]
 // A workload is an outside user of a mounted file system: it uses the operating system directly, with real
 // files, threads, processes and time. It never runs in the simulator.

@@ -1,4 +1,4 @@
-//! What the figures were measured on.
+//! Description of the machine that was measured.
 
 use serde::Serialize;
 use std::fs;
@@ -11,11 +11,11 @@ pub struct Machine {
     pub memory_bytes: u64,
     pub kernel: String,
     pub os: String,
-    /// Version of the program that measured.
+    /// Version of the measuring program.
     pub version: String,
 }
 
-/// Reads it from the system; what cannot be read is "unknown".
+/// Reads it from the system; values that cannot be read are "unknown".
 pub fn machine() -> Machine {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let field = |text: &str, name: &str| {
@@ -36,7 +36,7 @@ pub fn machine() -> Machine {
     }
 }
 
-/// Type of the file system that holds `path`, as the system's mount table names it.
+/// Type of the file system that holds `path`, as in the system's mount table.
 pub(crate) fn file_system(path: &Path) -> String {
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -48,6 +48,6 @@ pub(crate) fn file_system(path: &Path) -> String {
         })
         .filter(|(at, _)| path.starts_with(at))
         .enumerate()
-        .max_by_key(|(i, (at, _))| (at.len(), *i)); // of two on one directory the later is on top
+        .max_by_key(|(i, (at, _))| (at.len(), *i)); // of two mounts on one directory the later one is on top
     best.map_or("unknown".to_string(), |(_, (_, kind))| kind)
 }

@@ -43,7 +43,7 @@ fn once(options: &Options, place: &mut Place) -> Result<Vec<Sample>> {
         fs::create_dir_all(&dir).map_err(|e| failed("make the directory", &dir, &e))?;
     }
     let dirs: Vec<PathBuf> = (0..jobs).map(|worker| place.dir(worker).to_path_buf()).collect();
-    // What worker w does with the files of w + shift.
+    // Worker w operates on the files of worker w + shift.
     let names = |worker: usize, shift: usize| {
         let owner = (worker + shift) % jobs;
         Names { dir: dirs[worker].join(dir_name(owner)), worker: owner as u64, count: options.files }

@@ -1,4 +1,4 @@
-//! Options that all workloads share, and how sizes are written.
+//! Options that all workloads share, and the parser of sizes.
 
 use crate::cpu::Watched;
 use serde::Serialize;

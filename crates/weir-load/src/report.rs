@@ -1,4 +1,4 @@
-//! What a workload found: figures with median, spread and the raw baseline, as text or JSON.
+//! Results of a workload: figures with median, spread and the raw baseline, as text or JSON.
 
 use crate::machine::Machine;
 use serde::Serialize;
@@ -37,7 +37,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// None of no values.
+    /// `None` without values.
     pub fn of(mut values: Vec<f64>) -> Option<Spread> {
         values.sort_by(f64::total_cmp);
         let middle = values.len() / 2;
@@ -80,7 +80,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether everything was there and right.
+    /// Whether all data was present and correct.
     pub fn is_good(&self) -> bool {
         self.bad == 0
     }
@@ -110,7 +110,7 @@ impl Report {
             let _ = write!(out, "{:<w$}", line[0], w = width(0));
             for (column, cell) in line.iter().enumerate().skip(1) {
                 let w = width(column);
-                // Units read better from the left, figures from the right.
+                // Units are aligned left, figures right.
                 let _ = if column == 4 { write!(out, "  {cell:<w$}") } else { write!(out, "  {cell:>w$}") };
             }
             out.truncate(out.trim_end().len());

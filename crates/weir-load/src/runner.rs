@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use weir_proto::{Error, Result};
 
-/// Where one run works.
+/// The directories of one run.
 #[derive(Clone)]
 pub(crate) struct Place {
     /// The run's directory, through each mount.
@@ -28,14 +28,14 @@ impl Place {
         &self.dirs[n % self.dirs.len()]
     }
 
-    /// A directory within the run's own, made, through each mount.
+    /// Makes a directory within the run's own; returns its path through each mount.
     pub(crate) fn sub_dirs(&self, name: &str) -> Result<Vec<PathBuf>> {
         let dirs: Vec<PathBuf> = self.dirs.iter().map(|d| d.join(name)).collect();
         fs::create_dir_all(&dirs[0]).map_err(|e| failed("make the directory", &dirs[0], &e))?;
         Ok(dirs)
     }
 
-    /// Counts what was wrong, and gives the outcome back.
+    /// Counts errors, and returns the outcome.
     pub(crate) fn note(&mut self, outcome: Outcome) -> Outcome {
         self.bad += outcome.bad + outcome.failed;
         if self.first_bad.is_none() {
@@ -102,7 +102,7 @@ fn in_fresh_directory(
     let mut place = Place { dirs, direct, launch: launch.clone(), bad: 0, first_bad: None };
     let samples = once(&mut place);
     if !keep {
-        // The error of the run itself says more than that of tidying up after it.
+        // The error of the run itself is more useful than that of the cleanup.
         let removed = fs::remove_dir_all(&place.dirs[0]);
         let samples = samples?;
         removed.map_err(|e| failed("remove the directory", &place.dirs[0], &e))?;

@@ -1,7 +1,8 @@
-//! One worker's part of a workload, as a thread or a process; all begin at one moment, when each is ready.
+//! One worker's part of a workload, as a thread or a process; all begin at the same moment, when each is
+//! ready.
 //!
-//! A worker prepares (opens what it must, touches its memory), waits at the gate, works, and tells what it
-//! did. Knows the shapes of work, not what is made of the figures.
+//! A worker prepares (opens files, touches its memory), waits at the gate, works, and reports its results.
+//! Knows the shapes of work, not the use of the figures.
 
 use crate::block::{BLOCK, Pattern};
 use crate::detector::DetectorWork;
@@ -19,7 +20,7 @@ use std::time::Instant;
 use weir_env::{Buf, BufferPool};
 use weir_proto::{Error, Result};
 
-/// What workers did, together.
+/// Combined results of the workers.
 #[derive(Clone, Default, Debug, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     pub(crate) ops: u64,
@@ -148,8 +149,8 @@ impl Work {
             Work::RecordsWrite(records) => records.write(gate),
             Work::RecordsRead(records) => records.read(gate),
             Work::Create(names) => each(names, "create", gate, |path, _, _| create_new(path).map(drop)),
-            // `stat(2)`, as programs in C use it: the standard library asks for the birth time too, which a
-            // lookup does not bring, so each would be two requests.
+            // `stat(2)`, as C programs use it: the standard library also requests the birth time, which a
+            // lookup does not return, so that each would be two requests.
             Work::Stat(names) => each(names, "stat", gate, |path, _, _| {
                 rustix::fs::stat(path)?;
                 Ok(())
@@ -163,7 +164,7 @@ impl Work {
     }
 }
 
-/// Memory that is there already when the clock starts.
+/// Memory that is mapped before the clock starts.
 pub(crate) fn touched(len: usize) -> Buf {
     BufferPool::new(0).zeroed(len)
 }
@@ -176,7 +177,7 @@ pub(crate) fn open_options(direct: bool) -> OpenOptions {
     options
 }
 
-/// Opens with direct I/O where the file system takes it (tmpfs does not).
+/// Opens with direct I/O if the file system supports it (tmpfs does not).
 pub(crate) fn open_maybe_direct(
     path: &Path,
     direct: bool,
@@ -202,7 +203,7 @@ impl Stream {
     fn write(&self, gate: Gate<'_>) -> Result<Outcome> {
         let io = |doing: &'static str| move |e: io::Error| failed(doing, &self.path, &e);
         let pattern = Pattern::new(self.seed);
-        // One buffer for each place in the pattern's period: in the measured time only stamps are written.
+        // One buffer for each position in the pattern's period: in the measured time only stamps are written.
         let mut buffers: Vec<Buf> = Vec::new();
         for n in 0..self.buffer_count() {
             let mut buf = touched(self.io_bytes as usize);
@@ -284,7 +285,7 @@ impl Records {
         let pattern = Pattern::new(self.seed);
         let mut buf = touched(self.record_bytes as usize);
         pattern.fill(0, 0, &mut buf);
-        // For reading and writing, as IOR and HDF5 open what several write.
+        // For reading and writing, as IOR and HDF5 open a file with several writers.
         let file = OpenOptions::new().read(true).write(true).open(&self.path).map_err(io("open"))?;
         let start = gate()?;
         let written = self.each(
@@ -322,7 +323,7 @@ impl Records {
     }
 }
 
-/// Does one thing to each file and times it.
+/// Performs an operation on each file and measures its time.
 fn each(
     names: &Names,
     doing: &str,
@@ -373,7 +374,7 @@ fn small_write(names: &Names, bytes: u64, seed: u64, gate: Gate<'_>) -> Result<O
 
 fn small_read(names: &Names, bytes: u64, seed: u64, gate: Gate<'_>) -> Result<Outcome> {
     let pattern = Pattern::new(seed);
-    let mut buf = touched(bytes as usize + 1); // one more: a longer file is seen
+    let mut buf = touched(bytes as usize + 1); // one more byte: a longer file is detected
     each(names, "read", gate, |path, n, outcome| {
         let file = File::open(path)?;
         let mut len = 0;
@@ -448,7 +449,7 @@ impl Launch {
         }
     }
 
-    /// Runs all at once; the first error ends it.
+    /// Runs all in parallel; the first error ends the run.
     pub(crate) fn run(&self, works: &[Work]) -> Result<Outcome> {
         match self {
             Launch::Threads => run_threads(works),
@@ -457,7 +458,7 @@ impl Launch {
     }
 }
 
-/// Waits until each worker is ready or has ended, opens the gate, and collects.
+/// Waits until each worker is ready or has ended, opens the gate, and collects the results.
 fn conduct(count: usize, messages: &mpsc::Receiver<Message>, open_gate: impl FnOnce()) -> Result<Outcome> {
     let mut total = Outcome::default();
     let mut error = None;
@@ -478,7 +479,7 @@ fn conduct(count: usize, messages: &mpsc::Receiver<Message>, open_gate: impl FnO
                 break;
             }
         }
-        // Those that failed before the gate never come to it.
+        // Workers that failed before the gate never reach it.
         if ready + if error.is_some() { done } else { 0 } >= count
             && let Some(open) = open_gate.take()
         {
@@ -515,7 +516,7 @@ fn run_threads(works: &[Work]) -> Result<Outcome> {
     })
 }
 
-/// What a worker process says when it is ready, and what it is told then.
+/// The message of a worker process when it is ready, and the reply.
 const READY: &str = "ready";
 const GO: &str = "go";
 
@@ -534,7 +535,7 @@ fn run_processes(works: &[Work], command: &[String]) -> Result<Outcome> {
         conduct(works.len(), &rx, || {
             for child in &mut children {
                 let stdin = child.stdin.as_mut().expect("the worker's input is a pipe");
-                let _ = writeln!(stdin, "{GO}"); // one that has ended has said so
+                let _ = writeln!(stdin, "{GO}"); // a worker that has ended has reported that
             }
         })
     });
@@ -588,7 +589,7 @@ enum Answer {
     Failed(String),
 }
 
-/// The whole of a worker process: takes its work from standard input and answers on standard output.
+/// The main function of a worker process: reads its work from standard input and answers on standard output.
 pub fn worker_main() -> Result<()> {
     let io = |e: io::Error| Error::from_io("talk to the process that started this worker", &e);
     let mut input = io::stdin().lines();

@@ -1,7 +1,7 @@
 //! The audit log of a role: lines in its own directory, appended in the background.
 //!
-//! Invariants: a request never waits for this disk; what waits for the disk is bounded, and what did not fit
-//! is counted, and the count is written as soon as the disk takes it. Knows nothing of requests.
+//! Invariants: a request never waits for this disk; the queue for the disk is bounded, records that did not
+//! fit are counted, and the count is written as soon as the disk accepts it. Knows nothing of requests.
 use crate::audit_files::Log;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,19 +12,18 @@ use weir_env::{Env, Instant};
 use weir_proto::coord::AuditState;
 use weir_trust::audit::{Outcome, Record};
 
-/// Records on their way to the log's task: an administrator's script makes fewer while the disk syncs once.
+/// Records on their way to the log's task: an administrator's script makes fewer during one sync of the disk.
 const INBOX_MAX: usize = 1024;
-/// Records that are kept while the disk takes none, about 1 MiB; later ones are counted only.
+/// Records that are kept while the disk fails, about 1 MiB; later ones are only counted.
 const WAITING_MAX: usize = 4096;
-/// A failed disk is tried again after this time, also without a new record.
+/// A failed disk is retried after this time, even without a new record.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
-/// A refusal that repeats is written once, and its count after this time: refused callers must not fill the
-/// disk.
+/// A repeated refusal is written once, and its count after this time: refused callers must not fill the disk.
 const REPEAT_WINDOW: Duration = Duration::from_secs(60);
-/// Different refusals whose repeats are counted; of more, all are written.
+/// Different refusals whose repeats are counted; beyond that each is written.
 const REPEATS_MAX: usize = 256;
 
-/// Takes records. Clones are the same log.
+/// Accepts records. Clones share the log.
 #[derive(Clone)]
 pub(crate) struct Audit {
     env: Env,
@@ -68,7 +67,7 @@ impl Audit {
         lock(&self.state).clone()
     }
 
-    /// Before an orderly end: what was recorded until now is written, or cannot be.
+    /// Before an orderly end: waits until all records are written, or have failed.
     pub async fn settle(&self, patience: Duration) {
         let (done, settled) = oneshot::channel();
         let settle = async {
@@ -82,7 +81,7 @@ impl Audit {
     }
 }
 
-/// What is the same of refusals that are counted.
+/// The common fields of refusals that are counted together.
 type Kind = (String, String, Option<u32>, String, String);
 
 struct Repeat {
@@ -94,11 +93,11 @@ struct Repeat {
 /// The task that owns the log.
 struct Writer {
     env: Env,
-    /// Absent while it writes.
+    /// Absent during a write.
     log: Option<Log>,
     state: Arc<Mutex<AuditState>>,
     waiting: Vec<Record>,
-    /// Of the records lost those whose number is written down.
+    /// The number of lost records that is already written to the log.
     gap: u64,
     repeats: BTreeMap<Kind, Repeat>,
 }
@@ -125,12 +124,12 @@ impl Writer {
             self.end_repeats(!settles.is_empty());
             self.write().await;
             for done in settles {
-                let _ = done.send(()); // nobody waits any more
+                let _ = done.send(()); // the caller may have given up
             }
         }
     }
 
-    /// When to go on without an event.
+    /// The time of the next work without an event.
     fn next_due(&self) -> Option<Duration> {
         let now = self.env.clock.now();
         let repeats = self.repeats.values().map(|r| r.until.since(now)).min();
@@ -163,7 +162,7 @@ impl Writer {
         }
     }
 
-    /// Of those whose time is over; at an end, of all.
+    /// Writes the counts whose time is over; at an end, all.
     fn end_repeats(&mut self, all: bool) {
         let now = self.env.clock.now();
         let waiting = &mut self.waiting;
@@ -186,7 +185,7 @@ impl Writer {
         let mut records = std::mem::take(&mut self.waiting);
         let kept = records.len();
         if lost > self.gap {
-            records.push(self.gap_of(lost - self.gap)); // behind what waited: later ones are lost
+            records.push(self.gap_of(lost - self.gap)); // after the waiting ones: later ones are lost
         }
         let (log, records, written) = self
             .env
@@ -212,7 +211,7 @@ impl Writer {
         self.report(failure);
     }
 
-    /// A failure is news once, and so is its end.
+    /// A failure is logged once, and so is its end.
     fn report(&self, failure: String) {
         let mut state = lock(&self.state);
         state.waiting = self.waiting.len() as u64;
@@ -312,7 +311,7 @@ mod tests {
             assert_eq!((state.records, state.waiting, state.lost), (0, 4096, 904));
             world.set_disk_capacity("role", 1 << 30);
             env.clock.sleep(RETRY_AFTER * 2).await;
-            // And the record that says how many are lost.
+            // And the record with the number of lost ones.
             let written = AuditState { records: 4097, waiting: 0, lost: 904, failure: String::new() };
             assert_eq!(audit.state(), written);
         });

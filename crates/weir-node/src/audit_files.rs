@@ -1,7 +1,8 @@
 //! The files of an audit log: the current one, and older ones up to a number.
 //!
-//! Invariant: acknowledged records are durable and form one chain, over files and starts. What a failed write
-//! or a power cut left behind them is removed before the next write. Knows nothing of what records say.
+//! Invariant: acknowledged records are durable and form one chain, over files and starts. Leftovers of a
+//! failed write or a power cut after them are removed before the next write. Knows nothing of the records'
+//! content.
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,14 +11,14 @@ use weir_trust::audit::{Head, Record, resume, seal};
 
 /// The file that is appended to; older ones are `audit-NUMBER.jsonl`, by the number of their last record.
 const CURRENT: &str = "audit.jsonl";
-/// A file that is larger is put by. With some hundred bytes a record, a hundred thousand of them.
+/// A larger file is rotated. With some hundred bytes a record, a hundred thousand of them.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Older files that are kept.
 const OLD_FILES_MAX: usize = 10;
-/// What is read of a file's end to find its last lines; more is read where there is no line's end in it.
+/// Bytes read at a file's end to find its last lines; more is read if they contain no complete line.
 const TAIL_BYTES: u64 = 256 << 10;
 
-/// The files of the audit log in this directory, oldest first. They make one chain.
+/// The files of the audit log in this directory, oldest first. They form one chain.
 pub fn audit_files(disk: &dyn Disk, dir: &Path) -> io::Result<Vec<PathBuf>> {
     let names = disk.read_dir(dir)?.into_iter().map(|entry| entry.name);
     let is_old = |name: &String| {
@@ -39,10 +40,10 @@ pub(crate) struct Log {
 
 struct Open {
     file: Arc<dyn File>,
-    /// Up to here all is durable and in the chain.
+    /// Everything up to here is durable and in the chain.
     len: u64,
     head: Head,
-    /// A write behind `len` failed: something of it may be there.
+    /// A write after `len` failed: a part of it may be in the file.
     is_dirty: bool,
 }
 
@@ -51,7 +52,8 @@ impl Log {
         Log { disk, dir: dir.to_path_buf(), file_bytes_max: FILE_BYTES_MAX, open: None }
     }
 
-    /// Appends records durably; the number of the last one. After an error none of them is there.
+    /// Appends records durably; returns the number of the last one. After an error none of them is in the
+    /// log.
     pub fn append(&mut self, records: &[Record]) -> io::Result<u64> {
         let open = match self.open.take() {
             Some(open) => open,
@@ -86,7 +88,7 @@ impl Log {
         Ok(open)
     }
 
-    /// The chain's end, by the last lines of the current file, or of the one before it.
+    /// The chain's end, from the last lines of the current file, or of the previous one.
     fn head(&self, lines: &[u8]) -> io::Result<Head> {
         if !lines.is_empty() {
             return Ok(resume(lines));
@@ -98,7 +100,7 @@ impl Log {
         Ok(resume(&tail(&*file, file.len()?)?))
     }
 
-    /// Puts the current file by, removes the oldest, and begins a new one.
+    /// Rotates: renames the current file, removes the oldest, and begins a new one.
     fn rotate(&self, full: Open) -> io::Result<Open> {
         let old = self.dir.join(format!("audit-{:020}.jsonl", full.head.number));
         self.disk.rename(&self.dir.join(CURRENT), &old)?;
@@ -134,7 +136,7 @@ impl Open {
     }
 }
 
-/// The end of a file, with a line's end before its last line, or the whole file.
+/// The end of a file, including a line's end before its last line, or the whole file.
 fn tail(file: &dyn File, len: u64) -> io::Result<Vec<u8>> {
     let mut wanted = TAIL_BYTES.min(len);
     loop {
@@ -173,7 +175,7 @@ mod tests {
         Log { file_bytes_max: 1000, ..Log::new(env.disk.clone(), Path::new("/role")) }
     }
 
-    /// How many records there are, in how many files; or the file and the line that does not fit.
+    /// The numbers of records and of files; or the file and the line that is invalid.
     fn checked(env: &Env) -> Result<(usize, usize), (usize, usize, Fault)> {
         let files = audit_files(&*env.disk, Path::new("/role")).unwrap();
         let (mut checker, mut count) = (Checker::default(), 0);

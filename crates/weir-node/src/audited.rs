@@ -1,7 +1,7 @@
-//! A service whose administration is recorded: what was asked, by whom, and what came of it.
+//! A service whose requests of administration are audited: request, sender and outcome.
 //!
-//! The table of methods says which these are, so all others pass with one look-up. A request is recorded when
-//! its answer is known. Knows nothing of how a service does its work.
+//! The table of methods declares which these are, so all others pass with one look-up. A request is recorded
+//! when its outcome is known. Knows nothing of the service's work.
 use crate::audit::Audit;
 use std::sync::Arc;
 use weir_proto::backup::BackupSet;
@@ -32,7 +32,7 @@ pub(crate) struct Audited {
 }
 
 impl Audited {
-    /// Serves a request of administration. It is seldom, so a task for its answer does not matter.
+    /// Serves a request of administration. It is rare, so a task for its answer does not matter.
     fn witness(&self, method: &Method, call: Call) -> Handled {
         let About { on, uid, changes } = about(&call);
         let audit = self.audit.clone();
@@ -117,7 +117,7 @@ impl Service for Audited {
     }
 }
 
-/// Something that the rules for mounts refused.
+/// The record of a refusal by the rules for mounts.
 pub(crate) fn refused_by_rule(audit: &Audit, refusal: weir_meta::Refusal) -> Record {
     Record {
         time_ns: audit.now_ns(),
@@ -161,16 +161,16 @@ fn outcome(error: Option<&Error>) -> Outcome {
     }
 }
 
-/// What a request is about.
+/// The subject of a request.
 struct About {
     on: String,
-    /// The user that it names.
+    /// The user in the request.
     uid: Option<u32>,
-    /// It is not only asked what is.
+    /// It is not only a query.
     changes: bool,
 }
 
-/// A request that is none is recorded with what the service says of it.
+/// A request that cannot be decoded is recorded with the service's error.
 fn about(call: &Call) -> About {
     decoded(call).unwrap_or(About { on: String::new(), uid: None, changes: true })
 }
@@ -186,7 +186,7 @@ fn audit_rule(AuditVolumes { rule }: &AuditVolumes) -> String {
     format!("audit of volumes {}: {}", rule.volumes, kinds.join(", "))
 }
 
-/// A target that is lost, or leaves.
+/// Requests about a target that is lost, or drained.
 fn of_target(call: &Call) -> Result<About> {
     let (on, changes) = match call.method {
         TargetGone::METHOD => {
@@ -274,7 +274,7 @@ fn decoded(call: &Call) -> Result<About> {
     })
 }
 
-/// Certificates and tokens.
+/// Requests about certificates and tokens.
 fn decoded_of_enrolment(call: &Call) -> Result<About> {
     let changed = |on: String, uid| About { on, uid, changes: true };
     Ok(match call.method {
@@ -297,7 +297,7 @@ fn decoded_of_enrolment(call: &Call) -> Result<About> {
     })
 }
 
-/// The rest: what belongs to a volume.
+/// The others: requests about volumes.
 fn decoded_of_volume(call: &Call) -> Result<About> {
     let changed = |on: String, uid: u32| About { on, uid: Some(uid), changes: true };
     let looked = |on: String, uid: u32| About { on, uid: Some(uid), changes: false };
@@ -363,7 +363,7 @@ fn roles_of(roles: &[Role]) -> String {
     words.join(", ")
 }
 
-/// A rule with what it lets through.
+/// A rule with its permissions.
 fn allowed(rule: &HomeRule) -> String {
     let run_as = rule.run_as.as_ref().map(|user| format!(", as {user}"));
     let keep = rule.keep_setuid.then(|| ", set-user-ID".to_owned());
@@ -388,7 +388,7 @@ fn changes_of(r: &VolumeChange) -> String {
     all.join(", ")
 }
 
-/// A URL's query may name files with keys, and in other programs' URLs a key itself.
+/// A URL's query may name credential files, and in other programs' URLs a key itself.
 fn without_keys(url: &str) -> &str {
     url.split('?').next().unwrap_or_default()
 }

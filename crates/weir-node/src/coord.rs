@@ -18,12 +18,12 @@ pub struct CoordNode {
     env: Env,
     coordinator: Arc<Coordinator>,
     audit: Audit,
-    /// Where coordinators share a store.
+    /// For coordinators that share a store.
     lead: Option<Lead>,
     pub server: Server,
 }
 
-/// Starts the coordinator whose state is in `dir`. Nobody is observed: it is the one that others observe.
+/// Starts the coordinator whose state is in `dir`. It follows no other: other nodes follow it.
 pub fn start_coord<'a>(
     env: &'a Env,
     site: &'a Site,
@@ -44,7 +44,7 @@ async fn start_coord_unboxed(
 }
 
 /// Waits until this coordinator leads those that share the store, then starts it; `dir` holds its audit log.
-/// It does not listen while it waits. `waits`: called with the name of the leader whenever another one leads.
+/// It does not listen while it waits. `waits`: called with the leader's name whenever another one leads.
 pub async fn start_shared_coord(
     env: &Env,
     site: &Site,
@@ -62,7 +62,7 @@ pub async fn start_shared_coord(
             dir.display()
         ))));
     }
-    // One that only ever waits is of its cluster all the same: it is started without --new the next time.
+    // One that has only waited also belongs to the cluster: it is started without --new the next time.
     let found = |name: &str| {
         let written = match (known, config.cluster) {
             (None, Some(cluster)) => write_coordinator(&*env.disk, dir, cluster),
@@ -103,7 +103,7 @@ async fn serve(
     let identity = Identity::new(env, who.name.as_str(), who.role, Some(coordinator.cluster()));
     let identity = identity.trusting(coordinator.trust());
     let server = site.serve(env, identity, audited).await?;
-    // The others are known by configuration only. (The path of a local socket would be of no use elsewhere.)
+    // The others are known only by configuration. (The path of a local socket is useless on other hosts.)
     let named = who.coordinators.iter().filter(|addr| !matches!(addr, Addr::Unix(_)));
     let others = named.filter(|addr| !server.addrs().contains(addr)).cloned();
     coordinator.announce(&server.addrs().iter().cloned().chain(others).collect::<Vec<_>>());
@@ -111,7 +111,7 @@ async fn serve(
 }
 
 impl CoordNode {
-    /// Ends in good order.
+    /// Ends in an orderly way.
     pub fn end(self, patience: Duration) -> BoxFuture<'static, ()> {
         Box::pin(self.end_unboxed(patience))
     }
@@ -127,12 +127,12 @@ impl CoordNode {
         }
     }
 
-    /// How this coordinator is, for `weir status`.
+    /// This coordinator's condition, for `weir status`.
     pub fn report(&self, name: &str, condition: Condition) {
         self.coordinator.conditions.note(name, Role::Coordinator, condition, self.env.clock.now());
     }
 
-    /// Waits until another coordinator leads, or may lead; then this one answers nothing any more, and has to
+    /// Waits until another coordinator leads, or may lead; then this one answers no more requests, and must
     /// end.
     pub fn lost(&self) -> BoxFuture<'_, Error> {
         Box::pin(self.lost_unboxed())

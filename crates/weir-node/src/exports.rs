@@ -1,9 +1,9 @@
-//! Exports of a namespace by its leader: for whoever fetches one, and on a schedule into a directory of this
+//! Exports of a namespace by its leader: on request of a client, and by schedule into a directory of this
 //! machine.
 //!
-//! Invariants: an export is one state of the store, whatever changes meanwhile; a file has its name when all
-//! of it is durable; the schedule is in the namespace, so it survives restarts and moves with the lead. Knows
-//! nothing of what the entries mean.
+//! Invariants: an export is one state of the store, regardless of later changes; a file gets its name when
+//! all of it is durable; the schedule is in the namespace, so it survives restarts and moves with the lead.
+//! Knows nothing of the entries' meaning.
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,16 +28,16 @@ use weir_proto::sender::Sender;
 use weir_proto::{Error, Request, Result};
 use weir_rpc::{Call, Connection, Defer, Handled, Reply, Service};
 
-/// Each keeps pages of the store from being used again.
+/// Each one keeps pages of the store from being reused.
 const OPEN_MAX: usize = 4;
-/// An export that nobody has fetched from for so long is given up.
+/// An export that was not fetched from for this long is dropped.
 const KEPT_FOR: Duration = Duration::from_secs(300);
-/// Before an export that failed is made again.
+/// Pause before a failed export is retried.
 const RETRY_PAUSE: Duration = Duration::from_secs(60);
-/// How exports end in a directory.
+/// File name suffix of exports.
 const SUFFIX: &str = ".weir-export";
 
-/// Of which namespace.
+/// Identifies the namespace.
 pub struct Exported {
     pub head: ExportHead,
     pub engine: Arc<Engine>,
@@ -54,7 +54,7 @@ pub struct Exports {
 #[derive(Default)]
 struct Open {
     last: u64,
-    /// Since when nobody has fetched from it.
+    /// Each with the time of the last fetch.
     of: BTreeMap<u64, (Arc<Export>, Instant)>,
 }
 
@@ -68,7 +68,7 @@ impl Exports {
         Arc::new(Exports { env, of, open: Mutex::default(), made: Mutex::default(), changed: Notify::new() })
     }
 
-    /// The state as it is now.
+    /// The present state.
     async fn take(&self) -> Result<(ExportHead, Export)> {
         self.of.engine.checkpoint().await?;
         let export = self.of.engine.export().await?;
@@ -155,7 +155,7 @@ impl Exports {
         self.state()
     }
 
-    /// Makes the exports of the schedule, for as long as it is polled.
+    /// Makes the exports of the schedule, while it is polled.
     pub async fn keep_schedule(&self) {
         loop {
             let pause = match self.schedule() {
@@ -166,7 +166,7 @@ impl Exports {
             match pause {
                 None => self.changed.notified().await,
                 Some(pause) => {
-                    let _ = self.env.clock.timeout(pause, self.changed.notified()).await; // looked at again either way
+                    let _ = self.env.clock.timeout(pause, self.changed.notified()).await; // checked again either way
                 }
             }
         }
@@ -178,7 +178,7 @@ impl Exports {
         RETRY_PAUSE
     }
 
-    /// Returns how long to wait.
+    /// Returns the time to wait.
     async fn make_if_due(&self, schedule: &ScheduleRecord) -> Option<Duration> {
         let dir = PathBuf::from(&schedule.dir);
         let every = Duration::from_secs(u64::from(schedule.every_s));
@@ -257,7 +257,7 @@ fn write_export(to: Appending, head: &ExportHead, export: &Export) -> Result<Tot
     Ok(writer.end()?.1)
 }
 
-/// Writes to a file from its beginning on.
+/// Writes a file sequentially from its beginning.
 struct Appending {
     file: Arc<dyn File>,
     at: u64,

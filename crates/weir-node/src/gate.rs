@@ -1,4 +1,4 @@
-//! A service whose address is announced before the service is there.
+//! A service whose address is announced before the service is ready.
 //!
 //! A node serves before it joins, and the metadata role must have joined before it may lead.
 use std::sync::{Arc, OnceLock};
@@ -8,19 +8,18 @@ use weir_proto::data::PAYLOAD_MAX;
 use weir_proto::sender::Sender;
 use weir_rpc::{Call, Connection, Defer, Handled, Service};
 
-/// Calls that wait for a gate that is about to open: the newest map has come to their senders sooner than to
-/// this node.
+/// Calls that wait for a gate that is about to open: their senders have got the newest map earlier than this
+/// node.
 const HELD_CALLS_MAX: usize = 4096;
 
-/// A service that is announced before it is there: until then it asks callers to come back, or lets them wait
-/// for a moment.
+/// A service that is announced before it is ready: until then callers must retry, or wait for a moment.
 #[derive(Clone)]
 pub struct Gate {
     behind: Arc<OnceLock<Arc<dyn Service>>>,
     opened: Arc<Notify>,
-    /// Room for calls that wait.
+    /// Permits for waiting calls.
     room: Arc<Semaphore>,
-    /// It leads to the metadata service.
+    /// It belongs to the metadata service.
     to_metadata: bool,
 }
 
@@ -80,7 +79,7 @@ impl Service for Gate {
         self.to_metadata
     }
     fn payload_max(&self, from: Sender) -> u32 {
-        // The copies of a namespace send each other the records of its journal.
+        // The copies of a namespace send each other journal records.
         if self.to_metadata && from != Sender::Meta { 0 } else { PAYLOAD_MAX }
     }
     fn caught_up(&self) {

@@ -1,9 +1,9 @@
-//! A namespace from an export: its directory is filled, and before it serves it is compared with what targets
-//! hold.
+//! Restores a namespace from an export: its directory is filled, and is compared with the targets' data
+//! before it is served.
 //!
-//! Invariants: only an empty directory is filled, for a namespace that the coordinator knows and nobody
-//! leads; a filling that was interrupted is not used; nobody is served before the comparison has ended. Knows
-//! nothing of what the entries mean: `weir_meta::restore` does.
+//! Invariants: only an empty directory is filled, for a namespace that the coordinator knows and that has no
+//! leader; an interrupted filling is not used; no client is served before the comparison has ended. Knows
+//! nothing of the entries' meaning: `weir_meta::restore` does.
 use crate::site::Site;
 use std::io::Read;
 use std::path::Path;
@@ -23,15 +23,15 @@ use weir_proto::map::{ClusterMap, Group, MemberState};
 use weir_proto::meta::Time;
 use weir_proto::{Epoch, Error, NamespaceId, Result, TargetId};
 
-/// Cells of one answer.
+/// Cells in one reply.
 const CELLS_AT_ONCE: u32 = 4096;
 const LIST_PATIENCE: Duration = Duration::from_secs(30);
-/// Between two tries to reach a target.
+/// Pause between two attempts to reach a target.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
-/// How often it is said what is waited for, in tries.
+/// Number of attempts between two log messages about waiting.
 const SAY_AGAIN: u32 = 10;
 
-/// Fills the empty directory of a lost namespace from an export. `progress`: what was read so far.
+/// Fills the empty directory of a lost namespace from an export. `progress`: the bytes read so far.
 pub async fn import_namespace(
     env: &Env,
     site: &Site,
@@ -83,7 +83,7 @@ pub async fn import_namespace(
     Ok((head, reader.totals()))
 }
 
-/// `own`: the record of the import, until it was put in its place.
+/// `own`: the record of the import, until it is inserted in its place.
 fn all_restored(part: Pairs, own: &mut Option<(Vec<u8>, Vec<u8>)>) -> Result<Pairs> {
     let mut pairs = Pairs::with_capacity(part.len() + 1);
     for (key, value) in part {
@@ -96,7 +96,7 @@ fn all_restored(part: Pairs, own: &mut Option<(Vec<u8>, Vec<u8>)>) -> Result<Pai
     Ok(pairs)
 }
 
-/// It is the namespace of this cluster, and nobody leads it.
+/// Checks that it is a namespace of this cluster without a leader.
 fn check_lost(map: &ClusterMap, head: &ExportHead) -> Result<()> {
     let ExportHead { name, uuid, namespace, .. } = head;
     if head.cluster != map.cluster {
@@ -127,8 +127,7 @@ fn check_lost(map: &ClusterMap, head: &ExportHead) -> Result<()> {
     }
 }
 
-/// Compares an imported namespace with its targets, unless that was done. Waits until all of them can be
-/// asked.
+/// Compares an imported namespace with its targets, unless that was done. Waits until all of them answer.
 pub(crate) async fn compare(env: &Env, cluster: &Cluster, meta: &Meta, namespace: NamespaceId) -> Result<()> {
     if meta.import()?.is_none_or(|import| import.compared) {
         return Ok(());
@@ -167,7 +166,7 @@ async fn holdings(env: &Env, cluster: &Cluster, namespace: NamespaceId) -> Resul
     }
 }
 
-/// Every member that has all that was written: one of them may lack a fragment that the others have.
+/// Every current member: one of them may lack a fragment that the others have.
 async fn list_group(
     cluster: &Cluster,
     group: &Group,

@@ -1,8 +1,8 @@
-//! The roles of a cluster, each composed of its parts: by these functions the program, the simulator and
-//! tests start them.
+//! The roles of a cluster, each composed of its parts: the program, the simulator and tests start them by
+//! these functions.
 //!
-//! A role is started by one function, which returns when it serves. Who called it decides when it ends.
-//! Knows nothing of command lines, configuration files, processes or FUSE.
+//! A role is started by one function, which returns when it serves. The caller decides when it ends. Knows
+//! nothing of command lines, configuration files, processes or FUSE.
 mod audit;
 mod audit_files;
 mod audited;

@@ -1,7 +1,7 @@
-//! A metadata node: one directory of a namespace, which leads or keeps a copy, as the coordinator decides.
+//! A metadata node: one directory of a namespace, which leads or keeps a copy, as decided by the coordinator.
 //!
-//! A namespace that was never copied is led by the node whose directory it is. With copies, the map says who
-//! leads: this node follows that, and offers its directory when it starts or was left out.
+//! A namespace that never had copies is led by the node with its directory. With copies, the map names the
+//! leader: this node follows the map, and offers its directory at its start or after it was left out.
 use crate::audit::Audit;
 use crate::audited::{Audited, of_volume, refused_by_rule};
 use crate::exports::{Exported, Exports, WithExports};
@@ -33,22 +33,23 @@ use weir_proto::volume::Policy;
 use weir_proto::{Epoch, Error, ErrorKind, NamespaceId, NamespaceUuid, NodeId, Result};
 use weir_rpc::{Server, Service};
 
-/// Between offers of a directory that is refused for now, tries to lead, and looks at the store.
+/// Interval of offers of a directory that is refused for now, of attempts to lead, and of checks of the
+/// store.
 const OFFER_AGAIN: Duration = Duration::from_secs(1);
 
-/// Where a namespace is kept.
+/// The directory of a namespace.
 pub struct MetaPlace {
     pub dir: PathBuf,
     pub namespace: String,
-    /// Found it, unless it is there.
+    /// Found it if it does not exist.
     pub new: bool,
-    /// Found it instead of this one, which is lost.
+    /// Found it as replacement of this one, which is lost.
     pub instead_of: Option<NamespaceUuid>,
     pub engine: EngineConfig,
-    /// So much of the journal is kept where there are copies: one that was away for less need not fetch the
+    /// The part of the journal that is kept for copies: a copy that was away for less need not fetch the
     /// whole state.
     pub kept_for_copies: u64,
-    /// Whether the process of a client, as it named itself, is certainly gone.
+    /// Whether the process of a client, by its own identification, is certainly gone.
     pub gone: Arc<dyn Fn(&str) -> bool + Send + Sync>,
 }
 
@@ -63,9 +64,9 @@ pub struct MetaNode {
     pub server: Server,
 }
 
-/// The lead that this node has. Dropped, it answers nothing more.
+/// This node's lead. After its drop it answers no more requests.
 struct Leads {
-    /// 0: the namespace was never copied.
+    /// 0: the namespace never had copies.
     epoch: Epoch,
     right: Arc<Right>,
     /// Why the metadata service ended.
@@ -80,18 +81,18 @@ impl Drop for Leads {
     }
 }
 
-/// What the map wants of this node.
+/// This node's part according to the map.
 #[derive(PartialEq, Eq, Debug)]
 enum Part {
-    /// It goes on as it is.
+    /// No change.
     Stays,
-    /// There is no place for its directory, or it has to say first what that holds.
+    /// Its directory has no place, or must be offered first with its number of changes.
     Offers,
     Follows,
     Leads(NamespaceId, JournalGroup<NodeId>),
 }
 
-/// Returns when the node leads, or keeps what the map lets it keep.
+/// Returns when the node leads, or keeps the copy that the map assigns to it.
 pub fn start_meta<'a>(
     env: &'a Env,
     site: &'a Site,
@@ -142,7 +143,7 @@ async fn start_meta_unboxed(
     Ok(node)
 }
 
-/// Opens the directory. Of a namespace without copies whose directory it is: takes the lead.
+/// Opens the directory. For a namespace without copies: takes the lead.
 async fn open(
     env: &Env,
     cluster: &Cluster,
@@ -177,12 +178,12 @@ impl MetaNode {
         self.leads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The cluster as this node sees it.
+    /// This node's handle on the cluster.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
-    /// Works until its store fails, or the coordinator refuses its directory. Says why.
+    /// Works until its store fails, or the coordinator refuses its directory. Returns the reason.
     pub fn run(&self) -> BoxFuture<'_, Error> {
         Box::pin(self.run_unboxed())
     }
@@ -195,10 +196,10 @@ impl MetaNode {
         }
     }
 
-    /// Does what the newest map wants, and waits for what is next.
+    /// Follows the newest map, and waits for the next event.
     async fn turn(&self, maps: &mut watch::Receiver<Arc<ClusterMap>>) -> Result<()> {
         maps.borrow_and_update();
-        // That of a copy which follows is noticed here only.
+        // The failure of a following copy's store is only detected here.
         self.service.follower.engine().map_or(Ok(()), |engine| engine.check())?;
         let is_open =
             self.take_part(false).await? || journal_group_of(&self.cluster.map(), &self.own).is_some();
@@ -232,7 +233,7 @@ impl MetaNode {
         Ok(())
     }
 
-    /// True: the same is tried again in a while.
+    /// True: it must be retried in a while.
     async fn take_part(&self, starts: bool) -> Result<bool> {
         match self.part(&self.cluster.map(), starts) {
             Part::Stays => Ok(false),
@@ -302,7 +303,7 @@ impl MetaNode {
         }
     }
 
-    /// Leads under the group's epoch: from now on, or as before.
+    /// Leads under the group's epoch: from now on, or continued.
     async fn lead(&self, namespace: NamespaceId, members: JournalGroup<NodeId>) -> Result<()> {
         let follower = &self.service.follower;
         let fetches = || Error::unavailable("the whole state is being fetched from another copy");
@@ -327,7 +328,7 @@ impl MetaNode {
         Ok(())
     }
 
-    /// Begins to serve a namespace that was never copied: done when it does.
+    /// Begins to serve a namespace that never had copies; returns when it serves.
     async fn lead_alone(&self, namespace: NamespaceId, engine: Arc<Engine>) -> Result<()> {
         let serves = self.begin((namespace, Epoch(0)), engine, Right::alone(), None);
         if serves.await.is_ok() {
@@ -341,7 +342,7 @@ impl MetaNode {
         Err(why.unwrap_or_else(ended_silently))
     }
 
-    /// Serves the namespace in a task of its own; the answer tells when it does.
+    /// Serves the namespace in a task of its own; the answer resolves when it does.
     fn begin(
         &self,
         (namespace, epoch): (NamespaceId, Epoch),
@@ -349,7 +350,7 @@ impl MetaNode {
         right: Arc<Right>,
         led_until: Option<Instant>,
     ) -> oneshot::Receiver<()> {
-        // What is left of this lead when it is over changes nothing, also if this node leads again.
+        // Leftovers of this lead after its end change nothing, even if this node leads again.
         let kv = engine.led();
         let head = ExportHead {
             cluster: self.own.cluster,
@@ -377,7 +378,7 @@ impl MetaNode {
         served
     }
 
-    /// Ends the lead: no client is answered any more, and clients look for the node that leads.
+    /// Ends the lead: no client gets an answer any more, and clients look for the node that leads.
     fn leave_lead(&self) {
         if self.leads().take().is_none() {
             return;
@@ -396,7 +397,7 @@ impl MetaNode {
                     News::CaughtUp => cluster.copy_caught_up(namespace, node, epoch).await,
                     News::Silent(silent) => cluster.copy_lost(namespace, node, epoch, silent).await,
                 };
-                // It is said again as long as it is so.
+                // Repeated while the condition lasts.
                 if let Err(e) = told {
                     tracing::debug!("of {node} the coordinator does not take {news:?}: {e}");
                 }
@@ -431,7 +432,7 @@ impl MetaNode {
         }
     }
 
-    /// Ends in good order, each step within `patience`.
+    /// Ends in an orderly way, each step within `patience`.
     pub fn end(self, patience: Duration) -> BoxFuture<'static, Result<()>> {
         Box::pin(self.end_unboxed(patience))
     }
@@ -442,7 +443,7 @@ impl MetaNode {
             && let Some(entry) =
                 self.cluster.map().namespaces.iter().find(|entry| entry.uuid == self.own.uuid)
         {
-            // Away or late, the coordinator knows what was recorded last.
+            // If the coordinator is unreachable or late, it has the last recorded number.
             let lead = Lead::given(&self.cluster, kv, entry.id);
             let _ = self.env.clock.timeout(patience, lead.record()).await;
         }
@@ -450,7 +451,7 @@ impl MetaNode {
         self.audit.settle(patience).await;
         self.server.stop();
         match (kv, led) {
-            // The next start is quick; without it the journal is replayed.
+            // For a fast next start; without it the journal is replayed.
             (Some(kv), Some(Epoch(0))) => kv.checkpoint().await,
             _ => Ok(()),
         }
@@ -461,7 +462,7 @@ fn ended_silently() -> Error {
     Error::io("the work of the leader ended")
 }
 
-/// Everything that a leader does.
+/// The tasks of a leader.
 struct Work {
     env: Env,
     cluster: Cluster,
@@ -477,7 +478,7 @@ impl Work {
         let Work { env, cluster, service, lead, exports, namespace } = self;
         let is_alone = config.led_until.is_none();
         let meta = Meta::open(env, lead.kv().clone(), config)?;
-        // The coordinator hears of it before a client is served. It may be away for a moment.
+        // The coordinator is informed before a client is served. It may be unreachable for a moment.
         while let Err(e) = lead.record().await {
             if is_alone || !matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline) {
                 return Err(e);
@@ -504,7 +505,7 @@ fn journal_group_of(
     Some((entry.id, journal_group(map, entry.id)?))
 }
 
-/// How full the targets are, in payload: redundancy is taken off.
+/// How full the targets are, in payload bytes: without redundancy.
 fn space_of_targets(cluster: Cluster) -> impl Fn() -> BoxFuture<'static, Option<Level>> {
     move || {
         let cluster = cluster.clone();
@@ -513,7 +514,7 @@ fn space_of_targets(cluster: Cluster) -> impl Fn() -> BoxFuture<'static, Option<
             let scheme = status.map.settings.scheme;
             let payload =
                 |raw: u64| (u128::from(raw) * u128::from(scheme.data) / scheme.width() as u128) as u64;
-            // One report per target: the newest counts.
+            // Of several reports of a target the newest counts.
             let newest: BTreeMap<_, _> =
                 status.targets.iter().map(|r| (r.target, (r.capacity, r.used))).collect();
             let (capacity, used) = newest.values().fold((0, 0), |sum, r| (sum.0 + r.0, sum.1 + r.1));
@@ -522,20 +523,20 @@ fn space_of_targets(cluster: Cluster) -> impl Fn() -> BoxFuture<'static, Option<
     }
 }
 
-/// Layouts that are remembered: one for each policy that volumes have.
+/// Layouts that are remembered: one for each policy of volumes.
 const POLICIES_MAX: usize = 64;
 
-/// What was worked out for one version of the map.
+/// Results computed for one version of the map.
 #[derive(Default)]
 struct KnownLayouts {
     version: u64,
     layouts: Vec<(Policy, LayoutPolicy)>,
-    /// Whose placement groups the coordinator was asked for.
+    /// Policies whose placement groups were requested from the coordinator.
     asked: Vec<Policy>,
 }
 
-/// Where new files go: worked out once for each map and policy, as every create asks. A volume whose scheme
-/// has no placement groups gets them: its files can be written as soon as the map has them.
+/// The layout of new files: computed once for each map and policy, as every create needs it. A missing set of
+/// placement groups for a volume's scheme is requested: its files can be written as soon as the map has them.
 fn layout_policy(env: Env, cluster: Cluster) -> impl Fn(&Policy) -> Option<LayoutPolicy> {
     let known: Mutex<KnownLayouts> = Mutex::default();
     move |policy| {
@@ -566,7 +567,7 @@ fn layout_policy(env: Env, cluster: Cluster) -> impl Fn(&Policy) -> Option<Layou
     }
 }
 
-/// Those of the scheme for new files come by themselves.
+/// Groups of the scheme for new files are made automatically.
 fn ask_for_groups(env: &Env, cluster: Cluster, pool: Option<String>, scheme: Scheme) {
     env.tasks.spawn("ask for placement groups", async move {
         if let Err(e) = cluster.make_groups(pool, scheme).await {

@@ -1,6 +1,6 @@
-//! What a metadata node serves: the namespace while it leads, and its copy of the journal to whoever leads.
+//! The services of a metadata node: the namespace while it leads, and its copy of the journal for the leader.
 //!
-//! A leader's messages are taken only if the cluster map says that it leads under that epoch.
+//! A leader's messages are accepted only if the cluster map names it as leader under that epoch.
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use weir_coord::Cluster;
@@ -13,10 +13,10 @@ use weir_proto::sender::Sender;
 use weir_proto::{Epoch, Error, NamespaceId, NodeId, Reader, Request, Result, Wire};
 use weir_rpc::{Call, Connection, Defer, Handled, Proved, Service};
 
-/// A leader may have the newest map sooner than this node.
+/// A leader may have the newest map earlier than this node.
 const MAP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Changes hands with the lead.
+/// Changes with the lead.
 #[derive(Clone)]
 pub(crate) struct NamespaceService {
     cluster: Cluster,
@@ -39,7 +39,7 @@ impl NamespaceService {
     pub fn serve(&self, service: Arc<dyn Service>) {
         self.leads.write().unwrap_or_else(PoisonError::into_inner).service = Some(service);
     }
-    /// Gives its state to copies from now on.
+    /// Sends its state to copies from now on.
     pub fn lead(&self, leader: Arc<Leader>) {
         self.leads.write().unwrap_or_else(PoisonError::into_inner).leader = Some(leader);
     }
@@ -89,7 +89,7 @@ impl NamespaceService {
     }
 }
 
-/// What every message between copies begins with.
+/// The common first fields of every message between copies.
 struct Asked {
     namespace: NamespaceId,
     epoch: Epoch,
@@ -111,7 +111,7 @@ impl Waits {
     }
 }
 
-/// Whether the map knows the sender as the leader of that epoch, or as a member of its group.
+/// Checks that the map has the sender as the leader of that epoch, or as a member of its group.
 fn check(map: &ClusterMap, asked: &Asked, from: &Connection) -> std::result::Result<(), Waits> {
     let Asked { namespace, epoch, of_leader } = *asked;
     let entry = map.namespace(namespace).zip(map.copies_of(namespace));
@@ -136,7 +136,7 @@ fn check(map: &ClusterMap, asked: &Asked, from: &Connection) -> std::result::Res
     Err(Waits(Error::denied(format!("{who} has no part in {namespace} under {epoch}")), false))
 }
 
-/// As its certificate says, in a cluster with certificates.
+/// The name in its certificate, in a cluster with certificates.
 fn name_of(from: &Connection) -> &str {
     from.certificate().map_or(from.peer().name.as_str(), |certificate| certificate.name.as_str())
 }

@@ -1,4 +1,4 @@
-//! What the metadata role asks of targets: to drop the cells of deleted files.
+//! Requests of the metadata role to targets: dropping the cells of deleted files.
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ const DROP_PATIENCE: Duration = Duration::from_secs(10);
 pub struct ClusterPurge {
     pub env: Env,
     pub cluster: Cluster,
-    /// A leader that is cut off drops nothing: another one may have given the file to a writer.
+    /// A leader that is cut off drops nothing: another one may have granted the file to a writer.
     pub right: Arc<Right>,
 }
 

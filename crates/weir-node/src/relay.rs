@@ -1,11 +1,10 @@
-//! What users of a mount's machine ask the cluster, passed on by their mount: their volumes, quotas and
-//! snapshots.
+//! Forwards requests of users of a mount's machine to the cluster: about their volumes, quotas and snapshots.
 //!
-//! Each of their connections has a pair of its own, to the coordinator and to the metadata leader. Over these
-//! the mount proves itself and then says for whom it speaks (`ActFor`). Whoever is asked decides.
+//! Each user connection has its own pair of connections, to the coordinator and to the metadata leader. On
+//! these the mount authenticates and then names the user for whom it acts (`ActFor`). The servers decide.
 //!
-//! Invariants: nothing is passed on over a connection before `ActFor` was answered on it; a user's request
-//! never goes over the connections of another user, nor over those of the mount itself.
+//! Invariants: nothing is forwarded on a connection before `ActFor` was answered on it; a user's request
+//! never uses the connections of another user, nor those of the mount itself.
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use weir_coord::Cluster;
@@ -19,11 +18,11 @@ use weir_rpc::{
     Call, Channel, Connection, Handled, Identity, Payload, Proved, Reply, Server, Service, serve,
 };
 
-/// Methods from here on are the metadata leader's; those below are the coordinator's.
+/// Methods from this number on go to the metadata leader; those below to the coordinator.
 const FIRST_OF_LEADER: u16 = 100;
 
-/// Serves the users of this machine at a socket. `own_uid`: whom this process runs as; root, who may act as
-/// that user, too, is taken for it.
+/// Serves the users of this machine at a socket. `own_uid`: the user that this process runs as; root, which
+/// may act as that user, too, is mapped to it.
 pub async fn start_relay(
     env: &Env,
     cluster: Cluster,
@@ -46,17 +45,17 @@ struct Relay {
     guests: Mutex<BTreeMap<u64, Arc<Guest>>>,
 }
 
-/// A user at the socket.
+/// A user connected to the socket.
 struct Guest {
     uid: u32,
     coordinator: Way,
     leader: Way,
 }
 
-/// How a user's requests reach one of the two.
+/// The connection for a user's requests to one of the two servers.
 struct Way {
     channel: Channel,
-    /// Where it was said for whom it is.
+    /// The connection on which `ActFor` was answered.
     said: tokio::sync::Mutex<Option<Connection>>,
 }
 
@@ -135,7 +134,7 @@ impl Way {
     }
 }
 
-/// What the metadata leader asks a user's program.
+/// Calls back from the metadata leader to a user's program.
 struct Back {
     env: Env,
     guest: Connection,
@@ -148,7 +147,7 @@ impl Service for Back {
     }
 }
 
-/// Sends a request on as it came, and the answer back.
+/// Forwards a request unchanged, and returns the answer.
 async fn pass(env: &Env, to: &Connection, call: Call) -> Result<Reply> {
     let left = call.deadline.since(env.clock.now());
     let payload = Payload::from(vec![call.payload]);

@@ -1,4 +1,4 @@
-//! Who a node is and where it serves, and at which step its start failed.
+//! A node's identity and addresses, and the step at which its start failed.
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,21 +8,21 @@ use weir_env::{Addr, Env};
 use weir_proto::{Error, Result};
 use weir_rpc::{Identity, Server, Service};
 
-/// Who a node is, and where it serves.
+/// A node's identity and addresses.
 #[derive(Clone)]
 pub struct Site {
     pub observer: Observer,
     pub listen: Vec<Addr>,
-    /// Called when the node listens, before anybody hears of its addresses.
+    /// Called when the node listens, before its addresses are announced.
     pub listens: Arc<dyn Fn() -> Result<()> + Send + Sync>,
-    /// How long the coordinator is waited for at the start.
+    /// How long a start waits for the coordinator.
     pub patience: Duration,
 }
 
-/// A step of a start at which an operator can do something about a failure.
+/// A step of a start whose failure an operator can fix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// The node's addresses cannot be listened at.
+    /// The node cannot listen on its addresses.
     Serve,
     /// The coordinator refuses the node.
     Join,
@@ -53,8 +53,8 @@ impl Site {
         Cluster::observe(env, self.observer.clone(), self.patience).await
     }
 
-    /// Keeps this role's record of the newest map up to date: an older copy of the coordinator's directory is
-    /// told by it. `of`: the namespace that it leads.
+    /// Keeps this role's record of the newest map up to date: it reveals an older copy of the coordinator's
+    /// directory. `of`: the namespace that it leads.
     pub(crate) fn record_map(&self, env: &Env, cluster: &Cluster, file: PathBuf, of: Option<String>) {
         let recording = keep_newest_map(env.clone(), cluster.subscribe(), file, of);
         env.tasks.spawn("record the newest cluster map", recording);
@@ -73,7 +73,7 @@ impl Site {
     }
 }
 
-/// An orderly end: the coordinator need not find out by itself. Without it the node is down a moment later.
+/// An orderly end: the coordinator need not detect it. Without it the node is down a moment later.
 pub(crate) async fn leave(env: &Env, cluster: &Cluster, patience: Duration) {
     match env.clock.timeout(patience, cluster.leave()).await {
         Ok(Ok(())) => {}

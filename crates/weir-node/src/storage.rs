@@ -14,14 +14,14 @@ use weir_proto::{DiskUuid, Error, Result, RunId};
 use weir_rpc::Server;
 use weir_store::{Geometry, StorageNode, TargetConfig, runs};
 
-/// Where targets are kept.
+/// The directories of targets.
 pub struct StoragePlace {
     /// One target each.
     pub dirs: Vec<PathBuf>,
-    /// Of new targets.
+    /// Pool of new targets.
     pub pool: String,
-    /// A file that lists which target is in which directory, away from the disks: an empty mount point is
-    /// told from a new disk by it.
+    /// A file that lists which target is in which directory, outside of the disks: it distinguishes an empty
+    /// mount point from a new disk.
     pub known: Option<PathBuf>,
     /// How many targets of other processes share each disk's free space with one of these.
     pub shared_by: u32,
@@ -41,7 +41,7 @@ struct Checked {
     identity: TargetIdentity,
 }
 
-/// A target with its index open, in which this run is written down.
+/// A target with its index open, in which this run is recorded.
 struct Begun {
     dir: PathBuf,
     identity: TargetIdentity,
@@ -76,8 +76,8 @@ async fn start_storage_unboxed(
     let gate = Arc::new(Gate::default());
     let server = site.serve(env, cluster.identity(), gate.clone()).await?;
     let opened: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
-    // What has a number is opened before the cluster hears of this node; a new target gets its number by
-    // joining.
+    // Targets with a number are opened before the node is announced to the cluster; a new target gets its
+    // number by joining.
     if targets.iter().all(|t| cluster.target_of(t.identity.disk).is_some()) {
         open_node(env, &cluster, &targets, &opened).await?;
     }
@@ -89,7 +89,7 @@ async fn start_storage_unboxed(
         open_node(env, &cluster, &targets, &opened).await?;
     }
     let storage = opened.get().cloned().ok_or_else(|| Error::io("the storage node did not open"))?;
-    // Not before: coordinator and index must both have recorded this run before anything is served.
+    // Not earlier: coordinator and index must both have recorded this run before any request is served.
     for target in &targets {
         let admitted = runs::admitted(&joined.map, target.identity.disk, target.history.run)?;
         runs::confirm(&target.index, admitted).await?;
@@ -99,12 +99,12 @@ async fn start_storage_unboxed(
 }
 
 impl StorageRole {
-    /// Seals, repairs, scrubs, reports: for as long as it is polled.
+    /// Seals, repairs, scrubs, reports, while it is polled.
     pub fn work(&self) -> impl Future<Output = ()> + Send + use<> {
         self.storage.clone().run()
     }
 
-    /// Ends in good order.
+    /// Ends in an orderly way.
     pub fn end(self, patience: Duration) -> BoxFuture<'static, ()> {
         Box::pin(self.end_unboxed(patience))
     }
@@ -151,7 +151,7 @@ async fn begin_runs(env: &Env, place: &StoragePlace, targets: Vec<Checked>) -> R
     Ok(begun)
 }
 
-/// A target that served in a run which the coordinator never heard of: what is known there is an older copy.
+/// A target that served in a run unknown to the coordinator: then the coordinator's state is an older copy.
 fn check_runs(map: &ClusterMap, targets: &[Begun]) -> Result<()> {
     for Begun { dir, identity, history, .. } in targets {
         let known = map.targets.iter().find(|t| t.uuid == identity.disk).map_or(0, |t| t.last.run.number);
@@ -174,7 +174,7 @@ fn offers(env: &Env, place: &StoragePlace, targets: &[Begun]) -> Vec<TargetOffer
     targets.iter().map(offer).collect()
 }
 
-/// For heartbeats: what the stores say, with this node's part of the space.
+/// For heartbeats: the stores' reports, with this node's part of the space.
 fn reports(env: &Env, place: &StoragePlace, opened: Arc<OnceLock<Arc<StorageNode>>>) -> Reports {
     let (env, dirs, shared_by) = (env.clone(), place.dirs.clone(), place.shared_by);
     Arc::new(move || {
@@ -189,7 +189,7 @@ fn reports(env: &Env, place: &StoragePlace, opened: Arc<OnceLock<Arc<StorageNode
     })
 }
 
-/// Part of a file system's free space that counts for a target, when several targets share it.
+/// The part of a file system's free space that counts for a target, when several targets share it.
 fn share_of_space(env: &Env, dir: &Path, used: u64, shared_by: u32) -> Option<u64> {
     let space = env.disk.space(dir).ok()?;
     Some(used + space.free / u64::from(shared_by.max(1)))

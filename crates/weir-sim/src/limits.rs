@@ -141,7 +141,7 @@ impl Limits {
         volumes.get(rng.below(volumes.len().max(1) as u64) as usize).cloned()
     }
 
-    // ---- what is done to volumes
+    // ---- operations on volumes
 
     /// Runs while the volumes are written: reservations of dead clients are checked at the end.
     pub async fn disturb(&self, context: &Context, cluster: &Cluster, is_used: impl Fn() -> bool) {

@@ -1,4 +1,4 @@
-//! Points at which a test may end the process: see [`weir_env::Tasks::pass`].
+//! Points at which a test may end the process: see [`weir_env::Tasks::crash_point`].
 
 /// Bulk bytes are in a slab, and no index entry names them.
 pub const BYTES_WRITTEN: &str = "store-bytes-written";

@@ -1,4 +1,4 @@
-//! Looks at a target that no process uses: decodes everything, and on request verifies every byte.
+//! Inspects a target that no process uses: decodes everything, and on request verifies every byte.
 //!
 //! Takes the target's lock, so it never sees a store at work. Changes nothing (opening the index replays its
 //! journal).
@@ -375,7 +375,7 @@ impl Inspection<'_> {
         }
     }
 
-    /// Extents do not overlap, lie in slabs that exist, and hold what was written.
+    /// Checks that extents do not overlap, lie in existing slabs, and match their checksums.
     fn space(&mut self, kv: &SharedKv) -> Result<()> {
         let geometry = load_geometry(kv, Geometry::DEFAULT)?;
         self.summary.slab_bytes = geometry.slab_bytes;

@@ -1,6 +1,6 @@
 //! Cells on targets, safe across crashes: the target store, and the service of the storage role.
 //!
-//! A target is one directory: slab files with the bytes, and an index that says what they are. See
+//! A target is one directory: slab files with the bytes, and an index that describes them. See
 //! `docs/format.md`, "Target store", and decision record 1 for the protocol of stripes, overlays and seals.
 //!
 //! Knows nothing of files' names, paths or users.

@@ -1,4 +1,4 @@
-//! Repair: a member that was away gets what it missed; a damaged fragment is rebuilt.
+//! Repair: a member that was away gets the writes that it missed; a damaged fragment is rebuilt.
 //!
 //! While a member is behind it receives every new write, so everything it lacks was written before: it lists
 //! the cells that current peers have written since it was current, compares versions, rebuilds its fragment
@@ -71,7 +71,7 @@ pub struct StripeView {
 }
 
 impl StripeView {
-    /// Whether all peers that keep the log of this cell have it as it is here.
+    /// Whether the logs of this cell at all peers that keep one are the same as here.
     fn has_log(&self, own: &CellSummary) -> bool {
         let logs = self.logs.get(&own.cell.index);
         logs.is_some_and(|logs| logs.iter().all(|log| *log == (own.seq, own.log_sum)))

@@ -621,7 +621,7 @@ impl Store {
 
     // ---- helpers
 
-    /// See [`weir_env::Tasks::pass`].
+    /// See [`weir_env::Tasks::crash_point`].
     pub(crate) fn crash_point(&self, point: &'static str) {
         self.env.tasks.crash_point(point);
     }

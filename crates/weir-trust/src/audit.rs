@@ -1,9 +1,9 @@
-//! The audit log: who asked for what, and what came of it, as lines of JSON in a chain.
+//! The audit log: requests, their senders and their outcomes, as lines of JSON in a hash chain.
 //!
-//! Each line holds the checksum of the line before it and its own (`docs/format.md`), so a line that was
-//! changed, removed, moved or cut is found. Lines removed at the end are found only by comparing with a last
-//! number and checksum that were kept elsewhere. There is no key: a program that can write the file can write
-//! a whole new chain.
+//! Each line holds the checksum of the previous line and its own (`docs/format.md`), so a line that was
+//! changed, removed, moved or truncated is detected. Lines removed at the end are detected only by comparison
+//! with a last number and checksum that were kept elsewhere. There is no key: a program that can write the
+//! file can write a whole new chain.
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt;
@@ -12,35 +12,35 @@ use std::fmt;
 const SEAL: &str = ",\"hash\":\"";
 /// The seal, 64 hexadecimal digits, and what closes the string and the object.
 const SEAL_BYTES: usize = SEAL.len() + 64 + 2;
-/// Longest text of a field; more is cut. A line has to stay a line, whatever a request holds.
+/// Longest text of a field; longer ones are cut. A line stays one line, for any content of a request.
 const TEXT_BYTES_MAX: usize = 1000;
 
-/// Something that happened, before it has a place in the chain.
+/// An event without a place in the chain yet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record {
     /// Nanoseconds since 1970.
     pub time_ns: i64,
-    /// The name of the caller, as it said.
+    /// The caller's own name, as it claims.
     pub node: String,
-    /// Where it connected from.
+    /// The address it connected from.
     pub from: String,
-    /// Its role, as far as that is proved.
+    /// Its role, if verified.
     pub role: String,
-    /// On whose behalf, if that is known.
+    /// The user of the request, if known.
     pub uid: Option<u32>,
     /// The request.
     pub what: String,
-    /// The node, target, volume or relation that it was about.
+    /// The affected node, target, volume or relation.
     pub on: String,
     pub result: Outcome,
-    /// So many more like this one, which are not written one by one.
+    /// Number of further equal events, which are not written one by one.
     pub again: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     Done,
-    /// The caller has not the right.
+    /// The caller lacks the permission.
     Refused(String),
     Failed(String),
 }
@@ -123,7 +123,7 @@ pub fn seal(head: &mut Head, record: &Record) -> String {
         prev: head.hash.to_string(),
     };
     let mut line = serde_json::to_string(&entry).expect("texts and numbers are JSON");
-    line.truncate(line.len() - 1); // the object goes on
+    line.truncate(line.len() - 1); // the object continues
     let hash = Hash::of(line.as_bytes());
     line += &format!("{SEAL}{hash}\"}}");
     *head = Head { number, hash };
@@ -144,18 +144,18 @@ fn cut(text: &str) -> String {
     format!("{}…", &text[..end])
 }
 
-/// What is wrong with a line.
+/// The fault of a line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// It is not a record, or not all of one.
+    /// It is not a complete record.
     Cut,
-    /// It is not the line that was written.
+    /// It differs from the line that was written.
     Changed,
     /// Records before it are missing.
     Missing { first: u64, last: u64 },
     /// It is in the wrong place.
     Misplaced { number: u64, expected: u64 },
-    /// Its number follows, and the line before it is another one than when it was written.
+    /// Its number follows, but the previous line is not the one from when it was written.
     Unlinked,
 }
 
@@ -178,7 +178,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The record of a line by itself, and the head after it. `prev` and `number` are not looked at.
+/// The record of a single line, and the head after it. `prev` and `number` are not checked.
 pub fn open(line: &[u8]) -> Result<(Entry, Head), Fault> {
     let at = line.len().checked_sub(SEAL_BYTES).ok_or(Fault::Cut)?;
     let (sealed, seal) = line.split_at(at);
@@ -193,7 +193,7 @@ pub fn open(line: &[u8]) -> Result<(Entry, Head), Fault> {
     Ok((entry, head))
 }
 
-/// Where a chain goes on behind these whole lines. Behind a damaged line, too: it is for [`Checker`] to find.
+/// The head after these complete lines. Also after a damaged line: [`Checker`] reports that.
 pub fn resume(lines: &[u8]) -> Head {
     let lines = lines.split(|b| *b == b'\n').rev().filter(|line| !line.is_empty());
     let mut damaged = 0;
@@ -207,7 +207,7 @@ pub fn resume(lines: &[u8]) -> Head {
     Head { number: damaged, hash: Hash::default() }
 }
 
-/// Follows a chain line by line, over any number of files.
+/// Checks a chain line by line, over any number of files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Checker {
     head: Option<Head>,
@@ -225,7 +225,7 @@ impl Checker {
         Ok(entry)
     }
 
-    /// The last line that was taken.
+    /// The last checked line.
     pub fn head(&self) -> Option<Head> {
         self.head
     }
@@ -245,7 +245,7 @@ fn follows(entry: &Entry, before: &Head) -> Result<(), Fault> {
     }
 }
 
-/// The end of a chain, or the first line (from 1) that does not fit and how.
+/// The end of a chain, or the first invalid line (from 1) and its fault.
 pub fn verify<'a>(lines: impl IntoIterator<Item = &'a [u8]>) -> Result<Head, (usize, Fault)> {
     let mut checker = Checker::default();
     for (i, line) in lines.into_iter().enumerate() {
@@ -347,7 +347,7 @@ mod tests {
         let mut head = open(lines[0].as_bytes()).unwrap().1;
         lines[1] = seal(&mut head, &Record { result: Outcome::Done, ..record(2) });
         assert_eq!(found(&lines), Err((3, Fault::Unlinked)));
-        // The first one has nothing before it.
+        // The first one has no predecessor.
         let mut head = Head { number: 0, hash: Hash::of(b"another chain") };
         assert_eq!(found(&[seal(&mut head, &record(1))]), Err((1, Fault::Unlinked)));
     }
@@ -370,7 +370,7 @@ mod tests {
         assert!(entry.on.len() <= TEXT_BYTES_MAX + 3 && entry.on.ends_with("ä…"));
     }
 
-    /// The format on disk: a later version reads it.
+    /// The format on disk: later versions can read it.
     #[test]
     fn a_line_is_as_it_was() {
         let record = Record {

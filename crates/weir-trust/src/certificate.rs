@@ -1,8 +1,8 @@
-//! Certificates: which node of which cluster somebody is, and in which roles.
+//! Certificates: the node and cluster that a peer belongs to, and its roles.
 //!
-//! A cluster has an authority of its own, a key that signs certificates (X.509, ECDSA on P-256). What a
-//! certificate says is in its alternative names: `weir://CLUSTER/node/NAME`, and `weir://CLUSTER/role/ROLE`
-//! for each role. Pure: the time comes in.
+//! A cluster has an authority of its own, a key that signs certificates (X.509, ECDSA on P-256). The content
+//! of a certificate is in its alternative names: `weir://CLUSTER/node/NAME`, and `weir://CLUSTER/role/ROLE`
+//! for each role. Pure: the time is an argument.
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber,
@@ -18,10 +18,10 @@ use webpki::{EndEntityCert, KeyUsage};
 use weir_proto::map::Role;
 use weir_proto::{ClusterId, Error, Result};
 
-/// How long a node's certificate holds. It is renewed when a third of this is left.
+/// Validity of a node's certificate. It is renewed when a third of this is left.
 pub const LIFE_S: u64 = 30 * 86_400;
 const AUTHORITY_LIFE_S: u64 = 30 * 365 * 86_400;
-/// A certificate holds from so long before it was made: the clock of a new node may be wrong.
+/// A certificate's validity begins this long before its creation: the clock of a new node may be wrong.
 const CLOCKS_DIFFER_S: u64 = 86_400;
 /// Bytes of a public key: an uncompressed point of the curve.
 pub const PUBLIC_KEY_BYTES: usize = 65;
@@ -30,21 +30,21 @@ pub const NAME_BYTES_MAX: usize = 64;
 /// A time after the end of every certificate.
 const FAR_AWAY_S: u64 = 1 << 40;
 
-/// What a certificate says.
+/// The content of a certificate.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Certificate {
     pub cluster: ClusterId,
     pub name: String,
     pub roles: Vec<Role>,
-    /// Grows with each certificate that the cluster makes.
+    /// Incremented with each certificate of the cluster.
     pub serial: u64,
-    /// Seconds since 1970: the last one in which it holds.
+    /// Seconds since 1970: the last second of its validity.
     pub until: u64,
     /// The authority that signed it.
     pub by: Pin,
 }
 
-/// The first 128 bits of the SHA-256 of an authority's certificate: enough to know it by.
+/// The first 128 bits of the SHA-256 of an authority's certificate: enough to identify it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pin(pub [u8; 16]);
 
@@ -57,9 +57,9 @@ impl Pin {
 }
 
 impl Certificate {
-    /// What the certificate says, if one of `authorities` signed it and it holds at `now`.
+    /// The content of the certificate, if one of `authorities` signed it and it is valid at `now`.
     ///
-    /// Errors: `Denied`, in words for the one who shows it.
+    /// Errors: `Denied`, with a message for its holder.
     pub fn verify(certificate: &[u8], authorities: &[Vec<u8>], now: u64) -> Result<Certificate> {
         let der = CertificateDer::from(certificate);
         let parsed =
@@ -86,7 +86,7 @@ impl Certificate {
             )),
             e => refused(format_args!("{e}")),
         })?;
-        // The time after which it does not hold is told by the refusal of a time that is later.
+        // The end of its validity is in the error for a later time.
         let until = match check_chain(&parsed, &anchors, FAR_AWAY_S) {
             Err(webpki::Error::CertExpired { not_after, .. }) => not_after.as_secs(),
             _ => return Err(refused(format_args!("it has no end"))),
@@ -100,8 +100,8 @@ impl Certificate {
         self.until.saturating_sub(LIFE_S / 3)
     }
 
-    /// Refuses a node that says that it is somebody else. A process may add its own name to that of its
-    /// node: `node.process`.
+    /// Refuses a node that claims another identity. A process may append its own name to that of its node:
+    /// `node.process`.
     pub fn check_claims(&self, cluster: Option<ClusterId>, name: &str, role: Role) -> Result<()> {
         if cluster.is_some_and(|claimed| claimed != self.cluster) {
             return Err(Error::denied(format!(
@@ -153,7 +153,7 @@ fn is_signed_by(certificate: &EndEntityCert<'_>, authority: &[u8], now: u64) -> 
         .is_ok_and(|anchor| check_chain(certificate, &[anchor], now).is_ok())
 }
 
-/// What it says, and nobody has checked. Until when it holds and who signed it are not known.
+/// Its content, unverified. Its validity and its signer are not known.
 fn said_by(certificate: &EndEntityCert<'_>) -> Result<Certificate> {
     let malformed = || refused(format_args!("it names no node of a Weir cluster"));
     let (mut cluster, mut name, mut roles) = (None, None, Vec::new());
@@ -165,7 +165,7 @@ fn said_by(certificate: &EndEntityCert<'_>) -> Result<Certificate> {
         }
         match (parts.next(), parts.next(), parts.next()) {
             (Some("node"), Some(node), None) if name.is_none() => name = Some(node.to_owned()),
-            (Some("role"), Some(role), None) => roles.extend(role_of(role)), // a role of later times is none here
+            (Some("role"), Some(role), None) => roles.extend(role_of(role)), // later versions' roles are ignored
             _ => return Err(malformed()),
         }
     }
@@ -180,7 +180,7 @@ fn said_by(certificate: &EndEntityCert<'_>) -> Result<Certificate> {
     }
 }
 
-/// A name that a certificate may have.
+/// Checks that a certificate may have this name.
 pub fn check_name(name: &str) -> Result<()> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(is_plain) {
@@ -191,7 +191,7 @@ pub fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// How a role is written in certificates and tokens.
+/// The name of a role in certificates and tokens.
 pub fn role_word(role: Role) -> &'static str {
     match role {
         Role::Coordinator => "coord",
@@ -216,7 +216,7 @@ pub struct Authority {
     certificate: Vec<u8>,
 }
 
-/// What a new certificate is to say.
+/// The content of a new certificate.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Grant {
     pub name: String,
@@ -225,7 +225,7 @@ pub struct Grant {
 }
 
 impl Authority {
-    /// A new one.
+    /// Makes a new authority.
     pub fn found(cluster: ClusterId, now: u64) -> Result<Authority> {
         let key = new_key()?;
         let mut params = authority_params(cluster);
@@ -233,7 +233,7 @@ impl Authority {
         let certificate = params.self_signed(&key).map_err(|e| failed("make the cluster's authority", &e))?;
         Ok(Authority { cluster, key, certificate: certificate.der().to_vec() })
     }
-    /// As it was kept.
+    /// From its stored form.
     pub fn read(cluster: ClusterId, key: &[u8], certificate: Vec<u8>) -> Result<Authority> {
         let key = read_key(key)?;
         Ok(Authority { cluster, key, certificate })
@@ -248,7 +248,7 @@ impl Authority {
     pub fn pin(&self) -> Pin {
         Pin::of(&self.certificate)
     }
-    /// A certificate for the owner of `public_key`, from `now` on for [`LIFE_S`].
+    /// Signs a certificate for the owner of `public_key`, valid from `now` for [`LIFE_S`].
     pub fn issue(&self, grant: &Grant, public_key: &[u8], now: u64) -> Result<Vec<u8>> {
         check_name(&grant.name)?;
         if public_key.len() != PUBLIC_KEY_BYTES || public_key[0] != 4 {
@@ -277,7 +277,7 @@ impl Authority {
         let made = params.signed_by(&PublicKey(public_key), &issuer);
         Ok(made.map_err(|e| failed("sign a certificate", &e))?.der().to_vec())
     }
-    /// A certificate with a new key, for the process that has the authority itself.
+    /// A certificate with a new key, for the process that holds the authority itself.
     pub fn issue_own(&self, grant: &Grant, now: u64) -> Result<Credentials> {
         let key = NewKey::make()?;
         let certificate = self.issue(grant, key.public(), now)?;
@@ -328,18 +328,18 @@ impl PublicKeyData for PublicKey<'_> {
     }
 }
 
-/// A key whose owner has no certificate for it yet.
+/// A key without a certificate yet.
 pub struct NewKey(KeyPair);
 
 impl NewKey {
     pub fn make() -> Result<NewKey> {
         Ok(NewKey(new_key()?))
     }
-    /// What the authority signs.
+    /// The public key, to be signed by the authority.
     pub fn public(&self) -> &[u8] {
         self.0.public_key_raw()
     }
-    /// Refused, if the certificate is not for this key.
+    /// Refused if the certificate is not for this key.
     pub fn with(&self, certificate: Vec<u8>, authorities: Vec<Vec<u8>>) -> Result<Credentials> {
         let credentials = Credentials { certificate, key: self.0.serialized_der().to_vec(), authorities };
         credentials.check()?;
@@ -347,8 +347,8 @@ impl NewKey {
     }
 }
 
-/// What a node proves itself with, and whom it believes. In a file: PEM blocks, the node's certificate, its
-/// private key, then the authorities' certificates.
+/// A node's certificate and key, and its trusted authorities. In a file: PEM blocks, the node's certificate,
+/// its private key, then the authorities' certificates.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
     pub certificate: Vec<u8>,
@@ -387,7 +387,7 @@ impl Credentials {
         credentials.check()?;
         Ok(credentials)
     }
-    /// What its own certificate says at `now`; refused as a peer would refuse it.
+    /// The content of its own certificate at `now`; refused as a peer would refuse it.
     pub fn own(&self, now: u64) -> Result<Certificate> {
         Certificate::verify(&self.certificate, &self.authorities, now)
     }

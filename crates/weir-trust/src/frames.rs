@@ -1,24 +1,22 @@
-//! How frames are protected on a connection whose ends have a secret in common: tags that only they can
-//! make, and encryption.
+//! Protection of frames on a connection whose ends share a secret: authentication tags, and encryption.
 //!
 //! A frame is a header, a body and a payload. One tag covers header and body, under a number that both ends
-//! count; so a frame that is forged, left out, repeated or out of order ends the connection. The payload
-//! has a tag of its own, under its call's number. When the suite encrypts, the first bytes of the header
-//! stay readable: they say how long the frame is. Only this file knows which library does the arithmetic.
-//! Pure.
+//! count; so a frame that is forged, dropped, repeated or out of order ends the connection. The payload has a
+//! separate tag, under its call's number. When the suite encrypts, the first bytes of the header stay
+//! readable: they have the length of the frame. Only this file knows which library does the arithmetic. Pure.
 use aegis::aegis128x2::{Aegis128X2, Aegis128X2Mac};
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use std::sync::Arc;
 use weir_proto::{Error, Result};
 
 pub const TAG_BYTES: usize = 16;
-/// What stays readable of a header: which kind of frame it is, and how long.
+/// The readable part of a header: the kind and the lengths of the frame.
 pub const CLEAR_BYTES: usize = 20;
 pub const KEY_BYTES: usize = 16;
 
 pub type Tag = [u8; TAG_BYTES];
 
-/// What protects a connection.
+/// The protection of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Suite {
     /// Tags, nothing is encrypted: AEGIS-128X2.
@@ -31,7 +29,7 @@ pub enum Suite {
 
 impl Suite {
     pub const ALL: [Suite; 3] = [Suite::Integrity, Suite::Encryption, Suite::Aes];
-    /// Its name where two ends agree on one, with the version of what is protected how.
+    /// Its name in the negotiation, with the version of the scheme.
     pub fn protocol(self) -> &'static str {
         match self {
             Suite::Integrity => "weir/1 mac-aegis128x2",
@@ -47,7 +45,7 @@ impl Suite {
     }
 }
 
-/// The number under which something is protected; never twice with one key.
+/// The nonce of a protected item; never reused with one key.
 #[derive(Clone, Copy)]
 struct Number {
     kind: u8,
@@ -129,7 +127,7 @@ impl FrameKey {
     pub fn new(suite: Suite, key: &[u8; KEY_BYTES]) -> FrameKey {
         FrameKey { cipher: Arc::new(Cipher::new(suite, key)), count: 0 }
     }
-    /// For payloads: these are not protected in the order in which they are sent.
+    /// For payloads, which are not protected in the order in which they are sent.
     pub fn payloads(&self) -> PayloadKey {
         PayloadKey(self.cipher.clone())
     }
@@ -137,13 +135,13 @@ impl FrameKey {
         self.count += 1;
         Number { kind: 0, number: self.count }
     }
-    /// The next frame, header and body; the tag is sent behind it.
+    /// Protects the next frame, header and body; the tag is sent after it.
     pub fn seal(&mut self, frame: &mut [u8]) -> Tag {
         let number = self.next();
         let (clear, rest) = frame.split_at_mut(CLEAR_BYTES);
         self.cipher.seal(number, clear, rest)
     }
-    /// The next frame as it arrived. `Damaged` if it is not what the other end sent next.
+    /// Verifies the next received frame. `Damaged` if it is not the one that the other end sent next.
     pub fn open(&mut self, frame: &mut [u8], tag: &Tag) -> Result<()> {
         let number = self.next();
         let (clear, rest) = frame.split_at_mut(CLEAR_BYTES);
@@ -161,7 +159,7 @@ impl FrameKey {
 #[derive(Clone)]
 pub struct PayloadKey(Arc<Cipher>);
 
-/// Whose payload it is. Each is used once in a connection.
+/// Identifies a payload. Each is used once in a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Whose {
     /// The frame's kind, as in its header; not 0.
@@ -183,7 +181,7 @@ impl PayloadKey {
     pub fn seal(&self, whose: Whose, payload: &mut [u8]) -> Tag {
         self.0.seal(whose.number(), &[], payload)
     }
-    /// The tag of a payload that is sent as it lies, in parts; none: the suite encrypts.
+    /// The tag of a payload that is sent without a copy, in parts; none: the suite encrypts.
     pub fn tag<'a>(&self, whose: Whose, parts: impl Iterator<Item = &'a [u8]>) -> Option<Tag> {
         match &*self.0 {
             Cipher::Integrity(key) => Some(mac(key, whose.number(), parts).finalize()),
@@ -200,7 +198,7 @@ impl PayloadKey {
     }
 }
 
-/// A payload on its way in.
+/// A payload that is being received.
 pub struct PayloadCheck {
     key: PayloadKey,
     whose: Whose,
@@ -208,13 +206,13 @@ pub struct PayloadCheck {
 }
 
 impl PayloadCheck {
-    /// The next bytes, while they are in the processor's cache.
+    /// Adds the next bytes, while they are in the processor's cache.
     pub fn arrived(&mut self, bytes: &[u8]) {
         if let Some(mac) = &mut self.mac {
             mac.update(bytes);
         }
     }
-    /// All of it, which is decrypted in place. `Damaged` if it is not what the other end sent.
+    /// Verifies the whole payload, and decrypts it in place. `Damaged` if it is not what the other end sent.
     pub fn finish(self, payload: &mut [u8], tag: &Tag) -> Result<()> {
         let is_right = match self.mac {
             Some(mac) => mac.verify(tag).is_ok(),

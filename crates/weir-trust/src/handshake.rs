@@ -1,12 +1,12 @@
-//! The handshake: two ends prove who they are and get keys that nobody else has.
+//! The handshake: two ends authenticate each other and agree on secret keys.
 //!
-//! It is one of TLS 1.3 (rustls), with certificates of the cluster at both ends; a machine that joins has
-//! none yet. The suite is agreed on as an application protocol, so that nobody between the two can change
-//! it. After it TLS is left: frames are protected by the keys that it exported. No session is resumed.
+//! It is that of TLS 1.3 (rustls), with certificates of the cluster at both ends; a machine that joins has
+//! none yet. The suite is negotiated as an application protocol, so that an attacker between the two cannot
+//! change it. After it TLS is not used any more: the exported keys protect the frames. No session is resumed.
 //! Pure: whole TLS records come in and go out.
 //!
-//! Invariant: a listener takes any certificate whose owner has its key, and then decides itself, so that
-//! its refusal can be sent in words.
+//! Invariant: a listener accepts any certificate whose owner has its key, and then decides itself, so that it
+//! can send an error message with its refusal.
 use crate::certificate::{Certificate, Credentials, Pin};
 use crate::frames::{FrameKey, KEY_BYTES, Keys, Suite};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -23,13 +23,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use weir_proto::{Error, Result};
 
-/// Bytes of a record's header; its last two are the length of what follows.
+/// Bytes of a record's header; its last two are the length of the rest.
 pub const RECORD_HEADER_BYTES: usize = 5;
-/// The longest record: 16 KiB, and what encryption adds.
+/// The longest record: 16 KiB, and the overhead of encryption.
 pub const RECORD_BYTES_MAX: usize = (16 << 10) + 256;
-/// What the first record of a handshake begins with.
+/// The first byte of a handshake's first record.
 pub const FIRST_BYTE: u8 = 22;
-/// Separates keys of frames from whatever else TLS may export.
+/// Separates keys of frames from any other keys that TLS may export.
 const EXPORT_LABEL: &[u8] = b"EXPORTER-weir-frames";
 
 /// Bytes that follow a record's header.
@@ -42,32 +42,33 @@ pub fn record_len(header: &[u8; RECORD_HEADER_BYTES]) -> Result<usize> {
     }
 }
 
-/// Seconds since 1970, as this node knows it.
+/// Seconds since 1970, by this node's clock.
 pub type Now = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// Which suites an end takes for a connection, the best first.
+/// The suites that an end accepts for a connection, best first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Wanted(pub Vec<Suite>);
 
-/// What a handshake came to.
+/// Result of a handshake.
 pub struct Agreed {
-    /// Of the other end; none: it showed none. An error: it is refused, and may be told so.
+    /// The other end's certificate; none: it presented none. An error: it is refused, and may be sent the
+    /// error.
     pub peer: Result<Option<Certificate>>,
     pub keys: Keys,
 }
 
 /// One end of a handshake.
 pub trait Exchange: Send {
-    /// What is to be sent now; may be empty.
+    /// Bytes to send now; may be empty.
     fn outgoing(&mut self) -> Result<Vec<u8>>;
     /// A whole record of the other end.
     fn incoming(&mut self, record: &[u8]) -> Result<()>;
-    /// Nothing more comes in.
+    /// Whether it expects no further input.
     fn is_done(&self) -> bool;
     fn agreed(self: Box<Self>) -> Result<Agreed>;
 }
 
-/// How the node begins handshakes.
+/// Starts a node's handshakes.
 pub trait Handshakes: Send + Sync {
     fn dial(&self, wanted: &Wanted) -> Result<Box<dyn Exchange>>;
     fn accept(&self, wanted: &Wanted) -> Result<Box<dyn Exchange>>;
@@ -82,10 +83,10 @@ pub struct Tls {
     credentials: Mutex<Option<Arc<Credentials>>>,
 }
 
-/// Whom the node believes.
+/// The peers that the node accepts.
 #[derive(Clone)]
 enum Whom {
-    /// Nodes whose certificate is signed by an authority that its own credentials name.
+    /// Nodes whose certificate is signed by an authority in its own credentials.
     Cluster,
     /// While it joins: the coordinator of the cluster with this authority.
     Pinned(Pin),
@@ -120,7 +121,7 @@ impl Tls {
     }
 }
 
-/// A node's certificate, with the authorities behind it: one who joins knows only the pin of these.
+/// A node's certificate, with the authorities: a joining machine knows only the pin of these.
 fn chain(credentials: &Credentials) -> Vec<CertificateDer<'static>> {
     let all = std::iter::once(&credentials.certificate).chain(&credentials.authorities);
     all.map(|der| CertificateDer::from(der.clone())).collect()
@@ -151,7 +152,7 @@ impl Handshakes for Tls {
         config.alpn_protocols = protocols(wanted);
         config.enable_sni = false;
         config.resumption = rustls::client::Resumption::disabled();
-        let name = ServerName::try_from("weir").map_err(|e| Error::invalid(e.to_string()))?; // of no meaning here
+        let name = ServerName::try_from("weir").map_err(|e| Error::invalid(e.to_string()))?; // not used
         let connection = ClientConnection::new(Arc::new(config), name).map_err(|e| failed(&e))?;
         Ok(Box::new(TlsExchange { tls: connection.into(), check: self.check() }))
     }
@@ -175,7 +176,7 @@ impl Handshakes for Tls {
     }
 }
 
-/// What is refused is refused for good, until somebody changes something.
+/// A refusal is permanent until an administrator changes something.
 fn failed(e: &rustls::Error) -> Error {
     match e {
         rustls::Error::General(words) => Error::denied(words.clone()),
@@ -203,7 +204,7 @@ impl TimeProvider for Time {
     }
 }
 
-/// Decides whether a certificate is believed.
+/// Decides whether a certificate is accepted.
 #[derive(Clone)]
 struct Check {
     now: Now,
@@ -310,7 +311,7 @@ impl ClientCertVerifier for Verifier {
         _: &[CertificateDer<'_>],
         _: UnixTime,
     ) -> std::result::Result<ClientCertVerified, rustls::Error> {
-        Ok(ClientCertVerified::assertion()) // see `agreed`, which decides
+        Ok(ClientCertVerified::assertion()) // `agreed` decides
     }
     fn verify_tls12_signature(
         &self,
@@ -415,7 +416,7 @@ mod tests {
         records(&from.outgoing()?).iter().try_for_each(|record| to.incoming(record))
     }
 
-    /// Who dialed, and who listened.
+    /// Dialer and listener exchange a handshake.
     fn meet(dialer: &Tls, d: &Wanted, listener: &Tls, l: &Wanted) -> Result<(Agreed, Agreed)> {
         let (mut dialed, mut accepted) = (dialer.dial(d)?, listener.accept(l)?);
         while !(dialed.is_done() && accepted.is_done()) {
@@ -485,7 +486,7 @@ mod tests {
         let storage = node(&authority, "s1", Role::Storage);
         let late = node(&authority, "old", Role::Mount);
         let later = Tls { now: at(NOW + LIFE_S + 5), ..storage };
-        // The dialer's clock is behind: to it both certificates hold.
+        // The dialer's clock is behind: for the dialer both certificates are valid.
         let (_, accepted) = meet(&late, &all(), &later, &all()).unwrap();
         assert!(accepted.peer.unwrap_err().context.contains("old has expired"));
     }

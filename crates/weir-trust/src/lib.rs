@@ -1,5 +1,5 @@
-//! What a cluster can prove, and what follows: who its nodes are, that frames are theirs, what mounts may
-//! do, and what was done.
+//! Authentication and authorization of a cluster: the identity of nodes, protection of frames, permissions of
+//! mounts, and the audit log.
 //!
 //! Certificates and join tokens, the handshake of a connection and the protection of its frames, the chain
 //! of the audit log. Pure: bytes and times come in, bytes and decisions go out. Knows nothing of sockets,

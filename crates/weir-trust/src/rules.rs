@@ -1,55 +1,54 @@
-//! What the rules for mounts let a node do in a volume, and as whom.
+//! A node's access to a volume by the rules for mounts, and its mapped users.
 //!
-//! Invariant: the answer follows from the rules, from where a node connects and how it proved itself, and
-//! from the volume, and from nothing else. Where no rule decides, a node that proved itself by a certificate
-//! may use every volume, but its superuser is nobody; every other one may do what it always could. A node
-//! that a rule names has the volumes of its rules only.
+//! Invariant: the decision depends on the rules, the node's address and authentication, and the volume, and
+//! on nothing else. If no rule decides, a node with a certificate may use every volume, but its root is
+//! squashed; any other node has full access. A node that a rule names has only the volumes of its rules.
 use std::fmt;
 use std::net::IpAddr;
 use weir_proto::access::{AccessRule, Grant, IdRange, IdsAre, NOBODY, RootIs};
 use weir_proto::glob::fits;
 use weir_proto::meta::Cred;
 
-/// Who asks, as far as that is known.
+/// The node that asks, as far as it is known.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Origin {
     /// The node's name.
     pub name: String,
     pub from: From,
-    /// The name was proved by a certificate.
+    /// A certificate proves the name.
     pub certified: bool,
 }
 
-/// Where a node connects from.
+/// The address of a node's connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum From {
-    /// By a Unix socket of a server's machine.
+    /// A Unix socket of a server's machine.
     Local,
     Network(IpAddr),
     /// It is in no network that a rule can name.
     Unknown,
 }
 
-/// What a volume is called.
+/// Name and path of a volume.
 #[derive(Clone, Copy, Debug)]
 pub struct Called<'a> {
     pub name: &'a str,
-    /// Its topmost directory, from the root of the file system.
+    /// The path of its root directory in the namespace.
     pub path: &'a str,
 }
 
-/// What a node may do in a volume, and as whom.
+/// A node's access to a volume, and its mapped users.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Decision {
     pub grant: Grant,
     pub root: RootIs,
     pub ids: IdsAre,
-    /// The name of the rule that decides; absent: none does.
+    /// The name of the deciding rule; absent: none.
     pub rule: Option<String>,
     pub why: String,
 }
 
-/// What a node may do in a volume.
+/// A node's access to a volume.
 pub fn decide(rules: &[AccessRule], origin: &Origin, volume: Called<'_>) -> Decision {
     let mut named = None;
     for rule in rules.iter().filter(|rule| names(rule, origin)) {
@@ -80,7 +79,7 @@ pub fn decide(rules: &[AccessRule], origin: &Origin, volume: Called<'_>) -> Deci
     }
 }
 
-/// What a node may do with what is in no volume yet.
+/// A node's access to files that are in no volume yet.
 pub fn outside_of_volumes(rules: &[AccessRule], origin: &Origin) -> Decision {
     match rules.iter().find(|rule| names(rule, origin)) {
         Some(rule) => of_rule(rule, format!("rule {:?} names node {:?}", rule.name, origin.name)),
@@ -88,7 +87,7 @@ pub fn outside_of_volumes(rules: &[AccessRule], origin: &Origin) -> Decision {
     }
 }
 
-/// Whether a node may do less than everything, or as somebody else.
+/// Whether a node's access is restricted, or its users are mapped.
 pub fn concern(rules: &[AccessRule], origin: &Origin) -> bool {
     origin.certified || rules.iter().any(|rule| names(rule, origin))
 }
@@ -121,7 +120,7 @@ fn matches(glob: &str, volume: Called<'_>) -> bool {
 }
 
 impl Decision {
-    /// The user that acts, in place of the one that the mount names.
+    /// The effective user, in place of the one that the mount sends.
     pub fn acts_as(&self, claimed: &Cred) -> Cred {
         let keeps_root = self.root == RootIs::Kept;
         if keeps_root && claimed.uid == 0 {
@@ -143,7 +142,7 @@ impl Decision {
         Cred { uid: plain(user, claimed.uid), gid: plain(group, claimed.gid), groups }
     }
 
-    /// A supplementary group; none: it goes.
+    /// A mapped supplementary group; none: it is dropped.
     fn group(&self, claimed: u32) -> Option<u32> {
         match &self.ids {
             _ if claimed == 0 => (self.root == RootIs::Kept).then_some(0),
@@ -158,7 +157,7 @@ fn mapped(ranges: &[IdRange], id: u32) -> Option<u32> {
     ranges.iter().find_map(|range| range.map(id))
 }
 
-/// A rule in words, as the audit log and commands show it.
+/// A rule as text, for the audit log and commands.
 pub fn shown(rule: &AccessRule) -> String {
     let networks: Vec<String> = rule.from.iter().map(ToString::to_string).collect();
     let from = if networks.is_empty() { String::new() } else { format!(" from {}", networks.join(", ")) };
@@ -173,7 +172,7 @@ pub fn shown(rule: &AccessRule) -> String {
     )
 }
 
-/// A grant as the command line writes it.
+/// A grant in the form of the command line.
 pub struct Word(pub Grant);
 
 impl fmt::Display for Word {

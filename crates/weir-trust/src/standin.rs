@@ -1,6 +1,6 @@
 //! A handshake without secrets, for the simulator: records, rules, suites and frames are those of the real
-//! one, and the same seed gives the same run. Certificates are shown and believed; keys follow from what
-//! both ends have sent. Pure.
+//! one, and the same seed gives the same run. Certificates are presented and accepted unverified; keys are
+//! derived from the bytes that both ends have sent. Pure.
 use crate::certificate::{Certificate, Pin};
 use crate::frames::{FrameKey, KEY_BYTES, Keys, Suite};
 use crate::handshake::{Agreed, Exchange, FIRST_BYTE, Handshakes, Now, RECORD_HEADER_BYTES, Wanted};
@@ -9,19 +9,19 @@ use weir_proto::map::Role;
 use weir_proto::{ClusterId, Error, Result, Wire, message};
 
 message!(
-    /// What each end sends.
+    /// The message of each end.
     Shown {
         cluster: ClusterId,
         name: String,
         roles: Vec<Role>,
         serial: u64,
         until: u64,
-        /// Those that it takes; the listener's answer has the one that it chose.
+        /// The suites that it accepts; the listener's answer has the chosen one.
         suites: Vec<String>,
     }
 );
 
-/// Handshakes of a node that has this certificate.
+/// Handshakes of a node with this certificate.
 pub struct StandIn {
     certificate: Certificate,
     now: Now,
@@ -85,7 +85,7 @@ impl Exchange for StandInExchange {
         let shown = Shown::from_bytes(record.get(RECORD_HEADER_BYTES..).unwrap_or_default())?;
         let theirs: Vec<Suite> =
             shown.suites.iter().filter_map(|suite| Suite::find(suite.as_bytes())).collect();
-        // The listener's choice counts: at the dialer it is all that the other end names.
+        // The listener chooses: at the dialer its choice is the only suite in the other end's message.
         let common = self.wanted.0.iter().copied().find(|suite| theirs.contains(suite));
         self.chosen = Some(common.ok_or_else(|| Error::denied("the two ends have no suite in common"))?);
         self.received = Some(shown);

@@ -1,7 +1,7 @@
 //! Join tokens: one line of text with which a machine becomes a node of the cluster.
 //!
-//! `weir1.ADDRESS[,ADDRESS].PIN.SECRET`. By the pin the joining machine knows the cluster, by the secret
-//! the cluster knows the token. The coordinator keeps only a checksum of the secret. Pure.
+//! `weir1.ADDRESS[,ADDRESS].PIN.SECRET`. The pin identifies the cluster to the joining machine, the secret
+//! identifies the token to the cluster. The coordinator keeps only a checksum of the secret. Pure.
 use crate::certificate::Pin;
 use sha2::{Digest, Sha256};
 use std::fmt;
@@ -11,18 +11,18 @@ const PREFIX: &str = "weir1.";
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Token {
-    /// Of coordinators, to be tried in this order: `HOST:PORT`.
+    /// Addresses of coordinators, to be tried in this order: `HOST:PORT`.
     pub addrs: Vec<String>,
     pub pin: Pin,
     pub secret: Secret,
 }
 
-/// What the cluster knows a token by.
+/// The secret of a token.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Secret(pub [u8; 16]);
 
 impl Secret {
-    /// What the coordinator keeps.
+    /// The coordinator stores only this.
     pub fn checksum(&self) -> [u8; 32] {
         Sha256::digest(self.0).into()
     }

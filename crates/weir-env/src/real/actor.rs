@@ -1,7 +1,7 @@
-//! Acts as another user for a while, on one thread: with the user and groups that file systems look at.
+//! Runs work as another user, on one thread: with the user and groups that file systems check.
 //!
-//! Always holds: when the work is over, also by a panic, the thread is as it was; else the process ends. The
-//! rights with which root passes by modes and owners are away meanwhile (`capabilities(7)`).
+//! Invariant: when the work is over, even by a panic, the thread's identity is restored; otherwise the
+//! process ends. Root's privileges over modes and owners are dropped meanwhile (`capabilities(7)`).
 use rustix::io::{Errno, Result};
 use rustix::process::{Gid, getegid, geteuid, getgroups};
 
@@ -14,18 +14,18 @@ pub struct Actor {
 }
 
 impl Actor {
-    /// Runs `work` as this user. An error: this process may not, and nothing was done.
+    /// Runs `work` as this user. An error: this process is not permitted to, and nothing was run.
     pub fn act<T>(&self, work: impl FnOnce() -> T) -> std::io::Result<T> {
         let groups: Vec<Gid> = self.groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
         let _back = Back { groups: getgroups()? };
         rustix::thread::set_thread_groups(&groups)?;
         set_group(self.gid)?;
-        set_user(self.uid)?; // last: it takes root's rights
+        set_user(self.uid)?; // last: it drops root's privileges
         Ok(work())
     }
 }
 
-/// Puts the thread back as it was.
+/// Restores the thread's identity.
 struct Back {
     groups: Vec<Gid>,
 }
@@ -39,14 +39,14 @@ impl Drop for Back {
         };
         let done: Result<()> = back();
         if let Err(e) = done {
-            // What comes next on this thread would be done as somebody else.
+            // Later work on this thread would run as the wrong user.
             eprintln!("a thread that acted as another user cannot become itself again: {e}");
             std::process::abort();
         }
     }
 }
 
-/// The kernel answers with the number of before, also when it refuses: so it is asked what it is now.
+/// The system call returns the previous number, even if it refuses: so the present one is queried.
 fn set_user(uid: u32) -> Result<()> {
     // SAFETY: two numbers, no memory; it changes the calling thread alone.
     let now = unsafe {
@@ -71,7 +71,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-    /// What the kernel says of the calling thread: users, groups, rights.
+    /// The calling thread's identity in the kernel: users, groups, capabilities.
     fn self_now() -> Vec<String> {
         let status = fs::read_to_string("/proc/thread-self/status").unwrap();
         let lines = status.lines().filter(|line| {
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn a_thread_acts_as_a_user_and_is_itself_again() {
         if !geteuid().is_root() {
-            return; // only root may act as others
+            return; // only root may act as other users
         }
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();

@@ -1,4 +1,4 @@
-//! Files of the machine: positional system calls, direct where asked and possible.
+//! Files of the machine: positional system calls, direct if requested and possible.
 
 use crate::{DirEntry, Disk, File, IO_ALIGN, OpenMode, Space, disk::check_direct};
 use rustix::{
@@ -14,8 +14,7 @@ pub(super) struct MachineDisk;
 
 struct MachineFile {
     fd: OwnedFd,
-    /// Requests must be aligned (also where the file system refused direct I/O: the caller's code is the
-    /// same).
+    /// Requests must be aligned (even if the file system refused direct I/O: the caller's code is the same).
     direct: bool,
 }
 
@@ -77,7 +76,7 @@ impl File for MachineFile {
                 Err(e) => return Err(e.into()),
             }
             if self.direct && !done.is_multiple_of(IO_ALIGN) {
-                break; // only the end of the file cuts a direct read there
+                break; // a direct read is short only at the end of the file
             }
         }
         Ok(done)
@@ -117,8 +116,8 @@ impl File for MachineFile {
         Ok(())
     }
     fn sync_data(&self) -> io::Result<()> {
-        // Not retried, not even after EINTR-like errors: after a failed sync nobody knows what is on the
-        // disk.
+        // Not retried, not even after EINTR-like errors: after a failed sync the state of the disk is
+        // unknown.
         Ok(rustix::fs::fdatasync(&self.fd)?)
     }
     fn len(&self) -> io::Result<u64> {

@@ -1,9 +1,9 @@
 //! The machine: its clocks, kernel randomness, file systems, sockets and threads.
 //!
-//! Made inside a tokio runtime with time and I/O enabled, it spawns and sleeps there whatever thread asks
-//! (those of a FUSE session are not the runtime's). Several `Env`s of one process share nothing.
+//! It is made inside a tokio runtime with time and I/O enabled, and spawns and sleeps there from any thread
+//! (those of a FUSE session do not belong to the runtime). Several `Env`s of one process share nothing.
 
-// This is the one place that these methods and types are for.
+// These methods and types may be used only here.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod actor;
@@ -31,18 +31,18 @@ use threads::ThreadPool;
 use tokio::runtime::Handle;
 use weir_watch::Watch;
 
-/// What one process may choose about how it uses its machine.
+/// How a process uses its machine.
 #[derive(Debug)]
 pub struct RealConfig {
-    /// Threads that blocking work (disk calls) runs on at the same time. Started when needed.
+    /// Threads for blocking work (disk calls). Started on demand.
     pub disk_threads: usize,
     /// Idle buffer memory that is kept for reuse.
     pub buffer_cache_bytes: usize,
     pub kill_at: Option<KillAt>,
 }
 
-/// For tests: the process kills itself, as SIGKILL does, when it comes to a point for the n-th time. Written
-/// `POINT:N`.
+/// For tests: the process kills itself, as by SIGKILL, when it reaches a crash point for the n-th time.
+/// Written `POINT:N`.
 #[derive(Debug)]
 pub struct KillAt {
     point: String,
@@ -105,7 +105,7 @@ fn machine_watch() -> Watch {
     Watch::new(weir_watch::Shared::new(u64::from_ne_bytes(process) | 1), Arc::new(|| monotonic().0))
 }
 
-/// The runtime that the environment was made in; without one, the caller's.
+/// The runtime in which the environment was made; without one, the caller's.
 #[derive(Clone)]
 struct Home(Option<Handle>);
 
@@ -142,8 +142,8 @@ impl ClockSource for MachineClock {
     }
 }
 
-/// Bits of the kernel's generator, fetched 512 bytes at a time: ids made of them never repeat, and cannot be
-/// guessed.
+/// Bits from the kernel's generator, fetched 512 bytes at a time: ids made from them never repeat, and cannot
+/// be guessed.
 struct KernelRng(Mutex<Vec<u8>>);
 
 impl RngSource for KernelRng {
@@ -174,7 +174,7 @@ struct MachineTasks {
     home: Home,
     threads: ThreadPool,
     kill_at: Option<KillAt>,
-    /// Threads of the runtime that block.
+    /// Threads of the runtime that are blocked.
     blocked: AtomicUsize,
 }
 

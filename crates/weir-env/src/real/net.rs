@@ -11,7 +11,7 @@ use std::{
 };
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream, unix::UCred};
 
-/// Connections that wait to be accepted: every client of a large cluster may come back in the same second.
+/// Backlog of connections: every client of a large cluster may reconnect in the same second.
 const BACKLOG: u32 = 4096;
 
 pub(super) struct MachineNet;
@@ -50,10 +50,10 @@ impl Net for MachineNet {
     }
 }
 
-/// Addresses that nobody has (for documentation), and where to set out from: nothing is sent there.
+/// Addresses reserved for documentation, and local ones to bind to: nothing is sent.
 const OUTSIDE: [(&str, &str); 2] = [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")];
 
-/// The address from which the kernel would send.
+/// The local address that the kernel would send from.
 fn way_out(any: &str, outside: &str) -> io::Result<IpAddr> {
     let socket = std::net::UdpSocket::bind(any)?;
     socket.connect(outside)?;
@@ -98,7 +98,7 @@ impl Listener for Tcp {
 
 fn listen_tcp(at: SocketAddr) -> io::Result<Tcp> {
     let socket = if at.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    socket.set_reuseaddr(true)?; // a restarted role takes its port back at once
+    socket.set_reuseaddr(true)?; // a restarted role binds its port again at once
     socket.bind(at)?;
     let listener = socket.listen(BACKLOG)?;
     let addr = listener.local_addr()?;
@@ -116,7 +116,7 @@ impl Listener for Unix {
     fn accept(&self) -> BoxFuture<'_, io::Result<(BoxStream, Caller)>> {
         Box::pin(async move {
             let (stream, _) = self.listener.accept().await?;
-            // The kernel noted it when the peer connected, so it is known of one that has gone, too.
+            // The kernel recorded it when the peer connected, so it is also known for one that has gone.
             let caller = caller(&self.path, stream.peer_cred().ok());
             Ok((Box::new(stream) as BoxStream, caller))
         })
@@ -137,7 +137,7 @@ fn caller(path: &Path, peer: Option<UCred>) -> Caller {
     }
 }
 
-/// Takes the name over from a process that died, never from one that answers.
+/// Takes over the name of a process that died, never of one that answers.
 async fn listen_unix(path: PathBuf) -> io::Result<Unix> {
     let way = Way::to(&path)?;
     let listener = match UnixListener::bind(&way.path) {
@@ -162,7 +162,7 @@ async fn is_stale(path: &Path) -> bool {
 /// Longest path of a Unix socket, in bytes (the kernel's limit of 108 with its end).
 const SOCKET_PATH_MAX: usize = 107;
 
-/// A path to a socket that the kernel takes. A longer one is begun at its directory, which is open meanwhile.
+/// A path to a socket that the kernel accepts. A longer one starts at its directory, which is open meanwhile.
 struct Way {
     path: PathBuf,
     _dir: Option<OwnedFd>,
@@ -193,7 +193,7 @@ mod tests {
         std::fs::create_dir(&dir).unwrap();
         let addr = Addr::Unix(dir.join("socket"));
         for _ in 0..2 {
-            // The second time the name is there already, and nobody answers.
+            // The second time the name exists already, and no process answers.
             let listener = MachineNet.listen(&addr).await.unwrap();
             assert_eq!(listener.local_addr(), addr);
             let (mut ours, accepted) = tokio::join!(MachineNet.connect(&addr), listener.accept());

@@ -1,4 +1,4 @@
-//! What the kernel keeps of a file in its page cache.
+//! The pages of a file in the kernel's page cache.
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// `cachestat(2)`, since Linux 6.5; one number on all architectures, and not in every libc crate.
@@ -22,7 +22,7 @@ struct Counts {
     recently_evicted: u64,
 }
 
-/// Bytes of the file that are in the page cache; `None` where the kernel does not tell.
+/// Bytes of the file in the page cache; `None` if the kernel does not report it.
 pub fn cached_bytes(file: BorrowedFd<'_>) -> Option<u64> {
     let (range, mut counts) = (Range { offset: 0, len: 0 }, Counts::default());
     // SAFETY: the descriptor is open while it is borrowed; both structures have the kernel's layout and live

@@ -1,8 +1,8 @@
 //! A pool of threads for work that blocks.
 //!
-//! Own, because a durable 4 KiB write waits for the way there and back: handing over through one lock and one
-//! condition variable is shorter than the runtime's pool. Work runs to its end; its panic ends neither thread
-//! nor pool.
+//! Not the runtime's pool, because a durable 4 KiB write waits for both thread switches: a handover through
+//! one lock and one condition variable is faster. Work runs to its end; its panic ends neither thread nor
+//! pool.
 
 use std::{
     collections::VecDeque,
@@ -36,7 +36,7 @@ impl ThreadPool {
         ThreadPool(Arc::new(Shared { threads_max, state: Mutex::default(), work: Condvar::new() }))
     }
 
-    /// Runs `job` on a thread, soon.
+    /// Runs `job` on a thread.
     pub(super) fn run(&self, job: Job) {
         let mut state = self.0.lock();
         state.queue.push_back(job);
@@ -55,7 +55,8 @@ impl ThreadPool {
         let started =
             std::thread::Builder::new().name("weir-disk".into()).spawn(move || shared.work_until_closed());
         if started.is_err() {
-            // No more threads to be had: those that run take the queue, or else this one does.
+            // No further thread can be started: the running ones take the queue; if there are none, this
+            // thread does.
             let mut state = self.0.lock();
             state.threads -= 1;
             let job = if state.threads == 0 { state.queue.pop_front() } else { None };
@@ -98,7 +99,7 @@ impl Shared {
     }
 }
 
-/// The waiter notices a panic by the result that never comes.
+/// The waiter detects a panic by the missing result.
 fn run_guarded(job: Job) {
     let _ = catch_unwind(AssertUnwindSafe(job));
 }

@@ -1,15 +1,15 @@
-//! How fast the simulated parts are, and when to give up.
+//! Speeds and limits of the simulation.
 use std::time::Duration;
 
-/// How fast the simulated parts are, and when to give up.
+/// Speeds and limits of the simulation.
 #[derive(Clone, Copy, Debug)]
 pub struct SimConfig {
-    /// One way, least and most.
+    /// One-way latency, least and most.
     pub latency: (Duration, Duration),
     pub bandwidth_bytes_per_s: u64,
-    /// Bytes that a stream takes before its reader reads.
+    /// Bytes that a stream buffers before its reader reads.
     pub window_bytes: usize,
-    /// What blocking work takes, least and most.
+    /// Duration of blocking work, least and most.
     pub disk_delay: (Duration, Duration),
     pub disk_capacity_bytes: u64,
     /// A run that simulates more has failed.

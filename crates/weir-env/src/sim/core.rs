@@ -1,7 +1,7 @@
-//! The state that all simulated nodes share: time, timers, randomness and the trace.
+//! State shared by all simulated nodes: time, timers, randomness and the trace.
 //!
-//! Time moves only when nothing can run: the runtime then asks for the next timer ([`Core::advance`]). Timers
-//! fire one at a time in the order of (time, creation), so the same seed runs the same way.
+//! Time advances only when no task can run: the runtime then requests the next timer ([`Core::advance`]).
+//! Timers fire one at a time in the order of (time, creation), so the same seed runs the same way.
 
 use super::{
     config::SimConfig,
@@ -34,7 +34,7 @@ pub(super) struct State {
     pub(super) trace: Trace,
     pub(super) nodes: Vec<Node>,
     pub(super) net: NetState,
-    /// Why the run cannot go on; the first reason stays.
+    /// Why the run must end; the first reason stays.
     failure: Option<String>,
     main: Option<Waker>,
 }
@@ -58,7 +58,7 @@ impl Core {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing can run: goes to the next timer and wakes who waits for it.
+    /// No task can run: advances to the next timer and wakes its waiter.
     pub(super) fn advance(&self) {
         let mut state = self.lock();
         let waker = match state.timers.waiting.pop_first() {
@@ -86,7 +86,7 @@ impl Core {
         }
     }
 
-    /// The reason to end, or else remembers whom to wake when there is one.
+    /// The reason to end; if there is none yet, registers the waker for it.
     pub(super) fn poll_failure(&self, cx: &Context<'_>) -> Option<String> {
         let mut state = self.lock();
         state.main = Some(cx.waker().clone());
@@ -109,7 +109,7 @@ impl State {
         self.main.clone()
     }
 
-    /// A number that was never given before.
+    /// A number that was never returned before.
     pub(super) fn next_id(&mut self) -> u64 {
         self.timers.next_id()
     }
@@ -120,7 +120,7 @@ impl State {
         self.timers.clear(key);
     }
 
-    /// The run is over: what is dropped from now on is dropped in an order that no seed decides.
+    /// The run is over: from now on drops happen in an order that does not depend on the seed.
     pub(super) fn end_trace(&mut self) {
         self.trace.ended = true;
     }
@@ -139,7 +139,7 @@ impl State {
     }
 }
 
-/// Who is to be woken when.
+/// Wakers by time.
 #[derive(Default)]
 pub(super) struct Timers {
     last_id: u64,
@@ -195,7 +195,7 @@ impl Trace {
     }
 }
 
-/// Waits for a moment of the world's time.
+/// Waits for a time of the simulated world.
 pub(super) struct Sleep {
     core: Arc<Core>,
     at_ns: u64,

@@ -1,7 +1,7 @@
-//! A node's simulated file system: a tree in memory that knows what a power cut would take.
+//! A node's simulated file system: a tree in memory that tracks which data a power cut would lose.
 //!
-//! Strict where POSIX is: bytes are durable after the file's `sync_data`, names after their directory's
-//! `sync_dir`. A killed process loses nothing that it wrote.
+//! As strict as POSIX: bytes are durable after the file's `sync_data`, names after their directory's
+//! `sync_dir`. A killed process loses none of its writes.
 
 use super::disk_state::{Body, Dir, DiskState, Ino, ROOT, names, os};
 use super::node::Here;
@@ -12,7 +12,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A disk as one life of its node sees it (`here`), or as the test harness does.
+/// A disk as seen by one process of its node (`here`), or by the test harness.
 #[derive(Clone)]
 pub(super) struct SimDisk {
     pub(super) here: Option<Here>,
@@ -102,7 +102,7 @@ impl Disk for SimDisk {
 
 struct SimFile {
     disk: SimDisk,
-    /// When it was opened.
+    /// Its name when it was opened.
     name: String,
     ino: Ino,
     handle: u64,

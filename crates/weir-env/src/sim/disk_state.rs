@@ -1,7 +1,6 @@
-//! What is on a simulated disk: a tree in memory that knows what a power cut would take.
+//! The contents of a simulated disk: a tree in memory that tracks which data a power cut would lose.
 //!
-//! Strict where POSIX is: bytes are durable after the sync of their file, names after that of their
-//! directory.
+//! As strict as POSIX: bytes are durable after the sync of their file, names after that of their directory.
 use super::pages::{PAGE_BYTES, Pages, pages_of};
 use super::rng::SplitMix;
 use crate::OpenMode;
@@ -10,29 +9,29 @@ use std::io;
 use std::path::{Component, Path};
 use std::time::Duration;
 
-/// What goes wrong with a disk.
+/// Faults of a disk.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiskFaults {
-    /// Reads that fail with EIO, of a million.
+    /// Reads that fail with EIO, per million.
     pub read_errors_per_million: u32,
-    /// Writes that fail with EIO, of a million.
+    /// Writes that fail with EIO, per million.
     pub write_errors_per_million: u32,
-    /// Syncs of files that fail with EIO, of a million; what they should have made durable is lost by a power
-    /// cut.
+    /// Syncs of files that fail with EIO, per million; a power cut loses the data that they should have made
+    /// durable.
     pub sync_errors_per_million: u32,
-    /// Writes that are said to be done and are not, of a million.
+    /// Writes that are acknowledged and dropped, per million.
     pub lost_writes_per_million: u32,
-    /// Writes that go to another place of the same file, of a million.
+    /// Writes that go to another offset of the same file, per million.
     pub misdirected_writes_per_million: u32,
-    /// Lost and misdirected writes happen to files whose names begin so.
+    /// Lost and misdirected writes affect only files whose names have this prefix.
     pub silent_in: &'static str,
     /// Added to each piece of blocking work.
     pub delay: Duration,
-    /// No piece of blocking work ends, nor begins.
+    /// No piece of blocking work starts or completes.
     pub hangs: bool,
 }
 
-/// A misdirected write hits the beginning of its file, where there is something.
+/// A misdirected write hits the beginning of its file, which has data.
 const MISDIRECTED_PAGES_MAX: u64 = 1024;
 
 pub(super) type Ino = u64;
@@ -43,21 +42,21 @@ pub(super) struct DiskState {
     pub(super) inodes: BTreeMap<Ino, Inode>,
     pub(super) last_ino: Ino,
     pub(super) last_handle: u64,
-    /// Counts power cuts: handles of an earlier era are closed already.
+    /// Number of power cuts: handles of an earlier era are closed.
     pub(super) era: u64,
-    /// Something lost its name since the last sweep.
+    /// An inode lost its name since the last sweep.
     pub(super) unnamed: bool,
     pub(super) capacity_bytes: u64,
     pub(super) used_pages: u64,
     pub(super) faults: DiskFaults,
     /// Writes and syncs that failed with EIO.
     pub(super) failed: u64,
-    /// Everything that went wrong as told: these, failed reads, silent damage, refusals for want of space.
+    /// Number of faults that took effect: these, failed reads, silent damage, refusals for lack of space.
     pub(super) hits: u64,
     pub(super) rng: SplitMix,
 }
 
-/// A copy of a disk, as an administrator may have made one.
+/// A copy of a disk, such as an administrator may have made.
 pub struct DiskCopy {
     inodes: BTreeMap<Ino, Inode>,
     last_ino: Ino,
@@ -67,7 +66,7 @@ pub struct DiskCopy {
 #[derive(Clone)]
 pub(super) struct Inode {
     pub(super) body: Body,
-    /// A name leads here now (there are no hard links).
+    /// A name leads to it (there are no hard links).
     pub(super) named: bool,
     pub(super) opens: u32,
     pub(super) lock: Option<u64>,
@@ -107,7 +106,7 @@ impl DiskState {
         self.capacity_bytes = bytes;
     }
 
-    /// The process ended: its locks go.
+    /// The process ended: its locks are released.
     pub(super) fn unlock_all(&mut self) {
         self.inodes.values_mut().for_each(|i| i.lock = None);
     }
@@ -115,7 +114,7 @@ impl DiskState {
     pub(super) fn power_cut(&mut self) {
         self.unlock_all();
         self.era += 1;
-        // Metadata is journaled in order: all of it made it, or (the strict case) only what was synced.
+        // Metadata is journaled in order: all of it survived, or (the strict case) only the synced part.
         let names_kept = self.rng.below(3) == 0;
         for inode in self.inodes.values_mut() {
             match &mut inode.body {
@@ -200,7 +199,7 @@ impl DiskState {
         Ok(ino)
     }
 
-    /// Changes a file and keeps count of the space it takes.
+    /// Changes a file and updates the used space.
     pub(super) fn change<T>(&mut self, ino: Ino, change: impl FnOnce(&mut Pages) -> T) -> io::Result<T> {
         let pages = self.pages_mut(ino)?;
         let before = pages.space.count();
@@ -210,7 +209,7 @@ impl DiskState {
         Ok(result)
     }
 
-    /// Takes space for `offset..offset + len`, or says that there is none.
+    /// Takes space for `offset..offset + len`, or fails if there is none.
     pub(super) fn reserve(&mut self, ino: Ino, offset: u64, len: u64) -> io::Result<()> {
         let (start, end) = pages_of(offset, len);
         let free = (self.capacity_bytes / PAGE_BYTES).saturating_sub(self.used_pages);
@@ -224,7 +223,7 @@ impl DiskState {
         Ok(())
     }
 
-    /// An empty disk of the same size, of an era of its own: handles of the old one are closed.
+    /// An empty disk of the same size, with a new era: handles of the old one are closed.
     pub(super) fn replace(&mut self) {
         let era = self.era + 1;
         *self = DiskState {
@@ -234,11 +233,11 @@ impl DiskState {
         };
     }
 
-    /// What is on it now. Its machine is off.
+    /// The present contents. Its machine is off.
     pub(super) fn copy(&self) -> DiskCopy {
         DiskCopy { inodes: self.inodes.clone(), last_ino: self.last_ino, used_pages: self.used_pages }
     }
-    /// An older state of this disk, in an era of its own: handles of the present one are closed.
+    /// An older state of this disk, with a new era: handles of the present one are closed.
     pub(super) fn put_back(&mut self, copy: &DiskCopy) {
         self.era += 1;
         self.inodes = copy.inodes.clone();
@@ -246,7 +245,7 @@ impl DiskState {
         (self.last_ino, self.used_pages) = (copy.last_ino, copy.used_pages);
     }
 
-    /// Where a write really goes.
+    /// The actual offset of a write.
     pub(super) fn place_of(&mut self, name: &str, ino: Ino, offset: u64) -> io::Result<Option<u64>> {
         let faults = self.faults;
         if !name.starts_with(faults.silent_in) {
@@ -313,8 +312,8 @@ impl DiskState {
         Ok(())
     }
 
-    /// No name leads to `ino` any more, nor to what is below it. Its bytes stay while a power cut could bring
-    /// the name back, or while it is open; its space is free at once, or at its last close.
+    /// No name leads to `ino` any more, nor to its entries. Its bytes stay while a power cut could restore
+    /// the name, or while it is open; its space is free at once, or at its last close.
     pub(super) fn unname(&mut self, ino: Ino) {
         let Some(inode) = self.inodes.get_mut(&ino) else { return };
         inode.named = false;
@@ -345,7 +344,7 @@ impl DiskState {
         }
     }
 
-    /// Forgets inodes that no name, durable or not, leads to (and, unless the power was cut, that nobody has
+    /// Frees inodes that no name, durable or not, leads to (and, unless the power was cut, that are not
     /// open).
     pub(super) fn sweep(&mut self, keep_open: bool) {
         let mut reached = BTreeSet::from([ROOT]);

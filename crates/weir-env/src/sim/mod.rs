@@ -1,10 +1,10 @@
 //! The simulated world: many nodes in one thread, one seed, no real time.
 //!
-//! Everything a node asks of the world is decided here, in an order that the seed fixes: two runs with the
-//! same seed end with the same [`World::trace_hash`]. Time passes only when nothing can run. Nodes can be
-//! killed, lose power, be cut off, slowed, and given disks that fail.
+//! All of a node's environment is simulated here, in an order that the seed determines: two runs with the
+//! same seed end with the same [`World::trace_hash`]. Time advances only when no task can run. Nodes can be
+//! killed, lose power, be cut off, slowed, and given failing disks.
 //!
-//! All of it must run inside [`World::run`]. Knows nothing of what the nodes do.
+//! All of it must run inside [`World::run`]. Knows nothing of the nodes' work.
 //!
 //! ```
 //! use weir_env::sim::{SimConfig, World};
@@ -64,11 +64,11 @@ impl World {
     #[allow(clippy::disallowed_methods)]
     pub fn run<T>(&self, work: impl Future<Output = T>) -> T {
         let main_woken = Arc::new(AtomicBool::new(false));
-        // Wakers that the world keeps lead to the runtime: it must not lead back.
+        // The world's wakers refer to the runtime: it must not refer back.
         let (world, woken) = (Arc::downgrade(&self.0), main_woken.clone());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .on_thread_park(move || {
-                // `work` can run, though no task can: time stands still.
+                // `work` can run, though no task can: time does not advance.
                 if !woken.load(Ordering::Relaxed)
                     && let Some(world) = world.upgrade()
                 {
@@ -93,14 +93,15 @@ impl World {
         })
     }
 
-    /// The node's present life: starts it (boots it, restarts its process with the same disk) if it is down.
+    /// The node's present process: starts it (boots it, restarts its process with the same disk) if it is
+    /// down.
     pub fn node(&self, name: &str) -> Env {
         let index = self.index_or_add(name);
         let mut state = self.0.lock();
         let mut wakers = Vec::new();
         if !state.nodes[index].up {
             if !state.nodes[index].powered {
-                // Back from a power cut: answers segments of old connections with resets.
+                // Back from a power cut: answers packets of old connections with resets.
                 let at_ns = state.now_ns + self.0.config.latency.1.as_nanos() as u64;
                 wakers = state.net.reset(index, None, at_ns);
             }
@@ -116,7 +117,7 @@ impl World {
         }
         let node = &state.nodes[index];
         let here = Here { core: self.0.clone(), node: index, life: node.life };
-        // Made anew each time: an `Env` kept here would hold the world for ever.
+        // A new one for each call: an `Env` stored here would keep the world alive for ever.
         let env = Env {
             clock: Clock(Arc::new(here.clone())),
             rng: Rng(node.rng.clone()),
@@ -148,14 +149,13 @@ impl World {
         Rng(Arc::new(NodeRng(Mutex::new(rng))))
     }
 
-    /// Ends the node's process as SIGKILL does: tasks end, connections are reset, the disk keeps what was
-    /// written.
+    /// Ends the node's process as by SIGKILL: tasks end, connections are reset, the disk keeps all writes.
     pub fn kill(&self, name: &str) {
         self.end_life(name, true);
     }
 
-    /// Cuts the node's power: tasks end, peers hear nothing, and the disk loses (all, some or torn) unsynced
-    /// writes and names. The machine stays dark until [`World::node`].
+    /// Cuts the node's power: tasks end, peers receive nothing, and the disk loses (all, some or parts of)
+    /// unsynced writes and names. The machine stays off until [`World::node`].
     pub fn power_cut(&self, name: &str) {
         let index = self.end_life(name, false);
         let disk = self.0.lock().nodes[index].disk.clone();
@@ -168,19 +168,19 @@ impl World {
         index
     }
 
-    /// Ends the node's process when it passes a point (see [`Tasks::pass`]) for the `nth` time from now on, 1
-    /// being the next time. Forgotten when the process ends otherwise.
+    /// Ends the node's process when it reaches a point (see [`Tasks::crash_point`]) for the `nth` time from
+    /// now on, 1 being the next time. Cleared when the process ends otherwise.
     pub fn kill_at(&self, name: &str, point: &'static str, nth: u32) {
         let index = self.index_or_add(name);
         self.0.lock().nodes[index].kill_at = Some((point, nth.saturating_sub(1)));
     }
-    /// Takes the order of [`World::kill_at`] back, if it has not been followed.
+    /// Cancels [`World::kill_at`], if it has not taken effect.
     pub fn spare(&self, name: &str) {
         let index = self.index_or_add(name);
         self.0.lock().nodes[index].kill_at = None;
     }
 
-    /// Stops the node's process as SIGSTOP does: no task runs, its connections stay, its clock goes on.
+    /// Stops the node's process as by SIGSTOP: no task runs, its connections stay, its clock continues.
     pub fn pause(&self, name: &str) {
         let index = self.index_or_add(name);
         let mut state = self.0.lock();
@@ -204,7 +204,8 @@ impl World {
         self.0.lock().nodes[index].up
     }
 
-    /// Nothing arrives between `a` and `b`, either way; bytes on the way are held until [`World::heal`].
+    /// Nothing arrives between `a` and `b`, in both directions; bytes in flight are held until
+    /// [`World::heal`].
     pub fn partition(&self, a: &str, b: &str) {
         self.partition_one_way(a, b);
         self.partition_one_way(b, a);
@@ -238,8 +239,8 @@ impl World {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Breaks every connection from `from` to `to`, unequally: `from` learns it at once and may ask again
-    /// over a new connection, while what it sent before arrives at `to` only after `delay`. So messages come
+    /// Breaks every connection from `from` to `to`, asymmetrically: `from` learns it at once and may retry
+    /// over a new connection, while its earlier bytes arrive at `to` only after `delay`. So messages arrive
     /// twice and late.
     pub fn lose_connections(&self, from: &str, to: &str, delay: Duration) {
         let (from, to) = (self.index_or_add(from), self.index_or_add(to));
@@ -269,22 +270,22 @@ impl World {
     pub fn set_disk_faults(&self, name: &str, faults: DiskFaults) {
         self.with_disk(name, |disk| disk.faults = faults);
     }
-    /// Writes and syncs of a node's disk that failed with EIO until now.
+    /// Number of writes and syncs of a node's disk that have failed with EIO.
     pub fn disk_errors(&self, name: &str) -> u64 {
         self.with_disk(name, |disk| disk.failed)
     }
-    /// How often a node's disk did until now what [`DiskFaults`] or a lack of space told it to do.
+    /// Number of faults of a node's disk, by [`DiskFaults`] or lack of space, that have taken effect.
     pub fn disk_hits(&self, name: &str) -> u64 {
         self.with_disk(name, |disk| disk.hits)
     }
     pub fn set_disk_capacity(&self, name: &str, bytes: u64) {
         self.with_disk(name, |disk| disk.set_capacity(bytes));
     }
-    /// Changes one bit on a node's disk behind everybody's back.
+    /// Silently flips one bit on a node's disk.
     pub fn flip_bit(&self, name: &str, path: &Path, offset: u64, bit: u8) -> io::Result<()> {
         self.with_disk(name, |disk| disk.flip_bit(path, offset, bit))
     }
-    /// The node, which is down, has an empty disk from now on.
+    /// Gives the node, which is down, an empty disk.
     pub fn replace_disk(&self, name: &str) {
         assert!(!self.is_up(name), "a disk is replaced while its machine is off");
         self.with_disk(name, DiskState::replace);
@@ -293,12 +294,12 @@ impl World {
         assert!(!self.is_up(name), "a disk is copied while its machine is off");
         self.with_disk(name, |disk| disk.copy())
     }
-    /// The disk as it was when it was copied.
+    /// Restores the disk from a copy.
     pub fn put_disk_back(&self, name: &str, copy: &DiskCopy) {
         assert!(!self.is_up(name), "a disk is put back while its machine is off");
         self.with_disk(name, |disk| disk.put_back(copy));
     }
-    /// A node's disk as the test sees it, whether the node is up or not.
+    /// A node's disk as seen by the test, whether the node is up or not.
     pub fn disk(&self, name: &str) -> Arc<dyn Disk> {
         let index = self.index_or_add(name);
         Arc::new(SimDisk { here: None, state: self.0.lock().nodes[index].disk.clone() })
@@ -308,16 +309,16 @@ impl World {
     pub fn trace(&self, event: &str) {
         self.0.lock().trace(event, &[]);
     }
-    /// Of all events until now: equal for equal seeds.
+    /// Hash of all events so far: equal for equal seeds.
     pub fn trace_hash(&self) -> u64 {
         self.0.lock().trace_hash()
     }
-    /// The events as text, if [`SimConfig::log`] is set: for finding where two runs part.
+    /// The events as text, if [`SimConfig::log`] is set: for finding the first difference of two runs.
     pub fn trace_lines(&self) -> Vec<String> {
         self.0.lock().trace_lines()
     }
 
-    /// Tells later whether everything of this world was dropped: a world that something keeps is a leak.
+    /// Returns a check whether this world was dropped completely: otherwise there is a leak.
     pub fn ended(&self) -> impl Fn() -> bool + use<> {
         let core = Arc::downgrade(&self.0);
         move || core.strong_count() == 0
@@ -392,7 +393,7 @@ impl Core {
     }
 }
 
-/// Notes that the main future can run.
+/// Records that the main future can run.
 struct MainWaker(Waker, Arc<AtomicBool>);
 
 impl Wake for MainWaker {

@@ -1,8 +1,8 @@
 //! The simulated network: ordered byte streams with latency, partitions, resets and silence.
 //!
-//! A stream is two pipes. Bytes that were sent arrive in order, cut at arbitrary places; a partition holds
-//! them back. A killed process resets its connections; a machine without power says nothing until it is back,
-//! then resets.
+//! A stream is two pipes. Sent bytes arrive in order, split at arbitrary places; a partition holds them back.
+//! A killed process resets its connections; a machine without power sends nothing until it is back, then
+//! resets.
 
 mod connect;
 
@@ -36,7 +36,7 @@ const FIRST_FREE_PORT: u16 = 20_000;
 pub(super) struct NetState {
     pipes: BTreeMap<u64, Pipe>,
     listeners: BTreeMap<Addr, Listening>,
-    /// Which machine an address was last bound on; it answers refusals when nobody listens.
+    /// The machine on which an address was last bound; it answers with refusals when no process listens.
     homes: BTreeMap<Addr, usize>,
     /// (from, to) pairs of nodes between which nothing arrives.
     blocked: BTreeSet<(usize, usize)>,
@@ -54,15 +54,15 @@ struct Pipe {
     last_at_ns: u64,
     eof_at_ns: Option<u64>,
     reset_at_ns: Option<u64>,
-    /// Nobody will read any more.
+    /// The reader is gone.
     reader_gone: bool,
-    /// Until then the writer does not learn how its reader fares.
+    /// Until then the writer does not learn of the reader's state.
     unheard_until_ns: u64,
     reader: Option<Waker>,
     /// Wakes the reader when the next bytes, or the end, arrive.
     arrival: Option<TimerKey>,
     writer: Option<Waker>,
-    /// Ends that still exist; the pipe goes with the last.
+    /// Remaining ends; the pipe is removed with the last one.
     ends: u8,
 }
 
@@ -121,12 +121,12 @@ impl NetState {
         self.blocked.contains(&(from, to))
     }
 
-    /// Wakes both ends of every pipe, so that they look again at what changed around them.
+    /// Wakes both ends of every pipe, so that they check what has changed.
     fn take_wakers(&mut self) -> Vec<Waker> {
         self.pipes.values_mut().flat_map(|p| [p.reader.take(), p.writer.take()]).flatten().collect()
     }
 
-    /// Both ways at once if `both`. Returns whom to wake.
+    /// Both directions if `both`. Returns the wakers.
     pub(super) fn set_blocked(&mut self, from: usize, to: usize, blocked: bool) -> Vec<Waker> {
         if blocked {
             self.blocked.insert((from, to));
@@ -163,8 +163,8 @@ impl NetState {
         self.take_wakers()
     }
 
-    /// The streams between two nodes end for `from` now; what it sent arrives at `to` after `delay_ns`, then
-    /// the end.
+    /// The streams between two nodes end for `from` now; its earlier bytes arrive at `to` after `delay_ns`,
+    /// then the end.
     pub(super) fn lose(&mut self, from: usize, to: usize, now_ns: u64, delay_ns: u64) -> Vec<Waker> {
         let late_ns = now_ns + delay_ns;
         for pipe in self.pipes.values_mut().filter(|p| p.reset_at_ns.is_none()) {
@@ -173,7 +173,7 @@ impl NetState {
                 let end_ns = pipe.last_at_ns.max(late_ns) + 1;
                 pipe.last_at_ns = end_ns;
                 pipe.eof_at_ns.get_or_insert(end_ns);
-                // Time for the reader to take what has arrived.
+                // Time for the reader to read the arrived bytes.
                 pipe.reset_at_ns = Some(end_ns + 1_000_000);
             } else if (pipe.from, pipe.to) == (to, from) {
                 pipe.reset_at_ns = Some(now_ns);
@@ -183,7 +183,7 @@ impl NetState {
         self.take_wakers()
     }
 
-    /// The node's process ended: its listeners go, unseen connections with them.
+    /// The node's process ended: removes its listeners, and connections that were not accepted.
     pub(super) fn close_listeners(&mut self, node: usize) {
         let gone: Vec<Addr> =
             self.listeners.iter().filter(|(_, l)| l.node == node).map(|(a, _)| a.clone()).collect();
@@ -294,7 +294,7 @@ pub struct SimStream {
 
 struct SimReader(Arc<Ends>);
 
-/// Its drop ends the direction.
+/// Its drop ends this direction.
 struct SimWriter(Arc<Ends>);
 
 /// One side of a stream; its drop closes it.
@@ -406,7 +406,7 @@ impl AsyncWrite for SimWriter {
             (pipe.from, pipe.to)
         };
         let now_ns = state.now_ns;
-        let blocked = state.net.is_blocked(to, from); // how the other end fares does not get through
+        let blocked = state.net.is_blocked(to, from); // the other end's state does not get through
         let pipe = state.net.pipes.get_mut(&this.tx).expect("a pipe lives as long as its ends");
         let unknown = blocked || now_ns < pipe.unheard_until_ns;
         if pipe.eof_at_ns.is_some() || (pipe.reader_gone && !unknown) {
@@ -432,7 +432,7 @@ impl AsyncWrite for SimWriter {
         pipe.last_at_ns = at_ns;
         pipe.in_flight_bytes += n;
         pipe.chunks.push_back(Chunk { at_ns, bytes: Bytes::copy_from_slice(&data[..n]), seen: false });
-        // A reader that waits sleeps on until the first bytes arrive; behind a partition, until it is healed.
+        // A waiting reader sleeps until the first bytes arrive; behind a partition, until it is healed.
         if let (Some(reader), None) = (&pipe.reader, pipe.arrival)
             && !state.net.blocked.contains(&(from, to))
         {
@@ -473,7 +473,7 @@ impl Drop for SimWriter {
 }
 
 impl Drop for SimReader {
-    /// What still arrives wakes nobody: a timer that fires must lead to a task that can run.
+    /// Later arrivals wake no task: a timer that fires must lead to a task that can run.
     fn drop(&mut self) {
         let mut state = self.0.here.core.lock();
         let state = &mut *state;
@@ -485,7 +485,7 @@ impl Drop for SimReader {
 }
 
 impl State {
-    /// The writer has ended; `abrupt` resets instead. Returns whom to wake.
+    /// The writer has ended; `abrupt` resets instead. Returns the waker.
     fn end_pipe(&mut self, tx: u64, config: &SimConfig, abrupt: bool) -> Option<Waker> {
         let (from, to) = self.net.pipes.get(&tx).map(|p| (p.from, p.to))?;
         let latency_ns = self.latency_ns(from, to, config);
@@ -504,11 +504,11 @@ impl Drop for Ends {
     fn drop(&mut self) {
         let mut state = self.here.core.lock();
         let mut wakers = Vec::new();
-        // What an ended life leaves behind was settled when it ended.
+        // The leftovers of a process were handled when it ended.
         if self.here.lives_in(&state) {
             let mut unread = false;
             if let Some(rx) = state.net.pipes.get_mut(&self.rx) {
-                // As TCP does: closing with unread bytes is a reset.
+                // As in TCP: closing with unread bytes is a reset.
                 unread = !rx.chunks.is_empty();
                 rx.chunks.clear();
                 rx.reader_gone = true;

@@ -1,7 +1,7 @@
-//! A simulated node: its clock, its randomness and the tasks of its present life.
+//! A simulated node: its clock, its randomness and the tasks of its present process.
 //!
-//! A life ends with a kill or a power cut. What belongs to an ended life (a destructor that still runs) can
-//! no longer touch disk or network, nor start tasks: a dead process writes nothing.
+//! A process (a *life* of the node) ends with a kill or a power cut. Leftovers of an ended one (a destructor
+//! that still runs) can no longer access disk or network, nor start tasks: a dead process writes nothing.
 
 use super::{
     core::{Core, State},
@@ -23,7 +23,7 @@ use std::{
 };
 use tokio::task::AbortHandle;
 
-/// Between looks whether a disk still hangs.
+/// Interval of checks whether a disk still hangs.
 const STALL_POLL: Duration = Duration::from_millis(50);
 /// 2026-01-01 00:00 UTC, when every run begins.
 const WALL_START_NS: i64 = 1_767_225_600_000_000_000;
@@ -36,7 +36,7 @@ pub(super) struct Node {
     pub(super) up: bool,
     /// The machine answers (with a refusal if no process runs).
     pub(super) powered: bool,
-    /// Of the present life.
+    /// Randomness of the present life.
     pub(super) rng: Arc<NodeRng>,
     pub(super) buffers: BufferPool,
     pub(super) watch: Arc<weir_watch::Shared>,
@@ -45,13 +45,13 @@ pub(super) struct Node {
     pub(super) clock: NodeClock,
     /// Stopped, as by SIGSTOP: no task runs.
     pub(super) paused: bool,
-    /// Tasks that would have run meanwhile, in this order.
+    /// Tasks that would have run meanwhile, in order.
     pub(super) held: BTreeMap<u64, Waker>,
-    /// The point at which this life ends, and how often the node still passes it before.
+    /// The crash point at which this life ends, and how often the node passes it before.
     pub(super) kill_at: Option<(&'static str, u32)>,
 }
 
-/// One life of one node: what every simulated seam is bound to.
+/// One life of one node: all simulated interfaces are bound to it.
 #[derive(Clone)]
 pub(super) struct Here {
     pub(super) core: Arc<Core>,
@@ -67,7 +67,7 @@ impl Here {
     pub(super) fn check_alive(&self) -> io::Result<()> {
         if self.lives_in(&self.core.lock()) { Ok(()) } else { Err(dead()) }
     }
-    /// The node is paused: the task `id` is woken when it goes on.
+    /// The node is paused: the task `id` is woken when it resumes.
     fn holds_back(&self, id: u64, cx: &Context<'_>) -> bool {
         let mut state = self.core.lock();
         let node = &mut state.nodes[self.node];
@@ -96,8 +96,8 @@ pub(super) struct NodeClock {
 }
 
 impl NodeClock {
-    /// Every machine's monotonic clock starts elsewhere, so that an instant sent to another node is found
-    /// out.
+    /// Every machine's monotonic clock starts at another value, so that an instant sent to another node is
+    /// detected.
     pub(super) fn starting(world_ns: u64, index: usize) -> NodeClock {
         let node_ns = 1_000_000_000_000 * (index as u64 + 1);
         NodeClock { world_ns, node_ns, drift_ppm: 0, wall_offset_ns: 0 }
@@ -113,7 +113,7 @@ impl NodeClock {
         let passed = passed + passed * i128::from(self.drift_ppm) / 1_000_000;
         self.node_ns + passed as u64
     }
-    /// How long the world takes while this clock runs `node_ns` ahead, rounded up.
+    /// World time that passes while this clock advances by `node_ns`, rounded up.
     fn world_wait_ns(&self, node_ns: u64) -> u64 {
         (u128::from(node_ns) * 1_000_000).div_ceil((1_000_000 + self.drift_ppm) as u128) as u64
     }
@@ -163,7 +163,7 @@ impl TaskRunner for Here {
     fn spawn(&self, name: &'static str, work: BoxFuture<'static, ()>) -> TaskHandle {
         let mut state = self.core.lock();
         if !self.lives_in(&state) {
-            drop(state); // dropping `work` may run code that looks here
+            drop(state); // dropping `work` may run code that takes this lock
             drop(work);
             return TaskHandle(start(async {}));
         }
@@ -173,7 +173,7 @@ impl TaskRunner for Here {
         TaskHandle(handle)
     }
 
-    /// In place, after a delay that stands for the disk and the way to the thread and back.
+    /// In place, after a delay that stands for the disk and both thread switches.
     fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()> {
         let config = self.core.config;
         let (delay, disk) = {
@@ -192,22 +192,22 @@ impl TaskRunner for Here {
                     here.core.sleep(STALL_POLL).await;
                 }
                 work();
-                let _ = tx.send(()); // nobody waits any more: the work itself still ran to its end
+                let _ = tx.send(()); // the caller may have given up: the work has run to its end
             }),
         );
         Box::pin(async move {
             if rx.await.is_err() {
-                std::future::pending::<()>().await // killed: whoever waits is dead too, or must not learn anything
+                std::future::pending::<()>().await // killed: the caller is dead too, or must get no result
             }
         })
     }
 
-    /// Nothing hangs here that would need threads of its own.
+    /// Nothing hangs here that would need separate threads.
     fn lane(&self, _threads_max: usize) -> Lane {
         Lane(Arc::new(self.clone()))
     }
 
-    /// In every other life of a node, so that both ways are run; not on a disk that is slow or hangs.
+    /// In every other life of a node, so that both paths are run; not on a disk that is slow or hangs.
     fn begin_block(&self) -> bool {
         let disk = self.core.lock().nodes[self.node].disk.clone();
         let is_well = {
@@ -218,7 +218,8 @@ impl TaskRunner for Here {
     }
     fn end_block(&self) {}
 
-    /// Whoever passes goes on to its next wait, but nothing that it does there reaches disk or network.
+    /// A killed task continues to its next await, but nothing that it does until then reaches disk or
+    /// network.
     fn crash_point(&self, point: &'static str) {
         let mut state = self.core.lock();
         let node = &mut state.nodes[self.node];
@@ -241,7 +242,7 @@ fn start(work: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
     tokio::spawn(work).abort_handle()
 }
 
-/// A task that leaves the node's list at its end, and whose panic ends the run.
+/// A task that is removed from the node's list at its end, and whose panic ends the run.
 struct Guarded {
     here: Here,
     id: u64,

@@ -1,7 +1,7 @@
-//! The bytes of one simulated file: what is read now, and what a power cut would leave.
+//! The bytes of one simulated file: the present contents, and the contents after a power cut.
 //!
 //! Invariant: `before` holds, for each page changed since the last sync, the page as it is on the platter;
-//! `lost` the same for pages whose sync failed (the kernel forgets those; a power cut does not).
+//! `lost` the same for pages whose sync failed (the kernel forgets those; a power cut reveals them).
 
 use super::rng::SplitMix;
 use std::{
@@ -10,7 +10,7 @@ use std::{
 };
 
 pub(super) const PAGE_BYTES: u64 = 4096;
-/// What a disk writes whole or not at all.
+/// The unit that a disk writes atomically.
 const SECTOR_BYTES: usize = 512;
 
 type Page = Arc<[u8; PAGE_BYTES as usize]>;
@@ -45,7 +45,7 @@ impl Pages {
         n
     }
 
-    /// The caller has made room in `space`.
+    /// The caller has reserved space.
     pub(super) fn write(&mut self, data: &[u8], offset: u64) {
         let mut done = 0;
         while done < data.len() {
@@ -53,7 +53,7 @@ impl Pages {
             let new = &data[done..done + len];
             if let Ok(whole) = <&[u8; PAGE_BYTES as usize]>::try_from(new) {
                 self.remember(page);
-                // Shared: journals are made of zeros.
+                // Shared: journals consist of zeros.
                 self.pages.insert(page, if is_zero(new) { zeros() } else { Arc::new(*whole) });
             } else {
                 self.page_mut(page)[from..from + len].copy_from_slice(new);
@@ -98,7 +98,7 @@ impl Pages {
         self.durable_len = self.len;
     }
 
-    /// The kernel now believes the pages clean; the platter has the old ones.
+    /// The kernel now considers the pages clean; the platter has the old ones.
     pub(super) fn fail_sync(&mut self) {
         for (page, old) in std::mem::take(&mut self.before) {
             self.lost.entry(page).or_insert(old);
@@ -111,9 +111,9 @@ impl Pages {
         Arc::make_mut(bytes)[from] ^= 1 << (bit % 8);
     }
 
-    /// Leaves what the platter has: each unsynced sector old or new, as `rng` says.
+    /// Keeps what is on the platter: each unsynced sector old or new, as chosen by `rng`.
     pub(super) fn power_cut(&mut self, rng: &mut SplitMix) {
-        let mode = rng.below(4); // half of the time torn, else all lost or all there
+        let mode = rng.below(4); // half of the time torn, else all lost or all kept
         let mut unsynced = std::mem::take(&mut self.before);
         unsynced.append(&mut self.lost); // the older images win
         for (page, old) in unsynced {
@@ -270,7 +270,8 @@ mod tests {
                 file.write(&[2; 4096], 0);
             }
             file.sync();
-            // Every seed keeps or tears what is unsynced; only "all lost" tells, so try until it was drawn.
+            // Every seed keeps or tears unsynced data; only "all lost" is conclusive, so try until it is
+            // drawn.
             let mut rng = SplitMix::new(0, "cut");
             while rng.clone().below(4) != 0 {
                 rng.next();

@@ -1,9 +1,9 @@
-//! Randomness of the simulated world: one independent stream for each name, all of one seed.
+//! Randomness of the simulated world: one independent stream for each name, all from one seed.
 use std::time::Duration;
 
-/// Not for strangers' input: only to notice that two runs differ.
+/// Not for untrusted input: only to detect that two runs differ.
 pub(super) fn hash_bytes(bytes: &[u8]) -> u64 {
-    // Four sums side by side: each step waits for the one before it.
+    // Four sums in parallel: each step depends on the previous one.
     let (blocks, rest) = bytes.as_chunks::<32>();
     let mut sums = [bytes.len() as u64, 1, 2, 3];
     for block in blocks {

@@ -7,7 +7,7 @@ use weir_proto::meta::FileKind;
 use weir_proto::snapshot::Snapshot;
 use weir_proto::{InodeId, Result};
 
-/// Entries asked for at once.
+/// Entries per request.
 const LISTED_AT_ONCE: u32 = 1024;
 
 /// Every directory of a snapshot, by a walk over all of it. Names that are not valid at home were never

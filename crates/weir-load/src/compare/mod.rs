@@ -1,9 +1,9 @@
-//! The same work on several directories, side by side, so that anybody can see what each of them does.
+//! The same work on several directories, interleaved, to compare their file systems.
 //!
-//! One interleaved run: each row is measured on every directory before the next row begins, and who is first
-//! changes from row to row and from round to round. So the load of a machine that others use too meets all
-//! directories alike, and ratios are taken within a round. Every figure is a rate: a ratio above 1 is faster
-//! than the base.
+//! One interleaved run: each row is measured on every directory before the next row begins, and the order of
+//! the directories changes from row to row and from round to round. So the background load of a shared
+//! machine affects all directories equally, and ratios are taken within a round. Every figure is a rate: a
+//! ratio above 1 is faster than the base.
 //!
 //! Works on any directory, leaves nothing behind, and knows nothing of the file systems that it compares.
 
@@ -111,17 +111,17 @@ impl Mounts {
     }
 }
 
-/// How whoever started a comparison follows and ends it.
+/// Lets the caller of a comparison follow and end it.
 pub trait Watcher: Sync {
-    /// Something is about to be measured: the round from 0, of how many, on which directory.
+    /// A measurement is about to begin: the round (from 0), the number of rounds, the row, the directory.
     fn step(&self, _round: u16, _rounds: u16, _row: &str, _dir: &Path) {}
 }
 
-/// Nobody looks.
+/// A watcher that does nothing.
 pub struct Unwatched;
 impl Watcher for Unwatched {}
 
-/// Set by whoever wants the comparison to end early: it then tidies up and returns an error.
+/// Set to end the comparison early: it then cleans up and returns an error.
 #[derive(Default)]
 pub struct Stop(AtomicBool);
 
@@ -143,7 +143,7 @@ impl Stop {
 /// One directory of a comparison.
 #[derive(Clone, Debug, Serialize)]
 pub struct Dir {
-    /// What stands for it in the table: A, B, …
+    /// Its column in the table: A, B, …
     pub label: String,
     pub path: PathBuf,
     /// Cold rows read through this.
@@ -158,7 +158,7 @@ pub struct Figure {
     pub label: String,
     /// Of all rounds.
     pub value: Spread,
-    /// To the base in the same round; `None` for the base itself.
+    /// Relative to the base in the same round; `None` for the base itself.
     pub ratio: Option<Spread>,
     pub rounds: Vec<f64>,
 }
@@ -183,7 +183,8 @@ pub struct Comparison {
     pub notes: Vec<String>,
 }
 
-/// Everything is measured, or an error says on which directory it failed; either way nothing is left there.
+/// Everything is measured, or the error names the directory on which it failed; in both cases nothing is left
+/// there.
 pub fn run(options: &Options, stop: &Stop, watcher: &dyn Watcher) -> Result<Comparison> {
     let rows = options.rows();
     let base = base(options)?;
@@ -263,7 +264,7 @@ fn is_directory(dir: &Path) -> Result<()> {
     }
 }
 
-/// Refuses what would not fit, by file system: several of the directories may be on one.
+/// Refuses a comparison that does not fit, by file system: several of the directories may be on one.
 fn has_space(options: &Options, rows: &[RowName]) -> Result<()> {
     let needed = rows::space(options, rows);
     let mut on: BTreeMap<u64, Vec<&Path>> = BTreeMap::new();
@@ -337,7 +338,7 @@ fn notes(dirs: &[Dir], drops: &[Drops], rows: &[RowName]) -> Vec<String> {
 }
 
 impl Comparison {
-    /// Whether everything that was read back was right.
+    /// Whether all data was correct when it was read back.
     pub fn is_good(&self) -> bool {
         self.bad == 0
     }
@@ -402,7 +403,7 @@ fn cells(row: &Row) -> Vec<String> {
     cells
 }
 
-/// Two columns of words from the left, figures from the right, ranges from the left.
+/// Two columns of text aligned left, figures right, ranges left.
 fn aligned(lines: &[Vec<String>]) -> String {
     let columns = lines.first().map_or(0, Vec::len);
     let width = |column: usize| {

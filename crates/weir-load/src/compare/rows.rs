@@ -1,4 +1,4 @@
-//! What is measured, and what each row is called.
+//! The rows of a comparison, with their names.
 
 use super::Options;
 use super::scene::{DETECTOR_BYTES, RDWR_IO_BYTES, RECORD_BYTES, SMALL_BYTES};
@@ -87,7 +87,7 @@ impl RowName {
         matches!(self, RowName::ColdRead | RowName::RandomCold | RowName::SharedRead | RowName::SmallRead)
     }
 
-    /// For people who look at a table.
+    /// A description for the table.
     pub fn what(self, o: &Options) -> String {
         let (mib, jobs) = (o.size >> 20, o.jobs);
         match self {
@@ -134,11 +134,11 @@ impl RowName {
     }
 }
 
-/// Bytes of a block that even an empty file may take.
+/// Bytes of a block that even an empty file may use.
 const FILE_BYTES: u64 = 8 << 10;
 
-/// What one directory has to have free, in bytes. The rows' files are not all there at once; this counts as
-/// if they were.
+/// The space that one directory must have free, in bytes. The rows' files do not all exist at once; this
+/// counts as if they did.
 pub(super) fn space(o: &Options, rows: &[RowName]) -> u64 {
     let any = |of: &[RowName]| rows.iter().any(|row| of.contains(row));
     let one = |wanted: bool, bytes: u64| if wanted { bytes } else { 0 };

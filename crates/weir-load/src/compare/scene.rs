@@ -1,8 +1,7 @@
-//! One directory that is being compared: what was made there, how each row is measured, and how all of it
-//! goes again.
+//! One directory of a comparison: its files, the measurement of each row, and the cleanup.
 //!
-//! Invariant: everything made is below one directory of our own, which goes when the scene does, however that
-//! happens.
+//! Invariant: everything is made below one directory of our own, which is removed with the scene, even after
+//! an error.
 
 use super::{Mounts, Options, RowName, Stop};
 use crate::block::Pattern;
@@ -19,9 +18,9 @@ use std::time::{Duration, Instant};
 use weir_env::Buf;
 use weir_proto::{Error, Result};
 
-/// Of IOR's hard case: on purpose no multiple of anything.
+/// IOR's hard case: deliberately not a multiple of anything.
 pub(super) const RECORD_BYTES: u64 = 47_008;
-/// Of mdtest's hard case.
+/// mdtest's hard case.
 pub(super) const SMALL_BYTES: u64 = 3_901;
 pub(super) const DETECTOR_BYTES: u64 = 6_000_000;
 const STREAM_IO_BYTES: u64 = 1 << 20;
@@ -29,18 +28,18 @@ pub(super) const RDWR_IO_BYTES: u64 = 128 << 10;
 const RANDOM_BYTES: u64 = 4096;
 /// Overwritten in place: large enough that no block is written twice in a row.
 pub(super) const SYNC_FILE_BYTES: u64 = 4 << 20;
-/// What is done from memory is repeated for so long: one pass would be over before a clock can tell.
+/// Rows that run from memory are repeated for this time: one pass would be too short for the clock.
 const WARM_LONG_ENOUGH: Duration = Duration::from_millis(200);
-/// Fewer pages than this, in percent, are no news: somebody may have read them since.
+/// Fewer pages than this, in percent, are ignored: another process may have read them since.
 const STAYED_PERCENT: u64 = 1;
 
-/// What became of the kernel's cached pages that were to be dropped.
+/// Result of dropping pages from the kernel's cache.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Drops {
     pub(super) refused: Option<String>,
-    /// The most that stayed.
+    /// The largest part that stayed.
     pub(super) stayed_percent: u64,
-    /// The kernel does not say.
+    /// The kernel does not report it.
     pub(super) unknown: bool,
 }
 
@@ -53,7 +52,7 @@ pub(super) struct Ended {
 pub(super) struct Scene<'a> {
     dir: PathBuf,
     root: Root,
-    /// The same as `root` through another mount, where cold rows read.
+    /// The same directory as `root` through another mount, for cold rows.
     other: Option<PathBuf>,
     options: &'a Options,
     pattern: Pattern,
@@ -65,7 +64,7 @@ pub(super) struct Scene<'a> {
     drops: Drops,
 }
 
-/// What this round's rows have left for others.
+/// Files that this round's rows have left for later rows.
 #[derive(Default)]
 struct Made {
     stream: bool,
@@ -75,7 +74,7 @@ struct Made {
     small: bool,
 }
 
-/// A directory that is removed with all that is in it.
+/// A directory that is removed with its content.
 struct Root(Option<PathBuf>);
 
 impl Root {
@@ -94,12 +93,12 @@ impl Drop for Root {
             && let Err(e) = fs::remove_dir_all(root)
             && e.kind() != io::ErrorKind::NotFound
         {
-            eprintln!("{} stays behind: {e}", root.display()); // the error that ended the run is told besides
+            eprintln!("{} stays behind: {e}", root.display()); // the run reports its own error
         }
     }
 }
 
-/// How much was done in which time.
+/// The amount of work and its duration.
 struct Measured {
     count: u64,
     seconds: f64,
@@ -123,7 +122,7 @@ impl<'a> Scene<'a> {
         pattern: Pattern,
         stop: &'a Stop,
     ) -> Result<Scene<'a>> {
-        // Paths of rows are absolute, whatever was given.
+        // Paths of rows are absolute, for any form of the argument.
         let dir = fs::canonicalize(dir).map_err(|e| failed("look at", dir, &e))?;
         let name = format!("weir-compare-{}-{index}", std::process::id());
         let root = dir.join(&name);
@@ -150,7 +149,7 @@ impl<'a> Scene<'a> {
         Ok(Ended { bad: self.bad, first_bad: self.first_bad, drops: self.drops })
     }
 
-    /// Nothing is there that an earlier round made.
+    /// Removes everything that an earlier round made.
     pub(super) fn next_round(&mut self, round: u64) -> Result<()> {
         let root = self.root.path();
         for entry in fs::read_dir(root).map_err(|e| failed("list", root, &e))? {
@@ -163,8 +162,8 @@ impl<'a> Scene<'a> {
         self.settle()
     }
 
-    /// The rate. What a row needs is made before, and what it leaves to be written is written after, both
-    /// outside of the time.
+    /// The rate. The files that a row needs are made before, and its dirty data is written after, both
+    /// outside of the measured time.
     pub(super) fn measure(&mut self, row: RowName) -> Result<f64> {
         let measured = match row {
             RowName::StreamWrite => self.stream_write()?,
@@ -190,14 +189,14 @@ impl<'a> Scene<'a> {
         Ok(measured.rate(row.unit()))
     }
 
-    /// What one directory left to be written must not slow another one down.
+    /// One directory's dirty data must not slow another one down.
     fn settle(&self) -> Result<()> {
         let root = self.root.path();
         let dir = File::open(root).map_err(|e| failed("open", root, &e))?;
         rustix::fs::syncfs(&dir).map_err(|e| failed("sync", root, &e.into()))
     }
 
-    /// Where cold rows find what is at `path`.
+    /// The path at which cold rows read `path`.
     fn cold(&self, path: &Path) -> PathBuf {
         let below = path.strip_prefix(self.root.path()).expect("below our own directory");
         self.other.as_ref().map_or_else(|| path.to_path_buf(), |other| other.join(below))
@@ -283,7 +282,7 @@ impl<'a> Scene<'a> {
         Ok(Measured::since(self.stream_bytes(), start))
     }
 
-    /// `object` as it was written, from byte `offset` of it on.
+    /// Compares with `object` as it was written, from byte `offset` of it on.
     fn compare(&mut self, path: &Path, object: u64, offset: u64, buf: &[u8]) {
         if let Err(at) = self.pattern.check(object, offset, buf) {
             self.note_bad(|| format!("{} differs in the 4 KiB of byte {}", path.display(), at.offset));
@@ -291,7 +290,7 @@ impl<'a> Scene<'a> {
     }
 
     fn drop_pages(&mut self, file: &File, bytes: u64) {
-        // Only what is written can be dropped.
+        // Only clean pages can be dropped.
         let dropped = rustix::fs::fdatasync(file)
             .and_then(|()| rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed));
         if let Err(e) = dropped {
@@ -310,7 +309,7 @@ impl<'a> Scene<'a> {
 
     // ---- Random reads
 
-    /// Where the `n`th of this round's reads is; the same for every directory.
+    /// The offset of the `n`th of this round's reads; the same for every directory.
     fn place(&self, n: u64) -> u64 {
         let mut z = (self.options.seed << 40 ^ self.round << 32 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         // SplitMix64's last steps (Steele, Lea, Flood 2014).
@@ -356,7 +355,7 @@ impl<'a> Scene<'a> {
 
     // ---- Several at once
 
-    /// Each worker's part, begun at one moment; the slowest tells the time.
+    /// Each worker's part, started at the same moment; the slowest determines the time.
     fn together<S: Send>(
         &self,
         prepared: Vec<S>,
@@ -390,7 +389,7 @@ impl<'a> Scene<'a> {
         self.root.path().join("shared")
     }
     fn records(&self) -> u64 {
-        // Half of a stream's size: where many share a file, it is slower than a stream.
+        // Half of a stream's size: a file shared by many is slower than a stream.
         (self.options.size / 2 / RECORD_BYTES).max(u64::from(self.options.jobs))
     }
 
@@ -498,11 +497,11 @@ impl<'a> Scene<'a> {
 
     // ---- Names
 
-    /// All files that are found and removed are below.
+    /// The root of all files that are found and removed.
     fn tree(&self) -> PathBuf {
         self.root.path().join("tree")
     }
-    /// With our own directory above, what is in it is five directories deep in the one that is compared.
+    /// Our own directory plus this makes a path five directories below the one that is compared.
     fn names(&self) -> PathBuf {
         self.tree().join("a/b/names")
     }
@@ -515,7 +514,7 @@ impl<'a> Scene<'a> {
         Ok((0..count).map(|n| dir.join(format!("file-{n:08}"))).collect())
     }
 
-    /// Does one thing to each path, and tells how long all took.
+    /// Performs an operation on each path, and returns the total time.
     fn each(
         &self,
         doing: &'static str,
@@ -585,7 +584,7 @@ impl<'a> Scene<'a> {
             let file = File::open(path).map_err(|e| failed("open", path, &e))?;
             self.drop_pages(&file, SMALL_BYTES);
         }
-        let mut buf = touched(SMALL_BYTES as usize + 1); // one more: a longer file is seen
+        let mut buf = touched(SMALL_BYTES as usize + 1); // one more byte: a longer file is detected
         let start = Instant::now();
         for (n, path) in (0..).zip(&paths) {
             self.stop.check()?;
@@ -599,8 +598,8 @@ impl<'a> Scene<'a> {
         Ok(Measured::since(paths.len() as u64, start))
     }
 
-    /// What `ls -l` (coreutils 9) does: for each entry lstat and two extended attributes, which are rarely
-    /// there.
+    /// The system calls of `ls -l` (coreutils 9): for each entry lstat and two extended attributes, which
+    /// rarely exist.
     fn ls(&mut self, again: bool) -> Result<Measured> {
         if !self.made.names || !again && self.made.listed {
             self.create()?;
@@ -626,7 +625,7 @@ impl<'a> Scene<'a> {
             self.stop.check()?;
             let path = entry.map_err(io)?.path();
             rustix::fs::lstat(&path).map_err(|e| failed("stat", &path, &e.into()))?;
-            // Not there, not supported: `ls` does not care either.
+            // Absent or not supported: `ls` ignores both.
             let _ = rustix::fs::lgetxattr(&path, "security.selinux", &mut value[..]);
             let _ = rustix::fs::getxattr(&path, "system.posix_acl_access", &mut value[..0]);
             count += 1;
@@ -641,7 +640,7 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// Entries below the tree, itself not counted.
+    /// Number of entries below the tree, without itself.
     fn entries(&self) -> u64 {
         let small = if self.made.small { 1 + self.options.ops } else { 0 };
         3 + self.options.files + small // a, b, names

@@ -1,4 +1,4 @@
-//! One try after the other to connect, as TCP does.
+//! Repeated attempts to connect, as in TCP.
 use super::super::node::{Here, dead};
 use super::SimStream;
 use crate::Addr;
@@ -8,7 +8,7 @@ use std::time::Duration;
 /// As Linux: SYN again after 1, 2, 4 … s; 20 tries less than its default, to keep runs short.
 const CONNECT_TRIES: u32 = 5;
 
-/// What one try to connect met.
+/// Result of one attempt to connect.
 enum Met {
     Stream(SimStream),
     Refusal,
