@@ -21,7 +21,7 @@ use weir_proto::{
     Version, VolumeId, Wire,
 };
 use weir_proto::{
-    access, backup, condition, coord, copies, data, enrol, export, frame, home_rule, lock, map, meta, news,
+    access, backup, births, condition, coord, copies, data, enrol, export, frame, home_rule, lock, map, meta, news,
     recall, relation, snapshot, version, volume, watch,
 };
 use weir_store::format::{self as index, Record as _};

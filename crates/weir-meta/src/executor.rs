@@ -18,6 +18,7 @@ use crate::namespace::create::next_number;
 use crate::namespace::{AtHome, Cx, Events, LayoutPolicy, Rules, Snapshots, View};
 use crate::ops::{Grants, Operation, Work};
 use crate::quotas::Quotas;
+use crate::reach::Place;
 use crate::recalls::Recalls;
 use crate::record::{Inode, Record, SlotRecord, slot_value};
 use crate::relation::Relations;
@@ -361,6 +362,14 @@ impl Leader {
         mount: Option<&Mount>,
         conflicts: &mut Vec<Conflict>,
     ) -> Result<Vec<u8>> {
+        for reach in request.reach().iter().flatten() {
+            if let Place::Inode(dir) | Place::Shown(dir) | Place::Name(dir, _) = reach.place {
+                state.leases.names_conflict(request.session(), dir, reach.changes, conflicts);
+            }
+        }
+        if !conflicts.is_empty() {
+            return Err(Error::unavailable(String::new()));
+        }
         let (mut reply, first) = match R::work() {
             Work::Show(show) => (self.show(state, request, mount, conflicts, show)?, true),
             Work::Change(change) => self.change(state, request, mount, conflicts, change)?,

@@ -12,6 +12,7 @@
 //! H/<ino>/<session>       open although no name is left                         nothing
 //! S/<session>             a client's registration                               SessionRecord
 //! U/<session>/<slot>      the last change of a slot and its reply               SlotRecord
+//! w/<session>/<dir>       inode numbers that the session may give to files there  NumberBlock
 //! G/<time>/<ino>          deleted, or evicted: cells are to be dropped from targets Garbage
 //! W/<ino>/<from>          bytes from there on are at home only                  EvictedRange
 //! W/<last>/<volume>       its eviction watermarks: high and low, hundredths  two bytes
@@ -169,6 +170,9 @@ pub fn slot(session: SessionId, slot: u32) -> [u8; 13] {
     key[1..9].copy_from_slice(&session.0.to_be_bytes());
     key[9..].copy_from_slice(&slot.to_be_bytes());
     key
+}
+pub fn numbers(session: SessionId, dir: InodeId) -> [u8; 17] {
+    key17(b'w', session.0, dir.0)
 }
 pub fn garbage(deleted: Time, ino: InodeId) -> [u8; 17] {
     key17(b'G', deleted.nanos.max(0) as u64, ino.0)

@@ -95,6 +95,9 @@ pub struct LeaseTable {
     /// Never iterated.
     states: ByInode<State>,
     of_session: BTreeMap<SessionId, BTreeSet<InodeId>>,
+    /// Directories whose names a session has to itself, and those that it had: of these the store still has
+    /// inode numbers for it.
+    names: Names,
     /// Sessions that get no leases for now.
     withheld: BTreeSet<SessionId>,
     /// The newest cluster map under which anything was written. A target that its group goes on without may
@@ -467,6 +470,7 @@ impl LeaseTable {
     /// Takes everything from a session; the inodes that operations wait for are returned.
     pub fn drop_session(&mut self, session: SessionId) -> Vec<InodeId> {
         self.withheld.remove(&session);
+        self.names.forget_ended(session);
         let mut awaited = Vec::new();
         for ino in self.inodes_of(session) {
             self.change(session, ino, |h| *h = NOTHING);
@@ -474,6 +478,7 @@ impl LeaseTable {
                 awaited.push(ino);
             }
         }
+        self.names.forget_ended(session);
         awaited
     }
     /// An inode is gone for good.
@@ -506,6 +511,9 @@ impl LeaseTable {
             }
         };
         edit(&mut state.holders[at].1);
+        if state.holders[at].1.kind < LeaseKind::Write {
+            self.names.end(session, ino);
+        }
         if state.holders[at].1.is_nothing() {
             state.holders.remove(at);
             if let Some(all) = self.of_session.get_mut(&session) {
@@ -538,6 +546,9 @@ impl LeaseTable {
 }
 
 mod holdings;
+mod names;
+
+use names::Names;
 
 #[cfg(test)]
 mod tests;

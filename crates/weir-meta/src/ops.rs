@@ -4,17 +4,18 @@
 //! with nobody.
 
 use crate::backup;
-use crate::lease::{ByInode, LeaseTable};
+use crate::lease::{ByInode, LeaseTable, Opens};
 use crate::namespace::create::meta_open;
 use crate::namespace::{
-    Cx, View, attr, clone, create, data, evict, import, layers, list, mirror, open, remove, rename, report,
-    snapshot, snapshot_view, totals, usage_of, volume, xattr,
+    Cx, View, attr, births, clone, create, data, evict, import, layers, list, mirror, open, remove, rename,
+    report, snapshot, snapshot_view, totals, usage_of, volume, xattr,
 };
 use crate::quotas::Quotas;
 use crate::reach::Reaches;
 use crate::relation::serve;
 use weir_env::Instant;
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
+use weir_proto::births::{Birth, CreateMany, LeaseNames, NamesLeased};
 use weir_proto::meta::*;
 use weir_proto::recall::{Evict, EvictedRanges, Filled, SetPinned};
 use weir_proto::relation::{
@@ -85,6 +86,28 @@ impl Grants<'_> {
             true => self.leases.kept(self.session, dir),
             false => self.leases.grant_read(self.session, dir),
         };
+    }
+    /// The names of a directory, with the numbers that were reserved.
+    fn names(&mut self, dir: InodeId, reply: &mut NamesLeased) {
+        self.leases.forget_ended_names(self.session);
+        let contended = self.contended.get(&dir).is_some_and(|until| self.now < *until);
+        let lease = &mut reply.entry.lease;
+        lease.kind = match reply.numbers > 0 && !contended {
+            true => self.leases.grant_names(self.session, dir),
+            false => self.leases.kept(self.session, dir),
+        };
+        if lease.kind < LeaseKind::Write {
+            (reply.first, reply.numbers, reply.layout) = (InodeId(0), 0, None);
+        }
+    }
+    /// A file that its client has to itself since it created it. It says how often it has it open now, also
+    /// where it has said so before on another connection.
+    fn born(&mut self, born: &Birth) {
+        self.leases.grant_write(self.session, born.ino);
+        if self.first {
+            let opens = Opens { read: born.open_read, write: born.open_write };
+            self.leases.set_opens(self.session, born.ino, opens);
+        }
     }
     fn release_append_token(&mut self, ino: InodeId) {
         if self.leases.release_append_token(self.session, ino) {
@@ -212,6 +235,11 @@ change!(Create, create::create, (r, reply, g) {
     let (read, write) = (r.open & meta_open::READ != 0, r.open & meta_open::WRITE != 0);
     g.open(&mut reply.entry, regular && read, regular && write);
     g.directory(r.parent, &mut reply.parent_lease);
+});
+operation!(LeaseNames, Change births::lease_names, (r, reply, g) g.names(r.dir, reply));
+change!(CreateMany, births::create_many, (r, reply, g) {
+    let _ = reply;
+    r.births.iter().for_each(|born| g.born(born));
 });
 change!(CreateNameless, create::create_nameless, (r, reply, g) {
     g.open(reply, r.open & meta_open::READ != 0, true);

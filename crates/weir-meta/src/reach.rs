@@ -4,6 +4,7 @@
 //! Invariant: each request that a mount may send is here, or is one of its session (`SESSION_ONLY`); and each
 //! that names a user says so.
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
+use weir_proto::births::{CreateMany, LeaseNames};
 use weir_proto::lock::{ListLocks, SetLock, TestLock};
 use weir_proto::meta::*;
 use weir_proto::recall::{
@@ -52,6 +53,10 @@ pub trait Reaches: Request + Clone {
     fn names(&self) -> [Option<&[u8]>; 2] {
         [None, None]
     }
+    /// Of a request with many names in the first directory that it reaches.
+    fn many(&self) -> Vec<&[u8]> {
+        Vec::new()
+    }
 }
 
 fn looks_at(place: Place<'_>) -> Reached<'_> {
@@ -75,7 +80,7 @@ fn looks_into<'a>(snapshot: u32) -> Reached<'a> {
 const NOTHING: Reached<'static> = [None, None];
 
 macro_rules! reaches {
-    ($($name:ident $(as $cred:ident)? $(of $($entry:ident),+)? : |$r:ident| $reach:expr;)*) => {
+    ($($name:ident $(as $cred:ident)? $(of $($entry:ident),+)? $(of_many $many:ident)? : |$r:ident| $reach:expr;)*) => {
         $(impl Reaches for $name {
             fn reach(&self) -> Reached<'_> {
                 let $r = self;
@@ -92,6 +97,9 @@ macro_rules! reaches {
                 let mut names = [None; 2];
                 names.iter_mut().zip([$(&self.$entry[..]),+]).for_each(|(place, name)| *place = Some(name));
                 names
+            })?
+            $(fn many(&self) -> Vec<&[u8]> {
+                self.$many.iter().map(|one| &one.name[..]).collect()
             })?
         })*
         #[cfg(test)]
@@ -119,6 +127,8 @@ reaches! {
     TakeAppendToken: |r| changes(r.ino);
     Create as cred of name: |r| changes(r.parent);
     CreateNameless as cred: |r| changes(r.parent);
+    LeaseNames: |r| changes(r.dir);
+    CreateMany as cred of_many births: |r| changes(r.dir);
     Mkdir as cred of name: |r| changes(r.parent);
     Symlink as cred of name: |r| changes(r.parent);
     Mknod as cred of name: |r| changes(r.parent);
@@ -219,6 +229,7 @@ mod tests {
     fn each_request_that_names_a_user_says_so() {
         let sources = [
             include_str!("../../weir-proto/src/meta.rs"),
+            include_str!("../../weir-proto/src/births.rs"),
             include_str!("../../weir-proto/src/volume.rs"),
             include_str!("../../weir-proto/src/snapshot.rs"),
             include_str!("../../weir-proto/src/recall.rs"),

@@ -60,7 +60,7 @@ pub fn changes_after(exported: u64) -> Result<CommitSeq> {
 pub fn restored(key: Vec<u8>, value: Vec<u8>) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
     let entry = match key.first() {
         // What a client has done is known to its session alone.
-        Some(b'U' | b'M') => return Ok(None),
+        Some(b'U' | b'M' | b'w') => return Ok(None),
         Some(b'S') => (renumbered(key, 1)?, value),
         Some(b'H') => (renumbered(key, 9)?, value),
         Some(b'V') => {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use weir_env::{BoxFuture, Env, Instant};
 use weir_kv::{CommitSeq, SharedKv};
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
+use weir_proto::births::{CreateMany, LeaseNames};
 use weir_proto::condition::{TroubleList, Troubles};
 use weir_proto::coord::ActFor;
 use weir_proto::lock::{CancelLock, ListLocks, ReclaimLocks, SetLock, TestLock};
@@ -607,10 +608,11 @@ impl Leader {
         known: bool,
     ) -> Result<bool> {
         let mut inode = None;
-        let mut exists = false;
+        let (mut exists, mut has_numbers) = (false, false);
         self.kv.read(&mut |read| {
             inode = namespace::find_inode(read, lease.ino)?;
             exists = inode.is_some() || read.get(&keys::access(lease.ino))?.is_some();
+            has_numbers = namespace::births::find_block(read, session, lease.ino)?.is_some();
             Ok(())
         })?;
         if !exists {
@@ -639,6 +641,8 @@ impl Leader {
             (LeaseKind::Write, Some(i)) if i.writer == session && i.token_epoch >= lease.token_epoch => {
                 state.leases.take_up_write(session, lease.ino)
             }
+            // Nobody else gets the names of a directory while the grace period lasts.
+            (LeaseKind::Write, None) if has_numbers => state.leases.take_up_names(session, lease.ino),
             (LeaseKind::Read, _) => state.leases.acquire_read(session, lease.ino),
             _ => LeaseKind::None,
         };
@@ -739,6 +743,8 @@ impl Meta {
         }
         match call.method {
             Create::METHOD => self.operate::<Create>(call),
+            CreateMany::METHOD => self.operate::<CreateMany>(call),
+            LeaseNames::METHOD => self.operate::<LeaseNames>(call),
             GetAttr::METHOD => self.operate::<GetAttr>(call),
             Lookup::METHOD => self.operate::<Lookup>(call),
             Commit::METHOD => self.operate::<Commit>(call),

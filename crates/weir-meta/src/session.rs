@@ -137,6 +137,7 @@ pub fn forget(cx: &mut Cx<'_>, session: SessionId) -> Result<()> {
     }
     cx.txn.delete(&keys::session(session));
     cx.txn.delete(&keys::mover(session));
+    cx.delete_range(keys::range_of(b'w', session.0))?;
     for slot in 0..SLOTS {
         let key = keys::slot(session, slot);
         if cx.txn.get(&key)?.is_some() {

@@ -6,6 +6,7 @@
 use crate::reach::{Reach, Reaches};
 use weir_kv::{Read, SharedKv};
 use weir_proto::access::AuditRule;
+use weir_proto::births::CreateMany;
 use weir_proto::glob::fits;
 use weir_proto::meta::{Create, CreateNameless, Open};
 use weir_proto::sender::Sender;
@@ -48,7 +49,7 @@ impl Found {
 
 /// Whether files are opened by this request.
 fn opens<R: Request>() -> bool {
-    [Open::METHOD, Create::METHOD, CreateNameless::METHOD].contains(&R::METHOD)
+    [Open::METHOD, Create::METHOD, CreateNameless::METHOD, CreateMany::METHOD].contains(&R::METHOD)
 }
 
 /// Tells what came of a request, if it was in a volume whose rules ask for that.
@@ -65,7 +66,8 @@ pub(crate) fn witness<R: Reaches>(
     let mut places = Vec::new();
     kv.read(&mut |read| {
         places.clear();
-        let named = reached.iter().zip(request.names());
+        let many = request.many().into_iter().map(|name| (&reached[0], Some(name)));
+        let named = reached.iter().zip(request.names()).filter(|_| many.len() == 0).chain(many.clone());
         let named = named.filter_map(|(reach, name)| Some((reach.as_ref()?, name)));
         for (reach, name) in named.filter(|(reach, _)| is_told(reach)) {
             let found = find(read, reach, name)?;

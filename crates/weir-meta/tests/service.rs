@@ -1,6 +1,8 @@
 //! What the service promises to several clients, across lost replies, deaf clients and restarts.
 #[path = "service/access.rs"]
 mod access;
+#[path = "service/births.rs"]
+mod births;
 mod common;
 #[path = "service/recall.rs"]
 mod recall;

@@ -5,7 +5,7 @@
 //! wire has been checked by its decoder, one that is made by hand is checked with [`Layout::check`]; on both
 //! no method here overflows for any file offset.
 use crate::map::{Layout, Scheme};
-use crate::{Error, PgId, Result};
+use crate::{Error, InodeId, PgId, Result};
 
 /// log2 of the smallest and the largest cell, in bytes.
 pub const CELL_SHIFT_MIN: u8 = 16;
@@ -25,6 +25,11 @@ pub struct Piece {
 }
 
 impl Layout {
+    /// The seed of a file's layout.
+    pub fn seed_of(ino: InodeId) -> u32 {
+        // Fibonacci hashing: neighbours in one directory start on groups far apart.
+        (ino.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32
+    }
     /// Refuses invalid layouts; everything else in this file relies on it.
     pub fn check(&self) -> Result<()> {
         self.scheme.check()?;

@@ -7,6 +7,7 @@
 
 pub mod access;
 pub mod backup;
+pub mod births;
 pub mod checksum;
 pub mod condition;
 pub mod coord;

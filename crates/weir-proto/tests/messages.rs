@@ -12,7 +12,7 @@ use weir_proto::map::{Layout, Scheme};
 use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
 use weir_proto::{
-    access, backup, condition, coord, copies, data, enrol, export, frame, home_rule, lock, map, meta,
+    access, backup, births, condition, coord, copies, data, enrol, export, frame, home_rule, lock, map, meta,
     methods, news, recall, relation, snapshot, version, volume, watch,
 };
 
@@ -112,9 +112,10 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 20] = [
+const SOURCES: [(&str, &str); 21] = [
     ("access", include_str!("../src/access.rs")),
     ("backup", include_str!("../src/backup.rs")),
+    ("births", include_str!("../src/births.rs")),
     ("condition", include_str!("../src/condition.rs")),
     ("coord", include_str!("../src/coord.rs")),
     ("copies", include_str!("../src/copies.rs")),

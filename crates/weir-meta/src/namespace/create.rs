@@ -8,7 +8,7 @@ use weir_proto::meta::{self, Created, Made, SYMLINK_MAX};
 use weir_proto::relation::What;
 
 /// Numbers of one directory serial.
-const SERIAL_NUMBERS: u32 = 1 << 24;
+pub(super) const SERIAL_NUMBERS: u32 = 1 << 24;
 /// Number of the root's own inode within serial 1.
 const ROOT_N: u32 = 1;
 /// Hard links to one file.
@@ -44,7 +44,7 @@ pub fn next_number(txn: &mut dyn Txn, sequence: Sequence) -> Result<u64> {
 }
 
 /// The permissions of something new, and its lists.
-struct Permissions {
+pub(super) struct Permissions {
     mode: u32,
     access: Option<Vec<u8>>,
     /// Of a new directory.
@@ -52,7 +52,7 @@ struct Permissions {
 }
 
 impl Permissions {
-    fn of_mode(mode: u32) -> Permissions {
+    pub(super) fn of_mode(mode: u32) -> Permissions {
         Permissions { mode: mode & MODE_BITS, access: None, default: None }
     }
     fn has_acl(&self) -> u32 {
@@ -68,10 +68,10 @@ impl Permissions {
 }
 
 /// A directory in which a name is about to be made.
-struct Birth {
-    dir: InodeId,
-    access: Access,
-    tally: Tally,
+pub(super) struct Birth {
+    pub dir: InodeId,
+    pub access: Access,
+    pub tally: Tally,
 }
 
 impl Cx<'_> {
@@ -142,7 +142,13 @@ impl Cx<'_> {
     }
 
     /// A new inode that is not a directory, without a name yet.
-    fn newborn(&self, birth: &Birth, cred: &Cred, kind: FileKind, permissions: &Permissions) -> Inode {
+    pub(super) fn newborn(
+        &self,
+        birth: &Birth,
+        cred: &Cred,
+        kind: FileKind,
+        permissions: &Permissions,
+    ) -> Inode {
         let now = self.rules.now;
         let gid = if birth.access.mode & SET_GID != 0 { birth.access.gid } else { cred.gid };
         Inode {
@@ -228,15 +234,7 @@ impl Cx<'_> {
 
 /// The layout of a file from its birth.
 pub(super) fn place(policy: LayoutPolicy, ino: InodeId) -> weir_proto::map::Layout {
-    // Fibonacci hashing: neighbours in one directory start on groups far apart.
-    let seed = (ino.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32;
-    weir_proto::map::Layout {
-        scheme: policy.scheme,
-        cell_shift: policy.cell_shift,
-        first_pg: policy.first_pg,
-        pg_count: policy.pg_count,
-        seed,
-    }
+    policy.layout(weir_proto::map::Layout::seed_of(ino))
 }
 
 pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {

@@ -9,6 +9,7 @@
 pub mod acl;
 pub mod admit;
 pub mod attr;
+pub mod births;
 pub mod clone;
 pub mod create;
 pub mod data;
@@ -50,7 +51,7 @@ use acl::Acl;
 use keeper::Keeper;
 use std::collections::BTreeSet;
 use weir_kv::{Read, Txn};
-use weir_proto::map::Scheme;
+use weir_proto::map::{Layout, Scheme};
 use weir_proto::meta::{Attr, Cred, Entry, FileKind, Lease, LeaseKind, NAME_MAX, Time};
 use weir_proto::volume::Policy;
 use weir_proto::{Error, InodeId, NameRule, PgId, Result, SessionId, VolumeId};
@@ -62,6 +63,13 @@ pub struct LayoutPolicy {
     pub cell_shift: u8,
     pub first_pg: PgId,
     pub pg_count: u32,
+}
+
+impl LayoutPolicy {
+    pub fn layout(self, seed: u32) -> Layout {
+        let LayoutPolicy { scheme, cell_shift, first_pg, pg_count } = self;
+        Layout { scheme, cell_shift, first_pg, pg_count, seed }
+    }
 }
 
 /// What an operation knows beside the records.

@@ -96,7 +96,7 @@ impl Cx<'_> {
         log_removed(self, dir, name, link)
     }
 
-    pub(super) fn delete_range(&mut self, (start, end): (Vec<u8>, Vec<u8>)) -> Result<()> {
+    pub fn delete_range(&mut self, (start, end): (Vec<u8>, Vec<u8>)) -> Result<()> {
         let mut found = Vec::new();
         self.txn.scan(&start, &end, &mut |key, _| {
             found.push(key.to_vec());

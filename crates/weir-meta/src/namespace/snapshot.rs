@@ -120,6 +120,7 @@ impl Cx<'_> {
     /// Whoever writes a file of the volume saves what was written. Who has none open for writing asks before
     /// writing.
     fn revoke_open_writers(&mut self, volume: VolumeId) -> Result<()> {
+        self.revoke_names(volume)?;
         for (session, ino) in self.rules.leases.writers() {
             if self.rules.leases.opens_of(session, ino).write == 0 {
                 continue;

@@ -397,6 +397,8 @@ pub fn change(cx: &mut Cx<'_>, r: &volume::VolumeChange) -> Result<Volume> {
     }
     if let Some(quota) = r.quota {
         check_quota(&quota)?;
+        cx.revoke_names(r.volume)?;
+        cx.clear()?;
         if (quota.bytes_hard, quota.inodes_hard) != (record.quota.bytes_hard, record.quota.inodes_hard) {
             require_superuser(&r.cred, "set a volume's hard limits")?;
         }
@@ -426,6 +428,15 @@ pub fn change(cx: &mut Cx<'_>, r: &volume::VolumeChange) -> Result<Volume> {
 }
 
 impl Cx<'_> {
+    /// Clients that create files there by themselves tell of them, and ask for each one from now on.
+    pub(super) fn revoke_names(&mut self, volume: VolumeId) -> Result<()> {
+        for (session, dir) in self.rules.leases.held_names() {
+            if load_access(self.read(), dir)?.volume == volume {
+                self.conflicts.push(Conflict { ino: dir, session, keep: LeaseKind::Read, ask: true });
+            }
+        }
+        Ok(())
+    }
     /// Whoever writes a file of the volume learns with the next lease that there is a limit now.
     fn revoke_writers(&mut self, volume: VolumeId) -> Result<()> {
         for (session, ino) in self.rules.leases.writers() {

@@ -1,7 +1,7 @@
 //! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz
 //! targets.
 //!
-//! The user brings `access`, `backup`, `condition`, `coord`, `copies`, `data`, `enrol`, `export`, `meta`,
+//! The user brings `access`, `backup`, `births`, `condition`, `coord`, `copies`, `data`, `enrol`, `export`, `meta`,
 //! `volume`, `relation`, `snapshot`, `recall`, `lock`, `home_rule`, `map`, `news`, `version`, `watch` and
 //! `frame` of `weir_proto` into scope. That the list is complete is a test of its own:
 //! `the_list_is_complete`.
@@ -30,6 +30,7 @@ macro_rules! for_every_message {
                 Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,
                 SetXattr, RemoveXattr, CreateNameless, NoteAccess, AccessTime, Revoke,
                 RecoverFile}
+            births::{LeaseNames, NamesLeased, CreateMany, CreatedMany, Birth}
             volume::{Quota, Policy, SnapshotRetention, Retention, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone,
                 ReserveQuota, QuotaReservation, ReclaimReservations, HeldReservation,
                 ScanInodes, Scanned, DirectoryFacts, FileFacts}

@@ -1,0 +1,213 @@
+//! Files that a client created by itself in a directory whose names it has to itself.
+//!
+//! Invariants: a batch is carried out as a whole or not at all. A number is reserved for one client and one
+//! directory, and is used at most once: the block in the store says which are left. What a client was
+//! promised with the names is not refused later: limits and access control lists are looked at when the
+//! names are given, and a change of these revokes the lease first.
+use super::create::{Birth, Permissions, SERIAL_NUMBERS};
+use super::usage::Charge;
+use super::*;
+use crate::keys::Sequence;
+use bytes::Bytes;
+use weir_proto::births::{
+    self, BIRTH_BYTES_MAX, BIRTHS_MAX, CLOCKS_APART_MS_MAX, CreateMany, CreatedMany, LeaseNames, NUMBERS_MAX,
+    NamesLeased,
+};
+use weir_proto::meta::INLINE_MAX;
+use weir_proto::relation::What;
+use weir_proto::wire_struct;
+
+/// `w/`: numbers of a directory that a session may give to its files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NumberBlock {
+    /// The first one that is not used, and the one behind the last.
+    pub next: InodeId,
+    pub end: InodeId,
+    /// Of the files; the seed is each one's own.
+    pub layout: Layout,
+}
+wire_struct!(NumberBlock { next: InodeId, end: InodeId, layout: Layout });
+impl Record for NumberBlock {}
+
+/// What is left of a session's numbers in a directory.
+pub fn find_block(read: &dyn Read, session: SessionId, dir: InodeId) -> Result<Option<NumberBlock>> {
+    let value = read.get(&keys::numbers(session, dir))?;
+    value.map(|v| NumberBlock::from_value(&v, || format!("numbers of directory {dir}"))).transpose()
+}
+
+pub fn lease_names(cx: &mut Cx<'_>, r: &LeaseNames) -> Result<NamesLeased> {
+    let access = load_access(cx.read(), r.dir)?;
+    cx.require_own(access.volume)?;
+    for dir in cx.rules.leases.ended_names(cx.rules.session) {
+        cx.txn.delete(&keys::numbers(cx.rules.session, *dir));
+    }
+    let mut tally = load_tally(cx.read(), r.dir)?;
+    let entry = unleased(directory_attr(r.dir, &access, &tally));
+    let Some(policy) = cx.policy_of_births(r, &access) else {
+        return Ok(NamesLeased { entry, first: InodeId(0), numbers: 0, layout: None });
+    };
+    let numbers = r.numbers.clamp(1, NUMBERS_MAX);
+    if tally.next_n.saturating_add(numbers) > SERIAL_NUMBERS {
+        tally.serial = super::create::next_number(cx.txn, Sequence::DirectorySerial)?;
+        tally.next_n = 0;
+    }
+    let first = InodeId((tally.serial << 24) | u64::from(tally.next_n));
+    tally.next_n += numbers;
+    cx.put_tally(r.dir, &tally);
+    let layout = policy.layout(0);
+    let block = NumberBlock { next: first, end: InodeId(first.0 + u64::from(numbers)), layout };
+    cx.txn.put(&keys::numbers(cx.rules.session, r.dir), &block.to_value());
+    Ok(NamesLeased { entry, first, numbers, layout: Some(layout) })
+}
+
+pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Result<CreatedMany> {
+    check_batch(r)?;
+    let session = cx.rules.session;
+    if cx.rules.leases.held(session, r.dir) != LeaseKind::Write {
+        return Err(Error::stale(format!(
+            "session {session} does not have the names of directory {} to itself (any more)",
+            r.dir
+        )));
+    }
+    let access = load_access(cx.read(), r.dir)?;
+    require(cx.read(), &r.cred, &access, r.dir, WRITE | SEARCH)?;
+    cx.require_own(access.volume)?;
+    require_listed(cx.conflicts, r.dir, &access)?;
+    let mut block = find_block(cx.read(), session, r.dir)?.ok_or_else(|| {
+        Error::invalid(format!("session {session} has no inode numbers in directory {}", r.dir))
+    })?;
+    let tally = load_tally(cx.read(), r.dir)?;
+    let (mut birth, mut charge) = (Birth { dir: r.dir, access, tally }, Charge::default());
+    for born in &r.births {
+        charge = charge.and(cx.bear(&mut birth, &mut block, &r.cred, born)?);
+    }
+    cx.put_tally(r.dir, &birth.tally);
+    cx.txn.put(&keys::numbers(session, r.dir), &block.to_value());
+    cx.charge(r.dir, charge)?;
+    Ok(CreatedMany { parent_attr: directory_attr(r.dir, &birth.access, &birth.tally) })
+}
+
+fn check_batch(r: &CreateMany) -> Result<()> {
+    let bytes = |b: &births::Birth| b.name.len() + b.content.as_ref().map_or(0, Bytes::len);
+    let total: usize = r.births.iter().map(bytes).sum();
+    if r.births.is_empty() || r.births.len() > BIRTHS_MAX || total > BIRTH_BYTES_MAX {
+        return Err(Error::invalid(format!(
+            "a batch of {} files with {total} bytes: 1 to {BIRTHS_MAX} files with at most {BIRTH_BYTES_MAX} bytes are allowed",
+            r.births.len()
+        )));
+    }
+    Ok(())
+}
+
+impl Cx<'_> {
+    /// Where files go that a client creates by itself; `None`: it has to ask for each.
+    fn policy_of_births(&self, r: &LeaseNames, access: &Access) -> Option<LayoutPolicy> {
+        let rules = self.rules;
+        let clocks_apart_ms = r.now.nanos.abs_diff(rules.now.nanos) / 1_000_000;
+        let may = access.mode & (NOT_ENUMERATED | HAS_ACL) == 0
+            && !rules.quotas.is_limited(access.volume)
+            && rules.snapshotting.is_none_or(|(volume, _)| volume != access.volume)
+            && !rules.leases.is_held_by_others(rules.session, r.dir)
+            && clocks_apart_ms <= CLOCKS_APART_MS_MAX;
+        rules.layout_in(access.volume).filter(|_| may)
+    }
+
+    /// One file of a batch: everything but the directory's tally and charge.
+    fn bear(
+        &mut self,
+        birth: &mut Birth,
+        block: &mut NumberBlock,
+        cred: &Cred,
+        born: &births::Birth,
+    ) -> Result<Charge> {
+        check_name(&born.name)?;
+        if born.ino < block.next || born.ino >= block.end {
+            return Err(Error::invalid(format!(
+                "inode number {} for {:?} in directory {}: {} to {} are left",
+                born.ino,
+                show(&born.name),
+                birth.dir,
+                block.next,
+                block.end
+            )));
+        }
+        block.next = InodeId(born.ino.0 + 1);
+        if find_link(self.read(), birth.dir, &born.name)?.is_some() {
+            return Err(Error::exists(format!(
+                "{:?} is in directory {} already",
+                show(&born.name),
+                birth.dir
+            )));
+        }
+        let permissions = Permissions::of_mode(born.mode);
+        let mut inode = self.newborn(birth, cred, FileKind::Regular, &permissions);
+        let at = self.rules.near(born.at);
+        (inode.atime, inode.mtime, inode.ctime, inode.btime) = (at, at, at, at);
+        inode.layout = Some(Layout { seed: Layout::seed_of(born.ino), ..block.layout });
+        self.take_writer(born.ino, &mut inode);
+        inode.dirty = !born.clean;
+        self.store_content(&mut inode, born)?;
+        self.insert_name(birth.dir, &mut birth.tally, &born.name, born.ino, FileKind::Regular);
+        // The directory changed when the client said so, not when this was told.
+        birth.tally.mtime = at;
+        inode.cookie = birth.tally.next_cookie - 1;
+        self.put_inode(born.ino, &inode);
+        let (ino, parent, name) = (born.ino, birth.dir, born.name.clone());
+        self.log(parent, || What::Made { ino, kind: FileKind::Regular, parent, name })?;
+        if inode.size > 0 {
+            self.log(parent, || What::Data { ino, offset: 0, len: inode.size })?;
+        }
+        Ok(Charge::file(&inode))
+    }
+
+    /// As a commit of a small file does.
+    fn store_content(&mut self, inode: &mut Inode, born: &births::Birth) -> Result<()> {
+        let Some(content) = &born.content else { return Ok(()) };
+        if content.len() > INLINE_MAX {
+            return Err(Error::invalid(format!(
+                "{} bytes of {:?}: at most {INLINE_MAX} are kept in an inode",
+                content.len(),
+                show(&born.name)
+            )));
+        }
+        self.txn.put(&keys::data(born.ino), content);
+        (inode.size, inode.allocated) = (content.len() as u64, content.len() as u64);
+        inode.mtime = born.written;
+        inode.ctime = self.rules.near(Time { nanos: born.at.nanos.max(born.written.nanos) });
+        inode.data_version += 1;
+        Ok(())
+    }
+}
+
+impl Rules<'_> {
+    /// A time of a client's clock, if that is near enough to this one's.
+    fn near(&self, at: Time) -> Time {
+        let is_ahead = at.nanos.saturating_sub(self.now.nanos) > AHEAD_NANOS_MAX;
+        if is_ahead { self.now } else { at }
+    }
+}
+
+/// Twice what is allowed when the names are given: clocks drift.
+const AHEAD_NANOS_MAX: i64 = 2 * CLOCKS_APART_MS_MAX as i64 * 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::PgId;
+    use weir_proto::map::Scheme;
+
+    #[test]
+    fn the_layout_of_blocks_never_changes() {
+        let scheme = Scheme { data: 4, parity: 2 };
+        let layout = Layout { scheme, cell_shift: 20, first_pg: PgId(1), pg_count: 2, seed: 0 };
+        let block = NumberBlock { next: InodeId(0x0102), end: InodeId(0x0103), layout };
+        let value = block.to_value();
+        let numbers = [2, 1, 0, 0, 0, 0, 0, 0, 3, 1, 0, 0, 0, 0, 0, 0];
+        let placed = [4, 2, 20, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(value, [&[1][..], &numbers, &placed].concat());
+        assert_eq!(NumberBlock::from_value(&value, String::new).unwrap(), block);
+        for end in 0..value.len() {
+            assert!(NumberBlock::from_value(&value[..end], String::new).is_err(), "cut to {end}");
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Names of a directory that one client has to itself, and the batches of files that it tells of.
+use crate::common::*;
+use bytes::Bytes;
+use weir_proto::births::*;
+use weir_proto::meta::*;
+use weir_proto::volume::{Quota, VolumeChange};
+use weir_proto::{ErrorKind, InodeId, NameRule, Result, VolumeId};
+
+fn now(client: &Client) -> Time {
+    Time { nanos: client.env.clock.wall().0 }
+}
+async fn lease_names(client: &Client, dir: InodeId, numbers: u32) -> NamesLeased {
+    let (session, now) = (client.session, now(client));
+    client.call(&LeaseNames { session, dir, numbers, now }).await.unwrap()
+}
+fn birth(client: &Client, ino: InodeId, name: &str) -> Birth {
+    let (at, written) = (now(client), now(client));
+    Birth {
+        ino,
+        name: b(name),
+        mode: 0o640,
+        at,
+        open_read: 0,
+        open_write: 1,
+        content: None,
+        written,
+        clean: false,
+    }
+}
+async fn create_many(client: &Client, dir: InodeId, births: Vec<Birth>) -> Result<CreatedMany> {
+    client.call(&CreateMany { op: client.op(), cred: root(), dir, births }).await
+}
+async fn listed(client: &Client, dir: InodeId) -> Vec<String> {
+    let list =
+        ReadDir { session: client.session, cred: root(), dir, after: 0, limit: 100, with_attrs: false };
+    names(&client.call(&list).await.unwrap()).into_iter().collect()
+}
+fn kind_of<T: std::fmt::Debug>(result: Result<T>) -> ErrorKind {
+    result.unwrap_err().kind
+}
+
+#[test]
+fn a_batch_of_births_is_files_as_creates_make_them() {
+    simulate(1, async |world| {
+        let _meta = start(&world).await;
+        let (a, other) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let dir = a.mkdir(ROOT, "d").await.unwrap().entry.attr.ino;
+        let leased = lease_names(&a, dir, 10).await;
+        assert_eq!((leased.entry.lease.kind, leased.numbers), (LeaseKind::Write, 10));
+        let at = |n: u64| InodeId(leased.first.0 + n);
+        let content = Some(Bytes::from_static(b"hello"));
+        let small = Birth { content, clean: true, open_write: 0, ..birth(&a, at(2), "small") };
+        let made = create_many(&a, dir, vec![birth(&a, at(0), "open"), small]).await.unwrap();
+        assert!(made.parent_attr.mtime.nanos >= leased.entry.attr.mtime.nanos);
+        // Looks of others come after what the client has not told yet: it keeps Read.
+        let seen = other.lookup(dir, "small").await.unwrap().entry.unwrap();
+        assert_eq!(a.revoked()[0], (dir, LeaseKind::Read));
+        assert_eq!((seen.attr.ino, seen.attr.size, seen.attr.mode), (at(2), 5, 0o640));
+        assert_eq!(seen.attr.layout.map(|l| l.seed), Some(weir_proto::map::Layout::seed_of(at(2))));
+        let whole = other.call(&ReadInline { session: other.session, ino: at(2) }).await.unwrap();
+        assert_eq!(whole.data.as_deref(), Some(&b"hello"[..]));
+        assert_eq!(listed(&other, dir).await, ["open", "small"]);
+        // The opener has the file to itself, and what it sends is under the epoch of a first writer.
+        a.commit(at(0), 1, 3, false).await.unwrap();
+        let usage = other.call(&GetUsage { session: other.session, dir }).await.unwrap();
+        assert_eq!((usage.files, usage.bytes), (2, 8));
+    });
+}
+
+#[test]
+fn a_batch_counts_once_and_as_a_whole() {
+    simulate(2, async |world| {
+        let _meta = start(&world).await;
+        let a = Client::start(&world, "a").await;
+        let dir = a.mkdir(ROOT, "d").await.unwrap().entry.attr.ino;
+        let first = lease_names(&a, dir, 4).await.first.0;
+        let two = vec![birth(&a, InodeId(first), "x"), birth(&a, InodeId(first + 1), "y")];
+        let batch = CreateMany { op: a.op(), cred: root(), dir, births: two };
+        let made = a.call(&batch).await.unwrap();
+        assert_eq!(a.call(&batch).await.unwrap(), made, "sent again, it has the same answer");
+        let bad =
+            |ino: u64, name: &str| vec![birth(&a, InodeId(first + 2), "z"), birth(&a, InodeId(ino), name)];
+        for (births, kind) in [
+            (bad(first + 3, "x"), ErrorKind::Exists),
+            (bad(first + 4, "behind"), ErrorKind::Invalid),
+            (bad(first, "used"), ErrorKind::Invalid),
+            (bad(first + 2, "twice"), ErrorKind::Invalid),
+            (bad(first + 3, "a/b"), ErrorKind::Invalid),
+            (bad(first + 3, &"n".repeat(256)), ErrorKind::Name(NameRule::TooLong)),
+            (Vec::new(), ErrorKind::Invalid),
+            (vec![birth(&a, InodeId(first + 2), "m"); BIRTHS_MAX + 1], ErrorKind::Invalid),
+        ] {
+            assert_eq!(kind_of(create_many(&a, dir, births).await), kind);
+        }
+        let big =
+            Birth { content: Some(vec![0; INLINE_MAX + 1].into()), ..birth(&a, InodeId(first + 2), "big") };
+        assert_eq!(kind_of(create_many(&a, dir, vec![big]).await), ErrorKind::Invalid);
+        assert_eq!(listed(&a, dir).await, ["x", "y"], "nothing is left of what was refused");
+        create_many(&a, dir, bad(first + 3, "last")).await.unwrap();
+        assert_eq!(listed(&a, dir).await, ["last", "x", "y", "z"]);
+        let user = Cred { uid: 7, gid: 7, groups: vec![] };
+        let not_mine =
+            CreateMany { op: a.op(), cred: user, dir, births: vec![birth(&a, InodeId(first), "u")] };
+        assert_eq!(kind_of(a.call(&not_mine).await), ErrorKind::Denied);
+    });
+}
+
+#[test]
+fn names_are_given_only_where_no_create_can_be_refused() {
+    simulate(3, async |world| {
+        let _meta = start(&world).await;
+        let (a, other) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let dir = a.mkdir(ROOT, "d").await.unwrap().entry.attr.ino;
+        let refused = async |why: &str| {
+            let leased = lease_names(&a, dir, 4).await;
+            assert_eq!((leased.numbers, leased.layout), (0, None), "{why}");
+            assert!(leased.entry.lease.kind < LeaseKind::Write, "{why}");
+        };
+        let none = vec![birth(&a, InodeId(99), "f")];
+        assert_eq!(kind_of(create_many(&a, dir, none).await), ErrorKind::Stale, "it has no names");
+        other.lookup(dir, "x").await.unwrap();
+        refused("another caches the names").await;
+        a.create(dir, "f").await.unwrap();
+        refused("clients change it by turns").await;
+        world.clock().sleep(std::time::Duration::from_millis(60)).await;
+        let far = Time { nanos: now(&a).nanos + 11_000_000_000 };
+        let far = LeaseNames { session: a.session, dir, numbers: 4, now: far };
+        assert_eq!(a.call(&far).await.unwrap().numbers, 0, "the clocks are too far apart");
+        assert_eq!(lease_names(&a, dir, u32::MAX).await.numbers, NUMBERS_MAX);
+        // A limit takes them away, and keeps them away.
+        let (name, owner, admins, policy, retention) = (None, None, None, None, None);
+        let quota = Some(Quota {
+            inodes_hard: Some(100),
+            bytes_hard: None,
+            bytes_soft: None,
+            inodes_soft: None,
+            grace_s: 0,
+        });
+        let (op, cred, volume) = (other.op(), root(), VolumeId::ROOT);
+        let change = VolumeChange { op, cred, volume, name, owner, admins, quota, policy, retention };
+        other.call(&change).await.unwrap();
+        assert_eq!(a.revoked().last(), Some(&(dir, LeaseKind::Read)));
+        refused("the volume has a limit").await;
+    });
+}
+
+#[test]
+fn a_change_by_another_client_takes_the_names_away() {
+    simulate(4, async |world| {
+        let _meta = start(&world).await;
+        let (a, other) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        for what in ["create", "unlink", "mkdir", "rename"] {
+            let dir = a.mkdir(ROOT, what).await.unwrap().entry.attr.ino;
+            a.create(dir, "f").await.unwrap();
+            assert_eq!(lease_names(&a, dir, 4).await.numbers, 4, "{what}");
+            let before = a.revoked().len();
+            let rename = Rename {
+                op: other.op(),
+                cred: root(),
+                parent: dir,
+                name: b("f"),
+                new_parent: ROOT,
+                new_name: b("moved"),
+                mode: RenameMode::Replace,
+            };
+            let done: Result<()> = match what {
+                "create" => other.create(dir, "g").await.map(drop),
+                "unlink" => other.unlink(dir, "f").await.map(drop),
+                "mkdir" => other.mkdir(dir, "h").await.map(drop),
+                _ => other.call(&rename).await.map(drop),
+            };
+            assert!(done.is_ok(), "{what}: {done:?}");
+            let revoked = a.revoked().split_off(before);
+            assert!(revoked.contains(&(dir, LeaseKind::None)), "{what}: {revoked:?}");
+            assert_eq!(lease_names(&a, dir, 4).await.numbers, 0, "{what}: it is contended");
+        }
+    });
+}
+
+#[test]
+fn names_and_numbers_survive_a_restart_of_the_leader() {
+    simulate(5, async |world| {
+        let node = start(&world).await;
+        let mut a = Client::start(&world, "a").await;
+        let dir = a.mkdir(ROOT, "d").await.unwrap().entry.attr.ino;
+        let leased = lease_names(&a, dir, 8).await;
+        let ino = |n: u64| InodeId(leased.first.0 + n);
+        let batch = CreateMany { op: a.op(), cred: root(), dir, births: vec![birth(&a, ino(0), "told")] };
+        a.call(&batch).await.unwrap();
+        world.kill("meta");
+        drop(node);
+        let node = start(&world).await;
+        a.reconnect("a").await;
+        // The client has no answer for the batch yet, and names what it holds.
+        let held_dir = held(&leased.entry, LeaseKind::Write, 0, 0);
+        let of_file = |ino| HeldLease {
+            ino,
+            kind: LeaseKind::Write,
+            token_epoch: 1,
+            open_read: 0,
+            open_write: 1,
+            append_token: false,
+        };
+        let resumed = a.resume(vec![held_dir, of_file(ino(0)), of_file(ino(1))]).await.unwrap();
+        assert_eq!(resumed.lost, [ino(1)], "only what was never told of is not there");
+        let closed = vec![Birth { open_write: 0, ..batch.births[0].clone() }];
+        a.call(&CreateMany { births: closed, ..batch }).await.unwrap();
+        create_many(&a, dir, vec![birth(&a, ino(1), "untold")]).await.unwrap();
+        a.commit(ino(1), 1, 1, true).await.unwrap();
+        // A session that is over has no numbers any more.
+        a.call(&SessionClose { session: a.session }).await.unwrap();
+        let c = Client::start(&world, "c").await;
+        assert_eq!(listed(&c, dir).await, ["told", "untold"]);
+        let next = lease_names(&c, dir, 8).await.first;
+        assert!(next > ino(7), "numbers that were given are not given again");
+        drop(node);
+    });
+}

@@ -1,0 +1,61 @@
+//! Files that a client creates by itself in a directory whose names it has to itself, and how the leader
+//! learns of them: many at once.
+//!
+//! A client with a Write lease on a directory is the only one that looks at or changes the names in it. It
+//! answers creates at once, with inode numbers that were reserved for it, and sends them in batches. A batch
+//! is one change: all of its files exist after it, or none.
+use crate::map::Layout;
+use crate::message;
+use crate::meta::{Attr, Cred, Entry, Op, Time};
+use crate::{InodeId, SessionId};
+use bytes::Bytes;
+
+/// Numbers that a client gets at first, and at most.
+pub const NUMBERS_MIN: u32 = 256;
+pub const NUMBERS_MAX: u32 = 4096;
+/// Files of one batch, and bytes of their names and contents: a fourth of the longest message.
+pub const BIRTHS_MAX: usize = 256;
+pub const BIRTH_BYTES_MAX: usize = 256 * 1024;
+/// Times of births are the client's: a leader whose clock is further away from it gives it no names.
+pub const CLOCKS_APART_MS_MAX: u64 = 10_000;
+
+message!(
+    /// Asks for a Write lease on a directory and for inode numbers. Nobody's lease is revoked for it.
+    LeaseNames = 106 by [Mount, Mover, Console] -> NamesLeased {
+        session: SessionId,
+        dir: InodeId,
+        /// How many numbers are wanted; the leader may give fewer.
+        numbers: u32,
+        /// The client's clock.
+        now: Time,
+    }
+);
+message!(NamesLeased {
+    /// The directory with the lease that the client has now.
+    entry: Entry,
+    /// The reserved numbers: so many from here on; 0: the names were not given.
+    first: InodeId,
+    numbers: u32,
+    /// Of files with these numbers; the seed is [`Layout::seed_of`] each.
+    layout: Option<Layout>,
+});
+message!(
+    /// Files that were created under a Write lease on a directory, in the order of their numbers.
+    CreateMany = 107 by [Mount, Mover, Console] -> CreatedMany { op: Op, cred: Cred, dir: InodeId, births: Vec<Birth> }
+);
+message!(CreatedMany { parent_attr: Attr });
+message!(Birth {
+    ino: InodeId,
+    name: Bytes,
+    /// Without the bits of the umask.
+    mode: u32,
+    at: Time,
+    /// How often the client has it open now.
+    open_read: u32,
+    open_write: u32,
+    /// All that was written to it so far, if anything was, and when: the file is as long as this.
+    content: Option<Bytes>,
+    written: Time,
+    /// Nothing but this is on its way.
+    clean: bool,
+});
