@@ -4,6 +4,7 @@
 //! condition variable is shorter than the runtime's pool. Work runs to its end; its panic ends neither thread
 //! nor pool.
 
+use super::processors::stay_nowhere;
 use std::{
     collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -52,8 +53,10 @@ impl ThreadPool {
 
     fn start_thread(&self) {
         let shared = self.0.clone();
-        let started =
-            std::thread::Builder::new().name("weir-disk".into()).spawn(move || shared.work_until_closed());
+        let started = std::thread::Builder::new().name("weir-disk".into()).spawn(move || {
+            stay_nowhere();
+            shared.work_until_closed();
+        });
         if started.is_err() {
             // No more threads to be had: those that run take the queue, or else this one does.
             let mut state = self.0.lock();
