@@ -82,6 +82,7 @@ use crate::session::MAX_WRITE_SIZE;
 pub use crate::session::Session;
 pub use crate::session::SessionACL;
 pub use crate::session::SessionUnmounter;
+pub use crate::transport::{Answer, Requests, Transport, Transports};
 
 mod access_flags;
 mod bsd_file_flags;
@@ -105,6 +106,7 @@ mod request;
 mod request_param;
 mod session;
 mod time;
+mod transport;
 
 /// We generally support async reads
 #[cfg(not(target_os = "macos"))]

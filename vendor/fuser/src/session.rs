@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::fd::BorrowedFd;
+use std::os::fd::FromRawFd;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,6 +21,12 @@ use log::debug;
 use log::error;
 use log::info;
 use log::warn;
+use nix::fcntl::FcntlArg;
+use nix::fcntl::OFlag;
+use nix::fcntl::fcntl;
+use nix::poll::PollFd;
+use nix::poll::PollFlags;
+use nix::poll::PollTimeout;
 use nix::unistd::Uid;
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
@@ -48,6 +55,10 @@ use crate::reply::Reply;
 use crate::reply::ReplyRaw;
 use crate::reply::ReplySender;
 use crate::request::RequestWithSender;
+use crate::transport::Answer;
+use crate::transport::Requests;
+use crate::transport::Transport;
+use crate::transport::Transports;
 
 /// The max size of write requests from the kernel. The absolute minimum is 4k,
 /// FUSE recommends at least 128k, max 16M. The FUSE default is 16M on macOS
@@ -224,12 +235,17 @@ impl<FS: Filesystem> Session<FS> {
     /// Run the session loop in a background thread. If the returned handle is dropped,
     /// the filesystem is unmounted and the given session ends.
     pub fn spawn(self) -> io::Result<BackgroundSession> {
+        self.spawn_with(None)
+    }
+
+    /// The same, with requests that come by transports, too.
+    pub fn spawn_with(self, transports: Option<Transports>) -> io::Result<BackgroundSession> {
         let sender = self.ch.sender();
         // Take the fuse_session, so that we can unmount it
         let mount = std::mem::take(&mut *self.mount.mount.lock());
         let guard = thread::Builder::new()
             .name("fuser-bg".to_string())
-            .spawn(move || self.run())?;
+            .spawn(move || self.run_with(transports))?;
         Ok(BackgroundSession {
             guard,
             sender,
@@ -244,6 +260,10 @@ impl<FS: Filesystem> Session<FS> {
     /// # Errors
     /// Returns any final error when the session comes to an end.
     pub fn run(self) -> io::Result<()> {
+        self.run_with(None)
+    }
+
+    fn run_with(self, transports: Option<Transports>) -> io::Result<()> {
         let Session {
             filesystem,
             ch,
@@ -286,7 +306,14 @@ impl<FS: Filesystem> Session<FS> {
                 channels.push(ch.clone());
             }
         }
+        let device = ch.clone();
         channels.push(ch);
+
+        // Says to those who read the device that a transport has failed.
+        let failed = match &transports {
+            Some(_) => Some(Arc::new(Failed::new(&channels)?)),
+            None => None,
+        };
 
         let mut threads = Vec::with_capacity(n_threads);
 
@@ -298,6 +325,7 @@ impl<FS: Filesystem> Session<FS> {
                 ch,
                 allowed,
                 session_owner,
+                failed: failed.clone(),
             };
             threads.push(
                 thread::Builder::new()
@@ -305,9 +333,40 @@ impl<FS: Filesystem> Session<FS> {
                     .spawn(move || event_loop.event_loop())?,
             );
         }
+        let mut transport_threads = Vec::new();
+        let stop_transports = match transports {
+            None => None,
+            Some(Transports { each, stop }) => {
+                for (i, transport) in each.into_iter().enumerate() {
+                    let thread_name = format!("fuser-ring-{i}");
+                    let event_loop = SessionEventLoop {
+                        thread_name: thread_name.clone(),
+                        filesystem: filesystem.clone(),
+                        ch: device.clone(),
+                        allowed,
+                        session_owner,
+                        failed: failed.clone(),
+                    };
+                    transport_threads.push(
+                        thread::Builder::new()
+                            .name(thread_name)
+                            .spawn(move || event_loop.serve_transport(transport))?,
+                    );
+                }
+                Some(stop)
+            }
+        };
 
         let mut reply: io::Result<()> = Ok(());
-        for thread in threads {
+        let mut stop_transports = stop_transports;
+        let device_threads = threads.len();
+        for (i, thread) in threads.into_iter().chain(transport_threads).enumerate() {
+            // The device's threads see the end of the connection.
+            if i == device_threads {
+                if let Some(stop) = stop_transports.take() {
+                    stop();
+                }
+            }
             let res = match thread.join() {
                 Ok(res) => res,
                 Err(_) => {
@@ -518,19 +577,110 @@ pub(crate) struct SessionEventLoop<FS: Filesystem> {
     pub(crate) filesystem: Arc<FilesystemHolder<FS>>,
     pub(crate) allowed: SessionACL,
     pub(crate) session_owner: Uid,
+    /// There if the session has transports, too.
+    failed: Option<Arc<Failed>>,
+}
+
+/// An event that ends the reading of the device: a transport has failed, so requests that came to it are never answered.
+#[derive(Debug)]
+struct Failed(OwnedFd);
+
+impl Failed {
+    /// The channels are to be read only after they were waited for, so that the event can end the wait.
+    fn new(channels: &[Channel]) -> io::Result<Failed> {
+        for channel in channels {
+            let flags = OFlag::from_bits_retain(fcntl(channel, FcntlArg::F_GETFL)?);
+            fcntl(channel, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        }
+        // SAFETY: makes a descriptor, or fails.
+        let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if event < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just made, and nobody else has it.
+        Ok(Failed(unsafe { OwnedFd::from_raw_fd(event) }))
+    }
+
+    fn tell(&self) {
+        // It can only fail where it was told before, very often.
+        let _ = nix::unistd::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Waits for a request. False: a transport has failed.
+    fn wait(&self, channel: &Channel) -> nix::Result<bool> {
+        loop {
+            let mut polled = [
+                PollFd::new(channel.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.0.as_fd(), PollFlags::POLLIN),
+            ];
+            match nix::poll::poll(&mut polled, PollTimeout::NONE) {
+                Ok(_) => return Ok(!polled[1].any().unwrap_or(false)),
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+/// Tells of a failure unless the transport ended well; also where it panics.
+struct TellFailed<'a>(Option<&'a Failed>);
+
+impl Drop for TellFailed<'_> {
+    fn drop(&mut self) {
+        if let Some(failed) = self.0 {
+            failed.tell();
+        }
+    }
+}
+
+impl<FS: Filesystem> Requests for SessionEventLoop<FS> {
+    fn dispatch(
+        &self,
+        header: &[u8],
+        argument: &[u8],
+        payload: &[u8],
+        answer: Arc<dyn Answer>,
+    ) -> io::Result<()> {
+        let request = ll::AnyRequest::of_parts(header, argument, payload)
+            .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
+        let sender = ReplySender::Transport(answer, self.ch.sender());
+        let req = RequestWithSender { ch: sender, request };
+        if let Ok(Operation::Destroy(_)) = req.request.operation() {
+            req.reply::<ReplyEmpty>().ok();
+        } else {
+            req.dispatch(self);
+        }
+        Ok(())
+    }
 }
 
 impl<FS: Filesystem> SessionEventLoop<FS> {
+    fn serve_transport(&self, transport: Box<dyn Transport>) -> io::Result<()> {
+        let mut tell = TellFailed(self.failed.as_deref());
+        transport.serve(self.ch.as_fd(), self)?;
+        tell.0 = None;
+        Ok(())
+    }
+
     fn event_loop(&self) -> io::Result<()> {
         // Buffer for receiving requests from the kernel. Only one is allocated and
         // it is reused immediately after dispatching to conserve memory and allocations.
         let mut buf = FuseReadBuf::new();
         let buf = buf.as_mut();
         loop {
+            let received = match &self.failed {
+                None => self.ch.receive_retrying(buf),
+                Some(failed) => match failed.wait(&self.ch) {
+                    Ok(true) => self.ch.receive_ready(buf),
+                    Ok(false) => return Ok(()),
+                    Err(e) => Err(e),
+                },
+            };
             // Read the next request from the given channel to kernel driver
             // The kernel driver makes sure that we get exactly one request per read
-            match self.ch.receive_retrying(buf) {
-                Ok(size) => match RequestWithSender::new(self.ch.sender(), &buf[..size]) {
+            match received {
+                Ok(0) if self.failed.is_some() => {}
+                Ok(size) => match RequestWithSender::new(ReplySender::Channel(self.ch.sender()), &buf[..size]) {
                     // Dispatch request
                     Some(req) => {
                         if let Ok(Operation::Destroy(_)) = req.request.operation() {

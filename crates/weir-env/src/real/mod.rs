@@ -7,9 +7,11 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod actor;
+mod commands;
 mod disk;
 mod net;
 mod pages;
+mod processors;
 mod threads;
 
 use crate::{
@@ -17,7 +19,9 @@ use crate::{
     tasks::{Lane, LaneRunner, TaskRunner},
 };
 pub use actor::Actor;
+pub use commands::{COMMAND_BYTES, CommandEnd, CommandRing, Exchange, RingWaker};
 pub use pages::cached_bytes;
+pub use processors::{stay_nowhere, stay_on};
 use rustix::time::{ClockId, clock_gettime};
 use std::{
     str::FromStr,

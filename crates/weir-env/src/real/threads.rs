@@ -4,6 +4,7 @@
 //! one lock and one condition variable is faster. Work runs to its end; its panic ends neither thread nor
 //! pool.
 
+use super::processors::stay_nowhere;
 use std::{
     collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -52,8 +53,10 @@ impl ThreadPool {
 
     fn start_thread(&self) {
         let shared = self.0.clone();
-        let started =
-            std::thread::Builder::new().name("weir-disk".into()).spawn(move || shared.work_until_closed());
+        let started = std::thread::Builder::new().name("weir-disk".into()).spawn(move || {
+            stay_nowhere();
+            shared.work_until_closed();
+        });
         if started.is_err() {
             // No further thread can be started: the running ones take the queue; if there are none, this
             // thread does.

@@ -14,40 +14,51 @@ use zerocopy::error::ConvertError;
 /// An iterator that can be used to fetch typed arguments from a byte slice.
 pub(crate) struct ArgumentIterator<'a> {
     data: &'a [u8],
+    /// What follows when `data` is used up. Nothing goes over that border.
+    next: &'a [u8],
 }
 
 impl<'a> ArgumentIterator<'a> {
     /// Create a new argument iterator for the given byte slice.
     pub(crate) fn new(data: &'a [u8]) -> ArgumentIterator<'a> {
-        ArgumentIterator { data }
+        ArgumentIterator { data, next: &[] }
+    }
+
+    /// The same for arguments that came in two parts.
+    pub(crate) fn of_parts(data: &'a [u8], next: &'a [u8]) -> ArgumentIterator<'a> {
+        let mut parts = ArgumentIterator { data, next };
+        parts.go_on();
+        parts
+    }
+
+    /// Goes to the second part at the end of the first.
+    fn go_on(&mut self) {
+        if self.data.is_empty() {
+            self.data = std::mem::take(&mut self.next);
+        }
     }
 
     /// Returns the size of the remaining data.
     pub(crate) fn len(&self) -> usize {
-        self.data.len()
+        self.data.len() + self.next.len()
     }
 
     /// Fetch a slice of all remaining bytes.
     pub(crate) fn fetch_all(&mut self) -> &'a [u8] {
-        let bytes = self.data;
-        self.data = &[];
+        let bytes = std::mem::take(&mut self.data);
+        self.go_on();
         bytes
     }
 
     /// Fetch a typed argument. Returns `None` if there's not enough data left.
     pub(crate) fn fetch<T: FromBytes + KnownLayout + Immutable>(&mut self) -> Option<&'a T> {
         match zerocopy::Ref::<_, T>::from_prefix(self.data) {
-            Err(ConvertError::Alignment(_)) => {
-                // Panic on alignment errors as this is under the control
-                // of the programmer, we can still return None for size
-                // failures as this may be caused by insufficient external
-                // data.
-                panic!("Data unaligned");
-            }
-            Err(ConvertError::Size(_)) => None,
+            // A transport may bring what is not aligned, where the kernel brings what it never should.
+            Err(ConvertError::Alignment(_) | ConvertError::Size(_)) => None,
             Err(ConvertError::Validity(infallible)) => match infallible {},
             Ok((x, rest)) => {
                 self.data = rest;
+                self.go_on();
                 Some(zerocopy::Ref::<&[u8], T>::into_ref(x))
             }
         }
@@ -59,17 +70,12 @@ impl<'a> ArgumentIterator<'a> {
         count: usize,
     ) -> Option<&'a [T]> {
         match zerocopy::Ref::<_, [T]>::from_prefix_with_elems(self.data, count) {
-            Err(ConvertError::Alignment(_)) => {
-                // Panic on alignment errors as this is under the control
-                // of the programmer, we can still return None for size
-                // failures as this may be caused by insufficient external
-                // data.
-                panic!("Data unaligned");
-            }
-            Err(ConvertError::Size(_)) => None,
+            // A transport may bring what is not aligned, where the kernel brings what it never should.
+            Err(ConvertError::Alignment(_) | ConvertError::Size(_)) => None,
             Err(ConvertError::Validity(infallible)) => match infallible {},
             Ok((x, rest)) => {
                 self.data = rest;
+                self.go_on();
                 Some(zerocopy::Ref::<&[u8], [T]>::into_ref(x))
             }
         }
@@ -81,6 +87,7 @@ impl<'a> ArgumentIterator<'a> {
         let len = memchr::memchr(0, self.data)?;
         let (out, rest) = self.data.split_at(len);
         self.data = &rest[1..];
+        self.go_on();
         Some(OsStr::from_bytes(out))
     }
 }

@@ -1660,8 +1660,9 @@ mod op {
         header: &'a fuse_in_header,
         opcode: &fuse_opcode,
         data: &'a [u8],
+        payload: &'a [u8],
     ) -> Option<Operation<'a>> {
-        let mut data = ArgumentIterator::new(data);
+        let mut data = ArgumentIterator::of_parts(data, payload);
         Some(match opcode {
             fuse_opcode::FUSE_LOOKUP => Operation::Lookup(Lookup {
                 header,
@@ -1729,7 +1730,9 @@ mod op {
                     arg: data.fetch()?,
                     data: data.fetch_all(),
                 };
-                assert!(out.data().len() == out.arg.size as usize);
+                if out.data().len() != out.arg.size as usize {
+                    return None;
+                }
                 out
             }),
             fuse_opcode::FUSE_STATFS => Operation::StatFs(StatFs { header }),
@@ -1748,7 +1751,9 @@ mod op {
                     name: data.fetch_str()?,
                     value: data.fetch_all(),
                 };
-                assert!(out.value.len() == out.arg.size as usize);
+                if out.value.len() != out.arg.size as usize {
+                    return None;
+                }
                 out
             }),
             fuse_opcode::FUSE_GETXATTR => Operation::GetXAttr(GetXAttr {
@@ -2165,9 +2170,31 @@ impl fmt::Display for Operation<'_> {
 pub(crate) struct AnyRequest<'a> {
     header: &'a fuse_in_header,
     data: &'a [u8],
+    /// What follows `data`, where a transport brings it by itself.
+    payload: &'a [u8],
 }
 
 impl<'a> AnyRequest<'a> {
+    /// A request whose parts came by themselves; its header says how long they are together.
+    pub(crate) fn of_parts(
+        header: &'a [u8],
+        data: &'a [u8],
+        payload: &'a [u8],
+    ) -> Result<Self, RequestError> {
+        let came = header.len() + data.len() + payload.len();
+        let short = || RequestError::ShortReadHeader(header.len());
+        // Rejects also what is not aligned.
+        let header = <fuse_in_header as zerocopy::FromBytes>::ref_from_bytes(header).map_err(|_| short())?;
+        if came != header.len as usize || data.as_ptr() as usize % align_of::<u64>() != 0 {
+            return Err(RequestError::ShortRead(came, header.len as usize));
+        }
+        Ok(Self {
+            header,
+            data,
+            payload,
+        })
+    }
+
     /// Returns the unique identifier of this request.
     ///
     /// The FUSE kernel driver assigns a unique id to every concurrent request. This allows to
@@ -2205,7 +2232,7 @@ impl<'a> AnyRequest<'a> {
             |e: num_enum::TryFromPrimitiveError<_>| RequestError::UnknownOperation(e.number),
         )?;
         // Parse/check operation arguments
-        op::parse(self.header, &opcode, self.data).ok_or(RequestError::InsufficientData)
+        op::parse(self.header, &opcode, self.data, self.payload).ok_or(RequestError::InsufficientData)
     }
 
     pub(crate) fn header(&self) -> &fuse_in_header {
@@ -2250,6 +2277,7 @@ impl<'a> TryFrom<&'a [u8]> for AnyRequest<'a> {
         Ok(Self {
             header,
             data: &data[size_of::<fuse_in_header>()..header.len as usize],
+            payload: &[],
         })
     }
 }
