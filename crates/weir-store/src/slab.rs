@@ -43,6 +43,9 @@ pub struct Slabs {
     buffers: BufferPool,
     files: Mutex<BTreeMap<u32, Arc<Slab>>>,
     read_frequency: Mutex<ReadFrequency>,
+    /// Held while steps are taken from the file system or returned to it: for as long as a disk hangs.
+    stepping: Mutex<()>,
+    /// Never held during disk work: heartbeats look at it.
     space: Mutex<SpaceState>,
     /// None: nothing is counted.
     traffic: Option<Traffic>,
@@ -134,6 +137,7 @@ impl Slabs {
             files: Mutex::default(),
             read_frequency: Mutex::default(),
             traffic: None,
+            stepping: Mutex::default(),
             space: Mutex::new(SpaceState {
                 map,
                 dropped: VecDeque::new(),
@@ -176,16 +180,17 @@ impl Slabs {
 
     /// Reuses the extents that may be reused now, and returns idle space to the file system.
     pub fn reclaim(&self, durable: CommitSeq) -> Result<()> {
-        let mut space = lock(&self.space);
-        space.reclaim(durable);
-        while let Some(step) = space.map.retire_step(IDLE_STEPS_KEPT) {
+        // What is returned is not taken again before it is returned.
+        let _stepping = lock(&self.stepping);
+        lock(&self.space).reclaim(durable);
+        loop {
+            let Some(step) = lock(&self.space).map.retire_step(IDLE_STEPS_KEPT) else { return Ok(()) };
             let at = step * self.geometry.step_bytes;
             let slab = self.slab(self.geometry.slab_of(at), false)?;
             slab.file
                 .punch(self.geometry.offset_in_slab(at), self.geometry.step_bytes)
                 .map_err(|e| self.error("return space of", at, &e))?;
         }
-        Ok(())
     }
 
     /// Call before the look-up in the index.
@@ -227,15 +232,20 @@ impl Slabs {
 
     fn take(&self, len: u32, durable: CommitSeq, purpose: Purpose) -> Result<Extent> {
         let len = round_up(len);
-        let mut space = lock(&self.space);
-        space.reclaim(durable);
+        lock(&self.space).reclaim(durable);
+        let taken = || lock(&self.space).map.take(len);
+        if let Some(extent) = taken() {
+            return Ok(extent);
+        }
+        let _stepping = lock(&self.stepping);
         loop {
-            if let Some(extent) = space.map.take(len) {
+            // Another one may have grown it meanwhile.
+            if let Some(extent) = taken() {
                 return Ok(extent);
             }
-            let step = space.map.next_step();
+            let step = lock(&self.space).map.next_step();
             self.grow(step, purpose)?;
-            space.map.add_step(step);
+            lock(&self.space).map.add_step(step);
         }
     }
 
