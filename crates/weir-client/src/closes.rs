@@ -11,7 +11,7 @@
 //! recovered if this client dies.
 use crate::api::{OpenMode, Stat};
 use crate::inner::{Inner, OpenFile};
-use crate::inode::Inode;
+use crate::inode::{Birth, Inode};
 use crate::table::closes::Alarm;
 use std::time::Duration;
 use weir_proto::meta::{Close, HeldLease};
@@ -31,6 +31,10 @@ impl Inner {
         let held = self.all_inodes().into_iter().filter_map(|inode| {
             let mut st = inode.lock();
             st.lease.mark_named(revoke_clock);
+            if matches!(st.birth, Birth::Unsent | Birth::Lost(_)) {
+                return None; // the leader knows nothing of it
+            }
+            st.tell_again(None);
             let useful = st.lease.is_held() || st.opens.is_open() || st.lease.has_append_token();
             useful.then(|| HeldLease {
                 ino: inode.ino,
@@ -51,6 +55,9 @@ impl Inner {
             let mut noted = self.tables.closes.lock();
             let mut st = file.inode.lock();
             st.end_opens(reads, writes);
+            if st.birth.is_under_way() {
+                return; // the leader hears of it with the birth, or after it
+            }
             let nameless = st.attr.as_ref().is_some_and(|a| a.nlink == 0);
             let pressing = !st.lease.is_held() || nameless;
             drop(st);
@@ -96,7 +103,7 @@ impl Inner {
         self.report_closes_soon(alarm);
     }
 
-    fn report_closes_soon(&self, alarm: Option<Alarm>) {
+    pub fn report_closes_soon(&self, alarm: Option<Alarm>) {
         let Some(Alarm { pressing }) = alarm else { return };
         let me = self.arc();
         self.env.tasks.spawn("tell closes", async move {

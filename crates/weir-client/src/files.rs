@@ -31,6 +31,9 @@ impl Inner {
         exclusive: bool,
         open: OpenMode,
     ) -> Result<Opened> {
+        if let Some(opened) = self.try_birth(cred, parent, name, mode, open) {
+            return Ok(opened);
+        }
         let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let bits = if open.read { OPEN_READ } else { 0 } | if open.write { OPEN_WRITE } else { 0 };
@@ -59,6 +62,8 @@ impl Inner {
             if st.inline == Inline::Unknown {
                 st.inline = Inline::No;
             }
+            drop(st);
+            self.note_create(parent);
         } else {
             self.learn_inline(&inode, &created.entry, created.inline);
         }
@@ -182,7 +187,7 @@ impl Inner {
     }
 
     /// A handle of an open that is counted.
-    fn begun(&self, inode: Arc<Inode>, open: OpenMode, stat: Stat) -> Opened {
+    pub fn begun(&self, inode: Arc<Inode>, open: OpenMode, stat: Stat) -> Opened {
         let (errors, kernel_cache, old_pages) = {
             let st = inode.lock();
             // A read from pages is not seen: where one would change the access time they go, too.
@@ -266,6 +271,10 @@ impl Inner {
         }
         let mut first_error = Ok(());
         let deadline = self.env.clock.now() + self.config.patience.min(SHUTDOWN_PATIENCE);
+        if let Err(e) = self.settle_births(None, deadline).await {
+            tracing::error!("shutdown: {e}");
+            first_error = Err(e);
+        }
         for inode in self.all_inodes() {
             if !inode.lock().is_dirty() {
                 continue;

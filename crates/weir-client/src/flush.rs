@@ -81,6 +81,16 @@ impl Inner {
     }
 
     pub async fn flush_locked(&self, inode: &Arc<Inode>, occasion: Occasion, off_inode: bool) -> Result<()> {
+        let is_unborn = {
+            let st = inode.lock();
+            if occasion == Occasion::Closing && !off_inode && st.goes_with_birth() {
+                return Ok(());
+            }
+            st.birth.is_under_way()
+        };
+        if is_unborn {
+            self.await_birth(inode).await?;
+        }
         let (errors, size, write_generation) = {
             let st = inode.lock();
             let must_leave = off_inode && st.opens.is_for_writing() && matches!(st.inline, Inline::Yes(_));
@@ -456,7 +466,7 @@ const UNREPORTED_STRIPES: u64 = 4;
 const REPORT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// The whole of a small file: its inline bytes with the dirty ones over them.
-fn inline_content(st: &State, base: &Bytes, size: usize) -> Bytes {
+pub fn inline_content(st: &State, base: &Bytes, size: usize) -> Bytes {
     assert!(size <= INLINE_MAX, "only small files are inline");
     let mut content = vec![0; size];
     let kept = base.len().min(size);

@@ -7,7 +7,7 @@ use crate::api::{ClientConfig, Forget, Handle, KernelCache, Loss, OpenMode, Stat
 use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::data::{Data, StripeRef};
-use crate::inode::{Inode, State};
+use crate::inode::{Birth, Inode, State};
 use crate::session::{Holder, Session};
 use crate::status::Counters;
 use crate::table::Tables;
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use tokio::sync::Semaphore;
-use weir_env::{Env, Instant};
+use weir_env::{BoxFuture, Env, Instant};
 use weir_proto::data::{FILL_COUNTER, SEAL_ROOM};
 use weir_proto::lock::HeldLock;
 use weir_proto::map::Layout;
@@ -402,7 +402,10 @@ impl Holder for Inner {
     }
     fn lost(&self, inodes: Vec<InodeId>) {
         for ino in inodes {
-            if let Some(inode) = self.known_inode(ino) {
+            self.lose_births(ino, "the lease on its directory was lost in a restart of the metadata leader");
+            // A file of a batch without an answer is created when the batch is sent again.
+            let is_told = |inode: &Arc<Inode>| matches!(inode.lock().birth, Birth::Sent(_));
+            if let Some(inode) = self.known_inode(ino).filter(|inode| !is_told(inode)) {
                 self.lose_lease(&inode, "the lease was lost in a restart of the metadata leader");
             }
         }
@@ -417,11 +420,15 @@ impl Holder for Inner {
     fn taken_up(&self) {
         self.tables.locks.wake_all();
     }
+    fn births_first(&self, deadline: Instant) -> BoxFuture<'static, Result<()>> {
+        self.settle_all_births(deadline)
+    }
     fn held_reservations(&self) -> Vec<HeldReservation> {
         self.tables.reservations.held()
     }
     fn expired(&self) {
         self.tables.reservations.expired();
+        self.lose_all_births("the session expired");
         self.lose_all_locks();
         let revoke_clock = self.mark_named();
         for inode in self.all_inodes() {

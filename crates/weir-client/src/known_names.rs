@@ -67,6 +67,16 @@ impl Names {
         self.known.insert(Bytes::copy_from_slice(name), ino);
     }
 
+    /// Whether every name that is there is known.
+    pub fn are_complete(&self) -> bool {
+        self.complete
+    }
+    /// A file was created here without asking.
+    pub fn born(&mut self, name: &[u8], ino: InodeId) {
+        self.change += 1;
+        self.keep(name, Some(ino));
+    }
+
     /// The directory was made just now, under the lease that is held: it is empty, but for what was told
     /// since.
     pub fn begin_empty(&mut self) {

@@ -72,6 +72,7 @@ impl Inner {
     /// Gives the lease back, down to `keep`. Errors of write-back stay with the file's handles.
     pub async fn revoke(&self, inode: &Arc<Inode>, mut keep: LeaseKind) {
         self.counters.revokes.fetch_add(1, Relaxed);
+        self.give_up_names(inode.ino).await;
         let revoke = inode.lock().lease.revokes();
         self.wait_for_sends(inode, revoke).await;
         if keep == LeaseKind::None {
@@ -235,6 +236,7 @@ impl Inner {
     /// wait for others' revokes, and theirs for their sends.
     pub async fn may_send_direct<'a>(&self, inode: &'a Inode) -> Result<DirectSend<'a>> {
         let deadline = self.deadline();
+        self.await_birth(inode).await?;
         loop {
             {
                 let mut st = inode.lock();
@@ -311,6 +313,7 @@ impl Inner {
 
     /// Returns a lease that is not in use.
     async fn release_lease(&self, inode: &Arc<Inode>) -> Result<()> {
+        self.give_up_names(inode.ino).await;
         self.flush(inode, Occasion::Closing, false).await?;
         {
             let mut st = inode.lock();
@@ -386,7 +389,8 @@ impl Inner {
         }
         let idle = |inode: &Arc<Inode>| {
             let st = inode.lock();
-            st.forgotten && !st.opens.is_open() && !st.is_dirty() && !st.is_in_doubt()
+            let is_idle = st.forgotten && !st.opens.is_open() && !st.birth.is_under_way();
+            is_idle && !st.is_dirty() && !st.is_in_doubt()
         };
         let idle: Vec<_> =
             self.all_inodes().into_iter().filter(idle).take(excess.min(GIVE_BACK_MAX)).collect();

@@ -11,6 +11,7 @@ mod api;
 mod append_token;
 mod assembly;
 mod backups;
+mod births;
 mod budget;
 mod cache;
 mod callbacks;

@@ -49,6 +49,7 @@ impl Inner {
         if size > FILE_BYTES_MAX {
             return Err(Error::name(NameRule::FileTooBig, format!("size {size} is larger than any file")));
         }
+        self.await_birth(inode).await?;
         let _grows = inode.growing.lock().await;
         let mut fences = self.fences();
         loop {
@@ -145,6 +146,7 @@ impl Inner {
             return Err(Error::invalid("fallocate of no bytes"));
         }
         let end = offset.checked_add(len).filter(|e| *e <= FILE_BYTES_MAX).ok_or_else(too_big)?;
+        self.await_birth(&file.inode).await?;
         match what {
             Allocate::Extend => self.reserve(&file, offset, end, true).await,
             Allocate::Reserve => self.reserve(&file, offset, end, false).await,

@@ -213,6 +213,7 @@ impl Inner {
             let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
             self.data.writable_view(&s).await?;
         }
+        self.await_birth(&send.inode).await?;
         let _permit = self.sends.in_flight.acquire_many(parts).await.expect("never closed");
         let deadline = self.deadline();
         self.mark(&send.inode).await?;

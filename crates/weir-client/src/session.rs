@@ -10,11 +10,12 @@ mod change;
 use crate::maps::MapsSeen;
 use crate::session::change::Slot;
 use crate::status::Counters;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use weir_env::{Backoff, Env, Instant, Retry};
+use weir_env::{Backoff, BoxFuture, Env, Instant, Retry};
+use weir_proto::births::CreateMany;
 use weir_proto::lock::{HeldLock, RECLAIM_MAX, ReclaimLocks};
 use weir_proto::meta::{
     HELD_MAX, HeldLease, KeepAlive, NoteMap, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
@@ -37,6 +38,10 @@ pub trait Holder: Send + Sync + 'static {
     fn held_locks(&self) -> Vec<HeldLock>;
     /// Quota reservations in volumes with a limit of bytes.
     fn held_reservations(&self) -> Vec<HeldReservation>;
+    /// Returns when the leader knows of all files that were created here: before it is asked anything else.
+    fn births_first(&self, _deadline: Instant) -> BoxFuture<'static, Result<()>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
     /// These leases could not be kept.
     fn lost(&self, inodes: Vec<InodeId>);
     /// Somebody else has got these locks.
@@ -70,6 +75,8 @@ pub struct Session {
     free_slots: Semaphore,
     /// Requests without an answer.
     asking: AtomicU32,
+    /// Files that the leader does not know of yet.
+    unborn: AtomicI64,
 }
 
 /// A request without an answer.
@@ -121,6 +128,7 @@ impl Session {
             slots: Mutex::new((0..SLOTS).rev().map(Slot::new).collect()),
             free_slots: Semaphore::new(SLOTS as usize),
             asking: AtomicU32::new(0),
+            unborn: AtomicI64::new(0),
         }
     }
 
@@ -329,6 +337,7 @@ impl Session {
         deadline: Instant,
         make: impl Fn(SessionId) -> R,
     ) -> Result<R::Reply> {
+        self.births_first::<R>(deadline).await?;
         let _asking = Asking::begin(&self.asking);
         let mut retry = Retry::new(&self.env.clock, RETRY, deadline);
         loop {
@@ -349,8 +358,25 @@ impl Session {
         deadline: Instant,
         make: &impl Fn(SessionId) -> R,
     ) -> Result<R::Reply> {
+        self.births_first::<R>(deadline).await?;
         let (connection, session) = self.ready(deadline).await?;
         self.send(&connection, &make(session), deadline).await
+    }
+
+    /// So many more files that the leader does not know of yet.
+    pub fn note_unborn(&self, more: i64) {
+        self.unborn.fetch_add(more, Ordering::AcqRel);
+    }
+    /// What the leader is asked may be about files that it does not know of, or about their directories.
+    async fn births_first<R: Request>(&self, deadline: Instant) -> Result<()> {
+        let is_exempt = [CreateMany::METHOD, KeepAlive::METHOD].contains(&R::METHOD);
+        if is_exempt || self.unborn.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        match self.holder() {
+            Some(holder) => holder.births_first(deadline).await,
+            None => Ok(()),
+        }
     }
 
     /// Sends once, on this connection.

@@ -774,9 +774,14 @@ impl Filesystem for Mounted {
         reply.ok();
     }
 
-    // Changes of names are durable when they are answered.
-    fn fsyncdir(&self, _: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        reply.ok();
+    // Changes of names are durable when they are answered, but for files that the client created by itself.
+    fn fsyncdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        if is_snapshot(ino) {
+            return reply.ok();
+        }
+        let client = self.client.clone();
+        let work = async move { client.sync_names(tr::from_kernel_ino(ino)).await };
+        self.wait(request, reply, work, reply_empty);
     }
 
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {

@@ -366,6 +366,7 @@ impl Cluster {
             role,
             memory_bytes: CLIENT_BYTES,
             recall_patience: RECALL_PATIENCE,
+            local_creates_after: Some(1),
             process,
             trust: trust(name, role, &self.options),
             ..ClientConfig::new(coordinators(), name, name)

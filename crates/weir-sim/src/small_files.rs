@@ -439,11 +439,13 @@ impl Player<'_> {
         if shape.log_from.is_some() || self.one_in(2) {
             self.sync(&file, opened).await?;
         }
-        if self.one_in(2) {
+        let closes = self.one_in(2);
+        if closes {
             self.close(&file, opened).await?;
-            return Ok((Arc::new(file), None));
         }
-        Ok((Arc::new(file), Some(opened)))
+        // The leader may learn of the file only now, with its bytes.
+        self.client.sync_names(parent).await.doing("sync the directory")?;
+        Ok((Arc::new(file), (!closes).then_some(opened)))
     }
 
     /// A few steps.

@@ -536,6 +536,7 @@ impl TreeTurn<'_> {
                 let made =
                     client.create(cred, *dir, name.as_bytes(), FILE_MODE, true, OpenMode::WRITE).await?;
                 close(client, made.handle).await?;
+                client.sync_names(*dir).await?;
                 Ok(made.stat.attr.ino)
             }
             Change::Link { ino, place } => {

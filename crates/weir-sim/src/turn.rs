@@ -177,7 +177,9 @@ impl Turn<'_> {
         } else {
             let created =
                 self.client.create(&root_cred(), parent, name.as_bytes(), 0o644, true, OpenMode::BOTH).await;
-            created.doing("create")?
+            let created = created.doing("create")?;
+            self.client.sync_names(parent).await.doing("sync the directory")?;
+            created
         };
         self.work.context.found().uncertain.remove(&(dir, name.clone()));
         let handles = BTreeMap::from([(self.me.client, (opened.handle, self.me))]);

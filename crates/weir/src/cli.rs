@@ -675,6 +675,10 @@ pub struct MountRole {
     /// forgotten a name
     #[arg(long)]
     pub no_kernel_names: bool,
+    /// Create files without waiting for the metadata server in directories that no other mount uses; a new
+    /// file is durable after fsync
+    #[arg(long)]
+    pub local_creates: bool,
     /// Options as mount(8) has them: ro, noexec, noatime, allow_other
     #[arg(
         short = 'o',

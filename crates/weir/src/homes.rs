@@ -327,6 +327,7 @@ impl Homes {
             memory_bytes: HOME_MEMORY_BYTES,
             patience: HOME_PATIENCE,
             recall_patience: ClientConfig::RECALL_PATIENCE,
+            local_creates_after: None,
             trust: who.trust.clone(),
         };
         let connected = Client::connect(self.env.clone(), config, Arc::new(NoKernel)).await;

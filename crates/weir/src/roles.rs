@@ -166,6 +166,7 @@ impl Node {
             memory_bytes: MOVER_MEMORY_BYTES,
             patience: ClientConfig::PATIENCE,
             recall_patience: ClientConfig::RECALL_PATIENCE,
+            local_creates_after: None,
             trust: self.own.as_ref().map(|own| own.trust.clone()),
         })
     }
@@ -730,6 +731,7 @@ pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
         config.mount.allow_other = Some(true);
     }
     config.mount.kernel_names &= !args.no_kernel_names;
+    config.mount.local_creates |= args.local_creates;
     let (recover, source) = (args.recover, args.source.clone());
     run(&args.role, config, environment, buffers, move |node| run_mount(node, recover, source, words))
 }
@@ -755,6 +757,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         namespace: mount.namespace.clone(),
         memory_bytes: mount.memory_mib * MIB,
         patience: mount.patience.0.0,
+        local_creates_after: ClientConfig::LOCAL_CREATES_AFTER.filter(|_| mount.local_creates),
         ..node.client(Role::Mount, name)?
     };
     let _ = node.env.watch.name.set(config.name.clone());

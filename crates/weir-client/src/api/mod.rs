@@ -36,6 +36,9 @@ pub struct ClientConfig {
     /// Bytes that are at home only come back within this, or reading and writing them fails: home may be far,
     /// or on tape.
     pub recall_patience: Duration,
+    /// In a directory that only this client uses, files are created without asking and reported a moment
+    /// later: after so many creates there within a second. `None`: never.
+    pub local_creates_after: Option<u32>,
     /// How it proves itself over networks; `None`: it has no certificate.
     pub trust: Option<Arc<Trust>>,
 }
@@ -49,6 +52,8 @@ impl ClientConfig {
     pub const MOUNT_PATIENCE: Duration = Duration::from_secs(600);
     /// Longer than anything runs.
     pub const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+    /// Of a mount.
+    pub const LOCAL_CREATES_AFTER: Option<u32> = Some(8);
     pub const RECALL_PATIENCE: Duration = Duration::from_secs(300);
 
     /// The root namespace with default limits.
@@ -63,6 +68,7 @@ impl ClientConfig {
             memory_bytes: Self::MEMORY_BYTES,
             patience: Self::PATIENCE,
             recall_patience: Self::RECALL_PATIENCE,
+            local_creates_after: None,
             trust: None,
         }
     }

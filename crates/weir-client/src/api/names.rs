@@ -185,6 +185,10 @@ impl Client {
     pub fn usage(&self, dir: InodeId) -> BoxFuture<'_, Result<Usage>> {
         Box::pin(self.inner.usage(dir))
     }
+    /// All files that were created in the directory before are durable.
+    pub fn sync_names(&self, dir: InodeId) -> BoxFuture<'_, Result<()>> {
+        Box::pin(self.inner.sync_names(dir))
+    }
     /// Whether the kernel may keep for [`NAME_LOAN`] that a name leads there, or nowhere: asked when the
     /// answer that says so is about to be sent. False: it must ask each time.
     pub fn lend_name(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> bool {

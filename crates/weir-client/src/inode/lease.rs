@@ -99,6 +99,10 @@ impl LeaseState {
     pub fn is_named_since(&self, revoke_clock: u64) -> bool {
         self.named_at > revoke_clock
     }
+    /// Whether a revoke or a release began after a request that was sent at `revoke_clock`.
+    pub fn is_revoked_since(&self, revoke_clock: u64) -> bool {
+        self.revoked_at > revoke_clock
+    }
     pub fn revokes(&self) -> u64 {
         self.revokes
     }

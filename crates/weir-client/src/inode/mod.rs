@@ -3,6 +3,7 @@
 //! Invariants: attributes, names and data are believed only under a lease. Each part of the state keeps its
 //! own invariants (`lease`, `write`, `pages`, `tier`, `quota`); what concerns several of them is here. Pure
 //! state: no I/O, no time but what is passed in.
+mod birth;
 mod inline;
 mod lease;
 mod loans;
@@ -12,6 +13,7 @@ mod quota;
 mod tier;
 mod write;
 
+pub use birth::Birth;
 pub use inline::{Inline, Leaving};
 pub use lease::LeaseState;
 pub use loans::Loans;
@@ -59,6 +61,7 @@ pub struct State {
     pub loans: Loans,
     pub inline: Inline,
     pub leaving: Leaving,
+    pub birth: Birth,
     /// Written since the leader was told; durable, or it was tried.
     pub changed: Changed,
     pub attr: Option<Attr>,
@@ -113,6 +116,7 @@ impl State {
             loans: Loans::default(),
             inline: Inline::Unknown,
             leaving: Leaving::default(),
+            birth: Birth::Born,
             changed: Changed::default(),
             attr: None,
             attr_old: false,

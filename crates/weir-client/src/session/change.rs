@@ -88,6 +88,7 @@ impl Session {
         still: impl Fn() -> Result<()>,
         make: impl Fn(Op) -> R,
     ) -> Result<(R::Reply, u32)> {
+        self.births_first::<R>(deadline).await?;
         let _asking = Asking::begin(&self.asking);
         let mut tries = 0;
         let mut taken = self.take_slot(deadline).await.map_err(|e| e.doing(R::NAME))?;

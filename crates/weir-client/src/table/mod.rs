@@ -1,12 +1,14 @@
 //! What one client holds for all its files together. Tables alone: nothing here sends a message or waits for
 //! one.
 pub mod accesses;
+pub mod births;
 pub mod closes;
 pub mod locks;
 pub mod recalls;
 pub mod reservations;
 
 use accesses::Accesses;
+use births::Births;
 use closes::Closes;
 use locks::Locks;
 use recalls::Recalls;
@@ -22,4 +24,6 @@ pub struct Tables {
     pub reservations: Reservations,
     pub locks: Locks,
     pub recalls: Recalls,
+    /// Files that the leader does not know of yet.
+    pub births: Births,
 }

@@ -1,5 +1,6 @@
 //! Claims about a client, on a whole simulated cluster: what is written is read, whoever reads it and
 //! whatever is lost.
+mod births;
 mod caches;
 mod clones;
 mod contents;

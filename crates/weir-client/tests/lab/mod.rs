@@ -378,7 +378,13 @@ impl Lab {
     pub fn config(&self, name: &str) -> ClientConfig {
         // A console may do what mounts and movers do.
         let role = Role::Console;
-        ClientConfig { role, ..ClientConfig::new(self.addrs("coord", 100), name, &format!("host-{name}")) }
+        // In each directory that a client has to itself from its first file on.
+        let local_creates_after = Some(1);
+        ClientConfig {
+            role,
+            local_creates_after,
+            ..ClientConfig::new(self.addrs("coord", 100), name, &format!("host-{name}"))
+        }
     }
     /// What everybody's calls wait for, as the coordinator was told.
     pub async fn waits(&self) -> Vec<String> {

@@ -157,6 +157,9 @@ impl Cx<'_> {
         if inode.size > 0 {
             self.log(parent, || What::Data { ino, offset: 0, len: inode.size })?;
         }
+        if born.open_write == 0 {
+            self.log(parent, || What::Complete { ino, size: inode.size })?; // no close follows
+        }
         Ok(Charge::file(&inode))
     }
 

@@ -300,6 +300,7 @@ pub async fn as_client(
         memory_bytes,
         patience: PATIENCE,
         recall_patience: ClientConfig::RECALL_PATIENCE,
+        local_creates_after: None,
         trust: crate::certificate::of_commands(),
     };
     Client::connect(env, config, Arc::new(NoKernel)).await.map_err(|e| match e.kind {

@@ -1,0 +1,365 @@
+//! Files that this client creates by itself, where it has the names of a directory to itself, and how the
+//! leader learns of them.
+//!
+//! Invariants: nothing that the leader is asked overtakes what was not reported before; nothing goes to
+//! targets for a file that the leader does not know of; what was lost is an error of the file's handles. A
+//! lease on a directory is given back when all of its files are reported.
+use crate::api::{NewMode, OpenMode, Opened, Stat};
+use crate::flush::inline_content;
+use crate::inner::Inner;
+use crate::inode::{Birth, Inline, Inode, State};
+use crate::table::births::Unborn;
+use bytes::Bytes;
+use std::sync::Arc;
+use std::time::Duration;
+use weir_env::{BoxFuture, Instant};
+use weir_proto::births::{BIRTH_BYTES_MAX, Birth as Message, CreateMany, CreatedMany, LeaseNames};
+use weir_proto::map::Layout;
+use weir_proto::meta::{Attr, Cred, Entry, FileKind, Lease, LeaseKind, NAME_MAX, Time};
+use weir_proto::{Error, InodeId, Result, VolumeId};
+
+/// Files are reported so late, so that a program that writes small ones has closed them.
+const DELAY: Duration = Duration::from_millis(2);
+/// Files of a directory that are not reported: more are created by messages.
+const UNSENT_MAX: usize = 4096;
+/// Bytes of a birth beside its name and content.
+const BIRTH_BYTES: usize = 96;
+const SET_GID: u32 = 0o2000;
+const MODE_BITS: u32 = 0o7777;
+
+/// Creates.
+impl Inner {
+    /// Creates a file at once; `None`: the leader has to be asked.
+    pub fn try_birth(
+        &self,
+        cred: &Cred,
+        parent: InodeId,
+        name: &[u8],
+        mode: NewMode,
+        open: OpenMode,
+    ) -> Option<Opened> {
+        let may = self.config.local_creates_after.is_some() && open.write && self.leases_hold();
+        if !may || name.len() > NAME_MAX || !self.may_open_unasked(cred.uid) {
+            return None;
+        }
+        let dir = self.known_inode(parent)?;
+        let attr = {
+            let st = dir.lock();
+            let attr = self.may_bear(&st, cred, name)?;
+            let mut log = self.tables.births.lock();
+            if log.unsent(parent) >= UNSENT_MAX {
+                return None;
+            }
+            let (ino, layout) = log.take_number(parent)?;
+            let gid = if attr.mode & SET_GID != 0 { attr.gid } else { cred.gid };
+            let bits = mode.bits & !mode.umask & MODE_BITS;
+            newborn(ino, bits, (cred.uid, gid), layout, self.now())
+        };
+        let inode = self.inode(attr.ino);
+        self.become_newborn(&inode, &attr, open);
+        let name = Bytes::copy_from_slice(name);
+        let begins = {
+            let mut st = dir.lock();
+            if self.may_bear(&st, cred, &name).is_none() || !self.tables.births.lock().is_open(parent) {
+                drop(st);
+                inode.lock().lower_lease(LeaseKind::None);
+                self.remove_unused_inode(&inode);
+                return None;
+            }
+            st.names.born(&name, attr.ino);
+            if let Some(dir_attr) = &mut st.attr {
+                dir_attr.size += 1;
+                let latest = |t: Time| Time { nanos: t.nanos.max(attr.btime.nanos) };
+                (dir_attr.mtime, dir_attr.ctime) = (attr.btime, latest(dir_attr.ctime));
+            }
+            st.pages.note_not_lent();
+            let what = (attr.mode, attr.btime);
+            self.session.note_unborn(1);
+            self.tables.births.lock().push(parent, inode.clone(), name, cred, what)
+        };
+        if begins {
+            self.report_births_soon(parent);
+        } else if self.tables.births.lock().is_urgent(parent) {
+            self.tables.births.hurry.notify_waiters();
+        }
+        Some(self.begun(inode, open, Stat { attr, leased: true }))
+    }
+
+    /// The directory's attributes, if a file of this name may be created there without asking.
+    fn may_bear(&self, st: &State, cred: &Cred, name: &[u8]) -> Option<Attr> {
+        let is_ours = st.lease.is_write() && !st.attr_old;
+        let attr = st.attr.as_ref().filter(|attr| is_ours && !attr.acl)?;
+        (st.name(name) == Some(None) && permits(cred, attr)).then(|| attr.clone())
+    }
+
+    fn become_newborn(&self, inode: &Arc<Inode>, attr: &Attr, open: OpenMode) {
+        let lease = Lease { kind: LeaseKind::Write, token_epoch: 1, ..no_lease() };
+        let mut st = inode.lock();
+        st.apply(&Entry { attr: attr.clone(), lease }, self.revoke_clock());
+        st.inline = Inline::No;
+        st.opens.begin(open.read, open.write);
+        st.pages.note_lent();
+        st.birth = Birth::Unsent;
+    }
+
+    /// After a create by a message: asks for the names when it is worth it.
+    pub fn note_create(&self, parent: InodeId) {
+        let Some(after) = self.config.local_creates_after else { return };
+        let Some(dir) = self.known_inode(parent) else { return };
+        {
+            let st = dir.lock();
+            if !st.lease.is_held() || !st.names.are_complete() {
+                return;
+            }
+        }
+        let wanted = self.tables.births.lock().note_create(parent, after, self.env.clock.now());
+        let Some(numbers) = wanted else { return };
+        let me = self.arc();
+        self.env.tasks.spawn("lease names", async move { me.lease_names(&dir, numbers).await });
+    }
+
+    async fn lease_names(&self, dir: &Arc<Inode>, numbers: u32) {
+        let (revoke_clock, now) = (self.revoke_clock(), self.now());
+        let ask = |session| LeaseNames { session, dir: dir.ino, numbers, now };
+        let leased = self.session.ask(self.deadline(), ask).await;
+        let mut given = None;
+        if let Ok(leased) = &leased {
+            self.apply(&leased.entry, revoke_clock);
+            given = leased.layout.filter(|_| leased.numbers > 0).map(|l| (leased.first, leased.numbers, l));
+        }
+        let st = dir.lock();
+        let holds = st.lease.is_write() && !st.lease.is_revoked_since(revoke_clock);
+        self.tables.births.lock().asked(dir.ino, given.filter(|_| holds), self.env.clock.now());
+        drop(st);
+        if let Err(e) = leased {
+            tracing::debug!("names of directory {}: {e}", dir.ino);
+        }
+    }
+}
+
+/// Reports.
+impl Inner {
+    fn report_births_soon(&self, dir: InodeId) {
+        let me = self.arc();
+        self.env.tasks.spawn("report births", async move { me.report_births(dir).await });
+    }
+
+    async fn report_births(&self, dir: InodeId) {
+        let births = &self.tables.births;
+        loop {
+            let hurried = births.hurry.notified();
+            if !births.lock().is_urgent(dir) {
+                let _ = self.env.clock.timeout(DELAY, hurried).await; // goes on either way
+            }
+            let batch = births.lock().next_batch(dir);
+            let Some(first) = batch.first() else { return };
+            let cred = first.cred.clone();
+            let (batch, messages) = self.tell(dir, batch);
+            self.report_batch(dir, &cred, &batch, messages).await;
+            births.lock().end_batch(dir);
+            self.session.note_unborn(-(batch.len() as i64));
+            for unborn in &batch {
+                unborn.inode.changed.notify_waiters();
+            }
+            births.settled.notify_waiters();
+        }
+    }
+
+    /// What the leader is told of each; what does not fit into one message waits.
+    fn tell(&self, dir: InodeId, mut batch: Vec<Unborn>) -> (Vec<Unborn>, Vec<Message>) {
+        let (mut messages, mut bytes) = (Vec::with_capacity(batch.len()), 0);
+        for unborn in &batch {
+            let mut st = unborn.inode.lock();
+            let content = st.write.local().map_or(0, |local| local.size as usize);
+            let content = if st.goes_with_birth() { content } else { 0 };
+            bytes += unborn.name.len() + content + BIRTH_BYTES;
+            if bytes > BIRTH_BYTES_MAX && !messages.is_empty() {
+                break;
+            }
+            let told = st.begin_telling(|st, size| inline_content(st, &Bytes::new(), size));
+            messages.push(Message {
+                ino: unborn.inode.ino,
+                name: unborn.name.clone(),
+                mode: unborn.mode,
+                at: unborn.at,
+                open_read: told.open_read,
+                open_write: told.open_write,
+                written: told.content.as_ref().map_or(unborn.at, |(_, local)| local.mtime),
+                content: told.content.map(|(content, _)| content),
+                clean: told.clean,
+            });
+        }
+        let rest = batch.split_off(messages.len());
+        self.tables.births.lock().put_back(dir, rest);
+        (batch, messages)
+    }
+
+    async fn report_batch(&self, dir: InodeId, cred: &Cred, batch: &[Unborn], births: Vec<Message>) {
+        let revoke_clock = self.revoke_clock();
+        let make = |op| {
+            let mut births = births.clone();
+            for (unborn, message) in batch.iter().zip(&mut births) {
+                unborn.inode.lock().tell_again(Some(message));
+            }
+            CreateMany { op, cred: cred.clone(), dir, births }
+        };
+        match self.session.change(self.deadline(), make).await {
+            Ok(created) => self.born(batch, &created, revoke_clock),
+            Err(e) => {
+                tracing::error!("{} files of directory {dir} could not be created: {e}", batch.len());
+                if let Some(inode) = self.known_inode(dir) {
+                    self.tables.births.lock().close(dir);
+                    inode.lock().names.forget_all();
+                }
+                batch.iter().for_each(|unborn| self.lose_birth(dir, unborn, &e));
+            }
+        }
+    }
+
+    fn born(&self, batch: &[Unborn], created: &CreatedMany, revoke_clock: u64) {
+        let alarm = {
+            let mut closes = self.tables.closes.lock();
+            for unborn in batch {
+                let mut st = unborn.inode.lock();
+                let Some((told, attr)) = st.end_birth(self.tick_revoke_clock()) else { continue };
+                self.apply_to(&mut st, &Entry { attr, lease: no_lease() }, revoke_clock);
+                let reads = told.open_read.saturating_sub(st.opens.for_reading());
+                let writes = told.open_write.saturating_sub(st.opens.for_writing());
+                if reads + writes > 0 {
+                    closes.add(unborn.inode.ino, reads, writes);
+                }
+                self.forget_if_saved(unborn.inode.ino, &st);
+            }
+            closes.alarm(false)
+        };
+        self.apply_attr(&created.parent_attr, revoke_clock);
+        self.report_closes_soon(alarm);
+    }
+
+    fn lose_birth(&self, dir: InodeId, unborn: &Unborn, why: &Error) {
+        let ino = unborn.inode.ino;
+        let name = String::from_utf8_lossy(&unborn.name).into_owned();
+        let e = Error::io(format!("file {ino} ({name:?}) was not made durable: {}", why.context));
+        self.note_loss(ino, &e);
+        self.tables.births.lock().note_lost(dir, e.clone());
+        let mut st = unborn.inode.lock();
+        st.birth = Birth::Lost(e.clone());
+        st.write.lose();
+        st.fail(e);
+        st.lower_lease(LeaseKind::None);
+        self.forget_dirty(ino);
+        drop(st);
+        unborn.inode.changed.notify_waiters();
+    }
+
+    /// The lease on the directory was lost, or the session: what was not sent never will be.
+    pub fn lose_births(&self, dir: InodeId, why: &str) {
+        let lost = self.tables.births.lock().drop_unsent(dir);
+        self.session.note_unborn(-(lost.len() as i64));
+        let e = Error::io(why);
+        lost.iter().for_each(|unborn| self.lose_birth(dir, unborn, &e));
+        self.tables.births.settled.notify_waiters();
+    }
+    pub fn lose_all_births(&self, why: &str) {
+        let dirs = self.tables.births.lock().all_dirs();
+        dirs.into_iter().for_each(|dir| self.lose_births(dir, why));
+    }
+}
+
+/// Waiting.
+impl Inner {
+    /// Returns when the leader knows of all files that were created before: of one directory, or of all.
+    pub async fn settle_births(&self, of: Option<InodeId>, deadline: Instant) -> Result<()> {
+        let births = &self.tables.births;
+        let Some(newest) = births.lock().newest(of) else { return Ok(()) };
+        loop {
+            let settled = births.settled.notified();
+            births.hurry.notify_waiters();
+            if births.lock().oldest(of).is_none_or(|oldest| oldest > newest) {
+                return Ok(());
+            }
+            if self.env.clock.timeout(self.data.left(deadline), settled).await.is_err() {
+                return Err(Error::deadline("the metadata leader did not take new files in time"));
+            }
+        }
+    }
+    /// The same in a box, for those who do not know this type.
+    pub fn settle_all_births(&self, deadline: Instant) -> BoxFuture<'static, Result<()>> {
+        let me = self.arc();
+        Box::pin(async move { me.settle_births(None, deadline).await })
+    }
+
+    /// Returns when the leader knows of the file.
+    pub async fn await_birth(&self, inode: &Inode) -> Result<()> {
+        let deadline = self.deadline();
+        loop {
+            let changed = inode.changed.notified();
+            match &inode.lock().birth {
+                Birth::Born => return Ok(()),
+                Birth::Lost(e) => return Err(e.clone()),
+                Birth::Unsent | Birth::Sent(_) => {}
+            }
+            self.tables.births.lock().newest(None);
+            self.tables.births.hurry.notify_waiters();
+            if self.env.clock.timeout(self.data.left(deadline), changed).await.is_err() {
+                return Err(Error::deadline(format!(
+                    "file {}: the leader does not know of it yet",
+                    inode.ino
+                )));
+            }
+        }
+    }
+
+    /// All files that were created in the directory before are durable.
+    pub async fn sync_names(&self, dir: InodeId) -> Result<()> {
+        self.settle_births(Some(dir), self.deadline()).await?;
+        self.tables.births.lock().take_lost(dir).map_or(Ok(()), Err)
+    }
+
+    /// The names of a directory are about to be given back.
+    pub async fn give_up_names(&self, dir: InodeId) {
+        let pending = self.tables.births.lock().close(dir);
+        while pending && self.settle_births(Some(dir), self.deadline()).await.is_err() {}
+    }
+}
+
+fn newborn(ino: InodeId, mode: u32, (uid, gid): (u32, u32), layout: Layout, at: Time) -> Attr {
+    Attr {
+        ino,
+        kind: FileKind::Regular,
+        mode,
+        uid,
+        gid,
+        nlink: 1,
+        rdev: 0,
+        size: 0,
+        allocated: 0,
+        atime: at,
+        mtime: at,
+        ctime: at,
+        btime: at,
+        data_version: 0,
+        layout: Some(layout),
+        acl: false,
+        evicted: 0,
+        layers: None,
+    }
+}
+
+fn no_lease() -> Lease {
+    let (kind, limited) = (LeaseKind::None, VolumeId(0));
+    Lease { kind, token_epoch: 1, recover: false, data_end: 0, limited, map_version: 0 }
+}
+
+/// Whether a user may create names in a directory without an access control list.
+fn permits(cred: &Cred, dir: &Attr) -> bool {
+    let in_group = cred.gid == dir.gid || cred.groups.contains(&dir.gid);
+    let class = if cred.uid == dir.uid {
+        6
+    } else if in_group {
+        3
+    } else {
+        0
+    };
+    cred.uid == 0 || (dir.mode >> class) & 0o3 == 0o3
+}

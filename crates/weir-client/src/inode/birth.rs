@@ -1,0 +1,107 @@
+//! Whether the leader knows of a file that was created here.
+use super::State;
+use super::write::Local;
+use crate::inode::Inline;
+use crate::plan;
+use bytes::Bytes;
+use weir_proto::Error;
+use weir_proto::births::Birth as Message;
+use weir_proto::meta::{Attr, INLINE_MAX};
+
+#[derive(Debug, Default)]
+pub enum Birth {
+    /// It does, or it is no file that was created here.
+    #[default]
+    Born,
+    Unsent,
+    /// It is being told.
+    Sent(Told),
+    /// It was not told in time, and never will be.
+    Lost(Error),
+}
+
+/// What the leader is told of a file.
+#[derive(Debug, Clone)]
+pub struct Told {
+    pub open_read: u32,
+    pub open_write: u32,
+    /// With what was changed.
+    pub content: Option<(Bytes, Local)>,
+    pub clean: bool,
+    /// Of the right to write.
+    pub generation: u64,
+}
+
+impl Birth {
+    pub fn is_under_way(&self) -> bool {
+        matches!(self, Birth::Unsent | Birth::Sent(_))
+    }
+}
+
+impl State {
+    /// Whether all that the file holds goes with its birth: then a close has nothing to save.
+    pub fn goes_with_birth(&self) -> bool {
+        let size = self.write.local().map_or(0, |local| local.size);
+        matches!(self.birth, Birth::Unsent)
+            && size <= INLINE_MAX as u64
+            && !self.write.has_sends()
+            && self.inline == Inline::No
+            && plan::fits_inline(size, self.on_targets_end(), self.lease.is_write())
+    }
+
+    /// The leader is about to be told of the file; `content`: the whole of a small one.
+    pub fn begin_telling(&mut self, content: impl FnOnce(&State, usize) -> Bytes) -> Told {
+        let closed = !self.opens.is_for_writing();
+        let local = self.write.local().filter(|_| closed && self.goes_with_birth());
+        let content = local.map(|local| (content(self, local.size as usize), local));
+        let clean = closed && (content.is_some() || !self.write.is_dirty());
+        if clean {
+            self.write.begin_declaring_clean();
+        }
+        let (open_read, open_write) = self.opens_to_tell(clean);
+        let generation = self.write.generation();
+        let told = Told { open_read, open_write, content, clean, generation };
+        self.birth = Birth::Sent(told.clone());
+        told
+    }
+
+    /// How often the leader counts it as open. What is closed and not saved stays open for it.
+    fn opens_to_tell(&self, clean: bool) -> (u32, u32) {
+        let unsaved = u32::from(!clean && self.write.is_dirty());
+        (self.opens.for_reading(), self.opens.for_writing().max(unsaved))
+    }
+
+    /// It is told again, or named on a new connection: how often it is open now.
+    pub fn tell_again(&mut self, message: Option<&mut Message>) {
+        let Birth::Sent(told) = &self.birth else { return };
+        let (open_read, open_write) = self.opens_to_tell(told.clean);
+        if let Birth::Sent(told) = &mut self.birth {
+            (told.open_read, told.open_write) = (open_read, open_write);
+            if let Some(message) = message {
+                (message.open_read, message.open_write) = (open_read, open_write);
+            }
+        }
+    }
+
+    /// The leader knows of it: what it was told, and the attributes that it has now.
+    pub fn end_birth(&mut self, revoke_clock: u64) -> Option<(Told, Attr)> {
+        let Birth::Sent(told) = std::mem::take(&mut self.birth) else { return None };
+        if told.clean {
+            self.write.note_declared_clean(revoke_clock);
+        }
+        let mut attr = self.attr.clone()?;
+        if self.write.generation() != told.generation {
+            self.attr_old = true;
+            return Some((told, attr));
+        }
+        if let Some((content, local)) = &told.content {
+            self.write.note_inline_committed(*local);
+            self.inline = Inline::Yes(content.clone());
+            (attr.size, attr.allocated) = (content.len() as u64, content.len() as u64);
+            attr.mtime = local.mtime;
+            attr.ctime.nanos = attr.ctime.nanos.max(local.mtime.nanos);
+            attr.data_version += 1;
+        }
+        Some((told, attr))
+    }
+}

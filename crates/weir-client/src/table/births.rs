@@ -1,0 +1,334 @@
+//! Files that were created here, in directories whose names this client has to itself, and that the leader
+//! does not know of yet.
+//!
+//! Invariants: numbers are given in order, each once; of a directory one batch is under way at a time, and
+//! files are reported in the order of their numbers. Pure: messages and inodes are the caller's.
+use crate::inode::Inode;
+use bytes::Bytes;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::sync::Notify;
+use weir_env::Instant;
+use weir_proto::births::{BIRTHS_MAX, NUMBERS_MAX, NUMBERS_MIN};
+use weir_proto::map::Layout;
+use weir_proto::meta::{Cred, Time};
+use weir_proto::{Error, InodeId};
+
+/// Creates in a directory are counted for so long.
+const CREATES_WITHIN: Duration = Duration::from_secs(1);
+/// After a refusal the leader is not asked again for so long.
+const REFUSED_FOR: Duration = Duration::from_secs(1);
+/// Directories whose creates are counted.
+const DIRS_MAX: usize = 1024;
+
+/// A file that the leader does not know of.
+#[derive(Clone)]
+pub struct Unborn {
+    /// Grows over all directories.
+    pub serial: u64,
+    pub inode: Arc<Inode>,
+    pub name: Bytes,
+    pub cred: Cred,
+    pub mode: u32,
+    pub at: Time,
+}
+
+#[derive(Default)]
+pub struct Births {
+    log: Mutex<Log>,
+    /// A batch ended.
+    pub settled: Notify,
+    /// Somebody waits for one, or one is full.
+    pub hurry: Notify,
+}
+
+impl Births {
+    /// Taken after an inode's state.
+    pub fn lock(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().expect("no holder panics")
+    }
+}
+
+#[derive(Default)]
+pub struct Log {
+    dirs: BTreeMap<InodeId, Dir>,
+    serial: u64,
+}
+
+#[derive(Default)]
+struct Dir {
+    /// Files may be created: the lease is held, and no revoke of it has begun.
+    is_open: bool,
+    next: u64,
+    end: u64,
+    layout: Option<Layout>,
+    /// How many numbers the last block had.
+    numbers: u32,
+    unsent: VecDeque<Unborn>,
+    /// The serial of the first one of the batch under way.
+    sent: Option<u64>,
+    reporting: bool,
+    /// Somebody waits.
+    hurried: bool,
+    /// Creates that were messages, and since when they are counted.
+    creates: u32,
+    since: Option<Instant>,
+    asking: bool,
+    refused: Option<Instant>,
+    /// Files were lost, and no sync of the directory has reported that.
+    lost: Option<Error>,
+}
+
+impl Dir {
+    fn is_idle(&self) -> bool {
+        self.unsent.is_empty() && self.sent.is_none() && !self.is_open && !self.asking && self.lost.is_none()
+    }
+    fn oldest(&self) -> Option<u64> {
+        self.sent.or_else(|| self.unsent.front().map(|u| u.serial))
+    }
+}
+
+/// Asking for names.
+impl Log {
+    /// A file was created by a message. `Some`: it is time to ask for the names, and so many numbers.
+    /// `after`: so many creates in the directory make that worth it.
+    pub fn note_create(&mut self, dir: InodeId, after: u32, now: Instant) -> Option<u32> {
+        if self.dirs.len() >= DIRS_MAX {
+            self.dirs.retain(|_, d| !d.is_idle());
+        }
+        let d = self.dirs.entry(dir).or_default();
+        if d.since.is_none_or(|since| now.since(since) > CREATES_WITHIN) {
+            (d.creates, d.since) = (0, Some(now));
+        }
+        d.creates += 1;
+        let refused = d.refused.is_some_and(|at| now.since(at) < REFUSED_FOR);
+        let enough = if d.is_open { d.next >= d.end } else { d.creates >= after };
+        if !enough || refused || d.asking {
+            return None;
+        }
+        d.asking = true;
+        Some((d.numbers * 2).clamp(NUMBERS_MIN, NUMBERS_MAX))
+    }
+    /// The answer; `None`: no names.
+    pub fn asked(&mut self, dir: InodeId, given: Option<(InodeId, u32, Layout)>, now: Instant) {
+        let d = self.dirs.entry(dir).or_default();
+        d.asking = false;
+        match given {
+            Some((first, numbers, layout)) => {
+                (d.next, d.end, d.layout) = (first.0, first.0 + u64::from(numbers), Some(layout));
+                (d.numbers, d.is_open) = (numbers, true);
+            }
+            None => d.refused = Some(now),
+        }
+    }
+    /// A revoke began, or the lease is gone: no more births. True: some are not reported.
+    pub fn close(&mut self, dir: InodeId) -> bool {
+        let Some(d) = self.dirs.get_mut(&dir) else { return false };
+        (d.is_open, d.numbers, d.creates) = (false, 0, 0);
+        d.oldest().is_some()
+    }
+}
+
+/// Births.
+impl Log {
+    /// A number for a file of this directory.
+    pub fn take_number(&mut self, dir: InodeId) -> Option<(InodeId, Layout)> {
+        let d = self.dirs.get_mut(&dir).filter(|d| d.is_open && d.next < d.end)?;
+        let ino = InodeId(d.next);
+        d.next += 1;
+        Some((ino, Layout { seed: Layout::seed_of(ino), ..d.layout? }))
+    }
+    pub fn is_open(&self, dir: InodeId) -> bool {
+        self.dirs.get(&dir).is_some_and(|d| d.is_open)
+    }
+    /// A file is born. True: somebody has to begin to report.
+    pub fn push(
+        &mut self,
+        dir: InodeId,
+        inode: Arc<Inode>,
+        name: Bytes,
+        cred: &Cred,
+        (mode, at): (u32, Time),
+    ) -> bool {
+        self.serial += 1;
+        let d = self.dirs.entry(dir).or_default();
+        d.unsent.push_back(Unborn { serial: self.serial, inode, name, cred: cred.clone(), mode, at });
+        !std::mem::replace(&mut d.reporting, true)
+    }
+    /// The next files to report, of one user; none: all of the directory are.
+    pub fn next_batch(&mut self, dir: InodeId) -> Vec<Unborn> {
+        let Some(d) = self.dirs.get_mut(&dir) else { return Vec::new() };
+        let first = d.unsent.front().map(|first| first.cred.clone());
+        let same_user = |next: &&Unborn| Some(&next.cred) == first.as_ref();
+        let count = d.unsent.iter().take(BIRTHS_MAX).take_while(same_user).count();
+        let batch: Vec<Unborn> = d.unsent.drain(..count).collect();
+        d.sent = batch.first().map(|first| first.serial);
+        d.reporting = !batch.is_empty();
+        d.hurried &= !d.unsent.is_empty();
+        batch
+    }
+    /// These did not fit into the batch.
+    pub fn put_back(&mut self, dir: InodeId, rest: Vec<Unborn>) {
+        if let Some(d) = self.dirs.get_mut(&dir) {
+            d.hurried |= !rest.is_empty();
+            rest.into_iter().rev().for_each(|unborn| d.unsent.push_front(unborn));
+        }
+    }
+    /// The batch under way was answered.
+    pub fn end_batch(&mut self, dir: InodeId) {
+        if let Some(d) = self.dirs.get_mut(&dir) {
+            d.sent = None;
+        }
+    }
+    /// All that is not on its way; nothing of it will be.
+    pub fn drop_unsent(&mut self, dir: InodeId) -> Vec<Unborn> {
+        self.close(dir);
+        self.dirs.get_mut(&dir).map(|d| d.unsent.drain(..).collect()).unwrap_or_default()
+    }
+    pub fn note_lost(&mut self, dir: InodeId, e: Error) {
+        self.dirs.entry(dir).or_default().lost = Some(e);
+    }
+    pub fn take_lost(&mut self, dir: InodeId) -> Option<Error> {
+        self.dirs.get_mut(&dir)?.lost.take()
+    }
+    pub fn all_dirs(&self) -> Vec<InodeId> {
+        self.dirs.keys().copied().collect()
+    }
+}
+
+/// Waiting.
+impl Log {
+    /// Births up to this one are waited for: of one directory, or of all. `None`: all are reported.
+    pub fn newest(&mut self, of: Option<InodeId>) -> Option<u64> {
+        let serial = self.serial;
+        self.oldest(of)?;
+        for (dir, d) in &mut self.dirs {
+            d.hurried |= of.is_none_or(|of| of == *dir) && d.oldest().is_some();
+        }
+        Some(serial)
+    }
+    pub fn oldest(&self, of: Option<InodeId>) -> Option<u64> {
+        match of {
+            Some(dir) => self.dirs.get(&dir)?.oldest(),
+            None => self.dirs.values().filter_map(Dir::oldest).min(),
+        }
+    }
+    /// Whether what is there of the directory should go now.
+    pub fn is_urgent(&self, dir: InodeId) -> bool {
+        self.dirs.get(&dir).is_some_and(|d| d.hurried || d.unsent.len() >= BIRTHS_MAX)
+    }
+    pub fn unsent(&self, dir: InodeId) -> usize {
+        self.dirs.get(&dir).map_or(0, |d| d.unsent.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::PgId;
+    use weir_proto::map::Scheme;
+
+    const DIR: InodeId = InodeId(5);
+    const OTHER: InodeId = InodeId(6);
+
+    fn at(ms: u64) -> Instant {
+        Instant(0) + Duration::from_millis(ms)
+    }
+    fn layout() -> Layout {
+        let scheme = Scheme { data: 4, parity: 2 };
+        Layout { scheme, cell_shift: 20, first_pg: PgId(0), pg_count: 3, seed: 0 }
+    }
+    /// With the names of both directories, and so many numbers in each.
+    fn with_names(numbers: u32) -> Log {
+        let mut log = Log::default();
+        for (n, dir) in [DIR, OTHER].into_iter().enumerate() {
+            assert!(log.note_create(dir, 1, at(0)).is_some());
+            log.asked(dir, Some((InodeId(1000 * (n as u64 + 1)), numbers, layout())), at(0));
+        }
+        log
+    }
+    fn bear(log: &mut Log, dir: InodeId, uid: u32) -> bool {
+        let (ino, layout) = log.take_number(dir).expect("a number is left");
+        assert_eq!(layout.seed, Layout::seed_of(ino));
+        let cred = Cred { uid, gid: 1, groups: vec![] };
+        let name = Bytes::from(format!("f{ino}"));
+        log.push(dir, Arc::new(Inode::new(ino, 0)), name, &cred, (0o644, Time { nanos: 0 }))
+    }
+    fn numbers(batch: &[Unborn]) -> Vec<u64> {
+        batch.iter().map(|unborn| unborn.inode.ino.0).collect()
+    }
+
+    #[test]
+    fn names_are_asked_for_after_many_creates_at_once() {
+        let mut log = Log::default();
+        let asks = |log: &mut Log, ms| log.note_create(DIR, 3, at(ms));
+        assert_eq!([asks(&mut log, 0), asks(&mut log, 100)], [None, None]);
+        assert_eq!(asks(&mut log, 2000), None, "those of before were long ago");
+        assert_eq!([asks(&mut log, 2001), asks(&mut log, 2002)], [None, Some(NUMBERS_MIN)]);
+        assert_eq!(asks(&mut log, 2003), None, "it is being asked for");
+        log.asked(DIR, None, at(2004));
+        assert_eq!(asks(&mut log, 2005), None, "it was refused just now");
+        (3000..3003).for_each(|ms| assert_eq!(asks(&mut log, ms), None));
+        assert_eq!(asks(&mut log, 3010), Some(NUMBERS_MIN));
+        log.asked(DIR, Some((InodeId(7), 256, layout())), at(3011));
+        assert_eq!(asks(&mut log, 3012), None, "numbers are left");
+        (0..256).for_each(|_| assert!(log.take_number(DIR).is_some()));
+        assert_eq!(log.take_number(DIR), None);
+        assert_eq!(asks(&mut log, 3013), Some(512), "twice as many");
+    }
+
+    #[test]
+    fn batches_are_in_order_and_of_one_user() {
+        let mut log = with_names(4096);
+        assert!(bear(&mut log, DIR, 1), "somebody has to begin");
+        assert!(!bear(&mut log, DIR, 1));
+        assert!(!bear(&mut log, DIR, 2));
+        let first = log.next_batch(DIR);
+        assert_eq!(numbers(&first), [1000, 1001]);
+        log.put_back(DIR, vec![first[1].clone()]);
+        assert!(log.is_urgent(DIR), "what did not fit goes at once");
+        log.end_batch(DIR);
+        assert_eq!(numbers(&log.next_batch(DIR)), [1001]);
+        log.end_batch(DIR);
+        assert_eq!(numbers(&log.next_batch(DIR)), [1002]);
+        log.end_batch(DIR);
+        assert!(log.next_batch(DIR).is_empty() && !log.is_urgent(DIR));
+        assert!(bear(&mut log, DIR, 1), "all was reported: somebody has to begin again");
+        (0..300).for_each(|_| assert!(!bear(&mut log, DIR, 1)));
+        assert!(log.is_urgent(DIR));
+        assert_eq!(log.next_batch(DIR).len(), BIRTHS_MAX);
+    }
+
+    #[test]
+    fn a_wait_is_for_what_was_created_before_it() {
+        let mut log = with_names(100);
+        assert_eq!(log.newest(None), None);
+        bear(&mut log, DIR, 1);
+        bear(&mut log, OTHER, 1);
+        let (both, one) = (log.newest(None).unwrap(), log.newest(Some(DIR)).unwrap());
+        bear(&mut log, DIR, 1);
+        assert_eq!(log.next_batch(DIR).len(), 2);
+        let waits = |log: &Log, of, newest| log.oldest(of).is_some_and(|oldest| oldest <= newest);
+        assert!(waits(&log, Some(DIR), one), "it is on its way");
+        log.end_batch(DIR);
+        bear(&mut log, DIR, 1);
+        assert!(!waits(&log, Some(DIR), one) && waits(&log, None, both));
+        log.next_batch(OTHER);
+        log.end_batch(OTHER);
+        assert!(!waits(&log, None, both));
+    }
+
+    #[test]
+    fn a_closed_directory_takes_no_births_and_keeps_those_it_has() {
+        let mut log = with_names(100);
+        bear(&mut log, DIR, 1);
+        assert!(log.close(DIR) && !log.is_open(DIR));
+        assert_eq!(log.take_number(DIR), None);
+        assert!(!log.close(InodeId(99)));
+        assert_eq!(numbers(&log.drop_unsent(DIR)), [1000]);
+        assert!(!log.close(DIR));
+        log.note_lost(DIR, Error::io("lost"));
+        assert!(log.take_lost(DIR).is_some() && log.take_lost(DIR).is_none());
+    }
+}

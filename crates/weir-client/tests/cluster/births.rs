@@ -1,0 +1,235 @@
+//! Files that a client creates without asking: others see them, syncs make them durable, and what is lost is
+//! an error.
+use super::*;
+use std::sync::Arc;
+use weir_client::{ClientConfig, NoKernel};
+use weir_proto::{ErrorKind, Result};
+
+/// Has the names of a directory after `after` creates in it.
+async fn client_after(lab: &Lab, name: &str, after: Option<u32>) -> Client {
+    let config = ClientConfig { local_creates_after: after, ..lab.config(name) };
+    Client::connect(lab.world().node(name), config, Arc::new(NoKernel)).await.unwrap()
+}
+async fn dir(c: &Client, name: &str) -> InodeId {
+    c.mkdir(&root(), ROOT, name.as_bytes(), 0o755).await.unwrap().attr.ino
+}
+async fn create_in(c: &Client, dir: InodeId, name: &str) -> Handle {
+    c.create(&root(), dir, name.as_bytes(), 0o644, true, OpenMode::WRITE).await.unwrap().handle
+}
+async fn small(c: &Client, dir: InodeId, name: &str, bytes: &[u8]) {
+    let h = create_in(c, dir, name).await;
+    write(c, h, 0, bytes).await;
+    close(c, h).await;
+}
+/// With the names of `d` at hand: the next create is not a message.
+async fn ready(lab: &Lab, c: &Client, d: InodeId) {
+    for n in 0..50 {
+        let before = c.status().asked;
+        small(c, d, &format!("first{n}"), b"").await;
+        if c.status().asked == before {
+            return c.sync_names(d).await.unwrap();
+        }
+        lab.world().sleep(Duration::from_millis(2)).await;
+    }
+    panic!("the client does not get the names");
+}
+async fn read_in(c: &Client, d: InodeId, name: &str) -> Result<Vec<u8>> {
+    let found = c.lookup(&root(), d, name.as_bytes()).await?;
+    let found = found.ok_or_else(|| weir_proto::Error::not_found(name.to_owned()))?;
+    let h = c.open(&root(), found.attr.ino, OpenMode::READ).await?.handle;
+    let bytes = c.read(h, 0, 1 << 30).await.map(|parts| parts.concat());
+    c.release(h).await?;
+    bytes
+}
+
+#[test]
+fn files_created_alone_in_a_directory_cost_few_messages() {
+    Lab::new(1).run(6, |lab| async move {
+        let mut asked = Vec::new();
+        for (name, after) in [("a", Some(8)), ("b", None)] {
+            let (c, reader) = (client_after(&lab, name, after).await, lab.client(&format!("r{name}")).await);
+            let (d, before) = (dir(&c, name).await, c.status().asked);
+            for n in 0..500 {
+                small(&c, d, &format!("f{n}"), format!("content {n}").as_bytes()).await;
+                lab.world().sleep(Duration::from_micros(100)).await;
+            }
+            c.sync_names(d).await.unwrap();
+            asked.push(c.status().asked - before);
+            for n in [0, 7, 8, 9, 100, 499] {
+                let got = read_in(&reader, d, &format!("f{n}")).await.unwrap();
+                same(&got, format!("content {n}").as_bytes());
+            }
+            let all = reader.readdir(&root(), d, 0, 1000, true).await.unwrap();
+            assert_eq!(all.entries.len(), 500);
+            c.check();
+        }
+        assert!(asked[0] * 10 < asked[1], "messages with and without: {asked:?}");
+    });
+}
+
+#[test]
+fn others_see_every_file_as_soon_as_it_is_created() {
+    for seed in 10..16 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b) = (client_after(&lab, "a", Some(1)).await, client_after(&lab, "b", Some(1)).await);
+            let (d, rng) = (dir(&a, "d").await, lab.world().rng("pauses"));
+            ready(&lab, &a, d).await;
+            for n in 0..60 {
+                let name = format!("f{n}");
+                let (by, seen_by) = if n % 20 == 19 { (&b, &a) } else { (&a, &b) };
+                let big = n % 7 == 3;
+                let bytes = pattern(n, 0, if big { STRIPE + 100 } else { 50 + n as usize });
+                small(by, d, &name, &bytes).await;
+                if rng.below(3) == 0 {
+                    same(&read_in(seen_by, d, &name).await.unwrap(), &bytes);
+                }
+                if rng.below(5) == 0 {
+                    seen_by.unlink(&root(), d, name.as_bytes()).await.unwrap();
+                    assert_eq!(read_in(by, d, &name).await.unwrap_err().kind, ErrorKind::NotFound);
+                }
+                lab.world().sleep(Duration::from_micros(rng.below(3000))).await;
+            }
+            a.check();
+            b.check();
+        });
+    }
+}
+
+#[test]
+fn a_synced_file_survives_the_death_of_its_creator() {
+    Lab::new(20).run(6, |lab| async move {
+        let (a, b) = (client_after(&lab, "a", Some(1)).await, lab.client("b").await);
+        let d = dir(&a, "d").await;
+        ready(&lab, &a, d).await;
+        let (synced, by_dir) = (create_in(&a, d, "synced").await, create_in(&a, d, "by-dir").await);
+        write(&a, synced, 0, b"kept").await;
+        a.fsync(synced).await.unwrap();
+        close(&a, by_dir).await;
+        a.sync_names(d).await.unwrap();
+        let before = a.status().asked;
+        small(&a, d, "unsynced", b"may go").await;
+        assert_eq!(a.status().asked, before, "it was not reported yet");
+        lab.world().kill("a");
+        lab.kill_meta();
+        lab.meta().await;
+        same(&read_in(&b, d, "synced").await.unwrap(), b"kept");
+        same(&read_in(&b, d, "by-dir").await.unwrap(), b"");
+        let unsynced = read_in(&b, d, "unsynced").await;
+        assert_eq!(unsynced.unwrap_err().kind, ErrorKind::NotFound);
+    });
+}
+
+#[test]
+fn a_file_lost_with_the_session_is_an_error_and_named() {
+    Lab::new(21).run(6, |lab| async move {
+        let (a, b) = (client_after(&lab, "a", Some(1)).await, lab.client("b").await);
+        let d = dir(&a, "d").await;
+        ready(&lab, &a, d).await;
+        lab.world().partition("a", "meta");
+        let (h, second) = (create_in(&a, d, "lost").await, create_in(&a, d, "lost too").await);
+        write(&a, h, 0, b"bytes").await;
+        lab.world().sleep(Duration::from_secs(6)).await; // more than a lease term
+        let all = b.readdir(&root(), d, 0, 1000, false).await.unwrap();
+        assert!(all.entries.iter().all(|e| e.name.starts_with(b"first")));
+        lab.world().heal("a", "meta");
+        assert_eq!(a.fsync(h).await.unwrap_err().kind, ErrorKind::Io);
+        assert_eq!(a.write(second, 0, Bytes::from_static(b"x")).await.unwrap_err().kind, ErrorKind::Io);
+        assert_eq!(a.flush(second).await.unwrap_err().kind, ErrorKind::Io);
+        assert_eq!(a.sync_names(d).await.unwrap_err().kind, ErrorKind::Io);
+        a.sync_names(d).await.unwrap();
+        let (count, named) = a.losses();
+        assert!(count >= 2 && named.iter().any(|loss| loss.what.contains("lost too")), "{named:?}");
+        assert_eq!(a.lookup(&root(), d, b"lost").await.unwrap(), None);
+        small(&a, d, "lost", b"again").await;
+        same(&read_in(&b, d, "lost").await.unwrap(), b"again");
+        a.check();
+    });
+}
+
+#[test]
+fn a_restarted_leader_learns_of_every_file() {
+    for seed in 30..42 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b) = (client_after(&lab, "a", Some(1)).await, lab.client("b").await);
+            let d = dir(&a, "d").await;
+            ready(&lab, &a, d).await;
+            let restart = async {
+                lab.world().sleep(Duration::from_micros(300 + (seed - 30) * 250)).await;
+                lab.kill_meta();
+                lab.meta().await;
+            };
+            let fill = async {
+                let mut open = Vec::new();
+                for n in 0..40 {
+                    let h = create_in(&a, d, &format!("f{n}")).await;
+                    write(&a, h, 0, format!("content {n}").as_bytes()).await;
+                    match n % 4 {
+                        0 => open.push(h),
+                        _ => close(&a, h).await,
+                    }
+                    lab.world().sleep(Duration::from_micros(100)).await;
+                }
+                for h in open {
+                    close(&a, h).await;
+                }
+                a.sync_names(d).await.unwrap();
+            };
+            tokio::join!(restart, fill);
+            for n in 0..40 {
+                same(&read_in(&b, d, &format!("f{n}")).await.unwrap(), format!("content {n}").as_bytes());
+            }
+            assert_eq!(a.losses().0, 0);
+            // None of them counts as open any more: a removed file is gone at once.
+            lab.world().sleep(Duration::from_millis(100)).await;
+            for n in 0..40 {
+                b.unlink(&root(), d, format!("f{n}").as_bytes()).await.unwrap();
+            }
+            a.check();
+        });
+    }
+}
+
+/// Wherever it dies between the answer to a program, the report, its execution and the reply.
+#[test]
+fn a_dead_creator_leaves_the_first_files_it_created() {
+    let (mut some, mut unreported) = (0, 0);
+    for seed in 50..74 {
+        let counts = Arc::new(std::sync::Mutex::new((0, 0)));
+        let counted = counts.clone();
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b) = (client_after(&lab, "a", Some(1)).await, lab.client("b").await);
+            let d = dir(&a, "d").await;
+            ready(&lab, &a, d).await;
+            let (clock, created) = (lab.env("a").clock.clone(), counted.clone());
+            lab.env("a").tasks.spawn("fill the directory", async move {
+                for n in 0.. {
+                    small(&a, d, &format!("f{n}"), format!("content {n}").as_bytes()).await;
+                    created.lock().unwrap().0 += 1;
+                    clock.sleep(Duration::from_micros(150)).await;
+                }
+            });
+            lab.world().sleep(Duration::from_micros(2500 + (seed - 50) * 130)).await;
+            lab.world().kill("a");
+            if seed % 3 == 0 {
+                lab.kill_meta();
+                lab.meta().await;
+            }
+            let mut there = 0;
+            while let Ok(got) = read_in(&b, d, &format!("f{there}")).await {
+                // One that was reported while it was open has no bytes yet.
+                let expected = format!("content {there}");
+                assert!(got.is_empty() || got == expected.as_bytes(), "f{there}: {got:?}");
+                there += 1;
+            }
+            let all = b.readdir(&root(), d, 0, 1000, false).await.unwrap().entries;
+            assert_eq!(all.iter().filter(|e| !e.name.starts_with(b"first")).count(), there);
+            let usage = b.usage(d).await.unwrap();
+            assert_eq!(usage.files as usize, all.len());
+            counted.lock().unwrap().1 = there;
+        });
+        let (created, there) = *counts.lock().unwrap();
+        some += usize::from(there > 0);
+        unreported += usize::from(there < created);
+    }
+    assert!(some > 5 && unreported > 5, "{some} had reported some, {unreported} not all");
+}
