@@ -32,7 +32,7 @@ use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
 use weir_proto::{Reader, Request, Wire};
 use weir_proto::{
-    access, backup, condition, coord, copies, data, enrol, export, frame, home_rule, lock, map, meta,
+    access, backup, condition, coord, copies, data, enrol, event, export, frame, home_rule, lock, map, meta,
     methods, news, recall, relation, snapshot, version, volume, watch,
 };
 
