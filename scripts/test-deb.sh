@@ -163,6 +163,7 @@ inside() {
         for role in coord meta storage mover mount; do
             check "the unit of $role is valid" systemd-analyze verify "weir-$role@test.service"
         done
+        check "the unit of the console is valid" systemd-analyze verify weir-console.service
         for role in coord meta storage; do
             check "the unit of $role is confined" systemd-analyze security --offline=yes --threshold=30 --no-pager \
                 "/usr/lib/systemd/system/weir-$role@.service"

@@ -17,6 +17,7 @@ mod cut_links;
 pub mod decide;
 mod enrol;
 pub mod etcd;
+mod events;
 mod followers;
 mod gathering;
 pub mod identity;

@@ -7,6 +7,7 @@ use crate::members::Positions;
 use crate::replacing::Wishes;
 use std::collections::BTreeSet;
 use weir_proto::enrol::Holder;
+use weir_proto::event::EventLog;
 use weir_proto::map::{ClusterMap, Role};
 use weir_proto::news::MapNews;
 use weir_proto::version::LEVEL_OF_STEPS;
@@ -95,6 +96,15 @@ impl From<FirstEnrolment> for Record {
         let authorities = vec![KeptAuthority { key, certificate }];
         Record { authorities, last_serial, tokens, holders, ..Record::default() }
     }
+}
+
+/// The log of events and the mutes, as a message.
+pub fn encode_events(log: &EventLog) -> Vec<u8> {
+    record(|w| log.encode(w))
+}
+
+pub fn decode_events(bytes: &[u8]) -> Result<EventLog> {
+    read(bytes, EventLog::decode)
 }
 
 /// Count (u32), then for each namespace its number (u32) and the least number of changes that it holds (u64).

@@ -9,6 +9,7 @@ use crate::conditions::Reported;
 use crate::copies::change_of_copies;
 use crate::decide::{add_rule, allow_home, audit_volumes, forbid_home, remove_rule, set_copies};
 use crate::enrol::Office;
+use crate::events::Events;
 use crate::followers::Followers;
 use crate::gathering::gather;
 use crate::kept_map::KeptMap;
@@ -33,6 +34,7 @@ use weir_proto::coord::{
 };
 use weir_proto::copies::{KeepCopy, SetCopies};
 use weir_proto::enrol::{CertificateKept, Enrolled, TokenCreate};
+use weir_proto::event::{GetEvents, MarkEvents, ReportEvents};
 use weir_proto::map::{ClusterMap, Settings};
 use weir_proto::news::TellsMap;
 use weir_proto::sender::Sender;
@@ -100,6 +102,7 @@ pub struct Coordinator {
     /// Conditions of nodes, and of this coordinator.
     pub conditions: Reported,
     followers: Followers,
+    log: Arc<Events>,
     /// For a cluster with certificates.
     certified: Option<Certified>,
     /// Why this coordinator does not lead any more.
@@ -138,6 +141,7 @@ impl Coordinator {
         let office = Office::open(&env, store.clone(), cluster, config.certified).await?;
         let certified = certified(&env, office, &config, &published, &events)?;
         let (lost, name) = (Arc::<OnceLock<Error>>::default(), config.name.clone());
+        let log = Events::new(env.clone(), store.clone());
         let owner = Owner {
             env: env.clone(),
             store,
@@ -174,6 +178,7 @@ impl Coordinator {
             events,
             map: published,
             followers,
+            log,
             announced,
             waits,
             clocks,
@@ -425,6 +430,7 @@ impl Coordinator {
                 let peers = self.followers.processes(asked.after);
                 Handled::Later(Box::pin(gather(self.env.clone(), self.name.clone(), asked, peers)))
             }
+            ReportEvents::METHOD | GetEvents::METHOD | MarkEvents::METHOD => self.log.answer(call)?,
             TokenCreate::METHOD..=CertificateKept::METHOD => {
                 let certified = self.certified.as_ref().ok_or_else(no_certificates)?;
                 certified.answer(call, self.addresses(&call.connection).addrs)?
@@ -569,6 +575,7 @@ mod tests {
             "GetConditions",
             "GetClocks",
             "GetRebuild",
+            "GetEvents",
         ];
         assert_eq!(open, expected);
     }

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use weir_env::Env;
 use weir_proto::watch::{
-    ANSWER_BYTES_MAX, GetHistory, GetMeters, GetTop, ListWaits, Meter, MeterBucket, MeterKind, Meters,
-    ROWS_MAX, SeriesRead, Told, Top, TopRow, WaitSeen, WaitsListed,
+    ANSWER_BYTES_MAX, Fact, Facts, GetFacts, GetHistory, GetMeters, GetTop, ListWaits, Meter, MeterBucket,
+    MeterKind, Meters, ROWS_MAX, SeriesRead, Told, Top, TopRow, WaitSeen, WaitsListed,
 };
 use weir_proto::{Error, Request, Result, Wire};
 use weir_rpc::{Call, Handled, Reply, Service};
@@ -40,10 +40,29 @@ pub fn shown(watch: &Watch, method: u16, body: &[u8]) -> Result<Told> {
         ListWaits::METHOD => waits(watch, &ListWaits::from_bytes(body)?).to_bytes(),
         GetTop::METHOD => top(watch, &GetTop::from_bytes(body)?).to_bytes(),
         GetHistory::METHOD => history(watch, &GetHistory::from_bytes(body)?).to_bytes(),
+        GetFacts::METHOD => GetFacts::from_bytes(body).map(|_| facts(watch).to_bytes())?,
         _ => return Err(Error::unsupported(format!("method {method} is not served here"))),
     };
     let name = watch.name.get().cloned().unwrap_or_default();
     Ok(Told { process: watch.process, name, body: body.into() })
+}
+
+/// As much as fits.
+fn facts(watch: &Watch) -> Facts {
+    let all = watch.facts.get().map(|facts| facts()).unwrap_or_default();
+    let mut left = ANSWER_BYTES_MAX / 2;
+    let mut facts = Vec::new();
+    for (name, mut text) in all {
+        let mut keep = left.saturating_sub(name.len() + 16).min(text.len());
+        while !text.is_char_boundary(keep) {
+            keep -= 1;
+        }
+        text.truncate(keep);
+        left = left.saturating_sub(name.len() + 16 + keep);
+        facts.push(Fact { name, text });
+    }
+    facts.truncate(ROWS_MAX);
+    Facts { facts }
 }
 
 fn meters(watch: &Watch) -> Vec<u8> {

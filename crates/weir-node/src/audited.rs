@@ -11,6 +11,7 @@ use weir_proto::coord::{
 };
 use weir_proto::copies::SetCopies;
 use weir_proto::enrol::{Enrol, IssueCertificate, NodeRemove, RotateAuthority, TokenCreate, TokenRevoke};
+use weir_proto::event::MarkEvents;
 use weir_proto::export::{ExportBegin, ExportSet};
 use weir_proto::home_rule::HomeRule;
 use weir_proto::map::Role;
@@ -274,13 +275,17 @@ fn decoded(call: &Call) -> Result<About> {
     })
 }
 
-/// Requests about certificates and tokens.
+/// Requests about certificates, tokens, and marks of events.
 fn decoded_of_enrolment(call: &Call) -> Result<About> {
     let changed = |on: String, uid| About { on, uid, changes: true };
     Ok(match call.method {
         TokenCreate::METHOD => {
             let r = call.decode::<TokenCreate>()?;
             changed(format!("token for {}, nodes {:?}, uses {}", roles_of(&r.roles), r.name, r.uses), None)
+        }
+        MarkEvents::METHOD => {
+            let r = call.decode::<MarkEvents>()?;
+            changed(format!("events {} {}: {:?}, until {}", r.code, r.about, r.mark, r.until_s), None)
         }
         TokenRevoke::METHOD => changed(format!("token {}", call.decode::<TokenRevoke>()?.id), None),
         Enrol::METHOD => changed(format!("node {}", call.decode::<Enrol>()?.name), None),

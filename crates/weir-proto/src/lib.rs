@@ -17,6 +17,7 @@ pub mod date;
 pub mod ec;
 pub mod enrol;
 mod error;
+pub mod event;
 pub mod export;
 pub mod frame;
 pub mod glob;

@@ -70,6 +70,7 @@ administration!(
     snapshot::{SnapshotTake, SnapshotDelete}
     backup::{BackupSet}
     export::{ExportBegin, ExportSet}
+    event::{MarkEvents}
 );
 
 methods!(
@@ -97,7 +98,8 @@ methods!(
     backup::{BackupSet, BackupList, BackupTake, BackupDone}
     data::{WriteFragment, CommitStripe, DropPrepared, HoldStripe, WriteOverlay, MirrorOverlay, ReadCell, ReadOverlays, StatCell,
         MarkMissing, DropFile, SealCell, ListCells, ListTruncations, ListFences, ListPlace, CopyCell, SealFile, NextStripe, StatTarget, PassOn, ScrubTarget}
-    watch::{GetMeters, ListWaits, GetTop, GetHistory, Gather}
+    watch::{GetMeters, ListWaits, GetTop, GetHistory, GetFacts, Gather}
+    event::{ReportEvents, GetEvents, MarkEvents}
 );
 
 /// The method with this number; one look-up.
@@ -164,6 +166,8 @@ mod tests {
             "SessionList",
             "TroubleList",
             "ScrubTarget",
+            "ReportEvents",
+            "GetEvents",
         ];
         let is_for_people =
             |by: Senders| (by.has(Sender::Console) || by.has(Sender::User)) && !by.has(Sender::Mount);
@@ -174,8 +178,8 @@ mod tests {
             assert!(method.is_administration || is_movers_work || is_storages_work, "{}", method.name);
         }
         for number in [
-            1, 6, 8, 9, 10, 28, 40, 41, 42, 43, 44, 46, 50, 53, 55, 56, 64, 67, 146, 155, 158, 159, 163, 165,
-            166, 171, 189, 196,
+            1, 6, 8, 9, 10, 28, 40, 41, 42, 43, 44, 46, 50, 53, 55, 56, 64, 67, 73, 146, 155, 158, 159, 163,
+            165, 166, 171, 189, 196,
         ] {
             assert!(find(number).is_some_and(|m| m.is_administration), "{number}");
         }
@@ -196,7 +200,7 @@ mod tests {
         for number in [40, 41, 42, 43, 44, 45, 46, 53] {
             assert_eq!(may(number), only(&[Sender::Console]), "{number}");
         }
-        for number in [9, 28, 50, 55, 56] {
+        for number in [9, 28, 50, 55, 56, 59, 73] {
             assert_eq!(may(number), only(&[Sender::Console, Sender::Operator]), "{number}");
         }
         assert_eq!(may(10), only(&[Sender::Meta, Sender::Console, Sender::Operator]));

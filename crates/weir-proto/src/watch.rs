@@ -87,6 +87,12 @@ message!(
     /// The newest points of a series; without a name, the names of all series.
     GetHistory = 503 by [Coordinator] -> Told { name: String, by_minute: bool, points: u32 }
 );
+message!(
+    /// What the process says of itself and its machine: kernel, memory, load, the last lines of its log.
+    GetFacts = 505 by [Coordinator] -> Told {}
+);
+message!(Facts { facts: Vec<Fact> });
+message!(Fact { name: String, text: String });
 message!(SeriesRead {
     names: Vec<String>,
     /// Oldest first, as the bits of a `f32`; NaN: no sample. The last one is the present one.
@@ -124,6 +130,6 @@ message!(NodeAnswer {
     body: Bytes,
 });
 message!(
-    /// The answer of a process: its identity, and the encoded Meters, WaitsListed, Top or SeriesRead.
+    /// The answer of a process: its identity, and the encoded Meters, WaitsListed, Top, SeriesRead or Facts.
     Told { process: u64, name: String, body: Bytes }
 );

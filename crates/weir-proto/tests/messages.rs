@@ -12,8 +12,8 @@ use weir_proto::map::{Layout, Scheme};
 use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
 use weir_proto::{
-    access, backup, births, condition, coord, copies, data, enrol, export, frame, home_rule, lock, map, meta,
-    methods, news, recall, relation, snapshot, version, volume, watch,
+    access, backup, births, condition, coord, copies, data, enrol, event, export, frame, home_rule, lock,
+    map, meta, methods, news, recall, relation, snapshot, version, volume, watch,
 };
 
 const ROUNDS: usize = 10_000;
@@ -112,7 +112,7 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 21] = [
+const SOURCES: [(&str, &str); 22] = [
     ("access", include_str!("../src/access.rs")),
     ("backup", include_str!("../src/backup.rs")),
     ("births", include_str!("../src/births.rs")),
@@ -121,6 +121,7 @@ const SOURCES: [(&str, &str); 21] = [
     ("copies", include_str!("../src/copies.rs")),
     ("data", include_str!("../src/data.rs")),
     ("enrol", include_str!("../src/enrol.rs")),
+    ("event", include_str!("../src/event.rs")),
     ("export", include_str!("../src/export.rs")),
     ("meta", include_str!("../src/meta.rs")),
     ("recall", include_str!("../src/recall.rs")),
@@ -185,7 +186,7 @@ fn no_method_number_is_given_twice() {
             let Some((name, rest)) = line.split_once(" = ") else { continue };
             let number: u16 = rest.split(' ').next().unwrap().parse().unwrap();
             let range = match module {
-                "coord" | "enrol" | "export" => 1..100,
+                "coord" | "enrol" | "event" | "export" => 1..100,
                 "copies" if ["SetCopies", "KeepCopy", "CopyCaughtUp", "CopyLost"].contains(&name) => 1..100,
                 "condition" if name == "TroubleList" => 100..200,
                 "condition" => 1..100,

@@ -18,6 +18,8 @@ pub use wait::{KEPT_NS, Object, Past, Reason, VISIBLE_NS, WaitGuard, WaitRecord,
 
 use std::sync::{Arc, OnceLock};
 
+/// Names and texts that a process shows of itself; asked for seldom.
+pub type Facts = Box<dyn Fn() -> Vec<(String, String)> + Send + Sync>;
 /// Monotonic nanoseconds.
 pub type Now = Arc<dyn Fn() -> u64 + Send + Sync>;
 
@@ -31,6 +33,8 @@ pub struct Shared {
     pub waits: Arc<Waits>,
     pub tops: Tops,
     pub history: History,
+    /// Set by a program that has some.
+    pub facts: OnceLock<Facts>,
 }
 
 impl Shared {
@@ -42,6 +46,7 @@ impl Shared {
             waits: Arc::new(Waits::new()),
             tops: Tops::default(),
             history: History::default(),
+            facts: OnceLock::new(),
         })
     }
 }

@@ -86,6 +86,10 @@ pub enum Command {
     Why(WhyArgs),
     /// Show how long requests, disks, journals and homes take
     Iohist(IohistArgs),
+    /// List troubles as they began and ended, while a console runs; mute some for a while
+    Events(EventsArgs),
+    /// Write an archive for those who help: state, waits, history, logs, without names of files
+    Support(SupportArgs),
     /// Serve a page, an API and Prometheus metrics of the whole cluster on this machine
     Console(ConsoleArgs),
     /// Inspect, evict, recall and pin files
@@ -227,6 +231,9 @@ pub struct Up {
     /// Copies of the metadata, 1 to 5, each with a process of its own [default: 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=5))]
     pub copies: Option<u32>,
+    /// Also serve the console on this machine, and print the link to its page
+    #[arg(long)]
+    pub console: bool,
     /// Keep everything in memory; `weir down` discards it
     #[arg(long)]
     pub memory: bool,

@@ -1,6 +1,6 @@
 //! The arguments of commands that look at what a cluster is doing now.
 use crate::cluster_args::Status;
-use clap::{Args, ValueEnum, ValueHint};
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
 
 /// What the rows of `weir top` stand for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -50,6 +50,59 @@ pub struct WhyArgs {
 }
 
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct EventsArgs {
+    #[command(subcommand)]
+    pub command: Option<EventsCommand>,
+    /// Only those that lasted within this time, like 2h or 7d
+    #[arg(long, value_name = "TIME", value_parser = crate::times::parse_seconds)]
+    pub since: Option<u32>,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
+#[derive(Subcommand)]
+pub enum EventsCommand {
+    /// Print all kinds of troubles: why each is raised, when it clears, what to do
+    Kinds,
+    /// Note that a trouble that lasts is known
+    Ack(EventNamed),
+    /// Let `weir status` list troubles of a code in one line, without effect on its exit status
+    Mute {
+        /// For how long, like 2h or 7d
+        #[arg(long, value_name = "TIME", value_parser = crate::times::parse_seconds)]
+        until: u32,
+        #[command(flatten)]
+        event: EventNamed,
+    },
+    /// End a mute
+    Unmute(EventNamed),
+}
+
+#[derive(Args)]
+pub struct EventNamed {
+    /// The code, as `weir events` shows it
+    pub code: String,
+    /// Only what is about this node, target, volume, …
+    #[arg(value_hint = ValueHint::Other)]
+    pub about: Option<String>,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
+#[derive(Args)]
+pub struct SupportArgs {
+    /// The archive to write [default: weir-support-TIME.tar.gz here]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: Option<std::path::PathBuf>,
+    /// Leave names of files in it
+    #[arg(long)]
+    pub names: bool,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
+#[derive(Args)]
 pub struct IohistArgs {
     /// Only of the process with this name, like storage-1
     #[arg(value_hint = ValueHint::Other)]
@@ -66,6 +119,11 @@ pub struct ConsoleArgs {
     /// Address of this machine to listen at; port 0: any
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7070")]
     pub listen: std::net::SocketAddr,
+    /// Keep a link that logs in once in this file, readable by its owner only; each use makes a new one
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub link_file: Option<std::path::PathBuf>,
+    #[arg(long, hide = true)]
+    pub pid_file: Option<std::path::PathBuf>,
     #[command(flatten)]
     pub cluster: Status,
 }

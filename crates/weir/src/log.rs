@@ -2,9 +2,10 @@
 //! each line.
 use crate::config::LogFormat;
 use serde_json::{Map, Value};
+use std::collections::VecDeque;
 use std::fmt::{self, Write};
 use std::io::IsTerminal;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
@@ -26,6 +27,37 @@ enum Lines {
 /// Set when a role's log begins.
 static LINES: OnceLock<Lines> = OnceLock::new();
 
+/// Lines that are kept for `weir support`, and bytes of each.
+const KEPT_LINES: usize = 200;
+const KEPT_LINE_BYTES: usize = 500;
+static KEPT: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
+
+/// Standard error, with the last lines kept.
+struct Tee;
+
+impl std::io::Write for Tee {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        for line in String::from_utf8_lossy(bytes).lines() {
+            if kept.len() >= KEPT_LINES {
+                kept.pop_front();
+            }
+            kept.push_back(line.chars().take(KEPT_LINE_BYTES).collect());
+        }
+        drop(kept);
+        std::io::stderr().write_all(bytes).map(|()| bytes.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        std::io::stderr().flush()
+    }
+}
+
+/// The last lines of this process's log.
+pub fn last_lines() -> String {
+    let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.iter().map(|line| format!("{line}\n")).collect()
+}
+
 /// Begins the log. `journal`: the variable JOURNAL_STREAM.
 pub fn start(wanted: &str, format: LogFormat, journal: Option<&str>) {
     let filter = EnvFilter::try_new(wanted).unwrap_or_else(|_| EnvFilter::new("info"));
@@ -35,7 +67,7 @@ pub fn start(wanted: &str, format: LogFormat, journal: Option<&str>) {
         LogFormat::Text => Lines::Text,
     };
     let lines = *LINES.get_or_init(|| lines);
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Tee);
     let _ = match lines {
         Lines::Text => log.with_ansi(std::io::stderr().is_terminal()).try_init(),
         Lines::Journal => log.with_ansi(false).event_format(Prioritized).try_init(),

@@ -25,6 +25,7 @@ mod helper;
 mod homes;
 mod local;
 mod log;
+mod machine;
 mod manual;
 mod notify;
 mod observe;
@@ -34,6 +35,7 @@ mod reporting;
 mod rights;
 mod roles;
 mod subtree;
+mod support;
 mod table;
 mod times;
 mod unit;
@@ -144,6 +146,8 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Waits(args) => commands::watch::waits(&args),
         Command::Why(args) => commands::watch::why(&args),
         Command::Iohist(args) => commands::watch::iohist(&args),
+        Command::Support(args) => support::support(&args),
+        Command::Events(args) => commands::events::events(&args),
         Command::Client(command) => commands::client::run(&command),
         Command::File(FileCommand::Stat(args)) => commands::file::stat(&args),
         Command::File(FileCommand::Layout(args)) => commands::file::layout(&args),

@@ -58,7 +58,12 @@ pub async fn observe(env: &Env, coordinators: &[Addr], name: &str) -> Outcome<Cl
                     at.join(", "),
                     cause(&e)
                 )),
-                "is the cluster up? `weir up --dir DIR` starts what is missing",
+                match coordinators.iter().any(|addr| connect(addr) == Some(Ok(()))) {
+                    true => {
+                        "a process listens there: see whether it is stopped or its disk hangs, and its log"
+                    }
+                    false => "is the cluster up? `weir up --dir DIR` starts what is missing",
+                },
             ),
             _ => certificate::explain(e),
         }
@@ -73,18 +78,20 @@ fn cause(e: &Error) -> &str {
     last.split(" (").next().unwrap_or_default()
 }
 
+/// Whether a process listens there; none: a name is looked up when it is connected to, so nothing is known.
+fn connect(addr: &Addr) -> Option<Result<(), ErrorKind>> {
+    let connected = match addr {
+        Addr::Unix(path) => UnixStream::connect(path).map(drop),
+        Addr::Tcp(at) => TcpStream::connect_timeout(at, CONNECT_PATIENCE).map(drop),
+        Addr::Host(..) => return None,
+    };
+    Some(connected.map_err(|e| e.kind()))
+}
+
 /// An error if no process listens at any of the addresses: then there is nothing to wait for.
 pub fn require_listener(coordinators: &[Addr]) -> Outcome<()> {
-    let refused = |addr: &Addr| {
-        let connected = match addr {
-            Addr::Unix(path) => UnixStream::connect(path).map(drop),
-            Addr::Tcp(at) => TcpStream::connect_timeout(at, CONNECT_PATIENCE).map(drop),
-            // Looked up when it is connected to: nothing is concluded here.
-            Addr::Host(..) => return false,
-        };
-        let kind = connected.err().map(|e| e.kind());
-        matches!(kind, Some(ErrorKind::ConnectionRefused | ErrorKind::NotFound))
-    };
+    let refused =
+        |addr: &Addr| matches!(connect(addr), Some(Err(ErrorKind::ConnectionRefused | ErrorKind::NotFound)));
     if coordinators.is_empty() || !coordinators.iter().all(refused) {
         return Ok(());
     }

@@ -10,6 +10,7 @@ use crate::helper::MountWords;
 use crate::local::local_cluster::{self, LocalCluster};
 use crate::local::process::{PidFile, is_gone, mounts_elsewhere, own_process};
 use crate::log;
+use crate::machine;
 use crate::notify::{self, Manager};
 use crate::observe::host_id;
 use crate::reporting::{self, Reporter, Unreached};
@@ -324,6 +325,7 @@ fn run<F: Future<Output = Outcome<()>>>(
         let env = env_with(RealConfig { buffer_cache_bytes: buffers, kill_at, ..RealConfig::default() });
         manager.keep_alive(&env);
         keep_history(&env);
+        machine::show(&env);
         manager.status(&format!("{} starts", config.node.name));
         let pid_file = args.pid_file.clone();
         role(Node { env, config, pid_file, manager: manager.clone(), own }).await

@@ -64,7 +64,19 @@ pub fn templates() -> Vec<(String, String)> {
         let run = Run { program: INSTALLED.to_owned(), config, node: "%i", role, owner: 0 };
         (format!("weir-{role}@.service"), run.text())
     };
-    TEMPLATES.iter().map(template).collect()
+    TEMPLATES.iter().map(template).chain([("weir-console.service".to_owned(), console())]).collect()
+}
+
+/// The console of the cluster that the machine's own configuration names, with the certificate beside that.
+fn console() -> String {
+    format!(
+        "[Unit]\nDescription=Weir console\nDocumentation=man:weir-console(1)\n\
+         Wants=network-online.target\nAfter=network-online.target\nStartLimitIntervalSec=0\n\n\
+         [Service]\nExecStart={INSTALLED} console --link-file /run/weir/console.link\n\
+         EnvironmentFile=-/etc/weir/environment\nRestart=always\nRestartSec=2\n\
+         CapabilityBoundingSet={SERVER_RIGHTS}\nRestrictSUIDSGID=yes\nUMask=0077\n{CONFINED}\n\
+         [Install]\nWantedBy=multi-user.target\n"
+    )
 }
 
 /// What a unit runs. Program and configuration are as systemd reads them.
@@ -146,5 +158,11 @@ mod tests {
         assert_eq!(name, "weir-meta@.service");
         let run = "ExecStart=/usr/bin/weir meta --config \"/var/lib/weir/%i/meta.toml\"\n";
         assert!(text.contains(run), "{text}");
+        let console = &templates().into_iter().find(|(name, _)| name == "weir-console.service").unwrap().1;
+        assert!(console.contains("ExecStart=/usr/bin/weir console --link-file /run/weir/console.link\n"));
+        assert!(
+            console.contains("ProtectSystem=full") && console.contains("\nRestart=always\n"),
+            "{console}"
+        );
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 /// Users of this machine, by number.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Users(BTreeMap<u32, String>);
 
 impl Users {

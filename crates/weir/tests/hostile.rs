@@ -32,8 +32,8 @@ use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
 use weir_proto::{Reader, Request, Wire};
 use weir_proto::{
-    access, backup, births, condition, coord, copies, data, enrol, export, frame, home_rule, lock, map, meta,
-    methods, news, recall, relation, snapshot, version, volume, watch,
+    access, backup, births, condition, coord, copies, data, enrol, event, export, frame, home_rule, lock,
+    map, meta, methods, news, recall, relation, snapshot, version, volume, watch,
 };
 
 /// What a server may hold more after it all: its caches and the allocator's leftovers.

@@ -11,7 +11,7 @@ use common::relation::Bench;
 use common::{Cluster, can_mount, pattern, text, wait_until};
 use serde_json::Value;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -249,6 +249,74 @@ fn a_disk_of_metadata_that_gets_full_is_named() {
     fs::remove_file(disk.path().join("filler")).unwrap();
     wait_healthy(&cluster);
     drop(cluster);
+}
+
+/// What `weir events` lists of a code: when each began, and when it ended.
+fn events_of(cluster: &Cluster, code: &str) -> Vec<(u64, Option<u64>)> {
+    let log: Value = serde_json::from_str(&cluster.run_weir(&["events", "--json"])).unwrap();
+    let events = log["events"].as_array().unwrap().iter().filter(|event| event["code"] == code);
+    events.map(|e| (e["raised_s"].as_u64().unwrap(), e["cleared_s"].as_u64())).collect()
+}
+
+/// An answer of the console: its head and its body.
+fn get(port: u16, path: &str, cookie: &str) -> (String, String) {
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let host = format!("127.0.0.1:{port}");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nCookie: {cookie}\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.to_owned(), body.to_owned())
+}
+
+#[test]
+fn a_console_of_weir_up_notes_events_that_can_be_muted() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::with(1, &["--movers", "1", "--console"]);
+    let file = cluster.dir().join("run/console.link");
+    let link = || fs::read_to_string(&file).unwrap().trim().to_owned();
+    let first = link();
+    let (port, path) = first.strip_prefix("http://127.0.0.1:").unwrap().split_once('/').unwrap();
+    let port = port.parse().unwrap();
+    let (head, _) = get(port, &format!("/{path}"), "");
+    let cookie = head.lines().find_map(|line| line.strip_prefix("set-cookie: ")).unwrap().to_owned();
+    let cookie = cookie.split(';').next().unwrap();
+    assert!(get(port, &format!("/{path}"), "").0.starts_with("HTTP/1.1 401"), "a link works once");
+    assert_ne!(link(), first, "and there is another one");
+    let (began, parts) = (Instant::now(), ["/", "/console.js", "/console.css"]);
+    let bytes: usize = parts.iter().map(|part| get(port, part, cookie).1.len()).sum();
+    eprintln!("the page has {bytes} bytes and came within {:?}", began.elapsed());
+    assert!(bytes < 200_000);
+
+    wait_healthy(&cluster);
+    cluster.kill("mover-1");
+    let lasts = || events_of(&cluster, "mover-down").last().is_some_and(|event| event.1.is_none());
+    wait_until("the event is noted", PATIENCE, lasts);
+    assert!(
+        get(port, "/metrics", "").1.contains("weir_troubles{code=\"mover-down\",severity=\"warning\"} 1")
+    );
+    cluster.run_weir(&["events", "ack", "mover-down"]);
+    assert!(cluster.run_weir(&["events"]).contains("lasts, known"));
+    assert_eq!(cluster.status_and_exit().1, 1);
+    cluster.run_weir(&["events", "mute", "mover-down", "mover-1", "--until", "1h"]);
+    assert_eq!(cluster.status_and_exit().1, 0);
+    let brief = cluster.run_weir(&["status", "--brief"]);
+    assert!(brief.starts_with("healthy; ") && brief.ends_with("\nmuted: mover-down (mover-1)\n"), "{brief}");
+    cluster.run_weir(&["events", "unmute", "mover-down"]);
+    assert_eq!(cluster.status_and_exit().1, 1);
+    let unknown = cluster.try_run_weir(&["events", "mute", "mover-dwon", "--until", "1h"]);
+    assert!(text(&unknown.stderr).contains("`weir events kinds` lists them"));
+    // The log is the coordinator's, and durable.
+    cluster.kill("coord");
+    cluster.up();
+    let cleared = || events_of(&cluster, "mover-down").last().is_some_and(|event| event.1.is_some());
+    wait_until("the event has ended", PATIENCE, cleared);
+    cluster.kill("console");
+    let said = wait_reported(&cluster, "warning", "console", 1);
+    assert!(said.starts_with("the console is not running"), "{said}");
 }
 
 #[test]

@@ -8,7 +8,7 @@
 mod common;
 
 use common::relation::Bench;
-use common::{Cluster, can_mount, pattern, shell, volume, wait_until};
+use common::{Cluster, can_mount, pattern, shell, text, volume, wait_until};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -112,7 +112,7 @@ fn a_stopped_target_is_why_a_write_waits() {
     let stopped = cluster.stop("storage-2");
     let said = wait_why(&cluster, "slow", &["storage-2"]);
     assert!(
-        said.contains("to do: look at the process of storage-2") || said.contains("start storage-2"),
+        said.contains("to do: look at the process of storage-2") || said.contains("starts it again"),
         "{said}"
     );
     drop(stopped);
@@ -149,9 +149,9 @@ fn a_full_volume_and_a_dead_home_are_named() {
     volume(cluster, &["create", "small", "--bytes", "1MiB"]);
     let full = cluster.mount().join("small/f");
     fs::write(&full, pattern(1, 1 << 20)).unwrap();
-    let said = wait_why(cluster, full.to_str().unwrap(), &["volume small has 1.00 MiB of its 1.00 MiB"]);
+    let said = wait_why(cluster, full.to_str().unwrap(), &["volume small is full (1.00 MiB of 1.00 MiB)"]);
     assert!(
-        said.contains("to do: delete files, or raise the limit: `weir volume quota small --bytes N`"),
+        said.contains("to do: delete files there, or raise the limit with `weir volume quota small`"),
         "{said}"
     );
 
@@ -159,6 +159,71 @@ fn a_full_volume_and_a_dead_home_are_named() {
     bench.wait_state("synced");
     fs::rename(&bench.home, bench.home.with_file_name("elsewhere")).unwrap();
     fs::write(bench.data.join("new"), pattern(2, 1 << 20)).unwrap();
-    let said = wait_why(cluster, "slow", &[&format!("the home {} of volume", bench.url())]);
-    assert!(said.contains("look at that file server"), "{said}");
+    let said = wait_why(cluster, "slow", &[&format!("there is no directory {}", bench.url())]);
+    assert!(said.contains("to do: make or mount it"), "{said}");
+}
+
+/// A home in memory that is full soon, and mounted until this goes.
+struct SmallHome<'a>(&'a Path);
+impl SmallHome<'_> {
+    fn mount(at: &Path) -> SmallHome<'_> {
+        shell(&format!("mount -t tmpfs -o size=1m weir-test {}", at.display()));
+        SmallHome(at)
+    }
+}
+impl Drop for SmallHome<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
+}
+
+#[test]
+fn a_support_archive_has_neither_names_of_files_nor_secrets() {
+    if !can_mount() || !(rustix::process::geteuid().is_root() || common::left_out("only root may mount")) {
+        return;
+    }
+    let bench = Bench::with(&["--movers", "1", "--console"]);
+    let cluster = &bench.cluster;
+    volume(cluster, &["create", "data"]);
+    let home = bench.home.clone();
+    let full = SmallHome::mount(&home);
+    bench.relate();
+    fs::write(bench.data.join("patient-7.h5"), pattern(1, 4 << 20)).unwrap();
+    let told = || text(&cluster.try_run_weir(&["status", "--json"]).stdout);
+    wait_until("the status names the file", PATIENCE, || told().contains("patient-7"));
+    let key = fs::read_to_string(cluster.dir().join("run/console.link")).unwrap();
+    let key = key.trim().rsplit_once('=').unwrap().1.to_owned();
+    let out = tempfile::tempdir().unwrap();
+    let made = |name: &str, more: &[&str]| {
+        let archive = out.path().join(name);
+        let output = archive.display().to_string();
+        let said = cluster.run_weir(&[&["support", "--output", &output], more].concat());
+        let dir = out.path().join(format!("{name}-opened"));
+        fs::create_dir(&dir).unwrap();
+        shell(&format!("tar -xzf {output} -C {}", dir.display()));
+        (said, dir.join("weir-support"))
+    };
+    let (said, dir) = made("plain.tar.gz", &[]);
+    assert!(said.contains("Names of files and secrets were removed"), "{said}");
+    let all = shell(&format!("cat $(find {} -type f)", dir.display()));
+    assert!(!all.contains("patient-7"), "a name is in it");
+    for secret in [key.as_str(), "PRIVATE KEY"] {
+        assert!(!all.contains(secret), "a secret is in it");
+    }
+    let json = |name: &str| -> Value { serde_json::from_slice(&fs::read(dir.join(name)).unwrap()).unwrap() };
+    assert_eq!(json("status.json")["targets"].as_array().unwrap().len(), 6);
+    assert!(json("meters.json").as_array().unwrap().len() >= 9, "all processes");
+    assert!(json("history.json").as_array().unwrap().iter().any(|s| s["series"] == "weir_rpc_seconds"));
+    assert!(json("events.json")["events"].is_array() && json("waits.json")["waits"].is_array());
+    let node = fs::read_to_string(dir.join("nodes/storage-1.txt")).unwrap();
+    assert!(node.contains("Linux version") && node.contains("storage-1 serves"), "{node}");
+    assert!(dir.join("logs/meta.log").exists() && dir.join("config/meta.toml").exists());
+    let again =
+        cluster.try_run_weir(&["support", "--output", out.path().join("plain.tar.gz").to_str().unwrap()]);
+    assert!(!again.status.success(), "an archive is not overwritten");
+
+    let (_, dir) = made("names.tar.gz", &["--names"]);
+    let all = shell(&format!("cat $(find {} -type f)", dir.display()));
+    assert!(all.contains("patient-7") && !all.contains(&key));
+    drop(full);
 }

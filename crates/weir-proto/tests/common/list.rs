@@ -1,9 +1,9 @@
 //! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz
 //! targets.
 //!
-//! The user brings `access`, `backup`, `births`, `condition`, `coord`, `copies`, `data`, `enrol`, `export`, `meta`,
-//! `volume`, `relation`, `snapshot`, `recall`, `lock`, `home_rule`, `map`, `news`, `version`, `watch` and
-//! `frame` of `weir_proto` into scope. That the list is complete is a test of its own:
+//! The user brings `access`, `backup`, `births`, `condition`, `coord`, `copies`, `data`, `enrol`, `event`,
+//! `export`, `meta`, `volume`, `relation`, `snapshot`, `recall`, `lock`, `home_rule`, `map`, `news`, `version`,
+//! `watch` and `frame` of `weir_proto` into scope. That the list is complete is a test of its own:
 //! `the_list_is_complete`.
 
 /// Calls `$check::<T>(name)` for every message type. `the_list_is_complete` compares it with the sources.
@@ -14,6 +14,7 @@ macro_rules! for_every_message {
                 CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadNamespace, LeadReply,
                 MakeGroups, RecordProgress, GetCoordinators, ActFor, Coordinators, ReportWaits, CompareClock, CoordinatorTime, GetClocks, Clocks, ClockOff, Wait, GetWaits, ClientsWaiting, ClientWaiting, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AuditState, AccessAdd, AccessRemove, AuditVolumes, GetRebuild, GonePlan, RebuildStatus, RebuildWaiting, RefillReport, ReportRefill, SetRebuild, TargetGone, DrainTarget, RemoveTarget, PlaceCopied, PauseMoves}
             condition::{NodeTrouble, NodeDisk, Condition, ReportCondition, GetConditions, Conditions, NodeCondition, TroubleList, Troubles}
+            event::{ReportEvents, GetEvents, EventLog, EventSeen, Mute, MarkEvents}
             news::{MapNews, MapChange, MemberAway}
             enrol::{TokenCreate, TokenMade, Enrol, Enrolled, RenewCertificate, IssueCertificate, GetEnrolment, Enrolment, Holder, TokenShown, TokenRevoke,
                 NodeRemove, RotateAuthority, CertificateKept}
@@ -51,7 +52,7 @@ macro_rules! for_every_message {
             access::{AuditRule, VolumeGrant, IdRange, AccessRule}
             map::{Node, Run, RunSeen, Target, Member, Group, Move, NamespaceEntry, NamespaceCopy, NamespaceCopies, Settings, RemovedNode, ClusterMap}
             version::{Program}
-            watch::{GetMeters, Meters, Meter, MeterBucket, ListWaits, WaitsListed, WaitSeen, GetTop, Top, TopRow, GetHistory, SeriesRead, Gather, Gathered, Answers, NodeAnswer, Told}
+            watch::{GetMeters, Meters, Meter, MeterBucket, ListWaits, WaitsListed, WaitSeen, GetTop, Top, TopRow, GetHistory, GetFacts, Facts, Fact, SeriesRead, Gather, Gathered, Answers, NodeAnswer, Told}
             frame::{Hello}
         )
     };

@@ -175,6 +175,7 @@ fn cluster_wish(args: &cli::Demo, stage: &Stage) -> cli::Up {
         movers: Some(1),
         etcd: None,
         copies: None,
+        console: false,
         memory: args.memory,
         json: false,
     }

@@ -151,6 +151,7 @@ fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
         movers: Some(1),
         etcd: None,
         copies: None,
+        console: false,
         memory: options.memory,
         json: false,
     };

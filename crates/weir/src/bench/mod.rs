@@ -180,7 +180,7 @@ pub fn processes_of(dir: &Path) -> Outcome<Vec<Watched>> {
     let watched = |p: &crate::local::local_cluster::Process| {
         let running = PidFile::read(&local.pid_file(p)).filter(PidFile::alive)?;
         let role = match p.role {
-            RoleName::Mount | RoleName::Mover => CpuRole::Client,
+            RoleName::Mount | RoleName::Mover | RoleName::Console => CpuRole::Client,
             RoleName::Storage => CpuRole::Storage,
             RoleName::Meta | RoleName::Coord | RoleName::Etcd => CpuRole::Names,
         };

@@ -97,6 +97,7 @@ fn on_a_new_cluster(options: &Options) -> Outcome<Vec<Cost>> {
         movers: Some(0),
         etcd: None,
         copies: None,
+        console: false,
         memory: options.memory,
         json: false,
     };

@@ -1,5 +1,5 @@
-//! What `weir status` finds out: all questions at once, each with a time of its own, so that no node
-//! which hangs keeps the answer.
+//! What is known of a cluster: all questions at once, each with a time of its own, so that no node which
+//! hangs keeps the answer. `weir status`, `weir why`, `weir console` and `weir support` ask here.
 //!
 //! A question that only newer servers or administrators are answered is left out; one that nobody answers
 //! in time is a trouble itself.
@@ -10,39 +10,41 @@ use crate::failure::Outcome;
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
 use crate::local::process::PidFile;
 use crate::observe::{self, is_led};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Mutex;
 use tokio::task::JoinSet;
+use weir_client::Client;
 use weir_coord::Cluster;
 use weir_env::{Addr, Env};
 use weir_home::HomeUrl;
-use weir_proto::condition::{NodeCondition, TroubleList};
-use weir_proto::coord::{AuditState, ClientsWaiting, Clocks, ClusterStatus, RebuildWaiting};
-use weir_proto::enrol::{GetEnrolment, Holder};
+use weir_proto::condition::TroubleList;
+use weir_proto::coord::{ClientsWaiting, Clocks, RebuildWaiting};
+use weir_proto::enrol::GetEnrolment;
+use weir_proto::event::GetEvents;
 use weir_proto::export::GetExports;
 use weir_proto::meta::SessionList;
-use weir_proto::{Error, ErrorKind, Request, Result, TargetId};
+use weir_proto::{Error, ErrorKind, InodeId, Request, Result, TargetId};
 use weir_rpc::{Channel, NoService};
 
 /// How long each question may take.
 const PATIENCE: Duration = Duration::from_millis(1800);
+/// How long good-byes may take: sessions that get none end by themselves.
+const LAST_PATIENCE: Duration = Duration::from_millis(200);
 
-/// What servers said.
-pub struct Told {
-    pub status: ClusterStatus,
-    waiting: ClientsWaiting,
-    clocks: Clocks,
-    conditions: Vec<NodeCondition>,
-    holders: Vec<Holder>,
-    rebuild: Vec<(TargetId, String)>,
-    audit: AuditState,
-    namespaces: Vec<NamespaceFacts>,
-    unanswered: Vec<(String, String)>,
+/// Who asks. Its sessions with metadata servers are kept from one round to the next.
+pub struct Asker {
+    pub env: Env,
+    pub cluster: Cluster,
+    coordinators: Vec<Addr>,
+    /// By namespace.
+    clients: Mutex<BTreeMap<String, Client>>,
 }
 
 /// What this machine shows.
+#[derive(Default)]
 struct Here {
     processes: Vec<ProcessState>,
     mounts: Vec<MountState>,
@@ -50,52 +52,156 @@ struct Here {
     restart: String,
 }
 
-pub struct Gathered {
-    told: Told,
-    here: Here,
-    homes: HomesHere,
-    now_s: u64,
+/// Asks once, for a command that then ends.
+pub fn facts(local: Option<&LocalCluster>, coordinators: &[Addr], name: &str) -> Outcome<Facts> {
+    observe::block_on(async {
+        let asker = Asker::connect(coordinators, name).await?;
+        let facts = asker.facts(local.cloned()).await;
+        asker.end().await;
+        Ok(facts?)
+    })
 }
 
-impl Gathered {
+impl Asker {
+    pub async fn connect(coordinators: &[Addr], name: &str) -> Outcome<Arc<Asker>> {
+        let env = weir_env::real::env();
+        let cluster = observe::observe(&env, coordinators, name).await?;
+        Ok(Arc::new(Asker { env, cluster, coordinators: coordinators.to_vec(), clients: Mutex::default() }))
+    }
+
     /// Asks servers, and looks at this machine meanwhile.
-    pub fn ask(local: Option<&LocalCluster>, coordinators: &[Addr]) -> Outcome<Gathered> {
-        let (told, here) = std::thread::scope(|scope| {
-            let looking = scope.spawn(|| look_here(local));
-            let told = observe::block_on(ask(coordinators));
-            (told, looking.join().unwrap_or_else(|_| look_here(None)))
+    pub async fn facts(self: &Arc<Self>, local: Option<LocalCluster>) -> Result<Facts> {
+        let looking = tokio::task::spawn_blocking(move || look_here(local.as_ref()));
+        let (told, here) = tokio::join!(self.told(), looking);
+        let (mut facts, here) = (told?, here.unwrap_or_default());
+        (facts.processes, facts.mounts) = (here.processes, here.mounts);
+        (facts.dead_mounts, facts.restart) = (here.dead_mounts, here.restart);
+        let looking = tokio::task::spawn_blocking(move || {
+            facts.homes = homes_here(&facts.processes, &facts.namespaces);
+            facts
         });
-        let told = told?;
-        let homes = homes_here(&here.processes, &told.namespaces);
-        let now_s = u64::try_from(weir_env::real::env().clock.wall().0 / 1_000_000_000).unwrap_or(0);
-        Ok(Gathered { told, here, homes, now_s })
+        looking.await.map_err(|e| Error::unavailable(format!("cannot look at homes: {e}")))
     }
 
-    pub fn status(&self) -> &ClusterStatus {
-        &self.told.status
-    }
-
-    pub fn facts(self, status: &ClusterStatus) -> Facts<'_> {
-        let Told { waiting, clocks, conditions, holders, rebuild, audit, namespaces, unanswered, .. } =
-            self.told;
-        let Here { processes, mounts, dead_mounts, restart } = self.here;
-        Facts {
-            status,
-            waiting,
-            clocks,
-            conditions,
-            holders,
-            now_s: self.now_s,
-            unanswered,
-            rebuild,
-            audit,
-            restart,
-            processes,
-            mounts,
-            dead_mounts,
-            namespaces,
-            homes: self.homes,
+    /// The volumes, by name, that hold an inode of this number: one in each namespace at most.
+    pub async fn volumes_of(self: &Arc<Self>, inode: InodeId, facts: &Facts) -> Vec<String> {
+        let mut names = Vec::new();
+        for namespace in &facts.namespaces {
+            let Ok(known) = &namespace.known else { continue };
+            let Ok(client) = self.client(&namespace.name).await else { continue };
+            if let Ok(volume) = timely(&self.env, client.volume_at(inode)).await {
+                let named = known.volumes.iter().filter(|v| v.id == volume.id).map(|v| v.name.clone());
+                names.extend(named);
+            }
         }
+        names
+    }
+
+    /// Closes its sessions.
+    pub async fn end(&self) {
+        let clients = std::mem::take(&mut *self.clients.lock().await);
+        for client in clients.into_values() {
+            let _ = self.env.clock.timeout(LAST_PATIENCE, client.shutdown()).await;
+        }
+    }
+
+    async fn client(&self, namespace: &str) -> Outcome<Client> {
+        if let Some(client) = self.clients.lock().await.get(namespace) {
+            return Ok(client.clone());
+        }
+        let client = connect(self.coordinators.clone(), namespace).await?;
+        self.clients.lock().await.insert(namespace.to_owned(), client.clone());
+        Ok(client)
+    }
+
+    /// The coordinator's view, and what each metadata server that leads says of its volumes.
+    async fn told(self: &Arc<Self>) -> Result<Facts> {
+        let (env, cluster) = (&self.env, &self.cluster);
+        let (enrolment, log) = (cluster.administer(&GetEnrolment {}), cluster.administer(&GetEvents {}));
+        let (status, waiting, clocks, conditions, audit, rebuild, enrolment, log, namespaces) = tokio::join!(
+            timely(env, cluster.status()),
+            timely(env, cluster.waits()),
+            timely(env, cluster.clocks()),
+            timely(env, cluster.conditions()),
+            timely(env, cluster.audit()),
+            timely(env, cluster.rebuild()),
+            timely(env, enrolment),
+            timely(env, log),
+            self.namespaces(),
+        );
+        let status = status?;
+        let mut none = Unanswered::default();
+        let waiting = none.heard("the list of calls that wait", waiting);
+        let clocks = none.heard("the list of clocks", clocks);
+        let conditions = none.heard("the list of nodes' reports", conditions);
+        let audit = none.heard("the state of the coordinator's audit log", audit);
+        let rebuild = none.heard("the state of the rebuild", rebuild);
+        let log = none.heard("the log of events", log).unwrap_or_default();
+        let holders = none.heard("the list of certificates", enrolment).map(|all| all.holders);
+        Ok(Facts {
+            status,
+            waiting: waiting.unwrap_or(ClientsWaiting { clients: Vec::new() }),
+            clocks: clocks.unwrap_or(Clocks { off: Vec::new() }),
+            conditions: conditions.map(|all| all.nodes).unwrap_or_default(),
+            holders: holders.unwrap_or_default(),
+            now_s: u64::try_from(env.clock.wall().0 / 1_000_000_000).unwrap_or(0),
+            mutes: log.mutes,
+            unanswered: none.0,
+            rebuild: rebuild.map_or(Vec::new(), |rebuild| not_replaced(&rebuild.waiting)),
+            audit: audit.unwrap_or_default(),
+            restart: String::new(),
+            processes: Vec::new(),
+            mounts: Vec::new(),
+            dead_mounts: Vec::new(),
+            namespaces,
+            homes: HomesHere::default(),
+        })
+    }
+
+    /// All that have a leader, at once.
+    async fn namespaces(self: &Arc<Self>) -> Vec<NamespaceFacts> {
+        let (map, mut asked) = (self.cluster.map(), JoinSet::new());
+        for namespace in map.namespaces.iter().filter(|n| is_led(&map, n)) {
+            let (asker, name) = (self.clone(), namespace.name.clone());
+            asked.spawn(async move {
+                let known = match asker.env.clock.timeout(PATIENCE, asker.known(&name)).await {
+                    Ok(Ok(known)) => Ok(known),
+                    Ok(Err(failure)) => Err(failure.error.context),
+                    Err(_) => Err(format!("no answer within {PATIENCE:?}")),
+                };
+                if known.is_err() {
+                    drop(asker.clients.lock().await.remove(&name)); // the next round connects again
+                }
+                NamespaceFacts { name, known }
+            });
+        }
+        let mut all = asked.join_all().await;
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    async fn known(&self, namespace: &str) -> Outcome<Known> {
+        let leader = self.cluster.meta_leader(namespace, Arc::new(NoService))?;
+        let client = self.client(namespace).await?;
+        let (volumes, relations, backups, audit, exports, sessions, failing) = tokio::join!(
+            all(&client),
+            client.relations(None),
+            client.backups(None),
+            client.audit(),
+            told(&leader, GetExports {}),
+            told(&leader, SessionList {}),
+            told(&leader, TroubleList {}),
+        );
+        let (volumes, relations, backups) = (volumes?, relations?, backups?);
+        Ok(Known {
+            volumes,
+            relations,
+            backups,
+            audit: audit.unwrap_or_default(), // an older server does not say
+            exports: exports.unwrap_or_default(),
+            sessions: sessions.map(|all| all.sessions).unwrap_or_default(),
+            failing: failing.map(|all| all.troubles).unwrap_or_default(),
+        })
     }
 }
 
@@ -120,88 +226,6 @@ impl Unanswered {
 async fn timely<T>(env: &Env, asked: impl Future<Output = Result<T>>) -> Result<T> {
     let late = || Error::deadline(format!("no answer within {PATIENCE:?}"));
     env.clock.timeout(PATIENCE, asked).await.unwrap_or_else(|_| Err(late()))
-}
-
-/// The coordinator's view, and what each metadata server that leads says of its volumes.
-async fn ask(coordinators: &[Addr]) -> Outcome<Told> {
-    let env = weir_env::real::env();
-    let cluster = observe::observe(&env, coordinators, "weir status").await?;
-    let enrolment = cluster.administer(&GetEnrolment {});
-    let (status, waiting, clocks, conditions, audit, rebuild, enrolment, namespaces) = tokio::join!(
-        timely(&env, cluster.status()),
-        timely(&env, cluster.waits()),
-        timely(&env, cluster.clocks()),
-        timely(&env, cluster.conditions()),
-        timely(&env, cluster.audit()),
-        timely(&env, cluster.rebuild()),
-        timely(&env, enrolment),
-        namespaces(&env, coordinators, &cluster),
-    );
-    let status = status?;
-    let mut none = Unanswered::default();
-    let waiting = none.heard("the list of calls that wait", waiting);
-    let clocks = none.heard("the list of clocks", clocks);
-    let conditions = none.heard("the list of nodes' reports", conditions);
-    let audit = none.heard("the state of the coordinator's audit log", audit);
-    let rebuild = none.heard("the state of the rebuild", rebuild);
-    let holders = none.heard("the list of certificates", enrolment).map(|all| all.holders);
-    Ok(Told {
-        status,
-        waiting: waiting.unwrap_or(ClientsWaiting { clients: Vec::new() }),
-        clocks: clocks.unwrap_or(Clocks { off: Vec::new() }),
-        conditions: conditions.map(|all| all.nodes).unwrap_or_default(),
-        holders: holders.unwrap_or_default(),
-        rebuild: rebuild.map_or(Vec::new(), |rebuild| not_replaced(&rebuild.waiting)),
-        audit: audit.unwrap_or_default(),
-        namespaces,
-        unanswered: none.0,
-    })
-}
-
-/// All that have a leader, at once.
-async fn namespaces(env: &Env, coordinators: &[Addr], cluster: &Cluster) -> Vec<NamespaceFacts> {
-    let (map, mut asked) = (cluster.map(), JoinSet::new());
-    for namespace in map.namespaces.iter().filter(|n| is_led(&map, n)) {
-        let (env, cluster, name) = (env.clone(), cluster.clone(), namespace.name.clone());
-        let coordinators = coordinators.to_vec();
-        asked.spawn(async move {
-            let known = known(coordinators, &cluster, &name);
-            let known = match env.clock.timeout(PATIENCE, known).await {
-                Ok(Ok(known)) => Ok(known),
-                Ok(Err(failure)) => Err(failure.error.context),
-                Err(_) => Err(format!("no answer within {PATIENCE:?}")),
-            };
-            NamespaceFacts { name, known }
-        });
-    }
-    let mut all = asked.join_all().await;
-    all.sort_by(|a, b| a.name.cmp(&b.name));
-    all
-}
-
-async fn known(coordinators: Vec<Addr>, cluster: &Cluster, namespace: &str) -> Outcome<Known> {
-    let leader = cluster.meta_leader(namespace, Arc::new(NoService))?;
-    let client = connect(coordinators, namespace).await?;
-    let (volumes, relations, backups, audit, exports, sessions, failing) = tokio::join!(
-        all(&client),
-        client.relations(None),
-        client.backups(None),
-        client.audit(),
-        told(&leader, GetExports {}),
-        told(&leader, SessionList {}),
-        told(&leader, TroubleList {}),
-    );
-    let (volumes, relations, backups) = (volumes?, relations?, backups?);
-    client.shutdown().await?;
-    Ok(Known {
-        volumes,
-        relations,
-        backups,
-        audit: audit.unwrap_or_default(), // an older server does not say
-        exports: exports.unwrap_or_default(),
-        sessions: sessions.map(|all| all.sessions).unwrap_or_default(),
-        failing: failing.map(|all| all.troubles).unwrap_or_default(),
-    })
 }
 
 /// `None`: the server is older, or does not tell this user.

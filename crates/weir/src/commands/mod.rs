@@ -8,6 +8,7 @@ pub mod clone;
 pub mod copies;
 pub mod drain;
 pub mod enrol;
+pub mod events;
 pub mod eviction;
 pub mod file;
 pub mod gather;

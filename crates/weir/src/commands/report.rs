@@ -36,7 +36,7 @@ pub struct Report {
     #[arg(long, default_value = "auto", value_name = "SIZE", value_parser = parse_block_size)]
     pub block_size: BlockSize,
     /// Count only files with data, and only bytes that are stored here
-    #[arg(short = '0')]
+    #[arg(short = '0', long)]
     pub online_only: bool,
     /// Write the report to this file
     #[arg(long, value_hint = ValueHint::FilePath)]

@@ -1,6 +1,6 @@
 //! `weir status`: how a cluster is, the worst first; then its nodes, targets and placement groups.
 use crate::cli;
-use crate::commands::gather::Gathered;
+use crate::commands::gather;
 use crate::commands::troubles::{Facts, Trouble, exit_code, troubles, word};
 use crate::commands::which::coordinators;
 use crate::failure::{Doing, Outcome};
@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use weir_env::Addr;
 use weir_proto::condition::Severity;
-use weir_proto::coord::{ClusterStatus, CutLink, TargetReport};
+use weir_proto::coord::{CutLink, TargetReport};
 use weir_proto::map::{Group, MemberState, Role, TargetState};
 use weir_proto::version::Program;
 
@@ -39,11 +39,7 @@ pub fn status(args: &cli::ShowStatus) -> Outcome<ExitCode> {
 }
 
 fn show(args: &cli::ShowStatus, local: Option<&LocalCluster>, coordinators: &[Addr]) -> Outcome<ExitCode> {
-    let gathered = Gathered::ask(local, coordinators)?;
-    let status = gathered.status().clone();
-    let facts = gathered.facts(&status);
-    let health = Health::of_used(&status, &facts.in_use());
-    let report = Report { troubles: troubles(&facts), health, facts };
+    let report = Report::of(gather::facts(local, coordinators, "weir status")?);
     let text = match (args.cluster.json, args.brief) {
         (true, false) => format!("{:#}\n", report.as_json()),
         (true, true) => format!("{}\n", report.as_brief_json()),
@@ -94,16 +90,39 @@ fn member_state(state: MemberState) -> &'static str {
 }
 
 /// What is printed.
-struct Report<'a> {
-    facts: Facts<'a>,
+struct Report {
+    facts: Facts,
     health: Health,
     /// The worst first.
     troubles: Vec<Trouble>,
 }
 
-impl Report<'_> {
+/// What `weir status --json` prints.
+pub fn as_json(facts: Facts) -> Value {
+    Report::of(facts).as_json()
+}
+
+impl Report {
+    fn of(facts: Facts) -> Report {
+        let health = Health::of_used(&facts.status, &facts.in_use());
+        Report { troubles: troubles(&facts), health, facts }
+    }
+
+    /// Of those that count.
     fn worst(&self) -> Option<Severity> {
-        self.troubles.first().map(|t| t.severity)
+        self.troubles.first().filter(|t| t.muted_until.is_none()).map(|t| t.severity)
+    }
+    fn counting(&self) -> impl Iterator<Item = &Trouble> {
+        self.troubles.iter().filter(|t| t.muted_until.is_none())
+    }
+    /// One line about those that do not count; empty: there are none.
+    fn muted(&self) -> String {
+        let muted = self.troubles.iter().filter(|t| t.muted_until.is_some());
+        let muted: Vec<String> = muted.map(|t| format!("{} ({})", t.code, t.about)).collect();
+        match muted.is_empty() {
+            true => String::new(),
+            false => format!("muted: {}\n", muted.join(", ")),
+        }
     }
 
     fn state(&self) -> (&'static str, &'static str) {
@@ -117,7 +136,7 @@ impl Report<'_> {
 
     /// Bytes of files that the targets have room for, and that are taken, without redundancy.
     fn space(&self) -> (u64, u64) {
-        let status = self.facts.status;
+        let status = &self.facts.status;
         let share = |of: fn(&TargetReport) -> u64| {
             status.map.settings.scheme.payload_share(status.targets.iter().map(of).sum())
         };
@@ -138,10 +157,10 @@ impl Report<'_> {
 
     fn as_brief_text(&self) -> String {
         let mut out = self.headline();
-        for trouble in &self.troubles {
+        for trouble in self.counting() {
             out += &format!("  {:<8}  {}\n", word(trouble.severity), trouble.text);
         }
-        out
+        out + &self.muted()
     }
 
     fn as_text(&self) -> String {
@@ -164,20 +183,21 @@ impl Report<'_> {
             ),
         };
         out += &format!("cluster {}, map version {}, level {}\n", map.cluster, map.version, map.level);
-        if !self.troubles.is_empty() {
+        if self.counting().next().is_some() {
             out += "\n";
         }
-        for trouble in &self.troubles {
+        for trouble in self.counting() {
             out += &format!("  {:<8}  {}\n", word(trouble.severity), trouble.text);
             if !trouble.action.is_empty() {
                 out += &format!("  {:<8}  {}\n", "", trouble.action);
             }
         }
-        out + &tables(self.facts.status, &self.facts)
+        out + &self.muted() + &tables(&self.facts)
     }
 }
 
-fn tables(status: &ClusterStatus, facts: &Facts<'_>) -> String {
+fn tables(facts: &Facts) -> String {
+    let status = &facts.status;
     let map = &status.map;
     let mut out = String::new();
     let nodes: Vec<Vec<String>> = map
@@ -248,7 +268,7 @@ fn group_kinds(groups: &[&Group]) -> Vec<Vec<String>> {
     kinds.iter().map(row).collect()
 }
 
-impl Report<'_> {
+impl Report {
     /// Without nodes, targets and groups.
     fn as_brief_json(&self) -> Value {
         let (capacity, used) = self.space();
@@ -264,7 +284,7 @@ impl Report<'_> {
     }
 
     fn as_json(&self) -> Value {
-        let (status, health) = (self.facts.status, &self.health);
+        let (status, health) = (&self.facts.status, &self.health);
         let map = &status.map;
         let nodes: Vec<Value> = map
         .nodes

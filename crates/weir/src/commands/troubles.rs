@@ -1,21 +1,27 @@
 //! What an operator should know of a cluster, the worst first: a plain function of what `gather.rs` found
 //! out.
 //!
-//! A new trouble is one call in a function of the files below (its fact in `Facts`, if that is new), and
-//! a row in the test's table. It has a code that does not change, one sentence that says what is wrong
-//! and where, and what to do. Troubles that another one explains are left out: the reader is in a hurry.
+//! A new trouble is one call in a function of the files below (its fact in `Facts`, if that is new), a row
+//! of `kinds.rs` and one in the test's table. It has a code that does not change, one sentence that says
+//! what is wrong and where, and what to do. Troubles that another one explains are left out: the reader is
+//! in a hurry.
 mod clients;
 mod cluster;
 mod data;
+mod kinds;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub mod world;
+
+pub use kinds::{kind, page as kinds_page};
 
 use crate::commands::mounts::MountState;
 use crate::local::local_cluster::RoleName;
 use crate::observe::InUse;
 use serde_json::{Value, json};
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::path::PathBuf;
 use weir_proto::TargetId;
@@ -23,6 +29,7 @@ use weir_proto::backup::Backup;
 use weir_proto::condition::{NodeCondition, NodeTrouble, Severity};
 use weir_proto::coord::{AuditState, ClientsWaiting, Clocks, ClusterStatus};
 use weir_proto::enrol::Holder;
+use weir_proto::event::Mute;
 use weir_proto::export::ExportState;
 use weir_proto::map::{Node, Target};
 use weir_proto::meta::SessionShown;
@@ -61,18 +68,28 @@ pub struct Trouble {
     pub text: String,
     /// What to do; empty: nothing, or it is in the text.
     pub action: String,
+    /// It does not count until then, in seconds since 1970, as somebody asked.
+    pub muted_until: Option<u64>,
 }
 
 impl Trouble {
+    /// For the log of events.
+    pub fn as_event(&self) -> NodeTrouble {
+        let Trouble { severity, code, about, text, action, .. } = self.clone();
+        NodeTrouble { code, severity, about, text, action }
+    }
     pub fn as_json(&self) -> Value {
-        let Trouble { severity, code, about, text, action } = self;
-        json!({ "severity": word(*severity), "code": code, "about": about, "text": text, "action": action })
+        let Trouble { severity, code, about, text, action, muted_until } = self;
+        json!({
+            "severity": word(*severity), "code": code, "about": about, "text": text, "action": action,
+            "muted_until_s": muted_until,
+        })
     }
 }
 
 /// What was found out.
-pub struct Facts<'a> {
-    pub status: &'a ClusterStatus,
+pub struct Facts {
+    pub status: ClusterStatus,
     /// Clients whose calls wait.
     pub waiting: ClientsWaiting,
     /// Of nodes, those that are off.
@@ -83,6 +100,8 @@ pub struct Facts<'a> {
     pub holders: Vec<Holder>,
     /// Seconds since 1970.
     pub now_s: u64,
+    /// Troubles that do not count for a while.
+    pub mutes: Vec<Mute>,
     /// Questions that were not answered in time, and why.
     pub unanswered: Vec<(String, String)>,
     /// Why lost targets are not replaced.
@@ -133,7 +152,7 @@ pub struct Known {
     pub failing: Vec<NodeTrouble>,
 }
 
-impl Facts<'_> {
+impl Facts {
     fn known(&self) -> impl Iterator<Item = &Known> {
         self.namespaces.iter().filter_map(|n| n.known.as_ref().ok())
     }
@@ -141,6 +160,11 @@ impl Facts<'_> {
     pub fn in_use(&self) -> InUse {
         let policies = self.known().flat_map(|k| &k.volumes).map(|v| v.policy.clone());
         InUse { default: self.status.map.settings.scheme, policies: policies.collect() }
+    }
+    /// Of all namespaces, by number.
+    pub fn volume_names(&self) -> BTreeMap<u32, String> {
+        let volumes = self.known().flat_map(|k| &k.volumes);
+        volumes.map(|volume| (volume.id.0, volume.name.clone())).collect()
     }
     fn node_of(&self, target: &Target) -> Option<&Node> {
         self.status.map.node(target.node)
@@ -152,13 +176,19 @@ impl Facts<'_> {
     }
 }
 
-/// All that is not as it should be, the worst first.
-pub fn troubles(facts: &Facts<'_>) -> Vec<Trouble> {
+/// All that is not as it should be, the worst first; those that are muted last.
+pub fn troubles(facts: &Facts) -> Vec<Trouble> {
     let mut found = Found(Vec::new());
     cluster::look(facts, &mut found);
     data::look(facts, &mut found);
     clients::look(facts, &mut found);
-    found.0.sort_by_key(|trouble| Reverse(trouble.severity));
+    for trouble in &mut found.0 {
+        let is_meant = |mute: &&Mute| {
+            mute.code == trouble.code && (mute.about.is_empty() || mute.about == trouble.about)
+        };
+        trouble.muted_until = facts.mutes.iter().filter(is_meant).map(|mute| mute.until_s).max();
+    }
+    found.0.sort_by_key(|trouble| (trouble.muted_until.is_some(), Reverse(trouble.severity)));
     found.0
 }
 
@@ -175,8 +205,16 @@ impl Found {
         text: impl Into<String>,
         action: impl Into<String>,
     ) {
+        assert!(kind(code).is_some(), "the table of kinds has no {code}");
         let (code, about) = (code.to_owned(), about.to_string());
-        self.0.push(Trouble { severity, code, about, text: text.into(), action: action.into() });
+        self.0.push(Trouble {
+            severity,
+            code,
+            about,
+            text: text.into(),
+            action: action.into(),
+            muted_until: None,
+        });
     }
     fn critical<T: Display + ?Sized>(
         &mut self,
@@ -213,7 +251,7 @@ impl Found {
     /// As a node says it.
     fn told(&mut self, trouble: &NodeTrouble) {
         let NodeTrouble { code, severity, about, text, action } = trouble.clone();
-        self.0.push(Trouble { severity, code, about, text, action });
+        self.0.push(Trouble { severity, code, about, text, action, muted_until: None });
     }
     /// Whether something of this was found already.
     fn knows(&self, about: &str) -> bool {
@@ -229,7 +267,7 @@ fn nearly_full(used: u64, limit: u64) -> Option<u64> {
 }
 
 /// `90 s`, `12 min`, `5 h`, `3 d`.
-fn lasting(seconds: u64) -> String {
+pub fn lasting(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),
         120..7200 => format!("{} min", seconds / 60),

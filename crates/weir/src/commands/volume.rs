@@ -362,7 +362,9 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Shown> {
                 quota: Some(limits(&args.limits, volume.quota)),
                 ..VolumeEdit::default()
             };
-            Shown::Done("changed", change(client, &cred, &args.name, edit).await?)
+            let changed = change(client, &cred, &args.name, edit).await?;
+            warn_of_low_limit(&changed);
+            Shown::Done("changed", changed)
         }
         VolumeCommand::Policy(args) => {
             let edit = |volume: &Volume| VolumeEdit {
@@ -513,6 +515,19 @@ fn new_volume(args: &Create) -> NewVolume {
         policy: policy(&args.policies, &NO_POLICY),
     }
 }
+/// A limit may be set below what a volume holds, for example to stop its growth.
+fn warn_of_low_limit(volume: &Volume) {
+    let Volume { name, quota, usage, .. } = volume;
+    let inodes = usage.files + usage.directories;
+    let over = |used: u64, limit: Option<u64>| limit.is_some_and(|limit| used > limit);
+    if over(usage.bytes, quota.bytes_hard) || over(inodes, quota.inodes_hard) {
+        let held = table::bytes(usage.bytes);
+        eprintln!(
+            "warning: volume {name} holds {held} and {inodes} files and directories: new data is refused"
+        );
+    }
+}
+
 pub fn limits(args: &Limits, before: Quota) -> Quota {
     let or = |asked: Option<Limit>, before| asked.map_or(before, |limit| limit.0);
     Quota {

@@ -22,10 +22,11 @@ const POINTS_MAX: u32 = 3600;
 const BY_SECOND_MAX: u32 = 60;
 
 pub fn status(snapshot: &Snapshot) -> Value {
-    let Some(status) = &snapshot.status else {
+    let Some(facts) = &snapshot.facts else {
         return json!({ "state": "the coordinator does not answer", "healthy": false });
     };
-    let health = Health::of(status);
+    let status = &facts.status;
+    let health = Health::of_used(status, &facts.in_use());
     let map = &status.map;
     let scheme = map.settings.scheme;
     let sum = |of: fn(&weir_proto::coord::TargetReport) -> u64| {
@@ -62,7 +63,7 @@ pub fn top(snapshot: &Snapshot, by: &str) -> Option<Value> {
     let by = By::from_str(by, true).ok().filter(|by| *by != By::Target)?;
     let rows = snapshot.tops.iter().filter_map(|t| t.told.as_ref().ok()).flat_map(|t| &t.rows);
     let users = Users::of(rows.map(|row| row.uid));
-    let of_namespace = snapshot.namespaces.iter().flat_map(|n| &n.volumes);
+    let of_namespace = snapshot.namespaces().flat_map(|(_, known)| &known.volumes);
     let volumes = of_namespace.map(|v| (v.id.0, v.name.clone())).collect();
     Some(json!({ "rows": lines_of(by, &snapshot.tops, &Names { volumes, users }) }))
 }
@@ -73,19 +74,26 @@ pub fn waits(snapshot: &Snapshot) -> Value {
 }
 
 pub fn volumes(snapshot: &Snapshot) -> Value {
-    let volumes = snapshot.namespaces.iter().flat_map(|n| n.volumes.iter().map(move |v| (n, v)));
-    let one = |(namespace, v): (&super::snapshot::Namespace, &weir_proto::volume::Volume)| {
+    let volumes =
+        snapshot.namespaces().flat_map(|(name, known)| known.volumes.iter().map(move |v| (name, v)));
+    let volumes: Vec<(&str, &weir_proto::volume::Volume)> = volumes.collect();
+    let names = volumes.iter().map(|(_, v)| (v.id.0, v.name.clone())).collect();
+    let lines = lines_of(By::Volume, &snapshot.tops, &Names { volumes: names, users: Users::default() });
+    let one = |(namespace, v): &(&str, &weir_proto::volume::Volume)| {
+        let line = lines.iter().find(|line| line.name == v.name);
         json!({
-            "namespace": namespace.name, "volume": v.name, "owner": v.owner, "used_bytes": v.usage.bytes,
+            "namespace": namespace, "volume": v.name, "owner": v.owner, "used_bytes": v.usage.bytes,
             "files": v.usage.files, "directories": v.usage.directories, "evicted_bytes": v.usage.evicted,
             "limit_bytes": v.quota.bytes_hard, "limit_inodes": v.quota.inodes_hard,
+            "requests_per_s": line.map_or(0.0, |line| line.requests_per_s),
+            "bytes_per_s": line.map_or(0.0, |line| line.bytes_per_s),
         })
     };
-    json!({ "volumes": volumes.map(one).collect::<Vec<_>>() })
+    json!({ "volumes": volumes.iter().map(one).collect::<Vec<_>>() })
 }
 
 pub fn homes(snapshot: &Snapshot) -> Value {
-    let relations = snapshot.namespaces.iter().flat_map(|n| &n.relations);
+    let relations = snapshot.namespaces().flat_map(|(_, known)| &known.relations);
     let one = |r: &weir_proto::relation::RelationInfo| {
         let (state, why) = match &r.state {
             RelationState::Synced {} => ("synced", String::new()),

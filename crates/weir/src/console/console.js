@@ -111,7 +111,8 @@ const screens = {
     const { volumes } = await get("volumes");
     return [table([["volume", (v) => v.volume], ["used", (v) => bytes(v.used_bytes), "n"],
       ["limit", (v) => v.limit_bytes === null ? "none" : bytes(v.limit_bytes), "n"], ["", (v) => used(v.used_bytes, v.limit_bytes ?? 0)],
-      ["files", (v) => v.files, "n"], ["directories", (v) => v.directories, "n"], ["only at home", (v) => bytes(v.evicted_bytes), "n"]],
+      ["files", (v) => v.files, "n"], ["directories", (v) => v.directories, "n"], ["only at home", (v) => bytes(v.evicted_bytes), "n"],
+      ["requests/s", (v) => Math.round(v.requests_per_s), "n"], ["bytes/s", (v) => bytes(v.bytes_per_s), "n"]],
     volumes, "There are no volumes.")];
   },
   async homes() {

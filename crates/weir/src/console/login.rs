@@ -1,51 +1,82 @@
-//! Who may look: a browser that opened the link which was printed at the start, once.
-use std::fmt::Write;
+//! Who may look: browsers that opened a link, each link once. The first is printed at the start; where links
+//! are kept in a file, those who may read that file get the next one from there.
+use crate::failure::{Doing, Outcome};
+use std::fmt::Write as _;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use weir_env::Env;
+use weir_env::{Env, Rng};
 
-/// Browsers that are logged in; only the one link makes one, so there is one.
+/// Browsers that are logged in at the same time; beyond that the first one has to log in again.
+const SESSIONS_MAX: usize = 16;
+
 pub struct Login {
-    link: String,
+    rng: Rng,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    used: bool,
-    session: Option<String>,
-    next: String,
+    /// Absent: it was used, and there is no other one.
+    link: Option<String>,
+    sessions: Vec<String>,
 }
 
 impl Login {
     pub fn new(env: &Env) -> Login {
-        let secret = || {
-            let mut text = String::new();
-            for byte in env.rng.id_128() {
-                let _ = write!(text, "{byte:02x}"); // a String takes all
-            }
-            text
-        };
-        let state = State { used: false, session: None, next: secret() };
-        Login { link: secret(), state: Mutex::new(state) }
+        let login = Login { rng: env.rng.clone(), state: Mutex::default() };
+        login.renew();
+        login
     }
-    pub fn link(&self) -> &str {
-        &self.link
+    fn secret(&self) -> String {
+        let mut text = String::new();
+        for byte in self.rng.id_128() {
+            let _ = write!(text, "{byte:02x}"); // a String takes all
+        }
+        text
     }
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+    /// From now on another link works, once.
+    pub fn renew(&self) -> String {
+        let link = self.secret();
+        self.lock().link = Some(link.clone());
+        link
+    }
     /// The session that the link stands for; none: it is another one, or was used.
     pub fn use_link(&self, key: &str) -> Option<String> {
+        let session = self.secret();
         let mut state = self.lock();
-        if state.used || !is_same(key, &self.link) {
+        if !state.link.as_deref().is_some_and(|link| is_same(key, link)) {
             return None;
         }
-        state.used = true;
-        state.session = Some(std::mem::take(&mut state.next));
-        state.session.clone()
+        state.link = None;
+        if state.sessions.len() >= SESSIONS_MAX {
+            state.sessions.remove(0);
+        }
+        state.sessions.push(session.clone());
+        Some(session)
     }
     pub fn knows(&self, session: &str) -> bool {
-        self.lock().session.as_deref().is_some_and(|known| is_same(session, known))
+        self.lock().sessions.iter().any(|known| is_same(session, known))
+    }
+}
+
+/// Where the next link is found by those who may read the file.
+pub struct LinkFile(pub PathBuf);
+
+impl LinkFile {
+    /// Replaces the file, so that no old one with other rights is written to.
+    pub fn put(&self, url: &str) -> Outcome<()> {
+        let new = self.0.with_extension("new");
+        let _ = std::fs::remove_file(&new); // of a process that died here
+        let doing = |path: &Path| format!("write {}", path.display());
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new);
+        file.and_then(|mut file| writeln!(file, "{url}")).doing(doing(&new))?;
+        std::fs::rename(&new, &self.0).doing(doing(&self.0))
     }
 }
 
@@ -58,15 +89,31 @@ fn is_same(a: &str, b: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_link_works_once_and_its_session_from_then_on() {
         let login = Login::new(&weir_env::real::env());
         assert!(!login.knows("") && login.use_link("").is_none() && login.use_link("no").is_none());
-        let session = login.use_link(login.link()).unwrap();
-        assert_eq!((session.len(), login.link().len()), (32, 32));
-        assert!(login.knows(&session) && !login.knows(&session[1..]) && !login.knows(login.link()));
-        assert_eq!(login.use_link(login.link()), None);
+        let link = login.renew();
+        let session = login.use_link(&link).unwrap();
+        assert_eq!((session.len(), link.len()), (32, 32));
+        assert!(login.knows(&session) && !login.knows(&session[1..]) && !login.knows(&link));
+        assert_eq!(login.use_link(&link), None);
         assert!(login.knows(&session));
+        let sessions: Vec<String> =
+            (0..SESSIONS_MAX).map(|_| login.use_link(&login.renew()).unwrap()).collect();
+        assert!(!login.knows(&session) && sessions.iter().all(|session| login.knows(session)));
+    }
+
+    #[test]
+    fn a_file_with_a_link_is_its_owners_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = LinkFile(dir.path().join("link"));
+        std::fs::write(&file.0, "old").unwrap();
+        file.put("http://x/1").unwrap();
+        file.put("http://x/2").unwrap();
+        assert_eq!(std::fs::read_to_string(&file.0).unwrap(), "http://x/2\n");
+        assert_eq!(std::fs::metadata(&file.0).unwrap().permissions().mode() & 0o777, 0o600);
     }
 }

@@ -3,39 +3,45 @@
 //! Invariants: it shows, and changes nothing; it listens on loopback only, as it has no certificate for
 //! browsers; all but `/metrics` needs the login that it printed. Requests that a page of another site makes
 //! are refused by their `Host`.
-mod api;
+pub mod api;
 mod login;
 mod metrics;
 mod page;
 mod snapshot;
 
 use crate::cli_watch::ConsoleArgs;
+use crate::commands::gather::Asker;
 use crate::commands::troubles::Trouble;
 use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};
-use crate::observe;
+use crate::local::process::PidFile;
 use axum::Router;
 use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{Html, IntoResponse, Redirect, Response};
 use axum::routing::get;
-use login::Login;
+use login::{LinkFile, Login};
 use serde::Deserialize;
 use snapshot::Source;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use weir_proto::Error;
+use weir_proto::event::ReportEvents;
 
 const SCRIPT: &str = include_str!("console.js");
 const STYLE: &str = include_str!("console.css");
 const OPENAPI: &str = include_str!("openapi.json");
 const COOKIE: &str = "weir_console";
+/// How soon a trouble is an event.
+const NOTE_EVERY: Duration = Duration::from_secs(5);
 
 struct Console {
     source: Source,
     login: Login,
     listens: SocketAddr,
+    links: Option<LinkFile>,
 }
 
 type Shared = State<Arc<Console>>;
@@ -46,21 +52,57 @@ pub fn console(args: &ConsoleArgs) -> Outcome<()> {
         let hint = "listen at 127.0.0.1:PORT; from elsewhere: `ssh -L 8080:127.0.0.1:8080 HOST`, or a proxy with TLS";
         return Err(Failure::new(error, hint));
     }
-    let coordinators = coordinators(&args.cluster)?;
+    let (local, coordinators) = (args.cluster.local()?, coordinators(&args.cluster)?);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.doing("start the runtime")?.block_on(async {
-        let env = weir_env::real::env();
-        let cluster = observe::observe(&env, &coordinators, "weir console").await?;
+        let asker = Asker::connect(&coordinators, "weir console").await?;
         let listener = tokio::net::TcpListener::bind(args.listen).await;
         let listener = listener.doing(format_args!("listen at {}", args.listen))?;
         let listens = listener.local_addr().doing("find the port")?;
-        let login = Login::new(&env);
+        let login = Login::new(&asker.env);
+        let links = args.link_file.clone().map(LinkFile);
+        let console = Arc::new(Console { source: Source::new(asker, local), login, listens, links });
         println!("metrics: http://{listens}/metrics");
-        println!("console: http://{listens}/login?key={} (works once)", login.link());
-        let source = Source::new(env, cluster, coordinators);
-        let console = Arc::new(Console { source, login, listens });
+        let link = console.next_link()?;
+        match &console.links {
+            Some(LinkFile(path)) => {
+                println!("console: http://{listens}/, the link that logs in is in {}", path.display())
+            }
+            None => println!("console: {link} (works once)"),
+        }
+        if let Some(path) = &args.pid_file {
+            PidFile::own(true)?.write(path)?;
+        }
+        tokio::spawn(note_events(console.clone()));
         axum::serve(listener, routes(console)).await.doing("serve the console")
     })
+}
+
+impl Console {
+    /// A link that works from now on, instead of the one before.
+    fn next_link(&self) -> Outcome<String> {
+        let url = format!("http://{}/login?key={}", self.listens, self.login.renew());
+        self.links.as_ref().map_or(Ok(()), |file| file.put(&url))?;
+        Ok(url)
+    }
+}
+
+/// Tells the coordinator which troubles there are, for the log of events.
+async fn note_events(console: Arc<Console>) {
+    let asker = console.source.asker.clone();
+    let mut failed = false;
+    loop {
+        let snapshot = console.source.snapshot().await;
+        if snapshot.facts.is_some() {
+            let troubles = snapshot.troubles.iter().map(Trouble::as_event).collect();
+            let told = asker.cluster.administer(&ReportEvents { troubles }).await;
+            if let (Err(e), false) = (&told, failed) {
+                tracing::warn!("events are not noted: {e}");
+            }
+            failed = told.is_err();
+        }
+        asker.env.clock.sleep(NOTE_EVERY).await;
+    }
 }
 
 fn routes(console: Arc<Console>) -> Router {
@@ -105,8 +147,11 @@ async fn logged_in(State(console): Shared, request: Request, next: Next) -> Resp
     match cookie(request.headers()).is_some_and(|session| console.login.knows(session)) {
         true => next.run(request).await,
         false => {
-            let text = "log in with the link that `weir console` printed; start it again for a new one\n";
-            (StatusCode::UNAUTHORIZED, text).into_response()
+            let whence = match &console.links {
+                Some(LinkFile(path)) => format!("that is in {}", path.display()),
+                None => "that `weir console` printed; start it again for a new one".to_owned(),
+            };
+            (StatusCode::UNAUTHORIZED, format!("log in with the link {whence}\n")).into_response()
         }
     }
 }
@@ -124,6 +169,11 @@ struct Key {
 async fn log_in(State(console): Shared, Query(Key { key }): Query<Key>) -> Response {
     match console.login.use_link(&key) {
         Some(session) => {
+            if console.links.is_some()
+                && let Err(e) = console.next_link()
+            {
+                tracing::warn!("there is no further link: {e}");
+            }
             let cookie = format!("{COOKIE}={session}; Path=/; HttpOnly; SameSite=Strict");
             ([(header::SET_COOKIE, cookie)], Redirect::to("/")).into_response()
         }
@@ -152,13 +202,12 @@ async fn status(State(console): Shared) -> Response {
 }
 
 async fn troubles(State(console): Shared) -> Response {
-    match console.source.troubles().await {
-        Ok(troubles) => {
-            let all: Vec<_> = troubles.iter().map(Trouble::as_json).collect();
-            json(&serde_json::json!({ "troubles": all }))
-        }
-        Err(failure) => (StatusCode::SERVICE_UNAVAILABLE, format!("{failure}\n")).into_response(),
+    let snapshot = console.source.snapshot().await;
+    if snapshot.facts.is_none() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "the coordinator does not answer\n").into_response();
     }
+    let all: Vec<_> = snapshot.troubles.iter().map(Trouble::as_json).collect();
+    json(&serde_json::json!({ "troubles": all }))
 }
 
 #[derive(Deserialize)]
@@ -192,7 +241,7 @@ struct Series {
 }
 
 async fn history(State(console): Shared, Query(asked): Query<Series>) -> Response {
-    match api::history(&console.source.cluster, &asked.series, asked.minutes.unwrap_or(5)).await {
+    match api::history(&console.source.asker.cluster, &asked.series, asked.minutes.unwrap_or(5)).await {
         Ok(value) => json(&value),
         Err(e) => (StatusCode::SERVICE_UNAVAILABLE, format!("{e}\n")).into_response(),
     }

@@ -1,30 +1,19 @@
 //! What the console knows: asked of the cluster when somebody looks, and kept for a moment.
 //!
-//! Invariants: however many look, the cluster is asked once a second; what does not answer in time is left
-//! out.
-use crate::commands::gather;
-use crate::commands::troubles::{Trouble, troubles};
-use crate::commands::volume::{all, connect};
-use crate::failure::Outcome;
-use crate::observe::is_led;
-use std::collections::BTreeMap;
+//! Invariants: however many look, the cluster is asked once in two seconds; what does not answer in time is
+//! left out.
+use crate::commands::gather::Asker;
+use crate::commands::troubles::{Facts, Known, Trouble, troubles};
+use crate::local::local_cluster::LocalCluster;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
-use weir_client::Client;
-use weir_coord::{Cluster, Gathered};
-use weir_env::{Addr, Env, Instant};
-use weir_proto::Error;
-use weir_proto::coord::ClusterStatus;
-use weir_proto::relation::RelationInfo;
-use weir_proto::volume::Volume;
+use weir_coord::Gathered;
+use weir_env::Instant;
 use weir_proto::watch::{GetMeters, GetTop, ListWaits, Meters, Top, WaitsListed};
 
-const KEPT_FOR: Duration = Duration::from_secs(1);
-/// Troubles are asked of all parts, with sessions of their own.
-const TROUBLES_KEPT_FOR: Duration = Duration::from_secs(5);
+const KEPT_FOR: Duration = Duration::from_millis(1500);
 const PATIENCE: Duration = Duration::from_millis(800);
-const NAMESPACE_PATIENCE: Duration = Duration::from_secs(2);
 const TOP_S: u32 = 10;
 /// Waits that are shown.
 const MIN_MS: u32 = 10;
@@ -33,54 +22,32 @@ const PAST_S: u32 = 3600;
 #[derive(Default)]
 pub struct Snapshot {
     /// Absent: the coordinator does not answer.
-    pub status: Option<ClusterStatus>,
+    pub facts: Option<Facts>,
+    /// What `weir status` lists.
+    pub troubles: Vec<Trouble>,
     pub meters: Vec<Gathered<Meters>>,
     pub tops: Vec<Gathered<Top>>,
     pub waits: Vec<Gathered<WaitsListed>>,
-    pub namespaces: Vec<Namespace>,
 }
 
-pub struct Namespace {
-    pub name: String,
-    pub volumes: Vec<Volume>,
-    pub relations: Vec<RelationInfo>,
+impl Snapshot {
+    /// The namespaces whose servers answered, with their names.
+    pub fn namespaces(&self) -> impl Iterator<Item = (&str, &Known)> {
+        let all = self.facts.iter().flat_map(|facts| &facts.namespaces);
+        all.filter_map(|n| Some((n.name.as_str(), n.known.as_ref().ok()?)))
+    }
 }
 
 pub struct Source {
-    env: Env,
-    pub cluster: Cluster,
-    coordinators: Vec<Addr>,
+    pub asker: Arc<Asker>,
+    /// What this machine's `weir up` started is looked at, too.
+    local: Option<LocalCluster>,
     kept: Mutex<Option<(Instant, Arc<Snapshot>)>>,
-    troubles: Mutex<Option<(Instant, Arc<Vec<Trouble>>)>>,
-    /// By namespace.
-    clients: Mutex<BTreeMap<String, Client>>,
-}
-
-fn troubles_of(coordinators: &[Addr]) -> Outcome<Vec<Trouble>> {
-    let gathered = gather::Gathered::ask(None, coordinators)?;
-    let status = gathered.status().clone();
-    Ok(troubles(&gathered.facts(&status)))
 }
 
 impl Source {
-    pub fn new(env: Env, cluster: Cluster, coordinators: Vec<Addr>) -> Source {
-        let (kept, troubles, clients) = Default::default();
-        Source { env, cluster, coordinators, kept, troubles, clients }
-    }
-
-    /// What `weir status` lists, of a moment ago at most.
-    pub async fn troubles(&self) -> Outcome<Arc<Vec<Trouble>>> {
-        let mut kept = self.troubles.lock().await;
-        if let Some((at, troubles)) = &*kept
-            && self.env.clock.now().since(*at) < TROUBLES_KEPT_FOR
-        {
-            return Ok(troubles.clone());
-        }
-        let coordinators = self.coordinators.clone();
-        let asked = tokio::task::spawn_blocking(move || troubles_of(&coordinators)).await;
-        let found = Arc::new(asked.map_err(|e| Error::unavailable(e.to_string()))??);
-        *kept = Some((self.env.clock.now(), found.clone()));
-        Ok(found)
+    pub fn new(asker: Arc<Asker>, local: Option<LocalCluster>) -> Source {
+        Source { asker, local, kept: Mutex::default() }
     }
 
     /// The newest one that is known, without asking.
@@ -90,60 +57,34 @@ impl Source {
     }
     /// The state of a moment ago at most.
     pub async fn snapshot(&self) -> Arc<Snapshot> {
+        let clock = &self.asker.env.clock;
         let mut kept = self.kept.lock().await;
         if let Some((at, snapshot)) = &*kept
-            && self.env.clock.now().since(*at) < KEPT_FOR
+            && clock.now().since(*at) < KEPT_FOR
         {
             return snapshot.clone();
         }
         let snapshot = Arc::new(self.ask().await);
-        *kept = Some((self.env.clock.now(), snapshot.clone()));
+        *kept = Some((clock.now(), snapshot.clone()));
         snapshot
     }
 
     async fn ask(&self) -> Snapshot {
+        let cluster = &self.asker.cluster;
         let (top, waits) = (GetTop { seconds: TOP_S }, ListWaits { min_ms: MIN_MS, since_s: PAST_S });
-        let (status, meters, tops, waits, namespaces) = tokio::join!(
-            self.cluster.status(),
-            self.cluster.gather(&GetMeters {}, PATIENCE),
-            self.cluster.gather(&top, PATIENCE),
-            self.cluster.gather(&waits, PATIENCE),
-            self.namespaces(),
+        let (facts, meters, tops, waits) = tokio::join!(
+            self.asker.facts(self.local.clone()),
+            cluster.gather(&GetMeters {}, PATIENCE),
+            cluster.gather(&top, PATIENCE),
+            cluster.gather(&waits, PATIENCE),
         );
+        let facts = facts.ok();
         Snapshot {
-            status: status.ok(),
+            troubles: facts.as_ref().map(troubles).unwrap_or_default(),
+            facts,
             meters: meters.unwrap_or_default(),
             tops: tops.unwrap_or_default(),
             waits: waits.unwrap_or_default(),
-            namespaces,
         }
-    }
-
-    async fn namespaces(&self) -> Vec<Namespace> {
-        let map = self.cluster.map();
-        let mut found = Vec::new();
-        for namespace in map.namespaces.iter().filter(|n| is_led(&map, n)) {
-            let name = &namespace.name;
-            match self.env.clock.timeout(NAMESPACE_PATIENCE, self.ask_namespace(name)).await {
-                Ok(Ok((volumes, relations))) => {
-                    found.push(Namespace { name: name.clone(), volumes, relations })
-                }
-                _ => drop(self.clients.lock().await.remove(name)), // the next look connects again
-            }
-        }
-        found
-    }
-
-    async fn ask_namespace(&self, name: &str) -> Outcome<(Vec<Volume>, Vec<RelationInfo>)> {
-        let known = self.clients.lock().await.get(name).cloned();
-        let client = match known {
-            Some(client) => client,
-            None => {
-                let client = connect(self.coordinators.clone(), name).await?;
-                self.clients.lock().await.insert(name.to_owned(), client.clone());
-                client
-            }
-        };
-        Ok((all(&client).await?, client.relations(None).await?))
     }
 }

@@ -48,11 +48,12 @@ pub enum RoleName {
     Storage,
     Mount,
     Mover,
+    Console,
 }
 impl RoleName {
     /// Whether other processes connect to it.
     pub fn listens(self) -> bool {
-        !matches!(self, RoleName::Mount | RoleName::Mover | RoleName::Etcd)
+        !matches!(self, RoleName::Mount | RoleName::Mover | RoleName::Etcd | RoleName::Console)
     }
     pub fn command(self) -> &'static str {
         match self {
@@ -62,6 +63,7 @@ impl RoleName {
             RoleName::Storage => "storage",
             RoleName::Mount => "mount",
             RoleName::Mover => "mover",
+            RoleName::Console => "console",
         }
     }
 }
@@ -206,6 +208,10 @@ impl LocalCluster {
     pub fn config_file(&self, process: &Process) -> PathBuf {
         self.dir.join("etc").join(format!("{}.toml", process.name))
     }
+    /// The link to the console's page: see `console/login.rs`.
+    pub fn console_link(&self) -> PathBuf {
+        self.dir.join("run/console.link")
+    }
     pub fn of_role(&self, role: RoleName) -> impl Iterator<Item = &Process> {
         self.manifest.processes.iter().filter(move |p| p.role == role)
     }
@@ -258,7 +264,7 @@ impl LocalCluster {
                     config.mount.patience = patience.clone();
                 }
             }
-            RoleName::Mover => {}
+            RoleName::Mover | RoleName::Console => {}
         }
         config
     }
@@ -294,6 +300,11 @@ pub fn target_process(dir: &Path, existing: &[Process]) -> Process {
         n += 1;
     }
     Process::new(format!("storage-{n}"), RoleName::Storage, dir.join(format!("t{n}")))
+}
+
+/// The console, of which there is one.
+pub fn console_process() -> Process {
+    Process::new("console".into(), RoleName::Console, PathBuf::new())
 }
 
 /// One more mover.

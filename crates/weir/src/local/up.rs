@@ -59,6 +59,9 @@ pub fn up(args: &cli::Up) -> Outcome<()> {
     );
     println!("{health}\n");
     print!("{}", as_table(&local, &started));
+    if let Some(url) = console_url(&local).filter(|_| args.console) {
+        println!("\nconsole: {url} (works once; the next link is in {})", local.console_link().display());
+    }
     Ok(())
 }
 
@@ -85,6 +88,9 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
     add_targets(&mut local, args.targets)?;
     // One is there without being asked for: it costs next to nothing while no volume has a home.
     add_movers(&mut local, args.movers.unwrap_or(u32::from(is_new)))?;
+    if args.console && local.of_role(RoleName::Console).next().is_none() {
+        local.manifest.processes.push(local_cluster::console_process());
+    }
     choose_ports(&mut local)?;
     let mut started = start_all(&mut local, &[RoleName::Etcd])?.all()?;
     started.extend(start_all(&mut local, &[RoleName::Coord])?.all()?);
@@ -97,7 +103,7 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
     wait_healthy(&local, &started, missing)?;
     keep_copies(&local, is_new)?;
     allow_homes(&local, &args.allow_home)?;
-    started.extend(start_all(&mut local, &[RoleName::Mount, RoleName::Mover])?.all()?);
+    started.extend(start_all(&mut local, &[RoleName::Mount, RoleName::Mover, RoleName::Console])?.all()?);
     Ok((local, started))
 }
 
@@ -217,7 +223,7 @@ fn choose_ports(local: &mut LocalCluster) -> Outcome<()> {
         .filter(|&n| {
             let process = &local.manifest.processes[n];
             let running = PidFile::read(&local.pid_file(process)).is_some_and(|pid| pid.alive());
-            (process.role == RoleName::Etcd || tcp && process.role.listens()) && !running
+            (is_always_at_a_port(process.role) || tcp && process.role.listens()) && !running
         })
         .collect();
     for n in stopped {
@@ -233,6 +239,10 @@ fn choose_ports(local: &mut LocalCluster) -> Outcome<()> {
         }
     }
     local.save()
+}
+
+fn is_always_at_a_port(role: RoleName) -> bool {
+    matches!(role, RoleName::Etcd | RoleName::Console)
 }
 
 fn is_free(port: u16) -> bool {
@@ -421,7 +431,7 @@ fn identity_file(role: RoleName) -> Option<&'static str> {
     match role {
         RoleName::Coord => Some(COORDINATOR_FILE),
         RoleName::Meta => Some(NAMESPACE_FILE),
-        RoleName::Etcd | RoleName::Storage | RoleName::Mount | RoleName::Mover => None,
+        RoleName::Etcd | RoleName::Storage | RoleName::Mount | RoleName::Mover | RoleName::Console => None,
     }
 }
 
@@ -464,6 +474,12 @@ fn launch(local: &LocalCluster, process: &Process) -> Outcome<Launched> {
 
 /// Those of a role, with a configuration as it is to be now.
 fn arguments(local: &LocalCluster, process: &Process) -> Outcome<Vec<String>> {
+    if process.role == RoleName::Console {
+        let listen = format!("127.0.0.1:{}", process.port);
+        let (dir, link) = (local.dir.display().to_string(), local.console_link().display().to_string());
+        let words = ["console", "--dir", &dir, "--listen", &listen, "--link-file", &link];
+        return Ok(words.map(str::to_owned).to_vec());
+    }
     let file = local.config_file(process);
     fs::write(&file, config::write(&local.config(process))?)
         .doing(format_args!("write {}", file.display()))?;
@@ -569,10 +585,17 @@ fn as_table(local: &LocalCluster, started: &[Started]) -> String {
     table::render(&["NAME", "PID", "STATE", "PATH", "ADDRESSES"], &rows)
 }
 
+/// The link that logs in next; none: there is no console.
+fn console_url(local: &LocalCluster) -> Option<String> {
+    let text = fs::read_to_string(local.console_link()).ok()?;
+    Some(text.trim().to_owned())
+}
+
 impl LocalCluster {
     fn addresses_shown(&self, process: &Process) -> Vec<String> {
         match process.role {
             RoleName::Mount | RoleName::Mover => Vec::new(),
+            RoleName::Console => console_url(self).into_iter().collect(),
             RoleName::Etcd => vec![etcd::url(process)],
             _ => self.addresses(process).iter().map(ToString::to_string).collect(),
         }
@@ -635,7 +658,7 @@ pub struct Downed {
 pub fn take_down(local: &LocalCluster) -> Outcome<Downed> {
     let mut downed = Downed::default();
     let order = [
-        &[RoleName::Mount, RoleName::Mover][..],
+        &[RoleName::Mount, RoleName::Mover, RoleName::Console][..],
         &[RoleName::Meta],
         &[RoleName::Coord],
         &[RoleName::Storage],

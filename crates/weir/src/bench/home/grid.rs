@@ -147,6 +147,7 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
         movers: Some(0),
         etcd: None,
         copies: None,
+        console: false,
         memory: options.memory,
         json: false,
     };

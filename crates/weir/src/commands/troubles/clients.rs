@@ -10,7 +10,7 @@ const SILENT_MS: u64 = 4 * REPORT_EVERY_MS;
 /// A session without a word for so long has no process any more, or one that stands still.
 const SESSION_SILENT_MS: u64 = 30_000;
 
-pub(super) fn look(facts: &Facts<'_>, found: &mut Found) {
+pub(super) fn look(facts: &Facts, found: &mut Found) {
     mounts(facts, found);
     waits(facts, found);
     facts.conditions.iter().for_each(|node| condition(facts, node, found));
@@ -18,7 +18,7 @@ pub(super) fn look(facts: &Facts<'_>, found: &mut Found) {
 }
 
 /// What calls of clients wait for.
-fn waits(facts: &Facts<'_>, found: &mut Found) {
+fn waits(facts: &Facts, found: &mut Found) {
     for client in &facts.waiting.clients {
         for wait in &client.waits {
             let calls = if wait.calls == 1 { "1 call waits" } else { &format!("{} calls wait", wait.calls) };
@@ -30,7 +30,7 @@ fn waits(facts: &Facts<'_>, found: &mut Found) {
     }
 }
 
-fn mounts(facts: &Facts<'_>, found: &mut Found) {
+fn mounts(facts: &Facts, found: &mut Found) {
     let restart = &facts.restart;
     for mount in &facts.mounts {
         let (name, at) = (&mount.name, mount.path.display());
@@ -72,7 +72,7 @@ fn mounts(facts: &Facts<'_>, found: &mut Found) {
 }
 
 /// What a node says, or does not say any more. What is known of it from elsewhere is not said twice.
-fn condition(facts: &Facts<'_>, node: &NodeCondition, found: &mut Found) {
+fn condition(facts: &Facts, node: &NodeCondition, found: &mut Found) {
     let (name, condition) = (&node.node, &node.condition);
     if found.knows(name) {
         return;
@@ -106,12 +106,12 @@ fn condition(facts: &Facts<'_>, node: &NodeCondition, found: &mut Found) {
     found.warning((if what == "mover" { "mover-silent" } else { "mount-silent" }, name), text, action);
 }
 
-fn found_dead_etcd(facts: &Facts<'_>) -> bool {
+fn found_dead_etcd(facts: &Facts) -> bool {
     facts.processes.iter().any(|p| p.role == RoleName::Etcd && !p.lives)
 }
 
 /// Clients that do not report themselves, like programs that were linked with the client.
-fn sessions(facts: &Facts<'_>, found: &mut Found) {
+fn sessions(facts: &Facts, found: &mut Found) {
     let reported = |client: &str| facts.conditions.iter().any(|n| n.condition.client == client);
     for session in facts.known().flat_map(|k| &k.sessions) {
         let is_silent = session.resumed && session.heard_ms >= SESSION_SILENT_MS;

@@ -12,10 +12,13 @@ use weir_proto::{NodeId, TargetId};
 
 /// Certificates are renewed when ten days are left: with fewer something is wrong.
 const RENEWAL_IS_LATE_S: u64 = 7 * 86_400;
+/// A disk that is busy completes something all the time. One that completes nothing for so long hangs, or is
+/// slow.
+const STALLED_MS: u32 = 500;
 /// A directory of metadata needs little: with more than this free there is time, however large the disk.
 const ROOM_FOR_METADATA: u64 = 8 << 30;
 
-pub(super) fn look(facts: &Facts<'_>, found: &mut Found) {
+pub(super) fn look(facts: &Facts, found: &mut Found) {
     let in_use = facts.in_use();
     namespaces(facts, found);
     groups(facts, &in_use, found);
@@ -49,7 +52,7 @@ pub(super) fn split(text: String, mark: &str) -> (String, String) {
     }
 }
 
-fn audit_logs(facts: &Facts<'_>, found: &mut Found) {
+fn audit_logs(facts: &Facts, found: &mut Found) {
     let known = facts.namespaces.iter().filter_map(|n| Some((n.name.as_str(), n.known.as_ref().ok()?)));
     let of_namespaces = known.map(|(name, k)| (format!("the metadata server of {name:?}"), &k.audit));
     for (whose, audit) in [("the coordinator".to_owned(), &facts.audit)].into_iter().chain(of_namespaces) {
@@ -66,7 +69,7 @@ fn audit_logs(facts: &Facts<'_>, found: &mut Found) {
     }
 }
 
-fn namespaces(facts: &Facts<'_>, found: &mut Found) {
+fn namespaces(facts: &Facts, found: &mut Found) {
     let map = &facts.status.map;
     if map.namespaces.is_empty() {
         let text = "no metadata server has started yet; there are no files";
@@ -89,7 +92,7 @@ fn namespaces(facts: &Facts<'_>, found: &mut Found) {
     }
 }
 
-fn groups(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
+fn groups(facts: &Facts, in_use: &InUse, found: &mut Found) {
     let used = facts.status.map.groups.iter().filter(|g| in_use.has(g));
     let (lost, poor): (Vec<&Group>, Vec<&Group>) =
         used.filter(|g| !g.is_writable()).partition(|g| g.is_lost());
@@ -125,13 +128,13 @@ fn placement_groups(count: usize) -> String {
 }
 
 /// How many groups that are used have a target as a member of this state.
-fn count_groups(facts: &Facts<'_>, in_use: &InUse, target: TargetId, state: MemberState) -> usize {
+fn count_groups(facts: &Facts, in_use: &InUse, target: TargetId, state: MemberState) -> usize {
     let is_so =
         |g: &&Group| in_use.has(g) && g.members.iter().any(|m| m.target == target && m.state == state);
     facts.status.map.groups.iter().filter(is_so).count()
 }
 
-fn nodes(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
+fn nodes(facts: &Facts, in_use: &InUse, found: &mut Found) {
     let map = &facts.status.map;
     for node in map.nodes.iter().filter(|n| !n.up) {
         let (name, restart) = (&node.name, &facts.restart);
@@ -160,7 +163,7 @@ fn nodes(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
     }
 }
 
-fn targets(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
+fn targets(facts: &Facts, in_use: &InUse, found: &mut Found) {
     for target in &facts.status.map.targets {
         let (id, named) = (target.id, facts.named(target.id));
         let node_is_up = facts.node_of(target).is_some_and(|n| n.up);
@@ -202,9 +205,9 @@ fn targets(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
     }
 }
 
-fn of_report(facts: &Facts<'_>, report: &TargetReport, found: &mut Found) {
+fn of_report(facts: &Facts, report: &TargetReport, found: &mut Found) {
     let (id, named) = (report.target, facts.named(report.target));
-    if report.stalled_ms > 0 && !report.failed {
+    if report.stalled_ms >= STALLED_MS && !report.failed {
         let s = f64::from(report.stalled_ms) / 1e3;
         let text = format!("the disk of {named} has completed nothing for {s:.1} s");
         found.warning(("target-stalled", &id), text, "see to the disk: it hangs, or is overloaded");
@@ -235,7 +238,7 @@ fn of_report(facts: &Facts<'_>, report: &TargetReport, found: &mut Found) {
 }
 
 /// Pairs of nodes that cannot reach each other. Several cut links of one node are one trouble of that node.
-fn links(facts: &Facts<'_>, found: &mut Found) {
+fn links(facts: &Facts, found: &mut Found) {
     let (map, all) = (&facts.status.map, &facts.status.links);
     let name = |node: NodeId| {
         let targets: Vec<String> =
@@ -261,7 +264,7 @@ fn links(facts: &Facts<'_>, found: &mut Found) {
 }
 
 /// Directories of coordinators and metadata servers. Several on one file system are one trouble.
-fn disks(facts: &Facts<'_>, found: &mut Found) {
+fn disks(facts: &Facts, found: &mut Found) {
     let mut full: BTreeMap<(&str, u64), Vec<(&str, &NodeDisk)>> = BTreeMap::new();
     for node in &facts.conditions {
         for disk in &node.condition.disks {
@@ -291,8 +294,8 @@ fn disks(facts: &Facts<'_>, found: &mut Found) {
 }
 
 /// Programs of several releases, and a level that not all programs' abilities are used under.
-fn versions(facts: &Facts<'_>, found: &mut Found) {
-    let status = facts.status;
+fn versions(facts: &Facts, found: &mut Found) {
+    let status = &facts.status;
     let mut releases: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     releases.entry(&status.program.release).or_default().insert("the coordinator");
     for node in status.map.nodes.iter().filter(|n| n.up) {
@@ -322,7 +325,7 @@ fn versions(facts: &Facts<'_>, found: &mut Found) {
     }
 }
 
-fn certificate(facts: &Facts<'_>, holder: &Holder, found: &mut Found) {
+fn certificate(facts: &Facts, holder: &Holder, found: &mut Found) {
     let left = holder.until.saturating_sub(facts.now_s);
     if holder.removed || left > RENEWAL_IS_LATE_S {
         return;

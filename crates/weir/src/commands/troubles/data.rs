@@ -12,7 +12,7 @@ use weir_proto::relation::{RelationInfo, RelationState};
 /// A home that is behind by more and gets nothing has stopped.
 const LAGS_MS: u64 = 15 * 60 * 1000;
 
-pub(super) fn look(facts: &Facts<'_>, found: &mut Found) {
+pub(super) fn look(facts: &Facts, found: &mut Found) {
     for known in facts.known() {
         known.relations.iter().for_each(|relation| of_relation(facts, known, relation, found));
     }
@@ -27,7 +27,7 @@ pub(super) fn look(facts: &Facts<'_>, found: &mut Found) {
     }
 }
 
-fn of_relation(facts: &Facts<'_>, known: &Known, relation: &RelationInfo, found: &mut Found) {
+fn of_relation(facts: &Facts, known: &Known, relation: &RelationInfo, found: &mut Found) {
     let (id, volume, url) = (relation.id, &relation.volume_name, &relation.url);
     // Evicted data cannot be read while home cannot.
     let away = known.volumes.iter().any(|v| v.id == relation.volume && v.usage.evicted > 0);
@@ -85,16 +85,20 @@ fn lags(relation: &RelationInfo, found: &mut Found) {
 }
 
 /// Those that wait, and members of etcd: one of them has answered, or there would be no status.
-fn standbys(facts: &Facts<'_>, found: &mut Found) {
+fn standbys(facts: &Facts, found: &mut Found) {
     let is_dead = |p: &&ProcessState| matches!(p.role, RoleName::Coord | RoleName::Etcd) && !p.lives;
     for process in facts.processes.iter().filter(is_dead) {
         let name = &process.name;
         let text = format!("{name} is not running, and may be needed");
         found.warning(("standby-down", name), text, facts.restart.clone());
     }
+    for process in facts.processes.iter().filter(|p| p.role == RoleName::Console && !p.lives) {
+        let text = "the console is not running, so no events are noted";
+        found.warning(("console-down", &process.name), text, facts.restart.clone());
+    }
 }
 
-fn movers(facts: &Facts<'_>, found: &mut Found) {
+fn movers(facts: &Facts, found: &mut Found) {
     // Those of no relation are not known: backups say themselves when they are late.
     let lacks = |k: &&Known| !k.relations.is_empty() && k.relations.iter().all(|r| r.movers == 0);
     let lacking: Vec<&Known> = facts.known().filter(lacks).collect();
@@ -118,7 +122,7 @@ fn movers(facts: &Facts<'_>, found: &mut Found) {
     }
 }
 
-fn volumes(facts: &Facts<'_>, found: &mut Found) {
+fn volumes(facts: &Facts, found: &mut Found) {
     for volume in facts.known().flat_map(|k| &k.volumes).filter(|v| !v.deleting) {
         let (quota, usage) = (&volume.quota, &volume.usage);
         let bytes = Filled {
@@ -166,7 +170,7 @@ impl Filled {
     }
 }
 
-fn backups(facts: &Facts<'_>, found: &mut Found) {
+fn backups(facts: &Facts, found: &mut Found) {
     for backup in facts.known().flat_map(|k| &k.backups) {
         let (volume, url) = (&backup.volume_name, &backup.url);
         if facts.homes.missing.contains(url) && backup.every_s > 0 {

@@ -1,258 +1,16 @@
 //! One table of troubles: what was changed in a healthy cluster, and what is said of it.
+use super::world::{HOME, NOW_S, World, condition, world};
 use super::*;
 use crate::commands::mounts::Reach;
-use serde_json::{Value, json};
-use std::sync::Arc;
-use weir_proto::backup::{BackupEnd, BackupOutcome, BackupRetention};
-use weir_proto::condition::{Condition, NodeDisk};
-use weir_proto::coord::{ClientWaiting, CutLink, TargetReport, Wait};
+use serde_json::json;
+use weir_proto::backup::{BackupEnd, BackupOutcome};
+use weir_proto::condition::NodeDisk;
+use weir_proto::coord::{ClientWaiting, CutLink, Wait};
 use weir_proto::export::ExportMade;
-use weir_proto::map::{
-    ClusterMap, Group, Member, MemberState, NamespaceEntry, Role, RunSeen, Scheme, Settings, TargetState,
-};
-use weir_proto::meta::{Time, Usage};
-use weir_proto::relation::{Direction, RelationId, RelationState};
-use weir_proto::version::{LEVEL_MAX, Program};
-use weir_proto::volume::{Policy, Quota, Retention};
-use weir_proto::{ClusterId, DiskUuid, Epoch, InodeId, NamespaceId, NodeId, PgId, VolumeId};
-
-const HOME: &str = "file:///home";
-
-/// Two copies on t1 and t2, and a group that nothing is on; all is well.
-struct World {
-    status: ClusterStatus,
-    processes: Vec<ProcessState>,
-    mounts: Vec<MountState>,
-    dead_mounts: Vec<PathBuf>,
-    known: Result<Known, String>,
-    audit: AuditState,
-    homes: HomesHere,
-    waiting: ClientsWaiting,
-    conditions: Vec<NodeCondition>,
-    holders: Vec<Holder>,
-    unanswered: Vec<(String, String)>,
-}
-
-fn world() -> World {
-    let twice = Scheme { data: 1, parity: 1 };
-    let node = |id, name: &str, role| Node {
-        id: NodeId(id),
-        name: name.into(),
-        role,
-        host: "h".into(),
-        addrs: vec![],
-        up: true,
-        program: Program::this(),
-    };
-    let target = |id| Target {
-        id: TargetId(id),
-        uuid: DiskUuid([id as u8; 16]),
-        node: NodeId(id),
-        pool: "default".into(),
-        state: TargetState::Up,
-        capacity: 1000,
-        last: RunSeen::default(),
-        whole: RunSeen::default(),
-    };
-    let member =
-        |id| Member { target: TargetId(id), state: MemberState::Current, since: Epoch(1), lost_at: Epoch(0) };
-    let group = |id, scheme, members: &[u32]| Group {
-        id: PgId(id),
-        pool: "default".into(),
-        scheme,
-        epoch: Epoch(1),
-        members: members.iter().map(|id| member(*id)).collect(),
-    };
-    let report = |id| TargetReport {
-        target: TargetId(id),
-        failed: false,
-        capacity: 1000,
-        used: 100,
-        under_replicated_cells: 0,
-        damaged_blocks: 0,
-        repaired_blocks: 0,
-        stalled_ms: 0,
-        position: 0,
-    };
-    let leader = NamespaceEntry {
-        id: NamespaceId(1),
-        name: "root".into(),
-        uuid: Default::default(),
-        leader: Some(NodeId(3)),
-        leader_epoch: Epoch(1),
-    };
-    let map = ClusterMap {
-        cluster: ClusterId([1; 16]),
-        version: 1,
-        level: LEVEL_MAX,
-        settings: Settings { scheme: twice, cell_shift: 19, lease_ms: 1, target_silence_ms: 1 },
-        nodes: vec![
-            node(1, "storage-1", Role::Storage),
-            node(2, "storage-2", Role::Storage),
-            node(3, "meta", Role::Meta),
-        ],
-        targets: vec![target(1), target(2)],
-        groups: vec![group(0, twice, &[1, 2]), group(1, Scheme { data: 1, parity: 0 }, &[2])],
-        namespaces: vec![leader],
-        homes: vec![],
-        last_namespace: Default::default(),
-        removed: vec![],
-        authorities: vec![],
-        audits: vec![],
-        copies: vec![],
-        moves: vec![],
-        generations: vec![],
-        last_target: Default::default(),
-        full: vec![],
-        access: Default::default(),
-    };
-    let process =
-        |name: &str, role| ProcessState { name: name.into(), role, lives: true, log: "/w/log/x".into() };
-    let mount = MountState {
-        name: "mount-1".into(),
-        path: "/m".into(),
-        state: Reach::Answers,
-        losses: 0,
-        last_losses: Value::Null,
-    };
-    World {
-        status: ClusterStatus {
-            map: Arc::new(map),
-            targets: vec![report(1), report(2)],
-            uptime_ms: 1,
-            links: vec![],
-            program: Program::this(),
-        },
-        processes: vec![process("storage-1", RoleName::Storage), process("mover-1", RoleName::Mover)],
-        mounts: vec![mount],
-        dead_mounts: vec![],
-        known: Ok(Known {
-            volumes: vec![volume()],
-            relations: vec![relation()],
-            backups: vec![backup()],
-            ..Known::default()
-        }),
-        audit: AuditState::default(),
-        homes: HomesHere::default(),
-        waiting: ClientsWaiting { clients: vec![] },
-        conditions: vec![condition("mover-1", Role::Mover), condition("mount-1", Role::Mount)],
-        holders: vec![],
-        unanswered: vec![],
-    }
-}
-
-const NOW_S: u64 = 1_000_000_000;
-
-/// As it was reported a second ago.
-fn condition(node: &str, role: Role) -> NodeCondition {
-    let condition = Condition { host: "h".into(), release: Program::this().release, ..Condition::default() };
-    NodeCondition { node: node.into(), role, heard_ms: 1000, condition }
-}
-
-fn volume() -> Volume {
-    let usage = |bytes| Usage { files: 7, directories: 2, bytes, ..Usage::default() };
-    Volume {
-        id: VolumeId(2),
-        name: "work".into(),
-        root: InodeId(9),
-        path: "/work".into(),
-        owner: 0,
-        admins: vec![],
-        quota: Quota { bytes_hard: Some(1000), inodes_hard: Some(100), ..Quota::NONE },
-        bytes_over_since: None,
-        inodes_over_since: None,
-        policy: Policy { scheme: None, pool: None },
-        retention: Retention::NOTHING,
-        created: Time { nanos: 0 },
-        deleting: false,
-        usage: usage(100),
-        in_trash: usage(0),
-    }
-}
-
-fn relation() -> RelationInfo {
-    RelationInfo {
-        id: RelationId(1),
-        volume: VolumeId(2),
-        volume_name: "work".into(),
-        url: HOME.into(),
-        direction: Direction::Push,
-        evict: true,
-        state: RelationState::Synced {},
-        lag_ms: 0,
-        backlog_bytes: 0,
-        backlog_names: 0,
-        unseen_directories: 0,
-        rate: 0,
-        shipped_bytes: 0,
-        shipped_names: 0,
-        movers: 1,
-        limited_by: String::new(),
-        home_failure: String::new(),
-        conflicts: vec![],
-        scan_age_ms: 0,
-    }
-}
-
-fn backup() -> Backup {
-    Backup {
-        volume: VolumeId(2),
-        volume_name: "work".into(),
-        url: "file:///backups".into(),
-        by: 0,
-        every_s: 86400,
-        keep: BackupRetention::default(),
-        since: Time { nanos: 0 },
-        running: None,
-        last: None,
-        good: None,
-        due: None,
-        late: false,
-    }
-}
-
-impl World {
-    fn troubles(self) -> Vec<Trouble> {
-        troubles(&Facts {
-            status: &self.status,
-            waiting: self.waiting,
-            conditions: self.conditions,
-            holders: self.holders,
-            now_s: NOW_S,
-            unanswered: self.unanswered,
-            clocks: Clocks { off: vec![] },
-            rebuild: vec![],
-            audit: self.audit,
-            restart: "`weir up --dir /w` starts it again".into(),
-            processes: self.processes,
-            mounts: self.mounts,
-            dead_mounts: self.dead_mounts,
-            namespaces: vec![NamespaceFacts { name: "root".into(), known: self.known }],
-            homes: self.homes,
-        })
-    }
-    fn known(&mut self) -> &mut Known {
-        self.known.as_mut().unwrap()
-    }
-    fn volume(&mut self) -> &mut Volume {
-        &mut self.known().volumes[0]
-    }
-    fn relation(&mut self) -> &mut RelationInfo {
-        &mut self.known().relations[0]
-    }
-    fn map(&mut self) -> &mut ClusterMap {
-        Arc::make_mut(&mut self.status.map)
-    }
-    /// A storage node is down, and its target missing.
-    fn lose(&mut self, id: u32) {
-        let map = self.map();
-        map.nodes[id as usize - 1].up = false;
-        map.targets[id as usize - 1].state = TargetState::Down;
-        for member in map.groups.iter_mut().flat_map(|g| &mut g.members).filter(|m| m.target.0 == id) {
-            member.state = MemberState::Down;
-        }
-    }
-}
+use weir_proto::map::{MemberState, Role, Scheme, TargetState};
+use weir_proto::meta::Time;
+use weir_proto::relation::RelationState;
+use weir_proto::{Epoch, NodeId};
 
 #[test]
 fn a_healthy_cluster_has_no_troubles() {
@@ -328,6 +86,7 @@ fn what_is_as_it_should_be_is_no_trouble() {
         |w| w.conditions[0].condition.disks = vec![NodeDisk { capacity: 1000 << 30, ..disk(20 << 30) }],
         |w| w.known().sessions = vec![session("python on h7", 20_000)],
         |w| w.relation().lag_ms = 3_600_000,
+        |w| w.status.targets[0].stalled_ms = 20,
     ];
     for (row, change) in table.iter().enumerate() {
         let mut world = world();
@@ -419,7 +178,7 @@ fn each_trouble_is_one_sentence_of_its_severity() {
             "namespace \"root\" has no active metadata server; files are unavailable: `weir up --dir /w`",
         ),
         (|w| w.map().namespaces.clear(), Critical, "meta", "no metadata server has started yet"),
-        (|w| w.known = Err("no answer".into()), Critical, "root", "does not answer (no answer)"),
+        (|w| w.set_known(Err("no answer".into())), Critical, "root", "does not answer (no answer)"),
         (
             |w| w.processes[1].lives = false,
             Warning,
@@ -626,6 +385,23 @@ fn a_cut_link_names_both_ends_or_the_one_that_is_cut_off() {
     assert!(both.len() == 2 && both.iter().all(|t| t.contains("2 nodes cannot")), "{both:?}");
     let cut_off = reported(&[("m5", 1), ("m5", 2)]);
     assert!(cut_off.len() == 1 && cut_off[0].contains("see to the network of m5"), "{cut_off:?}");
+}
+
+#[test]
+fn what_is_muted_is_last_and_says_so() {
+    let mute = |about: &str| Mute { code: "mover-down".into(), about: about.into(), until_s: NOW_S + 60 };
+    let found = |mutes| {
+        let mut world = world();
+        world.lose(1);
+        world.processes[1].lives = false;
+        world.mutes = mutes;
+        world.troubles().into_iter().map(|t| (t.about, t.muted_until)).collect::<Vec<_>>()
+    };
+    let down = ("storage-1".to_owned(), None);
+    for mutes in [vec![mute("")], vec![mute("mover-1")]] {
+        assert_eq!(found(mutes), [down.clone(), ("mover-1".into(), Some(NOW_S + 60))]);
+    }
+    assert_eq!(found(vec![mute("mover-2")]), [down, ("mover-1".into(), None)]);
 }
 
 #[test]

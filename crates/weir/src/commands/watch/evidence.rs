@@ -1,45 +1,47 @@
-//! What is known of a delay: the waits of all processes, the map, volumes and homes, and the file in
-//! question.
+//! What is known of a delay: the troubles of the cluster, the waits of all processes, who works most, and the
+//! file in question.
 //!
 //! Invariant: nothing here waits for long, whatever hangs: each question has a deadline, and what was not
 //! answered is evidence, too.
 use super::PATIENCE;
 use super::waits::{Seen, sorted};
-use crate::commands::volume::{all, connect};
+use crate::commands::gather::Asker;
+use crate::commands::troubles::{Facts, Trouble, troubles};
 use crate::commands::{file, mounts, tiering};
 use crate::failure::Outcome;
-use crate::observe::is_led;
+use crate::local::local_cluster::LocalCluster;
 use crate::users::Users;
 use serde_json::Value;
 use std::path::Path;
-use std::time::Duration;
-use weir_coord::{Cluster, Gathered};
-use weir_env::{Addr, Env};
+use std::sync::Arc;
+use weir_coord::Gathered;
 use weir_proto::InodeId;
-use weir_proto::coord::ClusterStatus;
 use weir_proto::map::Role;
-use weir_proto::relation::RelationInfo;
-use weir_proto::volume::Volume;
-use weir_proto::watch::{ListWaits, WaitsListed};
+use weir_proto::watch::{GetTop, ListWaits, Top, WaitsListed};
 
-/// For all that a metadata server is asked.
-const NAMESPACE_PATIENCE: Duration = Duration::from_millis(1500);
 /// Waits that ended are looked at, too.
 const PAST_S: u32 = 3600;
 /// A wait that is younger explains nothing that a user feels.
 const MIN_MS: u32 = 50;
+/// The time in which somebody's work is compared with that of others.
+const TOP_S: u32 = 10;
 
 /// All that was found.
 pub struct Evidence {
-    pub status: ClusterStatus,
+    pub facts: Facts,
+    /// What `weir status` lists, the worst first.
+    pub troubles: Vec<Trouble>,
     /// The longest first; those that ended follow.
     pub waits: Vec<Seen>,
     pub silent: Vec<Silent>,
-    pub namespaces: Vec<Namespace>,
-    /// Of programs that wait.
+    /// The work of the last seconds at mounts.
+    pub tops: Vec<Gathered<Top>>,
+    /// Of programs that wait or work.
     pub users: Users,
     /// Absent: the question is about the whole cluster, or about a process that waits for no file.
     pub file: Option<FileFacts>,
+    /// Names of volumes that the file may be in.
+    pub volumes_of_file: Vec<String>,
 }
 
 /// A process that did not answer.
@@ -47,19 +49,6 @@ pub struct Silent {
     pub name: String,
     pub role: Role,
     pub why: String,
-}
-
-pub struct Namespace {
-    pub name: String,
-    pub known: Result<Known, String>,
-}
-
-#[derive(Default)]
-pub struct Known {
-    pub volumes: Vec<Volume>,
-    pub relations: Vec<RelationInfo>,
-    /// That of the file in question.
-    pub volume_of_file: Option<u32>,
 }
 
 /// What is asked about.
@@ -138,51 +127,50 @@ fn file_facts(inode: u64, layout: &Value, locks: &Value, state: &Value) -> FileF
 
 /// Asks all processes, the coordinator and the leaders at the same time.
 pub async fn collect(
-    env: &Env,
-    cluster: &Cluster,
-    coordinators: &[Addr],
+    asker: &Arc<Asker>,
+    local: Option<LocalCluster>,
     file: Option<FileFacts>,
 ) -> Outcome<Evidence> {
-    let asked = ListWaits { min_ms: MIN_MS, since_s: PAST_S };
-    let inode = file.as_ref().map(|file| InodeId(file.inode));
-    let map = cluster.map();
-    let led: Vec<String> =
-        map.namespaces.iter().filter(|n| is_led(&map, n)).map(|n| n.name.clone()).collect();
-    let namespaces = async {
-        let mut all = Vec::new();
-        for name in led {
-            let known = env.clock.timeout(NAMESPACE_PATIENCE, known(coordinators, &name, inode)).await;
-            let known = match known {
-                Ok(known) => known.map_err(|failure| failure.error.context),
-                Err(_) => Err(format!("no answer within {NAMESPACE_PATIENCE:?}")),
-            };
-            all.push(Namespace { name, known });
-        }
-        all
-    };
-    let (status, gathered, namespaces) =
-        tokio::join!(cluster.status(), cluster.gather::<_, WaitsListed>(&asked, PATIENCE), namespaces);
-    let (status, gathered): (ClusterStatus, Vec<Gathered<WaitsListed>>) = (status?, gathered?);
+    let (waits, top) = (ListWaits { min_ms: MIN_MS, since_s: PAST_S }, GetTop { seconds: TOP_S });
+    let cluster = &asker.cluster;
+    let (facts, waits, tops) = tokio::join!(
+        asker.facts(local),
+        cluster.gather::<_, WaitsListed>(&waits, PATIENCE),
+        cluster.gather::<_, Top>(&top, PATIENCE),
+    );
+    let (facts, gathered, tops) = (facts?, waits?, tops.unwrap_or_default());
     let without_answer = gathered.iter().filter_map(|g| {
         let why = g.told.as_ref().err()?.clone();
         Some(Silent { name: g.name.clone(), role: g.role, why })
     });
     let silent = without_answer.collect();
     let (waits, _) = sorted(gathered);
-    let users = Users::of(waits.iter().filter(|seen| seen.wait.pid > 0).map(|seen| seen.wait.uid));
-    Ok(Evidence { status, waits, silent, namespaces, users, file })
+    let who = waits.iter().filter(|seen| seen.wait.pid > 0).map(|seen| seen.wait.uid);
+    let rows = tops.iter().filter_map(|top| top.told.as_ref().ok()).flat_map(|top| &top.rows);
+    let users = Users::of(who.chain(rows.map(|row| row.uid)));
+    let mut evidence = Evidence {
+        troubles: troubles(&facts),
+        facts,
+        waits,
+        silent,
+        tops,
+        users,
+        file: None,
+        volumes_of_file: Vec::new(),
+    };
+    evidence.about(asker, file).await;
+    Ok(evidence)
 }
 
-async fn known(coordinators: &[Addr], namespace: &str, inode: Option<InodeId>) -> Outcome<Known> {
-    let client = connect(coordinators.to_vec(), namespace).await?;
-    let volumes = all(&client).await?;
-    let relations = client.relations(None).await?;
-    let volume_of_file = match inode {
-        Some(inode) => client.volume_at(inode).await.ok().map(|volume| volume.id.0),
-        None => None,
-    };
-    client.shutdown().await?;
-    Ok(Known { volumes, relations, volume_of_file })
+impl Evidence {
+    /// From now on it is evidence about this file.
+    pub async fn about(&mut self, asker: &Arc<Asker>, file: Option<FileFacts>) {
+        self.volumes_of_file = match &file {
+            Some(file) => asker.volumes_of(InodeId(file.inode), &self.facts).await,
+            None => Vec::new(),
+        };
+        self.file = file;
+    }
 }
 
 #[cfg(test)]

@@ -1,21 +1,26 @@
 //! Why something is slow, from the evidence: a plain function. The cause comes first, then how it reaches the
 //! program.
 //!
-//! A new cause is one function below, and a row in the test's table. Each sentence has its number; each cause
-//! says what to do about it.
+//! Causes that `weir status` knows are its troubles, near to the cause as the table of kinds says; a new one
+//! is a trouble first. Here waits, silent processes, locks and hogs join them. Each sentence has its number;
+//! each cause says what to do about it.
 use super::evidence::{Evidence, Silent};
+use super::top::{Names, lines_of};
 use super::waits::{Seen, object, time};
+use crate::cli_watch::By;
+use crate::commands::troubles::{Trouble, kind};
 use crate::table;
 use std::collections::BTreeMap;
-use weir_proto::TargetId;
-use weir_proto::map::{MemberState, Role, TargetState};
-use weir_proto::relation::RelationState;
+use weir_proto::map::{Group, Role};
 
-/// Hundredths of a limit, from where on it may be why writes fail.
-const NEARLY_FULL_PERCENT: u64 = 95;
-/// A disk that has completed nothing for so long hangs, or is slow; a busy one completes something all the
-/// time.
-const STALLED_MS: u32 = 500;
+/// What a node of a newer release reports may delay something.
+const DELAYS_UNKNOWN: u8 = 30;
+/// With a file, causes that are farther from it are left out.
+const DELAYS_A_FILE: u8 = 30;
+/// A user with this share of all work, and this many requests under way on the average, is a neighbour that
+/// others feel.
+const HOG_SHARE: f64 = 0.6;
+const HOG_WAITING: f64 = 0.5;
 /// A wait that ended is of interest if it lasted for so long.
 const PAST_US: u64 = 1_000_000;
 const PAST_MAX: usize = 5;
@@ -36,15 +41,12 @@ fn finding(depth: u8, text: String, action: impl Into<String>) -> Finding {
 
 /// The chain from the cause to the program. `threads`: of the process that is asked about; none: any.
 pub fn findings(evidence: &Evidence, threads: &[u32]) -> Vec<Finding> {
-    let mut found = Vec::new();
-    leaders(evidence, &mut found);
+    let mut found: Vec<Finding> =
+        evidence.troubles.iter().filter_map(|trouble| of_trouble(evidence, trouble)).collect();
     found.extend(evidence.silent.iter().filter(|silent| matters(evidence, silent)).map(of_silent));
-    nodes(evidence, &mut found);
-    groups(evidence, &mut found);
-    volumes(evidence, &mut found);
-    homes(evidence, &mut found);
     waits(evidence, threads, &mut found);
     locks(evidence, &mut found);
+    hog(evidence, &mut found);
     found.sort_by_key(|f| std::cmp::Reverse(f.depth));
     found
 }
@@ -66,38 +68,89 @@ pub fn past(evidence: &Evidence) -> Vec<String> {
     longest.iter().take(PAST_MAX).map(text).collect()
 }
 
-fn leaders(evidence: &Evidence, found: &mut Vec<Finding>) {
-    let map = &evidence.status.map;
-    for namespace in &map.namespaces {
-        if !crate::observe::is_led(map, namespace) {
-            let name = &namespace.name;
-            let text = format!("no metadata server leads namespace {name:?}: every call about names waits");
-            found.push(finding(100, text, "start its metadata server again (`weir status` names it)"));
+/// A trouble of the whole cluster, or of the file in question.
+fn of_trouble(evidence: &Evidence, trouble: &Trouble) -> Option<Finding> {
+    let depth = kind(&trouble.code).map_or(DELAYS_UNKNOWN, |kind| kind.delays);
+    let concerns = match &evidence.file {
+        None => true,
+        Some(_) => depth >= DELAYS_A_FILE && concerns_file(evidence, trouble),
+    };
+    // The waits themselves are listed, with their programs.
+    let is_wait = trouble.code == "client-waits";
+    let more = recall_of(evidence, trouble);
+    (concerns && !is_wait).then(|| finding(depth, format!("{}{more}", trouble.text), trouble.action.clone()))
+}
+
+/// Whether a file is on what has the trouble.
+fn concerns_file(evidence: &Evidence, trouble: &Trouble) -> bool {
+    let (Some(file), map) = (&evidence.file, &evidence.facts.status.map) else { return true };
+    let on = |target: u32| file.targets.is_empty() || file.targets.contains(&target);
+    let is_of_volume = |volume: &str| evidence.volumes_of_file.iter().any(|name| name == volume);
+    let relations = || {
+        let known = evidence.facts.namespaces.iter().filter_map(|n| n.known.as_ref().ok());
+        known.flat_map(|k| &k.relations)
+    };
+    match kind(&trouble.code).map_or("", |kind| kind.part) {
+        "storage" if trouble.code.starts_with("groups-") => {
+            let bad =
+                |g: &&Group| !g.is_writable() && (file.groups.is_empty() || file.groups.contains(&g.id.0));
+            map.groups.iter().any(|g| bad(&g))
         }
-    }
-    for namespace in &evidence.namespaces {
-        if let Err(why) = &namespace.known {
-            let text =
-                format!("the metadata server of namespace {:?} does not answer: {why}", namespace.name);
-            found.push(finding(
-                95,
-                text,
-                "see its log, and whether its process is stopped or its disk hangs",
-            ));
+        "storage" => {
+            let is_it = |t: &&weir_proto::map::Target| {
+                t.id.to_string() == trouble.about || map.node(t.node).is_some_and(|n| n.name == trouble.about)
+            };
+            map.targets.iter().filter(is_it).any(|t| on(t.id.0))
         }
+        "volumes" => is_of_volume(&trouble.about),
+        "homes" if trouble.code.starts_with("mover-") => relations().any(|r| is_of_volume(&r.volume_name)),
+        "homes" => relations().any(|r| r.id.to_string() == trouble.about && is_of_volume(&r.volume_name)),
+        "clients" => evidence.waits.iter().any(|seen| seen.wait.holder.contains(&trouble.about)),
+        _ => true,
     }
 }
 
-/// Mounts matter to others only by what they hold.
+/// How much of the file cannot be read without what has the trouble.
+fn recall_of(evidence: &Evidence, trouble: &Trouble) -> String {
+    let offline = evidence.file.as_ref().map_or(0, |file| file.offline);
+    match kind(&trouble.code).is_some_and(|kind| kind.part == "homes") && offline > 0 {
+        true => format!("; {} of this file exist only there", table::bytes(offline)),
+        false => String::new(),
+    }
+}
+
+/// Mounts matter to others only by what they hold. What a trouble says already is not said twice.
 fn matters(evidence: &Evidence, silent: &Silent) -> bool {
     let is_server = matches!(silent.role, Role::Storage | Role::Meta | Role::Mover);
     let holds = |seen: &Seen| seen.wait.holder.contains(&silent.name);
-    is_server || evidence.file.is_none() || evidence.waits.iter().any(holds)
+    let is_known = evidence.troubles.iter().any(|trouble| trouble.about == silent.name);
+    !is_known && (is_server || evidence.file.is_none() || evidence.waits.iter().any(holds))
+}
+
+/// The user with most of the work, where that is much, and others wait.
+fn hog(evidence: &Evidence, found: &mut Vec<Finding>) {
+    let names = Names { volumes: BTreeMap::new(), users: evidence.users.clone() };
+    let lines = lines_of(By::User, &evidence.tops, &names);
+    let all: f64 = lines.iter().map(|line| line.waiting).sum();
+    let Some(first) = lines.iter().max_by(|a, b| a.waiting.total_cmp(&b.waiting)) else { return };
+    if lines.len() < 2 || first.waiting < HOG_WAITING || first.waiting < all * HOG_SHARE {
+        return;
+    }
+    let text = format!(
+        "user {} has {:.0} % of the work of the last seconds at {}: {:.0} requests/s, {}/s, mostly {}",
+        first.name,
+        100.0 * first.waiting / all,
+        first.client,
+        first.requests_per_s,
+        table::bytes(first.bytes_per_s as u64),
+        first.kind
+    );
+    found.push(finding(25, text, "`weir top --by job` shows which program; ask that user, or limit it"));
 }
 
 fn of_silent(Silent { name, role, why }: &Silent) -> Finding {
     let (role, depth) = match role {
-        Role::Storage => ("storage", 90),
+        Role::Storage => ("storage", 88),
         Role::Meta => ("metadata", 92),
         Role::Mover => ("mover", 70),
         _ => ("mount", 66),
@@ -107,117 +160,6 @@ fn of_silent(Silent { name, role, why }: &Silent) -> Finding {
         "look at the process of {name}: is it stopped, is its machine overloaded? start it again if need be"
     );
     finding(depth, text, action)
-}
-
-/// Storage nodes that are down and targets that failed; with a file, those that it is on.
-fn nodes(evidence: &Evidence, found: &mut Vec<Finding>) {
-    let map = &evidence.status.map;
-    let concerns = |id: TargetId| {
-        evidence.file.as_ref().is_none_or(|file| file.targets.is_empty() || file.targets.contains(&id.0))
-    };
-    for target in map.targets.iter().filter(|t| t.state != TargetState::Up && concerns(t.id)) {
-        let node = map.node(target.node).map_or("?", |node| node.name.as_str());
-        let (what, action) = match target.state {
-            TargetState::Failed => (
-                "failed with a disk error",
-                format!("repair its disk, then `weir target clear {}`", target.id),
-            ),
-            _ => ("is down", format!("start {node} again")),
-        };
-        let text = format!("{} ({node}) {what}: reads of its data are decoded from the others", target.id);
-        found.push(finding(80, text, action));
-    }
-    for report in &evidence.status.targets {
-        if report.stalled_ms >= STALLED_MS {
-            let text = format!(
-                "the disk of {} has completed nothing for {}",
-                report.target,
-                time(u64::from(report.stalled_ms) * 1000)
-            );
-            found.push(finding(89, text, "look at that disk (`dmesg`, `smartctl`)"));
-        }
-    }
-}
-
-fn groups(evidence: &Evidence, found: &mut Vec<Finding>) {
-    let concerns = |id: u32| {
-        evidence.file.as_ref().is_none_or(|file| file.groups.is_empty() || file.groups.contains(&id))
-    };
-    let map = &evidence.status.map;
-    let poor: Vec<_> = map.groups.iter().filter(|g| !g.is_writable() && concerns(g.id.0)).collect();
-    let Some(first) = poor.first() else { return };
-    let down = first.members.iter().filter(|m| m.state != MemberState::Current).map(|m| m.target.to_string());
-    let text = format!(
-        "{} placement groups have too few members: {} has {} of {} and needs {} (without {})",
-        poor.len(),
-        first.id,
-        first.current_count(),
-        first.members.len(),
-        first.scheme.data,
-        down.collect::<Vec<_>>().join(", ")
-    );
-    found.push(finding(94, text, "start the storage nodes of these targets again"));
-}
-
-/// The volume of the file, or all that are full.
-fn volumes(evidence: &Evidence, found: &mut Vec<Finding>) {
-    for known in evidence.namespaces.iter().filter_map(|n| n.known.as_ref().ok()) {
-        let wanted = |id: u32| evidence.file.is_none() || known.volume_of_file == Some(id);
-        for volume in known.volumes.iter().filter(|v| wanted(v.id.0)) {
-            let name = &volume.name;
-            let limits = [volume.quota.bytes_hard, volume.quota.inodes_hard];
-            let used = [volume.usage.bytes, volume.usage.files + volume.usage.directories];
-            for (at, (limit, used)) in limits.into_iter().zip(used).enumerate() {
-                let Some(limit) = limit
-                    .filter(|l| u128::from(used) * 100 >= u128::from(*l) * u128::from(NEARLY_FULL_PERCENT))
-                else {
-                    continue;
-                };
-                let (what, limit, used, option) = match at {
-                    0 => ("bytes", table::bytes(limit), table::bytes(used), "--bytes"),
-                    _ => ("files and directories", limit.to_string(), used.to_string(), "--inodes"),
-                };
-                let text = format!(
-                    "volume {name} has {used} of its {limit} {what}: writes beyond that fail (EDQUOT)"
-                );
-                found.push(finding(
-                    75,
-                    text,
-                    format!("delete files, or raise the limit: `weir volume quota {name} {option} N`"),
-                ));
-            }
-        }
-    }
-}
-
-fn homes(evidence: &Evidence, found: &mut Vec<Finding>) {
-    for known in evidence.namespaces.iter().filter_map(|n| n.known.as_ref().ok()) {
-        let wanted = |id: u32| evidence.file.is_none() || known.volume_of_file == Some(id);
-        for relation in known.relations.iter().filter(|r| wanted(r.volume.0)) {
-            let (name, url) = (&relation.volume_name, &relation.url);
-            let recall = match &evidence.file {
-                Some(file) if file.offline > 0 => {
-                    format!("; {} of this file exist only there", table::bytes(file.offline))
-                }
-                _ => String::new(),
-            };
-            if !relation.home_failure.is_empty() {
-                let text = format!(
-                    "the home {url} of volume {name} cannot be used: {}{recall}",
-                    relation.home_failure
-                );
-                found.push(finding(78, text, "look at that file server or its mount on the mover's machine"));
-            } else if relation.movers == 0 {
-                let text = format!(
-                    "no mover works for volume {name}: nothing is copied to {url} or recalled from there{recall}"
-                );
-                found.push(finding(77, text, "start a mover (`weir mover`)"));
-            } else if let RelationState::Paused { why } = &relation.state {
-                let text = format!("copying volume {name} to {url} is paused: {why}");
-                found.push(finding(40, text, format!("`weir relation resume {name}`")));
-            }
-        }
-    }
 }
 
 /// Waits that last, together where they wait for the same.
@@ -309,7 +251,7 @@ fn action(evidence: &Evidence, seen: &Seen) -> String {
         "lease-recall" => format!(
             "look at the mount {}: is its process stopped? its lease ends after {} of silence",
             wait.holder,
-            time(u64::from(evidence.status.map.settings.lease_ms) * 1000)
+            time(u64::from(evidence.facts.status.map.settings.lease_ms) * 1000)
         ),
         "disk" => "look at that disk (`dmesg`, `smartctl`); `weir iohist` shows how slow it is".to_owned(),
         "journal" => format!("look at the disk that {} has its directory on", seen.process),
@@ -333,153 +275,41 @@ fn locks(evidence: &Evidence, found: &mut Vec<Finding>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::watch::evidence::{FileFacts, Known, Namespace};
+    use crate::commands::mounts::Reach;
+    use crate::commands::troubles::troubles;
+    use crate::commands::troubles::world::{HOME, World, world};
+    use crate::commands::watch::evidence::FileFacts;
     use crate::users::Users;
-    use weir_proto::coord::{ClusterStatus, TargetReport};
-    use weir_proto::map::{
-        ClusterMap, Group, Member, NamespaceEntry, Node, RunSeen, Scheme, Settings, Target,
-    };
-    use weir_proto::meta::{Time, Usage};
-    use weir_proto::relation::{Direction, RelationId, RelationInfo};
-    use weir_proto::version::Program;
-    use weir_proto::volume::{Policy, Quota, Retention, Volume};
-    use weir_proto::watch::WaitSeen;
-    use weir_proto::{ClusterId, DiskUuid, Epoch, InodeId, NamespaceId, NodeId, PgId, VolumeId};
+    use weir_coord::Gathered;
+    use weir_proto::TargetId;
+    use weir_proto::map::{MemberState, TargetState};
+    use weir_proto::watch::{Top, TopRow, WaitSeen};
 
-    /// File 7 of volume 2, on targets 1 and 2 in group 0. All is well.
-    fn evidence() -> Evidence {
-        let twice = Scheme { data: 2, parity: 0 };
-        let node = |id, name: &str, role| Node {
-            id: NodeId(id),
-            name: name.into(),
-            role,
-            host: "h".into(),
-            addrs: vec![],
-            up: true,
-            program: Program::this(),
-        };
-        let target = |id| Target {
-            id: TargetId(id),
-            uuid: DiskUuid([id as u8; 16]),
-            node: NodeId(id),
-            pool: "default".into(),
-            state: TargetState::Up,
-            capacity: 1000,
-            last: RunSeen::default(),
-            whole: RunSeen::default(),
-        };
-        let member = |id| Member {
-            target: TargetId(id),
-            state: MemberState::Current,
-            since: Epoch(1),
-            lost_at: Epoch(0),
-        };
-        let group = Group {
-            id: PgId(0),
-            pool: "default".into(),
-            scheme: twice,
-            epoch: Epoch(1),
-            members: vec![member(1), member(2)],
-        };
-        let leader = NamespaceEntry {
-            id: NamespaceId(1),
-            name: "main".into(),
-            uuid: Default::default(),
-            leader: Some(NodeId(3)),
-            leader_epoch: Epoch(1),
-        };
-        let map = ClusterMap {
-            cluster: ClusterId([1; 16]),
-            version: 1,
-            level: 1,
-            settings: Settings { scheme: twice, cell_shift: 19, lease_ms: 10_000, target_silence_ms: 1 },
-            nodes: vec![
-                node(1, "storage-1", Role::Storage),
-                node(2, "storage-2", Role::Storage),
-                node(3, "meta", Role::Meta),
-            ],
-            targets: vec![target(1), target(2)],
-            groups: vec![group],
-            namespaces: vec![leader],
-            homes: vec![],
-            last_namespace: Default::default(),
-            removed: vec![],
-            authorities: vec![],
-            audits: vec![],
-            copies: vec![],
-            moves: vec![],
-            generations: vec![],
-            last_target: Default::default(),
-            full: vec![],
-            access: Default::default(),
-        };
-        let report = TargetReport {
-            target: TargetId(1),
-            failed: false,
-            capacity: 1000,
-            used: 100,
-            under_replicated_cells: 0,
-            damaged_blocks: 0,
-            repaired_blocks: 0,
-            stalled_ms: 0,
-            position: 0,
-        };
-        let program = Program::this();
-        let status =
-            ClusterStatus { map: map.into(), targets: vec![report], uptime_ms: 1, links: vec![], program };
-        let known = Known { volumes: vec![volume()], relations: vec![relation()], volume_of_file: Some(2) };
-        let (groups, targets) = (vec![0], vec![1, 2]);
+    /// File 7 of volume work, on targets 1 and 2 in group 0, and what else was found.
+    #[derive(Default)]
+    struct Beside {
+        waits: Vec<Seen>,
+        silent: Vec<Silent>,
+        tops: Vec<Gathered<Top>>,
+    }
+
+    fn file() -> FileFacts {
+        FileFacts { inode: 7, groups: vec![0], targets: vec![1, 2], offline: 0, locks: vec![] }
+    }
+
+    fn evidence(world: World, beside: Beside, file: Option<FileFacts>) -> Evidence {
+        let Beside { waits, silent, tops } = beside;
+        let volumes_of_file = file.iter().map(|_| "work".to_owned()).collect();
+        let troubles = troubles(&world);
         Evidence {
-            status,
-            waits: vec![],
-            silent: vec![],
-            namespaces: vec![Namespace { name: "main".into(), known: Ok(known) }],
+            facts: world.0,
+            troubles,
+            waits,
+            silent,
+            tops,
             users: Users::default(),
-            file: Some(FileFacts { inode: 7, groups, targets, offline: 0, locks: vec![] }),
-        }
-    }
-
-    fn volume() -> Volume {
-        Volume {
-            id: VolumeId(2),
-            name: "work".into(),
-            root: InodeId(9),
-            path: "/work".into(),
-            owner: 0,
-            admins: vec![],
-            quota: Quota { bytes_hard: Some(1000), ..Quota::NONE },
-            bytes_over_since: None,
-            inodes_over_since: None,
-            policy: Policy { scheme: None, pool: None },
-            retention: Retention::NOTHING,
-            created: Time { nanos: 0 },
-            deleting: false,
-            usage: Usage { bytes: 100, ..Usage::default() },
-            in_trash: Usage::default(),
-        }
-    }
-
-    fn relation() -> RelationInfo {
-        RelationInfo {
-            id: RelationId(1),
-            volume: VolumeId(2),
-            volume_name: "work".into(),
-            url: "file:///home".into(),
-            direction: Direction::Push,
-            evict: true,
-            state: RelationState::Synced {},
-            lag_ms: 0,
-            backlog_bytes: 0,
-            backlog_names: 0,
-            unseen_directories: 0,
-            rate: 0,
-            shipped_bytes: 0,
-            shipped_names: 0,
-            movers: 1,
-            limited_by: String::new(),
-            home_failure: String::new(),
-            conflicts: vec![],
-            scan_age_ms: 0,
+            file,
+            volumes_of_file,
         }
     }
 
@@ -499,89 +329,85 @@ mod tests {
         Seen { process: process.into(), wait }
     }
 
-    fn map_of(evidence: &mut Evidence) -> &mut ClusterMap {
-        std::sync::Arc::make_mut(&mut evidence.status.map)
-    }
-    fn known_of(evidence: &mut Evidence) -> &mut Known {
-        evidence.namespaces[0].known.as_mut().unwrap()
-    }
     fn silent(name: &str, role: Role) -> Silent {
         Silent { name: name.into(), role, why: "no answer within 1s".into() }
     }
 
     #[test]
     fn nothing_is_found_where_all_is_well() {
-        assert_eq!(findings(&evidence(), &[]), []);
-        assert_eq!(past(&evidence()), Vec::<String>::new());
+        let well = evidence(world(), Beside::default(), Some(file()));
+        assert_eq!(findings(&well, &[]), []);
+        assert_eq!(past(&well), Vec::<String>::new());
     }
 
     /// What is wrong, and how the first sentence and the advice begin.
-    type Case = (fn(&mut Evidence), &'static str, &'static str);
+    type Case = (fn(&mut World, &mut Beside), &'static str, &'static str);
 
     #[test]
     fn each_cause_is_named_first_with_what_to_do() {
-        let cases: [Case; 14] = [
-            (|e| map_of(e).namespaces[0].leader = None, "no metadata server leads", "start its metadata"),
-            (|e| e.namespaces[0].known = Err("no answer".into()), "the metadata server of", "see its log"),
+        let cases: [Case; 15] = [
+            (|w, _| w.map().nodes[2].up = false, "namespace \"root\" has no active", "`weir up"),
+            (|w, _| w.set_known(Err("no answer".into())), "the metadata server of", "see its log"),
             (
-                |e| e.silent.push(silent("storage-1", Role::Storage)),
+                |_, b| b.silent.push(silent("storage-1", Role::Storage)),
                 "storage-1 (storage) does not answer",
                 "look at the process",
             ),
-            (|e| map_of(e).targets[1].state = TargetState::Down, "t2 (storage-2) is down", "start storage-2"),
+            (|w, _| w.lose(2), "storage-2 is down: t2 is missing", "`weir up"),
             (
-                |e| map_of(e).targets[0].state = TargetState::Failed,
+                |w, _| w.map().targets[0].state = TargetState::Failed,
                 "t1 (storage-1) failed",
                 "repair its disk",
             ),
             (
-                |e| e.status.targets[0].stalled_ms = 3000,
-                "the disk of t1 has completed nothing for 3.0 s",
-                "look at that disk",
+                |w, _| w.status.targets[0].stalled_ms = 3000,
+                "the disk of t1 (storage-1) has completed nothing for 3.0 s",
+                "see to the disk",
             ),
             (
-                |e| map_of(e).groups[0].members[1].state = MemberState::Down,
-                "1 placement groups have too few members: pg0 has 1 of 2 and needs 2 (without t2)",
-                "start the storage nodes",
+                |w, _| {
+                    for member in &mut w.map().groups[0].members {
+                        member.state = MemberState::Behind;
+                    }
+                },
+                "too few members of 1 placement group",
+                "bring targets back",
             ),
+            (|w, _| w.volume().usage.bytes = 960, "volume work is 96 % full", "delete files"),
             (
-                |e| known_of(e).volumes[0].usage.bytes = 960,
-                "volume work has 960 B of its 1000 B bytes",
-                "delete files",
+                |w, _| w.relation().home_failure = "gone".into(),
+                "r1: the home file:///home of volume work cannot be used: gone",
+                "see to the home",
             ),
+            (|w, _| w.relation().movers = 0, "no mover is running", "`weir up --movers 1`"),
+            (|w, _| w.homes.silent.extend([HOME.into()]), "r1: the home of volume work does not", "see to"),
             (
-                |e| known_of(e).relations[0].home_failure = "gone".into(),
-                "the home file:///home of volume work",
-                "look at that file server",
-            ),
-            (|e| known_of(e).relations[0].movers = 0, "no mover works for volume work", "start a mover"),
-            (
-                |e| e.waits.push(wait("meta", "lease-recall", "n1:/b", ("inode", 7))),
+                |_, b| b.waits.push(wait("meta", "lease-recall", "n1:/b", ("inode", 7))),
                 "meta has waited 4.2 s for n1:/b to return its lease",
                 "look at the mount n1:/b",
             ),
             (
-                |e| e.waits.push(wait("storage-1", "disk", "", ("target", 1))),
+                |_, b| b.waits.push(wait("storage-1", "disk", "", ("target", 1))),
                 "storage-1 has waited 4.2 s for the disk of target 1",
                 "look at that disk",
             ),
             (
-                |e| e.waits.push(wait("n1:/a", "recall", "no mover", ("inode", 7))),
+                |_, b| b.waits.push(wait("n1:/a", "recall", "no mover", ("inode", 7))),
                 "n1:/a has waited 4.2 s for bytes",
                 "`weir file state PATH`",
             ),
             (
-                |e| e.waits.push(wait("mover", "home", "", ("", 0))),
+                |_, b| b.waits.push(wait("mover", "home", "", ("", 0))),
                 "mover has waited 4.2 s for home, to Open",
                 "look at that file server",
             ),
         ];
         for (change, text, action) in cases {
-            let mut evidence = evidence();
+            let (mut world, mut beside) = (world(), Beside::default());
             // How it reaches the program.
-            evidence.waits.push(wait("n1:/a", "program", "", ("inode", 7)));
-            change(&mut evidence);
-            let found = findings(&evidence, &[]);
+            beside.waits.push(wait("n1:/a", "program", "", ("inode", 7)));
+            change(&mut world, &mut beside);
+            let found = findings(&evidence(world, beside, Some(file())), &[]);
             assert!(found[0].text.starts_with(text), "{text}: {found:#?}");
             assert!(found[0].action.starts_with(action), "{action}: {found:#?}");
             let last = &found.last().unwrap().text;
@@ -591,60 +417,88 @@ mod tests {
 
     #[test]
     fn what_concerns_another_file_is_left_out() {
-        let mut evidence = evidence();
-        evidence.waits.push(wait("meta", "lease-recall", "n1:/b", ("inode", 8)));
-        evidence.waits.push(wait("storage-9", "disk", "", ("target", 9)));
-        evidence.silent.push(silent("n5:/c", Role::Mount));
-        known_of(&mut evidence).volume_of_file = Some(3);
-        known_of(&mut evidence).volumes[0].usage.bytes = 1000;
-        assert_eq!(findings(&evidence, &[]), []);
-        evidence.file = None;
-        assert_eq!(findings(&evidence, &[]).len(), 4, "of the whole cluster it is told");
+        let other = || {
+            let (mut world, mut beside) = (world(), Beside::default());
+            beside.waits.push(wait("meta", "lease-recall", "n1:/b", ("inode", 8)));
+            beside.waits.push(wait("storage-9", "disk", "", ("target", 9)));
+            beside.silent.push(silent("n5:/c", Role::Mount));
+            world.volume().usage.bytes = 1000;
+            world.mounts[0].state = Reach::Dead;
+            world.map().targets[1].id = TargetId(9);
+            world.map().targets[1].state = TargetState::Failed;
+            (world, beside)
+        };
+        let (world, beside) = other();
+        let mut of_another_volume = evidence(world, beside, Some(file()));
+        of_another_volume.volumes_of_file = vec!["other".into()];
+        assert_eq!(findings(&of_another_volume, &[]), []);
+        let (world, beside) = other();
+        assert_eq!(findings(&evidence(world, beside, None), &[]).len(), 6, "of the whole cluster it is told");
     }
 
     #[test]
     fn a_silent_mount_matters_where_it_holds_a_lease() {
-        let mut evidence = evidence();
-        evidence.silent.push(silent("n1:/b", Role::Mount));
-        evidence.waits.push(wait("meta", "lease-recall", "n1:/b", ("inode", 7)));
-        let found = findings(&evidence, &[]);
+        let mut beside = Beside::default();
+        beside.silent.push(silent("n1:/b", Role::Mount));
+        beside.waits.push(wait("meta", "lease-recall", "n1:/b", ("inode", 7)));
+        let found = findings(&evidence(world(), beside, Some(file())), &[]);
         assert_eq!(found[0].text, "n1:/b (mount) does not answer: no answer within 1s");
         assert_eq!(found.len(), 2);
     }
 
     #[test]
     fn calls_that_wait_for_the_same_are_one_sentence() {
-        let mut evidence = evidence();
-        (0..3).for_each(|_| evidence.waits.push(wait("n1:/a", "servers", "storage-2", ("", 0))));
-        let found = findings(&evidence, &[]);
+        let mut beside = Beside::default();
+        (0..3).for_each(|_| beside.waits.push(wait("n1:/a", "servers", "storage-2", ("", 0))));
+        let found = findings(&evidence(world(), beside, Some(file())), &[]);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].text, "n1:/a has waited 4.2 s for storage-2 (3 calls)");
     }
 
     #[test]
     fn a_process_has_its_own_waits_only() {
-        let mut evidence = evidence();
         let of = |pid| {
             let mut seen = wait("n1:/a", "program", "", ("inode", 7));
             seen.wait.pid = pid;
             seen
         };
-        evidence.waits = vec![of(5), of(6)];
-        evidence.file = None;
-        assert_eq!(findings(&evidence, &[6]).len(), 1);
-        assert!(findings(&evidence, &[6])[0].text.contains("process 6 (user 0)"));
+        let beside = Beside { waits: vec![of(5), of(6)], ..Beside::default() };
+        let found = findings(&evidence(world(), beside, None), &[6]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].text.contains("process 6 (user 0)"));
     }
 
     #[test]
     fn a_wait_that_ended_is_told_afterwards() {
-        let mut evidence = evidence();
         let mut seen = wait("meta", "lease-recall", "n1:/b", ("inode", 7));
         seen.wait.ended_ms = 90_000;
-        evidence.waits.push(seen);
+        let evidence = evidence(world(), Beside { waits: vec![seen], ..Beside::default() }, Some(file()));
         assert_eq!(findings(&evidence, &[]), []);
         assert_eq!(
             past(&evidence),
             ["90.0 s ago: meta has waited 4.2 s for n1:/b to return its lease on inode 7, for Open"]
         );
+    }
+
+    #[test]
+    fn a_user_with_most_of_the_work_is_named_where_others_work() {
+        let row = |uid, us| TopRow {
+            volume: 2,
+            uid,
+            job: String::new(),
+            kind: "WRITE".into(),
+            requests: 100,
+            bytes: 1 << 20,
+            us,
+        };
+        let found = |rows| {
+            let told = Ok(Top { covered_ms: 1000, rows });
+            let tops = vec![Gathered { name: "n1:/a".into(), role: Role::Mount, told }];
+            findings(&evidence(world(), Beside { tops, ..Beside::default() }, None), &[])
+        };
+        let hog = found(vec![row(4711, 2_000_000), row(5, 100_000)]);
+        assert!(hog[0].text.starts_with("user 4711 has 95 % of the work"), "{hog:#?}");
+        assert!(found(vec![row(4711, 2_000_000)]).is_empty(), "nobody else works");
+        assert!(found(vec![row(4711, 100_000), row(5, 90_000)]).is_empty(), "it is little");
     }
 }

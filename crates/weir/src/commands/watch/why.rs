@@ -3,6 +3,7 @@
 use super::evidence::{Evidence, FileFacts, collect, of_path, threads_of};
 use super::reasons::{Finding, findings, past};
 use crate::cli_watch::WhyArgs;
+use crate::commands::gather::Asker;
 use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::observe;
@@ -38,19 +39,20 @@ impl Question {
 
 pub fn why(args: &WhyArgs) -> Outcome<()> {
     let question = Question::parse(&args.what)?;
-    let coordinators = coordinators(&args.cluster)?;
+    let (local, coordinators) = (args.cluster.local()?, coordinators(&args.cluster)?);
     let (evidence, threads) = observe::block_on(async {
-        let env = weir_env::real::env();
-        let cluster = observe::observe(&env, &coordinators, "weir why").await?;
+        let asker = Asker::connect(&coordinators, "weir why").await?;
         let (file, threads) = match question {
             Question::Cluster => (None, Vec::new()),
             Question::Path(file) => (file, Vec::new()),
             Question::Process(threads) => (None, threads),
         };
-        let mut evidence = collect(&env, &cluster, &coordinators, file).await?;
+        let mut evidence = collect(&asker, local, file).await?;
         if !threads.is_empty() {
-            evidence.file = file_of(&evidence, &threads);
+            let file = file_of(&evidence, &threads);
+            evidence.about(&asker, file).await;
         }
+        asker.end().await;
         Outcome::Ok((evidence, threads))
     })?;
     let found = findings(&evidence, &threads);

@@ -1,0 +1,157 @@
+//! `weir events`: troubles as they began and ended, which are known, and which do not count for a while.
+use crate::cli_watch::{EventNamed, EventsArgs, EventsCommand};
+use crate::commands::troubles::{kind, kinds_page, lasting, word};
+use crate::commands::which::coordinators;
+use crate::failure::{Failure, Outcome};
+use crate::observe;
+use crate::table;
+use serde_json::{Value, json};
+use weir_proto::date::Date;
+use weir_proto::event::{EventLog, EventMark, EventSeen, GetEvents, MarkEvents};
+use weir_proto::{Error, Request};
+
+pub fn events(args: &EventsArgs) -> Outcome<()> {
+    match &args.command {
+        None => list(args),
+        Some(EventsCommand::Kinds) => {
+            print!("{}", kinds_page());
+            Ok(())
+        }
+        Some(EventsCommand::Ack(event)) => mark(event, EventMark::Acknowledge, 0),
+        Some(EventsCommand::Mute { until, event }) => {
+            mark(event, EventMark::Mute, now_s() + u64::from(*until))
+        }
+        Some(EventsCommand::Unmute(event)) => mark(event, EventMark::Unmute, 0),
+    }
+}
+
+fn now_s() -> u64 {
+    u64::try_from(weir_env::real::env().clock.wall().0 / 1_000_000_000).unwrap_or(0)
+}
+
+fn ask<R: Request>(args: &crate::cluster_args::Status, request: &R) -> Outcome<R::Reply> {
+    let coordinators = coordinators(args)?;
+    observe::block_on(async {
+        let cluster = observe::observe(&weir_env::real::env(), &coordinators, "weir events").await?;
+        Ok(cluster.administer(request).await?)
+    })
+}
+
+fn mark(event: &EventNamed, mark: EventMark, until_s: u64) -> Outcome<()> {
+    let EventNamed { code, about, cluster } = event;
+    if kind(code).is_none() {
+        let error = Error::not_found(format!("{code:?} is not a code of an event"));
+        return Err(Failure::new(error, "`weir events kinds` lists them"));
+    }
+    let about = about.clone().unwrap_or_default();
+    ask(cluster, &MarkEvents { code: code.clone(), about: about.clone(), mark, until_s })?;
+    if cluster.json {
+        let until = (until_s > 0).then_some(until_s);
+        table::json(&json!({ "code": code, "about": about, "until_s": until }));
+    } else {
+        let of = if about.is_empty() { code.clone() } else { format!("{code} of {about}") };
+        println!(
+            "{}",
+            match mark {
+                EventMark::Acknowledge => format!("{of} is noted as known"),
+                EventMark::Mute => format!("{of} is muted until {}", shown(until_s)),
+                EventMark::Unmute => format!("{of} counts again"),
+            }
+        );
+    }
+    Ok(())
+}
+
+fn shown(at_s: u64) -> String {
+    Date(i64::try_from(at_s).unwrap_or(i64::MAX)).to_string()
+}
+
+fn list(args: &EventsArgs) -> Outcome<()> {
+    let mut log: EventLog = ask(&args.cluster, &GetEvents {})?;
+    let now_s = now_s();
+    if let Some(since) = args.since {
+        let from = now_s.saturating_sub(u64::from(since));
+        log.events.retain(|event| event.cleared_s == 0 || event.cleared_s >= from);
+    }
+    match args.cluster.json {
+        true => table::json(&as_json(&log)),
+        false => print!("{}", as_text(&log, now_s)),
+    }
+    Ok(())
+}
+
+pub fn as_json(log: &EventLog) -> Value {
+    let time = |s: u64| (s > 0).then_some(s);
+    let event = |e: &EventSeen| {
+        json!({
+            "code": e.trouble.code, "severity": word(e.trouble.severity), "about": e.trouble.about,
+            "text": e.trouble.text, "action": e.trouble.action, "raised_s": e.raised_s,
+            "cleared_s": time(e.cleared_s), "acknowledged_s": time(e.acknowledged_s),
+        })
+    };
+    let mutes = log.mutes.iter().map(|m| json!({ "code": m.code, "about": m.about, "until_s": m.until_s }));
+    json!({ "events": log.events.iter().map(event).collect::<Vec<_>>(), "mutes": mutes.collect::<Vec<_>>() })
+}
+
+fn as_text(log: &EventLog, now_s: u64) -> String {
+    let row = |e: &EventSeen| {
+        let end = if e.cleared_s > 0 { e.cleared_s } else { now_s };
+        let state = match (e.cleared_s, e.acknowledged_s) {
+            (0, 0) => "lasts",
+            (0, _) => "lasts, known",
+            _ => "cleared",
+        };
+        let lasted = lasting(end.saturating_sub(e.raised_s));
+        let (severity, code) = (word(e.trouble.severity), e.trouble.code.clone());
+        vec![shown(e.raised_s), lasted, state.into(), severity.into(), code, e.trouble.text.clone()]
+    };
+    let mut out = match log.events.as_slice() {
+        [] => "no events; `weir console` notes them while it runs\n".to_owned(),
+        events => {
+            let rows: Vec<Vec<String>> = events.iter().map(row).collect();
+            table::render(&["RAISED", "LASTED", "STATE", "SEVERITY", "CODE", "WHAT"], &rows)
+        }
+    };
+    for mute in &log.mutes {
+        let about = if mute.about.is_empty() { String::new() } else { format!(" of {}", mute.about) };
+        out += &format!("{}{about} is muted until {}\n", mute.code, shown(mute.until_s));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::condition::{NodeTrouble, Severity};
+    use weir_proto::event::Mute;
+
+    #[test]
+    fn events_are_listed_with_their_length_and_mutes() {
+        let trouble = NodeTrouble {
+            code: "mover-down".into(),
+            severity: Severity::Warning,
+            about: "mover-1".into(),
+            text: "mover-1 is not running".into(),
+            action: String::new(),
+        };
+        let event = |raised_s, cleared_s, acknowledged_s| EventSeen {
+            trouble: trouble.clone(),
+            raised_s,
+            cleared_s,
+            acknowledged_s,
+        };
+        let mute = Mute { code: "clock-off".into(), about: String::new(), until_s: 86_400 };
+        let log = EventLog { events: vec![event(60, 180, 0), event(600, 0, 700)], mutes: vec![mute] };
+        let text = as_text(&log, 660);
+        let lines: Vec<String> =
+            text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(lines[1], "1970-01-01T00:01:00Z 2 min cleared warning mover-down mover-1 is not running");
+        assert_eq!(
+            lines[2],
+            "1970-01-01T00:10:00Z 60 s lasts, known warning mover-down mover-1 is not running"
+        );
+        assert_eq!(lines[3], "clock-off is muted until 1970-01-02T00:00:00Z");
+        assert_eq!(as_json(&log)["events"][1]["cleared_s"], Value::Null);
+        assert!(as_text(&EventLog::default(), 1).contains("no events"));
+    }
+}

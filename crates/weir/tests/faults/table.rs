@@ -1,0 +1,131 @@
+//! A table of faults: what was done to a cluster, what `weir status` and `weir why` say of it, and how fast.
+use crate::common::{Cluster, text};
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+/// How long a fault may take until it is named; a mover is silent for 20 s first.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The largest time of `weir why`, in the median over all faults.
+const WHY_MEDIAN: Duration = Duration::from_secs(2);
+
+/// What is to be said.
+#[derive(Clone, Copy)]
+pub struct Expected<'a> {
+    /// Of a trouble; empty: it is no trouble of the cluster.
+    pub code: &'a str,
+    pub exit: i32,
+    /// What `weir why` is asked about.
+    pub about: &'a str,
+    /// In its chain.
+    pub words: &'a [&'a str],
+}
+
+pub fn slow<'a>(code: &'a str, exit: i32, words: &'a [&'a str]) -> Expected<'a> {
+    Expected { code, exit, about: "slow", words }
+}
+
+struct Row {
+    fault: String,
+    status: String,
+    why: String,
+    took: Duration,
+    right: bool,
+}
+
+/// What was found; it is printed and judged at its end.
+#[derive(Default)]
+pub struct Table(Vec<Row>);
+
+struct Said {
+    status: String,
+    why: String,
+    took: Duration,
+    status_is_right: bool,
+    why_is_right: bool,
+}
+
+fn error_of(stderr: &[u8]) -> String {
+    let error: Value = serde_json::from_slice(stderr).unwrap_or(Value::Null);
+    error["error"].as_str().map_or_else(|| text(stderr), str::to_owned)
+}
+
+/// One after the other, as a user would.
+fn ask(cluster: &Cluster, expected: Expected<'_>) -> Said {
+    let asked = Instant::now();
+    let why = cluster.try_run_weir(&["why", expected.about, "--json"]);
+    let took = asked.elapsed();
+    let status = cluster.try_run_weir(&["status", "--json"]);
+    let exit = status.status.code().unwrap_or(-1);
+    let told: Value = serde_json::from_slice(&status.stdout).unwrap_or(Value::Null);
+    let troubles = told["troubles"].as_array().cloned().unwrap_or_default();
+    let codes: Vec<&str> = troubles.iter().filter_map(|t| t["code"].as_str()).collect();
+    let chain: Value = serde_json::from_slice(&why.stdout).unwrap_or(Value::Null);
+    let links = chain["chain"].as_array().cloned().unwrap_or_default();
+    let mut sentences: Vec<String> =
+        links.iter().filter_map(|link| link["text"].as_str()).map(str::to_owned).collect();
+    if sentences.is_empty() {
+        sentences.push(error_of(&why.stderr)); // a coordinator that does not answer
+    }
+    let all = sentences.join("\n");
+    let shown = match codes.as_slice() {
+        [] => format!("exit {exit} {}", error_of(&status.stderr)),
+        codes => format!("exit {exit} {}", codes.join(", ")),
+    };
+    Said {
+        status: shown,
+        took,
+        status_is_right: exit == expected.exit
+            && (expected.code.is_empty() || codes.contains(&expected.code)),
+        why_is_right: expected.words.iter().all(|word| all.contains(word)),
+        why: sentences.swap_remove(0),
+    }
+}
+
+impl Table {
+    /// Waits until both name the fault as expected, or for long enough.
+    pub fn check(&mut self, cluster: &Cluster, fault: &str, expected: Expected<'_>) {
+        let began = Instant::now();
+        let said = loop {
+            let said = ask(cluster, expected);
+            let right = said.status_is_right && said.why_is_right;
+            if right || began.elapsed() > PATIENCE {
+                break said;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        };
+        let right = said.status_is_right && said.why_is_right;
+        if !right {
+            eprintln!("{fault}: status {}, why {}", said.status_is_right, said.why_is_right);
+        }
+        self.0.push(Row { fault: fault.into(), status: said.status, why: said.why, took: said.took, right });
+    }
+
+    /// Waits until nothing is wrong any more.
+    pub fn heal(&self, cluster: &Cluster) {
+        let began = Instant::now();
+        loop {
+            let (status, code) = cluster.status_and_exit();
+            if code == 0 && status["redundant"] == true {
+                return;
+            }
+            assert!(began.elapsed() < 2 * PATIENCE, "not healthy again: {:#}", status["troubles"]);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Prints it; fails where a row is wrong.
+    pub fn judge(self, name: &str) {
+        println!("{name}:\n| fault | weir status | weir why | took | right |\n|---|---|---|---|---|");
+        for Row { fault, status, why, took, right } in &self.0 {
+            let (why, right) = (why.lines().next().unwrap_or_default(), if *right { "yes" } else { "NO" });
+            println!("| {fault} | {status} | {why} | {:.1} s | {right} |", took.as_secs_f64());
+        }
+        let wrong: Vec<&str> = self.0.iter().filter(|r| !r.right).map(|r| r.fault.as_str()).collect();
+        assert!(wrong.is_empty(), "not named as expected: {wrong:?}");
+        let mut took: Vec<Duration> = self.0.iter().map(|row| row.took).collect();
+        took.sort();
+        let median = took[took.len() / 2];
+        println!("median of weir why: {:.1} s", median.as_secs_f64());
+        assert!(median < 2 * WHY_MEDIAN, "{median:?} on a machine that may be busy");
+    }
+}
