@@ -2,8 +2,8 @@
 //!
 //! Invariants: if home has changed since our last write, the result is [`Fault::Diverged`] and nothing was
 //! changed. Every call ends by the home's deadline. Each call may be repeated after a crash in the middle: it
-//! recognizes its own result and returns as the first call would have. Each method documents how it tells its
-//! own result from another client's.
+//! recognizes its own result and returns as the first call would have. Each method documents how it
+//! distinguishes its own result from another client's.
 //!
 //! Refuses to know: volumes, cursors, receipts, the callers and their retries.
 use crate::{Attrs, Expect, Fingerprint, HomePath, Make, Outcome};
@@ -116,7 +116,7 @@ pub trait Home: Send + Sync + 'static {
         path: &'a HomePath,
     ) -> BoxFuture<'a, Outcome<Fingerprint>>;
 
-    /// Removes a name; a directory must be empty. Its own result: nothing is there.
+    /// Removes a name; a directory must be empty. Its own result: there is no entry.
     fn remove<'a>(&'a self, path: &'a HomePath, expect: &'a Expect) -> BoxFuture<'a, Outcome<()>>;
 
     /// Renames, over the entry that `replaces` describes or over nothing. Its own result: nothing at the old

@@ -12,7 +12,7 @@ pub const RULES_MAX: usize = 256;
 pub const PARTS_MAX: usize = 64;
 /// Bytes of a rule's name, and of a glob.
 pub const WORD_MAX: usize = 256;
-/// The id for users without a mapping: Linux' "nobody".
+/// The id for users without a mapping: Linux' `nobody`.
 pub const NOBODY: u32 = 65534;
 
 wire_enum!(

@@ -130,7 +130,7 @@ wire_enum!(
         Storage = 3,
         Mount = 4,
         Mover = 5,
-        /// A command of an administrator, who may do everything.
+        /// A command of an administrator: all rights.
         Console = 6,
         /// A command of a person who may see everything, manage targets, and let mounts join.
         Operator = 7,

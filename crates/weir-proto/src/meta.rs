@@ -151,7 +151,7 @@ message!(HeldLease {
 message!(
     /// After a reconnect: resumes the session and lists the leases and opens of the client, at most
     /// `HELD_MAX` at a time. `Stale`: it expired, all is lost. Under a new session, first of all: the files
-    /// that are still open from before.
+    /// that were opened earlier and are still open.
     SessionResume = 101 by [Mount, Mover, Console, Operator, Auditor, User] -> SessionResumed {
         session: SessionId,
         held: Vec<HeldLease>,

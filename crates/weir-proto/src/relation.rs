@@ -302,7 +302,7 @@ message!(
         ino: InodeId,
         path: Bytes,
         offset: u64,
-        /// 0 with `finish` alone: all bytes are there already.
+        /// 0 with `finish` alone: all bytes are at home already.
         len: u64,
         layout: Option<Layout>,
         /// The object with the file's own bytes at the time of the assignment.

@@ -7,8 +7,8 @@
 //! written under an older one after it. Truncations that it missed are applied before all that
 //! (`truncations.rs`).
 //!
-//! A member that returned without its data (`lost_at` in the map) lists everything, and first drops its cells
-//! from before: an older copy may have void data, or overlays whose numbers were reused since.
+//! A member that returned without its data (`lost_at` in the map) lists everything, and first drops its
+//! earlier cells: an older copy may have void data, or overlays whose numbers were reused since.
 //!
 //! [`plan`] is the pure part: what to do about one stripe.
 use crate::alloc::Extent;
@@ -734,7 +734,7 @@ impl StorageNode {
         for cell in target.take_suspects() {
             if let Some(acting) = self.acting_for(target, cell)? {
                 let (checked, scope) = (target.clone(), acting.scope);
-                // Its error is the damage, which is counted there and mended below.
+                // Its error is the damage, which is counted there and repaired below.
                 let _ = self.env.tasks.blocking(move || checked.store.verify(&scope, cell)).await;
             }
         }
