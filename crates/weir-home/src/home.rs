@@ -56,9 +56,9 @@ pub struct Found {
     pub attrs: Attrs,
     /// Names of this file.
     pub nlink: u32,
-    /// Of a symbolic link; otherwise empty.
+    /// Target of a symbolic link; otherwise empty.
     pub target: Bytes,
-    /// Of a device: major and minor number as `stat` has them.
+    /// Number of a device: major and minor as in `stat`.
     pub rdev: u32,
     /// Bytes that it takes at home.
     pub allocated: u64,
@@ -87,7 +87,7 @@ pub struct HomeSpace {
 
 /// A place where a volume's data is kept beside the cache.
 pub trait Home: Send + Sync + 'static {
-    /// As configured, without secrets: for messages.
+    /// The configured URL without secrets: for messages.
     fn url(&self) -> &str;
     fn traits(&self) -> Traits;
 

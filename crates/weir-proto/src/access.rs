@@ -35,7 +35,7 @@ message!(
 wire_union!(
     /// The ids that users get.
     IdsAre {
-        /// Those that the mount sends.
+        /// The ids that the mount sends.
         Claimed = 1 {},
         /// All users are mapped to this one.
         All = 2 { uid: u32, gid: u32 },

@@ -309,7 +309,7 @@ pub struct ClusterMap {
     pub targets: Vec<Target>,
     pub groups: Vec<Group>,
     pub namespaces: Vec<NamespaceEntry>,
-    /// Where users may have homes.
+    /// Rules for users' homes.
     pub homes: Vec<HomeRule>,
     /// The last assigned namespace number. The first one is random, so that a coordinator that lost its
     /// directory does not assign numbers again under which targets still hold cells.

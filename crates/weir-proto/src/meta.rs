@@ -191,7 +191,7 @@ message!(
         /// Files and directories that it may cache, and of these with the Write lease.
         leases: u32,
         write_leases: u32,
-        /// Of these, the number that other clients wait for.
+        /// Number of these that other clients wait for.
         awaited: u32,
         /// Ranges that it has locked, and locks that it waits for.
         locks: u32,

@@ -78,7 +78,7 @@ impl StripeView {
     }
 }
 
-/// What to do for one stripe at the member at `position`.
+/// The repairs of one stripe at the member at `position`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StripePlan {
     /// Rebuild the own fragment at this version.
@@ -201,7 +201,7 @@ impl StorageNode {
         let group = acting.group();
         let since = group.members[acting.position].complete_since();
         let peers = current_peers(group, acting.position);
-        // Of a cell's log m + 1 members have a copy: fewer than k members may all lack it.
+        // m + 1 members have a copy of a cell's log: fewer than k members may all lack it.
         if !group.knows_all_writes() {
             return Err(too_few(group));
         }
