@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Looks for constructions that prose.toml avoids: in documents, help texts, and messages of the code. `make lint` runs it.
+"""Looks for constructions that prose.toml avoids: in documents, help texts, messages of the code, and comments. `make lint` runs it.
 
 prose.py           fails if an area has more of a rule's findings than it is allowed
 prose.py RULE      shows all findings of a rule
@@ -12,7 +12,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "scripts/prose.toml"
-AREAS = ["docs", "decisions", "help", "messages"]
+AREAS = ["docs", "decisions", "help", "messages", "comments"]
+# Crates whose comments are read, too; a crate joins once its comments are free of these constructions.
+COMMENTED = ["coord", "env", "home", "kv", "load", "node", "proto", "rpc", "sim", "store", "trust"]
 WORDS_MIN = 3  # a text of the code with fewer words is a name
 ITEM = re.compile(r"(pub(\(\w+\))? )?(async )?(fn|const|static|type|trait|impl|struct|enum|mod)\b")  # clap shows no comments of these
 STRING = re.compile(r'(?<!\')"((?:[^"\\\n]|\\.|\\\n|\n)*)"')
@@ -60,6 +62,21 @@ def code(path):
                 yield from (("messages", *one) for one in sentences([(line, part)]))
 
 
+def comments(path):
+    """(line, sentence) of a source file's comments, those behind code included. `/// ` of a command line is help."""
+    lines, is_help = [], "clap::" in path.read_text()
+    for number, line in enumerate([*path.read_text().splitlines(), ""], 1):
+        whole = re.match(r"\s*//[/!]?(?: |$)(.*)", line)
+        behind = None if whole else re.search(r"[;,{})] +// (.*)", line)
+        if lines and not whole:
+            yield from sentences(lines)
+            lines = []
+        if behind:
+            yield from sentences([(number, behind[1])])
+        elif whole and not (is_help and line.lstrip().startswith("///")):
+            lines.append((number, whole[1]))
+
+
 def texts():
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     for page in sorted(pages):
@@ -70,6 +87,9 @@ def texts():
         if "weir-sim" not in source.parts and not source.name.endswith("tests.rs") and "tests" not in source.parts:
             for area, number, text in code(source):
                 yield area, source, number, text
+    for source in sorted(path for crate in COMMENTED for path in ROOT.glob(f"crates/weir-{crate}/src/**/*.rs")):
+        for number, text in comments(source):
+            yield "comments", source, number, text
 
 
 def lower(counts):
@@ -112,7 +132,7 @@ def main():
                 print("\n".join(found[r["name"]][area]))
                 print(f"prose: {area}: {count} times {r['name']!r}, {allowed} allowed. {r['why']}. Write: {r['better']}\n")
     if failed:
-        sys.exit("error: prose: mend the new ones among these; scripts/prose.toml has the rules with examples")
+        sys.exit("error: prose: fix the new ones among these; scripts/prose.toml has the rules with examples")
     if fewer:
         print("prose: fewer findings than allowed: run scripts/prose.py --lower, and commit scripts/prose.toml")
 

@@ -34,7 +34,7 @@ const WATCH_PAUSE: Duration = Duration::from_millis(100);
 /// How often a value in parts is read again when another writer replaces it meanwhile.
 const REREADS: usize = 5;
 
-/// Where etcd is.
+/// Access to etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EtcdConfig {
     /// Like `http://10.1.0.2:2379`, without a path.

@@ -216,7 +216,7 @@ mod tests {
         }
     }
 
-    /// As older programs wrote it, and can still read it.
+    /// The form that older programs wrote, and can still read.
     #[test]
     fn a_map_of_level_1_is_kept_whole_until_it_is_raised() {
         in_a_world(async |store| {

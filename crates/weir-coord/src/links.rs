@@ -170,7 +170,7 @@ impl Cluster {
         shared.over_link(node.id, request.target, &channel, call).await
     }
 
-    /// Whether calls to a target go around its link: then failures seen by this node are no evidence against
+    /// Whether calls to a target go around its link: then failures seen by this node do not count against
     /// it.
     pub(crate) fn goes_around(&self, target: TargetId) -> bool {
         let map = self.map();

@@ -22,7 +22,7 @@ const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(2);
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a node announces when it joins.
+/// A node's announcement when it joins.
 #[derive(Clone, Debug, Default)]
 pub struct Membership {
     /// Where it serves. For an unspecified address it announces the one from which this host reaches the

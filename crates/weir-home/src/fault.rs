@@ -24,9 +24,9 @@ pub enum Fault {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Divergence {
     pub path: HomePath,
-    /// Our last state; absent: nothing should be there.
+    /// Our last state; absent: there should be no entry.
     pub expected: Option<Fingerprint>,
-    /// The present state; absent: nothing is there.
+    /// The present state; absent: there is no entry.
     pub found: Option<Fingerprint>,
     pub error: Error,
 }

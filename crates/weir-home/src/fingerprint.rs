@@ -22,9 +22,10 @@ pub struct Fingerprint {
     pub id: Bytes,
     /// Its version, if home has more than size and time (an ETag, a number); otherwise empty.
     pub version: Bytes,
-    /// Of files and links; 0 of everything else.
+    /// Size of a file or link; 0 of everything else.
     pub size: u64,
-    /// Of files and links; 0 of everything else: a directory's time changes with its entries.
+    /// Modification time of a file or link; 0 of everything else: a directory's time changes with its
+    /// entries.
     pub mtime: Time,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Invariants: if home has changed since our last write, the result is [`Fault::Diverged`] and nothing was
 //! changed. Every call ends by the home's deadline. Each call may be repeated after a crash in the middle: it
-//! recognizes its own result and returns as the first call would have. Each method documents how it tells its
-//! own result from another client's.
+//! recognizes its own result and returns as the first call would have. Each method documents how it
+//! distinguishes its own result from another client's.
 //!
 //! Refuses to know: volumes, cursors, receipts, the callers and their retries.
 use crate::{Attrs, Expect, Fingerprint, HomePath, Make, Outcome};
@@ -56,9 +56,9 @@ pub struct Found {
     pub attrs: Attrs,
     /// Names of this file.
     pub nlink: u32,
-    /// Of a symbolic link; otherwise empty.
+    /// Target of a symbolic link; otherwise empty.
     pub target: Bytes,
-    /// Of a device: major and minor number as `stat` has them.
+    /// Number of a device: major and minor as in `stat`.
     pub rdev: u32,
     /// Bytes that it takes at home.
     pub allocated: u64,
@@ -87,7 +87,7 @@ pub struct HomeSpace {
 
 /// A place where a volume's data is kept beside the cache.
 pub trait Home: Send + Sync + 'static {
-    /// As configured, without secrets: for messages.
+    /// The configured URL without secrets: for messages.
     fn url(&self) -> &str;
     fn traits(&self) -> Traits;
 
@@ -116,7 +116,7 @@ pub trait Home: Send + Sync + 'static {
         path: &'a HomePath,
     ) -> BoxFuture<'a, Outcome<Fingerprint>>;
 
-    /// Removes a name; a directory must be empty. Its own result: nothing is there.
+    /// Removes a name; a directory must be empty. Its own result: there is no entry.
     fn remove<'a>(&'a self, path: &'a HomePath, expect: &'a Expect) -> BoxFuture<'a, Outcome<()>>;
 
     /// Renames, over the entry that `replaces` describes or over nothing. Its own result: nothing at the old

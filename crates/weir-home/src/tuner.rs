@@ -32,7 +32,7 @@ pub const FILE_WORK: u64 = 64 << 10;
 const FORGET: f64 = 1.02;
 /// A relative change of the rate below this is noise.
 const NOISE: f64 = 0.05;
-/// Steps, as factors: the next one when neighbours at this distance are no better.
+/// Steps, as factors: the next one when no neighbour at this distance is better.
 const STEPS: [f64; 3] = [2.0, 1.5, 1.25];
 /// Measurements without a better neighbour before one is tried again.
 const REST: u32 = 8;

@@ -270,7 +270,7 @@ pub(crate) struct Journal {
     seconds: Histogram,
 }
 
-/// What a caller waits for.
+/// The event that a caller waits for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Until {
     Synced,

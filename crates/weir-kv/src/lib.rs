@@ -46,7 +46,7 @@ use weir_proto::Result;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct CommitSeq(pub u64);
 
-/// What a scan does after an entry.
+/// How a scan continues after an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scan {
     More,

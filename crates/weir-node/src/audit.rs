@@ -12,7 +12,7 @@ use weir_env::{Env, Instant};
 use weir_proto::coord::AuditState;
 use weir_trust::audit::{Outcome, Record};
 
-/// Records on their way to the log's task: an administrator's script makes fewer during one sync of the disk.
+/// Records queued for the log's task: an administrator's script makes fewer during one sync of the disk.
 const INBOX_MAX: usize = 1024;
 /// Records that are kept while the disk fails, about 1 MiB; later ones are only counted.
 const WAITING_MAX: usize = 4096;

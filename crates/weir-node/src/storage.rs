@@ -63,7 +63,7 @@ async fn start_storage_unboxed(
     place: &StoragePlace,
 ) -> std::result::Result<StorageRole, Failed> {
     let cluster = site.observe(env).await?;
-    // Beside the record of its targets.
+    // The file is beside the record of its targets.
     let seen = place.known.as_ref().map(|known| known.with_extension("map"));
     if let Some(seen) = &seen {
         check_newest_map(&*env.disk, seen, &cluster.map(), None)?;

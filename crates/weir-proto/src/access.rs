@@ -12,7 +12,7 @@ pub const RULES_MAX: usize = 256;
 pub const PARTS_MAX: usize = 64;
 /// Bytes of a rule's name, and of a glob.
 pub const WORD_MAX: usize = 256;
-/// The id for users without a mapping: Linux' "nobody".
+/// The id for users without a mapping: Linux' `nobody`.
 pub const NOBODY: u32 = 65534;
 
 wire_enum!(
@@ -35,7 +35,7 @@ message!(
 wire_union!(
     /// The ids that users get.
     IdsAre {
-        /// Those that the mount sends.
+        /// The ids that the mount sends.
         Claimed = 1 {},
         /// All users are mapped to this one.
         All = 2 { uid: u32, gid: u32 },

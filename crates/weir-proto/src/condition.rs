@@ -33,7 +33,7 @@ message!(
         about: String,
         /// One sentence: the fault.
         text: String,
-        /// What an administrator can do about it.
+        /// The action for an administrator.
         action: String,
     }
 );

@@ -59,7 +59,7 @@ message!(
         under_replicated_cells: u64,
         /// Blocks found to fail their checksum since the target was made.
         damaged_blocks: u64,
-        /// Of those, repaired.
+        /// Repaired blocks among those.
         repaired_blocks: u64,
         /// For how long its disk has completed none of its requests, ms.
         stalled_ms: u32,
@@ -219,7 +219,7 @@ message!(RebuildStatus {
     after_s: u32,
     /// Targets that an administrator has given up.
     gone: Vec<TargetId>,
-    /// Those that count as lost now.
+    /// Targets that count as lost now.
     lost: Vec<TargetId>,
     waiting: Vec<RebuildWaiting>,
     refills: Vec<RefillReport>,

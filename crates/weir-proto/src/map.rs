@@ -130,7 +130,7 @@ wire_enum!(
         Storage = 3,
         Mount = 4,
         Mover = 5,
-        /// A command of an administrator, who may do everything.
+        /// A command of an administrator: all rights.
         Console = 6,
         /// A command of a person who may see everything, manage targets, and let mounts join.
         Operator = 7,
@@ -309,7 +309,7 @@ pub struct ClusterMap {
     pub targets: Vec<Target>,
     pub groups: Vec<Group>,
     pub namespaces: Vec<NamespaceEntry>,
-    /// Where users may have homes.
+    /// Rules for users' homes.
     pub homes: Vec<HomeRule>,
     /// The last assigned namespace number. The first one is random, so that a coordinator that lost its
     /// directory does not assign numbers again under which targets still hold cells.

@@ -151,7 +151,7 @@ message!(HeldLease {
 message!(
     /// After a reconnect: resumes the session and lists the leases and opens of the client, at most
     /// `HELD_MAX` at a time. `Stale`: it expired, all is lost. Under a new session, first of all: the files
-    /// that are still open from before.
+    /// that were opened earlier and are still open.
     SessionResume = 101 by [Mount, Mover, Console, Operator, Auditor, User] -> SessionResumed {
         session: SessionId,
         held: Vec<HeldLease>,
@@ -191,7 +191,7 @@ message!(
         /// Files and directories that it may cache, and of these with the Write lease.
         leases: u32,
         write_leases: u32,
-        /// Of these, the number that other clients wait for.
+        /// Number of these that other clients wait for.
         awaited: u32,
         /// Ranges that it has locked, and locks that it waits for.
         locks: u32,

@@ -1,6 +1,6 @@
 //! Properties of homes that the metadata leader and movers must agree on, by the home's URL.
 //!
-//! Some homes take files in parts of given sizes and show a file only when all of them are there (S3: parts
+//! Some homes take files in parts of given sizes and show a file only when it has all of them (S3: parts
 //! of an upload). For those the leader assigns whole parts only, the last one of a file when it is complete,
 //! and decides when movers complete an upload.
 use crate::{Error, MIB, Result};

@@ -213,7 +213,7 @@ message!(RelationWork {
     ids: HomeIds,
     /// The user who configured this home: the mover uses it only if that user may have a home there.
     by: u32,
-    /// Of a mirror nothing is changed at home, not even a mark is written.
+    /// For a mirror nothing is changed at home, not even a mark is written.
     direction: Direction,
     /// Nothing was ever shipped there.
     is_new: bool,
@@ -252,7 +252,7 @@ message!(
         id: Bytes,
         attrs: HomeAttrs,
         size: u64,
-        /// Of a symbolic link.
+        /// Target of a symbolic link.
         target: Bytes,
         rdev: u32,
     }
@@ -284,7 +284,7 @@ wire_union!(
     NameAction {
         Make = 1 {
             path: Bytes, kind: FileKind,
-            /// Of a symbolic link.
+            /// Target of a symbolic link.
             target: Bytes,
             rdev: u32, attrs: HomeAttrs,
         },
@@ -302,7 +302,7 @@ message!(
         ino: InodeId,
         path: Bytes,
         offset: u64,
-        /// 0 with `finish` alone: all bytes are there already.
+        /// 0 with `finish` alone: all bytes are at home already.
         len: u64,
         layout: Option<Layout>,
         /// The object with the file's own bytes at the time of the assignment.

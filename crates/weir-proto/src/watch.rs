@@ -27,9 +27,9 @@ message!(Meter {
     label: String,
     label_value: String,
     kind: MeterKind,
-    /// Of a counter or gauge; the sum of a histogram's values.
+    /// Value of a counter or gauge; the sum of a histogram's values.
     value: i64,
-    /// Of a histogram, and how many of them are in each bucket that has some.
+    /// Number of values of a histogram, and how many of them are in each non-empty bucket.
     count: u64,
     buckets: Vec<MeterBucket>,
 });

@@ -388,7 +388,8 @@ impl Inner {
                 connection.close("another node was meant");
                 Err(Error::unavailable(other))
             }
-            // Of another cluster: the node at this address has moved, and the map is not updated yet.
+            // The peer is of another cluster: the node at this address has moved, and the map is not updated
+            // yet.
             Err(e) if e.kind == ErrorKind::Denied => {
                 Err(Error::unavailable(e.context).doing(format_args!("reach {name}")))
             }

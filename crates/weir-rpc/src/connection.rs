@@ -787,7 +787,7 @@ impl Inner {
     }
 }
 
-/// Of the watch task; after its end no notification is delivered.
+/// Held by the watch task; after its end no notification is delivered.
 struct LastWord(Arc<Inner>);
 
 impl LastWord {

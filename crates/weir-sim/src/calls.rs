@@ -15,7 +15,7 @@ pub fn is_gone(e: &Error) -> bool {
     matches!(e.kind, ErrorKind::NotFound | ErrorKind::Stale)
 }
 
-/// A volume without limits, in the root volume's topmost directory.
+/// A volume without limits, in the root volume's root directory.
 pub fn new_volume(name: &str) -> NewVolume {
     NewVolume {
         name: name.to_owned(),

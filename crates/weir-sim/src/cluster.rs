@@ -541,7 +541,7 @@ async fn run_coordinator(env: Env, options: Options, listen: Vec<Addr>, new: boo
     std::future::pending().await
 }
 
-/// Reports whether processes on the leader's machine are gone. Every other client is there.
+/// Reports whether processes on the leader's machine are gone. Every other client runs there.
 fn gone(world: &World, lives: &Lives) -> Gone {
     let (world, lives) = (world.clone(), lives.clone());
     Arc::new(move |process| {

@@ -62,7 +62,7 @@ pub enum Toll {
     Passing,
     /// Some of its bytes, silently, for the rest of the run.
     Silent,
-    /// All of it, for the rest of the run.
+    /// All its bytes, for the rest of the run.
     Lasting,
 }
 
@@ -139,7 +139,7 @@ impl FaultKind {
         matches!(self, CutMetaFromCopies | CutMetaFromCoordinator | LoseMetaDisk | SplitMetaWithClients)
     }
 
-    /// As written on the command line.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             KillStorage => "kill-storage",

@@ -66,7 +66,7 @@ pub struct Options {
     pub clients: usize,
     /// Turn files in use at a time.
     pub files: usize,
-    /// Of each application on turn files (two per client).
+    /// Operations of each application on turn files (two per client).
     pub operations: u64,
     /// Longest pause of an application between two operations. A longer one lets more faults meet fewer
     /// operations.

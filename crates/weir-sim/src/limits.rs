@@ -1,8 +1,8 @@
 //! Volumes with limits: all clients write in them until they are refused, limits are raised and lowered,
 //! snapshots are taken and removed, and volumes are deleted with their content.
 //!
-//! Oracle: a volume never has more bytes, or names, than its limits allowed at some time. Synced data is
-//! there; an `fsync` or a `close` never reports a reached limit, because the space was reserved before the
+//! Oracle: a volume never has more bytes, or names, than its limits allowed at some time. Synced data
+//! stays; an `fsync` or a `close` never reports a reached limit, because the space was reserved before the
 //! write. In the end a writer reaches a volume's limit exactly: reservations of dead clients are released,
 //! and data that only snapshots hold does not count.
 
@@ -77,7 +77,7 @@ struct Known {
     handles: BTreeMap<usize, (Handle, Who)>,
     /// Ranges that were written and not synced, and their writers.
     pending: Vec<(Who, (u64, u64))>,
-    /// Ranges that must be there.
+    /// Ranges that must not be lost.
     synced: Vec<(u64, u64)>,
 }
 

@@ -46,7 +46,7 @@ pub struct Counter {
 #[derive(Default)]
 struct State {
     holds: Vec<Hold>,
-    /// The count is at least this, whichever client dies.
+    /// The count is at least this after the death of any client.
     safe: u64,
     /// The count after the last step.
     last: u64,

@@ -2,8 +2,8 @@
 //! purged when its time is over.
 //!
 //! Oracle: a turn file that was removed is in the trash with all its bytes, if the trash keeps it to the end
-//! of the run; otherwise it is there as a whole or not at all. A restored file is unchanged. Files in the
-//! trash count in the usage and are at home like any others, and in the end, when it is emptied, all space
+//! of the run; otherwise it has all of the file or nothing. A restored file is unchanged. Files in the trash
+//! count in the usage and are at home like any others, and in the end, when it is emptied, all space
 //! must be returned.
 use crate::FaultKind;
 use crate::calls::{is_gone, names_in, read_whole, root_cred};

@@ -1,5 +1,4 @@
-//! What a write, commit or drop changes in the index: functions of (transaction, request), no I/O, no
-//! waiting.
+//! Changes of the index by a write, commit or drop: functions of (transaction, request), no I/O, no waiting.
 //!
 //! Invariants kept here: a base changes only to a higher version (or by `Fresh`); a prepared version is
 //! removed only by its commit, its drop, or a higher base; overlays are removed only when a base that
@@ -69,9 +68,9 @@ pub enum Numbering {
     Next,
     /// A mirror: the number must follow the last one.
     Mirror(Seq),
-    /// A copy of the sequencer's log under this number, so that all copies are the same.
+    /// A mirror that is behind: repair closes the gaps.
     Behind(Seq),
-    /// What the sequencer has under this number, so that all copies are the same.
+    /// A copy of the sequencer's entry under this number, so that all logs are the same.
     Again(Seq),
 }
 

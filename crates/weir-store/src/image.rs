@@ -36,7 +36,7 @@ impl Entry {
         }
     }
 
-    /// Where its bytes are on this target's slabs; length 0: it has none there.
+    /// The place of its bytes on this target's slabs; length 0: there are none.
     pub fn extent(&self) -> Result<Extent> {
         Ok(match self.letter {
             BASE | PREPARED => Fragment::from_value(&self.value)?.extent,

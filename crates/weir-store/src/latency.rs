@@ -7,8 +7,8 @@ use weir_proto::coord::Suspicion;
 use weir_proto::map::{ClusterMap, MemberState};
 use weir_proto::{Error, PgId, Result, TargetId};
 
-/// A mirror logs an overlay in a millisecond or two; a disk that flushes its own caches takes a hundred now
-/// and then.
+/// A mirror logs an overlay in a millisecond or two; a disk that flushes its own caches sometimes takes
+/// a hundred.
 const SILENT_AFTER: Duration = Duration::from_millis(300);
 /// The coordinator reaches the member: it is slow. The group continues without it if it can.
 const SLOW_AFTER: Duration = Duration::from_millis(1000);

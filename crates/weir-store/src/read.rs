@@ -19,7 +19,7 @@ pub const CELL_BYTES_MAX: u32 = 1 << 22;
 /// The usual size of a random read by a program: it may span two blocks.
 const SMALL_BYTES_MAX: u32 = 2 * CHECKSUM_BLOCK;
 
-/// What a read will do, from one state of the index.
+/// The steps of a read, from one state of the index.
 pub struct Plan {
     pub cell: CellId,
     pub header: Option<Header>,

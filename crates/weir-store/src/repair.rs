@@ -7,8 +7,8 @@
 //! written under an older one after it. Truncations that it missed are applied before all that
 //! (`truncations.rs`).
 //!
-//! A member that returned without its data (`lost_at` in the map) lists everything, and first drops its cells
-//! from before: an older copy may have void data, or overlays whose numbers were reused since.
+//! A member that returned without its data (`lost_at` in the map) lists everything, and first drops its
+//! earlier cells: an older copy may have void data, or overlays whose numbers were reused since.
 //!
 //! [`plan`] is the pure part: what to do about one stripe.
 use crate::alloc::Extent;
@@ -78,7 +78,7 @@ impl StripeView {
     }
 }
 
-/// What to do for one stripe at the member at `position`.
+/// The repairs of one stripe at the member at `position`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StripePlan {
     /// Rebuild the own fragment at this version.
@@ -201,7 +201,7 @@ impl StorageNode {
         let group = acting.group();
         let since = group.members[acting.position].complete_since();
         let peers = current_peers(group, acting.position);
-        // Of a cell's log m + 1 members have a copy: fewer than k members may all lack it.
+        // m + 1 members have a copy of a cell's log: fewer than k members may all lack it.
         if !group.knows_all_writes() {
             return Err(too_few(group));
         }
@@ -734,7 +734,7 @@ impl StorageNode {
         for cell in target.take_suspects() {
             if let Some(acting) = self.acting_for(target, cell)? {
                 let (checked, scope) = (target.clone(), acting.scope);
-                // Its error is the damage, which is counted there and mended below.
+                // Its error is the damage, which is counted there and repaired below.
                 let _ = self.env.tasks.blocking(move || checked.store.verify(&scope, cell)).await;
             }
         }

@@ -1,5 +1,5 @@
-//! Background work of a storage node: settle, seal, repair, mend, return space. One loop, one thing at a time
-//! per target, so that it never takes more than a share of the node.
+//! Background work of a storage node: settle, seal, repair, rebuild damage, return space. One loop, one thing
+//! at a time per target, so that it never takes more than a share of the node.
 use crate::cells::Scope;
 use crate::scrubbing::scrub;
 use crate::seal::{SealLimits, is_settled_by_all};

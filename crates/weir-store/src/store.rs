@@ -104,7 +104,7 @@ pub struct FragmentWrite<'a> {
     pub data: &'a [u8],
 }
 
-/// Where a fragment that was rebuilt from other members is stored.
+/// The destination of a fragment that was rebuilt from other members.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Install {
     /// It is the base now.

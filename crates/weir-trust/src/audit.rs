@@ -130,7 +130,7 @@ pub fn seal(head: &mut Head, record: &Record) -> String {
     line
 }
 
-/// As [`Entry::time`].
+/// Formats a time as in [`Entry::time`].
 pub fn time(time_ns: i64) -> String {
     let at = jiff::Timestamp::from_nanosecond(time_ns.into()).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
     format!("{at:.3}")

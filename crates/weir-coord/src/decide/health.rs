@@ -8,7 +8,7 @@ pub struct HealthLimits {
     pub silence_max: Duration,
 }
 
-/// What the coordinator itself observes of a member.
+/// The coordinator's own observation of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
     /// The connection of its `Join` is open; its last message came at `last_heard`.

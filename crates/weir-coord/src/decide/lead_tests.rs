@@ -124,7 +124,7 @@ fn a_number_is_never_given_again() {
 }
 
 /// The directory is founded, then the coordinator makes the entry, then the directory holds changes, then
-/// they are reported to the coordinator. Whichever later steps are lost, the same directory continues with
+/// they are reported to the coordinator. If any later steps are lost, the same directory continues with
 /// the same number.
 #[test]
 fn a_founding_that_was_interrupted_anywhere_goes_on() {

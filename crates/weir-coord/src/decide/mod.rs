@@ -1,4 +1,4 @@
-//! What the coordinator decides, as plain functions of (state, event, now).
+//! The coordinator's decisions, as plain functions of (state, event, now).
 //!
 //! Nothing here waits, sends, stores or reads a clock; the server carries the decisions out.
 mod access;

@@ -86,7 +86,7 @@ pub fn older_map(known: u64, seen: u64) -> Error {
     older(&format!("it has version {known} of the cluster map"), &format!("version {seen}"))
 }
 
-/// `knows`: the evidence, as "it has …"; `was`: what was in use since.
+/// `knows`: the evidence, as "it has …"; `was`: the newer state that was in use.
 pub fn older(knows: &str, was: &str) -> Error {
     Error::denied(format!(
         "the coordinator's directory is an older copy: {knows}, and {was} was in use; hint: put the newest one back (with \

@@ -38,7 +38,7 @@ impl Place {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         rustix::fs::openat(&self.dir, &self.name[..], flags, Mode::empty())
     }
-    /// All its attributes; absent: nothing is there.
+    /// All its attributes; absent: there is no entry.
     pub(super) fn look(&self, keeps: &Keeps) -> rustix::io::Result<Option<Found>> {
         let Some(stat) = self.stat()? else { return Ok(None) };
         let Some(fingerprint) = fingerprint_of(&stat) else { return Ok(None) };

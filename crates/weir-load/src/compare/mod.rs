@@ -156,7 +156,7 @@ pub struct Dir {
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     pub label: String,
-    /// Of all rounds.
+    /// Median and spread of all rounds.
     pub value: Spread,
     /// Relative to the base in the same round; `None` for the base itself.
     pub ratio: Option<Spread>,

@@ -304,7 +304,7 @@ impl StorageNode {
             Ok(false) => return,
             Err(e) => return tracing::debug!(%cell, %seq, "look for a failed overlay: {e}"),
         }
-        // Where that fails the bytes stay, and are sent to all keepers that lack them.
+        // If that fails the bytes stay, and are sent to all keepers that lack them.
         if let Err(e) = self.void_under_newest(acting, cell, seq, token_epoch).await {
             tracing::debug!(%cell, %seq, "make a failed overlay void: {e}");
         }

@@ -5,7 +5,7 @@ use crate::Addr;
 use std::io;
 use std::time::Duration;
 
-/// As Linux: SYN again after 1, 2, 4 … s; 20 tries less than its default, to keep runs short.
+/// Like Linux: SYN again after 1, 2, 4 … s; 20 tries less than its default, to keep runs short.
 const CONNECT_TRIES: u32 = 5;
 
 /// Result of one attempt to connect.
