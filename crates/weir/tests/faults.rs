@@ -204,6 +204,15 @@ fn volumes(cluster: &Cluster, table: &mut Table) {
     );
     cluster.run_weir(&["volume", "quota", "small", "--inodes", "1000"]);
     table.heal(cluster);
+    let place = tempfile::tempdir().unwrap();
+    let _full = Mounted::tmpfs(&place.path().join("exports"), "4k");
+    let dir = place.path().join("exports");
+    fs::write(dir.join("filler"), [1; 4096]).unwrap();
+    cluster.run_weir(&["namespace", "export", dir.to_str().unwrap(), "--every", "1h"]);
+    let words = ["the metadata of namespace \"root\" was not exported"];
+    table.check(cluster, "disk of exports full", slow("export-failed", 1, &words));
+    cluster.run_weir(&["namespace", "export", "--off"]);
+    table.heal(cluster);
 }
 
 fn homes(bench: &Bench, table: &mut Table) {
