@@ -159,7 +159,7 @@ impl Work {
         let mut volumes = lock(&self.volumes);
         let known = volumes.by_directory.get(&directory);
         let (volume, is_old) =
-            known.map_or((0, true), |known| (known.of, now_ns - known.since_ns > KNOWN_FOR_NS));
+            known.map_or((0, true), |known| (known.of, now_ns.saturating_sub(known.since_ns) > KNOWN_FOR_NS));
         if is_old && volumes.asked.len() < ASKED_MAX && !volumes.asked.contains(&directory) {
             volumes.asked.push(directory);
             let (volumes, client, watch) = (self.volumes.clone(), self.client.clone(), self.watch.clone());
