@@ -20,7 +20,7 @@ pub const BIRTH_BYTES_MAX: usize = 256 * 1024;
 pub const CLOCKS_APART_MS_MAX: u64 = 10_000;
 
 message!(
-    /// Asks for a Write lease on a directory and for inode numbers. Nobody's lease is revoked for it.
+    /// Asks for a Write lease on a directory and for inode numbers. No other client's lease is revoked for it.
     LeaseNames = 106 by [Mount, Mover, Console] -> NamesLeased {
         session: SessionId,
         dir: InodeId,
@@ -33,7 +33,7 @@ message!(
 message!(NamesLeased {
     /// The directory with the lease that the client has now.
     entry: Entry,
-    /// The reserved numbers: so many from here on; 0: the names were not given.
+    /// The reserved numbers: the first one and their count; 0: the names were not given.
     first: InodeId,
     numbers: u32,
     /// Of files with these numbers; the seed is [`Layout::seed_of`] each.
@@ -56,6 +56,6 @@ message!(Birth {
     /// All that was written to it so far, if anything was, and when: the file is as long as this.
     content: Option<Bytes>,
     written: Time,
-    /// Nothing but this is on its way.
+    /// No other data of the file is in flight.
     clean: bool,
 });

@@ -35,7 +35,7 @@ message!(
         raised_s: u64,
         /// 0: it lasts.
         cleared_s: u64,
-        /// When somebody said that it is known; 0: nobody has.
+        /// When an administrator acknowledged it; 0: not yet.
         acknowledged_s: u64,
     }
 );
@@ -43,13 +43,13 @@ message!(
     /// Troubles of a code are listed in one line and do not count until then.
     Mute {
         code: String,
-        /// Empty: whatever they are about.
+        /// Empty: events about any object.
         about: String,
         until_s: u64,
     }
 );
 wire_enum!(EventMark {
-    /// Somebody knows of it.
+    /// An administrator knows of it.
     Acknowledge = 1,
     /// It does not count until `until_s`.
     Mute = 2,

@@ -88,7 +88,7 @@ message!(
     GetHistory = 503 by [Coordinator] -> Told { name: String, by_minute: bool, points: u32 }
 );
 message!(
-    /// What the process says of itself and its machine: kernel, memory, load, the last lines of its log.
+    /// Facts about the process and its machine: kernel, memory, load, the last lines of its log.
     GetFacts = 505 by [Coordinator] -> Told {}
 );
 message!(Facts { facts: Vec<Fact> });

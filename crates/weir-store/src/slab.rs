@@ -180,7 +180,7 @@ impl Slabs {
 
     /// Reuses the extents that may be reused now, and returns idle space to the file system.
     pub fn reclaim(&self, durable: CommitSeq) -> Result<()> {
-        // What is returned is not taken again before it is returned.
+        // A step is not taken again before it is returned.
         let _stepping = lock(&self.stepping);
         lock(&self.space).reclaim(durable);
         loop {

@@ -1,8 +1,8 @@
 //! Commands to a device by an io_uring: each gives the kernel a header and a payload buffer, and ends when
-//! the kernel has put something into them.
+//! the kernel has written to them.
 //!
-//! Invariant: an [`Exchange`] is with the kernel or with the program, never with both: a command takes it,
-//! and its end brings it back. Knows nothing of what the commands mean.
+//! Invariant: an [`Exchange`] belongs to the kernel or to the program, never to both: a command hands it to the
+//! kernel, and its completion returns it. Knows nothing of the meaning of the commands.
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, cqueue, opcode, types};
 use std::fmt;
@@ -74,7 +74,7 @@ impl Exchange {
     }
     /// The header and the payload.
     pub fn both_mut(&mut self) -> (&mut [u8], &mut [u8]) {
-        // SAFETY: as above; the two do not overlap, and nobody else refers to them.
+        // SAFETY: as above; the two do not overlap, and there are no other references to them.
         unsafe {
             (
                 std::slice::from_raw_parts_mut(self.map.as_ptr(), self.header_bytes),
@@ -107,10 +107,10 @@ impl RingWaker {
     }
 }
 
-/// What has ended.
+/// An event of the ring.
 #[derive(Debug)]
 pub enum CommandEnd {
-    /// Somebody woke the thread.
+    /// Another thread woke this one.
     Woken,
     /// A command: its place, what the device said (negative: an error number), and its buffers.
     Command(u32, i32, Exchange),
@@ -157,17 +157,17 @@ impl CommandRing {
         self.push(Entry128::from(read.build().user_data(WAKE)))
     }
 
-    /// Gives back memory of payloads that the kernel has, and has nothing in. To be called after a wait in
+    /// Frees the memory of payloads that the kernel holds and that are empty. To be called after a wait in
     /// which nothing ended.
     pub fn trim(&mut self) {
-        // What the kernel puts into a payload it puts there while this thread waits (`DEFER_TASKRUN`), and a
-        // completion follows: without one, nothing is in any of them.
+        // The kernel writes to a payload only while this thread waits (`DEFER_TASKRUN`), and a completion
+        // follows: without one, all of them are empty.
         if !self.ring.completion().is_empty() {
             return;
         }
         for exchange in self.exchanges.iter().flatten() {
             let (start, bytes) = (exchange.payload_start().cast(), exchange.payload_bytes);
-            // SAFETY: the range is the exchange's own, and nobody refers to what is in it.
+            // SAFETY: the range belongs to the exchange, and there are no references into it.
             let _ = unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxDontNeed) };
         }
     }
@@ -221,7 +221,7 @@ impl CommandRing {
     }
 
     fn push(&mut self, entry: Entry128) -> Result<()> {
-        // SAFETY: what the entry refers to is in `exchanges` and in `self`, until its completion has come.
+        // SAFETY: the entry refers to buffers in `exchanges` and in `self`, which live until its completion.
         if unsafe { self.ring.submission().push(&entry) }.is_ok() {
             return Ok(());
         }
@@ -261,7 +261,7 @@ impl CommandRing {
         }
     }
 
-    /// What has ended, without a wait. An error: the kernel speaks of a command that it does not have.
+    /// The next event, without a wait. An error: the kernel completed a command that it does not have.
     pub fn next_end(&mut self) -> Option<Result<CommandEnd>> {
         let end: cqueue::Entry = self.ring.completion().next()?;
         if end.user_data() == WAKE {

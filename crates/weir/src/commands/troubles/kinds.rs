@@ -108,7 +108,7 @@ kinds! {
     "target-behind" Degraded "storage" delays 0: "A target is being repaired"
         raised "it missed writes, or has a new disk" cleared "it has all its data" act "wait; `weir rebuild --watch`";
     "target-stalled" Warning "storage" delays 92: "The disk of a target completes nothing"
-        raised "a request is under way and none has completed for a while" cleared "a request completes"
+        raised "requests wait and none has completed for a while" cleared "a request completes"
         act "look at that disk (`dmesg`, `smartctl`)";
     "target-full" Warning "storage" delays 79: "A target is nearly full"
         raised "95 % of it are used" cleared "less is used" act "delete or evict files, or add targets";
