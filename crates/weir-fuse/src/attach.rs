@@ -5,8 +5,9 @@ use crate::doing::{Doing, hinted};
 use crate::kernel::Notices;
 use crate::locks::Waits;
 use crate::mounted::{Mounted, OwnActs, OwnAttributes};
+use crate::transport::{self, Transport};
 use crate::work::Work;
-use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use fuser::{BackgroundSession, Config, MountOption, SessionACL};
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -41,6 +42,8 @@ pub struct Options {
     pub path: PathBuf,
     /// The directory that the mount shows, with all below it.
     pub top: InodeId,
+    pub transport: Transport,
+    /// That read the device.
     pub kernel_threads: usize,
     /// `None`: if this user may.
     pub allow_other: Option<bool>,
@@ -134,12 +137,12 @@ pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Resu
     let path = fs::canonicalize(&options.path).doing(format_args!("find {}", options.path.display()))?;
     crate::translate::show_from(options.top);
     let calls = Calls { callers: Arc::default(), waits: Arc::default() };
-    let mounted = Mounted {
+    let mounted = |by_ring| Mounted {
         client: client.clone(),
-        buffers: options.buffers,
+        buffers: options.buffers.clone(),
         runtime: tokio::runtime::Handle::current(),
-        own_attributes: options.own_attributes,
-        own_acts: options.own_acts,
+        own_attributes: options.own_attributes.clone(),
+        own_acts: options.own_acts.clone(),
         lock_waits: calls.waits.clone(),
         callers: calls.callers.clone(),
         work: Work::new(client, tokio::runtime::Handle::current()),
@@ -149,10 +152,11 @@ pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Resu
         snapshots: Arc::default(),
         streams: Arc::default(),
         maps_direct: false, // the kernel says it in its first request
+        by_ring,
     };
     let mut config = Config::default();
     config.mount_options = vec![
-        MountOption::FSName(options.source),
+        MountOption::FSName(options.source.clone()),
         MountOption::Subtype(SUBTYPE.into()),
         MountOption::DefaultPermissions,
         MountOption::CUSTOM(format!("max_read={READ_BYTES_MAX}")),
@@ -172,18 +176,7 @@ pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Resu
     }
     config.n_threads = Some(options.kernel_threads);
     config.clone_fd = true;
-    let session = Session::new(mounted, &path, &config).map_err(|e| {
-        let error = Error::from_io(format_args!("mount at {}", path.display()), &e);
-        let hint = match e.kind() {
-            std::io::ErrorKind::PermissionDenied => {
-                "run as root, or add user_allow_other to /etc/fuse.conf, or set allow_other = false"
-            }
-            _ => "is the package fuse3 installed, and the directory free?",
-        };
-        hinted(error, hint)
-    })?;
-    notices.mounted(session.notifier());
-    let session = session.spawn().doing("start the mount's threads")?;
+    let session = transport::open(options.transport, &path, config, notices, mounted)?;
     if let Err(e) = raise_read_ahead(&path) {
         tracing::info!("the kernel's read-ahead stays at its default: {e}");
     }

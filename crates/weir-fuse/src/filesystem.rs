@@ -2,7 +2,7 @@
 //! answer is answered there without waking anybody; what has to wait goes on as a task.
 use crate::attach::keeps_access_times;
 use crate::from_home::FromHome;
-use crate::mounted::Mounted;
+use crate::mounted::{Mounted, REQUEST_BYTES_MAX};
 use crate::replies::*;
 use crate::snapshots::{is_snapshot, is_snapshot_handle};
 use crate::streams::Streams;
@@ -25,8 +25,6 @@ use weir_proto::{ErrorKind, InodeId, Result};
 
 /// Requests that the kernel may have under way in the background (read-ahead, direct I/O pieces).
 const BACKGROUND_MAX: u16 = 128;
-/// Largest request, in bytes: what the kernel's limit of 256 pages allows.
-const REQUEST_BYTES_MAX: u32 = 1 << 20;
 /// Entries asked of the client at once; the kernel's buffer takes about as many.
 const LISTING_LIMIT: u32 = 256;
 /// Cookies 1 and 2 are "." and "..": the client's start above.
@@ -147,6 +145,9 @@ fn handle(fh: FileHandle) -> Handle {
 
 impl Filesystem for Mounted {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        if self.by_ring && config.add_capabilities(InitFlags::FUSE_OVER_IO_URING).is_err() {
+            return Err(std::io::ErrorKind::Unsupported.into());
+        }
         // A kernel that cannot do one of them goes without.
         for wanted in tr::WANTED {
             let _ = config.add_capabilities(wanted);

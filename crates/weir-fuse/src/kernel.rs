@@ -10,7 +10,7 @@
 use crate::translate::to_kernel_ino;
 use fuser::{INodeNo, Notifier};
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use weir_client::{Forget, KernelCache};
 use weir_proto::InodeId;
@@ -31,7 +31,7 @@ struct Answered {
 
 /// The kernel's caches of one mount. Empty until the mount is there, so nothing has to be forgotten before.
 pub struct Notices {
-    notifier: OnceLock<Notifier>,
+    notifier: RwLock<Option<Notifier>>,
     /// Whether it may keep names.
     keeps_names: bool,
     /// How many answers told the kernel of each inode, and were not taken back by it (`FORGET`).
@@ -46,11 +46,12 @@ impl Default for Notices {
 
 impl Notices {
     pub fn new(keeps_names: bool) -> Notices {
-        Notices { notifier: OnceLock::new(), keeps_names, reported: Default::default() }
+        Notices { notifier: RwLock::default(), keeps_names, reported: Default::default() }
     }
 
     pub(super) fn mounted(&self, notifier: Notifier) {
-        let _ = self.notifier.set(notifier); // one mount per client
+        // One mount per client; it may have been tried in another way before.
+        *self.notifier.write().unwrap_or_else(PoisonError::into_inner) = Some(notifier);
     }
 
     fn part(&self, ino: INodeNo) -> MutexGuard<'_, HashMap<INodeNo, Answered>> {
@@ -103,7 +104,8 @@ impl Notices {
 
 impl KernelCache for Notices {
     fn invalidate_inode(&self, ino: InodeId, what: Forget) {
-        let Some(notifier) = self.notifier.get() else { return };
+        let notifier = self.notifier.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(notifier) = notifier else { return };
         // A negative offset means: attributes only. Length 0 means: to the end.
         let (offset, len) = match what {
             Forget::Attributes => (-1, 0),
@@ -111,7 +113,7 @@ impl KernelCache for Notices {
             Forget::Part(offset, len) => (offset as i64, len as i64), // no file is longer
         };
         let ino = to_kernel_ino(ino);
-        if !self.invalidate(notifier, ino, offset, len) {
+        if !self.invalidate(&notifier, ino, offset, len) {
             self.part(ino).remove(&ino);
         }
     }

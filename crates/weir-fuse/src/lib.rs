@@ -19,13 +19,18 @@ mod locks;
 mod mounted;
 mod pending_request;
 mod replies;
+mod ring;
+mod ring_header;
+mod ring_slot;
 mod snapshot_locks;
 mod snapshots;
 mod streams;
 mod translate;
+mod transport;
 mod work;
 
 pub use attach::{Options, attach, clear_dead, is_mounted, mount_points, preflight, remount, unmount};
 pub use counts::request_counts;
 pub use kernel::Notices;
 pub use mounted::{OwnActs, OwnAttributes};
+pub use transport::Transport;

@@ -17,6 +17,9 @@ use weir_env::BufferPool;
 use weir_proto::meta::Cred;
 use weir_proto::{InodeId, Result};
 
+/// Largest request, in bytes: what the kernel's limit of 256 pages allows.
+pub const REQUEST_BYTES_MAX: u32 = 1 << 20;
+
 /// Answers for attributes of ours (`weir.layout`, …): inode, name → text.
 pub type OwnAttributes = Arc<dyn Fn(&Client, InodeId, &str) -> OwnAnswer + Send + Sync>;
 
@@ -48,6 +51,8 @@ pub struct Mounted {
     pub streams: Arc<Streams>,
     /// The kernel can map what is read directly.
     pub maps_direct: bool,
+    /// The kernel is to send requests by rings.
+    pub by_ring: bool,
 }
 
 impl Mounted {

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use weir_coord::etcd::StorePlace;
 use weir_env::Addr;
+use weir_fuse::Transport;
 use weir_proto::NamespaceUuid;
 use weir_proto::map::Scheme;
 use weir_proto::network::Network;
@@ -216,6 +217,9 @@ pub struct Up {
     /// [default: 10m]
     #[arg(long, value_name = "TIME")]
     pub patience: Option<Patience>,
+    /// How requests of mounts that start now come from the kernel: auto, dev or uring [default: auto]
+    #[arg(long, value_name = "WAY")]
+    pub transport: Option<Transport>,
     /// Number of movers, which copy volumes to their homes and recall evicted data [default: 1 in a new
     /// cluster]
     #[arg(long, value_parser = clap::value_parser!(u32).range(0..=16))]
@@ -675,6 +679,10 @@ pub struct MountRole {
     /// [default: 10m]
     #[arg(long, value_name = "TIME")]
     pub patience: Option<Patience>,
+    /// How requests come from the kernel: uring by io_uring, dev by /dev/fuse, auto by io_uring where the
+    /// kernel offers it [default: auto]
+    #[arg(long, value_name = "WAY")]
+    pub transport: Option<Transport>,
     /// Mount read-only
     #[arg(long)]
     pub read_only: bool,

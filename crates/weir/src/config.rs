@@ -9,6 +9,7 @@ use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 use weir_client::ClientConfig;
 use weir_coord::etcd::StorePlace;
 use weir_env::Addr;
+use weir_fuse::Transport;
 use weir_proto::map::{Scheme, Settings};
 use weir_proto::network::Network;
 use weir_proto::{ClusterId, Error};
@@ -222,7 +223,10 @@ sections! {
         top: String = "/".into(), shown "\"/\"";
         /// Memory for unsaved and cached data, in MiB. Writers wait when it is used up.
         memory_mib: u64 = 512, shown "512";
-        /// Threads that take requests from the kernel.
+        /// How requests come from the kernel: "uring" by io_uring, which has to be switched on in the kernel;
+        /// "dev" by /dev/fuse; "auto" by io_uring where the kernel offers it.
+        transport: Text<Transport> = Text(Transport::Auto), shown "\"auto\"";
+        /// Threads that take requests from /dev/fuse; one does beside io_uring.
         kernel_threads: usize = 4, shown "4";
         /// The kernel keeps names, present and absent, for 0.2 s while this mount holds their directory's
         /// lease, so that paths in use cost next to no requests. A change by another mount waits for that, at

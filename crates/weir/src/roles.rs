@@ -318,6 +318,7 @@ fn run<F: Future<Output = Outcome<()>>>(
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.node.threads)
         .thread_name("weir")
+        .on_thread_start(weir_env::real::stay_nowhere)
         .enable_all()
         .build()
         .doing("start the runtime")?;
@@ -734,6 +735,9 @@ pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
     }
     config.mount.kernel_names &= !args.no_kernel_names;
     config.mount.local_creates |= args.local_creates;
+    if let Some(transport) = args.transport {
+        config.mount.transport = Text(transport);
+    }
     let (recover, source) = (args.recover, args.source.clone());
     run(&args.role, config, environment, buffers, move |node| run_mount(node, recover, source, words))
 }
@@ -773,6 +777,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
     let options = weir_fuse::Options {
         path: path.clone(),
         top: crate::subtree::find(&client, &mount.top).await?,
+        transport: mount.transport.0,
         kernel_threads: mount.kernel_threads,
         allow_other: mount.allow_other,
         source,

@@ -172,6 +172,7 @@ fn cluster_wish(args: &cli::Demo, stage: &Stage) -> cli::Up {
         scheme: Some(crate::local::local_cluster::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone()],
         patience: None,
+        transport: None,
         movers: Some(1),
         etcd: None,
         copies: None,

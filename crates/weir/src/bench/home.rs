@@ -148,6 +148,7 @@ fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
         scheme: Some(crate::local::local_cluster::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone()],
         patience: None,
+        transport: None,
         movers: Some(1),
         etcd: None,
         copies: None,

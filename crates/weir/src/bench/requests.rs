@@ -94,6 +94,7 @@ fn on_a_new_cluster(options: &Options) -> Outcome<Vec<Cost>> {
         scheme: Some(local_cluster::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone(), other.clone()],
         patience: None,
+        transport: None,
         movers: Some(0),
         etcd: None,
         copies: None,

@@ -21,6 +21,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use weir_coord::etcd::StorePlace;
 use weir_env::Addr;
+use weir_fuse::Transport;
 use weir_proto::{ClusterId, Error, map::Scheme};
 
 const MANIFEST: &str = "cluster.toml";
@@ -105,6 +106,8 @@ pub struct Manifest {
     /// Of mounts; their default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience: Option<Text<Patience>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Text<Transport>>,
     /// Servers listen on TCP ports of the loopback address, too.
     #[serde(default)]
     pub tcp: bool,
@@ -263,6 +266,9 @@ impl LocalCluster {
                 if let Some(patience) = &self.manifest.patience {
                     config.mount.patience = patience.clone();
                 }
+                if let Some(transport) = &self.manifest.transport {
+                    config.mount.transport = transport.clone();
+                }
             }
             RoleName::Mover | RoleName::Console => {}
         }
@@ -341,6 +347,7 @@ mod tests {
             targets: 2,
             scheme: Text(Scheme { data: 1, parity: 1 }),
             patience: None,
+            transport: None,
             tcp: false,
             processes: processes(dir, 2, 0, 1),
         };

@@ -2,7 +2,7 @@
 //!
 //! Invariant: `up` may be repeated at any time; it starts what is missing and leaves what runs.
 use crate::cli;
-use crate::config::{self, Patience, Text};
+use crate::config::{self, Text};
 use crate::failure::{Doing, Failure, Outcome};
 use crate::local::etcd;
 use crate::local::local_cluster::{self, Kept, LocalCluster, Manifest, Process, RoleName};
@@ -15,7 +15,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Child;
 use std::time::Duration;
 use weir_coord::identity::{COORDINATOR_FILE, IDENTITY_FILE, NAMESPACE_FILE};
@@ -80,7 +80,7 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
     for path in args.mount.iter().filter(|path| !weir_fuse::is_mounted(path)) {
         fs::create_dir_all(path).doing(format_args!("make the mount point {}", path.display()))?;
     }
-    add_mounts(&mut local, &args.mount, args.patience)?;
+    add_mounts(&mut local, args)?;
     for mount in local.of_role(RoleName::Mount).filter(|mount| !weir_fuse::is_mounted(&mount.path)) {
         owned::check_dir(&mount.path)?;
     }
@@ -188,8 +188,9 @@ fn create(args: &cli::Up) -> Outcome<LocalCluster> {
     // What is in the file system has rights of its own; its bytes lie here without them.
     processes.iter().try_for_each(|process| make_dir(&env, &process.path, 0o700))?;
     let cluster = Text(ClusterId(env.rng.id_128()));
-    let (scheme, tcp, patience) = (Text(scheme), args.tcp, args.patience.map(Text));
-    let manifest = Manifest { cluster, kept, made_dir, targets, scheme, tcp, patience, processes };
+    let (scheme, tcp) = (Text(scheme), args.tcp);
+    let (patience, transport) = (args.patience.map(Text), args.transport.map(Text));
+    let manifest = Manifest { cluster, kept, made_dir, targets, scheme, tcp, patience, transport, processes };
     let local = LocalCluster { dir, manifest };
     local.save()?;
     Ok(local)
@@ -315,11 +316,14 @@ fn refuse_changes(local: &LocalCluster, args: &cli::Up) -> Outcome<()> {
 }
 
 /// Mounts that run go on as they are.
-fn add_mounts(local: &mut LocalCluster, paths: &[PathBuf], patience: Option<Patience>) -> Outcome<()> {
-    if let Some(patience) = patience {
+fn add_mounts(local: &mut LocalCluster, args: &cli::Up) -> Outcome<()> {
+    if let Some(patience) = args.patience {
         local.manifest.patience = Some(Text(patience));
     }
-    for path in paths {
+    if let Some(transport) = args.transport {
+        local.manifest.transport = Some(Text(transport));
+    }
+    for path in &args.mount {
         let path = local_cluster::absolute(path)?;
         if !local.of_role(RoleName::Mount).any(|p| p.path == path) {
             let mount = local_cluster::mount_process(&local.manifest.processes, path);

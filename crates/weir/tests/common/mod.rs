@@ -8,6 +8,7 @@
 
 pub mod locker;
 pub mod relation;
+pub mod rings;
 pub mod s3;
 pub mod writer;
 
@@ -171,6 +172,8 @@ pub struct Cluster {
     dir: PathBuf,
     pub mounts: Vec<PathBuf>,
     options: Vec<String>,
+    /// With `WEIR_TEST_TRANSPORT=uring` all mounts have rings.
+    _rings: Option<rings::Rings>,
     /// Words before those of `weir up`, which end in starting it.
     pub launcher: Vec<String>,
     /// That starts what is missing.
@@ -203,10 +206,12 @@ impl Cluster {
     /// With a program of another release.
     pub fn of(program: PathBuf, dir: Option<PathBuf>, mounts: usize, options: &[&str]) -> Cluster {
         let root = tempfile::Builder::new().prefix("weir-test-").tempdir().unwrap();
+        let (transport, rings) = transport(options);
         let cluster = Cluster {
             dir: dir.unwrap_or_else(|| root.path().join("cluster")),
             mounts: (1..=mounts).map(|n| root.path().join(format!("mnt{n}"))).collect(),
-            options: options.iter().map(ToString::to_string).collect(),
+            options: options.iter().map(ToString::to_string).chain(transport).collect(),
+            _rings: rings,
             launcher: Vec::new(),
             program,
             _root: root,
@@ -378,6 +383,16 @@ impl Drop for Cluster {
             let _ = Command::new("umount").arg("-l").arg(mount).output();
         }
     }
+}
+
+/// Words of `weir up` for the transport that `WEIR_TEST_TRANSPORT` names, unless a test names one.
+fn transport(options: &[&str]) -> (Vec<String>, Option<rings::Rings>) {
+    let wanted = std::env::var("WEIR_TEST_TRANSPORT").ok();
+    let Some(wanted) = wanted.filter(|_| !options.contains(&"--transport")) else {
+        return (Vec::new(), None);
+    };
+    let rings = (wanted == "uring").then(|| rings::Rings::allow().expect("this kernel can have no rings"));
+    (vec!["--transport".into(), wanted], rings)
 }
 
 /// Bytes that differ with every seed and offset.

@@ -144,6 +144,7 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
         scheme: Some(crate::local::local_cluster::SCHEME_DEFAULT),
         mount: Vec::new(),
         patience: None,
+        transport: None,
         movers: Some(0),
         etcd: None,
         copies: None,
