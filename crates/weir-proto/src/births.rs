@@ -20,7 +20,7 @@ pub const BIRTH_BYTES_MAX: usize = 256 * 1024;
 pub const CLOCKS_APART_MS_MAX: u64 = 10_000;
 
 message!(
-    /// Asks for a Write lease on a directory and for inode numbers. No other client's lease is revoked for it.
+    /// Asks for a Write lease on a directory and for inode numbers. It revokes no other client's lease.
     LeaseNames = 106 by [Mount, Mover, Console] -> NamesLeased {
         session: SessionId,
         dir: InodeId,

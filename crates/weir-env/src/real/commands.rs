@@ -1,8 +1,8 @@
 //! Commands to a device by an io_uring: each gives the kernel a header and a payload buffer, and ends when
 //! the kernel has written to them.
 //!
-//! Invariant: an [`Exchange`] belongs to the kernel or to the program, never to both: a command hands it to the
-//! kernel, and its completion returns it. Knows nothing of the meaning of the commands.
+//! Invariant: an [`Exchange`] belongs to the kernel or to the program, never to both: a command hands it to
+//! the kernel, and its completion returns it. Knows nothing of the meaning of the commands.
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, cqueue, opcode, types};
 use std::fmt;
