@@ -5,7 +5,10 @@
 //!
 //! TODO: This module is meant to go away soon in favor of `ll::Request`.
 
+use std::cell::Cell;
 use std::convert::TryFrom;
+use std::panic::AssertUnwindSafe;
+use std::panic::catch_unwind;
 use std::path::Path;
 
 use log::debug;
@@ -35,6 +38,8 @@ pub(crate) struct RequestWithSender<'a> {
     pub(crate) ch: ReplySender,
     /// Parsed request
     pub(crate) request: ll::AnyRequest<'a>,
+    /// A reply was made: it answers, at the latest when it is dropped.
+    replied: Cell<bool>,
 }
 
 impl<'a> RequestWithSender<'a> {
@@ -48,7 +53,11 @@ impl<'a> RequestWithSender<'a> {
             }
         };
 
-        Some(Self { ch, request })
+        Some(Self::of(ch, request))
+    }
+
+    pub(crate) fn of(ch: ReplySender, request: ll::AnyRequest<'a>) -> RequestWithSender<'a> {
+        Self { ch, request, replied: Cell::new(false) }
     }
 
     /// Dispatch request to the given filesystem.
@@ -57,10 +66,24 @@ impl<'a> RequestWithSender<'a> {
     pub(crate) fn dispatch<FS: Filesystem>(&self, se: &SessionEventLoop<FS>) {
         debug!("{} thread={}", self.request, se.thread_name);
         crate::counts::count(self.request.header().opcode);
-        match self.dispatch_req(se) {
-            Ok(Some(resp)) => self.reply::<ReplyRaw>().send_ll(&resp),
-            Ok(None) => {}
-            Err(errno) => self.reply::<ReplyRaw>().send_ll(&ResponseErrno(errno)),
+        match catch_unwind(AssertUnwindSafe(|| self.dispatch_req(se))) {
+            Ok(Ok(Some(resp))) => self.reply::<ReplyRaw>().send_ll(&resp),
+            Ok(Ok(None)) => {}
+            Ok(Err(errno)) => self.reply::<ReplyRaw>().send_ll(&ResponseErrno(errno)),
+            Err(_) => self.answer_after_panic(),
+        }
+    }
+
+    /// The thread goes on to serve others, and the caller does not wait for ever.
+    fn answer_after_panic(&self) {
+        error!("bug: {} panicked, and is answered with an I/O error", self.request);
+        let op = self.request.operation();
+        let is_answered = !matches!(
+            op,
+            Ok(ll::Operation::Forget(_) | ll::Operation::BatchForget(_) | ll::Operation::Interrupt(_))
+        );
+        if is_answered && !self.replied.get() {
+            self.reply::<ReplyRaw>().send_ll(&ResponseErrno(Errno::EIO));
         }
     }
 
@@ -573,6 +596,7 @@ impl<'a> RequestWithSender<'a> {
     /// Create a reply object for this request that can be passed to the filesystem
     /// implementation and makes sure that a request is replied exactly once
     pub(crate) fn reply<T: Reply>(&self) -> T {
+        self.replied.set(true);
         Reply::new(self.request.unique(), self.ch.clone())
     }
 

@@ -644,7 +644,7 @@ impl<FS: Filesystem> Requests for SessionEventLoop<FS> {
         let request = ll::AnyRequest::of_parts(header, argument, payload)
             .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
         let sender = ReplySender::Transport(answer, self.ch.sender());
-        let req = RequestWithSender { ch: sender, request };
+        let req = RequestWithSender::of(sender, request);
         if let Ok(Operation::Destroy(_)) = req.request.operation() {
             req.reply::<ReplyEmpty>().ok();
         } else {
