@@ -1,7 +1,7 @@
 //! `weir status`: how a cluster is, the worst first; then its nodes, targets and placement groups.
 use crate::cli;
 use crate::commands::gather;
-use crate::commands::troubles::{Facts, Trouble, exit_code, troubles, word};
+use crate::commands::troubles::{Facts, Trouble, exit_code, state, troubles, word, worst};
 use crate::commands::which::coordinators;
 use crate::failure::{Doing, Outcome};
 use crate::local::local_cluster::LocalCluster;
@@ -110,7 +110,7 @@ impl Report {
 
     /// Of those that count.
     fn worst(&self) -> Option<Severity> {
-        self.troubles.first().filter(|t| t.muted_until.is_none()).map(|t| t.severity)
+        worst(&self.troubles)
     }
     fn counting(&self) -> impl Iterator<Item = &Trouble> {
         self.troubles.iter().filter(|t| t.muted_until.is_none())
@@ -126,12 +126,7 @@ impl Report {
     }
 
     fn state(&self) -> (&'static str, &'static str) {
-        match self.worst() {
-            None | Some(Severity::Note) => ("healthy", ""),
-            Some(Severity::Warning) => ("warning", ": all data is available and redundant"),
-            Some(Severity::Degraded) => ("degraded", ": data is available with reduced redundancy"),
-            Some(Severity::Critical) => ("critical", ": data is unavailable or lost"),
-        }
+        state(self.worst())
     }
 
     /// Bytes of files that the targets have room for, and that are taken, without redundancy.

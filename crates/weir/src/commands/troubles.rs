@@ -48,6 +48,21 @@ pub fn word(severity: Severity) -> &'static str {
     }
 }
 
+/// Of those that count; they are sorted.
+pub fn worst(troubles: &[Trouble]) -> Option<Severity> {
+    troubles.first().filter(|t| t.muted_until.is_none()).map(|t| t.severity)
+}
+
+/// One word for a cluster, and what it means.
+pub fn state(worst: Option<Severity>) -> (&'static str, &'static str) {
+    match worst {
+        None | Some(Severity::Note) => ("healthy", ""),
+        Some(Severity::Warning) => ("warning", ": all data is available and redundant"),
+        Some(Severity::Degraded) => ("degraded", ": data is available with reduced redundancy"),
+        Some(Severity::Critical) => ("critical", ": data is unavailable or lost"),
+    }
+}
+
 /// What `weir status` exits with when this is the worst.
 pub fn exit_code(severity: Severity) -> u8 {
     match severity {

@@ -1,6 +1,7 @@
 //! What the API answers: plain functions of what is known, as JSON. `openapi.json` describes it.
 use super::snapshot::Snapshot;
 use crate::cli_watch::By;
+use crate::commands::troubles::{state, worst};
 use crate::commands::watch::{Names, lines_of, sorted, waits_json};
 use crate::observe::Health;
 use crate::users::Users;
@@ -27,6 +28,7 @@ pub fn status(snapshot: &Snapshot) -> Value {
     };
     let status = &facts.status;
     let health = Health::of_used(status, &facts.in_use());
+    let (word, meaning) = state(worst(&snapshot.troubles));
     let map = &status.map;
     let scheme = map.settings.scheme;
     let sum = |of: fn(&weir_proto::coord::TargetReport) -> u64| {
@@ -51,7 +53,7 @@ pub fn status(snapshot: &Snapshot) -> Value {
         })
     });
     json!({
-        "cluster": map.cluster.to_string(), "state": health.to_string(), "healthy": health.is_full(),
+        "cluster": map.cluster.to_string(), "state": format!("{word}{meaning}; {}", health.counts()), "healthy": word == "healthy",
         "serves": health.serves(), "capacity_bytes": sum(|r| r.capacity), "used_bytes": sum(|r| r.used),
         "waits": snapshot.waits.iter().filter_map(|g| g.told.as_ref().ok()).map(|w| w.now.len()).sum::<usize>(),
         "processes": processes.collect::<Vec<_>>(), "targets": targets.collect::<Vec<_>>(),

@@ -103,7 +103,9 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
     wait_healthy(&local, &started, missing)?;
     keep_copies(&local, is_new)?;
     allow_homes(&local, &args.allow_home)?;
-    started.extend(start_all(&mut local, &[RoleName::Mount, RoleName::Mover, RoleName::Console])?.all()?);
+    started.extend(start_all(&mut local, &[RoleName::Mount, RoleName::Mover])?.all()?);
+    // Last: what has not started yet is not missing.
+    started.extend(start_all(&mut local, &[RoleName::Console])?.all()?);
     Ok((local, started))
 }
 
