@@ -215,7 +215,7 @@ fn the_table_of_senders_is_documented() {
         100..200 => "a metadata leader",
         200..300 => "a target",
         300..400 => "a client",
-        500..504 => "any process",
+        500..504 | 505 => "any process",
         504 => "the coordinator",
         _ => "a copy of a journal",
     };
