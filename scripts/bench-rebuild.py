@@ -136,10 +136,10 @@ def measure(program: Path, args: argparse.Namespace, top: Path) -> None:
         time.sleep(args.alone)
         begun = time.monotonic()
         status = json.loads(weir(program, "status", "--json", "--dir", str(cluster)))
-        lost = next(t for t in status["targets"] if t["target"] == "t1")["used"]
+        lost = next(t for t in status["targets"] if t["id"] == 1)["used_bytes"]
         node = cluster / "run" / "storage-1.pid"
         os.kill(json.loads(node.read_text())["pid"], 9)
-        shutil.rmtree(cluster / "targets" / "t1", ignore_errors=True)
+        shutil.rmtree(cluster / "t1")
         weir(program, "target", "gone", "t1", "--yes", "--dir", str(cluster))
         took, copied, foretold = rebuild(program, cluster)
         end = time.monotonic()

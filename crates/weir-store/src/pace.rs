@@ -14,6 +14,8 @@ const WRITES_MIN: u32 = 10;
 /// Bytes per second: copying never stops.
 const RATE_MIN: u64 = 5_000_000;
 const RATE_MAX: u64 = 10_000_000_000;
+/// Beside clients that write, copying begins at this rate.
+const RATE_START: u64 = 50_000_000;
 /// A slowdown below this is not a reason: disks vary as much.
 const SCATTER_NS: u64 = 2_000_000;
 /// Classes of durations: powers of the square root of 2 from 16 µs on, up to 17 minutes.
@@ -92,7 +94,8 @@ impl State {
         match self.slowest() {
             Some(ns) if !is_copying => {
                 self.idle_ns = if self.idle_ns == 0 { ns } else { (self.idle_ns * 7 + ns) / 8 };
-                self.rate = None;
+                self.rate = Some(RATE_START);
+                self.paid_at = now;
             }
             Some(ns) if self.idle_ns > 0 => self.rate = self.adapted(ns, length),
             Some(_) => {}
@@ -109,7 +112,7 @@ impl State {
         let is_slow = ns > self.idle_ns + self.idle_ns / 2 + SCATTER_NS;
         match (self.rate, is_slow) {
             (None, false) => None,
-            (Some(rate), false) => Some(rate + rate / 8 + RATE_MIN).filter(|rate| *rate < RATE_MAX),
+            (Some(rate), false) => Some(rate + rate / 4).filter(|rate| *rate < RATE_MAX),
             (rate, true) => {
                 let reached = (u128::from(self.copied) * 1_000_000_000 / length.as_nanos().max(1)) as u64;
                 Some((rate.unwrap_or(reached) / 2).max(RATE_MIN))
@@ -173,9 +176,9 @@ mod tests {
     fn copying_slows_down_when_writes_do_and_recovers() {
         let mut disk = Disk::new();
         (0..3).for_each(|_| disk.second(Some(MS * 4), 0));
-        disk.second(Some(MS * 4), 400_000_000);
-        disk.second(Some(MS * 4), 400_000_000);
-        assert_eq!(disk.limit(), None, "nobody feels it");
+        assert_eq!(disk.limit(), Some(RATE_START));
+        (0..30).for_each(|_| disk.second(Some(MS * 4), 400_000_000));
+        assert_eq!(disk.limit(), None, "no client feels it");
         disk.second(Some(MS * 40), 400_000_000);
         disk.second(Some(MS * 40), 400_000_000);
         let half = disk.limit().unwrap();
@@ -183,7 +186,7 @@ mod tests {
         (0..10).for_each(|_| disk.second(Some(MS * 40), 400_000_000));
         assert_eq!(disk.limit(), Some(RATE_MIN));
         assert!(disk.paused > Duration::from_secs(10), "{:?}", disk.paused);
-        (0..30).for_each(|_| disk.second(Some(MS * 4), 10_000_000));
+        (0..15).for_each(|_| disk.second(Some(MS * 4), 10_000_000));
         assert!(disk.limit().is_none_or(|rate| rate > 100_000_000), "{:?}", disk.limit());
     }
 
