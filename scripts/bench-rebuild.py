@@ -121,6 +121,19 @@ def rebuild(program: Path, cluster: Path) -> tuple[float, int, list[tuple[float,
         time.sleep(0.2)
 
 
+def give_up(program: Path, cluster: Path) -> None:
+    """As soon as the coordinator knows that the target is down."""
+    until = time.monotonic() + 30
+    while True:
+        try:
+            weir(program, "target", "gone", "t1", "--yes", "--dir", str(cluster))
+            return
+        except RuntimeError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.05)
+
+
 def measure(program: Path, args: argparse.Namespace, top: Path) -> None:
     size = args.megabytes * MB
     raw = statistics.median(raw_write(top, 512 << 20) for _ in range(3))
@@ -134,13 +147,15 @@ def measure(program: Path, args: argparse.Namespace, top: Path) -> None:
         time.sleep(3)
         alone = time.monotonic()
         time.sleep(args.alone)
-        begun = time.monotonic()
+        killed = time.monotonic()
         status = json.loads(weir(program, "status", "--json", "--dir", str(cluster)))
         lost = next(t for t in status["targets"] if t["id"] == 1)["used_bytes"]
         node = cluster / "run" / "storage-1.pid"
         os.kill(json.loads(node.read_text())["pid"], 9)
         shutil.rmtree(cluster / "t1")
-        weir(program, "target", "gone", "t1", "--yes", "--dir", str(cluster))
+        give_up(program, cluster)
+        # Frames that met the dead node before that are not the rebuild's.
+        begun = time.monotonic()
         took, copied, foretold = rebuild(program, cluster)
         end = time.monotonic()
         time.sleep(2)
@@ -149,19 +164,19 @@ def measure(program: Path, args: argparse.Namespace, top: Path) -> None:
         if writer.error:
             raise RuntimeError(f"a frame failed: {writer.error}")
         writer.check()
-        report(writer, raw, lost, copied, took, foretold, (alone, begun, end))
+        report(writer, raw, lost, copied, took, foretold, (alone, killed, begun, end))
     finally:
         writer.stops = True
         subprocess.run([str(program), "down", "--dir", str(cluster)], capture_output=True)
 
 
 def report(writer: Writer, raw: float, lost: int, copied: int, took: float,
-           foretold: list[tuple[float, float]], times: tuple[float, float, float]) -> None:
-    alone, begun, end = times
+           foretold: list[tuple[float, float]], times: tuple[float, float, float, float]) -> None:
+    alone, killed, begun, end = times
     least = lost / MB / (0.6 * raw)
     print(f"t1 had {lost / MB:.0f} MB; {copied / MB:.0f} MB were rebuilt in {took:.1f} s ({copied / MB / took:.0f} MB/s): "
           f"{took / least:.2f} x the time that 0.6 of the disk's rate takes")
-    before, during = writer.between(alone, begun), writer.between(begun, end)
+    before, during = writer.between(alone, killed), writer.between(begun, end)
     for name, (rate, median, p99) in (("before", before), ("meanwhile", during)):
         print(f"frames {name}: {rate:.1f} MB/s, p50 {median * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms")
     if before[0] and before[2]:
