@@ -49,7 +49,7 @@ impl State {
     fn begin_evicting(&mut self, stripe_bytes: u64, from: u64, to: u64) -> Option<(u64, u64)> {
         let range = quiet_part(self, stripe_bytes, from, to)?;
         self.tier.begin_evicting(range);
-        self.pages.note_change(); // fetches in flight may return bytes from before or after the eviction
+        self.pages.note_change(); // bytes of a fetch in flight may be of either side
         Some(range)
     }
     fn end_evicting(&mut self) {
