@@ -45,7 +45,7 @@ const DROPPED_WITHIN: Duration = Duration::from_secs(60);
 /// evicted of files that they hold.
 const LEFT_WITHIN: Duration = Duration::from_secs(3600);
 
-/// The code of the problem that too little can be evicted, and how long it is valid.
+/// The code of the trouble that too little can be evicted, and how long it is valid.
 const MAKE_ROOM: &str = "eviction-short";
 const FAILING_FOR: Duration = Duration::from_secs(20);
 

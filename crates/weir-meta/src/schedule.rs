@@ -26,7 +26,7 @@ const RETRY: Duration = Duration::from_secs(60);
 /// A client that does not return a revoked lease loses its session in time: then it is checked again.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// The code of the problem that one was not taken.
+/// The code of the trouble that one was not taken.
 const LATE: &str = "snapshot-late";
 
 /// When a volume with an interval is checked next.

@@ -1,6 +1,6 @@
 //! Failing jobs of the leader, for `weir status`: a failed job is retried, and must not fail silently.
 //!
-//! Invariant: a problem ends when the job succeeds, or is not reported again in time. Knows nothing of the
+//! Invariant: a trouble ends when the job succeeds, or is not reported again in time. Knows nothing of the
 //! jobs.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use weir_proto::condition::{NodeTrouble, Severity, TROUBLES_MAX};
 /// A job, and its object.
 type Job = (&'static str, String);
 
-/// The problem of a job, and until when it is valid.
+/// The trouble of a job, and until when it is valid.
 #[derive(Default)]
 pub(crate) struct Failing(Mutex<BTreeMap<Job, (Instant, NodeTrouble)>>);
 
