@@ -150,7 +150,7 @@ impl Inner {
             if !inode.lock().tier.is_being_evicted(from, to) {
                 return;
             }
-            let _ = self.env.clock.timeout(POLL, changed).await; // looks again either way
+            let _ = self.env.clock.timeout(POLL, changed).await; // checks again either way
         }
     }
 

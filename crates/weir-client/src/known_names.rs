@@ -55,7 +55,7 @@ impl Names {
         self.known.get(name).copied().or((self.complete && name != TRASH).then_some(None))
     }
 
-    /// Shows whether this client's changes, or the loss of the lease, crossed a question: then its answer is
+    /// Shows whether this client's changes, or the loss of the lease, crossed a request: then its answer is
     /// not kept.
     pub fn change(&self) -> u64 {
         self.change

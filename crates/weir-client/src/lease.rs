@@ -178,7 +178,7 @@ impl Inner {
             if !inode.lock().pages.has_unprotected() || left.is_zero() {
                 return;
             }
-            let _ = self.env.clock.timeout(left, changed).await; // looks again either way
+            let _ = self.env.clock.timeout(left, changed).await; // checks again either way
         }
     }
 
@@ -300,7 +300,7 @@ impl Inner {
             if left.is_zero() {
                 break;
             }
-            let _ = self.env.clock.timeout(left, changed).await; // looks again either way
+            let _ = self.env.clock.timeout(left, changed).await; // checks again either way
         }
         inode.lock().pages.end_wait(from, to);
     }

@@ -1,7 +1,7 @@
 //! Names and attributes: answered from leases where one is held, otherwise by the leader.
 //!
 //! Invariant: a name is remembered only under its directory's lease, and only if no change of names in that
-//! directory by this client crossed the question.
+//! directory by this client crossed the request.
 use crate::api::{Forget, NewMode, SetAttrs, Space, Stat};
 use crate::inner::{Inner, OpenFile};
 use crate::inode::Inode;
@@ -196,7 +196,7 @@ impl Inner {
     }
 
     /// A change of a name by this client: the name has no answer before the outcome is known, even for
-    /// questions in flight.
+    /// requests in flight.
     pub fn begin_name_change(&self, parent: InodeId, name: &[u8]) -> NameChange {
         let (dir, name) = (self.inode(parent), Bytes::copy_from_slice(name));
         dir.lock().names.begin_change(&name);

@@ -296,7 +296,7 @@ impl Inner {
                 return Ok(Some((local, unprotected)));
             }
             waited = true;
-            let _ = self.env.clock.timeout(self.data.left(deadline), changed).await; // looks again either way
+            let _ = self.env.clock.timeout(self.data.left(deadline), changed).await; // checks again either way
         }
     }
 

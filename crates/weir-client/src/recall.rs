@@ -23,7 +23,7 @@ use weir_proto::recall::{
 use weir_proto::{Error, InodeId, Result, Version};
 use weir_watch::{Object, Reason};
 
-/// The wait of one question whether bytes are online; then it is asked again, so a failover of the leader
+/// The wait of one request for the state of bytes; then it is asked again, so a failover of the leader
 /// does no harm.
 const ASK_MS: u32 = 5_000;
 /// Bytes that are waited for at a time, with a patience of their own.
@@ -93,7 +93,7 @@ impl Inner {
             let up = |at: u64| at.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
             ranges.extend(list.ranges.iter().map(|r| (r.from, up(r.to))));
             match list.ranges.last() {
-                // Without a lease the next question goes to the leader anyway.
+                // Without a lease the next request goes to the leader anyway.
                 Some(last) if list.more && leased => from = last.to,
                 _ => break,
             }

@@ -230,7 +230,7 @@ impl Inner {
                 )));
             }
             self.relieve();
-            let _ = self.env.clock.timeout(MEMORY_POLL, freed).await; // looks again either way
+            let _ = self.env.clock.timeout(MEMORY_POLL, freed).await; // checks again either way
         }
     }
 

@@ -83,7 +83,7 @@ impl Meta {
                 return Ok(done);
             };
             self.revoke(conflicts);
-            let _ = leader.env.clock.timeout(RETRY_PAUSE, wait).await; // looks again either way
+            let _ = leader.env.clock.timeout(RETRY_PAUSE, wait).await; // checks again either way
         }
     }
 

@@ -66,7 +66,7 @@ impl Meta {
                 return Err(too_late(waits_for));
             }
             match wait {
-                Some(wait) => drop(leader.env.clock.timeout(RETRY_PAUSE, wait).await), // looks again either way
+                Some(wait) => drop(leader.env.clock.timeout(RETRY_PAUSE, wait).await), // checks again either way
                 None => leader.env.clock.sleep(RETRY_PAUSE).await,
             }
         }

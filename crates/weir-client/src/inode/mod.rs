@@ -263,8 +263,7 @@ impl State {
     pub fn committed_size(&self) -> u64 {
         self.attr.as_ref().map_or(0, |a| a.size)
     }
-    /// Nothing was ever committed, or may be on targets, from here on (but for what was sent under this
-    /// lease).
+    /// Nothing was ever committed, or may be on targets, from here on (except bytes sent under this lease).
     pub fn virgin_from(&self) -> u64 {
         self.write.virgin_from(self.committed_size())
     }

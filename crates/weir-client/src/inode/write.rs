@@ -374,8 +374,7 @@ impl WriteState {
     pub fn note_data_end(&mut self, data_end: u64) {
         self.data_end = data_end;
     }
-    /// Nothing was ever committed, or may be on targets, from here on (but for what was sent under this
-    /// lease).
+    /// Nothing was ever committed, or may be on targets, from here on (except bytes sent under this lease).
     pub fn virgin_from(&self, committed: u64) -> u64 {
         committed.max(if self.tail_clean { 0 } else { self.data_end })
     }

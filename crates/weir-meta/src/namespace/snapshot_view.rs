@@ -1,7 +1,7 @@
 //! A volume as it was when a snapshot was taken.
 //!
 //! Invariants: [`SnapshotView`] reads as the store did then, for all keys of the snapshot's volume; volumes
-//! inside it are not shown. Nothing here makes changes. Permissions are those of then.
+//! inside it are not shown. Nothing here makes changes. Permissions are those of that time.
 use super::keeper::{Snapshots, kept_value};
 use super::*;
 use crate::record::{LayerRecord, Listed};

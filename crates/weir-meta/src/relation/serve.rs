@@ -1049,7 +1049,7 @@ impl Leader {
             if !changes.changes.is_empty() || left.is_zero() {
                 return Ok(changes);
             }
-            let _ = self.env.clock.timeout(left, waiting).await; // looks again either way
+            let _ = self.env.clock.timeout(left, waiting).await; // checks again either way
         }
     }
 

@@ -287,8 +287,8 @@ fn choose(states: &[State], below: &Path, at: Date) -> Outcome<(PathBuf, String)
                 if is_readable(&old) {
                     return Ok((old, state.shown.clone()));
                 }
-                // Offline bytes of then that have been written since cannot be read in a snapshot; the backup
-                // of that time may have them.
+                // Bytes that were offline then and have been written since cannot be read in a snapshot; the
+                // backup of that time may have them.
                 let why = format!("{shown} cannot be read in {}: its bytes were at home only", state.shown);
                 newer = newer.or(Some((state.date, why)));
             }
