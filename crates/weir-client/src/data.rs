@@ -357,8 +357,8 @@ impl Data {
             Box::pin(async move {
                 if again || was {
                     match self.call(place.target, &mark, vec![], patience).await {
-                        // It was away, and the repair took data that no other member had for a write that
-                        // failed.
+                        // The member was away, and its repair dropped the fragment: no other member had the
+                        // version then, as after a failed write.
                         Err(e) if e.kind == ErrorKind::NotFound => {}
                         marked => return marked.map(|_| ()),
                     }

@@ -1,7 +1,7 @@
 //! Open files: create, open, sync, close.
 //!
 //! Invariants: a handle reports every write error of its lifetime exactly once; a close commits; the leader's
-//! count of opens matches the open files here.
+//! count of opens matches the open files of this client.
 use crate::api::{Handle, NewMode, OpenMode, Opened, Stat};
 use crate::inner::{Inner, OpenFile};
 use crate::inode::{Inline, Inode};

@@ -35,8 +35,8 @@ pub fn reported(stat: &CellStat, at: usize, index: usize, scheme: Scheme) -> Ans
     }
 }
 
-/// The number of members that must have no record: m + 1, or with schemes of few data cells all current
-/// members, if they can know it.
+/// The number of members that must have no record: m + 1, or all current members if these are fewer and
+/// enough to write.
 pub fn needed(group: &Group) -> usize {
     let (enough, current) = (usize::from(group.scheme.parity) + 1, group.current_count());
     if group.is_writable() { enough.min(current) } else { enough }

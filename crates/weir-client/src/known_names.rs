@@ -105,7 +105,7 @@ impl Names {
         changing.crossed |= changing.operations > 1;
     }
 
-    /// It ended. `leased`: the lease is held (again).
+    /// The operation ended. `leased`: the lease is held (again).
     pub fn end_change(&mut self, name: &Bytes, outcome: Outcome, leased: bool) {
         self.change += 1;
         let mut outcome = outcome;

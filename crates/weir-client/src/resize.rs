@@ -349,8 +349,8 @@ impl Inner {
         Ok(layout.stripe_start(stripe))
     }
 
-    /// Upper bound of the data after `freed` bytes were freed, if that has to be counted and does not take
-    /// long; and the end of the bytes sent before. In a file without holes it is all but that.
+    /// The number of sends so far, and an upper bound of the data that is left after `freed` bytes were
+    /// freed: in a file without holes the rest of its size; otherwise counted, if that does not take long.
     async fn most_data(&self, inode: &Inode, own: InodeId, freed: u64) -> Option<(u64, Option<u64>)> {
         let (sends, size, is_dense, is_here, layout) = {
             let st = inode.lock();

@@ -41,9 +41,9 @@ pub trait Holder: Send + Sync + 'static {
     fn births_first(&self, _deadline: Instant) -> BoxFuture<'static, Result<()>> {
         Box::pin(std::future::ready(Ok(())))
     }
-    /// These leases could not be kept.
+    /// Reports leases that could not be kept.
     fn lost(&self, inodes: Vec<InodeId>);
-    /// Other clients have got these locks.
+    /// Reports locks that other clients have got.
     fn lost_locks(&self, lost: Vec<HeldLock>);
     /// The session continues, on a new connection; it has no registered lock waits there.
     fn taken_up(&self);

@@ -210,7 +210,7 @@ fn raise_read_ahead(path: &Path) -> std::io::Result<()> {
 struct Listed {
     device: String,
     path: PathBuf,
-    /// Of this place: `rw,noatime,…`.
+    /// The mount's options: `rw,noatime,…`.
     options: String,
     /// `fuse.weir`.
     kind: String,

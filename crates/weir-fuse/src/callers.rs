@@ -56,7 +56,7 @@ pub struct Callers(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    /// By the kernel's number of the request.
+    /// Waiting calls, by the kernel's number of the request.
     calls: BTreeMap<u64, Call>,
     /// A task checks them.
     looking: bool,

@@ -39,7 +39,7 @@ enum Place {
 
 #[derive(Default)]
 pub struct Table {
-    /// By number; with the count of the kernel's references.
+    /// Places by number, with the count of the kernel's references.
     places: Mutex<HashMap<u64, (Place, u64)>>,
     files: Mutex<HashMap<u64, Arc<SnapshotFile>>>,
     next: AtomicU64,

@@ -37,7 +37,7 @@ struct Known<T> {
 }
 
 impl<T> Known<T> {
-    /// It may have changed before the request at `now_ns`.
+    /// Whether the value may have changed before the request at `now_ns`.
     fn is_old(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.since_ns) > KNOWN_FOR_NS
     }

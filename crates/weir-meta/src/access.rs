@@ -23,7 +23,7 @@ const TOLD_MAX: usize = 16 * 1024;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {
     pub node: String,
-    /// Its address.
+    /// The mount's address.
     pub from: String,
     /// The user that it named.
     pub uid: Option<u32>,

@@ -21,7 +21,7 @@ pub const PART_BYTES: usize = 2 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Totals {
     pub entries: u64,
-    /// Of keys and values.
+    /// The bytes of keys and values.
     pub bytes: u64,
 }
 

@@ -454,7 +454,7 @@ impl LeaseTable {
             state.orphan = true;
         }
     }
-    /// It has a name now.
+    /// An inode without a name got one.
     pub fn unmark_orphan(&mut self, ino: InodeId) {
         if let Some(state) = self.states.get_mut(&ino) {
             state.orphan = false;

@@ -65,7 +65,7 @@ struct Held {
     since: Option<Instant>,
     /// A close of the open file began.
     closing: Option<Instant>,
-    /// Its close is not announced.
+    /// The close of the open file is not announced.
     quiet: bool,
 }
 

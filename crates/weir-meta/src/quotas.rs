@@ -57,9 +57,9 @@ pub struct Over {
 pub struct Ask {
     /// Written already and not committed.
     pub spent: u64,
-    /// That, and the write in progress.
+    /// Written bytes, and those of the write in progress.
     pub must: u64,
-    /// That, and the expected next writes.
+    /// These, and the expected next writes.
     pub want: u64,
 }
 

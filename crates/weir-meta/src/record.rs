@@ -295,7 +295,7 @@ pub struct VolumeRecord {
     pub inodes_over_since: Option<Time>,
     pub policy: Policy,
     pub created: Time,
-    /// Its names are gone and its content is being removed.
+    /// The volume's names are gone and its content is being removed.
     pub deleting: bool,
     pub retention: Retention,
 }
@@ -516,7 +516,7 @@ impl Inode {
     pub fn layered(&self) -> u64 {
         self.layers.map_or(0, |layers| layers.bytes)
     }
-    /// Its bytes that take space here.
+    /// The bytes of the file that take space here.
     pub fn online(&self) -> u64 {
         self.allocated.saturating_sub(self.evicted)
     }

@@ -38,7 +38,7 @@ message!(
     ImportRecord {
         taken: Time,
         imported: Time,
-        /// It was compared with the data on targets.
+        /// Whether it was compared with the data on targets.
         compared: bool,
         lost_files: u64,
         lost_bytes: u64,

@@ -17,7 +17,7 @@ use weir_rpc::Connection;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Witnessed {
     pub node: String,
-    /// Its address.
+    /// The mount's address.
     pub from: String,
     pub role: Sender,
     /// The user that it named.

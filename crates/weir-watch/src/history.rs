@@ -30,7 +30,7 @@ struct Series {
     last: Option<f64>,
     seconds: Ring,
     minutes: Ring,
-    /// Of the current minute.
+    /// The sum and number of samples of the current minute.
     sum: f64,
     points: u32,
 }

@@ -105,9 +105,9 @@ pub struct Reading {
     /// Key and value; empty: no label.
     pub label: (&'static str, String),
     pub kind: Kind,
-    /// Of a counter or a gauge; the sum of a histogram's values.
+    /// The value of a counter or a gauge; the sum of a histogram's values.
     pub value: i64,
-    /// Of a histogram: its values, and how many are in each bucket that has any.
+    /// A histogram's number of values, and the number in each used bucket.
     pub count: u64,
     pub buckets: Vec<(usize, u64)>,
 }

@@ -16,7 +16,7 @@ const FILES: [(&str, usize); 9] = [
     ("/proc/diskstats", 8000),
     ("/proc/net/dev", 4000),
 ];
-/// Of this process.
+/// Files of this process.
 const OWN: [(&str, usize); 2] = [("/proc/self/status", 2000), ("/proc/self/limits", 2000)];
 
 /// From now on the process shows them.

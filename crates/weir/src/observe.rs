@@ -130,7 +130,7 @@ pub struct Health {
 pub struct InUse {
     /// The cluster's default, for new files in volumes without a scheme.
     pub default: Scheme,
-    /// Of volumes.
+    /// The policies of volumes.
     pub policies: Vec<Policy>,
 }
 
@@ -167,7 +167,7 @@ impl Health {
             repaired_blocks: status.targets.iter().map(|t| t.repaired_blocks).sum(),
         }
     }
-    /// It reads and writes data.
+    /// Whether it reads and writes data.
     pub fn serves(&self) -> bool {
         self.groups > 0
             && self.groups_writable == self.groups

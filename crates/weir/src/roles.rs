@@ -132,7 +132,7 @@ struct Node {
     config: Config,
     pid_file: Option<PathBuf>,
     manager: Manager,
-    /// Its certificate, if it has one.
+    /// The node's certificate, if it has one.
     own: Option<Own>,
 }
 

@@ -39,7 +39,7 @@ pub struct ClientConfig {
     /// After this number of creates within a second in a directory that only this client uses, files are
     /// created there locally and reported a moment later. `None`: never.
     pub local_creates_after: Option<u32>,
-    /// Its certificate on networks; `None`: it has none.
+    /// The certificate on networks; `None`: none.
     pub trust: Option<Arc<Trust>>,
 }
 
@@ -223,7 +223,7 @@ pub struct ClientStatus {
     pub degraded_writes: u64,
     /// Blocks that failed their checksum.
     pub crc_failures: u64,
-    /// Of the memory budget: dirty data, cached data, in bytes.
+    /// The used part of the memory budget, and its peak: dirty and cached data, in bytes.
     pub memory_used_bytes: u64,
     pub memory_peak_bytes: u64,
     /// Messages to the metadata leader.

@@ -10,13 +10,13 @@ use weir_proto::meta::{Attr, INLINE_MAX};
 
 #[derive(Debug, Default)]
 pub enum Birth {
-    /// It does, or the file was not created locally.
+    /// The leader knows of it, or it was not created locally.
     #[default]
     Born,
     Unsent,
     /// The report is in flight.
     Sent(Told),
-    /// It was not reported in time, and never will be.
+    /// The report failed, and is not repeated.
     Lost(Error),
 }
 
@@ -25,10 +25,10 @@ pub enum Birth {
 pub struct Told {
     pub open_read: u32,
     pub open_write: u32,
-    /// With the change that it commits.
+    /// The inline bytes of a small file, with the change that this report commits.
     pub content: Option<(Bytes, Local)>,
     pub clean: bool,
-    /// Of the Write lease.
+    /// The write generation of the Write lease.
     pub generation: u64,
 }
 

@@ -43,7 +43,7 @@ pub enum Unresolved {
 /// The leader's knowledge of uncommitted bytes on targets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Declared {
-    /// It knows that there may be some.
+    /// The leader knows that there may be some.
     Unclean,
     /// A report that there are none is in flight.
     Reporting,
@@ -214,7 +214,7 @@ impl WriteState {
     pub fn take_dirty(&mut self, stripe: u64) -> StripeBuf {
         self.dirty.remove(&stripe).unwrap_or_default()
     }
-    /// They could not be saved.
+    /// The dirty bytes could not be saved.
     pub fn drop_dirty(&mut self) {
         self.dirty.clear();
     }

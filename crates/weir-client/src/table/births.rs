@@ -168,7 +168,7 @@ impl Log {
         d.hurried &= !d.unsent.is_empty();
         batch
     }
-    /// These did not fit into the batch.
+    /// Returns files that did not fit into the batch.
     pub fn put_back(&mut self, dir: InodeId, rest: Vec<Unborn>) {
         if let Some(d) = self.dirs.get_mut(&dir) {
             d.hurried |= !rest.is_empty();

@@ -140,8 +140,8 @@ impl Offers {
 }
 
 impl Leader {
-    /// Begins to lead under the group's epoch, which the store did not know before. `promised`: this node's
-    /// promise as a follower; asked for when it can give no more.
+    /// Begins to lead under the group's epoch, which the store did not know before. `promised`: returns this
+    /// node's promise as a follower; called when it can make no more promises.
     pub async fn begin(
         env: &Env,
         engine: Arc<Engine>,

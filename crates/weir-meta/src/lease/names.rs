@@ -9,7 +9,7 @@ use weir_proto::{InodeId, SessionId};
 pub struct Names {
     /// Directories, with the session that has their names.
     held: BTreeMap<InodeId, SessionId>,
-    /// Former ones of sessions.
+    /// Directories whose names a session had.
     ended: BTreeMap<SessionId, Vec<InodeId>>,
 }
 

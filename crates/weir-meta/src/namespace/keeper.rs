@@ -63,7 +63,7 @@ impl Owner {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Keep {
     Nothing,
-    /// It was made after this one.
+    /// The owner was made after this snapshot.
     Born {
         number: u32,
         volume: VolumeId,

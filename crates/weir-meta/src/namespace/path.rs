@@ -65,7 +65,7 @@ pub(crate) fn place_of(read: &dyn Read, ino: InodeId) -> Result<Option<(InodeId,
 /// Paths of many inodes of one volume, below its topmost directory.
 pub(crate) struct Paths<'a> {
     read: &'a dyn Read,
-    /// Of directories; `None`: not reachable from the top.
+    /// Paths of directories; `None`: not reachable from the top.
     known: HashMap<InodeId, Option<Bytes>>,
     cost: usize,
 }

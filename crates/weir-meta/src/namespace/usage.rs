@@ -30,7 +30,7 @@ impl Charge {
     pub fn file(inode: &Inode) -> Charge {
         Charge { files: 1, ..Charge::space(inode) }
     }
-    /// Of a file that is charged already.
+    /// The space of a file that is charged already.
     pub fn space(inode: &Inode) -> Charge {
         Charge { bytes: inode.online() as i64, evicted: inode.evicted as i64, ..Charge::default() }
     }

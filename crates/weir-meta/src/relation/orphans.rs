@@ -22,7 +22,7 @@ const FOUND_MAX: usize = 1024;
 /// The files that one mover recovers at a time. Each may wait for targets.
 const AT_ONCE: usize = 8;
 
-/// Those of one relation.
+/// The orphans of one relation.
 #[derive(Default, Debug)]
 pub struct Orphans {
     found: BTreeSet<InodeId>,

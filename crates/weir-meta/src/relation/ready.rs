@@ -74,14 +74,14 @@ impl Ready {
     pub fn sweep_from(&self) -> Option<InodeId> {
         (self.rounds > 0).then_some(self.sweep)
     }
-    /// It passed a file.
+    /// The sweep passed a file.
     pub fn swept(&mut self, ino: InodeId, settled: bool) {
         self.sweep = InodeId(ino.0.saturating_add(1));
         if !settled {
             self.touched.insert(ino);
         }
     }
-    /// It reached the end.
+    /// The sweep reached the end.
     pub fn sweep_ended(&mut self) {
         self.sweep = InodeId(0);
         self.rounds = self.rounds.saturating_sub(1);

@@ -26,7 +26,7 @@ message!(
         shipped_names: u64,
         /// The volume was imported.
         imports: bool,
-        /// Its records are being removed, step by step.
+        /// The relation's records are being removed, step by step.
         removing: bool,
         ids: HomeIds,
         /// The user who added it.
@@ -96,7 +96,7 @@ impl RelationRecord {
             false => (Duration::from_secs(5), Duration::from_secs(60)),
         }
     }
-    /// Its home's abilities; if unknown, those that every home has.
+    /// The home's abilities; if unknown, those that every home has.
     pub fn rules(&self) -> HomeRules {
         HomeRules::of(&self.url).unwrap_or(HomeRules { parts: true, links: false })
     }

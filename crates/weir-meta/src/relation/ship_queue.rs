@@ -104,7 +104,7 @@ pub struct Batch {
     pub extents: Vec<ExtentWork>,
     /// Changes that need no work at home.
     pub void_names: Vec<u64>,
-    /// Those of them that are changes of size.
+    /// The changes of size among them.
     pub void_truncations: Vec<(InodeId, u64)>,
     pub void_directories: Vec<InodeId>,
     pub void_relocations: Vec<InodeId>,

@@ -8,11 +8,11 @@ use weir_kv::{Read, Scan, Txn};
 use weir_proto::relation::{RECEIPT_BLOCK, RelationId};
 use weir_proto::{Error, InodeId, Result};
 
-/// One that is being removed does not count any more.
+/// Finds a relation, unless it is being removed.
 pub fn find_relation(read: &dyn Read, relation: RelationId) -> Result<Option<RelationRecord>> {
     Ok(find_any(read, relation)?.filter(|record| !record.removing))
 }
-/// The same including one that is being removed.
+/// Finds a relation, even if it is being removed.
 pub fn find_any(read: &dyn Read, relation: RelationId) -> Result<Option<RelationRecord>> {
     let value = read.get(&keys::relation(relation))?;
     value.map(|v| RelationRecord::from_value(&v, || format!("relation {relation}"))).transpose()
@@ -26,7 +26,7 @@ pub fn relations(read: &dyn Read) -> Result<Vec<(RelationId, RelationRecord)>> {
     all.retain(|(_, record)| !record.removing);
     Ok(all)
 }
-/// Including those that are being removed.
+/// All relations, including those that are being removed.
 pub fn all_relations(read: &dyn Read) -> Result<Vec<(RelationId, RelationRecord)>> {
     let (start, end) = keys::range_of_letter(b'r');
     collect(read, &start, &end, usize::MAX, |key, value| {
@@ -233,7 +233,7 @@ pub fn add_receipt(
     txn.put(&keys::receipt(relation, ino, offset), &receipt.to_value());
     Ok(())
 }
-/// These bytes were written again, or are void.
+/// Drops receipts of bytes that were written again, or are void.
 pub fn remove_receipts(
     txn: &mut dyn Txn,
     relation: RelationId,

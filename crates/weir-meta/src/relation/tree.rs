@@ -396,7 +396,7 @@ impl Tree<'_> {
         };
         self.move_to(ino, remote, place, to)
     }
-    /// Its temporary place.
+    /// The temporary place of a file.
     fn place_aside(&self, ino: InodeId, remote: &RemoteEntry) -> Result<Option<RemotePlace>> {
         for place in remote.places.iter().filter(|place| place.name.starts_with(WAITS.as_bytes())) {
             if find_link(self.read, place.dir, &place.name)?.is_none_or(|link| link.ino != ino) {

@@ -68,7 +68,7 @@ pub struct Seen {
     /// Bytes that arrived, and that were written, in each second.
     pub arrived: Vec<u64>,
     pub written: Vec<u64>,
-    /// Of each `write` or frame, ms, sorted.
+    /// The duration of each `write` or frame, ms, sorted.
     pub write_ms: Vec<f64>,
     /// All was at home within the patience.
     pub complete: bool,
@@ -102,7 +102,7 @@ impl Seen {
     }
 }
 
-/// Of sorted values; 0 of none.
+/// A quantile of sorted values; 0 without values.
 pub fn at_quantile(sorted: &[f64], quantile: f64) -> f64 {
     let last = sorted.len().saturating_sub(1);
     sorted.get((last as f64 * quantile).round() as usize).copied().unwrap_or(0.0)
@@ -113,9 +113,9 @@ pub fn at_quantile(sorted: &[f64], quantile: f64) -> f64 {
 pub struct Live {
     pub written: AtomicU64,
     pub arrived: AtomicU64,
-    /// Of the growing file at home.
+    /// Bytes of the growing file at home.
     pub file_at_home: AtomicU64,
-    /// Of the last arrival, ms.
+    /// The lag of the last arrival, ms.
     pub lag_ms: AtomicU64,
     writing: AtomicBool,
     /// No more data is to be written.

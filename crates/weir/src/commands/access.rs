@@ -127,7 +127,7 @@ fn checked_text(args: &CheckAccess, volume: &Volume, decision: &Decision, acts: 
     format!("volume {}: {may}\n{user}\n{why}\n", volume.name)
 }
 
-/// By its name, or the one that contains a path.
+/// Finds a volume by its name, or the one that contains a path.
 async fn volume_of(client: &Client, called: &str) -> Outcome<Volume> {
     if !called.starts_with('/') {
         return named(client, called).await;

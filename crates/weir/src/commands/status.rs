@@ -108,7 +108,7 @@ impl Report {
         Report { troubles: troubles(&facts), health, facts }
     }
 
-    /// Of the troubles that count.
+    /// The worst of the troubles that count.
     fn worst(&self) -> Option<Severity> {
         self.troubles.first().filter(|t| t.muted_until.is_none()).map(|t| t.severity)
     }

@@ -92,7 +92,7 @@ pub struct Facts {
     pub status: ClusterStatus,
     /// Clients whose calls wait.
     pub waiting: ClientsWaiting,
-    /// Of nodes, those whose clock is off.
+    /// Nodes whose clock is off.
     pub clocks: Clocks,
     /// The nodes' own reports.
     pub conditions: Vec<NodeCondition>,
@@ -110,7 +110,7 @@ pub struct Facts {
     pub audit: AuditState,
     /// The command that restarts stopped processes.
     pub restart: String,
-    /// Of `weir up` in this directory; none if that is not known.
+    /// The processes of `weir up` in this directory; none if they are not known.
     pub processes: Vec<ProcessState>,
     pub mounts: Vec<MountState>,
     /// Dead mounts of this machine, of any cluster.
@@ -161,7 +161,7 @@ impl Facts {
         let policies = self.known().flat_map(|k| &k.volumes).map(|v| v.policy.clone());
         InUse { default: self.status.map.settings.scheme, policies: policies.collect() }
     }
-    /// Of all namespaces, by number.
+    /// Names of volumes of all namespaces, by number.
     pub fn volume_names(&self) -> BTreeMap<u32, String> {
         let volumes = self.known().flat_map(|k| &k.volumes);
         volumes.map(|volume| (volume.id.0, volume.name.clone())).collect()

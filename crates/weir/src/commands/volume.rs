@@ -380,7 +380,7 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Shown> {
         }
         VolumeCommand::Clone(args) => Shown::Done("created", clone::clone(client, args).await?),
         VolumeCommand::Snapshots(args) => Shown::Snapshots(snapshots::list(client, args).await?),
-        // These were handled before.
+        // These commands were handled before.
         VolumeCommand::Restore(_) | VolumeCommand::Backup(_) | VolumeCommand::Backups(_) => Shown::Nothing,
         VolumeCommand::Changes(args) => {
             crate::commands::relation::follow(client, args).await?;

@@ -77,7 +77,7 @@ pub struct Process {
     /// TCP port on the loopback address; 0: none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub port: u16,
-    /// Of etcd: the port for its other members.
+    /// The port for the other members of etcd.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub peer_port: u16,
     /// The directory of its data, or its mount point.
@@ -218,7 +218,7 @@ impl LocalCluster {
     pub fn of_role(&self, role: RoleName) -> impl Iterator<Item = &Process> {
         self.manifest.processes.iter().filter(move |p| p.role == role)
     }
-    /// Its addresses, best first.
+    /// The addresses of a process, best first.
     pub fn addresses(&self, process: &Process) -> Vec<Addr> {
         let socket = self.dir.join("socket").join(format!("{}.sock", process.name));
         let tcp =

@@ -31,7 +31,7 @@ pub struct PidFile {
 }
 
 impl PidFile {
-    /// Of this very process.
+    /// The pid file of this very process.
     pub fn own(ready: bool) -> Outcome<PidFile> {
         PidFile::of(rustix::process::getpid().as_raw_nonzero().get(), ready)
     }

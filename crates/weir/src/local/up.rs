@@ -653,7 +653,7 @@ pub fn down(args: &cli::Down) -> Outcome<()> {
 pub struct Downed {
     /// Processes that had to be killed.
     pub killed: Vec<String>,
-    /// By mount: calls of programs that waited, and got an error.
+    /// The calls of programs that waited, and got an error, by mount.
     pub ended_calls: BTreeMap<String, usize>,
 }
 

@@ -36,7 +36,7 @@ pub struct Evidence {
     pub silent: Vec<Silent>,
     /// The work of the last seconds at mounts.
     pub tops: Vec<Gathered<Top>>,
-    /// Of programs that wait or work.
+    /// Names of the users of programs that wait or work.
     pub users: Users,
     /// Absent: the question is about the whole cluster, or about a process that waits for no file.
     pub file: Option<FileFacts>,
@@ -55,7 +55,7 @@ pub struct Silent {
 #[derive(Default, Debug, PartialEq)]
 pub struct FileFacts {
     pub inode: u64,
-    /// By number; empty: it has no stripes, or they are not known.
+    /// Placement groups by number; empty: the file has no stripes, or they are not known.
     pub groups: Vec<u32>,
     pub targets: Vec<u32>,
     /// Bytes that are at home only.

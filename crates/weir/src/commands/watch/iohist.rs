@@ -58,7 +58,7 @@ pub fn iohist(args: &IohistArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// Those with the most time first.
+/// The distributions, with the largest total time first.
 fn spreads<'a>(before: &[Gathered<Meters>], now: impl Iterator<Item = &'a Gathered<Meters>>) -> Vec<Spread> {
     let key =
         |process: &str, meter: &Meter| (process.to_owned(), meter.name.clone(), meter.label_value.clone());
