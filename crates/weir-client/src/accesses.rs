@@ -45,7 +45,7 @@ impl Inner {
         self.tables.accesses.are_kept() && st.access_follows(self.now())
     }
 
-    /// Before a lease on the inode is returned, and before its times are set.
+    /// Called before a lease on the inode is returned, and before its times are set.
     pub async fn report_access_of(&self, inode: &Inode) {
         if self.tables.accesses.has(inode.ino) {
             self.report_accesses().await;

@@ -114,7 +114,7 @@ impl Inner {
         });
     }
 
-    /// Before a lease on the file is returned.
+    /// Called before a lease on the file is returned.
     pub async fn report_close_of(&self, ino: InodeId) {
         if self.tables.closes.has(ino) {
             self.tables.closes.lock().let_go(ino);

@@ -168,8 +168,8 @@ impl Inner {
         });
     }
 
-    /// Before the kernel learns a size: it would show the rest of a page from before that, zeros, as part of
-    /// the file.
+    /// Called before the kernel learns a size: it would show the rest of a page from before that, zeros, as
+    /// part of the file.
     pub async fn wait_for_unprotected_pages(&self, inode: &Inode) {
         let until = self.env.clock.now() + UNPROTECTED_PAGES_PAUSE;
         loop {

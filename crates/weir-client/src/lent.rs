@@ -16,9 +16,9 @@ use weir_proto::{InodeId, Result};
 /// cost little and a listing's names last until each was used; short compared with a delay that a person
 /// notices when a change waits for it.
 pub const LOAN: Duration = Duration::from_millis(200);
-/// From the sending of an answer until the thread that waits for it in the kernel has begun to count the
-/// loan, and the coarseness of the kernel's clock (10 ms). A thread is woken within microseconds; on a busy
-/// machine it may have to wait for a processor.
+/// The time from the sending of an answer until the thread that waits for it in the kernel has begun to count
+/// the loan, and the coarseness of the kernel's clock (10 ms). A thread is woken within microseconds; on a
+/// busy machine it may have to wait for a processor.
 const TAKING_UP: Duration = Duration::from_millis(100);
 impl Inner {
     /// Whether the kernel may cache the target of `name`, or its absence, for [`LOAN`].

@@ -182,7 +182,7 @@ impl Client {
     pub fn check(&self) {
         self.inner.check()
     }
-    /// On the clock of [`Waiting::since`].
+    /// The time on the clock of [`Waiting::since`].
     pub fn now(&self) -> Instant {
         self.inner.env.clock.now()
     }

@@ -45,8 +45,8 @@ impl Inner {
         }
     }
 
-    /// Until this client may recover the file, or another one has. Without the lock on flushes: the holder of
-    /// its append token needs that to end it, and until then no client gets the lease.
+    /// Waits until this client may recover the file, or another one has. Without the lock on flushes: the
+    /// holder of its append token needs that to end it, and until then no client gets the lease.
     async fn wait_to_recover(&self, inode: &Inode, deadline: Instant) -> Result<()> {
         while inode.lock().lease.needs_recovery() {
             let granted = self.acquire(inode, LeaseKind::Write).await?;

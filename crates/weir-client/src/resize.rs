@@ -66,7 +66,7 @@ impl Inner {
         }
     }
 
-    /// Under this client's append token, or under its Write lease (`exclusive`).
+    /// Sets the size under this client's append token, or under its Write lease (`exclusive`).
     pub async fn set_size_now(
         &self,
         cred: &Cred,

@@ -22,7 +22,7 @@ pub struct NewRelation {
     pub ids: HomeIds,
 }
 
-/// For movers.
+/// Requests of movers.
 impl Client {
     /// Waits until the leader may have declared this client dead, and assigned its work to others.
     pub fn may_be_taken_for_dead(&self) -> BoxFuture<'_, ()> {
@@ -174,7 +174,7 @@ impl Client {
     }
 }
 
-/// For administrators and followers.
+/// Requests of administrators and of consumers of a changelog.
 impl Client {
     pub fn add_relation<'a>(
         &'a self,

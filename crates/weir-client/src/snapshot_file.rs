@@ -29,7 +29,7 @@ pub struct SnapshotFile {
     /// The bytes of a small file, or the target of a symbolic link.
     inline: Option<Bytes>,
     layers: Vec<Layer>,
-    /// For bytes that were at home only: the file itself, if it is unchanged.
+    /// The file itself, for bytes that were at home only, if it is unchanged.
     itself: Option<Itself>,
 }
 

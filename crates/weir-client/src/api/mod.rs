@@ -45,9 +45,10 @@ pub struct ClientConfig {
 
 impl ClientConfig {
     pub const MEMORY_BYTES: u64 = 512 << 20;
-    /// For a command: an administrator waits for it.
+    /// The patience of a command: an administrator waits for it.
     pub const PATIENCE: Duration = Duration::from_secs(30);
-    /// For a mount, whose programs run unattended: a server that is restarted or moved has returned by then.
+    /// The patience of a mount, whose programs run unattended: a server that is restarted or moved has
+    /// returned by then.
     pub const MOUNT_PATIENCE: Duration = Duration::from_secs(600);
     /// Longer than any process runs.
     pub const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -93,7 +94,7 @@ pub trait KernelCache: Send + Sync + 'static {
     }
 }
 
-/// For libraries, which have no cache above the client.
+/// The cache of libraries, which have none above the client.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoKernel;
 impl KernelCache for NoKernel {

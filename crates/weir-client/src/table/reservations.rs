@@ -40,7 +40,7 @@ impl Reservations {
     pub async fn committing(&self, limited: VolumeId) -> Option<RwLockReadGuard<'_, ()>> {
         if limited == NO_LIMIT { None } else { Some(self.gate.read().await) }
     }
-    /// For a leader that has restarted.
+    /// The reservations to name to a restarted leader.
     pub fn held(&self) -> Vec<HeldReservation> {
         let table = self.table();
         let held = table.iter().filter(|(_, held)| held.granted > 0);
