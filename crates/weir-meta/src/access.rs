@@ -90,7 +90,7 @@ impl Mount {
         known.insert(id, decision.clone());
         Ok(decision)
     }
-    /// For requests that concern no volume yet.
+    /// The decision for requests that concern no volume yet.
     pub fn outside_of_volumes(&self) -> Decision {
         outside_of_volumes(&self.rules.0, &self.origin)
     }

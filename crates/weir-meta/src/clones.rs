@@ -20,7 +20,7 @@ use weir_rpc::Connection;
 
 /// A directory that could not be enumerated is retried after this.
 const RETRY: Duration = Duration::from_secs(2);
-/// For a client that recovers a file; targets may be silent.
+/// The patience for a client that recovers a file; targets may be silent.
 const RECOVERY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Directories that operations wait for, and failures.

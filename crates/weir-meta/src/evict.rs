@@ -123,7 +123,7 @@ impl Oldest {
             self.kept.pop_last();
         }
     }
-    /// In order, the oldest first.
+    /// The candidates in order, the oldest first.
     pub fn into_order(self) -> impl Iterator<Item = Candidate> {
         self.kept.into_iter()
     }

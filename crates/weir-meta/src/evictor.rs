@@ -327,7 +327,7 @@ async fn evict_one(meta: &Meta, ino: InodeId, end: u64, held: Held) -> Result<Op
                 return ask_writer(leader, connection, ino, end).await.map(Some);
             }
             Tried::Done(Ok(freed)) => return Ok(freed),
-            // In use, or home has not all of it.
+            // The file is in use, or home does not have all of it.
             Tried::Done(Err(e)) if e.kind != ErrorKind::Io => return Ok(Some(0)),
             Tried::Done(Err(e)) => return Err(e),
         };

@@ -96,7 +96,7 @@ pub struct MetaConfig {
     pub witness: Arc<Witness>,
     /// Whether it may answer.
     pub right: Arc<Right>,
-    /// For a namespace with copies: the latest time at which the former leader may have answered.
+    /// The latest time at which the former leader of a namespace with copies may have answered.
     pub led_until: Option<Instant>,
 }
 
@@ -164,7 +164,7 @@ pub(crate) struct State {
 pub(crate) enum Step {
     /// The reply, to be sent when the commit is durable.
     Done(Vec<u8>, CommitSeq),
-    /// To be attempted again when the wait ends.
+    /// The operation is attempted again when the wait ends.
     Wait(OwnedNotified),
 }
 

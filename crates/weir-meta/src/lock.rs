@@ -85,7 +85,7 @@ struct Wait {
 #[derive(Debug, Default)]
 struct FileLocks {
     holders: BTreeMap<Holder, Held>,
-    /// In the order of arrival.
+    /// Waits in the order of arrival.
     waits: Vec<Wait>,
 }
 

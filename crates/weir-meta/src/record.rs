@@ -264,7 +264,7 @@ pub struct StripeTruncation {
 wire_struct!(StripeTruncation { from_stripe: u64, to_stripe: u64, token_epoch: u32 });
 
 impl StripeTruncation {
-    /// For a deleted file.
+    /// The truncation of a deleted file.
     pub const ALL: StripeTruncation =
         StripeTruncation { from_stripe: 0, to_stripe: u64::MAX, token_epoch: FENCE_GONE };
 }
@@ -385,7 +385,7 @@ wire_struct!(LayerRecord {
 });
 
 impl VolumeRecord {
-    /// As it is shown.
+    /// The volume as it is shown.
     pub fn show(self, id: VolumeId, usage: Usage, in_trash: Usage) -> Volume {
         Volume {
             id,

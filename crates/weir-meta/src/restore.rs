@@ -21,7 +21,7 @@ const SERIALS_AHEAD: u64 = 1 << 30;
 const OBJECTS_AHEAD: u64 = 1 << 40;
 /// Volumes, relations, snapshots, of 2^32.
 const FEW_AHEAD: u64 = 1 << 20;
-/// Of 2^32.
+/// For sessions, of 2^32.
 const SESSIONS_AHEAD: u64 = 1 << 24;
 /// 65,536 truncations of one file.
 const TOKENS_AHEAD: u32 = 1 << 24;
@@ -89,7 +89,7 @@ pub fn restored(key: Vec<u8>, value: Vec<u8>) -> Result<Option<(Vec<u8>, Vec<u8>
     Ok(Some(entry))
 }
 
-/// With a session number at `at` that no client has.
+/// Replaces the session number at `at` by one that no client has.
 fn renumbered(mut key: Vec<u8>, at: usize) -> Result<Vec<u8>> {
     let bad = || Error::damaged("a session's key is damaged");
     let place = key.get_mut(at..at + 8).ok_or_else(bad)?;

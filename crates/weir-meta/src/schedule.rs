@@ -16,7 +16,7 @@ use weir_proto::meta::Time;
 use weir_proto::volume::Retention;
 use weir_proto::{Error, ErrorKind, Result, SessionId, VolumeId};
 
-/// Not a client's.
+/// Not a client's session.
 const NOBODY: SessionId = SessionId(0);
 /// Between checks: an interval is a minute at least.
 const POLL: Duration = Duration::from_secs(1);

@@ -217,7 +217,7 @@ where
 
 /// The outcome of a call in place.
 pub(crate) enum Outcome {
-    /// To be sent once the commit is durable.
+    /// The reply, to be sent once the commit is durable.
     Ready(CommitSeq, Result<Reply>),
     Waits(BoxFuture<'static, Result<Reply>>),
 }

@@ -13,7 +13,7 @@ use weir_proto::snapshot::SnapshotTake;
 use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
 use weir_rpc::{Call, Connection, Payload, Reply};
 
-/// Not a client's.
+/// Not a client's session.
 const NOBODY: SessionId = SessionId(0);
 /// A client that does not return a revoked lease loses its session in time: then it is checked again.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);

@@ -37,7 +37,7 @@ pub(crate) struct Found {
     /// The volume's name, and where it was created.
     pub volume: String,
     pub made_at: String,
-    /// In the volume.
+    /// The path in the volume.
     pub path: String,
 }
 

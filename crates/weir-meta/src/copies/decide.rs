@@ -190,12 +190,12 @@ impl<I: Copy + Ord + std::fmt::Display> Lead<I> {
         self.answers_until().is_none_or(|until| now < until)
     }
 
-    /// Until when it may; none: without limit.
+    /// The time until which it may; none: without limit.
     pub fn answers_until(&self) -> Option<Instant> {
         self.counting().map(|(_, other)| other.right_until).min()
     }
 
-    /// Until when a member's promise counts.
+    /// The time until which a member's promise counts.
     pub fn right_of(&self, id: I) -> Option<Instant> {
         self.others.get(&id).map(|other| other.right_until)
     }

@@ -76,7 +76,7 @@ impl Follower {
         self.0.copy().engine.as_ref().map_or(0, |engine| engine.epochs().last().min(engine.synced()).0)
     }
 
-    /// For the leader from now on. None: the state is not complete.
+    /// The store, for this node as the leader from now on. None: the state is not complete.
     pub fn engine(&self) -> Option<Arc<Engine>> {
         self.0.copy().engine.clone()
     }

@@ -201,7 +201,7 @@ impl Leader {
         locked(&self.inner.offers.lead).may_acknowledge(&self.inner.promise, now)
     }
 
-    /// Until then the former leader may have answered.
+    /// The time until which the former leader may have answered.
     pub fn led_until(&self) -> Instant {
         self.inner.promise.until()
     }

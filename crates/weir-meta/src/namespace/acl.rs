@@ -108,7 +108,7 @@ impl Acl {
         self.set(self.group_class(), mode >> 3);
         self.set(OTHER, mode);
     }
-    /// As the list of a new file that is created with `mode`: no class gets more than that.
+    /// The list of a new file that is created with `mode`: no class gets more than that.
     pub fn for_birth(&self, mode: u32) -> Acl {
         let mut acl = self.clone();
         acl.set_mode(self.mode() & mode);

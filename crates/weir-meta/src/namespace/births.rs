@@ -163,7 +163,7 @@ impl Cx<'_> {
         Ok(Charge::file(&inode))
     }
 
-    /// As a commit of a small file does.
+    /// Stores the content as a commit of a small file does.
     fn store_content(&mut self, inode: &mut Inode, born: &births::Birth) -> Result<()> {
         let Some(content) = &born.content else { return Ok(()) };
         if content.len() > INLINE_MAX {

@@ -47,7 +47,7 @@ pub fn next_number(txn: &mut dyn Txn, sequence: Sequence) -> Result<u64> {
 pub(super) struct Permissions {
     mode: u32,
     access: Option<Vec<u8>>,
-    /// For a new directory.
+    /// The default list of a new directory.
     default: Option<Vec<u8>>,
 }
 

@@ -68,7 +68,8 @@ enum Keep {
         number: u32,
         volume: VolumeId,
     },
-    /// For this one, unless it is kept for one of the later ones, which are being removed.
+    /// The value is kept for this snapshot, unless it is kept for one of the later ones, which are being
+    /// removed.
     For {
         number: u32,
         volume: VolumeId,
@@ -116,7 +117,7 @@ impl<'a> Keeper<'a> {
         Keeper { txn, snapshots, owners: BTreeMap::new(), released: BTreeMap::new(), failed: None }
     }
 
-    /// Before the transaction ends. True: there is garbage.
+    /// To be called before the transaction ends. True: there is garbage.
     pub fn finish(mut self, now: Time) -> Result<bool> {
         if let Some(e) = self.failed.take() {
             return Err(e);

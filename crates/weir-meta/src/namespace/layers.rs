@@ -47,9 +47,9 @@ pub fn ranges(read: &dyn Read, ino: InodeId, from: u64, limit: usize) -> Result<
 }
 
 impl Cx<'_> {
-    /// Before data of a file changes: if a snapshot holds its object, it gets a new one, with all its bytes
-    /// in the old one. True: the record has changed. A file that is to be recovered keeps its object until it
-    /// is.
+    /// Called before data of a file changes: if a snapshot holds its object, it gets a new one, with all its
+    /// bytes in the old one. True: the record has changed. A file that is to be recovered keeps its object
+    /// until it is.
     pub(super) fn leave_snapshots(&mut self, ino: InodeId, inode: &mut Inode) -> Result<bool> {
         if self.rules.must_recover(ino, inode) || !is_held(&*self.txn, self.rules.snapshots, ino, inode)? {
             return Ok(false);

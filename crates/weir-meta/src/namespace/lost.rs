@@ -42,7 +42,7 @@ impl Holdings {
             .is_some_and(|word| word >> (stripe % 64) & 1 == 1)
     }
 
-    /// In order.
+    /// The objects, in order.
     pub fn objects(&self) -> impl Iterator<Item = InodeId> {
         self.of.keys().copied()
     }

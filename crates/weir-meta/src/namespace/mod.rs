@@ -96,7 +96,7 @@ pub struct Rules<'a> {
     pub snapshotting: Option<(VolumeId, InodeId)>,
     /// Whether home has bytes of a file.
     pub at_home: &'a AtHome,
-    /// For a volume's policy. `None`: no placement group exists for it yet.
+    /// The layout of new files under a volume's policy. `None`: no placement group exists for it yet.
     pub layout: &'a dyn Fn(&Policy) -> Option<LayoutPolicy>,
 }
 

@@ -113,7 +113,7 @@ impl<'a> SnapshotView<'a> {
         let link = find_link(self, dir, name)?.filter(|link| link.cookie < tally.next_cookie);
         Ok(link.filter(|link| self.is_shown(link.ino, link.kind)))
     }
-    /// Not the topmost directory of another volume.
+    /// Whether a snapshot shows an inode: not the topmost directory of another volume.
     pub fn is_shown(&self, ino: InodeId, kind: FileKind) -> bool {
         kind != FileKind::Directory
             || find_access(self, ino).is_ok_and(|access| access.is_some_and(|a| a.volume == self.volume))

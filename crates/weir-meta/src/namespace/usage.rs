@@ -22,7 +22,7 @@ pub struct Charge {
     pub bytes: i64,
     pub files: i64,
     pub directories: i64,
-    /// At home only: not included in `bytes`.
+    /// Bytes that are at home only, not included in `bytes`.
     pub evicted: i64,
 }
 

@@ -49,7 +49,7 @@ impl Ready {
         self.rounds = 2;
     }
 
-    /// To be checked first.
+    /// Takes the files to check first.
     pub fn take_soon(&mut self) -> BTreeSet<InodeId> {
         std::mem::take(&mut self.soon)
     }

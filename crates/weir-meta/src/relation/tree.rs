@@ -49,8 +49,8 @@ pub enum Effect {
         to: RemotePlace,
         replaced: Option<InodeId>,
     },
-    /// To a temporary name, or from a name that exists only at home to another one of its names: not a change
-    /// by itself.
+    /// The file moves to a temporary name, or from a name that exists only at home to another one of its
+    /// names: not a change by itself.
     Relocate {
         ino: InodeId,
         from: RemotePlace,
@@ -386,8 +386,8 @@ impl Tree<'_> {
         Ok(last && find_inode(self.read, ino)?.is_some_and(|inode| inode.nlink > 0))
     }
 
-    /// To a temporary name, where it waits for a later one; if home stores one name only, first to another
-    /// one that it keeps, unless home has other files under all of these.
+    /// Moves a file to a temporary name, where it waits for a later one; if home stores one name only, first
+    /// to another one that it keeps, unless home has other files under all of these.
     fn leave(&self, ino: InodeId, remote: &RemoteEntry, place: RemotePlace) -> Result<Option<Step>> {
         let stays = if self.links { None } else { self.name_that_stays(ino, &place)? };
         let to = match stays {
