@@ -223,7 +223,7 @@ const HARMLESS: u64 = set(&[
 ]);
 
 impl Signals {
-    /// From `/proc/PID/status`.
+    /// Reads the signals in `/proc/PID/status`.
     fn read(status: &str) -> Option<Signals> {
         let of = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
