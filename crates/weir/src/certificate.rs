@@ -20,7 +20,7 @@ use weir_trust::handshake::{Now, Tls};
 const LOOK_EVERY: Duration = Duration::from_secs(3600);
 /// The pause after a failed renewal.
 const TRY_AGAIN: Duration = Duration::from_secs(60);
-/// In a node's directory.
+/// The file's name in a node's directory.
 pub const CERTIFICATE: &str = "node.pem";
 pub const ADMIN_CERTIFICATE: &str = "admin.pem";
 const PATIENCE: Duration = Duration::from_secs(30);

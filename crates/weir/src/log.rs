@@ -98,7 +98,7 @@ fn is_journal(variable: Option<&str>) -> bool {
     device.parse() == Ok(stat.st_dev) && inode.parse() == Ok(stat.st_ino)
 }
 
-/// In the numbering of syslog(3).
+/// The priority in the numbering of syslog(3).
 fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,

@@ -145,7 +145,7 @@ impl InUse {
 }
 
 impl Health {
-    /// From the cluster's settings for new files.
+    /// The health of the groups with the cluster's default scheme.
     pub fn of(status: &ClusterStatus) -> Health {
         let in_use = InUse { default: status.map.settings.scheme, policies: Vec::new() };
         Health::of_used(status, &in_use)

@@ -76,9 +76,9 @@ const MOVER_NICE: i32 = 10;
 /// A mover caches nothing: its memory has pieces in flight.
 const MOVER_MEMORY_BYTES: u64 = 16 * MIB;
 const MOVER_BUFFERS_BYTES: usize = 64 << 20;
-/// Before a mover that lost its leader reconnects, in addition to the wait of each try.
+/// The pause before a mover that lost its leader reconnects, in addition to the wait of each try.
 const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
-/// For the end of its session with the leader.
+/// The patience for the end of its session with the leader.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 /// The number of locks that fit an attribute's value.
 const LOCKS_SHOWN_MAX: usize = 150;
@@ -339,8 +339,8 @@ fn run<F: Future<Output = Outcome<()>>>(
     done
 }
 
-/// As many files and connections as the process may have: each client is a connection. If the limit stays
-/// lower, `accept` logs it.
+/// Raises the limit to as many files and connections as the process may have: each client is a connection. If
+/// the limit stays lower, `accept` logs it.
 fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum
@@ -455,7 +455,7 @@ pub fn etcd_config(access: &EtcdAccess, endpoints: &[String]) -> EtcdConfig {
     }
 }
 
-/// For a replicated namespace's journal: hours of an absent copy at the rate of most days.
+/// Bytes kept of a replicated namespace's journal: hours of an absent copy at the rate of most days.
 const KEPT_FOR_COPIES: u64 = 512 << 20;
 
 pub fn meta(args: &MetaRole, environment: &Environment) -> Outcome<()> {

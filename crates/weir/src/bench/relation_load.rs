@@ -25,7 +25,7 @@ use weir_proto::{Error, VolumeId};
 
 /// The interval of reading home.
 const POLL: Duration = Duration::from_millis(20);
-/// For a mover to die and another one to continue.
+/// The time for a mover to die and another one to continue.
 const RESUME_PATIENCE: Duration = Duration::from_secs(60);
 /// Rates are measured over this time.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -63,7 +63,7 @@ pub struct Site {
 pub struct Seen {
     pub frames: u64,
     pub file_bytes: u64,
-    /// From the write to the arrival at home, ms, sorted; of a frame from its close.
+    /// The time from the write to the arrival at home, ms, sorted; of a frame from its close.
     pub lag_ms: Vec<f64>,
     /// Bytes that arrived, and that were written, in each second.
     pub arrived: Vec<u64>,

@@ -39,7 +39,7 @@ pub struct Asker {
     pub env: Env,
     pub cluster: Cluster,
     coordinators: Vec<Addr>,
-    /// By namespace.
+    /// Clients by namespace.
     clients: Mutex<BTreeMap<String, Client>>,
 }
 

@@ -64,7 +64,7 @@ fn forbid(args: &HomeForbid) -> Outcome<()> {
     Ok(())
 }
 
-/// In the syntax of `weir home allow`.
+/// The rights in the syntax of `weir home allow`.
 fn rights(rule: &HomeRule) -> String {
     let maps = |flag: &'static str, all: &[IdMapping]| {
         all.iter().map(move |m| format!("{flag} {}={}+{}", m.here, m.there, m.count)).collect::<Vec<_>>()

@@ -25,7 +25,7 @@ use weir_proto::export::{
 };
 use weir_rpc::{Channel, NoService};
 
-/// For one part of an export, and for its beginning, which folds the journal.
+/// The patience for one part of an export, and for its beginning, which folds the journal.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The suffix of export files in a directory.
 const SUFFIX: &str = "weir-export";

@@ -103,7 +103,7 @@ pub struct Manifest {
     pub made_dir: bool,
     pub targets: u32,
     pub scheme: Text<Scheme>,
-    /// For mounts; their default if absent.
+    /// The patience of mounts; their default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience: Option<Text<Patience>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

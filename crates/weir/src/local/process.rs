@@ -25,7 +25,7 @@ pub struct PidFile {
     pub boot: String,
     /// It serves: set when its addresses listen, or its mount answers.
     pub ready: bool,
-    /// Of a mount that ends: calls of programs that waited, and got an error.
+    /// The calls of programs that waited and got an error when a mount ended.
     #[serde(default)]
     pub ended_calls: usize,
 }

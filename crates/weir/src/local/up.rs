@@ -334,7 +334,7 @@ fn add_mounts(local: &mut LocalCluster, args: &cli::Up) -> Outcome<()> {
     local.save()
 }
 
-/// Before movers start. A place that has a rule keeps it.
+/// Called before movers start. A place that has a rule keeps it.
 fn allow_homes(local: &LocalCluster, places: &[String]) -> Outcome<()> {
     if places.is_empty() {
         return Ok(());

@@ -39,7 +39,7 @@ use weir_proto::watch::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(2);
-/// For all queries of the history, which is large.
+/// The patience for all queries of the history, which is large.
 const HISTORY_PATIENCE: Duration = Duration::from_secs(20);
 const HISTORY_MINUTES: u32 = 360;
 /// The end of each log of this machine.

@@ -112,7 +112,7 @@ fn text(by: By, lines: &[TopLine]) -> String {
     table::render(&[header, "REQ/S", "BYTES", "WAITING", "MOSTLY", "CLIENT", "VOLUME"], &rows)
 }
 
-/// Of all namespaces; without those of one whose leader is slow to answer.
+/// Names of volumes of all namespaces; without those of one whose leader is slow to answer.
 async fn volume_names(env: &Env, cluster: &Cluster, coordinators: &[Addr]) -> BTreeMap<u32, String> {
     let mut names = BTreeMap::new();
     let map = cluster.map();
