@@ -13,8 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "scripts/prose.toml"
 AREAS = ["docs", "decisions", "help", "messages", "comments"]
-# Crates whose comments are read, too; a crate joins once its comments are free of these constructions.
-COMMENTED = ["coord", "env", "home", "kv", "load", "node", "proto", "rpc", "sim", "store", "trust"]
+SHOWN = re.compile(r"clap::|macro_rules! sections")  # files whose `///` users see: of the command line, and of the keys of weir.toml
 WORDS_MIN = 3  # a text of the code with fewer words is a name
 ITEM = re.compile(r"(pub(\(\w+\))? )?(async )?(fn|const|static|type|trait|impl|struct|enum|mod)\b")  # clap shows no comments of these
 STRING = re.compile(r'(?<!\')"((?:[^"\\\n]|\\.|\\\n|\n)*)"')
@@ -63,8 +62,8 @@ def code(path):
 
 
 def comments(path):
-    """(line, sentence) of a source file's comments, those behind code included. `/// ` of a command line is help."""
-    lines, is_help = [], "clap::" in path.read_text()
+    """(line, sentence) of a source file's comments, those behind code included. `/// ` that users see is help."""
+    lines, is_help = [], SHOWN.search(path.read_text())
     for number, line in enumerate([*path.read_text().splitlines(), ""], 1):
         whole = re.match(r"\s*//[/!]?(?: |$)(.*)", line)
         behind = None if whole else re.search(r"[;,{})] +// (.*)", line)
@@ -87,7 +86,7 @@ def texts():
         if "weir-sim" not in source.parts and not source.name.endswith("tests.rs") and "tests" not in source.parts:
             for area, number, text in code(source):
                 yield area, source, number, text
-    for source in sorted(path for crate in COMMENTED for path in ROOT.glob(f"crates/weir-{crate}/src/**/*.rs")):
+    for source in sorted(ROOT.glob("crates/*/src/**/*.rs")):
         for number, text in comments(source):
             yield "comments", source, number, text
 

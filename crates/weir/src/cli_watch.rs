@@ -1,4 +1,4 @@
-//! The arguments of commands that look at what a cluster is doing now.
+//! The arguments of commands that show the present activity of a cluster.
 use crate::cluster_args::Status;
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 

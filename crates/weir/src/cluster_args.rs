@@ -1,4 +1,4 @@
-//! Arguments that say which cluster a command is for.
+//! Arguments that select the cluster of a command.
 use clap::{ArgGroup, Args, ValueHint};
 use std::path::PathBuf;
 use weir_env::Addr;

@@ -1,6 +1,6 @@
 //! Shell completion. The shell runs this program with the words typed so far, so names of volumes, relations,
-//! snapshots and targets are offered, too, if the cluster that the words mean answers at once. Otherwise only
-//! what is known without it is offered.
+//! snapshots and targets are offered, too, if the cluster selected by the words answers at once. Otherwise
+//! only static words are offered.
 use crate::cli::{Cli, DIR_VARIABLE, Status};
 use crate::commands::volume;
 use crate::commands::which::coordinators;
@@ -36,7 +36,7 @@ pub fn answer(words: &[OsString]) -> Outcome<bool> {
 /// Prints the script with which a shell asks this program.
 pub fn print_script(shell: clap_complete::Shell) -> Outcome<()> {
     match std::io::stdout().write_all(script(shell)?.as_bytes()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()), // nobody reads the rest
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()), // the reader has closed the pipe
         done => done.doing("print the completion script"),
     }
 }
@@ -100,10 +100,10 @@ fn offer(kind: Kind, typed: &[String], current: &OsStr) -> Vec<CompletionCandida
     let begins = current.to_string_lossy().into_owned();
     let (tell, told) = channel();
     let typed = typed.to_vec();
-    // A thread, as looking up a mount or a host may hang: the process ends without it.
+    // A thread, because looking up a mount or a host may hang: the process ends without it.
     std::thread::spawn(move || {
         let names = names(kind, &typed).unwrap_or_default();
-        let _ = tell.send(names); // nobody waits any more
+        let _ = tell.send(names); // the caller may have given up
     });
     let names = told.recv_timeout(ANSWER_PATIENCE).unwrap_or_default();
     let fitting = names.into_iter().filter(|(name, _)| name.starts_with(&begins));
@@ -149,7 +149,7 @@ fn cluster_of(typed: &[String]) -> Status {
     let coordinator = option(typed, "--coordinator").and_then(|addr| addr.parse().ok());
     let at = option(typed, "--at").map(PathBuf::from);
     let is_said = dir.is_some() || coordinator.is_some() || at.is_some();
-    // The environment stands for an option, as in an ordinary call.
+    // The environment replaces an option, as in an ordinary call.
     let from_variable = || std::env::var_os(DIR_VARIABLE).map(PathBuf::from).filter(|_| !is_said);
     Status {
         dir: dir.or_else(from_variable),

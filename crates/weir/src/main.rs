@@ -1,5 +1,5 @@
-//! The binary: roles, the mount and the command line. The outermost shell: it alone reads the environment,
-//! and it alone talks to the operating system past `weir-env` where an environment has nothing for it
+//! The binary: roles, the mount and the command line. The outermost shell: only this crate reads the
+//! environment, and uses the operating system past `weir-env` where an environment has no abstraction
 //! (processes, mounts).
 #![forbid(unsafe_code)]
 #![allow(

@@ -1,8 +1,9 @@
-//! `weir bench home`: how data goes home while it is written, and what that costs. On a cluster of its own.
+//! `weir bench home`: how fast data is shipped home while it is written, and the cost of that. On a cluster
+//! of its own.
 //!
-//! Each part is a volume with a directory as its home, and is looked at from outside. The raw figure beside
-//! the rates is what one stream writes and syncs on the home's file system, measured just before; how fast a
-//! full volume goes home is compared with several who copy it through the mount.
+//! Each part is a volume with a directory as its home, observed from outside. The raw figure next to the
+//! rates is that of one stream that writes and syncs on the home's file system, measured just before; the
+//! rate of shipping a full volume is compared with several programs that copy it through the mount.
 mod grid;
 mod wire;
 
@@ -396,7 +397,7 @@ impl Bench<'_> {
         let server = other.of_role(RoleName::Mount).next().ok_or_else(missing)?;
         let server = PidFile::read(&other.pid_file(server)).ok_or_else(missing)?;
         server.signal(Signal::STOP)?;
-        // Nobody looks at home meanwhile: that would hang, too.
+        // Home is not read meanwhile: that would hang, too.
         let unseen = Site { home: self.stage.home().join("nothing"), ..hung.clone() };
         let (mut seen, listed_hung) =
             relation_load::stream(&unseen, &plan, Duration::ZERO, |live| list_meanwhile(&site.dir, live))?;
@@ -407,7 +408,7 @@ impl Bench<'_> {
             relation_load::at_home(&hung, &plan, &seen) == seen.bytes(&plan)
         });
         let caught_up = woken.elapsed().as_secs_f64();
-        // Disks and processes get slower as they are used, so what is compared with stands on both sides.
+        // Disks and processes get slower with use, so the reference is measured before and after.
         let (again, listed_after) =
             relation_load::stream(&after, &plan, PATIENCE, |live| list_meanwhile(&site.dir, live))?;
         let waited = [&well.write_ms, &seen.write_ms, &again.write_ms];

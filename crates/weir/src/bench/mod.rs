@@ -1,4 +1,4 @@
-//! `weir bench`: the workloads of `weir-load` on any mounted file system, alone or side by side, and the
+//! `weir bench`: the workloads of `weir-load` on any mounted file system, alone or in parallel, and the
 //! metadata role alone over RPC.
 pub mod demo;
 pub mod home;

@@ -1,9 +1,9 @@
-//! `weir bench requests`: what single operations cost, counted and not timed, so that the load of the machine
-//! does not matter: requests of the kernel to the mount, messages of the mount to the metadata leader, and
-//! changes of thread in Weir's processes.
+//! `weir bench requests`: the cost of single operations, counted and not timed, so that the load of the
+//! machine does not matter: requests of the kernel to the mount, messages of the mount to the metadata
+//! leader, and thread switches in Weir's processes.
 //!
-//! Nothing is asked of the servers: the mount counts requests and messages, the kernel changes of thread.
-//! What ends behind a program's back (the release of a file) is waited for, and counted with the operation.
+//! No server is queried: the mount counts requests and messages, the kernel thread switches. Work that ends
+//! after the program's call (the release of a file) is awaited, and counted with the operation.
 use crate::bench::demo::{self, Stage};
 use crate::bench::{processes_of, spinner};
 use crate::cli;
@@ -189,7 +189,7 @@ impl Counter {
         loop {
             std::thread::sleep(POLL);
             let now = self.look()?;
-            // Messages go on by themselves (the session is kept); requests do not.
+            // Messages continue by themselves (keep-alives of the session); requests do not.
             if now.requests == last.requests || Instant::now() > until {
                 return Ok(now);
             }
@@ -234,7 +234,7 @@ fn switches_of(pid: i32) -> u64 {
 }
 
 fn count(path: &Path, other: Option<&Path>, pids: Option<Vec<i32>>, ops: u32) -> Outcome<Vec<Cost>> {
-    file::ask(path, file::CLIENT)?; // a mount of Weir at all
+    file::ask(path, file::CLIENT)?; // whether it is a mount of Weir
     let scratch = Scratch::new(path, other)?;
     let counter = Counter::new(scratch.here.clone(), pids);
     let bar = spinner("counting");
@@ -390,7 +390,7 @@ fn cold_files(costs: &mut Costs<'_>, here: &Path, other: &Path, n: u64) -> Outco
     })?;
     costs.add("`ls -l`, first, per entry", n, &list)?;
     costs.add("`ls -l`, at once again, per entry", n, &list)?;
-    // What the kernel keeps for a moment is gone.
+    // The entries that the kernel keeps for a moment have expired.
     wait_until(weir_client::NAME_LOAN * 2, || false);
     costs.add("`ls -l`, later, per entry", n, &list)?;
     let gone = other.join("gone");

@@ -1,8 +1,8 @@
-//! `weir volume backup` and `backups`: makes a backup now, says how often movers make one, shows what there
-//! is.
+//! `weir volume backup` and `backups`: makes a backup now, sets the interval at which movers make one, lists
+//! backups.
 //!
-//! What a backup is and how it is made is in `weir_home::backup`; who makes one at the moment is known to the
-//! metadata leader, which this command asks like a mover.
+//! `weir_home::backup` defines a backup and how it is made; the metadata leader knows which client makes one
+//! at the moment, so this command asks it like a mover.
 use crate::commands::relation::require_allowed;
 use crate::commands::snapshots;
 use crate::commands::volume::{Cluster, as_client, explain, named, own_cred, parse_every};

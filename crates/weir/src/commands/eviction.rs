@@ -1,4 +1,5 @@
-//! `weir volume eviction`: how full pools and volumes are, the eviction watermarks, and a volume's own marks.
+//! `weir volume eviction`: the fill levels of pools and volumes, the eviction watermarks, and a volume's own
+//! ones.
 use crate::commands::volume::{Cluster, named, own_cred};
 use crate::failure::{Failure, Outcome};
 use crate::table;
@@ -46,7 +47,7 @@ pub async fn ask(client: &Client, args: &Eviction) -> Outcome<Named> {
         let name = match level.volume {
             None => "all targets".to_owned(),
             Some(id) => {
-                // The first one behind the number before.
+                // The first one after the previous number.
                 let (found, _) = client.volumes(VolumeId(id.0.saturating_sub(1))).await?;
                 found.into_iter().find(|v| v.id == id).map_or_else(|| id.to_string(), |v| v.name)
             }

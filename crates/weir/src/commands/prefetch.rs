@@ -1,9 +1,8 @@
-//! `weir relation prefetch`: brings back what is at home only of many files and directories, before somebody
-//! reads it.
+//! `weir relation prefetch`: recalls the offline data of many files and directories before it is read.
 //!
-//! Memory is a window of files, however many there are: so many are wanted ahead of the one that is waited
-//! for, and movers bring them side by side. One that cannot be had is named, and the others come all the
-//! same.
+//! Memory is a window of files, for any number of them: the files of the window are requested ahead of the
+//! awaited one, and movers recall them in parallel. One that cannot be recalled is reported, and the others
+//! are recalled all the same.
 use crate::commands::tiering;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::progress::Progress;
@@ -90,7 +89,7 @@ fn walk(path: &Path, tally: &mut Tally, wanted: &mut VecDeque<(PathBuf, u64)>) -
             }
         };
         if kind.is_dir() {
-            // A directory at a time: what is in it, not what is below.
+            // One directory at a time: its own entries, not those below.
             match std::fs::read_dir(&path) {
                 Ok(entries) => left.extend(entries.filter_map(|entry| entry.ok().map(|e| e.path()))),
                 Err(e) => tally.fail(Err::<(), _>(e).doing(format_args!("list {}", path.display()))),

@@ -1,8 +1,9 @@
-//! `weir report`: what a subtree or a volume holds, from the metadata leader's records and without a walk.
+//! `weir report`: the contents of a subtree or a volume, from the metadata leader's records and without a
+//! walk.
 //!
 //! Invariant: entries are files, directories, symbolic links and special files, and each is online or
-//! offline: all sums are sums of the same entries. The leader is asked in batches, so it is not one moment
-//! that is shown.
+//! offline: all sums are sums of the same entries. The leader is queried in batches, so the report does not
+//! show a single moment.
 use crate::cli;
 use crate::commands::volume::{connect, named, own_cred, parse_size};
 use crate::commands::which::coordinators;
@@ -306,7 +307,7 @@ impl Inside<'_> {
             }
             way.push(at);
             match self.parents.get(&at) {
-                // A loop cannot be; a directory that moves while it is read may look like one.
+                // A loop is impossible; a directory that moves while it is read may look like one.
                 Some(parent) if *parent != at && way.len() <= self.parents.len() => at = *parent,
                 _ => break false,
             }
@@ -336,7 +337,7 @@ impl Names<'_> {
             }
             let parent = match self.parents.get(&at) {
                 Some(parent) => *parent,
-                // What is above a volume was not asked for.
+                // The directories above a volume were not requested.
                 None => return Ok(format!("…/{}", joined(names).trim_start_matches('/'))),
             };
             names.push(self.name_in(parent, at).await?);
@@ -496,7 +497,7 @@ mod tests {
         assert_eq!(t.histogram.iter().map(|c| c.bytes).sum::<u64>(), t.files.bytes);
         assert_eq!(t.by_user.values().map(|c| c.entries).sum::<u64>(), t.entries());
         assert_eq!(t.biggest.as_ref().unwrap().size, 10_000);
-        // Only what has bytes here: one inline, one in part.
+        // Only those with bytes here: one inline, one in part.
         let mut t = Tally::default();
         for (size, evicted) in [(0, 0), (10, 0), (10_000, 10_000), (9000, 4096)] {
             t.add(&file(FileKind::Regular, size, evicted), true);

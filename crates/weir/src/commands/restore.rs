@@ -1,12 +1,12 @@
-//! `weir volume restore`: a file or a directory put back, from a snapshot, a backup or the trash.
+//! `weir volume restore`: restores a file or a directory from a snapshot, a backup or the trash.
 //!
-//! A user's work: it reads `.snapshots` of the mount, or a backup's directory, and writes beside what is
-//! there, so it needs no rights but the user's own and gives none. The mount itself tells where backups are:
-//! no address is needed.
+//! A user's work: it reads `.snapshots` of the mount, or a backup's directory, and writes next to the present
+//! file, so it needs only the user's own permissions and grants none. The mount itself knows where backups
+//! are: no address is needed.
 //!
-//! Always holds: nothing that is there is lost. What is restored is copied beside it and takes its place in
-//! one step; what was there (a file, or a whole directory with all that was made in it since) is kept beside
-//! it under a name that is told. It is the user's to remove. An interruption at any moment leaves both.
+//! Always holds: no existing file is lost. The restored one is copied next to the present one and replaces it
+//! in one step; the present one (a file, or a whole directory with all later files in it) is kept next to it
+//! under a name that is reported. It is the user's to remove. An interruption at any moment leaves both.
 mod trash;
 
 use crate::commands::file;
@@ -150,7 +150,7 @@ fn put_back(old: &Path, to: &Path, now: Date) -> Outcome<Option<PathBuf>> {
     let tmp = parent.join(beside(name, &format!("restoring-{}", std::process::id())));
     let put = copy(old, &tmp).and_then(|()| put(&tmp, to, |n| parent.join(beside(name, &kept_as(now, n)))));
     if put.is_err() {
-        let _ = remove(&tmp); // a copy of what is still in the snapshot; the first error is returned
+        let _ = remove(&tmp); // a copy of data that is still in the snapshot; the first error is returned
     }
     put
 }
@@ -240,7 +240,7 @@ fn states(top: &Path) -> Outcome<(Vec<State>, Vec<String>)> {
         let (Some(name), Some(created)) = (snapshot["name"].as_str(), snapshot["created"].as_i64()) else {
             continue;
         };
-        // That of a backup is of the backup's date, whatever another clock said.
+        // A snapshot in a backup has the backup's date, by one clock.
         let of_backup = urls.iter().find_map(|url| snapshot_date(name, url));
         let (date, then) = (of_backup.unwrap_or(Date(created)), top.join(DIRECTORY).join(name));
         states.push(State { date, top: then, shown: format!("snapshot {name}"), whole: true });
@@ -274,7 +274,7 @@ fn backups(place: &Path) -> std::io::Result<Vec<State>> {
 /// The last state that is not later and has all of it.
 fn choose(states: &[State], below: &Path, at: Date) -> Outcome<(PathBuf, String)> {
     let shown = below.display();
-    // Why nothing older may be taken for what was asked for.
+    // Why no older version may be taken for the request.
     let mut newer: Option<(Date, String)> = None;
     for state in states.iter().filter(|state| state.date <= at) {
         let old = state.top.join(below);
@@ -287,8 +287,8 @@ fn choose(states: &[State], below: &Path, at: Date) -> Outcome<(PathBuf, String)
                 if is_readable(&old) {
                     return Ok((old, state.shown.clone()));
                 }
-                // What was at home only, and has been written since, does not read in a snapshot; the backup
-                // of then may have it.
+                // Bytes that were offline then and have been written since cannot be read in a snapshot; the
+                // backup of that time may have them.
                 let why = format!("{shown} cannot be read in {}: its bytes were at home only", state.shown);
                 newer = newer.or(Some((state.date, why)));
             }
@@ -394,7 +394,7 @@ mod tests {
         let find = |file: &str, at: i64| choose(&states, Path::new(file), Date(at));
         let found = |file: &str, at: i64| fs::read_to_string(find(file, at).unwrap().0).unwrap();
         assert_eq!([45, 40, 39, 20, 19].map(|at| found("all", at)), ["d", "d", "c", "b", "a"]);
-        // An incomplete backup says nothing about what it lacks.
+        // An incomplete backup proves nothing about missing files.
         assert_eq!(found("gap", 30), "b");
         let gone = find("old", 25).unwrap_err();
         assert!(gone.error.context.contains("did not exist in b") && gone.hint.unwrap().contains("in a"));
@@ -417,7 +417,7 @@ mod tests {
             assert_eq!(kept, at(name));
             assert_eq!((read(&at("f")), read(&kept)), ("old".to_owned(), (*text).to_owned()));
         }
-        // A tree as it was, and the whole of the other with what was made in it since.
+        // A tree as it was, and the whole of the other with later files in it.
         for (path, text) in [("then/a", "a"), ("d/a", "changed"), ("d/made", "since")] {
             fs::create_dir_all(at(path).parent().unwrap()).unwrap();
             fs::write(at(path), text).unwrap();
@@ -428,7 +428,7 @@ mod tests {
         // A file where a directory is now.
         let kept = put_back(&at("old"), &at("d"), Date(60)).unwrap().unwrap();
         assert_eq!((read(&at("d")), read(&kept.join("a"))), ("old".into(), "a".into()));
-        // Nothing else is left over, and a copy that fails changes nothing.
+        // Nothing else is left over, and a failed copy changes nothing.
         assert!(put_back(&at("none"), &at("f"), Date(0)).is_err());
         assert_eq!(read(&at("f")), "old");
         let names = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());

@@ -288,7 +288,7 @@ pub async fn as_client(
     memory_bytes: u64,
 ) -> Outcome<Client> {
     let env = weir_env::real::env();
-    // An error that says where the coordinator was looked for.
+    // An error that names the addresses tried for the coordinator.
     observe::observe(&env, &coordinators, "weir").await?;
     let config = ClientConfig {
         coordinators,
@@ -380,7 +380,7 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Shown> {
         }
         VolumeCommand::Clone(args) => Shown::Done("created", clone::clone(client, args).await?),
         VolumeCommand::Snapshots(args) => Shown::Snapshots(snapshots::list(client, args).await?),
-        // These are dealt with already.
+        // These commands were handled before.
         VolumeCommand::Restore(_) | VolumeCommand::Backup(_) | VolumeCommand::Backups(_) => Shown::Nothing,
         VolumeCommand::Changes(args) => {
             crate::commands::relation::follow(client, args).await?;
@@ -414,7 +414,7 @@ async fn create(client: &Client, cred: &Cred, args: &Create) -> Outcome<Volume> 
     if let Some(home) = home
         && let Err(e) = client.add_relation(cred, made.id, &home).await
     {
-        // Nobody asked for an empty one.
+        // An empty one is of no use.
         if let Err(left) = client.delete_volume(cred, made.id, false).await {
             tracing::warn!("the empty volume {:?} is left over: {left}", made.name);
         }
@@ -577,7 +577,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         _ => return Err(bad()),
     };
     let bytes = number * factor;
-    // Half of all numbers is more than anybody has.
+    // Half of the number range is more than any volume has.
     (bytes.is_finite() && bytes < i64::MAX as f64).then_some(bytes as u64).ok_or_else(bad)
 }
 fn parse_count(text: &str) -> Result<u64, String> {

@@ -1,4 +1,4 @@
-//! What the API answers: plain functions of what is known, as JSON. `openapi.json` describes it.
+//! The answers of the API: pure functions of the snapshot, as JSON. `openapi.json` describes it.
 use super::snapshot::Snapshot;
 use crate::cli_watch::By;
 use crate::commands::troubles::{state, worst};

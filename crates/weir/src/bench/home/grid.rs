@@ -1,10 +1,10 @@
-//! `weir bench home grid`: how near a mover's own choice of streams, window and extent is to the best of many
-//! fixed ones, for workloads at several delays. Home is another Weir; the way there is a [`Wire`].
+//! `weir bench home grid`: how close a mover's own choice of streams, window and extent is to the best of
+//! many fixed ones, for workloads at several delays. Home is another Weir; the way there is a [`Wire`].
 //!
-//! A workload is written once; each run brings all of it to a directory of its own there. Every fixed choice
+//! A workload is written once; each run ships all of it to a directory of its own there. Every fixed choice
 //! runs once; the best of them and the mover's own choice are measured then, in turns, so that neither is
-//! compared by its luckiest run. A fixed choice that takes much longer than the best so far is not waited
-//! for: its rate is less than the figure shown.
+//! compared by its luckiest run. A fixed choice that takes much longer than the best so far is aborted: its
+//! rate is less than the figure shown.
 use super::wire::Wire;
 use crate::bench::demo::Stage;
 use crate::bench::relation_load;
@@ -208,7 +208,7 @@ impl Grid {
     async fn measure(&mut self, options: &super::Options) -> Outcome<()> {
         for load in &options.load {
             let source = self.write(*load).await?;
-            // Whoever is first finds clusters that have done nothing yet.
+            // The first run would find clusters that have done nothing yet.
             self.wire.set_delay(Duration::ZERO);
             self.run(&source, None, PATIENCE).await?;
             for delay_ms in &options.delay_ms {
