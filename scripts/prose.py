@@ -63,16 +63,21 @@ def code(path):
 
 def comments(path):
     """(line, sentence) of a source file's comments, those behind code included. `/// ` that users see is help."""
+    source = path.read_text().splitlines()
     lines, is_help = [], SHOWN.search(path.read_text())
-    for number, line in enumerate([*path.read_text().splitlines(), ""], 1):
+    for number, line in enumerate([*source, ""], 1):
         whole = re.match(r"\s*//[/!]?(?: |$)(.*)", line)
         behind = None if whole else re.search(r"[;,{})] +// (.*)", line)
         if lines and not whole:
-            yield from sentences(lines)
+            below = next((n for n, s in enumerate(source[number - 1 :], number - 1) if not s.lstrip().startswith("#")), number - 1)
+            is_command = re.search(r"\b(Args|Parser|Subcommand)\b", "".join(source[number - 1 : below]))
+            is_item = ITEM.match("".join(source[below : below + 1]).strip()) and not is_command
+            if is_item or not (is_help and source[number - 2].lstrip().startswith("///")):
+                yield from sentences(lines)
             lines = []
         if behind:
             yield from sentences([(number, behind[1])])
-        elif whole and not (is_help and line.lstrip().startswith("///")):
+        elif whole:
             lines.append((number, whole[1]))
 
 

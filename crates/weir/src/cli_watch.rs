@@ -2,7 +2,7 @@
 use crate::cluster_args::Status;
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 
-/// What the rows of `weir top` stand for.
+/// The objects of the rows of `weir top`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum By {
     Volume,

@@ -3,9 +3,9 @@ use clap::{ArgGroup, Args, ValueHint};
 use std::path::PathBuf;
 use weir_env::Addr;
 
-/// Arguments that say which cluster is meant.
+/// Arguments that select the cluster.
 pub const CLUSTER_HEADING: &str = "Cluster";
-/// What stands for `--dir`.
+/// The variable that replaces `--dir`.
 pub const DIR_VARIABLE: &str = "WEIR_DIR";
 
 /// Where the coordinator is.

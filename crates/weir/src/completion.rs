@@ -16,13 +16,13 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 use weir_proto::Error;
 
-/// The variable with which a shell asks.
+/// The variable by which a shell asks.
 const VARIABLE: &str = "COMPLETE";
-/// A person waits while the cluster is asked.
+/// A user waits while the cluster is queried.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
 
-/// Answers a shell that asks. `false`: this is an ordinary call. The names that are offered come from outside
-/// of this machine, so an error is nobody's to read: nothing is offered.
+/// Answers a shell that asks. `false`: this is an ordinary call. The offered names come from outside of this
+/// machine, so an error has no reader: nothing is offered.
 pub fn answer(words: &[OsString]) -> Outcome<bool> {
     let typed: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let here = std::env::current_dir().ok();
@@ -54,17 +54,17 @@ pub fn script(shell: clap_complete::Shell) -> Outcome<String> {
     Ok(String::from_utf8_lossy(&script).into_owned())
 }
 
-/// What a name on the command line names.
+/// The kind of object that a name on the command line identifies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Volume,
     Relation,
-    /// Of the volume that was typed before.
+    /// A snapshot of the volume that was typed before.
     Snapshot,
     Target,
 }
 
-/// By the commands above an argument, and its id.
+/// The kind, by the commands above an argument, and its id.
 fn kind_of(path: &[&str], id: &str) -> Option<Kind> {
     match (path, id) {
         (["volume", "create" | "clone"], "name") => None,
@@ -110,7 +110,7 @@ fn offer(kind: Kind, typed: &[String], current: &OsStr) -> Vec<CompletionCandida
     fitting.map(|(name, about)| CompletionCandidate::new(name).help(Some(about.into()))).collect()
 }
 
-/// Names and what they stand for.
+/// Names and their meaning.
 fn names(kind: Kind, typed: &[String]) -> Outcome<Vec<(String, String)>> {
     let at = cluster_of(typed);
     let coordinators = coordinators(&at)?;
@@ -143,7 +143,7 @@ fn names(kind: Kind, typed: &[String]) -> Outcome<Vec<(String, String)>> {
     })
 }
 
-/// The cluster that the words mean.
+/// The cluster selected by the words.
 fn cluster_of(typed: &[String]) -> Status {
     let dir = option(typed, "--dir").map(PathBuf::from);
     let coordinator = option(typed, "--coordinator").and_then(|addr| addr.parse().ok());

@@ -200,7 +200,7 @@ async fn once(
     Ok(Rates { create, stat, unlink })
 }
 
-/// Runs `work` for every file, one at a time on each slot; the inodes by file.
+/// Runs `work` for every file, one at a time on each slot; returns the inodes by file.
 async fn each<F>(
     env: &Env,
     channel: &Channel,

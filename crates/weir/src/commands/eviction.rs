@@ -29,7 +29,7 @@ pub struct Eviction {
 /// Levels, with the names of their volumes.
 pub type Named = Vec<(String, EvictionLevel)>;
 
-/// Sets marks, if any are named, and asks for all.
+/// Sets marks, if any are named, and asks for all levels.
 pub async fn ask(client: &Client, args: &Eviction) -> Outcome<Named> {
     if args.name.is_some() && args.high.is_none() && !args.auto {
         return Err(Failure::new(Error::invalid("no threshold is given"), "give --high PERCENT, or --auto"));

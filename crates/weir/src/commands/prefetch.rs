@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
 
-/// Files that are wanted ahead of the one that is waited for.
+/// Files that are requested ahead of the awaited one.
 const AHEAD: usize = 256;
 
 #[derive(Args)]
@@ -29,7 +29,7 @@ pub struct Prefetch {
     pub json: bool,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Default)]
 struct Tally {
     files: u64,
@@ -37,7 +37,7 @@ struct Tally {
     bytes: u64,
     failed: u64,
     first_error: Option<Failure>,
-    /// While something is waited for.
+    /// Shown during a wait.
     progress: Option<Progress>,
 }
 
@@ -77,7 +77,7 @@ fn lines_of(list: &Path) -> Outcome<Box<dyn Iterator<Item = std::io::Result<Stri
     Ok(Box::new(std::io::BufReader::new(file).lines()))
 }
 
-/// Wants all regular files at and below a path, and waits for the first ones when there are many.
+/// Requests all regular files at and below a path, and waits for the first ones when there are many.
 fn walk(path: &Path, tally: &mut Tally, wanted: &mut VecDeque<(PathBuf, u64)>) -> Outcome<()> {
     let mut left = vec![path.to_path_buf()];
     while let Some(path) = left.pop() {
@@ -135,7 +135,7 @@ fn finish((path, bytes): (PathBuf, u64), tally: &mut Tally) {
 }
 
 impl Tally {
-    /// The first one is the command's, the others are said at once.
+    /// The first one is the command's, the others are printed at once.
     fn fail<T>(&mut self, outcome: Outcome<T>) {
         let Err(e) = outcome else { return };
         self.failed += 1;

@@ -23,7 +23,7 @@ use weir_proto::{Error, InodeId, VolumeId};
 
 /// Directories and users that are named.
 const TOP: usize = 10;
-/// What targets give out space in, in bytes: less is rounded up.
+/// The unit in which targets allocate space, in bytes: less is rounded up.
 const BLOCK_BYTES: u64 = 4096;
 /// Upper ends of the histogram's classes: powers of 16, from 256 B to 16 TiB.
 const CLASSES: usize = 10;
@@ -49,7 +49,7 @@ pub struct Report {
     pub namespace: String,
 }
 
-/// How sizes are shown.
+/// The unit of sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BlockSize {
     Auto,
@@ -75,7 +75,7 @@ impl BlockSize {
     }
 }
 
-/// What is counted of some entries.
+/// The counts of some entries.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize)]
 pub struct Count {
     pub entries: u64,
@@ -91,7 +91,7 @@ impl Count {
     }
 }
 
-/// Everything that is counted.
+/// All counts.
 #[derive(Default, Debug)]
 pub struct Tally {
     pub online: u64,
@@ -107,7 +107,7 @@ pub struct Tally {
     /// Files by size: class n ends at 16^(n + 2) bytes; the first is of empty ones.
     pub histogram: [Count; CLASSES + 1],
     pub by_user: BTreeMap<u32, Count>,
-    /// What lies directly in a directory.
+    /// The entries directly in a directory.
     by_directory: HashMap<InodeId, Count>,
 }
 
@@ -183,7 +183,7 @@ fn average(sum: u64, count: u64) -> u64 {
     sum.checked_div(count).unwrap_or(0)
 }
 
-/// A tally with what is asked about it later.
+/// A tally with the data for later questions.
 struct Whole {
     of: String,
     tally: Tally,
@@ -254,7 +254,7 @@ async fn look(client: &Client, args: &Report) -> Outcome<Whole> {
     Ok(Whole { of, tally, file_system_bytes, biggest_path, directories, online_only, complaints })
 }
 
-/// Counts all in `volume` (0: in all) that lies below `top`, itself not counted; the directory above each
+/// Counts all in `volume` (0: in all) that lies below `top`, itself not counted; returns the parent of each
 /// directory.
 async fn count(
     client: &Client,
@@ -288,7 +288,7 @@ async fn count(
     Ok((tally, parents))
 }
 
-/// Which directories lie below one.
+/// Directories that lie below a given one.
 struct Inside<'a> {
     parents: &'a HashMap<InodeId, InodeId>,
     top: InodeId,
@@ -317,14 +317,14 @@ impl Inside<'_> {
     }
 }
 
-/// Paths of a few directories, by listing those above them.
+/// Paths of a few directories, found by listing their parents.
 struct Names<'a> {
     client: &'a Client,
     parents: &'a HashMap<InodeId, InodeId>,
     known: HashMap<InodeId, String>,
 }
 
-/// Entries asked for at once.
+/// Entries per request.
 const LISTED: u32 = 4096;
 
 impl Names<'_> {

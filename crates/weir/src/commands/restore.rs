@@ -29,13 +29,13 @@ use weir_home::backup::{TreeName, snapshot_date};
 use weir_proto::date::Date;
 use weir_proto::{Error, InodeId, Result};
 
-/// In the topmost directory of a volume, of every mount.
+/// The directory in the topmost directory of a volume, in every mount.
 const DIRECTORY: &str = ".snapshots";
 /// Longest name of a file, in bytes.
 const NAME_MAX: usize = 255;
-/// Snapshots that are named where another one was asked for.
+/// Snapshots that are listed if the requested one does not exist.
 const SNAPSHOTS_SHOWN_MAX: usize = 10;
-/// Names tried for the file that was there: more than restores within one second.
+/// Names tried for the replaced file: more than restores within one second.
 const KEPT_NAMES_MAX: u32 = 100;
 /// Attribute that the mount answers: a volume's snapshots, and where its backups are.
 pub const SNAPSHOT_XATTR: &str = "weir.snapshot";
@@ -88,15 +88,15 @@ pub async fn snapshot_json(client: &Client, ino: InodeId) -> Result<Value> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct State {
     date: Date,
-    /// Its topmost directory.
+    /// The volume's topmost directory.
     top: PathBuf,
-    /// For people.
+    /// The state's name for the user.
     shown: String,
-    /// It has all of the volume: a path that is not found did not exist.
+    /// The state contains all of the volume: a path that is not found did not exist.
     whole: bool,
 }
 
-/// Puts a file or a tree back as it was.
+/// Restores a file or a tree.
 pub fn restore(args: &Restore) -> Outcome<()> {
     let path = std::path::absolute(&args.path).doing("find out where this is")?;
     if args.trash {
@@ -123,7 +123,7 @@ pub fn restore(args: &Restore) -> Outcome<()> {
     Ok(())
 }
 
-/// `kept`: what was there before.
+/// `kept`: the replaced file.
 fn tell(args: &Restore, to: &Path, from: &str, kept: Option<&Path>) {
     if args.json {
         let kept = kept.map(Path::to_string_lossy);
@@ -136,7 +136,7 @@ fn tell(args: &Restore, to: &Path, from: &str, kept: Option<&Path>) {
     }
 }
 
-/// Copies `old` to `to`, and says under which name is kept what was there.
+/// Copies `old` to `to`, and returns the name under which the replaced file is kept.
 fn put_back(old: &Path, to: &Path, now: Date) -> Outcome<Option<PathBuf>> {
     let (Some(parent), Some(name)) = (to.parent(), to.file_name()) else {
         return Err(Error::invalid("the root of everything is not restored").into());
@@ -155,7 +155,7 @@ fn put_back(old: &Path, to: &Path, now: Date) -> Outcome<Option<PathBuf>> {
     put
 }
 
-/// `before-restore-20261122T030000Z`; `n` tells several of one second apart.
+/// `before-restore-20261122T030000Z`; `n` distinguishes several of one second.
 fn kept_as(now: Date, n: u32) -> String {
     let date = now.compact();
     if n == 0 { format!("before-restore-{date}") } else { format!("before-restore-{date}-{n}") }
@@ -180,7 +180,7 @@ fn no_volume(path: &Path, what: &str) -> Failure {
     )
 }
 
-/// Where it is in a snapshot.
+/// The path in a snapshot.
 fn in_snapshot(path: &Path, snapshot: &str) -> Outcome<PathBuf> {
     for top in path.ancestors().skip(1) {
         let then = top.join(DIRECTORY).join(snapshot);
@@ -218,7 +218,7 @@ fn no_such_snapshot(top: &Path, name: &str) -> Failure {
     Failure::new(Error::not_found(format!("volume {volume} has no snapshot {name:?}")), hint)
 }
 
-/// Where it is in the last state that is not later than `at`.
+/// The path in the last state that is not later than `at`.
 fn at_date(path: &Path, at: Date) -> Outcome<(PathBuf, String)> {
     let top = volume_top(path).ok_or_else(|| no_volume(path, "snapshots or backups"))?;
     let below = path.strip_prefix(top).expect("an ancestor is a prefix");
@@ -229,8 +229,8 @@ fn at_date(path: &Path, at: Date) -> Outcome<(PathBuf, String)> {
     })
 }
 
-/// All snapshots and backups of a volume, the newest first and of equal dates snapshots first; and what could
-/// not be read.
+/// All snapshots and backups of a volume, the newest first and of equal dates snapshots first; and those that
+/// could not be read.
 fn states(top: &Path) -> Outcome<(Vec<State>, Vec<String>)> {
     let known = file::ask(top, SNAPSHOT_XATTR)?;
     let (mut states, mut unread) = (Vec::new(), Vec::new());
@@ -308,7 +308,7 @@ fn choose(states: &[State], below: &Path, at: Date) -> Outcome<(PathBuf, String)
     })
 }
 
-/// A file whose bytes were evicted opens, and does not read. Of rights the copy speaks.
+/// A file whose bytes were evicted opens, and cannot be read. Missing permissions are reported by the copy.
 fn is_readable(path: &Path) -> bool {
     use std::io::Read;
     let is_file = fs::symlink_metadata(path).is_ok_and(|m| m.is_file());
@@ -329,8 +329,8 @@ fn copy(from: &Path, to: &Path) -> Outcome<()> {
     Err(Error::io(format!("copy {}: {said}", from.display())).into())
 }
 
-/// Puts the whole copy in its place. What is there gets a name that nothing has, in one step: at no moment is
-/// one of the two without a name, or nothing at `path`.
+/// Moves the whole copy to its place. The present file gets an unused name, in one step: at no moment is one
+/// of the two without a name, or nothing at `path`.
 fn put(tmp: &Path, path: &Path, kept: impl Fn(u32) -> PathBuf) -> Outcome<Option<PathBuf>> {
     match rename_new(tmp, path) {
         Ok(()) => return Ok(None),
@@ -356,7 +356,7 @@ fn put(tmp: &Path, path: &Path, kept: impl Fn(u32) -> PathBuf) -> Outcome<Option
     ))
 }
 
-/// Renames over nothing. Where the file system elsewhere cannot promise that (NFS), it is looked at before.
+/// Renames without replacing. If the file system cannot guarantee that (NFS), the target is checked before.
 fn rename_new(from: &Path, to: &Path) -> rustix::io::Result<()> {
     match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL) if fs::symlink_metadata(to).is_err() => rustix::fs::rename(from, to),

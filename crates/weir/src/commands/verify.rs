@@ -18,7 +18,7 @@ use weir_proto::relation::Direction;
 use weir_proto::relation::RelationInfo;
 use weir_proto::{Error, ErrorKind};
 
-/// Wrong things that are printed for people; `--json` has all that are remembered.
+/// Wrong entries that are printed for people; `--json` has all recorded ones.
 const SHOWN_MAX: usize = 100;
 
 #[derive(Args)]
@@ -96,7 +96,7 @@ async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()
     ))
 }
 
-/// How many files are in conflict.
+/// The number of files in conflict.
 async fn conflicts(client: &Client, relation: &RelationInfo, verified: &Verified) -> Outcome<u64> {
     let mut count = 0;
     for wrong in verified.wrong.iter().filter(|wrong| wrong.is_file) {
