@@ -13,8 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "scripts/prose.toml"
 AREAS = ["docs", "decisions", "help", "messages", "comments"]
-# Crates whose comments are read, too; a crate joins once its comments are free of these constructions.
-COMMENTED = ["coord", "env", "home", "kv", "load", "node", "proto", "rpc", "sim", "store", "trust"]
+SHOWN = re.compile(r"clap::|macro_rules! sections")  # files whose `///` users see: of the command line, and of the keys of weir.toml
 WORDS_MIN = 3  # a text of the code with fewer words is a name
 ITEM = re.compile(r"(pub(\(\w+\))? )?(async )?(fn|const|static|type|trait|impl|struct|enum|mod)\b")  # clap shows no comments of these
 STRING = re.compile(r'(?<!\')"((?:[^"\\\n]|\\.|\\\n|\n)*)"')
@@ -63,17 +62,22 @@ def code(path):
 
 
 def comments(path):
-    """(line, sentence) of a source file's comments, those behind code included. `/// ` of a command line is help."""
-    lines, is_help = [], "clap::" in path.read_text()
-    for number, line in enumerate([*path.read_text().splitlines(), ""], 1):
+    """(line, sentence) of a source file's comments, those behind code included. `/// ` that users see is help."""
+    source = path.read_text().splitlines()
+    lines, is_help = [], SHOWN.search(path.read_text())
+    for number, line in enumerate([*source, ""], 1):
         whole = re.match(r"\s*//[/!]?(?: |$)(.*)", line)
         behind = None if whole else re.search(r"[;,{})] +// (.*)", line)
         if lines and not whole:
-            yield from sentences(lines)
+            below = next((n for n, s in enumerate(source[number - 1 :], number - 1) if not s.lstrip().startswith("#")), number - 1)
+            is_command = re.search(r"\b(Args|Parser|Subcommand)\b", "".join(source[number - 1 : below]))
+            is_item = ITEM.match("".join(source[below : below + 1]).strip()) and not is_command
+            if is_item or not (is_help and source[number - 2].lstrip().startswith("///")):
+                yield from sentences(lines)
             lines = []
         if behind:
             yield from sentences([(number, behind[1])])
-        elif whole and not (is_help and line.lstrip().startswith("///")):
+        elif whole:
             lines.append((number, whole[1]))
 
 
@@ -87,7 +91,7 @@ def texts():
         if "weir-sim" not in source.parts and not source.name.endswith("tests.rs") and "tests" not in source.parts:
             for area, number, text in code(source):
                 yield area, source, number, text
-    for source in sorted(path for crate in COMMENTED for path in ROOT.glob(f"crates/weir-{crate}/src/**/*.rs")):
+    for source in sorted(ROOT.glob("crates/*/src/**/*.rs")):
         for number, text in comments(source):
             yield "comments", source, number, text
 

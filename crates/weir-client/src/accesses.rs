@@ -1,11 +1,11 @@
-//! Access times: what was read here, told to the leader many at once.
+//! Access times: reads made here, reported to the leader in batches.
 //!
-//! A read changes the access time as Linux's `relatime` has it: only one that is not newer than the last
-//! change, or a day old. The new time is noted at the read, shown here at once, and told with others within a
-//! second, or before a lease on the inode is given back. No read waits for it.
+//! A read changes the access time as Linux's `relatime` does: only if it is not newer than the last change,
+//! or is a day old. The new time is noted at the read, shown here at once, and reported in a batch within a
+//! second, or before a lease on the inode is returned. No read waits for it.
 //!
-//! Invariant: what was noted under a lease is told before the lease goes, so whoever sets a time elsewhere is
-//! later. What cannot be told is dropped: the next read notes it again.
+//! Invariant: times noted under a lease are reported before the lease ends, so a time that another client
+//! sets is later. A time that cannot be reported is dropped: the next read notes it again.
 use crate::inner::Inner;
 use crate::inode::{Inode, State};
 use crate::table::accesses::follows;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use weir_proto::InodeId;
 use weir_proto::meta::{AccessTime, NoteAccess, Time};
 
-/// They are not worth a longer wait for the leader.
+/// Access times are not worth a longer wait for the leader.
 const PATIENCE: Duration = Duration::from_secs(5);
 impl State {
     /// Whether a read at `now` changes the access time, as far as the attributes are known.
@@ -40,21 +40,21 @@ impl Inner {
         }
     }
 
-    /// Whether the next read changes the access time, so that it has to come here.
+    /// Whether the next read changes the access time, so that the kernel must send it here.
     pub fn awaits_access(&self, st: &State) -> bool {
         self.tables.accesses.are_kept() && st.access_follows(self.now())
     }
 
-    /// Before a lease on the inode is given back, and before its times are set.
+    /// Called before a lease on the inode is returned, and before its times are set.
     pub async fn report_access_of(&self, inode: &Inode) {
         if self.tables.accesses.has(inode.ino) {
             self.report_accesses().await;
         } else if inode.lock().accessed.is_some() {
-            drop(self.tables.accesses.reporting.lock().await); // somebody is telling it
+            drop(self.tables.accesses.reporting.lock().await); // another task is reporting it
         }
     }
 
-    /// Tells all that is noted.
+    /// Reports all noted times.
     pub async fn report_accesses(&self) {
         let _one = self.tables.accesses.reporting.lock().await;
         loop {
@@ -79,7 +79,7 @@ impl Inner {
         let Some(inode) = self.known_inode(access.ino) else { return };
         let mut st = inode.lock();
         if st.accessed != Some(access.at) {
-            return; // read again meanwhile, or set
+            return; // read again meanwhile, or its times were set
         }
         st.accessed = None;
         if let Some(attr) = st.attr.as_mut().filter(|_| reported) {

@@ -1,12 +1,12 @@
-//! Work on a file that several clients write, under its append token: appends, and truncations with what they
-//! leave behind.
+//! Work on a file that several clients write, under its append token: appends, truncations, and the bytes
+//! that these leave past the end.
 //!
 //! Invariants: an append is written at the size that its token came with, and committed before the token is
 //! released, so no two take the same place and no reader sees a size without its bytes; old bytes past the
-//! end are cleaned only under the token, so they are not mistaken for what somebody is appending. A token
-//! that cannot be released ends with the session. What the inode of a small file holds goes to targets under
-//! the token, too, before anything else is written there: a second copy that is late would lie over it. Lock
-//! order: `growing`, then the append token, then `flushing`.
+//! end are cleaned only under the token, so they are not mistaken for an append in progress. A token that
+//! cannot be released ends with the session. A small file's inline bytes go to targets under the token, too,
+//! before anything else is written there: a second copy that is late would overwrite it. Lock order:
+//! `growing`, then the append token, then `flushing`.
 use crate::api::{SetAttrs, Stat};
 use crate::direct::CommitExtra;
 use crate::inner::{Inner, OpenFile};
@@ -18,17 +18,17 @@ use std::sync::Arc;
 use weir_proto::meta::{Cred, ReleaseAppendToken, TakeAppendToken};
 use weir_proto::{Error, ErrorKind, Result};
 
-/// The place in a file that an append got.
+/// The range in the file that an append got.
 struct Place {
     offset: u64,
     len: usize,
-    /// False: the bytes were sent to where the file was before; write them like others.
+    /// False: the bytes were sent to the file's former object; write them as usual.
     is_filled: bool,
 }
 
 impl Inner {
-    /// One step of an append: at the end of the file as it is when the bytes are taken. How many bytes, as in
-    /// a write.
+    /// One step of an append, at the end of the file at that moment. Returns the number of bytes, as a write
+    /// does.
     pub async fn append_step(&self, file: &OpenFile, data: &Bytes) -> Result<usize> {
         let inode = &file.inode;
         let growing = inode.growing.lock().await;
@@ -37,7 +37,7 @@ impl Inner {
         for _ in 0..TRIES_MAX {
             if self.prepare_write(inode, None, data.len()).await? == Way::Direct {
                 match self.append_with_token(file, data).await {
-                    // The token was lost with a connection: nothing of this became part of the file.
+                    // The token was lost with a connection: none of these bytes became part of the file.
                     Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
                         last = Some(e)
                     }
@@ -61,7 +61,7 @@ impl Inner {
         )))
     }
 
-    /// How many bytes.
+    /// Returns the number of bytes.
     async fn fill_place(&self, file: &OpenFile, place: Place, data: &Bytes) -> Result<usize> {
         let mut done = if place.is_filled { place.len } else { 0 };
         while done < place.len {
@@ -76,11 +76,11 @@ impl Inner {
         self.end_token(&file.inode, done).await
     }
 
-    /// `held`: the bytes in the inode.
+    /// `held`: the inline bytes.
     async fn append_now(&self, file: &OpenFile, held: Option<Bytes>, data: &Bytes) -> Result<Place> {
         let inode = &file.inode;
         if inode.lock().lease.is_write() {
-            // It came before the token; what was written under it meanwhile may not be committed yet.
+            // The lease came before the token; bytes written under it meanwhile may not be committed yet.
             return Err(Error::stale(format!("file {}: nobody else has it open any more", inode.ino)));
         }
         self.clean_old_tail(inode).await?;
@@ -92,12 +92,12 @@ impl Inner {
         let sends = self.may_send_direct(inode).await?;
         file.works()?;
         let under = self.send_direct(inode, sends, own, offset, &data, true).await?;
-        // The place is taken with this, and the token released.
+        // This commits the place and releases the token.
         let is_elsewhere = self.commit_sent(inode, (offset, end), under, CommitExtra::Appended).await?;
         Ok(Place { offset, len: data.len(), is_filled: !is_elsewhere })
     }
 
-    /// Has the space of a range counted; the file gets at least as long as that, where it may.
+    /// Charges the space of a range; the file grows to its end, if the mode allows it.
     pub async fn reserve_with_token(
         &self,
         inode: &Arc<Inode>,
@@ -138,7 +138,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes what the inode holds to targets, before something is written there.
+    /// Moves the inline bytes to targets, before anything is written there.
     pub async fn leave_inode_with_token(&self, inode: &Arc<Inode>) -> Result<()> {
         let _grows = inode.growing.lock().await;
         if inode.lock().lease.is_write() {
@@ -149,7 +149,8 @@ impl Inner {
         self.end_token(inode, done).await
     }
 
-    /// `held`: the bytes in the inode, as they came with the token. What is known of them since may be older.
+    /// `held`: the inline bytes, as they came with the token. This client's later knowledge of them may be
+    /// older.
     async fn leave_inode_now(&self, inode: &Arc<Inode>, held: Option<Bytes>) -> Result<()> {
         let Some(bytes) = held else { return Ok(()) };
         let end = bytes.len() as u64;
@@ -171,7 +172,7 @@ impl Inner {
         done
     }
 
-    /// Drops and zeroes what an earlier, longer file left past the end.
+    /// Drops and zeroes the bytes that an earlier, longer file left past the end.
     pub async fn clean_with_token(&self, inode: &Arc<Inode>) -> Result<()> {
         let _grows = inode.growing.lock().await;
         self.take_append_token(inode).await?;
@@ -179,7 +180,7 @@ impl Inner {
         self.end_token(inode, done).await
     }
 
-    /// Releases the token, and tells the leader that nothing old is left.
+    /// Releases the token, and reports to the leader that no old bytes are left.
     async fn clean_and_report(&self, inode: &Arc<Inode>) -> Result<()> {
         if !inode.lock().has_old_tail() {
             return Ok(());
@@ -188,7 +189,7 @@ impl Inner {
         self.commit_time(inode, 0, CommitExtra::ReleasesToken).await
     }
 
-    /// Truncates or extends a file that others write, too.
+    /// Truncates or extends a file that other clients write, too.
     pub async fn set_size_with_token(
         &self,
         cred: &Cred,
@@ -215,17 +216,18 @@ impl Inner {
         self.end_token(inode, done).await
     }
 
-    /// Waits for the append token; the file is then known as it is, with the bytes that its inode holds.
+    /// Waits for the append token; the file's attributes and inline bytes are then up to date.
     async fn take_append_token(&self, inode: &Inode) -> Result<Option<Bytes>> {
         let ino = inode.ino;
         loop {
             let revoke_clock = self.revoke_clock();
             let taken = self.session.ask(self.deadline(), |session| TakeAppendToken { session, ino }).await;
             {
-                // Only now: who named it in a resume without having it could have it beside another.
+                // Only now: a resume that named the token before it was held could hold it together with
+                // another client's.
                 let mut st = inode.lock();
                 if taken.is_ok() && st.lease.is_named_since(revoke_clock) {
-                    continue; // it was not named: another may have the token since
+                    continue; // the resume did not name it: another client may have the token since
                 }
                 st.lease.note_append_token();
             }
@@ -242,7 +244,7 @@ impl Inner {
         }
     }
 
-    /// The end of a token; one that no commit has released is returned.
+    /// Ends the use of a token; one that no commit has released is returned.
     async fn end_token<T>(&self, inode: &Inode, done: Result<T>) -> Result<T> {
         let ino = inode.ino;
         if inode.lock().lease.take_append_token()

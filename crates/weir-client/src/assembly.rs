@@ -1,10 +1,10 @@
-//! A read that is put together from parts: newer parts win, gaps are zeros. Pure.
+//! A read that is assembled from parts: newer parts win, gaps are zeros. Pure.
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
 static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
-/// A part of a file on its way to a reader.
+/// The parts of a file for one read.
 pub struct Assembly {
     pub start: u64,
     pub end: u64,
@@ -15,7 +15,7 @@ pub struct Assembly {
 pub struct Fetched {
     /// (offset, bytes) in order; they cover the ranges and may go beyond, to block borders.
     pub parts: Vec<(u64, Bytes)>,
-    /// Some of it is zeros because there is nothing.
+    /// Some ranges are zeros because nothing was written there.
     pub holes: bool,
 }
 
@@ -26,7 +26,7 @@ impl Assembly {
     pub fn is_complete(&self) -> bool {
         self.missing.is_empty()
     }
-    /// Takes parts of a source where nothing newer is there.
+    /// Adds parts of a source where no newer part covers the range.
     pub fn fill(&mut self, parts: impl IntoIterator<Item = (u64, Bytes)>) {
         for (at, bytes) in parts {
             if self.missing.is_empty() {

@@ -1,5 +1,5 @@
-//! Backups as the metadata leader knows them: where they go, who makes one now. Asked each time, nothing is
-//! kept.
+//! Backups as the metadata leader knows them: their places, and the client that makes one now. Each call asks
+//! the leader; nothing is cached.
 use crate::Client;
 use weir_env::BoxFuture;
 use weir_proto::backup::{
@@ -8,17 +8,17 @@ use weir_proto::backup::{
 use weir_proto::meta::Cred;
 use weir_proto::{Result, VolumeId};
 
-/// What is to be changed of a place; the rest stays.
+/// Changes to a backup place; absent fields keep their value.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BackupEdit {
-    /// 0: not by itself any more.
+    /// 0: no longer at an interval.
     pub every_s: Option<u32>,
     pub keep: Option<BackupRetention>,
     pub forget: bool,
 }
 
 impl Client {
-    /// Of one volume or of all.
+    /// The backups of one volume or of all.
     pub fn backups(&self, volume: Option<VolumeId>) -> BoxFuture<'_, Result<Vec<Backup>>> {
         Box::pin(async move {
             let ask = |session| BackupList { session, volume };
@@ -26,7 +26,7 @@ impl Client {
             Ok(backups)
         })
     }
-    /// Makes a place known where backups of a volume go, or changes it.
+    /// Registers a place for backups of a volume, or changes it.
     pub fn set_backup<'a>(
         &'a self,
         cred: &'a Cred,
@@ -42,7 +42,7 @@ impl Client {
             self.inner.session.change(self.inner.deadline(), make).await
         })
     }
-    /// Takes the making of a backup: until `backup_done`, or the end of this client's session.
+    /// Claims a backup to make: until `backup_done`, or the end of this client's session.
     pub fn take_backup<'a>(
         &'a self,
         cred: &'a Cred,

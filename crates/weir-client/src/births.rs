@@ -1,9 +1,9 @@
-//! Files that this client creates by itself, where it has the names of a directory to itself, and how the
-//! leader learns of them.
+//! Files that this client creates locally, under an exclusive lease on their directory, and the reports of
+//! them to the leader.
 //!
-//! Invariants: nothing that the leader is asked overtakes what was not reported before; nothing goes to
-//! targets for a file that the leader does not know of; what was lost is an error of the file's handles. A
-//! lease on a directory is given back when all of its files are reported.
+//! Invariants: no request to the leader overtakes earlier reports; nothing goes to targets for a file that
+//! the leader does not know of; a lost file is an error of its handles. A lease on a directory is returned
+//! after all of its files are reported.
 use crate::api::{NewMode, OpenMode, Opened, Stat};
 use crate::flush::inline_content;
 use crate::inner::Inner;
@@ -18,18 +18,18 @@ use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Cred, Entry, FileKind, Lease, LeaseKind, NAME_MAX, Time};
 use weir_proto::{Error, InodeId, Result, VolumeId};
 
-/// Files are reported so late, so that a program that writes small ones has closed them.
+/// The delay of a report: a program that writes small files has closed them by then.
 const DELAY: Duration = Duration::from_millis(2);
-/// Files of a directory that are not reported: more are created by messages.
+/// Unreported files of a directory: beyond that, files are created by messages.
 const UNSENT_MAX: usize = 4096;
-/// Bytes of a birth beside its name and content.
+/// Bytes of a birth without its name and content.
 const BIRTH_BYTES: usize = 96;
 const SET_GID: u32 = 0o2000;
 const MODE_BITS: u32 = 0o7777;
 
 /// Creates.
 impl Inner {
-    /// Creates a file at once; `None`: the leader has to be asked.
+    /// Creates a file locally; `None`: ask the leader.
     pub fn try_birth(
         &self,
         cred: &Cred,
@@ -85,7 +85,7 @@ impl Inner {
         Some(self.begun(inode, open, Stat { attr, leased: true }))
     }
 
-    /// The directory's attributes, if a file of this name may be created there without asking.
+    /// The directory's attributes, if a file of this name may be created there locally.
     fn may_bear(&self, st: &State, cred: &Cred, name: &[u8]) -> Option<Attr> {
         let is_ours = st.lease.is_write() && !st.attr_old;
         let attr = st.attr.as_ref().filter(|attr| is_ours && !attr.acl)?;
@@ -102,7 +102,7 @@ impl Inner {
         st.birth = Birth::Unsent;
     }
 
-    /// After a create by a message: asks for the names when it is worth it.
+    /// After a create by a message: asks for the lease on the names when it is worth it.
     pub fn note_create(&self, parent: InodeId) {
         let Some(after) = self.config.local_creates_after else { return };
         let Some(dir) = self.known_inode(parent) else { return };
@@ -149,7 +149,7 @@ impl Inner {
         loop {
             let hurried = births.hurry.notified();
             if !births.lock().is_urgent(dir) {
-                let _ = self.env.clock.timeout(DELAY, hurried).await; // goes on either way
+                let _ = self.env.clock.timeout(DELAY, hurried).await; // continues either way
             }
             let batch = births.lock().next_batch(dir);
             let Some(first) = batch.first() else { return };
@@ -165,7 +165,7 @@ impl Inner {
         }
     }
 
-    /// What the leader is told of each; what does not fit into one message waits.
+    /// The reports of these files; those that do not fit into one message wait.
     fn tell(&self, dir: InodeId, mut batch: Vec<Unborn>) -> (Vec<Unborn>, Vec<Message>) {
         let (mut messages, mut bytes) = (Vec::with_capacity(batch.len()), 0);
         for unborn in &batch {
@@ -252,7 +252,7 @@ impl Inner {
         unborn.inode.changed.notify_waiters();
     }
 
-    /// The lease on the directory was lost, or the session: what was not sent never will be.
+    /// The lease on the directory was lost, or the session: unsent reports never will be sent.
     pub fn lose_births(&self, dir: InodeId, why: &str) {
         let lost = self.tables.births.lock().drop_unsent(dir);
         self.session.note_unborn(-(lost.len() as i64));
@@ -268,7 +268,7 @@ impl Inner {
 
 /// Waiting.
 impl Inner {
-    /// Returns when the leader knows of all files that were created before: of one directory, or of all.
+    /// Returns when the leader knows of all files that were created before, in one directory or in all.
     pub async fn settle_births(&self, of: Option<InodeId>, deadline: Instant) -> Result<()> {
         let births = &self.tables.births;
         let Some(newest) = births.lock().newest(of) else { return Ok(()) };
@@ -283,7 +283,7 @@ impl Inner {
             }
         }
     }
-    /// The same in a box, for those who do not know this type.
+    /// The same in a box, for callers that do not know this type.
     pub fn settle_all_births(&self, deadline: Instant) -> BoxFuture<'static, Result<()>> {
         let me = self.arc();
         Box::pin(async move { me.settle_births(None, deadline).await })
@@ -310,13 +310,13 @@ impl Inner {
         }
     }
 
-    /// All files that were created in the directory before are durable.
+    /// Makes all files that were created in the directory before durable.
     pub async fn sync_names(&self, dir: InodeId) -> Result<()> {
         self.settle_births(Some(dir), self.deadline()).await?;
         self.tables.births.lock().take_lost(dir).map_or(Ok(()), Err)
     }
 
-    /// The names of a directory are about to be given back.
+    /// The lease on a directory's names is about to be returned.
     pub async fn give_up_names(&self, dir: InodeId) {
         let pending = self.tables.births.lock().close(dir);
         while pending && self.settle_births(Some(dir), self.deadline()).await.is_err() {}

@@ -1,8 +1,8 @@
 //! One budget of memory for dirty data and cached data of a client.
 //!
-//! Invariant: bytes charged never exceed the limit; a charge is given back when the memory behind it is free
-//! again (the last share of a frozen buffer is dropped), not when somebody stops looking at it. Knows nothing
-//! of what the memory holds.
+//! Invariant: bytes charged never exceed the limit; a charge ends when the memory behind it is free again
+//! (the last share of a frozen buffer is dropped), not when it is no longer used. Knows nothing of the
+//! content.
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ struct Shared {
     freed: Notify,
 }
 
-/// A share of the budget; given back on drop.
+/// A share of the budget; returned on drop.
 pub struct Charge {
     budget: Budget,
     bytes: u64,
@@ -72,13 +72,13 @@ impl Budget {
         self.0.peak_bytes.fetch_max(before + bytes, Ordering::Relaxed);
         Charged { buf: pool.get(len), _charge: Charge { budget: self.clone(), bytes } }
     }
-    /// Returns when something was given back after this call was made.
+    /// Returns after a charge ended since this call was made.
     pub fn freed(&self) -> tokio::sync::futures::Notified<'_> {
         self.0.freed.notified()
     }
 }
 
-/// What the pool really takes for a buffer of `len` bytes: powers of two from one page.
+/// The bytes that the pool allocates for a buffer of `len` bytes: powers of two from one page.
 pub fn block_bytes(len: usize) -> usize {
     len.next_power_of_two().max(weir_env::IO_ALIGN)
 }

@@ -1,44 +1,44 @@
-//! Clean data of all inodes, within the memory budget; the oldest unused goes first.
+//! Clean data of all inodes, within the memory budget; the least recently used goes first.
 //!
-//! Invariants: pieces of one inode never overlap; each piece's memory is charged to the budget. Whether a
-//! piece may be kept (a lease) is decided by the caller, who drops the inode's pieces when the lease ends.
+//! Invariants: pieces of one inode never overlap; each piece's memory is charged to the budget. The caller
+//! decides whether a piece may be kept (a lease), and drops the inode's pieces when the lease ends.
 use crate::budget::{Budget, Charge};
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use weir_proto::InodeId;
 
-/// What is left of a cut piece keeps all of the piece's memory, so a remainder smaller than this fraction of
-/// it is dropped.
+/// The rest of a cut piece pins all of the piece's memory, so a rest smaller than this fraction of it is
+/// dropped.
 const KEPT_PART: usize = 16;
 
 /// A contiguous part of a file.
 struct Piece {
     bytes: Bytes,
-    /// Shared by what is left of a piece that was cut: the memory goes with the last of them. `None`: it
-    /// charges itself (a frozen write buffer).
+    /// Shared by the rests of a cut piece: the memory is freed with the last of them. `None`: it charges
+    /// itself (a frozen write buffer).
     charge: Option<Arc<Charge>>,
-    /// Of the memory that it keeps.
+    /// Bytes of the memory that it pins.
     memory_bytes: usize,
     used: bool,
-    /// Fetched ahead of any read, and not asked for yet.
+    /// Prefetched, and not read yet.
     ahead: bool,
 }
 
 #[derive(Default)]
 pub struct Cache {
     inodes: BTreeMap<InodeId, BTreeMap<u64, Piece>>,
-    /// Second-chance queue of pieces; may name pieces that are gone.
+    /// Second-chance queue of pieces; may name pieces that are dropped already.
     queue: VecDeque<(InodeId, u64)>,
     queue_max: usize,
 }
 
-/// What a range holds in the cache.
+/// A cached part of a range.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Found {
     pub offset: u64,
     pub bytes: Bytes,
-    /// Of a piece that was fetched ahead and is asked for the first time.
+    /// The piece was prefetched and is read for the first time.
     pub was_ahead: bool,
 }
 
@@ -66,7 +66,7 @@ impl Cache {
     }
 
     /// Keeps `bytes` where nothing is cached yet. `charged`: the memory charges itself; otherwise it is
-    /// charged here, and not kept where the budget has no room even after older pieces went.
+    /// charged here, and not kept if the budget has no room even after older pieces were evicted.
     pub fn insert(
         &mut self,
         ino: InodeId,
@@ -94,7 +94,7 @@ impl Cache {
         self.queue.push_back((ino, at));
     }
 
-    /// Names of pieces that are gone do not pile up.
+    /// Drops names of pieces that are gone, so that these do not accumulate.
     fn shorten_queue(&mut self) {
         let pieces: usize = if self.queue.len() > self.queue_max {
             self.inodes.values().map(BTreeMap::len).sum()
@@ -139,7 +139,7 @@ impl Cache {
         gaps
     }
 
-    /// Drops the oldest piece that was not used since it was last looked at. False: the cache is empty.
+    /// Drops the oldest piece that was not used since it was last inspected. False: the cache is empty.
     pub fn evict_one(&mut self) -> bool {
         while let Some((ino, at)) = self.queue.pop_front() {
             let Some(pieces) = self.inodes.get_mut(&ino) else { continue };
@@ -157,9 +157,9 @@ impl Cache {
         false
     }
 
-    /// Forgets `start..end`: it was changed. What is left of a piece on either side stays, if it is not a
-    /// small part of the memory that it keeps: a program that changes a file here and there still reads the
-    /// rest of it from memory.
+    /// Drops `start..end`: it was changed. The rest of a piece on either side stays, unless it is a small
+    /// part of the memory that it pins: a program that changes a file here and there still reads the rest of
+    /// it from memory.
     pub fn remove(&mut self, ino: InodeId, start: u64, end: u64) {
         let Some(pieces) = self.inodes.get_mut(&ino) else { return };
         let from = pieces.range(..=start).next_back().map_or(start, |(at, _)| *at);
@@ -228,11 +228,11 @@ mod tests {
             cache.get(INO, 1000, 1160).into_iter().map(|f| (f.offset, f.bytes.to_vec())).collect();
         assert_eq!(left, [(1000, bytes[..40].to_vec()), (1050, bytes[50..].to_vec())]);
         assert_eq!(budget.used_bytes(), 160, "all of its memory is still there");
-        // Less than a sixteenth of it: not kept. With the last part the memory goes.
+        // Less than a sixteenth of it: not kept. With the last part the memory is freed.
         cache.remove(INO, 1009, 1155);
         assert_eq!(cache.get(INO, 1000, 1160), []);
         assert_eq!(budget.used_bytes(), 0);
-        // Nothing of what was there before the cut is found where it was cut.
+        // The cut range has no bytes of before the cut.
         cache.insert(INO, 0, Bytes::from(vec![1; 100]), false, false, &budget);
         cache.remove(INO, 40, 60);
         cache.insert(INO, 0, Bytes::from(vec![2; 100]), false, false, &budget);
@@ -259,7 +259,7 @@ mod tests {
                     model[at as usize..(at + len) as usize].fill(None);
                     let left = cache.get(INO, 0, 256);
                     prop_assert!(left.iter().all(|f| f.offset + f.bytes.len() as u64 <= at || f.offset >= at + len));
-                    // A cut piece may go whole.
+                    // A cut piece may be dropped as a whole.
                     let mut kept = vec![None; 256];
                     for f in left {
                         for (i, b) in f.bytes.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Calls of the metadata leader to this client: revokes, hints, evictions and recoveries that it asks for.
+//! Calls of the metadata leader to this client: revokes, hints, evictions and recoveries.
 use crate::inner::Inner;
 use std::sync::{Arc, Mutex, Weak};
 use weir_proto::Request;
@@ -7,7 +7,7 @@ use weir_proto::meta::{Cred, RecoverFile, Revoke};
 use weir_proto::recall::EvictOwn;
 use weir_rpc::{Call, Handled, Reply, Service};
 
-/// Serves the leader's calls back.
+/// Serves the leader's callbacks.
 #[derive(Default)]
 pub struct Callbacks(Mutex<Option<Weak<Inner>>>);
 
@@ -74,7 +74,8 @@ impl Service for Callbacks {
             Err(e) => return Handled::Now(Err(e)),
         };
         let Some(client) = self.client() else { return Handled::Now(Ok(Reply::new(&()))) };
-        // The clock orders this revoke with the replies around it: taken here, in the order of arrival.
+        // The clock orders this revoke among the replies around it: its tick is taken here, in the order of
+        // arrival.
         let inode = client.inode(revoke.ino);
         let revoke_clock = client.tick_revoke_clock();
         inode.lock().mark_revoked(revoke_clock, revoke.keep);

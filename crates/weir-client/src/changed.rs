@@ -1,10 +1,10 @@
-//! Which ranges of a file were written since the leader was told: what the next commit names.
+//! Ranges of a file that were written since the last report to the leader: the next commit names them.
 //!
-//! Few and coarse on purpose: beyond a bound the ranges with the smallest gap between them become one. May
-//! name more than was written, never less. Pure.
+//! Few and coarse on purpose: beyond a bound the two ranges with the smallest gap between them are merged.
+//! May name more than was written, never less. Pure.
 use weir_proto::meta::{CHANGED_MAX, Range};
 
-/// Ranges in order, apart from each other: (start, end).
+/// Disjoint ranges in order: (start, end).
 #[derive(Default, Debug, Clone, PartialEq, Eq)]
 pub struct Changed(Vec<(u64, u64)>);
 
@@ -29,7 +29,7 @@ impl Changed {
         self.0.remove(i + 1);
     }
 
-    /// Takes out what lies below `size`.
+    /// Takes the parts below `size`.
     pub fn take_below(&mut self, size: u64) -> Vec<Range> {
         let mut taken = Vec::new();
         self.0.retain_mut(|(start, end)| {
@@ -50,7 +50,7 @@ impl Changed {
     pub fn first(&self) -> Option<u64> {
         self.0.first().map(|(start, _)| *start)
     }
-    /// How much lies below `size`.
+    /// The number of bytes below `size`.
     pub fn bytes_below(&self, size: u64) -> u64 {
         self.0.iter().map(|(start, end)| (*end).min(size).saturating_sub(*start)).sum()
     }
@@ -62,7 +62,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Nothing written is ever missing, and the list stays short.
+        /// No written byte is ever missing, and the list stays short.
         #[test]
         fn names_at_least_what_was_written(
             writes in proptest::collection::vec((0u64..10_000, 1u64..50), 1..300), size in 0u64..10_000,

@@ -1,13 +1,13 @@
-//! Closes of files, reported to the leader together, or not at all.
+//! Closes of files, reported to the leader in batches, or not at all.
 //!
-//! The leader counts opens to know which clients a use by another one concerns. While this client holds a
-//! lease the leader asks it first, so a close that is reported before that answer is in time and costs no
-//! message of its own. A close after reading that was not reported yet serves as the next open for reading,
-//! which costs no message either.
+//! The leader counts opens to know which clients an access by another one concerns. While this client holds a
+//! lease the leader revokes it first, so a close that is reported before the answer to that is in time and
+//! needs no message of its own. An unreported close of a reader serves as the next open for reading, which
+//! needs no message either.
 //!
 //! Invariants: a close is reported once, on the connection on which its open is counted; a resume or a new
 //! session on another connection lists the files that are open then, and drops earlier closes. Without a
-//! lease no close is delayed. A file with unsaved or uncertain bytes stays open for the leader, so that it is
+//! lease no close is delayed. A file with unsaved or in-doubt bytes stays open for the leader, so that it is
 //! recovered if this client dies.
 use crate::api::{OpenMode, Stat};
 use crate::inner::{Inner, OpenFile};
@@ -17,13 +17,13 @@ use std::time::Duration;
 use weir_proto::meta::{Close, HeldLease};
 use weir_proto::{ErrorKind, InodeId};
 
-/// How long closes are delayed: enough to gather those of a busy program, too short for a person to notice.
+/// The delay of a close: long enough to collect those of a busy program, too short for a person to notice.
 const PUT_OFF: Duration = Duration::from_millis(20);
-/// Connections that may come and go while one message is being sent.
+/// Connections that may be lost while one message is being sent.
 const TRIES_MAX: u32 = 8;
 
 impl Inner {
-    /// What the leader is told on a new connection. It counts from there.
+    /// The open files to report on a new connection. The counts start from these.
     pub fn count_from(&self, connection: u64) -> Vec<HeldLease> {
         let mut noted = self.tables.closes.lock();
         noted.begin(connection);
@@ -32,7 +32,7 @@ impl Inner {
             let mut st = inode.lock();
             st.lease.mark_named(revoke_clock);
             if matches!(st.birth, Birth::Unsent | Birth::Lost(_)) {
-                return None; // the leader knows nothing of it
+                return None; // the leader has no count of it
             }
             st.tell_again(None);
             let useful = st.lease.is_held() || st.opens.is_open() || st.lease.has_append_token();
@@ -48,7 +48,7 @@ impl Inner {
         held.collect()
     }
 
-    /// An open ended: the leader hears of it now or soon.
+    /// An open ended: it is reported to the leader now or soon.
     pub fn note_closed(&self, file: &OpenFile) {
         let (reads, writes) = (u32::from(file.mode.read), u32::from(file.mode.write));
         let alarm = {
@@ -56,7 +56,7 @@ impl Inner {
             let mut st = file.inode.lock();
             st.end_opens(reads, writes);
             if st.birth.is_under_way() {
-                return; // the leader hears of it with the birth, or after it
+                return; // it is reported with the birth, or after it
             }
             let nameless = st.attr.as_ref().is_some_and(|a| a.nlink == 0);
             let pressing = !st.lease.is_held() || nameless;
@@ -73,8 +73,8 @@ impl Inner {
         self.report_closes_soon(alarm);
     }
 
-    /// An open for reading of a file that the leader counts as open still, and of which a lease is held: it
-    /// needs no message, and is counted here.
+    /// An open for reading under a lease, of a file that the leader still counts as open: it needs no
+    /// message, and is counted here.
     pub fn reopen(&self, inode: &Inode) -> Option<Stat> {
         if !self.leases_hold() {
             return None;
@@ -89,7 +89,7 @@ impl Inner {
         Some(stat)
     }
 
-    /// The file may have lost its last name, and is deleted with its last close: a kept close is reported
+    /// The file may have lost its last name, and is deleted with its last close: a delayed close is reported
     /// soon.
     pub fn keep_no_closes(&self, ino: InodeId) {
         let alarm = {
@@ -114,7 +114,7 @@ impl Inner {
         });
     }
 
-    /// Before a lease on the file is given back.
+    /// Called before a lease on the file is returned.
     pub async fn report_close_of(&self, ino: InodeId) {
         if self.tables.closes.has(ino) {
             self.tables.closes.lock().let_go(ino);
@@ -122,7 +122,7 @@ impl Inner {
         }
     }
 
-    /// Tells what was kept for long.
+    /// Reports closes that were delayed for long.
     pub async fn report_old_closes(&self) {
         let due = self.tables.closes.lock().let_old_go(self.env.clock.now());
         if due {
@@ -130,7 +130,7 @@ impl Inner {
         }
     }
 
-    /// Also reports kept closes: this client opens no more files.
+    /// Reports delayed closes, too: this client opens no more files.
     pub async fn report_all_closes(&self) {
         for _ in 0..2 {
             self.tables.closes.lock().let_older_go();
@@ -138,7 +138,7 @@ impl Inner {
         self.report_closes().await;
     }
 
-    /// Tells all that is noted. What cannot be told is told by the next resume.
+    /// Reports all noted closes. The next resume covers those that cannot be reported.
     pub async fn report_closes(&self) {
         let deadline = self.deadline();
         for _ in 0..TRIES_MAX {
@@ -149,7 +149,7 @@ impl Inner {
             let files = {
                 let mut noted = self.tables.closes.lock();
                 if !noted.is_of(connection.id()) {
-                    continue; // a newer one is being taken up
+                    continue; // a newer connection is being set up
                 }
                 noted.end_alarm();
                 noted.take(|ino| self.known_inode(ino).is_some_and(|inode| inode.lock().is_kept_open()))

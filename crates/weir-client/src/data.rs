@@ -1,8 +1,8 @@
-//! Fragments and overlays to targets: who is asked, what happens when one does not answer.
+//! Fragments and overlays to targets: which members are asked, and what follows if one does not answer.
 //!
-//! Invariants: a write returns only when every live member of the group's newest map has it, and what is
-//! written carries the mask of the members that have not; fewer than k current members is an error that names
-//! the stripe; everything ends by its deadline. Knows nothing of sizes, leases, buffers or handles.
+//! Invariants: a write returns only when every live member of the group's newest map has it, and written data
+//! carries the mask of the members that lack it; fewer than k current members is an error that names the
+//! stripe; everything ends by its deadline. Knows nothing of sizes, leases, buffers or handles.
 mod merge;
 mod overlays;
 mod round;
@@ -35,35 +35,34 @@ use weir_rpc::{Answered, Payload};
 /// One target may take this long for one call before the coordinator is asked to judge it: a loaded disk does
 /// a group commit of many fragments in well under a second.
 const CALL_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a group is waited for that lacks members which do not return by themselves (their disks failed),
-/// counted from its last change. Who comes later learns of the loss at once. Members that are only away are
-/// waited for as long as the call may take.
+/// The wait for a group that lacks members which do not return by themselves (failed disks), counted from its
+/// last change. Later callers get the error at once. A call waits for members that are only away until its
+/// deadline.
 pub const LOSS_PATIENCE: Duration = Duration::from_secs(12);
-/// A refused epoch means that a newer map is on its way.
+/// A refused epoch means that a newer map will arrive soon.
 pub const MAP_PATIENCE: Duration = Duration::from_millis(500);
-/// Late reads that are decoded at the same time: each reads k times as much, and what is late may just be
-/// busy.
+/// Late reads that are decoded at the same time: each reads k times the bytes, and the late target may just
+/// be busy.
 const HEDGES_MAX: usize = 8;
-/// First pause before a live member is asked again; doubles up to a second.
+/// First pause before a live member is retried; doubles up to a second.
 const RETRY: Backoff = Backoff { first: Duration::from_millis(20), max: Duration::from_secs(1) };
 
-/// The targets, as one client reaches them.
+/// This client's access to the targets.
 pub struct Data {
     pub env: Env,
     pub cluster: Cluster,
     pub counters: Arc<Counters>,
     maps: Arc<MapsSeen>,
-    /// Reads that are decoded from others because an answer is late.
+    /// Reads that are decoded from other members because an answer is late.
     pub hedges: Semaphore,
     pub latencies: Mutex<Latencies>,
     pub waits: Arc<Waits>,
     coders: Mutex<BTreeMap<Scheme, Arc<Coder>>>,
-    /// Groups that had too few members when somebody asked: under which epoch, and since when. At most one
-    /// per group.
+    /// Groups that had too few members at a call: the epoch, and since when. At most one entry per group.
     losses: Mutex<BTreeMap<PgId, (Epoch, Instant)>>,
 }
 
-/// A stripe of a file, and until when the work on it may take.
+/// A stripe of a file, and the deadline of the work on it.
 #[derive(Clone, Copy, Debug)]
 pub struct StripeRef {
     pub file: FileId,
@@ -145,22 +144,22 @@ impl GroupView {
         let node = self.map.target_node(target).map_or("?", |n| n.name.as_str());
         format!("{target} ({node})")
     }
-    /// The members that are not current.
+    /// The members that are not current, by name.
     pub fn missing_names(&self) -> String {
         let mut missing: Vec<usize> =
             (0..self.group().members.len()).filter(|i| self.state(*i) != MemberState::Current).collect();
         missing.sort_by_key(|i| self.place(*i).target);
         missing.into_iter().map(|i| self.name_of(i)).collect::<Vec<_>>().join(", ")
     }
-    /// Who numbers the overlays of a data cell: the first current one of its own target and the parity
-    /// targets.
+    /// The member that numbers the overlays of a data cell: the first current one of its own target and the
+    /// parity targets.
     pub fn sequencer(&self, cell: u8, scheme: Scheme) -> Option<usize> {
         let parity = usize::from(scheme.data)..scheme.width();
         std::iter::once(usize::from(cell)).chain(parity).find(|i| self.state(*i) == MemberState::Current)
     }
 }
 
-/// Whether trying elsewhere or again can help.
+/// Whether another member or a retry can help.
 pub fn is_unreachable(e: &Error) -> bool {
     match e.kind {
         ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::Io => true,
@@ -202,11 +201,11 @@ impl Data {
         Ok(coder)
     }
 
-    /// The stripe's group in the newest map. Checks what the rest of this crate relies on.
+    /// The stripe's group in the newest map. Checks the assumptions of the rest of this crate.
     pub fn view(&self, s: &StripeRef) -> Result<GroupView> {
         self.view_of(s.layout.pg_of_stripe(s.stripe), s.scheme()).map_err(|e| e.doing(s))
     }
-    /// The same of a group.
+    /// The same for a group.
     pub fn view_of(&self, id: PgId, scheme: Scheme) -> Result<GroupView> {
         let map = self.cluster.map();
         let index = map.groups.iter().position(|g| g.id == id).ok_or_else(|| {
@@ -223,7 +222,7 @@ impl Data {
     pub fn need_map(&self, version: u64) {
         self.maps.need(version);
     }
-    /// Returns when the map is here under which what is read was written: see [`MapsSeen`].
+    /// Returns when this client has the map under which the data to read was written: see [`MapsSeen`].
     pub async fn needed_map(&self, s: &StripeRef) -> Result<()> {
         loop {
             let (needed, here) = (self.maps.needed(), self.cluster.map().version);
@@ -242,12 +241,12 @@ impl Data {
 
     /// Waits for a map newer than `version`, at most `patience`.
     pub async fn wait_newer(&self, version: u64, patience: Duration) {
-        // No newer map is no failure here: the caller looks again.
+        // No newer map is not an error here: the caller looks again.
         let _ = self.cluster.wait_newer(version, patience).await;
     }
 
-    /// After members of a group have refused a call or not answered it: whether a newer map says who is to be
-    /// asked now.
+    /// After members of a group have refused a call or not answered it: whether a newer map changes the
+    /// members to ask.
     pub async fn is_regrouped(&self, view: &GroupView, deadline: Instant) -> bool {
         self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(deadline))).await;
         let (map, group) = (self.cluster.map(), view.group());
@@ -281,7 +280,7 @@ impl Data {
         self.left(deadline).min(CALL_PATIENCE)
     }
 
-    /// Tells the coordinator that a target did not answer; waits for its judgement.
+    /// Reports to the coordinator that a target did not answer; waits for its verdict.
     pub async fn report(&self, place: Place, why: &Error) {
         let reported = self.cluster.report_target(place.target, place.group, place.epoch, &why.context);
         if let Err(e) = reported.await {
@@ -319,8 +318,7 @@ impl Data {
         }
     }
 
-    /// Until when it is worth waiting for the members that a group lacks. Each change of the group is new
-    /// hope.
+    /// The end of the wait for the members that a group lacks. Each change of the group restarts it.
     pub fn lost_until(&self, view: &GroupView, deadline: Instant) -> Instant {
         let (now, group) = (self.env.clock.now(), view.group());
         if may_return(&view.map, group) {
@@ -334,8 +332,8 @@ impl Data {
         deadline.min(loss.1 + LOSS_PATIENCE)
     }
 
-    /// Writes a whole stripe: k + m fragments. Returns under which epoch all live members have it. `again`:
-    /// they may have it already.
+    /// Writes a whole stripe: k + m fragments. Returns the epoch under which all live members have it.
+    /// `again`: they may have it already.
     pub async fn write_stripe(
         &self,
         s: StripeRef,
@@ -359,8 +357,8 @@ impl Data {
             Box::pin(async move {
                 if again || was {
                     match self.call(place.target, &mark, vec![], patience).await {
-                        // It was away, and what nobody else had then was taken for a write of which nothing
-                        // came.
+                        // The member was away, and its repair dropped the fragment: no other member had the
+                        // version then, as after a failed write.
                         Err(e) if e.kind == ErrorKind::NotFound => {}
                         marked => return marked.map(|_| ()),
                     }
@@ -377,8 +375,8 @@ impl Data {
         Ok(written.epoch)
     }
 
-    /// Every live member has the version: who lacks it takes it from others. Returns under which epoch.
-    /// `NotFound`: too few have it.
+    /// Makes every live member have the version: one that lacks it rebuilds it from the others. Returns the
+    /// epoch. `NotFound`: too few have it.
     pub async fn hold_stripe(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<Epoch> {
         let send = |index: usize, place: Place, missing: MissingMask, _: bool| -> BoxFuture<'_, Result<()>> {
             let request = HoldStripe { place, cell: s.cell(index), version, missing, token_epoch };
@@ -389,9 +387,9 @@ impl Data {
         Ok(held.epoch)
     }
 
-    /// Commits a version that all live members have under `held`, at each that is not `done`. False: the
-    /// group has moved on, and who is live now must have it before anybody commits on: whoever commits is
-    /// never alone with it, however many go away or die then.
+    /// Commits a version that all live members have under `held`, at each that is not in `done`. False: the
+    /// group has a newer epoch, and its live members must have the version before any further commit: a
+    /// member that commits is never the only one with it, even if any number of members fail afterwards.
     pub async fn commit_stripe(
         &self,
         s: StripeRef,
@@ -414,7 +412,8 @@ impl Data {
         Ok(committed.map_err(|e| e.doing(format!("commit {s}")))?.is_some())
     }
 
-    /// Drops a prepared version where it still is. Best effort: who finds it later decides the same.
+    /// Drops a prepared version where it still exists. Best effort: a later reader or repair decides the
+    /// same.
     pub async fn drop_prepared(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<()> {
         let send = |index: usize, place: Place, _: MissingMask, was: bool| -> BoxFuture<'_, Result<()>> {
             let request = DropPrepared { place, cell: s.cell(index), version, token_epoch };
@@ -429,9 +428,9 @@ impl Data {
         self.on_live_members(&s, send).await.map(|_| ())
     }
 
-    /// Whether a member that refused a write as stale takes other requests under the view's epoch. Then it
-    /// was the write that it refused, and no newer map will help. Otherwise one is on its way, which takes as
-    /// long as this client is cut off from the coordinator.
+    /// Whether a member that refused a write as stale accepts other requests under the view's epoch. Then it
+    /// refused the write itself, and no newer map will help. Otherwise a newer map will arrive, as soon as
+    /// this client can reach the coordinator.
     pub async fn knows_no_newer(&self, s: &StripeRef, view: &GroupView, at: usize) -> bool {
         self.stat_cell(s, view, at, at).await.is_ok()
     }
@@ -444,14 +443,14 @@ impl Data {
     }
 }
 
-/// Which members did something, and under which epoch of the group. By target: a place may go to another one
-/// meanwhile.
+/// The members that applied a change, and the epoch of each. By target: a place in the group may get another
+/// target meanwhile.
 pub type Done = BTreeMap<TargetId, Epoch>;
 
-/// Whether a group that lacks members has enough again once those are back that are only away.
+/// Whether a group that lacks members has enough again once the members that are only away have returned.
 pub fn may_return(map: &ClusterMap, group: &Group) -> bool {
     let failed = |m: &Member| map.target(m.target).is_none_or(|t| t.state == TargetState::Failed);
-    // Who is behind needs others for its repair: it counts only if some are still to come.
+    // A member that is behind needs others for its repair: it counts only if some of those may return.
     let hopeful = |m: &&Member| m.state == MemberState::Current || (!failed(m) && !m.is_lost());
     let some_are_away = group.members.iter().any(|m| m.state == MemberState::Down && !failed(m));
     some_are_away && group.members.iter().filter(hopeful).count() >= usize::from(group.scheme.data)

@@ -1,7 +1,7 @@
-//! Direct writes: past the buffers, straight to targets, with a commit of what grew.
+//! Direct writes: past the buffers, straight to targets, with a commit of the growth.
 //!
-//! Invariant: what was sent and may be there is told to the leader, or noted as still to be told; bytes are
-//! sent again if the file left the object, or was truncated, while they were on their way.
+//! Invariant: bytes that were sent and may be on targets are reported to the leader, or noted as still to be
+//! reported; they are sent again if the file got another object, or was truncated, while they were in flight.
 use crate::data::Overlay;
 use crate::inner::{Inner, OpenFile, layout_of};
 use crate::inode::{Inline, Inode, State};
@@ -20,10 +20,10 @@ use weir_proto::map::Layout;
 use weir_proto::meta::{Commit, Op, truncations};
 use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId};
 
-/// A direct write that does not grow the file tells the leader of its time at most this often.
+/// A direct write that does not grow the file reports its time to the leader at most this often.
 const TIME_COMMIT_PERIOD: Duration = Duration::from_secs(1);
 
-/// Where overlays go.
+/// The destination of overlays.
 #[derive(Clone, Copy)]
 pub struct WriteTarget {
     object: InodeId,
@@ -41,14 +41,14 @@ impl WriteTarget {
     }
 }
 
-/// What a commit of direct writes says, too.
+/// Further content of a commit of direct writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum CommitExtra {
     Nothing,
-    /// The inode holds no bytes any more.
+    /// The inode no longer holds inline bytes.
     LeftInode,
     ReleasesToken,
-    /// The same, with an append's place: once.
+    /// The same, with an append's place: only once.
     Appended,
 }
 
@@ -59,8 +59,8 @@ impl CommitExtra {
 }
 
 impl Inner {
-    /// Writes to targets and, where the file grows, commits its size. Whoever truncates the file at the same
-    /// time fences this write; then it looks at the file again.
+    /// Writes to targets and, if the file grows, commits its size. A concurrent truncation fences this write;
+    /// then it starts over with the file's new state.
     pub async fn write_direct(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<usize> {
         let inode = &file.inode;
         let mut fences = self.fences();
@@ -80,18 +80,19 @@ impl Inner {
         }
     }
 
-    /// How many bytes. `None`: the inode holds bytes that must go first, or may, or the file left its object;
-    /// look at it again.
+    /// Returns the number of bytes. `None`: the inode holds, or may hold, inline bytes that must be moved
+    /// first, or the file got another object; look at it again.
     async fn write_direct_once(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<Option<usize>> {
         let inode = &file.inode;
         let end = end_of(offset, data.len())?;
         let _under_way = self.begin_direct(inode, offset, end).await;
-        // What was taken under a lease that came for a moment is older: it goes first, and what is on its way
-        // into the inode arrives there. Nothing follows it there while this is counted.
+        // Bytes accepted under a short earlier lease are older: they go first, and inline commits in flight
+        // end. No others follow while this write is counted.
         self.flush(inode, Occasion::Growing, false).await?;
-        // Others may have truncated or extended the file since: growing over old bytes must be noticed.
+        // Other clients may have truncated or extended the file since: growing over old bytes must be
+        // noticed.
         self.refresh(inode).await?;
-        // This client may have evicted it since it was looked at.
+        // This client may have evicted the range since the last check.
         self.bring_back(inode, offset, end).await?;
         let grows_over = {
             let st = inode.lock();
@@ -123,7 +124,7 @@ impl Inner {
                 && st.direct.commit_at().is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
         };
         if reported {
-            self.note_dirty(inode.ino); // write-back tells it
+            self.note_dirty(inode.ino); // write-back reports it
         } else {
             let is_elsewhere = self.commit_sent(inode, (offset, end), under, CommitExtra::Nothing).await?;
             if is_elsewhere {
@@ -133,7 +134,7 @@ impl Inner {
         Ok(Some(data.len()))
     }
 
-    /// As much as the quota has space for, and the reservation.
+    /// The part of a write that fits the quota, and its reservation.
     pub async fn fit_direct<'a>(
         &'a self,
         inode: &'a Inode,
@@ -148,8 +149,8 @@ impl Inner {
         }
     }
 
-    /// The bytes to targets; the inode holds none. `own`: the object that all stripes of it are in. The token
-    /// epoch under which they were sent.
+    /// Sends the bytes to targets; the inode holds none. `own`: the object that contains all their stripes.
+    /// Returns the token epoch under which they were sent.
     pub async fn send_direct(
         &self,
         inode: &Arc<Inode>,
@@ -171,7 +172,7 @@ impl Inner {
             if st.object(inode.ino) != own {
                 return Err(Error::stale(format!("file {}: a snapshot was taken meanwhile", inode.ino)));
             }
-            // Somebody may be cleaning there now, under the token epoch that came since.
+            // Another client may be cleaning there now, under a newer token epoch.
             if st.has_old_tail() && end > st.committed_size() {
                 return Err(Error::stale(format!("file {}: old bytes may be past its end", inode.ino)));
             }
@@ -180,7 +181,7 @@ impl Inner {
         let sent = self.overlay_range(to, offset, Some(data.clone()), data.len() as u64).await;
         drop(sends);
         {
-            // However it ended, some of it may be there.
+            // In every outcome, some of it may be on targets.
             let mut st = inode.lock();
             st.pages.note_change();
             st.changed.add(offset, end);
@@ -194,9 +195,9 @@ impl Inner {
         Ok(to.token_epoch)
     }
 
-    /// A write failed, but parts of it may lie on targets, up to `end`. If that is past the size, or the
-    /// inode holds what counts there, whoever lets the file grow one day must clean there first. What is
-    /// below the size can be read, so home must get it.
+    /// A write failed, but parts of it may be on targets, up to `end`. If that is past the size, or the valid
+    /// bytes are inline, a client that later grows the file must clean there first. Bytes below the size are
+    /// readable, so home must get them.
     pub async fn report_left_behind(&self, inode: &Arc<Inode>, end: u64) {
         let commit = {
             let mut st = inode.lock();
@@ -217,7 +218,7 @@ impl Inner {
                 st.write.note_reported(end);
                 self.apply_to(&mut st, &entry, revoke_clock);
             }
-            // Fenced: who truncated the file has dropped it; or it was removed.
+            // Fenced: the client that truncated the file has dropped it; or it was removed.
             Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => {
                 let mut st = inode.lock();
                 st.write.note_reported(u64::MAX);
@@ -238,9 +239,9 @@ impl Inner {
         }
     }
 
-    /// Tells the leader of bytes that were written directly, under the token epoch `under`: a newer one that came since is of a file that
-    /// may have another object, or be truncated. True: it was so, and the leader, which had given this client the right to write alone
-    /// meanwhile, took it for told under that: the bytes are to be sent once more.
+    /// Reports directly written bytes to the leader, under the token epoch `under`: under a newer one the
+    /// file may have another object, or be truncated. True: that is so, and the leader, which had granted
+    /// this client the Write lease, counted the report under that: the bytes must be sent again.
     pub async fn commit_sent(
         &self,
         inode: &Arc<Inode>,
@@ -251,17 +252,17 @@ impl Inner {
         Ok(truncations(self.commit_direct(inode, range, Some(under), extra).await?) > truncations(under))
     }
 
-    /// Tells the leader of the time of direct writes, and that the file is at least `size` long.
+    /// Reports the time of direct writes to the leader, and that the file is at least `size` long.
     pub async fn commit_time(&self, inode: &Arc<Inode>, size: u64, extra: CommitExtra) -> Result<()> {
         self.commit_direct(inode, (size, size), None, extra).await.map(drop)
     }
 
-    /// The token is released with a range that counts, of which nothing is written yet.
+    /// Releases the token with a reserved range, of which nothing is written yet.
     pub async fn commit_reserved(&self, inode: &Arc<Inode>, range: (u64, u64)) -> Result<()> {
         self.commit_direct(inode, range, None, CommitExtra::ReleasesToken).await.map(drop)
     }
 
-    /// The token epoch of the answer. `under`: as the file's now, if none is given.
+    /// Returns the token epoch of the answer. `under`: the file's current one, if none is given.
     async fn commit_direct(
         &self,
         inode: &Arc<Inode>,
@@ -281,7 +282,7 @@ impl Inner {
                 op: Op { session: SessionId(0), slot: 0, seq: 0 },
                 ino: inode.ino,
                 token_epoch: under.unwrap_or(st.lease.token_epoch()),
-                // Others may have truncated the file since: to repeat its old size would bring that back.
+                // Other clients may have truncated the file since: repeating its old size would restore that.
                 size: end,
                 mtime,
                 allocated: st.quota.allocated() + growth,
@@ -324,8 +325,8 @@ impl Inner {
         Ok(entry.lease.token_epoch)
     }
 
-    /// What direct writes have not told the leader yet. Who is telling it already is waited for: when the
-    /// last handle is closed the right to tell it ends.
+    /// Reports what direct writes have not reported to the leader yet. A report in progress is awaited: when
+    /// the last handle is closed, the right to report ends.
     pub async fn settle_direct(&self, inode: &Arc<Inode>) -> Result<()> {
         let _one = inode.flushing.lock().await;
         if inode.lock().direct.are_pending() {
@@ -334,7 +335,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Bytes (or zeros) as overlays, all pieces at once.
+    /// Writes bytes (or zeros) as overlays, all pieces in parallel.
     pub async fn overlay_range(
         &self,
         to: WriteTarget,

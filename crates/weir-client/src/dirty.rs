@@ -1,15 +1,14 @@
 //! Changed bytes of one stripe that are not on targets yet.
 //!
-//! Invariants: extents never overlap, never cross a cell's border, and hold only bytes that somebody wrote;
-//! every extent's memory is charged. Offsets are within the stripe. Knows nothing of leases, targets or
-//! files.
+//! Invariants: extents never overlap, never cross a cell's border, and hold only written bytes; every
+//! extent's memory is charged. Offsets are within the stripe. Knows nothing of leases, targets or files.
 use crate::budget::Charged;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
 /// The first bytes of a file get a small buffer: most small files never need a whole cell.
 const FIRST_BUFFER_BYTES: usize = 64 << 10;
-/// Buffers for bytes that follow directly on others, in the middle of a cell: a run is likely.
+/// Buffers for bytes that follow directly on others, in the middle of a cell: a sequential run is likely.
 const RUN_BUFFER_BYTES: usize = 256 << 10;
 
 /// Dirty extents of one stripe by offset within the stripe.
@@ -19,7 +18,7 @@ pub struct StripeBuf {
     covered_bytes: u32,
 }
 
-/// No memory now: nothing more was written.
+/// No memory now: nothing more was buffered.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NoMemory;
 
@@ -34,7 +33,7 @@ impl StripeBuf {
     pub fn end(&self) -> u32 {
         self.extents.last_key_value().map_or(0, |(at, e)| at + e.len() as u32)
     }
-    /// Whether it is all of a stripe from some byte on, without a gap.
+    /// Whether it covers all of a stripe from some byte on, without a gap.
     pub fn is_whole_rest(&self, stripe_bytes: u32) -> bool {
         matches!(self.ranges()[..], [(_, end)] if end == stripe_bytes)
     }
@@ -50,8 +49,8 @@ impl StripeBuf {
         ranges
     }
 
-    /// Copies `data` to `offset`. `first` tells that this is the start of a file. Stops where `buffer` has no
-    /// memory; what was written before stays (writing the same again is harmless).
+    /// Copies `data` to `offset`. `first`: this is the start of a file. Stops if `buffer` has no memory; the
+    /// part buffered until then stays (buffering it again is harmless).
     pub fn write(
         &mut self,
         offset: u32,
@@ -72,7 +71,7 @@ impl StripeBuf {
         Ok(())
     }
 
-    /// Bytes taken by the extent that holds or ends at `at`; 0 if none has room.
+    /// Bytes accepted by the extent that holds or ends at `at`; 0 if none has room.
     fn write_into_existing(&mut self, at: u32, data: &[u8], cell_bytes: u32) -> usize {
         let room_end = self.room_end(at, cell_bytes);
         let Some((start, extent)) = self.extents.range_mut(..=at).next_back() else { return 0 };
@@ -106,7 +105,7 @@ impl StripeBuf {
         let n = data.len().min(room);
         let wanted = self.buffer_bytes(at, n, room, cell_bytes, first);
         let mut extent = buffer(wanted).or_else(|| buffer(n)).ok_or(NoMemory)?;
-        // A pool may give more than asked; what counts is what is valid.
+        // A pool may return a larger buffer; only the valid bytes count.
         extent.truncate(n);
         extent.grow(n);
         extent.copy_from_slice(&data[..n]);
@@ -115,7 +114,7 @@ impl StripeBuf {
         Ok(n)
     }
 
-    /// How large a buffer for `n` bytes at `at` should be.
+    /// The buffer size for `n` bytes at `at`.
     fn buffer_bytes(&self, at: u32, n: usize, room: usize, cell_bytes: u32, first: bool) -> usize {
         let starts_cell = at.is_multiple_of(cell_bytes);
         let follows = self.extents.range(..at).next_back().is_some_and(|(s, e)| s + e.len() as u32 == at);
@@ -128,7 +127,7 @@ impl StripeBuf {
         wanted.clamp(n, room.max(n))
     }
 
-    /// Where bytes from `at` must stop: the next extent or the cell's end.
+    /// The end of the free range from `at` on: the next extent or the cell's end.
     fn room_end(&self, at: u32, cell_bytes: u32) -> u32 {
         let cell_end = (at / cell_bytes + 1) * cell_bytes;
         self.extents.range(at + 1..).next().map_or(cell_end, |(next, _)| cell_end.min(*next))
@@ -147,7 +146,7 @@ impl StripeBuf {
         parts
     }
 
-    /// Forgets everything from `end` on (the file was truncated).
+    /// Drops everything from `end` on (the file was truncated).
     pub fn truncate(&mut self, end: u32) {
         self.extents.split_off(&end);
         if let Some((at, extent)) = self.extents.iter_mut().next_back() {
@@ -156,7 +155,7 @@ impl StripeBuf {
         self.covered_bytes = self.extents.values().map(|e| e.len() as u32).sum();
     }
 
-    /// Shares all extents, in order.
+    /// Freezes all extents, in order.
     pub fn freeze(self) -> Vec<(u32, Bytes)> {
         self.extents.into_iter().map(|(at, extent)| (at, extent.freeze())).collect()
     }
@@ -200,7 +199,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is written in whatever order reads back, and nothing else is dirty.
+        /// Any sequence of writes reads back, and nothing else is dirty.
         #[test]
         fn behaves_like_an_array(
             writes in prop::collection::vec((0u32..4 * CELL, 1usize..90_000, any::<u8>()), 1..40),

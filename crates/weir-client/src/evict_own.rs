@@ -1,12 +1,12 @@
-//! Eviction of a file by the client that alone writes it: only it knows what of it is not committed.
+//! Eviction of a file by its only writer: only that client knows which parts are not committed.
 //!
-//! Invariants: while an eviction of a range is under way (`TierState::evicting`), nothing of the range is
-//! dirty, on its way or written and untold, and nothing of it is begun: who wants to waits. The range is
-//! believed to be here again only when the leader has refused the eviction for certain; until its answer
-//! counts, what is read there as a hole is asked about (`TierState::evictions`, see `read.rs`). The lease
-//! stays, so a writer that goes on at the end of the file notices nothing.
+//! Invariants: while an eviction of a range is in progress (`TierState::evicting`), no byte of the range is
+//! dirty, in flight or written and unreported, and no such work begins: it waits. The range counts as online
+//! again only when the leader has definitely refused the eviction; until its answer is known, a hole read
+//! there is checked with the leader (`TierState::evictions`, see `read.rs`). The lease stays, so a writer
+//! that continues at the end of the file notices nothing.
 //!
-//! The order of locks is that of a flush: `flushing`, then the state.
+//! Lock order as for a flush: `flushing`, then the state.
 use crate::inner::{Inner, layout_of};
 use crate::inode::{Inode, State};
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use weir_proto::meta::{Cred, LeaseKind};
 use weir_proto::recall::{Evict, Evicted};
 use weir_proto::{Error, ErrorKind, NameRule, Result};
 
-/// Who waits for the end of an eviction looks again this often even if nobody told it.
+/// Work that waits for the end of an eviction looks again at this interval, even without a notification.
 const POLL: Duration = Duration::from_millis(50);
-/// An eviction under a right to write that has changed is tried again.
+/// An eviction whose token epoch has changed is retried.
 const TRIES: u32 = 3;
-/// Who looks at the file takes the right to write from its writer: it is asked for so often, and so long
-/// apart.
+/// An access by another client revokes the writer's lease: it is requested this number of times, with this
+/// pause.
 const LEASE_TRIES: u32 = 5;
 const LEASE_PAUSE: Duration = Duration::from_millis(2);
 
-/// What may be evicted of a range now: whole stripes from its beginning on that are committed and that
-/// nothing is done to.
+/// The part of a range that may be evicted now: whole stripes from its beginning on that are committed and
+/// have no work in progress.
 fn quiet_part(st: &State, stripe_bytes: u64, from: u64, to: u64) -> Option<(u64, u64)> {
     let alone = st.lease.is_write()
         && !st.lease.needs_recovery()
@@ -45,11 +45,11 @@ fn quiet_part(st: &State, stripe_bytes: u64, from: u64, to: u64) -> Option<(u64,
 }
 
 impl State {
-    /// Begins an eviction of what is quiet of a range.
+    /// Begins an eviction of the idle part of a range.
     fn begin_evicting(&mut self, stripe_bytes: u64, from: u64, to: u64) -> Option<(u64, u64)> {
         let range = quiet_part(self, stripe_bytes, from, to)?;
         self.tier.begin_evicting(range);
-        self.pages.note_change(); // what is being fetched may be of either side
+        self.pages.note_change(); // bytes of a fetch in flight may be of either side
         Some(range)
     }
     fn end_evicting(&mut self) {
@@ -72,11 +72,11 @@ impl Inner {
         inode.lock().opens.is_for_writing()
     }
 
-    /// Evicts what home has of the front of a range, of a file that this client alone writes.
+    /// Evicts the front of a range that home has, of a file that only this client writes.
     pub async fn evict_own(&self, cred: &Cred, inode: &Arc<Inode>, from: u64, to: u64) -> Result<Evicted> {
         for _ in 1..TRIES {
             match self.try_evict_own(cred, inode, from, to).await {
-                // A revoke raised the token epoch, or the lease came anew: once more, as it is now.
+                // A revoke raised the token epoch, or the lease was granted again: retry with the new state.
                 Err(e) if e.kind == ErrorKind::Stale => self.refresh(inode).await?,
                 done => return done,
             }
@@ -88,7 +88,7 @@ impl Inner {
     }
 
     async fn try_evict_own(&self, cred: &Cred, inode: &Arc<Inode>, from: u64, to: u64) -> Result<Evicted> {
-        // First: a revoke of the right to write begins with a flush, so it waits for the end of this.
+        // First: a revoke of the Write lease begins with a flush, so it waits for the end of this.
         let _one = inode.flushing.lock().await;
         self.write_alone(inode).await?;
         let (range, under) = {
@@ -112,12 +112,12 @@ impl Inner {
         }
         inode.lock().end_evicting();
         inode.changed.notify_waiters();
-        // So that who writes elsewhere in the file need not ask; else it asks itself.
+        // So that writes elsewhere in the file need not ask; if this fails, they ask themselves.
         let _ = self.away(inode, 0).await;
         asked
     }
 
-    /// Asks for the right to write alone, unless it is here.
+    /// Asks for the Write lease, unless it is held.
     async fn write_alone(&self, inode: &Inode) -> Result<()> {
         for _ in 0..LEASE_TRIES {
             let is_here = inode.lock().lease.is_write();
@@ -129,7 +129,7 @@ impl Inner {
         Ok(())
     }
 
-    /// A request without an answer may still arrive: under a newer token epoch it counts for nothing.
+    /// A request without an answer may still arrive: under a newer token epoch it has no effect.
     async fn make_sure_it_stays(&self, inode: &Inode, e: &Error) {
         let may_arrive = |e: &Error| matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline);
         if !may_arrive(e) {
@@ -143,18 +143,18 @@ impl Inner {
         }
     }
 
-    /// Returns when nothing of a range is being evicted by this client.
+    /// Returns when this client is evicting no part of the range.
     pub async fn wait_for_own_eviction(&self, inode: &Inode, from: u64, to: u64) {
         loop {
             let changed = inode.changed.notified();
             if !inode.lock().tier.is_being_evicted(from, to) {
                 return;
             }
-            let _ = self.env.clock.timeout(POLL, changed).await; // looks again either way
+            let _ = self.env.clock.timeout(POLL, changed).await; // checks again either way
         }
     }
 
-    /// Counts a direct write, once nothing of its range is being evicted.
+    /// Counts a direct write, once no part of its range is being evicted.
     pub async fn begin_direct<'a>(&self, inode: &'a Inode, from: u64, to: u64) -> DirectWrite<'a> {
         loop {
             self.wait_for_own_eviction(inode, from, to).await;

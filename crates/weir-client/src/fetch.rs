@@ -1,8 +1,8 @@
 //! Bytes of cells from targets: straight from the data cell's target, or decoded around it.
 //!
 //! Invariants: every byte returned passed its checksum; decoding uses fragments of one version only; "nothing
-//! there" is believed only if more members know nothing than may have lost what they knew (`hole.rs`). Knows
-//! nothing of file sizes, leases or caches.
+//! was written" is believed only if the members that know nothing are more than the number that may have lost
+//! their data (`hole.rs`). Knows nothing of file sizes, leases or caches.
 use crate::data::{Data, GroupView, StripeRef, is_unreachable, too_few};
 use crate::hole::{Answer, Verdict};
 use crate::join::{Join, join_all};
@@ -18,14 +18,15 @@ use weir_proto::map::{Group, MemberState};
 use weir_proto::{Error, ErrorKind, Result, Seq, TargetId, Version, checksum};
 use weir_rpc::Answered;
 
-/// A seal or a commit may move the version under a reader; each try reads the newest. After so many in a row
-/// it takes its time: what refuses it may be the epoch, and the newer map does not come.
+/// A seal or a commit may replace the version during a read; each try reads the newest. After this number of
+/// tries in a row it pauses between them: the refusal may be due to the epoch, with the newer map still
+/// missing.
 const QUICK_TRIES_MAX: u32 = 8;
 const MAP_PATIENCE: Duration = Duration::from_millis(500);
 /// A read that needs a member under repair waits this long for it: most groups are repaired in well under a
 /// second.
 const REPAIR_PATIENCE: Duration = Duration::from_secs(10);
-/// How often a read that lacks fragments looks whether they can be had now, map or no map.
+/// The interval at which a read that lacks fragments looks for them again, with or without a new map.
 const LOSS_PAUSE: Duration = Duration::from_millis(500);
 
 /// Part of a data cell: `start` is a multiple of CHECKSUM_BLOCK, `len` too or up to the cell's end.
@@ -39,7 +40,7 @@ pub struct CellRange {
 /// Part of a cell.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// Fewer than asked for: the rest is zeros.
+    /// Fewer than requested: the rest is zeros.
     pub bytes: Bytes,
     /// Nothing was ever written to the cell, or it was dropped.
     pub hole: bool,
@@ -55,12 +56,12 @@ enum Direct {
 
 enum Decoded {
     Bytes(Part),
-    /// The stripe changed meanwhile.
+    /// The stripe changed during the read.
     Moved(Error),
 }
 
 impl Data {
-    /// A part of a data cell as it is now.
+    /// A part of a data cell in its current version.
     pub async fn read_cell(&self, s: StripeRef, range: CellRange) -> Result<Part> {
         let repaired_by = self.env.clock.now() + REPAIR_PATIENCE;
         self.needed_map(&s).await?;
@@ -82,16 +83,16 @@ impl Data {
                 Ok(Decoded::Moved(e)) => {
                     moves += 1;
                     if moves > QUICK_TRIES_MAX && e.kind == ErrorKind::Damaged {
-                        return Err(e); // it was not on its way
+                        return Err(e); // no newer map is expected
                     }
                     if moves > QUICK_TRIES_MAX {
                         self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
                     }
                     e
                 }
-                // Too few under the map of before: in the group of now they may be there.
+                // Too few under the previous map: the group's new epoch may have them.
                 Err(e) if self.view(&s)?.group().epoch != view.group().epoch => e,
-                // Too few for now: who is down may return, who is behind is being repaired.
+                // Too few for now: a member that is down may return, one that is behind is being repaired.
                 Err(e) => {
                     let now = self.view(&s)?;
                     let lost_until = self.lost_until(&now, s.deadline);
@@ -99,8 +100,7 @@ impl Data {
                     let are_all_current = now.group().current_count() == s.layout.scheme.width();
                     let left = match are_all_current {
                         _ if now.group().is_lost() => Duration::ZERO,
-                        // Who was silent is down, or not, as soon as the coordinator says so; it may be down
-                        // itself.
+                        // The coordinator decides whether a silent member is down; it may be down itself.
                         true if e.kind == ErrorKind::Unavailable => self.left(s.deadline),
                         true => Duration::ZERO,
                         false => self.left(until).min(self.left(s.deadline)),
@@ -125,8 +125,8 @@ impl Data {
         Err(Error::deadline(format!("read {s}: not done by the deadline: {last}")))
     }
 
-    /// Asks the cell's own target; if its answer is late also decodes from the others, and takes what comes
-    /// first. The outcome of decoding is returned if it ended without bytes.
+    /// Asks the cell's own target; if its answer is late also decodes from the other members, and takes the
+    /// first result. The outcome of decoding is returned if it ended without bytes.
     async fn read_hedged(
         &self,
         s: &StripeRef,
@@ -154,7 +154,7 @@ impl Data {
             outcome = &mut direct => Ok((outcome?, None)),
             decoded = &mut decode => match decoded {
                 Ok(Decoded::Bytes(bytes)) => Ok((Direct::Bytes(bytes), None)),
-                // The others cannot help: the answer that is late is all there is.
+                // The other members cannot help: wait for the late answer.
                 decoded => Ok((direct.await?, Some(decoded))),
             },
         }
@@ -176,7 +176,7 @@ impl Data {
                 Ok(Direct::Around(e))
             }
             Err(e) if is_unreachable(&e) => {
-                // A slow answer alone is no reason to judge: the report would cost the member its place.
+                // Slowness alone is not a reason for a report: it would cost the member its place.
                 if e.kind != ErrorKind::Deadline || alone {
                     self.report(place, &e).await;
                 }
@@ -186,10 +186,10 @@ impl Data {
         }
     }
 
-    /// A data target knows nothing of its cell: a hole, or it lost what it had.
+    /// A data target has no record of its cell: a hole, or it lost its data.
     async fn judge_hole(&self, s: &StripeRef, view: &GroupView, range: CellRange) -> Result<Direct> {
         Ok(match self.ask_of_hole(s, view, range.index, range.index).await {
-            // The target may not know that it is behind either.
+            // The target itself may not know that it is behind.
             Err(e) => Direct::Again(e),
             Ok(Verdict::Hole) => Direct::Bytes(Part { bytes: Bytes::new(), hole: true }),
             Ok(Verdict::Written) => {
@@ -201,8 +201,8 @@ impl Data {
         })
     }
 
-    /// The member at `knows_nothing` knows nothing of a data cell: what the others say, all parity targets
-    /// first. `Stale`: under the newer map.
+    /// The member at `knows_nothing` has no record of a data cell: asks the others, all parity targets first.
+    /// `Stale`: ask again under the newer map.
     async fn ask_of_hole(
         &self,
         s: &StripeRef,
@@ -254,8 +254,8 @@ impl Data {
             ReadCell { place, cell: s.cell(at), view: how, version, offset: range.start, len: range.len };
         let answered = self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?;
         let Answered { reply, payload, payload_crc } = answered;
-        // The bytes were read once, when they arrived: the sums of their blocks must give the sum of them
-        // all.
+        // The bytes were checksummed once, on arrival: the checksums of their blocks must combine to that of
+        // the whole.
         let of_blocks = checksum::crc_of_blocks(&reply.block_crcs, payload.len() as u64);
         let sums_right = of_blocks == Some(payload_crc);
         if !sums_right || payload.len() > range.len as usize {
@@ -271,7 +271,7 @@ impl Data {
         Ok((reply, payload))
     }
 
-    /// Tells the holder that its fragment is bad: it verifies and has it rebuilt.
+    /// Reports to the holder that its fragment is damaged: it verifies it and rebuilds it.
     async fn report_damaged(&self, s: &StripeRef, view: &GroupView, index: usize) {
         let place = view.place(index);
         let request = MarkMissing { place, cell: s.cell(index), version: Version(0), missing: 1 << index };
@@ -304,8 +304,8 @@ impl Data {
                 match self.ask_of_hole(s, &view, range.index, anchor).await {
                     Err(e) => return self.moved(&view, e).await,
                     Ok(Verdict::Hole) => {}
-                    // What is being written may have come to others first, and to this parity target in a
-                    // moment.
+                    // A write in flight may have reached other members first, and reaches this parity target
+                    // in a moment.
                     Ok(Verdict::Written)
                         if !(k..scheme.width()).any(|i| i != anchor && usable(&view, i, &bad)) =>
                     {
@@ -313,7 +313,7 @@ impl Data {
                         return self.moved(&view, lost).await;
                     }
                     Ok(Verdict::Written) => {
-                        bad.known.insert(anchor); // it lost what it had, or gets it in a moment
+                        bad.known.insert(anchor); // it lost its data, or receives it in a moment
                         continue;
                     }
                     Ok(Verdict::Undecided(silent)) => {
@@ -352,8 +352,8 @@ impl Data {
         }
     }
 
-    /// A seal that committed meanwhile took overlays away that this base does not have, and a truncation all
-    /// of them.
+    /// A seal that committed meanwhile removed overlays that this base does not have, and a truncation all of
+    /// them.
     async fn moved_since(
         &self,
         s: &StripeRef,
@@ -381,7 +381,8 @@ impl Data {
         }
     }
 
-    /// k fragments of `version`, the first one given. `None`: the version is no longer everywhere.
+    /// Collects k fragments of `version`, including the given one. `None`: some member no longer has the
+    /// version.
     async fn join_version(
         &self,
         s: &StripeRef,
@@ -430,8 +431,8 @@ impl Data {
         }
     }
 
-    /// Fewer than k fragments can be had: the error that names the stripe. They are lost if nobody is down or
-    /// silent who may come back with one: a damaged file is in conflict for good.
+    /// Fewer than k fragments can be read: the error that names the stripe. They are lost if no member is
+    /// down or silent that may return with one: a file reported as damaged stays in conflict.
     fn lost(&self, s: &StripeRef, view: &GroupView, why: &Error, bad: &Bad) -> Error {
         let members = view.group().members.iter().enumerate();
         let down: Vec<String> = members
@@ -452,8 +453,8 @@ impl Data {
         if may_return { Error::unavailable(what) } else { Error::damaged(what) }
     }
 
-    /// Which data cells of a stripe may have bytes, as a parity target knows it: it keeps a part of every
-    /// base and a copy of every overlay. Where nobody can be asked, all.
+    /// The data cells of a stripe that may have bytes, as a parity target knows them: it has a part of every
+    /// base and a copy of every overlay. All, if no parity target answers.
     pub async fn cells_with_data(&self, s: StripeRef) -> Vec<bool> {
         let scheme = s.layout.scheme;
         let all = vec![true; usize::from(scheme.data)];
@@ -468,7 +469,7 @@ impl Data {
                     continue;
                 }
                 match self.stat_cell(&s, &view, at, at).await {
-                    // Where the base is empty at a parity target, every cell of it is.
+                    // If the base is empty at a parity target, it is empty in every cell.
                     Ok(stat) if stat.fragment_bytes > 0 || !stat.prepared.is_empty() => return all,
                     Ok(stat) => {
                         let seq = |seqs: &[Seq], i: usize| seqs.get(i).copied().unwrap_or_default();
@@ -484,29 +485,29 @@ impl Data {
         }
     }
 
-    /// Several parts of one stripe at once, in the order asked.
+    /// Several parts of one stripe in parallel, in the given order.
     pub async fn read_cells(&self, s: StripeRef, ranges: &[CellRange]) -> Result<Vec<Part>> {
         let calls = ranges.iter().map(|r| Box::pin(self.read_cell(s, *r)) as BoxFuture<'_, Result<Part>>);
         join_all(calls.collect()).await.into_iter().collect()
     }
 }
 
-/// Who returned without what it had.
+/// The members that returned without their data.
 fn lost_by(group: &Group) -> String {
     let lost: BTreeSet<TargetId> = group.members.iter().filter(|m| m.is_lost()).map(|m| m.target).collect();
     let lost: Vec<String> = lost.iter().map(TargetId::to_string).collect();
     format!("{} returned without what they had", lost.join(", "))
 }
 
-/// Who is being repaired.
+/// Whether a member is being repaired.
 fn has_behind(view: &GroupView) -> bool {
     view.group().members.iter().any(|m| m.state == MemberState::Behind)
 }
 
-/// Members that have given nothing.
+/// Members that have returned no fragment.
 struct Bad {
     known: BTreeSet<usize>,
-    /// One of them gave no answer, so it may yet.
+    /// One of them gave no answer, so it may still do so.
     silent: bool,
 }
 

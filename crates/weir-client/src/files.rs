@@ -1,7 +1,7 @@
 //! Open files: create, open, sync, close.
 //!
-//! Invariants: a handle reports every write error of its time exactly once; a close commits; what the leader
-//! counts as open is what is open here.
+//! Invariants: a handle reports every write error of its lifetime exactly once; a close commits; the leader's
+//! count of opens matches the open files of this client.
 use crate::api::{Handle, NewMode, OpenMode, Opened, Stat};
 use crate::inner::{Inner, OpenFile};
 use crate::inode::{Inline, Inode};
@@ -16,9 +16,9 @@ use weir_proto::{Error, ErrorKind, InodeId, Result};
 const OPEN_READ: u8 = 1;
 const OPEN_WRITE: u8 = 2;
 
-/// How long a shutdown waits until the leader has been told of all closes.
+/// How long a shutdown waits for the reports of all closes to the leader.
 const CLOSES_PATIENCE: Duration = Duration::from_secs(5);
-/// How long it waits for servers in all: who ends a client does not wait as a program does.
+/// Its total wait for servers: an administrator who stops a client does not wait as long as a program does.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(60);
 
 impl Inner {
@@ -57,7 +57,7 @@ impl Inner {
             inode.lock().quota.note_limit(created.entry.lease.limited);
         }
         if created.created {
-            // Attributes of the inode number's past do not exist: numbers are never used again.
+            // An inode number has no attributes of an earlier file: numbers are never reused.
             let mut st = inode.lock();
             if st.inline == Inline::Unknown {
                 st.inline = Inline::No;
@@ -99,12 +99,12 @@ impl Inner {
             let inode = self.inode(stat.attr.ino);
             inode.lock().inline = Inline::No;
             let opened = self.opened(inode, open, stat)?;
-            // A new connection whose beginning did not name the file took it away before this answer came
-            // again.
+            // A resume on a new connection did not name the file and thereby closed it before this answer was
+            // received.
             if tries > 1
                 && let Err(e) = self.refresh(&self.handle(opened.handle)?.inode).await
             {
-                let _ = self.release(opened.handle).await; // there is nothing to save
+                let _ = self.release(opened.handle).await; // nothing to save
                 if e.kind == ErrorKind::Stale {
                     continue;
                 }
@@ -126,8 +126,8 @@ impl Inner {
         let _grows = if open.truncate { Some(inode.growing.lock().await) } else { None };
         let _one = match open.truncate {
             true => {
-                // What was written before the truncation goes, but what is under way must end first, and no
-                // more is told until it is done.
+                // Bytes written before the truncation are dropped, but sends in flight must end first, and
+                // nothing more is reported until it is done.
                 let one = inode.flushing.lock().await;
                 self.flush_locked(&inode, Occasion::Growing, false).await?;
                 Some(one)
@@ -161,15 +161,15 @@ impl Inner {
         (uid != 0 || !self.session.opens_asked()) && map.access.is_empty() && map.audits.is_empty()
     }
 
-    /// Opens a file for reading whose lease is held, and that the leader counts as open still, without a
-    /// message. The caller knows that it may be read.
+    /// Opens a file for reading without a message, under its lease, if the leader still counts it as open.
+    /// The caller has checked that it may be read.
     pub fn try_reopen(&self, ino: InodeId, open: OpenMode) -> Option<Opened> {
         let inode = self.known_inode(ino).filter(|_| open == OpenMode::READ)?;
         let stat = self.reopen(&inode)?;
         Some(self.begun(inode, open, stat))
     }
 
-    /// Inline bytes as a reply told them, unless newer ones are here.
+    /// Inline bytes from a reply, unless newer ones are known.
     fn learn_inline(&self, inode: &Inode, entry: &Entry, inline: Option<Bytes>) {
         let mut st = inode.lock();
         let is_asked = st.lease.is_held() && !st.is_dirty() && st.inline == Inline::Unknown;
@@ -186,11 +186,12 @@ impl Inner {
         Ok(self.begun(inode, open, stat))
     }
 
-    /// A handle of an open that is counted.
+    /// A handle of an open that the leader has counted.
     pub fn begun(&self, inode: Arc<Inode>, open: OpenMode, stat: Stat) -> Opened {
         let (errors, kernel_cache, old_pages) = {
             let st = inode.lock();
-            // A read from pages is not seen: where one would change the access time they go, too.
+            // The client does not see a read from pages: if one would change the access time, the pages are
+            // dropped, too.
             let unseen = open.read && self.awaits_access(&st);
             (st.errors.count(), st.lease.is_held(), st.pages.may_hold_old() || unseen)
         };
@@ -226,11 +227,11 @@ impl Inner {
         self.save(&file, Occasion::Closing).await
     }
 
-    /// Saves what is changed; every error that the handle has not reported is reported now.
+    /// Saves all changes; every error that the handle has not reported is reported now.
     async fn save(&self, file: &OpenFile, occasion: Occasion) -> Result<()> {
         let flushed = self.flush(&file.inode, occasion, false).await;
         let settled = self.settle_direct(&file.inode).await;
-        // Errors of write-back are the inode's and counted; this one may be the same.
+        // Errors of write-back are recorded and counted by the inode; this one may be among them.
         let news = {
             let st = file.inode.lock();
             if occasion == Occasion::Closing { file.report_closed(&st) } else { file.report_synced(&st) }
@@ -245,11 +246,11 @@ impl Inner {
             st.pages.note_dropped(*leases_lost);
         }
         let saved = if file.mode.write { self.save(&file, Occasion::Closing).await } else { Ok(()) };
-        // After the bytes: whoever gets the lock next sees them.
+        // After the bytes: the next holder of the lock sees them.
         if let Err(e) = self.unlock_handle(handle).await {
             tracing::warn!("file {}: locks of a closed handle: {e}", file.inode.ino);
         }
-        // Nobody waits for the leader to count one open less.
+        // No caller waits until the leader has counted the close.
         self.note_closed(&file);
         let ino = file.inode.ino;
         let gone = {
@@ -289,10 +290,10 @@ impl Inner {
                 first_error = first_error.and(Err(e));
             }
         }
-        // A file whose close the leader does not know looks like one whose writer died.
-        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.report_all_closes()).await; // or is looked at as such
-        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.report_accesses()).await; // or they are lost
-        // Everything is saved, or its error is told: a session that nobody closes ends by itself.
+        // Without this report the file looks like one whose writer died.
+        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.report_all_closes()).await;
+        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.report_accesses()).await; // unreported ones are lost
+        // Everything is saved, or its error is reported: a session that is not closed expires.
         if let Err(e) = self.session.close(self.env.clock.now() + CLOSES_PATIENCE).await {
             tracing::info!("the session was not closed: {e}");
         }

@@ -1,8 +1,8 @@
-//! Changed data on its way to targets, and the commits that make it part of the file.
+//! Changed data in flight to targets, and the commits that make it part of the file.
 //!
-//! Invariants: of one stripe at most one send is under way, so later bytes never arrive before earlier ones;
-//! the size is committed only after every byte below it is durable, or is as it was if it failed; what fails
-//! is kept as the inode's error, never dropped silently.
+//! Invariants: a stripe has at most one send in flight, so later bytes never arrive before earlier ones; the
+//! size is committed only after every byte below it is durable, or has its old content if the send failed; a
+//! failure is kept as the inode's error, never dropped silently.
 use crate::inner::{Inner, layout_of};
 use crate::inode::{Inline, Inode, State};
 use crate::plan::Occasion;
@@ -16,7 +16,7 @@ use weir_proto::map::Layout;
 use weir_proto::meta::{Commit, Entry, INLINE_MAX, Op};
 use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId};
 
-/// What a flush waits for, by stripe.
+/// The work that a flush waits for, by stripe.
 enum Awaited {
     /// Dirty bytes whose send has not begun.
     Start,
@@ -25,10 +25,10 @@ enum Awaited {
 }
 
 impl Inner {
-    /// Sends all that is dirty now and waits until it is durable. Bytes changed meanwhile may stay.
+    /// Sends all data that is dirty now and waits until it is durable. Bytes changed meanwhile may stay.
     pub async fn flush_data(&self, inode: &Arc<Inode>, occasion: Occasion) -> Result<()> {
         let mut awaited: Option<BTreeMap<u64, Awaited>> = None;
-        // The sends have their own deadlines; this one is behind them.
+        // The sends have their own deadlines; this one is later.
         let deadline = self.deadline() + self.config.patience;
         loop {
             let changed = inode.changed.notified();
@@ -112,7 +112,7 @@ impl Inner {
             (sent.err().or_else(|| st.errors.since(errors).cloned()), st.write.sent_end())
         };
         if let Some(e) = failed {
-            // The size must not cover bytes that are not there.
+            // The size must not cover bytes that are not on targets.
             self.report_left_behind(inode, sent_end).await;
             return Err(e);
         }
@@ -132,8 +132,8 @@ impl Inner {
         result
     }
 
-    /// Inline bytes become dirty ones where nothing newer is, so that they go to targets; the next commit
-    /// drops them.
+    /// Inline bytes become dirty where nothing newer is dirty, so that they go to targets; the next commit
+    /// drops them from the inode.
     pub fn leave_inode(&self, st: &mut State, ino: InodeId) -> Result<()> {
         let Inline::Yes(bytes) = st.inline.clone() else { return Ok(()) };
         if !st.lease.is_write() {
@@ -152,7 +152,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Bytes become dirty where nothing newer is, at the beginning of the file.
+    /// Makes bytes at the beginning of the file dirty where nothing newer is dirty.
     fn write_below(&self, st: &mut State, layout: Layout, bytes: &Bytes) -> Result<()> {
         let covered = st.write.dirty_ranges(0);
         for (a, b) in gaps(&covered, bytes.len() as u32) {
@@ -165,7 +165,7 @@ impl Inner {
         Ok(())
     }
 
-    /// What was lost were new bytes; those of the inode were safe, and go to targets with the next send.
+    /// Only new bytes were lost; the inline bytes were safe, and go to targets with the next send.
     pub fn keep_leaving(&self, inode: &Inode, st: &mut State, layout: Layout) {
         let size = st.size();
         let bytes = st.leaving.note_failed(size);
@@ -175,7 +175,7 @@ impl Inner {
         }
     }
 
-    /// Commits a small file with its bytes in the inode. False: it does not fit there.
+    /// Commits a small file with its bytes inline. False: it does not fit there.
     async fn commit_inline(&self, inode: &Arc<Inode>) -> Result<bool> {
         let deadline = self.deadline();
         let marking = inode.marking.lock().await;
@@ -188,7 +188,7 @@ impl Inner {
                 Inline::No if st.committed_size() == 0 => Bytes::new(),
                 Inline::No | Inline::Unknown => return Ok(false),
             };
-            // What is written directly meanwhile would be on targets and hidden by what the inode holds.
+            // Bytes written directly meanwhile would be on targets, hidden by the inline bytes.
             let on_targets = st.write.has_sends() || st.direct.are_under_way() || st.lease.has_append_token();
             if on_targets || !plan::fits_inline(local.size, st.on_targets_end(), exclusive) {
                 return Ok(false);
@@ -222,7 +222,7 @@ impl Inner {
             return Ok(true);
         }
         st.write.note_inline_committed(local);
-        // What was sent to targets since is newer than what the inode holds now.
+        // Bytes sent to targets since are newer than the inline bytes now.
         let is_older = st.write.send_count() != sends;
         st.leaving.note_inline(is_older);
         st.inline = if st.leaving.has_begun() { Inline::No } else { Inline::Yes(content) };
@@ -232,8 +232,8 @@ impl Inner {
         Ok(true)
     }
 
-    /// A commit under the right to write that it was made under, or none: with the lease what it speaks of is
-    /// lost.
+    /// A commit under the write generation that it was made under, or none: a lost lease takes the changes of
+    /// the commit with it.
     async fn commit_in(
         &self,
         inode: &Arc<Inode>,
@@ -245,8 +245,8 @@ impl Inner {
         let mut commit = commit.clone();
         loop {
             match self.session.change_while(deadline, still, |op| Commit { op, ..commit.clone() }).await {
-                // This client asked for a newer token epoch meanwhile, and the leader has given it: the right
-                // to write is the same.
+                // This client asked for a newer token epoch meanwhile, and the leader has granted it: the
+                // Write lease is the same.
                 Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
                     let before = std::mem::replace(&mut commit.token_epoch, self.newest_token(inode).await?);
                     still()?;
@@ -290,8 +290,8 @@ impl Inner {
         }
     }
 
-    /// Commits size and time. `flushed`: everything below is durable, or was changed again since. `clean`:
-    /// nothing uncommitted is left on targets if nobody writes any more.
+    /// Commits size and time. `flushed`: everything below is durable, or was changed again since. `clean`: no
+    /// uncommitted bytes are left on targets once the file has no writer.
     async fn commit_now(
         &self,
         inode: &Arc<Inode>,
@@ -346,8 +346,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Sends dirty data of the inode that is dirty for the longest time, so that writers get memory. One at a
-    /// time.
+    /// Sends dirty data of the inode that has been dirty for the longest time, to free memory for writers.
+    /// One at a time.
     pub fn relieve(&self) {
         if self.sends.relieving.swap(true, Ordering::AcqRel) {
             return;
@@ -364,7 +364,7 @@ impl Inner {
                 })
                 .min_by_key(|(since, inode)| (*since, inode.ino));
             if let Some((_, inode)) = oldest {
-                // Its error stays with the inode.
+                // The inode keeps its error.
                 let _ = me.flush_data(&inode, Occasion::Growing).await;
                 inode.lock().write.restart_dirty_age(me.env.clock.now());
             }
@@ -372,8 +372,8 @@ impl Inner {
         });
     }
 
-    /// Saves what has been dirty for a while, and tells the leader what is durable of files that grow: a copy
-    /// to home begins with that. Errors stay with the inodes.
+    /// Saves data that has been dirty for a while, and reports the durable part of growing files to the
+    /// leader: shipping to home starts from that. The inodes keep the errors.
     pub async fn write_back_aged(&self) {
         for inode in self.dirty_inodes().into_iter().filter_map(|ino| self.known_inode(ino)) {
             let unreported_end = inode.lock().write.unreported_end();
@@ -390,11 +390,11 @@ impl Inner {
                 Due::Settle => drop(self.settle_direct(&inode).await),
                 Due::Commit => self.report_durable(&inode).await,
             }
-            self.report_close_of(inode.ino).await; // it may have waited for this
+            self.report_close_of(inode.ino).await; // it may have been delayed by the dirty data
         }
     }
 
-    /// Whether what a failed write left at some targets can be settled: enough of them are there again.
+    /// Whether the leftovers of a failed write can be settled: enough of its targets have returned.
     fn can_settle_unresolved(&self, inode: &Inode) -> bool {
         let st = inode.lock();
         let (Some(stripe), Ok(layout)) = (st.write.first_unresolved(), layout_of(&st, inode.ino)) else {
@@ -404,7 +404,7 @@ impl Inner {
         self.data.view(&s).is_ok_and(|view| view.group().is_writable())
     }
 
-    /// Tells the leader what is durable, unless somebody is about to. Errors stay with the inode.
+    /// Reports the durable size to the leader, unless another task is about to. The inode keeps the errors.
     pub async fn report_durable(&self, inode: &Arc<Inode>) {
         if let Ok(_one) = inode.flushing.try_lock() {
             drop(self.commit_now(inode, false, 0, self.deadline()).await);
@@ -420,14 +420,14 @@ impl Inner {
     }
 }
 
-/// What write-back has to do for a file.
+/// The work of write-back for a file.
 enum Due {
     Nothing,
-    /// Everything dirty is saved.
+    /// Save everything dirty.
     Flush,
-    /// Direct writes that the leader has not heard of.
+    /// Report direct writes to the leader.
     Settle,
-    /// What is durable becomes part of the file; dirty bytes wait for their stripe to be full.
+    /// Commit the durable bytes; dirty bytes wait until their stripe is full.
     Commit,
 }
 
@@ -444,28 +444,28 @@ fn due(st: &State, ino: InodeId, now: Instant) -> Due {
     if unreported && old(st.write.committed_at(), UNREPORTED_MAX) { Due::Commit } else { Due::Nothing }
 }
 
-/// What its only writer could tell of a file now.
+/// Durable bytes that the only writer of a file has not reported.
 fn unreported_bytes(st: &State, layout: &Layout) -> u64 {
     let alone = st.lease.is_write() && st.is_on_targets();
     if alone { st.changed.bytes_below(st.durable_size(layout)) } else { 0 }
 }
 
-/// Whether the leader is told at once.
+/// Whether the leader gets a report at once.
 pub fn is_much_unreported(st: &State, layout: &Layout, now: Instant) -> bool {
     st.write.committed_at().is_none_or(|at| now.since(at) >= REPORT_PAUSE)
         && unreported_bytes(st, layout) >= UNREPORTED_STRIPES * layout.stripe_bytes()
 }
 
-/// Changed data of a file nobody syncs or closes is saved after this long.
+/// Changed data of a file without sync or close is saved after this time.
 const DIRTY_AGE_MAX: std::time::Duration = std::time::Duration::from_secs(5);
-/// Durable bytes that the leader does not know of are told after this long.
+/// Durable bytes that the leader does not know of are reported after this time.
 const UNREPORTED_MAX: std::time::Duration = std::time::Duration::from_secs(1);
-/// So much of them is told at once: a fast stream then reaches home evenly,
+/// This number of stripes is reported at once: a fast stream then reaches home evenly,
 const UNREPORTED_STRIPES: u64 = 4;
-/// but never more often than this, however fast it is.
+/// but never at shorter intervals than this.
 const REPORT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// The whole of a small file: its inline bytes with the dirty ones over them.
+/// The whole of a small file: its inline bytes, overwritten by the dirty ones.
 pub fn inline_content(st: &State, base: &Bytes, size: usize) -> Bytes {
     assert!(size <= INLINE_MAX, "only small files are inline");
     let mut content = vec![0; size];
@@ -479,14 +479,15 @@ pub fn inline_content(st: &State, base: &Bytes, size: usize) -> Bytes {
     content.into()
 }
 
-/// What of `0..end` is in none of the ranges.
+/// The parts of `0..end` that are in none of the ranges.
 pub fn gaps(ranges: &[(u32, u32)], end: u32) -> Vec<(u32, u32)> {
     let starts = std::iter::once(0).chain(ranges.iter().map(|(_, b)| *b));
     let ends = ranges.iter().map(|(a, _)| *a).chain([end]);
     starts.zip(ends).map(|(a, b)| (a, b.min(end))).filter(|(a, b)| a < b).collect()
 }
 
-/// The size and where the bytes are stay as they were committed: reading needs nothing more of the leader.
+/// The size and the location of the bytes stay as they were committed: a read needs no newer state of the
+/// leader.
 fn only_times_left(st: &State) -> bool {
     let same_size = st.write.local().is_none_or(|local| local.size == st.committed_size());
     st.lease.is_write() && same_size && st.is_on_targets()

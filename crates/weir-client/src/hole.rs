@@ -1,17 +1,17 @@
-//! Whether nothing was ever written to a cell, or what was is lost: what the members of its stripe say of it.
+//! Whether a cell was never written, or its data is lost: judged from the reports of its stripe's members.
 //!
-//! A stripe that is written whole is known to all its members, overlays to the cell's own target and to all
-//! parity targets. So m + 1 members that know nothing are more than may have lost what they knew; fewer prove
-//! nothing, and any that knows something is right.
+//! All members know of a stripe that is written whole; the cell's own target and all parity targets know of
+//! an overlay. So m + 1 members without a record are more than may have lost it; fewer prove nothing, and any
+//! member that has a record is right.
 use weir_proto::Error;
 use weir_proto::data::CellStat;
 use weir_proto::map::{Group, Scheme};
 
-/// What one member says.
+/// The answer of one member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
     Nothing,
-    /// It has something of this cell, or of the stripe's base, of which every member has a part.
+    /// It has a part of this cell, or of the stripe's base, of which every member has a part.
     Something,
     Silent(Error),
 }
@@ -20,11 +20,11 @@ pub enum Answer {
 pub enum Verdict {
     Hole,
     Written,
-    /// Too few can be asked; who did not answer, if anybody.
+    /// Too few members can be asked; the error of one that did not answer, if any.
     Undecided(Option<Error>),
 }
 
-/// What the member at `at` tells of the data cell `index` by its own cell of the stripe.
+/// The report of the member at `at` on the data cell `index`, from its own cell of the stripe.
 pub fn reported(stat: &CellStat, at: usize, index: usize, scheme: Scheme) -> Answer {
     let of_cell = if at < usize::from(scheme.data) { 0 } else { index };
     let logged = stat.overlay_seqs.get(of_cell).is_some_and(|seq| seq.0 > 0);
@@ -35,8 +35,8 @@ pub fn reported(stat: &CellStat, at: usize, index: usize, scheme: Scheme) -> Ans
     }
 }
 
-/// How many members must know nothing: m + 1, or with schemes of few data cells all that are current, if
-/// these can tell.
+/// The number of members that must have no record: m + 1, or all current members if these are fewer and
+/// enough to write.
 pub fn needed(group: &Group) -> usize {
     let (enough, current) = (usize::from(group.scheme.parity) + 1, group.current_count());
     if group.is_writable() { enough.min(current) } else { enough }
@@ -76,7 +76,7 @@ mod tests {
             ("ec:4+2", 6, 2, 0, 1, None),
             ("ec:4+2", 6, 5, 1, 0, Some(false)),
             ("ec:4+2", 4, 3, 0, 0, Some(true)),
-            // More are lost than parity stands for: m + 1 still prove it, fewer do not.
+            // More members are lost than there are parity cells: m + 1 still prove a hole, fewer do not.
             ("ec:4+2", 3, 3, 0, 0, Some(true)),
             ("ec:4+2", 2, 2, 0, 0, None),
             ("replica:3", 3, 2, 0, 0, None),

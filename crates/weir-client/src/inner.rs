@@ -1,4 +1,4 @@
-//! What all parts of one client share: its inodes, open files, budget, and the ways to the leader and the
+//! The shared state of one client: its inodes, open files, budget, and the connections to the leader and the
 //! targets.
 //!
 //! Lock order: the ends of opens, the list of inodes, an inode's state, the cache, the list of dirty inodes,
@@ -33,36 +33,36 @@ pub struct Inner {
     pub counters: Arc<Counters>,
     pub budget: Budget,
     pub cache: Mutex<Cache>,
-    /// Never iterated but to collect and sort.
+    /// Iterated only to collect and sort.
     inodes: Mutex<HashMap<InodeId, Arc<Inode>>>,
     handles: Mutex<HashMap<u64, Arc<OpenFile>>>,
     next_handle: AtomicU64,
-    /// Counts revokes and releases: orders grants and revokes that cross on their way.
+    /// Counts revokes and releases: orders grants and revokes that cross each other.
     revoke_clock: AtomicU64,
-    /// When all leases were named to the leader last.
+    /// The time at which all leases were last reported to the leader.
     named_at: AtomicU64,
-    /// Inodes with something not committed.
+    /// Inodes with uncommitted changes.
     pub dirty: Mutex<BTreeSet<InodeId>>,
     pub tables: Tables,
     pub sends: Sends,
     pub closed: AtomicBool,
-    /// What was lost with a lease or a lock, the newest last.
+    /// Changes and locks that were lost, the newest last.
     losses: Mutex<Losses>,
     me: Weak<Inner>,
 }
 
-/// What is on its way to targets, of all files together.
+/// Data in flight to targets, of all files together.
 pub struct Sends {
     pub in_flight: Semaphore,
     /// Lower half of fragment versions; one for all files, so it grows under every token epoch.
     version_counter: AtomicU32,
-    /// Older objects that nobody else writes any more, and under which token epoch that was made so.
+    /// Older objects that no other client writes any more, with the token epoch that fenced them.
     pub fenced: Mutex<BTreeMap<InodeId, u32>>,
     pub relieving: AtomicBool,
 }
 
-/// Stripes on their way to targets at once: enough to keep a dozen targets busy, few enough to bound the
-/// parity buffers. Counted in parts, so that many small files may be on their way where targets are far.
+/// Stripes in flight to targets: enough to keep a dozen targets busy, few enough to bound the parity buffers.
+/// Counted in parts, so that many small files may be in flight if targets are far.
 const STRIPES_IN_FLIGHT_MAX: usize = 12;
 pub const STRIPE_PARTS: u32 = 64;
 
@@ -78,13 +78,12 @@ impl Default for Sends {
 }
 
 impl Sends {
-    /// Writers take even counters, seals odd ones, below those that a writer takes (see
-    /// `WriteMode::Prepare`).
+    /// Writers use even counters, seals odd ones, below those of a writer (see `WriteMode::Prepare`).
     pub fn next_version(&self) -> u32 {
         self.version_counter.fetch_add(2, Ordering::Relaxed)
     }
-    /// The next version, or `lowest` if that is higher. None is taken twice: one that was given up may be at
-    /// a target.
+    /// The next version, or `lowest` if that is higher. None is used twice: an abandoned one may be at a
+    /// target.
     pub fn next_version_from(&self, token_epoch: u32, lowest: Version) -> Version {
         if lowest.token_epoch() == token_epoch {
             self.version_counter.fetch_max(lowest.counter(), Ordering::Relaxed);
@@ -106,13 +105,14 @@ struct Losses {
 pub struct OpenFile {
     pub inode: Arc<Inode>,
     pub mode: OpenMode,
-    /// Write-back errors of the inode that an `fsync` of this handle has told, or that were there before it.
+    /// Write-back errors of the inode that an `fsync` of this handle has reported, or that are older than the
+    /// handle.
     pub errors_synced: AtomicU64,
-    /// Those that a `close` has told.
+    /// Those that a `close` has reported.
     pub errors_closed: AtomicU64,
     /// The kernel keeps pages for this handle.
     pub kernel_cache: AtomicBool,
-    /// Its open made the kernel drop the pages it had, of so many leases and all before.
+    /// Its open made the kernel drop the pages of this number of earlier leases.
     pub dropped_pages: OnceLock<u64>,
     /// Its reads leave the access time as it is.
     pub leaves_access_time: AtomicBool,
@@ -120,7 +120,7 @@ pub struct OpenFile {
     pub opener: AtomicU32,
     /// The kernel does not announce its close.
     pub closes_quietly: AtomicBool,
-    /// Why this handle does nothing any more.
+    /// The reason why this handle does nothing any more.
     pub broken: OnceLock<Error>,
 }
 
@@ -174,9 +174,9 @@ impl Inner {
     pub fn cache(&self) -> MutexGuard<'_, Cache> {
         self.cache.lock().expect("no holder of the cache panics")
     }
-    /// Write-back looks at the inode from now on. These are called with its state locked, so nothing becomes
-    /// dirty between the look and the note; and the set is never handed out, so nobody waits for an inode's
-    /// state while holding it.
+    /// Adds the inode to the list of write-back. Called with its state locked, so nothing becomes dirty
+    /// between the check and the note; and the set is never handed out, so no task waits for an inode's state
+    /// while holding it.
     pub fn note_dirty(&self, ino: InodeId) {
         self.dirty.lock().expect("no holder panics").insert(ino);
     }
@@ -210,8 +210,8 @@ impl Inner {
     pub fn inode_count(&self) -> usize {
         self.inodes.lock().expect("no holder panics").len()
     }
-    /// Unless somebody else is about to use it: who opens the file now would have another one than who opens
-    /// it next, and revokes find only one.
+    /// Unless another task is about to use it: then this open and the next one would have different inodes,
+    /// and revokes find only one.
     pub fn remove_unused_inode(&self, inode: &Arc<Inode>) {
         let mut inodes = self.inodes.lock().expect("no holder panics");
         let (the_callers, the_tables) = (1, 1);
@@ -223,17 +223,17 @@ impl Inner {
     pub fn revoke_clock(&self) -> u64 {
         self.revoke_clock.load(Ordering::SeqCst)
     }
-    /// A new time: replies to requests sent before it are old.
+    /// Advances the clock: replies to requests sent before are outdated.
     pub fn tick_revoke_clock(&self) -> u64 {
         self.revoke_clock.fetch_add(1, Ordering::SeqCst) + 1
     }
-    /// What is held is about to be named to the leader: grants that are on their way do not count.
+    /// The held leases are about to be reported to the leader: grants in flight do not count.
     pub fn mark_named(&self) -> u64 {
         let revoke_clock = self.tick_revoke_clock();
         self.named_at.store(revoke_clock, Ordering::SeqCst);
         revoke_clock
     }
-    /// Takes over a reply about an inode; its attributes as they are shown now.
+    /// Applies a reply about an inode; returns its attributes as they are shown now.
     pub fn apply(&self, entry: &Entry, revoke_clock: u64) -> Stat {
         let inode = self.inode(entry.attr.ino);
         let mut st = inode.lock();
@@ -245,18 +245,18 @@ impl Inner {
         if leased { st.shown(true) } else { None }
             .unwrap_or_else(|| Stat { attr: entry.attr.clone(), leased })
     }
-    /// The same, of a node that is locked.
+    /// The same for an inode whose state is locked.
     pub fn apply_to(&self, st: &mut State, entry: &Entry, revoke_clock: u64) {
         self.data.need_map(entry.lease.map_version);
         st.apply(entry, revoke_clock);
     }
-    /// The same of what the kernel did not ask for: where it keeps attributes that are others now, it asks
-    /// again, soon.
+    /// The same for attributes that the kernel did not ask for: if it caches different ones, they are
+    /// invalidated, soon.
     pub fn apply_unasked(&self, st: &mut State, entry: &Entry, revoke_clock: u64) {
         let before = if st.pages.are_attributes_lent() { st.shown(true) } else { None };
         self.apply_to(st, entry, revoke_clock);
         let differs = |a: &Stat, b: &Stat| {
-            // Access times are the kernel's business: it asks for them when it has read.
+            // The kernel looks after access times: it asks for them after a read.
             let reported = |s: &Stat| {
                 let a = &s.attr;
                 (a.mode, a.uid, a.gid, a.nlink, a.size, a.allocated, a.evicted, a.mtime, a.ctime)
@@ -273,7 +273,7 @@ impl Inner {
             });
         }
     }
-    /// Attributes without a lease of their own: they count where one is held already.
+    /// Attributes without a lease of their own: they are valid if a lease is held already.
     pub fn apply_attr(&self, attr: &Attr, revoke_clock: u64) {
         let Some(inode) = self.known_inode(attr.ino) else { return };
         let mut st = inode.lock();
@@ -313,7 +313,7 @@ impl Inner {
         file.works()?;
         Ok(file)
     }
-    /// The same also if it does nothing any more.
+    /// The same even for a handle that does nothing any more.
     pub fn open_file(&self, handle: Handle) -> Option<Arc<OpenFile>> {
         self.handles.lock().expect("no holder panics").get(&handle.0).cloned()
     }
@@ -328,15 +328,15 @@ impl Inner {
     pub fn stripe_ref(&self, ino: InodeId, layout: Layout, stripe: u64, deadline: Instant) -> StripeRef {
         StripeRef { file: self.file_id(ino), layout, stripe, deadline }
     }
-    /// After a time without a word from the leader: finds out what is left, before anything is done on the
-    /// strength of it.
+    /// After a time without a reply of the leader: finds out which leases are left, before any work relies on
+    /// them.
     pub async fn sure_of_leases(&self) -> Result<()> {
         if !self.leases_hold() {
             self.session.check(self.deadline()).await?;
         }
         Ok(())
     }
-    /// Remembers what was lost, for whoever looks at this client.
+    /// Records a loss for administrators.
     pub fn note_loss(&self, ino: InodeId, e: &Error) {
         let mut losses = self.losses.lock().expect("no holder panics");
         losses.count += 1;
@@ -345,12 +345,12 @@ impl Inner {
         }
         losses.named.push_back(Loss { ino, at: self.now(), what: e.to_string() });
     }
-    /// How often something was lost, and the last times.
+    /// The number of losses, and the last ones.
     pub fn losses(&self) -> (u64, Vec<Loss>) {
         let losses = self.losses.lock().expect("no holder panics");
         (losses.count, losses.named.iter().cloned().collect())
     }
-    /// Whether leases may be acted on without asking.
+    /// Whether leases may be used without asking.
     pub fn leases_hold(&self) -> bool {
         self.session.leases_hold()
     }
@@ -367,24 +367,25 @@ pub fn layout_of(st: &State, ino: InodeId) -> Result<Layout> {
 }
 
 impl OpenFile {
-    /// Whatever waits asks again before it writes: a lock may have been lost meanwhile that this was to be
-    /// written under.
+    /// Waiting calls check again before they write: a lock that protected the write may have been lost
+    /// meanwhile.
     pub fn works(&self) -> Result<()> {
         self.broken.get().map_or(Ok(()), |e| Err(e.clone()))
     }
-    /// A write-back error that no `fsync` nor `close` of this handle has reported yet. It stays one: what a
-    /// write says may be lost, for the kernel makes a short one of a long write whose later part fails.
+    /// A write-back error that neither an `fsync` nor a `close` of this handle has reported yet. It stays
+    /// unreported here: the kernel may lose the error of a write, because it returns a short count for a long
+    /// write whose later part fails.
     pub fn new_error(&self, st: &State) -> Result<()> {
         let reported =
             self.errors_synced.load(Ordering::Acquire).max(self.errors_closed.load(Ordering::Acquire));
         error_since(reported, st)
     }
-    /// The same, for an `fsync`, which tells what a `close` of a copy of the descriptor may have told
-    /// already.
+    /// The same for an `fsync`, which reports again what a `close` of a copy of the descriptor may have
+    /// reported already.
     pub fn report_synced(&self, st: &State) -> Result<()> {
         error_since(self.errors_synced.swap(st.errors.count(), Ordering::AcqRel), st)
     }
-    /// The same, for a `close`.
+    /// The same for a `close`.
     pub fn report_closed(&self, st: &State) -> Result<()> {
         let news = self.new_error(st);
         self.errors_closed.store(st.errors.count(), Ordering::Release);
@@ -444,7 +445,7 @@ impl Holder for Inner {
 }
 
 impl Inner {
-    /// The lease is gone without a revoke: what was not saved is lost, and named.
+    /// The lease is gone without a revoke: unsaved changes are lost, and recorded by name.
     fn lose_lease(&self, inode: &Inode, why: &str) {
         let mut st = inode.lock();
         st.mark_revoked(self.tick_revoke_clock(), LeaseKind::None);

@@ -1,11 +1,11 @@
-//! Several calls at once, in one task: the answers as they come, and calls that are given up.
+//! Several calls at once, in one task: the answers as they arrive, and abandoned calls.
 //!
-//! Small on purpose: a stripe has a dozen members, so each wake polls all that are still out.
+//! Small on purpose: a stripe has a dozen members, so each wake polls all outstanding calls.
 use std::future::poll_fn;
 use std::task::Poll;
 use weir_env::BoxFuture;
 
-/// Calls under way, each with a number.
+/// Calls in flight, each with a number.
 pub struct Join<'a, T> {
     calls: Vec<(usize, BoxFuture<'a, T>)>,
 }
@@ -23,11 +23,11 @@ impl<'a, T> Join<'a, T> {
     pub fn len(&self) -> usize {
         self.calls.len()
     }
-    /// Those still out.
+    /// The numbers of outstanding calls.
     pub fn numbers(&self) -> Vec<usize> {
         self.calls.iter().map(|(n, _)| *n).collect()
     }
-    /// Gives up the calls that `keep` refuses; their numbers.
+    /// Abandons the calls that `keep` refuses; returns their numbers.
     pub fn give_up(&mut self, mut keep: impl FnMut(usize) -> bool) -> Vec<usize> {
         let lost = self.calls.iter().map(|(n, _)| *n).filter(|n| !keep(*n)).collect::<Vec<_>>();
         self.calls.retain(|(n, _)| !lost.contains(n));

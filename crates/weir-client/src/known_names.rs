@@ -1,8 +1,8 @@
-//! What a client knows of the names in one directory, while it holds a lease on it.
+//! A client's knowledge of the names in one directory, while it holds a lease on it.
 //!
-//! Invariants: what is said of a name is what the leader would say. Of a name that an own operation is
-//! changing nothing is said before its outcome is known, and for ever nothing if it stays unknown. A name is
-//! absent because somebody said so, or because all names that are there are known: of a directory that was
+//! Invariants: an answer about a name is the same as the leader's. A name that an operation of this client is
+//! changing has no answer before the outcome is known, and never has one if it stays unknown. A name is
+//! absent because the leader replied so, or because all existing names are known: in a directory that was
 //! made under this lease, or was listed from its start to its end. Pure state: leases and messages are the
 //! caller's.
 use bytes::Bytes;
@@ -16,29 +16,29 @@ const NAMES_MAX: usize = 200_000;
 #[derive(Default)]
 pub struct Names {
     known: BTreeMap<Bytes, Option<InodeId>>,
-    /// Every name that is there is among the known ones.
+    /// Every existing name is known.
     complete: bool,
-    /// Being changed by own operations, which also end when the lease is gone.
+    /// Being changed by this client's operations, which also end when the lease is gone.
     changing: BTreeMap<Bytes, Changing>,
-    /// A listing from the start that nothing was missed of: the cookie that it goes on from.
+    /// A listing from the start without a gap: the cookie at which it continues.
     listed_to: Option<u64>,
     change: u64,
-    /// How often others were given the right to change names here.
+    /// The number of times that other clients got the right to change names here.
     revokes: u64,
 }
 
 struct Changing {
     operations: u32,
-    /// There were several at once, or others may have changed the name since: whose change is the last cannot
-    /// be told.
+    /// There were several changes at once, or other clients may have changed the name since: the last change
+    /// is not known.
     crossed: bool,
     revokes: u64,
 }
 
-/// What an own change of a name came to.
+/// The outcome of this client's change of a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// The name leads there now, or nowhere.
+    /// The name has this target now, or none.
     Leads(Option<InodeId>),
     /// Refused: nothing changed.
     Same,
@@ -55,7 +55,8 @@ impl Names {
         self.known.get(name).copied().or((self.complete && name != TRASH).then_some(None))
     }
 
-    /// Tells whether own changes, or the loss of the lease, crossed a question: then its answer is not kept.
+    /// Shows whether this client's changes, or the loss of the lease, crossed a request: then its answer is
+    /// not kept.
     pub fn change(&self) -> u64 {
         self.change
     }
@@ -67,23 +68,22 @@ impl Names {
         self.known.insert(Bytes::copy_from_slice(name), ino);
     }
 
-    /// Whether every name that is there is known.
+    /// Whether every existing name is known.
     pub fn are_complete(&self) -> bool {
         self.complete
     }
-    /// A file was created here without asking.
+    /// A file was created here locally.
     pub fn born(&mut self, name: &[u8], ino: InodeId) {
         self.change += 1;
         self.keep(name, Some(ino));
     }
 
-    /// The directory was made just now, under the lease that is held: it is empty, but for what was told
-    /// since.
+    /// The directory was made just now, under the held lease: it is empty except for names learned since.
     pub fn begin_empty(&mut self) {
         self.complete = self.change == 0;
     }
 
-    /// A part of a listing is kept: what comes after the cookie `after` up to `to`, the last of it if `end`.
+    /// A part of a listing is kept: the entries after the cookie `after` up to `to`, the last part if `end`.
     pub fn listed(&mut self, after: u64, to: u64, end: bool) {
         let whole = after == 0 || self.listed_to == Some(after);
         self.listed_to = (whole && !end).then_some(to);
@@ -95,7 +95,7 @@ impl Names {
         self.listed_to = None;
     }
 
-    /// An own operation that changes `name` begins.
+    /// An operation of this client that changes `name` begins.
     pub fn begin_change(&mut self, name: &Bytes) {
         self.change += 1;
         let revokes = self.revokes;
@@ -105,7 +105,7 @@ impl Names {
         changing.crossed |= changing.operations > 1;
     }
 
-    /// It ended. `leased`: the lease is held (again).
+    /// The operation ended. `leased`: the lease is held (again).
     pub fn end_change(&mut self, name: &Bytes, outcome: Outcome, leased: bool) {
         self.change += 1;
         let mut outcome = outcome;
@@ -125,7 +125,7 @@ impl Names {
         }
     }
 
-    /// A revoke came, or a release begins: an answer to what was sent before tells what was.
+    /// A revoke came, or a release begins: answers to earlier requests are outdated.
     pub fn revoked(&mut self) {
         self.revokes += 1;
     }
@@ -225,8 +225,8 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Event {
         Begin(u8),
-        /// Of the operation with this index of those under way; whether it was carried out, whether that is
-        /// known.
+        /// Of the operation with this index among those in flight; whether it was carried out, whether that
+        /// is known.
         End(usize, bool, bool),
         Ask(u8),
         List,
@@ -244,7 +244,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against the truth of a directory in which only own operations happen, each at its end.
+        /// Compared with a directory in which only this client's operations happen, each at its end.
         #[test]
         fn what_is_said_is_true(events in proptest::collection::vec(event(), 0..60)) {
             let mut truth: BTreeMap<Bytes, InodeId> = BTreeMap::new();

@@ -1,23 +1,23 @@
-//! When an answer is late: plain decisions of how long others took and what is usual.
+//! When an answer is late: pure decisions from the latencies of other members and the usual ones.
 //!
-//! A member is suspected only in comparison: a machine that is busy everywhere is slow, not broken. Knows
+//! A member is suspected only by comparison: a machine that is busy everywhere is slow, not broken. Knows
 //! neither targets nor clocks.
 use std::time::Duration;
 
-/// Below this no answer to a write is late: a disk that flushes its own caches takes that long now and then.
+/// Below this no answer to a write is late: a disk that flushes its own caches sometimes takes that long.
 const SILENT_MIN: Duration = Duration::from_millis(300);
 const SILENT_MAX: Duration = Duration::from_secs(2);
-/// Much later than the others: their group does without the member, which costs a repair.
+/// Much later than the others: their group proceeds without the member, which costs a repair.
 const SLOW_MIN: Duration = Duration::from_millis(700);
 const SLOW_MAX: Duration = Duration::from_secs(4);
-/// A call that nothing can be compared with.
+/// A call without others to compare it with.
 const ALONE_MIN: Duration = Duration::from_millis(400);
-/// A read is decoded from others not before this: below it the extra reads cost more than they win,
+/// A read is not decoded from other members before this: below it the extra reads cost more than they gain,
 const HEDGE_MIN: Duration = Duration::from_millis(40);
-/// and not after this.
+/// and never later than this.
 const HEDGE_MAX: Duration = Duration::from_millis(1500);
 
-/// How long answers of one kind take: mean and deviation, as TCP estimates its round trips.
+/// Latency of answers of one kind: mean and deviation, as TCP estimates its round trips.
 #[derive(Clone, Copy, Debug)]
 pub struct Latency {
     mean_ns: u64,
@@ -25,7 +25,7 @@ pub struct Latency {
 }
 
 impl Default for Latency {
-    /// Nothing was seen yet: a cold start of a busy machine.
+    /// No answers yet: a cold start of a busy machine.
     fn default() -> Latency {
         Latency { mean_ns: 50_000_000, deviation_ns: 25_000_000 }
     }
@@ -37,7 +37,7 @@ impl Latency {
         self.deviation_ns = (3 * self.deviation_ns + took.abs_diff(self.mean_ns)) / 4;
         self.mean_ns = (7 * self.mean_ns + took) / 8;
     }
-    /// Hardly any answer takes longer, as long as nothing is wrong.
+    /// Almost all answers of a healthy member arrive within this time.
     pub fn usual_max(&self) -> Duration {
         Duration::from_nanos(self.mean_ns + 4 * self.deviation_ns)
     }
@@ -47,11 +47,11 @@ impl Latency {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SuspectAfter {
     pub silent_after: Duration,
-    /// `None`: fewer than k + 1 have it, so it must not go on without the others.
+    /// `None`: fewer than k + 1 have it, so it must not complete without the others.
     pub slow_after: Option<Duration>,
 }
 
-/// `answered`: how long those that have answered took. `None`: too few have.
+/// `answered`: the latencies of the members that have answered. `None`: too few have.
 pub fn of_write(answered: &[Duration], k: usize, usual_max: Duration) -> Option<SuspectAfter> {
     let mut sorted = answered.to_vec();
     sorted.sort_unstable();
@@ -68,7 +68,7 @@ pub fn of_call(usual_max: Duration) -> Duration {
     (usual_max * 4).clamp(ALONE_MIN, SILENT_MAX)
 }
 
-/// When a read is also decoded from others.
+/// When a read is also decoded from other members.
 pub fn hedge_after(usual_max: Duration) -> Duration {
     (usual_max * 2).clamp(HEDGE_MIN, HEDGE_MAX)
 }
@@ -88,9 +88,9 @@ mod tests {
             (&[5, 6, 7][..], 5, None),
             (&[5, 6, 7, 8], 5, Some((300, None))),
             (&[5, 6, 7, 8, 9], 5, Some((300, Some(700)))),
-            // The k-th answer counts, in whatever order they came: one more slow one changes nothing.
+            // The k-th answer counts, in any order: one more slow one changes nothing.
             (&[900, 5, 8, 7, 6], 5, Some((300, Some(700)))),
-            // All are slow: nobody is suspected early.
+            // All are slow: no member is suspected early.
             (&[150, 160, 170, 180, 190], 5, Some((720, Some(1440)))),
             (&[5, 6, 7, 8, 9], 150, Some((600, Some(1200)))),
             (&[5000, 5000, 5000, 5000, 5000], 5, Some((2000, Some(4000)))),

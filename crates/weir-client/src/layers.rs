@@ -1,10 +1,10 @@
-//! Bytes of a file that are in older objects, because a snapshot holds these: read there, copied before they
-//! are written.
+//! Bytes of a file in older objects, because a snapshot holds these: read there, copied before they are
+//! written.
 //!
-//! Invariants: a file without such bytes costs nothing. Which bytes these are is believed under a lease only:
-//! while one is held they can only become fewer. Nothing is sent to a stripe of a file that is not in its own
-//! object; a copy is written under the token epoch that the leader gave it, so one that comes late changes
-//! nothing. An object that somebody may still be writing to is truncated before it is copied from.
+//! Invariants: a file without such bytes costs nothing. The layers are believed under a lease only: while one
+//! is held they can only become fewer. Nothing is sent to a stripe of a file that is not in its own object; a
+//! copy is written under the token epoch that the leader granted for it, so a late one changes nothing. An
+//! object that may still have a writer is truncated before it is copied from.
 use crate::assembly::{Fetched, zeros};
 use crate::inner::{Inner, STRIPE_PARTS};
 use crate::inode::{Inode, State};
@@ -18,9 +18,9 @@ use weir_proto::map::Layout;
 use weir_proto::snapshot::{Layer, LayerCopied, LayersOf, TakeLayers};
 use weir_proto::{ErrorKind, InodeId, Result, Version};
 
-/// Bytes taken to be copied at a time.
+/// Bytes that are copied at a time.
 const STEP_BYTES: u64 = 64 << 20;
-/// Another client copies the same, or the file changed: a pause of so long at most.
+/// Another client copies the same, or the file changed: the longest pause before a retry.
 const AGAIN_MS: u64 = 20;
 /// Fenced objects that are remembered.
 const FENCED_MAX: usize = 4096;
@@ -28,12 +28,11 @@ const FENCED_MAX: usize = 4096;
 const NO_STRIPE: u64 = u64::MAX - 1;
 
 impl State {
-    /// Where the file's own bytes are.
+    /// The object with the file's own bytes.
     pub fn object(&self, ino: InodeId) -> InodeId {
         self.attr.as_ref().and_then(|a| a.layers).map_or(ino, |layers| layers.object)
     }
-    /// Whether something of `from..to`, or of its stripes, is in older objects, or may be for all that is
-    /// known.
+    /// Whether a part of `from..to`, or of its stripes, is in older objects, or may be as far as is known.
     pub fn is_layered(&self, from: u64, to: u64) -> bool {
         let Some(attr) = self.attr.as_ref().filter(|a| a.layers.is_some_and(|l| l.bytes > 0)) else {
             return false;
@@ -50,9 +49,9 @@ fn touches(layers: &[Layer], stripe: u64, from: u64, to: u64) -> bool {
     layers.iter().any(|l| l.from < to && up(l.to) > from)
 }
 
-/// `ranges` cut where the object changes, with the object that each part is in. Layers begin with stripes; one that ends within a stripe
-/// has all of it: the rest is in none, whatever a copy of before a truncation has left in the file's own object. Two that follow each
-/// other in one object are as one: whoever was given a part of it to copy has split it.
+/// `ranges` cut where the object changes, each with its object. A layer begins with a stripe; one that ends
+/// within a stripe covers all of it, even if the file's own object has leftovers of a copy from before a
+/// truncation there. Adjacent layers in one object are as one: a client's copy of a part has split it.
 pub fn by_object(
     layers: &[Layer],
     own: InodeId,
@@ -84,7 +83,7 @@ pub fn by_object(
 }
 
 impl Inner {
-    /// The layers that end in the stripe of `from` or behind it.
+    /// The layers that end in the stripe of `from` or after it.
     pub async fn layers(&self, inode: &Inode, from: u64) -> Result<Vec<Layer>> {
         let (stripe, leased, leases_lost, known) = {
             let st = inode.lock();
@@ -100,7 +99,7 @@ impl Inner {
         let from = if leased { 0 } else { from / stripe * stripe };
         let (_, layers) = self.list_layers(0, inode.ino, from, leased).await?;
         let mut st = inode.lock();
-        // What this client itself has copied or evicted meanwhile is no layer any more.
+        // Ranges that this client itself has copied or evicted meanwhile are not layers any more.
         let same =
             st.pages.leases_lost() == leases_lost && st.attr.as_ref().is_some_and(|a| a.layers == known);
         if leased && st.lease.is_held() && same {
@@ -139,8 +138,8 @@ impl Inner {
         Ok(touches(&layers, stripe, from, to))
     }
 
-    /// Returns when all stripes of `from..to` are in the file's own object, and which that is: they stay
-    /// there, but the file may get another one.
+    /// Returns when all stripes of `from..to` are in the file's own object, with its number: they stay there,
+    /// but the file may get another one.
     pub async fn copy_up(&self, inode: &Inode, from: u64, to: u64) -> Result<InodeId> {
         let to = to.max(from.saturating_add(1));
         let own = inode.lock().object(inode.ino);
@@ -156,7 +155,7 @@ impl Inner {
                         let pause = 1 + self.env.rng.below(AGAIN_MS);
                         self.env.clock.sleep(Duration::from_millis(pause)).await;
                         self.refresh(inode).await?;
-                        // Refused once more under a newer one, which is the next only.
+                        // Retried once more under a newer one, which is the next only.
                         let under = inode.lock().lease.token_epoch();
                         if refused > 0 {
                             self.pass_fence(inode, under).await?;
@@ -179,7 +178,7 @@ impl Inner {
             self.session.ask(self.deadline(), |session| TakeLayers { session, ino, from, to }).await?;
         self.apply(&taken.entry, revoke_clock);
         let Some(layout) = taken.layout.filter(|_| !taken.layers.is_empty()) else {
-            inode.lock().tier.forget_layers(); // what was known is old
+            inode.lock().tier.forget_layers(); // the known layers are outdated
             return Ok(());
         };
         layout.check()?;
@@ -227,7 +226,7 @@ impl Inner {
         Ok(Bytes::from(data))
     }
 
-    /// Nobody writes to an object from now on that had the right to before; 0: nobody has it.
+    /// From now on no earlier writer can write to an object; 0: it has none.
     pub async fn fence(&self, object: InodeId, layout: &Layout, fence: u32) -> Result<()> {
         if fence == 0 {
             return Ok(());
@@ -235,7 +234,7 @@ impl Inner {
         self.data.drop_file(self.file_id(object), layout, NO_STRIPE, fence, self.deadline()).await.map(drop)
     }
 
-    /// The same, unless this client has done it.
+    /// The same, unless this client has done it already.
     async fn fence_once(&self, object: InodeId, layout: &Layout, fence: u32) -> Result<()> {
         let is_known =
             |fenced: &BTreeMap<InodeId, u32>| fenced.get(&object).is_some_and(|known| *known >= fence);
@@ -251,7 +250,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Bytes of parts of a file, each from the object that it is in.
+    /// Bytes of parts of a file, each from the object that contains it.
     pub async fn fetch_layered(
         &self,
         layers: &[Layer],
@@ -260,7 +259,7 @@ impl Inner {
         ranges: &[(u64, u64)],
         deadline: Instant,
     ) -> Result<Fetched> {
-        // Who had the right to write an object that is shared now may have something under way.
+        // A former writer of an object that is shared now may have a write in flight.
         for layer in layers.iter().filter(|l| ranges.iter().any(|(a, b)| l.from < *b && l.to > *a)) {
             self.fence_once(layer.object, &layout, layer.fence).await?;
         }
@@ -273,7 +272,7 @@ impl Inner {
             };
             let fetched = self.fetch_from(object, layout, &[(from, to)], deadline).await?;
             all.holes |= fetched.holes;
-            // What lies beside it is in another object.
+            // The neighbouring bytes are in another object.
             all.parts.extend(trimmed(fetched.parts, from, to));
         }
         Ok(all)
@@ -287,7 +286,7 @@ fn trimmed(parts: Vec<(u64, Bytes)>, from: u64, to: u64) -> impl Iterator<Item =
     })
 }
 
-/// What is left of layers when `from..to` is copied.
+/// The rest of the layers when `from..to` is copied.
 fn without(layers: Vec<Layer>, from: u64, to: u64) -> Vec<Layer> {
     let mut left = Vec::with_capacity(layers.len() + 1);
     for layer in layers {
@@ -322,7 +321,7 @@ mod tests {
         assert_eq!(parts(&[(260, 270), (290, 301)]), [(None, 260, 270), (None, 290, 300), (own, 300, 301)]);
     }
 
-    /// Who compares what it knows with what the leader says would never find them the same.
+    /// A client that compares its layers with the leader's would never find them equal.
     #[test]
     fn a_layer_that_is_split_is_the_same() {
         let parts = |layers: &[Layer]| by_object(layers, OWN, 100, &[(0, 350)]);

@@ -1,9 +1,9 @@
-//! Leases: asked for, given back on revoke, recovered after another writer's death.
+//! Leases: acquired, returned on revoke, recovered after another writer's death.
 //!
-//! Invariant: a revoke is answered only when everything changed under the lease is committed, and neither
-//! this client nor the kernel above it caches what the lease no longer covers. While it is being answered the
-//! client holds the lease and serves reads and writes from it, so nobody who waits for the kernel's page
-//! locks waits for the leader.
+//! Invariant: a revoke is answered only when all changes under the lease are committed, and neither this
+//! client nor the kernel above it caches what the lease no longer covers. Until the answer the client holds
+//! the lease and serves reads and writes from it, so a thread that waits for the kernel's page locks does not
+//! wait for the leader.
 use crate::api::Forget;
 use crate::crash_points;
 use crate::inner::Inner;
@@ -15,16 +15,15 @@ use std::time::Duration;
 use weir_proto::meta::{AcquireLease, Entry, LeaseKind, LeaveInDoubt, ReadInline, ReleaseLease};
 use weir_proto::{Error, ErrorKind, InodeId, Result};
 
-/// Flushes of a file that is written all the while; after them writers wait for the revoke.
+/// Flushes of a file under constant writes; after them writers wait for the revoke.
 const REVOKE_ROUNDS: u32 = 6;
-/// Times that pages are dropped of a file that is read all the while. Reads wait for the revoke, too, but not
-/// for long.
+/// Drops of pages of a file under constant reads. Reads wait for the revoke, too, but not for long.
 const PAGE_ROUNDS: u32 = 64;
 
-/// A read for pages waits so long for a revoke that has them dropped. That may itself wait for pages that
-/// this read has locked: then the read goes first, under the lease that is still here.
+/// A read for pages waits this long for a revoke that drops them. The drop may itself wait for pages that
+/// this read has locked: then the read goes first, under the lease that is still held.
 const PAGES_PAUSE: Duration = Duration::from_millis(5);
-/// Who asks for attributes waits so long for pages that no lease protects: a read of them may hang at a
+/// A request for attributes waits this long for pages that no lease protects: a read of them may hang at a
 /// target.
 const UNPROTECTED_PAGES_PAUSE: Duration = Duration::from_millis(100);
 
@@ -32,13 +31,13 @@ const UNPROTECTED_PAGES_PAUSE: Duration = Duration::from_millis(100);
 enum Round {
     /// More was written, or pages were filled, meanwhile.
     Again,
-    /// The lease is given up.
+    /// The lease is returned.
     Ended,
-    /// The leader must know first that a failed write left something in doubt.
+    /// The leader must learn first that a failed write left something in doubt.
     InDoubt,
 }
 
-/// Bytes that are being sent past what others might cache: a revoke that comes meanwhile waits for them.
+/// Bytes being sent without a lease: a revoke that comes meanwhile waits for them.
 pub struct DirectSend<'a> {
     inode: &'a Inode,
     counted_by: u64,
@@ -51,11 +50,11 @@ impl Drop for DirectSend<'_> {
     }
 }
 
-/// Pages in the kernel that no lease protects, of a read or write that is under way or was just answered.
+/// Pages in the kernel that no lease protects, of a read or write in flight or just answered.
 pub struct UnprotectedPages(Arc<Inode>);
 
 impl UnprotectedPages {
-    /// `st`: of that node; not to be locked where this is dropped.
+    /// `st`: of that inode; not to be locked where this is dropped.
     pub fn of(inode: &Arc<Inode>, st: &mut State) -> UnprotectedPages {
         st.pages.begin_unprotected();
         UnprotectedPages(inode.clone())
@@ -69,7 +68,7 @@ impl Drop for UnprotectedPages {
 }
 
 impl Inner {
-    /// Gives the lease back, down to `keep`. Errors of write-back stay with the file's handles.
+    /// Returns the lease, down to `keep`. Errors of write-back stay with the file's handles.
     pub async fn revoke(&self, inode: &Arc<Inode>, mut keep: LeaseKind) {
         self.counters.revokes.fetch_add(1, Relaxed);
         self.give_up_names(inode.ino).await;
@@ -90,14 +89,14 @@ impl Inner {
         let mut old_pages = if keep == LeaseKind::None { vec![Forget::All] } else { Vec::new() };
         let mut in_doubt_reported = false;
         for round in 0.. {
-            // Under a right to read nothing is changed. To wait for a flush, which may itself wait for
-            // others' leases, would be to wait in a circle.
+            // Under a Read lease nothing is changed. Waiting for a flush, which may itself wait for others'
+            // leases, could be a deadlock.
             let writes = {
                 let st = inode.lock();
                 (st.lease.is_write() && !in_doubt_reported) || st.is_unsaved()
             };
             if writes {
-                // Errors are kept by the inode and told to its handles: the lease goes back all the same.
+                // The inode keeps errors and reports them to its handles: the lease is returned all the same.
                 let _ = self.flush(inode, Occasion::Closing, keep == LeaseKind::None).await;
             }
             if keep == LeaseKind::None {
@@ -115,7 +114,7 @@ impl Inner {
             }
             self.leave_in_doubt(inode).await;
             in_doubt_reported = true;
-            // Not even for itself: what it reads there may be another tomorrow.
+            // Not even for itself: bytes that it reads there may change later.
             keep = LeaseKind::None;
             old_pages.push(Forget::All);
         }
@@ -123,7 +122,7 @@ impl Inner {
         self.report_close_of(inode.ino).await;
         inode.changed.notify_waiters();
         if !old_pages.is_empty() {
-            // It was read without a pause: what came in at last goes soon, or with the next open.
+            // It was read without a pause: the last pages are dropped soon, or with the next open.
             let unprotected = UnprotectedPages::of(inode, &mut inode.lock());
             self.drop_unprotected_pages(unprotected);
         }
@@ -139,12 +138,12 @@ impl Inner {
         old_pages: &mut Vec<Forget>,
     ) -> Round {
         let mut st = inode.lock();
-        // Pages that were filled since are old as soon as the lease is gone: they go first.
+        // Pages that were filled since are old as soon as the lease is gone: they are dropped first.
         let filled = st.pages.take_filled();
         old_pages.extend(filled.into_iter().map(|(from, to)| Forget::Part(from, to - from)));
         let written = (st.is_unsaved() || st.lease.has_sends_before(u64::MAX)) && round < REVOKE_ROUNDS;
         if written && keep == LeaseKind::None {
-            *old_pages = vec![Forget::All]; // to write is to fill pages, too
+            *old_pages = vec![Forget::All]; // a write fills pages, too
         }
         if written || (!old_pages.is_empty() && round < PAGE_ROUNDS) {
             st.lease.note_closing(in_doubt_reported || round + 1 >= REVOKE_ROUNDS);
@@ -159,7 +158,7 @@ impl Inner {
         Round::InDoubt
     }
 
-    /// The kernel drops the file's pages, soon: who waits for the answer to a read or write has some of them
+    /// The kernel drops the file's pages, soon: a thread that waits for a read or write has some of them
     /// locked.
     pub fn drop_unprotected_pages(&self, unprotected: UnprotectedPages) {
         let me = self.arc();
@@ -169,8 +168,8 @@ impl Inner {
         });
     }
 
-    /// Before the kernel hears of a size: it would show the rest of a page from before that, zeros, as part
-    /// of the file.
+    /// Called before the kernel learns a size: it would show the rest of a page from before that, zeros, as
+    /// part of the file.
     pub async fn wait_for_unprotected_pages(&self, inode: &Inode) {
         let until = self.env.clock.now() + UNPROTECTED_PAGES_PAUSE;
         loop {
@@ -179,7 +178,7 @@ impl Inner {
             if !inode.lock().pages.has_unprotected() || left.is_zero() {
                 return;
             }
-            let _ = self.env.clock.timeout(left, changed).await; // looks again either way
+            let _ = self.env.clock.timeout(left, changed).await; // checks again either way
         }
     }
 
@@ -204,8 +203,8 @@ impl Inner {
         self.forget_if_saved(inode.ino, st);
     }
 
-    /// The right to write is about to be given back, and a write that failed has left a stripe in doubt:
-    /// returns when the leader knows, which has the file recovered.
+    /// The Write lease is about to be returned, and a failed write has left a stripe in doubt: returns when
+    /// the leader knows, which has the file recovered.
     async fn leave_in_doubt(&self, inode: &Inode) {
         let (ino, write_generation) = (inode.ino, inode.lock().write.generation());
         let still = || inode.check_generation(write_generation);
@@ -214,13 +213,13 @@ impl Inner {
                 self.session.change_while(self.deadline(), still, |op| LeaveInDoubt { op, ino }).await;
             let Err(e) = reported else { return };
             if !matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline) {
-                return; // the right was lost with the session, whose end has the same effect, or the file is gone
+                return; // lost with the session, whose end has the same effect, or the file is gone
             }
             tracing::warn!("file {ino}: the leader was not told of what a failed write left in doubt: {e}");
         }
     }
 
-    /// Returns when nothing that was sent past leases before a revoke is under way.
+    /// Returns when no send without a lease that began before the revoke is in flight.
     async fn wait_for_sends(&self, inode: &Inode, revoke: u64) {
         loop {
             let changed = inode.changed.notified();
@@ -231,9 +230,9 @@ impl Inner {
         }
     }
 
-    /// Returns when bytes of a file that others may have open can be sent straight to targets: under the
-    /// Write lease, or with the leader's word. Nothing that is asked is counted as a send: what is asked may
-    /// wait for others' revokes, and theirs for their sends.
+    /// Returns when bytes of a file that other clients may have open can be sent straight to targets: under
+    /// the Write lease, or with the leader's permission. A request is not counted as a send: it may wait for
+    /// other clients' revokes, and those for their sends.
     pub async fn may_send_direct<'a>(&self, inode: &'a Inode) -> Result<DirectSend<'a>> {
         let deadline = self.deadline();
         self.await_birth(inode).await?;
@@ -258,8 +257,8 @@ impl Inner {
         }
     }
 
-    /// Returns when the leader knows that something uncommitted may be on targets from now on. Of all that is
-    /// sent at once the first asks, and nothing goes before the answer.
+    /// Returns when the leader knows that uncommitted bytes may be on targets from now on. Of concurrent
+    /// sends the first asks, and none starts before the answer.
     pub async fn mark(&self, inode: &Inode) -> Result<()> {
         while !inode.lock().write.is_declared_unclean() {
             let _one = inode.marking.lock().await;
@@ -272,8 +271,8 @@ impl Inner {
     }
 
     /// Asks for a lease for bytes that the kernel will keep as pages, of a file that was opened under a lease
-    /// and is shared now. Not where this client writes it, too: two such would each wait, with pages locked,
-    /// for the other's.
+    /// and is shared now. Not if this client writes it, too: two such clients would each wait, with pages
+    /// locked, for the other's.
     pub async fn lease_for_pages(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
         self.wait_for_dropping(inode, from, to).await;
         let asks = {
@@ -286,7 +285,7 @@ impl Inner {
         Ok(())
     }
 
-    /// A read for pages of `from..to` waits for the revoke that has others dropped.
+    /// A read for pages of `from..to` waits for the revoke that drops others.
     async fn wait_for_dropping(&self, inode: &Inode, from: u64, to: u64) {
         if !inode.lock().pages.begin_wait(from, to) {
             return;
@@ -301,7 +300,7 @@ impl Inner {
             if left.is_zero() {
                 break;
             }
-            let _ = self.env.clock.timeout(left, changed).await; // looks again either way
+            let _ = self.env.clock.timeout(left, changed).await; // checks again either way
         }
         inode.lock().pages.end_wait(from, to);
     }
@@ -317,7 +316,7 @@ impl Inner {
         self.flush(inode, Occasion::Closing, false).await?;
         {
             let mut st = inode.lock();
-            // The kernel may have been told of it again meanwhile.
+            // The kernel may have looked it up again meanwhile.
             let in_use = !st.forgotten || st.loans.are_open(self.env.clock.now());
             if st.is_dirty() || !st.lease.is_held() || in_use {
                 return Ok(());
@@ -330,12 +329,12 @@ impl Inner {
         let ino = inode.ino;
         let release = |session| ReleaseLease { session, ino, keep: LeaseKind::None };
         let answer = self.session.ask(self.deadline(), release).await;
-        // Grants of requests that crossed the release do not count.
+        // Grants to requests that crossed the release do not count.
         inode.lock().mark_revoked(self.tick_revoke_clock(), LeaseKind::None);
         answer
     }
 
-    /// Asks for a lease; what is held afterwards.
+    /// Asks for a lease; returns the kind held afterwards.
     pub async fn acquire(&self, inode: &Inode, kind: LeaseKind) -> Result<LeaseKind> {
         self.ask_lease(inode, kind, false).await?;
         Ok(inode.lock().lease.kind())
@@ -358,15 +357,15 @@ impl Inner {
         Ok(entry)
     }
 
-    /// Attributes and inline data, fresh from the leader, with what lease it grants.
+    /// Attributes and inline data, fresh from the leader, with the lease that it grants.
     pub async fn refresh(&self, inode: &Inode) -> Result<()> {
         let revoke_clock = self.revoke_clock();
         let ino = inode.ino;
         let fresh = self.session.ask(self.deadline(), |session| ReadInline { session, ino }).await?;
-        // In one step: nobody sees this size with other bytes.
+        // In one step: no reader sees this size with other bytes.
         let mut st = inode.lock();
         self.apply_to(&mut st, &fresh.entry, revoke_clock);
-        // What is dirty goes over what the inode holds, and must know of it.
+        // Dirty bytes are put over the inline bytes, which must be known for that.
         let wants = !st.is_dirty() || st.inline == Inline::Unknown;
         if wants && st.is_of_version(&fresh.entry) {
             st.inline = fresh.data.map_or(Inline::No, Inline::Yes);
@@ -374,14 +373,14 @@ impl Inner {
         Ok(())
     }
 
-    /// The kernel keeps nothing of the inode any more.
+    /// The kernel caches nothing of the inode any more.
     pub fn forget(&self, ino: InodeId) {
         if let Some(inode) = self.known_inode(ino) {
             inode.lock().forgotten = true;
         }
     }
 
-    /// Gives back leases of inodes that nobody uses, when there are many.
+    /// Returns leases of unused inodes, when there are many.
     pub async fn give_back_forgotten(&self) {
         let excess = self.inode_count().saturating_sub(IDLE_INODES_MAX);
         if excess == 0 {
@@ -411,7 +410,7 @@ impl Inner {
     }
 }
 
-/// Inodes kept without anybody using them.
+/// Inodes kept without a user.
 const IDLE_INODES_MAX: usize = 100_000;
-/// Leases given back in one go.
+/// Leases returned in one batch.
 const GIVE_BACK_MAX: usize = 2_000;

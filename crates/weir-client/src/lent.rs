@@ -1,27 +1,27 @@
-//! Names lent to the kernel above: for a moment it may keep that a name leads there, or nowhere.
+//! Names lent to the kernel: for a moment it may cache a name's target, or its absence.
 //!
 //! Invariants: a name is lent only while its directory's lease lets this client itself answer it from memory,
-//! and not past the end of that lease's term; and a directory's lease is given back only after all loans of
-//! its names have run out, while no new ones are made. So the kernel is never told to forget a name: nothing
-//! here waits for its locks, and nothing that is mounted on a directory inside is taken off. What it costs is
-//! that a revoke waits for the loans; so a directory lends none before its lease was held for a moment, nor
-//! for a while after a revoke that had to wait.
+//! and not past the end of that lease's term; and a directory's lease is returned only after all loans of its
+//! names have expired, while no new ones are made. So the kernel never has to drop a name: nothing here waits
+//! for its locks, and a file system mounted on a directory inside is not detached. The cost is that a revoke
+//! waits for the loans; so a directory lends no names before its lease was held for a moment, nor for a while
+//! after a revoke that had to wait.
 use crate::inner::Inner;
 use crate::inode::Inode;
 use std::time::Duration;
 use weir_proto::meta::RenameMode;
 use weir_proto::{InodeId, Result};
 
-/// How long the kernel may keep a name that was lent to it. Long beside one look-up (some 20 µs), so that
-/// names in use cost next to nothing and a listing's names last until each was looked at; short beside what a
-/// person notices when a change waits for it.
+/// How long the kernel may keep a lent name. Long compared with a look-up (some 20 µs), so that names in use
+/// cost little and a listing's names last until each was used; short compared with a delay that a person
+/// notices when a change waits for it.
 pub const LOAN: Duration = Duration::from_millis(200);
-/// From the sending of an answer until the thread that waits for it in the kernel has begun to count the
-/// loan, and the coarseness of the kernel's clock (10 ms). A thread is woken within microseconds; on a busy
-/// machine it may have to wait for a processor.
+/// The time from the sending of an answer until the thread that waits for it in the kernel has begun to count
+/// the loan, and the coarseness of the kernel's clock (10 ms). A thread is woken within microseconds; on a
+/// busy machine it may have to wait for a processor.
 const TAKING_UP: Duration = Duration::from_millis(100);
 impl Inner {
-    /// Whether the kernel may keep for [`LOAN`] that `name` leads there, or nowhere.
+    /// Whether the kernel may cache the target of `name`, or its absence, for [`LOAN`].
     pub fn lend_name(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> bool {
         if let Some(inode) = leads_to.and_then(|ino| self.known_inode(ino)) {
             inode.lock().forgotten = false;
@@ -40,8 +40,8 @@ impl Inner {
         true
     }
 
-    /// Returns when the kernel keeps no name of this directory any more. None is lent until its lease is gone
-    /// (`Loans::end`).
+    /// Returns when the kernel keeps no name of this directory any more. No more loans until its lease is
+    /// gone (`Loans::end`).
     pub async fn end_loans(&self, inode: &Inode) {
         let now = self.env.clock.now();
         let left = {
@@ -54,8 +54,8 @@ impl Inner {
         }
     }
 
-    /// The kernel moves a name to another directory, with what is left of its loan, whatever is answered.
-    /// Returns when that loan is one of the other directory, or has run out.
+    /// The kernel moves a name to another directory, with the rest of its loan, regardless of the answer.
+    /// Returns when the other directory has counted that loan, or it has expired.
     pub async fn move_loans(&self, from: InodeId, to: InodeId, mode: RenameMode) {
         self.move_loan(from, to).await;
         if mode == RenameMode::Exchange {
@@ -79,8 +79,8 @@ impl Inner {
         self.env.clock.sleep(left).await;
     }
 
-    /// What an own change came to is not known, and the kernel may keep what was before it: returns when it
-    /// does not.
+    /// The outcome of this client's change is not known, and the kernel may keep the former state: returns
+    /// when it does not.
     pub async fn doubt_names<T>(&self, dirs: &[InodeId], done: Result<T>) -> Result<T> {
         use weir_proto::ErrorKind::{Damaged, Deadline, Io, Stale, Unavailable};
         if done.as_ref().is_err_and(|e| matches!(e.kind, Damaged | Deadline | Io | Stale | Unavailable)) {

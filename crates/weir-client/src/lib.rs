@@ -1,9 +1,9 @@
-//! Files over stripes over cells: what an application's reads, writes and names become on targets and at the
-//! metadata leader.
+//! Files over stripes over cells: turns an application's reads, writes and names into requests to targets and
+//! the metadata leader.
 //!
-//! Invariants: nothing is cached without a lease; an acknowledged byte is in a dirty buffer or on targets,
-//! never nowhere; no byte that fails its checksum is returned; memory stays within one budget. Knows nothing
-//! of FUSE, Python or HTTP.
+//! Invariants: nothing is cached without a lease; an acknowledged byte is in a dirty buffer or on targets; no
+//! byte that fails its checksum is returned; memory stays within one budget. Knows nothing of FUSE, Python or
+//! HTTP.
 #![forbid(unsafe_code)]
 
 mod accesses;
@@ -85,15 +85,15 @@ use weir_env::{BoxFuture, Env, Instant, TaskHandle};
 use weir_proto::coord::Wait;
 use weir_proto::{ClusterId, Result, SessionId};
 
-/// How often changed data that nobody syncs is looked at.
+/// The interval at which write-back checks changed data.
 const WRITE_BACK_PERIOD: Duration = Duration::from_secs(1);
-/// How often a client looks whether its connection to the leader is there.
+/// The interval at which a client checks its connection to the leader.
 const SESSION_POLL: Duration = Duration::from_millis(500);
 /// Pause between tries to find the namespace's leader.
 const LEADER_PAUSE: Duration = Duration::from_millis(50);
-/// How long a client that starts waits for the cluster: who mounts is there to see that it does not answer.
+/// How long a starting client waits for the cluster: the user who mounts is present to see the failure.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
-/// How often the coordinator hears what calls wait for, and how long it may take to listen.
+/// The interval of reports to the coordinator on what calls wait for, and the patience for each.
 const REPORT_EVERY: Duration = Duration::from_secs(5);
 const REPORT_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -171,31 +171,31 @@ impl Client {
         ];
         Ok(Client { inner, _tasks: Arc::new(Background(tasks)) }.with_meters())
     }
-    /// Which cluster it is a client of.
+    /// The cluster of this client.
     pub fn cluster(&self) -> ClusterId {
         self.inner.data.cluster.id()
     }
     pub fn status(&self) -> ClientStatus {
         self.inner.counters.snapshot(&self.inner.budget)
     }
-    /// For simulators and tests: panics where an invariant of what is known here does not hold.
+    /// For simulators and tests: panics if an invariant of the client's state does not hold.
     pub fn check(&self) {
         self.inner.check()
     }
-    /// On the clock of [`Waiting::since`].
+    /// The time on the clock of [`Waiting::since`].
     pub fn now(&self) -> Instant {
         self.inner.env.clock.now()
     }
-    /// What calls have been waiting for for a while.
+    /// Causes that calls have been waiting for for a while.
     pub fn waits(&self) -> Vec<Waiting> {
         self.inner.data.waits.list()
     }
-    /// Flushes everything and closes the session. An error names what could not be saved.
+    /// Flushes everything and closes the session. An error names the files that could not be saved.
     pub fn shutdown(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(self.inner.shutdown())
     }
-    /// The session, unless a shutdown has closed it. If not, the leader waits for it after a failover,
-    /// so the next client of the process closes it by [`Client::close_session`].
+    /// The session, unless a shutdown has closed it. If not, the leader waits for it after a failover, so the
+    /// next client of the process closes it by [`Client::close_session`].
     pub fn session_left(&self) -> Option<SessionId> {
         self.inner.session.unclosed()
     }
@@ -204,13 +204,13 @@ impl Client {
         let deadline = self.inner.env.clock.now() + self.inner.config.patience;
         Box::pin(self.inner.session.close_other(session, deadline))
     }
-    /// How often changes or locks were lost, and the last of them.
+    /// The number of losses of changes or locks, and the last of them.
     pub fn losses(&self) -> (u64, Vec<Loss>) {
         self.inner.losses()
     }
 }
 
-/// So that it can be told while the coordinator is away.
+/// So that it can be shown while the coordinator is unreachable.
 async fn learn_space(cluster: Cluster) {
     if let Err(e) = cluster.known_status().await {
         tracing::debug!("the space is not known yet: {e}");
@@ -224,9 +224,9 @@ async fn keep_session(inner: Weak<Inner>) {
     {
         let until = *due.get_or_insert(clock.now() + period);
         clock.sleep(until.since(clock.now()).min(SESSION_POLL)).await;
-        // A client that was shut down has no session, and wants none.
+        // A client that was shut down has no session, and needs none.
         let Some(inner) = inner.upgrade().filter(|i| !i.closed.load(Ordering::Acquire)) else { return };
-        // A leader that is back waits for those who were there before, also if they have nothing to ask.
+        // A restarted leader waits for its earlier clients, even if they have no requests.
         if clock.now() >= until || !inner.session.is_taken_up() {
             inner.session.keep_alive().await;
             due = None;
@@ -234,7 +234,7 @@ async fn keep_session(inner: Weak<Inner>) {
     }
 }
 
-/// Tells what calls wait for, and leaves a leader that is known to be elsewhere by now.
+/// Reports what calls wait for, and leaves a leader that has moved elsewhere.
 async fn watch_waits(inner: Weak<Inner>, title: String) {
     let (mut reported, mut leader) = (None, String::new());
     while let Some(clock) = inner.upgrade().map(|i| i.env.clock.clone()) {
@@ -259,7 +259,7 @@ async fn watch_waits(inner: Weak<Inner>, title: String) {
             let ms = |w: &Waiting| now.since(w.since).as_millis() as u64;
             let waits = list.into_iter().map(|w| Wait { ms: ms(&w), what: w.what, calls: w.calls }).collect();
             let reporting = inner.data.cluster.report_waits(title.clone(), waits);
-            let _ = clock.timeout(REPORT_PATIENCE, reporting).await; // a coordinator that is away has others' troubles to show
+            let _ = clock.timeout(REPORT_PATIENCE, reporting).await; // the next report repeats it
         }
     }
 }

@@ -1,11 +1,11 @@
-//! File locks of this client: asked of the leader, mirrored here, named again after a reconnect, lost with
-//! the session.
+//! File locks of this client: requested from the leader, mirrored here, named again after a reconnect, lost
+//! with the session.
 //!
-//! Invariants: the mirror never says more than the leader granted; what an owner asks for goes to the leader
-//! one after the other, so the mirror ends where the leader does. A wait holds no call at the leader: it asks
-//! again when it is told to, when the session was taken up on a new connection, and from time to time. A
-//! handle through which a lock was had that is lost with the session does nothing any more: whoever trusted
-//! the lock must not go on writing.
+//! Invariants: the mirror never claims more than the leader granted; requests of one owner go to the leader
+//! one after the other, so the mirror ends in the same state as the leader. A wait holds no call at the
+//! leader: it asks again when the leader notifies it, when the session was resumed on a new connection, and
+//! from time to time. A handle with a lock that is lost with the session does nothing any more: a program
+//! that trusted the lock must not continue to write.
 //!
 //! Knows nothing of processes, signals or FUSE: an owner is a number, an interrupt is a [`Notify`].
 use crate::api::{Forget, Handle};
@@ -22,13 +22,15 @@ use weir_proto::lock::{
 use weir_proto::{Error, InodeId, Result, SessionId};
 use weir_watch::{Object, Reason};
 
-/// A wait that heard nothing asks again: the hint may be lost.
+/// A wait without a notification asks again: it may be lost.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
-/// While the leader waits for clients of before its restart.
+/// While the leader waits for the clients from before its restart.
 const GRACE_PAUSE: Duration = Duration::from_millis(50);
-/// Between two looks whether an open file elsewhere has been closed. The leader says for how long.
+/// The pause between checks whether an open file elsewhere has been closed. The leader sets how long to
+/// check.
 const CLOSING_PAUSE: Duration = Duration::from_millis(2);
-/// How long an interrupted wait may take to be taken out of the queue before the caller goes without knowing.
+/// How long the removal of an interrupted wait from the queue may take before the caller returns without its
+/// outcome.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Inner {
@@ -39,7 +41,7 @@ impl Inner {
         self.see_what_others_wrote(handle, wish, locked).await
     }
 
-    /// Waits until the lock is there, or `interrupt` is notified.
+    /// Waits until the lock is granted, or `interrupt` is notified.
     pub async fn wait_lock(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
         self.note_closes_unlock(handle, wish)?;
         let locked = self.lock_later(handle, wish, interrupt).await?;
@@ -53,8 +55,8 @@ impl Inner {
         Ok(())
     }
 
-    /// A kernel may keep pages of a shared file for a moment that no lease protects: not over the taking of a
-    /// lock.
+    /// A kernel may keep pages of a shared file for a moment that no lease protects: not across the granting
+    /// of a lock.
     async fn see_what_others_wrote(&self, handle: Handle, wish: LockWish, locked: Locked) -> Result<Locked> {
         if locked == Locked::Granted
             && wish.kind.is_some()
@@ -115,15 +117,15 @@ impl Inner {
     async fn give_up(&self, ino: InodeId, handle: Handle, wish: LockWish, ticket: u64) -> Locked {
         let me = self.arc();
         let (tx, rx) = tokio::sync::oneshot::channel();
-        // A task of its own: it runs to its end also when nobody waits for it any more.
+        // A task of its own: it is completed even if the caller stops waiting.
         self.env.tasks.spawn("give a lock wait up", async move {
             let cancel = |session| CancelLock { session, ino, ticket };
             let cancelled = me.session.ask(me.deadline(), cancel).await;
             if cancelled.is_ok_and(|c| c.waited) {
-                let _ = tx.send(Locked::Interrupted); // nobody waits any more
+                let _ = tx.send(Locked::Interrupted); // the caller may have given up
                 return;
             }
-            // Not in the queue: it was granted, or never came to be, or the leader is new.
+            // Not in the queue: it was granted, or never registered, or the leader is new.
             let granted = me.ask_lock(ino, handle, wish, 0).await;
             let granted = granted.is_ok_and(|a| a.outcome == LockOutcome::Granted);
             let locked = if granted { Locked::Granted } else { Locked::Interrupted };
@@ -183,7 +185,7 @@ impl Inner {
         }
     }
 
-    /// Who is in the way of a lock.
+    /// The holder of a conflicting lock.
     pub async fn test_lock(&self, handle: Handle, wish: LockWish) -> Result<Option<InTheWay>> {
         let ino = self.handle(handle)?.inode.ino;
         let Some(kind) = wish.kind else { return Ok(None) };
@@ -210,8 +212,8 @@ impl Inner {
     }
 
     /// At `close(2)`: an owner's locks of the file end with the first of its opens. Those of the open file
-    /// end with its last descriptor, of which the kernel tells after `close` has returned: the leader hears
-    /// of it now.
+    /// end with its last descriptor, which the kernel announces after `close` has returned: they are reported
+    /// to the leader now.
     pub async fn unlock_owner(&self, handle: Handle, owner: LockOwner) -> Result<()> {
         if self.tables.locks.is_unused() {
             return Ok(());
@@ -231,7 +233,7 @@ impl Inner {
         done
     }
 
-    /// At an open file's end: what was locked through it.
+    /// At an open file's end: releases the locks acquired through it.
     pub async fn unlock_handle(&self, handle: Handle) -> Result<()> {
         if self.tables.locks.is_unused() {
             return Ok(());
@@ -252,7 +254,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Holders and waiters of a file, and how many more there are than fit.
+    /// Holders and waiters of a file, and the number of those that do not fit.
     pub async fn list_locks(&self, ino: InodeId) -> Result<(Vec<LockEntry>, u32)> {
         let list = self.session.ask(self.deadline(), |session| ListLocks { session, ino }).await?;
         Ok((list.entries, list.more))
@@ -264,7 +266,7 @@ impl Inner {
         self.tables.locks.wake_all();
     }
 
-    /// Others have got these meanwhile.
+    /// Other clients have got these meanwhile.
     pub fn lose_locks(&self, lost: &[HeldLock]) {
         let named: BTreeSet<(InodeId, LockOwner)> = lost.iter().map(|l| (l.ino, l.owner)).collect();
         let handles = self.tables.locks.lose(|ino, owner| named.contains(&(ino, owner)));

@@ -1,9 +1,9 @@
-//! Under which cluster maps was written, here and by others.
+//! The cluster maps under which this and other clients have written.
 //!
-//! A target that its group goes on without may not know that yet, for as long as it is cut off from the
-//! coordinator. Whoever does not know it either would read there what is old, and nobody would tell. So who
-//! writes tells the metadata leader under which map, before anybody is told that it is written; and who reads
-//! has, from the answer that lets it read, the map that it must know first.
+//! A target that its group has dropped may not know that yet, for as long as it is cut off from the
+//! coordinator. A reader that does not know it either would read old data there, without an error. So a
+//! writer reports its map version to the metadata leader before its write is acknowledged; and a reader gets,
+//! with the answer that lets it read, the map version that it must have first.
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Versions of the cluster map.
@@ -15,11 +15,11 @@ pub struct MapsSeen {
 }
 
 impl MapsSeen {
-    /// All live members have something under that map.
+    /// All live members have data that was written under that map.
     pub fn note_written(&self, version: u64) {
         self.written.fetch_max(version, Ordering::SeqCst);
     }
-    /// Under which map was written last, if the leader does not know it.
+    /// The newest map version of a write, if the leader does not know it.
     pub fn unreported(&self) -> Option<u64> {
         let written = self.written.load(Ordering::SeqCst);
         (written > self.reported.load(Ordering::SeqCst)).then_some(written)
@@ -27,7 +27,7 @@ impl MapsSeen {
     pub fn note_reported(&self, version: u64) {
         self.reported.fetch_max(version, Ordering::SeqCst);
     }
-    /// Nothing is read before this map is here, or a newer one.
+    /// Reads wait until this client has this map, or a newer one.
     pub fn need(&self, version: u64) {
         self.needed.fetch_max(version, Ordering::SeqCst);
     }

@@ -1,7 +1,7 @@
-//! One call to one member of a group: given up as soon as the member goes down, suspected when it is silent.
+//! One call to one member of a group: abandoned as soon as the member goes down, suspected when it is silent.
 //!
-//! Doubts are told to the coordinator, which looks for itself: a stopped process is out of its groups within
-//! a second, long before its silence or the call's own patience would tell. Knows nothing of stripes'
+//! Suspicions go to the coordinator, which checks itself: a stopped process is out of its groups within a
+//! second, long before its silence or the call's own patience would show it. Knows nothing of stripes'
 //! contents.
 use crate::data::{Data, GroupView};
 use crate::join::Join;
@@ -15,14 +15,14 @@ use weir_proto::map::{ClusterMap, MemberState};
 use weir_proto::{Error, Request, Result};
 use weir_rpc::{Answered, Payload};
 
-/// How long answers take lately.
+/// Recent latencies of answers.
 #[derive(Default)]
 pub struct Latencies {
     pub read: Latency,
     pub write: Latency,
 }
 
-/// What kind of answer a call waits for.
+/// The kind of answer that a call waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Pacing {
     Read,
@@ -49,7 +49,7 @@ impl Data {
         self.call_while_up(place, is_down, request, payload, pacing, deadline).await
     }
 
-    /// A call that ends with `Unavailable` once a newer map says that its target `is_down`.
+    /// A call that ends with `Unavailable` once its target `is_down` by a newer map.
     pub async fn call_while_up<R: Request>(
         &self,
         place: Place,
@@ -90,7 +90,7 @@ impl Data {
         }
     }
 
-    /// Asks the coordinator to look at a member; what it finds shows in the map.
+    /// Asks the coordinator to check a member; the map shows the result.
     pub async fn suspect(&self, place: Place, suspicion: Suspicion, what: &str) {
         let why = match suspicion {
             Suspicion::Slow => format!("{what}: it has not answered long after the others"),
@@ -103,7 +103,7 @@ impl Data {
         }
     }
 
-    /// Hardly any answer takes longer.
+    /// Almost all answers arrive within this time.
     pub fn usual_max(&self, pacing: Pacing) -> Duration {
         let latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);
         match pacing {

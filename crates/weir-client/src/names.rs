@@ -1,7 +1,7 @@
 //! Names and attributes: answered from leases where one is held, otherwise by the leader.
 //!
-//! Invariant: a name is remembered only under its directory's lease, and only if no own change of names in
-//! that directory crossed the question.
+//! Invariant: a name is remembered only under its directory's lease, and only if no change of names in that
+//! directory by this client crossed the request.
 use crate::api::{Forget, NewMode, SetAttrs, Space, Stat};
 use crate::inner::{Inner, OpenFile};
 use crate::inode::Inode;
@@ -79,7 +79,7 @@ impl Inner {
             return Ok(stat);
         }
         if let Some(inode) = self.known_inode(ino) {
-            self.report_access_of(&inode).await; // the answer is to have it
+            self.report_access_of(&inode).await; // the answer must include it
         }
         let revoke_clock = self.revoke_clock();
         let entry = self.session.ask(self.deadline(), |session| GetAttr { session, ino }).await?;
@@ -93,8 +93,8 @@ impl Inner {
         }
     }
 
-    /// What was known last of an inode that is gone, without a name. Not of an open file: that is there until
-    /// it is closed, and where it is not its handles know more.
+    /// The last known attributes of an inode that is gone, without a name. Not of an open file: it exists
+    /// until it is closed, and its handles know more.
     pub fn last_attr(&self, ino: InodeId) -> Option<Stat> {
         let inode = self.known_inode(ino)?;
         let st = inode.lock();
@@ -112,7 +112,7 @@ impl Inner {
     ) -> Result<Stat> {
         let inode = self.inode(ino);
         if let Some(size) = set.size {
-            // Through an open file the right was checked at open.
+            // Through an open file the access was checked at open.
             let only_size = set.mode.is_none() && set.uid.is_none() && set.gid.is_none();
             let root = Cred { uid: 0, gid: 0, groups: vec![0] };
             let writable = through.is_some_and(|file| file.mode.write);
@@ -120,9 +120,9 @@ impl Inner {
             return self.set_size(cred, &inode, through, &set, size).await;
         }
         if set.atime.is_some() {
-            self.report_access_of(&inode).await; // a read of before must not overtake it
+            self.report_access_of(&inode).await; // an earlier read must not overtake it
         }
-        // A time set now must not be overtaken by a commit of earlier writes,
+        // A commit of earlier writes must not overwrite a time set now,
         if set.mtime.is_some() {
             self.take_stored_pages(&inode).await;
         }
@@ -139,8 +139,8 @@ impl Inner {
         self.send_set_attr(cred, &inode, &set, None, false).await
     }
 
-    /// nor by what was stored through a mapping: the kernel does not tell of a store before it writes the
-    /// page back, up to the end of the mapping. Now it does, and the next store faults the page in anew.
+    /// nor may stores through a mapping: the kernel does not report a store before it writes the page back,
+    /// up to the end of the mapping. It does so now, and the next store faults the page in again.
     async fn take_stored_pages(&self, inode: &Inode) {
         let may_be_mapped = {
             let st = inode.lock();
@@ -174,7 +174,7 @@ impl Inner {
             if let Some(entry) = &mut listed.entry {
                 let is_new = self.known_inode(listed.ino).is_none();
                 let stat = self.apply(entry, revoke_clock);
-                // The kernel hears of the name alone, and forgets no inode that it was not told of.
+                // The kernel gets only the name, and forgets no inode that it never looked up.
                 if is_new && let Some(inode) = self.known_inode(listed.ino) {
                     inode.lock().forgotten = true;
                 }
@@ -195,8 +195,8 @@ impl Inner {
         Ok(listing)
     }
 
-    /// An own change of a name: nothing is said of it before its outcome is known, also to questions under
-    /// way.
+    /// A change of a name by this client: the name has no answer before the outcome is known, even for
+    /// requests in flight.
     pub fn begin_name_change(&self, parent: InodeId, name: &[u8]) -> NameChange {
         let (dir, name) = (self.inode(parent), Bytes::copy_from_slice(name));
         dir.lock().names.begin_change(&name);
@@ -243,7 +243,7 @@ impl Inner {
             self.doubt_names(&[parent], self.session.change_counted(self.deadline(), make).await).await,
         )?;
         let stat = self.made(change, made, revoke_clock);
-        // A reply that was sent again may be older than what is in the directory.
+        // A reply to a repeated request may be older than the directory's state.
         if stat.leased && tries == 1 {
             self.inode(stat.attr.ino).lock().names.begin_empty();
         }
@@ -324,7 +324,7 @@ impl Inner {
         self.links_changed(removed.ino);
     }
 
-    /// The number of an inode's links changed by an own operation: its attributes are asked for again.
+    /// An operation of this client changed an inode's number of links: its attributes are asked for again.
     fn links_changed(&self, ino: InodeId) {
         if let Some(inode) = self.known_inode(ino) {
             inode.lock().attr_old = true;
@@ -345,7 +345,7 @@ impl Inner {
         check_name(new_name)?;
         self.move_loans(parent, new_parent, mode).await;
         let mut from = self.begin_name_change(parent, name);
-        // Onto itself it is one change.
+        // A rename to itself is one change.
         let onto = (parent, name) != (new_parent, new_name);
         let mut to = onto.then(|| self.begin_name_change(new_parent, new_name));
         let revoke_clock = self.revoke_clock();
@@ -361,7 +361,7 @@ impl Inner {
         };
         let renamed = self.session.change(self.deadline(), make).await;
         let mut renamed = self.doubt_names(&[parent, new_parent], renamed).await;
-        self.move_loans(parent, new_parent, mode).await; // the lease may have gone meanwhile
+        self.move_loans(parent, new_parent, mode).await; // the lease may have ended meanwhile
         for change in std::iter::once(&mut from).chain(&mut to) {
             renamed = change.reported(renamed);
         }
@@ -452,12 +452,12 @@ impl Inner {
         })
     }
 
-    /// The same as somebody in a volume with limits has it.
+    /// The same as seen from within a volume with limits.
     pub async fn statfs_at(&self, ino: InodeId) -> Result<Space> {
         let space = self.statfs().await?;
         let volume = match self.session.ask(self.deadline(), |session| VolumeAt { session, ino }).await {
             Ok(volume) => volume,
-            // Of an inode that is gone: the whole is right, too.
+            // The inode is gone: the space of the whole is right, too.
             Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => return Ok(space),
             Err(e) => return Err(e),
         };
@@ -465,14 +465,14 @@ impl Inner {
     }
 }
 
-/// What of all the space a volume's limits leave.
+/// The part of the space that a volume's limits leave.
 fn within(volume: &Volume, space: Space) -> Space {
     let quota = &volume.quota;
     let mut seen = space;
     if let Some(max) = quota.bytes_hard.or(quota.bytes_soft) {
         seen.capacity_bytes = max;
         seen.used_bytes = volume.usage.bytes;
-        // At a cluster's start no target has told yet what it has.
+        // At a cluster's start no target has reported its space yet.
         let all = if space.capacity_bytes > 0 { space.free_bytes } else { u64::MAX };
         seen.free_bytes = max.saturating_sub(volume.usage.bytes).min(all);
     }
@@ -483,10 +483,10 @@ fn within(volume: &Volume, space: Space) -> Space {
     seen
 }
 
-/// Attributes that are access control lists: whether there is one is known with the mode.
+/// Attributes that are access control lists: the mode shows whether there is one.
 const ACL_PREFIX: &[u8] = b"system.posix_acl_";
 
-/// What the old and the new name lead to after a rename.
+/// The targets of the old and the new name after a rename.
 fn names_after(mode: RenameMode, renamed: &Renamed) -> (Outcome, Outcome) {
     match (mode, renamed.replaced) {
         (RenameMode::Exchange, Some(other)) => {
@@ -499,7 +499,7 @@ fn names_after(mode: RenameMode, renamed: &Renamed) -> (Outcome, Outcome) {
     }
 }
 
-/// An own change of a name under way. Given up, it leaves the name unknown.
+/// A change of a name in flight by this client. If dropped, it leaves the name unknown.
 pub struct NameChange {
     dir: Arc<Inode>,
     name: Bytes,
@@ -513,7 +513,7 @@ impl NameChange {
             && !self.ended
         {
             use weir_proto::ErrorKind::{Damaged, Deadline, Exists, Io, NotFound, Stale, Unavailable};
-            // What it says about the name itself may be news, too.
+            // The error may bring news about the name itself, too.
             let unsure = matches!(e.kind, Damaged | Deadline | Exists | Io | NotFound | Stale | Unavailable);
             self.note(if unsure { Outcome::Unknown } else { Outcome::Same });
         }

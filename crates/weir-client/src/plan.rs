@@ -1,7 +1,7 @@
-//! What a client sends for a stripe with changed bytes: the decision alone.
+//! How a client sends a stripe with changed bytes: the decision alone.
 //!
-//! Pure. The regimes are those of decision record 1: fresh stripes beyond everything committed, prepared
-//! stripes over committed data, overlays for the rest. Knows nothing of buffers, targets or time.
+//! Pure. The ways are those of decision 1: fresh stripes beyond everything committed, prepared stripes over
+//! committed data, overlays for the rest. Knows nothing of buffers, targets or time.
 use weir_proto::meta::INLINE_MAX;
 
 /// A tail this short goes as an overlay even at close: one fragment and its mirrors instead of k + m
@@ -11,7 +11,7 @@ pub const SMALL_TAIL_BYTES: u32 = 64 << 10;
 /// Why data is being sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Occasion {
-    /// The stripe is full, or memory is needed, or an fsync: the file may go on growing.
+    /// The stripe is full, or memory is needed, or an fsync: the file may continue to grow.
     Growing,
     /// An fdatasync: as `Growing`, and times need not be saved.
     DataOnly,
@@ -19,16 +19,16 @@ pub enum Occasion {
     Closing,
 }
 
-/// What is known of a stripe when it is to be sent.
+/// The facts about a stripe that is to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct StripeFacts {
     pub stripe_bytes: u32,
     pub cell_bytes: u32,
-    /// The right to be the only writer (Write lease).
+    /// This client is the only writer (Write lease).
     pub exclusive: bool,
     /// The whole stripe lies beyond everything that was ever committed or may still be on targets.
     pub beyond_committed: bool,
-    /// Something was sent for this stripe since.
+    /// A send to this stripe has happened since.
     pub touched: bool,
     pub covered_bytes: u32,
     /// End of the last dirty byte.
@@ -40,18 +40,18 @@ pub struct StripeFacts {
 pub enum SendAs {
     /// k + m fragments, the base at once; the stripe is `len` bytes long, gaps are zeros.
     Fresh { len: u32 },
-    /// The whole stripe beside what is there, then commit.
+    /// The whole stripe next to the present base, then commit.
     Prepared,
-    /// Only what is dirty.
+    /// Only the dirty bytes.
     Overlays,
-    /// Nothing, in place of what is there; never planned, but asked for.
+    /// An empty version that replaces the base; never planned, only requested.
     Empty,
 }
 
 pub fn send_as(f: &StripeFacts) -> SendAs {
     let full = f.covered_bytes == f.stripe_bytes;
     let virgin = f.beyond_committed && !f.touched;
-    // A gap is a hole: sent as zeros it costs wire and space, so only where it is the smaller part.
+    // A gap is a hole: sent as zeros it costs wire and space, so only if it is the smaller part.
     let dense = f.covered_bytes >= f.end / 2;
     let small = f.end <= SMALL_TAIL_BYTES.min(f.cell_bytes);
     match (f.exclusive, full, virgin) {
@@ -65,7 +65,7 @@ pub fn send_as(f: &StripeFacts) -> SendAs {
     }
 }
 
-/// Whether the whole file goes into its inode: it is short, and nothing of it is or was on targets.
+/// Whether the whole file is kept inline: it is short, and nothing of it is or was on targets.
 pub fn fits_inline(size: u64, on_targets_end: u64, exclusive: bool) -> bool {
     exclusive && size <= INLINE_MAX as u64 && on_targets_end == 0
 }

@@ -1,17 +1,17 @@
 //! What to read ahead for one inode: the decision alone.
 //!
 //! Pure. Accesses of all processes of a node on one inode are merged into a few *runs*; a run that is read
-//! densely is followed ahead, whatever the order within it; one with an exact stride has its next records
-//! fetched. What was fetched and not used stops it. Knows nothing of caches, leases or time.
+//! densely is prefetched, regardless of the order within it; one with an exact stride has its next records
+//! prefetched. Prefetched bytes that stay unused stop it. Knows nothing of caches, leases or time.
 
 /// Runs remembered per inode: more concurrent streams than this are treated as random.
 const RUNS_MAX: usize = 8;
 /// An access this close to a run belongs to it: processes that share a run are not in step.
 const SLACK_BYTES: u64 = 8 << 20;
-/// Accesses that show a pattern before anything is fetched ahead.
+/// Accesses that show a pattern before anything is prefetched.
 const PROOF_HITS: u32 = 2;
 const WINDOW_MIN_BYTES: u64 = 2 << 20;
-/// Records fetched ahead of an exact stride.
+/// Records prefetched ahead of an exact stride.
 const STRIDE_RECORDS: u64 = 8;
 
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ struct Run {
     read_bytes: u64,
     hits: u32,
     window_bytes: u64,
-    /// Fetched ahead up to here.
+    /// Prefetched up to here.
     ahead: u64,
     last_offset: u64,
     stride: u64,
@@ -39,13 +39,13 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Bytes that had been fetched ahead were asked for.
+    /// Prefetched bytes were read.
     pub fn used(&mut self, bytes: u64) {
         self.used_bytes += bytes;
     }
 
-    /// Takes note of a read and says what to fetch now: (offset, length), within `size`, at most `window_max`
-    /// ahead.
+    /// Notes a read and returns the ranges to fetch now: (offset, length), within `size`, at most
+    /// `window_max` ahead.
     pub fn access(&mut self, offset: u64, len: u64, size: u64, window_max: u64) -> Vec<(u64, u64)> {
         self.tick += 1;
         let end = offset.saturating_add(len);
@@ -114,7 +114,7 @@ impl Run {
         self.last_offset = offset;
         self.hits = self.hits.saturating_add(1);
         self.used_at = tick;
-        // The past loses its weight: what counts is how the last stretch was read.
+        // Older accesses lose weight: the last stretch decides.
         let span = self.high - self.low;
         if span > 8 * SLACK_BYTES {
             self.low += span / 2;
@@ -127,7 +127,7 @@ impl Run {
     }
     fn follow(&mut self, size: u64, window_max: u64) -> Vec<(u64, u64)> {
         let left = self.ahead.saturating_sub(self.high);
-        // Ask again when half of the window is used, for fewer and larger requests.
+        // Fetches again when half of the window is used, for fewer and larger requests.
         if left * 2 > self.window_bytes || self.ahead >= size {
             return Vec::new();
         }

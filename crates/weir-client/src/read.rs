@@ -1,8 +1,8 @@
-//! Reads of applications: newest first, from dirty buffers, stripes on their way, inline bytes, the cache,
+//! Reads of applications: newest first, from dirty buffers, stripes in flight, inline bytes, the cache,
 //! targets.
 //!
 //! Invariants: nothing is kept without a lease; bytes fetched while the file changed are returned but not
-//! kept; a read never waits for the leader while a lease covers it. Parts are shared, not copied, but for
+//! kept; a read never waits for the leader while a lease covers it. Parts are shared, not copied, except for
 //! bytes that may still change.
 use crate::api::Handle;
 use crate::assembly::{Assembly, Fetched, zeros};
@@ -23,30 +23,29 @@ use weir_proto::map::Layout;
 use weir_proto::snapshot::Layer;
 use weir_proto::{Error, InodeId, MIB, Result};
 
-/// How long bytes for pages are not read without a lease, which somebody else takes away each time.
+/// How long a read for pages insists on a lease that other clients have revoked each time.
 const INSISTS_MAX: Duration = Duration::from_secs(15);
 /// Bytes fetched for one read at a time.
 const FETCH_BYTES_MAX: u64 = 16 << 20;
-/// A read for pages whose lease is taken away at once asks again after a pause, which grows up to so many of
-/// these.
+/// A read for pages whose lease is revoked at once asks again after a pause, which grows up to this multiple.
 const UNLEASED_PAUSE: Duration = Duration::from_micros(500);
 const UNLEASED_PAUSES_MAX: u32 = 16;
 
-/// What a read found without asking targets.
+/// The result of a read without asking targets.
 struct Local {
     assembly: Assembly,
-    /// Missing bytes come from here.
+    /// The layout for missing bytes.
     layout: Option<Layout>,
     data_change: u64,
-    /// What is fetched may be kept.
+    /// Fetched bytes may be kept.
     keep: bool,
     size: u64,
-    /// Somebody is fetching part of what is missing already, or it may change without anybody's doing.
+    /// Another read is fetching a part of the missing bytes already, or they may change without a request.
     being_fetched: bool,
     seen: Seen,
 }
 
-/// What tells whether bytes were evicted since.
+/// The state that shows whether bytes were evicted since.
 #[derive(Clone, Copy)]
 pub struct Seen {
     leased: bool,
@@ -66,19 +65,19 @@ impl State {
     }
 }
 
-/// How one try to read ended.
+/// The result of one try to read.
 enum Read {
     Done(Vec<Bytes>),
-    /// Bytes that were away are back: look again.
+    /// Offline bytes were recalled: look again.
     CameBack,
-    /// Bytes went away while they were being read: look again.
+    /// Bytes were evicted or moved during the read: look again.
     Moved,
-    /// They are for pages, and the lease that these need was taken back: ask again.
+    /// The read is for pages, and the lease that these need was revoked: ask again.
     Unleased,
 }
 
 impl Inner {
-    /// The bytes, if all of them are known here.
+    /// The bytes, if all of them are cached here.
     pub fn try_read(&self, handle: Handle, offset: u64, len: usize) -> Option<Result<Vec<Bytes>>> {
         let file = match self.handle(handle) {
             Ok(file) => file,
@@ -175,7 +174,7 @@ impl Inner {
         len: usize,
         mut deadline: Instant,
     ) -> Result<Vec<Bytes>> {
-        // However often they go again.
+        // Even if they are evicted again and again.
         let give_up = deadline + self.config.recall_patience;
         let (mut unleased, insists_until) =
             (0, self.env.clock.now() + INSISTS_MAX.min(self.config.patience / 2));
@@ -189,7 +188,7 @@ impl Inner {
                     deadline
                 }
                 Read::Moved => deadline,
-                // That has taken its own time.
+                // The recall has its own time limit.
                 Read::CameBack => {
                     deadline = self.deadline();
                     give_up
@@ -204,7 +203,7 @@ impl Inner {
         }
     }
 
-    /// `insists`: what is for pages is not read without a lease.
+    /// `insists`: bytes for pages are not read without a lease.
     async fn read_once(
         &self,
         file: &OpenFile,
@@ -233,7 +232,7 @@ impl Inner {
                 .ok_or_else(|| Error::damaged(format!("file {} has bytes but no layout", inode.ino)))?;
             let missing = assembly.missing.clone();
             let fetched = self.fetch(inode, layout, &missing, deadline).await;
-            // What was evicted meanwhile looks like a hole, or like lost.
+            // Bytes evicted meanwhile look like a hole, or like lost ones.
             if fetched.as_ref().map_or(true, |f| f.holes) && self.was_evicted(inode, seen).await? {
                 return Ok(Read::Moved);
             }
@@ -251,8 +250,8 @@ impl Inner {
         Ok(Read::Done(self.finish(assembly)))
     }
 
-    /// What is known here once nobody is fetching part of what is missing. `None`: no lease protects pages
-    /// that are to be filled.
+    /// The local state once no other read is fetching a part of the missing bytes. `None`: no lease protects
+    /// pages that are to be filled.
     async fn look_when_settled(
         &self,
         file: &OpenFile,
@@ -286,7 +285,7 @@ impl Inner {
                 is_known.then_some(local)
             };
             let Some(local) = local else {
-                // Another answer came since, which told the size without the bytes in the inode.
+                // Another answer came since, with the size but without the inline bytes.
                 if self.data.left(deadline).is_zero() {
                     return Err(Error::deadline(format!("read file {}: it changes without end", inode.ino)));
                 }
@@ -297,11 +296,12 @@ impl Inner {
                 return Ok(Some((local, unprotected)));
             }
             waited = true;
-            let _ = self.env.clock.timeout(self.data.left(deadline), changed).await; // looks again either way
+            let _ = self.env.clock.timeout(self.data.left(deadline), changed).await; // checks again either way
         }
     }
 
-    /// Gets what a read needs: a lease or fresh attributes, known inline bytes, a recovered file.
+    /// Acquires the preconditions of a read: a lease or fresh attributes, known inline bytes, a recovered
+    /// file.
     pub async fn prepare_read(&self, inode: &Arc<Inode>) -> Result<()> {
         self.sure_of_leases().await?;
         let unknown = {
@@ -319,7 +319,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Collects what is known here of `offset..offset + len`, newest first.
+    /// Collects the local bytes of `offset..offset + len`, newest first.
     fn look(&self, inode: &Inode, st: &mut State, offset: u64, len: usize) -> Result<Local> {
         let size = st.size();
         let end = offset.saturating_add(len as u64).min(size);
@@ -360,7 +360,7 @@ impl Inner {
             drop(cache);
             st.pages.note_used(ahead);
         }
-        // Nothing of the file is on targets from here on.
+        // No bytes of the file are on targets from here on.
         let on_targets_end = st.committed_size().max(st.write.sent_end());
         if keep && assembly.missing.iter().all(|(a, _)| *a >= on_targets_end) {
             assembly.fill_zeros();
@@ -372,8 +372,8 @@ impl Inner {
         Ok(Local { assembly, layout, data_change, keep, size, being_fetched, seen })
     }
 
-    /// Whether bytes may have been evicted since a look: no lease has protected them all the while, or this
-    /// client itself has asked for it, and the file was truncated.
+    /// Whether bytes may have been evicted since a look: the lease was not held all the time, or this client
+    /// itself has evicted, and the file was truncated.
     pub async fn was_evicted(&self, inode: &Inode, seen: Seen) -> Result<bool> {
         {
             let st = inode.lock();
@@ -408,7 +408,7 @@ impl Inner {
             if !fetched.holes {
                 return Ok(fetched);
             }
-            // An older object goes when all is copied that is read there: a hole in it may be that.
+            // An older object is deleted when all layers in it are copied: a hole in it may come from that.
             let start = layout.stripe_start(layout.stripe_of(from));
             let (own_now, layers_now) = self.list_layers(0, inode.ino, start, false).await?;
             let parts = |layers: &[Layer], own| by_object(layers, own, layout.stripe_bytes(), ranges);
@@ -466,7 +466,7 @@ impl Inner {
         Ok(Fetched { parts, holes })
     }
 
-    /// Keeps fetched bytes if the file did not change meanwhile and the lease is still there.
+    /// Keeps fetched bytes if the file did not change meanwhile and the lease is still held.
     fn keep_fetched(&self, inode: &Inode, at: u64, bytes: &Bytes, size: u64, data_change: u64, ahead: bool) {
         let st = inode.lock();
         if !st.lease.is_held() || st.pages.data_change() != data_change || at >= size {
@@ -478,13 +478,13 @@ impl Inner {
         }
     }
 
-    /// Begins to fetch what will be asked for next.
+    /// Starts prefetching.
     fn read_ahead(&self, inode: &Arc<Inode>, st: &mut State, offset: u64, len: usize) {
         if !st.lease.is_held() || st.inline != Inline::No || st.lease.needs_recovery() {
             return;
         }
         let Ok(layout) = layout_of(st, inode.ino) else { return };
-        // What was written here and not committed is here.
+        // Uncommitted writes of this client are cached here.
         let size = st.committed_size();
         let len = (len as u64).min(size.saturating_sub(offset));
         if len == 0 {
@@ -494,7 +494,7 @@ impl Inner {
         for (at, n) in st.pages.note_read(offset, len, size, window_max) {
             for (a, b) in by_stripe(&layout, at, at + n) {
                 let under_way = st.pages.is_fetching(a, b);
-                // What is away the leader has brought back, as far as it is read in order.
+                // The leader recalls offline bytes of sequential reads by itself.
                 if under_way || st.pages.fetches() >= FETCHES_MAX || st.is_away(a, b) {
                     continue;
                 }
@@ -530,13 +530,13 @@ impl Inner {
                     self.keep_fetched(inode, at, &bytes, size, data_change, true);
                 }
             }
-            // The read itself will meet the error, if it still is one.
+            // The read itself will meet the error, if it persists.
             Err(e) => tracing::debug!("read ahead of file {}: {e}", inode.ino),
         }
     }
 }
 
-/// Fetches ahead of one inode at once.
+/// Concurrent prefetches of one inode.
 const FETCHES_MAX: usize = 16;
 
 /// `start..end` cut at the borders of stripes.

@@ -1,9 +1,9 @@
-//! Evicted bytes: those that are at home only. Who reads or writes them has them brought back first; movers
-//! bring them.
+//! Evicted bytes: those that are at home only. A read or write of them first requests a recall; movers carry
+//! it out.
 //!
-//! Invariants: a file without such bytes costs nothing. Which bytes these are is believed under a lease only:
-//! while one is held they can only become fewer. What cannot be brought back is an error that says why, never
-//! zeros. A mover's stripe is written under the token epoch of its recall, so one that comes late changes
+//! Invariants: a file without such bytes costs nothing. The evicted ranges are believed under a lease only:
+//! while one is held they can only become fewer. Bytes that cannot be recalled are an error with its reason,
+//! never zeros. A mover's stripe is written under the token epoch of its recall, so a late one changes
 //! nothing.
 use crate::api::Handle;
 use crate::data::{Fragment, encode};
@@ -23,15 +23,15 @@ use weir_proto::recall::{
 use weir_proto::{Error, InodeId, Result, Version};
 use weir_watch::{Object, Reason};
 
-/// One question whether bytes are back; then it is asked again, so a leader that was lost meanwhile is no
-/// harm.
+/// The wait of one request for the state of bytes; then it is asked again, so a failover of the leader
+/// does no harm.
 const ASK_MS: u32 = 5_000;
 /// Bytes that are waited for at a time, with a patience of their own.
 const STEP_BYTES: u64 = 64 << 20;
-/// A mover's question for work.
+/// The wait of a mover's request for work.
 const WORK_WAIT_MAX: Duration = Duration::from_secs(20);
 
-/// Bytes for a mover to bring back. Dropped before [`crate::Client::filled`]: somebody else gets it.
+/// Bytes for a mover to recall. If dropped before [`crate::Client::filled`], another mover gets it.
 pub struct Recall {
     pub work: RecallWork,
     client: Arc<Inner>,
@@ -54,7 +54,7 @@ impl Drop for Recall {
 }
 
 impl State {
-    /// Whether something of `from..to` is away, or may be for all that is known.
+    /// Whether a part of `from..to` is offline, or may be as far as is known.
     pub fn is_away(&self, from: u64, to: u64) -> bool {
         if self.tier.is_being_evicted(from, to) {
             return true;
@@ -67,7 +67,7 @@ impl State {
 }
 
 impl Inner {
-    /// Which stripes of a file are away, as ranges of bytes, from the stripe of `from` on.
+    /// The offline stripes of a file, as ranges of bytes, from the stripe of `from` on.
     pub async fn away(&self, inode: &Inode, from: u64) -> Result<Ranges> {
         {
             let st = inode.lock();
@@ -82,7 +82,7 @@ impl Inner {
             let st = inode.lock();
             (layout_of(&st, inode.ino), st.pages.leases_lost(), st.tier.evictions())
         };
-        // A file that was never here has no place yet; whatever is asked for, the leader knows the stripes.
+        // A file that was never online has no placement yet; for any request, the leader knows the stripes.
         let stripe = layout.map_or(1, |l| l.stripe_bytes());
         let (mut ranges, ino) = (Ranges::new(), inode.ino);
         let leased = inode.lock().lease.is_held();
@@ -93,7 +93,7 @@ impl Inner {
             let up = |at: u64| at.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
             ranges.extend(list.ranges.iter().map(|r| (r.from, up(r.to))));
             match list.ranges.last() {
-                // Without a lease the next question is asked anew anyway.
+                // Without a lease the next request goes to the leader anyway.
                 Some(last) if list.more && leased => from = last.to,
                 _ => break,
             }
@@ -105,7 +105,7 @@ impl Inner {
         Ok(ranges)
     }
 
-    /// Whether something of `from..to` is away.
+    /// Whether a part of `from..to` is offline.
     pub async fn is_away(&self, inode: &Inode, from: u64, to: u64) -> Result<bool> {
         if !inode.lock().is_away(from, to) {
             return Ok(false);
@@ -113,17 +113,17 @@ impl Inner {
         Ok(touches(&self.away(inode, from).await?, from, to))
     }
 
-    /// Returns when nothing of `from..to` is away. False: nothing was. May be given up at any time.
+    /// Returns when no part of `from..to` is offline. False: none was. May be abandoned at any time.
     pub async fn bring_back(&self, inode: &Inode, from: u64, to: u64) -> Result<bool> {
         let mut waited = false;
         let mut at = from;
         while at == from || at < to {
-            // Each step has its own time: much takes long.
+            // Each step has its own time limit: a long range takes long.
             let end = to.min(at.saturating_add(STEP_BYTES));
             if self.is_away(inode, at, end).await? {
                 let deadline = self.env.clock.now() + self.config.recall_patience;
                 self.await_recall(inode, at, end.max(at.saturating_add(1)), deadline).await?;
-                // Others may be back, too.
+                // Others may be online again, too.
                 inode.lock().tier.forget_evicted();
                 waited = true;
             }
@@ -133,7 +133,7 @@ impl Inner {
         Ok(waited)
     }
 
-    /// Where the next bytes are that may be away, at or behind `from`.
+    /// The next bytes that may be offline, at or after `from`.
     fn next_away(&self, inode: &Inode, from: u64) -> u64 {
         let st = inode.lock();
         match (&st.attr, st.tier.evicted()) {
@@ -222,7 +222,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The fragments of a stripe that is `data` and then zeros. All zeros take no space.
+    /// The fragments of a stripe that is `data` and then zeros. A stripe of zeros takes no space.
     pub fn fragments_of(&self, layout: &Layout, data: Bytes) -> Result<Vec<Fragment>> {
         if data.iter().all(|b| *b == 0) {
             let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
@@ -278,7 +278,7 @@ impl Inner {
         self.bring_back(&file.inode, from, from.saturating_add(len as u64)).await.map(|_| ())
     }
 
-    /// Waits until all of a file is here.
+    /// Waits until all of a file is online.
     pub async fn recall_file(&self, ino: InodeId) -> Result<()> {
         let inode = self.inode(ino);
         self.refresh(&inode).await?;

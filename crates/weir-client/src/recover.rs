@@ -1,4 +1,4 @@
-//! What a dead writer left in a file, and old bytes past its end: decided, truncated, zeroed.
+//! Leftovers of a dead writer in a file, and old bytes past its end: decided, truncated, zeroed.
 //!
 //! Invariant: a file is read and written again only when each prepared stripe is everywhere or nowhere.
 use crate::data::{Done, Overlay, StripeRef};
@@ -11,15 +11,16 @@ use weir_env::Instant;
 use weir_proto::meta::{LeaseKind, Recovered};
 use weir_proto::{Error, ErrorKind, PgId, Result, Version};
 
-/// Times that a file's recovery is begun because opens of this client cross it.
+/// Tries of a file's recovery when opens of this client cross it.
 const RECOVERIES_MAX: u32 = 8;
 
-/// Between looks whether another client has recovered a file, or who has what is to be committed is back.
+/// The interval of checks whether another client has recovered a file, or a member with a version to commit
+/// has returned.
 const RECOVERY_POLL: Duration = Duration::from_millis(50);
 
 impl Inner {
-    /// Finishes what a dead writer left: fences it, decides prepared stripes, truncates what was never
-    /// committed.
+    /// Finishes the work of a dead writer: fences it, decides prepared stripes, truncates bytes that were
+    /// never committed.
     pub async fn recover(&self, inode: &Arc<Inode>) -> Result<()> {
         let (mut crossed, deadline) = (0, self.deadline());
         loop {
@@ -28,12 +29,12 @@ impl Inner {
             if !inode.lock().lease.needs_recovery() {
                 return Ok(());
             }
-            // Others of this client may have given the right back meanwhile.
+            // Another task of this client may have returned the lease meanwhile.
             if self.acquire(inode, LeaseKind::Write).await? != LeaseKind::Write {
                 continue;
             }
             match self.recover_locked(inode).await {
-                // Another open of this client took the right to write anew meanwhile: once more, under its
+                // Another open of this client acquired the Write lease again meanwhile: retry, under its
                 // epoch.
                 Err(e) if e.kind == ErrorKind::Stale && crossed < RECOVERIES_MAX => {
                     crossed += 1;
@@ -44,8 +45,8 @@ impl Inner {
         }
     }
 
-    /// Until this client may recover the file, or another one has. Without the lock on flushes: the holder of
-    /// its append token needs that to end it, and until then nobody gets the right.
+    /// Waits until this client may recover the file, or another one has. Without the lock on flushes: the
+    /// holder of its append token needs that to end it, and until then no client gets the lease.
     async fn wait_to_recover(&self, inode: &Inode, deadline: Instant) -> Result<()> {
         while inode.lock().lease.needs_recovery() {
             let granted = self.acquire(inode, LeaseKind::Write).await?;
@@ -113,8 +114,8 @@ impl Inner {
     /// commit it; fewer drop it.
     pub async fn decide(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<()> {
         loop {
-            // Of all who are current: one that only did not answer may be the one that has committed it; and
-            // who is behind may have what was given up while it was away.
+            // From all current members: one that only did not answer may be the one that has committed it;
+            // and one that is behind may have a version that was dropped while it was away.
             let stats = self.data.stat_current(&s).await?;
             let is_committed = stats.iter().any(|stat| stat.base == version);
             let prepared = stats.iter().filter(|stat| stat.prepared.contains(&version)).count();
@@ -122,7 +123,7 @@ impl Inner {
                 return self.data.drop_prepared(s, version, token_epoch).await;
             }
             match Box::pin(self.commit_held(s, version, token_epoch)).await {
-                // Who had it went away before all had it, so nobody has committed it: once more.
+                // A member with it went away before all had it, so no member has committed it: retry.
                 Err(e) if e.kind == ErrorKind::NotFound && !self.data.left(s.deadline).is_zero() => {
                     tracing::debug!("{s}: {e}");
                     self.env.clock.sleep(RECOVERY_POLL).await;
@@ -153,8 +154,8 @@ impl Inner {
     ) -> Result<()> {
         let stripe = layout.stripe_of(size);
         let stripe_end = layout.stripe_start(stripe) + layout.stripe_bytes();
-        // A stripe that is at home only comes back without what is past the size. It may have come back with
-        // it, before the file was truncated: what was known of that is old.
+        // An offline stripe is recalled without the bytes past the size. It may have been recalled with them,
+        // before the file was truncated: the known ranges are outdated.
         inode.lock().tier.forget_evicted();
         let comes_clean =
             self.is_away(inode, size, size + 1).await? || self.has_layers(inode, size, size + 1).await?;
@@ -185,18 +186,17 @@ impl Inner {
         Ok(())
     }
 
-    /// False: the right to write came anew meanwhile, so others may have written and truncated.
+    /// False: the Write lease was granted again meanwhile, so other clients may have written and truncated.
     async fn clean_once(&self, inode: &Inode) -> Result<bool> {
         let layout = layout_of(&inode.lock(), inode.ino)?;
-        // A token epoch of its own: nothing older past the size that came with it counts any more, whoever
-        // wrote it.
+        // A token epoch of its own: older bytes past the size that came with it are void, of any writer.
         let entry = self.ask_lease(inode, LeaseKind::Write, true).await?;
         let (write_generation, is_alone) = {
             let st = inode.lock();
             (st.write.generation(), st.lease.is_write() || st.lease.has_append_token())
         };
         if !is_alone {
-            // What others write past the size from now on is not old.
+            // Bytes that other clients write past the size from now on are not old.
             return Err(Error::stale(format!(
                 "file {}: others write it, too, now: what is old goes under the append token",
                 inode.ino
@@ -218,16 +218,16 @@ impl Inner {
                 }
                 return Ok(same);
             }
-            st.write.note_cleaned_past(size); // also what was sent past it before
+            st.write.note_cleaned_past(size); // including bytes sent past it before
         }
         if entry.lease.recover {
-            return Ok(true); // another writer died: whoever recovers the file says it
+            return Ok(true); // another writer died: the client that recovers the file reports it
         }
-        // Others write this file, too: they need not do the same.
+        // Other clients write this file, too: they need not do the same.
         let (revoke_clock, ino) = (self.revoke_clock(), inode.ino);
         match self.session.change_again(self.deadline(), |op| Recovered { op, ino, token_epoch }).await {
             Ok(entry) => drop(self.apply(&entry, revoke_clock)),
-            // Somebody else has truncated it since, and says it.
+            // Another client has truncated it since, and reports it.
             Err(e) if e.kind == ErrorKind::Stale => {}
             Err(e) => return Err(e),
         }

@@ -1,9 +1,8 @@
-//! Quota reservations in volumes with a limit of bytes: nothing is taken from a program that the limit may
-//! refuse later.
+//! Quota reservations in volumes with a limit of bytes: no write is accepted that the limit may refuse later.
 //!
-//! Invariants: what is written and not committed never exceeds what the leader has granted; a file in a
-//! volume without a limit of bytes asks for nothing. What a commit adds to a volume's usage leaves what is
-//! held in the same moment at both ends, for nothing is said of reservations while a commit is under way.
+//! Invariants: written and uncommitted bytes never exceed the leader's grant; a file in a volume without a
+//! limit of bytes asks for nothing. The bytes that a commit adds to a volume's usage leave the reservation at
+//! the same moment at both ends, because no reservation is negotiated while a commit is in flight.
 use crate::inner::Inner;
 use crate::inode::{Inode, NO_LIMIT, State};
 use bytes::Bytes;
@@ -13,13 +12,14 @@ use weir_proto::meta::Entry;
 use weir_proto::volume::{QuotaReservation, ReserveQuota};
 use weir_proto::{Error, MIB, Result, VolumeId};
 
-/// What is asked for beyond what is needed now: at most so many bytes are written without a word to the
-/// leader, who gives less of it when little is left.
+/// Reserved in addition to the present need: at most this many bytes are written without a message to the
+/// leader, which grants less when little is left.
 const RESERVE_BYTES: u64 = 64 * MIB;
-/// What other clients hold and do not use comes back within a second or two: so long a writer waits for it.
+/// Unused reservations of other clients are returned within a second or two: a writer waits this long for
+/// them.
 const STARVED_MAX: Duration = Duration::from_millis(3000);
-/// What is at home is evicted for it: as fast as home takes what is written. A home that takes nothing for so
-/// long is not worth waiting for.
+/// Bytes that are at home are evicted for it: at the rate at which home accepts new ones. A home that accepts
+/// nothing for this time is not worth waiting for.
 const MAKING_MAX: Duration = Duration::from_secs(30);
 const STARVED_POLL: Duration = Duration::from_millis(100);
 
@@ -36,7 +36,7 @@ impl Inner {
         enough
     }
 
-    /// The reservation of a file follows what is changed of it and not committed.
+    /// Adapts the reservation of a file to its uncommitted changes.
     pub fn settle_reservation(&self, st: &mut State) {
         let is_changed = st.write.local().is_some();
         if let Some(settled) = st.quota.settle(is_changed) {
@@ -44,8 +44,8 @@ impl Inner {
         }
     }
 
-    /// A commit was answered: what it added to the volume's usage is not held any more. Before the answer is
-    /// applied.
+    /// A commit was answered: the bytes that it added to the volume's usage leave the reservation. Before the
+    /// answer is applied.
     pub fn note_committed(&self, st: &mut State, entry: &Entry) {
         let added = st.quota.note_charged(entry.attr.allocated);
         if st.quota.is_limited() && entry.attr.nlink > 0 {
@@ -53,7 +53,7 @@ impl Inner {
         }
     }
 
-    /// As much of `data` as the quota has space for; an error if there is none. `at` `None`: at the end of
+    /// The part of `data` that the quota has space for; an error if there is none. `at` `None`: at the end of
     /// the file.
     pub async fn fit(&self, inode: &Inode, at: Option<u64>, data: &Bytes) -> Result<Bytes> {
         let begun = self.env.clock.now();
@@ -83,8 +83,8 @@ impl Inner {
         }
     }
 
-    /// Reserves all of `growth` bytes, or for none of them. Where no limit holds, it compares with the free
-    /// space instead, which it does not reserve.
+    /// Reserves all of `growth` bytes, or none of them. Without a limit it compares with the free space
+    /// instead, which it does not reserve.
     pub async fn reserve_for(&self, inode: &Inode, growth: u64) -> Result<()> {
         if growth == 0 {
             return Ok(());
@@ -111,7 +111,7 @@ impl Inner {
             } else if growth > self.free_reservation(volume)
                 && let Err(e) = self.starve(inode, volume, &reservation, begun).await
             {
-                let _ = self.reserve_quota(volume, 0, 0).await; // returns what is held; if that fails, it is returned a second later
+                let _ = self.reserve_quota(volume, 0, 0).await; // if this fails, it is returned a second later
                 return Err(e);
             }
         }
@@ -144,7 +144,7 @@ impl Inner {
         self.tables.reservations.free(volume)
     }
 
-    /// Says what is needed in a volume and takes what is granted.
+    /// Reports the need in a volume and takes the grant.
     async fn reserve_quota(&self, volume: VolumeId, growth: u64, reserve: u64) -> Result<QuotaReservation> {
         let _alone = self.tables.reservations.gate.write().await;
         let spent = self.tables.reservations.begin_asking(volume);
@@ -156,7 +156,7 @@ impl Inner {
         Ok(reservation)
     }
 
-    /// Gives back what was not used lately.
+    /// Returns unused reservations.
     pub async fn return_reservations(&self) {
         for (volume, used) in self.tables.reservations.take_unused() {
             let reserve = if used { RESERVE_BYTES } else { 0 };
@@ -166,7 +166,7 @@ impl Inner {
         }
     }
 
-    /// Reservation of a direct write, until the value returned goes.
+    /// The reservation of a direct write, until the returned value is dropped.
     pub fn spend_direct<'a>(
         &'a self,
         inode: &'a Inode,
@@ -183,7 +183,7 @@ impl Inner {
     }
 }
 
-/// Reservation of a write on its way.
+/// The reservation of a write in flight.
 pub struct DirectReservation<'a> {
     inner: &'a Inner,
     inode: &'a Inode,

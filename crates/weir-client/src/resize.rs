@@ -17,27 +17,26 @@ use weir_proto::map::Layout;
 use weir_proto::meta::{Cred, FILE_BYTES_MAX, SetAttr};
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result};
 
-/// The part of a range that is whole stripes: the last one of the file is whole where the range ends with the
-/// file.
+/// The whole stripes of a range: the last one of the file counts as whole if the range ends with the file.
 fn whole_stripes(layout: &Layout, size: u64, offset: u64, end: u64) -> Range<u64> {
     let start = offset.next_multiple_of(layout.stripe_bytes());
     let stop = if end >= size { end } else { end - end % layout.stripe_bytes() };
     if start < stop { start..stop } else { end..end }
 }
 
-/// How much of a range is whole cells, likewise: a cell of zeros takes no space once its stripe is sealed.
+/// The bytes of a range in whole cells, likewise: a cell of zeros takes no space once its stripe is sealed.
 fn whole_cells(layout: &Layout, size: u64, offset: u64, end: u64) -> u64 {
     let cell_bytes = u64::from(layout.cell_bytes());
     let stop = if end >= size { end } else { end - end % cell_bytes };
     stop.saturating_sub(offset.next_multiple_of(cell_bytes))
 }
 
-/// Stripes that are emptied before others get their turn at the file.
+/// Stripes that are emptied before other operations get their turn at the file.
 const EMPTIED_MAX: u64 = 4096;
 
 impl Inner {
-    /// Sets the size: everything else about the file is saved first. `through`: the open file that this is
-    /// done through, if any.
+    /// Sets the size: all other changes of the file are saved first. `through`: the open file of the call, if
+    /// any.
     pub async fn set_size(
         &self,
         cred: &Cred,
@@ -67,7 +66,7 @@ impl Inner {
         }
     }
 
-    /// Under this client's append token, or under its Write lease (`exclusive`).
+    /// Sets the size under this client's append token, or under its Write lease (`exclusive`).
     pub async fn set_size_now(
         &self,
         cred: &Cred,
@@ -114,7 +113,7 @@ impl Inner {
         Ok(self.apply(&entry, revoke_clock))
     }
 
-    /// The file was set to `size` by this client: what is known of its data beyond is old.
+    /// This client has set the file to `size`: its knowledge of data beyond is outdated.
     pub fn truncate_local(&self, inode: &Inode, size: u64, sent_end: u64, exclusive: bool) {
         let mut st = inode.lock();
         let shrinks = size < st.size().max(sent_end).max(st.committed_size());
@@ -160,8 +159,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Has the space of a range counted, of which the file may have written nothing yet. `grows`: afterwards
-    /// the file is `end` bytes long, or longer: what others write past that meanwhile stays.
+    /// Charges the space of a range, of which the file may have written nothing yet. `grows`: afterwards the
+    /// file is `end` bytes long, or longer: bytes that other clients write past that meanwhile stay.
     async fn reserve(&self, file: &OpenFile, offset: u64, end: u64, grows: bool) -> Result<()> {
         let inode = &file.inode;
         let _grows = inode.growing.lock().await;
@@ -198,8 +197,8 @@ impl Inner {
         )))
     }
 
-    /// Zeroes bytes below the size. A truncation, or a snapshot's read, at the same time fences this as it
-    /// fences a write. `frees`: what is zero then takes no space.
+    /// Zeroes bytes below the size. A concurrent truncation, or a snapshot's read, fences this as it fences a
+    /// write. `frees`: the zeroed range then takes no space.
     async fn zero_range(&self, file: &OpenFile, offset: u64, end: u64, frees: bool) -> Result<()> {
         let inode = &file.inode;
         let (mut fences, mut at) = (self.fences(), offset);
@@ -222,13 +221,13 @@ impl Inner {
         }
     }
 
-    /// Up to where it is done.
+    /// Returns the end of the zeroed part.
     async fn zero_some(&self, file: &OpenFile, offset: u64, end: u64, way: Way, frees: bool) -> Result<u64> {
         let inode = &file.inode;
         if inode.lock().inline == Inline::Unknown {
             self.refresh(inode).await?;
         }
-        // Zeros written into the inode could make the file longer, if somebody truncates it now; zeros on
+        // Zeros written inline could make the file longer, if another client truncates it now; zeros on
         // targets do not.
         if inode.lock().inline != Inline::No {
             self.leave_inode_with_token(inode).await?;
@@ -237,14 +236,14 @@ impl Inner {
             self.bring_back(inode, offset, end).await?;
             let one = inode.flushing.lock().await;
             let st = inode.lock();
-            // Without the lease nobody evicts what is open for writing.
+            // Without the lease no client evicts a file that is open for writing.
             if !st.lease.is_write() || !st.is_away(offset, end) {
                 break one;
             }
         };
         self.flush_locked(inode, Occasion::Growing, way == Way::Buffer).await?;
         let own = self.copy_up(inode, offset, end).await?;
-        // Others that write the file number their overlays over the stripes that are there.
+        // Other writers of the file number their overlays over the present stripes.
         let whole = match way {
             Way::Buffer => {
                 let st = inode.lock();
@@ -279,7 +278,7 @@ impl Inner {
             let is_all = st.write.send_count() == sends && !st.write.has_dirty();
             st.quota.note_freed(freed, most.filter(|_| is_all));
         }
-        // The right to write may have gone while this was under way: then the size is not ours to say.
+        // The Write lease may have been lost meanwhile: then this client must not report the size.
         if st.lease.is_write() {
             let size = st.size();
             st.note_write(size, mtime, self.env.clock.now());
@@ -292,7 +291,7 @@ impl Inner {
         done
     }
 
-    /// Zeros over what is there, which stays beneath them until the stripes are sealed.
+    /// Zeros over the present bytes, which stay beneath them until the stripes are sealed.
     async fn zero_part(&self, file: &OpenFile, own: InodeId, offset: u64, end: u64) -> Result<()> {
         let inode = &file.inode;
         let sends = self.may_send_direct(inode).await?;
@@ -317,7 +316,7 @@ impl Inner {
         zeroed
     }
 
-    /// Empties the stripes of a range that have something, some thousands of them at most; up to where it
+    /// Empties the stripes of a range that have data, some thousands of them at most; returns how far it
     /// came.
     async fn empty_stripes(&self, inode: &Arc<Inode>, own: InodeId, whole: Range<u64>) -> Result<u64> {
         let layout = layout_of(&inode.lock(), inode.ino)?;
@@ -350,8 +349,8 @@ impl Inner {
         Ok(layout.stripe_start(stripe))
     }
 
-    /// How much data there may be still after `freed` bytes went, if that has to be looked for and does not
-    /// take long; and what had been sent before. Of a file without holes it is all but that.
+    /// The number of sends so far, and an upper bound of the data that is left after `freed` bytes were
+    /// freed: in a file without holes the rest of its size; otherwise counted, if that does not take long.
     async fn most_data(&self, inode: &Inode, own: InodeId, freed: u64) -> Option<(u64, Option<u64>)> {
         let (sends, size, is_dense, is_here, layout) = {
             let st = inode.lock();

@@ -1,8 +1,8 @@
-//! Where a file has data and where it has holes, and copies from file to file.
+//! Data and holes of a file, and copies from file to file.
 //!
-//! Invariant: what is called a hole reads as zeros. The opposite may be: holes are told in whole cells, and
-//! where it is not known what a cell has, it is called data. A hole of any size is passed in one step:
-//! targets know which stripe comes next.
+//! Invariant: a reported hole reads as zeros. The opposite may happen: holes are reported in whole cells, and
+//! an unknown cell is reported as data. A hole of any size is skipped in one step: targets know the next
+//! stripe with data.
 use crate::api::{Forget, Handle};
 use crate::data::{Data, StripeRef};
 use crate::inner::{Inner, layout_of};
@@ -18,9 +18,9 @@ use weir_proto::{InodeId, PgId, Result};
 
 /// Stripes, or groups, asked about at once.
 pub const STRIPES_AT_ONCE: u64 = 16;
-/// Stripes looked at in one search; after that the rest is called data.
+/// Stripes checked in one search; after that the rest is reported as data.
 const STRIPES_MAX: u64 = 4096;
-/// Bytes of one copy: the kernel asks again for the rest, and a signal is heard in between.
+/// Bytes of one copy: the kernel asks again for the rest, and signals are handled in between.
 pub const COPY_BYTES_MAX: u64 = 64 << 20;
 const COPY_STEP_BYTES: u64 = 1 << 20;
 
@@ -39,15 +39,15 @@ impl Inner {
         loop {
             self.wait_for_own_eviction(&file.inode, 0, u64::MAX).await;
             if file.inode.lock().opens.is_for_writing() {
-                // What a program wrote to mapped memory is nowhere else until the kernel has to part with it.
+                // Stores to mapped memory are nowhere else until the kernel has to write them back.
                 self.invalidate(file.inode.ino, Forget::All).await;
             }
-            // Targets know what was sent to them.
+            // Targets know the bytes that were sent to them.
             self.flush(&file.inode, Occasion::Growing, false).await?;
             self.prepare_read(&file.inode).await?;
             let seen = file.inode.lock().seen();
             let found = self.seek_once(&file.inode, offset, data).await?;
-            // What is evicted meanwhile looks like a hole.
+            // Bytes evicted meanwhile look like a hole.
             if !self.was_evicted(&file.inode, seen).await? {
                 return Ok(found);
             }
@@ -67,7 +67,7 @@ impl Inner {
         };
         let deadline = self.deadline();
         let mut away = self.away(inode, offset).await?;
-        // In an older object there is data, too, for all that is asked here.
+        // A range in an older object counts as data.
         let up = |at: u64| at.checked_next_multiple_of(layout.stripe_bytes()).unwrap_or(u64::MAX);
         away.extend(self.layers(inode, offset).await?.iter().map(|l| (l.from, up(l.to))));
         let (first, last) = (layout.stripe_of(offset), layout.stripe_of(size - 1));
@@ -79,7 +79,7 @@ impl Inner {
             let next = last.saturating_add(1).min(stripe + STRIPES_AT_ONCE);
             looked_at += next - stripe;
             let asked = (stripe..next).map(|s| {
-                // At home there is data, for all that is known here.
+                // A range at home counts as data.
                 let start = layout.stripe_start(s);
                 if away.iter().any(|(a, b)| *a <= start && start < *b) {
                     let all = vec![true; usize::from(layout.scheme.data)];
@@ -106,8 +106,8 @@ impl Inner {
         Ok((!data).then_some(size))
     }
 
-    /// No more data than this is in an object of `size` bytes: cells with data, whole. `None`: it takes too
-    /// long to look.
+    /// Upper bound of the data in an object of `size` bytes: cells with data, whole. `None`: it takes too
+    /// long to count.
     pub async fn data_bytes(&self, object: InodeId, layout: Layout, size: u64) -> Option<u64> {
         let (mut bytes, mut stripe, deadline) = (0, 0, self.deadline());
         for _ in 0..STRIPES_MAX / STRIPES_AT_ONCE {
@@ -129,7 +129,7 @@ impl Inner {
         None
     }
 
-    /// Copies without a way through the kernel; how many bytes.
+    /// Copies without a detour through the kernel; returns the number of bytes.
     pub async fn copy_range(
         &self,
         from: Handle,
@@ -149,7 +149,7 @@ impl Inner {
                 Ok(0) => break,
                 Ok(n) => done += n,
                 Err(e) if done == 0 => return Err(e),
-                Err(_) => break, // it is told by the next call, which begins there
+                Err(_) => break, // the next call, which begins there, reports it
             }
         }
         Ok(done)
@@ -171,7 +171,7 @@ impl Inner {
 
 impl Data {
     /// The first stripe of the file at or after this one that may have data: a parity target of each of its
-    /// groups is asked. Where nobody can be asked, this one.
+    /// groups is asked. This one, if none answers.
     pub async fn next_stripe(&self, s: StripeRef) -> Option<u64> {
         if self.needed_map(&s).await.is_err() {
             return Some(s.stripe);

@@ -1,7 +1,7 @@
-//! One stripe on its way to targets, as fresh fragments, as a prepared version, or as overlays.
+//! One stripe in flight to targets, as fresh fragments, as a prepared version, or as overlays.
 //!
-//! Invariant: what a send that failed left at some targets is noted as unresolved before the send ends, and
-//! is settled before the next one to the stripe.
+//! Invariant: leftovers of a failed send at some targets are noted as unresolved before the send ends, and
+//! are settled before the next send to the stripe.
 use crate::data::{Done, Fragment, Overlay, StripeRef, encode};
 use crate::flush::is_much_unreported;
 use crate::inner::{Inner, STRIPE_PARTS, layout_of};
@@ -15,28 +15,28 @@ use weir_proto::data::{SEAL_ROOM, WriteMode};
 use weir_proto::map::Layout;
 use weir_proto::{Epoch, Error, ErrorKind, InodeId, Result, Seq, Version};
 
-/// A version that meets a seal under way goes again so far above: seals count up by two from the base, or
-/// from one in doubt.
+/// A version that meets a running seal is sent again with a counter this much higher: seals count up by two
+/// from the base, or from one in doubt.
 const ABOVE_SEAL: u64 = 256;
 
 const ABOVE_SEAL_TRIES: u32 = 3;
 
-/// Changed bytes of one stripe, frozen, and how they go.
+/// Changed bytes of one stripe, frozen, and their way to targets.
 struct Send {
     inode: Arc<Inode>,
-    /// Where the file's bytes go.
+    /// The object that they go to.
     object: InodeId,
     layout: Layout,
     stripe: u64,
     parts: Vec<(u32, Bytes)>,
     how: SendAs,
-    /// First this is settled, which a send that failed left there.
+    /// Settled first: leftovers of a failed send.
     unresolved: Option<Unresolved>,
     token_epoch: u32,
     write_generation: u64,
 }
 
-/// A version that all live members have beside their base, as of an epoch of the group.
+/// A version that all live members have next to their base, as of an epoch of the group.
 struct PreparedStripe {
     version: Version,
     folded_seqs: Vec<Seq>,
@@ -56,13 +56,13 @@ fn overlays_of(parts: &[(u32, Bytes)], cell_bytes: u32) -> Vec<Overlay> {
         .collect()
 }
 
-/// How much of a stripe so many bytes are; at least one part.
+/// The parts of a stripe's permits that this number of bytes needs; at least one.
 fn parts_of(len: u32, stripe_bytes: u64) -> u32 {
     (u64::from(len) * u64::from(STRIPE_PARTS)).div_ceil(stripe_bytes).clamp(1, STRIPE_PARTS.into()) as u32
 }
 
 impl Inner {
-    /// Begins to send a stripe's dirty bytes. The stripe must be dirty, or unresolved, and not on its way.
+    /// Begins to send a stripe's dirty bytes. The stripe must be dirty, or unresolved, and not in flight.
     pub fn start_send(
         &self,
         inode: &Arc<Inode>,
@@ -71,7 +71,7 @@ impl Inner {
         occasion: Occasion,
     ) -> Result<u64> {
         let layout = layout_of(st, inode.ino)?;
-        // Bytes in an inode are all there is of the file.
+        // Inline bytes are all of the file.
         self.leave_inode(st, inode.ino)?;
         let buf = st.write.take_dirty(stripe);
         let start = layout.stripe_start(stripe);
@@ -106,7 +106,7 @@ impl Inner {
         {
             let mut st = inode.lock();
             st.write.end_send(stripe);
-            // A fetch that began before the bytes arrived may bring what was there before.
+            // A fetch that began before the bytes arrived may return older ones.
             st.pages.note_change();
             let start = layout.stripe_start(stripe);
             for (at, bytes) in &parts {
@@ -114,11 +114,11 @@ impl Inner {
                 st.changed.add(from, from + bytes.len() as u64);
             }
             if result.is_err() || st.write.generation() != write_generation {
-                // Some of it may be there: what was fetched ahead meanwhile is as old.
+                // Some of it may have arrived: bytes prefetched meanwhile are as old.
                 self.forget_cached(&inode, layout, stripe, &parts);
             }
             match result {
-                // Told when the right to write was lost, with all that was not saved then.
+                // Reported when the Write lease was lost, with all unsaved changes.
                 done if st.write.generation() != write_generation => {
                     tracing::debug!(ino = %inode.ino, stripe, "sent without the right to write: {done:?}")
                 }
@@ -156,7 +156,7 @@ impl Inner {
         }
     }
 
-    /// What was sent stays as clean data.
+    /// The sent bytes stay as clean data.
     fn keep_sent(&self, inode: &Inode, st: &State, layout: Layout, stripe: u64, parts: Vec<(u32, Bytes)>) {
         if !st.lease.is_held() {
             return;
@@ -166,7 +166,7 @@ impl Inner {
         let mut cache = self.cache();
         for (at, bytes) in parts {
             let end = at + bytes.len() as u32;
-            // Read ahead may have brought older bytes of the targets meanwhile.
+            // A prefetch may have returned older bytes of the targets meanwhile.
             cache.remove(inode.ino, start + u64::from(at), start + u64::from(end));
             if newer.iter().any(|(a, b)| *a < end && *b > at) {
                 continue;
@@ -175,13 +175,13 @@ impl Inner {
         }
     }
 
-    /// A send that this client's own truncation has fenced goes again, under the newer token epoch.
+    /// A send that this client's own truncation has fenced is sent again, under the newer token epoch.
     async fn send_until_not_fenced(&self, send: &mut Send) -> Result<()> {
         let mut passes = true;
         loop {
             let outcome = self.send_stripe(send).await;
             if outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
-                // Targets may hear of a newer token epoch before its answer is here.
+                // Targets may learn of a newer token epoch before this client has its answer.
                 self.wait_for_own_eviction(&send.inode, 0, u64::MAX).await;
                 if std::mem::take(&mut passes) && send.inode.check_generation(send.write_generation).is_ok() {
                     self.pass_fence(&send.inode, send.token_epoch).await?;
@@ -191,7 +191,7 @@ impl Inner {
                 let st = send.inode.lock();
                 (st.write.generation(), st.lease.token_epoch(), st.object(send.inode.ino))
             };
-            // Not what was lost with an earlier lease: others may have written there since.
+            // Not bytes that were lost with an earlier lease: other clients may have written there since.
             let renewed = write_generation == send.write_generation
                 && token_epoch > send.token_epoch
                 && object == send.object;
@@ -209,7 +209,7 @@ impl Inner {
             SendAs::Prepared | SendAs::Overlays => STRIPE_PARTS,
         };
         if !send.parts.is_empty() {
-            // Not with a permit: stripes of other groups go on meanwhile.
+            // Without a permit: stripes of other groups proceed meanwhile.
             let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
             self.data.writable_view(&s).await?;
         }
@@ -252,7 +252,7 @@ impl Inner {
         }
     }
 
-    /// A whole stripe in place of what is there.
+    /// Replaces the present base by a whole stripe.
     async fn replace_stripe(&self, send: &Send, s: StripeRef, fragments: &[Fragment]) -> Result<()> {
         let prepared = self.prepare_stripe(send, s, fragments).await?;
         let version = prepared.version;
@@ -311,7 +311,7 @@ impl Inner {
         ended.map(|()| true)
     }
 
-    /// Reserves the stripe for one send. Outer `None`: another send of it is under way; inner `None`: the
+    /// Reserves the stripe for one send. Outer `None`: another send of it is in flight; inner `None`: the
     /// file has grown.
     fn begin_to_empty(
         &self,
@@ -349,7 +349,8 @@ impl Inner {
         })))
     }
 
-    /// All live members have it beside their base then. One that meets a seal has to be above it.
+    /// Returns when all live members have it next to their base. A version that meets a seal must be higher
+    /// than it.
     async fn prepare_stripe(
         &self,
         send: &Send,
@@ -375,7 +376,7 @@ impl Inner {
         }
     }
 
-    /// Another open of this client may have taken the right to write anew since the send began.
+    /// Another open of this client may have acquired the Write lease again since the send began.
     fn token_epoch_of(&self, send: &Send) -> u32 {
         let st = send.inode.lock();
         if st.write.generation() == send.write_generation { st.lease.token_epoch() } else { send.token_epoch }
@@ -406,12 +407,12 @@ impl Inner {
         self.data.write_stripe(s, version, WriteMode::Fresh, &[], fragments, false).await.map(drop)
     }
 
-    /// Some members took their fragment, others did not: they are full, or died. Until it is as it was there,
-    /// everywhere, nobody can read the stripe: that is tried again before anything else is sent there, and
-    /// before the size covers it.
+    /// Some members accepted their fragment, others did not: they are full, or died. Until the old state is
+    /// restored everywhere, the stripe cannot be read: that is retried before the next send to it, and before
+    /// the size covers it.
     async fn abandon_fresh(&self, send: &Send, why: &Error) {
         if why.kind == ErrorKind::Stale {
-            return; // fenced: whoever truncated the file has dropped it
+            return; // fenced: the client that truncated the file has dropped it
         }
         self.note_unresolved(send, Unresolved::Fresh);
         if let Err(e) = self.take_back_fresh(send).await {
@@ -423,7 +424,7 @@ impl Inner {
         send.inode.lock().write.note_unresolved(send.write_generation, send.stripe, unresolved);
     }
 
-    /// What was read of it before may not be what it is now.
+    /// Bytes read from it before may be outdated now.
     fn note_whole(&self, send: &Send) {
         let Send { inode, layout, stripe, .. } = send;
         let unprotected = {
@@ -439,7 +440,7 @@ impl Inner {
     }
 
     /// Nothing was at this place, and so it must be again, at all members: fragments without bytes take no
-    /// space, and the higher version is what is rebuilt.
+    /// space, and a rebuild uses the higher version.
     async fn take_back_fresh(&self, send: &Send) -> Result<()> {
         let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
         let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
@@ -449,11 +450,11 @@ impl Inner {
         Ok(())
     }
 
-    /// Nobody has committed it, so nobody may: else it comes back when the file is recovered one day. Where
-    /// too many targets are dead for that, it is decided later.
+    /// No member has committed it, so none may: otherwise it would reappear in a later recovery of the file.
+    /// If too many targets are dead for that, it is decided later.
     async fn abandon_prepared(&self, send: &Send, version: Version, why: &Error) {
         if why.kind == ErrorKind::Stale {
-            return; // fenced: whoever recovers the file decides
+            return; // fenced: the client that recovers the file decides
         }
         let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
         self.note_unresolved(send, Unresolved::InDoubt(version));
@@ -475,8 +476,8 @@ impl Inner {
         encode(&coder, &self.env, cells)
     }
 
-    /// `start..start + len` of the stripe in one piece: shared where one part holds it, otherwise gathered,
-    /// gaps zero.
+    /// `start..start + len` of the stripe in one piece: shared if one part holds it, otherwise gathered, gaps
+    /// zero.
     fn cell_of(&self, parts: &[(u32, Bytes)], start: u32, len: u32) -> Bytes {
         let end = start + len;
         if let Some((_, bytes)) = parts.iter().find(|(at, b)| *at == start && b.len() >= len as usize) {

@@ -1,10 +1,9 @@
 //! The session at the namespace's metadata leader: opened once, resumed on each new connection, kept alive.
 //!
-//! Invariants: no request goes over a connection on which the session was not taken up with its locks, leases
-//! and opens, also not under a new session: so the leader never takes who has a file open for somebody who
-//! has not. A change is sent again with the same (session, slot, seq) until it is answered; leases count only
-//! while the leader was heard within their term. Knows nothing of inodes but that somebody ([`Holder`]) holds
-//! leases on them.
+//! Invariants: no request uses a connection before the session is resumed on it with its locks, leases and
+//! opens, even under a new session: so the leader always knows which clients have a file open. A change is
+//! retried with the same (session, slot, seq) until it is answered; leases count only if a reply of the
+//! leader arrived within their term. Knows nothing of inodes except that a [`Holder`] has leases on them.
 mod change;
 
 use crate::maps::MapsSeen;
@@ -25,31 +24,31 @@ use weir_proto::volume::{HeldReservation, ReclaimReservations};
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId};
 use weir_rpc::{Channel, Connection};
 
-/// First pause before a leader that did not answer is asked again.
+/// First pause before a leader that did not answer is retried.
 const RETRY: Backoff = Backoff { first: Duration::from_millis(10), max: Duration::from_millis(500) };
 /// Leases are trusted this much shorter than the leader's term: clocks run at slightly different speeds.
 const TERM_MARGIN: u32 = 8;
 
-/// Who holds leases under the session.
+/// The owner of the leases under the session.
 pub trait Holder: Send + Sync + 'static {
-    /// The session is about to be taken up, or opened, on this connection: what is held. From now on the
-    /// leader counts changes of that on this connection only.
+    /// The session is about to be resumed, or opened, on this connection: returns the held leases. From now
+    /// on the leader counts changes to them on this connection only.
     fn begun(&self, connection: u64) -> Vec<HeldLease>;
     fn held_locks(&self) -> Vec<HeldLock>;
     /// Quota reservations in volumes with a limit of bytes.
     fn held_reservations(&self) -> Vec<HeldReservation>;
-    /// Returns when the leader knows of all files that were created here: before it is asked anything else.
+    /// Returns when the leader knows of all files that were created locally: before any other request.
     fn births_first(&self, _deadline: Instant) -> BoxFuture<'static, Result<()>> {
         Box::pin(std::future::ready(Ok(())))
     }
-    /// These leases could not be kept.
+    /// Reports leases that could not be kept.
     fn lost(&self, inodes: Vec<InodeId>);
-    /// Somebody else has got these locks.
+    /// Reports locks that other clients have got.
     fn lost_locks(&self, lost: Vec<HeldLock>);
-    /// The session goes on, on a new connection; it waits for no lock there.
+    /// The session continues, on a new connection; it has no registered lock waits there.
     fn taken_up(&self);
-    /// The session is gone and with it every lease and all that was not saved. What is open stays so: the
-    /// next session is told of it.
+    /// The session is gone and with it every lease and all unsaved changes. Open files stay open: the next
+    /// session reports them.
     fn expired(&self);
 }
 
@@ -64,12 +63,12 @@ pub struct Session {
     holder: Mutex<Option<Weak<dyn Holder>>>,
     /// Held while the session is opened or resumed.
     standing: tokio::sync::Mutex<Standing>,
-    /// What fast paths read: connection id and session id that belong together.
+    /// For fast paths: connection id and session id that belong together.
     ready_connection: AtomicU64,
     session: AtomicU64,
     lease_ms: AtomicU64,
     opens_asked: AtomicBool,
-    /// When the last answered request was sent, in nanoseconds of the node's clock.
+    /// The time at which the last answered request was sent, in nanoseconds of the node's clock.
     heard: AtomicU64,
     slots: Mutex<Vec<Slot>>,
     free_slots: Semaphore,
@@ -100,7 +99,7 @@ struct Standing {
 }
 
 impl Session {
-    /// `client`: for people. `process`: for a leader on the same machine; empty: not told.
+    /// `client`: for people. `process`: for a leader on the same machine; empty: not reported.
     pub fn new(
         env: Env,
         channel: Channel,
@@ -132,15 +131,15 @@ impl Session {
         }
     }
 
-    /// Since when the leader was not heard, and how many requests wait for it; `None`: it was, or nothing
-    /// waits.
+    /// Since when the leader has been silent, and how many requests wait for it; `None`: it answers, or
+    /// nothing waits.
     pub fn silence(&self) -> Option<(Instant, u32)> {
         let (heard, calls) =
             (Instant(self.heard.load(Ordering::Relaxed)), self.asking.load(Ordering::Relaxed));
         let is_silent = self.env.clock.now().since(heard) > 2 * self.keep_alive_period();
         (is_silent && calls > 0).then_some((heard, calls))
     }
-    /// Gives a connection up to where the leader is not any more.
+    /// Abandons a connection to a leader that has moved elsewhere.
     pub fn leave_old_address(&self) {
         self.channel.leave_old_address();
     }
@@ -153,12 +152,12 @@ impl Session {
         self.holder.lock().expect("no holder panics").as_ref().and_then(Weak::upgrade)
     }
 
-    /// Whether the leader wants to be asked for each open of the superuser.
+    /// Whether the leader must be asked for each open by the superuser.
     pub fn opens_asked(&self) -> bool {
         self.opens_asked.load(Ordering::Relaxed)
     }
 
-    /// Whether the leader was heard within the lease term.
+    /// Whether a reply of the leader arrived within the lease term.
     pub fn leases_hold(&self) -> bool {
         self.env.clock.now() < self.leases_hold_until()
     }
@@ -167,7 +166,7 @@ impl Session {
         Instant(self.heard.load(Ordering::Relaxed))
             + Duration::from_millis(term_ms - term_ms / u64::from(TERM_MARGIN))
     }
-    /// Waits until the leader was not heard for so long that it may count this client among the dead.
+    /// Waits until the leader has been silent for so long that it may have declared this client dead.
     pub async fn unheard(&self) {
         while self.leases_hold() {
             let until = self.leases_hold_until();
@@ -179,7 +178,7 @@ impl Session {
         deadline.since(self.env.clock.now())
     }
 
-    /// A live connection on which the session is taken up.
+    /// A live connection on which the session is resumed.
     pub async fn ready(&self, deadline: Instant) -> Result<(Connection, SessionId)> {
         if let Some(connection) = self.channel.current()
             && connection.id() == self.ready_connection.load(Ordering::Acquire)
@@ -237,7 +236,7 @@ impl Session {
             .call(&request, vec![], self.left(deadline))
             .await
             .map_err(|e: Error| match e.kind {
-                // As an answer to a program this would mean that its file does not exist.
+                // Returned to a program, this would mean that its file does not exist.
                 ErrorKind::NotFound => {
                     Error::damaged(format!("{}; the namespace was given up: mount again", e.context))
                 }
@@ -246,12 +245,12 @@ impl Session {
             .map_err(|e| e.doing("open a session"))?;
         let SessionOpened { session, lease_ms, opens_asked, .. } = opened;
         self.opens_asked.store(opens_asked, Ordering::Relaxed);
-        // It holds nothing, but files may be open. Whoever gets the right to write one before the leader
-        // counts it as open is passed over by what asks all who write.
+        // It holds nothing, but files may be open. A client that gets a Write lease before the leader counts
+        // the file as open is missed by a request to all writers.
         let held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
         if !held.is_empty() {
             self.name_held(connection, session, held, deadline).await.map_err(|e| match e.kind {
-                // It ended before anything was asked under it: the next try opens another one.
+                // It ended before any request under it: the next try opens another one.
                 ErrorKind::Stale => Error::unavailable(e.context).doing("name what is open"),
                 _ => e.doing("name what is open"),
             })?;
@@ -260,9 +259,9 @@ impl Session {
         Ok(session)
     }
 
-    /// Names what is held, and tells the holder at once what could not be kept, whatever becomes of the rest:
-    /// at the next try the leader may give it back as if nothing had happened. Returns the lease term in
-    /// milliseconds.
+    /// Names the held leases and locks, and reports at once to the holder which could not be kept, even if
+    /// the rest fails: at the next try the leader may grant one again as if nothing had happened. Returns the
+    /// lease term in milliseconds.
     async fn resume(&self, connection: &Connection, session: SessionId, deadline: Instant) -> Result<u32> {
         let leases = async {
             let held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
@@ -274,7 +273,7 @@ impl Session {
         };
         let locks = self.holder().map_or_else(Vec::new, |h| h.held_locks());
         if locks.is_empty() {
-            // At once: where the leader is far away, each answer takes a good part of the time for which it
+            // In parallel: with a distant leader, each answer takes a good part of the time for which it
             // waits.
             let (named, lease_ms) =
                 tokio::join!(self.name_locks(connection, session, locks, deadline), leases);
@@ -285,7 +284,7 @@ impl Session {
         leases.await
     }
 
-    /// Leases, opens and quota reservations, in as many messages as it takes.
+    /// Leases, opens and quota reservations, in as many messages as needed.
     async fn name_held(
         &self,
         connection: &Connection,
@@ -363,11 +362,11 @@ impl Session {
         self.send(&connection, &make(session), deadline).await
     }
 
-    /// So many more files that the leader does not know of yet.
+    /// Changes the number of files that the leader does not know of yet.
     pub fn note_unborn(&self, more: i64) {
         self.unborn.fetch_add(more, Ordering::AcqRel);
     }
-    /// What the leader is asked may be about files that it does not know of, or about their directories.
+    /// A request may be about files that the leader does not know of, or about their directories.
     async fn births_first<R: Request>(&self, deadline: Instant) -> Result<()> {
         let is_exempt = [CreateMany::METHOD, KeepAlive::METHOD].contains(&R::METHOD);
         if is_exempt || self.unborn.load(Ordering::Acquire) == 0 {
@@ -394,8 +393,8 @@ impl Session {
         self.send_at_once(connection, request, deadline).await
     }
 
-    /// The same for what says nothing of files: before the leader knows under which cluster map this client
-    /// has written. It may have to wait for that map as long as the coordinator is away.
+    /// The same for requests that do not concern files: before the leader knows under which cluster map this
+    /// client has written. It may have to wait for that map as long as the coordinator is unreachable.
     async fn send_at_once<R: Request>(
         &self,
         connection: &Connection,
@@ -413,8 +412,8 @@ impl Session {
         KeepAlive { session, saved: self.counters.wire_sent_bytes.load(Ordering::Relaxed) }
     }
 
-    /// Returns when the leader knows under which cluster map this client has written: before anybody is told
-    /// that it is written.
+    /// Returns when the leader knows under which cluster map this client has written: before the write is
+    /// acknowledged.
     pub async fn settle_maps(&self, deadline: Instant) -> Result<()> {
         match self.maps.unreported() {
             Some(_) => self.ask(deadline, |session| self.alive(session)).await,
@@ -422,7 +421,7 @@ impl Session {
         }
     }
 
-    /// Pauses if another try can help; otherwise the error. `under`: the session with which it was asked.
+    /// Pauses if another try can help; otherwise returns the error. `under`: the session of the request.
     pub async fn again_or(
         &self,
         e: Error,
@@ -443,23 +442,24 @@ impl Session {
         Ok(())
     }
 
-    /// `Stale` may mean the inode or the session: asks. If it is the session, the next request takes up a new
+    /// `Stale` may mean the inode or the session: asks. If it is the session, the next request opens a new
     /// one.
     async fn session_is_gone(&self, under: Option<SessionId>, deadline: Instant) -> bool {
         match self.ask_for_session(deadline).await {
-            // Somebody else has found that, and taken up the next one.
+            // Another task has found that, and opened the next one.
             Ok(session) => under.is_some_and(|under| under != session),
             Err(e) => e.kind == ErrorKind::Stale,
         }
     }
 
-    /// The session, if the leader knows it. `Stale`: not any more, and the next request takes up a new one.
+    /// The session, if the leader knows it. `Stale`: it does not any more, and the next request opens a new
+    /// one.
     async fn ask_for_session(&self, deadline: Instant) -> Result<SessionId> {
         let (connection, session) = self.ready(deadline).await?;
         let known = self.send_at_once(&connection, &self.alive(session), deadline).await;
         if known.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
             let mut standing = self.standing.lock().await;
-            // Several may find it gone: what the first one has opened since stays.
+            // Several tasks may find it gone: the session that the first one has opened since stays.
             if standing.session == Some(session) {
                 self.ready_connection.store(u64::MAX, Ordering::Release);
                 standing.connection = None;
@@ -472,13 +472,13 @@ impl Session {
         Duration::from_millis(self.lease_ms.load(Ordering::Relaxed).max(30)) / 3
     }
 
-    /// Whether requests can go at once, on the connection of the last ones.
+    /// Whether requests can be sent at once, on the connection of the last ones.
     pub fn is_taken_up(&self) -> bool {
         let ready = self.ready_connection.load(Ordering::Acquire);
         self.channel.current().is_some_and(|connection| connection.id() == ready)
     }
 
-    /// Tells the leader that this client is there.
+    /// Reports to the leader that this client is alive.
     pub async fn keep_alive(&self) {
         let known = match self.is_taken_up() {
             true => {
@@ -490,24 +490,24 @@ impl Session {
         let Err(e) = known else { return };
         tracing::debug!("keep-alive: {e}");
         if e.kind == ErrorKind::Stale {
-            // Whoever lost something hears of it now, not with the next request.
+            // Losses are reported now, not with the next request.
             if let Err(e) = self.ready_again().await {
                 tracing::debug!("a new session: {e}");
             }
         }
     }
 
-    /// Takes the session up on a new connection. That takes several answers: who is far away, and begins anew
-    /// before they are all there, comes back when the leader has given up waiting.
+    /// Resumes the session on a new connection. That takes several answers: a distant client that restarts
+    /// before it has them all returns after the leader has given up waiting.
     async fn ready_again(&self) -> Result<()> {
         let term = 3 * self.keep_alive_period();
         self.channel.connection(term).await?;
         self.ready(self.env.clock.now() + term).await.map(|_| ())
     }
 
-    /// Takes the session up if the connection is new, and asks the leader whether it still is if leases do
+    /// Resumes the session if the connection is new, and asks the leader whether it still exists if leases do
     /// not hold by themselves: the connection may have outlived the session. At start, and after a time
-    /// without a word.
+    /// without a reply.
     pub async fn check(&self, deadline: Instant) -> Result<SessionId> {
         let mut retry = Retry::new(&self.env.clock, RETRY, deadline);
         loop {
@@ -542,7 +542,7 @@ impl Session {
     }
 }
 
-/// Says which request failed, but of a refusal: the leader's words say what was asked for, and go to the
+/// Names the request that failed, except for a refusal: the leader's text names it already, and goes to the
 /// user.
 pub fn named<R: Request>(e: Error) -> Error {
     match e.kind {

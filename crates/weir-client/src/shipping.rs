@@ -1,4 +1,4 @@
-//! Relations as movers and administrators see them: asked of the leader each time, nothing is kept.
+//! Relations as movers and administrators see them: each call asks the leader; nothing is cached.
 use crate::{Client, OpenMode};
 use bytes::Bytes;
 use std::time::Duration;
@@ -9,29 +9,29 @@ use weir_proto::relation::*;
 use weir_proto::snapshot::Layer;
 use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
 
-/// A relation to be made.
+/// A relation to create.
 #[derive(Clone, Debug, Default)]
 pub struct NewRelation {
     pub url: String,
-    /// Data that is at home may be evicted here.
+    /// Data that is at home may be evicted.
     pub evict: bool,
-    /// The volume, which is empty, gets what is there.
+    /// The volume, which is empty, is filled from home.
     pub import: bool,
-    /// The volume follows what is there, and is read only here; it is empty.
+    /// The volume mirrors its home, and is read-only here; it is empty.
     pub mirrors: bool,
     pub ids: HomeIds,
 }
 
-/// For movers.
+/// Requests of movers.
 impl Client {
-    /// Waits until the leader may count this client among the dead, and give what it had to others.
+    /// Waits until the leader may have declared this client dead, and assigned its work to others.
     pub fn may_be_taken_for_dead(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.inner.session.unheard().await;
         })
     }
-    /// Work for a mover. Waits up to `wait` for some. After an error the leader may have given work that did
-    /// not arrive: only the end of this client's session gives it to others. `leader`: see `LeaseWork`.
+    /// Work for a mover. Waits up to `wait` for some. After an error the leader may have assigned work that
+    /// did not arrive: only the end of this client's session assigns it to others. `leader`: see `LeaseWork`.
     pub fn lease_work<'a>(
         &'a self,
         leader: u64,
@@ -56,7 +56,7 @@ impl Client {
             Ok(taken)
         })
     }
-    /// Tells what came of work. What was given to an earlier session of this client is not counted.
+    /// Reports the outcome of work. Work of an earlier session of this client is not counted.
     pub fn complete_work(
         &self,
         relation: RelationId,
@@ -74,7 +74,7 @@ impl Client {
             self.inner.session.ask(self.inner.deadline(), done).await
         })
     }
-    /// Some of what is in a directory at home; `end`: that was the rest.
+    /// A part of a directory's entries at home; `end`: the last part.
     pub fn report_listing(
         &self,
         relation: RelationId,
@@ -87,7 +87,7 @@ impl Client {
             self.inner.session.change_again(self.inner.deadline(), report).await
         })
     }
-    /// What is in a directory at home now, of a range of names; see `ReportRelisting`.
+    /// The present entries of a directory at home, for a range of names; see `ReportRelisting`.
     pub fn report_relisting(
         &self,
         relation: RelationId,
@@ -104,7 +104,7 @@ impl Client {
             self.inner.session.change_again(self.inner.deadline(), report).await
         })
     }
-    /// Finishes what a writer left that died, if one did: then the file is complete.
+    /// Finishes the work of a dead writer, if there was one: then the file is complete.
     pub fn recover_file(&self, ino: InodeId) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let opened = self.open(&Cred { uid: 0, gid: 0, groups: vec![0] }, ino, OpenMode::WRITE).await?;
@@ -116,7 +116,7 @@ impl Client {
             recovered.and(closed)
         })
     }
-    /// `relation`: where it is to be there, to be compared; else where its evicted bytes are.
+    /// `relation`: where it should be at that home, for comparison; otherwise where its evicted bytes are.
     pub fn where_at_home(
         &self,
         ino: InodeId,
@@ -129,16 +129,15 @@ impl Client {
                 .await
         })
     }
-    /// Where a range of a file that is to be shipped is: its own object, and the layers in older ones.
+    /// The location of a file's range that is to be shipped: its own object, and the layers in older ones.
     async fn where_bytes_are(&self, work: &ExtentWork, from: u64) -> Result<(InodeId, Vec<Layer>)> {
         match work.layered {
             true => self.inner.list_layers(0, work.ino, from, true).await,
             false => Ok((work.object, Vec::new())),
         }
     }
-    /// Bytes that are committed, straight from targets: no lease is asked for and no writer is disturbed.
-    /// What is being overwritten meanwhile may be of either time. `Stale`: they are there no more; ask for
-    /// work again.
+    /// Committed bytes, straight from targets: without a lease, and without disturbing a writer. Bytes
+    /// overwritten meanwhile may be old or new. `Stale`: they are no longer there; ask for work again.
     pub fn read_committed<'a>(
         &'a self,
         work: &'a ExtentWork,
@@ -154,8 +153,8 @@ impl Client {
             let deadline = self.inner.deadline();
             let fetched = self.inner.fetch_layered(&layers, own, layout, &[(offset, end)], deadline).await?;
             if fetched.holes {
-                // Zeros because there is nothing, or because it is at a home only, or in another object and
-                // gone where it was?
+                // Zeros because nothing was written, or because it is at a home only, or was moved to another
+                // object?
                 let ask = |session| EvictedRanges { session, ino, from: offset };
                 let away = self.inner.session.ask(self.inner.deadline(), ask).await?;
                 if away.ranges.iter().any(|range| range.from < end && offset < range.to) {
@@ -175,7 +174,7 @@ impl Client {
     }
 }
 
-/// For administrators and followers.
+/// Requests of administrators and of consumers of a changelog.
 impl Client {
     pub fn add_relation<'a>(
         &'a self,
@@ -226,7 +225,7 @@ impl Client {
             self.inner.session.change(self.inner.deadline(), make).await
         })
     }
-    /// Marks a file as in conflict: its copy at home was found not to be what was shipped.
+    /// Marks a file as in conflict: its copy at home does not match what was shipped.
     pub fn suspect<'a>(
         &'a self,
         cred: &'a Cred,
@@ -239,8 +238,8 @@ impl Client {
             self.inner.session.change(self.inner.deadline(), make).await
         })
     }
-    /// Changes of a volume after `after`, or after what a cursor acknowledged; waits up to `wait` for the
-    /// first.
+    /// Changes of a volume after `after`, or after the acknowledged position of a cursor; waits up to `wait`
+    /// for the first.
     pub fn changes<'a>(
         &'a self,
         cred: &'a Cred,
@@ -258,7 +257,7 @@ impl Client {
             self.inner.session.ask(self.inner.deadline() + wait, ask).await
         })
     }
-    /// Makes the cursor if there is none: then changes are kept for it from now on.
+    /// Creates the cursor if it is missing: then changes are kept for it from now on.
     pub fn acknowledge<'a>(
         &'a self,
         cred: &'a Cred,

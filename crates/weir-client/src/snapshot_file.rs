@@ -1,9 +1,8 @@
-//! Snapshots: taken and removed at the leader, and read. Nothing of one ever changes, so nobody holds leases
-//! on it.
+//! Snapshots: taken and removed at the leader, and read. A snapshot never changes, so it needs no leases.
 //!
-//! Invariant: what a snapshot shows is asked of the leader or read from objects that nobody writes any more;
-//! what was at home only is read from the file itself, as long as that has the bytes of then, which the
-//! leader says before and after; what cannot be shown is an error that says why, never zeros.
+//! Invariant: a snapshot's content comes from the leader or from objects without a writer; bytes that were at
+//! home only are read from the file itself, as long as that has the snapshot's bytes, which the leader
+//! confirms before and after; content that cannot be read is an error with its reason, never zeros.
 use crate::inner::Inner;
 use crate::{Client, Handle, OpenMode};
 use bytes::Bytes;
@@ -30,7 +29,7 @@ pub struct SnapshotFile {
     /// The bytes of a small file, or the target of a symbolic link.
     inline: Option<Bytes>,
     layers: Vec<Layer>,
-    /// Of what was at home only: the file itself, if it is as it was.
+    /// The file itself, for bytes that were at home only, if it is unchanged.
     itself: Option<Itself>,
 }
 
@@ -58,7 +57,7 @@ impl Drop for Itself {
 }
 
 impl Client {
-    /// Keeps a volume as it is now.
+    /// Takes a snapshot of a volume as it is now.
     pub fn take_snapshot<'a>(
         &'a self,
         cred: &'a Cred,
@@ -117,7 +116,7 @@ impl Client {
                 .await
         })
     }
-    /// Entries after the cookie `after` (0: from the start), "." and ".." not among them.
+    /// Entries after the cookie `after` (0: from the start), without "." and "..".
     pub fn snapshot_list<'a>(
         &'a self,
         cred: &'a Cred,
@@ -157,7 +156,7 @@ impl Client {
     ) -> BoxFuture<'a, Result<SnapshotFile>> {
         Box::pin(self.inner.snapshot_open(cred, snapshot, ino, false))
     }
-    /// Opens a program to run it, as [`OpenMode::execute`].
+    /// Opens a program to run it, like [`OpenMode::execute`].
     pub fn snapshot_execute<'a>(
         &'a self,
         cred: &'a Cred,
@@ -211,7 +210,7 @@ impl Inner {
             if attr.evicted > 0 {
                 let itself = match unchanged {
                     true => match self.open_itself(cred, ino).await {
-                        // It was removed meanwhile: asked again, that is known.
+                        // It was removed meanwhile: the next try finds that.
                         Err(e) if e.kind == ErrorKind::Stale => continue,
                         opened => Some(opened?),
                     },
@@ -238,26 +237,26 @@ impl Inner {
         Err(Error::unavailable(format!("file {ino}: its last writer died, and its recovery does not end")))
     }
 
-    /// A dead writer's last stripes are decided once, for the file and for what snapshots and clones have of
-    /// it.
+    /// A dead writer's last stripes are decided once, for the file and for its versions in snapshots and
+    /// clones.
     pub async fn decide_what_was_left(&self, ino: InodeId) -> Result<()> {
         let inode = self.inode(ino);
         let looked = async {
-            // Under a lease of before the death nothing is seen of it.
+            // A lease from before the death does not show it.
             self.refresh(&inode).await?;
             self.prepare_read(&inode).await
         };
         match looked.await {
-            // It is removed since, and went with its last writer.
+            // It has been removed since, together with its last writer.
             Err(e) if e.kind == ErrorKind::Stale => Ok(()),
             looked => looked,
         }
     }
 
-    /// Whoever may read a file in a snapshot may read what it still is.
+    /// A user who may read a file in a snapshot may read its present version, too, if that is unchanged.
     async fn open_itself(&self, cred: &Cred, ino: InodeId) -> Result<Itself> {
         let (opened, opened_by) = match self.open(&superuser(), ino, OpenMode::READ).await {
-            // Rules for mounts make somebody else of the superuser here.
+            // The rules for mounts map the superuser to another user here.
             Err(e) if e.kind == ErrorKind::Denied => {
                 (self.open(cred, ino, OpenMode::READ).await?, cred.clone())
             }
@@ -267,7 +266,7 @@ impl Inner {
         Ok(Itself { client: self.arc(), handle: opened.handle, opened_by })
     }
 
-    /// Bytes that were at home only, brought back for the file itself.
+    /// Bytes that were at home only, recalled for the file itself.
     async fn read_itself(&self, file: &SnapshotFile, from: u64, to: u64) -> Result<Bytes> {
         let (snapshot, ino) = (file.snapshot, file.attr.ino);
         if let Some(itself) = &file.itself {
@@ -317,7 +316,7 @@ impl Inner {
         let own = attr.layers.map_or(ino, |l| l.object);
         let fetched = self.fetch_layered(&file.layers, own, layout, &[(from, to)], self.deadline()).await?;
         if fetched.holes {
-            // What a removed snapshot held looks like a hole.
+            // Bytes of a removed snapshot look like a hole.
             let snapshot = file.snapshot;
             self.session.ask(self.deadline(), |session| SnapshotGetAttr { session, snapshot, ino }).await?;
         }

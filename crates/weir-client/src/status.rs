@@ -1,4 +1,4 @@
-//! Counters of one client. Relaxed: each is exact, together they are no snapshot.
+//! Counters of one client. Relaxed: each is exact, but together they are not a snapshot.
 use crate::api::ClientStatus;
 use crate::budget::Budget;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

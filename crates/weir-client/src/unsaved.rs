@@ -1,9 +1,9 @@
-//! How much of what programs have written is nowhere but here, for people.
+//! The amount of written data that only this client has, for administrators.
 use crate::Client;
 use crate::dirty::StripeBuf;
 
 impl Client {
-    /// Bytes that programs have written and that were not sent to targets yet.
+    /// Bytes that programs have written and that are not sent to targets yet.
     pub fn unsaved_bytes(&self) -> u64 {
         let all = self.inner.dirty_inodes().into_iter().filter_map(|ino| self.inner.known_inode(ino));
         let unsaved = |(_, buf): (&u64, &StripeBuf)| u64::from(buf.covered_bytes());

@@ -1,4 +1,4 @@
-//! Volumes as an administrator sees them: asked of the leader each time, nothing is kept.
+//! Volumes as an administrator sees them: each call asks the leader; nothing is cached.
 use crate::Client;
 use crate::api::Stat;
 use bytes::Bytes;
@@ -11,14 +11,14 @@ use weir_proto::volume::{
 };
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, VolumeId};
 
-/// Between two questions to a coordinator that does not answer.
+/// The pause between requests to a coordinator that does not answer.
 const COORDINATOR_PAUSE: std::time::Duration = std::time::Duration::from_millis(200);
 
-/// A volume to be made.
+/// A volume to create.
 #[derive(Clone, Debug)]
 pub struct NewVolume {
     pub name: String,
-    /// Where its topmost directory is made, from the root of the namespace.
+    /// The path of its topmost directory, from the root of the namespace.
     pub path: Bytes,
     pub owner: u32,
     pub group: u32,
@@ -28,7 +28,7 @@ pub struct NewVolume {
     pub policy: Policy,
 }
 
-/// What is to be changed of a volume; the rest stays.
+/// Changes to a volume; absent fields keep their value.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeEdit {
     pub name: Option<String>,
@@ -50,8 +50,8 @@ impl Client {
             self.inner.session.change(self.inner.deadline(), make).await
         })
     }
-    /// A volume whose names and data are those of a snapshot; `own`: that goes when all of the clone is
-    /// there.
+    /// A volume whose names and data are those of a snapshot; `own`: the snapshot is deleted when the clone
+    /// is complete.
     pub fn clone_volume<'a>(
         &'a self,
         cred: &'a Cred,
@@ -104,13 +104,13 @@ impl Client {
             self.inner.session.ask(self.inner.deadline(), ask).await
         })
     }
-    /// The volume that a file or directory is in.
+    /// The volume that contains a file or directory.
     pub fn volume_at(&self, ino: InodeId) -> BoxFuture<'_, Result<Volume>> {
         Box::pin(async move {
             self.inner.session.ask(self.inner.deadline(), |session| VolumeAt { session, ino }).await
         })
     }
-    /// Volumes after `after` (0: from the start) in the order in which they were made; whether those are all.
+    /// Volumes after `after` (0: from the start) in the order of creation; whether those are all.
     pub fn volumes(&self, after: VolumeId) -> BoxFuture<'_, Result<(Vec<Volume>, bool)>> {
         Box::pin(async move {
             let ask = |session| VolumeList { session, after, limit: VOLUMES_MAX as u32 };
@@ -144,7 +144,7 @@ impl Client {
         })
     }
 
-    /// Refuses what the cluster cannot hold; placement groups for what it can hold are there then.
+    /// Refuses a policy that the cluster cannot satisfy; otherwise its placement groups exist afterwards.
     async fn check_policy(&self, policy: &Policy) -> Result<()> {
         if policy.scheme.is_none() && policy.pool.is_none() {
             return Ok(());
@@ -163,7 +163,7 @@ impl Client {
         }
     }
 
-    /// `force`: also if something is in it. What is in it is removed in the background.
+    /// `force`: even if it is not empty. Its contents are removed in the background.
     pub fn delete_volume<'a>(
         &'a self,
         cred: &'a Cred,
@@ -176,7 +176,7 @@ impl Client {
         })
     }
 
-    /// What a usage report needs of inodes after `after`; `volume` 0: of all volumes.
+    /// The data for a usage report of inodes after `after`; `volume` 0: of all volumes.
     pub fn scan_inodes<'a>(
         &'a self,
         cred: &'a Cred,
@@ -190,7 +190,7 @@ impl Client {
         })
     }
 
-    /// What a path from the root of the namespace leads to; symbolic links in it are not followed.
+    /// The target of a path from the root of the namespace; symbolic links in it are not followed.
     pub fn find_path<'a>(&'a self, cred: &'a Cred, path: &'a [u8]) -> BoxFuture<'a, Result<Stat>> {
         Box::pin(async move {
             let mut at = self.getattr(InodeId::ROOT).await?;

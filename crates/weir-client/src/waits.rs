@@ -1,24 +1,24 @@
-//! What calls wait for, and since when. Once per cause it is told in the log, and again when it is over.
+//! Causes that calls wait for, and since when. Each is logged once, and again when it is over.
 //!
-//! A call that waits for a moment is no news: what is shown and told has lasted for [`REPORTED_AFTER`].
+//! A short wait is normal: shown and logged causes have lasted for [`REPORTED_AFTER`].
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_env::{Clock, Env, Instant};
 use weir_watch::{Object, Reason, WaitRecord, Watch};
 
-/// Less is what a restart or a takeover takes.
+/// A restart or a failover takes less.
 const REPORTED_AFTER: Duration = Duration::from_secs(3);
-/// A cause that no call waits for any more is over after this long: the same calls often wait again at once.
+/// A cause that no call waits for any more is over after this time: the same calls often wait again at once.
 const OVER_AFTER: Duration = Duration::from_secs(1);
 
-/// Causes that are told apart: each group of a large cluster may lack other targets.
+/// Causes that are distinguished: each group of a large cluster may lack other targets.
 const CAUSES_MAX: usize = 32;
 
-/// What calls of a client wait for.
+/// A cause that calls of a client wait for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Waiting {
-    /// Words for people: a server, or targets, by name.
+    /// Text for administrators: a server, or targets, by name.
     pub what: String,
     pub since: Instant,
     pub calls: u32,
@@ -38,7 +38,7 @@ struct Cause {
     reported: bool,
 }
 
-/// A call that waits, as long as this lives.
+/// A waiting call, as long as this exists.
 pub struct WaitGuard {
     waits: Arc<Waits>,
     what: String,
@@ -75,14 +75,14 @@ impl Waits {
         let cause = causes.entry(what.to_owned()).or_insert(new);
         (cause.last, cause.calls) = (now, calls);
     }
-    /// Nothing waits any more for what was noted.
+    /// Nothing waits for the noted cause any more.
     pub fn end(&self, what: &str) {
         if let Some(cause) = self.causes().get_mut(what) {
             cause.calls = 0;
         }
     }
 
-    /// What has been waited for for a while, in order.
+    /// Causes that calls have been waiting for for a while, in order.
     pub fn list(&self) -> Vec<Waiting> {
         let now = self.clock.now();
         let causes = self.causes();
@@ -90,7 +90,7 @@ impl Waits {
         old.map(|(what, c)| Waiting { what: what.clone(), since: c.since, calls: c.calls }).collect()
     }
 
-    /// Tells what is new and what is over; called every now and then.
+    /// Logs new causes and ended ones; called at intervals.
     pub fn report(&self) {
         let now = self.clock.now();
         let mut lines = Vec::new();

@@ -1,10 +1,10 @@
-//! What a client counts, among the meters of its process.
+//! A client's counters, among the meters of its process.
 use crate::Client;
 use std::sync::Arc;
 use weir_watch::{Kind, Watch};
 
 impl Client {
-    /// Of this client's process.
+    /// The meters of this client's process.
     pub fn watch(&self) -> &Watch {
         &self.inner.env.watch
     }

@@ -1,7 +1,8 @@
 //! Writes of applications: into dirty buffers under a Write lease, directly otherwise.
 //!
-//! Invariants: memory is taken from the budget before bytes are; a write is taken only when the file's inline
-//! bytes are known, a dead writer's data is recovered, and nothing old lies where the file grows.
+//! Invariants: memory is taken from the budget before bytes are accepted; a write is accepted only when the
+//! file's inline bytes are known, a dead writer's data is recovered, and no old bytes lie where the file
+//! grows.
 use crate::api::Handle;
 use crate::dirty::{NoMemory, StripeBuf};
 use crate::inner::{Inner, OpenFile, layout_of};
@@ -19,25 +20,25 @@ use weir_proto::{Error, ErrorKind, NameRule, Result};
 
 /// A stripe with more scattered extents than this is sent: bookkeeping costs more than the bytes.
 const EXTENTS_MAX: usize = 512;
-/// Bytes taken at once on the slow path, so that a large write needs little memory at a time.
+/// Bytes accepted at once on the slow path, so that a large write needs little memory at a time.
 const STEP_BYTES: usize = 1 << 20;
-/// A writer that waits for memory looks again this often even if nobody told it.
+/// A writer that waits for memory looks again at this interval, even without a notification.
 const MEMORY_POLL: Duration = Duration::from_millis(50);
-/// A fenced zeroing is tried again so often, after pauses that double; a write as long as there is time,
-/// after pauses that double so often.
+/// A fenced zeroing is retried this number of times, after pauses that double; a write as long as there is
+/// time, after pauses that double this number of times.
 const FENCED_TRIES_MAX: u32 = 8;
 const FENCED_PAUSE_MS: u64 = 10;
 
 /// Lease changes while a write prepares: more is livelock.
 pub const TRIES_MAX: u32 = 16;
 
-/// How often an operation was fenced by others, and how long it may go on.
+/// The number of times that other clients fenced an operation, and its deadline.
 pub struct Fences {
     met: u32,
     pub deadline: Instant,
 }
 
-/// How a write may go on.
+/// How a write may proceed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
     Buffer,
@@ -47,14 +48,14 @@ pub enum Way {
 enum Taken {
     All,
     NoMemory,
-    /// The file's volume has a limit, and what was granted there is spent.
+    /// The file's volume has a limit, and the grant is spent.
     NoRoom,
-    /// Something must be asked or cleaned first.
+    /// A request or a cleaning is needed first.
     NotReady,
 }
 
 impl Inner {
-    /// Takes the bytes at once where lease and memory allow. `offset` `None`: at the end of the file.
+    /// Accepts the bytes at once if lease and memory allow it. `offset` `None`: at the end of the file.
     pub fn try_write(&self, handle: Handle, offset: Option<u64>, data: &[u8]) -> Option<Result<usize>> {
         let file = match self.handle(handle) {
             Ok(file) => file,
@@ -101,7 +102,7 @@ impl Inner {
         let mut taken = Taken::All;
         for (stripe, within, part) in by_stripe(&layout, offset, data) {
             let first = stripe == 0;
-            // Half an append cannot wait for memory: others may append meanwhile.
+            // An append is buffered atomically: another client may append while we wait for memory.
             let anyway = |n| whole.then(|| self.budget.buffer_anyway(&self.env.buffers, n));
             let mut buffer = |n| self.buffer(n).or_else(|| anyway(n));
             let buf = st.write.buffer(stripe);
@@ -139,7 +140,7 @@ impl Inner {
         Ok(())
     }
 
-    /// A charged buffer; cached data makes room.
+    /// A charged buffer; cached data is evicted for it.
     fn buffer(&self, len: usize) -> Option<crate::budget::Charged> {
         loop {
             if let Some(buffer) = self.budget.try_buffer(&self.env.buffers, len) {
@@ -151,9 +152,9 @@ impl Inner {
         }
     }
 
-    /// `offset` `None`: at the end of the file, wherever that is when the bytes are taken.
+    /// `offset` `None`: at the end of the file at the moment when the bytes are accepted.
     pub async fn write(&self, handle: Handle, offset: Option<u64>, data: Bytes) -> Result<usize> {
-        self.sure_of_leases().await?; // what was lost is told by this write, not by a later one
+        self.sure_of_leases().await?; // this write reports losses, not a later one
         let file = self.handle(handle)?;
         if !file.mode.write {
             return Err(not_for_writing(handle));
@@ -170,12 +171,12 @@ impl Inner {
             };
             match written {
                 Ok(n) => done += n,
-                // The program is told when it goes on.
+                // The next write reports it to the program.
                 Err(e) if e.kind == ErrorKind::OverQuota && done > 0 => break,
                 Err(e) => return Err(e),
             }
         }
-        // The kernel keeps pages of this handle, also those written now.
+        // The kernel keeps pages of this handle, including those written now.
         let unprotected = file.kernel_cache.load(Relaxed).then(|| {
             let mut st = file.inode.lock();
             (!st.lease.is_held()).then(|| UnprotectedPages::of(&file.inode, &mut st))
@@ -186,7 +187,7 @@ impl Inner {
         Ok(done)
     }
 
-    /// One step of a write at a place: how many bytes, fewer where a volume's limit is met.
+    /// One step of a write at an offset: returns the number of bytes, fewer if a volume's limit is met.
     pub async fn write_step(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<usize> {
         let inode = &file.inode;
         let deadline = self.deadline();
@@ -199,11 +200,11 @@ impl Inner {
                 return Ok(fits.len());
             }
         }
-        // Also where leases come and go too fast to buffer: what is written directly is right, too.
+        // Even if leases come and go too fast to buffer: a direct write is right, too.
         self.write_direct(file, offset, data).await
     }
 
-    /// Takes all bytes as soon as there is memory. False: the lease went, or the quota for them.
+    /// Accepts all bytes as soon as there is memory. False: the lease is gone, or the quota for them.
     pub async fn buffer_all(
         &self,
         file: &OpenFile,
@@ -229,13 +230,12 @@ impl Inner {
                 )));
             }
             self.relieve();
-            let _ = self.env.clock.timeout(MEMORY_POLL, freed).await; // looks again either way
+            let _ = self.env.clock.timeout(MEMORY_POLL, freed).await; // checks again either way
         }
     }
 
-    /// Gets what a write needs: the lease, the bytes that are at home, the inline bytes, a clean tail.
-    /// Whoever gets the right to write meanwhile fences what is done for that; then the file is looked at
-    /// again.
+    /// Acquires the preconditions of a write: the lease, the evicted bytes, the inline bytes, a clean tail. A
+    /// client that gets the Write lease meanwhile fences the work for that; then the file is looked at again.
     pub async fn prepare_write(&self, inode: &Arc<Inode>, offset: Option<u64>, len: usize) -> Result<Way> {
         let mut fences = self.fences();
         loop {
@@ -260,7 +260,7 @@ impl Inner {
             self.recover(inode).await?;
         }
         if !is_ours && !self.gets_write(inode).await? {
-            // Nobody evicts what is open for writing: what is here now stays.
+            // No client evicts a file that is open for writing: bytes that are online now stay.
             let from = offset.unwrap_or_else(|| inode.lock().committed_size());
             self.bring_back(inode, from, from.saturating_add(len as u64)).await?;
             if len > 0 {
@@ -286,8 +286,8 @@ impl Inner {
         Ok(Way::Buffer)
     }
 
-    /// Asks for the Write lease. The answer no is not remembered: to ask is also what takes others' leases
-    /// away before something is written past them.
+    /// Asks for the Write lease. A refusal is not remembered: the request also makes the leader revoke other
+    /// clients' leases before a write without a lease.
     async fn gets_write(&self, inode: &Arc<Inode>) -> Result<bool> {
         let granted = self.acquire(inode, LeaseKind::Write).await? == LeaseKind::Write;
         let recover = inode.lock().lease.needs_recovery();
@@ -312,7 +312,8 @@ impl Inner {
         Fences { met: 0, deadline: self.deadline() }
     }
 
-    /// What was sent under `refused` ended with `e`. If it was fenced: pauses, and asks for what may be sent.
+    /// A send under the token epoch `refused` ended with `e`. If it was fenced: pauses, and acquires the
+    /// right to send again.
     pub async fn go_on_after(
         &self,
         inode: &Inode,
@@ -324,17 +325,17 @@ impl Inner {
             return Err(e);
         }
         fences.met = (fences.met + 1).min(FENCED_TRIES_MAX);
-        // Of several that truncate at once, each fences the others: chance lets one be first.
+        // Concurrent truncations fence each other: a random pause lets one be first.
         let pause = self.env.rng.below(FENCED_PAUSE_MS << fences.met);
         self.env.clock.sleep(Duration::from_millis(pause)).await;
-        // Or a snapshot holds what was written to: the right to write brings another object.
+        // Or a snapshot holds the former object: the Write lease brings another object.
         self.acquire(inode, LeaseKind::Write).await?;
         self.pass_fence(inode, refused).await
     }
 
-    /// Who read a file in a snapshot has fenced what was under way then. If the snapshot is gone and nobody
-    /// has written since, the file still is in that object, and the leader knows of no fence: a newer token
-    /// epoch passes it.
+    /// A reader of the file in a snapshot has fenced the writes in flight then. If the snapshot is gone and
+    /// no client has written since, the file still is in that object, and the leader knows of no fence: a
+    /// newer token epoch passes it.
     pub async fn pass_fence(&self, inode: &Inode, refused: u32) -> Result<()> {
         if inode.lock().lease.token_epoch() <= refused {
             self.ask_lease(inode, LeaseKind::Write, true).await?;
@@ -343,8 +344,8 @@ impl Inner {
     }
 }
 
-/// Whether a write up to `end` may be kept here for now. What is written under the append token goes straight
-/// to targets, and with it what the inode held.
+/// Whether a write up to `end` may be buffered here for now. Bytes written under the append token go straight
+/// to targets, and with them the inline bytes.
 pub fn is_ready_to_buffer(st: &State, end: u64) -> bool {
     st.lease.is_write()
         && !st.lease.has_append_token()

@@ -1,5 +1,5 @@
-//! Mounting, remounting and unmounting. An unmount always ends: what a hanging mount does not give back is
-//! taken off the tree and its connection cut.
+//! Mounting, remounting and unmounting. An unmount always ends: a hanging mount that does not release its
+//! files is detached and its connection is aborted.
 use crate::callers::Callers;
 use crate::doing::{Doing, hinted};
 use crate::kernel::Notices;
@@ -19,19 +19,19 @@ use weir_client::Client;
 use weir_env::BufferPool;
 use weir_proto::{Error, InodeId, Result};
 
-/// What the kernel reads ahead, in KiB. Several requests of 1 MiB are then under way for one reader; the
-/// client's own prefetch goes further.
+/// The kernel's read-ahead, in KiB. Several requests of 1 MiB are then in flight for one reader; the client's
+/// own prefetch goes further.
 const READ_AHEAD_KIB: u32 = 2048;
-/// With the kernel's word for these: the type of our mounts.
+/// The subtype in the type of our mounts, which the kernel shows.
 const SUBTYPE: &str = "weir";
-/// Largest read of the kernel: one cell of the default size. What spans two cells would have to be joined for
-/// the reply, which costs more than a second request.
+/// Largest read of the kernel: one cell of the default size. A read across two cells would have to be joined
+/// for the reply, which costs more than a second request.
 const READ_BYTES_MAX: u32 = 512 << 10;
-/// A remount is tried again so often, after such pauses, while files that were closed a moment ago are being
-/// released.
+/// A remount is retried this number of times, after these pauses, while files that were closed a moment ago
+/// are being released.
 const BUSY_TRIES_MAX: u32 = 100;
 const BUSY_PAUSE: Duration = Duration::from_millis(30);
-/// How long an ordinary unmount may take before it is made an unconditional one.
+/// How long an ordinary unmount may take before it becomes an unconditional one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The type of our mounts in `/proc/mounts` and fstab.
@@ -40,18 +40,18 @@ pub const MOUNT_TYPE: &str = "fuse.weir";
 /// How to mount.
 pub struct Options {
     pub path: PathBuf,
-    /// The directory that the mount shows, with all below it.
+    /// The directory that the mount shows, with everything below it.
     pub top: InodeId,
     pub transport: Transport,
-    /// That read the device.
+    /// Threads that read the device.
     pub kernel_threads: usize,
     /// `None`: if this user may.
     pub allow_other: Option<bool>,
     /// Shown as the file system's source.
     pub source: String,
-    /// The kernel lets nothing through that changes something.
+    /// The kernel refuses all changes.
     pub read_only: bool,
-    /// The kernel runs no programs from there.
+    /// The kernel executes no programs from there.
     pub no_exec: bool,
     pub no_atime: bool,
     pub buffers: BufferPool,
@@ -70,12 +70,12 @@ pub struct Attached {
 #[derive(Clone)]
 pub struct Calls {
     callers: Arc<Callers>,
-    /// For locks, and for bytes that are at home.
+    /// Waits for locks, and for recalls.
     waits: Arc<Waits>,
 }
 
 impl Calls {
-    /// Those that wait end with an error now, and all that would wait later. How many did.
+    /// Ends all waiting calls with an error now, and all that would wait later. Returns their number.
     pub fn end_all(&self) -> usize {
         self.callers.end_all() + self.waits.end_all()
     }
@@ -85,13 +85,13 @@ impl Attached {
     pub fn calls(&self) -> Calls {
         self.calls.clone()
     }
-    /// Blocks until the kernel ends the session: somebody unmounted.
+    /// Blocks until the kernel ends the session: it was unmounted.
     pub fn wait(self) -> Result<()> {
         self.session.join().doing(format_args!("serve the mount {}", self.path.display()))
     }
 }
 
-/// What is missing to mount at all, told before anything is started.
+/// Checks the prerequisites of a mount, before anything is started.
 pub fn preflight(path: &Path) -> Result<()> {
     let device = Path::new("/dev/fuse");
     if !device.exists() {
@@ -151,7 +151,7 @@ pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Resu
         options_seen: Mutex::default(),
         snapshots: Arc::default(),
         streams: Arc::default(),
-        maps_direct: false, // the kernel says it in its first request
+        maps_direct: false, // the kernel reports it in its first request
         by_ring,
     };
     let mut config = Config::default();
@@ -210,7 +210,7 @@ fn raise_read_ahead(path: &Path) -> std::io::Result<()> {
 struct Listed {
     device: String,
     path: PathBuf,
-    /// Of this place: `rw,noatime,…`.
+    /// The mount's options: `rw,noatime,…`.
     options: String,
     /// `fuse.weir`.
     kind: String,
@@ -299,8 +299,7 @@ fn absolute(path: &Path) -> PathBuf {
     }
 }
 
-/// Takes a mount of ours off the tree; also one whose process died. `lazy`: at once, even while files are
-/// open there.
+/// Detaches a mount of ours, even one whose process died. `lazy`: at once, even with open files.
 pub fn unmount(path: &Path, lazy: bool) -> Result<()> {
     let path = absolute(path);
     if !is_mounted(&path) {
@@ -323,15 +322,15 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<()> {
                 path.display()
             ),
         )),
-        // Busy, or it hangs because its process does not answer: cut it off.
+        // Busy, or it hangs because its process does not answer: abort it.
         Some(Err(rustix::io::Errno::PERM)) => by_helper(&path, lazy),
         Some(Err(_)) => detach(&path, UnmountFlags::DETACH),
         None => detach(&path, UnmountFlags::DETACH | UnmountFlags::FORCE),
     }
 }
 
-/// Takes a mount of ours off whose process died; one that lives stays, and is an error. Nothing mounted:
-/// nothing to do.
+/// Detaches a mount of ours whose process died; a live one stays, and is an error. Nothing mounted: nothing
+/// to do.
 pub fn clear_dead(path: &Path) -> Result<()> {
     let path = absolute(path);
     if !is_mounted(&path) {
@@ -342,8 +341,8 @@ pub fn clear_dead(path: &Path) -> Result<()> {
     let (tx, rx) = std::sync::mpsc::channel();
     let asked = path.clone();
     std::thread::spawn(move || {
-        // Not its attributes: the kernel may know those.
-        let _ = tx.send(rustix::fs::statfs(&asked)); // nobody waits any more
+        // Not its attributes: the kernel may have those cached.
+        let _ = tx.send(rustix::fs::statfs(&asked)); // the caller may be gone
     });
     let dead = matches!(rx.recv_timeout(PATIENCE), Ok(Err(rustix::io::Errno::NOTCONN)));
     if !dead {
@@ -355,12 +354,12 @@ pub fn clear_dead(path: &Path) -> Result<()> {
     unmount(&path, true)
 }
 
-/// An ordinary unmount, given up after [`PATIENCE`]: `None`. Its thread then ends with the connection.
+/// An ordinary unmount, abandoned after [`PATIENCE`]: `None`. Its thread then ends with the connection.
 fn in_time(path: &Path) -> Option<rustix::io::Result<()>> {
     let (tx, rx) = std::sync::mpsc::channel();
     let path = path.to_path_buf();
     std::thread::spawn(move || {
-        let _ = tx.send(rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW)); // nobody waits any more
+        let _ = tx.send(rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW)); // the caller may be gone
     });
     rx.recv_timeout(PATIENCE).ok()
 }

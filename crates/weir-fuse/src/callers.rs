@@ -1,8 +1,8 @@
 //! Calls that wait for servers, and the programs in them: a program that is being killed stops waiting at
 //! once.
 //!
-//! Invariant: only the wait ends early. Work that was begun runs to its end, and its result (a lock, an open
-//! file) is given back where the program is gone. Knows nothing of what is waited for.
+//! Invariant: only the wait ends early. Work that has begun is completed, and its result (a lock, an open
+//! file) is released if the program is gone. Knows nothing of the cause of a wait.
 use fuser::{
     Errno, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
     ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyStatx, ReplyWrite, ReplyXattr,
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle as Runtime;
 use tokio::sync::Notify;
 
-/// A call that has waited for less is not ended: an answer is about to come, and programs do not expect
+/// A call that has waited for less is not ended: an answer will arrive soon, and programs do not expect
 /// `EINTR` of a file.
 const LEFT_ALONE: Duration = Duration::from_secs(1);
-/// How often it is looked whether a program is being ended.
+/// The interval of checks whether a program is being ended.
 const POLL_EVERY: Duration = Duration::from_millis(200);
 
 /// An answer that can be an error.
@@ -50,15 +50,15 @@ fails!(
     ReplyXattr
 );
 
-/// The calls that wait.
+/// The waiting calls.
 #[derive(Default)]
 pub struct Callers(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    /// By the kernel's number of the request.
+    /// Waiting calls, by the kernel's number of the request.
     calls: BTreeMap<u64, Call>,
-    /// A task looks at them.
+    /// A task checks them.
     looking: bool,
     /// The mount ends: no call waits any more.
     closing: bool,
@@ -67,7 +67,7 @@ struct Known {
 struct Call {
     pid: u32,
     since: Instant,
-    /// The kernel said that a signal came.
+    /// The kernel reported a signal.
     interrupted: bool,
     end: Arc<Notify>,
 }
@@ -112,7 +112,8 @@ impl Callers {
         Waiting { callers: self.clone(), unique, end }
     }
 
-    /// The mount ends: all calls that wait end with an error, and those that would begin to. How many did.
+    /// The mount ends: all waiting calls end with an error, and those that would begin to wait. Returns their
+    /// number.
     pub fn end_all(&self) -> usize {
         let mut known = self.lock();
         known.closing = true;
@@ -126,7 +127,7 @@ impl Callers {
         }
     }
 
-    /// Ends what waits for programs that are being ended. False: nothing waits.
+    /// Ends the waits of programs that are being ended. False: no call waits.
     fn look(&self) -> bool {
         let old: Vec<(u64, u32, bool)> = {
             let mut known = self.lock();
@@ -165,7 +166,7 @@ fn is_ending(pid: u32, interrupted: bool) -> bool {
     };
     let Some(status) = status else { return interrupted };
     let Some(signals) = Signals::read(&status) else { return interrupted };
-    // A process that has ended has no memory any more when it closes its files. `stat` of one that begins
+    // A process that has ended has no memory any more when it closes its files. `stat` of one that executes
     // another program would wait until that has begun, which may itself wait for this mount.
     let has_memory = status.contains("VmSize:");
     signals.end_it()
@@ -207,9 +208,9 @@ const fn set(signals: &[i32]) -> u64 {
     }
     all
 }
-/// Those by which people and batch systems ask a program to end.
+/// Signals by which users and batch systems ask a program to end.
 const ASK_TO_END: u64 = set(&[libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM]);
-/// Those that end no process that does nothing about them.
+/// Signals that do not end a process by default.
 const HARMLESS: u64 = set(&[
     libc::SIGCHLD,
     libc::SIGCONT,
@@ -222,7 +223,7 @@ const HARMLESS: u64 = set(&[
 ]);
 
 impl Signals {
-    /// From `/proc/PID/status`.
+    /// Reads the signals in `/proc/PID/status`.
     fn read(status: &str) -> Option<Signals> {
         let of = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -235,8 +236,8 @@ impl Signals {
             caught: of("SigCgt")?,
         })
     }
-    /// Not those that a program uses for itself, such as timers: it does not expect a file's call to end by
-    /// them.
+    /// Not signals that a program uses for itself, for instance timers: it does not expect a file's call to
+    /// end by them.
     fn end_it(&self) -> bool {
         let pending = self.pending & !self.blocked;
         let fatal = pending & !self.ignored & !self.caught & !HARMLESS;
@@ -248,7 +249,7 @@ impl Signals {
 /// itself waits as at any close.
 fn dies_of_signal(stat: &str) -> bool {
     const PF_EXITING: u64 = 4;
-    // The name may hold anything; the third field follows its last bracket.
+    // The name may contain anything; the third field follows its last bracket.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_ascii_whitespace().collect();
     let field = |n: usize| fields.get(n - 3).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
     let (flags, exit_code) = (field(9), field(52));

@@ -1,7 +1,7 @@
 //! Requests of the kernel, counted by the names that the kernel's own tools show.
 use std::collections::BTreeMap;
 
-/// `enum fuse_opcode`. What has no answer that anybody waits for (`FORGET`) is not among them.
+/// `enum fuse_opcode`. Requests without an answer (`FORGET`) are not among them.
 const NAMES: [(u32, &str); 41] = [
     (1, "LOOKUP"),
     (3, "GETATTR"),

@@ -1,7 +1,7 @@
 //! Credentials of the calling thread beyond the user and group that a request names, from `/proc`.
 //!
-//! The thread waits for the answer to its request, so what is read here is what it has in this call. Nothing
-//! is remembered: file servers take on the groups of another client from one call to the next. A thread that
+//! The thread waits for the answer to its request, so its present credentials are those of this call. Nothing
+//! is cached: file servers assume the groups of another client from one call to the next. A thread that
 //! cannot be seen (of a container beside ours: the kernel names it 0) has no groups and no capabilities.
 use bytes::Bytes;
 use std::cell::RefCell;
@@ -9,10 +9,10 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
-/// Number of the capability with which attributes named `trusted.` are seen.
+/// Number of the capability that lets a thread see attributes named `trusted.`.
 const CAP_SYS_ADMIN: u32 = 21;
-/// `PROC_USER_INIT_INO`: of the user namespace that the machine starts with. In another one a capability is
-/// none outside of it.
+/// `PROC_USER_INIT_INO`: of the initial user namespace of the machine. A capability in another one is not
+/// valid outside of it.
 const FIRST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
 /// The primary group first, then the supplementary ones, sorted.
@@ -29,7 +29,7 @@ pub fn groups(thread: u32, gid: u32) -> Vec<u32> {
     groups
 }
 
-/// Names of attributes as `listxattr` has them: each ended by a zero, those of `trusted.` only for callers
+/// Names of attributes in the form of `listxattr`: each ended by a zero, those of `trusted.` only for callers
 /// that may see them.
 pub fn visible(names: &[Bytes], thread: u32) -> Bytes {
     let is_trusted = |name: &Bytes| name.starts_with(b"trusted.");
@@ -48,13 +48,13 @@ fn sees_trusted(thread: u32) -> bool {
     has == Some(true) && namespace().is_ok_and(|namespace| namespace.ino() == FIRST_USER_NAMESPACE)
 }
 
-/// What follows the name of a line.
+/// The rest of the line after a name.
 fn field<'a>(status: &'a str, name: &str) -> &'a str {
     status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("")
 }
 
-/// Looks at a thread's status. Measured: 10 µs on a busy machine, against the hundred and more that a
-/// question to the leader takes. To keep the file open for each thread would save 3 of them.
+/// Reads a thread's status. Measured: 10 µs on a busy machine, compared with a hundred and more for a request
+/// to the leader. Keeping the file open for each thread would save 3 of them.
 fn status<T>(thread: u32, look: impl FnOnce(&str) -> T) -> Option<T> {
     thread_local! {
         static TEXT: RefCell<String> = const { RefCell::new(String::new()) };

@@ -1,8 +1,8 @@
-//! Failures of the operating system as errors that say what was being done, and what to do about it.
+//! Failures of the operating system as errors that name the operation and a remedy.
 use std::fmt;
 use weir_proto::{Error, ErrorKind, Result};
 
-/// The error with what the user can do about it.
+/// The error with the user's remedy.
 pub fn hinted(error: Error, hint: impl fmt::Display) -> Error {
     Error { context: format!("{}; hint: {hint}", error.context), ..error }
 }

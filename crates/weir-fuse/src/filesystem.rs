@@ -1,5 +1,6 @@
-//! One method per request of the kernel. Each is polled once on the kernel's thread: what leases and buffers
-//! answer is answered there without waking anybody; what has to wait goes on as a task.
+//! One method per request of the kernel. Each is polled once on the kernel's thread: a request that leases
+//! and buffers can answer is answered there without waking another thread; one that has to wait continues as
+//! a task.
 use crate::attach::keeps_access_times;
 use crate::from_home::FromHome;
 use crate::mounted::{Mounted, REQUEST_BYTES_MAX};
@@ -23,13 +24,13 @@ use weir_client::{Allocate, COPY_BYTES_MAX, Client, Handle, LockWish, Locked, Op
 use weir_proto::meta::{Cred, FileKind, Listing, NAME_MAX};
 use weir_proto::{ErrorKind, InodeId, Result};
 
-/// Requests that the kernel may have under way in the background (read-ahead, direct I/O pieces).
+/// Requests that the kernel may have in flight in the background (read-ahead, direct I/O pieces).
 const BACKGROUND_MAX: u16 = 128;
-/// Entries asked of the client at once; the kernel's buffer takes about as many.
+/// Entries per request to the client; the kernel's buffer takes about as many.
 const LISTING_LIMIT: u32 = 256;
 /// Cookies 1 and 2 are "." and "..": the client's start above.
 const DOTS: u64 = 2;
-/// How long a change of the mount's options may go unnoticed.
+/// How long a change of the mount's options may stay unnoticed.
 const OPTIONS_TTL: Duration = Duration::from_secs(1);
 /// Block size shown by `statfs`, in bytes.
 const STATFS_BLOCK_BYTES: u64 = 4096;
@@ -40,7 +41,7 @@ const STATFS_FILES_FREE: u64 = 1 << 40;
 const OWN_PREFIX: &[u8] = b"weir.";
 
 impl Mounted {
-    /// `.snapshots` is in the topmost directory of each volume; elsewhere it is a name as any other.
+    /// `.snapshots` is in the topmost directory of each volume; elsewhere it is an ordinary name.
     fn lookup_snapshots(&self, request: &Request, parent: InodeId, reply: ReplyEntry) {
         let (client, table, cred) = (self.client.clone(), self.snapshots.clone(), self.cred(request));
         let named = self.named(parent, SNAPSHOTS_NAME);
@@ -60,7 +61,7 @@ impl Mounted {
         Named { client: self.client.clone(), kernel: self.kernel.clone(), dir, name: name.to_vec() }
     }
 
-    /// What it takes to change a name; none in a snapshot, where nobody changes anything.
+    /// The arguments of a change of a name; none in a snapshot, which is read-only.
     fn naming(
         &self,
         request: &Request,
@@ -75,7 +76,7 @@ impl Mounted {
         FromHome::new(&self.client, &self.lock_waits, request)
     }
 
-    /// What is done by setting an attribute of ours; it may take long, and a signal ends the wait.
+    /// Carries out the action of setting one of our attributes; it may take long, and a signal ends the wait.
     fn act(&self, request: &Request, ino: INodeNo, name: &str, value: &[u8], reply: ReplyEmpty) {
         let (cred, ino, from_home) =
             (self.cred(request), tr::from_kernel_ino(ino), self.waits_for_home(request));
@@ -100,7 +101,7 @@ impl Mounted {
         Cred { uid, gid, groups }
     }
 
-    /// A remount may forbid access times; nobody tells.
+    /// A remount may forbid access times; the kernel does not report it.
     fn look_at_options(&self) {
         let now = Instant::now();
         let mut seen = self.options_seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -110,13 +111,13 @@ impl Mounted {
         }
     }
 
-    /// `true`: nothing to take away (the common case, told from the cache).
+    /// `true`: no bits to remove (the common case, answered from the cache).
     fn keeps_no_privileges(&self, ino: InodeId) -> bool {
         self.client.try_getattr(ino).is_some_and(|stat| !tr::has_privileges(stat.attr.mode))
     }
 }
 
-/// Takes set-uid and set-gid away, as a change of data by somebody else does.
+/// Removes set-uid and set-gid, as a change of data by another user does.
 async fn drop_privileges(client: &Client, cred: &Cred, ino: InodeId) -> Result<()> {
     let attr = client.getattr(ino).await?.attr;
     let member = cred.uid == 0 || cred.gid == attr.gid || cred.groups.contains(&attr.gid);
@@ -124,12 +125,12 @@ async fn drop_privileges(client: &Client, cred: &Cred, ino: InodeId) -> Result<(
     if attr.kind == FileKind::Directory || mode == tr::permissions(attr.mode) {
         return Ok(());
     }
-    // The right to write is enough to lose them.
+    // The right to write suffices to remove them.
     let set = SetAttrs { mode: Some(mode), ..SetAttrs::default() };
     client.setattr(cred, ino, None, set).await.map(drop)
 }
 
-/// The attributes of an inode, also of one that is gone: the kernel asks because somebody has it open still.
+/// The attributes of an inode, even of one that is gone: the kernel asks because a program still has it open.
 async fn look(client: &Client, ino: InodeId) -> Result<Stat> {
     let found = client.getattr(ino).await;
     found.or_else(|e| client.last_attr(ino).filter(|_| e.kind == ErrorKind::Stale).ok_or(e))
@@ -148,7 +149,7 @@ impl Filesystem for Mounted {
         if self.by_ring && config.add_capabilities(InitFlags::FUSE_OVER_IO_URING).is_err() {
             return Err(std::io::ErrorKind::Unsupported.into());
         }
-        // A kernel that cannot do one of them goes without.
+        // A kernel that lacks one of them is used without it.
         for wanted in tr::WANTED {
             let _ = config.add_capabilities(wanted);
         }
@@ -252,7 +253,7 @@ impl Filesystem for Mounted {
         let fh = fh.filter(|_| size.is_some()).map(handle);
         let work = async move {
             let mut result = client.setattr(&cred, ino, fh, set).await;
-            // The kernel asks for nothing where a program changed the owner to what it is.
+            // The kernel sends an empty request if a program changed the owner to the present one.
             let same_owner = set == SetAttrs::default();
             if (same_owner || size.is_some() && cred.uid != 0)
                 && result.as_ref().is_ok_and(|s| tr::has_privileges(s.attr.mode))
@@ -399,7 +400,7 @@ impl Filesystem for Mounted {
         }
         let leaves_access_time = flags.0 & libc::O_NOATIME != 0;
         let ino = tr::from_kernel_ino(ino);
-        // The kernel has checked the permissions, under the lease that lets this be answered here.
+        // The kernel has checked the permissions, under the lease that allows an answer here.
         if self.client.may_open_unasked(request.uid())
             && let Some(opened) = self.client.try_open(ino, mode)
         {
@@ -414,7 +415,7 @@ impl Filesystem for Mounted {
             let opened = client.open(&cred, ino, mode).await?;
             let strip = mode.truncate && cred.uid != 0 && tr::has_privileges(opened.stat.attr.mode);
             if strip && let Err(e) = drop_privileges(&client, &cred, ino).await {
-                let _ = client.release(opened.handle).await; // the first error is the one that is told
+                let _ = client.release(opened.handle).await; // the first error is the one that is reported
                 return Err(e);
             }
             if leaves_access_time {
@@ -488,12 +489,12 @@ impl Filesystem for Mounted {
             return self.snapshot_read(request, fh, offset, size as usize, reply);
         }
         let (fh, len) = (handle(fh), size as usize);
-        // Only what a program reads names its owner; this is for pages, also of a file that is read directly
-        // and mapped.
+        // Only a program's own read names its owner; this one is for pages, possibly of a file that is read
+        // directly and mapped.
         if lock_owner.is_none() {
             self.client.keeps_pages(fh);
         }
-        let inside = self.runtime.enter(); // what is read ahead becomes tasks
+        let inside = self.runtime.enter(); // prefetches become tasks
         if let Some(result) = self.client.try_read(fh, offset, len) {
             self.work.read(request, bytes_of(&result));
             return reply_data(reply, result);
@@ -529,8 +530,8 @@ impl Filesystem for Mounted {
         let (fh, ino) = (handle(fh), tr::from_kernel_ino(ino));
         let strip =
             write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) && !self.keeps_no_privileges(ino);
-        let inside = self.runtime.enter(); // a stripe that is full becomes tasks
-        // As the descriptor is now (`fcntl` may change it). Pages go where they are from.
+        let inside = self.runtime.enter(); // sends of full stripes become tasks
+        // The descriptor's present flags (`fcntl` may change them). Pages go to their own offset.
         let appends = flags.0 & libc::O_APPEND != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let taken = || match appends {
             true => self.client.try_append(fh, data),
@@ -565,13 +566,13 @@ impl Filesystem for Mounted {
             return reply.ok();
         }
         let client = self.client.clone();
-        // A program that starts another one closes there what it has open itself (and its exec waits for
-        // that): nothing is written through these, so there is nothing to wait for, nor an error to report.
-        // Its own close does both.
+        // A child that is about to execute another program closes its copies of the parent's descriptors (and
+        // its exec waits for that): nothing was written through these, so there is nothing to wait for, nor
+        // an error to report. The parent's own close does both.
         let is_inherited = client.opener(handle(fh)).is_some_and(|t| callers::is_child_of(request.pid(), t));
         let work = async move {
             let saved = if is_inherited { Ok(()) } else { client.flush(handle(fh)).await };
-            // After the bytes: whoever gets the lock next sees them.
+            // After the bytes: the next holder of the lock sees them.
             if let Err(e) = client.unlock_owner(handle(fh), locks::owner(owner, false)).await {
                 tracing::warn!("unlock at close: {e}");
             }
@@ -775,7 +776,7 @@ impl Filesystem for Mounted {
         reply.ok();
     }
 
-    // Changes of names are durable when they are answered, but for files that the client created by itself.
+    // Changes of names are durable when they are answered, except for files that the client created locally.
     fn fsyncdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
         if is_snapshot(ino) {
             return reply.ok();
@@ -916,7 +917,7 @@ impl Filesystem for Mounted {
                     done = client.fallocate(handle(fh), *what, offset, length).await;
                 }
             }
-            // A change of data by somebody without the right to keep them; the kernel leaves that to us.
+            // A change of data by a user who may not keep the bits; the kernel leaves their removal to us.
             if done.is_ok() && cred.uid != 0 {
                 done = drop_privileges(&client, &cred, ino).await;
             }
@@ -1006,7 +1007,7 @@ impl Filesystem for Mounted {
         let (from, to) = (handle(fh_in), handle(fh_out));
         let from_home = self.waits_for_home(request);
         let work = async move {
-            // As much as one call copies at most.
+            // At most as much as one call copies.
             let some = len.min(COPY_BYTES_MAX) as usize;
             for (file, at) in [(from, offset_in), (to, offset_out)] {
                 from_home.bring(file, Some(at), some).await?;
@@ -1030,8 +1031,8 @@ fn is_foreign(name: &OsStr) -> bool {
     name == "security.capability"
 }
 
-/// What it says that a file has no attribute of this name. `ls -l` asks each file for its label, but no other
-/// one of a file system that says that it has none; and labels have no effect here.
+/// The answer that a file has no attribute of this name. `ls -l` asks each file for its label, but asks no
+/// other file of a file system that answers that it has none; and labels have no effect here.
 fn absent_attribute(name: &OsStr) -> Errno {
     if name == "security.selinux" { Errno::EOPNOTSUPP } else { Errno::NO_XATTR }
 }
@@ -1052,7 +1053,7 @@ async fn list(
     Ok(listing)
 }
 
-/// Closes what was opened for a program that is gone.
+/// Closes a file that was opened for a program that is gone.
 fn closer(
     client: &Client,
 ) -> impl FnOnce(Result<Opened>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + 'static {

@@ -1,6 +1,7 @@
-//! Requests that wait for bytes that are at home: a signal ends the wait.
+//! Requests that wait for recalls: a signal ends the wait.
 //!
-//! Invariant: only the wait ends early, never a write half done. What need not wait does not come here.
+//! Invariant: only the wait ends early, never a write half done. Requests that need not wait do not come
+//! here.
 use crate::locks::Waits;
 use crate::replies::refused;
 use fuser::{Errno, Request};
@@ -20,7 +21,7 @@ impl FromHome {
         FromHome { client: client.clone(), waits: waits.clone(), unique: request.unique().0 }
     }
 
-    /// Returns when `len` bytes from `offset` (`None`: the end of the file) on are here.
+    /// Returns when `len` bytes from `offset` (`None`: the end of the file) on are online.
     pub async fn bring(
         &self,
         file: Handle,

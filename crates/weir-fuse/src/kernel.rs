@@ -1,11 +1,11 @@
-//! What the kernel keeps of one mount, and how it is told to forget: before a lease goes back, what the
-//! client forgets the kernel must have forgotten.
+//! The kernel's caches of one mount, and the notices that invalidate them: before a lease is returned, the
+//! kernel must have dropped everything that the client drops.
 //!
-//! Invariant: no notice overtakes an answer. An inode of which an answer is on its way is not known to the
-//! kernel yet, so a notice of it would be lost; such a notice is sent again until the kernel has taken the
-//! answer up. Names are not told at all: the kernel keeps them for a moment, and a lease waits for its end
-//! (`weir-client/src/lent.rs`). A notice of a name takes its directory's lock, which an operation may hold
-//! that waits for this very revoke; and to have all names asked for again takes off what is mounted on
+//! Invariant: no notice overtakes an answer. The kernel does not know an inode yet while the first answer
+//! about it is in flight, so a notice of it would be lost; such a notice is repeated until the kernel has
+//! processed the answer. Names have no notices: the kernel keeps them for a moment, and a lease waits for its
+//! end (`weir-client/src/lent.rs`). A notice of a name takes its directory's lock, which an operation may
+//! hold that waits for this very revoke; and invalidating all names detaches file systems that are mounted on
 //! directories inside.
 use crate::translate::to_kernel_ino;
 use fuser::{INodeNo, Notifier};
@@ -15,26 +15,26 @@ use std::time::{Duration, Instant};
 use weir_client::{Forget, KernelCache};
 use weir_proto::InodeId;
 
-/// Parts of the table of inodes, so that requests seldom meet.
+/// Parts of the table of inodes, so that requests seldom contend.
 const PARTS: usize = 16;
-/// A thread in the kernel takes an answer up within microseconds of being woken. One that has not in so long
-/// never will: the request had been given up when it was answered.
+/// A thread in the kernel processes an answer within microseconds of being woken. One that has not done so by
+/// then never will: the request had been abandoned when it was answered.
 const TAKEN_UP_POLLS: u32 = 500;
 const TAKEN_UP_PAUSE: Duration = Duration::from_micros(100);
 
-/// What the kernel was told of an inode.
+/// The kernel's knowledge of an inode.
 #[derive(Clone, Copy)]
 struct Answered {
     answers: u64,
     last: Instant,
 }
 
-/// The kernel's caches of one mount. Empty until the mount is there, so nothing has to be forgotten before.
+/// The kernel's caches of one mount. Empty until the mount exists, so nothing has to be invalidated before.
 pub struct Notices {
     notifier: RwLock<Option<Notifier>>,
-    /// Whether it may keep names.
+    /// Whether it may cache names.
     keeps_names: bool,
-    /// How many answers told the kernel of each inode, and were not taken back by it (`FORGET`).
+    /// The number of answers that gave the kernel each inode, and that it has not returned yet (`FORGET`).
     reported: [Mutex<HashMap<INodeNo, Answered>>; PARTS],
 }
 
@@ -50,23 +50,23 @@ impl Notices {
     }
 
     pub(super) fn mounted(&self, notifier: Notifier) {
-        // One mount per client; it may have been tried in another way before.
+        // One mount per client; another way to mount may have been tried before.
         *self.notifier.write().unwrap_or_else(PoisonError::into_inner) = Some(notifier);
     }
 
     fn part(&self, ino: INodeNo) -> MutexGuard<'_, HashMap<INodeNo, Answered>> {
-        // Numbers of inodes made together are neighbours.
+        // Numbers of inodes created together are neighbours.
         let part = &self.reported[ino.0 as usize % PARTS];
         part.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// An answer that tells the kernel of an inode is about to be sent.
+    /// An answer that gives the kernel an inode is about to be sent.
     pub fn note_answer(&self, ino: INodeNo) {
         let last = Instant::now();
         let mut part = self.part(ino);
         let reported = part.entry(ino).or_insert(Answered { answers: 0, last });
         *reported = Answered { answers: reported.answers + 1, last };
     }
-    /// The kernel took so many answers back. True: it knows nothing of the inode any more.
+    /// The kernel returned this number of answers. True: it knows nothing of the inode any more.
     pub fn forgotten(&self, ino: INodeNo, answers: u64) -> bool {
         let mut part = self.part(ino);
         let Some(reported) = part.get_mut(&ino) else { return true };
@@ -77,7 +77,7 @@ impl Notices {
         }
         none
     }
-    /// Whether the kernel was told of an inode less than `within` ago.
+    /// Whether the kernel got an inode less than `within` ago.
     pub fn is_fresh(&self, ino: INodeNo, within: Duration) -> bool {
         self.part(ino).get(&ino).is_some_and(|reported| reported.last.elapsed() < within)
     }
@@ -92,7 +92,7 @@ impl Notices {
                 Ok(false) if self.is_reported(ino) => std::thread::sleep(TAKEN_UP_PAUSE),
                 Ok(_) => return true,
                 Err(e) => {
-                    // The mount went away: there is no cache left.
+                    // The mount is detached: there is no cache left.
                     tracing::debug!("forget {ino} in the kernel: {e}");
                     return true;
                 }

@@ -1,4 +1,4 @@
-//! The mount: what the kernel asks through FUSE becomes calls of [`weir_client::Client`], and nothing more.
+//! The mount: translates the kernel's FUSE requests into calls of [`weir_client::Client`], and nothing more.
 //!
 //! Invariant: no type of the FUSE crate leaves this one, so that another transport can take its place.
 //! Knows nothing of stripes, targets or leases beyond "may be cached" and "forget this".

@@ -1,7 +1,7 @@
-//! Locks between kernel and client: what is asked for, and the waits that a signal may end.
+//! Locks between kernel and client: requests, and the waits that a signal may end.
 //!
-//! Invariant: an interrupt that comes before its request finds it interrupted already. The kernel never uses
-//! a request's number twice, so an interrupt that came too late harms nobody.
+//! Invariant: a request whose interrupt arrived first is interrupted from the start. The kernel never uses a
+//! request's number twice, so a late interrupt does no harm.
 use crate::translate as tr;
 use fuser::{Errno, LockOwner};
 use std::collections::{BTreeMap, VecDeque};
@@ -11,7 +11,7 @@ use weir_client::{LockWish, Locked};
 use weir_proto::Error;
 use weir_proto::lock::{LOCK_END, LockKind, LockOwner as Owner, LockRange, LockSpace};
 
-/// Interrupts remembered for requests that are not here yet: as many as requests can be on their way between
+/// Interrupts remembered for requests that have not arrived yet: as many as requests can be in flight between
 /// the kernel and this program's threads.
 const EARLY_MAX: usize = 1024;
 
@@ -45,7 +45,7 @@ impl Waits {
     pub fn end(&self, unique: u64) {
         self.lock().waiting.remove(&unique);
     }
-    /// The mount ends: all that waits is interrupted, and what would begin to wait. How many were waiting.
+    /// The mount ends: all waits are interrupted, and those that would begin. Returns the number of waits.
     pub fn end_all(&self) -> usize {
         let mut known = self.lock();
         known.closing = true;
@@ -73,7 +73,7 @@ pub fn owner(owner: LockOwner, flock: bool) -> Owner {
     Owner { space: if flock { LockSpace::Flock } else { LockSpace::Fcntl }, id: owner.0 }
 }
 
-/// What the kernel asks for; `EINVAL` for what it never does.
+/// The kernel's request; `EINVAL` for values that it never uses.
 pub fn wish(owner: Owner, start: u64, end: u64, typ: i32, pid: u32) -> Result<LockWish, Errno> {
     let kind = match typ {
         libc::F_RDLCK => Some(LockKind::Shared),
@@ -92,7 +92,7 @@ pub fn kernel_type(kind: LockKind) -> i32 {
     }
 }
 
-/// What the caller is told.
+/// The answer for the caller.
 pub fn answer(locked: Result<Locked, Error>) -> Result<(), Errno> {
     match locked {
         Ok(Locked::Granted) => Ok(()),

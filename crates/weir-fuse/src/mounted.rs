@@ -1,4 +1,4 @@
-//! What the requests of one mount share, and how a request is answered: at once, or as a task.
+//! The shared state of one mount's requests, and how a request is answered: at once, or as a task.
 use crate::callers::{Callers, Fails};
 use crate::kernel::Notices;
 use crate::pending_request::PendingRequest;
@@ -17,7 +17,7 @@ use weir_env::BufferPool;
 use weir_proto::meta::Cred;
 use weir_proto::{InodeId, Result};
 
-/// Largest request, in bytes: what the kernel's limit of 256 pages allows.
+/// Largest request, in bytes: the kernel's limit of 256 pages.
 pub const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
 /// Answers for attributes of ours (`weir.layout`, …): inode, name → text.
@@ -25,7 +25,7 @@ pub type OwnAttributes = Arc<dyn Fn(&Client, InodeId, &str) -> OwnAnswer + Send 
 
 pub type OwnAnswer = Pin<Box<dyn Future<Output = Result<String>> + Send>>;
 
-/// What is done when a program sets an attribute of ours: by whom, inode, name, value.
+/// The action when a program sets one of our attributes: by whom, inode, name, value.
 pub type OwnActs = Arc<dyn Fn(&Client, Cred, InodeId, String, Vec<u8>) -> OwnAct + Send + Sync>;
 
 pub type OwnAct = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
@@ -38,32 +38,32 @@ pub struct Mounted {
     pub own_acts: OwnActs,
     pub lock_waits: Arc<locks::Waits>,
     pub callers: Arc<Callers>,
-    /// For whom requests are.
+    /// Accounting of requests.
     pub work: Arc<Work>,
-    /// What the kernel keeps.
+    /// The kernel's caches.
     pub kernel: Arc<Notices>,
-    /// Where it is mounted, and when the options were looked at.
+    /// The mount point, and the time when the options were last read.
     pub path: PathBuf,
     pub options_seen: Mutex<Option<Instant>>,
-    /// What the kernel knows of snapshots.
+    /// The kernel's references to snapshots.
     pub snapshots: Arc<snapshots::Table>,
-    /// What the kernel is reading of directories.
+    /// Directories that the kernel is reading.
     pub streams: Arc<Streams>,
-    /// The kernel can map what is read directly.
+    /// The kernel can map files that are read directly.
     pub maps_direct: bool,
     /// The kernel is to send requests by rings.
     pub by_ring: bool,
 }
 
 impl Mounted {
-    /// Polls once here, then goes on as a task when what it waits for has happened. Their number is bounded
-    /// by the kernel's requests.
+    /// Polls once here, then continues as a task when it is woken. Their number is bounded by the kernel's
+    /// requests.
     pub fn answer(&self, work: impl Future<Output = ()> + Send + 'static) {
         PendingRequest::begin(&self.runtime, work);
     }
 
-    /// Answers a request with what its work brings. The wait ends early if the program is being ended; the
-    /// work goes on.
+    /// Answers a request with the result of its work. The wait ends early if the program is being ended; the
+    /// work continues.
     pub fn wait<R: Fails, T: Send + 'static>(
         &self,
         request: &Request,
@@ -74,7 +74,7 @@ impl Mounted {
         self.wait_or_undo(request, reply, work, then, |_| std::future::ready(()));
     }
 
-    /// The same; `undo` gives the result back if the program is gone.
+    /// The same; `undo` releases the result if the program is gone.
     pub fn wait_or_undo<R: Fails, T: Send + 'static, U: Future<Output = ()> + Send + 'static>(
         &self,
         request: &Request,

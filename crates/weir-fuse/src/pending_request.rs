@@ -1,10 +1,10 @@
-//! A request that waits: begun on the kernel's thread, ended by whoever brings what it waits for.
+//! A request that waits: begun on the kernel's thread, ended by the thread that wakes it.
 //!
-//! A task that is spawned at once would be woken twice: by its birth, only to wait, and by the answer. This
-//! one becomes a task with the answer, on the very worker that received it, so a request costs one change of
-//! thread less.
+//! A task that is spawned at once would be woken twice: at its start, only to wait, and by the answer. This
+//! one becomes a task with the answer, on the very worker that received it, so a request costs one thread
+//! switch less.
 //!
-//! Invariant: the work is in one place: with its first poll, parked here, or with its task. Knows nothing of
+//! Invariant: the work is in one place: in its first poll, parked here, or in its task. Knows nothing of
 //! FUSE.
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ enum State {
 }
 
 impl PendingRequest {
-    /// Polls `work` here; if it has to wait it goes on in `runtime` once it is woken.
+    /// Polls `work` here; if it has to wait it continues in `runtime` once it is woken.
     pub fn begin(runtime: &Runtime, work: impl Future<Output = ()> + Send + 'static) {
         let _inside = runtime.enter();
         let mut work: Work = Box::pin(work);
@@ -66,7 +66,7 @@ impl Wake for PendingRequest {
             State::Begun | State::Woken => *state = State::Woken,
             State::Waits(work) => {
                 drop(state);
-                // Polled again there, it leaves that task's waker wherever it left this one.
+                // Polled again there, it registers that task's waker instead of this one.
                 self.runtime.spawn(work);
             }
             State::Gone => {}
@@ -99,7 +99,7 @@ mod tests {
             let (first, waits) = oneshot::channel();
             let (second, waits_again) = oneshot::channel();
             let (tx, rx) = std::sync::mpsc::channel();
-            // In some rounds the wake comes from another thread while the first poll is under way.
+            // In some rounds the wake comes from another thread during the first poll.
             let waker = std::thread::spawn(move || {
                 if n % 2 == 0 {
                     std::thread::yield_now();

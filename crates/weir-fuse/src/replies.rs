@@ -1,4 +1,4 @@
-//! Results of the client as answers to the kernel. Errors become numbers here, and are told in the log once.
+//! Results of the client as answers to the kernel. Errors become numbers here, and are logged once.
 use crate::kernel::Notices;
 use crate::translate as tr;
 use bytes::Bytes;
@@ -17,7 +17,7 @@ use weir_proto::{Error, InodeId, Result};
 pub const SNAPSHOTS_NAME: &[u8] = b".snapshots";
 /// The kernel asks for the name again each time.
 pub const NAME_TTL: Duration = Duration::ZERO;
-pub const GENERATION: Generation = Generation(0); // inode numbers are never used again
+pub const GENERATION: Generation = Generation(0); // inode numbers are never reused
 
 pub fn open_flags(client: &Client, opened: &Opened, how: How) -> FopenFlags {
     client.set_opener(opened.handle, how.thread);
@@ -34,7 +34,7 @@ pub fn open_flags(client: &Client, opened: &Opened, how: How) -> FopenFlags {
     }
 }
 
-/// How a file is opened, and whether this kernel can map what is read directly.
+/// How a file is opened, and whether this kernel can map files that are read directly.
 #[derive(Clone, Copy)]
 pub struct How {
     pub mode: OpenMode,
@@ -44,7 +44,7 @@ pub struct How {
     pub maps_direct: bool,
 }
 
-/// A name of which something is said to the kernel.
+/// A name in an answer to the kernel.
 pub struct Named {
     pub client: Client,
     pub kernel: Arc<Notices>,
@@ -54,24 +54,24 @@ pub struct Named {
 
 impl Named {
     fn ttl(&self, leads_to: Option<InodeId>) -> Duration {
-        // What a volume shows in its topmost directory comes and goes with the volume.
+        // The entry that a volume shows in its topmost directory depends on the volume.
         let lent = self.name != SNAPSHOTS_NAME && self.client.lend_name(self.dir, &self.name, leads_to);
         if lent { NAME_LOAN } else { NAME_TTL }
     }
 }
 
-/// The kernel is about to be told of an inode. Attributes are looked at again after that is noted: a revoke
-/// of before was not told to a kernel that did not know the inode.
+/// The kernel is about to get an inode. Attributes are read again after that is noted: an earlier revoke sent
+/// no notice to a kernel that did not know the inode.
 fn reported(client: &Client, kernel: &Notices, stat: Stat) -> Stat {
     kernel.note_answer(tr::to_kernel_ino(stat.attr.ino));
     client.try_getattr(stat.attr.ino).unwrap_or(Stat { leased: false, ..stat })
 }
 
-/// Adds an entry of a listing with all that the kernel may keep of it. True: there was no room for it.
+/// Adds an entry of a listing with all that the kernel may cache of it. True: it did not fit.
 pub fn add_entry(named: &Named, reply: &mut ReplyDirectoryPlus, cookie: u64, entry: &ListEntry) -> bool {
     let (ino, kind) = (tr::to_kernel_ino(entry.ino), tr::file_type(entry.kind));
     let name = std::ffi::OsStr::from_bytes(&entry.name);
-    // To tell the kernel again what it has is to make it ask for the access control list again.
+    // A repeated answer about a cached inode would make the kernel ask for the access control list again.
     if named.kernel.is_fresh(ino, NAME_LOAN / 2) {
         return reply.add_name(ino, cookie, name, kind);
     }
@@ -132,7 +132,7 @@ pub fn reply_empty(reply: ReplyEmpty, result: Result<()>) {
         Err(e) => reply.error(refused(&e)),
     }
 }
-/// `named`: but for a file without a name.
+/// `named`: absent for a file without a name.
 pub fn reply_created(
     (client, kernel): (&Client, &Notices),
     named: Option<&Named>,
@@ -161,7 +161,7 @@ pub fn reply_written(reply: ReplyWrite, result: Result<usize>) {
         Err(e) => reply.error(refused(&e)),
     }
 }
-/// `free`: the range and the process that asked, told again where no lock is in the way.
+/// `free`: the range and the process of the request, returned if no lock conflicts.
 pub fn reply_lock(reply: ReplyLock, free: (u64, u64, u32), found: Result<Option<InTheWay>>) {
     match found {
         Ok(None) => reply.locked(free.0, free.1, libc::F_UNLCK, free.2),
@@ -177,7 +177,7 @@ pub fn reply_lock(reply: ReplyLock, free: (u64, u64, u32), found: Result<Option<
 }
 pub fn reply_data(reply: ReplyData, result: Result<Vec<Bytes>>) {
     thread_local! {
-        // One reply is one piece for this FUSE crate: parts are joined in memory that is touched already.
+        // One reply is one piece for this FUSE crate: parts are joined in memory that was used before.
         static JOINED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     }
     match result {
@@ -202,7 +202,7 @@ pub fn reply_xattr(reply: ReplyXattr, room: u32, result: Result<Bytes>) {
     }
 }
 
-/// The number for an error; what is not the caller's doing is told in the log, once, here.
+/// The number for an error; errors that the caller did not cause are logged, once, here.
 pub fn refused(e: &Error) -> Errno {
     use weir_proto::ErrorKind::{Damaged, Deadline, Io, Unavailable};
     if matches!(e.kind, Damaged | Deadline | Io | Unavailable) {

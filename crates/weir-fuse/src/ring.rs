@@ -1,10 +1,10 @@
-//! Requests by io_uring: a ring for each processor, so that a request is looked at where its program runs,
-//! and the answer and the next request are one call of the kernel.
+//! Requests by io_uring: a ring for each processor, so that a request is handled on the processor of its
+//! program, and the answer and the next request are one system call.
 //!
-//! Invariant: a ring's thread never waits for anything but its ring: what cannot be answered at once goes on
-//! as a task, and keeps its place until the answer. A ring gets more places before all of them wait, so that
-//! calls that wait (for locks, for bytes at home) do not stop the others. Forgets, interrupts and notices
-//! have no place there: the kernel has them on the device. Knows nothing of what requests mean.
+//! Invariant: a ring's thread waits only for its ring: a request that cannot be answered at once continues as
+//! a task, and keeps its slot until the answer. A ring gets more slots before all of them wait, so that
+//! waiting calls (for locks, for recalls) do not stop the others. Forgets, interrupts and notices have no
+//! slot: the kernel sends them by the device. Knows nothing of the requests' meaning.
 use crate::ring_header::{Arrived, HEADER_BYTES, answer_bytes, numbers, write_error};
 use crate::ring_slot::{Answers, Slot};
 use fuser::{Requests, Transport, Transports};
@@ -15,28 +15,29 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 use weir_env::real::{COMMAND_BYTES, CommandEnd, CommandRing, Exchange, stay_on};
 
-/// `FUSE_IO_URING_CMD_REGISTER`: here are buffers for a request.
+/// `FUSE_IO_URING_CMD_REGISTER`: provides buffers for a request.
 const REGISTER: u32 = 1;
-/// `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`: here is an answer, and its buffers are for the next request.
+/// `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`: delivers an answer, and provides its buffers for the next request.
 const COMMIT_AND_FETCH: u32 = 2;
-/// Places that a ring begins with, and gets as many again before half of them wait. A request that finds none
-/// is sent no sooner than something else of its ring is answered, so there must always be some.
+/// The initial number of slots of a ring, added again before half of them wait. A request that finds no slot
+/// is sent only after another request of its ring is answered, so some must always be free.
 const PLACES_FIRST: u32 = 64;
-/// So many calls of one processor's programs may wait at once. A place that was never used takes a page.
+/// The limit of concurrently waiting calls of one processor's programs. A slot that was never used takes a
+/// page.
 const PLACES_MAX: u32 = 2048;
 
-/// An answer or a request of so many bytes makes a ring give back memory when it has rested.
+/// After an answer or a request of this size an idle ring frees memory.
 const LARGE_BYTES: usize = 64 << 10;
 const RESTED_AFTER: Duration = Duration::from_secs(1);
 
-/// The rings of one mount, and what becomes of them.
+/// The rings of one mount, and the result of their start.
 pub struct Rings {
     pub transports: Transports,
     started: Receiver<Result<()>>,
     count: usize,
 }
 
-/// How each ring's registration ended.
+/// The result of each ring's registration.
 pub struct Started {
     outcomes: Receiver<Result<()>>,
     count: usize,
@@ -87,7 +88,7 @@ impl Started {
     }
 }
 
-/// The kernel wants a ring for each processor that there may ever be.
+/// The kernel requires a ring for each possible processor.
 fn possible_processors() -> Result<usize> {
     let path = "/sys/devices/system/cpu/possible";
     let text = std::fs::read_to_string(path)?;
@@ -112,16 +113,16 @@ struct Queue {
     ring: CommandRing,
     answers: Arc<Answers>,
     slots: Vec<Arc<Slot>>,
-    /// What the answer at each place has to be given under; 0 before the first request.
+    /// The commit id for the answer in each slot; 0 before the first request.
     commit_ids: Vec<u64>,
     places_max: u32,
     payload_bytes: usize,
-    /// Buffers may have much memory.
+    /// Buffers may have grown large.
     large: bool,
     outcome: Sender<Result<()>>,
 }
 
-/// Whether the connection lives.
+/// Whether the connection is alive.
 type Alive = bool;
 
 impl Transport for Queue {
@@ -129,7 +130,7 @@ impl Transport for Queue {
         let mut early = Vec::new();
         let started = self.start(device, &mut early);
         let failed = started.as_ref().err().map(|e| Error::new(e.kind(), e.to_string()));
-        let _ = self.outcome.send(started); // nobody asks any more if the mount has ended
+        let _ = self.outcome.send(started); // the caller is gone if the mount has ended
         if let Some(e) = failed {
             return Err(e);
         }
@@ -151,15 +152,15 @@ impl Transport for Queue {
 }
 
 impl Queue {
-    /// Registers the first places, on the processor that they are for.
+    /// Registers the first slots, on their processor.
     fn start(&mut self, device: BorrowedFd<'_>, early: &mut Vec<(u32, Exchange)>) -> Result<()> {
-        // One that is off, or not this process's, has no programs that ask, mostly.
+        // A processor that is offline, or not allowed to this process, mostly has no programs with requests.
         if let Err(e) = stay_on(self.processor) {
             tracing::debug!("the ring of processor {} is not bound to it: {e}", self.processor);
         }
         self.ring.start()?;
         self.add_places(device, PLACES_FIRST)?;
-        // What is refused has ended when this returns.
+        // Refused commands have completed when this returns.
         self.ring.submit()?;
         while let Some(end) = self.ring.next_end() {
             match end? {
@@ -183,7 +184,7 @@ impl Queue {
         Ok(())
     }
 
-    /// `struct fuse_uring_cmd_req`: flags, the number to answer under, the ring.
+    /// `struct fuse_uring_cmd_req`: flags, the commit id, the ring.
     fn command(&self, commit_id: u64) -> [u8; COMMAND_BYTES] {
         let mut command = [0; COMMAND_BYTES];
         command[8..16].copy_from_slice(&commit_id.to_le_bytes());
@@ -197,7 +198,7 @@ impl Queue {
         self.ring.begin(device, COMMIT_AND_FETCH, command, place, exchange)
     }
 
-    /// Takes what has ended.
+    /// Handles completed commands.
     fn look_at_ended(&mut self, device: BorrowedFd<'_>, requests: &dyn Requests) -> Result<Alive> {
         while let Some(end) = self.ring.next_end() {
             let (place, error, exchange) = match end? {
@@ -219,7 +220,7 @@ impl Queue {
                     );
                     self.places_max = 0;
                 }
-                // Given up by the kernel; its place is lost.
+                // Abandoned by the kernel; its slot is lost.
                 libc::ENOENT => tracing::debug!("ring {}: the kernel gave a request up", self.processor),
                 _ => return Err(Error::from_raw_os_error(error)),
             }
@@ -227,7 +228,7 @@ impl Queue {
         Ok(true)
     }
 
-    /// Looks at a request, and answers it if that can be done at once.
+    /// Handles a request, and answers it if that is possible at once.
     fn arrived(
         &mut self,
         device: BorrowedFd<'_>,

@@ -1,33 +1,33 @@
-//! What the kernel writes before a request's payload, and what it reads before an answer's: the header that
-//! one entry of a ring has (`struct fuse_uring_req_header`).
+//! The header of one entry of a ring (`struct fuse_uring_req_header`): the kernel writes it before a
+//! request's payload, and reads it before an answer's.
 //!
-//! Invariant: lengths in it are checked before anything is read by them. Knows nothing of io_uring.
+//! Invariant: its lengths are checked before they are used. Knows nothing of io_uring.
 use std::io::{Error, ErrorKind, IoSlice, Result};
 use std::ops::Range;
 
 /// `fuse_in_header` of a request, `fuse_out_header` of an answer.
 const IN_OUT: Range<usize> = 0..128;
-/// What a request of its kind has before names and data.
+/// The fixed arguments of a request, before names and data.
 const ARGUMENT: Range<usize> = 128..256;
-/// `struct fuse_uring_ent_in_out`: flags, the number to answer under, bytes of the payload.
+/// `struct fuse_uring_ent_in_out`: flags, the commit id, bytes of the payload.
 const COMMIT_ID: Range<usize> = 264..272;
 const PAYLOAD_BYTES: Range<usize> = 272..276;
 pub const HEADER_BYTES: usize = 288;
 const IN_HEADER_BYTES: usize = 40;
 const OUT_HEADER_BYTES: usize = 16;
 
-/// A request's header, away from the memory that the answer is written to.
+/// A request's header, copied from the memory that the answer is written to.
 #[repr(align(8))]
 pub struct Header([u8; HEADER_BYTES]);
 
-/// A header whose lengths fit together.
+/// A header whose lengths are consistent.
 pub struct Arrived {
     header: Header,
     argument_bytes: usize,
     pub payload_bytes: usize,
     /// The kernel's number of the request.
     pub unique: u64,
-    /// The number to answer under.
+    /// The commit id for the answer.
     pub commit_id: u64,
 }
 
@@ -44,7 +44,7 @@ fn malformed(what: String) -> Error {
 }
 
 impl Arrived {
-    /// `payload_bytes_max`: the size of the buffer that the payload is in.
+    /// `payload_bytes_max`: the size of the payload's buffer.
     pub fn read(bytes: &[u8], payload_bytes_max: usize) -> Result<Arrived> {
         let bytes: [u8; HEADER_BYTES] =
             bytes.try_into().map_err(|_| malformed(format!("has a header of {} bytes", bytes.len())))?;
@@ -73,7 +73,7 @@ impl Arrived {
     }
 }
 
-/// Which request an answer is for: the parts begin with `fuse_out_header`.
+/// The request that an answer is for: the parts begin with `fuse_out_header`.
 pub fn answered(parts: &[IoSlice<'_>]) -> Result<u64> {
     match parts.first() {
         Some(header) if header.len() == OUT_HEADER_BYTES => Ok(u64_at(header, 8..16)),
@@ -81,7 +81,7 @@ pub fn answered(parts: &[IoSlice<'_>]) -> Result<u64> {
     }
 }
 
-/// Puts an answer where the kernel takes it from. One that does not fit becomes the error `EIO`.
+/// Writes an answer where the kernel reads it. One that does not fit becomes the error `EIO`.
 pub fn write_answer(parts: &[&[u8]], header: &mut [u8], payload: &mut [u8]) {
     let [out, parts @ ..] = parts else { return };
     let bytes: usize = parts.iter().map(|part| part.len()).sum();
@@ -107,7 +107,7 @@ pub fn answer_bytes(header: &[u8]) -> usize {
     u32_at(header, PAYLOAD_BYTES) as usize
 }
 
-/// The answer to a request that cannot be understood.
+/// The answer to a request that cannot be decoded.
 pub fn write_error(unique: u64, header: &mut [u8]) {
     let mut out = [0; OUT_HEADER_BYTES];
     out[4..8].copy_from_slice(&(-libc::EIO).to_le_bytes());
@@ -115,7 +115,7 @@ pub fn write_error(unique: u64, header: &mut [u8]) {
     write_answer(&[&out], header, &mut []);
 }
 
-/// The numbers by which a malformed request can be answered all the same.
+/// The numbers that let even a malformed request be answered.
 pub fn numbers(bytes: &[u8]) -> Option<(u64, u64)> {
     let known = bytes.len() == HEADER_BYTES;
     let (unique, commit_id) = known.then(|| (u64_at(bytes, 8..16), u64_at(bytes, COMMIT_ID)))?;

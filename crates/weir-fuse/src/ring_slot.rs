@@ -1,7 +1,7 @@
-//! One place of a ring: the request that is in it, and its answer, which may come from any thread.
+//! One slot of a ring: its request, and the answer, which may come from any thread.
 //!
-//! Invariant: the payload's memory is the request's until the request has been looked at, and the answer's
-//! from then on; an answer that comes earlier is kept aside. A request is answered once.
+//! Invariant: the payload's memory belongs to the request until the request has been handled, and to the
+//! answer from then on; an earlier answer is kept separately. A request is answered once.
 use crate::ring_header::{answered, write_answer};
 use std::fmt;
 use std::io::{Error, ErrorKind, IoSlice, Result};
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use weir_env::real::{Exchange, RingWaker};
 
-/// What threads that answer and the one that has the ring share.
+/// Shared by the threads that answer and the ring's thread.
 pub struct Answers {
-    /// Places whose answers the kernel has not been given.
+    /// Slots whose answers the kernel has not received yet.
     ready: Mutex<Vec<u32>>,
     /// The ring's thread is about to wait, so it has to be woken.
     sleeps: AtomicBool,
@@ -36,19 +36,19 @@ impl Answers {
 
     fn add(&self, place: u32) {
         self.ready().push(place);
-        // Not before: the thread looks at the list once more after it has said that it sleeps.
+        // Not before: the thread checks the list once more after it has set `sleeps`.
         if self.sleeps.swap(false, Ordering::SeqCst) {
             self.waker.wake();
         }
     }
 
-    /// The ring's thread takes what is ready, and leaves an empty list with the memory of `taken`.
+    /// The ring's thread takes the ready slots, and leaves an empty list with the memory of `taken`.
     pub fn take(&self, taken: &mut Vec<u32>) {
         taken.clear();
         mem::swap(&mut *self.ready(), taken);
     }
 
-    /// Whether the ring's thread may wait: from now on it is woken by the first answer.
+    /// Whether the ring's thread may wait: from now on the first answer wakes it.
     pub fn fall_asleep(&self) -> bool {
         self.sleeps.store(true, Ordering::SeqCst);
         let may = self.ready().is_empty() && !self.stopped();
@@ -75,9 +75,9 @@ impl Answers {
 enum State {
     /// The kernel has the buffers, or the ring's thread.
     Empty,
-    /// The ring's thread looks at the request, and its payload is in use.
+    /// The ring's thread handles the request, and its payload is in use.
     Looked(u64),
-    /// The answer came while it did.
+    /// The answer came meanwhile.
     Kept(Vec<u8>),
     Waits(u64, Exchange),
     Answered(Exchange),
@@ -104,17 +104,17 @@ impl Slot {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request came, of which nobody will look at the buffers.
+    /// A request came whose buffers are not needed for its handling.
     pub fn waits(&self, unique: u64, exchange: Exchange) {
         *self.state() = State::Waits(unique, exchange);
     }
 
-    /// A request came, and is being looked at.
+    /// A request came, and is being handled.
     pub fn looked_at(&self, unique: u64) {
         *self.state() = State::Looked(unique);
     }
 
-    /// It has been looked at: the buffers are the answer's. Returned if that is there already.
+    /// It has been handled: the buffers are the answer's. Returned if the answer has come already.
     pub fn looked(&self, mut exchange: Exchange) -> Option<Exchange> {
         let mut state = self.state();
         match mem::replace(&mut *state, State::Empty) {

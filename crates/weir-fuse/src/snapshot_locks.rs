@@ -1,10 +1,10 @@
 //! Locks on files of snapshots: those of this mount.
 //!
-//! Nothing in a snapshot changes, so such a lock protects no bytes. Programs take one before they read all
-//! the same (HDF5, SQLite), and two of them on a node expect to see each other's. So locks are kept here,
-//! without a message to the leader, and other mounts do not see them.
+//! A snapshot never changes, so such a lock protects no bytes. Programs take one before they read all the
+//! same (HDF5, SQLite), and two of them on a node expect to see each other's. So locks are kept here, without
+//! a message to the leader, and other mounts do not see them.
 //!
-//! Invariant: a lock ends at the latest with the last open file that its owner took one through. Knows
+//! Invariant: a lock ends at the latest with the last open file that its owner used to take one. Knows
 //! nothing of snapshots: a file is a number.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,7 @@ type Owners = BTreeMap<LockOwner, Held>;
 struct Held {
     ranges: OwnerRanges,
     pid: u32,
-    /// The open files that the owner has locked through.
+    /// The open files that the owner has used for locks.
     opens: BTreeSet<u64>,
 }
 
@@ -60,13 +60,13 @@ impl SnapshotLocks {
             files.remove(&file);
         }
         drop(files);
-        // As on a local file system: another kind of `flock` begins with the end of the one that is held, so
-        // that two who hold it together and both want it alone do not wait for each other.
+        // As on a local file system: converting a `flock` first releases the held one, so that two owners
+        // that share it and both want it exclusively do not wait for each other.
         if locked == Locked::Held && wish.owner.space == LockSpace::Flock {
             self.unlock_owner(file, wish.owner);
         }
         if locked == Locked::Granted {
-            self.freed.notify_waiters(); // shared instead of exclusive lets others in
+            self.freed.notify_waiters(); // a conversion to shared admits others
         }
         locked
     }
@@ -74,7 +74,7 @@ impl SnapshotLocks {
     /// Waits until no conflicting lock is held, or for `interrupt`.
     pub async fn wait_lock(&self, file: u64, open: u64, wish: &LockWish, interrupt: &Notify) -> Locked {
         loop {
-            // Made before the question, it also hears what is unlocked between that and the wait.
+            // Created before the check, it is also notified of an unlock between the check and the wait.
             let freed = self.freed.notified();
             match self.try_lock(file, open, wish) {
                 Locked::Held => {}
@@ -129,7 +129,8 @@ impl SnapshotLocks {
             files.remove(&file);
         }
         drop(files);
-        // A waiter asks by trying, which releases its own lock first: that must not wake it again and again.
+        // A waiter checks by trying, which releases its own lock first: that must not wake it again and
+        // again.
         if changed {
             self.freed.notify_waiters();
         }

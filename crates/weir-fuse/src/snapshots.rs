@@ -1,8 +1,8 @@
-//! `.snapshots` in the topmost directory of a volume: the volume as it was, to be read.
+//! `.snapshots` in the topmost directory of a volume: the volume's earlier states, read-only.
 //!
-//! Invariants: numbers here have the upper bit, which no inode of ours has, and are the same whenever
-//! something is looked up; nothing here is ever changed: who tries gets `EROFS`. Only names of snapshots are
-//! asked for again: what is below them never changes.
+//! Invariants: numbers here have the upper bit, which no inode of ours has, and are the same for each
+//! look-up; nothing here ever changes: a change fails with `EROFS`. Only names of snapshots are asked for
+//! again: entries below them never change.
 use crate::mounted::Mounted;
 use crate::replies::{GENERATION, NAME_TTL, SNAPSHOTS_NAME, refused};
 use crate::snapshot_locks::SnapshotLocks;
@@ -19,27 +19,27 @@ use weir_client::{Client, LockWish, OpenMode, SnapshotFile, Stat};
 use weir_proto::meta::{Attr, Cred, FileKind, Time};
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, VolumeId};
 
-/// Of numbers of inodes and handles.
+/// Set in numbers of inodes and handles.
 const BIT: u64 = 1 << 63;
 /// Nothing below a snapshot changes.
 const FOR_EVER: Duration = Duration::from_secs(3600);
-/// Entries asked of the leader at once.
+/// Entries per request to the leader.
 const LISTING_LIMIT: u32 = 256;
 /// Cookies 1 and 2 are "." and "..".
 const DOTS: u64 = 2;
 
-/// What a number here stands for.
+/// The object of a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     /// `.snapshots` of a volume.
     List { volume: VolumeId },
-    /// Something in a snapshot.
+    /// An inode in a snapshot.
     Thing { snapshot: u32, ino: InodeId },
 }
 
 #[derive(Default)]
 pub struct Table {
-    /// By number; with how often the kernel was told of it.
+    /// Places by number, with the count of the kernel's references.
     places: Mutex<HashMap<u64, (Place, u64)>>,
     files: Mutex<HashMap<u64, Arc<SnapshotFile>>>,
     next: AtomicU64,
@@ -54,7 +54,7 @@ pub fn is_snapshot_handle(fh: FileHandle) -> bool {
 }
 
 impl Place {
-    /// The same whenever it is asked for: distinct but for chance, which `Table::note_answer` sees.
+    /// The same for each request: distinct except by chance, which `Table::note_answer` detects.
     fn number(self) -> u64 {
         let (a, b) = match self {
             Place::List { volume } => (u64::from(volume.0), u64::MAX),
@@ -77,7 +77,7 @@ impl Table {
         let place = self.places().get(&ino.0).map(|(place, _)| *place);
         place.ok_or_else(|| Error::stale(format!("inode {} of a snapshot was forgotten", ino.0)))
     }
-    /// The kernel is told of a place: it forgets it one day.
+    /// The kernel gets a reference to a place: it returns it one day.
     fn note_answer(&self, place: Place) -> Result<INodeNo> {
         let number = place.number();
         let mut places = self.places();
@@ -107,7 +107,7 @@ impl Table {
     }
 }
 
-/// Everybody may look which snapshots there are.
+/// All users may list the snapshots.
 fn list_attr() -> Attr {
     let never = Time { nanos: 0 };
     Attr {
@@ -157,7 +157,7 @@ async fn look_up(client: &Client, cred: &Cred, place: Place, name: &[u8]) -> Res
     }
 }
 
-/// An entry of a listing: its name, its place in the order, what it is.
+/// An entry of a listing: its name, its cookie, its place, its attributes.
 type Listed = (Vec<u8>, u64, Place, Attr);
 
 async fn list(client: &Client, cred: &Cred, place: Place, after: u64) -> Result<Vec<Listed>> {
@@ -188,8 +188,8 @@ impl Mounted {
         (volume.root == parent).then_some(volume.id)
     }
 
-    /// The answer to a change of a name. The leader has no `.snapshots`; what a volume's directory shows
-    /// there is not changed.
+    /// The answer to a change of a name. The leader has no `.snapshots`; the entry that a volume's directory
+    /// shows cannot be changed.
     pub async fn changed(client: &Client, parent: InodeId, name: &[u8], done: Result<()>) -> Result<()> {
         let absent = done.as_ref().is_err_and(|e| e.kind == ErrorKind::NotFound);
         if absent && name == SNAPSHOTS_NAME && Self::snapshots_of(client, parent).await.is_some() {
@@ -292,7 +292,7 @@ impl Mounted {
         self.wait(request, reply, work, super::replies::reply_data);
     }
 
-    /// Holes are not looked for: all of a file is data.
+    /// Holes are not reported: all of a file is data.
     pub fn snapshot_lseek(&self, fh: FileHandle, offset: u64, data: bool, reply: ReplyLseek) {
         match self.snapshots.file(fh) {
             Ok(file) if offset >= file.attr.size => reply.error(Errno::ENXIO),
@@ -400,7 +400,7 @@ impl Mounted {
     }
 }
 
-/// What the kernel's buffer is filled with.
+/// The contents for the kernel's buffer.
 struct Filling {
     own: FileAttr,
     ttl: Duration,
@@ -415,7 +415,7 @@ impl Filling {
         let mut listed = Vec::new();
         for (name, cookie, place, attr) in list(client, cred, place, offset.saturating_sub(DOTS)).await? {
             let attr = match ttl {
-                // What was listed are names; attributes are those of the volume's topmost directory then.
+                // The list has names; attributes are those of the volume's topmost directory then.
                 NAME_TTL => attr_of(client, place).await?,
                 _ => attr,
             };

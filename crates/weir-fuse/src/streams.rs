@@ -1,8 +1,8 @@
-//! Directories that the kernel is reading: who opened each stream, and where it ends.
+//! Directories that the kernel is reading: each stream's opener, and its end.
 //!
 //! Invariant: a stream ends at the newest entry that the directory had when it was read from its start. A
-//! name that is made or renamed later has a cookie behind all others: without that end, a program that
-//! renames what it reads would read for ever.
+//! name that is created or renamed later has a cookie after all others: without that end, a program that
+//! renames entries while it reads would read for ever.
 use fuser::FileHandle;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -20,7 +20,7 @@ struct Open {
 }
 
 struct Stream {
-    /// The user who opened it may read it to its end, also after the process changed its user.
+    /// The user who opened it may read it to its end, even after the process changed its user.
     opened_by: Cred,
     /// The cookie of its last entry, once it is known.
     end: Option<u64>,
@@ -42,13 +42,13 @@ impl Streams {
         open.streams.get(&fh.0).map_or_else(nobody, |stream| stream.opened_by.clone())
     }
 
-    /// Where the stream ends that was just read from `offset` on; `newest`: the newest cookie in the
+    /// The end of the stream that was just read from `offset` on; `newest`: the newest cookie in the
     /// directory now.
     pub fn end(&self, fh: FileHandle, offset: u64, newest: u64) -> u64 {
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(Stream { end, .. }) = open.streams.get_mut(&fh.0) else { return newest };
         if offset == 0 {
-            *end = None; // begun anew, by `rewinddir`
+            *end = None; // restarted, by `rewinddir`
         }
         *end.get_or_insert(newest)
     }

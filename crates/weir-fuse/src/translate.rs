@@ -1,4 +1,4 @@
-//! Words of the kernel ↔ words of the client. Pure.
+//! Types of the kernel ↔ types of the client. Pure.
 use fuser::{Errno, FileAttr, FileType, FopenFlags, INodeNo, InitFlags, RenameFlags, TimeOrNow};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -6,17 +6,17 @@ use weir_client::{Allocate, NewMode, OpenMode, Opened, SetTime, Stat};
 use weir_proto::meta::{Attr, FileKind, RenameMode, Time};
 use weir_proto::{Error, InodeId};
 
-/// How long the kernel keeps attributes that a lease protects: until it is told otherwise.
+/// How long the kernel keeps attributes that a lease protects, without a notice.
 const LEASED_TTL: Duration = Duration::from_secs(3600);
 /// Unit of `st_blocks`, in bytes.
 const BLOCK_BYTES: u64 = 512;
-/// What programs are told to read and write at once (`st_blksize`), in bytes.
+/// The size that programs should read and write at once (`st_blksize`), in bytes.
 const PREFERRED_IO_BYTES: u32 = 1 << 20;
 
 /// The directory that this process's mount shows as its top, if that is not the root of the namespace.
 static TOP: OnceLock<InodeId> = OnceLock::new();
 
-/// To be called before the kernel asks anything. A process has one mount.
+/// To be called before the first request of the kernel. A process has one mount.
 pub fn show_from(top: InodeId) {
     assert!(*TOP.get_or_init(|| top) == top, "the top of a mount does not change");
 }
@@ -76,8 +76,8 @@ pub fn new_mode(mode: u32, umask: u32) -> NewMode {
     NewMode { bits: permissions(mode), umask: umask & 0o777 }
 }
 
-/// What takes space here. Never none where bytes are at home only: programs take a file without blocks for
-/// one of zeros.
+/// The space that is used here. Never 0 if bytes are offline: programs take a file without blocks for one of
+/// zeros.
 fn blocks(attr: &Attr) -> u64 {
     let online = attr.allocated.saturating_sub(attr.evicted).div_ceil(BLOCK_BYTES);
     online.max(u64::from(attr.evicted > 0))
@@ -119,7 +119,7 @@ pub fn set_time(t: TimeOrNow) -> SetTime {
     }
 }
 
-/// A time as the FUSE crate reads it: before 1970 it takes the nanoseconds off that are to be added to the
+/// A time as the FUSE crate reads it: before 1970 it subtracts the nanoseconds that are to be added to the
 /// (negative) seconds.
 fn nanos_of_request(t: SystemTime) -> i64 {
     match UNIX_EPOCH.duration_since(t) {
@@ -138,11 +138,10 @@ fn nanos(t: SystemTime) -> i64 {
     }
 }
 
-/// `FMODE_EXEC` of the kernel, among the flags of an open that it makes to run the file. No program can ask
-/// for it.
+/// `FMODE_EXEC` of the kernel, among the flags of an open to execute the file. No program can set it.
 const OPEN_TO_EXECUTE: i32 = 0x20;
 
-/// How a file is opened, and whether its writes go to the end: each write says that anew.
+/// How a file is opened, and whether its writes go to the end: each write repeats that.
 pub fn open_mode(flags: i32) -> (OpenMode, bool) {
     let access = flags & libc::O_ACCMODE;
     let mode = OpenMode {
@@ -155,15 +154,17 @@ pub fn open_mode(flags: i32) -> (OpenMode, bool) {
     (mode, flags & libc::O_APPEND != 0)
 }
 
-/// Pages are kept only under a lease; those of an earlier lease are dropped: no flag at all. A file that is only written gains nothing from pages: its writes come here as
-/// large as the program made them. An append must not leave pages where the kernel believes the end to be.
+/// Pages are kept only under a lease; those of an earlier lease are dropped: no flag at all. A file that is
+/// only written gains nothing from pages: its writes arrive here as large as the program made them. An append
+/// must not leave pages at the kernel's outdated end of the file.
 ///
-/// A file that is read and written has pages only where it is mapped. Another node may open it for writing at any time, and then no
-/// lease protects them: a read would end where the kernel believes the end to be, and the kernel does not take over a new size while
-/// pages are being dropped. A kernel that cannot map what is read directly (`maps_direct`) keeps pages all the same.
+/// A file that is read and written has pages only where it is mapped. Another node may open it for writing,
+/// and then no lease protects them: a read would end at the kernel's outdated end of the file, because the
+/// kernel accepts no new size while pages are dropped. Without `maps_direct` it keeps pages all the same.
 ///
-/// Nor has a file pages of which bytes are at home. Until a page is read it is locked, for as long as a recall takes: and who
-/// opens, writes or drops that page waits in the kernel where nothing can be killed. What is read directly is interrupted.
+/// A file with offline bytes has no pages either. Until a page is read it is locked, for as long as a recall
+/// takes: and a program that opens, writes or drops that page waits unkillably in the kernel. A direct read
+/// can be interrupted.
 pub fn open_reply(opened: &Opened, mode: OpenMode, appends: bool, maps_direct: bool) -> FopenFlags {
     let away = opened.stat.attr.evicted > 0;
     let shares = mode.write && maps_direct;
@@ -189,7 +190,7 @@ pub fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
     }
 }
 
-/// What `fallocate` asks for, one after the other.
+/// The operations of a `fallocate`, one after the other.
 pub fn allocate(mode: i32) -> Result<&'static [Allocate], Errno> {
     let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
     match (mode & !libc::FALLOC_FL_KEEP_SIZE, keep_size) {
@@ -202,7 +203,7 @@ pub fn allocate(mode: i32) -> Result<&'static [Allocate], Errno> {
     }
 }
 
-/// A change of data or of the owner may take these bits away.
+/// A change of data or of the owner may remove these bits.
 pub fn has_privileges(mode: u32) -> bool {
     mode & (libc::S_ISUID | libc::S_ISGID) != 0
 }
@@ -212,7 +213,7 @@ pub fn without_privileges(mode: u32, member: bool) -> u32 {
     permissions(mode) & !(libc::S_ISUID | sgid)
 }
 
-/// What is asked of the kernel where it can.
+/// Features that are requested if the kernel offers them.
 pub const WANTED: [InitFlags; 16] = [
     InitFlags::FUSE_ASYNC_READ,
     InitFlags::FUSE_ATOMIC_O_TRUNC,
@@ -226,7 +227,7 @@ pub const WANTED: [InitFlags; 16] = [
     // Locks are cluster-wide.
     InitFlags::FUSE_POSIX_LOCKS,
     InitFlags::FUSE_FLOCK_LOCKS,
-    // Pages go when a lease is revoked, not when a size or time changes.
+    // Pages are dropped when a lease is revoked, not when a size or time changes.
     InitFlags::FUSE_EXPLICIT_INVAL_DATA,
     // Without it the kernel asks for the attribute `security.capability` before every write.
     InitFlags::FUSE_HANDLE_KILLPRIV_V2,

@@ -1,7 +1,7 @@
-//! The ways that requests come from the kernel: the classic device, or rings of io_uring beside it.
+//! The ways that requests come from the kernel: the classic device, or rings of io_uring in addition.
 //!
-//! Invariant: a mount that was asked for a ring has one, or there is no mount; one that takes what there is
-//! says what it took and how to get the other.
+//! Invariant: a mount that requires a ring has one, or fails; one that uses any way reports which one and how
+//! to get the other.
 use crate::doing::hinted;
 use crate::kernel::Notices;
 use crate::mounted::{Mounted, REQUEST_BYTES_MAX};
@@ -57,15 +57,15 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Why there is no ring.
+/// The reason why there is no ring.
 enum NoRing {
-    /// The kernel, or what guards this process, does not let it.
+    /// The kernel, or the sandbox of this process, does not allow it.
     Refused(Error),
     /// The mount itself failed.
     NoMount(io::Error),
 }
 
-/// Mounts, and begins to take requests. `mounted(true)` is for a mount with rings.
+/// Mounts, and begins to accept requests. `mounted(true)` is for a mount with rings.
 pub fn open(
     transport: Transport,
     path: &Path,
@@ -103,7 +103,7 @@ fn cannot_mount(path: &Path, e: &io::Error) -> Error {
     hinted(error, hint)
 }
 
-/// What keeps io_uring from being used, and what to do.
+/// The obstacle to the use of io_uring, and its remedy.
 fn refused(doing: &str, e: &io::Error) -> NoRing {
     let hint = match e.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
@@ -125,14 +125,14 @@ fn not_offered() -> NoRing {
     ))
 }
 
-/// Everything that can fail is made before the answer to INIT: from then on the kernel waits for the rings.
+/// All steps that can fail come before the answer to INIT: from then on the kernel waits for the rings.
 fn with_rings(
     path: &Path,
     config: &Config,
     notices: &Notices,
     mounted: &impl Fn(bool) -> Mounted,
 ) -> std::result::Result<BackgroundSession, NoRing> {
-    // What cannot be read is asked of the kernel, which says it in its first request.
+    // If the switch cannot be read, the kernel's first request shows it.
     let switch = std::fs::read_to_string(SWITCH);
     if switch.is_ok_and(|text| text.trim() == "N") {
         return Err(not_offered());
@@ -150,7 +150,7 @@ fn with_rings(
     if let Err(e) = started.wait(START_PATIENCE) {
         let refused = refused("register the rings of FUSE", &e);
         return match session.umount_and_join() {
-            // The rings' error comes again.
+            // The error of the rings again.
             Err(ended) if ended.kind() != e.kind() => Err(NoRing::NoMount(ended)),
             _ => Err(refused),
         };

@@ -1,6 +1,6 @@
-//! For whom the mount works: requests, bytes and time by volume, user, job and kind; and the calls that wait.
+//! Accounting of the mount: requests, bytes and time by volume, user, job and kind; and the waiting calls.
 //!
-//! Which volume an inode is in is asked of the leader in the background, once for each directory, so that no
+//! The volume of an inode is requested from the leader in the background, once for each directory, so that no
 //! request waits for it: the first rows of a directory have no volume. Knows nothing of what requests do.
 use crate::counts;
 use crate::translate::from_kernel_ino;
@@ -13,31 +13,31 @@ use weir_client::Client;
 use weir_proto::InodeId;
 use weir_watch::{Counter, Family, Object, Reason, WaitGuard, WaitRecord, Watch};
 
-/// The kernel's number of `FUSE_WRITE`, and what such a request has before its data.
+/// The kernel's number of `FUSE_WRITE`, and the size of its header before the data.
 const WRITE: u32 = 16;
 const WRITE_HEADER_BYTES: u32 = 80;
-/// Directories whose volume is known; with more it is asked again.
+/// Directories whose volume is known; beyond that it is requested again.
 const DIRECTORIES_MAX: usize = 4096;
 /// Threads whose job is known.
 const THREADS_MAX: usize = 1024;
-/// What is known is looked up again after this long: volumes are made, numbers of threads are used again.
+/// Known values are looked up again after this time: volumes are created, numbers of threads are reused.
 const KNOWN_FOR_NS: u64 = 10_000_000_000;
-/// Questions to the leader under way, and looks at threads.
+/// Requests to the leader in flight, and look-ups of threads.
 const ASKED_MAX: usize = 4;
-/// Of a program's environment.
+/// The bytes read of a program's environment.
 const ENVIRONMENT_BYTES_MAX: u64 = 64 << 10;
 /// Variables by which batch systems name a job, the most usual first.
 const JOB_VARIABLES: [&str; 4] = ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "_CONDOR_JOB_IDS"];
 const KINDS: usize = 64;
 
-/// Known for a while.
+/// A value that is known for a while.
 struct Known<T> {
     of: T,
     since_ns: u64,
 }
 
 impl<T> Known<T> {
-    /// It may have come after the request at `now_ns` did.
+    /// Whether the value may have changed before the request at `now_ns`.
     fn is_old(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.since_ns) > KNOWN_FOR_NS
     }
@@ -76,7 +76,7 @@ pub struct Running {
     _wait: WaitGuard,
 }
 
-/// Accounts for what is read.
+/// Accounts for bytes read.
 pub struct Reader {
     work: Arc<Work>,
     who: Who,
@@ -125,12 +125,12 @@ impl Work {
         let now_ns = self.watch.now_ns();
         self.account(&self.who(request, now_ns), now_ns, (kind, 1, bytes));
     }
-    /// This was read for a request.
+    /// Bytes were read for a request.
     pub fn read(&self, request: &Request, bytes: usize) {
         let now_ns = self.watch.now_ns();
         self.add_read(&self.who(request, now_ns), now_ns, bytes);
     }
-    /// Who reads, for a request that is answered later.
+    /// The reader, for a request that is answered later.
     pub fn reader(self: &Arc<Self>, request: &Request) -> Reader {
         Reader { work: self.clone(), who: self.who(request, self.watch.now_ns()) }
     }
@@ -183,8 +183,8 @@ impl Work {
         volume
     }
 
-    /// Empty: none, or not known yet. It is looked up elsewhere: a thread that begins another program shows
-    /// its environment when that has begun, and closes files of this mount before.
+    /// Empty: none, or not known yet. It is looked up in another thread: a thread that executes another
+    /// program shows its environment when that has begun, and closes files of this mount before.
     fn job(&self, thread: u32, now_ns: u64) -> Arc<str> {
         let mut jobs = lock(&self.jobs);
         let known = jobs.by_thread.get(&thread);
@@ -219,7 +219,7 @@ impl Drop for Running {
     }
 }
 
-/// The batch job that a thread belongs to, by its environment; none: of a thread that cannot be seen, too.
+/// The batch job of a thread, by its environment; none also for a thread that cannot be seen.
 fn job_of(thread: u32) -> Option<String> {
     let file = std::fs::File::open(format!("/proc/{thread}/environ")).ok()?;
     let mut environment = Vec::new();

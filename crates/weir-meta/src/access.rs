@@ -1,9 +1,9 @@
-//! Rules for mounts, as the leader remembers them: for each connection of a mount who is there, and what the
-//! rules say of each volume.
+//! Rules for mounts, as the leader caches them: for each connection of a mount its identity, and the rules'
+//! decision for each volume.
 //!
-//! Invariants: what counts is the connection that a request came on, not the session that it names. A
-//! decision is made anew when the rules or a volume's name have changed. A refusal is told once for each
-//! session and volume. Where no rule names a mount, and it has no certificate, nothing is looked up for it.
+//! Invariants: the connection of a request counts, not the session that it names. A decision is made again
+//! when the rules or a volume's name have changed. A refusal is reported once for each session and volume. If
+//! no rule names a mount, and it has no certificate, nothing is looked up for it.
 //!
 //! Knows nothing of how the volume of an inode is found: `namespace::admit` does.
 use crate::record::VolumeRecord;
@@ -16,14 +16,14 @@ use weir_proto::{SessionId, VolumeId};
 use weir_rpc::Connection;
 use weir_trust::rules::{Called, Decision, From, Origin, concern, decide, outside_of_volumes};
 
-/// Sessions and volumes of which a refusal was told; with more, some are told again.
+/// Sessions and volumes with a reported refusal; beyond this number, some are reported again.
 const TOLD_MAX: usize = 16 * 1024;
 
-/// A mount was refused something by the rules.
+/// The rules refused a request of a mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {
     pub node: String,
-    /// Where it connects from.
+    /// The mount's address.
     pub from: String,
     /// The user that it named.
     pub uid: Option<u32>,
@@ -33,10 +33,10 @@ pub struct Refusal {
     pub why: String,
 }
 
-/// What is done with refusals.
+/// The sink of refusals.
 pub type Refused = dyn Fn(Refusal) + Send + Sync;
 
-/// Which refusals were told.
+/// Refusals that were reported.
 pub struct Told {
     known: Mutex<BTreeSet<(SessionId, VolumeId)>>,
     hear: Arc<Refused>,
@@ -63,12 +63,12 @@ impl Told {
     }
 }
 
-/// A mount of which the rules say something.
+/// A mount that the rules name.
 pub struct Mount {
     pub origin: Origin,
     from: String,
     rules: Arc<AccessRules>,
-    /// Decisions that were made.
+    /// Cached decisions.
     known: Mutex<BTreeMap<VolumeId, Arc<Decision>>>,
     told: Arc<Told>,
 }
@@ -90,7 +90,7 @@ impl Mount {
         known.insert(id, decision.clone());
         Ok(decision)
     }
-    /// For what is in no volume yet.
+    /// The decision for requests that concern no volume yet.
     pub fn outside_of_volumes(&self) -> Decision {
         outside_of_volumes(&self.rules.0, &self.origin)
     }
@@ -115,12 +115,12 @@ impl Mount {
 
 /// All mounts, by connection.
 pub struct Mounts {
-    /// The map whose rules these are.
+    /// The version of the map that the rules are from.
     map_version: Option<u64>,
     rules: Arc<AccessRules>,
     by_connection: BTreeMap<u64, Option<Arc<Mount>>>,
     pub told: Arc<Told>,
-    /// What is recorded of volumes.
+    /// The audit rules of volumes.
     audits: Arc<Vec<AuditRule>>,
 }
 
@@ -134,7 +134,7 @@ impl Mounts {
             audits: Arc::default(),
         }
     }
-    /// Looks at the rules if the cluster map is another one than that of before.
+    /// Reads the rules again if the cluster map has changed.
     pub fn follow(
         &mut self,
         map_version: u64,
@@ -152,18 +152,18 @@ impl Mounts {
         self.audits = Arc::new(audits());
         self.map_version = Some(map_version);
     }
-    /// What is recorded of volumes, if anything is.
+    /// The audit rules of volumes, if there are any.
     pub fn audits(&self) -> Option<Arc<Vec<AuditRule>>> {
         (!self.audits.is_empty()).then(|| self.audits.clone())
     }
-    /// Volumes have other names, or come and go.
+    /// Volumes were renamed, created or deleted.
     pub fn forget_decisions(&mut self) {
         self.by_connection.clear();
     }
     pub fn disconnected(&mut self, connection: u64) {
         self.by_connection.remove(&connection);
     }
-    /// The mount at the other end, if the rules say anything of it.
+    /// The mount at the other end, if the rules concern it.
     pub fn at(&mut self, connection: &Connection) -> Option<Arc<Mount>> {
         let is_mount = connection.proved().role() == Some(Role::Mount) || connection.is_for_user();
         if !is_mount || (self.rules.is_empty() && !is_certified(connection)) {
@@ -195,12 +195,12 @@ fn origin_of(connection: &Connection) -> Origin {
     Origin { name, from, certified: is_certified(connection) }
 }
 
-/// The node of a mount, which calls itself `NODE:/MOUNT/POINT`.
+/// The node of a mount, whose name is `NODE:/MOUNT/POINT`.
 fn node_of(name: &str) -> &str {
     name.split_once(":/").map_or(name, |(node, _)| node)
 }
 
-/// Whether the name of the other end was proved by a certificate.
+/// Whether a certificate proves the name of the other end.
 fn is_certified(connection: &Connection) -> bool {
     connection.certificate().is_some()
 }

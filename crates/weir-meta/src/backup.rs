@@ -1,8 +1,8 @@
-//! Places that backups of volumes go to: when the next one is due, and who makes it.
+//! Places that backups of volumes go to: when the next one is due, and which mover makes it.
 //!
-//! Invariant: while a session lives that has taken a backup nobody else makes one of that volume, also after
-//! a restart of the leader: two that write one tree would spoil it. What is in a backup, and how it is made,
-//! is not known here.
+//! Invariant: while a session that has taken a backup lives, no other makes one of that volume, even after a
+//! restart of the leader: two writers of one tree would corrupt it. Knows nothing of a backup's content or of
+//! how it is made.
 use crate::keys;
 use crate::namespace::{Cx, View, volume};
 use crate::record::Record;
@@ -16,9 +16,9 @@ use weir_proto::checksum::crc32c;
 use weir_proto::meta::Time;
 use weir_proto::{Error, NameRule, Result, SessionId, VolumeId, message};
 
-/// One that failed is tried again after so long, if it is not due sooner.
+/// A failed one is retried after this time, if it is not due sooner.
 const RETRY_S: u32 = 600;
-/// A scheduled one that is missing for less than this is not called late: an hour, however short the
+/// A scheduled one that is missing for less than this is not reported as late: an hour, for any shorter
 /// interval.
 const LATE_S: i64 = 3600;
 
@@ -44,7 +44,7 @@ fn after(t: Time, seconds: u32) -> Time {
 }
 
 impl BackupRecord {
-    /// When the next one is to begin; `None`: nobody scheduled any.
+    /// When the next one is to begin; `None`: no schedule.
     fn due(&self) -> Option<Time> {
         let next = match &self.last {
             _ if self.every_s == 0 => return None,
@@ -223,7 +223,7 @@ pub fn done(cx: &mut Cx<'_>, r: &BackupDone) -> Result<Backup> {
     shown(&*cx.txn, cx.rules.live, cx.rules.now, r.volume, record)
 }
 
-/// With the volume its places are forgotten.
+/// The places are forgotten together with their volume.
 pub fn forget_volume(txn: &mut dyn weir_kv::Txn, id: VolumeId) -> Result<()> {
     for (_, record) in records(&*txn, Some(id))? {
         txn.delete(&keys::backup(id, place(&record.url)));

@@ -1,8 +1,8 @@
-//! Lists the directories of clones: those that somebody waits for first, all others in the background.
+//! Enumerates the directories of clones: those with waiting operations first, all others in the background.
 //!
-//! Invariants: each step is one bounded transaction, so others wait for moments only; what is left is found
-//! in the store, so a restart changes nothing. A directory that cannot be listed now holds up nobody but
-//! those who wait for it.
+//! Invariants: each step is one bounded transaction, so other operations wait for moments only; the store has
+//! the remaining work, so a restart changes nothing. A directory that cannot be enumerated now delays only
+//! operations on it.
 
 use crate::executor::Leader;
 use crate::namespace::clone::{self, Listing};
@@ -18,12 +18,12 @@ use weir_proto::meta::RecoverFile;
 use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId, VolumeId};
 use weir_rpc::Connection;
 
-/// A directory that could not be listed is tried again after this.
+/// A directory that could not be enumerated is retried after this.
 const RETRY: Duration = Duration::from_secs(2);
-/// For a client that recovers a file; targets may be silent.
+/// The patience for a client that recovers a file; targets may be silent.
 const RECOVERY_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What somebody waits for, and what did not work.
+/// Directories that operations wait for, and failures.
 #[derive(Default)]
 pub(crate) struct Clones {
     wanted: Mutex<BTreeSet<InodeId>>,
@@ -32,7 +32,7 @@ pub(crate) struct Clones {
     pub call: Notify,
 }
 
-/// Which client was asked last to recover what a dead writer left, and whether it is at it.
+/// The client that was asked last to recover a dead writer's leftovers, and whether it is working on it.
 #[derive(Clone, Copy, Default)]
 struct Asked {
     last: SessionId,
@@ -40,7 +40,7 @@ struct Asked {
 }
 
 impl Leader {
-    /// Somebody waits for the names of a clone's directory. False: it is none.
+    /// An operation waits for the names of a clone's directory. False: it is not one.
     pub(crate) fn want_clone_names(&self, dir: InodeId) -> Result<bool> {
         let mut is_clone = false;
         self.kv.read(&mut |read| {
@@ -53,7 +53,7 @@ impl Leader {
         }
         Ok(is_clone)
     }
-    /// Why they do not come.
+    /// The reason of the delay.
     pub(crate) fn why_not_cloned(&self, dir: InodeId) -> Option<String> {
         let failed = self.clones.failed.lock().unwrap_or_else(PoisonError::into_inner);
         failed.get(&dir).map(|(_, why)| format!("what is in directory {dir} is not cloned yet: {why}"))
@@ -61,7 +61,7 @@ impl Leader {
 }
 
 impl Meta {
-    /// Lists for ever; returns only the error after which the node must stop.
+    /// Enumerates for ever; returns only the error after which the node must stop.
     pub(crate) async fn list_clones(&self) -> Error {
         let leader = self.leader().clone();
         loop {
@@ -88,7 +88,7 @@ impl Meta {
     async fn list_next(&self) -> Result<bool> {
         let leader = self.leader();
         if leader.lock().grace_until.is_some() {
-            return Ok(false); // clients of before a restart still come back with their leases
+            return Ok(false); // clients from before a restart may still return with their leases
         }
         let Some((volume, dir)) = self.next()? else { return Ok(false) };
         let Some(dir) = dir else {
@@ -118,9 +118,8 @@ impl Meta {
         self.clones(|c| c.failed.lock().unwrap_or_else(PoisonError::into_inner).insert(dir, (now, why)));
     }
 
-    /// Only clients know what to do about the stripes of a dead writer, and nobody may ever open the file
-    /// again: it may be in the trash, or have no name. One client is asked at a time, the next one if it
-    /// cannot.
+    /// Only clients can decide the stripes of a dead writer, and the file may never be opened again: it may
+    /// be in the trash, or have no name. One client is asked at a time, the next one if it cannot.
     fn ask_to_recover(&self, dir: InodeId, file: InodeId) {
         self.failed(dir, format!("a writer of inode {file} died, and what it left is not recovered yet"));
         let leader = self.leader().clone();
@@ -151,7 +150,7 @@ impl Meta {
         ask(&self.leader().clones)
     }
 
-    /// A clone that is not listed, and a directory of it; none: it is at its end.
+    /// A clone that is not complete, with a directory of it; without one: it is at its end.
     fn next(&self) -> Result<Option<(VolumeId, Option<InodeId>)>> {
         let leader = self.leader();
         let now = leader.env.clock.now();
@@ -185,7 +184,7 @@ impl Meta {
     }
 }
 
-/// The next client after this one, in turn, that was heard of within its lease's term.
+/// The next client after this one, in turn, whose last message is within its lease's term.
 fn next_client(leader: &Leader, after: SessionId) -> Option<(SessionId, Connection)> {
     let (now, state) = (leader.env.clock.now(), leader.lock());
     let live = |(id, session): (&SessionId, &Session)| {

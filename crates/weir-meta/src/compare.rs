@@ -1,6 +1,6 @@
-//! A restored namespace is compared with what targets hold, before it serves anybody.
+//! A restored namespace is compared with the data on targets, before it serves clients.
 //!
-//! Knows nothing of how targets are asked: it gets what they hold.
+//! Knows nothing of how targets are asked: it gets the result.
 use crate::keys::{self, Sequence};
 use crate::namespace::layers::OBJECT_BIT;
 use crate::namespace::lost::{self, Holdings};
@@ -9,13 +9,13 @@ use crate::restore::ImportRecord;
 use crate::service::Meta;
 use weir_proto::{Error, InodeId, Result, SessionId};
 
-/// Nobody's session: these are not a client's changes.
+/// The leader's own session: these are not a client's changes.
 const NOBODY: SessionId = SessionId(0);
-/// Files of one look, and records of snapshots.
+/// Files of one batch, and records of snapshots.
 const FILES_AT_ONCE: usize = 512;
 
 impl Meta {
-    /// The record of the import that this namespace comes from, if it does.
+    /// The record of the import that this namespace comes from, if there was one.
     pub fn import(&self) -> Result<Option<ImportRecord>> {
         let mut value = None;
         self.leader().kv.read(&mut |read| {
@@ -25,8 +25,8 @@ impl Meta {
         value.map(|value| ImportRecord::from_value(&value, || "the import".to_owned())).transpose()
     }
 
-    /// Marks what targets do not hold, and has numbers go on behind all that they know. Returns the record of
-    /// the import with what was lost; it is durable.
+    /// Marks data that targets do not hold, and makes new numbers continue after all that they know. Returns
+    /// the record of the import with the losses; it is durable.
     pub async fn compare(&self, held: &Holdings) -> Result<ImportRecord> {
         let mut record = self.import()?.ok_or_else(|| Error::invalid("this namespace was not imported"))?;
         self.jump_ahead(held)?;
@@ -85,7 +85,7 @@ impl Meta {
         }
     }
 
-    /// No number is given under which targets hold something.
+    /// No new file gets a number under which targets hold data.
     fn jump_ahead(&self, held: &Holdings) -> Result<()> {
         let is_object = |object: &InodeId| object.0 & OBJECT_BIT != 0;
         let highest = |of: bool| held.objects().filter(|o| is_object(o) == of).last().map_or(0, |o| o.0);

@@ -1,10 +1,10 @@
 //! Copies of a namespace's journal on several nodes, of which one leads.
 //!
-//! The coordinator decides who leads and who is current (`weir_coord::decide::JournalGroup`); the leader
-//! ([`Leader`]) sends its records to the others ([`Follower`]), and a record is durable when all current
-//! members keep it.
+//! The coordinator decides which copy leads and which are current (`weir_coord::decide::JournalGroup`); the
+//! leader ([`Leader`]) sends its records to the others ([`Follower`]), and a record is durable when all
+//! current members keep it.
 //!
-//! Knows nothing of what the records say.
+//! Knows nothing of the records' content.
 pub mod decide;
 mod follow;
 mod lead;

@@ -1,31 +1,31 @@
-//! What is evicted when: from how full something is and how fast it fills, to the files whose turn it is.
+//! What to evict and when: from the fill level and rate to the files that are evicted next.
 //!
-//! Pure. What fills is a pool of targets, or a volume below its limit. Nobody has to choose a mark: there is
-//! always time enough to make room before it is full. Who wants to may set marks of a volume. Knows nothing
-//! of home, of leases or of how something is evicted.
+//! Pure. A pool of targets fills, or a volume below its limit. No watermarks need to be set: the defaults
+//! leave time to free space before it is full. An administrator may set watermarks of a volume. Knows nothing
+//! of home, of leases or of how a file is evicted.
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::{InodeId, MIB};
 
-/// Data is evicted when it would be full within this: to find, to check and to drop takes a minute, and
+/// Data is evicted when it would be full within this time: to find, check and drop files takes a minute, and
 /// movers that have fallen behind make it longer.
 const AHEAD: Duration = Duration::from_secs(900);
-/// Then so much more is made that it does not begin again at once.
+/// Then enough is freed that eviction does not restart for this time.
 const PAUSE: Duration = Duration::from_secs(300);
-/// Free room that is kept however slowly it fills, of all.
+/// The share of the whole that is kept free even if it fills slowly.
 const FREE_SHARE: u64 = 10;
-/// What is made beyond that, of all.
+/// The share that is freed beyond that.
 const MORE_SHARE: u64 = 20;
-/// However fast it fills, half of it is for data that is used.
+/// Even if it fills fast, half of it is for data that is used.
 const KEPT_SHARE: u64 = 2;
-/// The rate is of so long.
+/// The rate is measured over this time.
 const RATE_SPAN: Duration = Duration::from_secs(120);
-/// A piece of a huge file: a target forgets an eviction after an hour, so that there are not too many of one
+/// A part of a huge file: a target forgets an eviction after an hour, so that there are not too many of one
 /// file.
 const PIECE_BYTES: u64 = 64 * MIB;
 
-/// How full something is, in bytes.
+/// The fill level of a pool or volume, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Level {
     pub capacity: u64,
@@ -39,14 +39,14 @@ pub struct Marks {
     pub low: u64,
 }
 
-/// Marks that somebody has set, in hundredths of the capacity.
+/// Watermarks that an administrator has set, in hundredths of the capacity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Percent {
     pub high: u8,
     pub low: u8,
 }
 
-/// The marks of something that fills by so many bytes per second.
+/// The watermarks at a fill rate in bytes per second.
 pub fn marks(capacity: u64, bytes_per_s: u64, set: Option<Percent>) -> Marks {
     let part = |percent: u8| capacity / 100 * u64::from(percent);
     if let Some(set) = set {
@@ -58,10 +58,10 @@ pub fn marks(capacity: u64, bytes_per_s: u64, set: Option<Percent>) -> Marks {
     Marks { high, low: high.saturating_sub(more).max(capacity / KEPT_SHARE / 2) }
 }
 
-/// One thing that fills, as it is watched.
+/// A pool or volume, as it is watched.
 #[derive(Default, Debug)]
 pub struct Watched {
-    /// Used bytes, and evicted ones added: what was written.
+    /// Used plus evicted bytes: the sum of written bytes.
     samples: VecDeque<(Instant, u64)>,
     evicted: u64,
     pub evicting: bool,
@@ -80,7 +80,7 @@ impl Watched {
     pub fn evicted(&self) -> u64 {
         self.evicted
     }
-    /// How fast it fills, in bytes per second.
+    /// The fill rate, in bytes per second.
     pub fn rate(&self) -> u64 {
         let Some((first, last)) = self.samples.front().zip(self.samples.back()) else { return 0 };
         let seconds = last.0.since(first.0).as_secs();
@@ -93,7 +93,7 @@ impl Watched {
     }
 }
 
-/// A file that may be evicted, for all that its record says.
+/// A file that may be evicted, by its record.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Candidate {
     /// First, for the order.
@@ -103,7 +103,7 @@ pub struct Candidate {
     pub evicted: u64,
 }
 
-/// The candidates that were used longest ago, as many as are kept.
+/// The candidates with the oldest use, up to the limit.
 #[derive(Debug)]
 pub struct Oldest {
     kept: BTreeSet<Candidate>,
@@ -123,14 +123,14 @@ impl Oldest {
             self.kept.pop_last();
         }
     }
-    /// In order, the oldest first.
+    /// The candidates in order, the oldest first.
     pub fn into_order(self) -> impl Iterator<Item = Candidate> {
         self.kept.into_iter()
     }
 }
 
-/// How much of a file goes when `want` bytes are to be freed: all of it, or the front of one that has much
-/// more.
+/// The end of the part of a file to evict when `want` bytes are to be freed: all of it, or the front of one
+/// that has much more.
 pub fn end_of(candidate: &Candidate, want: u64) -> u64 {
     let piece = want.checked_next_multiple_of(PIECE_BYTES).unwrap_or(u64::MAX);
     if candidate.online <= piece { u64::MAX } else { candidate.evicted.saturating_add(piece) }

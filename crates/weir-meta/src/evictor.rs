@@ -1,8 +1,8 @@
-//! Makes room: watches how full pools and volumes are, looks for the files whose turn it is, and evicts them.
+//! Evicts: watches the fill levels of pools and volumes, finds the files to evict next, and evicts them.
 //!
-//! The leader does it itself, not a mover: it knows who uses a file and what home has, it needs no bytes for
-//! it, and room is made also while all movers are busy or gone. The namespace is looked through in batches,
-//! so nobody waits for it. `evict` decides.
+//! The leader does it itself, not a mover: it knows the users of a file and its state at home, it needs no
+//! bytes for it, and space is freed even while all movers are busy or gone. The namespace is scanned in
+//! batches, so no operation waits for it. `evict` decides.
 use crate::evict::{self, Candidate, Level, Oldest, Percent, Watched};
 use crate::executor::Leader;
 use crate::keys;
@@ -22,37 +22,37 @@ use weir_proto::recall::{EvictOwn, EvictionLevel, GetEviction, Levels, SetMarks}
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, SessionId, VolumeId};
 use weir_rpc::Connection;
 
-/// Between looks, unless somebody waits for space.
+/// Between scans, unless an operation waits for space.
 const POLL: Duration = Duration::from_secs(1);
-/// A look takes at most this part of the time, and pauses at least so long, whoever waits.
+/// A scan takes at most this part of the time, and pauses at least this long, even with waiting operations.
 const SCAN_SHARE: u32 = 4;
 const POLL_PAUSE: Duration = Duration::from_millis(100);
-/// Files that one look through the namespace finds, at most.
+/// The most files that one scan of the namespace finds.
 const CANDIDATES_MAX: usize = 4096;
-/// Inodes looked at in one go.
+/// Inodes scanned in one batch.
 const BATCH: usize = 2000;
-/// Between two batches others have their turn.
+/// Between two batches other operations run.
 const BATCH_PAUSE: Duration = Duration::from_millis(1);
-/// A file whose leases do not come back is left for another time.
+/// A file whose leases are not returned is left for another time.
 const LEASE_TRIES: u32 = 50;
 const LEASE_PAUSE: Duration = Duration::from_millis(20);
-/// Who writes a file is asked so often to evict of it, and each time has so long.
+/// A file's writer is asked this number of times to evict a part of it, with this time for each.
 const WRITER_TRIES: u32 = 5;
 const WRITER_PATIENCE: Duration = Duration::from_secs(10);
-/// What was evicted so long ago is gone from the targets' reports.
+/// Targets' reports no longer include bytes that were evicted this long ago.
 const DROPPED_WITHIN: Duration = Duration::from_secs(60);
-/// What only snapshots hold now makes room on targets when they go: so long nothing more is evicted of files
-/// that they hold.
+/// Bytes that only snapshots hold now free space on targets when these are deleted: for this time no more is
+/// evicted of files that they hold.
 const LEFT_WITHIN: Duration = Duration::from_secs(3600);
 
-/// The code of the trouble that too little can be evicted, and how long that is believed.
+/// The code of the trouble that too little can be evicted, and how long it is valid.
 const MAKE_ROOM: &str = "eviction-short";
 const FAILING_FOR: Duration = Duration::from_secs(20);
 
-/// How full the targets are that files of the namespace go to, in payload.
+/// The fill level of the targets that store the namespace's files, in payload.
 pub type Space = dyn Fn() -> BoxFuture<'static, Option<Level>> + Send + Sync;
 
-/// What is watched, by volume; the pool is `None`.
+/// Watched levels, by volume; the pool is `None`.
 #[derive(Default)]
 pub(crate) struct Evictor(Mutex<BTreeMap<Option<VolumeId>, Seen>>);
 
@@ -60,7 +60,7 @@ pub(crate) struct Evictor(Mutex<BTreeMap<Option<VolumeId>, Seen>>);
 struct Seen {
     watched: Watched,
     shown: Option<EvictionLevel>,
-    /// Evicted bytes that targets may report as used still.
+    /// Evicted bytes that targets may still report as used.
     dropping: Vec<(weir_env::Instant, u64)>,
     /// Evicted bytes that snapshots hold.
     left: Vec<(weir_env::Instant, u64)>,
@@ -97,7 +97,7 @@ pub(crate) async fn run(meta: Meta) -> Error {
 async fn look(meta: &Meta) -> Result<()> {
     let leader = meta.leader();
     if leader.lock().grace_until.is_some() {
-        return Ok(()); // who writes a file may not have said so to this leader yet
+        return Ok(()); // this leader may not know all writers of files yet
     }
     let mut levels: Vec<(Option<VolumeId>, Level, Option<Percent>)> = Vec::new();
     let mut any = false;
@@ -131,7 +131,7 @@ async fn look(meta: &Meta) -> Result<()> {
     Ok(())
 }
 
-/// Marks of a volume that somebody has set.
+/// Watermarks of a volume that an administrator has set.
 fn set_marks(read: &dyn Read, volume: VolumeId) -> Result<Option<Percent>> {
     let value = read.get(&keys::eviction_marks(volume))?;
     Ok(value.and_then(|v| <[u8; 2]>::try_from(v).ok()).map(|[high, low]| Percent { high, low }))
@@ -144,13 +144,13 @@ impl Leader {
             |volume| format!("volume {}", namespace::volume::shown_name(&self.kv, volume)),
         )
     }
-    /// Notes how full something is; how many bytes are to be evicted.
+    /// Records a fill level; returns the bytes to evict.
     fn weigh(&self, of: Option<VolumeId>, level: Level, set: Option<Percent>) -> u64 {
         let now = self.env.clock.now();
         let mut all = self.evictor.seen();
         let seen = all.entry(of).or_default();
         seen.dropping.retain(|(at, _)| now.since(*at) < DROPPED_WITHIN);
-        // A volume's usage is exact; what targets report follows.
+        // A volume's usage is exact; targets' reports lag behind.
         let dropping = if of.is_some() { 0 } else { seen.dropping.iter().map(|(_, n)| n).sum() };
         let level = Level { used: level.used.saturating_sub(dropping), ..level };
         seen.watched.note(now, level.used);
@@ -171,7 +171,7 @@ impl Leader {
         want
     }
 
-    /// What was evicted a while ago of files that snapshots held.
+    /// Bytes evicted recently from files that snapshots hold.
     fn left_to_snapshots(&self, of: Option<VolumeId>) -> u64 {
         let now = self.env.clock.now();
         let mut all = self.evictor.seen();
@@ -193,8 +193,8 @@ impl Leader {
     }
 }
 
-/// Evicts `want` bytes, what was used longest ago first. What a snapshot holds goes last: a volume has less
-/// at once, but targets only when that snapshot goes, too.
+/// Evicts `want` bytes, those with the oldest use first. Files that a snapshot holds come last: a volume
+/// shrinks at once, but targets free the space only when that snapshot is deleted, too.
 async fn make_room(meta: &Meta, of: Option<VolumeId>, want: u64) -> Result<()> {
     let leader = meta.leader();
     let (mut freed, mut files, mut held) = (0, 0u32, Vec::new());
@@ -248,7 +248,7 @@ async fn make_room(meta: &Meta, of: Option<VolumeId>, want: u64) -> Result<()> {
     Ok(())
 }
 
-/// The files of a volume, or of all whose relations evict, that were used longest ago.
+/// The files of a volume, or of all whose relations evict, with the oldest use.
 async fn oldest(leader: &Leader, of: Option<VolumeId>) -> Result<Oldest> {
     let mut found = Oldest::new(CANDIDATES_MAX);
     let (first, end) = keys::range_of_letter(b'I');
@@ -262,7 +262,7 @@ async fn oldest(leader: &Leader, of: Option<VolumeId>) -> Result<Oldest> {
             read.scan(&start, &end, &mut |key, value| {
                 looked += 1;
                 let number = key.get(1..9).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes);
-                // A record that is damaged is found by whoever uses it.
+                // The next user of a damaged record finds the damage.
                 let inode = Inode::from_value(value, || "an inode".to_owned()).ok();
                 batch.extend(number.map(InodeId).zip(inode.filter(may_go)));
                 last = Some(key.to_vec());
@@ -299,24 +299,24 @@ fn may_go(inode: &Inode) -> bool {
         && inode.data_end > 0
 }
 
-/// What becomes of a file that a snapshot holds.
+/// How to treat a file that a snapshot holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Held {
     Stays,
     Goes,
 }
 
-/// How one try to evict a file ended.
+/// The result of one try to evict a file.
 enum Tried {
     /// Bytes; none: it stays because a snapshot holds it.
     Done(Result<Option<u64>>),
-    /// Leases are in the way.
+    /// Conflicting leases.
     InTheWay(Vec<Conflict>),
     /// This client alone writes it.
     Writer(Connection),
 }
 
-/// Evicts a file up to `end`, if home has it; how many bytes that frees. None: it stays because a snapshot
+/// Evicts a file up to `end`, if home has it; returns the bytes freed. None: it stays because a snapshot
 /// holds it.
 async fn evict_one(meta: &Meta, ino: InodeId, end: u64, held: Held) -> Result<Option<u64>> {
     let leader = meta.leader();
@@ -327,7 +327,7 @@ async fn evict_one(meta: &Meta, ino: InodeId, end: u64, held: Held) -> Result<Op
                 return ask_writer(leader, connection, ino, end).await.map(Some);
             }
             Tried::Done(Ok(freed)) => return Ok(freed),
-            // In use, or home has not all of it.
+            // The file is in use, or home does not have all of it.
             Tried::Done(Err(e)) if e.kind != ErrorKind::Io => return Ok(Some(0)),
             Tried::Done(Err(e)) => return Err(e),
         };
@@ -356,7 +356,7 @@ fn try_to_evict(leader: &Leader, ino: InodeId, end: u64, held: Held) -> Tried {
             return Ok(());
         }
         let before = inode.online();
-        // The cells of an older object go together.
+        // The cells of an older object are dropped together.
         let end = if inode.layered() > 0 { u64::MAX } else { end };
         let (inode, _) = cx.evict_range(ino, inode, (0, end), How::Front)?;
         freed = Some(before.saturating_sub(inode.online()));
@@ -365,7 +365,7 @@ fn try_to_evict(leader: &Leader, ino: InodeId, end: u64, held: Held) -> Tried {
     if conflicts.is_empty() { Tried::Done(done.map(|()| freed)) } else { Tried::InTheWay(conflicts) }
 }
 
-/// Who alone writes a file evicts what it can of it up to `end`; how many bytes that frees.
+/// The only writer of a file evicts what it can of it up to `end`; returns the bytes freed.
 async fn ask_writer(leader: &Leader, connection: Connection, ino: InodeId, end: u64) -> Result<u64> {
     let evicted = || -> Result<u64> {
         let mut evicted = 0;
@@ -376,7 +376,7 @@ async fn ask_writer(leader: &Leader, connection: Connection, ino: InodeId, end: 
         Ok(evicted)
     };
     let before = evicted()?;
-    // It may be in the middle of something, or not have told yet what it has just written.
+    // It may be in the middle of a write, or not have reported its latest one yet.
     for _ in 0..WRITER_TRIES {
         match connection.call(&EvictOwn { ino, from: 0, to: end }, Vec::new(), WRITER_PATIENCE).await {
             Ok(_) => break,

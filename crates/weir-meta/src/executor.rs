@@ -1,10 +1,10 @@
-//! Runs operations one at a time: check for leases in the way, transaction, grants, all under one lock.
+//! Runs operations one at a time: check for conflicting leases, transaction, grants, all under one lock.
 //!
-//! Invariants: what an operation saw and what it was granted belong to one moment. A reply leaves only when
+//! Invariants: the state that an operation saw and its grants belong to one moment. A reply leaves only when
 //! everything committed before it is durable. The lock is never held across an await. A change whose slot
-//! holds its reply already is not made again.
+//! holds its reply already is not repeated.
 //!
-//! Knows nothing of the wire but the messages' types.
+//! Knows nothing of the wire except the messages' types.
 
 use crate::access::{Mount, Mounts, Refused, Told};
 use crate::clones::Clones;
@@ -44,19 +44,19 @@ use weir_watch::{Object, Reason};
 
 /// Room for most replies.
 const REPLY_BYTES: usize = 384;
-/// After a revoke of a directory nobody gets a lease on it for so long: clients that create files in it by
-/// turns would wait for a revoke each time. A revoke takes about 1 ms, so it costs them 2 % at most.
+/// After a revoke of a directory no client gets a lease on it for this time: clients that create files in it
+/// by turns would wait for a revoke each time. A revoke takes about 1 ms, so it costs them 2 % at most.
 const CONTENDED: Duration = Duration::from_millis(50);
-/// Who only looks at a file takes the right to write it from its writer at most this often: else whoever
-/// looks again and again leaves the writer no time in which it writes alone, and nothing of its file could be
-/// evicted. A revoke and the grant after it take about 1 ms.
+/// A getattr or lookup takes the Write lease of a file from its writer at most this often: otherwise a client
+/// that polls leaves the writer no time in which it writes alone, and nothing of its file could be evicted. A
+/// revoke and the grant after it take about 1 ms.
 const POLLS_APART: Duration = Duration::from_millis(5);
-/// A client that did not answer a revoke gets no leases for so long: it reads and writes directly, and others
-/// wait for it no more.
+/// A client that did not answer a revoke gets no leases for this time: it reads and writes directly, and
+/// others wait for it no more.
 const MISTRUSTED_FOR: Duration = Duration::from_secs(60);
 /// Such clients that are remembered.
 const MISTRUSTED_MAX: usize = 4096;
-/// No client's session.
+/// Not a client's session.
 const NOBODY: SessionId = SessionId(0);
 /// Contended inodes that are remembered.
 const CONTENDED_MAX: usize = 4096;
@@ -64,38 +64,39 @@ const CONTENDED_MAX: usize = 4096;
 /// Where new files of a volume with a policy go; `None`: no placement group exists for it yet.
 pub type ChooseLayout = dyn Fn(&Policy) -> Option<LayoutPolicy> + Send + Sync;
 
-/// What a leader is told when it starts.
+/// The configuration of a starting leader.
 #[derive(Clone)]
 pub struct MetaConfig {
     pub namespace: NamespaceId,
     /// A client that is silent this long loses its leases, ms.
     pub lease_ms: u32,
-    /// Where new files of a volume with this policy go now, from the cluster map.
+    /// Where new files of a volume with this policy go now, by the cluster map.
     pub layout: Arc<ChooseLayout>,
     /// Whether home has bytes of a file: only then they may be evicted.
     pub at_home: Arc<AtHome>,
-    /// How full the targets are.
+    /// The fill level of the targets.
     pub space: Arc<Space>,
     /// Drops the cells of deleted files.
     pub purge: Arc<dyn Purge>,
-    /// Whether the process that a client named is gone for certain, as only a leader on the same machine can
+    /// Whether the process that a client named has definitely ended, as only a leader on the same machine can
     /// see. Its session ends at once instead of after a lease term.
     pub gone: Arc<dyn Fn(&str) -> bool + Send + Sync>,
-    /// The version of the cluster map that this node has; when it starts, not older than its leadership.
+    /// The version of this node's cluster map; at start, not older than its leadership.
     pub map_version: Arc<dyn Fn() -> u64 + Send + Sync>,
-    /// Whether all targets' groups take data: as long as one does not, who cannot save is not to blame.
+    /// Whether all targets' groups accept data: as long as one does not, clients that cannot save are not to
+    /// blame.
     pub takes_data: Arc<dyn Fn() -> bool + Send + Sync>,
     /// The rules for mounts, from the same map.
     pub access: Arc<dyn Fn() -> AccessRules + Send + Sync>,
-    /// Is told when these rules refuse something.
+    /// Gets the refusals by these rules.
     pub refused: Arc<Refused>,
-    /// What is recorded of volumes, from the same map.
+    /// The audit rules of volumes, from the same map.
     pub audits: Arc<dyn Fn() -> Vec<AuditRule> + Send + Sync>,
-    /// Is told what these rules ask for.
+    /// Gets the records that these rules ask for.
     pub witness: Arc<Witness>,
     /// Whether it may answer.
     pub right: Arc<Right>,
-    /// Of a namespace with copies: when the leader before answered last, at the latest.
+    /// The latest time at which the former leader of a namespace with copies may have answered.
     pub led_until: Option<Instant>,
 }
 
@@ -117,7 +118,7 @@ pub(crate) struct Leader {
     pub clones: Clones,
     /// Jobs that fail.
     pub failing: Failing,
-    /// The journal failed: nothing can be promised any more.
+    /// The journal failed: nothing can be acknowledged any more.
     pub failed: weir_env::watch::Sender<Option<Error>>,
 }
 
@@ -128,23 +129,23 @@ pub(crate) struct State {
     pub recalls: Recalls,
     pub sessions: Sessions,
     pub mounts: Mounts,
-    /// Until then sessions of before the restart may come back.
+    /// Until then sessions from before the restart may return.
     pub grace_until: Option<Instant>,
-    /// When this node began, or last went on after it had stood still.
+    /// When this node started, or last resumed after a stall.
     pub stood_still_until: Instant,
-    /// When this node looked for silent sessions last.
+    /// When this node last looked for silent sessions.
     pub looked: Instant,
-    /// When it was seen last that clients may be unable to save.
+    /// The last time at which clients may have been unable to save.
     pub no_data_taken: Instant,
-    /// Clients that did not answer a revoke, and until when they get no leases.
+    /// Clients that did not answer a revoke, with the time until which they get no leases.
     mistrusted: BTreeMap<String, Instant>,
-    /// The newest commit of this leader; what anybody was shown is not newer.
+    /// The newest commit of this leader; no reply shows a newer one.
     pub newest: CommitSeq,
     /// Sessions that have ended while they may have been writing.
     deaths: u64,
     /// Volumes with a changelog.
     pub logged: BTreeSet<VolumeId>,
-    /// Volumes that follow a home.
+    /// Volumes that mirror a home.
     pub mirrored: BTreeSet<VolumeId>,
     pub snapshots: Snapshots,
     /// The volume of which a snapshot is being taken, and its topmost directory.
@@ -152,29 +153,29 @@ pub(crate) struct State {
     grace_over: Arc<Notify>,
     /// Operations wait here for leases on an inode. An entry exists while one does.
     waiters: ByInode<Arc<Notify>>,
-    /// Directories that clients change by turns, and until when nobody gets a lease on them.
+    /// Directories that clients change by turns, with the time until which no client gets a lease on them.
     contended: ByInode<Instant>,
-    /// Files whose writer was asked by somebody who only looks, and when last.
+    /// Files whose writer was revoked by a getattr or lookup, with the last time of that.
     looked_at: ByInode<Instant>,
     conflicts: Vec<Conflict>,
 }
 
-/// How far an operation came.
+/// The result of one attempt of an operation.
 pub(crate) enum Step {
     /// The reply, to be sent when the commit is durable.
     Done(Vec<u8>, CommitSeq),
-    /// Again when the wait ends.
+    /// The operation is attempted again when the wait ends.
     Wait(OwnedNotified),
 }
 
-/// Between tries of what the leader cannot do by itself, s.
+/// Between retries of the leader's own jobs, s.
 const RETRY_JOB_S: u64 = 5;
-/// How long a map is waited for that a client has and this leader has not, and between looks.
+/// The longest wait for a map that a client has and this leader has not, and the pause between checks.
 const MAP_PATIENCE: Duration = Duration::from_secs(5);
 const MAP_POLL: Duration = Duration::from_millis(10);
 
 impl Leader {
-    /// Something was written under that cluster map.
+    /// A client has written under that cluster map.
     pub fn note_written_under(&self, map_version: u64) {
         let leases = &mut self.lock().leases;
         leases.written_under = leases.written_under.max(map_version);
@@ -268,7 +269,8 @@ impl Leader {
         Ok(leader)
     }
 
-    /// Ends the sessions of processes that are gone. Tells whether some without a connection are left.
+    /// Ends the sessions of processes that are gone. Returns whether some sessions without a connection are
+    /// left.
     pub fn end_dead_sessions(self: &Arc<Self>, state: &mut State) -> Result<bool> {
         for id in session::gone(&state.sessions, &*self.config.gone) {
             self.end_session(state, id, "its process is gone")?;
@@ -286,8 +288,8 @@ impl Leader {
         Time { nanos: self.env.clock.wall().0 }
     }
 
-    /// After a failure of what the leader does by itself. If its store failed the node must stop; else only
-    /// this stands still, is tried again after a while, and clients are served all the same.
+    /// After a failure of the leader's own job. If its store failed the node must stop; otherwise only this
+    /// job stops, is retried after a while, and clients are served all the same.
     pub async fn retry_job(&self, e: Error, what: &str) -> Result<()> {
         if e.kind == ErrorKind::Io {
             return Err(e.doing(what));
@@ -301,7 +303,7 @@ impl Leader {
         Ok(())
     }
 
-    /// Tries once. Conflicting leases are returned for their revoke, and the inodes are parked on in
+    /// Attempts once. Conflicting leases are returned for their revoke, and the inodes are parked on in
     /// `parked`.
     pub fn attempt<R: Operation>(
         &self,
@@ -326,7 +328,7 @@ impl Leader {
             let ran = ran.map_err(|e| self.map_error(e));
             if let Some(audits) = state.mounts.audits() {
                 let (rules, failed) = ((&**audits, &*self.config.witness), ran.as_ref().err());
-                // What was done stands, whether it could be recorded or not.
+                // The change stands, even if it could not be audited.
                 if let Err(e) = witness(&self.kv, rules, request, on, failed, namespace::admit::find_place) {
                     tracing::error!("{} was not recorded: {e}", R::NAME);
                 }
@@ -346,7 +348,8 @@ impl Leader {
         Ok((Step::Wait(wait), conflicts))
     }
 
-    /// A store that cannot go on ends this leader, whoever meets it first. Who asked may ask the next one.
+    /// A store that has failed ends this leader, at the first error of any caller. The client may ask the
+    /// next leader.
     pub fn map_error(&self, e: Error) -> Error {
         if e.kind != ErrorKind::Io {
             return e;
@@ -420,7 +423,7 @@ impl Leader {
         Ok(reply.expect("the body ran"))
     }
 
-    /// The reply, and whether it was made now rather than before.
+    /// The reply, and whether it was made now or earlier.
     fn change<R: Operation>(
         &self,
         state: &mut State,
@@ -464,7 +467,7 @@ impl Leader {
         Ok((done.expect("the body ran"), first))
     }
 
-    /// Runs a transaction of the leader itself, in the name of a session that no lease stands against.
+    /// Runs a transaction of the leader itself, in the name of a session that conflicts with no lease.
     pub fn housekeep(
         &self,
         state: &mut State,
@@ -474,7 +477,7 @@ impl Leader {
         self.housekeep_asking(state, session, &mut Vec::new(), body)
     }
 
-    /// The same where leases may be in the way: they are told in `conflicts`, and nothing is changed.
+    /// The same if leases may conflict: they are returned in `conflicts`, and nothing is changed.
     pub fn housekeep_asking(
         &self,
         state: &mut State,
@@ -525,7 +528,7 @@ impl Leader {
         }
     }
 
-    /// Whether a writer died with data of this file possibly on its way.
+    /// Whether a writer died while data of this file may have been in flight.
     pub fn must_recover(&self, state: &State, ino: InodeId, inode: &Inode) -> bool {
         let live = |s: SessionId| state.sessions.contains_key(&s);
         self.rules(state, NOBODY, None, &live).must_recover(ino, inode)
@@ -594,18 +597,18 @@ impl Leader {
         Ok(())
     }
 
-    /// Waits until a commit is durable. A journal that fails is reported once, and for ever; who waited asks
-    /// the next leader, who knows whether the change is there.
+    /// Waits until a commit is durable. A failed journal is reported once, and for ever; waiting clients ask
+    /// the next leader, which knows whether the change exists.
     pub async fn durable(&self, seq: CommitSeq) -> Result<()> {
         let waited = self.kv.wait_durable(seq).await;
         waited.map_err(|e| {
             self.fail(&e);
-            // Another copy leads: it knows whether the change is there.
+            // Another copy leads: it knows whether the change exists.
             if e.kind == ErrorKind::Stale { Error::unavailable(e.context) } else { self.map_error(e) }
         })?;
         self.config.right.wait(&self.env).await
     }
-    /// Whether what was committed up to `seq` may be told now.
+    /// Whether commits up to `seq` may be reported now.
     pub fn may_tell(&self, seq: CommitSeq) -> bool {
         seq <= self.kv.durable() && self.config.right.answers()
     }
@@ -625,7 +628,7 @@ impl Leader {
         crate::locks::hint(self, state, freed);
         state.recalls.drop_session(id, self.env.clock.now());
         tracing::info!(session = %id, client = session.client, "session ends: {why}");
-        // What one had open that has not come back since a restart is not known.
+        // The open files of a session that has not returned since a restart are not known.
         let may_write = |ino: &InodeId| state.leases.opens_of(id, *ino).write > 0;
         let was_writing = !session.resumed || state.leases.inodes_of(id).iter().any(may_write);
         for ino in state.leases.drop_session(id) {
@@ -655,7 +658,7 @@ impl State {
             }
         }
     }
-    /// Gives a wait up.
+    /// Ends a wait.
     pub fn give_up(&mut self, parked: &mut Vec<InodeId>) {
         self.unpark(parked);
     }
@@ -667,7 +670,7 @@ impl State {
                 self.leases.park(conflict.ino);
             }
         }
-        // One of them is enough: when it is given back the others are looked at again.
+        // One of them is enough: when it is returned the others are checked again.
         self.waiters.entry(conflicts[0].ino).or_default().clone().notified_owned()
     }
 
@@ -680,7 +683,7 @@ impl State {
         }
     }
 
-    /// How long a revoke for somebody who only looks has to wait. It counts as made then.
+    /// The delay of a revoke for a getattr or lookup. It counts as made then.
     pub fn pause_before_poll(&mut self, ino: InodeId, now: Instant) -> Duration {
         if self.looked_at.len() >= CONTENDED_MAX {
             self.looked_at.clear();
@@ -690,7 +693,7 @@ impl State {
         at.since(now)
     }
 
-    /// When a client under revoke was last known to get on with it; `None`: the session is over.
+    /// When a client under revoke last made progress; `None`: the session is over.
     pub fn got_on(&self, session: SessionId, began: Instant) -> Option<Instant> {
         let progress = self.sessions.get(&session)?.progress;
         Some(began.max(progress).max(self.stood_still_until).max(self.no_data_taken))
@@ -703,7 +706,7 @@ impl State {
             self.mistrusted.insert(client.to_owned(), now + MISTRUSTED_FOR);
         }
     }
-    /// Gives a new session of such a client no leases for now.
+    /// Grants a new session of such a client no leases for now.
     pub fn withhold_leases(&mut self, id: SessionId, now: Instant) {
         let of = self.sessions.get(&id).map(|s| s.client.as_str()).unwrap_or_default();
         if self.mistrusted.get(of).is_some_and(|until| *until > now) {
@@ -720,7 +723,7 @@ impl State {
         }
     }
 
-    /// Somebody gave back what operations may wait for.
+    /// A lease was returned that operations may wait for.
     pub fn wake(&mut self, ino: InodeId) {
         if let Some(waiters) = self.waiters.get(&ino) {
             waiters.notify_waiters();
@@ -734,7 +737,7 @@ impl State {
         std::mem::replace(applied, op.seq) != op.seq
     }
 
-    /// This node stood still until now: silence was not the clients' fault.
+    /// This node stalled until now: silence was not the clients' fault.
     pub fn stood_still(&mut self, now: Instant, term: Duration) {
         self.stood_still_until = now;
         self.sessions.values_mut().for_each(|s| s.heard = now);
@@ -743,7 +746,7 @@ impl State {
         }
     }
 
-    /// Whether a session was not heard for a lease term, and that not because this node stood still.
+    /// Whether a session was silent for a lease term, for another reason than a stall of this node.
     pub fn is_silent(&self, id: SessionId, now: Instant, term: Duration) -> bool {
         let awake = now.since(self.looked) <= term / 2;
         awake && self.sessions.get(&id).is_some_and(|s| s.resumed && now.since(s.heard) > term)

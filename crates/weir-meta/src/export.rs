@@ -1,7 +1,7 @@
 //! The file of an export: a namespace's whole state. Drawn in docs/format.md ("Export of a namespace").
 //!
-//! Invariant: a file that was cut anywhere, or changed, is refused; it ends with the number of its entries.
-//! Knows nothing of what the entries mean, and of no disk.
+//! Invariant: a truncated or changed file is refused; it ends with the number of its entries. Knows nothing
+//! of the entries' meaning, and of no disk.
 use std::io::{Read, Write};
 use weir_kv::Pairs;
 use weir_proto::checksum::crc32c;
@@ -14,14 +14,14 @@ const MAGIC: [u8; 8] = *b"WEIR-NSX";
 const VERSION: u32 = 1;
 /// Longest head: names and a release.
 const HEAD_MAX: u32 = 4096;
-/// A part of a file is about so long.
+/// The approximate size of a part of a file.
 pub const PART_BYTES: usize = 2 << 20;
 
-/// What was written, or read.
+/// The amount written, or read.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Totals {
     pub entries: u64,
-    /// Of keys and values.
+    /// The bytes of keys and values.
     pub bytes: u64,
 }
 
@@ -50,7 +50,7 @@ impl<W: Write> Writer<W> {
         Ok(Writer { to, totals: Totals::default() })
     }
 
-    /// The next entries, in the order of their keys; not none.
+    /// The next entries, in the order of their keys; at least one.
     pub fn part(&mut self, pairs: &Pairs) -> Result<()> {
         let body = encode_pairs(pairs)?;
         self.totals.count(pairs);

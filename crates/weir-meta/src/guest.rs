@@ -1,10 +1,10 @@
-//! What another user of this machine may ask for through a Unix socket, or a user of a mount's machine
-//! through that mount: what commands about volumes need (`Sender::User` in the table of methods), and only as
-//! that user, whom the kernel names there (`weir_rpc::Proved::User`).
+//! Requests that another user of this machine may send through a Unix socket, or a user of a mount's machine
+//! through that mount: those of commands about volumes (`Sender::User` in the table of methods), and only as
+//! that user, whom the kernel names (`weir_rpc::Proved::User`).
 //!
 //! Invariant: a request that names another user than the caller, or another connection's session, is refused;
 //! so is one that is not listed here, and root of a mount's machine where it would act as root. Files are not
-//! reached this way: that is what mounts are for, which check rights.
+//! reached this way: mounts do that, which check permissions.
 use crate::executor::no_session;
 use weir_proto::backup::{BackupList, BackupSet};
 use weir_proto::condition::TroubleList;
@@ -20,7 +20,7 @@ use weir_proto::volume::{
 use weir_proto::{Error, Request, Result, SessionId};
 use weir_rpc::Call;
 
-/// Under which session a request comes, and as which user.
+/// The session and the user that a request names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Claim {
     session: Option<SessionId>,
@@ -29,7 +29,7 @@ pub(crate) struct Claim {
 
 macro_rules! claims {
     (open: $($open:ident)*; looks: $($looks:ident)*; asks: $($asks:ident)*; acts: $($acts:ident)*) => {
-        /// `Denied`: nobody says which session and user such a request names.
+        /// `Denied`: it is not known which session and user such a request names.
         fn claim(call: &Call) -> Result<Claim> {
             Ok(match call.method {
                 $( $open::METHOD => Claim { session: None, user: None }, )*
@@ -45,7 +45,7 @@ macro_rules! claims {
                 method => return Err(Error::denied(format!("method {method} is for nodes of the cluster"))),
             })
         }
-        /// The methods of these.
+        /// The methods of these requests.
         #[cfg(test)]
         const LISTED: &[u16] =
             &[$($open::METHOD,)* $($looks::METHOD,)* $($asks::METHOD,)* $($acts::METHOD,)*];
@@ -59,7 +59,7 @@ claims! {
         BackupSet SnapshotTake SnapshotDelete
 }
 
-/// Refuses what this guest may not ask for. `own`: the sessions that were opened on its connection.
+/// Refuses requests that this guest may not send. `own`: whether a session was opened on its connection.
 pub(crate) fn check(call: &Call, guest: u32, own: impl FnOnce(SessionId) -> bool) -> Result<()> {
     let claim = claim(call)?;
     judge(claim, guest, own)?;
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(kind(claim(Some(8), Some(1000))), Err(ErrorKind::Stale));
     }
 
-    /// What the table opens to users names a session and a user that are looked at, or can be.
+    /// A request that the table opens to users names a session and a user that are checked, or can be.
     #[test]
     fn what_users_may_send_is_what_they_are_checked_for() {
         let to_leader = methods::all().filter(|method| (100..200).contains(&method.number));

@@ -56,14 +56,14 @@
 //! p/s                     the schedule of exports                                ScheduleRecord
 //! ```
 //!
-//! Numbers in keys are big-endian, so keys sort as the numbers do. Values are laid out in `record.rs`.
-//! Knows nothing of what the records mean.
+//! Numbers in keys are big-endian, so keys sort as the numbers do. Values are laid out in `record.rs`. Knows
+//! nothing of the records' meaning.
 
 use weir_proto::meta::Time;
 use weir_proto::relation::RelationId;
 use weir_proto::{InodeId, SessionId, VolumeId};
 
-/// What a directory's recursive usage counts.
+/// The counters of a directory's recursive usage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Counter {
     Bytes = b'b' as isize,
@@ -82,7 +82,7 @@ pub enum Sequence {
     Volume = b'v' as isize,
     Relation = b'r' as isize,
     Snapshot = b'p' as isize,
-    /// Of data objects beside those that files are born with.
+    /// Data objects other than those that files are created with.
     Object = b'o' as isize,
 }
 
@@ -189,7 +189,7 @@ const NO_INODE: InodeId = InodeId(u64::MAX);
 pub fn eviction_marks(volume: VolumeId) -> [u8; 17] {
     evicted(NO_INODE, volume.0.into())
 }
-/// Where the bytes begin of a key made by [`evicted`].
+/// The first byte of the range in a key made by [`evicted`].
 pub fn evicted_from(key: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(key.get(9..17)?.try_into().ok()?))
 }
@@ -327,7 +327,7 @@ pub fn layer(ino: InodeId, from: u64) -> [u8; 17] {
 pub fn object(object: InodeId) -> Key9 {
     key9(b'z', object.0)
 }
-/// The number behind letter and short number: of a change, a directory or an inode.
+/// The number after letter and short number: of a change, a directory or an inode.
 pub fn long_number(key: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(key.get(5..13)?.try_into().ok()?))
 }

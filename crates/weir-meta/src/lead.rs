@@ -1,8 +1,8 @@
-//! The lead of a namespace, as the coordinator gives it to one directory.
+//! The leadership of a namespace, as the coordinator assigns it to one directory.
 //!
 //! Invariant: the coordinator never knows of a change that is not durable here, and it knows of one before
-//! the first client is served. So a directory that holds fewer changes than the coordinator knows is never
-//! this one. Knows nothing of what the changes are.
+//! the first client is served. So a directory that holds fewer changes than the coordinator knows is an
+//! outdated copy. Knows nothing of the changes' meaning.
 use std::time::Duration;
 use weir_coord::Cluster;
 use weir_coord::identity::NamespaceIdentity;
@@ -11,9 +11,9 @@ use weir_kv::SharedKv;
 use weir_proto::coord::LeadReply;
 use weir_proto::{Error, ErrorKind, NamespaceId, Result};
 
-/// How often the coordinator is told how far the directory is, while it changes: an old copy that lacks no
-/// more than what was changed within this time before the end is not recognized. One small write of the
-/// coordinator's disk each.
+/// The interval of reports to the coordinator on the directory's progress, while it changes: an old copy that
+/// lacks only changes of the last interval before the end is not recognized. Each costs one small write of
+/// the coordinator's disk.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
 
 pub struct Lead {
@@ -23,8 +23,8 @@ pub struct Lead {
 }
 
 impl Lead {
-    /// Takes the lead of a namespace with the store that is in its directory. Tell the coordinator how far
-    /// that is with [`Lead::record`] before anybody is served, and from then on with
+    /// Takes the leadership of a namespace with the store in its directory. Report its progress to the
+    /// coordinator with [`Lead::record`] before clients are served, and from then on with
     /// [`Lead::keep_recording`].
     pub async fn take(
         cluster: &Cluster,
@@ -35,7 +35,7 @@ impl Lead {
         Ok((Lead::given(cluster, kv, reply.namespace), reply))
     }
 
-    /// The lead that the coordinator has given to this node's copy.
+    /// The leadership that the coordinator has assigned to this node's copy.
     pub fn given(cluster: &Cluster, kv: &SharedKv, namespace: NamespaceId) -> Lead {
         Lead { cluster: cluster.clone(), kv: kv.clone(), namespace }
     }
@@ -44,12 +44,12 @@ impl Lead {
         &self.kv
     }
 
-    /// Tells the coordinator how many changes the directory holds by now.
+    /// Reports to the coordinator the number of changes in the directory.
     pub async fn record(&self) -> Result<()> {
         self.cluster.record_progress(self.namespace, durable_changes(&self.kv).await?).await
     }
 
-    /// Tells it again and again, until the lead is lost or the store fails.
+    /// Reports it at intervals, until the leadership is lost or the store fails.
     pub async fn keep_recording(&self, env: &Env) -> Error {
         let mut known = 0;
         loop {
@@ -61,7 +61,7 @@ impl Lead {
             match self.cluster.record_progress(self.namespace, changes).await {
                 Ok(()) => known = changes,
                 Err(e) if matches!(e.kind, ErrorKind::Exists | ErrorKind::NotFound) => return e,
-                // The coordinator is away; who follows its map says so.
+                // The coordinator is unreachable; the task that follows its map reports that.
                 Err(e) => tracing::debug!("the namespace's progress is not recorded: {e}"),
             }
         }

@@ -1,10 +1,11 @@
-//! Who may cache what: the lease table. Pure: told of events, it answers; the caller calls clients back.
+//! The lease table: which client may cache which inode. Pure: it gets events and returns decisions; the
+//! caller calls clients back.
 //!
 //! Invariants: a Write lease is the only lease on its inode. While an operation is parked on an inode, or a
-//! revoke of it is on its way, nobody gets a new lease on it. A file that two sessions have open, one at
-//! least for writing, is *shared*: nobody gets a lease on it but who recovers it after a writer's death, and
-//! who reads it through its kernel's pages and asks for that. A session that was told to write directly is
-//! never beside a session that caches.
+//! revoke of it is in flight, no session gets a new lease on it. A file that two sessions have open, at least
+//! one of them for writing, is *shared*: only two kinds of sessions get a lease on it, one that recovers it
+//! after a writer's death, and one that asks for a lease to read it through its kernel's pages. A session
+//! that was permitted to write directly never coexists with a session that caches.
 //!
 //! Knows nothing of names, of records, of time or of the network.
 
@@ -13,44 +14,43 @@ use std::hash::{BuildHasherDefault, Hasher};
 use weir_proto::meta::LeaseKind;
 use weir_proto::{InodeId, SessionId};
 
-/// Leases of one session. Beyond, replies carry no more leases and the client reads through until it gives
-/// some back. A holding takes about 150 bytes here, so a session is bounded to some 150 MB.
+/// Leases of one session. Beyond, replies grant no more leases and the client reads through until it returns
+/// some. A holding takes about 150 bytes here, so a session is bounded to some 150 MB.
 const LEASES_PER_SESSION_MAX: usize = 1 << 20;
 
-/// What an operation is about to do with an inode.
+/// The intended use of an inode by an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Need {
-    /// Show it as it is: another session's writer commits first and keeps Read.
+    /// Show its current state: another session's writer commits first and keeps Read.
     GetAttr,
-    /// Change it, or the names in it: nobody else may cache it.
+    /// Change it, or the names in it: no other session may cache it.
     Change,
-    /// Append to it or truncate it: one session at a time, and nobody else has changes of it that are not
-    /// committed.
+    /// Append to it or truncate it: one session at a time, and no other has uncommitted changes of it.
     AppendToken,
-    /// Read it through the kernel's pages: nobody else writes it before these are gone.
+    /// Read it through the kernel's pages: no other session writes it before these are dropped.
     Pages,
 }
 
-/// A lease that stands in the way of an operation.
+/// A lease that conflicts with an operation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Conflict {
     pub ino: InodeId,
     pub session: SessionId,
-    /// What its holder may keep.
+    /// The lease that its holder may keep.
     pub keep: LeaseKind,
-    /// False: nobody has to be asked, it ends by itself (an append token).
+    /// False: no client has to be asked, it ends by itself (an append token).
     pub ask: bool,
 }
 
 impl Conflict {
-    /// No lease at all: the names of a directory are still to come.
+    /// Not a lease: the names of a directory are not enumerated yet.
     pub fn not_enumerated(dir: InodeId) -> Conflict {
         Conflict { ino: dir, session: SessionId(0), keep: LeaseKind::None, ask: false }
     }
     pub fn is_not_enumerated(&self) -> bool {
         self.session == SessionId(0)
     }
-    /// No lease at all: there is no room before a volume's trash is emptied.
+    /// Not a lease: there is no space before a volume's trash is emptied.
     pub fn full(trash: InodeId) -> Conflict {
         Conflict { ino: trash, session: SessionId(u64::MAX), keep: LeaseKind::None, ask: false }
     }
@@ -59,7 +59,7 @@ impl Conflict {
     }
 }
 
-/// How often a session has a file open.
+/// A session's number of opens of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Opens {
     pub read: u32,
@@ -70,11 +70,11 @@ pub struct Opens {
 struct Holding {
     kind: LeaseKind,
     opens: Opens,
-    /// The client has been asked to give the lease back.
+    /// The client has been asked to return the lease.
     revoking: bool,
-    /// The session has the append token. Of at most one session.
+    /// The session has the append token. True for at most one session.
     append_token: bool,
-    /// It was told to write directly: it may be doing so, until it has answered a revoke
+    /// It was permitted to write directly: it may be doing so, until it has answered a revoke
     direct: bool,
     /// that was begun after that.
     direct_since_revoke: bool,
@@ -82,11 +82,11 @@ struct Holding {
 
 #[derive(Default, Debug)]
 struct State {
-    /// Few: most inodes have one holder. In the order they came.
+    /// Few: most inodes have one holder. In the order of arrival.
     holders: Vec<(SessionId, Holding)>,
     /// Operations that wait for conflicting leases.
     parked: u32,
-    /// No name is left: goes when the last session closes it.
+    /// No name is left: deleted when the last session closes it.
     orphan: bool,
 }
 
@@ -95,21 +95,20 @@ pub struct LeaseTable {
     /// Never iterated.
     states: ByInode<State>,
     of_session: BTreeMap<SessionId, BTreeSet<InodeId>>,
-    /// Directories whose names a session has to itself, and those that it had: of these the store still has
-    /// inode numbers for it.
+    /// Directories whose names a session has exclusively, and former ones: for these the store still has
+    /// inode numbers of it.
     names: Names,
     /// Sessions that get no leases for now.
     withheld: BTreeSet<SessionId>,
-    /// The newest cluster map under which anything was written. A target that its group goes on without may
-    /// not know that, so whoever reads waits for that map.
+    /// The newest cluster map under which any client has written. A target that its group has dropped may not
+    /// know that, so readers wait for that map.
     pub written_under: u64,
 }
 
 /// A map by inode number, which is never iterated.
 pub type ByInode<T> = HashMap<InodeId, T, BuildHasherDefault<InodeHasher>>;
 
-/// Inode numbers are given by this leader, not by clients: one multiplication spreads them (Fibonacci
-/// hashing).
+/// This leader assigns inode numbers, not clients: one multiplication spreads them (Fibonacci hashing).
 #[derive(Default)]
 pub struct InodeHasher(u64);
 
@@ -143,7 +142,7 @@ impl Holding {
     fn is_open(&self) -> bool {
         self.opens != Opens::default()
     }
-    /// Has it open to write straight to the targets, or is about to be told so.
+    /// Has it open to write straight to the targets, or is about to be permitted to.
     fn writes_direct(&self) -> bool {
         self.opens.write > 0 && self.kind == LeaseKind::None
     }
@@ -156,7 +155,7 @@ impl State {
     fn others(&self, session: SessionId) -> impl Iterator<Item = &(SessionId, Holding)> {
         self.holders.iter().filter(move |(s, _)| *s != session)
     }
-    /// No lease may be granted to anybody now.
+    /// No lease may be granted to any session now.
     fn closed(&self) -> bool {
         self.parked > 0 || self.is_in_change()
     }
@@ -172,7 +171,7 @@ impl LeaseTable {
     pub fn new(written_under: u64) -> LeaseTable {
         LeaseTable { written_under, ..LeaseTable::default() }
     }
-    /// Adds to `out` what must be revoked before `session` may do what it needs.
+    /// Adds to `out` the leases to revoke before `session` may use the inode as it needs.
     pub fn conflicts(&self, session: SessionId, ino: InodeId, need: Need, out: &mut Vec<Conflict>) {
         let Some(state) = self.states.get(&ino) else { return };
         for (holder, holding) in state.others(session) {
@@ -190,7 +189,7 @@ impl LeaseTable {
         }
     }
 
-    /// Grants the append token, which nobody else has.
+    /// Grants the append token, which no other session has.
     pub fn grant_append_token(&mut self, session: SessionId, ino: InodeId) {
         self.change(session, ino, |h| h.append_token = true);
     }
@@ -206,7 +205,7 @@ impl LeaseTable {
         had && self.is_awaited(ino)
     }
 
-    /// What an open for reading or for writing needs of a file: sharing it takes everybody's lease.
+    /// The need of an open for reading or for writing: sharing a file revokes all leases.
     pub fn need_to_open(&self, session: SessionId, ino: InodeId, write: bool) -> Need {
         let Some(state) = self.states.get(&ino) else { return Need::GetAttr };
         if write || state.others(session).any(|(_, h)| h.opens.write > 0) {
@@ -217,27 +216,28 @@ impl LeaseTable {
     }
 
     /// Whether a file is shared once `session` has opened it: two have it open, one of them for writing. Then
-    /// the opener's own lease goes first, too: what is opened under a lease is read through pages, which
+    /// the opener's own lease is revoked first, too: a file opened under a lease is read through pages, which
     /// nothing protects later.
     pub fn is_shared_by_open(&self, session: SessionId, ino: InodeId, write: bool) -> bool {
         let Some(state) = self.states.get(&ino) else { return false };
         let writes = write || state.get(session).is_some_and(|h| h.opens.write > 0);
         state.others(session).any(|(_, h)| h.opens.write > 0 || (writes && h.is_open()))
     }
-    /// Adds the session's own lease to what must be revoked.
+    /// Adds the session's own lease to the leases to revoke.
     pub fn own_conflict(&self, session: SessionId, ino: InodeId, out: &mut Vec<Conflict>) {
         if self.held(session, ino) > LeaseKind::None {
             out.push(Conflict { ino, session, keep: LeaseKind::None, ask: true });
         }
     }
 
-    /// Grants Read where that revokes nobody and endangers nobody; else says what the session holds already.
+    /// Grants Read if that needs no revoke and endangers no writer; otherwise returns the session's present
+    /// lease.
     pub fn grant_read(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.read_grant(session, ino, false)
     }
-    /// The same for who reads through pages and said so: also while others have the file open for writing, if none of them
-    /// may be writing now, and while operations wait (one may be a writer's, which takes this lease away again). Not for one
-    /// of several who have it open and who writes it: two such would each wait, with pages locked, for the other's.
+    /// The same to read through pages, on request: even while others have the file open for writing, if none
+    /// may be writing now, and while operations wait (a writer's revokes this lease again). Not for one of
+    /// several openers that writes itself: two such would each wait, with pages locked, for the other's.
     pub fn acquire_read(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.read_grant(session, ino, true)
     }
@@ -247,7 +247,7 @@ impl LeaseTable {
         let state = self.states.entry(ino).or_default();
         let mine = state.get(session).copied().unwrap_or(NOTHING);
         if mine.revoking {
-            // It is about to be given back: what the client does until then is right, what it begins is not.
+            // It is about to be returned: the client's work until then is right, new work is not.
             return LeaseKind::None;
         }
         if mine.kind >= LeaseKind::Read {
@@ -269,17 +269,17 @@ impl LeaseTable {
         LeaseKind::Read
     }
 
-    /// Grants Write if nobody else holds or uses the inode.
+    /// Grants Write if no other session holds or uses the inode.
     pub fn grant_write(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.write_grant(session, ino, false)
     }
-    /// Grants Write to the one who recovers what a dead writer left. Others may have the file open: until it
-    /// is recovered they can only wait, and to ask for a lease of their own is to revoke this one.
+    /// Grants Write to the session that recovers a dead writer's leftovers. Others may have the file open:
+    /// until it is recovered they can only wait, and a request for a lease of their own revokes this one.
     pub fn grant_recovery(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.write_grant(session, ino, true)
     }
 
-    /// Gives the last writer its lease back after a restart. Others may have the file open: it may have
+    /// Grants the last writer its lease again after a restart. Others may have the file open: it may have
     /// recovered it.
     pub fn take_up_write(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.write_grant(session, ino, true)
@@ -300,7 +300,7 @@ impl LeaseTable {
         LeaseKind::Write
     }
 
-    /// A session that does not give leases back gets none, but to recover a file.
+    /// A session that does not return leases gets none, except to recover a file.
     pub fn withhold(&mut self, session: SessionId, withheld: bool) {
         if withheld {
             self.withheld.insert(session);
@@ -309,19 +309,19 @@ impl LeaseTable {
         }
     }
 
-    /// The session asked for Write, and was told that it has to write directly.
+    /// The session asked for Write, and got the answer that it has to write directly.
     pub fn note_direct(&mut self, session: SessionId, ino: InodeId) {
         if self.opens_of(session, ino).write > 0 {
             self.change(session, ino, |h| (h.direct, h.direct_since_revoke) = (true, true));
         }
     }
 
-    /// What the session holds and is not asked to give back.
+    /// The session's lease, unless it is being revoked.
     pub fn kept(&self, session: SessionId, ino: InodeId) -> LeaseKind {
         let holding = self.states.get(&ino).and_then(|s| s.get(session));
         holding.filter(|h| !h.revoking).map_or(LeaseKind::None, |h| h.kind)
     }
-    /// What the session holds.
+    /// The session's lease.
     pub fn held(&self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.states.get(&ino).and_then(|s| s.get(session)).map_or(LeaseKind::None, |h| h.kind)
     }
@@ -335,8 +335,9 @@ impl LeaseTable {
         let all = self.of_session.iter().flat_map(|(session, inos)| inos.iter().map(|ino| (*session, *ino)));
         all.filter(|(session, ino)| self.held(*session, *ino) == LeaseKind::Write)
     }
-    /// Whether the session may have changes of files that it has to itself, and nothing of what it holds
-    /// concerns anybody else: nobody waits for it, shares it, or deleted it.
+    /// Whether the session may have changes of files that it holds exclusively, and none of its holdings
+    /// concerns another session: no operation waits for it, no other session shares it, and it is not
+    /// deleted.
     pub fn writes_undisturbed(&self, session: SessionId) -> bool {
         let (mut writes, mut disturbed) = (false, false);
         for ino in self.of_session.get(&session).into_iter().flatten() {
@@ -351,12 +352,12 @@ impl LeaseTable {
         }
         writes && !disturbed
     }
-    /// Whether anybody has the file open for writing.
+    /// Whether a session has the file open for writing.
     pub fn is_open_for_writing(&self, ino: InodeId) -> bool {
         let state = self.states.get(&ino);
         state.is_some_and(|s| s.holders.iter().any(|(_, h)| h.opens.write > 0))
     }
-    /// The session that has the file open for writing, if nobody else has it open: it has the Write lease, or
+    /// The session that has the file open for writing, if no other has it open: it has the Write lease, or
     /// gets it.
     pub fn only_writer(&self, ino: InodeId) -> Option<SessionId> {
         let state = self.states.get(&ino)?;
@@ -369,7 +370,7 @@ impl LeaseTable {
         state.is_some_and(|s| s.others(session).any(|(_, h)| h.opens.write > 0 || h.kind == LeaseKind::Write))
     }
 
-    /// Lowers what a session holds to `keep`. True if an operation waits for that.
+    /// Lowers a session's lease to `keep`. True if an operation waits for that.
     pub fn lower(&mut self, session: SessionId, ino: InodeId, keep: LeaseKind) -> bool {
         if self.states.get(&ino).is_none_or(|s| s.get(session).is_none()) {
             return false;
@@ -417,7 +418,7 @@ impl LeaseTable {
             h.opens.write = h.opens.write.saturating_add(u32::from(write));
         });
     }
-    /// Takes opens back; true when that was the session's last one.
+    /// Uncounts opens; true if they were the session's last ones.
     pub fn close(&mut self, session: SessionId, ino: InodeId, reads: u32, writes: u32) -> bool {
         let was_open = self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(Holding::is_open);
         if was_open {
@@ -429,8 +430,8 @@ impl LeaseTable {
         }
         was_open && !self.is_open_by(session, ino)
     }
-    /// Sets what a session says it has after a reconnect. What it sent directly before may still be on its
-    /// way.
+    /// Sets the opens that a session reports after a reconnect. Its earlier direct writes may still be in
+    /// flight.
     pub fn set_opens(&mut self, session: SessionId, ino: InodeId, opens: Opens) {
         self.change(session, ino, |h| {
             h.opens = opens;
@@ -453,7 +454,7 @@ impl LeaseTable {
             state.orphan = true;
         }
     }
-    /// It has a name now.
+    /// An inode without a name got one.
     pub fn unmark_orphan(&mut self, ino: InodeId) {
         if let Some(state) = self.states.get_mut(&ino) {
             state.orphan = false;
@@ -463,11 +464,11 @@ impl LeaseTable {
         self.states.get(&ino).is_some_and(|s| s.orphan)
     }
 
-    /// What a session holds or has open, in order.
+    /// The inodes that a session holds or has open, in order.
     pub fn inodes_of(&self, session: SessionId) -> Vec<InodeId> {
         self.of_session.get(&session).map_or(Vec::new(), |all| all.iter().copied().collect())
     }
-    /// Takes everything from a session; the inodes that operations wait for are returned.
+    /// Removes everything of a session; returns the inodes that operations wait for.
     pub fn drop_session(&mut self, session: SessionId) -> Vec<InodeId> {
         self.withheld.remove(&session);
         self.names.forget_ended(session);
@@ -499,7 +500,7 @@ impl LeaseTable {
         self.states.is_empty()
     }
 
-    /// Changes a holding, keeping the index of sessions, and drops what says nothing any more.
+    /// Changes a holding, keeping the index of sessions, and drops empty entries.
     fn change(&mut self, session: SessionId, ino: InodeId, edit: impl FnOnce(&mut Holding)) {
         let state = self.states.entry(ino).or_default();
         let at = match state.holders.iter().position(|(s, _)| *s == session) {

@@ -1,7 +1,8 @@
-//! The namespace of a namespace: names, attributes, leases, locks, exactly-once changes, recursive usage.
+//! The metadata service of one namespace: names, attributes, leases, locks, exactly-once changes, recursive
+//! usage.
 //!
 //! [`Meta`] is the service of a namespace's leader. It keeps everything in a `weir_kv` store under the keys
-//! of [`keys`]; [`namespace`] has the operations, [`lease`] decides who may cache what.
+//! of [`keys`]; [`namespace`] has the operations, [`lease`] decides which client may cache which inode.
 //!
 //! Knows nothing of disks, of FUSE or of home back ends; it never touches a file's data except inline bytes.
 #![forbid(unsafe_code)]

@@ -1,10 +1,10 @@
-//! The lock table: who holds which ranges of which file, who waits, and who must not.
+//! The lock table: the holders of ranges of files, the waits, and the waits that are refused as deadlocks.
 //!
-//! A plain decision: what somebody asks comes in, the answer and the waits that ended come out.
+//! A pure decision: requests come in, the answer and the waits that ended come out.
 //!
-//! Invariants: two owners never hold conflicting ranges. Nobody waits who could have the lock. Waits end in
-//! the order in which they came, as far as they are not in each other's way. Owners of `fcntl` locks never
-//! wait in a circle; for `flock` nobody looks, as on a local file system.
+//! Invariants: two owners never hold conflicting ranges. No owner waits that could have the lock. Waits end
+//! in the order in which they came, unless they conflict with each other. Owners of `fcntl` locks never wait
+//! in a circle; for `flock` this is not checked, as on a local file system.
 //!
 //! Knows nothing of names, of the network, or of which session is alive.
 
@@ -16,34 +16,34 @@ use weir_proto::{InodeId, SessionId};
 
 /// Ranges and waits of one session on all files. A range takes about 100 bytes here.
 pub const LOCKS_PER_SESSION_MAX: usize = 1 << 16;
-/// Whoever does not want to wait for a lock waits so long, in all, for an open file that is being closed: its
-/// client hears of the end some milliseconds after `close` has returned. Where a copy of the descriptor stays
-/// open, the lock stays, too.
+/// A request that does not wait for a lock still waits this long, in all, for an open file that is being
+/// closed: its client learns of the end some milliseconds after `close` has returned. If a copy of the
+/// descriptor stays open, the lock stays, too.
 pub const CLOSING_MAX: Duration = Duration::from_millis(250);
 /// Ranges of a file that are compared with each other at most, in builds for tests.
 const RANGES_CHECKED_MAX: usize = 64;
-/// A close that is not announced is expected when somebody asks for the lock, and again after so long.
+/// A close that is not announced is expected when another owner asks for the lock, and again after this time.
 const EXPECTED_AGAIN: Duration = Duration::from_secs(1);
 
-/// A holder: an owner's number means something within its session only.
+/// A holder: an owner's number has a meaning within its session only.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Holder {
     pub session: SessionId,
     pub owner: LockOwner,
 }
 
-/// A lock that somebody wants.
+/// A requested lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wish {
     pub ino: InodeId,
     pub holder: Holder,
     pub range: LockRange,
     pub kind: LockKind,
-    /// The process, for people.
+    /// The process, for administrators.
     pub pid: u32,
 }
 
-/// A wait that ended with the lock.
+/// A wait that ended with the lock granted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Woken {
     pub session: SessionId,
@@ -65,7 +65,7 @@ struct Held {
     since: Option<Instant>,
     /// A close of the open file began.
     closing: Option<Instant>,
-    /// Its close is not announced.
+    /// The close of the open file is not announced.
     quiet: bool,
 }
 
@@ -85,11 +85,11 @@ struct Wait {
 #[derive(Debug, Default)]
 struct FileLocks {
     holders: BTreeMap<Holder, Held>,
-    /// In the order they came.
+    /// Waits in the order of arrival.
     waits: Vec<Wait>,
 }
 
-/// Where a session holds or waits for something, and how much.
+/// The files where a session holds or waits for locks, and their number.
 #[derive(Debug, Default)]
 struct Uses {
     files: BTreeSet<InodeId>,
@@ -100,7 +100,7 @@ struct Uses {
 pub struct LockTable {
     files: BTreeMap<InodeId, FileLocks>,
     of_session: BTreeMap<SessionId, Uses>,
-    /// On which files an owner waits, and how often.
+    /// The files on which an owner waits, and how often.
     waiting: BTreeMap<Holder, BTreeMap<InodeId, u32>>,
 }
 
@@ -112,7 +112,7 @@ impl FileLocks {
         })
     }
 
-    /// Holders in the way of a wish may have been closed without a word.
+    /// Holders of conflicting locks may have been closed without an announcement.
     fn expect_closes(&mut self, wish: &Wish, now: Instant) {
         let quiet: Vec<Holder> =
             self.in_the_way(wish).filter(|(_, held)| held.quiet).map(|(holder, _)| holder).collect();
@@ -131,8 +131,8 @@ impl FileLocks {
 }
 
 impl LockTable {
-    /// Locks or converts; waits under `ticket` if that is not 0. Asked again with the same ticket, the place
-    /// in the queue stays. What a conversion made weaker may end others' waits.
+    /// Locks or converts; waits under `ticket` if that is not 0. A repeated request with the same ticket
+    /// keeps its place in the queue. A conversion to a weaker lock may end others' waits.
     pub fn lock(&mut self, wish: Wish, ticket: u64, now: Instant) -> (LockOutcome, Vec<Woken>) {
         let file = self.files.entry(wish.ino).or_default();
         let place = file
@@ -183,14 +183,14 @@ impl LockTable {
         self.settle(ino, now)
     }
 
-    /// The open file through which an owner holds something is being closed.
+    /// The open file through which an owner holds a lock is being closed.
     pub fn close(&mut self, ino: InodeId, holder: Holder, now: Instant) {
         if let Some(held) = self.files.get_mut(&ino).and_then(|f| f.holders.get_mut(&holder)) {
             held.closing = Some(now);
         }
     }
 
-    /// Whether the close of the open file through which an owner holds something will be announced.
+    /// Whether the close of the open file through which an owner holds a lock will be announced.
     pub fn note_quiet(&mut self, ino: InodeId, holder: Holder, quiet: bool) {
         if let Some(held) = self.files.get_mut(&ino).and_then(|f| f.holders.get_mut(&holder)) {
             held.quiet = quiet;
@@ -207,7 +207,7 @@ impl LockTable {
         place.is_some()
     }
 
-    /// The first lock in the way of a wish.
+    /// The first lock that conflicts with a wish.
     pub fn conflict(&self, wish: &Wish) -> Option<Shown> {
         let file = self.files.get(&wish.ino)?;
         let first = file.in_the_way(wish).filter_map(|(holder, held)| {
@@ -217,7 +217,7 @@ impl LockTable {
         first.min_by_key(|s| s.wish.range.start)
     }
 
-    /// Makes what a session holds exactly `named`, and ends its waits; what others hold already is returned.
+    /// Makes a session's locks exactly `named`, and ends its waits; returns those that others hold already.
     pub fn replace(
         &mut self,
         session: SessionId,
@@ -250,7 +250,7 @@ impl LockTable {
         self.replace(session, &[], now).1
     }
 
-    /// What is held and awaited of a file: by ranges, then by arrival.
+    /// The held and awaited ranges of a file: by ranges, then by arrival.
     pub fn list(&self, ino: InodeId) -> Vec<Shown> {
         let Some(file) = self.files.get(&ino) else { return Vec::new() };
         let held = file.holders.iter();
@@ -264,7 +264,7 @@ impl LockTable {
         all
     }
 
-    /// How many ranges a session has locked, and how many it waits for.
+    /// The numbers of ranges that a session has locked, and that it waits for.
     pub fn counts_of(&self, session: SessionId) -> (u32, u32) {
         let all = self.of_session.get(&session).map_or(0, |uses| uses.count);
         let its = self.waiting.iter().filter(|(holder, _)| holder.session == session);
@@ -298,7 +298,7 @@ impl LockTable {
         }
     }
 
-    /// Gives to those who wait what has become free, then forgets what says nothing.
+    /// Grants freed ranges to waits, then drops empty entries.
     fn settle(&mut self, ino: InodeId, now: Instant) -> Vec<Woken> {
         let (mut woken, mut ended) = (Vec::new(), Vec::new());
         while let Some(file) = self.files.get_mut(&ino) {
@@ -309,7 +309,7 @@ impl LockTable {
             });
             let free = file.waits.iter().position(|w| file.in_the_way(&w.wish).next().is_none());
             let Some(wait) = self.take_from_queue(ino, free) else { break };
-            // A conversion may make something weaker, and so end waits before it: from the start again.
+            // A conversion may weaken a lock, and so end earlier waits: from the start again.
             self.give(&wait.wish, now);
             woken.push(Woken { session: wait.wish.holder.session, ticket: wait.ticket });
         }
@@ -320,7 +320,7 @@ impl LockTable {
         }
         woken
     }
-    /// Panics where an invariant of this table does not hold for a file. Of many ranges it looks at none:
+    /// Panics where an invariant of this table does not hold for a file. With many ranges it checks none:
     /// that would take long.
     pub fn check(&self, ino: InodeId) {
         let Some(file) = self.files.get(&ino) else { return };
@@ -338,7 +338,7 @@ impl LockTable {
         }
     }
 
-    /// Takes everything of a session off a file; nobody is woken yet.
+    /// Removes all locks of a session on a file; no wait is granted yet.
     fn clear(&mut self, ino: InodeId, session: SessionId) {
         while let Some(place) =
             self.files.get(&ino).and_then(|f| f.waits.iter().position(|w| w.wish.holder.session == session))
@@ -374,7 +374,7 @@ impl LockTable {
         Some(wait)
     }
 
-    /// Whether somebody in the way waits, by however many others, for the one who wishes.
+    /// Whether an owner of a conflicting lock waits, directly or through others, for this one.
     fn would_wait_for_itself(&self, wish: &Wish) -> bool {
         if wish.holder.owner.space != LockSpace::Fcntl {
             return false;

@@ -1,11 +1,11 @@
-//! File locks as the leader serves them: messages in, the lock table's decision, hints to those who wait.
+//! File locks as the leader serves them: messages in, the lock table's decision, hints to waiting clients.
 //!
-//! Every request is answered in place: who waits holds a place in the table's queue and no task here. That it
-//! has got the lock is told by a hint, which may be lost: the client asks again from time to time.
+//! Every request is answered in place: a wait has a place in the table's queue and no task here. A hint
+//! reports that it has got the lock; it may be lost: the client asks again from time to time.
 //!
-//! Invariants: a lock is held only by a live session. A request is taken only on the connection on which the
-//! session named its locks last, so that none that was sent before comes late. While sessions of before a
-//! restart may still name theirs, nobody gets a lock.
+//! Invariants: a lock is held only by a live session. A request is accepted only on the connection on which
+//! the session last named its locks, so that no earlier one arrives late. While sessions from before a
+//! restart may still name theirs, no new lock is granted.
 
 use crate::executor::{Leader, State};
 use crate::lock::{Holder, Shown, Wish, Woken};
@@ -18,7 +18,7 @@ use weir_proto::lock::*;
 use weir_proto::{Error, Result, SessionId};
 use weir_rpc::Connection;
 
-/// How long a hint is tried. Without it the client asks by itself.
+/// How long a hint is retried. Without it the client asks by itself.
 const HINT_PATIENCE: Duration = Duration::from_secs(5);
 /// Locks that a session may name in all parts.
 const NAMED_IN_ALL_MAX: usize = crate::lock::LOCKS_PER_SESSION_MAX;
@@ -118,7 +118,7 @@ impl Meta {
     }
 }
 
-/// A session that was silent for a lease term is spared only as long as nobody wants what it holds.
+/// A session that was silent for a lease term is spared only as long as no request conflicts with its locks.
 fn end_silent_holders(leader: &Arc<Leader>, state: &mut State, wish: &Wish, now: Instant) -> Result<()> {
     while let Some(shown) = state.locks.conflict(wish) {
         let holder = shown.wish.holder.session;
@@ -130,7 +130,7 @@ fn end_silent_holders(leader: &Arc<Leader>, state: &mut State, wish: &Wish, now:
     Ok(())
 }
 
-/// Notes a sign of life; refuses what was sent on a connection that the session has left.
+/// Records a sign of life; refuses requests on a connection that the session has left.
 fn heard(state: &mut State, id: SessionId, on: &Connection, now: Instant) -> Result<()> {
     let session: &mut Session = state.session(id)?;
     session.heard = now;
@@ -142,7 +142,7 @@ fn heard(state: &mut State, id: SessionId, on: &Connection, now: Instant) -> Res
     )))
 }
 
-/// Tells those whose wait ended.
+/// Notifies clients whose wait ended.
 pub(crate) fn hint(leader: &Arc<Leader>, state: &State, woken: Vec<Woken>) {
     for Woken { session, ticket } in woken {
         let Some(connection) = state.sessions.get(&session).and_then(|s| s.connection.clone()) else {

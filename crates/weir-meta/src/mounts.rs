@@ -1,4 +1,5 @@
-//! The rules for mounts, applied to what is no operation of the namespace: locks, recalls, states.
+//! The rules for mounts, applied to requests that are not operations of the namespace: locks, recalls,
+//! states.
 use crate::access::Mount;
 use crate::executor::{Leader, State};
 use crate::namespace;
@@ -9,7 +10,7 @@ use weir_proto::{Result, SessionId};
 use weir_rpc::{Call, Connection};
 
 impl Leader {
-    /// The mount at the other end of a connection, if the rules say anything of it.
+    /// The mount at the other end of a connection, if the rules concern it.
     pub fn mount_at(&self, state: &mut State, connection: &Connection) -> Option<Arc<Mount>> {
         let version = (self.config.map_version)();
         state.mounts.follow(version, || (self.config.access)(), || (self.config.audits)());
@@ -18,7 +19,7 @@ impl Leader {
 }
 
 impl Meta {
-    /// A request, as the user that the rules make of the one it names. An error: they refuse it.
+    /// A request, as the user that the rules map its user to. An error: they refuse it.
     pub(crate) fn admitted<R: Reaches>(&self, call: &Call, session: fn(&R) -> SessionId) -> Result<R> {
         let request = call.decode::<R>()?;
         let leader = self.leader();

@@ -1,7 +1,7 @@
-//! Which message is which operation, and what each grants when it is done.
+//! The operation of each message, and its grants when it is done.
 //!
-//! `settle` runs after the commit, under the same lock as the check for conflicts: what it grants conflicts
-//! with nobody.
+//! `settle` runs after the commit, under the same lock as the check for conflicts: its grants conflict with
+//! no lease.
 
 use crate::backup;
 use crate::lease::{ByInode, LeaseTable, Opens};
@@ -29,7 +29,7 @@ use weir_proto::snapshot::{
 use weir_proto::volume::*;
 use weir_proto::{InodeId, Request, Result, SessionId};
 
-/// How an operation does its work.
+/// How an operation works.
 pub enum Work<R: Request> {
     /// Reads one state of the store.
     Show(fn(&mut View<'_>, &R) -> Result<R::Reply>),
@@ -40,12 +40,12 @@ pub enum Work<R: Request> {
 /// An operation on the namespace.
 pub trait Operation: Reaches {
     fn session(&self) -> SessionId;
-    /// Of a change that must happen once.
+    /// The identity of a change that must happen once.
     fn op(&self) -> Option<&Op> {
         None
     }
     fn work() -> Work<Self>;
-    /// Whether the reply may leave before the change is durable: it tells nobody anything.
+    /// Whether the reply may leave before the change is durable: it reveals nothing.
     const EARLY: bool = false;
     /// Grants leases into the reply and counts opens.
     fn settle(&self, reply: &mut Self::Reply, grants: &mut Grants<'_>);
@@ -55,20 +55,20 @@ pub trait Operation: Reaches {
 pub struct Grants<'a> {
     pub leases: &'a mut LeaseTable,
     pub quotas: &'a mut Quotas,
-    /// Directories that nobody gets a lease on until then.
+    /// Directories on which no client gets a lease until the given time.
     pub contended: &'a ByInode<Instant>,
     pub now: Instant,
     pub session: SessionId,
-    /// False when a reply is sent again and its opens are counted already.
+    /// False when a reply is repeated and its opens are counted already.
     pub first: bool,
-    /// Operations that wait for this inode may be tried again.
+    /// Operations that wait for this inode may be retried.
     pub woken: Option<InodeId>,
-    /// A directory that somebody looks at.
+    /// A directory that a client looks at.
     pub shown: Option<InodeId>,
 }
 
 impl Grants<'_> {
-    /// An entry that is shown: Read, if that revokes nobody. A file to be recovered is read by nobody.
+    /// A shown entry: Read, if that needs no revoke. Not for a file that is to be recovered.
     fn entry(&mut self, entry: &mut Entry) {
         let ino = entry.attr.ino;
         if entry.attr.kind == FileKind::Directory {
@@ -87,7 +87,7 @@ impl Grants<'_> {
             false => self.leases.grant_read(self.session, dir),
         };
     }
-    /// The names of a directory, with the numbers that were reserved.
+    /// The names of a directory, with the reserved numbers.
     fn names(&mut self, dir: InodeId, reply: &mut NamesLeased) {
         self.leases.forget_ended_names(self.session);
         let contended = self.contended.get(&dir).is_some_and(|until| self.now < *until);
@@ -100,8 +100,8 @@ impl Grants<'_> {
             (reply.first, reply.numbers, reply.layout) = (InodeId(0), 0, None);
         }
     }
-    /// A file that its client has to itself since it created it. It says how often it has it open now, also
-    /// where it has said so before on another connection.
+    /// A file that its client has held exclusively since it created it. The client reports its present number
+    /// of opens, even if it has done so before on another connection.
     fn born(&mut self, born: &Birth) {
         self.leases.grant_write(self.session, born.ino);
         if self.first {

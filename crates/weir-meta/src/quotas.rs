@@ -1,9 +1,9 @@
-//! Limits of volumes, and who holds reservations for bytes that are not committed yet. Pure: told of events,
-//! it answers.
+//! Limits of volumes, and the sessions' reservations for bytes that are not committed yet. Pure: it gets
+//! events and returns decisions.
 //!
-//! Invariant: what a volume's files take and what is granted together are never more than the limit, but for
-//! what was granted before the limit was lowered. A grant is kept in memory: after a restart clients name
-//! theirs before anything new is granted. Volumes without limits are not in here and cost nothing.
+//! Invariant: the sum of a volume's usage and its grants never exceeds the limit, except for grants from
+//! before the limit was lowered. A grant is kept in memory: after a restart clients name theirs before
+//! anything new is granted. Volumes without limits are not in here and cost nothing.
 //!
 //! Knows nothing of inodes, names or the network.
 
@@ -15,11 +15,11 @@ use weir_proto::meta::{Time, Usage};
 use weir_proto::volume::{Policy, Quota, Retention};
 use weir_proto::{Error, Result, SessionId, VolumeId};
 
-/// Of what is free beyond what a client must have now, it gets at most this part: others want some, too.
+/// Of the free bytes beyond a client's immediate need, it gets at most this part: others need some, too.
 const SHARE: u64 = 4;
 const SECOND: i64 = 1_000_000_000;
 
-/// As the cluster's settings say.
+/// The cluster's default.
 pub static NO_POLICY: Policy = Policy { scheme: None, pool: None };
 
 /// All volumes with a limit, a policy, a trash or a schedule.
@@ -28,11 +28,11 @@ pub struct Quotas {
     limited: BTreeMap<VolumeId, Limited>,
     policies: BTreeMap<VolumeId, Policy>,
     retentions: BTreeMap<VolumeId, Retention>,
-    /// Rung when a client did not get what it must have of a volume whose files are evicted.
+    /// Notified when a client did not get its immediate need in a volume whose files are evicted.
     pub short: Arc<Notify>,
-    /// Rung when what is in the trash of a volume is in the way.
+    /// Notified when a volume's trash takes space that is needed.
     pub full: Arc<Notify>,
-    /// The session that was starved when it asked last, and how much it must have: the one that lacks most of
+    /// The session that was starved at its last request, with its immediate need: the one that lacks most in
     /// each volume.
     starved: BTreeMap<VolumeId, (u64, SessionId)>,
 }
@@ -52,14 +52,14 @@ pub struct Over {
     pub inodes_since: Option<Time>,
 }
 
-/// What a client says of its reservation in a volume, in bytes.
+/// A client's report of its reservation in a volume, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ask {
     /// Written already and not committed.
     pub spent: u64,
-    /// That, and what it is about to write.
+    /// Written bytes, and those of the write in progress.
     pub must: u64,
-    /// That, and what it may write next.
+    /// These, and the expected next writes.
     pub want: u64,
 }
 
@@ -87,11 +87,11 @@ impl Quotas {
     pub fn policy(&self, id: VolumeId) -> &Policy {
         self.policies.get(&id).unwrap_or(&NO_POLICY)
     }
-    /// Volumes that have a retention by themselves.
+    /// Volumes with a schedule of snapshots or a trash.
     pub fn retentions(&self) -> &BTreeMap<VolumeId, Retention> {
         &self.retentions
     }
-    /// A client did not get what it must have, in bytes.
+    /// A client did not get its immediate need, in bytes.
     pub fn note_starved(&mut self, id: VolumeId, session: SessionId, must: u64) {
         let most = self.starved.entry(id).or_default();
         *most = (*most).max((must, session));
@@ -119,7 +119,7 @@ impl Quotas {
         self.limited.get(&id).is_some_and(|l| limits_bytes(&l.quota))
     }
 
-    /// Refuses one more file or directory where there may be none.
+    /// Refuses one more file or directory over the limit.
     pub fn check_inodes(&self, id: VolumeId, usage: &Usage, now: Time) -> Result<()> {
         let Some(limited) = self.limited.get(&id) else { return Ok(()) };
         let quota = &limited.quota;
@@ -133,7 +133,7 @@ impl Quotas {
             _ => Ok(()),
         }
     }
-    /// Refuses bytes that come into a volume at once.
+    /// Refuses bytes that are added to a volume at once.
     pub fn check_bytes(&self, id: VolumeId, used: u64, more: u64, now: Time) -> Result<()> {
         let (Some(limited), Some(max)) = (self.limited.get(&id), self.bytes_max(id, now)) else {
             return Ok(());
@@ -148,12 +148,12 @@ impl Quotas {
         )))
     }
 
-    /// Most bytes that a volume may have now.
+    /// The limit of a volume's bytes now.
     pub fn bytes_max(&self, id: VolumeId, now: Time) -> Option<u64> {
         let Limited { quota, over, .. } = self.limited.get(&id)?;
         max_now(quota.bytes_hard, quota.bytes_soft, over.bytes_since, quota.grace_s, now)
     }
-    /// What is granted to all but one session.
+    /// The grants to all except one session.
     pub fn granted(&self, id: VolumeId, but: Option<SessionId>) -> u64 {
         let granted = self.limited.get(&id).into_iter().flat_map(|l| &l.granted);
         granted.filter(|(session, _)| Some(**session) != but).map(|(_, bytes)| *bytes).sum()
@@ -189,12 +189,12 @@ impl Quotas {
     }
 }
 
-/// What a client may hold.
+/// The bytes that a client may hold.
 pub fn grant(ask: Ask, used: u64, others: u64, max: u64) -> u64 {
     let free = max.saturating_sub(used).saturating_sub(others);
     match free.checked_sub(ask.must) {
         Some(rest) => ask.must + ask.want.saturating_sub(ask.must).min(rest / SHARE),
-        // Not all that it must have; and what is written already stays.
+        // Less than its immediate need; and written bytes keep their reservation.
         None => free.max(ask.spent),
     }
 }
@@ -211,7 +211,7 @@ fn inodes(usage: &Usage) -> u64 {
 fn since(soft: Option<u64>, used: u64, before: Option<Time>, now: Time) -> Option<Time> {
     soft.is_some_and(|soft| used > soft).then(|| before.unwrap_or(now))
 }
-/// The limit that holds now; a soft one holds when its grace is over.
+/// The effective limit; a soft one takes effect when its grace is over.
 fn max_now(
     hard: Option<u64>,
     soft: Option<u64>,
@@ -257,16 +257,16 @@ mod tests {
         assert_eq!(max_now(None, Some(5), Some(at(100)), 60, at(160)), Some(5));
         assert_eq!(max_now(None, Some(5), Some(at(100)), 60, at(101)), None);
         assert_eq!(max_now(None, None, Some(at(100)), 0, at(101)), None);
-        // Nothing at all is a limit, too.
+        // A limit of nothing is a limit, too.
         assert_eq!(max_now(Some(0), None, None, 60, at(100)), Some(0));
-        // Time counts from when it was crossed, and begins anew after it was below.
+        // Time counts from when it was crossed, and restarts after it was below.
         assert_eq!(since(Some(5), 6, None, at(7)), Some(at(7)));
         assert_eq!(since(Some(5), 6, Some(at(3)), at(7)), Some(at(3)));
         assert_eq!(since(Some(5), 5, Some(at(3)), at(7)), None);
     }
 
     proptest! {
-        /// However clients ask, write and commit, what is used and what is granted stay within the limit.
+        /// For any sequence of requests, writes and commits, used and granted bytes stay within the limit.
         #[test]
         fn nothing_goes_past_the_limit(steps in prop::collection::vec((0u64..3, 0u64..40, 0u64..100), 1..200)) {
             let max = 1000;

@@ -1,8 +1,8 @@
-//! What each request reaches: inodes, volumes, snapshots, whether it changes them, and in whose name. The
+//! The targets of each request: inodes, volumes, snapshots, whether it changes them, and as which user. The
 //! rules for mounts are applied to this, in one place and before an operation runs.
 //!
 //! Invariant: each request that a mount may send is here, or is one of its session (`SESSION_ONLY`); and each
-//! that names a user says so.
+//! that names a user declares it.
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
 use weir_proto::births::{CreateMany, LeaseNames};
 use weir_proto::lock::{ListLocks, SetLock, TestLock};
@@ -18,11 +18,11 @@ use weir_proto::snapshot::*;
 use weir_proto::volume::*;
 use weir_proto::{InodeId, Request, VolumeId};
 
-/// Something that belongs to a volume.
+/// An object that belongs to a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place<'a> {
     Inode(InodeId),
-    /// An inode whose attributes are asked for: a volume's topmost directory is shown to everybody who sees
+    /// An inode whose attributes are requested: a volume's topmost directory is shown to all users that see
     /// its name.
     Shown(InodeId),
     /// A name in a directory, which may lead on to another volume.
@@ -42,18 +42,18 @@ pub type Reached<'a> = [Option<Reach<'a>>; 2];
 
 pub trait Reaches: Request + Clone {
     fn reach(&self) -> Reached<'_>;
-    /// On whose behalf it acts, where it names a user.
+    /// The user that it acts for, if it names one.
     fn cred(&self) -> Option<&Cred> {
         None
     }
     fn cred_mut(&mut self) -> Option<&mut Cred> {
         None
     }
-    /// The names that it is about, in the directories that it reaches.
+    /// The names that it concerns, in the directories that it reaches.
     fn names(&self) -> [Option<&[u8]>; 2] {
         [None, None]
     }
-    /// Of a request with many names in the first directory that it reaches.
+    /// The names of a request with many, in the first directory that it reaches.
     fn many(&self) -> Vec<&[u8]> {
         Vec::new()
     }
@@ -116,12 +116,12 @@ reaches! {
     ListXattr as cred: |r| looks(r.ino);
     GetUsage: |r| looks(r.dir);
     StatFs: |r| NOTHING;
-    // To recover what a dead writer left is no change of the file: `acquire` refuses the others.
+    // Recovery after a dead writer is not a change of the file: `acquire` refuses other changes.
     AcquireLease: |r| looks(r.ino);
     Recovered: |r| looks(r.ino);
     LeaveInDoubt: |r| looks(r.ino);
     Open as cred: |r| if r.write || r.truncate { changes(r.ino) } else { looks(r.ino) };
-    // What ends must end, also after the rules have changed.
+    // Ends must be possible even after the rules have changed.
     Close: |r| NOTHING;
     ReadInline: |r| looks(r.ino);
     TakeAppendToken: |r| changes(r.ino);
@@ -140,14 +140,14 @@ reaches! {
     Commit: |r| changes(r.ino);
     SetXattr as cred: |r| changes(r.ino);
     RemoveXattr as cred: |r| changes(r.ino);
-    // Times of what may not be changed are left out (`note_access`).
+    // Times of read-only inodes are skipped (`note_access`).
     NoteAccess: |r| NOTHING;
 
     SetLock: |r| if r.kind.is_some() { looks(r.ino) } else { NOTHING };
     TestLock: |r| looks(r.ino);
     ListLocks: |r| looks(r.ino);
 
-    // What volumes there are is no secret.
+    // The list of volumes is not secret.
     VolumeList: |r| NOTHING;
     VolumeGet: |r| NOTHING;
     VolumeAt: |r| NOTHING;
@@ -199,7 +199,7 @@ mod tests {
     use weir_proto::methods;
     use weir_proto::sender::Sender;
 
-    /// Requests about a session, and what it gives back or had already.
+    /// Requests about a session, and those that return or resume its holdings.
     const SESSION_ONLY: &[u16] = &[
         SessionOpen::METHOD,
         SessionResume::METHOD,
@@ -224,7 +224,7 @@ mod tests {
         assert!(NOT_OF_MOUNTS.iter().all(|number| !sent.contains(number)));
     }
 
-    /// One that was forgotten would be the superuser's, whatever the rules say.
+    /// A forgotten one would act as the superuser, regardless of the rules.
     #[test]
     fn each_request_that_names_a_user_says_so() {
         let sources = [

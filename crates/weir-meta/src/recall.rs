@@ -1,6 +1,6 @@
-//! Calls about evicted bytes that are more than a transaction: who wants them waits, movers fetch work.
+//! Calls about evicted bytes that are more than a transaction: readers wait, movers fetch work.
 //!
-//! `recalls` decides, `namespace::evict` keeps the records. Nobody is told that bytes are back before that is
+//! `recalls` decides, `namespace::evict` keeps the records. Bytes are reported as online only when that is
 //! durable.
 use crate::executor::{Leader, State};
 use crate::namespace;
@@ -15,11 +15,11 @@ use weir_proto::{Error, InodeId, Request, Result, SessionId};
 use weir_rpc::{Call, Reply};
 use weir_watch::{Object, Reason};
 
-/// Behind what a reader waits for so much more of the file is wanted, too.
+/// Read-ahead: this range after a reader's is recalled, too.
 const AHEAD_BYTES: u64 = 256 << 20;
-/// A wait ends after this at the latest; whoever still waits asks again.
+/// A wait ends after this at the latest; a caller that still needs it asks again.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// Ranges of a file that one look takes in; the rest is looked at when these are back.
+/// Ranges of a file per scan; the rest is scanned when these are online.
 const SCAN_MAX: usize = 1024;
 
 /// Evicted parts of a range, whole stripes, and the bytes of a stripe.
@@ -82,7 +82,7 @@ impl Meta {
         heard(leader, &mut state, r.session)?;
         let id = RecallId { ino: r.ino, from: r.from, token_epoch: r.token_epoch };
         state.recalls.failed(r.session, &id, &r.error, r.retry, leader.env.clock.now());
-        // Of a volume that follows its home it may be another file there by now.
+        // In a volume that mirrors its home it may be another file there by now.
         if !state.mirrored.is_empty() { leader.look_above(r.ino) } else { Ok(()) }
     }
 
@@ -119,7 +119,7 @@ fn heard(leader: &Leader, state: &mut State, session: SessionId) -> Result<()> {
 }
 
 impl Leader {
-    /// What of a range is evicted, in whole stripes.
+    /// The evicted parts of a range, in whole stripes.
     fn away(&self, ino: InodeId, from: u64, to: u64) -> Result<Away> {
         let mut away = Away { parts: Vec::new(), stripe_bytes: 1 };
         self.kv.read(&mut |read| {
@@ -142,7 +142,7 @@ impl Leader {
         Ok(away)
     }
 
-    /// Has bytes brought back that the leader itself has a use for.
+    /// Recalls bytes that the leader itself needs.
     pub(crate) fn bring_back(&self, ranges: &[(InodeId, u64, u64)]) -> Result<()> {
         if ranges.is_empty() {
             return Ok(());
@@ -155,7 +155,7 @@ impl Leader {
         Ok(())
     }
 
-    /// All that is evicted of a file is to be brought back; nobody waits for it.
+    /// All evicted bytes of a file are to be recalled; no caller waits for it.
     pub fn want_back(&self, ino: InodeId) -> Result<()> {
         let away = self.away(ino, 0, u64::MAX)?;
         self.want(&mut self.lock(), ino, &away, false)
@@ -168,7 +168,7 @@ impl Leader {
             .try_for_each(|p| state.recalls.want(ino, (p.from, p.to), away.stripe_bytes, awaited, now))
     }
 
-    /// Gives a mover what is due.
+    /// Assigns due recalls to a mover.
     fn give_out(&self, state: &mut State, mover: SessionId, max: u32) -> Result<Vec<RecallWork>> {
         let mut work = Vec::new();
         while (work.len() as u32) < max.clamp(1, RECALLS_MAX) {
@@ -184,7 +184,7 @@ impl Leader {
                 return Err(e);
             }
             let Some(Handed { layout, object, size, token_epoch, parts }) = handed else {
-                state.recalls.done(due.ino, due.from, 0); // it is back, or gone
+                state.recalls.done(due.ino, due.from, 0); // it is online, or deleted
                 continue;
             };
             for part in parts {

@@ -1,12 +1,12 @@
-//! Evicted bytes that somebody wants back: who waits, what movers are given next, what became of it.
+//! Requested recalls: the waiting callers, the next work for movers, and its results.
 //!
-//! Invariants: wishes and recalls under way of one file never overlap. What somebody waits for goes before
-//! what is only wanted, else first come, first served. What a mover does not answer for any more (its session
-//! ended, it did not name it, it took too long) is a wish again. Whoever waits learns of a recall that failed
-//! for good, once.
+//! Invariants: queued and running recalls of one file never overlap. Recalls with waiting callers go before
+//! others, otherwise first come, first served. A recall whose mover has dropped out (its session ended, it
+//! did not name it, it took too long) is queued again. A waiting caller learns once of a recall that failed
+//! for good.
 //!
-//! Pure: told of events and of the time. Kept in memory: after a restart of the leader whoever still waits
-//! asks again.
+//! Pure: it gets events and the time. Kept in memory: after a restart of the leader, callers that still wait
+//! ask again.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +15,17 @@ use weir_env::Instant;
 use weir_proto::recall::{RecallId, RecallState};
 use weir_proto::{Error, InodeId, Result, SessionId};
 
-/// Bytes of one recall: a large file comes back through several movers at once.
+/// Bytes of one recall: several movers recall parts of a large file in parallel.
 pub const PIECE_BYTES: u64 = 64 << 20;
-/// Wishes at once: some 200 bytes each. A list of more files is prefetched in parts.
+/// Queued recalls: some 200 bytes each. A list of more files is prefetched in parts.
 const WISHES_MAX: usize = 200_000;
-/// A mover that holds a recall for longer hangs: another one may try. What the first one still sends does no
+/// A mover that holds a recall for longer hangs: another one may try. Late writes of the first one do no
 /// harm.
 const HELD_MAX: Duration = Duration::from_secs(300);
 /// First pause after a failure; doubles.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(30);
-/// A mover that has not asked for work for so long is not counted as one.
+/// A mover that has not asked for work for this time is not counted.
 const MOVER_SILENT: Duration = Duration::from_secs(60);
 
 type Place = (InodeId, u64);
@@ -58,7 +58,7 @@ struct Waiter {
     failed: Option<String>,
 }
 
-/// A wish that is due.
+/// A queued recall that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Due {
     pub ino: InodeId,
@@ -72,20 +72,20 @@ pub struct Due {
 #[derive(Default)]
 pub struct Recalls {
     wishes: BTreeMap<Place, Wish>,
-    /// (not awaited, serial) of each wish.
+    /// (not awaited, serial) of each queued recall.
     order: BTreeSet<(bool, u64, Place)>,
     under_way: BTreeMap<Place, UnderWay>,
     waiters: BTreeMap<u64, Waiter>,
     bells: BTreeMap<InodeId, Arc<Notify>>,
     movers: BTreeMap<SessionId, Instant>,
     serial: u64,
-    /// Rung when there is work for movers.
+    /// Notified when there is work for movers.
     pub news: Arc<Notify>,
 }
 
 impl Recalls {
-    /// Wants a range back (whole stripes of `stripe` bytes, but for a file's tail). `awaited`: somebody waits
-    /// for it.
+    /// Queues the recall of a range (whole stripes of `stripe` bytes, except for a file's tail). `awaited`: a
+    /// caller waits for it.
     pub fn want(
         &mut self,
         ino: InodeId,
@@ -136,7 +136,7 @@ impl Recalls {
         Ok(())
     }
 
-    /// Wishes and recalls under way that overlap `from..to`, in order.
+    /// Queued and running recalls that overlap `from..to`, in order.
     fn taken(&self, ino: InodeId, from: u64, to: u64) -> Vec<(u64, u64)> {
         let wishes = self.wishes.range((ino, 0)..(ino, to)).map(|(p, w)| (p.1, w.to));
         let under_way = self.under_way.range((ino, 0)..(ino, to)).map(|(p, u)| (p.1, u.to));
@@ -145,7 +145,7 @@ impl Recalls {
         all
     }
 
-    /// Cuts the wish that `at` lies within in two.
+    /// Splits the queued recall that contains `at`.
     fn split(&mut self, ino: InodeId, at: u64) {
         let Some((&place, wish)) = self.wishes.range((ino, 0)..(ino, at)).next_back() else { return };
         if wish.to <= at {
@@ -178,7 +178,7 @@ impl Recalls {
         }
     }
 
-    /// The next wish that is due. It is nobody's then: [`Recalls::begin`] follows, or it is gone.
+    /// Takes the next recall that is due from the queue. [`Recalls::begin`] follows, or it is dropped.
     pub fn next(&mut self, now: Instant) -> Option<Due> {
         let due = |place: &Place| self.wishes.get(place).is_some_and(|w| w.not_before <= now);
         let place = self.order.iter().map(|(_, _, place)| *place).find(due)?;
@@ -186,24 +186,24 @@ impl Recalls {
         let (failures, error) = (w.failures, w.error);
         Some(Due { ino: place.0, from: place.1, to: w.to, awaited: w.awaited, failures, error })
     }
-    /// When the next wish is due that is not yet.
+    /// When the next queued recall becomes due.
     pub fn next_due(&self, now: Instant) -> Option<Instant> {
         self.wishes.values().map(|w| w.not_before).filter(|at| *at > now).min()
     }
-    /// A part of what was due is with a mover now.
+    /// A mover has a part of a due recall now.
     pub fn begin(&mut self, due: &Due, (from, to): (u64, u64), token: u32, mover: SessionId, now: Instant) {
         let (failures, error) = (due.failures, due.error.clone());
         let awaited = due.awaited;
         let under_way = UnderWay { to, awaited, token_epoch: token, mover, since: now, failures, error };
         self.under_way.insert((due.ino, from), under_way);
     }
-    /// What was due could not be given out: it is due again.
+    /// A due recall could not be assigned: it is due again.
     pub fn put_back(&mut self, due: Due, now: Instant) {
         let Due { ino, from, to, awaited, failures, error } = due;
         self.add((ino, from), Wish { failures, error, ..Wish::new(to, awaited, now) });
     }
 
-    /// A mover asks for work and says what it has.
+    /// A mover asks for work and names the recalls that it has.
     pub fn heard_of(&mut self, mover: SessionId, busy: &[RecallId], now: Instant) {
         self.movers.insert(mover, now);
         self.movers.retain(|_, at| now.since(*at) < MOVER_SILENT);
@@ -230,7 +230,7 @@ impl Recalls {
         }
     }
 
-    /// A recall's bytes are back.
+    /// A recall's bytes are online.
     pub fn done(&mut self, ino: InodeId, from: u64, token_epoch: u32) {
         if self.under_way.get(&(ino, from)).is_some_and(|u| u.token_epoch <= token_epoch) {
             self.under_way.remove(&(ino, from));
@@ -238,7 +238,7 @@ impl Recalls {
         self.ring(ino);
     }
 
-    /// A mover gives a recall up. `retry`: it is a wish again, later; else those who wait are told.
+    /// A mover gives up a recall. `retry`: it is queued again, later; otherwise its waiting callers fail.
     pub fn failed(&mut self, mover: SessionId, id: &RecallId, error: &str, retry: bool, now: Instant) {
         let place = (id.ino, id.from);
         let is_its = |u: &UnderWay| u.mover == mover && u.token_epoch == id.token_epoch;
@@ -251,7 +251,7 @@ impl Recalls {
             let pause = RETRY_PAUSE.saturating_mul(1 << (failures - 1).min(10)).min(RETRY_PAUSE_MAX);
             let wish = Wish::new(u.to, u.awaited, now + pause);
             self.add(place, Wish { failures, error: error.into(), ..wish });
-            self.news.notify_waiters(); // for the time to wait until it is due
+            self.news.notify_waiters(); // so that waiting requests learn the time until it is due
             return;
         }
         let overlaps = |w: &&mut Waiter| w.ino == id.ino && w.from < u.to && w.to > id.from;
@@ -261,12 +261,12 @@ impl Recalls {
         self.ring(id.ino);
     }
 
-    /// Nothing of a file is wanted past `size`: it was truncated, or is gone.
+    /// Drops a file's recalls past `size`: it was truncated, or is deleted.
     pub fn forget(&mut self, ino: InodeId, size: u64) {
         self.split(ino, size);
         let beyond: Vec<Place> = self.wishes.range((ino, size)..=(ino, u64::MAX)).map(|(p, _)| *p).collect();
         beyond.into_iter().for_each(|place| drop(self.remove(place)));
-        // Nor when a mover gives it up: the file may be longer then, and evicted anew.
+        // Nor when a mover gives it up: the file may be longer then, and evicted again.
         let beyond: Vec<Place> =
             self.under_way.range((ino, size)..=(ino, u64::MAX)).map(|(p, _)| *p).collect();
         beyond.iter().for_each(|place| drop(self.under_way.remove(place)));
@@ -278,7 +278,7 @@ impl Recalls {
 
     // ---- those who wait
 
-    /// Somebody waits for a range: the number of the wait.
+    /// A caller waits for a range: returns the number of the wait.
     pub fn wait(&mut self, ino: InodeId, from: u64, to: u64) -> u64 {
         self.serial += 1;
         self.waiters.insert(self.serial, Waiter { ino, from, to, failed: None });
@@ -290,11 +290,11 @@ impl Recalls {
             self.bells.remove(&waiter.ino);
         }
     }
-    /// Why what it waits for has failed.
+    /// The reason why the awaited recall has failed.
     pub fn failure(&self, number: u64) -> Option<String> {
         self.waiters.get(&number)?.failed.clone()
     }
-    /// Rung when something about the file's recalls changed.
+    /// Notified when something about the file's recalls changed.
     pub fn bell(&mut self, ino: InodeId) -> Arc<Notify> {
         self.bells.entry(ino).or_default().clone()
     }
@@ -304,7 +304,7 @@ impl Recalls {
         }
     }
 
-    /// What a range waits for, in words.
+    /// The cause that delays a range, as text.
     pub fn why(&self, ino: InodeId, from: u64, to: u64, now: Instant) -> String {
         let movers = self.movers.values().filter(|at| now.since(**at) < MOVER_SILENT).count();
         let state = self.states(ino).into_iter().find(|s| s.from < to && s.to > from);
@@ -319,7 +319,7 @@ impl Recalls {
             None => "they are about to be asked for".into(),
         }
     }
-    /// Wishes and recalls under way of a file, in order.
+    /// Queued and running recalls of a file, in order.
     pub fn states(&self, ino: InodeId) -> Vec<RecallState> {
         let of = (ino, 0)..=(ino, u64::MAX);
         let wishes = self.wishes.range(of.clone()).map(|(p, w)| RecallState {
@@ -342,7 +342,7 @@ impl Recalls {
         states.sort_by_key(|s| s.from);
         states
     }
-    /// Whether a file's bytes are wanted or on their way.
+    /// Whether a file has queued or running recalls.
     pub fn concern(&self, ino: InodeId) -> bool {
         let of = (ino, 0)..=(ino, u64::MAX);
         self.wishes.range(of.clone()).next().is_some() || self.under_way.range(of).next().is_some()
@@ -403,7 +403,7 @@ mod tests {
         for _ in 0..2 {
             take(&mut recalls, at(0)).unwrap();
         }
-        // The answer that told it of the second one was lost.
+        // The answer with the second one was lost.
         recalls.heard_of(MOVER, &[id(0)], at(1));
         assert_eq!(take(&mut recalls, at(1)), Some((20, 30, true)));
         recalls.heard_of(MOVER, &[id(0), RecallId { token_epoch: 2, ..id(20) }], at(2));
@@ -451,8 +451,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, wishes and recalls under way never overlap, and together they are what was
-        /// wanted and is not back.
+        /// In any sequence of events, queued and running recalls never overlap, and together they are the
+        /// requested ranges that are not online.
         #[test]
         fn nothing_is_wanted_twice_and_nothing_is_forgotten(
             steps in prop::collection::vec((0u8..6, 0u64..40, 1u64..20), 1..60)

@@ -15,10 +15,10 @@ use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, VolumeId, Wire
 /// In `mode` of `Access` and `Inode`: there is an access control list (of a directory: of either kind) under
 /// `X/`.
 pub const HAS_ACL: u32 = 1 << 31;
-/// In `mode` of `Access`: what is in the directory is not all known here yet, but where it comes from
+/// In `mode` of `Access`: the directory's entries are not all known here yet, only their source
 /// (`namespace::import`).
 pub const NOT_ENUMERATED: u32 = 1 << 30;
-/// All that chmod may set.
+/// All bits that chmod may set.
 pub const MODE_BITS: u32 = 0o7777;
 /// `parent` of a file that was made without a name.
 pub const NEVER_NAMED: InodeId = InodeId(0);
@@ -29,7 +29,7 @@ const RECORD_BYTES: usize = 160;
 /// Room for a slot with most replies.
 const SLOT_BYTES: usize = 384;
 
-/// `A/`: what a permission check and a walk towards the root need.
+/// `A/`: the fields for a permission check and a walk towards the root.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
     pub mode: u32,
@@ -38,9 +38,9 @@ pub struct Access {
     pub parent: InodeId,
     pub atime: Time,
     pub btime: Time,
-    /// Given at birth, for ever: a directory never leaves its volume.
+    /// Given at creation, for ever: a directory never leaves its volume.
     pub volume: VolumeId,
-    /// The place of its name in the directory above; 0: it has none.
+    /// The place of its name in the parent directory; 0: it has none.
     pub cookie: u64,
 }
 wire_struct!(Access {
@@ -54,18 +54,18 @@ wire_struct!(Access {
     cookie: u64,
 });
 
-/// `T/`: what each change of a directory's names touches.
+/// `T/`: the fields that each change of a directory's names touches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tally {
     pub mtime: Time,
     pub ctime: Time,
     pub entries: u64,
     pub subdirectories: u64,
-    /// The range that inodes are born in: `(serial << 24) | n`.
+    /// The range of numbers for its new inodes: `(serial << 24) | n`.
     pub serial: u64,
     /// The next n; past its range the directory takes a new serial.
     pub next_n: u32,
-    /// The next listing cookie; none is given twice but to what takes a name over.
+    /// The next listing cookie; none is used twice, except for an entry that replaces a name.
     pub next_cookie: u64,
 }
 wire_struct!(Tally {
@@ -78,7 +78,7 @@ wire_struct!(Tally {
     next_cookie: u64,
 });
 
-/// `E/`: what a name leads to.
+/// `E/`: the target of a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Link {
     pub ino: InodeId,
@@ -103,12 +103,12 @@ pub struct Inode {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-    /// 0: it has no name, or none any more, and somebody has it open (see `H/`).
+    /// 0: it has no name, or none any more, and a session has it open (see `H/`).
     pub nlink: u32,
     pub rdev: u32,
     pub size: u64,
-    /// As its writers told; what of it is not evicted is charged to `parent` and its ancestors while a name
-    /// is left.
+    /// As its writers reported; the part that is not evicted is charged to `parent` and its ancestors while a
+    /// name is left.
     pub allocated: u64,
     pub atime: Time,
     pub mtime: Time,
@@ -119,17 +119,17 @@ pub struct Inode {
     /// Directory of the first link: it is charged. `NEVER_NAMED`: it has had no name yet and may get one. Of
     /// a file without a name any more: its volume's topmost directory.
     pub parent: InodeId,
-    /// Raised each time a writer that is not the last one gets the right to write.
+    /// Raised each time a writer other than the last one acquires the right to write.
     pub token_epoch: u32,
-    /// The last session with the right to write; 0 none.
+    /// The last session that acquired the right to write; 0 none.
     pub writer: SessionId,
-    /// The writer may have left something uncommitted on targets.
+    /// The writer may have left uncommitted bytes on targets.
     pub dirty: bool,
     /// A writer died and its data is not recovered yet.
     pub recover: bool,
     pub data_end: u64,
-    /// Others than `writer` may have left something on targets, too: how many sessions had died in the
-    /// namespace when that began. (Not which sessions: there may be thousands.)
+    /// Writers other than `writer` may have left bytes on targets, too: the number of sessions that had died
+    /// in the namespace when that began. (Not which sessions: there may be thousands.)
     pub shared_at: Option<u64>,
     /// Bytes of its ranges under `W/`.
     pub evicted: u64,
@@ -196,7 +196,7 @@ macro_rules! inode_wire {
     };
 }
 
-/// A number that is there because it is not 0.
+/// A number that is encoded only if it is not 0.
 fn following(r: &mut Reader<'_>) -> Result<u64> {
     match u64::decode(r)? {
         0 => Err(Error::damaged("a number of an inode is written that is none")),
@@ -215,7 +215,7 @@ inode_wire!(
 pub struct SessionRecord {
     pub client: String,
     pub opened: Time,
-    /// As the client told it; empty: not told.
+    /// As the client reported it; empty: not reported.
     pub process: String,
 }
 wire_struct!(SessionRecord { client: String, opened: Time, process: String });
@@ -225,7 +225,7 @@ wire_struct!(SessionRecord { client: String, opened: Time, process: String });
 pub struct SlotRecord {
     pub seq: u64,
     pub method: u16,
-    /// As encoded for the wire, with no leases in it: those are granted anew when it is sent again.
+    /// As encoded for the wire, without leases: those are granted again when it is repeated.
     pub reply: Bytes,
 }
 wire_struct!(SlotRecord { seq: u64, method: u16, reply: Bytes });
@@ -243,12 +243,12 @@ pub fn slot_value(seq: u64, method: u16, reply: &impl Wire) -> Vec<u8> {
     w.bytes
 }
 
-/// `W/`: bytes from the key's place to before `to` are at home only. They begin with a stripe, and end with
-/// one or where the file ended when they were evicted.
+/// `W/`: bytes from the key's offset to before `to` are at home only. They begin with a stripe, and end with
+/// one or at the file's end when they were evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EvictedRange {
     pub to: u64,
-    /// The token epoch under which they were given to a mover to bring back, the highest one; 0: never.
+    /// The highest token epoch under which they were assigned to a mover for recall; 0: never.
     pub handed: u32,
 }
 wire_struct!(EvictedRange { to: u64, handed: u32 });
@@ -264,12 +264,12 @@ pub struct StripeTruncation {
 wire_struct!(StripeTruncation { from_stripe: u64, to_stripe: u64, token_epoch: u32 });
 
 impl StripeTruncation {
-    /// Of a deleted file.
+    /// The truncation of a deleted file.
     pub const ALL: StripeTruncation =
         StripeTruncation { from_stripe: 0, to_stripe: u64::MAX, token_epoch: FENCE_GONE };
 }
 
-/// `G/`: a deleted file, or what was evicted of one.
+/// `G/`: a deleted file, or evicted stripes of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Garbage {
     /// First group and number of groups that its cells are on.
@@ -295,7 +295,7 @@ pub struct VolumeRecord {
     pub inodes_over_since: Option<Time>,
     pub policy: Policy,
     pub created: Time,
-    /// Its names are gone and what was in it goes, too.
+    /// The volume's names are gone and its content is being removed.
     pub deleting: bool,
     pub retention: Retention,
 }
@@ -320,16 +320,16 @@ wire_struct!(VolumeRecord {
 pub struct SnapshotRecord {
     pub name: String,
     pub created: Time,
-    /// What only it held is being given back.
+    /// The space that only it holds is being freed.
     pub deleting: bool,
-    /// By the volume's schedule.
+    /// Taken by the volume's schedule.
     pub scheduled: bool,
     /// Bytes of the volume that were at home only.
     pub evicted: u64,
 }
 wire_struct!(SnapshotRecord { name: String, created: Time, deleting: bool, scheduled: bool, evicted: u64 });
 
-/// `t/`: a volume's trash, or what was put there in a stretch of time.
+/// `t/`: a volume's trash, or the part of one period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TrashRecord {
     pub dir: InodeId,
@@ -343,33 +343,33 @@ wire_struct!(TrashRecord { dir: InodeId, until: Time });
 pub struct CloneRecord {
     pub source: VolumeId,
     pub snapshot: u32,
-    /// The snapshot goes when all is listed.
+    /// The snapshot is deleted when all is enumerated.
     pub own: bool,
     /// All of its names are known.
     pub listed: bool,
 }
 wire_struct!(CloneRecord { source: VolumeId, snapshot: u32, own: bool, listed: bool });
 
-/// `y/<volume>/<dir>`: a directory of a clone that is still to be listed.
+/// `y/<volume>/<dir>`: a directory of a clone that is not enumerated yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotEnumeratedRecord {
-    /// The directory of then.
+    /// The directory in the snapshot.
     pub source: InodeId,
-    /// Up to which cookie of that it is listed.
+    /// The cookie of it up to which it is enumerated.
     pub after: u64,
 }
 wire_struct!(NotEnumeratedRecord { source: InodeId, after: u64 });
 
-/// `Z/`: bytes from the key's place to before `to` are in an older object. They begin with a stripe, and end
-/// with one or where the file ended when it got its present object (or has been truncated since).
+/// `Z/`: bytes from the key's offset to before `to` are in an older object. They begin with a stripe, and end
+/// with one or at the file's end when it got its present object (or has been truncated since).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayerRecord {
     pub to: u64,
     pub object: InodeId,
-    /// The token epoch under which somebody copies them; 0: nobody does.
+    /// The token epoch under which a client copies them; 0: none does.
     pub handed: u32,
-    /// The object is to be truncated with this token epoch before it is copied from; 0: nobody can be writing
-    /// to it.
+    /// The object is to be truncated with this token epoch before it is copied from; 0: it can have no
+    /// writer.
     pub fence: u32,
     /// First group and number of groups that the object's cells are on.
     pub first_pg: PgId,
@@ -385,7 +385,7 @@ wire_struct!(LayerRecord {
 });
 
 impl VolumeRecord {
-    /// As it is shown.
+    /// The volume as it is shown.
     pub fn show(self, id: VolumeId, usage: Usage, in_trash: Usage) -> Volume {
         Volume {
             id,
@@ -411,13 +411,13 @@ impl VolumeRecord {
 pub struct ChangeRecord {
     pub at: Time,
     pub what: What,
-    /// In `O/`: a mover was told to do it.
+    /// In `O/`: a mover was assigned it.
     pub tried: bool,
     pub by: By,
 }
 wire_struct!(ChangeRecord { at: Time, what: What, tried: bool, by: By });
 
-/// What a change was before it named who did it.
+/// The layout of a change before it named the client.
 struct FirstChange {
     at: Time,
     what: What,
@@ -427,7 +427,7 @@ wire_struct!(FirstChange { at: Time, what: What, tried: bool });
 
 /// A value with its version byte.
 pub trait Record: Wire {
-    /// Of the layout that is written.
+    /// The layout version that is written.
     const VERSION: u8 = RECORD_VERSION;
     fn decode_version(version: u8, r: &mut Reader<'_>) -> Result<Self> {
         if version == Self::VERSION { Self::decode(r) } else { Err(unknown_version(version, Self::VERSION)) }
@@ -508,7 +508,7 @@ impl Inode {
             layers: self.layers,
         }
     }
-    /// Where its data goes.
+    /// The object of its data.
     pub fn object(&self, ino: InodeId) -> InodeId {
         self.layers.map_or(ino, |layers| layers.object)
     }
@@ -516,11 +516,11 @@ impl Inode {
     pub fn layered(&self) -> u64 {
         self.layers.map_or(0, |layers| layers.bytes)
     }
-    /// What of it takes space here.
+    /// The bytes of the file that take space here.
     pub fn online(&self) -> u64 {
         self.allocated.saturating_sub(self.evicted)
     }
-    /// What a lease on it says beside its kind, which is granted later.
+    /// The fields of a lease on it, except the kind, which is granted later.
     pub fn lease(&self, recover: bool) -> Lease {
         let (kind, limited) = (LeaseKind::None, VolumeId(0));
         Lease {
@@ -562,7 +562,7 @@ pub fn directory_attr(dir: InodeId, access: &Access, tally: &Tally) -> Attr {
     }
 }
 
-/// The lease that nothing was granted with.
+/// The lease of a reply without a grant.
 pub fn no_lease() -> Lease {
     Lease {
         kind: LeaseKind::None,

@@ -1,9 +1,9 @@
-//! What was in a deleted volume is removed, a few names at a time; so is what was in directories that are
-//! gone at a home which their volume follows.
+//! Removes the content of a deleted volume, a few names at a time; also that of directories that are gone at
+//! a home which their volume mirrors.
 //!
-//! Invariants: a volume whose record says so is removed to its end, also after a restart; its record goes
-//! with its last directory. Each step is one bounded transaction, so that others wait for moments only, and
-//! takes leases back as an `unlink` by a client would.
+//! Invariants: a volume whose record has this mark is removed to its end, even after a restart; its record is
+//! removed with its last directory. Each step is one bounded transaction, so that other operations wait for
+//! moments only, and revokes leases as an `unlink` by a client would.
 
 use crate::executor::State;
 use crate::lease::Conflict;
@@ -12,14 +12,13 @@ use crate::service::Meta;
 use std::time::Duration;
 use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
 
-/// No client's: it holds no lease, so everybody else's is in the way.
+/// Not a client's: it holds no lease, so all others' leases conflict.
 const NOBODY: SessionId = SessionId(0);
-/// A client that was asked for a lease and does not give it loses its session in time: then it is looked
-/// again.
+/// A client that does not return a revoked lease loses its session in time: then it is checked again.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 impl Meta {
-    /// Removes what is to be removed for ever; returns only the error after which the node must stop.
+    /// Removes pending content for ever; returns only the error after which the node must stop.
     pub(crate) async fn remove_volumes(&self) -> Error {
         loop {
             match self.remove_next().await {
@@ -38,7 +37,7 @@ impl Meta {
     async fn remove_next(&self) -> Result<bool> {
         let leader = self.leader();
         while leader.lock().grace_until.is_some() {
-            // Clients of before a restart still come back with their leases.
+            // Clients from before a restart may still return with their leases.
             leader.env.clock.sleep(RETRY_PAUSE).await;
         }
         while self.step(&mut mirror::remove_some).await? {}
@@ -58,7 +57,7 @@ impl Meta {
         self.step(&mut |cx| volume::remove_some(cx, id)).await
     }
 
-    /// A change of the leader itself, as soon as no client's lease is in the way.
+    /// A change of the leader itself, as soon as no client's lease conflicts.
     pub(crate) async fn step<T: Default>(
         &self,
         change: &mut (dyn FnMut(&mut Cx<'_>) -> Result<T> + Send),
@@ -79,12 +78,12 @@ impl Meta {
             };
             let Some(wait) = wait else {
                 step?;
-                // What is not durable is not much, and who waits for the journal comes in between.
+                // Few changes are not durable, and callers that wait for the journal come in between.
                 leader.durable(newest).await?;
                 return Ok(done);
             };
             self.revoke(conflicts);
-            let _ = leader.env.clock.timeout(RETRY_PAUSE, wait).await; // looks again either way
+            let _ = leader.env.clock.timeout(RETRY_PAUSE, wait).await; // checks again either way
         }
     }
 
@@ -98,7 +97,7 @@ impl Meta {
     }
 }
 
-/// Inodes that nobody gets a lease on; given up when this is dropped.
+/// Inodes on which no lease is granted; unparked when this is dropped.
 struct Parked<'a> {
     meta: &'a Meta,
     inodes: Vec<InodeId>,

@@ -1,9 +1,9 @@
-//! Replies that wait until what they tell is durable.
+//! Replies that wait until their changes are durable.
 //!
-//! A connection's reader makes what it has just executed durable itself, and answers, as long as it is
-//! little: that saves a lone client two changes of thread. When many requests are under way one task sends
-//! all replies: a group commit completes many at once while others are executed. Either way they leave in the
-//! order of their commits.
+//! A connection's reader makes the changes that it has just executed durable itself, and answers, as long as
+//! they are few: that saves a lone client two thread switches. When many requests are in flight one task
+//! sends all replies: a group commit completes many at once while others are executed. Either way they leave
+//! in the order of their commits.
 
 use crate::executor::Leader;
 use std::collections::VecDeque;
@@ -13,10 +13,10 @@ use weir_kv::CommitSeq;
 use weir_proto::{Error, Result};
 use weir_rpc::{Reply, Responder};
 
-/// With more replies waiting than this the journal's own thread writes, and the reader goes on reading.
+/// With more replies waiting than this the journal's own thread writes, and the reader continues to read.
 const SETTLED_HERE_MAX: usize = 4;
 
-/// Bounded by the requests that connections may have under way.
+/// Bounded by the requests that connections may have in flight.
 #[derive(Default)]
 pub(crate) struct Replies {
     waiting: Mutex<VecDeque<Waiting>>,
@@ -36,7 +36,7 @@ impl Replies {
         self.lock().push_back(Waiting { seq, responder, result });
     }
 
-    /// Nothing more is executed for now: sees to it that what waits is answered.
+    /// Nothing more is executed for now: sees to it that waiting requests are answered.
     pub fn settle(&self, leader: &Leader) {
         let waiting = self.lock().len();
         if (1..=SETTLED_HERE_MAX).contains(&waiting) && leader.kv.flush_here() {
@@ -49,7 +49,7 @@ impl Replies {
         }
     }
 
-    /// What may not be told now waits for [`Replies::run`].
+    /// Replies that may not be sent now wait for [`Replies::run`].
     fn answer(&self, leader: &Leader, durable: CommitSeq) {
         if !leader.config.right.answers() {
             return;
@@ -59,7 +59,7 @@ impl Replies {
         self.take(durable).into_iter().for_each(|w| w.responder.answer(w.result));
     }
 
-    /// Sends for ever; returns the error of a failed journal, after everybody who waited has it.
+    /// Sends for ever; returns the error of a failed journal, after all waiting callers have it.
     pub async fn run(&self, leader: &Leader) -> Error {
         loop {
             let first = self.lock().front().map(|w| w.seq);
@@ -72,14 +72,14 @@ impl Replies {
                 if leader.failed.borrow().is_some() {
                     return e;
                 }
-                continue; // it is without the right to answer for a while
+                continue; // it lacks the right to answer for a while
             }
             let durable = leader.kv.durable().max(first);
             self.answer(leader, durable);
         }
     }
 
-    /// What need not wait any more.
+    /// Replies that need not wait any more.
     fn take(&self, durable: CommitSeq) -> Vec<Waiting> {
         let mut waiting = self.lock();
         let ready = waiting.iter().take_while(|w| w.seq <= durable).count();

@@ -1,13 +1,13 @@
-//! A namespace from its export: what changes in the records, so that nothing that was done after the export
-//! is met again.
+//! A namespace from its export: the changes in the records, so that no number from after the export is used
+//! again.
 //!
-//! Targets, clients and homes know numbers and token epochs that were given out after the export. So every
-//! sequence goes on far ahead, every directory takes a new serial for its next file, every file's token
-//! epochs go on ahead, and what a file has past its size is truncated by whoever uses it first. Sessions get
+//! Targets, clients and homes know numbers and token epochs that were used after the export. So every
+//! sequence skips far ahead, every directory takes a new serial for its next file, every file's token epochs
+//! skip ahead, and bytes of a file past its size are truncated by the first client that uses it. Sessions get
 //! numbers that no client has: they end after a lease term. Relations with homes are paused: home is newer
 //! than the namespace.
 //!
-//! Knows nothing of files and disks; `namespace::lost` marks what targets do not hold any more.
+//! Knows nothing of files and disks; `namespace::lost` marks data that targets no longer hold.
 use crate::keys::{self, Sequence};
 use crate::record::{Inode, Record, Tally};
 use crate::relation::record::RelationRecord;
@@ -21,15 +21,16 @@ const SERIALS_AHEAD: u64 = 1 << 30;
 const OBJECTS_AHEAD: u64 = 1 << 40;
 /// Volumes, relations, snapshots, of 2^32.
 const FEW_AHEAD: u64 = 1 << 20;
-/// Of 2^32.
+/// For sessions, of 2^32.
 const SESSIONS_AHEAD: u64 = 1 << 24;
 /// 65,536 truncations of one file.
 const TOKENS_AHEAD: u32 = 1 << 24;
-/// The restored directory holds more changes than the lost one could, so that one is an old copy from now on.
+/// The restored directory holds more changes than the lost one could, so that the lost one counts as an old
+/// copy from now on.
 const CHANGES_AHEAD: u64 = 1 << 40;
 /// Past a serial's range: the directory takes a new one.
 const NO_NUMBERS_LEFT: u32 = 1 << 24;
-/// Sequences whose number is not told to anybody outside, or that is compared with numbers in records.
+/// Sequences whose number is not visible outside, or that is compared with numbers in records.
 const KEPT: [u8; 1] = [Sequence::Death as u8];
 
 message!(
@@ -37,7 +38,7 @@ message!(
     ImportRecord {
         taken: Time,
         imported: Time,
-        /// It was compared with what targets hold.
+        /// Whether it was compared with the data on targets.
         compared: bool,
         lost_files: u64,
         lost_bytes: u64,
@@ -46,7 +47,7 @@ message!(
 impl Record for ImportRecord {}
 
 message!(
-    /// `p/s`: where, how often and how many exports are made.
+    /// `p/s`: the directory, interval and number of exports.
     ScheduleRecord { dir: String, every_s: u32, keep: u32 }
 );
 impl Record for ScheduleRecord {}
@@ -56,10 +57,10 @@ pub fn changes_after(exported: u64) -> Result<CommitSeq> {
     exported.checked_add(CHANGES_AHEAD).map(CommitSeq).ok_or_else(|| used_up("numbers of changes"))
 }
 
-/// An entry of an export as it is in the restored namespace; `None`: it is left out. Keys stay in order.
+/// An entry of an export as it is in the restored namespace; `None`: it is omitted. Keys stay in order.
 pub fn restored(key: Vec<u8>, value: Vec<u8>) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
     let entry = match key.first() {
-        // What a client has done is known to its session alone.
+        // Only its session knows the changes of a client.
         Some(b'U' | b'M' | b'w') => return Ok(None),
         Some(b'S') => (renumbered(key, 1)?, value),
         Some(b'H') => (renumbered(key, 9)?, value),
@@ -88,7 +89,7 @@ pub fn restored(key: Vec<u8>, value: Vec<u8>) -> Result<Option<(Vec<u8>, Vec<u8>
     Ok(Some(entry))
 }
 
-/// With the session at `at` that nobody has.
+/// Replaces the session number at `at` by one that no client has.
 fn renumbered(mut key: Vec<u8>, at: usize) -> Result<Vec<u8>> {
     let bad = || Error::damaged("a session's key is damaged");
     let place = key.get_mut(at..at + 8).ok_or_else(bad)?;
@@ -125,14 +126,15 @@ fn next_numbers(key: &[u8], value: &[u8]) -> Result<Vec<u8>> {
     }
 }
 
-/// A file under later token epochs. Whoever uses it first truncates what was written past its size since.
+/// A file under later token epochs. The first client that uses it truncates bytes that were written past its
+/// size since.
 fn later(mut inode: Inode) -> Result<Inode> {
     if inode.kind != FileKind::Regular {
         return Ok(inode);
     }
     let token_epoch = inode.token_epoch.checked_add(TOKENS_AHEAD).filter(|epoch| *epoch < FENCE_GONE);
     inode.token_epoch = token_epoch.ok_or_else(|| used_up("a file's token epochs"))?;
-    // What is at home only comes back over whatever is there.
+    // Recalled bytes overwrite the leftovers on targets.
     let is_away = inode.layout.is_none() && inode.evicted > 0;
     inode.recover = !is_away;
     Ok(inode)

@@ -1,10 +1,10 @@
-//! Snapshots by schedule: taken when they are due, removed when they are not to be kept any longer.
+//! Snapshots by schedule: taken when they are due, removed when their retention is over.
 //!
-//! Invariants: nothing is remembered but what is in the store, so a restart changes nothing; one that was
-//! missed is taken once, now. A volume in which nothing has changed gets none. Whoever does not save what it
-//! wrote holds up one volume for a bounded time, and no other longer.
+//! Invariants: all state is in the store, so a restart changes nothing; a missed one is taken once, now. A
+//! volume without changes gets none. A client that does not save its writes delays one volume for a bounded
+//! time, and no other.
 //!
-//! Knows nothing of how a snapshot works, nor of those that somebody takes.
+//! Knows nothing of how a snapshot works, nor of those that users take.
 
 use crate::namespace::snapshot;
 use crate::namespace::volume::shown_name;
@@ -16,24 +16,24 @@ use weir_proto::meta::Time;
 use weir_proto::volume::Retention;
 use weir_proto::{Error, ErrorKind, Result, SessionId, VolumeId};
 
-/// No client's.
+/// Not a client's session.
 const NOBODY: SessionId = SessionId(0);
-/// Between looks: an interval is a minute at least.
+/// Between checks: an interval is a minute at least.
 const POLL: Duration = Duration::from_secs(1);
-/// Writers get so long to save; then it is tried again after [`RETRY`].
+/// Writers get this time to save; then it is retried after [`RETRY`].
 const PATIENCE: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(60);
-/// Who was asked for a lease and does not give it loses its session in time: then it is looked again.
+/// A client that does not return a revoked lease loses its session in time: then it is checked again.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// The code of the trouble that one was not taken.
 const LATE: &str = "snapshot-late";
 
-/// When a volume with an interval is looked at next.
+/// When a volume with an interval is checked next.
 type Next = BTreeMap<VolumeId, (u32, Time)>;
 
 impl Meta {
-    /// Keeps all schedules for ever; returns only the error after which the node must stop.
+    /// Runs all schedules for ever; returns only the error after which the node must stop.
     pub(crate) async fn keep_schedules(&self) -> Error {
         let (leader, mut next) = (self.leader().clone(), Next::new());
         loop {
@@ -41,7 +41,7 @@ impl Meta {
             let scheduled: Vec<(VolumeId, Retention)> = {
                 let state = leader.lock();
                 if state.grace_until.is_some() {
-                    continue; // clients of before a restart still come back with what they wrote
+                    continue; // clients from before a restart may still return with their writes
                 }
                 let all = state.quotas.retentions().iter().filter(|(_, k)| k.snapshots_every_s > 0);
                 all.map(|(volume, retention)| (*volume, *retention)).collect()
@@ -59,7 +59,7 @@ impl Meta {
 
     async fn keep_schedule(&self, next: &mut Next, volume: VolumeId, retention: &Retention) -> Result<()> {
         let (every_s, now) = (retention.snapshots_every_s, self.leader().wall());
-        // No later than a clock that goes right would have it: one that was ahead does not stop the schedule.
+        // No later than by a correct clock: one that was ahead does not stop the schedule.
         let latest = snapshot::due(Some(now), every_s);
         let known = next.get(&volume).filter(|(every, due)| *every == every_s && due.nanos <= latest.nanos);
         let due = match known {
@@ -103,7 +103,7 @@ impl Meta {
         Ok(snapshot::due(last.filter(|last| last.nanos <= now.nanos), every_s))
     }
 
-    /// Takes one, and removes what is not to be kept beside it.
+    /// Takes one, and removes those past their retention.
     async fn keep_one(&self, volume: VolumeId, retention: &Retention) -> Result<()> {
         if let Some(taken) = self.take_scheduled(volume).await? {
             tracing::info!(volume = %volume, "snapshot {} taken by schedule", taken.name);
@@ -152,7 +152,7 @@ impl Meta {
                 return Err(crate::snapshots::too_late(waits_for));
             }
             match wait {
-                Some(wait) => drop(leader.env.clock.timeout(RETRY_PAUSE, wait).await), // looks again either way
+                Some(wait) => drop(leader.env.clock.timeout(RETRY_PAUSE, wait).await), // checks again either way
                 None => leader.env.clock.sleep(RETRY_PAUSE).await,
             }
         }

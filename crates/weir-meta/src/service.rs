@@ -1,7 +1,7 @@
 //! The metadata service: calls come in, operations run, replies leave when they are durable.
 //!
-//! What conflicts with nobody runs in place, in the connection's reader; what must wait for a lease waits in
-//! a task of its own, and nobody waits behind it.
+//! An operation without conflicts runs in place, in the connection's reader; one that must wait for a lease
+//! waits in a task of its own, and no other waits behind it.
 
 use crate::crash_points;
 use crate::executor::{Leader, MetaConfig, Step};
@@ -37,20 +37,20 @@ use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, Sessio
 use weir_rpc::{Call, Connection, Defer, Handled, Payload, Proved, Reply, Service};
 use weir_watch::WaitGuard;
 
-/// A client under revoke writes back what it holds; as long as it gets on with it, it has this many lease
-/// terms for that. One that is heard of, but saves nothing and gives nothing back, has one,
+/// A client under revoke writes back its changes; as long as it makes progress, it has this number of lease
+/// terms for that. One that is alive, but saves and returns nothing, has one,
 const REVOKE_TERMS_MAX: u32 = 4;
-/// and so long at least: until a silent target is done without, and an operation has begun anew, nothing is
-/// saved either.
+/// and at least this time: until a silent target is dropped from its groups, and an operation has restarted,
+/// nothing is saved either.
 const STUCK_MIN: Duration = Duration::from_secs(10);
-/// After a connection ended it is looked whether the client's process is gone.
+/// After a connection ended it is checked whether the client's process is gone.
 const END_DEAD_AFTER: [Duration; 4] = [
     Duration::from_millis(1),
     Duration::from_millis(20),
     Duration::from_millis(200),
     Duration::from_millis(2000),
 ];
-/// Looks for expired sessions, per lease term.
+/// Checks for expired sessions, per lease term.
 const TICKS_PER_TERM: u32 = 4;
 /// Files and directories that a resume may name in all its parts.
 const HELD_IN_ALL_MAX: usize = 1 << 20;
@@ -62,7 +62,7 @@ pub struct Meta {
 }
 
 impl Meta {
-    /// Takes the lead over the namespace in `kv` (made if it is empty). Nothing expires, and nothing
+    /// Takes the leadership of the namespace in `kv` (created if it is empty). Nothing expires, and nothing
     /// that must become durable is answered, until [`Meta::run`] runs.
     pub fn open(env: &Env, kv: SharedKv, config: MetaConfig) -> Result<Meta> {
         Ok(Meta { leader: Leader::open(env, kv, config)? })
@@ -147,10 +147,10 @@ impl Meta {
         (state.sessions.len(), state.leases.len())
     }
 
-    /// Records that are kept of a relation, for tests.
+    /// Records of a relation, for tests.
     pub fn relation_records(&self, relation: weir_proto::relation::RelationId) -> usize {
         let mut count = 0;
-        // A store that fails has told so elsewhere.
+        // The failure of a store is reported elsewhere.
         let _ = self.leader.kv.read(&mut |read| {
             count = crate::relation::store::count(read, relation)?;
             Ok(())
@@ -178,7 +178,7 @@ impl Meta {
                 let waiting = Waiting { leader: leader.clone(), on: call.connection.clone(), parked, shown };
                 Outcome::Waits(Box::pin(wait_and_retry(self.clone(), request, waiting, wait, call.deadline)))
             }
-            // A refusal shows what others did, too.
+            // A refusal reveals the changes of others, too.
             Err(e) => Outcome::Ready(newest, Err(e)),
         }
     }
@@ -194,13 +194,13 @@ impl Meta {
     }
 }
 
-/// Another one than of any other namespace, so that who had a session there is unknown here.
+/// Different from those of any other namespace, so that a session from there is unknown here.
 fn session_id(namespace: NamespaceId, n: u64) -> Result<SessionId> {
     let n = u32::try_from(n).map_err(|_| Error::no_space("all numbers of sessions are given"))?;
     Ok(SessionId((u64::from(namespace.0) << 32) | u64::from(n)))
 }
 
-/// A call that may wait for something to happen.
+/// A call that may wait for an event.
 fn waits<R, T, F>(request: Result<R>, serve: impl FnOnce(R) -> F) -> Outcome
 where
     T: Wire,
@@ -215,9 +215,9 @@ where
     }
 }
 
-/// What came of a call in place.
+/// The outcome of a call in place.
 pub(crate) enum Outcome {
-    /// To be sent once the commit is durable.
+    /// The reply, to be sent once the commit is durable.
     Ready(CommitSeq, Result<Reply>),
     Waits(BoxFuture<'static, Result<Reply>>),
 }
@@ -241,7 +241,7 @@ impl Outcome {
 }
 
 impl Outcome {
-    /// An error of the store is this leader's end, not the caller's.
+    /// An error of the store ends this leader, not the caller.
     fn mapped(self, leader: &Leader) -> Outcome {
         match self {
             Outcome::Ready(seq, Err(e)) => Outcome::Ready(seq, Err(leader.map_error(e))),
@@ -260,13 +260,13 @@ fn reply(body: Vec<u8>) -> Reply {
     Reply { body, payload: Payload::default() }
 }
 
-/// An operation that is parked on inodes; gives them up when it is dropped.
+/// An operation that is parked on inodes; unparks them when it is dropped.
 struct Waiting {
     leader: Arc<Leader>,
-    /// Where it came from.
+    /// The connection that it came from.
     on: Connection,
     parked: Vec<InodeId>,
-    /// As others see it.
+    /// The wait as it is shown.
     shown: WaitGuard,
 }
 
@@ -332,11 +332,11 @@ fn too_late<R: Request>(leader: &Leader, parked: &[InodeId]) -> Error {
     Error::deadline(format!("{}: {why}", R::NAME))
 }
 
-/// Asks a client to give a lease back, until it has or its session is over.
+/// Asks a client to return a lease, until it has or its session is over.
 async fn revoke(leader: Arc<Leader>, conflict: Conflict) {
     let pause = {
         let mut state = leader.lock();
-        // Without a lease it is the word to write directly that is taken back, for one who reads.
+        // Without a lease the permission to write directly is withdrawn, for a reader.
         let for_reader = conflict.keep == LeaseKind::Read
             || state.leases.held(conflict.session, conflict.ino) == LeaseKind::None;
         let now = leader.env.clock.now();
@@ -349,7 +349,7 @@ async fn revoke(leader: Arc<Leader>, conflict: Conflict) {
     loop {
         let (connection, moved) = {
             let mut state = leader.lock();
-            // It was spared only as long as nobody wanted what it holds.
+            // It was spared only as long as no operation conflicted with its leases.
             if state.is_silent(conflict.session, leader.env.clock.now(), leader.term()) {
                 let why = "it was silent for a lease term, and others want what it holds";
                 return report(leader.end_session(&mut state, conflict.session, why), &leader);
@@ -384,19 +384,19 @@ async fn revoke(leader: Arc<Leader>, conflict: Conflict) {
                 }
             }
         }
-        // It comes back on a new connection, tries again by itself, or expires.
+        // It returns on a new connection, retries by itself, or expires.
         let _ = leader.env.clock.timeout(left.min(leader.term() / TICKS_PER_TERM), moved).await;
     }
 }
 
-/// A client under revoke has not got on for a lease term.
+/// Whether a client under revoke has made no progress for a lease term.
 fn is_stuck(leader: &Leader, session: SessionId, began: Instant) -> bool {
     let got_on = leader.lock().got_on(session, began);
     got_on.is_some_and(|at| leader.env.clock.now().since(at) > leader.term().max(STUCK_MIN))
 }
 
-/// Ends the session of a client that does not give back what others wait for: all that it holds, at once. Its
-/// next one gets no leases for a while.
+/// Ends the session of a client that does not return a lease that others wait for: with all its holdings, at
+/// once. Its next one gets no leases for a while.
 fn fence(leader: &Arc<Leader>, session: SessionId) {
     let mut state = leader.lock();
     let client = state.sessions.get(&session).map(|s| s.client.clone());
@@ -487,8 +487,8 @@ impl Meta {
             }
         }
         leader.housekeep(&mut state, r.session, &mut |cx| {
-            // A new session names what an earlier one had open: a nameless file must not go with who else has
-            // it open.
+            // A new session names the files that an earlier one had open: a nameless file must not be deleted
+            // with another opener.
             let leases = cx.rules.leases;
             let is_kept = |ino: &&InodeId| leases.is_orphan(**ino) && leases.is_open_by(r.session, **ino);
             for ino in held.keys().filter(is_kept) {
@@ -503,7 +503,7 @@ impl Meta {
         })?;
         state.session(r.session)?.resumed = true;
         state.end_grace_if_complete();
-        leader.relations.changed.notify_one(); // it looks for files that nobody writes any more
+        leader.relations.changed.notify_one(); // it searches for files that have no writer any more
         Ok((SessionResumed { lost, lease_ms }, state.newest))
     }
 
@@ -521,7 +521,7 @@ impl Meta {
         Ok(())
     }
 
-    /// Whoever reads after the answer waits for that map.
+    /// A client that reads after the answer waits for that map.
     fn note_map(&self, call: &Call) -> Outcome {
         let (leader, r) = match call.decode::<NoteMap>() {
             Ok(r) => (self.leader.clone(), r),
@@ -535,7 +535,7 @@ impl Meta {
         if r.map_version <= (leader.config.map_version)() {
             return Outcome::now(noted(&leader));
         }
-        // A number that no map has would keep everybody from reading.
+        // A number that no map has would keep all clients from reading.
         Outcome::Waits(Box::pin(async move {
             leader.wait_for_map(r.map_version).await?;
             noted(&leader).map(|()| Reply::new(&()))
@@ -580,7 +580,7 @@ impl Meta {
     }
 }
 
-/// Adds what a part of a resume names; all of it, by inode, once the last part is here.
+/// Adds the holdings that a part of a resume names; all of them, by inode, once the last part has arrived.
 fn name_held(
     session: &mut Session,
     r: &SessionResume,
@@ -599,7 +599,7 @@ fn name_held(
 }
 
 impl Leader {
-    /// Takes up what a client says it holds; false if it cannot keep the lease.
+    /// Restores a holding that a client names; false if it cannot keep the lease.
     fn take_up(
         &self,
         state: &mut crate::executor::State,
@@ -619,7 +619,7 @@ impl Leader {
             return Ok(false);
         }
         state.leases.set_opens(session, lease.ino, Opens { read: lease.open_read, write: lease.open_write });
-        // Of before the restart, or it has it already: a token that was lost is not found again.
+        // From before the restart, or it has it already: a lost token is not restored.
         let append_token =
             lease.append_token && (!known || state.leases.has_append_token(session, lease.ino));
         if append_token {
@@ -641,7 +641,7 @@ impl Leader {
             (LeaseKind::Write, Some(i)) if i.writer == session && i.token_epoch >= lease.token_epoch => {
                 state.leases.take_up_write(session, lease.ino)
             }
-            // Nobody else gets the names of a directory while the grace period lasts.
+            // No other session gets the names of a directory during the grace period.
             (LeaseKind::Write, None) if has_numbers => state.leases.take_up_names(session, lease.ino),
             (LeaseKind::Read, _) => state.leases.acquire_read(session, lease.ino),
             _ => LeaseKind::None,
@@ -653,7 +653,7 @@ impl Leader {
 // ---- dispatch
 
 impl Meta {
-    /// The answer of what took its time: the lead may have gone meanwhile.
+    /// The answer of a long call: the leadership may have been lost meanwhile.
     fn told_by_right(&self, work: BoxFuture<'static, Result<Reply>>) -> BoxFuture<'static, Result<Reply>> {
         let leader = self.leader.clone();
         Box::pin(async move {
@@ -718,7 +718,7 @@ impl Service for Meta {
     }
 }
 
-/// A process that was killed is gone a moment after its connections.
+/// A killed process is gone a moment after its connections.
 async fn end_dead_sessions_soon(leader: Arc<Leader>) {
     for pause in END_DEAD_AFTER {
         leader.env.clock.sleep(pause).await;
@@ -879,7 +879,7 @@ impl Meta {
         }
     }
 
-    /// Nothing of locks is in the journal: what is answered waits for no commit.
+    /// The journal has no locks: an answer waits for no commit.
     fn handle_lock(&self, call: &Call) -> Outcome {
         let on = &call.connection;
         match call.method {

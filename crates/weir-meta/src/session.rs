@@ -1,7 +1,7 @@
-//! Sessions: who is registered, heard of when, and what is left when one goes.
+//! Sessions: the registered clients, the time of their last message, and the end of a session.
 //!
 //! Invariant: a session in memory is a session in the store. After a restart a session is known but not
-//! resumed: until all are, or one lease term has passed, nobody gets anything that one of them may hold.
+//! resumed: until all are, or one lease term has passed, nothing is granted that one of them may hold.
 
 use crate::keys;
 use crate::namespace::{Cx, release_orphan};
@@ -17,31 +17,31 @@ use weir_proto::meta::{HeldLease, SLOTS};
 use weir_proto::{Error, Result, SessionId};
 use weir_rpc::Connection;
 
-/// How long a client that is silent keeps what nobody else wants: longer than a mount waits for a server by
-/// default.
+/// How long a silent client keeps holdings that no other client needs: longer than a mount waits for a server
+/// by default.
 const SPARED_FOR: Duration = Duration::from_secs(15 * 60);
 
 /// A registered client.
 pub struct Session {
     pub client: String,
-    /// Of the client, as it told; empty: not told.
+    /// As the client reported it; empty: not reported.
     pub process: String,
     pub heard: Instant,
-    /// Bytes that it has saved, as it said last, and when that became more, or it answered a revoke.
+    /// The bytes that it has saved, by its last report, and the time when that grew, or it answered a revoke.
     pub saved: u64,
     pub progress: Instant,
     pub connection: Option<Connection>,
-    /// Has said what it holds since this leader started.
+    /// Has named its holdings since this leader started.
     pub resumed: bool,
     /// Per slot: the change whose opens are counted since the last resume.
     pub applied: [u64; SLOTS as usize],
-    /// What a resume that is under way has named, and the connection it came on.
+    /// The holdings that a resume in progress has named, and its connection.
     pub naming: (u64, Vec<HeldLease>),
     /// The same for locks.
     pub naming_locks: (u64, Vec<HeldLock>),
-    /// The connection that requests for locks are taken on.
+    /// The connection on which requests for locks are accepted.
     pub locks_on: u64,
-    /// Told when the session has a new connection or is gone.
+    /// Notified when the session has a new connection or is gone.
     pub moved: Arc<Notify>,
 }
 
@@ -77,13 +77,13 @@ pub fn expired(sessions: &Sessions, now: Instant, term: Duration) -> Vec<Session
     sessions.iter().filter(|(_, s)| now.since(s.heard) > term).map(|(id, _)| *id).collect()
 }
 
-/// The sessions among the `expired` that stay a while: they may have bytes that are nowhere else, and nobody
-/// is kept from anything.
+/// The sessions among the `expired` that stay a while: they may have bytes that are nowhere else, and
+/// conflict with no other client.
 pub fn spared(session: &Session, now: Instant, undisturbed: bool) -> bool {
     session.resumed && undisturbed && now.since(session.heard) <= SPARED_FOR
 }
 
-/// The sessions of processes that are gone for certain, in order.
+/// The sessions of processes that have definitely ended, in order.
 pub fn gone(sessions: &Sessions, is_gone: &dyn Fn(&str) -> bool) -> Vec<SessionId> {
     let dead = |s: &Session| s.connection.is_none() && !s.process.is_empty() && is_gone(&s.process);
     sessions.iter().filter(|(_, s)| dead(s)).map(|(id, _)| *id).collect()
@@ -113,7 +113,7 @@ pub fn load(read: &dyn Read, now: Instant) -> Result<Sessions> {
     bad.map_or(Ok(sessions), Err)
 }
 
-/// How many sessions have ended while they may have been writing.
+/// The number of sessions that have ended while they may have been writing.
 pub fn deaths(read: &dyn Read) -> Result<u64> {
     let next = read.get(&keys::sequence(keys::Sequence::Death))?.and_then(|v| <[u8; 8]>::try_from(v).ok());
     Ok(next.map_or(0, |next| u64::from_le_bytes(next).saturating_sub(1)))
@@ -130,7 +130,7 @@ pub fn held_by(read: &dyn Read, session: SessionId) -> Result<Vec<weir_proto::In
     Ok(held)
 }
 
-/// Removes a session from the store, with all that only it kept.
+/// Removes a session from the store, with all records that only it needed.
 pub fn forget(cx: &mut Cx<'_>, session: SessionId) -> Result<()> {
     for ino in held_by(&*cx.txn, session)? {
         release_orphan(cx, ino, session)?;

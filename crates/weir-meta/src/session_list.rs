@@ -1,11 +1,11 @@
-//! Sessions as administrators see them: who is registered, when it was heard last, and what it holds.
+//! Sessions as administrators see them: the registered clients, their last message, and their holdings.
 
 use crate::service::Meta;
 use std::sync::Arc;
 use weir_proto::Result;
 use weir_proto::meta::{SessionList, SessionShown, Sessions};
 
-/// Sessions of one answer: a message has an end, and no cluster has so many.
+/// Sessions of one answer: the size of a message is limited, and no cluster has more.
 const SHOWN_MAX: usize = 20_000;
 
 impl Meta {

@@ -1,8 +1,9 @@
-//! Snapshots at work: taken while nobody new begins to write there, removed a few records at a time.
+//! The work on snapshots: taken while no further client begins to write there, removed a few records at a
+//! time.
 //!
-//! Invariants: a snapshot waits for those who write files of its volume, and others wait to begin until it is
-//! taken or given up; one at a time. What is being removed is removed to its end, also after a restart; each
-//! step is one bounded transaction.
+//! Invariants: a snapshot waits for clients that write files of its volume, and others wait to begin until it
+//! is taken or abandoned; one at a time. A removal is completed, even after a restart; each step is one
+//! bounded transaction.
 
 use crate::executor::{State, Step};
 use crate::namespace::{snapshot, volume};
@@ -12,9 +13,9 @@ use weir_proto::snapshot::SnapshotTake;
 use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
 use weir_rpc::{Call, Connection, Payload, Reply};
 
-/// No client's.
+/// Not a client's session.
 const NOBODY: SessionId = SessionId(0);
-/// Who was asked for a lease and does not give it loses its session in time: then it is looked again.
+/// A client that does not return a revoked lease loses its session in time: then it is checked again.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 impl Meta {
@@ -65,14 +66,13 @@ impl Meta {
                 return Err(too_late(waits_for));
             }
             match wait {
-                Some(wait) => drop(leader.env.clock.timeout(RETRY_PAUSE, wait).await), // looks again either way
+                Some(wait) => drop(leader.env.clock.timeout(RETRY_PAUSE, wait).await), // checks again either way
                 None => leader.env.clock.sleep(RETRY_PAUSE).await,
             }
         }
     }
 
-    /// Removes what is to be removed of snapshots for ever; returns only the error after which the node must
-    /// stop.
+    /// Removes records of deleted snapshots for ever; returns only the error after which the node must stop.
     pub(crate) async fn forget_snapshots(&self) -> Error {
         let leader = self.leader();
         loop {
@@ -88,7 +88,7 @@ impl Meta {
                 });
                 (step, state.newest)
             };
-            // What is not durable is not much, and who waits for the journal comes in between.
+            // Few changes are not durable, and callers that wait for the journal come in between.
             if let Err(e) = step.and(leader.durable(newest).await)
                 && let Err(e) = leader.retry_job(e, "remove a snapshot").await
             {
@@ -106,7 +106,7 @@ pub(crate) fn too_late(waits_for: Option<InodeId>) -> Error {
     })
 }
 
-/// While a snapshot waits nobody new writes in its volume.
+/// While a snapshot waits no further client begins to write in its volume.
 pub(crate) struct Gate {
     meta: Meta,
     root: Option<InodeId>,
@@ -117,8 +117,8 @@ impl Gate {
     pub fn new(meta: &Meta) -> Gate {
         Gate { meta: meta.clone(), root: None, parked: Vec::new() }
     }
-    /// Closes the gate of a volume if no other snapshot has one closed. True: go on (a volume that is gone
-    /// has none).
+    /// Closes the gate of a volume if no other snapshot has one closed. True: proceed (a deleted volume has
+    /// none).
     pub fn is_mine(&mut self, state: &mut State, of: VolumeId) -> Result<bool> {
         if self.root.is_none() && state.snapshotting.is_none() {
             let mut root = None;

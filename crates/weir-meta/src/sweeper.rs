@@ -1,8 +1,8 @@
-//! Cells of deleted files, and evicted ones, go from the targets: those that are there are told, and tell the
-//! others when they return.
+//! Drops cells of deleted files, and evicted ones, from the targets: live ones get the request, and pass the
+//! truncation record to the others when these return.
 //!
-//! Invariant: a garbage record goes only after every live target of the file's groups has dropped the cells
-//! and remembers that they are gone. To tell a target twice does no harm.
+//! Invariant: a garbage record is removed only after every live target of the file's groups has dropped the
+//! cells and has a truncation record. A repeated request does no harm.
 
 use crate::crash_points;
 use crate::executor::Leader;
@@ -14,9 +14,9 @@ use weir_env::BoxFuture;
 use weir_kv::Scan;
 use weir_proto::{Error, FileId, InodeId, PgId, Result};
 
-/// Files swept in one go.
+/// Files swept in one batch.
 const BATCH_FILES: usize = 256;
-/// Files under way at once.
+/// Files swept in parallel.
 const PARALLEL_FILES: usize = 8;
 /// After a target did not answer.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
@@ -24,7 +24,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(2);
 /// Reaches all targets.
 pub trait Purge: Send + Sync + 'static {
     /// Makes stripes of a file void on every live target of `pg_count` groups from `first_pg` on: see
-    /// `DropFile`. An error: some target has not answered, tell it again.
+    /// `DropFile`. An error: some target has not answered, repeat the request.
     fn drop_stripes(
         &self,
         file: FileId,
@@ -81,7 +81,7 @@ enum Swept {
     Some(Error),
 }
 
-/// One pass over all deleted files: those that cannot be swept now do not stand in the way of the others.
+/// One pass over all deleted files: those that cannot be swept now do not delay the others.
 async fn sweep(leader: &Arc<Leader>) -> Result<Swept> {
     let (mut after, mut found, mut failure) = (None, false, None);
     loop {
@@ -89,7 +89,7 @@ async fn sweep(leader: &Arc<Leader>) -> Result<Swept> {
         let Some(last) = items.last() else { break };
         found = true;
         after = Some(last.key.clone());
-        // The files' names must be gone for good before their data goes.
+        // The removal of the files' names must be durable before their data is dropped.
         let newest = leader.lock().newest;
         leader.durable(newest).await?;
         for some in items.chunks(PARALLEL_FILES) {
@@ -103,7 +103,7 @@ async fn sweep(leader: &Arc<Leader>) -> Result<Swept> {
     })
 }
 
-/// Sweeps a few files side by side; the last error of a target, if any.
+/// Sweeps a few files in parallel; returns the last error of a target, if any.
 async fn sweep_some(leader: &Arc<Leader>, items: &[Item]) -> Result<Option<Error>> {
     let waits: Vec<_> = items.iter().map(|item| spawn_drop(leader, item)).collect();
     let (mut done, mut failure) = (Vec::new(), None);
@@ -136,7 +136,7 @@ fn spawn_drop(leader: &Arc<Leader>, item: &Item) -> tokio::sync::oneshot::Receiv
     rx
 }
 
-/// The first deleted files behind a key.
+/// The first deleted files after a key.
 fn oldest(leader: &Leader, after: Option<Vec<u8>>) -> Result<Vec<Item>> {
     let (mut items, mut bad) = (Vec::new(), None);
     let (first, end) = keys::range_of_letter(b'G');

@@ -1,8 +1,7 @@
-//! Empties the trash of volumes: what is over, and before that what stands in the way of something new,
-//! oldest first.
+//! Empties the trash of volumes: expired parts, and before that parts whose space is needed, oldest first.
 //!
-//! Invariants: each step is one bounded transaction, and takes leases back as an `unlink` by a client would.
-//! What a client or the targets lack is made up for only as far as it is lacked. What is over is found in the
+//! Invariants: each step is one bounded transaction, and revokes leases as an `unlink` by a client would.
+//! Space for a client or on the targets is freed only as far as it is lacking. Expired parts are found in the
 //! store, so a restart changes nothing.
 
 use crate::executor::State;
@@ -17,16 +16,16 @@ use weir_kv::Read;
 use weir_proto::meta::Usage;
 use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId};
 
-/// Between looks, unless somebody waits for space.
+/// Between checks, unless an operation waits for space.
 const POLL: Duration = Duration::from_secs(5);
-/// Those who wait for space have their turn between steps.
+/// Operations that wait for space get their turn between steps.
 const STEP_PAUSE: Duration = Duration::from_millis(2);
-/// Trash has no place on targets that are fuller than this, in hundredths.
+/// Trash is not kept on targets that are fuller than this, in hundredths.
 const FULL_PERCENT: u128 = 90;
-/// What was removed so long ago is gone from the targets' reports.
+/// Targets' reports no longer include bytes that were removed this long ago.
 const DROPPED_WITHIN: Duration = Duration::from_secs(60);
 
-/// Bytes that were removed lately: targets may report them as used still.
+/// Recently removed bytes: targets may still report them as used.
 type Dropping = VecDeque<(Instant, u64)>;
 
 impl Meta {
@@ -42,7 +41,7 @@ impl Meta {
                 () = over => {}
             }
             if leader.lock().grace_until.is_some() {
-                continue; // clients of before a restart still come back with their leases
+                continue; // clients from before a restart may still return with their leases
             }
             match self.look_at_trash(&mut dropping).await {
                 Ok(()) => {}
@@ -113,7 +112,7 @@ impl Meta {
         Ok(answer)
     }
 
-    /// Reservations that clients lack in volumes with limits.
+    /// Frees space for starved clients in volumes with limits.
     async fn make_room(&self) -> Result<()> {
         let goals = self.leader().lock().quotas.take_goals(self.leader().wall());
         for (volume, goal) in goals {
@@ -145,7 +144,7 @@ impl Meta {
         Ok(used.expect("the body ran"))
     }
 
-    /// Volumes where somebody waits for the trash to be emptied.
+    /// Volumes where an operation waits for the trash to be emptied.
     fn awaited(&self) -> Result<Vec<VolumeId>> {
         let volumes: Vec<VolumeId> = {
             let state = self.leader().lock();
@@ -163,7 +162,7 @@ impl Meta {
         Ok(roots.into_iter().filter(|(_, root)| awaited(*root)).map(|(volume, _)| volume).collect())
     }
 
-    /// As much as the targets are too full, of what lies longest.
+    /// Frees the excess usage of the targets, from the oldest parts.
     async fn relieve_targets(&self, volume: VolumeId, dropping: &mut Dropping) -> Result<()> {
         let space = Arc::clone(&self.leader().config.space);
         let Some(level) = space().await else { return Ok(()) };

@@ -1,7 +1,7 @@
-//! What the leader tries in vain, for `weir status`: a job that failed is tried again, and must not fail
-//! silently.
+//! Failing jobs of the leader, for `weir status`: a failed job is retried, and must not fail silently.
 //!
-//! Invariant: a trouble goes when the job succeeds, or is not said again in time. Knows nothing of the jobs.
+//! Invariant: a trouble ends when the job succeeds, or is not reported again in time. Knows nothing of the
+//! jobs.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,10 +9,10 @@ use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::condition::{NodeTrouble, Severity, TROUBLES_MAX};
 
-/// Which job, and on what.
+/// A job, and its object.
 type Job = (&'static str, String);
 
-/// What is wrong with a job, and until when that is believed.
+/// The trouble of a job, and until when it is valid.
 #[derive(Default)]
 pub(crate) struct Failing(Mutex<BTreeMap<Job, (Instant, NodeTrouble)>>);
 
@@ -21,7 +21,7 @@ impl Failing {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It is tried again within `retry`; `action`: what an administrator can do.
+    /// It is retried within `retry`; `action`: a remedy for an administrator.
     pub fn failed(
         &self,
         now: Instant,

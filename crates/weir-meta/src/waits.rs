@@ -1,5 +1,5 @@
-//! What an operation waits for, as it is shown: a lease of another client, a token, names at home, room, or a
-//! restart.
+//! The cause that an operation waits for, as it is shown: another client's lease, a token, names at home,
+//! space, or a restart.
 use crate::executor::{Leader, State};
 use crate::lease::Conflict;
 use crate::ops::Operation;
@@ -17,7 +17,7 @@ impl Leader {
     }
 }
 
-/// Why it waits, and for whom.
+/// The reason of a wait, and its holder.
 fn reason(state: &State, conflicts: &[Conflict]) -> (Reason, String) {
     let client = |c: &Conflict| state.sessions.get(&c.session).map(|s| s.client.as_str());
     let named = |ask: bool| {

@@ -1,8 +1,8 @@
-//! Opens and changes in volumes that are audited: who did what where, with which result. Snapshots are not
-//! among them.
+//! Opens and changes in volumes that are audited: user, operation, place and result. Those of snapshots are
+//! not audited.
 //!
-//! Invariants: in such a volume every open comes to the leader, as clients see the same rules; what is told
-//! is what came of the operation, not what was asked. Knows nothing of how it is kept.
+//! Invariants: in such a volume every open is sent to the leader, because clients have the same rules; a
+//! record has the outcome of the operation, not only the request. Knows nothing of how records are stored.
 use crate::reach::{Reach, Reaches};
 use weir_kv::{Read, SharedKv};
 use weir_proto::access::AuditRule;
@@ -17,7 +17,7 @@ use weir_rpc::Connection;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Witnessed {
     pub node: String,
-    /// Where it connects from.
+    /// The mount's address.
     pub from: String,
     pub role: Sender,
     /// The user that it named.
@@ -29,15 +29,15 @@ pub struct Witnessed {
     pub error: Option<Error>,
 }
 
-/// What is done with them.
+/// The sink of the records.
 pub type Witness = dyn Fn(Witnessed) + Send + Sync;
 
-/// Where a request reaches.
+/// The place of a request.
 pub(crate) struct Found {
-    /// The volume's name, and where it was made.
+    /// The volume's name, and where it was created.
     pub volume: String,
     pub made_at: String,
-    /// In the volume.
+    /// The path in the volume.
     pub path: String,
 }
 
@@ -52,7 +52,7 @@ fn opens<R: Request>() -> bool {
     [Open::METHOD, Create::METHOD, CreateNameless::METHOD, CreateMany::METHOD].contains(&R::METHOD)
 }
 
-/// Tells what came of a request, if it was in a volume whose rules ask for that.
+/// Records the outcome of a request, if it was in a volume whose rules ask for that.
 pub(crate) fn witness<R: Reaches>(
     kv: &SharedKv,
     (audits, tell): (&[AuditRule], &Witness),

@@ -220,7 +220,7 @@ fn try_one(seed: u64, args: &Args, sums: &mut Sums) {
     }
 }
 
-/// What the roles log, as `RUST_LOG` would filter it.
+/// Prints the log of the roles, filtered in the syntax of `RUST_LOG`.
 fn start_log(filter: &str) {
     let filter = tracing_subscriber::EnvFilter::new(filter);
     tracing_subscriber::fmt().with_env_filter(filter).without_time().with_writer(std::io::stderr).init();

@@ -1,8 +1,8 @@
 //! An hour of each series at one point a second, and two days at one a minute, in fixed memory.
 //!
-//! A series is a meter's name, summed over its labels: of counters and histograms the rate a second, of
-//! gauges the level. Invariant: a point stands for its own second or minute; a time in which no sample was
-//! taken has no point.
+//! A series is a meter's name, summed over its labels: the rate per second of counters and histograms, the
+//! level of gauges. Invariant: a point stands for its own second or minute; a time without a sample has no
+//! point.
 use crate::meter::{Kind, Registry};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,11 +26,11 @@ struct Kept {
 }
 
 struct Series {
-    /// What the meter showed last, unless it is new.
+    /// The last value of the meter, unless it is new.
     last: Option<f64>,
     seconds: Ring,
     minutes: Ring,
-    /// Of the minute that runs.
+    /// The sum and number of samples of the current minute.
     sum: f64,
     points: u32,
 }

@@ -1,9 +1,9 @@
-//! What a process counts, what it waits for, and for whom it works: meters, waits, tops and a history.
+//! The process's own statistics: meters, waits, tops and a history.
 //!
-//! Invariants: memory is fixed, whatever happens; counting and a wait that ends soon take no shared lock and
-//! allocate nothing; every figure is since the start of the process. Time comes from the caller: the
-//! simulator runs this code. Knows nothing of files, messages or HTTP: objects are a kind and a number, peers
-//! and holders are names.
+//! Invariants: memory is fixed under any load; counting and a short wait take no shared lock and allocate
+//! nothing; every figure is since the start of the process. Time comes from the caller: the simulator runs
+//! this code. Knows nothing of files, messages or HTTP: objects are a kind and a number, peers and holders
+//! are names.
 #![forbid(unsafe_code)]
 
 mod history;
@@ -18,16 +18,16 @@ pub use wait::{KEPT_NS, Object, Past, Reason, VISIBLE_NS, WaitGuard, WaitRecord,
 
 use std::sync::{Arc, OnceLock};
 
-/// Names and texts that a process shows of itself; asked for seldom.
+/// Names and texts that a process shows of itself; rarely requested.
 pub type Facts = Box<dyn Fn() -> Vec<(String, String)> + Send + Sync>;
 /// Monotonic nanoseconds.
 pub type Now = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// What all handles of one process share. It holds no clock, so it outlives the one that reads it.
+/// The state that all handles of one process share. It holds no clock, so it outlives the one that reads it.
 pub struct Shared {
     /// Differs between processes, so that one with two connections is counted once.
     pub process: u64,
-    /// What the process is called; empty before that is known.
+    /// The name of the process; empty before it is known.
     pub name: OnceLock<String>,
     pub meters: Registry,
     pub waits: Arc<Waits>,
@@ -76,7 +76,7 @@ impl Watch {
     pub fn wait(&self, reason: Reason, object: Object) -> WaitGuard {
         self.wait_since(self.now_ns(), WaitRecord::new(reason, object))
     }
-    /// The same with all that is known, for a caller that has just read the clock.
+    /// The same with all known fields, for a caller that has just read the clock.
     pub fn wait_since(&self, since_ns: u64, record: WaitRecord) -> WaitGuard {
         WaitGuard::begin(self.shared.waits.clone(), self.now.clone(), since_ns, record)
     }

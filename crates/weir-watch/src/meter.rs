@@ -1,7 +1,7 @@
 //! Counters, gauges and histograms with logarithmic buckets, and the registry that lists them.
 //!
 //! Invariants: a name has one kind for ever; adding to a meter is a few relaxed additions; a reading is exact
-//! for each meter, but no snapshot of all of them.
+//! for each meter, but all of them together are not a snapshot.
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -98,16 +98,16 @@ pub enum Kind {
     Histogram,
 }
 
-/// What a meter shows.
+/// The state of a meter.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Reading {
     pub name: &'static str,
-    /// Key and value; empty: it has none.
+    /// Key and value; empty: no label.
     pub label: (&'static str, String),
     pub kind: Kind,
-    /// Of a counter or a gauge; the sum of a histogram's values.
+    /// The value of a counter or a gauge; the sum of a histogram's values.
     pub value: i64,
-    /// Of a histogram: its values, and how many are in each bucket that has any.
+    /// A histogram's number of values, and the number in each used bucket.
     pub count: u64,
     pub buckets: Vec<(usize, u64)>,
 }
@@ -144,7 +144,7 @@ impl Meter {
     }
 }
 
-/// Looks at a value.
+/// Reads a value.
 pub type Observed = Arc<dyn Fn() -> i64 + Send + Sync>;
 
 type Key = (&'static str, &'static str, String);
@@ -160,8 +160,8 @@ impl Registry {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, Meter>> {
         self.meters.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// The meter of this name and label: the same for all who ask. With too many meters, one that nobody
-    /// reads.
+    /// The meter of this name and label: the same for all callers. Beyond the limit, a meter that is not
+    /// listed.
     fn meter(&self, name: &'static str, (key, value): (&'static str, &str), new: Meter) -> Meter {
         let mut meters = self.lock();
         let key = (name, key, value.to_owned());
@@ -188,7 +188,7 @@ impl Registry {
             _ => panic!("{name} is not a histogram"),
         }
     }
-    /// A counter or gauge whose value is kept elsewhere: instead of an earlier one of this name and label.
+    /// A counter or gauge whose value is kept elsewhere: it replaces an earlier one of this name and label.
     pub fn observe(&self, kind: Kind, name: &'static str, label: (&'static str, &str), value: Observed) {
         assert!(kind != Kind::Histogram, "{name} has one value");
         let mut meters = self.lock();
@@ -197,13 +197,13 @@ impl Registry {
             meters.insert(key, Meter::Observed(kind, value));
         }
     }
-    /// Histograms by small numbers, each made when it is used first. The same for all who ask for the name.
+    /// Histograms by small numbers, each created at its first use. The same for all callers with this name.
     pub fn family(&self, name: &'static str, key: &'static str, size: usize) -> Arc<Family> {
         let mut families = self.families.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || Arc::new(Family { name, key, of: (0..size).map(|_| OnceLock::new()).collect() });
         families.entry(name).or_insert_with(new).clone()
     }
-    /// All that has counted anything, by name and label.
+    /// All meters that have counted anything, by name and label.
     pub fn read(&self) -> Vec<Reading> {
         let meters: Vec<(Key, Meter)> = self.lock().iter().map(|(k, m)| (k.clone(), m.clone())).collect();
         let read = |((name, key, label), meter): (Key, Meter)| {
@@ -212,10 +212,11 @@ impl Registry {
         };
         meters.into_iter().map(read).filter(|r| r.kind != Kind::Histogram || r.count > 0).collect()
     }
-    /// The sum over all labels of a name: of counters and gauges the value, of histograms how many values.
+    /// The sum over all labels of a name: the value of counters and gauges, the number of values of
+    /// histograms.
     pub fn total(&self, name: &str) -> Option<(Kind, f64)> {
         let of_name = |((of, _, _), meter): (&Key, &Meter)| (*of == name).then(|| meter.clone());
-        // Not under the lock: what is observed may take others.
+        // Not under the lock: an observed value may take others.
         let meters: Vec<Meter> = self.lock().iter().filter_map(of_name).collect();
         let mut sum = None;
         for meter in meters {
@@ -242,8 +243,8 @@ pub struct Family {
 }
 
 impl Family {
-    /// Adds a value to the histogram of a number; `label` names it. A number that is too large counts
-    /// nowhere.
+    /// Adds a value to the histogram of a number; `label` names it. A number that is too large is not
+    /// counted.
     pub fn add(&self, registry: &Registry, number: usize, label: &str, value: u64) {
         let Some(place) = self.of.get(number) else { return };
         place.get_or_init(|| registry.histogram(self.name, (self.key, label))).add(value);

@@ -1,21 +1,21 @@
-//! Tops: who has had most of the work of the last seconds, by volume, user, job and kind of request.
+//! Tops: the largest consumers of the last seconds, by volume, user, job and kind of request.
 //!
-//! Each second has a sketch of at most [`ENTRIES`] rows; with more, the smallest row is given to the newcomer
-//! with what it had (Metwally's space-saving algorithm), so that a heavy one is never missing and its figure
-//! is too high by that at most.
+//! Each second has a sketch of at most [`ENTRIES`] rows; beyond that, the smallest row is reassigned to the
+//! newcomer together with its count (Metwally's space-saving algorithm), so that a heavy one is never missing
+//! and its figure is too high by at most that count.
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What is shown is of the last seconds.
+/// The time that a list covers, in seconds.
 pub const TOP_SECONDS: u64 = 10;
 /// Rows of one second.
 const ENTRIES: usize = 256;
-/// Threads with a lock of their own each.
+/// Parts with a lock of their own each, for threads.
 const SHARDS: usize = 8;
 /// Jobs with a name at the same time.
 const JOBS_MAX: usize = 1024;
-/// A request counts as much as this many bytes.
+/// A request counts as much as this number of bytes.
 const REQUEST_BYTES: u64 = 64 << 10;
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -32,7 +32,7 @@ pub struct Work<'a> {
     pub ns: u64,
 }
 
-/// What was done for one volume, user, job and kind.
+/// The work for one volume, user, job and kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Row {
     pub volume: u32,
@@ -119,7 +119,7 @@ impl Shard {
         if self.names.len() >= JOBS_MAX {
             self.jobs.clear();
             self.names.clear();
-            self.seconds = Default::default(); // their rows go by these numbers
+            self.seconds = Default::default(); // their rows have these numbers
         }
         let name: Arc<str> = name.into();
         self.names.push(name.clone());
@@ -154,8 +154,8 @@ impl Tops {
         shard.sketch(at_ns / SECOND_NS).add(key, &sum);
     }
 
-    /// The work of the last `seconds` whole seconds and of the one that runs, the largest first, and the time
-    /// that is in it.
+    /// The work of the last `seconds` whole seconds and of the current one, the largest first, and the time
+    /// that it covers.
     pub fn list(&self, now_ns: u64, seconds: u64) -> (Vec<Row>, u64) {
         let now = now_ns / SECOND_NS;
         let first = now.saturating_sub(seconds.clamp(1, TOP_SECONDS));

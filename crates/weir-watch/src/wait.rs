@@ -1,8 +1,8 @@
 //! Waits: what this process waits for now, and the longer ones of the last hour.
 //!
-//! A wait has a place of a fixed table as long as it lasts. Only its guard and readers of the list use the
-//! lock of that place, so nothing is contended. Invariants: a wait is listed once; one that lasted
-//! [`KEPT_NS`] is kept for an hour, the newest first to stay.
+//! A wait has a slot in a fixed table as long as it lasts. Only its guard and readers of the list use the
+//! lock of that slot, so nothing is contended. Invariants: a wait is listed once; one that lasted [`KEPT_NS`]
+//! is kept for an hour, with preference for the newest.
 use crate::Now;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -13,25 +13,25 @@ pub const VISIBLE_NS: u64 = 10_000_000;
 /// and one that lasted longer is kept.
 pub const KEPT_NS: u64 = 100_000_000;
 const KEPT_FOR_NS: u64 = 3600 * 1_000_000_000;
-/// Waits at the same time: of a mount with a thousand calls under way. More are counted and not listed.
+/// Concurrent waits: of a mount with a thousand calls in flight. Further ones are counted and not listed.
 const PLACES: usize = 2048;
-/// Places that are looked at for a free one.
+/// Slots that are tried to find a free one.
 const TRIES: usize = 16;
 /// Kept waits, about 200 bytes each.
 const KEPT_MAX: usize = 4096;
-/// A name is cut to this, so that the memory is known.
+/// A name is cut to this length, so that the memory is bounded.
 const NAME_BYTES_MAX: usize = 120;
 
-/// What is waited for.
+/// The cause of a wait.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Reason {
     /// A program's call at a mount.
     Program,
     /// The answer of another node.
     Answer,
-    /// Room among the calls of a connection.
+    /// A free slot among the calls of a connection.
     CallSlot,
-    /// A client that has to give a lease back.
+    /// A client that has to return a lease.
     LeaseRecall,
     /// A file or name that another operation uses.
     Parked,
@@ -101,7 +101,7 @@ impl Reason {
     }
 }
 
-/// A thing by its kind and number.
+/// An object by its kind and number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Object {
     /// Empty: none.
@@ -116,18 +116,18 @@ impl Object {
     }
 }
 
-/// A wait as it is listed.
+/// A wait in the list.
 #[derive(Clone, PartialEq, Debug)]
 pub struct WaitRecord {
     pub reason: Reason,
     pub object: Object,
-    /// What is being done.
+    /// The action in progress.
     pub action: &'static str,
-    /// Who has what is waited for; empty: not known.
+    /// The holder of the awaited resource; empty: not known.
     pub holder: Option<Arc<str>>,
     /// The node that has to answer.
     pub peer: Option<Arc<str>>,
-    /// For whom: user and process; 0: not known.
+    /// The user and process that it serves; 0: not known.
     pub uid: u32,
     pub pid: u32,
 }
@@ -165,7 +165,7 @@ pub struct Past {
 
 #[derive(Default)]
 struct Place {
-    /// When the wait began; 0: the place is free. 1 more than the clock says, which may be 0.
+    /// When the wait began; 0: the slot is free. 1 more than the clock's value, which may be 0.
     since: AtomicU64,
     record: Mutex<Option<WaitRecord>>,
 }
@@ -173,7 +173,8 @@ struct Place {
 pub struct Waits {
     places: Box<[Place]>,
     hint: AtomicUsize,
-    /// By reason: waits of more than [`VISIBLE_NS`] that ended, and their time; and all that found no place.
+    /// By reason: the number of waits of more than [`VISIBLE_NS`] that ended, and their time; and all that
+    /// found no slot.
     ended: [AtomicU64; Reason::ALL.len()],
     waited_ns: [AtomicU64; Reason::ALL.len()],
     unlisted: AtomicU64,
@@ -202,7 +203,7 @@ impl Waits {
             let place = &self.places[at];
             let free = place.since.compare_exchange(0, since_ns + 1, Ordering::Acquire, Ordering::Relaxed);
             if free.is_ok() {
-                self.hint.store(at, Ordering::Relaxed); // free again soon, and then in this core's cache
+                self.hint.store(at, Ordering::Relaxed); // soon free again, and then in this core's cache
                 *lock(&place.record) = Some(record);
                 return Some(at);
             }
@@ -212,8 +213,8 @@ impl Waits {
         None
     }
 
-    /// The wait at a place is over. What was recorded stays until the place is used again: nobody looks at
-    /// it, and to clear it would take the lock once more.
+    /// The wait in a slot is over. Its record stays until the slot is reused: it is not read, and clearing it
+    /// would take the lock once more.
     fn ended(&self, reason: Reason, place: Option<usize>, since_ns: u64, now_ns: u64) {
         let lasted_ns = now_ns.saturating_sub(since_ns);
         if lasted_ns >= VISIBLE_NS {
@@ -239,7 +240,7 @@ impl Waits {
         kept.push_back(past);
     }
 
-    /// Waits that last for `min_ns` by now, the longest first, with their age.
+    /// Waits that have lasted for `min_ns`, the longest first, with their age.
     pub fn list(&self, now_ns: u64, min_ns: u64) -> Vec<(WaitRecord, u64)> {
         let mut found = Vec::new();
         for place in &self.places {
@@ -265,20 +266,20 @@ impl Waits {
         newest.filter(|past| past.lasted_ns >= min_ns).cloned().collect()
     }
 
-    /// By reason: waits of more than [`VISIBLE_NS`] that ended, and their time.
+    /// By reason: the number of waits of more than [`VISIBLE_NS`] that ended, and their time.
     pub fn totals(&self) -> impl Iterator<Item = (Reason, u64, u64)> + '_ {
         Reason::ALL.into_iter().map(|reason| {
             let at = reason as usize;
             (reason, self.ended[at].load(Ordering::Relaxed), self.waited_ns[at].load(Ordering::Relaxed))
         })
     }
-    /// Waits that found no place in the table.
+    /// Waits that found no slot in the table.
     pub fn unlisted(&self) -> u64 {
         self.unlisted.load(Ordering::Relaxed)
     }
 }
 
-/// A wait, as long as this lives.
+/// A wait, as long as this exists.
 pub struct WaitGuard {
     waits: Arc<Waits>,
     now: Now,
@@ -302,7 +303,7 @@ impl WaitGuard {
         self.is_over = true;
         self.waits.ended(self.reason, self.place.take(), self.since_ns, now_ns);
     }
-    /// Who has what is waited for, once that is known.
+    /// The holder of the awaited resource, once it is known.
     pub fn holder(&self, holder: &str) {
         if let Some(place) = self.place
             && let Some(record) = &mut *lock(&self.waits.places[place].record)

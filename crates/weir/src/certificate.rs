@@ -1,5 +1,5 @@
-//! This process's certificate: read from its file, shown at connections over networks, renewed in time and
-//! when the cluster's authority is replaced.
+//! This process's certificate: read from its file, presented on network connections, renewed in time and when
+//! the cluster's authority is replaced.
 use crate::config::Node;
 use crate::failure::{Doing, Failure, Outcome};
 use std::io::Read;
@@ -16,11 +16,11 @@ use weir_rpc::{Policy, Trust};
 use weir_trust::certificate::{Certificate, Credentials, NewKey, Pin};
 use weir_trust::handshake::{Now, Tls};
 
-/// How often it is looked whether the certificate has to be renewed.
+/// The interval of checks whether the certificate has to be renewed.
 const LOOK_EVERY: Duration = Duration::from_secs(3600);
-/// How long after a renewal that failed.
+/// The pause after a failed renewal.
 const TRY_AGAIN: Duration = Duration::from_secs(60);
-/// In a node's directory.
+/// The file's name in a node's directory.
 pub const CERTIFICATE: &str = "node.pem";
 pub const ADMIN_CERTIFICATE: &str = "admin.pem";
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Own {
     file: PathBuf,
     tls: Arc<Tls>,
-    /// What its certificate is for.
+    /// The roles that its certificate is for.
     roles: Vec<Role>,
     pub trust: Arc<Trust>,
 }
@@ -41,7 +41,7 @@ pub fn now() -> Now {
     Arc::new(move || u64::try_from(clock.wall().0 / 1_000_000_000).unwrap_or(0))
 }
 
-/// What `weir.toml` says of connections over networks.
+/// The settings of `weir.toml` for network connections.
 pub fn policy(node: &Node) -> Policy {
     let trusted = node.trusted_networks.iter().map(|network| network.0).collect();
     Policy { trusted, only_aes: node.only_aes }
@@ -78,7 +78,7 @@ fn read(file: &Path) -> Outcome<Credentials> {
     Ok(Credentials::from_pem(&text)?)
 }
 
-/// Writes it whole or not at all. Files of nodes are made so that no other user can read them.
+/// Writes it whole or not at all. Files of nodes are created so that no other user can read them.
 pub fn write(file: &Path, credentials: &Credentials) -> Result<()> {
     let written = weir_env::real::env().disk.write_atomic(file, credentials.to_pem().as_bytes());
     written.map_err(|e| Error::from_io(format_args!("write {}", file.display()), &e))
@@ -101,7 +101,7 @@ impl Own {
     }
 }
 
-/// Renews it when that is due, and tries again after a while when that fails.
+/// Renews it when that is due, and retries after a while if that fails.
 pub async fn keep(env: Env, own: Own, who: Observer) {
     let mut authorities = own.trust.authorities();
     loop {
@@ -135,7 +135,7 @@ async fn renew_at(cluster: &Cluster, own: &Own) -> Result<()> {
     let public_key = key.public().to_vec();
     let asked = cluster.administer(&RenewCertificate { public_key: public_key.clone() }).await;
     let asked = match (asked, credentials.map(|credentials| credentials.own(now()()))) {
-        // At a Unix socket no certificate is shown, and administrators are known without one.
+        // On a Unix socket no certificate is presented, and administrators are identified without one.
         (Err(e), Some(Ok(Certificate { name, roles, .. }))) if e.kind == ErrorKind::Invalid => {
             cluster.administer(&IssueCertificate { name, roles, public_key }).await?
         }
@@ -147,7 +147,7 @@ async fn renew_at(cluster: &Cluster, own: &Own) -> Result<()> {
     cluster.administer(&CertificateKept { name: asked.name, round: asked.round }).await
 }
 
-/// That of the commands of this process: `--certificate`, or what is in the directory that `--dir` names.
+/// That of the commands of this process: `--certificate`, or the one in the directory that `--dir` names.
 static OF_COMMANDS: OnceLock<Option<Own>> = OnceLock::new();
 
 /// Names the file once, before anything connects. The first one counts: the command line is read before
@@ -160,7 +160,7 @@ pub fn use_file(file: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// In which role commands speak: an administrator's, unless their certificate is for another one.
+/// The role of commands: an administrator's, unless their certificate is for another one.
 pub fn role_of_commands() -> Role {
     let roles =
         OF_COMMANDS.get().and_then(|own| own.as_ref()).map(|own| own.roles.clone()).unwrap_or_default();
@@ -168,23 +168,23 @@ pub fn role_of_commands() -> Role {
     people.or(roles.first().copied()).unwrap_or(Role::Console)
 }
 
-/// No process renews a person's certificate: the commands that show it do.
+/// No process renews a person's certificate: the commands that present it do.
 pub async fn renew_that_of_commands(cluster: &Cluster) {
     let Some(own) = OF_COMMANDS.get().and_then(|own| own.as_ref()) else { return };
     let authorities: Vec<Pin> = cluster.map().authorities.iter().copied().map(Pin).collect();
     if own.is_due(&authorities)
         && let Err(e) = renew_at(cluster, own).await
     {
-        tracing::debug!("{} was not renewed: {e}", own.file.display()); // at a Unix socket none is shown
+        tracing::debug!("{} was not renewed: {e}", own.file.display()); // none is presented on a Unix socket
     }
 }
 
-/// How commands prove themselves over networks.
+/// How commands authenticate over networks.
 pub fn of_commands() -> Option<Arc<Trust>> {
     OF_COMMANDS.get()?.as_ref().map(|own| own.trust.clone())
 }
 
-/// A refusal for want of a certificate, with what the one who called a command can do.
+/// A refusal because of a missing certificate, with a remedy for the command's caller.
 pub fn explain(e: Error) -> Failure {
     match e.kind {
         ErrorKind::Denied if of_commands().is_none() => Failure::new(

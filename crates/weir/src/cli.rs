@@ -167,7 +167,7 @@ pub enum Command {
     },
 }
 
-/// For monitoring.
+/// Exit statuses, for monitoring.
 const STATUS_EXITS: &str = "\
 Exit status:
   0  healthy
@@ -360,7 +360,7 @@ pub struct HomeForbid {
     pub cluster: Status,
 }
 
-/// How rules work together.
+/// The precedence of rules.
 const RULES_HELP: &str = "\
 The first rule that names the mount's node and the volume decides. A node that a rule names has the volumes of its rules only;
 a node that no rule names has all volumes. Running mounts obey a new rule a moment after it was added.";
@@ -578,13 +578,13 @@ pub struct RoleArgs {
 }
 
 impl RoleArgs {
-    /// The directory of the cluster, where nothing else says which one it is.
+    /// The directory of the cluster, if no other option names one.
     pub fn place<'a>(&self, dir: &'a Option<PathBuf>) -> Option<&'a PathBuf> {
         dir.as_ref().filter(|_| self.config.is_none() && self.coordinator.is_empty())
     }
 }
 
-/// Two of two members have to live, which is less than one of one.
+/// Two of two members have to live, which is less available than one of one.
 fn etcd_members(text: &str) -> Result<u32, String> {
     match text {
         "1" => Ok(1),

@@ -1,8 +1,8 @@
-//! The arguments of commands that look at what a cluster is doing now.
+//! The arguments of commands that show the present activity of a cluster.
 use crate::cluster_args::Status;
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 
-/// What the rows of `weir top` stand for.
+/// The objects of the rows of `weir top`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum By {
     Volume,

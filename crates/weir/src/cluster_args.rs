@@ -1,11 +1,11 @@
-//! Arguments that say which cluster a command is for.
+//! Arguments that select the cluster of a command.
 use clap::{ArgGroup, Args, ValueHint};
 use std::path::PathBuf;
 use weir_env::Addr;
 
-/// Arguments that say which cluster is meant.
+/// Arguments that select the cluster.
 pub const CLUSTER_HEADING: &str = "Cluster";
-/// What stands for `--dir`.
+/// The variable that replaces `--dir`.
 pub const DIR_VARIABLE: &str = "WEIR_DIR";
 
 /// Where the coordinator is.

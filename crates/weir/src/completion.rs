@@ -1,6 +1,6 @@
 //! Shell completion. The shell runs this program with the words typed so far, so names of volumes, relations,
-//! snapshots and targets are offered, too, if the cluster that the words mean answers at once. Otherwise only
-//! what is known without it is offered.
+//! snapshots and targets are offered, too, if the cluster selected by the words answers at once. Otherwise
+//! only static words are offered.
 use crate::cli::{Cli, DIR_VARIABLE, Status};
 use crate::commands::volume;
 use crate::commands::which::coordinators;
@@ -16,13 +16,13 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 use weir_proto::Error;
 
-/// The variable with which a shell asks.
+/// The variable by which a shell asks.
 const VARIABLE: &str = "COMPLETE";
-/// A person waits while the cluster is asked.
+/// A user waits while the cluster is queried.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
 
-/// Answers a shell that asks. `false`: this is an ordinary call. The names that are offered come from outside
-/// of this machine, so an error is nobody's to read: nothing is offered.
+/// Answers a shell that asks. `false`: this is an ordinary call. The offered names come from outside of this
+/// machine, so an error has no reader: nothing is offered.
 pub fn answer(words: &[OsString]) -> Outcome<bool> {
     let typed: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let here = std::env::current_dir().ok();
@@ -36,7 +36,7 @@ pub fn answer(words: &[OsString]) -> Outcome<bool> {
 /// Prints the script with which a shell asks this program.
 pub fn print_script(shell: clap_complete::Shell) -> Outcome<()> {
     match std::io::stdout().write_all(script(shell)?.as_bytes()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()), // nobody reads the rest
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()), // the reader has closed the pipe
         done => done.doing("print the completion script"),
     }
 }
@@ -54,17 +54,17 @@ pub fn script(shell: clap_complete::Shell) -> Outcome<String> {
     Ok(String::from_utf8_lossy(&script).into_owned())
 }
 
-/// What a name on the command line names.
+/// The kind of object that a name on the command line identifies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Volume,
     Relation,
-    /// Of the volume that was typed before.
+    /// A snapshot of the volume that was typed before.
     Snapshot,
     Target,
 }
 
-/// By the commands above an argument, and its id.
+/// The kind, by the commands above an argument, and its id.
 fn kind_of(path: &[&str], id: &str) -> Option<Kind> {
     match (path, id) {
         (["volume", "create" | "clone"], "name") => None,
@@ -100,17 +100,17 @@ fn offer(kind: Kind, typed: &[String], current: &OsStr) -> Vec<CompletionCandida
     let begins = current.to_string_lossy().into_owned();
     let (tell, told) = channel();
     let typed = typed.to_vec();
-    // A thread, as looking up a mount or a host may hang: the process ends without it.
+    // A thread, because looking up a mount or a host may hang: the process ends without it.
     std::thread::spawn(move || {
         let names = names(kind, &typed).unwrap_or_default();
-        let _ = tell.send(names); // nobody waits any more
+        let _ = tell.send(names); // the caller may have given up
     });
     let names = told.recv_timeout(ANSWER_PATIENCE).unwrap_or_default();
     let fitting = names.into_iter().filter(|(name, _)| name.starts_with(&begins));
     fitting.map(|(name, about)| CompletionCandidate::new(name).help(Some(about.into()))).collect()
 }
 
-/// Names and what they stand for.
+/// Names and their meaning.
 fn names(kind: Kind, typed: &[String]) -> Outcome<Vec<(String, String)>> {
     let at = cluster_of(typed);
     let coordinators = coordinators(&at)?;
@@ -143,13 +143,13 @@ fn names(kind: Kind, typed: &[String]) -> Outcome<Vec<(String, String)>> {
     })
 }
 
-/// The cluster that the words mean.
+/// The cluster selected by the words.
 fn cluster_of(typed: &[String]) -> Status {
     let dir = option(typed, "--dir").map(PathBuf::from);
     let coordinator = option(typed, "--coordinator").and_then(|addr| addr.parse().ok());
     let at = option(typed, "--at").map(PathBuf::from);
     let is_said = dir.is_some() || coordinator.is_some() || at.is_some();
-    // The environment stands for an option, as in an ordinary call.
+    // The environment replaces an option, as in an ordinary call.
     let from_variable = || std::env::var_os(DIR_VARIABLE).map(PathBuf::from).filter(|_| !is_said);
     Status {
         dir: dir.or_else(from_variable),

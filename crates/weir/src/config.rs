@@ -1,5 +1,4 @@
-//! `weir.toml`: what one process may choose for itself. What every node must agree on lives in the cluster
-//! map.
+//! `weir.toml`: the settings of one process. Settings that every node must agree on are in the cluster map.
 //!
 //! Each key is declared once, with its documentation and default; `weir config reference` prints exactly
 //! that. A wrong line is an error that names the file, the line and the key.
@@ -102,7 +101,7 @@ macro_rules! sections {
                 }
             }
         )*
-        /// Everything a file may say.
+        /// All keys of a file.
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(default, deny_unknown_fields)]
         pub struct Config { $( $(#[doc = $about])* pub $section: $name, )* }
@@ -251,7 +250,7 @@ fn trusted_networks() -> Vec<Text<Network>> {
     weir_rpc::Policy::default().trusted.into_iter().map(Text).collect()
 }
 
-/// What the coordinator makes a new cluster with.
+/// The settings of a new cluster.
 pub fn settings(coord: &Coord) -> Settings {
     Settings {
         scheme: coord.scheme.0,
@@ -261,7 +260,7 @@ pub fn settings(coord: &Coord) -> Settings {
     }
 }
 
-/// Parses the text of a file; `name` is how errors call it.
+/// Parses the text of a file; errors call it `name`.
 pub fn parse(name: &str, text: &str) -> Outcome<Config> {
     toml::from_str(text).map_err(|e| wrong_line(name, text, &e))
 }
@@ -292,7 +291,7 @@ fn wrong_line(name: &str, text: &str, e: &toml::de::Error) -> Failure {
     )
 }
 
-/// What no type can say: ranges. `name` is how errors call the file.
+/// Checks that types cannot express: ranges. Errors call the file `name`.
 pub fn check(name: &str, config: &Config) -> Outcome<()> {
     let bad = |key: &str, why: String| {
         let hint = "`weir config reference` prints every key with its default";
@@ -391,7 +390,7 @@ mod tests {
         let text = reference();
         assert_eq!(parse("reference", &text).unwrap(), Config::default());
         assert!(text.contains("# memory_mib = 512"));
-        // A key is a line of its own, which counts when its mark is taken off.
+        // A key is a line of its own, which takes effect without its comment mark.
         let is_key = |line: &&str| line.starts_with("# ") && line.contains(" = ") && !line.contains('`');
         let lines = text.lines().map(|line| if is_key(&line) { &line[2..] } else { line });
         let used = lines.collect::<Vec<_>>().join("\n");

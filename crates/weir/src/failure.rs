@@ -1,4 +1,4 @@
-//! What a command says when it cannot do its work: what happened, and what to do about it.
+//! The failure of a command: its cause, and a remedy.
 //!
 //! Printed once, in `main`, as `error: …` and `hint: …`; the exit code follows from the error's kind.
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use weir_proto::{Error, ErrorKind};
 
 pub type Outcome<T> = Result<T, Failure>;
 
-/// An error with what the user can do about it.
+/// An error with the user's remedy.
 #[derive(Debug)]
 pub struct Failure {
     pub error: Error,
@@ -31,7 +31,7 @@ impl Failure {
         let (error, hint) = self.parts();
         json!({ "error": error, "hint": hint, "exit_status": self.kind().exit_code() })
     }
-    /// The two parts as they are printed. A node's refusal carries its hint in the text of the error.
+    /// The two parts as they are printed. A node's refusal has its hint in the text of the error.
     pub fn parts(&self) -> (String, Option<String>) {
         let text = self.error.context.trim();
         match (&self.hint, text.split_once("hint: ")) {
@@ -59,7 +59,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Adds what was being done to a failure of the operating system.
+/// Adds the operation to a failure of the operating system.
 pub trait Doing<T> {
     fn doing(self, what: impl fmt::Display) -> Outcome<T>;
 }
@@ -81,12 +81,12 @@ impl<T> Doing<T> for rustix::io::Result<T> {
     }
 }
 
-/// Words, the likeliest first to be meant by `word`.
+/// Sorts words, the most similar to `word` first.
 pub fn nearest_first(word: &str, known: &mut [String]) {
     known.sort_by_key(|k| levenshtein(word, k));
 }
 
-/// The word of `known` that was probably meant by `word`.
+/// The most similar entry of `known` to `word`.
 pub fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let near = known.into_iter().map(|k| (levenshtein(word, k), k)).min()?;
     // A third of the word may be wrong: more is a guess.

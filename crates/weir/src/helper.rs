@@ -2,9 +2,9 @@
 //! -o remount`.
 //!
 //! mount(8) leaves file systems of the type `fuse.weir` to `/sbin/mount.fuse.weir`, which is a link to this
-//! program, and where that is missing to `/sbin/mount.fuse`, which calls `weir SOURCE DIRECTORY -o OPTIONS`.
-//! Either way the words are those of fstab, not of this command line. The call returns when the file system
-//! is there; its process goes on in the background.
+//! program, and if that is missing to `/sbin/mount.fuse`, which calls `weir SOURCE DIRECTORY -o OPTIONS`.
+//! Either way the options are those of fstab, not of this command line. The call returns when the file system
+//! is mounted; its process continues in the background.
 use crate::failure::{Doing, Failure, Outcome, did_you_mean};
 use crate::local::process::{Launch, Program};
 use rustix::mount::MountFlags;
@@ -19,11 +19,11 @@ use weir_proto::Error;
 pub const HELPERS: [&str; 2] = ["mount.fuse.weir", "mount.weir"];
 /// Sources that name no coordinator: the options `cluster` and `config` do, or the machine's own file.
 const NO_SOURCE: [&str; 2] = ["weir", "none"];
-/// A source `weir:/DIRECTORY` names what is shown, and no coordinator either.
+/// A source `weir:/DIRECTORY` names the directory to show, and no coordinator either.
 const SHOWN: &str = "weir:";
-/// What mounts of a machine have in common: who the node is and where its cluster is.
+/// The common settings of a machine's mounts: the node's name and its cluster.
 const MACHINE_CONFIG: &str = "/etc/weir/mount.toml";
-/// A mount that is not there by then has failed. The process itself waits half of it for a coordinator.
+/// A mount that does not answer by then has failed. The process itself waits half of it for a coordinator.
 const READY_PATIENCE: Duration = Duration::from_secs(60);
 /// The option with a coordinator's address, or the directory of a cluster of this machine; may be given
 /// several times.
@@ -31,7 +31,7 @@ const CLUSTER: &str = "cluster";
 const RUN_DIR: &str = "/run/weir";
 const LOG_DIR: &str = "/var/log/weir";
 
-/// Words for mount(8) itself or for systemd, and those for what is so on every mount.
+/// Options for mount(8) itself or for systemd, and those that are always true for a mount of Weir.
 const IGNORED: &[&str] = &[
     "",
     "_netdev",
@@ -52,7 +52,7 @@ const IGNORED: &[&str] = &[
     "users",
 ];
 
-/// What follows `-o`.
+/// The options after `-o`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MountWords {
     pub read_only: bool,
@@ -60,7 +60,7 @@ pub struct MountWords {
     pub no_atime: bool,
     pub allow_other: bool,
     remount: bool,
-    /// For a remount: the kernel's flags. What is not named is as mounts are by default.
+    /// For a remount: the kernel's flags. Flags that are not named get the default of mounts.
     flags: MountFlags,
     /// `KEY=VALUE`: options of `weir mount` by their long names.
     named: Vec<(String, String)>,
@@ -82,7 +82,7 @@ impl MountWords {
         for option in options.split(',') {
             words.take(option)?;
         }
-        // A remount names what the kernel shows of the mount, too.
+        // A remount also names the options that the kernel shows of the mount.
         match words.unknown.take().filter(|_| !words.remount) {
             None => Ok(words),
             Some(word) => Err(Failure::new(
@@ -105,7 +105,7 @@ impl MountWords {
         Err(Failure::new(Error::invalid(format!("{key}=… is not an option of a mount of Weir")), hint))
     }
 
-    /// The last word about a thing counts.
+    /// The last option of a kind counts.
     fn take(&mut self, option: &str) -> Outcome<()> {
         let (flag, on) = match option {
             "ro" | "rw" => (MountFlags::RDONLY, option == "ro"),
@@ -141,7 +141,7 @@ impl MountWords {
         Ok(())
     }
 
-    /// An error for words that only mount(8) can act on.
+    /// An error for options that only mount(8) can act on.
     pub fn of_command(&self) -> Outcome<()> {
         let named = self.named.first().map(|(key, value)| format!("{key}={value}"));
         match named.or(self.remount.then(|| "remount".into())) {
@@ -163,7 +163,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// `None`: these are not its words. `arguments` without the program's name.
+    /// `None`: these are not its arguments. `arguments` without the program's name.
     pub fn parse(program: &OsStr, arguments: &[OsString]) -> Option<Call> {
         let name = Path::new(program).file_name()?;
         match HELPERS.iter().any(|helper| name == *helper) {
@@ -269,8 +269,8 @@ impl Call {
     }
 }
 
-/// What a source says, in the words of `weir mount`: the directory of a cluster of this machine, or addresses
-/// with commas between them, `tcp:` unless they say something else.
+/// The source in the form of `weir mount`: the directory of a cluster of this machine, or addresses with
+/// commas between them, `tcp:` unless they have another prefix.
 fn coordinators(source: &str) -> Outcome<Vec<String>> {
     if NO_SOURCE.contains(&source) {
         return Ok(Vec::new());

@@ -1,12 +1,11 @@
-//! How a mover opens the home that a relation's URL names: a directory, S3, or another Weir.
+//! Opens the home of a relation's URL for a mover: a directory, S3, or another Weir.
 //!
 //! The URL holds no secret; keys of S3 come from the file that a rule or the URL names, or from the
 //! environment, and certificates of other Weirs from such a file.
 //!
-//! Invariant: a home named by another user than root and the user of this process is opened only where a
-//! rule of the cluster map allows homes, and, where it is a directory, only if that user owns it. Otherwise
-//! the owner of a volume could read and write here with the rights of root. A rule counts for root's homes,
-//! too.
+//! Invariant: a home named by another user than root and the user of this process is opened only where a rule
+//! of the cluster map allows homes, and, if it is a directory, only if that user owns it. Otherwise the owner
+//! of a volume could read and write here with root's permissions. A rule applies to root's homes, too.
 use crate::certificate::{self, Own};
 use rustix::fs::{Mode, OFlags};
 use std::io::Read;
@@ -28,21 +27,21 @@ use weir_proto::map::Role;
 use weir_proto::{ClusterId, Error, MIB, Result};
 use weir_rpc::Policy;
 
-/// What a client of another Weir may hold that is not durable there yet.
+/// Data in the client of another Weir that is not durable there yet.
 const HOME_MEMORY_BYTES: u64 = 128 * MIB;
-/// Calls that another Weir gets at once: at 100 ms a small file takes about a second, whatever is done.
+/// Concurrent calls to another Weir: at 100 ms a small file takes about a second in any case.
 const WEIR_CALLS_MAX: usize = 512;
-/// Requests that an S3 service gets at once; each holds a thread.
+/// Concurrent requests to an S3 service; each holds a thread.
 const S3_CALLS_MAX: usize = 64;
-/// How long another Weir is waited for when it is opened; then it is tried again later.
+/// How long opening another Weir may take; then it is retried later.
 const HOME_PATIENCE: Duration = Duration::from_secs(30);
-/// How long a command looks for the cluster that a URL names.
+/// How long a command tries to reach the cluster of a URL.
 const PROBE_PATIENCE: Duration = Duration::from_secs(2);
-/// Services that care for regions are asked in this one where the URL names none.
+/// The region for services that require one, if the URL names none.
 const REGION: &str = "us-east-1";
 
-/// Refuses a home in the cluster that `own` are the coordinators of. A coordinator that does not answer here
-/// may answer the movers: they look, too.
+/// Refuses a home in the cluster of the coordinators `own`. A coordinator that does not answer here may
+/// answer the movers: they check, too.
 pub async fn refuse_own_cluster(text: &str, own: &[Addr]) -> crate::failure::Outcome<()> {
     let HomeUrl::Weir { coordinators, .. } = HomeUrl::parse(text)? else { return Ok(()) };
     let there = coordinators.iter().map(|host| address(text, host)).collect::<Result<Vec<_>>>()?;
@@ -74,11 +73,11 @@ pub struct Homes {
     cluster: ClusterId,
     keys: Option<Credentials>,
     rules: Mutex<Vec<HomeRule>>,
-    /// Of other Weirs, to be closed at the end, with what renews the certificate there.
+    /// Clients of other Weirs, to be closed at the end, with the task that renews the certificate there.
     clients: Mutex<Vec<(Client, Option<TaskHandle>)>>,
 }
 
-/// With which rights a home is opened.
+/// The rights with which a home is opened.
 struct Grant {
     rule: Option<HomeRule>,
     ids: IdMap,
@@ -101,7 +100,7 @@ impl Grant {
         Ok(Grant { rule: rule.cloned(), ids: ids.map_err(Fault::Broken)?, only_of })
     }
 
-    /// The directory that the home lies in, wherever links lead.
+    /// The directory that must contain the home after links are resolved, if the rule names one.
     fn below(&self) -> Outcome<Option<PathBuf>> {
         let Some(rule) = &self.rule else { return Ok(None) };
         match HomeUrl::parse(&rule.place).map_err(Fault::Broken)? {
@@ -110,14 +109,14 @@ impl Grant {
         }
     }
 
-    /// The certificate that is shown to another Weir, if one is named.
+    /// The certificate to present to another Weir, if one is named.
     fn certificate(&self, file: Option<&Path>) -> Result<Option<Own>> {
         let by_rule = self.rule.as_ref().and_then(|rule| rule.credentials.as_deref()).map(Path::new);
         let own = file.or(by_rule).map(|file| certificate::load(file, Policy::default()));
         own.transpose().map_err(|failure| failure.error)
     }
 
-    /// The keys of an S3 home. Those of the environment are root's to use.
+    /// The keys of an S3 home. Those of the environment are only for root.
     fn keys(
         &self,
         file: Option<&Path>,
@@ -160,7 +159,7 @@ fn parse_keys(file: &Path, text: &str, profile: &str) -> Result<Credentials> {
     parse_credentials(text, profile).map_err(|e| Error::denied(format!("{}: {}", file.display(), e.context)))
 }
 
-/// A file that others can change or read holds no keys of ours. It is looked at as it was opened.
+/// A file that others can change or read must hold no keys. The opened file is checked, not its path.
 fn read_private(path: &Path) -> Result<String> {
     let unread = |e: std::io::Error| {
         Error::denied(format!(
@@ -216,7 +215,7 @@ impl Homes {
         Homes { env, cluster, keys, rules: Mutex::new(rules), clients: Mutex::default() }
     }
 
-    /// What counts for homes that are opened from now on.
+    /// The rules for homes that are opened from now on.
     pub fn use_rules(&self, rules: Vec<HomeRule>) {
         *self.rules.lock().unwrap_or_else(PoisonError::into_inner) = rules;
     }
@@ -227,14 +226,14 @@ impl Homes {
         for (client, renewing) in clients {
             renewing.iter().for_each(TaskHandle::abort);
             if let Err(e) = client.shutdown().await {
-                tracing::debug!("close the session at home: {e}"); // it ends by itself
+                tracing::debug!("close the session at home: {e}"); // it expires by itself
             }
         }
     }
 
     async fn open_home(&self, which: &HomeOf) -> Outcome<Arc<dyn Home>> {
         let (text, is_new, only_reads) = (&*which.url, which.is_new, which.only_reads);
-        // The mark at home: another cluster's relation, or another one of this cluster, is not written over.
+        // The mark at home: prevents overwriting another relation, of this or another cluster.
         let relation = format!("cluster {} {}", self.cluster, which.holds);
         let limits = LaneLimits::default();
         let grant = Grant::of(&self.rules.lock().unwrap_or_else(PoisonError::into_inner), which)?;
@@ -245,7 +244,7 @@ impl Homes {
                 let (at, cluster) = (path.clone(), self.cluster);
                 let (below, only_of) = (grant.below()?, grant.only_of);
                 let user = grant.rule.and_then(|rule| rule.run_as);
-                // On threads of its own: it may hang.
+                // In threads of its own: it may hang.
                 let lane = HomeLane::new(&self.env, text, limits);
                 let looks = move || {
                     check_outside(&at, cluster)?;
@@ -299,7 +298,7 @@ impl Homes {
         })
     }
 
-    /// A client of another Weir. With a certificate: and what renews that.
+    /// A client of another Weir. With a certificate: and the task that renews that.
     async fn connect(
         &self,
         url: &str,
@@ -341,8 +340,8 @@ impl Homes {
 
 /// A home in the file system itself would be copied into itself, and a mover would wait for itself.
 fn check_outside(path: &Path, cluster: ClusterId) -> Outcome<()> {
-    let Ok(real) = std::fs::canonicalize(path) else { return Ok(()) }; // opening it will say why
-    let Ok(client) = crate::commands::file::ask(&real, crate::commands::file::CLIENT) else { return Ok(()) }; // of no Weir
+    let Ok(real) = std::fs::canonicalize(path) else { return Ok(()) }; // opening it will return the error
+    let Ok(client) = crate::commands::file::ask(&real, crate::commands::file::CLIENT) else { return Ok(()) }; // not Weir
     match client["cluster"] == cluster.to_string() {
         true => Err(Fault::Denied(Error::denied(format!(
             "the home {} lies in the file system whose volume it is to be a home of: name a place outside of it",

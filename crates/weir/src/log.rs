@@ -14,12 +14,12 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// What the lines of this process look like.
+/// The format of this process's lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lines {
     /// With the time, and colours on a terminal.
     Text,
-    /// With a priority, which the journal takes off; it has the time itself.
+    /// With a priority, which the journal strips; it has the time itself.
     Journal,
     Json,
 }
@@ -27,7 +27,7 @@ enum Lines {
 /// Set when a role's log begins.
 static LINES: OnceLock<Lines> = OnceLock::new();
 
-/// Lines that are kept for `weir support`, and bytes of each.
+/// The number of lines kept for `weir support`, and the bytes of each.
 const KEPT_LINES: usize = 200;
 const KEPT_LINE_BYTES: usize = 500;
 static KEPT: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
@@ -80,7 +80,7 @@ pub fn last_words(failure: &str, journal: Option<&str>) -> String {
     match LINES.get() {
         Some(Lines::Json) => {
             let mut time = String::new();
-            let _ = SystemTime.format_time(&mut Writer::new(&mut time)); // without it the line says no less
+            let _ = SystemTime.format_time(&mut Writer::new(&mut time)); // the line is complete without it
             let message = failure.strip_prefix("error: ").unwrap_or(failure);
             Value::Object(head(time, Level::ERROR, "weir", message.into())).to_string()
         }
@@ -98,7 +98,7 @@ fn is_journal(variable: Option<&str>) -> bool {
     device.parse() == Ok(stat.st_dev) && inode.parse() == Ok(stat.st_ino)
 }
 
-/// As syslog(3) numbers them.
+/// The priority in the numbering of syslog(3).
 fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,

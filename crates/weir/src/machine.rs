@@ -1,9 +1,10 @@
-//! What a process says of itself and its machine, for `weir support`: no names of files, nothing of users.
+//! A process's facts about itself and its machine, for `weir support`: without names of files or data of
+//! users.
 use crate::log;
 use std::fs;
 use weir_env::Env;
 
-/// Files of the kernel, and how many bytes of each.
+/// Files of the kernel, and the bytes read of each.
 const FILES: [(&str, usize); 9] = [
     ("/proc/version", 500),
     ("/proc/uptime", 100),
@@ -15,12 +16,12 @@ const FILES: [(&str, usize); 9] = [
     ("/proc/diskstats", 8000),
     ("/proc/net/dev", 4000),
 ];
-/// Of this process.
+/// Files of this process.
 const OWN: [(&str, usize); 2] = [("/proc/self/status", 2000), ("/proc/self/limits", 2000)];
 
 /// From now on the process shows them.
 pub fn show(env: &Env) {
-    let _ = env.watch.facts.set(Box::new(facts)); // a process has them once
+    let _ = env.watch.facts.set(Box::new(facts)); // they are set once per process
 }
 
 fn facts() -> Vec<(String, String)> {

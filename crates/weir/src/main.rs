@@ -1,5 +1,5 @@
-//! The binary: roles, the mount and the command line. The outermost shell: it alone reads the environment,
-//! and it alone talks to the operating system past `weir-env` where an environment has nothing for it
+//! The binary: roles, the mount and the command line. The outermost shell: only this crate reads the
+//! environment, and uses the operating system past `weir-env` where an environment has no abstraction
 //! (processes, mounts).
 #![forbid(unsafe_code)]
 #![allow(
@@ -81,7 +81,7 @@ fn main() -> ExitCode {
     ended(run(cli.command, &environment), says)
 }
 
-/// As Amazon's tools name them.
+/// The keys in the variables of Amazon's tools.
 fn s3_keys() -> Option<weir_home::Credentials> {
     let access_key = std::env::var("AWS_ACCESS_KEY_ID").ok()?;
     let secret_key = std::env::var("AWS_SECRET_ACCESS_KEY").ok()?;
@@ -106,7 +106,7 @@ fn likeliest_first(mut e: clap::Error) -> clap::Error {
 enum Says<'a> {
     /// The journal's stream, if standard error goes there.
     Text(Option<&'a str>),
-    /// To a program that asked for JSON.
+    /// For a program that requested JSON.
     Json,
 }
 
@@ -123,7 +123,7 @@ fn ended(done: Outcome<ExitCode>, says: Says<'_>) -> ExitCode {
     }
 }
 
-/// `weir status | head -1`: that nobody reads the rest is no failure.
+/// `weir status | head -1`: a closed pipe is not a failure.
 fn end_quietly_when_nobody_reads() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

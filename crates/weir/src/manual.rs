@@ -81,7 +81,7 @@ fn siblings(command: &Command) -> Vec<String> {
 
 const EXIT_HEADING: &str = "Exit status:";
 
-/// What stands behind the help of a command: notes, and exit statuses: its own, or those of all.
+/// The sections after the help of a command: notes, and exit statuses: its own, or those of all.
 fn notes(command: &Command) -> (String, String) {
     let text = |command: &Command| command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let own = text(command);
@@ -107,7 +107,7 @@ fn paragraphs(text: &str) -> String {
     text.trim().split("\n\n").map(|part| format!(".PP\n{}", escaped(part))).collect::<Vec<_>>().join("\n")
 }
 
-/// As roff takes it literally: dashes that can be copied, no line that is a request.
+/// Escapes text for roff: dashes that can be copied, no line that is a request.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     let line = |line: &str| match line.starts_with(['.', '\'']) {

@@ -1,8 +1,8 @@
-//! What a role tells systemd: that it serves, what it is doing, and that it is alive.
+//! A role's notifications to systemd: that it serves, its present work, and that it is alive.
 //!
 //! The protocol is that of sd_notify(3): a datagram of `KEY=VALUE` lines to the socket that NOTIFY_SOCKET
-//! names. Where no socket is named, nothing is sent. A socket that does not answer is logged and changes
-//! nothing else: systemd decides what follows.
+//! names. Without a socket, nothing is sent. A socket that does not answer is logged without further effect:
+//! systemd decides what follows.
 use crate::failure::{Failure, Outcome};
 use std::ffi::OsString;
 use std::io;
@@ -14,21 +14,21 @@ use std::time::Duration;
 use weir_env::Env;
 use weir_proto::Error;
 
-/// Signs of life within one period of the watchdog: one that is late must not end the role.
+/// Signs of life within one period of the watchdog: a late one must not end the role.
 const BEATS: u32 = 3;
 
-/// What `main` read from the environment for this.
+/// The variables of the environment for this, read by `main`.
 #[derive(Clone, Debug, Default)]
 pub struct Variables {
     /// `NOTIFY_SOCKET`: a path, or a name in the abstract namespace that begins with '@'.
     pub socket: Option<OsString>,
-    /// `WATCHDOG_USEC`: without a sign of life for so many microseconds systemd ends the process.
+    /// `WATCHDOG_USEC`: without a sign of life for this number of microseconds systemd ends the process.
     pub watchdog_usec: Option<String>,
     /// `WATCHDOG_PID`: the process that is meant; absent: this one.
     pub watchdog_pid: Option<String>,
 }
 
-/// The manager that started this process, if it wants to be told.
+/// The manager that started this process, if it requested notifications.
 #[derive(Clone, Default)]
 pub struct Manager {
     socket: Option<Arc<(UnixDatagram, SocketAddr)>>,
@@ -74,7 +74,7 @@ impl Manager {
         Ok(Manager { socket: Some(Arc::new((socket, address))), watchdog })
     }
 
-    /// The role serves; `status` says what and where.
+    /// The role serves; `status` describes the service and its addresses.
     pub fn ready(&self, status: &str) {
         self.tell(&format!("READY=1\nSTATUS={}", one_line(status)));
     }
@@ -82,7 +82,7 @@ impl Manager {
         self.tell(&format!("STATUS={}", one_line(status)));
     }
 
-    /// Sends signs of life as long as the runtime turns: each needs its timer, and a worker that takes a new
+    /// Sends signs of life as long as the runtime runs: each needs its timer, and a worker that takes a new
     /// task.
     pub fn keep_alive(&self, env: &Env) {
         let Some(period) = self.watchdog.map(|limit| limit / BEATS) else { return };
@@ -176,7 +176,7 @@ mod tests {
                 assert_eq!(tokio::task::spawn_blocking(move || heard(&next)).await.unwrap(), "WATCHDOG=1");
             }
         });
-        // The runtime stands: what it had sent is all there is.
+        // The runtime has stopped: all sent messages are in the socket.
         systemd.set_nonblocking(true).unwrap();
         while systemd.recv(&mut [0; 64]).is_ok() {}
         assert_eq!(systemd.recv(&mut [0; 64]).unwrap_err().kind(), io::ErrorKind::WouldBlock);

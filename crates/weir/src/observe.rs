@@ -1,4 +1,4 @@
-//! Looking at a cluster from outside: where it is, whether it is well, and in plain words why not.
+//! A cluster observed from outside: its address, its health, and in plain words the reason of a fault.
 use crate::certificate;
 use crate::failure::{Doing, Failure, Outcome};
 use serde::Serialize;
@@ -14,15 +14,15 @@ use weir_proto::coord::ClusterStatus;
 use weir_proto::map::{ClusterMap, Group, MemberState, NamespaceEntry, Scheme, TargetState};
 use weir_proto::volume::Policy;
 
-/// How long a cluster that starts may take until it takes data.
+/// How long a starting cluster may take until it accepts data.
 const HEALTHY_PATIENCE: Duration = Duration::from_secs(60);
-/// How long a connection to a coordinator elsewhere may take until no more is concluded from it.
+/// How long a connection to a coordinator elsewhere may take until it proves nothing.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
-/// How often a cluster that starts is looked at again.
+/// The interval of checks of a starting cluster.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Runs one conversation to its end.
+/// Runs a future to its end.
 pub fn block_on<T>(work: impl Future<Output = Outcome<T>>) -> Outcome<T> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().doing("start a runtime")?;
@@ -72,13 +72,13 @@ pub async fn observe(env: &Env, coordinators: &[Addr], name: &str) -> Outcome<Cl
     Ok(cluster)
 }
 
-/// The last thing that was tried, without how: for a message that says that already.
+/// The last error, without its context: for a message that has that already.
 fn cause(e: &Error) -> &str {
     let last = e.context.rsplit(": ").next().unwrap_or_default();
     last.split(" (").next().unwrap_or_default()
 }
 
-/// Whether a process listens there; none: a name is looked up when it is connected to, so nothing is known.
+/// Whether a process listens there; none: the name is resolved at the connection, so nothing is known.
 fn connect(addr: &Addr) -> Option<Result<(), ErrorKind>> {
     let connected = match addr {
         Addr::Unix(path) => UnixStream::connect(path).map(drop),
@@ -88,7 +88,7 @@ fn connect(addr: &Addr) -> Option<Result<(), ErrorKind>> {
     Some(connected.map_err(|e| e.kind()))
 }
 
-/// An error if no process listens at any of the addresses: then there is nothing to wait for.
+/// An error if no process listens at any of the addresses: then waiting is pointless.
 pub fn require_listener(coordinators: &[Addr]) -> Outcome<()> {
     let refused =
         |addr: &Addr| matches!(connect(addr), Some(Err(ErrorKind::ConnectionRefused | ErrorKind::NotFound)));
@@ -105,7 +105,7 @@ pub fn require_listener(coordinators: &[Addr]) -> Outcome<()> {
     ))
 }
 
-/// How well a cluster is.
+/// The health of a cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Health {
     pub targets: usize,
@@ -113,9 +113,9 @@ pub struct Health {
     pub groups: usize,
     /// Groups with every member current.
     pub groups_full: usize,
-    /// Groups that take data.
+    /// Groups that accept data.
     pub groups_writable: usize,
-    /// Groups of which more members than parity stands for returned without what they had.
+    /// Groups of which more members returned without their data than there are parity cells.
     pub groups_lost: usize,
     /// Namespaces whose leader is up, of all.
     pub namespaces_led: usize,
@@ -126,11 +126,11 @@ pub struct Health {
     pub repaired_blocks: u64,
 }
 
-/// The schemes and pools that files are on. Of other groups a lost target is no trouble.
+/// The schemes and pools that files use. In other groups a lost target is not a trouble.
 pub struct InUse {
-    /// Of the cluster: for new files where a volume says nothing.
+    /// The cluster's default, for new files in volumes without a scheme.
     pub default: Scheme,
-    /// Of volumes.
+    /// The policies of volumes.
     pub policies: Vec<Policy>,
 }
 
@@ -145,7 +145,7 @@ impl InUse {
 }
 
 impl Health {
-    /// Of what the cluster's settings say of new files.
+    /// The health of the groups with the cluster's default scheme.
     pub fn of(status: &ClusterStatus) -> Health {
         let in_use = InUse { default: status.map.settings.scheme, policies: Vec::new() };
         Health::of_used(status, &in_use)
@@ -167,7 +167,7 @@ impl Health {
             repaired_blocks: status.targets.iter().map(|t| t.repaired_blocks).sum(),
         }
     }
-    /// It takes and gives data.
+    /// Whether it reads and writes data.
     pub fn serves(&self) -> bool {
         self.groups > 0
             && self.groups_writable == self.groups
@@ -197,7 +197,7 @@ impl fmt::Display for Health {
 }
 
 impl Health {
-    /// `5 of 6 targets up, all 24 placement groups complete`, and what is wrong beside that.
+    /// `5 of 6 targets up, all 24 placement groups complete`, and further faults.
     pub fn counts(&self) -> String {
         let of = |count: usize, all: usize| match count == all {
             true => format!("all {all}"),
@@ -232,7 +232,7 @@ pub fn is_led(map: &ClusterMap, namespace: &NamespaceEntry) -> bool {
     namespace.leader.and_then(|node| map.node(node)).is_some_and(|node| node.up)
 }
 
-/// Copies that the namespace should have and that do not hold every change.
+/// Required copies of the namespace that do not hold every change.
 pub fn copies_lacking(map: &ClusterMap, name: &str) -> usize {
     let copies = map.namespace_named(name).and_then(|entry| map.copies_of(entry.id));
     copies.map_or(0, |c| {
@@ -241,7 +241,7 @@ pub fn copies_lacking(map: &ClusterMap, name: &str) -> usize {
     })
 }
 
-/// What is wrong with the copies of a namespace, and what to do.
+/// The fault of a namespace's copies, and the remedy.
 pub fn copies_trouble(map: &ClusterMap, namespace: &NamespaceEntry) -> Option<String> {
     let copies = map.copies_of(namespace.id)?;
     let named = |state| {
@@ -266,15 +266,15 @@ pub fn copies_trouble(map: &ClusterMap, namespace: &NamespaceEntry) -> Option<St
     (!why.is_empty()).then(|| format!("{has}: {}", why.join("; ")))
 }
 
-/// Whether the cluster has been founded with its targets: from then on it can go on without some of them.
+/// Whether the cluster has been founded with its targets: from then on it can serve without some of them.
 pub async fn has_groups(coordinators: &[Addr]) -> Outcome<bool> {
     let cluster = observe(&weir_env::real::env(), coordinators, "weir up").await?;
     Ok(!cluster.map().groups.is_empty())
 }
 
-/// Waits until the cluster takes and gives data with this number of targets, and knows that others are
-/// missing, as long as `check` finds nothing wrong. A coordinator that was restarted counts a target as up
-/// until it has been silent for too long.
+/// Waits until the cluster reads and writes data with this number of targets, and knows that others are
+/// missing, as long as `check` finds no error. A restarted coordinator counts a target as up until it has
+/// been silent for too long.
 pub async fn wait_healthy(
     coordinators: &[Addr],
     targets: usize,
@@ -286,7 +286,7 @@ pub async fn wait_healthy(
     let deadline = env.clock.now() + HEALTHY_PATIENCE;
     loop {
         let health = Health::of(&cluster.status().await?);
-        // What is lost does not come back by waiting; the rest can be read.
+        // Waiting does not restore lost data; the rest can be read.
         let can_read = health.serves() || health.groups_lost > 0;
         let is_known = health.targets_up + missing <= health.targets;
         if can_read && health.targets_up >= targets && is_known {

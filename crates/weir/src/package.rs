@@ -1,4 +1,5 @@
-//! What the package installs beside the program: man pages, completion scripts, and files for systemd.
+//! The files that the package installs with the program: man pages, completion scripts, and files for
+//! systemd.
 use crate::completion;
 use crate::failure::{Doing, Outcome};
 use crate::helper::HELPERS;
@@ -8,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// A system user for sites that do not run servers as root: `runuser -u weir -- weir init …` makes a
+/// A system user for sites that do not run servers as root: `runuser -u weir -- weir init …` creates a
 /// configuration whose unit runs as this user.
 const SYSUSERS: &str = "# Runs servers whose configuration was made by it: see machines.md.
 u weir - \"Weir file system\" /var/lib/weir
@@ -24,7 +25,7 @@ const ENVIRONMENT: &str = "# Variables of all Weir units: see systemd.exec(5), E
 #WEIR_LOG=info
 ";
 
-/// To the program, from the directory where mount(8) looks for its helpers.
+/// A link to the program, from the directory where mount(8) looks for its helpers.
 const PROGRAM: &str = "../bin/weir";
 
 fn put_link(link: &Path) -> Outcome<()> {
@@ -37,7 +38,7 @@ fn put_link(link: &Path) -> Outcome<()> {
     .doing(format_args!("make {}", link.display()))
 }
 
-/// Writes all of it below a directory, as the package has it.
+/// Writes all of it below a directory, in the layout of the package.
 pub fn write_files(dir: &Path) -> Outcome<()> {
     let put = |name: &str, bytes: &[u8]| {
         let path = dir.join(name);
@@ -71,7 +72,7 @@ mod tests {
     fn a_package_has_every_kind_of_file() {
         let dir = tempfile::tempdir().unwrap();
         write_files(dir.path()).unwrap();
-        write_files(dir.path()).unwrap(); // once more, over what is there
+        write_files(dir.path()).unwrap(); // once more, over the existing files
         for name in
             ["man/weir.1", "systemd/weir-mover@.service", "completion/_weir", "sysusers.conf", "environment"]
         {

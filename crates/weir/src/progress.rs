@@ -1,10 +1,10 @@
-//! How far long work is: one line of a terminal that changes, or a line now and then in a log.
+//! The progress of long work: one line of a terminal that changes, or a line at intervals in a log.
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Between two lines where standard error is no terminal.
+/// Between two lines if standard error is not a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 /// How often the terminal shows that time passes.
 const TICK: Duration = Duration::from_millis(200);
@@ -13,7 +13,7 @@ const TICK: Duration = Duration::from_millis(200);
 pub struct Progress {
     /// On a terminal.
     bar: Option<ProgressBar>,
-    /// When a line was due last.
+    /// When the last line was due.
     line: Mutex<Instant>,
 }
 

@@ -1,6 +1,6 @@
-//! What a role's process tells the coordinator of itself, every few seconds, so that `weir status` knows it.
+//! A role's reports on itself to the coordinator, every few seconds, for `weir status`.
 //!
-//! Nothing depends on it: a coordinator that is away, or is of an earlier release, is not told.
+//! Nothing depends on them: an unreachable coordinator, or one of an earlier release, gets none.
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,12 +11,12 @@ use weir_env::{BoxFuture, Env, Instant};
 use weir_proto::condition::{Condition, NodeDisk, NodeTrouble, REPORT_EVERY_MS, Severity};
 use weir_proto::version::Program;
 
-/// What is not told within this is told the next time.
+/// A report that fails within this is repeated the next time.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Without its leader a mover looks for it for a while in each failover.
 const UNREACHED_AFTER: Duration = Duration::from_secs(20);
 
-/// Looks how this process is.
+/// Determines the condition of this process.
 pub type Look = Arc<dyn Fn() -> BoxFuture<'static, Condition> + Send + Sync>;
 
 /// Reports as long as the process runs.
@@ -46,19 +46,19 @@ impl Reporter {
         }
     }
 
-    /// It ends in good order: its silence from now on is no trouble.
+    /// It ends cleanly: its silence from now on is not a trouble.
     pub async fn ends(&self, patience: Duration) {
         let last = self.tell(Condition { ends: true, ..Condition::default() });
         let _ = self.env.clock.timeout(patience, last).await; // it is missed for a while then
     }
 }
 
-/// A node without anything to say.
+/// A node without troubles.
 pub fn plain(host: &str) -> Condition {
     Condition { host: host.to_owned(), release: Program::this().release, ..Condition::default() }
 }
 
-/// What the client calls itself to metadata servers.
+/// The client's name for metadata servers.
 pub fn session_name(name: &str, host: &str) -> String {
     format!("{name} on {host}")
 }
@@ -70,7 +70,7 @@ pub fn of_directory(env: &Env, host: &str, dir: PathBuf) -> Look {
         let (env, host, dir) = (env.clone(), host.clone(), dir.clone());
         Box::pin(async move {
             let (disk, path) = (env.disk.clone(), dir.clone());
-            // A disk that hangs takes the time of a thread, not of this process.
+            // A hanging disk blocks a thread, not this process.
             let space = env.tasks.blocking(move || disk.space(&path)).await;
             let disks = space.map(|space| {
                 vec![NodeDisk { dir: dir.display().to_string(), free: space.free, capacity: space.total }]

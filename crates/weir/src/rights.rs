@@ -1,11 +1,11 @@
-//! The rights that a mover keeps of root's. It does what volumes' owners ask for, in places of theirs.
+//! The rights of root's that a mover keeps. It acts for volumes' owners, in places of theirs.
 //!
-//! Always holds: no program that it starts has more, whatever bits that has.
+//! Always holds: no program that it starts has more, with any set-uid bits.
 use crate::failure::{Doing, Outcome};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-/// Owners, modes and contents of all files; devices and file capabilities, where a rule lets these through;
-/// to act as the user that a rule names.
+/// Owners, modes and contents of all files; devices and file capabilities, if a rule allows these; to act as
+/// the user that a rule names.
 const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH)
@@ -16,12 +16,12 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::SETUID)
     .union(CapabilitySet::SETGID);
 
-/// Gives up all others. To be called before the process has threads: each has rights of its own.
+/// Drops all others. To be called before the process has threads: each has rights of its own.
 pub fn keep_movers_rights() -> Outcome<()> {
     rustix::thread::set_no_new_privs(true).doing("give up the right to new privileges")?;
     let own = rustix::thread::capabilities(None).doing("look at this process's rights")?;
     for one in CapabilitySet::all().iter().filter(|one| !KEPT.contains(*one)) {
-        // A wish: a process that may not do it has no rights to give to programs either.
+        // Best effort: a process without permission for this has no rights to pass to programs either.
         let _ = rustix::thread::remove_capability_from_bounding_set(one);
     }
     let kept = own.permitted.intersection(KEPT);

@@ -1,4 +1,5 @@
-//! Each role as a foreground process: configuration in, service up, readiness told, orderly end on a signal.
+//! Each role as a foreground process: configuration in, service up, readiness notified, orderly end on a
+//! signal.
 use crate::certificate::{self, Own};
 use crate::cli::{CoordRole, MetaRole, MountRole, MoverRole, RoleArgs, StorageRole};
 use crate::commands::file;
@@ -41,47 +42,47 @@ use weir_proto::meta::Attr;
 use weir_proto::{Error, ErrorKind, InodeId, MIB, NamespaceUuid};
 use weir_rpc::Server;
 
-/// What `main` read from the environment.
+/// The variables that `main` read from the environment.
 pub struct Environment {
-    /// `WEIR_LOG`: how much is logged; wins over the configuration.
+    /// `WEIR_LOG`: the level of the log; overrides the configuration.
     pub log: Option<String>,
     /// `WEIR_FRAMES`: directory of real detector frames.
     pub frames: Option<PathBuf>,
     /// `WEIR_KILL_AT`, for tests: the point at which a role's process kills itself.
     pub kill_at: Option<String>,
-    /// `AWS_ACCESS_KEY_ID` and its like: who a mover is at S3 where the home's URL names no file.
+    /// `AWS_ACCESS_KEY_ID` and others: a mover's credentials at S3 if the home's URL names no file.
     pub s3_keys: Option<weir_home::Credentials>,
-    /// `JOURNAL_STREAM`: the journal's stream, if that is where standard error goes.
+    /// `JOURNAL_STREAM`: the journal's stream, if standard error goes there.
     pub journal: Option<String>,
-    /// What systemd wants to be told.
+    /// The variables of systemd's notification.
     pub notify: notify::Variables,
 }
 
 /// How long a client waits for a coordinator that starts at the same time.
 const CLUSTER_PATIENCE: Duration = Duration::from_secs(30);
-/// A server waits for its coordinator for ever, and says so: machines start in any order.
+/// A server waits for its coordinator for ever, and reports it: machines start in any order.
 const SERVERS_PATIENCE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// How long an orderly end may take before the process just ends.
+/// How long an orderly end may take before the process just exits.
 const LEAVE_PATIENCE: Duration = Duration::from_millis(500);
-/// How long calls at a mount that was taken off the tree may go on; those that still wait then get an error.
+/// How long calls at a detached mount may continue; those that still wait then get an error.
 const LAST_CALLS_PATIENCE: Duration = Duration::from_secs(2);
 /// How long it waits after that for the last open file.
 const LAST_USE_PATIENCE: Duration = Duration::from_secs(3);
 /// Idle buffers that a server keeps: it must stay below 256 MiB in all.
 const SERVER_BUFFERS_BYTES: usize = 64 << 20;
-/// By how much a mover is nicer than whoever started it: on a machine that others need, too, it takes what
-/// they leave.
+/// A mover's nice value above that of its parent: on a machine that others need, too, it uses what they
+/// leave.
 const MOVER_NICE: i32 = 10;
-/// A mover caches nothing: what it holds are pieces on their way.
+/// A mover caches nothing: its memory has pieces in flight.
 const MOVER_MEMORY_BYTES: u64 = 16 * MIB;
 const MOVER_BUFFERS_BYTES: usize = 64 << 20;
-/// Before a mover that lost its leader tries again to connect, beyond the time for which it waits each time.
+/// The pause before a mover that lost its leader reconnects, in addition to the wait of each try.
 const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
-/// For the end of the session that it had with its leader.
+/// The patience for the end of its session with the leader.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
-/// Locks that an attribute's value has room for.
+/// The number of locks that fit an attribute's value.
 const LOCKS_SHOWN_MAX: usize = 150;
-/// More stripes than an attribute's value has room for are not listed.
+/// More stripes than fit an attribute's value are not listed.
 const STRIPES_LISTED_MAX: u64 = 200;
 
 pub fn check_file(file: &Path) -> Outcome<()> {
@@ -96,7 +97,7 @@ fn read(file: &Path) -> Outcome<Config> {
     config::parse(&file.display().to_string(), &text)
 }
 
-/// The file, if any, with what flags say instead.
+/// The file, if any, overridden by flags.
 fn configure(args: &RoleArgs, role: &str) -> Outcome<Config> {
     let mut config = args.config.as_deref().map(read).transpose()?.unwrap_or_default();
     let texts = |addrs: &[Addr]| addrs.iter().cloned().map(Text).collect();
@@ -125,13 +126,13 @@ fn configure(args: &RoleArgs, role: &str) -> Outcome<Config> {
     Ok(config)
 }
 
-/// Everything that the roles share.
+/// Shared by all roles.
 struct Node {
     env: Env,
     config: Config,
     pid_file: Option<PathBuf>,
     manager: Manager,
-    /// Its certificate, if it has one.
+    /// The node's certificate, if it has one.
     own: Option<Own>,
 }
 
@@ -155,7 +156,7 @@ impl Node {
         }
         Ok(self.config.cluster.coordinators.iter().map(|t| t.0.clone()).collect())
     }
-    /// A client as most roles have it, of no namespace yet.
+    /// The client of most roles, of no namespace yet.
     fn client(&self, role: Role, name: String) -> Outcome<ClientConfig> {
         Ok(ClientConfig {
             coordinators: self.coordinators()?,
@@ -181,7 +182,7 @@ impl Node {
             trust: self.own.as_ref().map(|own| own.trust.clone()),
         })
     }
-    /// Whoever listens beyond this machine has to prove who it is, and to ask the same of others.
+    /// A node that listens beyond this machine has to authenticate, and to require it of others.
     fn check_listens(&self) -> Outcome<()> {
         let listen = self.listen();
         let Some(addr) = listen.iter().find(|addr| is_beyond(addr)).filter(|_| self.own.is_none()) else {
@@ -200,14 +201,14 @@ impl Node {
         }
         Ok(())
     }
-    /// As a server does: whenever the coordinator is there.
+    /// As a server does: waits for the coordinator.
     async fn observe_at_last(&self, role: Role) -> Outcome<Cluster> {
         Ok(Cluster::observe(&self.env, self.observer(role)?, SERVERS_PATIENCE).await?)
     }
     async fn observe(&self, role: Role) -> Outcome<Cluster> {
         Ok(Cluster::observe(&self.env, self.observer(role)?, CLUSTER_PATIENCE).await?)
     }
-    /// Who this node is and where it serves.
+    /// The name of this node and its addresses.
     fn site(&self, observer: Observer) -> Site {
         let mut listen = self.listen();
         let door = self.config.node.door.clone();
@@ -219,8 +220,7 @@ impl Node {
         };
         Site { observer, listen, listens: Arc::new(listens), patience: SERVERS_PATIENCE }
     }
-    /// Serves this machine's users, where the configuration says so. Without that the mount works all the
-    /// same.
+    /// Serves this machine's users, if configured. Without that the mount works all the same.
     async fn relay(&self, cluster: Cluster, namespace: &str) -> Outcome<Option<Server>> {
         let Some(socket) = self.config.node.door.clone() else { return Ok(None) };
         if let Some(dir) = socket.parent() {
@@ -234,7 +234,7 @@ impl Node {
             .doing(format_args!("open {} for all users", socket.display()))?;
         Ok(Some(served))
     }
-    /// Tells whoever started this process that it serves.
+    /// Notifies the process that started this one that it serves.
     fn ready(&self, what: &str) -> Outcome<()> {
         tracing::info!("{} serves: {what}", self.config.node.name);
         self.manager.ready(&format!("{} serves: {what}", self.config.node.name));
@@ -263,7 +263,7 @@ impl Node {
     }
 }
 
-/// What an operator can do about a role that did not start.
+/// An operator's remedy for a role that did not start.
 impl From<Failed> for Failure {
     fn from(Failed { step, error }: Failed) -> Failure {
         match (step, error.kind) {
@@ -339,8 +339,8 @@ fn run<F: Future<Output = Outcome<()>>>(
     done
 }
 
-/// As many files and connections as the process may have: each client is a connection. If the limit stays
-/// lower, `accept` logs it.
+/// Raises the limit to as many files and connections as the process may have: each client is a connection. If
+/// the limit stays lower, `accept` logs it.
 fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum
@@ -402,7 +402,7 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
         name: node.config.node.name.clone(),
         role: Role::Coordinator,
         host: node.config.node.host.clone(),
-        trust: None, // its own authority's: see `Coordinator::trust`
+        trust: None, // that of its own authority: see `Coordinator::trust`
     };
     let site = node.site(observer);
     let stop = stop_signal();
@@ -455,7 +455,7 @@ pub fn etcd_config(access: &EtcdAccess, endpoints: &[String]) -> EtcdConfig {
     }
 }
 
-/// Of a copied namespace's journal: hours of an absent copy at the rate of most days.
+/// Bytes kept of a replicated namespace's journal: hours of an absent copy at the rate of most days.
 const KEPT_FOR_COPIES: u64 = 512 << 20;
 
 pub fn meta(args: &MetaRole, environment: &Environment) -> Outcome<()> {
@@ -528,7 +528,7 @@ pub fn storage(args: &StorageRole, environment: &Environment) -> Outcome<()> {
     if let Some(pool) = &args.pool {
         config.storage.pool.clone_from(pool);
     }
-    // Beside the configuration, away from the disks: an empty mount point is told from a new disk by it.
+    // Next to the configuration, away from the disks: it distinguishes an empty mount point from a new disk.
     let known = args.role.config.as_ref().map(|file| file.with_extension("targets"));
     run(&args.role, config, environment, SERVER_BUFFERS_BYTES, |node| run_storage(node, known))
 }
@@ -561,7 +561,7 @@ pub fn mover(args: &MoverRole, environment: &Environment) -> Outcome<()> {
     let mut config = configure(&args.role, "mover")?;
     rustix::process::nice(MOVER_NICE).doing("lower the mover's priority")?;
     if let Some(dir) = args.role.place(&args.dir) {
-        LocalCluster::open_own(dir)?; // it goes where the cluster's relations say, with this user's rights
+        LocalCluster::open_own(dir)?; // backups go to the cluster's relations, with this user's rights
         use_place(&mut config, dir)?;
     }
     crate::rights::keep_movers_rights()?;
@@ -613,7 +613,7 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
         close_session(&node, &client).await;
         let now = cluster.map().homes.clone();
         if now != rules {
-            let _ = node.env.clock.timeout(LEAVE_PATIENCE, opener.close()).await; // they end by themselves
+            let _ = node.env.clock.timeout(LEAVE_PATIENCE, opener.close()).await; // they expire by themselves
             mover.forget_homes();
             opener.use_rules(now.clone());
             rules = now;
@@ -632,8 +632,7 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
     Ok(())
 }
 
-/// A session that is not closed ends by itself, too: a leader that does not answer keeps no mover from its
-/// work.
+/// A session that is not closed expires: a leader that does not answer does not keep a mover from its work.
 async fn close_session(node: &Node, client: &Client) {
     match node.env.clock.timeout(CLOSE_PATIENCE, client.shutdown()).await {
         Ok(Ok(())) => {}
@@ -646,13 +645,12 @@ async fn close_session(node: &Node, client: &Client) {
 async fn other_rules(cluster: &Cluster, known: &[HomeRule]) {
     let mut map = cluster.subscribe();
     if map.wait_for(|map| map.homes != known).await.is_err() {
-        std::future::pending::<()>().await; // nobody learns of maps any more
+        std::future::pending::<()>().await; // no more maps will arrive
     }
 }
 
 async fn end_mover(node: &Node, client: &Client, opener: &crate::homes::Homes) {
-    // Nothing is lost by an end without these: others take what this mover had, and sessions end by
-    // themselves.
+    // Nothing is lost without these steps: others take over this mover's work, and sessions expire.
     let closing = async { tokio::join!(opener.close(), client.shutdown()).1 };
     match node.env.clock.timeout(LEAVE_PATIENCE, closing).await {
         Ok(Ok(())) => {}
@@ -670,8 +668,8 @@ struct Connecting {
 }
 
 impl Connecting {
-    /// Tries until the leader answers, however long it or the coordinator takes. Ends only where it is
-    /// refused; at the start, which somebody looks at, also where what was asked for is not there.
+    /// Tries until the leader answers, even if it or the coordinator takes long. Ends only with a refusal; at
+    /// the start, which an administrator watches, also if the namespace does not exist.
     async fn connect(&self, starts: bool) -> Outcome<Client> {
         let mut said = None;
         loop {
@@ -725,7 +723,7 @@ pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
     if let Some(mib) = args.memory_mib {
         config.mount.memory_mib = mib;
     }
-    // What the budget allows may also lie idle for reuse: fresh memory is slow to touch.
+    // All memory of the budget may also stay idle for reuse: fresh memory is slow to touch.
     let buffers = usize::try_from(config.mount.memory_mib * MIB).unwrap_or(usize::MAX);
     let words = MountWords::parse(&args.options)?;
     words.of_command()?;
@@ -808,7 +806,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
             }
         }
     };
-    // A session that ended by itself for another reason than an unmount leaves the mount behind.
+    // A session that ended for another reason than an unmount leaves the mount behind.
     if weir_fuse::is_mounted(&path) {
         take_off(&path).await;
     }
@@ -818,11 +816,11 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         None => tracing::warn!("files are still open at {}: they end with this process", path.display()),
     }
     reporter.ends(LEAVE_PATIENCE).await;
-    // What could not be saved is an error of this command, too.
+    // Unsaved data is an error of this command, too.
     client.shutdown().await.map_err(|e| e.doing("save what the mount still held").into())
 }
 
-/// Off the tree now; a use that lasts keeps the session until its patience ends.
+/// Detached now; a use that lasts keeps the session until its patience ends.
 async fn take_off(path: &Path) {
     let path = path.to_path_buf();
     let shown = path.display().to_string();

@@ -4,8 +4,8 @@ use weir_client::Client;
 use weir_proto::meta::{Cred, FileKind};
 use weir_proto::{Error, InodeId};
 
-/// The directory at an absolute path; `/` is the whole namespace. The mount's rules apply: what its root may
-/// not search cannot be named.
+/// The directory at an absolute path; `/` is the whole namespace. The mount's rules apply: directories that
+/// its root may not search cannot be named.
 pub async fn find(client: &Client, path: &str) -> Outcome<InodeId> {
     let hint = "name a directory from the top of the file system, like / or /volume";
     if !path.starts_with('/') {

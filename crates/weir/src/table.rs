@@ -6,8 +6,8 @@ use serde_json::Value;
 /// Between columns.
 const GAP: u16 = 2;
 
-/// Columns as wide as their widest cell; numbers stand at the right. On a terminal that is too narrow cells
-/// get more lines; elsewhere a row is a line, for programs.
+/// Columns as wide as their widest cell; numbers are right-aligned. On a terminal that is too narrow cells
+/// are wrapped; elsewhere a row is a line, for programs.
 pub fn render(header: &[&str], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -26,7 +26,7 @@ pub fn render(header: &[&str], rows: &[Vec<String>]) -> String {
     table.trim_fmt() + "\n"
 }
 
-/// A number, perhaps with a unit; or that it is not known.
+/// A number, possibly with a unit; or the sign for an unknown one.
 fn is_quantity(cell: &str) -> bool {
     let mut words = cell.split(' ');
     let number = words.next().unwrap_or_default();
@@ -61,7 +61,7 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// A value on standard output. In one piece: what formats itself is written line by line, a system call each,
+/// A value on standard output. In one piece: formatted output is written line by line, a system call each,
 /// and ten thousand volumes have many lines.
 pub fn json(value: &Value) {
     let text = format!("{value:#}\n");

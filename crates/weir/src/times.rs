@@ -1,25 +1,26 @@
-//! Times as people write them: lengths like `1h30m` or `2 weeks`, and moments like `yesterday` or `2h ago`.
+//! Times in the notation of people: durations like `1h30m` or `2 weeks`, and moments like `yesterday` or `2h
+//! ago`.
 use jiff::{Span, SpanRelativeTo, Unit};
 use weir_proto::date::Date;
 use weir_proto::{Error, Result};
 
 const DAY_S: i64 = 86_400;
 
-/// A length in seconds; a number alone is seconds. Days have 24 hours.
+/// A duration in seconds; a number alone is seconds. Days have 24 hours.
 pub fn parse_seconds(text: &str) -> std::result::Result<u32, String> {
     let bad = || format!("{text:?} is not a time: expected one like 7d, 12h, 1h30m, 2 weeks or 60s");
     if let Ok(seconds) = text.parse() {
         return Ok(seconds);
     }
     let span: Span = text.parse().map_err(|_| bad())?;
-    // Months and years have no length of their own.
+    // Months and years have no fixed duration.
     let days = SpanRelativeTo::days_are_24_hours();
     let seconds = span.total((Unit::Second, days)).map_err(|_| bad())?;
     let is_whole = seconds >= 0.0 && seconds <= f64::from(u32::MAX) && seconds.fract() == 0.0;
     is_whole.then_some(seconds as u32).ok_or_else(bad)
 }
 
-/// A moment in the past, in UTC: a date, `today`, `yesterday` (a day is meant to its end), or a length and
+/// A moment in the past, in UTC: a date, `today`, `yesterday` (a day counts to its end), or a duration and
 /// `ago`.
 pub fn parse_moment(text: &str, now: Date) -> Result<Date> {
     let today = now.0.div_euclid(DAY_S) * DAY_S;

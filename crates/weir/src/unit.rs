@@ -1,9 +1,9 @@
-//! Units of systemd for the roles of a node: one file for each role beside its configuration, and the
+//! Units of systemd for the roles of a node: one file for each role next to its configuration, and the
 //! templates of the package.
 //!
-//! Both have the same text: what a role needs, and no more than it needs. A mount's process has the machine's
-//! own view of the file systems, because what it mounts must be seen by all; so nothing of that is restricted
-//! there.
+//! Both have the same text: a role gets the rights that it needs, and no more. A mount's process has the
+//! machine's own view of the file systems, because its mount must be visible to all; so nothing of that is
+//! restricted there.
 use crate::failure::{Doing, Outcome};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ const INSTALLED: &str = "/usr/bin/weir";
 const STATE: &str = "/var/lib/weir/%i";
 /// For files of any owner in the directories that root names; nothing for the machine itself.
 const SERVER_RIGHTS: &str = "CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER";
-/// Those that `weir mover` keeps: see rights.rs. SETPCAP is for giving up the others.
+/// Those that `weir mover` keeps: see rights.rs. SETPCAP is for dropping the others.
 const MOVER_RIGHTS: &str = "CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_MKNOD \
                             CAP_SETFCAP CAP_SETUID CAP_SETGID CAP_SETPCAP";
 
-/// For every role but the mount. Data may be in any directory, so only the system's own are read-only.
+/// For every role except the mount. Data may be in any directory, so only the system's own are read-only.
 const CONFINED: &str = "NoNewPrivileges=yes
 ProtectSystem=full
 ReadWritePaths=-/etc/weir
@@ -41,8 +41,8 @@ SystemCallFilter=@system-service
 SystemCallErrorNumber=EPERM
 ";
 
-/// Writes the unit of a role; its path. The file is called as the unit, so its name differs for each node of
-/// a machine.
+/// Writes the unit of a role; returns its path. The file has the name of the unit, so it differs for each
+/// node of a machine.
 pub fn write(env: &Env, config: &Path, node: &str, role: &str) -> Outcome<PathBuf> {
     let program = std::env::current_exe().doing("find this program")?;
     let file = config.with_file_name(format!("weir-{node}-{role}.service"));
@@ -52,7 +52,7 @@ pub fn write(env: &Env, config: &Path, node: &str, role: &str) -> Outcome<PathBu
     Ok(file)
 }
 
-/// What to run so that systemd starts it, now and at boot.
+/// The command that lets systemd start it, now and at boot.
 pub fn enable(file: &Path) -> String {
     format!("systemctl enable --now {}", file.display())
 }
@@ -67,7 +67,7 @@ pub fn templates() -> Vec<(String, String)> {
     TEMPLATES.iter().map(template).chain([("weir-console.service".to_owned(), console())]).collect()
 }
 
-/// The console of the cluster that the machine's own configuration names, with the certificate beside that.
+/// The console of the cluster in the machine's own configuration, with the certificate next to that.
 fn console() -> String {
     format!(
         "[Unit]\nDescription=Weir console\nDocumentation=man:weir-console(1)\n\
@@ -79,13 +79,13 @@ fn console() -> String {
     )
 }
 
-/// What a unit runs. Program and configuration are as systemd reads them.
+/// The command of a unit. Program and configuration in systemd's syntax.
 struct Run<'a> {
     program: String,
     config: String,
     node: &'a str,
     role: &'a str,
-    /// Whose the configuration is: the role runs as this user.
+    /// The owner of the configuration: the role runs as this user.
     owner: u32,
 }
 
@@ -93,8 +93,7 @@ impl Run<'_> {
     fn text(&self) -> String {
         let Run { program, config, node, role, owner } = self;
         let is_mount = *role == "mount";
-        // A mount that died is taken off first. One that was unmounted stays so; other roles have no end of
-        // their own.
+        // A dead mount is detached first. An unmounted one stays so; other roles have no end of their own.
         let (more, restart) = if is_mount { (" --recover", "on-failure") } else { ("", "always") };
         let confined = match *role {
             "mount" => String::new(),
@@ -115,7 +114,7 @@ impl Run<'_> {
     }
 }
 
-/// As systemd reads it: one word, without specifiers and variables.
+/// In systemd's syntax: one word, without specifiers and variables.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string().replace('\\', "\\\\").replace('"', "\\\"");
     format!("\"{}\"", text.replace('%', "%%").replace('$', "$$"))

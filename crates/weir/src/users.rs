@@ -1,5 +1,5 @@
-//! Names of users for what people read. This machine's directory services know them; other machines may have
-//! others, so what programs read, and what is stored, are numbers.
+//! Names of users in output for people. This machine's directory services know them; other machines may have
+//! others, so output for programs, and stored data, have numbers.
 use std::collections::BTreeMap;
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use std::process::Command;
 pub struct Users(BTreeMap<u32, String>);
 
 impl Users {
-    /// Asks for all of these at once. Users that nobody knows keep their numbers.
+    /// Looks up all of these at once. Unknown users keep their numbers.
     pub fn of(numbers: impl IntoIterator<Item = u32>) -> Users {
         let mut numbers: Vec<u32> = numbers.into_iter().collect();
         numbers.sort_unstable();
@@ -25,7 +25,7 @@ impl Users {
         let one = |line: &str| {
             let mut fields = line.split(':');
             let (name, number) = (fields.next()?, fields.nth(1)?.parse().ok()?);
-            // A name must not write to a terminal as it likes.
+            // A name must not send control characters to a terminal.
             let is_plain = !name.is_empty() && !name.chars().any(|c| c.is_control() || c.is_whitespace());
             is_plain.then(|| (number, name.to_owned()))
         };

@@ -1,4 +1,4 @@
-//! Open files: reads, writes, sizes and their ends.
+//! Open files: reads, writes, sizes and closes.
 use crate::Client;
 use crate::api::{Allocate, Handle, NewMode, OpenMode, Opened};
 use bytes::Bytes;
@@ -30,8 +30,8 @@ impl Client {
     ) -> BoxFuture<'a, Result<Opened>> {
         Box::pin(self.inner.create(cred, parent, name, mode, exclusive, open))
     }
-    /// A file without a name, opened for writing: [`Client::link`] may give it one, else it goes with its
-    /// last close.
+    /// A file without a name, opened for writing: [`Client::link`] may give it one, otherwise it is deleted
+    /// with its last close.
     pub fn create_nameless<'a>(
         &'a self,
         cred: &'a Cred,
@@ -50,21 +50,21 @@ impl Client {
     ) -> BoxFuture<'a, Result<Opened>> {
         Box::pin(self.inner.create_nameless(cred, parent, mode, open))
     }
-    /// Whether the kernel's opinion of what this user may open is enough. It is not where rules for mounts
-    /// may say otherwise.
+    /// Whether the kernel's own permission check suffices for an open by this user. Not if the rules for
+    /// mounts may refuse it.
     pub fn may_open_unasked(&self, uid: u32) -> bool {
         self.inner.may_open_unasked(uid)
     }
-    /// Opens a file for reading without a message; `None`: use [`Client::open`]. That the caller may read it
-    /// is for the caller to know.
+    /// Opens a file for reading without a message; `None`: use [`Client::open`]. The caller has checked that
+    /// it may be read.
     pub fn try_open(&self, ino: InodeId, open: OpenMode) -> Option<Opened> {
         self.inner.try_reopen(ino, open)
     }
     pub fn open<'a>(&'a self, cred: &'a Cred, ino: InodeId, open: OpenMode) -> BoxFuture<'a, Result<Opened>> {
         Box::pin(self.inner.open(cred, ino, open))
     }
-    /// Whether a close of this file has nothing to do but to end: nothing to save, no locks of the process to
-    /// release. Asked when it is opened.
+    /// Whether a close of this file needs no work: nothing to save, no locks of the process to release. Asked
+    /// at open.
     pub fn closes_quietly(&self, handle: Handle) -> bool {
         self.inner.open_file(handle).is_some_and(|file| {
             let quietly = !file.mode.write && !file.inode.lock().opens.closes_unlock();
@@ -72,7 +72,7 @@ impl Client {
             quietly
         })
     }
-    /// Takes the bytes at once where lease and memory allow; `None`: use [`Client::write`].
+    /// Buffers the bytes at once if lease and memory allow it; `None`: use [`Client::write`].
     pub fn try_write(&self, handle: Handle, offset: u64, data: &[u8]) -> Option<Result<usize>> {
         self.inner.try_write(handle, Some(offset), data)
     }
@@ -83,7 +83,7 @@ impl Client {
     pub fn write(&self, handle: Handle, offset: u64, data: Bytes) -> BoxFuture<'_, Result<usize>> {
         Box::pin(self.inner.write(handle, Some(offset), data))
     }
-    /// At the end of the file, also when other clients append: no two get the same place.
+    /// Writes at the end of the file, even if other clients append: no two appends get the same place.
     pub fn append(&self, handle: Handle, data: Bytes) -> BoxFuture<'_, Result<usize>> {
         Box::pin(self.inner.write(handle, None, data))
     }
@@ -107,7 +107,7 @@ impl Client {
     pub fn flush(&self, handle: Handle) -> BoxFuture<'_, Result<()>> {
         Box::pin(self.inner.flush_handle(handle))
     }
-    /// The handle's end.
+    /// Ends the handle.
     pub fn release(&self, handle: Handle) -> BoxFuture<'_, Result<()>> {
         Box::pin(self.inner.release(handle))
     }
@@ -120,8 +120,8 @@ impl Client {
     ) -> BoxFuture<'_, Result<()>> {
         Box::pin(self.inner.fallocate(handle, what, offset, len))
     }
-    /// Copies between open files; how many bytes, fewer only at the end of `from` or where more would take
-    /// long.
+    /// Copies between open files; returns the number of bytes, fewer only at the end of `from` or if more
+    /// would take long.
     pub fn copy_range(
         &self,
         from: Handle,
@@ -132,7 +132,7 @@ impl Client {
     ) -> BoxFuture<'_, Result<u64>> {
         Box::pin(self.inner.copy_range(from, from_at, to, to_at, len))
     }
-    /// The kernel drops all pages of the file before anybody reads through this handle, which was just
+    /// The kernel drops all pages of the file before the first read through this handle, which was just
     /// opened.
     pub fn drops_pages(&self, handle: Handle) {
         self.inner.drops_pages(handle)
@@ -141,7 +141,7 @@ impl Client {
     pub fn keeps_no_pages(&self, handle: Handle) {
         self.inner.keeps_no_pages(handle)
     }
-    /// The kernel fills pages through this handle: they are forgotten where no lease protects them.
+    /// The kernel fills pages through this handle: they are dropped if no lease protects them.
     pub fn keeps_pages(&self, handle: Handle) {
         self.inner.keeps_pages(handle)
     }

@@ -12,7 +12,7 @@ impl Client {
     pub fn try_lock(&self, handle: Handle, wish: LockWish) -> BoxFuture<'_, Result<Locked>> {
         Box::pin(self.inner.try_lock(handle, wish))
     }
-    /// Waits until the lock is there; a notified `interrupt` ends the wait.
+    /// Waits until the lock is granted; a notified `interrupt` ends the wait.
     pub fn wait_lock<'a>(
         &'a self,
         handle: Handle,
@@ -21,7 +21,7 @@ impl Client {
     ) -> BoxFuture<'a, Result<Locked>> {
         Box::pin(self.inner.wait_lock(handle, wish, interrupt))
     }
-    /// The first lock in the way.
+    /// The first conflicting lock.
     pub fn test_lock(&self, handle: Handle, wish: LockWish) -> BoxFuture<'_, Result<Option<InTheWay>>> {
         Box::pin(self.inner.test_lock(handle, wish))
     }
@@ -29,7 +29,7 @@ impl Client {
     pub fn unlock_owner(&self, handle: Handle, owner: LockOwner) -> BoxFuture<'_, Result<()>> {
         Box::pin(self.inner.unlock_owner(handle, owner))
     }
-    /// Who holds and who waits, and how many more there are than are told.
+    /// Holders and waiters, and the number of those that the list omits.
     pub fn list_locks(&self, ino: InodeId) -> BoxFuture<'_, Result<(Vec<LockEntry>, u32)>> {
         Box::pin(self.inner.list_locks(ino))
     }

@@ -1,6 +1,6 @@
-//! The words a user of this crate speaks: configuration, open modes, what an open or a look-up gives.
+//! The types of this crate's interface: configuration, open modes, results of opens and look-ups.
 //!
-//! Plain data and two seams outwards ([`KernelCache`]); nothing here decides anything.
+//! Plain data and one outward seam ([`KernelCache`]); nothing here decides anything.
 mod files;
 mod locks;
 mod names;
@@ -14,45 +14,45 @@ use weir_proto::map::Role;
 use weir_proto::meta::{Attr, Time};
 use weir_rpc::Trust;
 
-/// What one client process may choose.
+/// The settings of one client process.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
     pub coordinators: Vec<Addr>,
     pub namespace: String,
-    /// What it does: a mount, a mover, or a command of an administrator.
+    /// A mount, a mover, or a command of an administrator.
     pub role: Role,
-    /// Shown to administrators: unique among the clients of a host, such as the mount point.
+    /// Shown to administrators: unique among the clients of a host, for instance the mount point.
     pub name: String,
     /// Host identity: with targets of the same host, Unix sockets are used.
     pub host: String,
-    /// What tells a metadata leader on the same machine that this process is gone; empty: nothing does, and
-    /// its leases end after their term.
+    /// Lets a metadata leader on the same machine detect that this process has ended; empty: its leases
+    /// expire after their term.
     pub process: String,
     /// Budget of dirty data and read cache together, in bytes.
     pub memory_bytes: u64,
-    /// Every operation ends after this long, with an error that names the cause. Until then it waits for
-    /// servers that do not answer, and bytes that were taken are kept for them.
+    /// Every operation ends after this time, with an error that names the cause. Until then it waits for
+    /// servers that do not answer, and keeps accepted bytes for them.
     pub patience: Duration,
-    /// Bytes that are at home only come back within this, or reading and writing them fails: home may be far,
-    /// or on tape.
+    /// Evicted bytes are recalled within this time, or reading and writing them fails: home may be far, or on
+    /// tape.
     pub recall_patience: Duration,
-    /// In a directory that only this client uses, files are created without asking and reported a moment
-    /// later: after so many creates there within a second. `None`: never.
+    /// After this number of creates within a second in a directory that only this client uses, files are
+    /// created there locally and reported a moment later. `None`: never.
     pub local_creates_after: Option<u32>,
-    /// How it proves itself over networks; `None`: it has no certificate.
+    /// The certificate on networks; `None`: none.
     pub trust: Option<Arc<Trust>>,
 }
 
 impl ClientConfig {
     pub const MEMORY_BYTES: u64 = 512 << 20;
-    /// Of a command, which somebody looks at.
+    /// The patience of a command: an administrator waits for it.
     pub const PATIENCE: Duration = Duration::from_secs(30);
-    /// Of a mount, where programs run that nobody looks at: a server that is restarted, or moved, is back by
-    /// then.
+    /// The patience of a mount, whose programs run unattended: a server that is restarted or moved has
+    /// returned by then.
     pub const MOUNT_PATIENCE: Duration = Duration::from_secs(600);
-    /// Longer than anything runs.
+    /// Longer than any process runs.
     pub const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-    /// Of a mount.
+    /// The default of a mount.
     pub const LOCAL_CREATES_AFTER: Option<u32> = Some(8);
     pub const RECALL_PATIENCE: Duration = Duration::from_secs(300);
 
@@ -74,19 +74,19 @@ impl ClientConfig {
     }
 }
 
-/// What a kernel must forget about an inode.
+/// The part of an inode's cache that a kernel must drop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Forget {
     Attributes,
     /// Attributes and data (pages, directory contents).
     All,
-    /// Attributes, and the pages of so many bytes from an offset on.
+    /// Attributes, and the pages of a range: offset, bytes.
     Part(u64, u64),
 }
 
 /// A cache above this client that is valid only under its leases.
 pub trait KernelCache: Send + Sync + 'static {
-    /// May block: it is called where that is allowed, before a revoke is answered.
+    /// May block: it is called only where that is allowed, before the answer to a revoke.
     fn invalidate_inode(&self, ino: InodeId, what: Forget);
     /// Whether names may be lent to it ([`crate::Client::lend_name`]).
     fn keeps_names(&self) -> bool {
@@ -94,7 +94,7 @@ pub trait KernelCache: Send + Sync + 'static {
     }
 }
 
-/// For libraries: nothing above caches.
+/// The cache of libraries, which have none above the client.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoKernel;
 impl KernelCache for NoKernel {
@@ -110,7 +110,7 @@ pub struct OpenMode {
     pub append: bool,
     /// Truncated at open.
     pub truncate: bool,
-    /// Read to be run: who may execute the file need not be allowed to read it.
+    /// Opened to be executed: permission to execute the file suffices, even without permission to read it.
     pub execute: bool,
 }
 impl OpenMode {
@@ -120,11 +120,11 @@ impl OpenMode {
     pub const BOTH: OpenMode = OpenMode { write: true, ..OpenMode::READ };
 }
 
-/// Permissions of something new.
+/// Permissions of a new file or directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NewMode {
     pub bits: u32,
-    /// Taken away unless the directory has a default access control list.
+    /// Removed from the mode unless the directory has a default access control list.
     pub umask: u32,
 }
 impl From<u32> for NewMode {
@@ -137,21 +137,21 @@ impl From<u32> for NewMode {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Handle(pub u64);
 
-/// Attributes, and whether a lease lets the caller keep them until `KernelCache` says otherwise.
+/// Attributes, and whether a lease lets the caller keep them until `KernelCache` invalidates them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stat {
     pub attr: Attr,
     pub leased: bool,
 }
 
-/// What an open gives.
+/// The result of an open.
 #[derive(Clone, Debug)]
 pub struct Opened {
     pub handle: Handle,
     pub stat: Stat,
     /// True: pages may be kept (a lease protects them). False: every read and write must come here.
     pub kernel_cache: bool,
-    /// Pages that are there already may be of an earlier lease: they must be dropped before anybody reads.
+    /// Pages in the kernel may be of an earlier lease: they must be dropped before the first read.
     pub old_pages: bool,
 }
 
@@ -162,7 +162,7 @@ pub enum SetTime {
     At(Time),
 }
 
-/// What to change; absent fields stay.
+/// Attributes to change; absent fields keep their value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SetAttrs {
     pub mode: Option<u32>,
@@ -173,7 +173,7 @@ pub struct SetAttrs {
     pub mtime: Option<SetTime>,
 }
 
-/// Space and files, as `statfs` shows them. Bytes are payload: redundancy is taken off.
+/// Space and files, as `statfs` shows them. Bytes are payload, without redundancy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Space {
     pub capacity_bytes: u64,
@@ -185,21 +185,21 @@ pub struct Space {
     pub inodes_max: Option<u64>,
 }
 
-/// What `fallocate` is asked for.
+/// The kind of a `fallocate`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Allocate {
-    /// The range's space counts from now on, so that no limit refuses a write there later; the file grows if
-    /// it is shorter.
+    /// The range's space is charged from now on, so that no limit refuses a later write there; the file grows
+    /// if it is shorter.
     Extend,
-    /// The same of a range within the file.
+    /// The same for a range within the file.
     Reserve,
     /// The range reads as zeros and takes no space; the size stays.
     PunchHole,
-    /// The range reads as zeros and counts as it did; the size stays.
+    /// The range reads as zeros and is still charged; the size stays.
     ZeroRange,
 }
 
-/// Changes or locks that were lost because this client could not keep its right to them.
+/// Changes or locks that were lost because this client could not keep its lease or lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Loss {
     pub ino: InodeId,
@@ -210,7 +210,7 @@ pub struct Loss {
 /// Counters since the start of the client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ClientStatus {
-    /// Payload taken from and given to callers, in bytes.
+    /// Payload accepted from and returned to callers, in bytes.
     pub written_bytes: u64,
     pub read_bytes: u64,
     /// Payload of data messages sent to and received from targets, in bytes.
@@ -218,18 +218,18 @@ pub struct ClientStatus {
     pub wire_received_bytes: u64,
     /// Reads that had to be decoded from parity.
     pub degraded_reads: u64,
-    /// Of those, begun because an answer was late; the answer may still have come first.
+    /// Those of them that began because an answer was late; it may still have arrived first.
     pub hedged_reads: u64,
     /// Stripes written with fewer than k + m fragments.
     pub degraded_writes: u64,
     /// Blocks that failed their checksum.
     pub crc_failures: u64,
-    /// Of the budget: dirty data, cached data, in bytes.
+    /// The used part of the memory budget, and its peak: dirty and cached data, in bytes.
     pub memory_used_bytes: u64,
     pub memory_peak_bytes: u64,
     /// Messages to the metadata leader.
     pub asked: u64,
     pub revokes: u64,
-    /// Times that a part of a file went home which this client was writing.
+    /// Evictions of a part of a file that this client was writing.
     pub own_evictions: u64,
 }

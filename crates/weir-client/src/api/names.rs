@@ -26,13 +26,13 @@ impl Client {
     pub fn getattr(&self, ino: InodeId) -> BoxFuture<'_, Result<Stat>> {
         Box::pin(self.inner.getattr(ino))
     }
-    /// What was known last of an inode that is gone, for a program that has it open without the client's
-    /// knowledge: a directory, a pipe, somebody's working directory.
+    /// The last known attributes of an inode that is gone, for a program that uses it without an open file
+    /// here: a directory, a pipe, a working directory.
     pub fn last_attr(&self, ino: InodeId) -> Option<Stat> {
         self.inner.last_attr(ino)
     }
-    /// `handle`: an open file through which a size is set (then its rights count, not those of the file's
-    /// mode).
+    /// `handle`: an open file through which a size is set (then its access mode counts, not the file's
+    /// permissions).
     pub fn setattr<'a>(
         &'a self,
         cred: &'a Cred,
@@ -48,7 +48,7 @@ impl Client {
     pub fn readlink(&self, ino: InodeId) -> BoxFuture<'_, Result<Bytes>> {
         Box::pin(self.inner.readlink(ino))
     }
-    /// Entries after the cookie `after` (0: from the start), "." and ".." not among them.
+    /// Entries after the cookie `after` (0: from the start), without "." and "..".
     pub fn readdir<'a>(
         &'a self,
         cred: &'a Cred,
@@ -173,11 +173,11 @@ impl Client {
     pub fn statfs(&self) -> BoxFuture<'_, Result<Space>> {
         Box::pin(self.inner.statfs())
     }
-    /// The same, within the limits of the volume that a file or directory is in.
+    /// The same, within the limits of the volume that contains a file or directory.
     pub fn statfs_at(&self, ino: InodeId) -> BoxFuture<'_, Result<Space>> {
         Box::pin(self.inner.statfs_at(ino))
     }
-    /// Whether reads change access times, as `relatime` has it. They do unless this says otherwise.
+    /// Whether reads change access times, with the rules of `relatime`. The default is yes.
     pub fn keep_access_times(&self, kept: bool) {
         self.inner.tables.accesses.keep(kept)
     }
@@ -185,16 +185,16 @@ impl Client {
     pub fn usage(&self, dir: InodeId) -> BoxFuture<'_, Result<Usage>> {
         Box::pin(self.inner.usage(dir))
     }
-    /// All files that were created in the directory before are durable.
+    /// Makes all files that were created in the directory before durable.
     pub fn sync_names(&self, dir: InodeId) -> BoxFuture<'_, Result<()>> {
         Box::pin(self.inner.sync_names(dir))
     }
-    /// Whether the kernel may keep for [`NAME_LOAN`] that a name leads there, or nowhere: asked when the
-    /// answer that says so is about to be sent. False: it must ask each time.
+    /// Whether the kernel may cache this name's target, or its absence, for [`NAME_LOAN`]: asked just before
+    /// the answer with it is sent. False: it must ask each time.
     pub fn lend_name(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> bool {
         self.inner.lend_name(dir, name, leads_to)
     }
-    /// The kernel dropped the inode from its caches: what is kept here for it may go, too.
+    /// The kernel dropped the inode from its caches: the client's state for it may go, too.
     pub fn forget(&self, ino: InodeId) {
         self.inner.forget(ino)
     }

@@ -10,7 +10,7 @@ use weir_proto::recall::{Evicted, EvictionLevel, Learned, SetMarks, TierState};
 use weir_proto::{InodeId, Result};
 
 impl Client {
-    /// Gives the space of whole stripes in `from..to`, and of the tail, back: home has them.
+    /// Frees the space of whole stripes in `from..to`, and of the tail: home has these bytes.
     pub fn evict<'a>(
         &'a self,
         cred: &'a Cred,
@@ -20,11 +20,11 @@ impl Client {
     ) -> BoxFuture<'a, Result<Evicted>> {
         Box::pin(self.inner.evict(cred, ino, from, to))
     }
-    /// Has bytes brought back when there is time for it; waits for nothing.
+    /// Queues a recall with low priority; waits for nothing.
     pub fn want_recall(&self, ino: InodeId, from: u64, to: u64) -> BoxFuture<'_, Result<()>> {
         Box::pin(self.inner.want_recall(ino, from, to))
     }
-    /// Waits until all of a file is here. May be dropped at any time.
+    /// Waits until all of a file is online. May be dropped at any time.
     pub fn recall_file(&self, ino: InodeId) -> BoxFuture<'_, Result<()>> {
         Box::pin(self.inner.recall_file(ino))
     }
@@ -32,15 +32,15 @@ impl Client {
     pub fn pin<'a>(&'a self, cred: &'a Cred, ino: InodeId, pinned: bool) -> BoxFuture<'a, Result<()>> {
         Box::pin(self.inner.pin(cred, ino, pinned))
     }
-    /// Where a file's bytes are.
+    /// Which of a file's bytes are online.
     pub fn tier_state(&self, ino: InodeId) -> BoxFuture<'_, Result<TierState>> {
         Box::pin(self.inner.tier_state(ino))
     }
-    /// Whether a read or a write through the handle may have to wait for bytes that are at home.
+    /// Whether a read or a write through the handle may have to wait for a recall.
     pub fn may_wait_for_home(&self, handle: Handle) -> bool {
         self.inner.may_wait_for_home(handle)
     }
-    /// Waits until `len` bytes from `offset` (`None`: the end of the file) on are here. Reads and writes do
+    /// Waits until `len` bytes from `offset` (`None`: the end of the file) on are online. Reads and writes do
     /// so themselves, but this may be dropped at any time.
     pub fn bring_back(&self, handle: Handle, offset: Option<u64>, len: usize) -> BoxFuture<'_, Result<()>> {
         Box::pin(self.inner.bring_back_for(handle, offset, len))
@@ -57,7 +57,7 @@ impl Client {
 
     // ---- movers
 
-    /// Asks for bytes to bring back, and waits for some, `wait` at most.
+    /// Takes recalls to carry out, and waits for some, at most for `wait`.
     pub fn take_recalls(&self, max: u32, wait: Duration) -> BoxFuture<'_, Result<Vec<Recall>>> {
         Box::pin(self.inner.take_recalls(max, wait))
     }
@@ -69,11 +69,11 @@ impl Client {
     pub fn filled(&self, recall: Recall) -> BoxFuture<'_, Result<()>> {
         Box::pin(self.inner.filled(recall, None))
     }
-    /// The same, with checksums of what was read where nothing proved it before.
+    /// The same, with checksums of the bytes read, if none were known to verify them before.
     pub fn filled_with(&self, recall: Recall, learned: Option<Learned>) -> BoxFuture<'_, Result<()>> {
         Box::pin(self.inner.filled(recall, learned))
     }
-    /// `retry`: later, by whoever has time; else whoever waits for it is told `error`.
+    /// `retry`: later, by any mover that has time; otherwise callers that wait for it fail with `error`.
     pub fn recall_failed<'a>(
         &'a self,
         recall: Recall,

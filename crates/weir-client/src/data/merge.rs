@@ -10,7 +10,7 @@ fn short_overlay(s: &StripeRef, extent: &OverlayExtent) -> Error {
     Error::invalid(format!("malformed message: overlay {} of {s} is cut short", extent.seq))
 }
 
-/// Puts one overlay's part of `start..start + out.len()` in place.
+/// Copies one overlay's part of `start..start + out.len()` into `out`.
 fn apply(extent: &OverlayExtent, bytes: &[u8], start: u32, out: &mut [u8]) {
     let (a, b) = (u64::from(extent.offset), u64::from(extent.offset) + u64::from(extent.len));
     let (from, to) = (u64::from(start).max(a), (u64::from(start) + out.len() as u64).min(b));
@@ -26,7 +26,7 @@ fn apply(extent: &OverlayExtent, bytes: &[u8], start: u32, out: &mut [u8]) {
 }
 
 impl Data {
-    /// Applies the overlays of the cell above `folded_seq`, as a parity target mirrors them.
+    /// Applies the overlays of the cell above `folded_seq`, as mirrored by a parity target.
     pub async fn apply_overlays(
         &self,
         s: &StripeRef,

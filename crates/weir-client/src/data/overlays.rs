@@ -1,4 +1,4 @@
-//! Overlays: extents that go into data cells, each through its sequencer.
+//! Writes overlays: extents for data cells, each through its cell's sequencer.
 use super::{Data, MAP_PATIENCE, Overlay, StripeRef, is_unreachable, too_few};
 use crate::join::join_all;
 use crate::member::Pacing;
@@ -8,7 +8,7 @@ use weir_proto::{Error, ErrorKind, Result, checksum};
 use weir_rpc::Payload;
 
 impl Data {
-    /// Writes extents into data cells; in parallel, each through its cell's sequencer.
+    /// Writes extents into data cells, in parallel.
     pub async fn write_overlays(&self, s: StripeRef, token_epoch: u32, overlays: &[Overlay]) -> Result<()> {
         let calls: Vec<BoxFuture<'_, Result<()>>> = overlays
             .iter()

@@ -1,4 +1,4 @@
-//! One change at all live members of a group: rounds of calls until all have done it under one epoch.
+//! One change at all live members of a group: rounds of calls until all have applied it under one epoch.
 use super::{Data, Done, GroupView, StripeRef, is_unreachable};
 use crate::data::MAP_PATIENCE;
 use crate::join::Join;
@@ -11,7 +11,7 @@ use weir_proto::data::{MissingMask, Place};
 use weir_proto::map::MemberState;
 use weir_proto::{Epoch, Error, ErrorKind, Result};
 
-/// Which suspicion comes next in one round of calls, and when.
+/// The next suspicion in one round of calls, and its time.
 struct Latecomers {
     begun: Instant,
     k: usize,
@@ -39,7 +39,7 @@ impl Latecomers {
             Some(Suspicion::Slow | Suspicion::Failed) => None,
         }
     }
-    /// The next suspicion's time has come.
+    /// The next suspicion is due.
     fn suspected(&mut self) -> Suspicion {
         let suspicion = self.next_suspicion().map_or(Suspicion::Unreachable, |(_, suspicion)| suspicion);
         self.last = Some(suspicion);
@@ -47,7 +47,7 @@ impl Latecomers {
     }
 }
 
-/// All live members of an epoch did it.
+/// All live members of an epoch have applied it.
 pub struct Everywhere {
     pub missing: MissingMask,
     pub epoch: Epoch,
@@ -56,13 +56,13 @@ pub struct Everywhere {
 enum Round {
     Done,
     MapChanged,
-    /// The member at this index did not do it.
+    /// The member at this index has not applied it.
     Again(usize, Error),
 }
 
 impl Data {
     /// Makes `send(index, place, missing, was)` succeed at every live member under one epoch of the group;
-    /// `was`: the member did it before, under an earlier one.
+    /// `was`: the member applied it before, under an earlier epoch.
     pub async fn on_live_members<'a, F>(&'a self, s: &StripeRef, send: F) -> Result<Everywhere>
     where
         F: Fn(usize, Place, MissingMask, bool) -> BoxFuture<'a, Result<()>>,
@@ -75,7 +75,8 @@ impl Data {
         }
     }
 
-    /// The same under one certain epoch, if any; `None`: it has passed. `done`: who did it under which epoch.
+    /// The same under one given epoch, if any; `None`: it has passed. `done`: the epoch under which each
+    /// member applied it.
     pub async fn on_members_under<'a, F>(
         &'a self,
         s: &StripeRef,
@@ -118,7 +119,7 @@ impl Data {
         }
     }
 
-    /// Waits for one round of calls; gives up those whose member goes down meanwhile.
+    /// Waits for one round of calls; abandons those to members that go down meanwhile.
     async fn round(
         &self,
         s: &StripeRef,
@@ -165,7 +166,7 @@ impl Data {
                     self.report(view.place(index), &e).await;
                     unreachable = Some((index, e));
                 }
-                // What the others did is known before the caller decides what becomes of it.
+                // The results of all members are known before the caller decides.
                 Some((_, Err(e))) => drop(refused.get_or_insert(e)),
             }
         }
@@ -178,7 +179,7 @@ impl Data {
                 return Ok(Round::MapChanged);
             }
             if self.knows_no_newer(s, view, index).await {
-                return Err(e); // a fence: this client's right to write has ended, or its token epoch was raised
+                return Err(e); // fenced: the right to write has ended, or the token epoch is outdated
             }
             self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
             return Ok(if map_changed()? { Round::MapChanged } else { Round::Again(index, e) });

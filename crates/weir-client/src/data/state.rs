@@ -1,4 +1,4 @@
-//! What the members of a group hold of a stripe.
+//! The state of a stripe at the members of its group.
 use super::{Data, GroupView, StripeRef, is_unreachable};
 use crate::join::join_all;
 use crate::member::Pacing;
@@ -8,7 +8,7 @@ use weir_proto::map::MemberState;
 use weir_proto::{Error, ErrorKind, Result, Seq, Version};
 
 impl Data {
-    /// What a member holds of the stripe.
+    /// A member's state of the stripe.
     pub async fn stat_cell(
         &self,
         s: &StripeRef,
@@ -20,7 +20,7 @@ impl Data {
         Ok(self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?.reply)
     }
 
-    /// Asks members of the stripe's group, under one map, until all who are asked answer: who does not goes
+    /// Asks members of the stripe's group, under one map, until all of them answer: a silent member goes
     /// down, or answers the next time.
     async fn ask_members<'a, T, F>(&'a self, s: &'a StripeRef, ask: F) -> Result<T>
     where
@@ -53,7 +53,7 @@ impl Data {
         stat
     }
 
-    /// What each current member holds of the stripe.
+    /// The state of the stripe at each current member.
     pub async fn stat_current(&self, s: &StripeRef) -> Result<Vec<CellStat>> {
         self.ask_members(s, |view| {
             Box::pin(async move {
@@ -87,7 +87,7 @@ impl Data {
         let at = view.sequencer(index as u8, s.scheme()).unwrap_or(index);
         let stat = self.stat_member(s, view, at, index).await?;
         let seqs = &stat.overlay_seqs;
-        // A data cell's own target tells one number, a parity target one per data cell.
+        // A data cell's own target reports one number, a parity target one per data cell.
         let seq = if seqs.len() == s.k() { seqs.get(index) } else { seqs.first() };
         Ok((seq.copied().unwrap_or_default(), stat.base))
     }

@@ -10,8 +10,8 @@ use weir_proto::{Epoch, Error, ErrorKind, FileId, PgId, Result, TargetId};
 
 impl Data {
     /// Truncates the file at every live target of its groups: stripes from `from_stripe` on hold nothing that
-    /// was written with a token epoch below `fence`, and nobody writes with one any more. Members that are
-    /// away learn of it when they return. Returns what is in doubt.
+    /// was written with a token epoch below `fence`, and later writes with one are refused. Absent members
+    /// receive the truncation record when they return. Returns the versions in doubt.
     pub async fn drop_file(
         &self,
         file: FileId,

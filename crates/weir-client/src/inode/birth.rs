@@ -1,4 +1,4 @@
-//! Whether the leader knows of a file that was created here.
+//! Whether the leader knows of a file that was created locally.
 use super::State;
 use super::write::Local;
 use crate::inode::Inline;
@@ -10,25 +10,25 @@ use weir_proto::meta::{Attr, INLINE_MAX};
 
 #[derive(Debug, Default)]
 pub enum Birth {
-    /// It does, or it is no file that was created here.
+    /// The leader knows of it, or it was not created locally.
     #[default]
     Born,
     Unsent,
-    /// It is being told.
+    /// The report is in flight.
     Sent(Told),
-    /// It was not told in time, and never will be.
+    /// The report failed, and is not repeated.
     Lost(Error),
 }
 
-/// What the leader is told of a file.
+/// The report of a file to the leader.
 #[derive(Debug, Clone)]
 pub struct Told {
     pub open_read: u32,
     pub open_write: u32,
-    /// With what was changed.
+    /// The inline bytes of a small file, with the change that this report commits.
     pub content: Option<(Bytes, Local)>,
     pub clean: bool,
-    /// Of the right to write.
+    /// The write generation of the Write lease.
     pub generation: u64,
 }
 
@@ -39,7 +39,7 @@ impl Birth {
 }
 
 impl State {
-    /// Whether all that the file holds goes with its birth: then a close has nothing to save.
+    /// Whether the birth carries all of the file's content: then a close has nothing to save.
     pub fn goes_with_birth(&self) -> bool {
         let size = self.write.local().map_or(0, |local| local.size);
         matches!(self.birth, Birth::Unsent)
@@ -49,7 +49,7 @@ impl State {
             && plan::fits_inline(size, self.on_targets_end(), self.lease.is_write())
     }
 
-    /// The leader is about to be told of the file; `content`: the whole of a small one.
+    /// The file is about to be reported to the leader; `content`: the whole of a small one.
     pub fn begin_telling(&mut self, content: impl FnOnce(&State, usize) -> Bytes) -> Told {
         let closed = !self.opens.is_for_writing();
         let local = self.write.local().filter(|_| closed && self.goes_with_birth());
@@ -65,13 +65,13 @@ impl State {
         told
     }
 
-    /// How often the leader counts it as open. What is closed and not saved stays open for it.
+    /// The opens that the leader counts. A closed file that is not saved stays open for it.
     fn opens_to_tell(&self, clean: bool) -> (u32, u32) {
         let unsaved = u32::from(!clean && self.write.is_dirty());
         (self.opens.for_reading(), self.opens.for_writing().max(unsaved))
     }
 
-    /// It is told again, or named on a new connection: how often it is open now.
+    /// It is reported again, or named on a new connection: with its present number of opens.
     pub fn tell_again(&mut self, message: Option<&mut Message>) {
         let Birth::Sent(told) = &self.birth else { return };
         let (open_read, open_write) = self.opens_to_tell(told.clean);
@@ -83,7 +83,7 @@ impl State {
         }
     }
 
-    /// The leader knows of it: what it was told, and the attributes that it has now.
+    /// The leader knows of it: returns the report, and the attributes that it has now.
     pub fn end_birth(&mut self, revoke_clock: u64) -> Option<(Told, Attr)> {
         let Birth::Sent(told) = std::mem::take(&mut self.birth) else { return None };
         if told.clean {

@@ -1,7 +1,7 @@
-//! Bytes of a small file that are in its inode, and their way out of it.
+//! Inline bytes of a small file, and their move to targets.
 use bytes::Bytes;
 
-/// Whether a file's bytes are in its inode.
+/// Whether a file's bytes are inline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Inline {
     Unknown,
@@ -11,13 +11,13 @@ pub enum Inline {
     Yes(Bytes),
 }
 
-/// Inline bytes that were turned into dirty ones: the next commit drops them from the inode.
+/// Inline bytes that became dirty ones: the next commit drops them from the inode.
 #[derive(Debug, Default)]
 pub struct Leaving {
     begun: bool,
-    /// Those bytes, until then: if they do not get to targets they must not be lost.
+    /// A copy of those bytes, until then: if they do not reach targets they must not be lost.
     bytes: Bytes,
-    /// The send that had them failed, and none has ended well since.
+    /// The send that carried them failed, and none has succeeded since.
     unsent: bool,
 }
 
@@ -26,20 +26,20 @@ impl Leaving {
         self.begun = true;
         self.bytes = bytes;
     }
-    /// Whether the inode still holds bytes for the leader that are not the file's any more.
+    /// Whether the leader still has inline bytes that are outdated.
     pub fn has_begun(&self) -> bool {
         self.begun
     }
-    /// Whether a commit now may have the leader drop them.
+    /// Whether a commit now may make the leader drop them.
     pub fn may_drop(&self) -> bool {
         self.begun && !self.unsent
     }
-    /// A send of the first stripe failed: what has to be sent once more.
+    /// A send of the first stripe failed: returns the bytes to send again.
     pub fn note_failed(&mut self, size: u64) -> Bytes {
         self.unsent = true;
         self.bytes.slice(..self.bytes.len().min(size as usize))
     }
-    /// A send of the first stripe ended well.
+    /// A send of the first stripe succeeded.
     pub fn note_sent(&mut self) {
         self.unsent = false;
     }
@@ -48,11 +48,11 @@ impl Leaving {
         self.begun = false;
         self.bytes = Bytes::new();
     }
-    /// The inode was committed with other bytes. `again`: what was sent to targets since is newer.
+    /// The inode was committed with other bytes. `again`: newer bytes were sent to targets since.
     pub fn note_inline(&mut self, again: bool) {
         self.begun = again;
     }
-    /// The right to write is gone. True: the leader was not told, so it still has them.
+    /// The Write lease is gone. True: the leader has no commit of this, so it still has the bytes.
     pub fn give_up(&mut self) -> bool {
         std::mem::take(self).begun
     }

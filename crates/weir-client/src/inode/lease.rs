@@ -1,4 +1,4 @@
-//! The lease of one inode: what is held, what a revoke left of it, and sends on the leader's word.
+//! The lease of one inode: its kind, the limits that a revoke set, and direct sends that the leader permits.
 //!
 //! Invariants: a lease is raised by replies and lowered only by a revoke, a release or the session's end; a
 //! reply to a request that was sent before the last revoke grants no more than that revoke left. Pure.
@@ -15,15 +15,15 @@ pub struct LeaseState {
     closing: bool,
     revoked_at: u64,
     revoke_keep: LeaseKind,
-    /// The leader was told of all leases that are held here, and takes others back: replies to requests sent
+    /// All leases held here were reported to the leader, which takes others back: replies to requests sent
     /// before grant none.
     named_at: u64,
     revokes: u64,
-    /// The leader's word that nobody caches the file, so bytes may be sent past leases. It takes it back by a
-    /// revoke.
+    /// The leader's confirmation that no client caches the file, so bytes may be sent without a lease. A
+    /// revoke withdraws it.
     direct: bool,
-    /// Sends on that word, how many by how many revokes had come when they began: a revoke waits for those of
-    /// before it.
+    /// Sends under that permission, by the number of revokes that had come when they began: a revoke waits
+    /// for the earlier ones.
     direct_sends: BTreeMap<u64, u32>,
 }
 
@@ -64,7 +64,7 @@ impl LeaseState {
         self.token_epoch
     }
 
-    /// Takes over the lease of a reply to a request that was sent at `revoke_clock`.
+    /// Applies the lease of a reply to a request that was sent at `revoke_clock`.
     pub fn grant(&mut self, lease: &Lease, revoke_clock: u64) -> Option<Raised> {
         let mut granted = lease.kind;
         if self.revoked_at > revoke_clock {
@@ -77,7 +77,7 @@ impl LeaseState {
         (granted > self.kind)
             .then(|| Raised { from: std::mem::replace(&mut self.kind, granted), to: granted })
     }
-    /// Gives the lease up, down to `keep`.
+    /// Lowers the lease to `keep`.
     pub fn lower(&mut self, keep: LeaseKind) {
         self.kind = self.kind.min(keep);
     }
@@ -89,12 +89,12 @@ impl LeaseState {
         self.revokes += 1;
         self.direct = false;
     }
-    /// The lease is about to be named to the leader.
+    /// The lease is about to be reported to the leader.
     pub fn mark_named(&mut self, revoke_clock: u64) {
         self.named_at = revoke_clock;
         self.direct = false;
     }
-    /// Whether the answer to a request sent at `revoke_clock` may be of before what is held was named to the
+    /// Whether the answer to a request sent at `revoke_clock` may predate the report of held leases to the
     /// leader.
     pub fn is_named_since(&self, revoke_clock: u64) -> bool {
         self.named_at > revoke_clock
@@ -110,12 +110,12 @@ impl LeaseState {
     pub fn is_closing(&self) -> bool {
         self.closing
     }
-    /// Whether the revoke that is under way lets nothing more become dirty.
+    /// Sets whether the revoke in progress forbids new dirty data.
     pub fn note_closing(&mut self, closing: bool) {
         self.closing = closing;
     }
 
-    /// Whether a writer died, and what it left is not decided yet.
+    /// Whether a writer died, and its leftovers are not decided yet.
     pub fn needs_recovery(&self) -> bool {
         self.recover
     }
@@ -131,24 +131,24 @@ impl LeaseState {
     pub fn note_append_token(&mut self) {
         self.append_token = true;
     }
-    /// True: it was here.
+    /// True: it was held.
     pub fn take_append_token(&mut self) -> bool {
         std::mem::take(&mut self.append_token)
     }
 
-    /// The leader did not grant Write to a request sent at `revoke_clock`, of a file that is open for
-    /// writing: it knows now that this client may write directly. Unless it took that back since.
+    /// The leader did not grant Write to a request sent at `revoke_clock`, for a file that is open for
+    /// writing: it knows now that this client may write directly. Unless a revoke has withdrawn that since.
     pub fn note_direct(&mut self, revoke_clock: u64) {
         self.direct |= self.revoked_at <= revoke_clock && self.named_at <= revoke_clock;
     }
-    /// Nothing is open for writing any more.
+    /// No handle is open for writing any more.
     pub fn end_direct(&mut self) {
         self.direct = false;
     }
     pub fn may_send(&self) -> bool {
         self.direct || self.is_write()
     }
-    /// Counts a send. What it is counted by.
+    /// Counts a send. Returns the number under which it is counted.
     pub fn begin_send(&mut self) -> u64 {
         *self.direct_sends.entry(self.revokes).or_default() += 1;
         self.revokes
@@ -161,7 +161,7 @@ impl LeaseState {
             }
         }
     }
-    /// Whether sends are under way that began before the revoke of this number came.
+    /// Whether sends are in flight that began before the revoke of this number.
     pub fn has_sends_before(&self, revoke: u64) -> bool {
         self.direct_sends.range(..revoke).next().is_some()
     }
@@ -175,7 +175,7 @@ impl LeaseState {
         assert!(self.direct_sends.keys().all(|at| *at <= self.revokes), "no send is of a later revoke");
     }
 
-    /// As if it had been granted, for tests.
+    /// For tests: as if the leader had granted it.
     #[cfg(test)]
     pub fn hold(&mut self, kind: LeaseKind) {
         self.kind = kind;

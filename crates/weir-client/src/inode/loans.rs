@@ -1,30 +1,30 @@
-//! Names of one directory that were lent to the kernel above: when one may be, and until when they last.
+//! Names of one directory that are lent to the kernel: when a loan is allowed, and when it ends.
 //!
-//! Pure: see `lent.rs` for what loans are.
+//! Pure: `lent.rs` explains loans.
 use std::time::Duration;
 use weir_env::Instant;
 
-/// A lease was held for so long before names are lent under it: twice the time after which the leader grants
-/// leases again in a directory that several clients change (`weir-meta`), so that there nothing is lent,
-/// however many they are.
+/// A lease must have been held for this time before names are lent under it: twice the time after which the
+/// leader grants leases again in a directory that several clients change (`weir-meta`), so that no names are
+/// lent there, for any number of clients.
 const HELD: Duration = Duration::from_millis(100);
-/// After a revoke had to wait for loans the directory lends none for so long; twice as long each time, up to
-/// [`REST_MAX`]. So two clients that change one directory in turn wait a few times, not again and again.
+/// After a revoke had to wait for loans, the directory lends no names for this time; twice as long each time,
+/// up to [`REST_MAX`]. So two clients that change one directory in turn wait a few times only.
 const REST: Duration = Duration::from_secs(5);
 const REST_MAX: Duration = Duration::from_secs(300);
 
-/// Of a directory.
+/// The loans of a directory.
 #[derive(Default)]
 pub struct Loans {
     /// The kernel may keep names of it until then.
     until: Option<Instant>,
     /// A revoke waits for their end.
     is_ending: bool,
-    /// When one was first wished for under this lease.
+    /// The time of the first request for a loan under this lease.
     wished: Option<Instant>,
-    /// None is lent before.
+    /// No loans before this time.
     from: Option<Instant>,
-    /// How often revokes had to wait.
+    /// The number of revokes that had to wait.
     waits: u32,
 }
 
@@ -39,7 +39,7 @@ impl Loans {
     pub fn extend(&mut self, until: Instant) {
         self.until = self.until.max(Some(until));
     }
-    /// Somebody has to wait for the loans: how long. None are made for a while.
+    /// A revoke has to wait for the loans: returns for how long. No new ones are made for a while.
     pub fn rest(&mut self, now: Instant) -> Duration {
         let left = self.until.map_or(Duration::ZERO, |until| until.since(now));
         if !left.is_zero() {
@@ -59,8 +59,7 @@ impl Loans {
     pub fn until(&self) -> Option<Instant> {
         self.until
     }
-    /// The lease is gone. What is left of loans that it did not wait for, for it was lost, ends within its
-    /// term.
+    /// The lease is gone. Loans that a lost lease did not wait for end within its term.
     pub fn end(&mut self) {
         self.is_ending = false;
         self.wished = None;

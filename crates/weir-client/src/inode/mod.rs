@@ -1,8 +1,8 @@
-//! What a client knows of one inode: lease, attributes, names, changed data on its way.
+//! A client's state of one inode: lease, attributes, names, changed data in flight.
 //!
 //! Invariants: attributes, names and data are believed only under a lease. Each part of the state keeps its
-//! own invariants (`lease`, `write`, `pages`, `tier`, `quota`); what concerns several of them is here. Pure
-//! state: no I/O, no time but what is passed in.
+//! own invariants (`lease`, `write`, `pages`, `tier`, `quota`); those of several parts are here. Pure state:
+//! no I/O, no time except as an argument.
 mod birth;
 mod inline;
 mod lease;
@@ -42,7 +42,7 @@ pub struct Inode {
     pub flushing: tokio::sync::Mutex<()>,
     /// One append, truncation or cleaning of an old tail at a time; taken before `flushing`.
     pub growing: tokio::sync::Mutex<()>,
-    /// One word to the leader at a time about whether something uncommitted may be on targets; taken after
+    /// One report to the leader at a time on whether uncommitted bytes may be on targets; taken after
     /// `flushing`.
     pub marking: tokio::sync::Mutex<()>,
 }
@@ -62,19 +62,19 @@ pub struct State {
     pub inline: Inline,
     pub leaving: Leaving,
     pub birth: Birth,
-    /// Written since the leader was told; durable, or it was tried.
+    /// Ranges written since the last report to the leader; durable, or their send failed.
     pub changed: Changed,
     pub attr: Option<Attr>,
-    /// An own change made the attributes old (the lease stays).
+    /// A change by this client made the attributes old (the lease stays).
     pub attr_old: bool,
-    /// When it was read here, if that is the access time and the leader was not told.
+    /// The time of a read here, if that is the access time and is not reported yet.
     pub accessed: Option<Time>,
-    /// The kernel keeps nothing of the inode.
+    /// The kernel caches nothing of the inode.
     pub forgotten: bool,
 }
 
 impl Inode {
-    /// `named_at`: of the last time that all leases were named.
+    /// `named_at`: the last time that all leases were reported.
     pub fn new(ino: InodeId, named_at: u64) -> Inode {
         Inode {
             ino,
@@ -89,7 +89,7 @@ impl Inode {
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder of an inode's state panics")
     }
-    /// Whether the right to write is still of that write generation.
+    /// Whether the Write lease is still of that write generation.
     pub fn check_generation(&self, write_generation: u64) -> Result<()> {
         match self.lock().write.generation() == write_generation {
             true => Ok(()),
@@ -125,13 +125,13 @@ impl State {
         }
     }
 
-    /// Takes over what a reply tells. `revoke_clock`: the client's revoke count when the request was sent.
+    /// Applies a reply. `revoke_clock`: the client's revoke count when the request was sent.
     pub fn apply(&mut self, entry: &Entry, revoke_clock: u64) {
-        // Of before a truncation or an eviction that is known here.
+        // From before a truncation or an eviction that is known here.
         let before_truncation =
             entry.lease.token_epoch != 0 && entry.lease.token_epoch < self.lease.token_epoch();
         let raised = self.apply_lease(&entry.lease, revoke_clock);
-        // Only under a lease: without one a clock that was set back would hide what is new.
+        // Only under a lease: without one a clock that was set back would hide newer attributes.
         let counts = self.lease.is_held() && !self.attr_old;
         let older = self.attr.as_ref().is_some_and(|a| {
             a.data_version > entry.attr.data_version
@@ -140,7 +140,7 @@ impl State {
         if older {
             return;
         }
-        // Those of another version. That there are none stays true: nobody brings bytes back while others
+        // Inline bytes of another version. `No` stays true: data is not moved back inline while other clients
         // have the file open.
         if !self.lease.is_held() && matches!(self.inline, Inline::Yes(_)) && !self.is_of_version(entry) {
             self.inline = Inline::Unknown;
@@ -161,15 +161,15 @@ impl State {
         self.forgotten = false;
     }
 
-    /// What was written directly made the file longer, though the right to write alone came meanwhile and
-    /// others wrote under it.
+    /// Direct writes made the file longer, although the Write lease was granted meanwhile and others wrote
+    /// under it.
     pub fn grew_to(&mut self, entry: &Entry) {
         if self.is_of_version(entry) {
             self.write.note_grown(entry.attr.size);
         }
     }
 
-    /// Whether a reply is of the file as it is known here. Replies may overtake each other.
+    /// Whether a reply is of the file's version that is known here. Replies may overtake each other.
     pub fn is_of_version(&self, entry: &Entry) -> bool {
         self.attr.as_ref().is_some_and(|attr| attr.data_version == entry.attr.data_version)
     }
@@ -206,7 +206,7 @@ impl State {
     }
 
     /// The leader did not grant Write to a request sent at `revoke_clock`: it knows now that this client may
-    /// write directly. Unless it took that back since.
+    /// write directly. Unless a revoke has withdrawn that since.
     pub fn note_direct(&mut self, revoke_clock: u64) {
         if self.opens.is_for_writing() {
             self.lease.note_direct(revoke_clock);
@@ -216,7 +216,7 @@ impl State {
         self.lease.may_send() && self.write.is_declared_unclean()
     }
 
-    /// Gives the lease up, down to `keep`. The caller has saved what is dirty and drops cached data.
+    /// Lowers the lease to `keep`. The caller has saved dirty data and drops cached data.
     pub fn lower_lease(&mut self, keep: LeaseKind) {
         self.lease.lower(keep);
         if !self.lease.is_held() {
@@ -229,7 +229,7 @@ impl State {
         }
         if !self.lease.is_write() {
             if self.leaving.give_up() {
-                self.inline = Inline::Unknown; // the leader was not told: it still has them
+                self.inline = Inline::Unknown; // the leader has no commit of it: it still has them
             }
             self.write.give_up();
         }
@@ -254,7 +254,7 @@ impl State {
     }
 }
 
-/// Sizes, attributes and changes as they are seen here.
+/// Sizes, attributes and changes as this client shows them.
 impl State {
     /// The size as an application sees it.
     pub fn size(&self) -> u64 {
@@ -263,8 +263,7 @@ impl State {
     pub fn committed_size(&self) -> u64 {
         self.attr.as_ref().map_or(0, |a| a.size)
     }
-    /// Nothing was ever committed, or may be on targets, from here on (but for what was sent under this
-    /// lease).
+    /// Nothing was ever committed, or may be on targets, from here on (except bytes sent under this lease).
     pub fn virgin_from(&self) -> u64 {
         self.write.virgin_from(self.committed_size())
     }
@@ -289,17 +288,17 @@ impl State {
     pub fn is_in_doubt(&self) -> bool {
         self.write.is_in_doubt()
     }
-    /// Whether the leader must not take the file for closed: nobody writes it any more, but what was written
-    /// is not all told.
+    /// Whether the file must stay open for the leader: it has no writer any more, but some writes are not
+    /// reported.
     pub fn is_kept_open(&self) -> bool {
         let is_named = self.attr.as_ref().is_none_or(|a| a.nlink > 0);
         self.is_in_doubt() || (!self.opens.is_for_writing() && is_named && self.is_unsaved())
     }
-    /// Whether nothing is on its way to targets, nor about to be.
+    /// Whether nothing is in flight to targets, nor about to be.
     pub fn is_all_sent(&self) -> bool {
         self.write.is_all_sent() && !self.lease.has_sends()
     }
-    /// All of the file is on targets, and the leader knows that its inode holds no bytes.
+    /// All of the file is on targets, and the leader knows that it has no inline bytes.
     pub fn is_on_targets(&self) -> bool {
         self.inline == Inline::No && !self.leaving.has_begun()
     }
@@ -311,7 +310,7 @@ impl State {
         }
         self.shown(true)
     }
-    /// The same for the kernel, which may keep them.
+    /// The same for the kernel, which may cache them.
     pub fn lend_stat(&mut self) -> Option<Stat> {
         let stat = self.stat();
         if stat.is_some() {
@@ -319,7 +318,7 @@ impl State {
         }
         stat
     }
-    /// The newest attributes known, with own changes.
+    /// The newest known attributes, with this client's changes.
     pub fn shown(&self, leased: bool) -> Option<Stat> {
         let mut attr = self.attr.clone()?;
         if let Some(local) = self.write.local() {
@@ -332,27 +331,27 @@ impl State {
         Some(Stat { attr, leased })
     }
 
-    /// What the file takes more after a write of `offset..end`.
+    /// The growth of the file's allocation by a write of `offset..end`.
     pub fn growth(&self, offset: u64, end: u64) -> u64 {
         self.quota.growth(self.size(), offset, end)
     }
-    /// How much of a write of `len` bytes takes no more than `free`.
+    /// The part of a write of `len` bytes that allocates no more than `free`.
     pub fn fitting(&self, offset: u64, len: usize, free: u64) -> usize {
         self.quota.fitting(self.size(), offset, len, free)
     }
-    /// How many more bytes the file takes once all of a range is written.
+    /// The bytes to reserve so that all of a range can be written.
     pub fn reservation(&self, offset: u64, end: u64, grows: bool) -> Result<u64> {
         self.quota.reservation(self.size(), offset, end, grows)
     }
 
-    /// Notes a write up to `end` that was taken under the Write lease.
+    /// Notes a write up to `end` that was accepted under the Write lease.
     pub fn note_write(&mut self, end: u64, now: Time, at: Instant) {
         self.pages.note_change();
-        self.pages.note_not_lent(); // the kernel that has written asks for size and time again
+        self.pages.note_not_lent(); // after a write the kernel asks for size and time again
         let size = self.size().max(end);
         self.write.note_write(size, now, at);
     }
-    /// Something that was taken from a program is not saved.
+    /// Bytes accepted from a program could not be saved.
     pub fn fail(&mut self, e: Error) {
         self.errors.note(e);
     }
@@ -367,7 +366,7 @@ impl State {
     pub fn name(&self, name: &[u8]) -> Option<Option<InodeId>> {
         if self.lease.is_held() { self.names.get(name) } else { None }
     }
-    /// Remembers what a name leads to, if the lease lets it.
+    /// Remembers a name's target, if the lease allows it.
     pub fn keep_name(&mut self, name: &[u8], ino: Option<InodeId>) {
         if self.lease.is_held() {
             self.names.keep(name, ino);
@@ -422,8 +421,8 @@ mod tests {
         }
     }
 
-    /// A file is truncated under this client's append token, as one of several; before the answer comes the
-    /// right to write it alone.
+    /// A file is truncated under this client's append token, as one of several writers; the Write lease is
+    /// granted before the answer.
     #[test]
     fn bytes_past_a_truncation_are_old_also_under_a_new_lease() {
         let inode = Inode::new(InodeId(7), 0);
@@ -482,7 +481,7 @@ mod tests {
         assert_eq!(st.attr.as_ref().unwrap().ctime.nanos, -1, "without a lease times tell nothing");
     }
 
-    /// A reader would put zeros between what the inode held and the size of now.
+    /// A reader would put zeros between the former inline bytes and the present size.
     #[test]
     fn the_bytes_in_the_inode_and_the_size_are_of_one_answer() {
         let inode = Inode::new(InodeId(7), 0);

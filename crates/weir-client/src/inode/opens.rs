@@ -1,4 +1,4 @@
-//! How often one inode is open here.
+//! The number of opens of one inode here.
 
 #[derive(Debug, Default)]
 pub struct Opens {

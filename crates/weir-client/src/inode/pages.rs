@@ -1,12 +1,12 @@
-//! Cached bytes and attributes of one inode: what the kernel above may keep, what reads fetch ahead, and when
-//! both are old.
+//! Cached bytes and attributes of one inode: those that the kernel may cache, those that reads prefetch, and
+//! when both are outdated.
 //!
-//! Invariant: a read that fills pages while the kernel drops them is noted, so its pages go, too, before the
-//! lease does. Pure.
+//! Invariant: a read that fills pages while the kernel drops them is noted, so its pages are dropped, too,
+//! before the lease ends. Pure.
 use crate::prefetch::Pattern;
 use std::collections::BTreeMap;
 
-/// Reads that are told apart while pages are dropped.
+/// Reads that are recorded separately while pages are dropped.
 const FILLS_MAX: usize = 64;
 
 #[derive(Default)]
@@ -15,11 +15,11 @@ pub struct PageState {
     attributes_lent: bool,
     /// Grows when cached data becomes old.
     data_change: u64,
-    /// Leases that ended: how many, and before which of their ends the kernel may hold pages.
+    /// The number of leases that ended, and the number of those that the kernel may hold pages of.
     leases_lost: u64,
     pages_since: u64,
     pattern: Pattern,
-    /// Ranges being fetched ahead.
+    /// Ranges being prefetched.
     fetching: BTreeMap<u64, u64>,
     /// The kernel is dropping the file's pages for a revoke.
     dropping: Option<Dropping>,
@@ -28,12 +28,13 @@ pub struct PageState {
     unprotected: u32,
 }
 
-/// What reads have to do with pages while the kernel drops them.
+/// Reads of pages while the kernel drops them.
 #[derive(Default)]
 struct Dropping {
-    /// Bytes that reads brought meanwhile, (from, to): pages of them may be there.
+    /// Ranges that reads filled meanwhile, (from, to): the kernel may have pages of them.
     filled: Vec<(u64, u64)>,
-    /// Reads that wait for the end of it, (from, to). The kernel has locked their pages, which are empty.
+    /// Reads that wait for the end of the drop, (from, to). The kernel has locked their pages, which are
+    /// empty.
     waiting: Vec<(u64, u64)>,
 }
 
@@ -52,7 +53,7 @@ impl PageState {
     pub fn data_change(&self) -> u64 {
         self.data_change
     }
-    /// What was read before may be old.
+    /// Bytes read before may be old.
     pub fn note_change(&mut self) {
         self.data_change += 1;
     }
@@ -64,20 +65,20 @@ impl PageState {
         self.data_change += 1;
         self.leases_lost += 1;
     }
-    /// Whether the kernel may hold pages of before a lease ended.
+    /// Whether the kernel may hold pages from before the end of a lease.
     pub fn may_hold_old(&self) -> bool {
         self.pages_since != self.leases_lost
     }
-    /// It has dropped those of the first `leases_lost` leases.
+    /// The kernel has dropped those of the first `leases_lost` leases.
     pub fn note_dropped(&mut self, leases_lost: u64) {
         self.pages_since = self.pages_since.max(leases_lost);
     }
 
-    /// Takes note of a read: what to fetch ahead now, (offset, length).
+    /// Notes a read: returns the ranges to prefetch now, (offset, length).
     pub fn note_read(&mut self, offset: u64, len: u64, size: u64, window_max: u64) -> Vec<(u64, u64)> {
         self.pattern.access(offset, len, size, window_max)
     }
-    /// Bytes that had been fetched ahead were asked for.
+    /// Prefetched bytes were read.
     pub fn note_used(&mut self, bytes: u64) {
         self.pattern.used(bytes);
     }
@@ -103,17 +104,17 @@ impl PageState {
     pub fn is_dropping(&self) -> bool {
         self.dropping.is_some()
     }
-    /// What has to be dropped once more.
+    /// The ranges to drop once more.
     pub fn take_filled(&mut self) -> Vec<(u64, u64)> {
         self.dropping.as_mut().map_or(Vec::new(), Dropping::take_filled)
     }
-    /// A read brings bytes for pages; that counts while they are dropped.
+    /// A read returns bytes for pages; recorded while pages are dropped.
     pub fn note_fill(&mut self, from: u64, to: u64) {
         if let Some(dropping) = &mut self.dropping {
             dropping.note_fill(from, to);
         }
     }
-    /// A read of `from..to` waits while pages are dropped. False: they are not.
+    /// A read of `from..to` waits while pages are dropped. False: no drop is in progress.
     pub fn begin_wait(&mut self, from: u64, to: u64) -> bool {
         if let Some(dropping) = &mut self.dropping {
             dropping.waiting.push((from, to));

@@ -1,6 +1,6 @@
-//! Bytes that a file takes of its volume's quota, and the reservation for those that are not committed.
+//! A file's usage of its volume's quota, in bytes, and the reservation for uncommitted ones.
 //!
-//! Only the number of bytes in holes is known, not where they are. Pure.
+//! Only the number of bytes in holes is known, not their position. Pure.
 use weir_proto::{Error, Result, VolumeId};
 
 /// No volume has this number.
@@ -8,20 +8,20 @@ pub const NO_LIMIT: VolumeId = VolumeId(0);
 
 #[derive(Debug)]
 pub struct QuotaState {
-    /// Bytes that data takes, with all that is changed and not committed.
+    /// Bytes allocated by data, including uncommitted changes.
     allocated: u64,
-    /// The same as the leader knows it.
+    /// The same as known to the leader.
     charged: u64,
-    /// The volume whose limit of bytes stands over new data, as the last right to write told it.
+    /// The volume whose limit of bytes applies to new data, from the last grant of a Write lease.
     limited: VolumeId,
-    /// Quota reserved in a volume, in bytes, and in which.
+    /// Quota reserved in a volume, in bytes, and the volume.
     reserved: u64,
     reserved_of: VolumeId,
-    /// Of that, for direct writes that are under way.
+    /// The part of it for direct writes in flight.
     direct_reserved: u64,
 }
 
-/// The reservation of a file became another one.
+/// A change of a file's reservation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settled {
     pub volume: VolumeId,
@@ -56,12 +56,12 @@ impl QuotaState {
         self.limited = volume;
     }
 
-    /// Nothing is changed here: it takes what the leader says.
+    /// Without local changes: takes the leader's value.
     pub fn note_allocated(&mut self, allocated: u64) {
         self.allocated = allocated;
         self.charged = allocated;
     }
-    /// A commit was answered: how much it added to the volume's usage.
+    /// A commit was answered: returns how much it added to the volume's usage.
     pub fn note_charged(&mut self, allocated: u64) -> u64 {
         let added = allocated.saturating_sub(self.charged);
         self.charged = allocated;
@@ -74,20 +74,19 @@ impl QuotaState {
         self.allocated = self.allocated.min(size);
         self.charged = self.charged.min(size);
     }
-    /// Takes off bytes that were freed, each of which may have been a hole before. `most`: upper bound of
-    /// what is left.
+    /// Subtracts freed bytes, each of which may have been a hole before. `most`: upper bound of the rest.
     pub fn note_freed(&mut self, freed: u64, most: Option<u64>) {
         let least = self.allocated.saturating_sub(freed);
         self.allocated = self.allocated.min(most.unwrap_or(u64::MAX)).max(least);
     }
 
-    /// What a file of this size takes more after a write of `offset..end`: all past its end, and below as
-    /// long as there are holes, for the write may lie in one.
+    /// The growth of a file of this size by a write of `offset..end`: all past its end, and below as long as
+    /// there are holes, because the write may lie in one.
     pub fn growth(&self, size: u64, offset: u64, end: u64) -> u64 {
         let (below, past) = self.parts_of_write(size, offset, end);
         past + below
     }
-    /// How much of a write of `len` bytes takes no more than `free`.
+    /// The part of a write of `len` bytes that allocates no more than `free`.
     pub fn fitting(&self, size: u64, offset: u64, len: usize, free: u64) -> usize {
         let (below, past) = self.parts_of_write(size, offset, offset + len as u64);
         match (below + past).checked_sub(free) {
@@ -96,14 +95,14 @@ impl QuotaState {
             Some(_) => free as usize,
         }
     }
-    /// What a write adds in holes and past the end.
+    /// The growth by a write in holes and past the end.
     fn parts_of_write(&self, size: u64, offset: u64, end: u64) -> (u64, u64) {
         let past = end.saturating_sub(offset.max(size));
         let holes = size.saturating_sub(self.allocated);
         ((end - offset - past).min(holes), past)
     }
-    /// How many more bytes the file takes once all of a range is written: an error where holes may lie
-    /// outside of the range.
+    /// The bytes to reserve so that all of a range can be written: an error if holes may lie outside of the
+    /// range.
     pub fn reservation(&self, size: u64, offset: u64, end: u64, grows: bool) -> Result<u64> {
         let holes = size.saturating_sub(self.allocated);
         let all_holes_within = holes == 0 || offset == 0 && end >= size;
@@ -126,7 +125,7 @@ impl QuotaState {
     pub fn end_direct(&mut self, growth: u64) {
         self.direct_reserved = self.direct_reserved.saturating_sub(growth);
     }
-    /// The reservation follows what is changed and not committed. `None`: it is as it was.
+    /// Adapts the reservation to the uncommitted changes. `None`: no change.
     pub fn settle(&mut self, is_changed: bool) -> Option<Settled> {
         let now = self.needed(is_changed);
         let before = std::mem::replace(&mut self.reserved, now);
@@ -150,7 +149,7 @@ mod tests {
         let mut quota = QuotaState::default();
         quota.note_allocated(10);
         let unsupported = |e: Error| e.kind == weir_proto::ErrorKind::Unsupported;
-        // What is reserved: ten dense bytes, then four of them.
+        // Reserved bytes: ten dense bytes, then four of them.
         let reserved = |q: &QuotaState, from, to, grows| q.reservation(10, from, to, grows);
         assert_eq!(
             [reserved(&quota, 0, 10, false).unwrap(), reserved(&quota, 5, 25, true).unwrap()],
@@ -170,7 +169,7 @@ mod tests {
         );
         assert_eq!(reserved(&quota, 0, 12, true).unwrap(), 5 + 2);
         quota.allocated = 10;
-        // Ten dense bytes: only what is past the end counts.
+        // Ten dense bytes: only the part past the end counts.
         let growth = |q: &QuotaState, from, to| q.growth(10, from, to);
         assert_eq!((growth(&quota, 0, 10), growth(&quota, 5, 15), growth(&quota, 20, 25)), (0, 5, 5));
         let fitting = |q: &QuotaState, at, len, free| q.fitting(10, at, len, free);
@@ -178,7 +177,7 @@ mod tests {
             (fitting(&quota, 0, 10, 0), fitting(&quota, 5, 10, 2), fitting(&quota, 5, 10, 5)),
             (10, 7, 10)
         );
-        // Six of ten are holes: a write below may lie in one.
+        // Six of ten are holes: a write below the end may lie in one.
         quota.allocated = 4;
         assert_eq!((growth(&quota, 0, 3), growth(&quota, 0, 10), growth(&quota, 2, 15)), (3, 6, 6 + 5));
         assert_eq!(

@@ -1,7 +1,7 @@
 //! Bytes of a file that are elsewhere: at home only, or in older objects that snapshots hold.
 //!
-//! Invariants: which bytes these are is believed under a lease only (the caller says when it goes); nothing
-//! is believed of evicted bytes while this client itself evicts, nor over the beginning or end of that. Pure.
+//! Invariants: these ranges are believed under a lease only (the caller reports its end); nothing is believed
+//! of evicted bytes while this client itself evicts, nor across the beginning or end of that. Pure.
 use weir_proto::snapshot::Layer;
 
 /// Ranges in order, none empty; whole stripes.
@@ -13,13 +13,13 @@ pub fn touches(ranges: &Ranges, from: u64, to: u64) -> bool {
 
 #[derive(Debug, Default)]
 pub struct TierState {
-    /// Stripes that are at home only, where they are known under the lease (see `recall.rs`).
+    /// Stripes that are at home only, if they are known under the lease (see `recall.rs`).
     evicted: Option<Ranges>,
-    /// What this client is evicting of a file that it writes (see `evict_own.rs`).
+    /// The range that this client is evicting of a file that it writes (see `evict_own.rs`).
     evicting: Option<(u64, u64)>,
-    /// Beginnings and ends of that.
+    /// Counts the beginnings and ends of such evictions.
     evictions: u64,
-    /// Bytes in older objects, where they are known under the lease (see `layers.rs`).
+    /// Bytes in older objects, if they are known under the lease (see `layers.rs`).
     layers: Option<Vec<Layer>>,
 }
 
@@ -27,7 +27,7 @@ impl TierState {
     pub fn evicted(&self) -> Option<&Ranges> {
         self.evicted.as_ref()
     }
-    /// `evictions`: as of when the leader was asked.
+    /// `evictions`: the count when the leader was asked.
     pub fn note_evicted(&mut self, ranges: &Ranges, evictions: u64) {
         if self.evictions == evictions && self.evicting.is_none() {
             self.evicted = Some(ranges.clone());
@@ -36,7 +36,7 @@ impl TierState {
     pub fn forget_evicted(&mut self) {
         self.evicted = None;
     }
-    /// Whether something of a range is away, or may be for all that is known, of a file that has such bytes.
+    /// Whether a part of a range is offline, or may be as far as is known, in a file that has such bytes.
     pub fn may_be_evicted(&self, from: u64, to: u64) -> bool {
         self.evicted.as_ref().is_none_or(|ranges| touches(ranges, from, to))
     }
@@ -50,7 +50,7 @@ impl TierState {
         self.evicting = None;
         self.eviction_turns();
     }
-    /// What is being fetched may be of either side.
+    /// Bytes of a fetch in flight may be of either side.
     fn eviction_turns(&mut self) {
         self.evictions += 1;
         self.evicted = None;

@@ -1,8 +1,8 @@
-//! Changed data of one inode on its way to targets, and what the leader knows of it.
+//! Changed data of one inode in flight to targets, and the leader's knowledge of it.
 //!
-//! Invariants: of a stripe at most one send is under way; what was sent under a right to write that has ended
-//! is no part of the file's changes any more; nothing is sent before the leader expects it ([`Declared`]).
-//! Pure: sends are the caller's.
+//! Invariants: a stripe has at most one send in flight; bytes sent under an earlier write generation no
+//! longer belong to the file's changes; nothing is sent before the leader expects it ([`Declared`]). Pure:
+//! the caller does the sends.
 use crate::dirty::StripeBuf;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,48 +12,48 @@ use weir_proto::map::Layout;
 use weir_proto::meta::Time;
 use weir_proto::{Error, ErrorKind, Version};
 
-/// Size and time that a Write lease made ours, not committed yet.
+/// Size and time that this client changed under a Write lease, not committed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Local {
     pub size: u64,
     pub mtime: Time,
-    /// Grows with each change: tells whether a commit took the newest.
+    /// Grows with each change: shows whether a commit took the newest.
     pub change: u64,
 }
 
-/// A stripe on its way to targets.
+/// A stripe in flight to targets.
 pub struct Sending {
     pub id: u64,
-    /// Of the right to write: see [`WriteState::generation`].
+    /// The write generation: see [`WriteState::generation`].
     pub write_generation: u64,
     /// Offset within the stripe, bytes.
     pub parts: Vec<(u32, Bytes)>,
 }
 
-/// What a send that failed left of a stripe, until it is everywhere or nowhere.
+/// Leftovers of a failed send of a stripe, until they are everywhere or nowhere.
 #[derive(Clone, Copy, Debug)]
 pub enum Unresolved {
-    /// Parts of a fresh stripe, at a place where nothing was: nobody can read it.
+    /// Parts of a fresh stripe, at a place that had no data: no reader can see it.
     Fresh,
-    /// A version that is prepared or committed at some targets: what is read depends on which of them are
-    /// asked.
+    /// A version that is prepared or committed at some targets: the result of a read depends on which of them
+    /// are asked.
     InDoubt(Version),
 }
 
-/// What the leader was told of bytes on targets that are not committed.
+/// The leader's knowledge of uncommitted bytes on targets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Declared {
-    /// It knows that there may be some.
+    /// The leader knows that there may be some.
     Unclean,
-    /// It is being told that there are none.
+    /// A report that there are none is in flight.
     Reporting,
-    /// It was told so, or may have been, before this time of the revoke clock.
+    /// It has, or may have, the report that there are none, since before this time of the revoke clock.
     Clean(u64),
 }
 
 pub struct WriteState {
-    /// Grows whenever a Write lease begins or ends: what was sent under an earlier one may be fenced or be
-    /// lost, and was told to be; it is nobody's business any more.
+    /// Grows whenever a Write lease begins or ends: bytes sent under an earlier one may be fenced or lost,
+    /// and were reported as that; they no longer matter.
     generation: u64,
     local: Option<Local>,
     change: u64,
@@ -61,21 +61,21 @@ pub struct WriteState {
     dirty_since: Option<Instant>,
     sending: BTreeMap<u64, Sending>,
     send_count: u64,
-    /// Stripes beyond everything committed that something was sent for.
+    /// Stripes beyond everything committed that had a send.
     touched: BTreeSet<u64>,
-    /// Those where a send failed, and left something at some targets. The size never covers one.
+    /// Those where a send failed and left parts at some targets. The size never covers one.
     unresolved: BTreeMap<u64, Unresolved>,
-    /// Up to where a write that failed may have left bytes that the leader could not be told of.
+    /// The end up to which a failed write may have left bytes that could not be reported to the leader.
     unreported_end: Option<u64>,
-    /// End of what was sent since the Write lease began.
+    /// End of the bytes sent since the Write lease began.
     sent_end: u64,
-    /// The metadata leader's upper bound of what may be on targets.
+    /// The metadata leader's upper bound of the bytes on targets.
     data_end: u64,
-    /// Nothing is on targets past the committed size but what this client sent.
+    /// Only bytes that this client sent are on targets past the committed size.
     tail_clean: bool,
-    /// Whether the leader may believe that nothing uncommitted is on targets. Nothing is sent before it has
-    /// answered that it knows better: if this client dies, what it sent past the size would be looked for by
-    /// nobody.
+    /// Whether the leader may believe that no uncommitted bytes are on targets. Nothing is sent before it has
+    /// acknowledged the opposite: otherwise, if this client dies, its bytes past the size would not be
+    /// recovered.
     declared: Declared,
     committed_at: Option<Instant>,
 }
@@ -102,7 +102,7 @@ impl Default for WriteState {
     }
 }
 
-/// The right to write, and what is changed under it.
+/// The Write lease, and the changes under it.
 impl WriteState {
     pub fn generation(&self) -> u64 {
         self.generation
@@ -114,12 +114,12 @@ impl WriteState {
         self.sent_end = 0;
         self.tail_clean = false;
     }
-    /// The right to write was given up.
+    /// The Write lease was returned.
     pub fn give_up(&mut self) {
         self.local = None;
         self.begin_generation();
     }
-    /// It was lost, with what is not saved. The leader has the file recovered.
+    /// It was lost, together with unsaved changes. The leader has the file recovered.
     pub fn lose(&mut self) {
         self.dirty.clear();
         self.dirty_since = None;
@@ -135,13 +135,13 @@ impl WriteState {
         self.local = Some(Local { size, mtime, change: self.change });
         self.dirty_since.get_or_insert(at);
     }
-    /// What was written directly made the file at least `size` long.
+    /// Direct writes made the file at least `size` long.
     pub fn note_grown(&mut self, size: u64) {
         if let Some(local) = &mut self.local {
             local.size = local.size.max(size);
         }
     }
-    /// All was committed, with the bytes in the inode, unless something was changed since.
+    /// All was committed, with the inline bytes, unless changes were made since.
     pub fn note_inline_committed(&mut self, committed: Local) {
         if self.local.is_some_and(|l| l.change == committed.change) {
             self.local = None;
@@ -149,7 +149,7 @@ impl WriteState {
             self.dirty_since = None;
         }
     }
-    /// The size and time of `committed` are committed, and all bytes, unless something was changed since.
+    /// The size and time of `committed` are committed, and all bytes, unless changes were made since.
     pub fn note_committed(&mut self, committed: Option<Local>, is_whole_size: bool) {
         let newest = self.local.map(|l| l.change) == committed.map(|l| l.change);
         if newest && is_whole_size && self.dirty.is_empty() && self.sending.is_empty() {
@@ -168,20 +168,20 @@ impl WriteState {
         self.committed_at = Some(at);
     }
 
-    /// Whether something was changed here that is not part of the file yet. What failed is not: that was
-    /// told.
+    /// Whether there are changes that are not part of the file yet. A failed change does not count: it was
+    /// reported.
     pub fn is_unsaved(&self) -> bool {
         self.local.is_some() || !self.dirty.is_empty() || self.own_sends().next().is_some()
     }
     pub fn is_dirty(&self) -> bool {
         self.is_unsaved() || !self.unresolved.is_empty()
     }
-    /// Whether nothing is on its way to targets, nor about to be.
+    /// Whether nothing is in flight to targets, nor about to be.
     pub fn is_all_sent(&self) -> bool {
         self.dirty.is_empty() && self.unresolved.is_empty() && self.sending.is_empty()
     }
-    /// Whether what is read of a stripe depends on which targets are asked, or the leader does not know what
-    /// is on targets.
+    /// Whether the content of a stripe depends on which targets are asked, or the leader does not know which
+    /// bytes are on targets.
     pub fn is_in_doubt(&self) -> bool {
         let in_doubt = |unresolved: &Unresolved| matches!(unresolved, Unresolved::InDoubt(_));
         self.unreported_end.is_some() || self.unresolved.values().any(in_doubt)
@@ -202,7 +202,7 @@ impl WriteState {
     pub fn dirty_within(&self, stripes: RangeInclusive<u64>) -> impl Iterator<Item = (&u64, &StripeBuf)> {
         self.dirty.range(stripes)
     }
-    /// For bytes to become dirty in.
+    /// A buffer for new dirty bytes.
     pub fn buffer(&mut self, stripe: u64) -> &mut StripeBuf {
         self.dirty.entry(stripe).or_default()
     }
@@ -214,32 +214,32 @@ impl WriteState {
     pub fn take_dirty(&mut self, stripe: u64) -> StripeBuf {
         self.dirty.remove(&stripe).unwrap_or_default()
     }
-    /// They could not be saved.
+    /// The dirty bytes could not be saved.
     pub fn drop_dirty(&mut self) {
         self.dirty.clear();
     }
-    /// When something became dirty that is not saved.
+    /// The time since which there are unsaved changes.
     pub fn dirty_since(&self) -> Option<Instant> {
         self.dirty_since
     }
-    /// Since when there are dirty bytes that could be sent.
+    /// The time since which there are dirty bytes that could be sent.
     pub fn dirty_age_start(&self) -> Option<Instant> {
         self.dirty_since.filter(|_| !self.dirty.is_empty())
     }
-    /// All that was dirty is on its way: what is now is young.
+    /// All dirty bytes are in flight: newer ones are young.
     pub fn restart_dirty_age(&mut self, now: Instant) {
         self.dirty_since = self.has_dirty().then_some(now);
     }
-    /// Whether what is dirty of a stripe had better go now: all of it, or all that follows what was sent of
-    /// it before. The leader is told of what is on targets without a gap, and a writer that goes on in order
-    /// adds nothing to this stripe.
+    /// Whether the dirty bytes of a stripe should be sent now: they are all of it, or all that follows the
+    /// part sent before. The leader learns of bytes on targets without a gap, and a sequential writer adds
+    /// nothing to this stripe.
     pub fn is_complete(&self, layout: &Layout, stripe: u64) -> bool {
         let Some(buf) = self.dirty.get(&stripe) else { return false };
         let stripe_bytes = layout.stripe_bytes() as u32;
         buf.covered_bytes() == stripe_bytes
             || self.touched.contains(&stripe) && buf.is_whole_rest(stripe_bytes)
     }
-    /// The file was set to `size`: dirty bytes past it go.
+    /// The file was set to `size`: dirty bytes past it are dropped.
     pub fn truncate_dirty(&mut self, layout: &Layout, size: u64) {
         let stripe = layout.stripe_of(size);
         drop(self.dirty.split_off(&(stripe + 1)));
@@ -248,7 +248,7 @@ impl WriteState {
         }
         self.drop_if_empty(stripe);
     }
-    /// The size is committed at the leader, which has set it.
+    /// The leader has set and committed the size.
     pub fn truncate_local(&mut self, size: u64) {
         if self.dirty.is_empty() && self.sending.is_empty() {
             self.local = None;
@@ -260,7 +260,7 @@ impl WriteState {
 
 /// Sends to targets.
 impl WriteState {
-    /// Begins a send of a stripe: its number. `end`: of its bytes in the file.
+    /// Begins a send of a stripe: returns its number. `end`: of its bytes in the file.
     pub fn begin_send(&mut self, stripe: u64, end: u64, parts: Vec<(u32, Bytes)>) -> u64 {
         self.send_count += 1;
         let (id, write_generation) = (self.send_count, self.generation);
@@ -269,7 +269,7 @@ impl WriteState {
         self.touch(stripe, end);
         id
     }
-    /// Something is sent there, up to `end`.
+    /// Bytes are sent to the stripe, up to `end`.
     pub fn touch(&mut self, stripe: u64, end: u64) {
         self.touched.insert(stripe);
         self.sent_end = self.sent_end.max(end);
@@ -283,7 +283,7 @@ impl WriteState {
     pub fn sent_end(&self) -> u64 {
         self.sent_end
     }
-    /// What was sent past `size` before is cleaned.
+    /// Bytes sent past `size` before are cleaned.
     pub fn note_cleaned_past(&mut self, size: u64) {
         self.sent_end = self.sent_end.min(size);
     }
@@ -293,31 +293,31 @@ impl WriteState {
     pub fn is_sending(&self, stripe: u64) -> bool {
         self.sending.contains_key(&stripe)
     }
-    /// The number of the send of a stripe that is under way.
+    /// The number of the send in flight of a stripe.
     pub fn send_of(&self, stripe: u64) -> Option<u64> {
         self.sending.get(&stripe).map(|send| send.id)
     }
-    /// Stripes on their way, with the numbers of their sends.
+    /// Stripes in flight, with the numbers of their sends.
     pub fn sends(&self) -> impl Iterator<Item = (u64, u64)> {
         self.sending.iter().map(|(stripe, send)| (*stripe, send.id))
     }
     pub fn is_touched(&self, stripe: u64) -> bool {
         self.touched.contains(&stripe)
     }
-    /// What is on its way under the present right to write.
+    /// The sends in flight under the present Write lease.
     pub fn own_sends(&self) -> impl Iterator<Item = (&u64, &Sending)> {
         self.sending.iter().filter(|(_, send)| send.write_generation == self.generation)
     }
-    /// Whether something is on its way to these stripes under a right to write that has ended: it may arrive
-    /// or not.
+    /// Whether sends to these stripes are in flight under an earlier write generation: they may arrive or
+    /// not.
     pub fn has_strays(&self, stripes: RangeInclusive<u64>) -> bool {
         self.sending.range(stripes).any(|(_, send)| send.write_generation != self.generation)
     }
-    /// The first stripe that is dirty or on its way.
+    /// The first stripe that is dirty or in flight.
     pub fn first_busy(&self) -> Option<u64> {
         self.dirty.keys().chain(self.sending.keys()).min().copied()
     }
-    /// Stripes that are to be sent: dirty, or unresolved.
+    /// Stripes that need a send: dirty, or unresolved.
     pub fn due(&self) -> impl Iterator<Item = u64> {
         self.dirty.keys().chain(self.unresolved.keys()).copied()
     }
@@ -331,7 +331,7 @@ impl WriteState {
     pub fn first_unresolved(&self) -> Option<u64> {
         self.unresolved.keys().next().copied()
     }
-    /// A send failed. `generation`: under which it was.
+    /// A send failed. `generation`: its write generation.
     pub fn note_unresolved(&mut self, generation: u64, stripe: u64, unresolved: Unresolved) {
         if self.generation == generation {
             self.unresolved.insert(stripe, unresolved);
@@ -366,7 +366,7 @@ impl WriteState {
     }
 }
 
-/// Bytes on targets that are no part of the file, and what the leader knows of them.
+/// Bytes on targets outside of the file, and the leader's knowledge of them.
 impl WriteState {
     pub fn data_end(&self) -> u64 {
         self.data_end
@@ -374,12 +374,11 @@ impl WriteState {
     pub fn note_data_end(&mut self, data_end: u64) {
         self.data_end = data_end;
     }
-    /// Nothing was ever committed, or may be on targets, from here on (but for what was sent under this
-    /// lease).
+    /// Nothing was ever committed, or may be on targets, from here on (except bytes sent under this lease).
     pub fn virgin_from(&self, committed: u64) -> u64 {
         committed.max(if self.tail_clean { 0 } else { self.data_end })
     }
-    /// End of everything that may be on targets. `committed`: of it.
+    /// End of everything that may be on targets. `committed`: the committed size.
     pub fn on_targets_end(&self, committed: u64) -> u64 {
         let left = if self.tail_clean { 0 } else { self.data_end };
         committed.max(left).max(self.sent_end)
@@ -392,8 +391,8 @@ impl WriteState {
         self.tail_clean = is_clean;
     }
     /// Bytes past the size are old from now on. `exclusive`: it was truncated under this client's Write
-    /// lease; else that may have come while the truncation was on its way, and with it the belief that
-    /// nothing is past the size of before.
+    /// lease; otherwise that lease may have been granted while the truncation was in flight, and with it the
+    /// belief that nothing is past the former size.
     pub fn note_truncation(&mut self, exclusive: bool) {
         self.tail_clean = false;
         if exclusive {
@@ -405,11 +404,11 @@ impl WriteState {
     pub fn unreported_end(&self) -> Option<u64> {
         self.unreported_end
     }
-    /// The leader could not be told of what a failed write left.
+    /// The leftovers of a failed write could not be reported to the leader.
     pub fn note_unreported(&mut self, end: u64) {
         self.unreported_end = self.unreported_end.max(Some(end));
     }
-    /// It knows of what is left up to `end`.
+    /// The leader knows of the leftovers up to `end`.
     pub fn note_reported(&mut self, end: u64) {
         self.unreported_end = self.unreported_end.filter(|unreported| *unreported > end);
     }
@@ -424,8 +423,8 @@ impl WriteState {
     pub fn note_declared_clean(&mut self, revoke_clock: u64) {
         self.declared = Declared::Clean(revoke_clock);
     }
-    /// While nobody tells the leader anything, though who did may have given up: whether it may have been
-    /// told.
+    /// While no report to the leader is in flight, though one may have been abandoned: whether it may have
+    /// arrived.
     pub fn is_clean_by_now(&mut self, revoke_clock: u64) -> bool {
         if self.declared == Declared::Reporting {
             self.declared = Declared::Clean(revoke_clock);
@@ -447,12 +446,12 @@ impl WriteState {
     }
 }
 
-/// Direct writes: those past the buffers.
+/// Direct writes, which bypass the buffers.
 #[derive(Debug, Default)]
 pub struct DirectWrites {
-    /// With the commits of them.
+    /// Including their commits.
     under_way: u32,
-    /// Writes that the leader was not told the time of.
+    /// Writes whose time the leader does not know.
     pending: bool,
     commit_at: Option<Instant>,
 }
@@ -483,7 +482,7 @@ impl DirectWrites {
     }
 }
 
-/// What was taken from programs and could not be saved.
+/// Accepted writes that could not be saved.
 #[derive(Debug, Default)]
 pub struct WriteErrors {
     last: Option<Error>,
@@ -491,7 +490,7 @@ pub struct WriteErrors {
 }
 
 impl WriteErrors {
-    /// If another has the file now, the program need not know how that came: to it, bytes are lost.
+    /// If another client has the lease now, the program need not know the reason: to it, bytes are lost.
     pub fn note(&mut self, mut e: Error) {
         if e.kind == ErrorKind::Stale {
             e.kind = ErrorKind::Io;

@@ -1,5 +1,5 @@
-//! Changes that happen once: each carries session, slot and sequence number, and is asked again until it is
-//! answered.
+//! Changes that happen exactly once: each carries session, slot and sequence number, and is retried until it
+//! is answered.
 use super::{RETRY, Session, named};
 use crate::session::Asking;
 use weir_env::{Instant, Retry};
@@ -46,7 +46,7 @@ impl Drop for TakenSlot<'_> {
 
 impl Session {
     /// Makes a change happen once: the same (session, slot, seq) until it is answered. `Io`: the session
-    /// expired before that, and nobody knows whether it happened.
+    /// expired before that, and the outcome is unknown.
     pub async fn change<R: Request>(&self, deadline: Instant, make: impl Fn(Op) -> R) -> Result<R::Reply> {
         self.change_counted(deadline, make).await.map(|(reply, _)| reply)
     }
@@ -60,7 +60,7 @@ impl Session {
         self.change_while(deadline, || Ok(()), make).await
     }
 
-    /// The same; tells also how often it was sent. The answer to the first try tells what is so now.
+    /// The same; also returns the number of tries. The answer to the first try describes the present state.
     pub async fn change_counted<R: Request>(
         &self,
         deadline: Instant,
@@ -69,8 +69,8 @@ impl Session {
         self.try_change(deadline, Error::io, || Ok(()), make).await
     }
 
-    /// A change that may happen twice, as long as `still` lets it: asked before each try, when the session is
-    /// taken up and what was lost with it is known.
+    /// A change that may happen twice, as long as `still` allows it: checked before each try, when the
+    /// session is resumed and its losses are known.
     pub async fn change_while<R: Request>(
         &self,
         deadline: Instant,
@@ -80,7 +80,7 @@ impl Session {
         self.try_change(deadline, Error::stale, still, make).await.map(|(reply, _)| reply)
     }
 
-    /// `unknown`: the error if nobody can tell any more whether it happened.
+    /// `unknown`: the error if the outcome cannot be determined any more.
     async fn try_change<R: Request>(
         &self,
         deadline: Instant,
@@ -92,7 +92,7 @@ impl Session {
         let _asking = Asking::begin(&self.asking);
         let mut tries = 0;
         let mut taken = self.take_slot(deadline).await.map_err(|e| e.doing(R::NAME))?;
-        // Under which session it was sent, and whether it may have happened.
+        // The session under which it was sent, and whether it may have happened.
         let (mut sent, mut in_doubt) = (None, false);
         let mut retry = Retry::new(&self.env.clock, RETRY, deadline);
         loop {

@@ -5,16 +5,16 @@ use std::sync::{Mutex, MutexGuard};
 use weir_proto::InodeId;
 use weir_proto::meta::{ACCESSES_MAX, Time};
 
-/// An access time of this age follows every read.
+/// An access time of this age is updated by every read.
 const OLD_NANOS: i64 = 24 * 3600 * 1_000_000_000;
-/// Noted and not told: beyond, reads leave no trace until some are told.
+/// Noted and unreported: beyond that, reads leave no trace until some are reported.
 const NOTED_MAX: usize = 64 * ACCESSES_MAX;
 
 pub struct Accesses {
     /// Whether reads are noted at all.
     kept: AtomicBool,
     noted: Mutex<BTreeSet<InodeId>>,
-    /// Held while some are told: what was noted before is known to the leader after it.
+    /// Held during a report: the leader knows all earlier notes after it.
     pub reporting: tokio::sync::Mutex<()>,
 }
 

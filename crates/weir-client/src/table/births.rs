@@ -1,8 +1,8 @@
-//! Files that were created here, in directories whose names this client has to itself, and that the leader
+//! Files that were created locally, under an exclusive lease on their directory's names, and that the leader
 //! does not know of yet.
 //!
-//! Invariants: numbers are given in order, each once; of a directory one batch is under way at a time, and
-//! files are reported in the order of their numbers. Pure: messages and inodes are the caller's.
+//! Invariants: numbers are used in order, each once; a directory has one batch in flight at a time, and files
+//! are reported in the order of their numbers. Pure: messages and inodes are the caller's.
 use crate::inode::Inode;
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
@@ -15,9 +15,9 @@ use weir_proto::map::Layout;
 use weir_proto::meta::{Cred, Time};
 use weir_proto::{Error, InodeId};
 
-/// Creates in a directory are counted for so long.
+/// Creates in a directory are counted over this time.
 const CREATES_WITHIN: Duration = Duration::from_secs(1);
-/// After a refusal the leader is not asked again for so long.
+/// After a refusal the leader is not asked again for this time.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 /// Directories whose creates are counted.
 const DIRS_MAX: usize = 1024;
@@ -39,12 +39,12 @@ pub struct Births {
     log: Mutex<Log>,
     /// A batch ended.
     pub settled: Notify,
-    /// Somebody waits for one, or one is full.
+    /// A caller waits for one, or one is full.
     pub hurry: Notify,
 }
 
 impl Births {
-    /// Taken after an inode's state.
+    /// Locked after an inode's state.
     pub fn lock(&self) -> MutexGuard<'_, Log> {
         self.log.lock().expect("no holder panics")
     }
@@ -63,15 +63,15 @@ struct Dir {
     next: u64,
     end: u64,
     layout: Option<Layout>,
-    /// How many numbers the last block had.
+    /// The size of the last block of numbers.
     numbers: u32,
     unsent: VecDeque<Unborn>,
-    /// The serial of the first one of the batch under way.
+    /// The serial of the first file of the batch in flight.
     sent: Option<u64>,
     reporting: bool,
-    /// Somebody waits.
+    /// A caller waits.
     hurried: bool,
-    /// Creates that were messages, and since when they are counted.
+    /// Creates by messages, and since when they are counted.
     creates: u32,
     since: Option<Instant>,
     asking: bool,
@@ -91,8 +91,8 @@ impl Dir {
 
 /// Asking for names.
 impl Log {
-    /// A file was created by a message. `Some`: it is time to ask for the names, and so many numbers.
-    /// `after`: so many creates in the directory make that worth it.
+    /// A file was created by a message. `Some`: it is time to ask for the lease on the names, with this count
+    /// of numbers. `after`: the number of creates in the directory that makes it worth it.
     pub fn note_create(&mut self, dir: InodeId, after: u32, now: Instant) -> Option<u32> {
         if self.dirs.len() >= DIRS_MAX {
             self.dirs.retain(|_, d| !d.is_idle());
@@ -110,7 +110,7 @@ impl Log {
         d.asking = true;
         Some((d.numbers * 2).clamp(NUMBERS_MIN, NUMBERS_MAX))
     }
-    /// The answer; `None`: no names.
+    /// The answer; `None`: refused.
     pub fn asked(&mut self, dir: InodeId, given: Option<(InodeId, u32, Layout)>, now: Instant) {
         let d = self.dirs.entry(dir).or_default();
         d.asking = false;
@@ -142,7 +142,7 @@ impl Log {
     pub fn is_open(&self, dir: InodeId) -> bool {
         self.dirs.get(&dir).is_some_and(|d| d.is_open)
     }
-    /// A file is born. True: somebody has to begin to report.
+    /// A file is born. True: the caller has to start a report.
     pub fn push(
         &mut self,
         dir: InodeId,
@@ -156,7 +156,7 @@ impl Log {
         d.unsent.push_back(Unborn { serial: self.serial, inode, name, cred: cred.clone(), mode, at });
         !std::mem::replace(&mut d.reporting, true)
     }
-    /// The next files to report, of one user; none: all of the directory are.
+    /// The next files to report, of one user; none: all of the directory are reported.
     pub fn next_batch(&mut self, dir: InodeId) -> Vec<Unborn> {
         let Some(d) = self.dirs.get_mut(&dir) else { return Vec::new() };
         let first = d.unsent.front().map(|first| first.cred.clone());
@@ -168,20 +168,20 @@ impl Log {
         d.hurried &= !d.unsent.is_empty();
         batch
     }
-    /// These did not fit into the batch.
+    /// Returns files that did not fit into the batch.
     pub fn put_back(&mut self, dir: InodeId, rest: Vec<Unborn>) {
         if let Some(d) = self.dirs.get_mut(&dir) {
             d.hurried |= !rest.is_empty();
             rest.into_iter().rev().for_each(|unborn| d.unsent.push_front(unborn));
         }
     }
-    /// The batch under way was answered.
+    /// The batch in flight was answered.
     pub fn end_batch(&mut self, dir: InodeId) {
         if let Some(d) = self.dirs.get_mut(&dir) {
             d.sent = None;
         }
     }
-    /// All that is not on its way; nothing of it will be.
+    /// Drops and returns all files that are not in flight; they never will be.
     pub fn drop_unsent(&mut self, dir: InodeId) -> Vec<Unborn> {
         self.close(dir);
         self.dirs.get_mut(&dir).map(|d| d.unsent.drain(..).collect()).unwrap_or_default()
@@ -199,7 +199,7 @@ impl Log {
 
 /// Waiting.
 impl Log {
-    /// Births up to this one are waited for: of one directory, or of all. `None`: all are reported.
+    /// The serial of the last birth to wait for: of one directory, or of all. `None`: all are reported.
     pub fn newest(&mut self, of: Option<InodeId>) -> Option<u64> {
         let serial = self.serial;
         self.oldest(of)?;
@@ -214,7 +214,7 @@ impl Log {
             None => self.dirs.values().filter_map(Dir::oldest).min(),
         }
     }
-    /// Whether what is there of the directory should go now.
+    /// Whether the directory's unreported files should be sent now.
     pub fn is_urgent(&self, dir: InodeId) -> bool {
         self.dirs.get(&dir).is_some_and(|d| d.hurried || d.unsent.len() >= BIRTHS_MAX)
     }
@@ -239,7 +239,7 @@ mod tests {
         let scheme = Scheme { data: 4, parity: 2 };
         Layout { scheme, cell_shift: 20, first_pg: PgId(0), pg_count: 3, seed: 0 }
     }
-    /// With the names of both directories, and so many numbers in each.
+    /// With the names of both directories, and this count of numbers in each.
     fn with_names(numbers: u32) -> Log {
         let mut log = Log::default();
         for (n, dir) in [DIR, OTHER].into_iter().enumerate() {

@@ -1,5 +1,4 @@
-//! Ends of opens that the leader does not know of yet, and those that it need not know of: they serve the
-//! next open.
+//! Closes that the leader does not know of yet, and those that it need not know of: they serve the next open.
 //!
 //! Invariants: each is in one of the lists once; all are of the connection on which the leader counts them.
 use std::collections::BTreeMap;
@@ -9,10 +8,10 @@ use weir_env::Instant;
 use weir_proto::InodeId;
 use weir_proto::meta::{CLOSED_MAX, Closed};
 
-/// From this number on they are reported without waiting.
+/// From this number on they are reported without delay.
 const NOTED_MAX: usize = 64;
 /// A close after reading is kept for the next open for one to two of these. So the leader does not count a
-/// file as open for ever that a program read once.
+/// file that was read once as open for ever.
 const KEPT: Duration = Duration::from_secs(30);
 /// Most closes that are kept: each takes some 40 bytes here, and at the leader no more than its file's lease.
 const KEPT_MAX: usize = 16 * 1024;
@@ -21,16 +20,16 @@ pub struct Closes(Mutex<Noted>);
 
 #[derive(Default)]
 pub struct Noted {
-    /// On which the leader counts what is noted.
+    /// The connection on which the leader counts the opens.
     connection: u64,
-    /// Reads and writes of each.
+    /// Read and write opens of each.
     files: BTreeMap<InodeId, (u32, u32)>,
-    /// Reads that are kept for the next opens, and those of the time before.
+    /// Reads that are kept for the next opens, and those of the previous period.
     kept: BTreeMap<InodeId, u32>,
     older: BTreeMap<InodeId, u32>,
-    /// When `kept` was begun.
+    /// The time at which `kept` was begun.
     kept_since: Option<Instant>,
-    /// Somebody will tell soon.
+    /// A report is scheduled.
     alarmed: bool,
 }
 
@@ -46,7 +45,7 @@ impl Closes {
 }
 
 impl Noted {
-    /// What is kept of a file is to be told.
+    /// The kept closes of a file are to be reported.
     pub fn let_go(&mut self, ino: InodeId) {
         let reads = self.kept.remove(&ino).unwrap_or(0) + self.older.remove(&ino).unwrap_or(0);
         if reads > 0 {
@@ -59,7 +58,7 @@ impl Noted {
         }
         self.older = std::mem::take(&mut self.kept);
     }
-    /// One read of those that are not told yet.
+    /// Takes back one unreported close of a reader.
     pub fn take_read(&mut self, ino: InodeId) -> bool {
         for kept in [&mut self.kept, &mut self.older] {
             if let Some(reads) = kept.get_mut(&ino) {
@@ -93,7 +92,7 @@ impl Noted {
     pub fn has_file(&self, ino: InodeId) -> bool {
         self.files.contains_key(&ino)
     }
-    /// An open for reading ended, and may serve the next one. True: what was kept for long is to be told.
+    /// An open for reading ended, and may serve the next one. True: old kept closes are to be reported.
     pub fn keep_read(&mut self, ino: InodeId, now: Instant) -> bool {
         *self.kept.entry(ino).or_default() += 1;
         let since = *self.kept_since.get_or_insert(now);
@@ -104,7 +103,7 @@ impl Noted {
         }
         due
     }
-    /// What was kept for long, if there is any, is to be told.
+    /// Old kept closes, if there are any, are to be reported.
     pub fn let_old_go(&mut self, now: Instant) -> bool {
         let due = self.kept_since.is_some_and(|since| now.since(since) >= KEPT);
         if due {
@@ -117,7 +116,7 @@ impl Noted {
         let of_file = self.files.entry(ino).or_default();
         *of_file = (of_file.0 + reads, of_file.1 + writes);
     }
-    /// How soon somebody has to tell what is noted. `None`: nothing is.
+    /// When the noted closes have to be reported. `None`: there are none.
     pub fn alarm(&mut self, pressing: bool) -> Option<Alarm> {
         if self.files.is_empty() {
             return None;
@@ -137,7 +136,7 @@ impl Noted {
     }
 }
 
-/// Somebody has to tell what is noted, at once or soon.
+/// The noted closes have to be reported, at once or soon.
 pub struct Alarm {
     pub pressing: bool,
 }

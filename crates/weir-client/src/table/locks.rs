@@ -1,6 +1,6 @@
-//! The mirror of the locks that this client's processes hold, and their waits.
+//! A mirror of the locks that this client's processes hold, and their waits.
 //!
-//! Invariant: it never says more than the leader granted. Knows nothing of messages.
+//! Invariant: it never claims more than the leader granted. Knows nothing of messages.
 use crate::api::Handle;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -9,31 +9,31 @@ use tokio::sync::Notify;
 use weir_proto::InodeId;
 use weir_proto::lock::{HeldLock, LockKind, LockOwner, LockRange, OwnerRanges};
 
-/// What to lock.
+/// The lock to acquire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LockWish {
     pub owner: LockOwner,
     pub range: LockRange,
     /// `None`: unlock.
     pub kind: Option<LockKind>,
-    /// The process, shown to people.
+    /// The process, shown to administrators.
     pub pid: u32,
 }
 
-/// What came of it.
+/// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Locked {
     Granted,
-    /// Somebody else holds it.
+    /// Another owner holds a conflicting lock.
     Held,
     Deadlock,
     /// Too many locks.
     Full,
-    /// The wait was ended by the caller.
+    /// The caller ended the wait.
     Interrupted,
 }
 
-/// A lock in the way.
+/// A conflicting lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InTheWay {
     pub range: LockRange,
@@ -46,13 +46,13 @@ pub struct InTheWay {
 struct Mine {
     ranges: OwnerRanges,
     pid: u32,
-    /// Opens that the owner has asked through.
+    /// Opens through which the owner has made requests.
     handles: BTreeSet<Handle>,
     /// One request of an owner at a time.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// When a lock was asked for, and what its owner had before.
+/// The time of a request, and its owner's locks before it.
 pub struct Asked {
     pub reported: u64,
     pub before: OwnerRanges,
@@ -62,9 +62,9 @@ pub struct Asked {
 #[derive(Default)]
 pub struct Locks {
     mine: Mutex<BTreeMap<(InodeId, LockOwner), Mine>>,
-    /// Number of entries: most files have no locks, and closing them asks only this.
+    /// Number of entries: most files have no locks, and their close checks only this.
     count: AtomicUsize,
-    /// Grows each time the mirror is told to the leader or emptied: an answer from before must be asked for
+    /// Grows each time the mirror is reported to the leader or emptied: an earlier answer must be asked for
     /// again.
     reported: AtomicU64,
     waits: Mutex<BTreeMap<u64, Arc<Notify>>>,
@@ -99,28 +99,28 @@ impl Locks {
         }
         self.count.store(all.len(), Ordering::Release);
     }
-    /// Who has asked for something through an open file.
+    /// Owners that made a request through an open file.
     fn through(&self, handle: Handle, also: impl Fn(&Mine) -> bool) -> Vec<(InodeId, LockOwner)> {
         let all = self.mine();
         all.iter().filter(|(_, m)| m.handles.contains(&handle) && also(m)).map(|(key, _)| *key).collect()
     }
-    /// Who holds something of what was asked through it.
+    /// Owners that hold a lock acquired through it.
     pub fn held_through(&self, handle: Handle) -> Vec<(InodeId, LockOwner)> {
         self.through(handle, |m| !m.ranges.is_empty())
     }
-    /// Who has asked for something through it at all.
+    /// Owners that made any request through it.
     pub fn asked_through(&self, handle: Handle) -> Vec<(InodeId, LockOwner)> {
         self.through(handle, |_| true)
     }
     pub fn has(&self, ino: InodeId, owner: LockOwner) -> bool {
         self.mine().contains_key(&(ino, owner))
     }
-    /// How often the mirror was told to the leader or emptied.
+    /// The number of times that the mirror was reported to the leader or emptied.
     pub fn reported(&self) -> u64 {
         self.reported.load(Ordering::Acquire)
     }
-    /// What becomes weaker is not claimed from now on: a reconnect meanwhile must not make it stronger again.
-    /// As it was before.
+    /// Locks that become weaker are not claimed from now on: a reconnect meanwhile must not make them
+    /// stronger again. Returns the former state.
     pub fn lower(
         &self,
         ino: InodeId,
@@ -135,8 +135,8 @@ impl Locks {
         });
         before
     }
-    /// The leader has answered a request of this owner, sent at `reported`. False: it was told meanwhile that
-    /// this is not held, or the session is another one.
+    /// The leader has answered a request of this owner, sent at `reported`. False: a report meanwhile did not
+    /// claim this, or the session is another one.
     pub fn answered(
         &self,
         ino: InodeId,
@@ -159,8 +159,7 @@ impl Locks {
         }
         true
     }
-    /// An owner has to do with a handle no more: its end takes nothing that the owner locks through another
-    /// one.
+    /// Separates an owner from a handle: its close releases nothing that the owner locks through another one.
     pub fn part(&self, ino: InodeId, handle: Handle, owner: LockOwner) {
         self.edit(ino, owner, |mine| {
             mine.handles.remove(&handle);
@@ -172,12 +171,12 @@ impl Locks {
         let all = self.mine();
         assert_eq!(self.count.load(Ordering::Acquire), all.len(), "closes ask only the number");
     }
-    /// Nobody has locked anything.
+    /// No owner has locked anything.
     pub fn is_unused(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Everything held, to be named to the leader.
+    /// All held locks, to be named to the leader.
     pub fn held(&self) -> Vec<HeldLock> {
         let all = self.mine();
         self.reported.fetch_add(1, Ordering::AcqRel);
@@ -192,7 +191,7 @@ impl Locks {
         });
         each.collect()
     }
-    /// The leader says that a wait may be over.
+    /// The leader notifies that a wait may be over.
     pub fn wake(&self, ticket: u64) {
         if let Some(wait) = self.waits().get(&ticket) {
             wait.notify_one();
@@ -202,7 +201,7 @@ impl Locks {
     pub fn wake_all(&self) {
         self.waits().values().for_each(|wait| wait.notify_one());
     }
-    /// Takes away what is lost; the handles that had to do with it.
+    /// Removes lost locks; returns the handles concerned.
     pub fn lose(&self, lost: impl Fn(InodeId, LockOwner) -> bool) -> BTreeSet<(InodeId, Handle)> {
         let mut handles = BTreeSet::new();
         let mut all = self.mine();
@@ -217,7 +216,7 @@ impl Locks {
     }
 }
 
-/// A place in the list of waits, given up when the wait ends however it ends.
+/// An entry in the list of waits, removed when the wait ends in any way.
 pub struct Waiting<'a> {
     locks: &'a Locks,
     pub ticket: u64,

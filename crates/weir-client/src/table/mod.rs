@@ -1,4 +1,4 @@
-//! What one client holds for all its files together. Tables alone: nothing here sends a message or waits for
+//! One client's state for all its files together. Tables alone: nothing here sends a message or waits for
 //! one.
 pub mod accesses;
 pub mod births;
@@ -16,7 +16,7 @@ use reservations::Reservations;
 
 #[derive(Default)]
 pub struct Tables {
-    /// Ends of opens that the leader does not know of yet.
+    /// Closes that the leader does not know of yet.
     pub closes: Closes,
     /// Reads whose time the leader does not know of yet.
     pub accesses: Accesses,

@@ -1,13 +1,13 @@
-//! What this client brings back from home, as a mover.
+//! Recalls that this client carries out, as a mover.
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use weir_proto::InodeId;
 
-/// What this client has been given to bring back, as a mover: by file and place, the token epoch.
+/// The recalls that were assigned to this client, as a mover: the token epoch by file and offset.
 #[derive(Default)]
 pub struct Recalls {
     busy: Mutex<BTreeMap<(InodeId, u64), u32>>,
-    /// One question for work at a time: it names what is being worked on.
+    /// One request for work at a time: it names the work in progress.
     pub asking: tokio::sync::Mutex<()>,
 }
 

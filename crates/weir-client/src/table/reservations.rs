@@ -1,5 +1,5 @@
-//! Quota reserved in volumes with a limit of bytes: granted by the leader, spent by what is written and not
-//! committed.
+//! Quota reserved in volumes with a limit of bytes: granted by the leader, spent by written and uncommitted
+//! bytes.
 //!
 //! Lock order: an inode's state, then the table here.
 use crate::inode::{NO_LIMIT, Settled};
@@ -12,17 +12,17 @@ use weir_proto::volume::HeldReservation;
 #[derive(Default)]
 pub struct Reservations {
     table: Mutex<BTreeMap<VolumeId, Held>>,
-    /// Commits read it, a change of reservations writes it.
+    /// Commits lock it for reading, a change of reservations for writing.
     pub gate: tokio::sync::RwLock<()>,
 }
 
-/// Of one volume, in bytes.
+/// The reservation in one volume, in bytes.
 #[derive(Default)]
 struct Held {
     granted: u64,
-    /// Of that, written and not committed.
+    /// The part of it that is written and not committed.
     spent: u64,
-    /// Something was written since it was last looked.
+    /// Something was written since the last check.
     used: bool,
 }
 
@@ -36,21 +36,21 @@ impl Reservations {
     fn table(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Held>> {
         self.table.lock().expect("no holder panics")
     }
-    /// To be kept while a commit of a file in this volume is under way.
+    /// To be held while a commit of a file in this volume is in flight.
     pub async fn committing(&self, limited: VolumeId) -> Option<RwLockReadGuard<'_, ()>> {
         if limited == NO_LIMIT { None } else { Some(self.gate.read().await) }
     }
-    /// For a leader that has started anew.
+    /// The reservations to name to a restarted leader.
     pub fn held(&self) -> Vec<HeldReservation> {
         let table = self.table();
         let held = table.iter().filter(|(_, held)| held.granted > 0);
         held.map(|(volume, held)| HeldReservation { volume: *volume, bytes: held.granted }).collect()
     }
-    /// The session is gone, and with it what was granted.
+    /// The session is gone, and with it all grants.
     pub fn expired(&self) {
         self.table().values_mut().for_each(|held| held.granted = 0);
     }
-    /// Bytes of what was granted are spent. False: there is not enough.
+    /// Spends bytes of a grant. False: there is not enough.
     pub fn spend(&self, volume: VolumeId, bytes: u64) -> bool {
         let mut table = self.table();
         let held = table.entry(volume).or_default();
@@ -61,13 +61,13 @@ impl Reservations {
         }
         enough
     }
-    /// A file's reservation is another one.
+    /// A file's reservation has changed.
     pub fn settle(&self, settled: Settled) {
         if let Some(held) = self.table().get_mut(&settled.volume) {
             held.spent = (held.spent + settled.now).saturating_sub(settled.before);
         }
     }
-    /// A commit added so much to the volume's usage: it is not held any more.
+    /// A commit added this to the volume's usage: it leaves the reservation.
     pub fn note_charged(&self, volume: VolumeId, added: u64) {
         if let Some(held) = self.table().get_mut(&volume) {
             held.granted = held.granted.saturating_sub(added);
@@ -76,19 +76,18 @@ impl Reservations {
     pub fn free(&self, volume: VolumeId) -> u64 {
         self.table().get(&volume).map_or(0, Held::free)
     }
-    /// What is spent is about to be told: until the answer nobody spends more than that.
+    /// The spent bytes are about to be reported: until the answer no more may be spent.
     pub fn begin_asking(&self, volume: VolumeId) -> u64 {
         let mut table = self.table();
         let held = table.entry(volume).or_default();
         held.granted = held.granted.min(held.spent);
         held.spent
     }
-    /// The leader has answered. The volume may have been forgotten meanwhile.
+    /// The leader has answered. The volume's entry may have been dropped meanwhile.
     pub fn note_granted(&self, volume: VolumeId, granted: u64) {
         self.table().entry(volume).or_default().granted = granted;
     }
-    /// Volumes of which more is held than spent, or something was written since the last look; whether it
-    /// was.
+    /// Volumes with more reserved than spent, or with writes since the last check; whether there were any.
     pub fn take_unused(&self) -> Vec<(VolumeId, bool)> {
         let mut table = self.table();
         table.retain(|_, held| held.granted > 0 || held.spent > 0);

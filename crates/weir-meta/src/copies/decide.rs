@@ -1,13 +1,13 @@
-//! What the members of a journal group decide, as plain functions of what they know and of the time.
+//! Decisions of the members of a journal group, as pure functions of their knowledge and of the time.
 //!
-//! `tests/journal` searches these functions state by state, with each rule left out in turn. The rules:
-//! - a record is durable when it is synced by every member that is current or was said to have caught up;
-//! - a member refuses what comes under an older epoch than it knows, also after a restart;
-//! - nobody leads under an epoch that it knew before: a leader that restarted leads under a new one;
-//! - the leader's records are the truth: others cut theirs back to what they share with it, and follow;
-//! - the leader answers while all those members have said lately that they know no newer epoch; a member that
-//!   said so acknowledges nothing as a leader until that word has run out, nor does a member that has just
-//!   restarted.
+//! `tests/journal` searches these functions state by state, with each rule omitted in turn. The rules:
+//! - a record is durable when it is synced by every member that is current or was reported as caught up;
+//! - a member refuses requests under an older epoch than it knows, even after a restart;
+//! - no member leads under an epoch that it knew before: a leader that restarted leads under a new one;
+//! - the leader's records are authoritative: others truncate theirs to the common part, and follow;
+//! - the leader answers while all those members have lately promised that they know no newer epoch; a member
+//!   that promised this acknowledges nothing as a leader until the promise has expired, nor does a member
+//!   that has just restarted.
 use std::collections::BTreeMap;
 use std::time::Duration;
 use weir_coord::decide::JournalGroup;
@@ -17,38 +17,38 @@ use weir_kv::epochs::{Epochs, Shared};
 use weir_proto::map::MemberState;
 use weir_proto::{Epoch, Error, Result};
 
-/// A member's word that it knows no newer epoch counts for so long, from when the leader asked for it.
+/// A member's promise that it knows no newer epoch counts for this time, from when the leader asked for it.
 pub const RIGHT: Duration = Duration::from_secs(1);
-/// Who gave that word keeps it for so long, by its own clock: as long, and a tenth for clocks of different
-/// speed.
+/// The member is bound by its promise for this time, by its own clock: as long, and a tenth for clocks of
+/// different speed.
 pub const PROMISE: Duration = Duration::from_millis(1100);
 
-/// Whether a member may take records, cuts and questions that come under `epoch`.
+/// Whether a member may accept records, truncations and requests for promises under `epoch`.
 pub fn accepts(known: Epoch, epoch: Epoch) -> bool {
     epoch >= known
 }
 
-/// Whether `me` may begin to lead, given the newest epoch it knew before, in an earlier life too.
+/// Whether `me` may begin to lead, given the newest epoch it knew before, in an earlier run too.
 pub fn may_lead<I: Copy + Eq + std::fmt::Display>(group: &JournalGroup<I>, me: I, known: Epoch) -> bool {
     group.leader == Some(me) && group.is_current(me) && group.epoch > known
 }
 
-/// As many members must be current for anything to be acknowledged: one copy may be missing.
+/// The number of current members that any acknowledgement needs: one copy may be missing.
 pub fn floor(copies: usize) -> usize {
     copies.saturating_sub(1).max(1)
 }
 
-/// What a member does first that begins to follow a leader.
+/// The first step of a member that begins to follow a leader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
-    /// It cuts its journal back to this record, or ends there already, and takes the records behind it.
+    /// It truncates its journal after this record, or ends there already, and accepts the following records.
     After(CommitSeq),
     /// The leader has no record that follows one of the member's: the member fetches the whole state.
     Fetch,
 }
 
-/// Where a member joins the leader's records. `durable`: what the member knows to be durable everywhere; it
-/// is never cut.
+/// Where a member joins the leader's records. `durable`: the record up to which the member knows that
+/// all are durable everywhere; these are never truncated.
 pub fn start(mine: &Epochs, leaders: &Epochs, durable: CommitSeq) -> Result<Start> {
     match mine.shared_with(leaders) {
         Shared::TooOld => Ok(Start::Fetch),
@@ -61,14 +61,14 @@ pub fn start(mine: &Epochs, leaders: &Epochs, durable: CommitSeq) -> Result<Star
     }
 }
 
-/// A member's word to a leader: until it has run out the member acknowledges nothing as a leader.
+/// A member's promise to a leader: until it has expired the member acknowledges nothing as a leader.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Promise {
     until: Instant,
 }
 
 impl Promise {
-    /// A member that starts does not know what it promised before.
+    /// A member that starts does not know its earlier promises.
     pub fn at_start(now: Instant) -> Promise {
         Promise { until: now + PROMISE }
     }
@@ -87,7 +87,7 @@ impl Promise {
 enum Standing {
     Current,
     Behind,
-    /// The leader has told the coordinator that it caught up, and waits for it from then on.
+    /// The leader has reported to the coordinator that it caught up, and waits for it from then on.
     SaidCaughtUp,
 }
 
@@ -96,11 +96,12 @@ struct Other {
     standing: Standing,
     /// Its newest synced record of those that it shares with the leader.
     kept: CommitSeq,
-    /// Until then it knows no newer epoch.
+    /// Until then its promise holds that it knows no newer epoch.
     right_until: Instant,
 }
 
-/// What the leader of one epoch knows of the other members. It is gone with the epoch, and with the process.
+/// The leader's knowledge of the other members, under one epoch. It ends with the epoch, and with the
+/// process.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Lead<I: Ord> {
     epoch: Epoch,
@@ -126,12 +127,12 @@ impl<I: Copy + Ord + std::fmt::Display> Lead<I> {
         self.epoch
     }
 
-    /// Who gets the records: all that are not down.
+    /// The receivers of records: all members that are not down.
     pub fn others(&self) -> impl Iterator<Item = I> {
         self.others.keys().copied()
     }
 
-    /// Who must have a record before it is durable, beside the leader.
+    /// The members that must have a record before it is durable, in addition to the leader.
     pub fn must_keep(&self) -> impl Iterator<Item = I> {
         self.counting().map(|(id, _)| *id)
     }
@@ -154,53 +155,53 @@ impl<I: Copy + Ord + std::fmt::Display> Lead<I> {
         Ok(())
     }
 
-    /// A member knew no newer epoch when it answered what was asked at `asked`.
+    /// A member knew no newer epoch when it answered the request that was sent at `asked`.
     pub fn heard(&mut self, id: I, epoch: Epoch, asked: Instant) -> Result<()> {
         let other = self.other(id, epoch)?;
         other.right_until = other.right_until.max(asked + RIGHT);
         Ok(())
     }
 
-    /// A member says that there is a newer epoch, or its link ended: its word counts no more.
+    /// A member reports a newer epoch, or its link ended: its promise counts no more.
     pub fn unheard(&mut self, id: I) {
         if let Some(other) = self.others.get_mut(&id) {
             other.right_until = Instant(0);
         }
     }
 
-    /// What the other copies hold for certain; the leader's own sync comes on top.
+    /// The newest record that the other copies hold for certain; the leader's own sync is required in
+    /// addition.
     pub fn kept_by_all(&self) -> CommitSeq {
         self.counting().map(|(_, other)| other.kept).min().unwrap_or(CommitSeq(u64::MAX))
     }
 
-    /// What a member holds.
+    /// The newest record that a member holds.
     pub fn kept_by(&self, id: I) -> Option<CommitSeq> {
         self.others.get(&id).map(|other| other.kept)
     }
 
-    /// Whether the leader may tell anybody that a record is durable.
+    /// Whether the leader may acknowledge that a record is durable.
     pub fn may_acknowledge(&self, promise: &Promise, now: Instant) -> bool {
         1 + self.counting().count() >= floor(self.copies) && !promise.binds(now)
     }
 
-    /// Whether the leader may answer from its state: nobody else can have acknowledged anything since.
+    /// Whether the leader may answer from its state: no other member can have acknowledged anything since.
     pub fn may_answer(&self, now: Instant) -> bool {
         self.answers_until().is_none_or(|until| now < until)
     }
 
-    /// Until when it may; none: as long as it likes.
+    /// The time until which it may; none: without limit.
     pub fn answers_until(&self) -> Option<Instant> {
         self.counting().map(|(_, other)| other.right_until).min()
     }
 
-    /// Until when a member's word counts.
+    /// The time until which a member's promise counts.
     pub fn right_of(&self, id: I) -> Option<Instant> {
         self.others.get(&id).map(|other| other.right_until)
     }
 
-    /// Whether the coordinator is to be told that a member which was behind holds all records up to `last`,
-    /// the newest that was made. The leader waits for it from now on: the map may say that it is current at
-    /// any time.
+    /// Whether to report to the coordinator that a member which was behind holds all records up to `last`,
+    /// the newest one. The leader waits for it from now on: the map may declare it current at any time.
     pub fn say_caught_up(&mut self, id: I, last: CommitSeq) -> bool {
         let Some(other) = self.others.get_mut(&id) else { return false };
         let caught_up = other.standing != Standing::Current && other.kept >= last;

@@ -1,8 +1,8 @@
-//! A node that keeps a copy of a namespace's journal: takes the leader's records, and the whole state if it
-//! lacks more.
+//! A node that keeps a copy of a namespace's journal: receives the leader's records, and the whole state if
+//! it lacks more.
 //!
-//! Invariants: what the copy says to keep is on its disk; an epoch is there, too, before anything is answered
-//! under it. A word that the copy knows no newer epoch binds it as [`Promise`] says.
+//! Invariants: records that the copy acknowledges are on its disk; an epoch is on it, too, before any answer
+//! under it. The promise that the copy knows no newer epoch binds it as [`Promise`] describes.
 use super::decide::Promise;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ use weir_rpc::{Call, Connection, Handled, Reply};
 /// The leader reads a part of its state from its disk.
 const FETCH_PATIENCE: Duration = Duration::from_secs(30);
 
-/// A copy of the journal that follows.
+/// A follower's copy of the journal.
 #[derive(Clone)]
 pub struct Follower(Arc<Inner>);
 
@@ -40,7 +40,7 @@ struct Copy {
 }
 
 impl Follower {
-    /// Opens the copy in `dir`, or makes an empty one.
+    /// Opens the copy in `dir`, or creates an empty one.
     pub async fn open(
         env: &Env,
         dir: &Path,
@@ -57,7 +57,7 @@ impl Follower {
         Ok(Follower(Arc::new(Inner { env, dir, config, namespace, copy })))
     }
 
-    /// The copy whose store is open already: one that was never copied, and leads.
+    /// The copy whose store is open already: one that was never replicated, and leads.
     pub fn of(
         env: &Env,
         dir: &Path,
@@ -65,28 +65,28 @@ impl Follower {
         namespace: NamespaceId,
         engine: Arc<Engine>,
     ) -> Follower {
-        // It never was a follower, in no life: it has promised nothing.
+        // It never was a follower, in any run: it has promised nothing.
         let copy = Copy { engine: Some(engine), fetching: false, promise: Promise::default() };
         let (env, dir) = (env.clone(), dir.to_path_buf());
         Follower(Arc::new(Inner { env, dir, config, namespace, copy: Mutex::new(copy) }))
     }
 
-    /// How many changes it holds on its disk; 0 if its state is not whole.
+    /// The number of changes on its disk; 0 if its state is not complete.
     pub fn changes(&self) -> u64 {
         self.0.copy().engine.as_ref().map_or(0, |engine| engine.epochs().last().min(engine.synced()).0)
     }
 
-    /// For who leads from now on. None: the state is not whole.
+    /// The store, for this node as the leader from now on. None: the state is not complete.
     pub fn engine(&self) -> Option<Arc<Engine>> {
         self.0.copy().engine.clone()
     }
 
-    /// What it has promised to leaders until now.
+    /// Its promises to leaders until now.
     pub fn promise(&self) -> Promise {
         self.0.copy().promise
     }
 
-    /// Answers a leader's requests. None: it is none of these.
+    /// Answers a leader's requests. None: it is another request.
     pub fn handle(&self, call: Call) -> Option<Handled> {
         let inner = self.0.clone();
         let answer: BoxFuture<'static, Result<Reply>> = match call.method {
@@ -121,7 +121,7 @@ impl Inner {
     async fn ask(&self, asked: &JournalAsk) -> Result<Reply> {
         let engine = match self.engine(asked.namespace) {
             Ok(engine) => engine,
-            // It tells the leader that it has nothing, so that it is told to fetch.
+            // It reports to the leader that it has nothing, so that it gets the request to fetch.
             Err(_) if asked.namespace == self.namespace && !self.copy().fetching => {
                 let epochs = to_wire(&Epochs::default());
                 return Ok(Reply::new(&JournalHeld { epochs, durable: 0 }));
@@ -195,7 +195,7 @@ impl Inner {
         let worker = engine.clone();
         let (epoch, durable) = (append.epoch, CommitSeq(append.durable));
         let applied = move || {
-            worker.tell_durable(epoch, durable)?; // first: then older records can make room
+            worker.tell_durable(epoch, durable)?; // first: then older records can be freed
             worker.apply_and_sync(epoch, &entries)
         };
         let kept = self.env.tasks.blocking(applied).await?;
@@ -208,7 +208,7 @@ impl Inner {
         self.kept(&engine, asked.epoch, kept)
     }
 
-    /// The copy's word, which binds it.
+    /// The copy's promise, which binds it.
     fn kept(&self, engine: &Engine, epoch: Epoch, kept: CommitSeq) -> Result<Reply> {
         let mut copy = self.copy();
         let known = engine.epoch();

@@ -1,10 +1,10 @@
-//! The leader of a journal group: sends its records to the other copies, and says when it may answer and
+//! The leader of a journal group: sends its records to the other copies, and decides when it may answer and
 //! acknowledge.
 //!
-//! One task for each copy: it compares the copy's records with the leader's, has the rest cut off, and sends
-//! what follows, one message at a time. Records come from memory while they are new, else from the journal.
+//! One task for each copy: it compares the copy's records with the leader's, has the rest truncated, and
+//! sends the following ones, one message at a time. New records come from memory, others from the journal.
 //!
-//! Invariant: a copy counts from the moment on at which it has all records that were made until then.
+//! Invariant: a copy counts from the moment at which it has all records that exist then.
 use super::decide::{self, Lead, Promise, RIGHT, Start};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,31 +24,31 @@ use weir_rpc::{Call, Channel, Connection, Handled, Payload, Reply};
 const RECENT_BYTES_MAX: usize = 32 << 20;
 /// One message: some milliseconds of a network of 1 Gbit/s.
 const MESSAGE_BYTES: usize = 1 << 20;
-/// A copy hears from the leader so often, and gives its word: four times while one counts.
+/// The interval of the leader's messages to a copy, and of its promises: four times while one counts.
 const IDLE: Duration = Duration::from_millis(RIGHT.as_millis() as u64 / 4);
 /// Records that are neither in memory nor on the disk yet: the sync of a slow disk.
 const UNSYNCED: Duration = Duration::from_millis(5);
-/// A copy answers when its disk has the records; a silent one is the coordinator's business long before.
+/// A copy answers when its disk has the records; the coordinator handles a silent one long before.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// After a failure, and while a copy fetches the state.
 const RETRY: Duration = Duration::from_millis(100);
-/// A copy that is waited for and silent for so long is reported: no change shall wait for it much longer.
+/// A copy that is waited for and silent for this time is reported: no change shall wait for it much longer.
 const SILENT: Duration = Duration::from_millis(800);
-/// The coordinator is told again at this interval about a copy that has caught up or is silent.
+/// The interval at which a copy that has caught up or is silent is reported again to the coordinator.
 const SAY_AGAIN: Duration = Duration::from_secs(1);
 /// States that are being fetched at the same time.
 const EXPORTS_MAX: usize = 2;
 
-/// What the coordinator is to hear of a copy.
+/// A report on a copy to the coordinator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum News {
     /// It holds everything.
     CaughtUp,
-    /// It has been silent for so long.
+    /// It has been silent for this time.
     Silent(Duration),
 }
 
-/// Tells the coordinator what there is of a copy, as of an epoch.
+/// Reports on a copy to the coordinator, as of an epoch.
 pub type Tell = Arc<dyn Fn(NodeId, Epoch, News) + Send + Sync>;
 
 /// A journal group as its leader needs it.
@@ -56,7 +56,7 @@ pub struct Group {
     pub namespace: NamespaceId,
     pub me: NodeId,
     pub members: JournalGroup<NodeId>,
-    /// To the other members.
+    /// Links to the other members.
     pub links: BTreeMap<NodeId, Channel>,
 }
 
@@ -84,7 +84,7 @@ struct Exports {
     open: BTreeMap<u64, Arc<Export>>,
 }
 
-/// What the store knows of its copies.
+/// The store's knowledge of its copies.
 struct Offers {
     epoch: Epoch,
     lead: Mutex<Lead<NodeId>>,
@@ -124,7 +124,7 @@ impl Copies for Offers {
 }
 
 impl Offers {
-    /// New records behind `after`; none: they are not in memory.
+    /// New records after `after`; none: they are not in memory.
     fn recent(&self, after: CommitSeq) -> Option<Vec<Entry>> {
         let recent = locked(&self.recent);
         let first = recent.entries.front()?.seq;
@@ -140,8 +140,8 @@ impl Offers {
 }
 
 impl Leader {
-    /// Begins to lead under the group's epoch, which the store did not know before. `promised`: what this
-    /// node gave as a follower; asked for when it can give no more.
+    /// Begins to lead under the group's epoch, which the store did not know before. `promised`: returns this
+    /// node's promise as a follower; called when it can make no more promises.
     pub async fn begin(
         env: &Env,
         engine: Arc<Engine>,
@@ -163,7 +163,7 @@ impl Leader {
         let offers = Arc::new(offers);
         engine.lead(epoch, offers.clone()).await?;
         let promise = promised();
-        // The leader before may have sent more until just now.
+        // The former leader may have sent more until just now.
         let last = engine.epochs().last();
         offers.news.send_modify(|newest| *newest = last.max(*newest));
         let exports = Mutex::default();
@@ -194,14 +194,14 @@ impl Leader {
         locked(&self.inner.offers.lead).may_answer(self.inner.env.clock.now())
     }
 
-    /// Whether what is durable may be told: enough copies count, and no word to another leader binds this
-    /// node.
+    /// Whether durable records may be acknowledged: enough copies count, and no promise to another leader
+    /// binds this node.
     pub fn may_acknowledge(&self) -> bool {
         let now = self.inner.env.clock.now();
         locked(&self.inner.offers.lead).may_acknowledge(&self.inner.promise, now)
     }
 
-    /// Until then the leader before may have answered.
+    /// The time until which the former leader may have answered.
     pub fn led_until(&self) -> Instant {
         self.inner.promise.until()
     }
@@ -222,7 +222,7 @@ impl Drop for Leader {
     }
 }
 
-/// Tells the coordinator of copies that are waited for and do not answer.
+/// Reports to the coordinator copies that are waited for and do not answer.
 async fn watch_always(inner: Arc<Inner>) {
     let mut told: BTreeMap<NodeId, Instant> = BTreeMap::new();
     loop {
@@ -247,7 +247,7 @@ async fn feed_always(inner: Arc<Inner>, id: NodeId, link: Channel) {
     loop {
         let Err(error) = inner.feed(id, &link).await;
         if error.kind == ErrorKind::Stale {
-            // The copy knows a newer epoch, perhaps: its word counts no more.
+            // The copy may know a newer epoch: its promise counts no more.
             locked(&inner.offers.lead).unheard(id);
         }
         tracing::debug!(%error, %id, "a copy of the journal takes no records now");
@@ -255,7 +255,7 @@ async fn feed_always(inner: Arc<Inner>, id: NodeId, link: Channel) {
     }
 }
 
-/// It goes on until something fails.
+/// It continues until an error.
 enum Never {}
 
 impl Inner {
@@ -281,14 +281,14 @@ impl Inner {
             self.heard(id, after, asked, &mut said)?;
             self.engine.settle();
             if is_idle {
-                // Then it is time for a word; or records that it took from the leader before are on its disk.
+                // Then a promise is due; or records that it got from the former leader are on its disk.
                 let pause = if *news.borrow() <= after { IDLE } else { UNSYNCED };
                 let _ = self.env.clock.timeout(pause, news.changed()).await;
             }
         }
     }
 
-    /// Compares the copy's records with the leader's. Up to where they are the same in the end.
+    /// Compares the copy's records with the leader's. Returns the end of the common part.
     async fn join(&self, connection: &Connection) -> Result<CommitSeq> {
         let ask = JournalAsk { namespace: self.namespace, epoch: self.epoch };
         let (held, _) = connection.call(&ask, vec![], PATIENCE).await?;
@@ -357,8 +357,8 @@ impl Inner {
         let mut lead = locked(&self.offers.lead);
         lead.kept(id, self.epoch, kept)?;
         lead.heard(id, self.epoch, asked)?;
-        // Under the lock that `kept` takes: what is made durable without this copy was made before, so it has
-        // it.
+        // Under the lock that `kept` takes: records that became durable without this copy are older, so it
+        // has them.
         let caught_up = lead.say_caught_up(id, *self.offers.news.borrow());
         drop(lead);
         let now = self.env.clock.now();

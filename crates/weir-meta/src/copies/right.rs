@@ -1,14 +1,14 @@
-//! Whether a namespace's leader may answer now. One that is alone always may; one that has copies may as long
-//! as no other can have acknowledged anything.
+//! Whether a namespace's leader may answer now. A single one always may; one with copies may as long as no
+//! other can have acknowledged anything.
 //!
-//! Replies pass here after what they tell is durable. Knows nothing of what they say.
+//! Replies pass here after their changes are durable. Knows nothing of their content.
 use super::lead::Leader;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_env::Env;
 use weir_proto::{Error, Result};
 
-/// The right comes back with the next answer of the other copies, or the coordinator says what is next.
+/// The right returns with the next promises of the other copies, or the coordinator decides otherwise.
 const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
@@ -16,7 +16,7 @@ enum Standing {
     /// There is no other copy.
     Alone,
     Leads(Arc<Leader>),
-    /// Another one leads, or may lead.
+    /// Another copy leads, or may lead.
     Over,
 }
 
@@ -45,12 +45,12 @@ impl Right {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this lead has ended for ever.
+    /// Whether this leadership has ended for ever.
     pub fn is_over(&self) -> bool {
         matches!(&*self.standing(), Standing::Over)
     }
 
-    /// Whether what is durable may be told now.
+    /// Whether durable changes may be reported now.
     pub fn answers(&self) -> bool {
         match &*self.standing() {
             Standing::Alone => true,
@@ -59,7 +59,7 @@ impl Right {
         }
     }
 
-    /// Returns when what is durable may be told.
+    /// Returns when durable changes may be reported.
     pub async fn wait(&self, env: &Env) -> Result<()> {
         let until = env.clock.now() + PATIENCE;
         while !self.answers() {

@@ -1,4 +1,4 @@
-//! How much a session holds, for people.
+//! A session's holdings, for administrators.
 use super::{LeaseTable, Opens};
 use weir_proto::SessionId;
 use weir_proto::meta::LeaseKind;
@@ -10,7 +10,7 @@ pub struct Holdings {
     pub open_to_write: u32,
     pub leases: u32,
     pub write_leases: u32,
-    /// Others wait for what it holds of them.
+    /// Leases of it that other clients wait for.
     pub awaited: u32,
 }
 

@@ -1,5 +1,5 @@
-//! Directories under a Write lease: one client looks at and changes the names in them, and may not have told
-//! of all of its files yet.
+//! Directories under a Write lease: one client looks up and changes the names in them, and may have
+//! unreported files.
 use super::{Conflict, LeaseTable};
 use std::collections::BTreeMap;
 use weir_proto::meta::LeaseKind;
@@ -7,9 +7,9 @@ use weir_proto::{InodeId, SessionId};
 
 #[derive(Default, Debug)]
 pub struct Names {
-    /// Directories, and who has their names.
+    /// Directories, with the session that has their names.
     held: BTreeMap<InodeId, SessionId>,
-    /// Those that sessions had.
+    /// Directories whose names a session had.
     ended: BTreeMap<SessionId, Vec<InodeId>>,
 }
 
@@ -33,7 +33,7 @@ impl Names {
 }
 
 impl LeaseTable {
-    /// Grants Write on a directory, with its names, if nobody else holds a lease on it.
+    /// Grants Write on a directory, with its names, if no other session holds a lease on it.
     pub fn grant_names(&mut self, session: SessionId, dir: InodeId) -> LeaseKind {
         let kind = self.grant_write(session, dir);
         if kind == LeaseKind::Write {
@@ -49,7 +49,7 @@ impl LeaseTable {
         }
         kind
     }
-    /// Directories whose names the session gave back since [`LeaseTable::forget_ended_names`].
+    /// Directories whose names the session returned since [`LeaseTable::forget_ended_names`].
     pub fn ended_names(&self, session: SessionId) -> &[InodeId] {
         self.names.ended.get(&session).map_or(&[], Vec::as_slice)
     }
@@ -63,8 +63,8 @@ impl LeaseTable {
     pub fn is_held_by_others(&self, session: SessionId, ino: InodeId) -> bool {
         self.states.get(&ino).is_some_and(|s| s.others(session).any(|(_, h)| h.kind > LeaseKind::None))
     }
-    /// Adds the lease of another session that has the names of this directory, if one has: before anything
-    /// is looked at there, what it has not told of yet comes first.
+    /// Adds the lease of another session that has the names of this directory, if there is one: its
+    /// unreported files come first, before any look-up there.
     pub fn names_conflict(&self, session: SessionId, dir: InodeId, changes: bool, out: &mut Vec<Conflict>) {
         let Some(holder) = self.names.held.get(&dir).filter(|holder| **holder != session) else { return };
         let keep = if changes { LeaseKind::None } else { LeaseKind::Read };

@@ -126,7 +126,7 @@ fn a_word_that_is_given_during_its_recall_outlasts_that() {
     t.open(A, FILE, false, true);
     t.note_direct(A, FILE);
     assert!(t.begin_revoke(A, FILE));
-    // It asks again, under way to its next write, and its answer to the revoke is overtaken.
+    // It asks again, before its next write, and its answer to the revoke is overtaken.
     t.note_direct(A, FILE);
     t.end_revoke(A, FILE, LeaseKind::None);
     assert_eq!(t.acquire_read(B, FILE), LeaseKind::None, "A writes with the second word");
@@ -196,8 +196,8 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// As the service does: an open or a demand for Write goes through only when nothing conflicts. Returns the
-/// session that was told to write directly.
+/// As the service does: an open or a demand for Write proceeds only without a conflict. Returns the session
+/// that was permitted to write directly.
 fn step(t: &mut LeaseTable, e: &Event) -> Option<u64> {
     let kept = |read: bool| if read { LeaseKind::Read } else { LeaseKind::None };
     match *e {
@@ -250,8 +250,8 @@ proptest! {
                 prop_assert!(held.iter().zip(&before).all(|(now, was)| now <= was), "{e:?} granted while closed");
             }
             for s in 1..4u64 {
-                // What it was told counts until it has answered a later revoke, has closed the file, or
-                // writes alone.
+                // The permission counts until it has answered a later revoke, has closed the file, or writes
+                // alone.
                 revoked[s as usize] |= matches!(e, Event::Revoke(who) if *who == s);
                 revoked[s as usize] &= !matches!(e, Event::Write(who) if *who == s);
                 let answers = matches!(e, Event::Answer(who) if *who == s) && revoked[s as usize];

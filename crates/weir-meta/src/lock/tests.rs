@@ -26,7 +26,7 @@ fn woken(session: u64, ticket: u64) -> Woken {
 #[test]
 fn shared_locks_go_together_and_exclusive_ones_alone() {
     let mut t = LockTable::default();
-    // (who, start, end, kind, outcome), one after the other.
+    // (holder, start, end, kind, outcome), one after the other.
     let cases = [
         (1, 0, 9, Shared, LockOutcome::Granted),
         (2, 5, 14, Shared, LockOutcome::Granted),
@@ -47,7 +47,7 @@ fn shared_locks_go_together_and_exclusive_ones_alone() {
     let flock = Holder { session: SessionId(3), owner: LockOwner { space: LockSpace::Flock, id: 1 } };
     assert_eq!(outcome(&mut t, wish(F, flock, 0, LOCK_END, Exclusive), 0), LockOutcome::Granted);
     assert_eq!(outcome(&mut t, wish(G, holder(3, 1), 0, 9, Exclusive), 0), LockOutcome::Granted);
-    // The same number in another session is somebody else.
+    // The same number in another session is another owner.
     assert_eq!(outcome(&mut t, wish(G, holder(4, 1), 0, 9, Exclusive), 0), LockOutcome::Held);
 }
 
@@ -104,7 +104,7 @@ fn who_waits_gets_it_in_order_of_arrival() {
     assert_eq!(outcome(&mut t, wish(F, holder(2, 1), 0, 9, Exclusive), 21), LockOutcome::Queued);
     assert_eq!(outcome(&mut t, wish(F, holder(3, 1), 0, 4, Shared), 31), LockOutcome::Queued);
     assert_eq!(outcome(&mut t, wish(F, holder(4, 1), 0, 4, Shared), 41), LockOutcome::Queued);
-    // Asked again: the place stays.
+    // Asked again: the place in the queue stays.
     assert_eq!(outcome(&mut t, wish(F, holder(2, 1), 0, 9, Exclusive), 21), LockOutcome::Queued);
     assert_eq!(t.list(F).iter().filter(|s| s.waits).count(), 3);
     assert_eq!(t.unlock(F, holder(1, 1), LockRange::WHOLE, NOW), [woken(2, 21)]);
@@ -112,7 +112,7 @@ fn who_waits_gets_it_in_order_of_arrival() {
     // A conversion to shared lets both readers in.
     let (done, ended) = t.lock(wish(F, holder(2, 1), 0, 9, Shared), 0, NOW);
     assert_eq!((done, ended), (LockOutcome::Granted, vec![woken(3, 31), woken(4, 41)]));
-    // A wait that was given up is nobody's lock.
+    // A wait that was cancelled gets no lock.
     assert_eq!(outcome(&mut t, wish(F, holder(5, 1), 0, 9, Exclusive), 51), LockOutcome::Queued);
     assert!(t.cancel(F, SessionId(5), 51) && !t.cancel(F, SessionId(5), 51));
     for n in 2..5 {
@@ -181,7 +181,7 @@ fn what_is_named_again_is_held_unless_somebody_else_has_it() {
 #[test]
 fn a_session_has_only_so_many_locks() {
     let mut t = LockTable::default();
-    // Few ranges per owner: what an owner does costs as much as it has ranges.
+    // Few ranges per owner: an owner's request costs as much as it has ranges.
     let mine = |n: u64| wish(InodeId(1000 + n / 64), holder(1, n / 64), 2 * (n % 64), 2 * (n % 64), Shared);
     for n in 0..LOCKS_PER_SESSION_MAX as u64 {
         assert_eq!(outcome(&mut t, mine(n), 0), LockOutcome::Granted);
@@ -193,7 +193,7 @@ fn a_session_has_only_so_many_locks() {
     assert_eq!(outcome(&mut t, one_more, 0), LockOutcome::Granted);
 }
 
-/// The same with one entry per byte, and waits tried again from the start after every change.
+/// The same with one entry per byte, and waits retried from the start after every change.
 #[derive(Default)]
 struct Model {
     bytes: BTreeMap<(InodeId, u64), BTreeMap<Holder, LockKind>>,
@@ -218,7 +218,7 @@ impl Model {
             };
         }
     }
-    /// Reaches itself over "waits for", found by going on until nothing is added.
+    /// Reaches itself over "waits for", found by repeating until nothing is added.
     fn circle(&self, wish: &Wish) -> bool {
         let mut reached = self.blockers(wish);
         loop {
@@ -337,7 +337,7 @@ proptest! {
                 Step::End { session } => {
                     model.bytes.values_mut().for_each(|on| on.retain(|h, _| h.session.0 != session));
                     model.waits.retain(|(w, _)| w.holder.session.0 != session);
-                    // File by file here, in the order of arrival there: who is woken is the same.
+                    // File by file here, in the order of arrival there: the same waits end.
                     prop_assert_eq!(
                         sorted(table.drop_session(SessionId(session), NOW)),
                         sorted(model.settle())

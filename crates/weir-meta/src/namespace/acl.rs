@@ -1,9 +1,9 @@
-//! Access control lists as POSIX.1e (draft 17) means them, in the layout of the attributes
+//! Access control lists as POSIX.1e (draft 17) defines them, in the layout of the attributes
 //! `system.posix_acl_access` and `system.posix_acl_default`: version 2, then entries of tag (u16),
 //! permissions (u16) and id (u32), little-endian.
 //!
-//! Invariants: a list that is kept has more than owner, group and others, else the mode says it all; the
-//! mode's group bits are the list's mask. Pure: knows nothing of records.
+//! Invariants: a stored list has more than owner, group and others, otherwise the mode suffices; the mode's
+//! group bits are the list's mask. Pure: knows nothing of records.
 use weir_proto::meta::Cred;
 use weir_proto::{Error, Result};
 
@@ -12,7 +12,7 @@ pub const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 const VERSION: u32 = 2;
 const NO_ID: u32 = u32::MAX;
-/// Entries of one list: what fits a page, as Linux has it.
+/// Entries of one list: as many as fit a page, as in Linux.
 const ENTRIES_MAX: usize = 500;
 
 const USER_OBJ: u16 = 0x01;
@@ -34,7 +34,7 @@ struct Item {
 pub struct Acl(Vec<Item>);
 
 impl Acl {
-    /// Checks what a client sent. `None`: an empty list, which means none.
+    /// Checks a client's list. `None`: an empty list, which means none.
     pub fn parse(value: &[u8]) -> Result<Option<Acl>> {
         let refuse = |why: &str| Err(Error::invalid(format!("an access control list {why}")));
         let Some((version, rest)) = value.split_first_chunk::<4>() else {
@@ -66,7 +66,7 @@ impl Acl {
         value
     }
 
-    /// One owner, one group, one for others; a mask if anybody is named; sorted by tag.
+    /// One owner, one group, one for others; a mask if a user or group is named; sorted by tag.
     fn is_sound(&self) -> bool {
         let count = |tag| self.0.iter().filter(|i| i.tag == tag).count();
         let named = count(USER) + count(GROUP);
@@ -97,7 +97,7 @@ impl Acl {
         let of = |tag| u32::from(self.perm(tag).unwrap_or(0));
         of(USER_OBJ) << 6 | of(self.group_class()) << 3 | of(OTHER)
     }
-    /// Whether the mode alone says the same.
+    /// Whether the mode alone is equivalent.
     pub fn is_mode(&self) -> bool {
         self.0.len() == 3
     }
@@ -108,15 +108,15 @@ impl Acl {
         self.set(self.group_class(), mode >> 3);
         self.set(OTHER, mode);
     }
-    /// As the list of something new that was asked for with `mode`: no class gets more than that.
+    /// The list of a new file that is created with `mode`: no class gets more than that.
     pub fn for_birth(&self, mode: u32) -> Acl {
         let mut acl = self.clone();
         acl.set_mode(self.mode() & mode);
         acl
     }
 
-    /// Whether `cred` has all of `want` on something of this owner and group. The superuser is the caller's
-    /// business.
+    /// Whether `cred` has all of `want` on an inode of this owner and group. The caller handles the
+    /// superuser.
     pub fn permits(&self, cred: &Cred, uid: u32, gid: u32, want: u32) -> bool {
         let has = |perm: u16| u32::from(perm) & want == want;
         let mask = self.perm(MASK).unwrap_or(7);

@@ -1,8 +1,8 @@
-//! Whether the rules for mounts let a request reach what it names, and as whom it acts there.
+//! Whether the rules for mounts let a request reach its inode, and as which user it acts there.
 //!
-//! Invariants: nothing in a volume that is refused is shown but its topmost directory, and the directories on
-//! the way to a volume that is not. Nothing in a volume that is read only changes, but for what a dead writer
-//! left. Whoever no rule names pays one look.
+//! Invariants: of a refused volume only its topmost directory is shown, and the directories on the way to a
+//! volume that is not refused. Nothing in a read-only volume changes, except for the recovery after a dead
+//! writer. A mount that no rule names pays one look-up.
 use super::usage::is_within;
 use super::*;
 use crate::access::Mount;
@@ -13,7 +13,7 @@ use weir_kv::Scan;
 use weir_proto::access::Grant;
 use weir_trust::rules::Decision;
 
-/// The request as the user that the rules make of the one it names; `None`: as it is.
+/// The request as the user that the rules map its user to; `None`: unchanged.
 pub fn admit<R: Reaches>(read: &dyn Read, rules: &Rules<'_>, request: &R) -> Result<Option<R>> {
     let Some(mount) = rules.mount else { return Ok(None) };
     let mut mapped = request.clone();
@@ -40,7 +40,7 @@ struct Gate<'a> {
 }
 
 impl Gate<'_> {
-    /// What is decided of the volume of a place; `None`: it is in none. An error: it is out of reach.
+    /// The decision for the volume of a place; `None`: it is in none. An error: it is out of reach.
     fn pass(&self, reach: &Reach<'_>) -> Result<Option<Arc<Decision>>> {
         let Some(id) = self.volume_of(reach.place)? else { return Ok(None) };
         let decision = self.decision(id)?;
@@ -68,7 +68,7 @@ impl Gate<'_> {
         self.mount.decision(id, || volume::load(self.read, id))
     }
 
-    /// In a refused volume: its topmost directory, and what lies on the way to a volume that is not refused.
+    /// In a refused volume: its topmost directory, and the way to a volume that is not refused.
     fn leads_on(&self, id: VolumeId, place: Place<'_>) -> Result<bool> {
         let ino = match place {
             Place::Shown(ino) => ino,
@@ -124,7 +124,7 @@ fn volume_of_any(read: &dyn Read, ino: InodeId) -> Result<Option<VolumeId>> {
 }
 
 impl Rules<'_> {
-    /// Goes on only if the rules for mounts let this one change an inode.
+    /// Fails unless the rules for mounts allow this mount to change an inode.
     pub fn require_changeable(&self, read: &dyn Read, ino: InodeId, what: &'static str) -> Result<()> {
         let Some(mount) = self.mount else { return Ok(()) };
         let gate = Gate { read, rules: self, mount, what, uid: None };
@@ -132,7 +132,7 @@ impl Rules<'_> {
     }
 }
 
-/// Where a request reaches, for the audit log; `name`: in that directory. `None`: in no volume, or a
+/// The target of a request, for the audit log; `name`: in that directory. `None`: in no volume, or a
 /// snapshot.
 pub(crate) fn find_place(read: &dyn Read, reach: &Reach<'_>, name: Option<&[u8]>) -> Result<Option<Found>> {
     let found = match reach.place {

@@ -1,4 +1,4 @@
-//! Attributes: what is shown, and setattr with truncation.
+//! Attributes: what `stat` shows, and setattr with truncation.
 use super::usage::Charge;
 use super::*;
 use bytes::Bytes;
@@ -97,7 +97,7 @@ fn set_directory(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
     Ok(unleased(directory_attr(r.ino, &access, &tally)))
 }
 
-/// Access times follow what was read. Nothing else changes, so nobody's lease is in the way: who caches
+/// Sets access times after reads. Nothing else changes, so no lease conflicts: a client that caches
 /// attributes sees the new time when it asks next.
 pub fn note_access(cx: &mut Cx<'_>, r: &meta::NoteAccess) -> Result<()> {
     if r.accesses.len() > ACCESSES_MAX {
@@ -108,10 +108,10 @@ pub fn note_access(cx: &mut Cx<'_>, r: &meta::NoteAccess) -> Result<()> {
     }
     for accessed in &r.accesses {
         let at = Time { nanos: accessed.at.nanos.min(cx.rules.now.nanos) };
-        // One that lies in the future was set, and the newest word counts.
+        // A time in the future was set, and the newest report counts.
         let follows = |old: Time| old.nanos < at.nanos || old.nanos > cx.rules.now.nanos;
         if cx.rules.require_changeable(cx.read(), accessed.ino, "NoteAccess").is_err() {
-            continue; // a read-only volume is read all the same
+            continue; // a read-only volume can be read
         }
         if let Some(mut inode) = find_inode(cx.read(), accessed.ino)? {
             if follows(inode.atime) {
@@ -128,12 +128,12 @@ pub fn note_access(cx: &mut Cx<'_>, r: &meta::NoteAccess) -> Result<()> {
     Ok(())
 }
 
-/// What the caller is to the inode.
+/// The relation of the caller to the inode.
 struct Claim {
     root: bool,
-    /// Of the group that the inode will have.
+    /// A member of the group that the inode will have.
     member: bool,
-    /// Of the group that it has.
+    /// A member of its present group.
     was_member: bool,
 }
 
@@ -144,8 +144,7 @@ impl Claim {
         if r.mode.is_some() && !self.root && !self.member {
             new_mode &= !SET_GID;
         }
-        // A change of owner, also by the superuser, takes the bits away with which the file would run as
-        // somebody else.
+        // A change of owner, even by the superuser, removes the setuid and setgid bits.
         if (r.uid.is_some() || r.gid.is_some()) && !directory && r.mode.is_none() {
             let runs_as_group = new_mode & 0o010 != 0 || !(self.root || self.was_member);
             new_mode &= !SET_UID & if runs_as_group { !SET_GID } else { !0 };
@@ -177,7 +176,7 @@ fn check_set(cx: &Cx<'_>, r: &SetAttr, uid: u32, gid: u32, mode: u32) -> Result<
     if (r.atime.is_some() || r.mtime.is_some()) && !root && !owner && !writes && r.size.is_none() {
         return refuse("times");
     }
-    // A file that is open for writing may be truncated whatever its mode says now.
+    // A file that is open for writing may be truncated even if its mode forbids it now.
     if r.size.is_some() && !may_write {
         return Err(Error::denied(format!("user {} may not write inode {}", r.cred.uid, r.ino)));
     }
@@ -185,7 +184,7 @@ fn check_set(cx: &Cx<'_>, r: &SetAttr, uid: u32, gid: u32, mode: u32) -> Result<
     Ok(Claim { root, member, was_member: in_group(&r.cred, gid) })
 }
 
-/// Whoever may change the data takes away with it the bits with which the file would run as somebody else.
+/// A user who may change the data removes the setuid and setgid bits with a change.
 fn only_drops_privileges(r: &SetAttr, mode: u32) -> bool {
     let nothing_else = r.uid.or(r.gid).is_none() && r.size.is_none() && r.atime.or(r.mtime).is_none();
     let kept = mode & MODE_BITS & !(SET_UID | SET_GID);
@@ -207,11 +206,11 @@ fn check_size(ino: InodeId, inode: &Inode, size: u64) -> Result<()> {
 }
 
 impl Cx<'_> {
-    /// Truncates or extends a file. What may be on targets beyond stays remembered in `data_end`.
+    /// Truncates or extends a file. `data_end` remembers what may be on targets beyond.
     pub(super) fn set_size(&mut self, ino: InodeId, inode: &mut Inode, size: u64) -> Result<()> {
         if size < inode.size {
             self.leave_snapshots(ino, inode)?;
-            // What others have on its way was written past a size that is no more.
+            // Other clients' writes in flight are for a size that is void.
             inode.token_epoch = super::open::next_truncation(inode.token_epoch);
             if !self.truncate_inline(ino, size)? {
                 inode.data_end = inode.data_end.max(inode.size);
@@ -249,7 +248,7 @@ impl Cx<'_> {
         Ok(true)
     }
 
-    /// Changes what the file is charged with.
+    /// Changes the file's charge.
     pub(super) fn set_space(&mut self, inode: &mut Inode, allocated: u64, evicted: u64) -> Result<()> {
         let before = Charge::space(inode);
         (inode.allocated, inode.evicted) = (allocated, evicted);

@@ -1,9 +1,9 @@
-//! Files that a client created by itself in a directory whose names it has to itself.
+//! Files that a client created locally, in a directory whose names it has exclusively.
 //!
 //! Invariants: a batch is carried out as a whole or not at all. A number is reserved for one client and one
-//! directory, and is used at most once: the block in the store says which are left. What a client was
-//! promised with the names is not refused later: limits and access control lists are looked at when the
-//! names are given, and a change of these revokes the lease first.
+//! directory, and is used at most once: the block in the store has the remaining ones. A file that the lease
+//! on names permits is not refused later: limits and access control lists are checked when the names are
+//! granted, and a change of these revokes the lease first.
 use super::create::{Birth, Permissions, SERIAL_NUMBERS};
 use super::usage::Charge;
 use super::*;
@@ -17,19 +17,19 @@ use weir_proto::meta::INLINE_MAX;
 use weir_proto::relation::What;
 use weir_proto::wire_struct;
 
-/// `w/`: numbers of a directory that a session may give to its files.
+/// `w/`: numbers of a directory that a session may use for its files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NumberBlock {
-    /// The first one that is not used, and the one behind the last.
+    /// The first unused one, and the end of the block.
     pub next: InodeId,
     pub end: InodeId,
-    /// Of the files; the seed is each one's own.
+    /// The files' layout; each has a seed of its own.
     pub layout: Layout,
 }
 wire_struct!(NumberBlock { next: InodeId, end: InodeId, layout: Layout });
 impl Record for NumberBlock {}
 
-/// What is left of a session's numbers in a directory.
+/// A session's remaining numbers in a directory.
 pub fn find_block(read: &dyn Read, session: SessionId, dir: InodeId) -> Result<Option<NumberBlock>> {
     let value = read.get(&keys::numbers(session, dir))?;
     value.map(|v| NumberBlock::from_value(&v, || format!("numbers of directory {dir}"))).transpose()
@@ -100,7 +100,7 @@ fn check_batch(r: &CreateMany) -> Result<()> {
 }
 
 impl Cx<'_> {
-    /// Where files go that a client creates by itself; `None`: it has to ask for each.
+    /// Where files go that a client creates locally; `None`: it has to ask for each.
     fn policy_of_births(&self, r: &LeaseNames, access: &Access) -> Option<LayoutPolicy> {
         let rules = self.rules;
         let clocks_apart_ms = r.now.nanos.abs_diff(rules.now.nanos) / 1_000_000;
@@ -112,7 +112,7 @@ impl Cx<'_> {
         rules.layout_in(access.volume).filter(|_| may)
     }
 
-    /// One file of a batch: everything but the directory's tally and charge.
+    /// One file of a batch: everything except the directory's tally and charge.
     fn bear(
         &mut self,
         birth: &mut Birth,
@@ -148,7 +148,7 @@ impl Cx<'_> {
         inode.dirty = !born.clean;
         self.store_content(&mut inode, born)?;
         self.insert_name(birth.dir, &mut birth.tally, &born.name, born.ino, FileKind::Regular);
-        // The directory changed when the client said so, not when this was told.
+        // The directory changed at the client's time, not at the time of this report.
         birth.tally.mtime = at;
         inode.cookie = birth.tally.next_cookie - 1;
         self.put_inode(born.ino, &inode);
@@ -163,7 +163,7 @@ impl Cx<'_> {
         Ok(Charge::file(&inode))
     }
 
-    /// As a commit of a small file does.
+    /// Stores the content as a commit of a small file does.
     fn store_content(&mut self, inode: &mut Inode, born: &births::Birth) -> Result<()> {
         let Some(content) = &born.content else { return Ok(()) };
         if content.len() > INLINE_MAX {
@@ -183,14 +183,14 @@ impl Cx<'_> {
 }
 
 impl Rules<'_> {
-    /// A time of a client's clock, if that is near enough to this one's.
+    /// A time of a client's clock, if that is close enough to this one's.
     fn near(&self, at: Time) -> Time {
         let is_ahead = at.nanos.saturating_sub(self.now.nanos) > AHEAD_NANOS_MAX;
         if is_ahead { self.now } else { at }
     }
 }
 
-/// Twice what is allowed when the names are given: clocks drift.
+/// Twice the tolerance at the grant of the names: clocks drift.
 const AHEAD_NANOS_MAX: i64 = 2 * CLOCKS_APART_MS_MAX as i64 * 1_000_000;
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! Clones: a volume whose names and data are those of a snapshot, listed directory by directory, with objects
-//! that are shared until either side changes them.
+//! Clones: a volume whose names and data are those of a snapshot, enumerated directory by directory, with
+//! objects that are shared until either side changes them.
 //!
-//! Invariants: a directory that is not listed yet (`NOT_ENUMERATED` in its mode, a key `y/` that names the
-//! one it is like and how far it has been read) is changed by nobody but here, so each entry is made once.
-//! The snapshot stays while one is left. Files get numbers of their own; all their bytes are in the objects
-//! of then, as layers (see `layers`). What a clone speaks of may still be a file's own object: [`is_owned`]
-//! says so, and nobody drops an object without asking.
+//! Invariants: a directory that is not enumerated yet (`NOT_ENUMERATED` in its mode, a key `y/` that names
+//! its source and the progress of the enumeration) is changed only here, so each entry is made once. The
+//! snapshot stays until all are enumerated. Files get numbers of their own; all their bytes are in the
+//! snapshot's objects, as layers (see `layers`). An object that a clone refers to may still be a file's own:
+//! [`is_owned`] shows this, and each drop of an object checks it.
 //!
-//! Knows nothing of when which directory is listed.
+//! Knows nothing of when which directory is enumerated.
 use super::keeper::Snapshots;
 use super::layers::OBJECT_BIT;
 use super::open::next_truncation;
@@ -22,7 +22,7 @@ use weir_kv::Scan;
 use weir_proto::meta::Layers;
 use weir_proto::volume::{Volume, VolumeClone};
 
-/// Entries that one step makes.
+/// Entries that one step creates.
 const LISTED_AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
 /// Records that one step forgets.
 const FORGOTTEN_AT_ONCE: usize = if cfg!(test) { 2 } else { 256 };
@@ -58,7 +58,7 @@ pub fn all(read: &dyn Read) -> Result<Vec<(VolumeId, CloneRecord)>> {
     }
 }
 
-/// Clones are among the volumes with snapshots, if with none: so that what they share is looked after.
+/// Volumes with clones count as volumes with snapshots, even without one: so that shared objects are tracked.
 pub fn note_all(read: &dyn Read, snapshots: &mut Snapshots) -> Result<()> {
     for (volume, _) in all(read)? {
         snapshots.entry(volume).or_default();
@@ -66,7 +66,7 @@ pub fn note_all(read: &dyn Read, snapshots: &mut Snapshots) -> Result<()> {
     Ok(())
 }
 
-/// Directories of a clone that are still to be listed, a few.
+/// Some directories of a clone that are not enumerated yet.
 fn not_enumerated(read: &dyn Read, volume: VolumeId, limit: usize) -> Result<Vec<InodeId>> {
     let mut found = Vec::new();
     let (_, end) = keys::range_of_short(b'y', volume.0);
@@ -77,8 +77,7 @@ fn not_enumerated(read: &dyn Read, volume: VolumeId, limit: usize) -> Result<Vec
     Ok(found)
 }
 
-/// What is to be done next: a clone, and a directory of it that is not among `but`; without one, all are
-/// listed.
+/// The next step: a clone, and a directory of it that is not among `but`; without one, all are enumerated.
 pub fn next_step(
     read: &dyn Read,
     but: &std::collections::BTreeSet<InodeId>,
@@ -96,7 +95,7 @@ pub fn next_step(
     Ok(None)
 }
 
-/// The volume of a directory that is one of a clone and still to be listed.
+/// The volume of a directory of a clone that is not enumerated yet.
 pub fn volume_not_enumerated(read: &dyn Read, dir: InodeId) -> Result<Option<VolumeId>> {
     let Some(access) = find_access(read, dir)? else { return Ok(None) };
     Ok(read.get(&keys::clone(access.volume, dir))?.map(|_| access.volume))
@@ -105,7 +104,7 @@ pub fn is_not_enumerated(read: &dyn Read, dir: InodeId) -> Result<bool> {
     volume_not_enumerated(read, dir).map(|volume| volume.is_some())
 }
 
-/// Refuses while something of a volume is not listed yet.
+/// Refuses while a part of a volume is not enumerated yet.
 pub fn require_whole(read: &dyn Read, volume: VolumeId) -> Result<()> {
     match find(read, volume)? {
         Some(clone) if !clone.listed => Err(Error::name(
@@ -116,19 +115,19 @@ pub fn require_whole(read: &dyn Read, volume: VolumeId) -> Result<()> {
     }
 }
 
-/// The clone that needs a snapshot still.
+/// The clone that still needs a snapshot.
 pub fn user_of(read: &dyn Read, snapshot: u32) -> Result<Option<VolumeId>> {
     let all = all(read)?;
     Ok(all.into_iter().find(|(_, c)| c.snapshot == snapshot && !c.listed).map(|(volume, _)| volume))
 }
 
-/// A clone of a volume that is not listed yet.
+/// A clone of a volume that is not complete yet.
 pub fn made_from(read: &dyn Read, source: VolumeId) -> Result<Option<VolumeId>> {
     Ok(all(read)?.into_iter().find(|(_, c)| c.source == source && !c.listed).map(|(volume, _)| volume))
 }
 
-/// Whether an object is a file's own: that file is the one with its number, or the one that is written down
-/// since it was shared.
+/// Whether an object is a file's own: that file is the one with its number, or the one that was recorded when
+/// it was shared.
 pub fn is_owned(read: &dyn Read, object: InodeId) -> Result<bool> {
     let owner = match object.0 & OBJECT_BIT {
         0 => Some(object),
@@ -188,7 +187,7 @@ fn xattrs_of(snapshot_view: &SnapshotView<'_>, ino: InodeId) -> Result<Vec<(Vec<
 
 // ---- listing
 
-/// Something in a directory of then.
+/// An entry of a directory in the snapshot.
 struct Found {
     name: Bytes,
     ino: InodeId,
@@ -202,17 +201,17 @@ enum What {
     File { inode: Inode, inline: Option<Vec<u8>>, layers: Vec<(u64, LayerRecord)>, recover: bool },
 }
 
-/// How far the listing of a directory has come.
+/// The progress of a directory's enumeration.
 #[derive(Default)]
 pub enum Listing {
     #[default]
     All,
     Some,
-    /// Up to this file: a writer of it died, and what that left is decided before anybody shares it.
+    /// Up to this file: a writer of it died, and its leftovers are decided before the file is shared.
     WaitsFor(InodeId),
 }
 
-/// Lists some of a directory.
+/// Enumerates a part of a directory.
 pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Result<Listing> {
     let Some(record) = find(cx.read(), clone)? else { return Ok(Listing::All) };
     let Some(value) = cx.txn.get(&keys::clone(clone, dir))? else { return Ok(Listing::All) };
@@ -306,7 +305,7 @@ fn look(cx: &Cx<'_>, snapshot_view: &SnapshotView<'_>, ino: InodeId, kind: FileK
     Ok(What::File { inode, inline, layers, recover })
 }
 
-/// Makes one thing; what it adds to the usage.
+/// Creates one entry; returns its addition to the usage.
 fn make_one(
     cx: &mut Cx<'_>,
     (clone, dir): (VolumeId, InodeId),
@@ -344,7 +343,7 @@ fn make_one(
 fn known_file(cx: &Cx<'_>, clone: VolumeId, source: InodeId) -> Result<Option<(InodeId, Inode)>> {
     let value = cx.txn.get(&keys::clone_file(clone, source))?.and_then(|v| <[u8; 8]>::try_from(v).ok());
     let Some(ino) = value.map(|v| InodeId(u64::from_le_bytes(v))) else { return Ok(None) };
-    // One that was removed in the clone meanwhile has no other name.
+    // A file that was removed in the clone meanwhile has no other name.
     Ok(find_inode(cx.read(), ino)?.filter(|inode| inode.nlink > 0).map(|inode| (ino, inode)))
 }
 
@@ -419,7 +418,7 @@ fn make_file(
     Ok(Charge::file(&inode))
 }
 
-/// All bytes of a file are in the objects of then. How many these are.
+/// All bytes of a file are in the snapshot's objects. Returns their number.
 fn share(
     cx: &mut Cx<'_>,
     (ino, source): (InodeId, InodeId),
@@ -452,7 +451,7 @@ fn share(
     Ok(bytes)
 }
 
-/// When no directory is left: what was needed for listing is forgotten, in steps. True: it is done.
+/// When all directories are enumerated: drops the records of the enumeration, in steps. True: done.
 pub fn end_some(cx: &mut Cx<'_>, clone: VolumeId) -> Result<bool> {
     let Some(mut record) = find(cx.read(), clone)?.filter(|c| !c.listed) else { return Ok(true) };
     if !not_enumerated(cx.read(), clone, 1)?.is_empty()
@@ -466,7 +465,7 @@ pub fn end_some(cx: &mut Cx<'_>, clone: VolumeId) -> Result<bool> {
     Ok(true)
 }
 
-/// A deleted clone, whose names are gone, is forgotten, in steps. True: nothing is left.
+/// Drops the records of a deleted clone, whose names are gone, in steps. True: nothing is left.
 pub(super) fn forget_some(cx: &mut Cx<'_>, clone: VolumeId) -> Result<bool> {
     let Some(record) = find(cx.read(), clone)? else { return Ok(true) };
     if !forget_range(cx, keys::range_of_short(b'f', clone.0))? {
@@ -484,7 +483,7 @@ pub(super) fn forget_some(cx: &mut Cx<'_>, clone: VolumeId) -> Result<bool> {
     Ok(true)
 }
 
-/// Who was the last to need it takes it along.
+/// The last user of the snapshot deletes it.
 fn drop_own_snapshot(cx: &mut Cx<'_>, record: &CloneRecord) -> Result<()> {
     if !record.own {
         return Ok(());

@@ -14,8 +14,8 @@ const ROOT_N: u32 = 1;
 /// Hard links to one file.
 const LINKS_MAX: u32 = 1 << 20;
 
-/// A namespace's first transaction: the root directory, owned by the administrator, open to all as `/tmp` is
-/// not.
+/// A namespace's first transaction: the root directory, owned by the administrator, not writable for all as
+/// `/tmp` is.
 pub fn make_root(txn: &mut dyn Txn, now: Time) {
     let (parent, volume) = (InodeId::ROOT, VolumeId::ROOT);
     let access = Access { mode: 0o755, uid: 0, gid: 0, parent, atime: now, btime: now, volume, cookie: 0 };
@@ -43,11 +43,11 @@ pub fn next_number(txn: &mut dyn Txn, sequence: Sequence) -> Result<u64> {
     Ok(number)
 }
 
-/// The permissions of something new, and its lists.
+/// The permissions of a new file or directory, and its lists.
 pub(super) struct Permissions {
     mode: u32,
     access: Option<Vec<u8>>,
-    /// Of a new directory.
+    /// The default list of a new directory.
     default: Option<Vec<u8>>,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Birth {
 }
 
 impl Cx<'_> {
-    /// Checks that `name` can be made in `parent` and that nobody's lease is in the way.
+    /// Checks that `name` can be made in `parent` and that no lease conflicts.
     fn prepare_birth(&mut self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<Birth> {
         check_name(name)?;
         let access = load_access(self.read(), parent)?;
@@ -95,8 +95,8 @@ impl Cx<'_> {
         Ok(Birth { dir: parent, access, tally })
     }
 
-    /// What something new gets: from the directory's default list if it has one, else the mode without the
-    /// umask.
+    /// The permissions of a new file: from the directory's default list if it has one, otherwise the mode
+    /// without the umask.
     fn permissions(&self, birth: &Birth, mode: u32, umask: u32, is_directory: bool) -> Result<Permissions> {
         let default = match birth.access.mode & HAS_ACL {
             0 => None,
@@ -180,7 +180,7 @@ impl Cx<'_> {
         }
     }
 
-    /// Gives a newborn its number and name; everything but the inode's record.
+    /// Gives a new inode its number and name; everything except the inode's record.
     fn give_birth(&mut self, birth: &mut Birth, name: &[u8], kind: FileKind) -> Result<InodeId> {
         let ino = self.next_ino(&mut birth.tally)?;
         self.insert_name(birth.dir, &mut birth.tally, name, ino, kind);
@@ -203,13 +203,13 @@ impl Cx<'_> {
         })
     }
 
-    /// Takes the right to write for this session: a new token epoch if the last writer was another. If that
-    /// one died its file is truncated by who recovers it: what others wrote past the size until then goes
-    /// with it.
+    /// Acquires the right to write for this session: a new token epoch if the last writer was another
+    /// session. If that one died, recovery truncates the file: bytes that others wrote past the size until
+    /// then are lost with it.
     pub(super) fn take_writer(&mut self, ino: InodeId, inode: &mut Inode) -> bool {
         let before = inode.clone();
         let recover = self.rules.must_recover(ino, inode);
-        // Who still has it open may have something of its own under way.
+        // Another session that still has it open may have writes in flight.
         let beside =
             inode.writer != self.rules.session && self.rules.leases.opens_of(inode.writer, ino).write > 0;
         if beside && inode.dirty && !recover {
@@ -271,7 +271,7 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
     })
 }
 
-/// A file that nobody finds: it belongs to the session that has it open.
+/// A file without a name: it belongs to the session that has it open.
 pub fn create_nameless(cx: &mut Cx<'_>, r: &meta::CreateNameless) -> Result<Entry> {
     if r.open & meta_open::WRITE == 0 {
         return Err(Error::invalid("a file without a name that nobody may write is of no use"));
@@ -279,7 +279,7 @@ pub fn create_nameless(cx: &mut Cx<'_>, r: &meta::CreateNameless) -> Result<Entr
     let access = load_access(cx.read(), r.parent)?;
     require(cx.read(), &r.cred, &access, r.parent, WRITE | SEARCH)?;
     cx.require_own(access.volume)?;
-    // The directory does not change: nobody's lease on it is in the way.
+    // The directory does not change: no lease on it conflicts.
     let tally = load_tally(cx.read(), r.parent)?;
     let mut birth = Birth { dir: r.parent, access, tally };
     let ino = cx.next_ino(&mut birth.tally)?;
@@ -420,7 +420,7 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
         cx.require_inode(volume)?;
         cx.require_bytes(volume, inode.allocated)?;
         if cx.rules.quotas.limits_bytes(volume) {
-            // From now on it is limited: who has it open learns that with the next lease.
+            // From now on it is limited: sessions that have it open learn that with the next lease.
             cx.rules.leases.own_conflict(cx.rules.session, r.ino, cx.conflicts);
             cx.clear()?;
         }
@@ -432,7 +432,7 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
     cx.insert_name(r.parent, &mut birth.tally, &r.name, r.ino, inode.kind);
     cx.put_tally(r.parent, &birth.tally);
     if first {
-        // As at a birth with a name: the first link has no record, and its directory is charged.
+        // As for a file created with a name: the first link has no record, and its directory is charged.
         (inode.parent, inode.cookie) = (r.parent, birth.tally.next_cookie - 1);
         cx.charge(r.parent, Charge::file(&inode))?;
         cx.delete_range(keys::range_of(b'H', r.ino.0))?;

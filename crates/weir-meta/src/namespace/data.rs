@@ -1,4 +1,4 @@
-//! The size commit: what a writer made durable on targets becomes part of the file.
+//! The size commit: bytes that a writer made durable on targets become part of the file.
 use super::*;
 use weir_proto::meta::{CHANGED_MAX, Commit, FILE_BYTES_MAX, INLINE_MAX, LeaseKind, truncations};
 use weir_proto::relation::What;
@@ -10,7 +10,7 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     cx.clear()?;
     let has_inline = store_inline(cx, r, &inode)?;
     if has_inline && r.inline.is_none() && r.size > inode.size {
-        // What it grew by is on targets, and would be hidden by what the inode holds.
+        // Its growth is on targets, and would be hidden by the inline bytes.
         return Err(Error::stale(format!(
             "inode {} holds the bytes of its file: look at it and write again",
             r.ino
@@ -24,8 +24,9 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     inode.mtime = r.mtime;
     inode.ctime = cx.rules.after(inode.ctime);
     inode.data_version += 1;
-    // Only who writes alone, or cleaned under its append token, knows that nothing is left further on. Below
-    // the size there may be what the inode's bytes hide: a dead writer had begun to take them to targets.
+    // Only a single writer, or one that cleaned under its append token, knows that no bytes are left beyond.
+    // Below the size, bytes may be hidden by the inline ones: a dead writer had begun to move these to
+    // targets.
     let alone = r.append_token || alone;
     let known = if alone { inode.data_end.min(inode.size) } else { inode.data_end };
     inode.data_end = known.max(if has_inline { r.data_end } else { r.data_end.max(inode.size) });
@@ -48,7 +49,7 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     Ok(cx.rules.entry(r.ino, &inode))
 }
 
-/// What the file takes. Of several writers each knows only what it wrote itself: then all that the file grew
+/// The file's allocation. Each of several writers knows only its own writes: then all growth of the file
 /// counts.
 fn allocated_after(r: &Commit, inode: &Inode, alone: bool) -> u64 {
     let size = inode.size.max(r.size);
@@ -60,8 +61,8 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
     if inode.kind != FileKind::Regular {
         return Err(Error::invalid(format!("inode {} is not a regular file: it has no data", r.ino)));
     }
-    // The holder of the append token need not have the file open, and others may take the right to write
-    // while the token lasts.
+    // The holder of the append token need not have the file open, and others may get the Write lease while
+    // the token lasts.
     let with_token = r.append_token && rules.leases.has_append_token(rules.session, r.ino);
     let may = with_token
         || rules.leases.may_write(rules.session, r.ino)
@@ -72,12 +73,12 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
             r.ino, r.token_epoch, inode.token_epoch
         )));
     }
-    // Where the file left a snapshot since, what was past its size of then lies in the old object, under none
-    // of its bytes.
+    // If the file has left a snapshot since, bytes past its former size are in the old object, but in no
+    // layer.
     let may_be_past = r.size > inode.size || r.size > 0 && inode.layers.is_some();
     if (may_be_past || r.drop_inline) && truncations(r.token_epoch) < truncations(inode.token_epoch) {
-        // Somebody may have truncated since what this writer put past the size; it itself, too, if it got the
-        // right to write alone since.
+        // Another client may have truncated this writer's bytes past the size since; or it itself, if it got
+        // the Write lease since.
         return Err(Error::stale(format!(
             "inode {}: grown under token epoch {}, it is at {} now: look at the file and write again",
             r.ino, r.token_epoch, inode.token_epoch
@@ -108,7 +109,7 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
     }
 }
 
-/// Keeps or drops inline data; tells whether the file's data is inline now.
+/// Keeps or drops inline data; returns whether the file's data is inline now.
 fn store_inline(cx: &mut Cx<'_>, r: &Commit, inode: &Inode) -> Result<bool> {
     let key = keys::data(r.ino);
     if let Some(data) = &r.inline {

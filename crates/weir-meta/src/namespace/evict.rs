@@ -1,20 +1,20 @@
-//! Bytes that are at home only: what is evicted, given out to movers, and brought back.
+//! Bytes that are at home only: evicted, assigned to movers, and recalled.
 //!
-//! Invariants: ranges of a file do not overlap, each begins with a stripe and ends with one or where the file
-//! ended when it was evicted (or has been truncated since); `Inode.evicted` is their sum. What was written to
-//! them has a lower token epoch than the eviction's, and nobody writes to them until they are filled: clients
-//! have them brought back first. A range is given out under a higher token epoch than ever before, so what a
-//! mover that lost it still sends changes nothing.
+//! Invariants: ranges of a file do not overlap, each begins with a stripe and ends with one or at the file's
+//! end when it was evicted (or has been truncated since); `Inode.evicted` is their sum. Earlier writes to
+//! them have a lower token epoch than the eviction's, and there are no new ones until they are filled:
+//! clients request a recall first. A range is assigned under a higher token epoch than ever before, so late
+//! writes of a mover that lost it change nothing.
 //!
-//! A file that is open for writing is evicted by who writes it, if that is one client under a Write lease: it
-//! alone knows what it has that is not committed, and begins nothing in the range meanwhile. It keeps the
-//! lease and learns the new token epoch with the answer. That it still had the right to write when it asked
-//! is told from the token epoch that it names.
+//! A file that is open for writing is evicted by its writer, if that is one client under a Write lease: only
+//! that client knows its uncommitted bytes, and it begins no work in the range meanwhile. It keeps the lease
+//! and learns the new token epoch with the answer. The token epoch in its request proves that it still had
+//! the Write lease.
 //!
-//! What is in an older object (see `layers`) is evicted as the rest is: the file speaks of that object no
-//! more, and its cells go when nobody does. A file that a snapshot holds leaves it first.
+//! Data in an older object (see `layers`) is evicted like the rest: the file drops its reference to that
+//! object, and the cells are dropped with the last reference. A file that a snapshot holds leaves it first.
 //!
-//! Knows nothing of who asks for which range when: `recalls` does.
+//! Knows nothing of which client asks for which range when: `recalls` does.
 use super::keeper::is_held;
 use super::open::next_truncation;
 use super::*;
@@ -74,8 +74,8 @@ fn parse(ino: InodeId, key: &[u8], value: &[u8]) -> Result<Found> {
     }
 }
 
-/// Where a file's bytes come back to: one that was made from a listing of home has no place yet, and gets one
-/// as the cluster's settings say.
+/// The layout to recall a file into: a file that was made from a listing of home has none yet, and gets one
+/// by the cluster's settings.
 pub fn layout_to_fill(
     ino: InodeId,
     inode: &Inode,
@@ -90,8 +90,8 @@ pub fn list(view: &mut View<'_>, r: &EvictedRanges) -> Result<EvictedList> {
     Ok(EvictedList { ranges, more: found.len() > RANGES_MAX })
 }
 
-/// What of `from..to` can be evicted: whole stripes, and the tail; not what is evicted already, whose last
-/// stripe counts as a whole.
+/// The part of `from..to` that can be evicted: whole stripes, and the tail; not ranges that are evicted
+/// already, whose last stripe counts as a whole.
 pub fn evictable(layout: &Layout, size: u64, (from, to): (u64, u64), evicted: &[Found]) -> Vec<ByteRange> {
     let stripe = layout.stripe_bytes();
     let up = |at: u64| at.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
@@ -112,7 +112,7 @@ pub fn evictable(layout: &Layout, size: u64, (from, to): (u64, u64), evicted: &[
 
 pub fn evict(cx: &mut Cx<'_>, r: &Evict) -> Result<Evicted> {
     let inode = load_file(cx.read(), r.ino)?;
-    // The leader asks its only writer for that, whoever it is.
+    // The leader asks the file's only writer for that.
     if r.under == 0 || cx.rules.leases.held(cx.rules.session, r.ino) != LeaseKind::Write {
         require_owner(&r.cred, &inode, "evict", r.ino)?;
     }
@@ -133,7 +133,7 @@ fn busy(ino: InodeId, why: &str) -> Error {
     Error::name(NameRule::Busy, format!("inode {ino} is not evicted: {why}"))
 }
 
-/// Whether something forbids to evict a file, whatever home has.
+/// Whether anything forbids to evict a file, regardless of home.
 fn check_evictable(cx: &Cx<'_>, ino: InodeId, inode: &Inode) -> Result<Layout> {
     if inode.kind != FileKind::Regular {
         return Err(Error::invalid(format!("inode {ino} is not a regular file: it has no data to evict")));
@@ -150,24 +150,24 @@ fn check_evictable(cx: &Cx<'_>, ino: InodeId, inode: &Inode) -> Result<Layout> {
     inode.layout.ok_or_else(|| busy(ino, "it has no data on targets"))
 }
 
-/// What of a range goes, and who has it open.
+/// The part of a range to evict, and the file's writers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum How {
-    /// All of it or nothing; nobody writes it.
+    /// All of it or nothing; the file has no writer.
     All,
-    /// What home has of it from its beginning on; nobody writes it.
+    /// The front of it that home has; the file has no writer.
     Front,
-    /// The same, of a file that the caller alone writes, under this token epoch.
+    /// The same, of a file whose only writer is the caller, under this token epoch.
     Own { token_epoch: u32 },
 }
 
-/// Home is asked about so much of a file at a time.
+/// Bytes of a file that are checked with home at a time.
 const FRONT_STEP: u64 = 64 << 20;
 
 impl Cx<'_> {
-    /// Evicts what it can of a range. Everybody's lease is revoked first, the own one too: so what anybody
-    /// has is saved, and whoever comes next learns what is evicted. But for the only writer's, who answers
-    /// for that itself.
+    /// Evicts what it can of a range. All leases are revoked first, including the caller's own: so all
+    /// changes are saved, and the next client learns which bytes are evicted. Except for the only writer's,
+    /// which is responsible for that itself.
     pub fn evict_range(
         &mut self,
         ino: InodeId,
@@ -198,8 +198,8 @@ impl Cx<'_> {
             self.take_from_all(ino)?;
             let data_version = inode.data_version;
             if self.leave_snapshots(ino, &mut inode)? {
-                inode.data_version = data_version; // no byte changes: a backup finds the file as it was
-                known = ranges(self.read(), ino, 0, usize::MAX)?; // nobody brings any of it back to the old object
+                inode.data_version = data_version; // no byte changes: a backup finds the file unchanged
+                known = ranges(self.read(), ino, 0, usize::MAX)?; // none of it is recalled to the old object
             }
         }
         self.drop_layers(ino, &mut inode, &gaps)?;
@@ -222,7 +222,7 @@ impl Cx<'_> {
         Ok((inode, gaps))
     }
 
-    /// Revokes all leases; nobody may have the file open for writing.
+    /// Revokes all leases; the file must not be open for writing.
     fn take_from_all(&mut self, ino: InodeId) -> Result<()> {
         let (leases, session) = (self.rules.leases, self.rules.session);
         if leases.is_open_for_writing(ino) {
@@ -234,7 +234,7 @@ impl Cx<'_> {
         self.clear()
     }
 
-    /// The caller has the right to write alone, and has had it since it looked.
+    /// The caller has the Write lease, and has had it since it looked.
     fn require_only_writer(&self, ino: InodeId, inode: &Inode, token_epoch: u32) -> Result<()> {
         let (leases, session) = (self.rules.leases, self.rules.session);
         let alone = leases.held(session, ino) == LeaseKind::Write && !leases.written_by_others(session, ino);
@@ -246,7 +246,7 @@ impl Cx<'_> {
         )))
     }
 
-    /// What home has of these ranges from the first one's beginning on. Nothing: the reason why.
+    /// The front of these ranges that home has. None: the reason.
     fn front_at_home(
         &self,
         ino: InodeId,
@@ -275,7 +275,7 @@ impl Cx<'_> {
         Ok(front)
     }
 
-    /// Writes new ranges, as one with their neighbours where nobody was ever given either.
+    /// Writes new ranges, merged with their neighbours if neither was ever assigned.
     pub(super) fn put_evicted(&mut self, ino: InodeId, known: &[Found], new: &[ByteRange]) {
         let new = new.iter().map(|n| Found { from: n.from, range: EvictedRange { to: n.to, handed: 0 } });
         let mut all: Vec<Found> = known.iter().copied().chain(new).collect();
@@ -303,8 +303,8 @@ impl Cx<'_> {
         truncation: StripeTruncation,
     ) -> Result<()> {
         let garbage = Garbage { first_pg: layout.first_pg, pg_count: layout.pg_count, truncation };
-        // Two parts of a file may be evicted within a tick of the clock. What deletes it says all that others
-        // say.
+        // Two parts of a file may be evicted within a tick of the clock. The record of a deletion covers all
+        // others.
         let mut at = self.rules.now;
         while truncation != StripeTruncation::ALL && self.txn.get(&keys::garbage(at, ino))?.is_some() {
             at.nanos += 1;
@@ -314,8 +314,7 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// The file is truncated to `size`: what is evicted of the rest is nowhere any more. Returns what is
-    /// left.
+    /// The file is truncated to `size`: the evicted rest is void. Returns the remaining evicted bytes.
     pub(super) fn truncate_evicted(&mut self, ino: InodeId, inode: &Inode, size: u64) -> Result<u64> {
         if inode.evicted == 0 {
             return Ok(0);
@@ -334,8 +333,8 @@ impl Cx<'_> {
         Ok(left)
     }
 
-    /// Gives what is evicted of `from..to` (whole stripes) out, each part under a token epoch above all
-    /// earlier ones.
+    /// Assigns the evicted parts of `from..to` (whole stripes), each under a token epoch above all earlier
+    /// ones.
     pub fn hand_out(&mut self, ino: InodeId, from: u64, to: u64) -> Result<Option<Handed>> {
         let Some(mut inode) = find_inode(self.read(), ino)?.filter(|i| i.evicted > 0) else {
             return Ok(None);
@@ -345,14 +344,14 @@ impl Cx<'_> {
         let Some(last) = found.last() else { return Ok(None) };
         let highest = found.iter().map(|f| f.range.handed).max().unwrap_or(0);
         if inode.token_epoch <= highest {
-            // Above what anybody has fenced who read the file in a snapshot, too.
+            // Above the fences of all readers of the file in a snapshot, too.
             inode.token_epoch = Some(next_truncation(highest))
                 .filter(|e| *e > highest)
                 .ok_or_else(|| Error::unsupported(format!("inode {ino}: its token epochs are used up")))?;
         }
         inode.layout = layout_to_fill(ino, &inode, &|| (self.rules.layout)(&NO_POLICY));
         let Some(layout) = inode.layout else { return Ok(None) };
-        // Cells come to be: they go with the file.
+        // Cells are created: they are dropped with the file.
         inode.data_end = inode.data_end.max(last.range.to.min(to));
         let token_epoch = inode.token_epoch.max(1);
         inode.token_epoch = token_epoch;
@@ -374,7 +373,7 @@ impl Cx<'_> {
     }
 }
 
-/// What was given out.
+/// The assigned parts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Handed {
     pub layout: Layout,
@@ -384,7 +383,7 @@ pub struct Handed {
     pub parts: Vec<ByteRange>,
 }
 
-/// A mover has brought all of a part back.
+/// A mover has recalled all of a part.
 pub fn filled(cx: &mut Cx<'_>, r: &Filled) -> Result<()> {
     let key = keys::evicted(r.ino, r.from);
     let found = cx.txn.get(&key)?.map(|value| parse(r.ino, &key, &value)).transpose()?;
@@ -404,7 +403,8 @@ pub fn filled(cx: &mut Cx<'_>, r: &Filled) -> Result<()> {
     if let Some(learned) = &r.learned {
         crate::relation::learn(cx.txn, r.ino, r.from, r.to, learned)?;
     }
-    // A write next to what was away took the proof of it, too: now that it is here it can be proved again.
+    // A write next to an evicted range removed the checksums of that, too: now that it is online it can be
+    // verified again.
     if !cx.rules.logged.is_empty() && crate::relation::lacks_proof(cx.read(), r.ino, &inode)? {
         cx.log(inode.parent, || What::Complete { ino: r.ino, size: inode.size })?;
     }

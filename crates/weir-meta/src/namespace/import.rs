@@ -1,13 +1,13 @@
-//! Names that come from elsewhere: a directory of a volume that was made from a home knows at first only
-//! where its names are to be read. Whoever needs them waits; movers read them, directory by directory, in the
+//! Names that come from a home: a directory of a volume that was imported at first only knows where its names
+//! are to be read. Operations that need them wait; movers read them, directory by directory, in the
 //! background too.
 //!
 //! Invariants: while a directory is marked (`NOT_ENUMERATED` in its mode, a key `l/` that names the source)
-//! nothing is made, removed or listed in it by anybody, so what is told twice is known by its name. What is
-//! told becomes inodes whose bytes are at home only, and remote entries as if we had put them there; the
-//! directory's own times stay.
+//! no operation creates, removes or lists entries in it, so a repeated report is recognized by its name.
+//! Reported entries become inodes whose bytes are at home only, and remote entries as if they had been
+//! shipped; the directory's own times stay.
 //!
-//! Knows nothing of who reads home.
+//! Knows nothing of which mover reads home.
 use super::usage::Charge;
 use super::*;
 use crate::keys::Sequence;
@@ -37,7 +37,7 @@ pub fn begin(cx: &mut Cx<'_>, relation: RelationId, root: InodeId) -> Result<()>
     Ok(())
 }
 
-/// Some of what is in a directory at home.
+/// A part of a directory's entries at home.
 pub fn report(cx: &mut Cx<'_>, r: &ReportListing) -> Result<()> {
     if r.entries.len() > HOME_ENTRIES_MAX {
         return Err(Error::invalid(format!("{} entries: at most {HOME_ENTRIES_MAX}", r.entries.len())));
@@ -45,7 +45,7 @@ pub fn report(cx: &mut Cx<'_>, r: &ReportListing) -> Result<()> {
     let Some(mut access) = find_access(cx.read(), r.dir)? else { return Ok(()) };
     let is_due = cx.txn.get(&keys::not_enumerated(r.relation, r.dir))?.is_some();
     if access.mode & NOT_ENUMERATED == 0 || !is_due {
-        return Ok(()); // told before
+        return Ok(()); // reported before
     }
     cx.need(r.dir, Need::Change);
     cx.clear()?;
@@ -65,7 +65,7 @@ pub fn report(cx: &mut Cx<'_>, r: &ReportListing) -> Result<()> {
         cx.put_access(r.dir, &access);
         cx.txn.delete(&keys::not_enumerated(r.relation, r.dir));
         mirror::begin(cx, r.relation, r.dir)?;
-        // Other homes of the volume get it as they get what was there before them.
+        // Other homes of the volume get it like data that existed before them.
         let others = store::relations(cx.read())?;
         for (id, _) in others.iter().filter(|(id, o)| o.volume == access.volume && *id != r.relation) {
             cx.txn.put(&keys::unseen(*id, r.dir), &0u64.to_le_bytes());
@@ -81,13 +81,13 @@ pub(super) struct Into<'a> {
     pub dir: InodeId,
     pub access: &'a Access,
     pub tally: &'a mut Tally,
-    /// A file that is known by another name may be there as it was before it changed at home: then this is
-    /// another one.
+    /// A file that is known by another name may appear in its state before a change at home: then this is
+    /// another file.
     pub again: bool,
 }
 
 impl Into<'_> {
-    /// What it adds to the usage.
+    /// Its addition to the usage.
     pub(super) fn take(&mut self, cx: &mut Cx<'_>, entry: &HomeEntry) -> Result<Charge> {
         check_name(&entry.name)?;
         if find_link(cx.read(), self.dir, &entry.name)?.is_some() {
@@ -225,21 +225,21 @@ impl Into<'_> {
     }
 }
 
-/// Extended attributes, and lists of rights: what the mode is to say of them.
+/// Stores extended attributes and access control lists; returns the mode bits that show them.
 fn put_xattrs(cx: &mut Cx<'_>, ino: InodeId, entry: &HomeEntry) -> Result<u32> {
     let (kept, flags) = xattrs_of(entry);
     kept.iter().for_each(|(name, value)| cx.txn.put(&keys::xattr(ino, name), value));
     Ok(flags)
 }
 
-/// What is kept of them, and what the mode is to say.
+/// The attributes to keep, and the mode bits that show them.
 pub(super) fn xattrs_of(entry: &HomeEntry) -> (Vec<(Bytes, Bytes)>, u32) {
     let (mut kept, mut flags) = (Vec::new(), 0);
     for (name, value) in &entry.attrs.xattrs {
         let mut value: Bytes = value.clone();
         if &name[..] == acl::ACCESS || &name[..] == acl::DEFAULT {
             let says_more = |list: &Acl| &name[..] == acl::DEFAULT || !list.is_mode();
-            // One that is damaged at home gives nobody a right here.
+            // A list that is damaged at home grants no rights here.
             let Some(list) = Acl::parse(&value).ok().flatten().filter(says_more) else { continue };
             value = list.to_value().into();
             flags = HAS_ACL;

@@ -1,13 +1,13 @@
-//! What a snapshot shows is kept here, beneath all operations: a key's value as it was goes under `h/` before
-//! it first changes.
+//! Keeps the content of snapshots, beneath all operations: a key's value goes under `h/` before it first
+//! changes.
 //!
-//! Invariants: every change of a tree goes through a [`Keeper`], which no operation can go around. A key is
-//! kept once per snapshot: the first one under a number at or above a snapshot's is what that snapshot shows,
-//! and the present value if there is none. Of what was made after the snapshot nothing is kept but that it
-//! was not there. `z/<object>` counts the records under `h/` and `Z/` that speak of an object; an object that
-//! none speaks of, and no file has, becomes garbage.
+//! Invariants: every change of a tree goes through a [`Keeper`], which no operation can bypass. A key is kept
+//! once per snapshot: the first one under a number at or above a snapshot's is what that snapshot shows, and
+//! the present value if there is none. For a key that was made after the snapshot only its absence is kept.
+//! `z/<object>` counts the records under `h/` and `Z/` that refer to an object; an object without references,
+//! and without a file, becomes garbage.
 //!
-//! Volumes without snapshots pay for a look into an empty map.
+//! Volumes without snapshots pay for a look-up in an empty map.
 use crate::keys;
 use crate::record::{
     Access, Garbage, Inode, LayerRecord, Link, NEVER_NAMED, Record, StripeTruncation, Tally,
@@ -17,7 +17,7 @@ use weir_kv::{Read, Scan, Txn};
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::{Error, InodeId, PgId, Result, VolumeId};
 
-/// Of each volume the numbers of its snapshots, oldest first, and which are being removed.
+/// The numbers of each volume's snapshots, oldest first, and which are being removed.
 pub type Snapshots = BTreeMap<VolumeId, Vec<Snap>>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,12 +26,12 @@ pub struct Snap {
     pub deleting: bool,
 }
 
-/// `h/`: it was not there.
+/// `h/`: the key was absent.
 const ABSENT: u8 = 0;
 /// `h/`: its value follows.
 const PRESENT: u8 = 1;
 
-/// A value under `h/`: what the key was.
+/// A value under `h/`: the key's former value.
 pub fn kept_value(value: &[u8]) -> Result<Option<&[u8]>> {
     match value.split_first() {
         Some((&ABSENT, [])) => Ok(None),
@@ -43,7 +43,7 @@ fn to_keep(value: Option<&[u8]>) -> Vec<u8> {
     value.map_or_else(|| vec![ABSENT], |v| [&[PRESENT], v].concat())
 }
 
-/// What a key belongs to.
+/// The owner of a key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Owner {
     Directory(InodeId),
@@ -59,28 +59,29 @@ impl Owner {
     }
 }
 
-/// For which snapshot things of an owner are kept.
+/// The snapshot for which values of an owner are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Keep {
     Nothing,
-    /// It was made after this one.
+    /// The owner was made after this snapshot.
     Born {
         number: u32,
         volume: VolumeId,
     },
-    /// For this one, unless it is kept for one of the later ones, which are being removed.
+    /// The value is kept for this snapshot, unless it is kept for one of the later ones, which are being
+    /// removed.
     For {
         number: u32,
         volume: VolumeId,
     },
 }
 
-/// A transaction that keeps what snapshots show.
+/// A transaction that keeps the content of snapshots.
 pub struct Keeper<'a> {
     txn: &'a mut (dyn Txn + 'a),
     snapshots: &'a Snapshots,
     owners: BTreeMap<Owner, Keep>,
-    /// Objects that fewer records speak of now, and their groups.
+    /// Objects that fewer records refer to now, and their groups.
     released: BTreeMap<InodeId, (PgId, u32)>,
     failed: Option<Error>,
 }
@@ -116,7 +117,7 @@ impl<'a> Keeper<'a> {
         Keeper { txn, snapshots, owners: BTreeMap::new(), released: BTreeMap::new(), failed: None }
     }
 
-    /// Before the transaction ends. True: there is garbage.
+    /// To be called before the transaction ends. True: there is garbage.
     pub fn finish(mut self, now: Time) -> Result<bool> {
         if let Some(e) = self.failed.take() {
             return Err(e);
@@ -179,7 +180,7 @@ impl<'a> Keeper<'a> {
         Ok(())
     }
 
-    /// For which snapshot what belongs to `owner` is kept. Its birth is noted on the way.
+    /// The snapshot for which the values of `owner` are kept. Records its birth as well.
     fn keep_of(&mut self, owner: Owner, new: Option<&[u8]>) -> Result<Keep> {
         if let Some(known) = self.owners.get(&owner) {
             return Ok(*known);
@@ -212,7 +213,7 @@ impl<'a> Keeper<'a> {
                 None => Keep::Nothing,
             },
         };
-        // Of what has no record yet the volume is not known before it gets one.
+        // The volume of an inode without a record is not known before it gets one.
         if old.is_some() || new.is_some() {
             self.owners.insert(owner, keep);
         }
@@ -252,8 +253,8 @@ impl<'a> Keeper<'a> {
         Ok(false)
     }
 
-    /// The newest snapshot that shows it and stays. One that was taken when a file had no name any more does
-    /// not: its writer was not asked to save anything, and goes on writing to the object that it has.
+    /// The newest snapshot that shows it and stays. A snapshot that was taken when a file had no name any
+    /// more does not: its writer was not asked to save, and continues to write to its object.
     fn shown_last(
         &self,
         volume: VolumeId,
@@ -268,7 +269,7 @@ impl<'a> Keeper<'a> {
         let all = self.snapshots.get(&volume).map_or(&[][..], |all| all);
         for (n, last) in all.iter().enumerate().rev() {
             if let Some(value) = self.txn.get(&keys::kept(last.number, &owner.key()))? {
-                // What is kept for one that is being removed goes to the one before.
+                // Values kept for one that is being removed go to the one before.
                 let stays = all[..=n].iter().rev().find(|s| !s.deleting);
                 return Ok(stays.filter(|_| value != [ABSENT]).map(|s| s.number));
             }
@@ -276,10 +277,10 @@ impl<'a> Keeper<'a> {
         Ok(None)
     }
 
-    /// What was made after the snapshot and goes again leaves nothing behind.
+    /// An inode that was made after the snapshot and removed again leaves nothing behind.
     fn forget_birth(&mut self, owner: Owner, number: u32, volume: VolumeId) -> Result<()> {
         if self.from(volume, number).count() > 1 {
-            return Ok(()); // what is moved from the later ones looks for it
+            return Ok(()); // the move from the later ones looks for it
         }
         let key = keys::kept(number, &owner.key());
         if self.txn.get(&key)?.is_some_and(|value| value == [ABSENT]) {
@@ -288,7 +289,7 @@ impl<'a> Keeper<'a> {
         Ok(())
     }
 
-    /// What a key belongs to, if snapshots show it.
+    /// The owner of a key, if snapshots show it.
     fn owner_of(&self, key: &[u8]) -> Result<Option<Owner>> {
         let Some(number) = key.get(1..9).and_then(|n| n.try_into().ok()).map(u64::from_be_bytes) else {
             return Ok(None);
@@ -357,7 +358,7 @@ fn layer_object(value: &[u8]) -> Result<(InodeId, (PgId, u32))> {
     Ok((layer.object, (layer.first_pg, layer.pg_count)))
 }
 
-/// The object with data that a record under `h/` speaks of, and its groups.
+/// The object with data that a record under `h/` refers to, and its groups.
 pub fn object_in(key: &[u8], value: &[u8]) -> Result<Option<(InodeId, PgId, u32)>> {
     match key.first() {
         Some(b'I') => {
@@ -371,18 +372,18 @@ pub fn object_in(key: &[u8], value: &[u8]) -> Result<Option<(InodeId, PgId, u32)
     }
 }
 
-/// How many records of snapshots and layers speak of an object.
+/// The number of records of snapshots and layers that refer to an object.
 pub fn references(read: &dyn Read, object: InodeId) -> Result<i64> {
     let value = read.get(&keys::object(object))?.and_then(|v| <[u8; 8]>::try_from(v).ok());
     Ok(i64::from_le_bytes(value.unwrap_or_default()))
 }
 
-/// Whether a snapshot shows the data that a file has now.
+/// Whether a snapshot shows the present data of a file.
 pub fn is_held(read: &dyn Read, snapshots: &Snapshots, ino: InodeId, inode: &Inode) -> Result<bool> {
     if snapshots.is_empty() || inode.kind != FileKind::Regular {
         return Ok(false);
     }
-    // Also of one that is known to be empty now: when it was kept it may have been being written.
+    // Even if it is known to be empty now: it may have been written when it was kept.
     if references(read, inode.object(ino))? > 0 {
         return Ok(true);
     }

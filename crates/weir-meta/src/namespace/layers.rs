@@ -1,13 +1,13 @@
-//! Bytes of a file that are in older objects, and how it gets a new object when a snapshot holds its present
-//! one.
+//! Bytes of a file that are in older objects, and the switch to a new object when a snapshot holds the
+//! present one.
 //!
 //! Invariants: ranges do not overlap each other or evicted ones; each begins with a stripe, and ends with one
-//! or where the file ended when it got its object (or has been truncated since); the sum of them is in the
-//! inode's record. To an object that snapshots hold nobody writes: whoever gets the right to write a file, or
-//! truncates it, gives it a new object first. What is copied is given to one writer at a time, under a token
-//! epoch above all earlier ones: what another still sends changes nothing.
+//! or at the file's end when it got its object (or has been truncated since); the sum of them is in the
+//! inode's record. Objects that snapshots hold have no writers: a session that gets the Write lease of a
+//! file, or truncates it, gives it a new object first. A layer is assigned to one writer for copying at a
+//! time, under a token epoch above all earlier ones: late writes of another change nothing.
 //!
-//! Knows nothing of who copies when: that is the business of clients that write.
+//! Knows nothing of which client copies when: clients that write decide that.
 use super::keeper::{is_held, references};
 use super::open::next_truncation;
 use super::*;
@@ -21,7 +21,7 @@ use weir_proto::snapshot::{LayerCopied, LayersTaken, TakeLayers};
 
 /// Numbers of objects that are not inodes' own. No directory serial reaches it.
 pub const OBJECT_BIT: u64 = 1 << 62;
-/// Layers that one writer is given at once.
+/// Layers that are assigned to one writer at once.
 const TAKEN_MAX: usize = 64;
 
 type Range = (u64, LayerRecord);
@@ -47,9 +47,9 @@ pub fn ranges(read: &dyn Read, ino: InodeId, from: u64, limit: usize) -> Result<
 }
 
 impl Cx<'_> {
-    /// Before data of a file changes: if a snapshot holds its object, it gets a new one, with all its bytes
-    /// in the old one. True: the record has changed. A file that is to be recovered keeps its object until it
-    /// is.
+    /// Called before data of a file changes: if a snapshot holds its object, it gets a new one, with all its
+    /// bytes in the old one. True: the record has changed. A file that is to be recovered keeps its object
+    /// until it is.
     pub(super) fn leave_snapshots(&mut self, ino: InodeId, inode: &mut Inode) -> Result<bool> {
         if self.rules.must_recover(ino, inode) || !is_held(&*self.txn, self.rules.snapshots, ino, inode)? {
             return Ok(false);
@@ -59,7 +59,7 @@ impl Cx<'_> {
         if token_epoch <= inode.token_epoch {
             return Err(Error::unsupported(format!("inode {ino}: its token epochs are used up")));
         }
-        // Its record is kept before the layers are: they are reached through it.
+        // Its record is kept before the layers: they are reached through it.
         self.put_inode(ino, inode);
         let old = inode.object(ino);
         let object = InodeId(OBJECT_BIT | create::next_number(self.txn, Sequence::Object)?);
@@ -84,11 +84,11 @@ impl Cx<'_> {
     ) -> Result<u64> {
         let known = ranges(self.read(), ino, 0, usize::MAX)?;
         for (from, layer) in known.iter().filter(|(_, layer)| layer.handed > 0) {
-            // Who copies it copies to an object that is a snapshot's now.
+            // A client with a copy in progress copies to an object that is a snapshot's now.
             self.txn.put(&keys::layer(ino, *from), &LayerRecord { handed: 0, ..*layer }.to_value());
         }
         if self.txn.get(&keys::data(ino))?.is_some() {
-            return Ok(0); // all of it is in the inode
+            return Ok(0); // all of it is inline
         }
         let as_evicted = |(from, layer): &Range| evict::Found {
             from: *from,
@@ -138,7 +138,7 @@ impl Cx<'_> {
             }
             self.txn.delete(&keys::layer(ino, from));
             for (a, b) in &left {
-                // Who copies of it asks again.
+                // A client with a copy of it in progress asks again.
                 self.txn.put(&keys::layer(ino, *a), &LayerRecord { to: *b, handed: 0, ..layer }.to_value());
             }
             bytes = bytes.saturating_sub(layer.to - from - left.iter().map(|(a, b)| b - a).sum::<u64>());
@@ -147,8 +147,8 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// Who reads what is shared of a file's object fences that; nobody may share it any more when the file is
-    /// written again. So it is written under a token epoch that the fence lets pass.
+    /// A reader of a shared part of a file's object fences it; when the file is written again, it may be
+    /// shared no more. So it is written under a token epoch that the fence lets pass.
     pub(super) fn outlive_fence(&mut self, ino: InodeId, object: InodeId, fence: u32) -> Result<()> {
         let Some(mut now) = find_inode(self.read(), ino)?.filter(|now| now.object(ino) == object) else {
             return Ok(());
@@ -157,8 +157,8 @@ impl Cx<'_> {
             return Ok(());
         }
         if self.rules.leases.is_open_for_writing(ino) {
-            // Who writes it would learn of that token epoch, and write under it to what is a snapshot's. So
-            // it gets another object, which whoever has a lease must hear of.
+            // A writer would learn that token epoch, and write under it to an object that is a snapshot's. So
+            // the file gets another object, which every lease holder must learn.
             self.need(ino, Need::Change);
             self.rules.leases.own_conflict(self.rules.session, ino, self.conflicts);
             self.clear()?;
@@ -171,7 +171,7 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// A file is gone: its object goes, unless a snapshot holds it.
+    /// A file is deleted: its object is dropped, unless a snapshot holds it.
     pub(super) fn release_object(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
         if inode.layered() > 0 {
             self.delete_range(keys::range_of(b'Z', ino.0))?;
@@ -189,7 +189,7 @@ impl Cx<'_> {
     }
 }
 
-/// What is left of a range without others, which are in order.
+/// The rest of a range without others, which are in order.
 fn without((from, to): (u64, u64), gone: &[ByteRange]) -> Vec<(u64, u64)> {
     let (mut left, mut at) = (Vec::new(), from);
     for gap in gone.iter().filter(|gap| gap.from < to && from < gap.to) {
@@ -204,7 +204,7 @@ fn without((from, to): (u64, u64), gone: &[ByteRange]) -> Vec<(u64, u64)> {
     left
 }
 
-/// Gives layers to a writer that copies them, each under a token epoch above all earlier ones.
+/// Assigns layers to a writer for copying, each under a token epoch above all earlier ones.
 pub fn take(cx: &mut Cx<'_>, r: &TakeLayers) -> Result<LayersTaken> {
     let mut inode = load_file(cx.read(), r.ino)?;
     if !cx.rules.leases.may_write(r.session, r.ino) {
@@ -218,7 +218,7 @@ pub fn take(cx: &mut Cx<'_>, r: &TakeLayers) -> Result<LayersTaken> {
     let from = r.from / stripe * stripe;
     let to = r.to.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
     let mut found = ranges(cx.read(), r.ino, 0, usize::MAX)?;
-    // One that ends within a stripe has all of the stripe.
+    // One that ends within a stripe covers all of the stripe.
     found.retain(|(at, l)| *at < to && l.to.checked_next_multiple_of(stripe).unwrap_or(u64::MAX) > from);
     found.truncate(TAKEN_MAX);
     let token_epoch = inode

@@ -1,15 +1,15 @@
-//! Directory listings, in the order in which names were made: stable while others come and go. A volume's
-//! trash is not listed: what removes or copies a tree does not go there.
+//! Directory listings, in the order in which names were created: stable while others are created and removed.
+//! A volume's trash is not listed: tools that remove or copy a tree do not enter it.
 use super::*;
 use crate::record::Listed;
 use weir_kv::Scan;
 use weir_proto::meta::{ListEntry, Listing, ReadDir};
 
-/// Entries of one reply, whatever the client asks for.
+/// Entries of one reply, for any request.
 const ENTRIES_MAX: usize = 4096;
 /// Bytes of names and attributes of one reply: half of what a message body may have.
 const LISTING_BYTES_MAX: usize = 512 * 1024;
-/// Bytes of an entry with attributes beside its name.
+/// Bytes of an entry with attributes, without its name.
 const ENTRY_BYTES: usize = 192;
 
 pub fn readdir(view: &mut View<'_>, r: &ReadDir) -> Result<Listing> {
@@ -56,7 +56,8 @@ fn scan_names(read: &dyn Read, r: &ReadDir) -> Result<(Vec<(u64, Listed)>, bool)
     bad.map_or(Ok((found, end)), Err)
 }
 
-/// A file that another session is writing is left out: who wants its attributes asks for them, and waits.
+/// A file that another session is writing is omitted: a client that wants its attributes asks for them, and
+/// waits.
 fn show_unless_written(view: &View<'_>, listed: &Listed) -> Result<Option<Entry>> {
     let mut conflicts = Vec::new();
     view.rules.leases.conflicts(view.rules.session, listed.ino, Need::GetAttr, &mut conflicts);

@@ -1,14 +1,14 @@
-//! The changelog of a volume: each change and its record are one transaction, so nothing has to be looked for
+//! The changelog of a volume: each change and its record are one transaction, so nothing has to be searched
 //! later.
 //!
-//! Only volumes that somebody listens to have one: the others pay for a look into an empty set.
+//! Only volumes with consumers have one: the others pay for a look-up in an empty set.
 use super::*;
 use crate::record::ChangeRecord;
 use weir_proto::VolumeId;
 use weir_proto::relation::{By, What};
 
 impl Cx<'_> {
-    /// Records a change in the volume of a directory, if anybody listens to it.
+    /// Records a change in the volume of a directory, if it has a changelog.
     pub(super) fn log(&mut self, dir: InodeId, what: impl FnOnce() -> What) -> Result<()> {
         if self.rules.logged.is_empty() {
             return Ok(());
@@ -22,7 +22,7 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// The same for what happens to an inode of any kind; one without a name is nobody's business yet.
+    /// The same for a change of an inode of any kind; one without a name is not recorded yet.
     pub(super) fn log_of(&mut self, ino: InodeId, what: impl FnOnce() -> What) -> Result<()> {
         if self.rules.logged.is_empty() {
             return Ok(());
@@ -35,12 +35,12 @@ impl Cx<'_> {
         self.log(dir, what)
     }
 
-    /// All that a file has is news: whoever wrote it cannot tell any more what of it was.
+    /// Records all of a file as changed: the changed ranges of its writer are not known any more.
     pub(super) fn log_whole(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
         if inode.kind != FileKind::Regular || inode.nlink == 0 {
             return Ok(());
         }
-        // What is evicted nobody can have changed.
+        // Evicted ranges cannot have been changed.
         let away =
             if inode.evicted > 0 { evict::ranges(self.read(), ino, 0, usize::MAX)? } else { Vec::new() };
         let starts = std::iter::once(0).chain(away.iter().map(|f| f.range.to));
@@ -51,7 +51,7 @@ impl Cx<'_> {
     }
 }
 
-/// Gives a change the next number of its volume.
+/// Appends a change with the next number of its volume.
 pub fn append(txn: &mut dyn Txn, volume: VolumeId, at: Time, what: What, by: By) -> Result<u64> {
     let number = last_number(txn, volume)? + 1;
     txn.put(&keys::change_count(volume), &number.to_le_bytes());

@@ -1,19 +1,18 @@
-//! Bytes of a restored namespace that targets do not hold any more: what was deleted, truncated or evicted
-//! after the export.
+//! Bytes of a restored namespace that targets no longer hold: deleted, truncated or evicted after the export.
 //!
-//! They are marked as evicted. So whoever reads them has them brought back from home, or gets an error where
-//! home does not have them, and never zeros or what somebody else wrote.
+//! They are marked as evicted. So a reader gets them recalled from home, or an error if home does not have
+//! them, and never zeros or another file's bytes.
 //!
-//! A stripe that no target has is a hole, too. A file whose stripes on targets have room for all that its
-//! writers wrote has holes there; one whose have not lost something, and nobody can tell which of the absent
-//! stripes were holes.
+//! A stripe that no target has may also be a hole. A file whose stripes on targets have room for all written
+//! bytes has holes there; otherwise it has lost some, and the holes among the absent stripes cannot be
+//! identified.
 use super::*;
 use crate::record::Record;
 use std::collections::BTreeMap;
 use weir_kv::Scan;
 use weir_proto::recall::ByteRange;
 
-/// Which stripes of which objects targets hold.
+/// The stripes of objects that targets hold.
 #[derive(Default, Debug)]
 pub struct Holdings {
     /// A bit for each stripe.
@@ -43,14 +42,14 @@ impl Holdings {
             .is_some_and(|word| word >> (stripe % 64) & 1 == 1)
     }
 
-    /// In order.
+    /// The objects, in order.
     pub fn objects(&self) -> impl Iterator<Item = InodeId> {
         self.of.keys().copied()
     }
 }
 
-/// What of a file is away, in whole stripes and up to its end. `is_evicted`, `elsewhere`: which of its
-/// stripes are at home only, and which are held in an older object.
+/// The missing parts of a file, in whole stripes and up to its end. `is_evicted`, `elsewhere`: its stripes
+/// that are at home only, and those that are in an older object.
 fn absent(inode: &Inode, has: impl Fn(u64) -> bool, is_evicted: impl Fn(u64) -> bool) -> Vec<ByteRange> {
     let Some(layout) = inode.layout.filter(|_| inode.kind == FileKind::Regular) else { return Vec::new() };
     let (mut held, mut gaps): (u64, Vec<ByteRange>) = (inode.evicted, Vec::new());
@@ -71,10 +70,10 @@ fn absent(inode: &Inode, has: impl Fn(u64) -> bool, is_evicted: impl Fn(u64) -> 
     if held >= inode.allocated { Vec::new() } else { gaps }
 }
 
-/// What a file has lost.
+/// The lost parts of a file.
 pub fn lost(read: &dyn Read, ino: InodeId, inode: &Inode, held: &Holdings) -> Result<Vec<ByteRange>> {
     if inode.layout.is_none() || inode.allocated == 0 || read.get(&keys::data(ino))?.is_some() {
-        return Ok(Vec::new()); // its bytes are in the inode, or it has none
+        return Ok(Vec::new()); // its bytes are inline, or it has none
     }
     let evicted = evict::ranges(read, ino, 0, usize::MAX)?;
     let layers = layers::ranges(read, ino, 0, usize::MAX)?;
@@ -88,9 +87,9 @@ pub fn lost(read: &dyn Read, ino: InodeId, inode: &Inode, held: &Holdings) -> Re
     Ok(absent(inode, has, |at| evicted.iter().any(|f| f.from <= at && at < f.range.to)))
 }
 
-/// The same of a file as a snapshot has it: so many bytes.
+/// The same for a file as a snapshot has it: the number of bytes.
 fn lost_of_kept(ino: InodeId, inode: &Inode, is_inline: bool, held: &Holdings) -> u64 {
-    // What is in older objects is taken to be there: those are checked where they are the file's own.
+    // Bytes in older objects count as present: those are checked with their own file.
     let counted = inode.layered().saturating_add(inode.evicted);
     if is_inline || inode.evicted > 0 || inode.allocated <= counted {
         return 0;
@@ -115,7 +114,7 @@ pub fn lose(cx: &mut Cx<'_>, ino: InodeId, gaps: &[ByteRange]) -> Result<()> {
     Ok(())
 }
 
-/// Files behind `after`, `limit` at most.
+/// Files after `after`, `limit` at most.
 pub fn files(read: &dyn Read, after: Option<InodeId>, limit: usize) -> Result<Vec<(InodeId, Inode)>> {
     let start = after.map_or(vec![b'I'], |ino| keys::after(&keys::inode(ino)));
     let (mut found, mut bad) = (Vec::new(), None);
@@ -130,8 +129,8 @@ pub fn files(read: &dyn Read, after: Option<InodeId>, limit: usize) -> Result<Ve
     bad.map_or(Ok(found), Err)
 }
 
-/// Marks files as snapshots have them, behind the key `after`; so many files and bytes of them, and where to
-/// go on.
+/// Marks files as snapshots have them, after the key `after`; returns the numbers of files and lost bytes,
+/// and where to continue.
 pub fn lose_of_snapshots(
     txn: &mut dyn Txn,
     held: &Holdings,

@@ -1,13 +1,12 @@
-//! A volume that mirrors a home which is not its own: what is there is shown here, and nobody changes it
-//! here.
+//! A volume that mirrors a home which other systems write: its content is shown here, and is read-only here.
 //!
-//! Invariants: a file that changed at home is another file here, whose bytes are all there; whoever has the
-//! old one open reads of it what it was, or an error, and never of both. What is told is the whole of a range
-//! of names, so what is here and was not told is gone there, and telling it twice changes nothing. Names go
-//! at once; what is in a directory that is gone goes in small steps afterwards, and is charged to the topmost
-//! directory until then.
+//! Invariants: a file that changed at home is another file here, all of whose bytes are offline; a program
+//! that has the old one open reads its old content, or an error, and never a mix. A report covers the whole
+//! of a range of names, so an entry that exists here and was not reported is gone at home, and repeating a
+//! report changes nothing. Names are removed at once; the content of a removed directory is removed in small
+//! steps afterwards, and is charged to the topmost directory until then.
 //!
-//! Knows nothing of who reads home, and when.
+//! Knows nothing of which mover reads home, and when.
 use super::import::{Into, xattrs_of};
 use super::usage::Charge;
 use super::*;
@@ -17,12 +16,11 @@ use bytes::Bytes;
 use weir_kv::Scan;
 use weir_proto::relation::{HOME_ENTRIES_MAX, HomeEntry, RelationId, ReportRelisting, What};
 
-/// Names that are gone at home and go in one transaction; the others when the directory is read next, at
-/// once.
+/// Names gone at home that one transaction removes; the others when the directory is read next, at once.
 const GONE_MAX: usize = 512;
 
 impl Cx<'_> {
-    /// Refuses a change of a volume that mirrors a home, whoever makes it.
+    /// Refuses a change of a volume that mirrors a home, by any client.
     pub(super) fn require_own(&self, volume: VolumeId) -> Result<()> {
         if !self.rules.mirrored.contains(&volume) {
             return Ok(());
@@ -30,7 +28,7 @@ impl Cx<'_> {
         let why = "the volume mirrors a home and is read only here: change it there (`weir relation list`)";
         Err(Error::name(NameRule::ReadOnly, why))
     }
-    /// The same of something in it.
+    /// The same for an inode in it.
     pub(super) fn require_own_inode(&self, ino: InodeId) -> Result<()> {
         if self.rules.mirrored.is_empty() {
             return Ok(());
@@ -49,7 +47,7 @@ pub fn begin(cx: &mut Cx<'_>, relation: RelationId, dir: InodeId) -> Result<()> 
     Ok(())
 }
 
-/// What is in a directory at home now, of a range of names.
+/// The present entries of a directory at home, for a range of names.
 pub fn report(cx: &mut Cx<'_>, r: &ReportRelisting) -> Result<()> {
     check(r)?;
     let Some(record) = store::find_relation(cx.read(), r.relation)?.filter(RelationRecord::mirrors) else {
@@ -57,7 +55,7 @@ pub fn report(cx: &mut Cx<'_>, r: &ReportRelisting) -> Result<()> {
     };
     let key = keys::mirrored(r.relation, r.dir);
     let (Some(value), Some(access)) = (cx.txn.get(&key)?, find_access(cx.read(), r.dir)?) else {
-        return Ok(()); // gone meanwhile
+        return Ok(()); // removed meanwhile
     };
     let before = MirroredRecord::from_value(&value, || format!("when directory {} was read at home", r.dir))?;
     believe(cx, r, &record)?;
@@ -113,11 +111,11 @@ fn believe(cx: &Cx<'_>, r: &ReportRelisting, record: &RelationRecord) -> Result<
 
 type Known = Vec<(Bytes, Link)>;
 
-/// The names of the range that are known here; true: there are more of them than are looked at.
+/// The names of the range that are known here; true: there are more of them than were read.
 fn known_names(read: &dyn Read, r: &ReportRelisting) -> Result<(Known, bool)> {
     let mut start = keys::name(r.dir, &r.after);
     if !r.after.is_empty() {
-        start.push(0); // behind it
+        start.push(0); // after it
     }
     let end = match &r.upto {
         Some(upto) => [keys::name(r.dir, upto), vec![0]].concat(),
@@ -139,13 +137,13 @@ fn known_names(read: &dyn Read, r: &ReportRelisting) -> Result<(Known, bool)> {
     bad.map_or(Ok((known, more)), Err)
 }
 
-/// What is to be done here.
+/// A step to make here.
 enum Step<'a> {
     Gone(&'a Bytes, Link),
     New(&'a HomeEntry),
-    /// The same thing with other attributes.
+    /// The same inode with other attributes.
     Attributes(&'a HomeEntry, InodeId),
-    /// Home knows it by another fingerprint, and it is the same.
+    /// Home has another fingerprint for it, and it is the same.
     Fingerprint(&'a HomeEntry, InodeId),
 }
 
@@ -161,7 +159,7 @@ impl Step<'_> {
 
 fn compare<'a>(cx: &Cx<'_>, r: &'a ReportRelisting, known: &'a Known, more: bool) -> Result<Vec<Step<'a>>> {
     let mut steps = Vec::new();
-    // What lies behind the names that were looked at is compared next time.
+    // Entries after the names that were read are compared next time.
     let last = known.last().filter(|_| more).map(|(name, _)| name);
     let reported = r.entries.iter().filter(|entry| last.is_none_or(|last| entry.name <= *last));
     let mut gone = known.iter().peekable();
@@ -234,7 +232,7 @@ fn carry_out(cx: &mut Cx<'_>, r: &ReportRelisting, access: &Access, steps: &[Ste
             charge = charge.and(into.take(cx, entry)?);
         }
     }
-    // Its own time is told with the directory above.
+    // Its own time is reported with the parent directory.
     tally.mtime = mtime;
     cx.put_tally(r.dir, &tally);
     cx.charge(r.dir, charge)?;
@@ -268,8 +266,7 @@ fn set_attributes(cx: &mut Cx<'_>, entry: &HomeEntry, ino: InodeId) -> Result<()
     cx.log_of(ino, || What::Attributes { ino })
 }
 
-/// What is kept of a name at home, and of the inode with its last one: nothing of that is found there any
-/// more.
+/// Drops the records of a name at home, and of the inode with its last name: they are no longer found there.
 fn forget_name(cx: &mut Cx<'_>, relation: RelationId, dir: InodeId, name: &[u8], ino: InodeId) -> Result<()> {
     cx.txn.delete(&keys::remote_name(relation, dir, name));
     let Some(mut remote) = tree::find_remote(cx.read(), relation, ino)? else { return Ok(()) };
@@ -285,8 +282,8 @@ fn forget_name(cx: &mut Cx<'_>, relation: RelationId, dir: InodeId, name: &[u8],
     store::trim_receipts(cx.txn, relation, ino, 0)
 }
 
-/// A directory loses its name; what is in it goes afterwards. Until then it is charged to the topmost one:
-/// what it was in may go first.
+/// A directory loses its name; its content is removed afterwards. Until then it is charged to the topmost
+/// one: its parent may be removed first.
 fn put_aside(cx: &mut Cx<'_>, r: &ReportRelisting, name: &[u8], link: &Link) -> Result<()> {
     let mut tally = load_tally(cx.read(), r.dir)?;
     cx.remove_name(r.dir, &mut tally, name, link);
@@ -318,7 +315,7 @@ fn last_doomed(read: &dyn Read) -> Result<Option<u64>> {
     Ok(doomed(read)?.last().map(|(number, _)| *number))
 }
 
-/// Removes a few names of what is gone at home, deepest first. False: there is nothing of that kind.
+/// Removes a few names of directories that are gone at home, deepest first. False: there are none.
 pub fn remove_some(cx: &mut Cx<'_>) -> Result<bool> {
     let Some((number, record)) = doomed(cx.read())?.into_iter().next() else { return Ok(false) };
     let DoomedRecord { relation, dir: top } = record;

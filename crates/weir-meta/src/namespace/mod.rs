@@ -1,8 +1,8 @@
-//! The operations of the namespace: what each reads, checks and changes, inside one transaction.
+//! The operations of the namespace: each reads, checks and changes inside one transaction.
 //!
-//! Invariants: an operation either changes all that belongs together or, with an error, nothing. It changes
-//! nothing as long as another session's lease is in the way: it names the conflict and is run again later.
-//! What it puts into a reply has no lease kinds in it: those are granted when the transaction is committed.
+//! Invariants: an operation either makes all its changes or, with an error, none. It changes nothing as long
+//! as another session's lease conflicts: it names the conflict and is retried later. Its reply has no lease
+//! kinds in it: those are granted when the transaction is committed.
 //!
 //! Knows nothing of connections, durability, or how leases are revoked.
 
@@ -56,7 +56,7 @@ use weir_proto::meta::{Attr, Cred, Entry, FileKind, Lease, LeaseKind, NAME_MAX, 
 use weir_proto::volume::Policy;
 use weir_proto::{Error, InodeId, NameRule, PgId, Result, SessionId, VolumeId};
 
-/// Where new files go, as the cluster map says.
+/// Where new files go, by the cluster map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayoutPolicy {
     pub scheme: Scheme,
@@ -72,52 +72,52 @@ impl LayoutPolicy {
     }
 }
 
-/// What an operation knows beside the records.
+/// An operation's inputs besides the records.
 pub struct Rules<'a> {
     pub session: SessionId,
-    /// Who asks, as changelogs name it.
+    /// The client's name, for changelogs.
     pub client: &'a str,
-    /// Who asks, if the rules for mounts say anything of it.
+    /// The client's mount, if the rules for mounts concern it.
     pub mount: Option<&'a Mount>,
     pub now: Time,
     pub leases: &'a LeaseTable,
-    /// Limits of volumes, and who holds reservations there.
+    /// Limits of volumes, and the sessions' reservations there.
     pub quotas: &'a Quotas,
     /// Whether a session still exists.
     pub live: &'a dyn Fn(SessionId) -> bool,
-    /// How many sessions of the namespace have ended while they may have been writing.
+    /// The number of sessions of the namespace that have ended while they may have been writing.
     pub deaths: u64,
     /// Volumes with a changelog.
     pub logged: &'a BTreeSet<VolumeId>,
-    /// Volumes that follow a home: nobody changes them here.
+    /// Volumes that mirror a home: they are read-only here.
     pub mirrored: &'a BTreeSet<VolumeId>,
     pub snapshots: &'a Snapshots,
     /// The volume of which a snapshot is being taken, and its topmost directory.
     pub snapshotting: Option<(VolumeId, InodeId)>,
     /// Whether home has bytes of a file.
     pub at_home: &'a AtHome,
-    /// For a volume's policy. `None`: no placement group exists for it yet.
+    /// The layout of new files under a volume's policy. `None`: no placement group exists for it yet.
     pub layout: &'a dyn Fn(&Policy) -> Option<LayoutPolicy>,
 }
 
-/// A reading operation at work.
+/// A read-only operation in progress.
 pub struct View<'a> {
     pub read: &'a dyn Read,
     pub rules: &'a Rules<'a>,
     pub conflicts: &'a mut Vec<Conflict>,
 }
 
-/// A changing operation at work.
+/// A changing operation in progress.
 pub struct Cx<'a> {
     pub txn: &'a mut (dyn Txn + 'a),
     pub rules: &'a Rules<'a>,
     pub conflicts: &'a mut Vec<Conflict>,
     pub events: &'a mut Events,
-    /// On whose behalf, where the operation names a user.
+    /// The user, if the operation names one.
     pub uid: Option<u32>,
 }
 
-/// What the lease table must hear of after the commit.
+/// Changes for the lease table after the commit.
 #[derive(Default, Debug, PartialEq, Eq)]
 pub struct Events {
     /// Lost their last name while open.
@@ -126,23 +126,23 @@ pub struct Events {
     pub imported: Vec<InodeId>,
     /// Do not exist any more.
     pub gone: Vec<InodeId>,
-    /// A file whose cells are to be dropped was noted.
+    /// A file whose cells are to be dropped was recorded.
     pub garbage: bool,
-    /// Volumes that were made, changed or removed (`None`), as they are now.
+    /// Volumes that were created, changed or removed (`None`), as they are now.
     pub volumes: Vec<(VolumeId, Option<VolumeRecord>)>,
-    /// What was added to the usage of volumes with limits.
+    /// Additions to the usage of volumes with limits.
     pub charged: Vec<(VolumeId, Charge)>,
     /// A changelog has grown.
     pub logged: bool,
-    /// Relations or followers came or went.
+    /// Relations or changelog cursors were created or removed.
     pub relations: bool,
-    /// Evicted bytes that came back: the file, where they begin, and under which token epoch.
+    /// Recalled bytes: the file, their offset, and the token epoch.
     pub filled: Vec<(InodeId, u64, u32)>,
-    /// Files with evicted bytes that were truncated, and to what size.
+    /// Files with evicted bytes that were truncated, and their new size.
     pub truncated: Vec<(InodeId, u64)>,
-    /// Snapshots came or went.
+    /// Snapshots were created or removed.
     pub snapshots: bool,
-    /// A directory is gone at home, and what is in it is to be removed.
+    /// A directory is gone at home, and its content is to be removed.
     pub doomed: bool,
 }
 
@@ -150,7 +150,7 @@ pub struct Events {
 pub const READ: u32 = 4;
 pub const WRITE: u32 = 2;
 pub const SEARCH: u32 = 1;
-/// The same bit, of a file.
+/// The same bit, for a file.
 pub const EXECUTE: u32 = 1;
 
 const SET_GID: u32 = 0o2000;
@@ -160,13 +160,13 @@ impl View<'_> {
     fn need(&mut self, ino: InodeId, need: Need) {
         self.rules.leases.conflicts(self.rules.session, ino, need, self.conflicts);
     }
-    /// Goes on only if no lease is in the way.
+    /// Fails if a lease conflicts.
     fn clear(&self) -> Result<()> {
         halt_if(!self.conflicts.is_empty())
     }
 }
 
-/// Runs a change. What snapshots show of what it changes is kept, whatever it does.
+/// Runs a change. Keeps what snapshots show of the changed keys, for any operation.
 pub fn run<T>(
     txn: &mut dyn Txn,
     rules: &Rules<'_>,
@@ -188,7 +188,7 @@ impl Cx<'_> {
     fn need(&mut self, ino: InodeId, need: Need) {
         self.rules.leases.conflicts(self.rules.session, ino, need, self.conflicts);
     }
-    /// Goes on only if no lease is in the way.
+    /// Fails if a lease conflicts.
     fn clear(&self) -> Result<()> {
         halt_if(!self.conflicts.is_empty())
     }
@@ -203,7 +203,7 @@ impl Cx<'_> {
     }
 }
 
-/// Goes on only if all names of a directory are known here.
+/// Fails unless all names of a directory are known here.
 fn require_listed(conflicts: &mut Vec<Conflict>, dir: InodeId, access: &Access) -> Result<()> {
     if access.mode & NOT_ENUMERATED == 0 {
         return Ok(());
@@ -212,7 +212,7 @@ fn require_listed(conflicts: &mut Vec<Conflict>, dir: InodeId, access: &Access) 
     halt_if(true)
 }
 
-/// Stops a transaction whose conflicts tell why; costs no allocation.
+/// Stops a transaction whose conflicts are the reason; costs no allocation.
 fn halt_if(blocked: bool) -> Result<()> {
     if blocked { Err(Error::unavailable(String::new())) } else { Ok(()) }
 }
@@ -222,18 +222,18 @@ impl Rules<'_> {
     fn layout_in(&self, volume: VolumeId) -> Option<LayoutPolicy> {
         (self.layout)(self.quotas.policy(volume))
     }
-    /// The time of a change after one at `last`: a clock that was set back does not make what is newer look
-    /// older. Clients tell replies that crossed on their way by it.
+    /// The time of a change after one at `last`: a clock that was set back does not make a newer state look
+    /// older. Clients order replies that crossed each other by it.
     pub fn after(&self, last: Time) -> Time {
         Time { nanos: self.now.nanos.max(last.nanos) }
     }
-    /// Whether a writer died with data of this file possibly on its way.
+    /// Whether a writer died while data of this file may have been in flight.
     pub fn must_recover(&self, ino: InodeId, inode: &Inode) -> bool {
         let writer_died = || inode.writer != self.session && !(self.live)(inode.writer);
-        // Who has the right to write alone got it when nothing of others was left, and may have bytes past
-        // the size that it has not told of yet: to recover them would be to truncate them.
+        // The holder of the Write lease got it when no other's bytes were left, and may have unreported bytes
+        // past the size: recovery would truncate them.
         let alone = || self.leases.held(inode.writer, ino) == LeaseKind::Write;
-        // One of those who wrote beside it may be among the dead.
+        // One of the concurrent writers may be among the dead.
         let other_died = || inode.shared_at.is_some_and(|deaths| deaths < self.deaths) && !alone();
         inode.recover || (inode.dirty && (writer_died() || other_died()))
     }
@@ -249,7 +249,7 @@ pub fn find_inode(read: &dyn Read, ino: InodeId) -> Result<Option<Inode>> {
     let value = read.get(&keys::inode(ino))?;
     value.map(|v| Inode::from_value(&v, || format!("inode {ino}"))).transpose()
 }
-/// A file that must be there and must not be a directory.
+/// A file that must exist and must not be a directory.
 fn load_file(read: &dyn Read, ino: InodeId) -> Result<Inode> {
     if let Some(inode) = find_inode(read, ino)? {
         return Ok(inode);
@@ -263,7 +263,7 @@ fn find_access(read: &dyn Read, dir: InodeId) -> Result<Option<Access>> {
     let value = read.get(&keys::access(dir))?;
     value.map(|v| Access::from_value(&v, || format!("directory {dir}"))).transpose()
 }
-/// A directory that must be there.
+/// A directory that must exist.
 fn load_access(read: &dyn Read, dir: InodeId) -> Result<Access> {
     if let Some(access) = find_access(read, dir)? {
         return Ok(access);
@@ -338,7 +338,7 @@ fn allows(
     (mode, uid, gid): (u32, u32, u32),
     want: u32,
 ) -> Result<bool> {
-    // As Linux has it: where the mask lets nobody through the list is not looked at, and the mode decides.
+    // As in Linux: if the mask permits nothing the list is skipped, and the mode decides.
     if mode & HAS_ACL != 0
         && mode & 0o070 != 0
         && cred.uid != 0

@@ -6,7 +6,7 @@ use weir_proto::meta::{self, CLOSED_MAX, InlineData, LeaseKind, Opened, TRUNCATI
 use weir_proto::relation::What;
 
 impl Cx<'_> {
-    /// `to_read`: the permission that reading takes, 0 if it is not opened for that.
+    /// `to_read`: the permission that reading requires, 0 if it is not opened for that.
     pub(super) fn open_file(
         &mut self,
         cred: &Cred,
@@ -46,7 +46,7 @@ impl Cx<'_> {
             changed = self.leave_snapshots(ino, &mut inode)? | self.begin_writing(ino, &mut inode)?;
         }
         if truncate {
-            // Also where nothing is to be truncated: the times tell of it.
+            // Even if there is nothing to truncate: the times change.
             self.set_size(ino, &mut inode, 0)?;
             inode.ctime = self.rules.after(inode.ctime);
             changed = true;
@@ -55,7 +55,8 @@ impl Cx<'_> {
             self.put_inode(ino, &inode);
         }
         if inode.nlink == 0 {
-            // Whoever looked it up before its name went: it does not go with those that had it open then.
+            // A session that looked it up before it lost its name: it is not deleted with the last close of
+            // those that had it open then.
             self.txn.put(&keys::held(ino, session), &[]);
         }
         let inline = if inode.size > 0 { self.txn.get(&keys::data(ino))?.map(Bytes::from) } else { None };
@@ -120,7 +121,7 @@ pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
         cx.wait_for_snapshot(r.ino, &inode)?;
         let mut changed = cx.leave_snapshots(r.ino, &mut inode)? | cx.begin_writing(r.ino, &mut inode)?;
         if r.renew {
-            // What anybody wrote up to now is told from what this session writes from now on.
+            // Separates all earlier writes from this session's.
             inode.token_epoch = next_truncation(inode.token_epoch);
             changed = true;
         }
@@ -135,8 +136,8 @@ pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
     Ok(entry)
 }
 
-/// Opens end. The last writing one tells that nothing uncommitted is on targets; the last one of all takes a
-/// nameless file with it.
+/// Ends opens. The last writer's close reports that no uncommitted bytes are on targets; the last close of
+/// all deletes a nameless file.
 pub fn close(cx: &mut Cx<'_>, r: &meta::Close) -> Result<()> {
     if r.files.len() > CLOSED_MAX {
         return Err(Error::invalid(format!("{} files closed at once: at most {CLOSED_MAX}", r.files.len())));
@@ -152,7 +153,7 @@ pub fn close(cx: &mut Cx<'_>, r: &meta::Close) -> Result<()> {
 }
 
 impl Cx<'_> {
-    /// Takes the right to write a file that exists, and tells relations by an empty range. The writer may
+    /// Acquires the right to write an existing file, and notifies relations by an empty range. The writer may
     /// die before it commits anything: bytes that it sent may become part of the file when it is recovered.
     fn begin_writing(&mut self, ino: InodeId, inode: &mut Inode) -> Result<bool> {
         let was_clean = !inode.dirty;
@@ -163,8 +164,8 @@ impl Cx<'_> {
         Ok(changed)
     }
 
-    /// What the end of so many opens of this session changes in the records. `clean`: its writers left
-    /// nothing behind.
+    /// The changes of records by the end of opens of this session. `clean`: its writers left no uncommitted
+    /// bytes.
     pub(super) fn close_opens(&mut self, ino: InodeId, reads: u32, writes: u32, clean: bool) -> Result<()> {
         let (session, leases) = (self.rules.session, self.rules.leases);
         let opens = leases.opens_of(session, ino);
@@ -192,7 +193,7 @@ impl Cx<'_> {
 }
 
 impl Cx<'_> {
-    /// Nobody writes the file any more. Whose writer died is not complete before it is recovered.
+    /// The file has no writer any more. One whose writer died is not complete before it is recovered.
     pub fn log_complete(&mut self, ino: InodeId) -> Result<()> {
         if self.rules.logged.is_empty() {
             return Ok(());
@@ -214,24 +215,25 @@ pub fn recovered(cx: &mut Cx<'_>, r: &meta::Recovered) -> Result<Entry> {
             r.ino, inode.token_epoch, r.token_epoch
         )));
     }
-    // Whoever says this has truncated what was past the size. Who was given a token epoch since has not
-    // written there: it was told that old bytes are there, which are cleaned alone or under an append token.
+    // The client that reports this has truncated all bytes past the size. Another one that got a token epoch
+    // since has not written there: its grant reported old bytes there, which are cleaned alone or under an
+    // append token.
     inode.data_end = inode.size;
     if inode.writer != cx.rules.session {
-        cx.put_inode(r.ino, &inode); // whose death may leave something to recover
+        cx.put_inode(r.ino, &inode); // a later death of which may require recovery
         return Ok(cx.rules.entry(r.ino, &inode));
     }
     inode.recover = false;
     let shared = cx.rules.leases.written_by_others(r.op.session, r.ino);
     inode.shared_at = shared.then_some(cx.rules.deaths);
     cx.put_inode(r.ino, &inode);
-    // Whoever has recovered it goes on writing.
+    // The session that has recovered it continues to write.
     cx.leave_snapshots(r.ino, &mut inode)?;
     cx.log_whole(r.ino, &inode)?;
     Ok(cx.rules.entry(r.ino, &inode))
 }
 
-/// A stripe of the file is in doubt: it is recovered by whoever has it next.
+/// A stripe of the file is in doubt: the next session that uses it recovers it.
 pub fn leave_in_doubt(cx: &mut Cx<'_>, r: &meta::LeaveInDoubt) -> Result<()> {
     let mut inode = load_file(cx.read(), r.ino)?;
     if inode.writer == cx.rules.session {

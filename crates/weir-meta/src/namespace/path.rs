@@ -1,7 +1,7 @@
-//! Where an inode is: its name in the directory above, and its path below a volume's topmost directory.
+//! Where an inode is: its name in the parent directory, and its path below a volume's topmost directory.
 //!
 //! A directory has one name, a file is known by its first one. Both remember the place of that name in the
-//! listing of the directory above, so that to find it costs one look.
+//! parent's listing, so that finding it costs one look-up.
 use super::*;
 use crate::record::Listed;
 use bytes::Bytes;
@@ -9,17 +9,16 @@ use std::collections::HashMap;
 use weir_kv::Scan;
 use weir_proto::relation::What;
 
-/// A walk towards the topmost directory that is longer meets a loop.
+/// A longer walk towards the topmost directory has met a loop.
 pub(super) const DEPTH_MAX: usize = 1 << 16;
-/// A longer path is told by nobody.
+/// A longer path is not returned.
 const PATH_BYTES_MAX: usize = 1 << 16;
-/// Of bytes of paths that are kept, and of steps (each as this many bytes), in one answer: deep trees cost no
-/// more.
+/// Bytes of paths that are kept, and steps (each as this many bytes), of one answer: deep trees cost no more.
 const COST_MAX: usize = 1 << 22;
 const STEP_COST: usize = 64;
 
-/// The name that an inode has at its place in a directory; looked for among `searched_max` names if it is not
-/// there.
+/// The name that an inode has at its place in a directory; searched among `searched_max` names if it is not
+/// at that place.
 pub(super) fn name_at(
     read: &dyn Read,
     (above, cookie): (InodeId, u64),
@@ -50,7 +49,7 @@ pub(super) fn name_at(
     bad.map_or(Ok(found), Err)
 }
 
-/// The directory that an inode's first name is in, and that name. `None`: it has none.
+/// The directory of an inode's first name, and that name. `None`: it has none.
 pub(crate) fn place_of(read: &dyn Read, ino: InodeId) -> Result<Option<(InodeId, Bytes)>> {
     let place = match find_inode(read, ino)? {
         Some(inode) if inode.nlink == 0 => return Ok(None),
@@ -66,7 +65,7 @@ pub(crate) fn place_of(read: &dyn Read, ino: InodeId) -> Result<Option<(InodeId,
 /// Paths of many inodes of one volume, below its topmost directory.
 pub(crate) struct Paths<'a> {
     read: &'a dyn Read,
-    /// Of directories; `None`: no way leads there.
+    /// Paths of directories; `None`: not reachable from the top.
     known: HashMap<InodeId, Option<Bytes>>,
     cost: usize,
 }
@@ -75,12 +74,13 @@ impl<'a> Paths<'a> {
     pub fn new(read: &'a dyn Read, root: InodeId) -> Paths<'a> {
         Paths { read, known: HashMap::from([(root, Some(Bytes::new()))]), cost: 0 }
     }
-    /// Enough was asked for one answer.
+    /// The limit of one answer is reached.
     pub fn is_spent(&self) -> bool {
         self.cost > COST_MAX
     }
 
-    /// Where is now what changed; of what is removed: where it was, in the directory as that is called now.
+    /// The present path of a changed inode; of a removed one: its former place, in the directory under its
+    /// present path.
     pub fn of_change(&mut self, what: &What) -> Result<Option<Bytes>> {
         match what {
             What::Removed { parent, name, .. } => self.named(*parent, name),

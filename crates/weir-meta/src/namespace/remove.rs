@@ -1,4 +1,4 @@
-//! Names that go: unlink, rmdir; files that nobody can reach any more.
+//! Removal of names: unlink, rmdir; files without a name or an opener.
 use super::usage::Charge;
 use super::*;
 use weir_kv::Scan;
@@ -16,7 +16,7 @@ impl Cx<'_> {
         self.txn.delete(&keys::listed(dir, link.cookie));
     }
 
-    /// Takes one link from a file; its name has been removed already.
+    /// Removes one link of a file; its name has been removed already.
     pub(super) fn drop_link(&mut self, dir: InodeId, name: &[u8], ino: InodeId) -> Result<()> {
         let mut inode = load_file(self.read(), ino)?;
         inode.ctime = self.rules.after(inode.ctime);
@@ -34,15 +34,14 @@ impl Cx<'_> {
         for session in openers {
             self.txn.put(&keys::held(ino, session), &[]);
         }
-        // The directory may be gone before the file is; for what snapshots show of it its volume has to be
-        // known until then.
+        // The directory may be removed before the file; snapshots need its volume until then.
         inode.parent = volume::load(self.read(), self.volume_of(inode.parent)?)?.root;
         self.put_inode(ino, &inode);
         self.events.orphaned.push(ino);
         Ok(())
     }
 
-    /// The first link has no record: where it goes, another takes its place and its charge.
+    /// The first link has no record: if it is removed, another takes its place and its charge.
     fn drop_one_of_many(&mut self, dir: InodeId, name: &[u8], ino: InodeId, inode: &mut Inode) -> Result<()> {
         let key = keys::link(ino, dir, name);
         if self.txn.get(&key)?.is_some() {
@@ -64,10 +63,10 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// Removes a file that has neither name nor opener, and notes its cells for the sweeper.
+    /// Removes a file that has neither name nor opener, and records its cells for the sweeper.
     fn destroy(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
         self.txn.delete(&keys::inode(ino));
-        // Blindly: a delete costs less than to look whether there is something.
+        // Unconditionally: a delete costs less than to check whether it exists.
         self.txn.delete(&keys::data(ino));
         self.delete_range(keys::range_of(b'X', ino.0))?;
         if inode.evicted > 0 {
@@ -79,12 +78,12 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// A name of a file goes, and the file with its last one.
+    /// A name of a file is removed, and the file with its last one.
     pub(super) fn remove_file(&mut self, dir: InodeId, name: &[u8], link: &Link) -> Result<()> {
         self.remove_link(dir, name, link)?;
         self.drop_link(dir, name, link.ino)
     }
-    /// An empty directory goes.
+    /// An empty directory is removed.
     pub(super) fn remove_directory(&mut self, dir: InodeId, name: &[u8], link: &Link) -> Result<()> {
         self.remove_link(dir, name, link)?;
         self.destroy_directory(dir, link.ino)
@@ -128,7 +127,7 @@ fn first_key(read: &dyn Read, start: &[u8], end: &[u8]) -> Result<Option<Vec<u8>
     Ok(first)
 }
 
-/// What is removed from where, checked, with no lease in the way.
+/// The entry to remove, checked, without a conflicting lease.
 fn prepare_removal(
     cx: &mut Cx<'_>,
     cred: &Cred,
@@ -196,7 +195,7 @@ fn log_removed(cx: &mut Cx<'_>, parent: InodeId, name: &[u8], link: &Link) -> Re
     let last = is_last(cx.read(), ino)?;
     cx.log(parent, || What::Removed { ino, kind, parent, name, last })
 }
-/// Whether nothing is left of an inode when one of its names goes.
+/// Whether an inode ends with the removal of one of its names.
 pub(super) fn is_last(read: &dyn Read, ino: InodeId) -> Result<bool> {
     Ok(find_inode(read, ino)?.is_none_or(|inode| inode.nlink <= 1))
 }
@@ -208,7 +207,7 @@ pub(super) fn require_empty(read: &dyn Read, dir: InodeId) -> Result<()> {
     }
 }
 
-/// A session has nothing open of a nameless file any more; the last one takes the file with it.
+/// A session has no more opens of a nameless file; the last one deletes the file.
 pub fn release_orphan(cx: &mut Cx<'_>, ino: InodeId, session: SessionId) -> Result<()> {
     cx.txn.delete(&keys::held(ino, session));
     let (start, end) = keys::range_of(b'H', ino.0);

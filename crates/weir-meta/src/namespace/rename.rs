@@ -1,4 +1,4 @@
-//! Rename: one name moves, replaces another, or two change places. Atomic; no directory ever comes below
+//! Rename: one name moves, replaces another, or two are exchanged. Atomic; no directory ever comes below
 //! itself.
 use super::remove::{is_last, require_empty};
 use super::usage::{Charge, is_within, usage_of};
@@ -41,7 +41,7 @@ pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Result<Renamed> {
         }
         carry_out(cx, r, &moved, replaced.as_ref())?;
     }
-    // Else: two links of one file. POSIX: nothing happens.
+    // Two links of one file. POSIX: no change.
     Ok(Renamed {
         moved: moved.ino,
         replaced: replaced.map(|t| t.ino),
@@ -131,7 +131,7 @@ fn carry_out(cx: &mut Cx<'_>, r: &meta::Rename, moved: &Link, other: Option<&Lin
     if let Some(other) = other {
         take_away(cx, to, other)?;
     }
-    // A name that was there stays in its place: who reads the directory meanwhile does not miss it.
+    // A replaced name stays in its place: a concurrent reader of the directory does not miss it.
     let place = put_there(cx, to, moved, other.map(|o| o.cookie))?;
     relocate(cx, moved, from, (to, place))?;
     match other {
@@ -177,8 +177,8 @@ fn take_away(cx: &mut Cx<'_>, end: End<'_>, link: &Link) -> Result<()> {
     cx.put_tally(end.dir, &tally);
     Ok(())
 }
-/// `place`: that of the name before, which was taken away just now; else it comes behind all others. Where it
-/// is.
+/// `place`: that of the replaced name, which was removed just now; otherwise after all others. Returns the
+/// place.
 fn put_there(cx: &mut Cx<'_>, end: End<'_>, link: &Link, place: Option<u64>) -> Result<u64> {
     let mut tally = load_tally(cx.read(), end.dir)?;
     let next = tally.next_cookie;
@@ -189,7 +189,7 @@ fn put_there(cx: &mut Cx<'_>, end: End<'_>, link: &Link, place: Option<u64>) -> 
     Ok(cookie)
 }
 
-/// What moves remembers where it is, and its charge goes with it.
+/// The moved inode remembers its place, and its charge moves with it.
 fn relocate(cx: &mut Cx<'_>, link: &Link, from: End<'_>, to: (End<'_>, u64)) -> Result<()> {
     if link.kind == FileKind::Directory {
         relocate_directory(cx, link.ino, from, to)
@@ -219,7 +219,7 @@ fn relocate_directory(
     Ok(())
 }
 
-/// A file gets another name, where none is.
+/// A file gets another, unused name.
 pub(super) fn move_file(cx: &mut Cx<'_>, link: &Link, from: End<'_>, to: End<'_>) -> Result<()> {
     take_away(cx, from, link)?;
     let place = put_there(cx, to, link, None)?;

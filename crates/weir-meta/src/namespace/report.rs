@@ -1,4 +1,4 @@
-//! What a usage report needs of inodes, in batches that take the leader a moment each.
+//! The data of a usage report on inodes, in batches that take the leader a moment each.
 use super::*;
 use weir_kv::Scan;
 use weir_proto::volume::{DirectoryFacts, FileFacts, SCANNED_MAX, ScanInodes, Scanned};

@@ -1,8 +1,8 @@
 //! Snapshots of volumes: taken in one transaction, removed step by step.
 //!
-//! Invariants: when a snapshot is taken nobody holds a right to write a file of the volume that is open for
-//! writing: what was written before is in it. Numbers only grow. A snapshot that is being removed is kept in
-//! the list until nothing under `h/` has its number; what an older one shows is moved to that.
+//! Invariants: when a snapshot is taken no session holds a Write lease on a file of the volume that is open
+//! for writing: all earlier writes are in it. Numbers only grow. A snapshot that is being removed is kept in
+//! the list until no record under `h/` has its number; those that an older one shows are moved to that.
 use super::keeper::{Snap, Snapshots, kept_value, object_in, references};
 use super::*;
 use crate::keys::Sequence;
@@ -17,7 +17,7 @@ use weir_proto::volume::SnapshotRetention;
 
 /// Kept records that one step of a removal looks at.
 const FORGOTTEN_AT_ONCE: usize = if cfg!(test) { 3 } else { 256 };
-/// Names of those that are taken by schedule begin so.
+/// Prefix of the names of scheduled ones.
 const SCHEDULED: &str = "auto-";
 
 /// All snapshots.
@@ -30,7 +30,7 @@ pub fn load_all(read: &dyn Read) -> Result<Snapshots> {
     Ok(all)
 }
 
-/// Of one volume or of all, in order.
+/// Those of one volume or of all, in order.
 fn records(read: &dyn Read, of: Option<VolumeId>) -> Result<Vec<(VolumeId, u32, SnapshotRecord)>> {
     let (mut found, mut bad) = (Vec::new(), None);
     let (start, end) = match of {
@@ -48,8 +48,8 @@ fn records(read: &dyn Read, of: Option<VolumeId>) -> Result<Vec<(VolumeId, u32, 
     bad.map_or(Ok(found), Err)
 }
 
-/// Whether a volume has snapshots, also such as are being removed; `but_scheduled`: beside those that a
-/// schedule made.
+/// Whether a volume has snapshots, including those being removed; `but_scheduled`: not counting those of a
+/// schedule.
 pub fn has_any(read: &dyn Read, volume: VolumeId, but_scheduled: bool) -> Result<bool> {
     Ok(records(read, Some(volume))?.iter().any(|(_, _, s)| !(but_scheduled && s.scheduled)))
 }
@@ -88,7 +88,7 @@ fn take_named(cx: &mut Cx<'_>, of: VolumeId, name: &str, scheduled: bool) -> Res
     let number = u32::try_from(create::next_number(cx.txn, Sequence::Snapshot)?)
         .map_err(|_| Error::no_space("all numbers of snapshots have been given"))?;
     let (name, created) = (name.to_owned(), cx.rules.now);
-    // What is in the trash is in no snapshot.
+    // A snapshot does not include the trash.
     let (usage, in_trash) = (super::usage::volume_usage(cx.read(), of)?, super::trash::usage(cx.read(), of)?);
     let evicted = usage.evicted.saturating_sub(in_trash.evicted);
     let taken = SnapshotRecord { name, created, deleting: false, scheduled, evicted };
@@ -97,7 +97,7 @@ fn take_named(cx: &mut Cx<'_>, of: VolumeId, name: &str, scheduled: bool) -> Res
     Ok(shown(of, record.root, number, taken))
 }
 
-/// What is not known yet cannot be kept.
+/// Names that are not enumerated yet cannot be kept.
 fn require_listed(read: &dyn Read, volume: VolumeId) -> Result<()> {
     for (id, _) in crate::relation::store::relations(read)?.iter().filter(|(_, r)| r.volume == volume) {
         let (start, end) = keys::range_of_short(b'l', id.0);
@@ -117,8 +117,8 @@ fn require_listed(read: &dyn Read, volume: VolumeId) -> Result<()> {
 }
 
 impl Cx<'_> {
-    /// Whoever writes a file of the volume saves what was written. Who has none open for writing asks before
-    /// writing.
+    /// A client that writes a file of the volume saves its changes. One without a file open for writing asks
+    /// before it writes.
     fn revoke_open_writers(&mut self, volume: VolumeId) -> Result<()> {
         self.revoke_names(volume)?;
         for (session, ino) in self.rules.leases.writers() {
@@ -135,7 +135,7 @@ impl Cx<'_> {
         self.clear()
     }
 
-    /// Nobody new gets the right to write in a volume while its snapshot waits for those who have it.
+    /// No other session gets the right to write in a volume while its snapshot waits for those that have it.
     pub(super) fn wait_for_snapshot(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
         let (leases, session) = (self.rules.leases, self.rules.session);
         if self.rules.snapshotting.is_none()
@@ -182,7 +182,7 @@ pub fn named(read: &dyn Read, of: VolumeId, name: &str) -> Result<(u32, Snapshot
     found.map(|(_, number, record)| (number, record)).ok_or_else(none)
 }
 
-/// Removes one that nobody needs any more.
+/// Removes one that is not needed any more.
 pub fn drop_number(cx: &mut Cx<'_>, of: VolumeId, number: u32) -> Result<()> {
     let found = records(cx.read(), Some(of))?.into_iter().find(|(_, n, _)| *n == number);
     if let Some((_, _, record)) = found {
@@ -195,21 +195,21 @@ pub fn drop_number(cx: &mut Cx<'_>, of: VolumeId, number: u32) -> Result<()> {
 
 // ---- by schedule
 
-/// When the next one by a schedule is due: at once if there is none, else at the next full multiple of the
-/// interval.
+/// When the next one by a schedule is due: at once if there is none, otherwise at the next full multiple of
+/// the interval.
 pub fn due(last: Option<Time>, every_s: u32) -> Time {
     let every = i64::from(every_s) * 1_000_000_000;
     let next = last.map_or(0, |last| last.nanos.div_euclid(every).saturating_add(1).saturating_mul(every));
     Time { nanos: next }
 }
 
-/// When the last one by schedule was taken of a volume.
+/// When the last scheduled one of a volume was taken.
 pub fn last_scheduled(read: &dyn Read, of: VolumeId) -> Result<Option<Time>> {
     let scheduled = records(read, Some(of))?.into_iter().filter(|(_, _, s)| s.scheduled && !s.deleting);
     Ok(scheduled.map(|(_, _, s)| s.created).max_by_key(|created| created.nanos))
 }
 
-/// Takes one by schedule, unless nothing has changed since the last one. Its name is its date.
+/// Takes a scheduled one, unless nothing has changed since the last one. Its name is its date.
 pub fn take_scheduled(cx: &mut Cx<'_>, of: VolumeId) -> Result<Option<Snapshot>> {
     if cx.rules.mirrored.contains(&of) || !has_changed(cx.read(), of)? {
         return Ok(None);
@@ -218,7 +218,8 @@ pub fn take_scheduled(cx: &mut Cx<'_>, of: VolumeId) -> Result<Option<Snapshot>>
     take_named(cx, of, &name, true).map(Some)
 }
 
-/// Whether anything is kept for the newest snapshot. One that somebody may remove tomorrow is none for this.
+/// Whether any value is kept for the newest snapshot. One made by a user does not count: it may be removed at
+/// any time.
 fn has_changed(read: &dyn Read, of: VolumeId) -> Result<bool> {
     let known = records(read, Some(of))?;
     let Some((_, number, _)) = known.last().filter(|(_, _, s)| s.scheduled && !s.deleting) else {
@@ -232,7 +233,7 @@ fn has_changed(read: &dyn Read, of: VolumeId) -> Result<bool> {
     Ok(any)
 }
 
-/// Removes all that were taken by schedule: their volume goes.
+/// Removes all scheduled ones: their volume is deleted.
 pub fn delete_scheduled(cx: &mut Cx<'_>, of: VolumeId) -> Result<()> {
     for (_, number, record) in records(cx.read(), Some(of))?.into_iter().filter(|(_, _, s)| s.scheduled) {
         let record = SnapshotRecord { deleting: true, ..record };
@@ -242,7 +243,7 @@ pub fn delete_scheduled(cx: &mut Cx<'_>, of: VolumeId) -> Result<()> {
     Ok(())
 }
 
-/// Removes those that were taken by schedule and are not to be kept any longer; how many.
+/// Removes scheduled ones past their retention; returns how many.
 pub fn expire(cx: &mut Cx<'_>, of: VolumeId, keep: &SnapshotRetention) -> Result<usize> {
     let known = records(cx.read(), Some(of))?;
     let scheduled: Vec<_> = known.into_iter().filter(|(_, _, s)| s.scheduled && !s.deleting).collect();
@@ -268,7 +269,7 @@ pub fn next_deleted(snapshots: &Snapshots) -> Option<(VolumeId, u32)> {
     snapshots.iter().find_map(of)
 }
 
-/// Moves a few of a snapshot's records to the one before it, or drops them. True: nothing of it is left.
+/// Moves a few of a snapshot's records to the one before it, or drops them. True: it has none left.
 pub fn forget_some(cx: &mut Cx<'_>, volume: VolumeId, number: u32) -> Result<bool> {
     let all = cx.rules.snapshots.get(&volume).map_or(&[][..], |all| all);
     let before = all.iter().rev().map(|s| s.number).find(|n| *n < number);
@@ -294,7 +295,7 @@ pub fn forget_some(cx: &mut Cx<'_>, volume: VolumeId, number: u32) -> Result<boo
 }
 
 impl Cx<'_> {
-    /// Whether an earlier snapshot shows what was kept of a key for a later one.
+    /// Whether an earlier snapshot shows the value of a key that was kept for a later one.
     fn is_wanted(&self, before: u32, key: &[u8]) -> Result<bool> {
         if self.txn.get(&keys::kept(before, key))?.is_some() {
             return Ok(false);

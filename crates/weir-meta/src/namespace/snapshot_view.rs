@@ -1,7 +1,7 @@
 //! A volume as it was when a snapshot was taken.
 //!
-//! Invariants: [`SnapshotView`] reads as the store did then, for all that belongs to the snapshot's volume;
-//! volumes inside it are not shown. Nothing here changes anything. Permissions are those of then.
+//! Invariants: [`SnapshotView`] reads as the store did then, for all keys of the snapshot's volume; volumes
+//! inside it are not shown. Nothing here makes changes. Permissions are those of that time.
 use super::keeper::{Snapshots, kept_value};
 use super::*;
 use crate::record::{LayerRecord, Listed};
@@ -16,10 +16,10 @@ use weir_proto::snapshot::{
 
 /// Entries of one reply.
 const ENTRIES_MAX: usize = 1024;
-/// Records of one source that a scan looks at before it goes on.
+/// Records of one source that a scan reads before it continues with the next.
 const STEP: usize = if cfg!(test) { 2 } else { 1024 };
 
-/// A reader of one state of the store, and what was kept since a snapshot.
+/// A reader of one state of the store, and of the values kept since a snapshot.
 pub struct SnapshotView<'a> {
     read: &'a dyn Read,
     volume: VolumeId,
@@ -56,7 +56,7 @@ impl Read for SnapshotView<'_> {
     }
 }
 
-/// Keys and what they were; `None`: they were not there.
+/// Keys and their former values; `None`: absent then.
 type Found = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 
 impl<'a> SnapshotView<'a> {
@@ -69,7 +69,7 @@ impl<'a> SnapshotView<'a> {
         Ok(SnapshotView { read, volume: *volume, numbers })
     }
 
-    /// Some keys from `from` on in order, and where to go on.
+    /// Some keys from `from` on in order, and where to continue.
     fn step(&self, from: &[u8], end: &[u8]) -> Result<(Found, Option<Vec<u8>>)> {
         let (mut found, mut last): (Found, Option<Vec<u8>>) = (Found::new(), None);
         let mut bad = None;
@@ -99,12 +99,12 @@ impl<'a> SnapshotView<'a> {
         }
         let next = last.map(|last| [&last[..], &[0]].concat());
         if let Some(next) = &next {
-            drop(found.split_off(next)); // what other sources have there is not known yet
+            drop(found.split_off(next)); // the other sources' keys there are not known yet
         }
         Ok((found, next))
     }
 
-    /// Whose past it is.
+    /// The volume of the snapshot.
     pub fn volume(&self) -> VolumeId {
         self.volume
     }
@@ -113,7 +113,7 @@ impl<'a> SnapshotView<'a> {
         let link = find_link(self, dir, name)?.filter(|link| link.cookie < tally.next_cookie);
         Ok(link.filter(|link| self.is_shown(link.ino, link.kind)))
     }
-    /// Not what is the topmost directory of another volume.
+    /// Whether a snapshot shows an inode: not the topmost directory of another volume.
     pub fn is_shown(&self, ino: InodeId, kind: FileKind) -> bool {
         kind != FileKind::Directory
             || find_access(self, ino).is_ok_and(|access| access.is_some_and(|a| a.volume == self.volume))
@@ -126,7 +126,7 @@ impl<'a> SnapshotView<'a> {
     }
 }
 
-/// A source that has shown `STEP` keys stops, and nobody is believed behind its last one.
+/// A source that has shown `STEP` keys stops, and no source counts after its last one.
 fn limit(seen: usize, key: &[u8], last: &mut Option<Vec<u8>>) -> Scan {
     if seen < STEP {
         return Scan::More;
@@ -232,21 +232,21 @@ pub fn look(read: &dyn Read, rules: &Rules<'_>, r: &SnapshotOpen) -> Result<Snap
     let inline = snapshot_view.get(&keys::data(r.ino))?.map(Bytes::from);
     let fence = if inode.dirty { open::next_truncation(inode.token_epoch) } else { 0 };
     let now = find_inode(read, r.ino)?;
-    // What it left is decided before anybody gets another object.
+    // Its leftovers are decided before the file gets another object.
     let is_left = |now: &Inode| now.object(r.ino) == inode.object(r.ino) && rules.must_recover(r.ino, now);
     let recover = now.as_ref().is_some_and(is_left);
     let is_same = |now: &Inode| (now.data_version, now.size) == (inode.data_version, inode.size);
     let unchanged = now.is_some_and(|now| is_same(&now) && !now.dirty && !now.recover && now.nlink > 0);
     let mut attr = inode.attr(r.ino);
     if !inode.may_have_cells() {
-        // Nothing was written yet: what is in its object now came later.
+        // Nothing was written yet: the present bytes in its object came later.
         attr.layout = None;
     }
     let map_version = rules.leases.written_under;
     Ok(SnapshotOpened { attr, inline, fence, recover, unchanged, map_version })
 }
 
-/// The layers of a file, as it is or was.
+/// The layers of a file, in its present or former state.
 pub fn layers_of(view: &mut View<'_>, r: &LayersOf) -> Result<LayerList> {
     if r.snapshot == 0 {
         return list_layers(view.read, r.ino, r.from);

@@ -1,4 +1,4 @@
-//! The namespace against a simple model: the same answers, the same tree, exact usage and link counts.
+//! The namespace compared with a simple model: the same answers, the same tree, exact usage and link counts.
 use super::*;
 use crate::record::Garbage;
 use bytes::Bytes;
@@ -17,7 +17,7 @@ mod trash;
 mod volumes;
 
 const ME: SessionId = SessionId(1);
-/// Somebody else.
+/// Another session.
 const OTHER: SessionId = SessionId(2);
 
 pub struct World {
@@ -29,7 +29,7 @@ pub struct World {
     snapshots: Snapshots,
 }
 
-/// Files that home has all of.
+/// Files that home has completely.
 #[derive(Default)]
 struct AtHomeNow(std::sync::Mutex<BTreeSet<InodeId>>);
 impl AtHomeNow {
@@ -268,7 +268,7 @@ fn a_file_is_born_in_its_directorys_range() {
     let layout = file.entry.attr.layout.unwrap();
     assert_eq!((layout.pg_count, layout.cell_shift), (24, 20));
     assert_eq!(file.entry.lease.token_epoch, 1);
-    // Numbers and cookies are never given twice.
+    // Numbers and cookies are never used twice.
     w.unlink(&root(), dir.ino, "f").unwrap();
     let again = w.create(&root(), dir.ino, "f", 0o644).unwrap().entry.attr.ino;
     assert_ne!(again, file.entry.attr.ino);
@@ -315,7 +315,7 @@ fn permissions_are_those_of_posix() {
     };
     let request = open(&user(8), true, false);
     assert_eq!(errno(w.change(|cx| open::open(cx, &request))), EACCES);
-    // A program that others may run and not read.
+    // A program that others may execute and not read.
     let run = Open { execute: true, ..request.clone() };
     assert_eq!(errno(w.change(|cx| open::open(cx, &run))), EACCES);
     w.set(&user(7), mine.ino, |s| s.mode = Some(0o611)).unwrap();
@@ -326,7 +326,7 @@ fn permissions_are_those_of_posix() {
     w.set(&user(7), mine.ino, |s| s.mode = Some(0o600)).unwrap();
     let request = open(&root(), true, true);
     w.change(|cx| open::open(cx, &request)).unwrap();
-    // A directory that hands its group on, and that nobody else searches.
+    // A directory with setgid, which other users may not search.
     let group = w.mkdir(&user(7), r, "group", 0o2770).unwrap().entry.attr;
     w.set(&root(), group.ino, |s| s.gid = Some(99)).unwrap();
     w.set(&root(), group.ino, |s| s.mode = Some(0o2770)).unwrap();
@@ -468,14 +468,14 @@ fn a_nameless_file_gets_a_name_or_goes_with_its_last_close() {
     w.leases.close(ME, f.ino, 1, 1);
     assert!(!w.view(|v| load_file(v.read, f.ino)).unwrap().dirty);
     assert_eq!(w.attr(f.ino).unwrap().nlink, 1);
-    // Closed without one it goes.
+    // Closed without one it is deleted.
     w.change(|cx| open::close(cx, &close(g.ino))).unwrap();
     assert_eq!(errno(w.attr(g.ino)), ESTALE);
     assert_eq!((w.keys(b'H').len(), w.keys(b'G').len(), w.keys(b'I').len()), (0, 1, 1));
     w.leases.open(ME, f.ino, true, true);
     w.unlink(&user(7), dir.ino, "again").unwrap();
     assert_eq!(errno(w.link(&user(7), f.ino, dir.ino, "back")), ENOENT);
-    // Nobody names what another has open.
+    // A session cannot name a file that another one has open.
     let h = w.change(|cx| create::create_nameless(cx, &make(3))).unwrap().attr;
     assert_eq!(errno(w.link(&root(), h.ino, dir.ino, "h")), ENOENT);
     let nobody = CreateNameless { parent: InodeId::ROOT, ..make(3) };
@@ -499,7 +499,7 @@ fn an_access_time_follows_only_forward() {
     let reported = note(&mut w, f.ino, i64::MAX).atime.nanos;
     assert_eq!(reported, w.now, "a clock that is ahead");
     assert_eq!(note(&mut w, InodeId::ROOT, now).atime.nanos, now);
-    note(&mut w, InodeId(1 << 40), now); // it is gone
+    note(&mut w, InodeId(1 << 40), now); // it is deleted
     w.set(&root(), f.ino, |s| s.atime = Some(Time { nanos: 1 << 60 })).unwrap();
     assert_eq!(note(&mut w, f.ino, now).atime.nanos, now, "a time in the future was set");
 }
@@ -516,8 +516,8 @@ fn a_clean_empty_file_leaves_no_garbage() {
     assert!(w.keys(b'G').is_empty() && w.keys(b'I').is_empty());
 }
 
-/// What was on its way when a file was truncated lies past a size that is no more, also if who wrote it got
-/// the right to write alone since.
+/// Writes in flight during a truncation are past a size that is void, even if their writer got the Write
+/// lease since.
 #[test]
 fn a_write_before_a_truncation_does_not_grow_the_file_after_it() {
     for alone in [false, true] {
@@ -535,7 +535,7 @@ fn a_write_before_a_truncation_does_not_grow_the_file_after_it() {
     }
 }
 
-/// Seed 93019: its cells stayed when it was removed; and bytes of them would have come back when it was
+/// Seed 93019: its cells stayed when it was removed; and bytes of them would have reappeared when it was
 /// truncated and grew again.
 #[test]
 fn what_is_on_targets_below_bytes_in_the_inode_is_not_forgotten() {
@@ -659,8 +659,8 @@ fn a_listing_is_stable_while_names_come_and_go() {
     let names: Vec<_> = rest.entries.iter().map(|e| String::from_utf8_lossy(&e.name).into_owned()).collect();
     assert_eq!(names, ["f4", "f6", "f7", "f8", "f9", "new"]);
     assert!(rest.end);
-    // What came since then is behind what a reader took for the end; what has taken a name over is where that
-    // was.
+    // Entries created since are after the end that a reader saw; an entry that replaced a name is at the old
+    // place.
     assert_eq!(rest.entries.last().unwrap().cookie, first.newest + 1);
     w.rename(&root(), (r, "new"), (r, "f7"), RenameMode::Replace).unwrap();
     w.rename(&root(), (r, "f6"), (r, "f8"), RenameMode::Exchange).unwrap();
@@ -709,7 +709,7 @@ enum Node {
     Symlink,
 }
 
-/// What the namespace should be: nodes by inode number.
+/// The expected namespace: nodes by inode number.
 #[derive(Default)]
 struct Model {
     nodes: BTreeMap<u64, Node>,
@@ -1050,7 +1050,7 @@ fn a_default_list_is_inherited_and_decides() {
     assert_eq!(errno(w.change(|cx| open::open(cx, &open(78)))), 13);
     w.set(&root(), file.ino, |s| s.mode = Some(0o640)).unwrap();
     assert_eq!(errno(w.change(|cx| open::open(cx, &open(77)))), 13, "chmod changed the mask");
-    // A list that says no more than a mode becomes the mode.
+    // A list that is equivalent to a mode becomes the mode.
     let r = set(file.ino, acl::ACCESS, list(&[(1, 7, !0), (4, 5, !0), (32, 4, !0)]));
     let attr = w.change(|cx| xattr::setxattr(cx, &r)).unwrap().attr;
     assert_eq!((attr.mode, attr.acl), (0o754, false));

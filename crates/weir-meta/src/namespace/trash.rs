@@ -1,12 +1,11 @@
-//! Trash of a volume: what is removed goes under `.trash` of its topmost directory, and stays there for a
-//! while.
+//! Trash of a volume: removed files go under `.trash` of its topmost directory, and stay there for a while.
 //!
-//! Invariants: the last name of a file is never removed but from the trash, by replacing it, or with its
-//! volume; an empty directory leaves one like itself. In the trash is a part for each stretch of time, in it
-//! a directory for each one that something was removed from, at the same path, with its owner, mode and
-//! lists: so what is there is read and put back by who could read and remove it where it was. A directory of
-//! the trash belongs to one directory, not to a path: another one of the same name has another. All of this
-//! are ordinary files and directories, and count as such.
+//! Invariants: the last name of a file is removed only from the trash, by replacing it, or with its volume; a
+//! removed empty directory leaves a copy of itself. The trash has a part for each period, with a directory in
+//! it for each one that something was removed from, at the same path, with its owner, mode and lists: so
+//! files in it are read and restored by users that could read and remove them at their former place. A
+//! directory of the trash belongs to one directory, not to a path: another one of the same name has another.
+//! All of these are ordinary files and directories, and are charged as such.
 //!
 //! Knows nothing of when the trash is emptied.
 use super::rename::{End, move_file};
@@ -22,16 +21,16 @@ use weir_proto::meta::Usage;
 use weir_proto::relation::What;
 use weir_proto::volume::TRASH;
 
-/// A time that is kept is divided into so many parts, of a day at most each.
+/// A retention time is divided into this number of parts, of at most a day each.
 const PARTS: i64 = 7;
 const SECOND: i64 = 1_000_000_000;
 const DAY: i64 = 86_400 * SECOND;
-/// A directory that got its name before its place was written down is looked for among so many names.
+/// A directory that got its name before its place was recorded is searched among this number of names.
 const SEARCHED_MAX: usize = 4096;
-/// Records of directories that one step forgets.
+/// Records of directories that one step drops.
 const FORGOTTEN_AT_ONCE: usize = if cfg!(test) { 2 } else { 256 };
 
-/// A part of a volume's trash: from when on things were put there, and where.
+/// A part of a volume's trash: its start time, and its directory.
 pub type Part = (u64, TrashRecord);
 
 // ---- looking
@@ -82,7 +81,7 @@ pub fn next_volume(read: &dyn Read, after: VolumeId) -> Result<Option<VolumeId>>
     Ok(found.map(VolumeId))
 }
 
-/// What is in a volume's trash.
+/// The usage of a volume's trash.
 pub fn usage(read: &dyn Read, volume: VolumeId) -> Result<Usage> {
     match of(read, volume)? {
         Some(dir) if find_access(read, dir)?.is_some() => super::usage_of(read, dir),
@@ -90,7 +89,7 @@ pub fn usage(read: &dyn Read, volume: VolumeId) -> Result<Usage> {
     }
 }
 
-/// Whether an entry is the volume's trash: listings leave it out.
+/// Whether an entry is the volume's trash: listings omit it.
 pub fn is_hidden(read: &dyn Read, volume: VolumeId, name: &[u8], ino: InodeId) -> Result<bool> {
     Ok(name == TRASH && of(read, volume)? == Some(ino))
 }
@@ -109,18 +108,18 @@ pub(super) fn is_in_trash(read: &dyn Read, dir: InodeId) -> Result<bool> {
     }
 }
 
-/// Whether a part may go: it was closed so long ago, or there is no trash any more.
+/// Whether a part may be removed: its retention has passed, or the volume has no trash any more.
 pub fn is_over(part: &TrashRecord, trash_s: u32, now: Time) -> bool {
     trash_s == 0 || part.until.nanos.saturating_add(i64::from(trash_s) * SECOND) <= now.nanos
 }
 
-/// The stretch of time that `now` is in.
+/// The period that contains `now`.
 fn stretch(trash_s: u32, now: Time) -> (Time, Time) {
     let length = (i64::from(trash_s) * SECOND / PARTS).clamp(SECOND, DAY);
     let from = now.nanos.div_euclid(length) * length;
     (Time { nanos: from }, Time { nanos: from + length })
 }
-/// `2026-11-22`, or with the time of day where it is shorter than a day.
+/// `2026-11-22`, or with the time of day if the period is shorter than a day.
 fn part_name((from, until): (Time, Time)) -> String {
     let shown = Date::of(from).to_string();
     if until.nanos - from.nanos < DAY { shown } else { shown[..10].to_owned() }
@@ -145,7 +144,7 @@ pub(super) fn begin(cx: &mut Cx<'_>, volume: VolumeId, root: InodeId) -> Result<
     make_trash(cx, volume, root, TRASH).map(drop)
 }
 
-/// Whoever may search it looks into it, nobody changes it.
+/// All users that may search it can read it, and only the leader changes it.
 fn make_trash(cx: &mut Cx<'_>, volume: VolumeId, root: InodeId, name: &[u8]) -> Result<InodeId> {
     let dir = cx.make_directory(root, name, (0o755, 0, 0))?;
     let record = TrashRecord { dir, until: Time { nanos: 0 } };
@@ -181,12 +180,12 @@ pub(super) fn keep_file(
     Ok(true)
 }
 
-/// An empty directory that is removed leaves one like itself in the trash.
+/// An empty directory that is removed leaves a copy of itself in the trash.
 pub(super) fn keep_directory(cx: &mut Cx<'_>, dir: InodeId, access: &Access) -> Result<()> {
     place_of(cx, dir, access).map(drop)
 }
 
-/// Where what is removed from a directory goes: made if it is not there. `None`: nowhere.
+/// The directory in the trash for files removed from a directory: created if it is missing. `None`: none.
 fn place_of(cx: &mut Cx<'_>, dir: InodeId, access: &Access) -> Result<Option<InodeId>> {
     let volume = access.volume;
     let trash_s = cx.trash_s(volume);
@@ -233,7 +232,7 @@ fn path(
     Ok(Some(path))
 }
 
-/// The part for now: it stands for the volume's topmost directory.
+/// The current part: it corresponds to the volume's topmost directory.
 fn part_of(
     cx: &mut Cx<'_>,
     (volume, root): (VolumeId, InodeId),
@@ -253,13 +252,13 @@ fn part_of(
     let dir = cx.make_like(trash, &name, root)?;
     let mut from = stretch.0.nanos.max(1) as u64;
     if cx.txn.get(&keys::trash(volume, from))?.is_some() {
-        from = now.nanos.max(1) as u64; // somebody moved that one away
+        from = now.nanos.max(1) as u64; // a user moved that one away
     }
     cx.txn.put(&keys::trash(volume, from), &TrashRecord { dir, until: stretch.1 }.to_value());
     Ok(dir)
 }
 
-/// The directory in `place` of the trash that stands for `dir`.
+/// The directory in `place` of the trash that corresponds to `dir`.
 fn counterpart(cx: &mut Cx<'_>, part: InodeId, place: InodeId, dir: InodeId) -> Result<InodeId> {
     let key = keys::trashed(part, dir);
     let known =
@@ -289,15 +288,15 @@ impl Cx<'_> {
     fn trash_s(&self, volume: VolumeId) -> u32 {
         self.rules.quotas.retentions().get(&volume).map_or(0, |retention| retention.trash_s)
     }
-    /// Goes on only if nobody, this client neither, holds a lease on a directory that is changed beside what
-    /// it asked for.
+    /// Fails if any session, including this client's, holds a lease on a directory that is changed in
+    /// addition to the requested ones.
     fn need_here(&mut self, dir: InodeId) -> Result<()> {
         self.need(dir, Need::Change);
         self.rules.leases.own_conflict(self.rules.session, dir, self.conflicts);
         self.clear()
     }
 
-    /// `name`, or if that is there already, the same with the time of day.
+    /// `name`, or if that exists already, the same with the time of day.
     fn free_name(&self, dir: InodeId, name: &[u8]) -> Result<Vec<u8>> {
         let mut free = name.to_vec();
         let mut micros = self.rules.now.nanos / 1000;
@@ -312,7 +311,7 @@ impl Cx<'_> {
         Ok(free)
     }
 
-    /// A directory with mode, owner and group of its own, whose numbers nobody has to ask for.
+    /// A directory with mode, owner and group of its own, with its own numbers.
     fn make_directory(&mut self, parent: InodeId, name: &[u8], like: (u32, u32, u32)) -> Result<InodeId> {
         self.need_here(parent)?;
         let (mut tally, above) = (load_tally(self.read(), parent)?, load_access(self.read(), parent)?);
@@ -343,7 +342,7 @@ impl Cx<'_> {
         Ok(ino)
     }
 
-    /// Who may look into a directory may look into what is in the trash of it.
+    /// A user who may read a directory may read its removed entries in the trash.
     fn keep_alike(&mut self, there: InodeId, here: InodeId) -> Result<()> {
         let (mut access, like) = (load_access(self.read(), there)?, load_access(self.read(), here)?);
         let (mode, is_plain) = (like.mode & !NOT_ENUMERATED, (access.mode | like.mode) & HAS_ACL == 0);
@@ -381,7 +380,7 @@ impl Cx<'_> {
     }
 }
 
-/// At most `len` bytes of a name, whole characters if it has such.
+/// At most `len` bytes of a name, without a cut within a character.
 fn cut(name: &[u8], len: usize) -> &[u8] {
     match std::str::from_utf8(name) {
         Ok(text) => {
@@ -393,7 +392,7 @@ fn cut(name: &[u8], len: usize) -> &[u8] {
 
 // ---- emptying
 
-/// Removes a few things of a part of the trash, deepest first. True: it is gone.
+/// Removes a few entries of a part of the trash, deepest first. True: it is empty and removed.
 pub fn remove_some(cx: &mut Cx<'_>, volume: VolumeId, (from, part): Part) -> Result<bool> {
     let access = find_access(cx.read(), part.dir)?;
     if access.is_some() && !volume::remove_below(cx, volume, part.dir, &volume::nothing_more)? {
@@ -404,7 +403,7 @@ pub fn remove_some(cx: &mut Cx<'_>, volume: VolumeId, (from, part): Part) -> Res
     }
     cx.txn.delete(&keys::trash(volume, from));
     let Some(parent) = access.map(|access| access.parent) else { return Ok(true) };
-    // A volume that somebody made in it stays, and so does what it is in.
+    // A volume that was created in it stays, and so does its parent.
     let name = name_of(cx.read(), part.dir)?;
     let link = find_link(cx.read(), parent, &name)?.filter(|link| link.ino == part.dir);
     if let Some(link) = link
@@ -418,7 +417,7 @@ pub fn remove_some(cx: &mut Cx<'_>, volume: VolumeId, (from, part): Part) -> Res
     Ok(true)
 }
 
-/// Forgets a few records of a deleted volume's trash, whose names are gone. True: nothing is left.
+/// Drops a few records of a deleted volume's trash, whose names are gone. True: none is left.
 pub(super) fn forget_some(cx: &mut Cx<'_>, volume: VolumeId) -> Result<bool> {
     if let Some((from, part)) = oldest(cx.read(), volume)? {
         if cx.forget_counterparts(part.dir)? {

@@ -2,7 +2,7 @@
 //! exact with each commit.
 //!
 //! A file is charged to the directory of its first link and to all above, and to the volume of that
-//! directory. Counters are added to, never read, on the way.
+//! directory. Counters on the way are incremented without being read.
 use super::{Cx, load_access};
 use crate::keys::{self, Counter};
 use crate::record::Inode;
@@ -10,19 +10,19 @@ use weir_kv::Read;
 use weir_proto::meta::{FsStat, Usage};
 use weir_proto::{Error, InodeId, Result, VolumeId};
 
-/// A walk towards the root that is longer meets a loop: `rename` lets no directory be below itself.
+/// A longer walk towards the root has met a loop: `rename` lets no directory be below itself.
 const DEPTH_MAX: usize = 1 << 16;
 
-/// Not a volume: what all of them but the root volume use, together.
+/// Not a volume: the usage of all of them except the root volume, together.
 const ALL_BUT_ROOT: VolumeId = VolumeId(0);
 
-/// What is added to a directory and everything above it.
+/// An addition to the usage of a directory and everything above it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Charge {
     pub bytes: i64,
     pub files: i64,
     pub directories: i64,
-    /// At home only: these are none of `bytes`.
+    /// Bytes that are at home only, not included in `bytes`.
     pub evicted: i64,
 }
 
@@ -30,7 +30,7 @@ impl Charge {
     pub fn file(inode: &Inode) -> Charge {
         Charge { files: 1, ..Charge::space(inode) }
     }
-    /// Of a file that is charged already.
+    /// The space of a file that is charged already.
     pub fn space(inode: &Inode) -> Charge {
         Charge { bytes: inode.online() as i64, evicted: inode.evicted as i64, ..Charge::default() }
     }
@@ -96,7 +96,7 @@ impl Cx<'_> {
         Err(looping(dir))
     }
 
-    /// Charges a directory and all above it but the root, and no volume.
+    /// Charges a directory and all above it except the root, and no volume.
     pub(super) fn charge_below_root(&mut self, dir: InodeId, charge: Charge) -> Result<()> {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
@@ -111,7 +111,7 @@ impl Cx<'_> {
         Err(looping(dir))
     }
 
-    /// The root volume has what the others have not: most changes cost nothing more.
+    /// The root volume's usage is the rest of the total: most changes cost nothing more.
     pub(super) fn charge_volume(&mut self, volume: VolumeId, charge: Charge) {
         if self.rules.quotas.is_limited(volume) {
             self.events.charged.push((volume, charge));
@@ -151,7 +151,7 @@ pub fn usage_of(read: &dyn Read, dir: InodeId) -> Result<Usage> {
     counts(|counter| count(read, &keys::usage(dir, counter)))
 }
 
-/// A volume's own usage; its topmost directory belongs to what is around it.
+/// A volume's own usage; its topmost directory belongs to the volume around it.
 pub fn volume_usage(read: &dyn Read, volume: VolumeId) -> Result<Usage> {
     if volume != VolumeId::ROOT {
         return counts(|counter| count(read, &keys::volume_usage(volume, counter)));

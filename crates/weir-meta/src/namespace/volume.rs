@@ -1,10 +1,10 @@
 //! Volumes: named subtrees with an owner, limits and a policy.
 //!
-//! Invariants: every directory's record names its volume, given at its birth, and no name leads from one
-//! volume into another but that of a volume's topmost directory. That directory goes with its volume only.
-//! The volume of a file is that of the directory it is charged to.
+//! Invariants: every directory's record names its volume, given at its creation, and no name leads from one
+//! volume into another except that of a volume's topmost directory. That directory is deleted only with its
+//! volume. The volume of a file is that of the directory it is charged to.
 //!
-//! Knows nothing of relations and of how limits are kept.
+//! Knows nothing of relations and of how limits are enforced.
 use super::create::next_number;
 use super::usage::{is_within, volume_usage};
 use super::*;
@@ -17,10 +17,10 @@ use weir_proto::meta::{LeaseKind, Mkdir};
 use weir_proto::volume::{self, ADMINS_MAX, Policy, Quota, Retention, VOLUME_PATH_MAX, VOLUMES_MAX};
 use weir_proto::volume::{Volume, VolumePage, check_volume_name};
 
-/// What belongs to no other volume.
+/// The name of the volume that contains everything outside of other volumes.
 const ROOT_NAME: &str = "root";
 
-/// The volume that everything is in from the start.
+/// The volume that contains everything at first.
 pub fn make_root(txn: &mut dyn Txn, now: Time) {
     let record = VolumeRecord {
         name: ROOT_NAME.to_owned(),
@@ -50,7 +50,8 @@ impl Cx<'_> {
         volume_of(self.read(), dir)
     }
 
-    /// A directory got another name, or another directory above it: if it is a volume's, the volume knows.
+    /// A directory got another name, or another parent: if it is a volume's topmost one, the volume's record
+    /// follows.
     pub(super) fn note_root_moved(&mut self, dir: InodeId, to: (InodeId, &[u8]), same: bool) -> Result<()> {
         let volume = self.volume_of(dir)?;
         if volume == self.volume_of(to.0)? {
@@ -68,7 +69,7 @@ impl Cx<'_> {
         self.events.volumes.push((id, Some(record.clone())));
     }
 
-    /// The volume whose limit of bytes stands over a file; 0: none does.
+    /// The volume whose limit of bytes applies to a file; 0: none does.
     pub(super) fn limit_over(&self, inode: &Inode) -> Result<VolumeId> {
         if self.rules.quotas.is_empty() || inode.nlink == 0 {
             return Ok(NO_VOLUME);
@@ -76,14 +77,14 @@ impl Cx<'_> {
         let volume = self.volume_of(inode.parent)?;
         Ok(if self.rules.quotas.limits_bytes(volume) { volume } else { NO_VOLUME })
     }
-    /// Goes on only if there may be one more file or directory.
+    /// Fails unless one more file or directory is within the limit.
     pub(super) fn require_inode(&mut self, volume: VolumeId) -> Result<()> {
         if !self.rules.quotas.is_limited(volume) {
             return Ok(());
         }
         let usage = volume_usage(self.read(), volume)?;
         let checked = self.rules.quotas.check_inodes(volume, &usage, self.rules.now);
-        // What is in the trash goes first.
+        // The trash is emptied first.
         if checked.is_err()
             && let Some(root) = trash::to_empty(self.read(), volume)?
         {
@@ -92,7 +93,7 @@ impl Cx<'_> {
         }
         checked
     }
-    /// Goes on only if that many bytes may come into the volume at once.
+    /// Fails unless that many bytes are within the volume's limit.
     pub(super) fn require_bytes(&self, volume: VolumeId, bytes: u64) -> Result<()> {
         if !self.rules.quotas.limits_bytes(volume) {
             return Ok(());
@@ -109,7 +110,7 @@ const NO_VOLUME: VolumeId = VolumeId(0);
 pub fn reserve_quota(view: &mut View<'_>, r: &volume::ReserveQuota) -> Result<volume::QuotaReservation> {
     let quotas = view.rules.quotas;
     let Some(max) = quotas.bytes_max(r.volume, view.rules.now) else {
-        // A soft limit may hold one day: what is under way is remembered.
+        // A soft limit may become effective one day: uncommitted bytes are recorded.
         let unlimited = !quotas.limits_bytes(r.volume);
         return Ok(volume::QuotaReservation { held: r.want, others: 0, unlimited, evicting: false });
     };
@@ -129,7 +130,7 @@ pub fn reserve_quota(view: &mut View<'_>, r: &volume::ReserveQuota) -> Result<vo
     })
 }
 
-/// Notes since when a volume is over its soft limits.
+/// Records since when a volume is over its soft limits.
 pub fn note_over(cx: &mut Cx<'_>, id: VolumeId, over: Over) -> Result<()> {
     let mut record = load(cx.read(), id)?;
     (record.bytes_over_since, record.inodes_over_since) = (over.bytes_since, over.inodes_since);
@@ -137,7 +138,7 @@ pub fn note_over(cx: &mut Cx<'_>, id: VolumeId, over: Over) -> Result<()> {
     Ok(())
 }
 
-/// All that have a limit.
+/// All volumes that have a limit.
 pub fn load_quotas(read: &dyn Read) -> Result<Quotas> {
     let (mut quotas, mut bad) = (Quotas::default(), None);
     let (start, end) = keys::range_of_letter(b'v');
@@ -151,12 +152,11 @@ pub fn load_quotas(read: &dyn Read) -> Result<Quotas> {
     bad.map_or(Ok(quotas), Err)
 }
 
-/// The volume of a directory.
-/// The same of what may be no directory any more.
+/// The volume of a directory. The same for an inode that may not be a directory any more.
 pub fn find_volume_of(read: &dyn Read, dir: InodeId) -> Result<Option<VolumeId>> {
     Ok(find_access(read, dir)?.map(|access| access.volume))
 }
-/// The directory above one.
+/// The parent of a directory.
 pub fn find_parent(read: &dyn Read, dir: InodeId) -> Result<Option<InodeId>> {
     Ok(find_access(read, dir)?.map(|access| access.parent))
 }
@@ -178,7 +178,7 @@ pub(super) fn require_same(from: VolumeId, to: VolumeId) -> Result<()> {
     ))
 }
 
-/// A volume's topmost directory goes with its volume only.
+/// A volume's topmost directory is deleted only with its volume.
 pub(super) fn require_no_root(read: &dyn Read, around: VolumeId, dir: InodeId) -> Result<()> {
     let volume = volume_of(read, dir)?;
     if volume == around {
@@ -196,7 +196,7 @@ pub(super) fn id_of(key: &[u8]) -> VolumeId {
     VolumeId(key.get(1..5).and_then(|k| k.try_into().ok()).map_or(0, u32::from_be_bytes))
 }
 
-/// As people call it; its number where there is no such volume any more.
+/// Its name for administrators; its number if the volume is deleted.
 pub fn shown_name(kv: &weir_kv::SharedKv, volume: VolumeId) -> String {
     let mut name = volume.to_string();
     let read = kv.read(&mut |read| {
@@ -243,7 +243,7 @@ pub fn get(view: &mut View<'_>, name: &str) -> Result<Volume> {
 
 pub fn at(view: &mut View<'_>, ino: InodeId) -> Result<Volume> {
     let dir = match find_inode(view.read, ino)? {
-        // Nobody is charged for it yet.
+        // It is not charged yet.
         Some(inode) if inode.parent == NEVER_NAMED => InodeId::ROOT,
         Some(inode) => inode.parent,
         None => ino,
@@ -280,7 +280,7 @@ pub fn list(view: &mut View<'_>, r: &volume::VolumeList) -> Result<VolumePage> {
 
 /// Half of what a message body may have.
 const PAGE_BYTES_MAX: usize = 512 * 1024;
-/// A volume as shown, beside what its record has.
+/// A volume as shown, without the fields of its record.
 const SHOWN_BYTES: usize = 32;
 
 // ---- changing
@@ -428,7 +428,7 @@ pub fn change(cx: &mut Cx<'_>, r: &volume::VolumeChange) -> Result<Volume> {
 }
 
 impl Cx<'_> {
-    /// Clients that create files there by themselves tell of them, and ask for each one from now on.
+    /// Clients that create files there locally report them, and ask for each one from now on.
     pub(super) fn revoke_names(&mut self, volume: VolumeId) -> Result<()> {
         for (session, dir) in self.rules.leases.held_names() {
             if load_access(self.read(), dir)?.volume == volume {
@@ -437,7 +437,7 @@ impl Cx<'_> {
         }
         Ok(())
     }
-    /// Whoever writes a file of the volume learns with the next lease that there is a limit now.
+    /// A client that writes a file of the volume learns of the new limit with the next lease.
     fn revoke_writers(&mut self, volume: VolumeId) -> Result<()> {
         for (session, ino) in self.rules.leases.writers() {
             let inode = find_inode(self.read(), ino)?;
@@ -522,7 +522,7 @@ pub fn delete(cx: &mut Cx<'_>, r: &volume::VolumeDelete) -> Result<Volume> {
     shown(cx.read(), r.volume, record)
 }
 
-/// Names that one step of a removal takes.
+/// Names that one step of a removal removes.
 const REMOVED_AT_ONCE: usize = 128;
 
 /// A volume that is to be removed.
@@ -537,7 +537,7 @@ pub fn next_deleted(read: &dyn Read) -> Result<Option<VolumeId>> {
     Ok(found)
 }
 
-/// Removes a few names of a deleted volume, deepest first. True: nothing of it is left.
+/// Removes a few names of a deleted volume, deepest first. True: it has none left.
 pub fn remove_some(cx: &mut Cx<'_>, id: VolumeId) -> Result<bool> {
     let root = load(cx.read(), id)?.root;
     if !remove_below(cx, id, root, &nothing_more)?
@@ -553,11 +553,11 @@ pub fn remove_some(cx: &mut Cx<'_>, id: VolumeId) -> Result<bool> {
     Ok(true)
 }
 
-/// Forgets what else is known of a name that is removed: its directory, the name, what it led to.
+/// Drops further records of a removed name: its directory, the name, its inode.
 pub(super) type Gone = dyn Fn(&mut Cx<'_>, InodeId, &[u8], InodeId) -> Result<()>;
 
-/// Removes a few names below a directory, deepest first, and tells `gone` of each.
-/// True: there are none left but of other volumes.
+/// Removes a few names below a directory, deepest first, and calls `gone` for each. True: none are left
+/// except of other volumes.
 pub(super) fn remove_below(cx: &mut Cx<'_>, of: VolumeId, top: InodeId, gone: &Gone) -> Result<bool> {
     let mut dir = top;
     loop {
@@ -591,7 +591,7 @@ pub(super) fn remove_below(cx: &mut Cx<'_>, of: VolumeId, top: InodeId, gone: &G
     }
 }
 
-/// Of what is gone nothing else has to be forgotten.
+/// No further records have to be dropped.
 pub(super) fn nothing_more(_: &mut Cx<'_>, _: InodeId, _: &[u8], _: InodeId) -> Result<()> {
     Ok(())
 }
@@ -613,8 +613,8 @@ fn first_names(read: &dyn Read, dir: InodeId) -> Result<Vec<(Link, Bytes)>> {
 }
 
 impl Cx<'_> {
-    /// A topmost directory without a name is charged to the root until nothing is left of it: what was above
-    /// it may go.
+    /// A topmost directory without a name is charged to the root until it is empty: its former parent may be
+    /// removed.
     fn put_aside(&mut self, root: InodeId, access: Access) -> Result<()> {
         let all = Charge::directory(&super::usage_of(self.read(), root)?);
         self.charge_below_root(access.parent, all.back())?;

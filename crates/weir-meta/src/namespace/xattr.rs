@@ -5,16 +5,16 @@ use weir_kv::Scan;
 use weir_proto::meta::{RemoveXattr, SetXattr, XATTR_VALUE_MAX, XattrNames, XattrValue};
 use weir_proto::relation::What;
 
-/// The superuser's: others do not see these.
+/// Only the superuser sees these.
 const TRUSTED: &[u8] = b"trusted.";
-/// Bytes of all names of one inode, each with its end: what a listing can return on Linux.
+/// Bytes of all names of one inode, each with its terminator: the limit of a listing on Linux.
 const NAMES_BYTES_MAX: usize = 64 * 1024;
 
 pub fn getxattr(view: &View<'_>, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<XattrValue> {
     check_xattr_name(name)?;
     let (uid, gid, mode) = exists(view.read, ino)?;
     if name.starts_with(TRUSTED) && cred.uid != 0 {
-        return Err(absent(ino, name)); // as Linux has it
+        return Err(absent(ino, name)); // as Linux does
     }
     if name.starts_with(b"user.") && !allows(view.read, cred, ino, (mode, uid, gid), READ)? {
         return Err(Error::denied(format!(
@@ -76,7 +76,7 @@ pub fn removexattr(cx: &mut Cx<'_>, r: &RemoveXattr) -> Result<Entry> {
     let key = keys::xattr(r.ino, &r.name);
     let there = cx.txn.get(&key)?.is_some();
     if !there && is_acl(&r.name) {
-        return entry(cx.read(), cx.rules, r.ino); // as Linux has it: there is none now
+        return entry(cx.read(), cx.rules, r.ino); // as Linux does: there is none now
     }
     if !there {
         return Err(absent(r.ino, &r.name));
@@ -94,7 +94,7 @@ fn is_acl(name: &[u8]) -> bool {
     name == acl::ACCESS || name == acl::DEFAULT
 }
 
-/// Sets a list; one that says no more than a mode becomes the mode.
+/// Sets a list; one that is equivalent to a mode becomes the mode.
 fn set_acl(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
     require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
     let (_, gid, mode) = exists(cx.read(), r.ino)?;
@@ -117,7 +117,7 @@ fn set_acl(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
     note_acl(cx, r.ino, new_mode)
 }
 
-/// After a list came or went: the record says whether there is one.
+/// After a list was set or removed: the record shows whether there is one.
 fn note_acl(cx: &mut Cx<'_>, ino: InodeId, mode: Option<u32>) -> Result<Entry> {
     let mut flag = 0;
     for kind in [acl::ACCESS, acl::DEFAULT] {

@@ -1,22 +1,21 @@
 //! Bytes that home does not have yet: ranges of one file with the changes that wrote them.
 //!
 //! Invariants: a byte that was written after change n is in a range whose newest change is above n, until
-//! home has it; what a mover is working on is never merged with what came later. Pure.
+//! home has it; a range in a mover's work is never merged with later ones. Pure.
 use super::record::DirtyRange;
 use weir_proto::relation::EXTENT_MAX;
 
-/// Ranges of one file that are kept apart at most; beyond, neighbours become one and more is shipped than was
-/// written.
+/// The most ranges of one file; beyond, neighbours are merged and more is shipped than was written.
 pub const RANGES_MAX: usize = 512;
 
 /// A dirty range from `start` on.
 pub type Ranges = Vec<(u64, DirtyRange)>;
 
-/// What keeps ranges apart.
+/// Reasons not to merge ranges.
 pub struct Apart<'a> {
-    /// A mover works on some of `start..end`.
+    /// Whether a mover works on a part of `start..end`.
     pub busy: &'a dyn Fn(u64, u64) -> bool,
-    /// A change of size lies between two changes: what was written before it must go before it.
+    /// A change of size lies between two changes: earlier writes must be shipped before it.
     pub truncated_between: &'a dyn Fn(u64, u64) -> bool,
 }
 impl Apart<'_> {
@@ -29,7 +28,7 @@ impl Apart<'_> {
     }
 }
 
-/// Adds what a change wrote.
+/// Adds the range of a write.
 pub fn add(ranges: &mut Ranges, start: u64, new: DirtyRange, apart: &Apart<'_>) {
     let end = start + new.len;
     let mut merged = new;
@@ -53,7 +52,7 @@ pub fn add(ranges: &mut Ranges, start: u64, new: DirtyRange, apart: &Apart<'_>) 
     *ranges = join(kept, apart);
 }
 
-/// Joins neighbours that nothing keeps apart; where there are too many, also over the smallest gaps.
+/// Merges neighbours that may be merged; if there are too many, also over the smallest gaps.
 fn join(ranges: Ranges, apart: &Apart<'_>) -> Ranges {
     let mut joined: Ranges = Vec::with_capacity(ranges.len());
     for next in ranges {
@@ -85,7 +84,7 @@ fn swallow(start: u64, into: &mut DirtyRange, at: u64, range: &DirtyRange) {
     into.newest = into.newest.max(range.newest);
 }
 
-/// Home has `start..end` as it was when `mark` was the newest change of it: what was written later stays.
+/// Home has `start..end` in the state whose newest change was `mark`: later writes stay dirty.
 pub fn settle(ranges: &mut Ranges, start: u64, end: u64, mark: u64) {
     cut_out(ranges, start, end, |range| range.newest <= mark);
 }
@@ -163,7 +162,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model that knows the last change of each byte: nothing that home lacks is ever missing.
+        /// Compared with a model that knows the last change of each byte: no byte that home lacks is ever
+        /// missing.
         #[test]
         fn what_home_lacks_is_dirty(steps in steps()) {
             let (mut ranges, mut number) = (Ranges::new(), 0u64);
@@ -183,7 +183,7 @@ mod tests {
                     }
                     Step::Done(i) if !out.is_empty() => {
                         let (start, end, mark, seen) = out.remove(i % out.len());
-                        // A mover reads at some moment after it was told: here at once.
+                        // A mover reads at some moment after the assignment: here at once.
                         for byte in start as usize..end as usize {
                             home[byte] = home[byte].max(seen[byte]);
                         }

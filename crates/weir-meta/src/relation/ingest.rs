@@ -1,8 +1,9 @@
-//! From the changelog to work: changes are taken over into each relation's queue of names and dirty ranges;
-//! what was there before a relation is looked at, directory by directory, and joins the changelog; what all
-//! have taken is forgotten.
+//! From the changelog to work: changes are ingested into each relation's queue of names and dirty ranges;
+//! data from before a relation is scanned, directory by directory, and joins the changelog; changes that all
+//! have ingested are dropped.
 //!
-//! Invariant: a change and the mark that it was taken are one transaction, so nothing is lost or taken twice.
+//! Invariant: a change and the mark that it was ingested are one transaction, so nothing is lost or ingested
+//! twice.
 use super::dirty::{self, Apart};
 use super::record::{DirtyRange, FINISH, RelationRecord};
 use super::ship_queue::{ShipQueue, is_of_names};
@@ -17,15 +18,15 @@ use weir_proto::meta::{FileKind, Time};
 use weir_proto::relation::{By, RelationId, What};
 use weir_proto::{Error, InodeId, Result, VolumeId};
 
-/// Changes taken over in one transaction.
+/// Changes ingested in one transaction.
 const INGEST_MAX: usize = 256;
-/// Entries of a directory looked at in one transaction.
+/// Entries of a directory scanned in one transaction.
 const SCAN_MAX: usize = 256;
-/// Changes that wait to be taken before the look at what was there pauses.
+/// Changes that wait to be ingested before the scan of older data pauses.
 const QUEUE_MAX: u64 = 4096;
-/// Changes forgotten in one transaction.
+/// Changes dropped in one transaction.
 const FORGET_MAX: usize = 1024;
-/// A home that does not answer is asked again after this, doubled each time up to the maximum.
+/// A home that does not answer is retried after this, doubled each time up to the maximum.
 const BACK_OFF_MIN: Duration = Duration::from_millis(500);
 const BACK_OFF_MAX: Duration = Duration::from_secs(30);
 
@@ -33,7 +34,7 @@ pub fn back_off(tries: u32) -> Duration {
     BACK_OFF_MIN.saturating_mul(1 << tries.min(10)).min(BACK_OFF_MAX)
 }
 
-/// Takes over what came since; whether there may be more.
+/// Ingests new changes; returns whether there may be more.
 pub fn take(txn: &mut dyn Txn, relation: RelationId, queue: &mut ShipQueue) -> Result<bool> {
     let found = store::find_relation(txn, relation)?.filter(|record| !record.mirrors());
     let Some(mut record) = found else { return Ok(false) };
@@ -70,18 +71,18 @@ fn take_one(
         txn.put(&keys::name_change(relation, number), &change.to_value());
     }
     match &change.what {
-        // Nobody need ever write to it: also then somebody says that it is complete, who made it or who
-        // recovers it.
+        // It may never be written: even then a report of its completeness follows, from its creator or after
+        // recovery.
         What::Made { ino, kind: FileKind::Regular, .. } => match find_inode(txn, *ino)? {
             Some(inode) if inode.dirty => note_growing(txn, relation, queue, *ino),
-            // One that home has was only seen again, by the look for another relation.
+            // A file that home has was only found again, by the scan for another relation.
             Some(inode) if inode.nlink > 0 && tree::find_remote(txn, relation, *ino)?.is_none() => {
                 txn.put(&keys::dirty(relation, *ino, FINISH), &dirty_range(0).to_value());
                 Ok(())
             }
             _ => Ok(()),
         },
-        // Somebody begins to write.
+        // A client begins to write.
         What::Data { ino, len: 0, .. } => note_growing(txn, relation, queue, *ino),
         What::Data { ino, offset, len } => {
             store::remove_receipts(txn, relation, *ino, *offset, offset + len)?;
@@ -90,21 +91,20 @@ fn take_one(
         }
         What::Resized { ino, size } => {
             store::trim_receipts(txn, relation, *ino, *size)?;
-            // Also where nobody has written since, for whoever has it open says its end, or dies: that has
-            // its times.
+            // Even without a write since, because its opener reports the end, or dies: that sets its times.
             note_growing(txn, relation, queue, *ino)?;
             store::change_dirty(txn, relation, *ino, |ranges| dirty::trim(ranges, *size))
         }
         What::Complete { ino, size } => {
             txn.put(&keys::dirty(relation, *ino, FINISH), &dirty_range(0).to_value());
             store::note_complete(txn, relation, *ino)?;
-            // Holes, and what a receipt does not prove any more.
+            // Holes, and ranges that a receipt does not cover any more.
             for (from, to) in unproved(txn, relation, *ino, *size)? {
                 add_dirty(txn, relation, queue, *ino, from, dirty_range(to - from))?;
             }
             Ok(())
         }
-        // What nobody can read any more is not shipped.
+        // Data without a reader is not shipped.
         What::Removed { ino, last: true, .. } | What::Renamed { replaced: Some((ino, true)), .. } => {
             store::drop_dirty(txn, relation, *ino)
         }
@@ -112,7 +112,7 @@ fn take_one(
     }
 }
 
-/// A file is being written: its writer closes it, or it is looked for.
+/// A file is being written: its writer closes it, or it is searched for.
 fn note_growing(txn: &mut dyn Txn, relation: RelationId, queue: &mut ShipQueue, ino: InodeId) -> Result<()> {
     if store::note_growing(txn, relation, ino)? {
         queue.orphans.note(ino);
@@ -120,7 +120,7 @@ fn note_growing(txn: &mut dyn Txn, relation: RelationId, queue: &mut ShipQueue, 
     Ok(())
 }
 
-/// Bytes that home is to get: not joined with what is on its way, nor over a change of size.
+/// Bytes for home: not merged with ranges in flight, nor over a change of size.
 pub fn add_dirty(
     txn: &mut dyn Txn,
     relation: RelationId,
@@ -135,18 +135,18 @@ pub fn add_dirty(
     store::add_dirty(txn, relation, ino, offset, dirty, &apart)
 }
 
-/// What of a file is neither proved to be at home nor on its way.
+/// The parts of a file that are neither verified at home nor in flight to it.
 pub fn unproved(read: &dyn Read, relation: RelationId, ino: InodeId, size: u64) -> Result<Vec<(u64, u64)>> {
     let receipts = store::receipts_of(read, relation, ino)?.into_iter().map(|(at, r)| (at, at + r.len));
     let dirty = store::dirty_of(read, relation, ino)?.into_iter().map(|(at, p)| (at, at + p.len));
-    // What is evicted is at home for certain, and cannot be read here.
+    // Evicted bytes are at home for certain, and cannot be read here.
     let evicted = store::evicted_of(read, ino)?;
     let mut covered: Vec<(u64, u64)> = receipts.chain(dirty).chain(evicted).collect();
     covered.sort_unstable();
     Ok(store::outside(&covered, size))
 }
 
-/// Looks at some of what was there before the relation; whether there is more to look at.
+/// Scans a part of the data from before the relation; returns whether there is more.
 pub fn scan(txn: &mut dyn Txn, relation: RelationId, now: Time) -> Result<bool> {
     let Some(record) = store::find_relation(txn, relation)? else { return Ok(false) };
     let (start, end) = keys::range_of_short(b'B', relation.0);
@@ -160,7 +160,7 @@ pub fn scan(txn: &mut dyn Txn, relation: RelationId, now: Time) -> Result<bool> 
     }
     let access = txn.get(&keys::access(dir))?.map(|v| Access::from_value(&v, || format!("directory {dir}")));
     if access.transpose()?.is_none_or(|access| access.mode & NOT_ENUMERATED != 0) {
-        txn.delete(&keys::unseen(relation, dir)); // gone; or it comes again when its names are known
+        txn.delete(&keys::unseen(relation, dir)); // removed; or it comes again when its names are enumerated
         return Ok(true);
     }
     let (start, (_, end)) = (keys::listed(dir, cookie.saturating_add(1)), keys::range_of(b'K', dir.0));
@@ -180,7 +180,7 @@ pub fn scan(txn: &mut dyn Txn, relation: RelationId, now: Time) -> Result<bool> 
     Ok(true)
 }
 
-/// An entry that was there before: recorded as if it were made now.
+/// An entry that is older than the relation: recorded as if it were created now.
 fn see(
     txn: &mut dyn Txn,
     relation: RelationId,
@@ -203,7 +203,7 @@ fn see(
     Ok(())
 }
 
-/// Forgets changes that everybody has taken; whether there may be more.
+/// Drops changes that all consumers have ingested; returns whether there may be more.
 pub fn forget(txn: &mut dyn Txn, volume: VolumeId) -> Result<bool> {
     let mut upto = u64::MAX;
     let ships = |r: &RelationRecord| r.volume == volume && !r.mirrors();
@@ -217,7 +217,7 @@ pub fn forget(txn: &mut dyn Txn, volume: VolumeId) -> Result<bool> {
     Ok(store::delete_range(txn, &start, &end, FORGET_MAX)? == FORGET_MAX)
 }
 
-/// Followers of a volume and how far they have come.
+/// Consumers of a volume's changelog and their positions.
 pub fn cursors(read: &dyn Read, volume: VolumeId) -> Result<Vec<(String, u64)>> {
     let (start, end) = keys::range_of_short(b'k', volume.0);
     store::collect(read, &start, &end, usize::MAX, |key, value| {
@@ -228,7 +228,7 @@ pub fn cursors(read: &dyn Read, volume: VolumeId) -> Result<Vec<(String, u64)>> 
     })
 }
 
-/// Volumes that somebody listens to.
+/// Volumes with a changelog.
 pub fn logged(read: &dyn Read) -> Result<BTreeSet<VolumeId>> {
     let all = store::relations(read)?;
     let mut volumes: BTreeSet<VolumeId> =
@@ -242,7 +242,7 @@ pub fn logged(read: &dyn Read) -> Result<BTreeSet<VolumeId>> {
     Ok(volumes)
 }
 
-/// Volumes that follow a home: nobody changes them here.
+/// Volumes that mirror a home: they are read-only here.
 pub fn mirrored(read: &dyn Read) -> Result<BTreeSet<VolumeId>> {
     Ok(store::relations(read)?.iter().filter(|(_, r)| r.mirrors()).map(|(_, r)| r.volume).collect())
 }
@@ -260,7 +260,7 @@ pub fn truncations(read: &dyn Read, relation: RelationId) -> Result<Vec<(InodeId
     Ok(found.into_iter().flatten().collect())
 }
 
-/// Whether changes of an inode's data or size wait to be taken over.
+/// Whether changes of an inode's data or size wait to be ingested.
 pub fn is_not_ingested(read: &dyn Read, record: &RelationRecord, ino: InodeId) -> Result<bool> {
     let concerns = |what: &What| match what {
         What::Data { ino: of, .. } | What::Resized { ino: of, .. } => *of == ino,

@@ -1,8 +1,9 @@
-//! Directories whose names are at home and not here yet, and such as are read again because their volume
-//! follows home: which one movers read next, and who waits for one that cannot be read.
+//! Directories whose names are at home and not enumerated yet, and directories that are rescanned because
+//! their volume mirrors home: which one movers read next, and the operations that wait for one that cannot be
+//! read.
 //!
-//! What somebody waits for goes first, the others in the background. Kept in memory: what is still to be read
-//! is in the store.
+//! Directories with waiting operations go first, the others in the background. Kept in memory: the store has
+//! the list of directories to read.
 use super::record::{MirroredRecord, RelationRecord};
 use super::ship_queue::{Batch, ShipQueue, WorkRequest};
 use super::{store, tree};
@@ -19,19 +20,20 @@ use weir_proto::meta::Time;
 use weir_proto::relation::{ListDone, ListWork, Outcome, RelationId};
 use weir_proto::{Error, InodeId, Result, SessionId};
 
-/// Directories that are read side by side.
+/// Directories that are read in parallel.
 const AT_ONCE: usize = 16;
-/// Whoever wants a directory that could not be read is told why for so long; then it is tried again.
+/// An operation that needs a directory that could not be read gets the reason for this time; then the read is
+/// retried.
 const FAILED_FOR: Duration = Duration::from_secs(10);
-/// Directories of which it is remembered.
+/// Directories with a remembered failure.
 const FAILED_MAX: usize = 1024;
-/// Looked at for the next ones, in the background.
+/// Records scanned for the next ones, in the background.
 const SCAN_MAX: usize = 32;
-/// Directories that are read again side by side while nobody looks at them: home has other users.
+/// Directories that are rescanned in parallel while no client looks at them: home has other users.
 const AGAIN_AT_ONCE: usize = 2;
-/// Records that are looked through for the next ones: a million of them in some minutes.
+/// Records scanned for the next ones: a million of them in some minutes.
 const MIRRORED_MAX: usize = 4096;
-/// Between two looks for directories that are due.
+/// Between two scans for directories that are due.
 pub const BETWEEN_SCANS: Duration = Duration::from_secs(1);
 
 #[derive(Default, Debug)]
@@ -40,7 +42,7 @@ pub struct Listings {
     out: BTreeMap<InodeId, SessionId>,
     failed: BTreeMap<InodeId, (Instant, String)>,
     next: InodeId,
-    /// The same, of those that are read again.
+    /// The same for rescans.
     next_again: InodeId,
 }
 
@@ -48,7 +50,7 @@ impl Listings {
     pub fn is_under_way(&self) -> bool {
         !self.out.is_empty()
     }
-    /// Somebody waits for a directory; the error says why it cannot be read.
+    /// An operation waits for a directory; the error is the reason why it cannot be read.
     fn want(&mut self, dir: InodeId, now: Instant) -> Result<()> {
         if let Some((at, why)) = self.failed.get(&dir) {
             if now.since(*at) < FAILED_FOR {
@@ -64,7 +66,7 @@ impl Listings {
     pub fn end_session(&mut self, mover: SessionId) {
         self.out.retain(|_, session| *session != mover);
     }
-    /// What came of some; those that nobody can read for now.
+    /// Results of reads; returns the directories that cannot be read for now.
     pub fn done(&mut self, mover: SessionId, all: &[ListDone], now: Instant) -> Vec<InodeId> {
         let mut failed = Vec::new();
         for done in all.iter().filter(|done| self.out.get(&done.dir) == Some(&mover)) {
@@ -75,18 +77,18 @@ impl Listings {
                         self.failed.insert(done.dir, (now, why.clone()));
                     }
                 }
-                Outcome::Denied { .. } => failed.push(done.dir), // of all directories: the queue knows
+                Outcome::Denied { .. } => failed.push(done.dir), // for all directories: the queue knows
                 Outcome::Done { .. } | Outcome::Later { .. } | Outcome::Moved {} => {}
             }
         }
         self.out.retain(|dir, session| *session != mover || !all.iter().any(|done| done.dir == *dir));
         failed
     }
-    /// Nothing is read at home for now: the directories that somebody may wait for.
+    /// Nothing is read at home for now: returns the directories that operations may wait for.
     pub fn give_up(&mut self) -> Vec<InodeId> {
         std::mem::take(&mut self.wanted).into_iter().collect()
     }
-    /// Why directories could not be read a moment ago, in words.
+    /// The recent failure to read directories, as text.
     pub fn failure(&self, now: Instant) -> Option<String> {
         let failed = |(dir, (at, why)): (&InodeId, &(Instant, String))| {
             (now.since(*at) < FAILED_FOR).then(|| format!("directory {dir} could not be read at home: {why}"))
@@ -111,7 +113,7 @@ fn source(read: &dyn Read, dir: InodeId) -> Result<Option<RelationId>> {
 }
 
 impl Leader {
-    /// Somebody waits for the names of a directory.
+    /// An operation waits for the names of a directory.
     pub(crate) fn want_names(&self, dir: InodeId) -> Result<()> {
         let (mut from, now) = (None, self.env.clock.now());
         self.kv.read(&mut |read| {
@@ -130,8 +132,8 @@ impl Leader {
         Ok(())
     }
 
-    /// Somebody looks at a directory, or what is in it is not what home has: it is read again, if that is
-    /// due. Nobody waits.
+    /// A client looks at a directory, or its entries differ from home: it is rescanned, if that is due. No
+    /// operation waits.
     pub(crate) fn rescan(&self, dir: InodeId) -> Result<()> {
         let (mut due, wall) = (None, self.wall());
         self.kv.read(&mut |read| {
@@ -149,7 +151,7 @@ impl Leader {
         Ok(())
     }
 
-    /// The same of the directory that an inode is in.
+    /// The same for the parent of an inode.
     pub(crate) fn look_above(&self, ino: InodeId) -> Result<()> {
         let mut above = None;
         self.kv.read(&mut |read| {
@@ -163,7 +165,7 @@ impl Leader {
         above.map_or(Ok(()), |dir| self.rescan(dir))
     }
 
-    /// Why the names of a directory do not come, if that is what somebody waited for.
+    /// Why the names of a directory are missing, if an operation waits for them.
     pub(crate) fn why_not_enumerated(&self, dir: InodeId) -> Option<String> {
         let mut from = None;
         let asked = self.kv.read(&mut |read| {
@@ -186,7 +188,7 @@ impl Leader {
     }
 }
 
-/// The relation that a directory follows, if it does.
+/// The relation that a directory mirrors, if any.
 fn mirrors(read: &dyn Read, dir: InodeId) -> Result<Option<(RelationId, RelationRecord)>> {
     let Some(volume) = volume::find_volume_of(read, dir)? else { return Ok(None) };
     Ok(store::relations(read)?.into_iter().find(|(_, r)| r.volume == volume && r.mirrors()))
@@ -195,11 +197,11 @@ fn mirrors(read: &dyn Read, dir: InodeId) -> Result<Option<(RelationId, Relation
 fn is_due(read: &dyn Read, id: RelationId, dir: InodeId, wall: Time, apart: Duration) -> Result<bool> {
     let Some(value) = read.get(&keys::mirrored(id, dir))? else { return Ok(false) };
     let known = MirroredRecord::from_value(&value, || format!("when directory {dir} was read at home"))?;
-    // A clock that was ahead does not keep it from being read.
+    // A clock that was ahead does not prevent the rescan.
     Ok(known.at.nanos > wall.nanos || known.at.nanos.saturating_add(apart.as_nanos() as i64) <= wall.nanos)
 }
 
-/// When the directory was read at home whose names are the oldest.
+/// The oldest time of a directory's last scan at home.
 pub fn oldest_scan(read: &dyn Read, id: RelationId) -> Result<Option<Time>> {
     let (start, end) = keys::range_of_short(b'j', id.0);
     let all = store::collect(read, &start, &end, usize::MAX, |_, value| {
@@ -246,7 +248,7 @@ impl ShipQueue {
         if request.record.mirrors() { self.lists_again(request, now, wall, batch) } else { Ok(()) }
     }
 
-    /// Directories that nobody looked at for a while, round by round.
+    /// Directories that were not looked at for a while, round by round.
     fn lists_again(
         &mut self,
         request: &WorkRequest<'_>,

@@ -1,11 +1,11 @@
-//! Relations: how far home has come, and what movers do about it. See decision record 12.
+//! Relations: home's progress, and the movers' work on it. See decision 12.
 //!
-//! Invariant: what is given to a mover is given to nobody else before that mover has ended, also after a
-//! restart of the leader; for nothing at home can tell a late writer from one who may write.
+//! Invariant: work that a mover has is assigned to no other before that mover has ended, even after a restart
+//! of the leader; because home cannot distinguish a late writer from the present one.
 //!
-//! `tree` and `dirty` say what a change means, `taken` brings changes from the changelog to the queues,
-//! `queue` gives work out, `relocations` makes room for it, `serve` answers messages, `store` knows the
-//! records.
+//! `tree` and `dirty` derive the meaning of a change, `ingest` moves changes from the changelog to the
+//! queues, `ship_queue` assigns work, `relocations` resolves conflicts of names, `serve` answers messages,
+//! `store` knows the records.
 mod dirty;
 mod ingest;
 mod listing;
@@ -34,17 +34,17 @@ use weir_proto::meta::Time;
 use weir_proto::relation::RelationId;
 use weir_proto::{Error, InodeId, Result, SessionId};
 
-/// Rates are of so long.
+/// Rates are measured over this time.
 const METER_SPAN: Duration = Duration::from_secs(10);
-/// A mover that has not asked for so long does not count.
+/// A mover that has not asked for this time does not count.
 const MOVER_SILENT: Duration = Duration::from_secs(15);
 
-/// What is under way for all relations of a namespace. In memory only: a new leader gives all work out again,
-/// when those who had some are gone.
+/// The work in progress for all relations of a namespace. In memory only: a new leader assigns all work
+/// again, when the former movers are gone.
 #[derive(Default)]
 pub struct Relations {
     queues: Mutex<ShipQueues>,
-    /// A changelog has grown, or a relation came.
+    /// A changelog has grown, or a relation was added.
     pub changed: Notify,
     /// There may be work.
     work: Notify,
@@ -54,7 +54,7 @@ pub struct Relations {
 struct ShipQueues {
     queues: BTreeMap<RelationId, ShipQueue>,
     meters: BTreeMap<RelationId, Meter>,
-    /// Movers: when they asked last, and what holds them back in their own words.
+    /// Movers: the time of their last request, and the error that delays them, as they report it.
     movers: BTreeMap<SessionId, (Instant, String)>,
     /// The relation that was served last.
     last: RelationId,
@@ -64,7 +64,7 @@ struct ShipQueues {
     former: BTreeSet<SessionId>,
 }
 
-/// Bytes that came home in the last seconds.
+/// Bytes shipped in the last seconds.
 #[derive(Default)]
 struct Meter(VecDeque<(Instant, u64)>);
 impl Meter {
@@ -110,7 +110,7 @@ impl Relations {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a mover had is given to others.
+    /// A mover's work is assigned to others.
     pub fn end_session(&self, session: SessionId) {
         let mut queues = self.lock();
         let is_known = queues.movers.remove(&session).is_some() | queues.former.remove(&session);
@@ -124,7 +124,7 @@ impl Relations {
     }
 }
 
-/// Takes changes over for ever; returns only the error after which the node must stop.
+/// Ingests changes for ever; returns only the error after which the node must stop.
 pub(crate) async fn run(leader: Arc<Leader>) -> Error {
     loop {
         match pass(&leader) {
@@ -139,7 +139,8 @@ pub(crate) async fn run(leader: Arc<Leader>) -> Error {
     }
 }
 
-/// One round over all relations; whether there is more to do. One that fails does not hold the others up.
+/// One round over all relations; returns whether there is more to do. A failing one does not delay the
+/// others.
 fn pass(leader: &Arc<Leader>) -> Result<bool> {
     let ids: Vec<RelationId> = leader.relations.lock().queues.keys().copied().collect();
     let now = Time { nanos: leader.env.clock.wall().0 };
@@ -187,7 +188,7 @@ fn pass_one(leader: &Arc<Leader>, id: RelationId, now: Time) -> Result<bool> {
     Ok(more)
 }
 
-/// A step of a relation's removal; whether there is more; none: it is not being removed.
+/// A step of a relation's removal; returns whether there is more; none: it is not being removed.
 fn remove_some(leader: &Arc<Leader>, id: RelationId) -> Result<Option<bool>> {
     let mut left = None;
     leader.kv.transact(&mut |txn| {
@@ -210,7 +211,7 @@ pub fn evicting(read: &dyn Read) -> Result<std::collections::BTreeSet<weir_proto
     Ok(all.into_iter().filter(|(_, r)| r.evict).map(|(_, r)| r.volume).collect())
 }
 
-/// Whether home has all of `from..to` of a file, durably and as it is now; else the reason why not.
+/// Whether home has all of `from..to` of a file, durably and as it is now; otherwise the reason why not.
 pub fn at_home(
     read: &dyn Read,
     ino: InodeId,
@@ -249,7 +250,7 @@ pub fn at_home(
     Ok(())
 }
 
-/// Whether a home has all that is evicted of a file, as it was when it was evicted.
+/// Whether a home has all evicted bytes of a file, as they were at the eviction.
 pub fn has_evicted(
     read: &dyn Read,
     (id, record): (RelationId, &record::RelationRecord),
@@ -265,16 +266,16 @@ pub fn has_evicted(
         if dirty.iter().any(|(at, range)| *at < to && from < at + range.len) {
             return Ok(false);
         }
-        // What was there before us has no proof until it is read.
+        // Imported data has no checksums until it is read.
         if from < to && !record.imports && !store::is_proved(read, id, ino, from, to)? {
             return Ok(false);
         }
     }
-    // What another home had heard of when its bytes were evicted may be news for this one.
+    // Changes that another home had when the bytes were evicted may not have reached this one.
     Ok(!ingest::is_not_ingested(read, record, ino)?)
 }
 
-/// Bytes that came back were at a home without any proof: now there is one.
+/// Recalled bytes were at a home without checksums: now they are known.
 pub fn learn(
     txn: &mut dyn weir_kv::Txn,
     ino: InodeId,
@@ -292,15 +293,14 @@ pub fn learn(
     store::add_receipt(txn, learned.relation, ino, from, receipt)
 }
 
-/// Whether a file that nobody writes has bytes here that are neither proved to be at a home nor on their way
-/// there.
+/// Whether a file without a writer has bytes here that are neither verified at a home nor in flight to one.
 pub fn lacks_proof(read: &dyn Read, ino: InodeId, inode: &crate::record::Inode) -> Result<bool> {
     if inode.dirty || inode.nlink == 0 {
         return Ok(false);
     }
     let volume = crate::namespace::volume::volume_of(read, inode.parent)?;
     for (id, record) in store::relations(read)? {
-        // One that may not evict now may from tomorrow on.
+        // A relation that does not evict now may do so from tomorrow on.
         let of_it = record.volume == volume && (record.evict || !record.mirrors());
         if of_it
             && tree::find_remote(read, id, ino)?.is_some()

@@ -1,11 +1,11 @@
-//! Files whose writer died: nobody closes them, so nobody would say that they are complete. They are found
+//! Files whose writer died: they are never closed, so no report of completeness would follow. They are found
 //! among those that were written and are not known to be complete, a few at a time, whenever a session has
-//! ended, and given to movers, which open them as any client would. What nobody writes any more, and nobody
-//! has to recover, is complete: its last close was lost with its client, or with the leader that had heard
+//! ended, and assigned to movers, which open them as any client would. A file that has no writer, and needs
+//! no recovery, is complete: its last close was lost with its client, or with the leader that had received
 //! it.
 //!
-//! Invariant: what is not given out, or came back without being recovered, is found by the next look. In
-//! memory only.
+//! Invariant: a file that is not assigned, or came back without being recovered, is found by the next scan.
+//! In memory only.
 use super::store;
 use crate::executor::Leader;
 use crate::keys;
@@ -15,26 +15,26 @@ use std::sync::Arc;
 use weir_proto::relation::RelationId;
 use weir_proto::{InodeId, Result, SessionId};
 
-/// Files looked at in one go.
+/// Files scanned in one batch.
 const SCAN_MAX: usize = 256;
-/// Found and not recovered yet: then the look waits.
+/// Found and not recovered yet: then the scan waits.
 const FOUND_MAX: usize = 1024;
-/// That one mover recovers at a time. Each may wait for targets.
+/// The files that one mover recovers at a time. Each may wait for targets.
 const AT_ONCE: usize = 8;
 
-/// Those of one relation.
+/// The orphans of one relation.
 #[derive(Default, Debug)]
 pub struct Orphans {
     found: BTreeSet<InodeId>,
     out: BTreeMap<InodeId, SessionId>,
     /// Just found to be written: their writers may be dead already.
     new: BTreeSet<InodeId>,
-    /// From where on to look; none: nobody died since the last look.
+    /// Where to continue the scan; none: no writer died since the last one.
     next: Option<InodeId>,
 }
 
 impl Orphans {
-    /// Somebody may have died.
+    /// A writer may have died.
     pub fn rescan(&mut self) {
         self.next = Some(InodeId(0));
     }
@@ -44,7 +44,7 @@ impl Orphans {
         self.new.insert(ino);
     }
 
-    /// What a mover is to recover now.
+    /// The files that a mover is to recover now.
     pub fn assign(&mut self, mover: SessionId) -> Vec<InodeId> {
         let has = self.out.values().filter(|session| **session == mover).count();
         let mut assigned = Vec::new();
@@ -57,7 +57,7 @@ impl Orphans {
         assigned
     }
 
-    /// A mover has done what it could; whether there is reason to look.
+    /// A mover has finished its try; returns whether there is reason to scan.
     pub fn dealt_with(&mut self, mover: SessionId, files: &[InodeId]) -> bool {
         let before = self.out.len();
         self.out.retain(|ino, session| *session != mover || !files.contains(ino));
@@ -88,7 +88,7 @@ impl Orphans {
         self.next.filter(|_| self.found.len() < FOUND_MAX)
     }
     fn end_scan(&mut self, from: Option<InodeId>, found: Vec<InodeId>, next: Option<InodeId>) {
-        // Else somebody died meanwhile, and it begins anew.
+        // Otherwise a writer died meanwhile, and it restarts.
         if from.is_some() && self.next == from {
             self.next = next;
         }
@@ -96,10 +96,10 @@ impl Orphans {
     }
 }
 
-/// Looks at some files that were written and are not known to be complete; whether there is more to look at.
+/// Scans some files that were written and are not known to be complete; returns whether there is more.
 pub(super) fn scan(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
     if leader.lock().grace_until.is_some() {
-        return Ok(false); // who writes comes back, or its session ends
+        return Ok(false); // a writer returns, or its session ends
     }
     let (from, new) = match leader.relations.lock().queues.get_mut(&relation) {
         Some(queue) if queue.orphans.is_due() => (queue.orphans.begin_scan(), queue.orphans.take_new()),

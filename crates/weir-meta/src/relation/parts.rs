@@ -1,5 +1,5 @@
-//! What of a file's dirty ranges may be shipped, for homes that take any range and for those that take whole
-//! parts. Pure.
+//! The parts of a file's dirty ranges that may be shipped, for homes that accept any range and for those that
+//! accept whole parts. Pure.
 use super::dirty::Ranges;
 use weir_proto::part::part_at;
 
@@ -11,7 +11,7 @@ pub struct Part {
     pub newest: u64,
 }
 
-/// What is due of a file, in order.
+/// The due parts of a file, in order.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Due {
     pub parts: Vec<Part>,
@@ -28,9 +28,9 @@ pub fn as_written(ranges: &Ranges, size: u64) -> Due {
     Due { parts: ranges.iter().map(part).filter(|part| part.start < part.end).collect(), complete: true }
 }
 
-/// Whole parts with all that is dirty in them. The last one of the file, which is short, waits for the file's
-/// `end`. What was written after the change `truncation` goes once more when home has seen that, but may be
-/// read along with what goes before it.
+/// Whole parts with all dirty bytes in them. The last one of the file, which is short, waits for the file's
+/// `end`. Bytes written after the change `truncation` are shipped once more when home has applied that, but
+/// may be read along with earlier ones.
 pub fn whole(ranges: &Ranges, size: u64, end: bool, truncation: u64) -> Due {
     let (mut parts, mut complete): (Vec<Part>, bool) = (Vec::new(), true);
     for (at, range) in ranges {
@@ -40,7 +40,7 @@ pub fn whole(ranges: &Ranges, size: u64, end: bool, truncation: u64) -> Due {
         }
         let (mut at, to) = (*at, (at + range.len).min(size));
         while at < to {
-            // Behind the longest file that such a home takes: the home says so.
+            // Past the longest file that such a home accepts: the home reports it.
             let upload_part = part_at(at).map_or(at..u64::MAX, |(_, upload_part)| upload_part);
             at = upload_part.end;
             let is_same = parts.last().is_some_and(|last| last.start == upload_part.start);

@@ -1,24 +1,25 @@
-//! Files of which a mover may be given something: so that an answer costs what is given, not what waits.
+//! Files with work that may be assigned to a mover: so that an answer costs as much as it assigns, not as the
+//! whole queue.
 //!
-//! Always holds: a file with something to give is touched, or is still ahead of the sweep. Whoever changes
-//! what is to be shipped of a file, or what stands in its way, touches it. Memory is bounded: of too many
-//! only the next sweep knows.
+//! Always holds: a file with assignable work is touched, or is still ahead of the sweep. A change of a file's
+//! work, or of an obstacle to it, touches the file. Memory is bounded: beyond the bound only the next sweep
+//! finds files.
 use std::collections::BTreeSet;
 use weir_proto::InodeId;
 
-/// Files that are remembered one by one.
+/// Files that are remembered individually.
 const TOUCHED_MAX: usize = 1 << 16;
 
 #[derive(Debug)]
 pub struct Ready {
-    /// Of which a mover has a part already: a file that grows goes on before others begin.
+    /// A mover has a part of these already: a growing file continues before others begin.
     soon: BTreeSet<InodeId>,
     touched: BTreeSet<InodeId>,
-    /// The last of `touched` that was looked at.
+    /// The last of `touched` that was checked.
     turn: InodeId,
-    /// The sweep over all that waits goes on here.
+    /// Where the sweep over the whole queue continues.
     sweep: InodeId,
-    /// How often it has still to come to the end.
+    /// The number of times that it still has to reach the end.
     rounds: u8,
 }
 
@@ -30,7 +31,7 @@ impl Default for Ready {
 }
 
 impl Ready {
-    /// Something of this file has changed. `is_out`: a mover has a part of it.
+    /// A file has changed. `is_out`: a mover has a part of it.
     pub fn touch(&mut self, ino: InodeId, is_out: bool) {
         if is_out {
             self.soon.insert(ino);
@@ -42,14 +43,13 @@ impl Ready {
         }
     }
 
-    /// Something has changed that may concern every file. The sweep goes on where it is, and then over all of
-    /// them.
+    /// A change that may concern every file. The sweep continues where it is, and then over all of them.
     pub fn touch_all(&mut self) {
         self.touched.clear();
         self.rounds = 2;
     }
 
-    /// To be looked at first.
+    /// Takes the files to check first.
     pub fn take_soon(&mut self) -> BTreeSet<InodeId> {
         std::mem::take(&mut self.soon)
     }
@@ -62,7 +62,7 @@ impl Ready {
         let behind = self.touched.range(InodeId(self.turn.0.saturating_add(1))..);
         behind.chain(self.touched.range(..=self.turn)).take(max).copied().collect()
     }
-    /// One of them was looked at. `settled`: there is nothing more to give until it is touched.
+    /// One of them was checked. `settled`: there is nothing more to assign until it is touched.
     pub fn looked_at(&mut self, ino: InodeId, settled: bool) {
         self.turn = ino;
         if settled {
@@ -70,18 +70,18 @@ impl Ready {
         }
     }
 
-    /// Where the sweep goes on; none: it is over.
+    /// Where the sweep continues; none: it is over.
     pub fn sweep_from(&self) -> Option<InodeId> {
         (self.rounds > 0).then_some(self.sweep)
     }
-    /// It came past a file.
+    /// The sweep passed a file.
     pub fn swept(&mut self, ino: InodeId, settled: bool) {
         self.sweep = InodeId(ino.0.saturating_add(1));
         if !settled {
             self.touched.insert(ino);
         }
     }
-    /// It came to the end.
+    /// The sweep reached the end.
     pub fn sweep_ended(&mut self) {
         self.sweep = InodeId(0);
         self.rounds = self.rounds.saturating_sub(1);

@@ -1,4 +1,4 @@
-//! What the leader keeps of relations: byte for byte as in `record.rs`.
+//! The leader's records of relations: byte for byte as in `record.rs`.
 use crate::record::Record;
 use bytes::Bytes;
 use std::time::Duration;
@@ -17,16 +17,16 @@ message!(
         url: String,
         direction: Direction,
         evict: bool,
-        /// Nothing is shipped while it says why.
+        /// The reason for a pause; nothing is shipped meanwhile.
         paused: Option<String>,
         created: Time,
-        /// Changes of the volume up to this one were taken over into `O/` and `P/`.
+        /// Changes of the volume up to this one were ingested into `O/` and `P/`.
         ingested: u64,
         shipped_bytes: u64,
         shipped_names: u64,
-        /// The volume was made from what was there.
+        /// The volume was imported.
         imports: bool,
-        /// What is kept of it goes, step by step.
+        /// The relation's records are being removed, step by step.
         removing: bool,
         ids: HomeIds,
         /// The user who added it.
@@ -34,7 +34,7 @@ message!(
     }
 );
 message!(
-    /// `P/`: bytes from the key's offset on.
+    /// `P/`: dirty bytes from the key's offset on.
     DirtyRange {
         len: u64,
         /// When the oldest of them was written.
@@ -50,7 +50,7 @@ message!(
         kind: FileKind,
         places: Vec<RemotePlace>,
         fingerprint: FingerprintBytes,
-        /// Home was told that this is all of the file; none: not since it was last written.
+        /// The size at which the file was reported to home as complete; none: not since it was last written.
         complete: Option<u64>,
         /// A mover may have written there since the fingerprint was taken.
         writing: bool,
@@ -61,7 +61,7 @@ message!(
     RemotePlace { dir: InodeId, name: Bytes }
 );
 message!(
-    /// `m/`: where a file goes from its place at home, where it has one name of several.
+    /// `m/`: a file's relocation from its place at home, which stores one of its several names.
     RelocationRecord { from: RemotePlace, to: RemotePlace }
 );
 message!(
@@ -73,10 +73,10 @@ message!(
     ConflictRecord { diverged: bool, why: String, at: Time }
 );
 message!(
-    /// `j/`: when a directory was read at home last, to its end.
+    /// `j/`: when a directory was last read at home, to its end.
     MirroredRecord {
         at: Time,
-        /// More was gone there than goes in one transaction: it is to be read again at once.
+        /// More entries were gone there than one transaction removes: it is to be read again at once.
         more: bool,
     }
 );
@@ -88,15 +88,15 @@ impl RelationRecord {
     pub fn mirrors(&self) -> bool {
         self.direction == Direction::Mirror
     }
-    /// How long what was read of a directory is good enough while somebody looks at it, and while nobody
-    /// does. An object store takes money for each question.
+    /// How long a scan of a directory stays valid while a client looks at it, and while none does. An object
+    /// store charges for each request.
     pub fn scans_apart(&self) -> (Duration, Duration) {
         match self.url.starts_with("s3:") {
             true => (Duration::from_secs(60), Duration::from_secs(900)),
             false => (Duration::from_secs(5), Duration::from_secs(60)),
         }
     }
-    /// What its home can do; of one that is not known (any more) what every home can.
+    /// The home's abilities; if unknown, those that every home has.
     pub fn rules(&self) -> HomeRules {
         HomeRules::of(&self.url).unwrap_or(HomeRules { parts: true, links: false })
     }

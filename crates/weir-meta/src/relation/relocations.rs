@@ -1,9 +1,9 @@
-//! Files that give way, at a home that knows one name of each: what is replaced or removed there may live on
-//! here by another name, and goes to that one; a name that a file got before its turn may be another's first.
-//! Files that are no more are removed early where parts of them are in the way.
+//! Files that must make way, at a home that stores one name of each: a file that is replaced or removed there
+//! may still exist here by another name, and is renamed to that one; a name that a file got before its turn
+//! may be another's first. Removed files are deleted early where parts of them are in the way.
 //!
-//! Invariant: where a file goes is written down before a mover hears of it, and is not thought over until it
-//! is told; nothing that has to do with the file or with either name goes to a mover meanwhile.
+//! Invariant: a file's relocation is recorded before a mover gets it, and is not changed until its result is
+//! reported; no other work on the file or on either name goes to a mover meanwhile.
 use super::record::RelocationRecord;
 use super::ship_queue::{Batch, Before, ShipQueue, Touch, WorkRequest, files_of, is_in_conflict, touches};
 use super::store;
@@ -12,7 +12,7 @@ use crate::namespace::find_inode;
 use weir_proto::relation::What;
 use weir_proto::{InodeId, Result};
 
-/// Work of its own: not a change's number but a file's inode.
+/// Work without a change: numbered by a file's inode.
 const RELOCATION_WORK: u64 = 1 << 62;
 
 fn touches_of_relocation(ino: InodeId, record: &RelocationRecord) -> (Vec<Touch>, Vec<Touch>) {
@@ -23,8 +23,7 @@ fn touches_of_relocation(ino: InodeId, record: &RelocationRecord) -> (Vec<Touch>
 }
 
 impl ShipQueue {
-    /// Files that go out of the way come first: all that has to do with them waits until it is told where
-    /// they are.
+    /// Relocations come first: all other work on these files waits until their result is reported.
     pub(super) fn relocations(
         &mut self,
         request: &WorkRequest<'_>,
@@ -57,7 +56,7 @@ impl ShipQueue {
         Ok(())
     }
 
-    /// Files that are no more go at once where parts of them are in the way.
+    /// Removed files are deleted at once where parts of them are in the way.
     pub(super) fn give_up(
         &mut self,
         request: &WorkRequest<'_>,
@@ -85,12 +84,12 @@ impl ShipQueue {
         }
         Ok(())
     }
-    /// Whether a change is out that concerns this file.
+    /// Whether a change that concerns this file is assigned.
     fn is_named(&self, ino: InodeId) -> bool {
         self.names_out.values().any(|out| files_of(&out.step.effect).contains(&Some(ino)))
     }
-    /// Whether what home has of a file that is no more must stay just now: a mover writes it, or somebody
-    /// still reads what is there only.
+    /// Whether home's copy of a removed file must stay for now: a mover writes it, or a client still reads
+    /// bytes that are only there.
     fn is_needed(&mut self, request: &WorkRequest<'_>, ino: InodeId) -> Result<bool> {
         if self.extents_of(ino).next().is_some() {
             self.awaited.insert(ino);
@@ -104,13 +103,13 @@ impl ShipQueue {
         Ok(is_read)
     }
 
-    /// What movers may have changed, wherever it is in the queue.
+    /// The changes that movers may have carried out, anywhere in the queue.
     pub(super) fn may_be_done(&self, queue: &[(u64, What, bool)]) -> Vec<(u64, Vec<Touch>)> {
         let may = queue.iter().filter(|(number, _, tried)| *tried || self.names_out.contains_key(number));
         may.map(|(number, what, _)| (*number, touches(what).0)).collect()
     }
 
-    /// Gives out what a change means, unless that concerns a file that the change does not name, and this one
+    /// Assigns the step of a change, unless that concerns a file that the change does not name, and this one
     /// is not ready for it: then the change waits.
     pub(super) fn assign_step<'a>(
         &mut self,

@@ -1,4 +1,4 @@
-//! Messages about relations: administration, followers of a changelog, movers.
+//! Messages about relations: administration, consumers of a changelog, movers.
 use super::record::{ConflictRecord, DirtyRange, FINISH, ReceiptRecord, RelationRecord, RemoteEntry};
 use super::ship_queue::{self, Batch, ExtentOut, ShipQueue, WorkRequest};
 use super::{MOVER_SILENT, ShipQueues, dirty, ingest, listing, store, tree};
@@ -22,15 +22,15 @@ use weir_proto::{Error, InodeId, NameRule, Result, SessionId, VolumeId};
 
 /// Relations of one volume.
 const RELATIONS_MAX: usize = 8;
-/// Longest name of a follower, in bytes.
+/// Longest name of a consumer, in bytes.
 const CURSOR_NAME_MAX: usize = 64;
 /// Dirty ranges and queued changes that are counted for a report.
 const COUNTED_MAX: usize = 200_000;
 /// Conflicts that a report names.
 const CONFLICTS_SHOWN: usize = 100;
-/// Words that say why something is in conflict, in bytes.
+/// The text of the reason for a conflict, in bytes.
 const WHY_MAX: usize = 4096;
-/// Longest wait of a mover or a follower.
+/// Longest wait of a mover or a consumer.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
 // ---- administration: operations on the store
@@ -133,13 +133,13 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
     })
 }
 
-/// Whether one home is the other or lies in it, as far as their URLs say.
+/// Whether one home is the other or lies in it, by their URLs.
 fn overlap(one: &str, other: &str) -> bool {
     let (one, other) = (names_of(one), names_of(other));
     one.starts_with(&other) || other.starts_with(&one)
 }
 
-/// Of a service at another address a bucket of the same name is another one.
+/// At a service with another address, a bucket of the same name is another one.
 fn names_of(url: &str) -> Vec<Vec<u8>> {
     let (place, query) = url.split_once('?').unwrap_or((url, ""));
     let at = query.split('&').find(|pair| pair.starts_with("endpoint=")).unwrap_or_default();
@@ -192,7 +192,7 @@ pub fn change(cx: &mut Cx<'_>, r: &RelationDo) -> Result<()> {
     Ok(())
 }
 
-/// What is evicted is found at home through its relation only.
+/// Evicted bytes are found at home only through their relation.
 fn refuse_if_needed(read: &dyn weir_kv::Read, id: RelationId, record: &RelationRecord) -> Result<()> {
     let (start, end) = keys::range_of_short(b'l', id.0);
     if !store::collect(read, &start, &end, 1, |_, _| Ok(()))?.is_empty() {
@@ -248,8 +248,8 @@ pub fn resolve(cx: &mut Cx<'_>, r: &RelationResolve) -> Result<()> {
     if r.how == Resolution::Retry {
         return Ok(());
     }
-    // Whatever is there under this name is taken for ours, and all of it that is here is written anew. What
-    // is evicted is there only: what comes back of it must still be what was shipped.
+    // The file at home under this name is taken for ours, and all online bytes are shipped again. Evicted
+    // bytes exist only at home: recalled ones must still match what was shipped.
     if let Some(remote) = tree::find_remote(&*cx.txn, r.relation, r.ino)? {
         let remote = RemoteEntry { fingerprint: Bytes::new(), ..remote };
         cx.txn.put(&keys::remote(r.relation, r.ino), &remote.to_value());
@@ -311,8 +311,8 @@ pub fn drop_cursor(cx: &mut Cx<'_>, r: &DropCursor) -> Result<()> {
     Ok(())
 }
 
-/// The homes of a file in the order in which they are asked for what is evicted: whoever has it as it was
-/// left, and then whom it was evicted for, for another one may evict from now on.
+/// The homes of a file in the order in which they are asked for evicted bytes: first those with the latest
+/// state, then the one that it was evicted for, because another one may evict from now on.
 fn best_first(
     read: &dyn weir_kv::Read,
     ino: InodeId,
@@ -390,7 +390,7 @@ fn require_of(read: &dyn weir_kv::Read, volume: VolumeId, ino: InodeId) -> Resul
     }
 }
 
-/// Whether home need not be as the volume is just now.
+/// Whether home may differ from the volume just now.
 fn is_unsettled(
     read: &dyn weir_kv::Read,
     id: RelationId,
@@ -562,7 +562,7 @@ impl Leader {
                 self.want_back(ino)?;
             }
             if !leased.relations.is_empty() {
-                // What a mover may have done must be known after a crash of this leader.
+                // The possible effects of a mover's work must be known after a crash of this leader.
                 self.durable(noted).await?;
                 return Ok(leased);
             }
@@ -577,7 +577,7 @@ impl Leader {
         }
     }
 
-    /// Work, when it may be given, and files of which all is to be brought back.
+    /// Work, if it may be assigned, and files to recall completely.
     fn batch_work(&self, r: &LeaseWork) -> Result<(WorkLeased, CommitSeq, BTreeSet<InodeId>)> {
         let now = self.env.clock.now();
         let map_version = {
@@ -611,7 +611,7 @@ impl Leader {
             if queue.back_off.as_ref().is_some_and(|b| now < b.until) {
                 continue;
             }
-            // After a silence home is asked for one thing.
+            // After an outage home gets one request.
             let items = if queue.back_off.is_some() { 1 } else { r.items as usize };
             let offered = self.batch_of(id, queue, r, items, &mut away)?;
             wanted.append(&mut queue.wanted);
@@ -624,7 +624,7 @@ impl Leader {
         }
         drop(queues);
         if let Err(e) = self.bring_back(&away) {
-            tracing::debug!("bring bytes back to be shipped: {e}"); // they are asked for again
+            tracing::debug!("bring bytes back to be shipped: {e}"); // they are requested again
         }
         Ok((leased, noted, wanted))
     }
@@ -672,7 +672,7 @@ impl Leader {
             queue.brings_back = !batch.away.is_empty();
             away.append(&mut batch.away);
             let noted = self.settle_batch(id, queue, &batch, parts, r.session)?;
-            let Some(ids) = ids else { return Ok(None) }; // gone, or paused
+            let Some(ids) = ids else { return Ok(None) }; // removed, or paused
             let orphans = queue.orphans.assign(r.session);
             if !batch.is_empty() || !orphans.is_empty() {
                 let (names, extents, listings) = (batch.names, batch.extents, batch.listings);
@@ -688,8 +688,8 @@ impl Leader {
         }
     }
 
-    /// What needs nothing at home is done with; what a mover begins to change is noted before it does, and
-    /// that it is a mover.
+    /// Changes that need no work at home are done; work that a mover begins is recorded before it starts,
+    /// with the fact that a mover has it.
     fn settle_batch(
         &self,
         id: RelationId,
@@ -751,7 +751,7 @@ impl Leader {
         Ok(noted)
     }
 
-    /// What came of work.
+    /// The results of work.
     pub(crate) fn complete_work(&self, r: &CompleteWork) -> Result<CommitSeq> {
         tracing::trace!(relation = %r.relation, session = %r.session, names = ?r.names, extents = ?r.extents, "told");
         let now = self.env.clock.now();
@@ -780,7 +780,7 @@ impl Leader {
                         }
                     }
                     other => {
-                        // Who finds a stranger's change makes none: it is to be found again.
+                        // A mover that finds an external change makes none: it is to be found again.
                         if let (Outcome::Diverged { .. }, NameAction::Attributes { expect, .. }) =
                             (other, &out.step.action)
                         {
@@ -866,17 +866,17 @@ impl Leader {
         self.relations.work.notify_waiters();
         drop(queues_held);
         let mut state = self.lock();
-        unreadable.iter().for_each(|dir| state.wake(*dir)); // whoever waits is told why
+        unreadable.iter().for_each(|dir| state.wake(*dir)); // waiting operations get the reason
         drop(state);
         if mirrors {
-            // It may be gone: then the directory above does not have it any more.
+            // It may be gone: then the parent directory has no such entry any more.
             unreadable.iter().try_for_each(|dir| self.look_above(*dir))?;
         }
         Ok(committed)
     }
 }
 
-/// Whether home answered.
+/// Returns whether home answered.
 fn note(queue: &mut ShipQueue, now: Instant, outcome: &Outcome, what: impl FnOnce() -> String) -> bool {
     match outcome {
         Outcome::Done { .. } | Outcome::Moved {} => true,
@@ -934,20 +934,20 @@ fn receive(
     }
     if done.offset == FINISH {
         let newer = store::dirty_finish(txn, relation, done.ino)?.is_some_and(|p| p.newest > mark);
-        // A truncation may have come meanwhile: what was behind it is nobody's any more.
+        // A truncation may have come meanwhile: bytes past it no longer belong to the file.
         let present = find_inode(txn, done.ino)?.map_or(0, |inode| inode.size);
-        // What was written since is followed by another end, which has all proved that this one leaves:
-        // before, it would be sent again and again beside bytes that wait for a truncation.
+        // Bytes written since are followed by another end, which includes all unverified ranges of this one:
+        // before that, they would be shipped again and again next to bytes that wait for a truncation.
         let waiting = store::dirty_of(txn, relation, done.ino)?;
         let is_written_on = waiting.iter().any(|(_, p)| p.newest > mark);
         let unproved = match finish.filter(|_| !newer && !is_written_on) {
             Some(size) => ingest::unproved(txn, relation, done.ino, size.min(present))?,
             None => Vec::new(),
         };
-        // A range before the end that home did not take goes once more, and the end after it.
+        // A range before the end that home did not accept is shipped once more, and the end after it.
         let lacking = waiting.iter().any(|(_, p)| p.oldest <= mark);
-        // What lay beside bytes that changed while it was on its way has no proof: it goes once more, and the
-        // end after it.
+        // Bytes next to ones that changed in flight are not verified: they are shipped once more, and the end
+        // after them.
         for (from, to) in &unproved {
             let again = DirtyRange { len: to - from, since: now, oldest: mark, newest: mark };
             ingest::add_dirty(txn, relation, queue, done.ino, *from, again)?;
@@ -966,7 +966,7 @@ fn receive(
             let receipt = ReceiptRecord { len: done.len, sums: done.sums.clone() };
             store::add_receipt(txn, relation, done.ino, done.offset, receipt)?;
         }
-        // A proof of bytes that have changed since proves nothing.
+        // Checksums of bytes that have changed since are void.
         for (at, later) in before.iter().filter(|(_, p)| p.newest > mark) {
             store::remove_receipts(txn, relation, done.ino, *at, at + later.len)?;
         }
@@ -976,7 +976,7 @@ fn receive(
 }
 
 impl ShipQueue {
-    /// Files of which no mover has anything any more, and the last fingerprint tells how they are.
+    /// Files of which no mover has work any more, and whose state at home the last fingerprint shows.
     fn at_rest_after(&self, r: &CompleteWork) -> Vec<InodeId> {
         let is_reported = |ino: InodeId, offset: u64| {
             r.extents
@@ -1003,22 +1003,22 @@ impl ShipQueue {
 }
 
 impl ShipQueues {
-    /// When a home that did not answer is asked again.
+    /// When a home that did not answer is retried.
     fn next_try(&self, now: Instant) -> Option<Instant> {
         let next = |queue: &ShipQueue| queue.back_off.as_ref().map(|b| b.until).filter(|until| *until > now);
         self.queues.values().filter_map(next).min()
     }
-    /// Relations came or went.
+    /// Relations were added or removed.
     fn follow(&mut self, ids: &[RelationId]) {
         self.queues.retain(|id, _| ids.contains(id));
         for id in ids {
-            self.queues.entry(*id).or_default().touch_all(); // somebody may have decided about a file
+            self.queues.entry(*id).or_default().touch_all(); // an administrator may have decided a conflict
         }
     }
 }
 
 impl Leader {
-    /// Relations or cursors came or went.
+    /// Relations or cursors were added or removed.
     pub(crate) fn relations_changed(&self) -> Result<(BTreeSet<VolumeId>, BTreeSet<VolumeId>)> {
         let (mut ids, mut logged, mut mirrored) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
         self.kv.read(&mut |read| {
@@ -1043,13 +1043,13 @@ impl Leader {
             let newest = self.lock().newest;
             let changes = self.changes_now(&r)?;
             if !changes.changes.is_empty() {
-                self.durable(newest).await?; // nobody is told of what a crash may undo
+                self.durable(newest).await?; // a crash must not undo reported changes
             }
             let left = deadline.since(self.env.clock.now());
             if !changes.changes.is_empty() || left.is_zero() {
                 return Ok(changes);
             }
-            let _ = self.env.clock.timeout(left, waiting).await; // looks again either way
+            let _ = self.env.clock.timeout(left, waiting).await; // checks again either way
         }
     }
 
@@ -1088,7 +1088,7 @@ impl Leader {
                 let path = paths.of_change(&change.what)?;
                 changes.changes.push(NamedChange { change, path });
                 if paths.is_spent() {
-                    break; // the rest comes with the next question
+                    break; // the rest comes with the next request
                 }
             }
             Ok(())

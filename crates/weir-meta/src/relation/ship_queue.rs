@@ -1,11 +1,11 @@
-//! What movers are given: changes of names in an order that keeps home right, and ranges of files.
+//! Work for movers: changes of names in an order that keeps home right, and ranges of files.
 //!
-//! Names: a change may go to a mover when nothing before it in the queue touches the same inode or entry; one
-//! that moves a directory waits for all before it, and nothing passes it. Ranges: those of one file go to one
-//! mover, in order, so that home always shows a prefix. What is out is known in memory only: after a restart
-//! all of it is given out again.
+//! Names: a change may go to a mover when no earlier one in the queue touches the same inode or entry; one
+//! that moves a directory waits for all before it, and nothing overtakes it. Ranges: those of one file go to
+//! one mover, in order, so that home always shows a prefix. Assigned work is known in memory only: after a
+//! restart all of it is assigned again.
 //!
-//! Pure but for the reads of the store: `Relations` holds the lock, `serve` the messages.
+//! Pure except for reads of the store: `Relations` holds the lock, `serve` the messages.
 use super::listing::Listings;
 use super::orphans::Orphans;
 use super::ready::Ready;
@@ -25,15 +25,15 @@ use weir_proto::relation::{
 };
 use weir_proto::{Error, InodeId, Result, SessionId};
 
-/// Changes of names that are looked at for what may go next.
+/// Changes of names that are checked for the next work.
 const WINDOW: usize = 1024;
-/// Files that are looked at for what may go next, each time a mover asks.
+/// Files that are checked for the next work, each time a mover asks.
 const FILES_SCANNED: usize = 512;
-/// Ranges that are asked back from another home at a time.
+/// Ranges that are recalled from another home at a time.
 const AWAY_MAX: usize = 16;
-/// Directories whose times are corrected in one go.
+/// Directories whose times are corrected in one batch.
 const DIRECTORIES_AT_ONCE: usize = 64;
-/// Work of its own: not a change's number but a directory's inode.
+/// Work without a change: numbered by a directory's inode.
 const DIRECTORY_WORK: u64 = 1 << 63;
 
 /// A change of names that a mover has.
@@ -51,43 +51,43 @@ pub struct ExtentOut {
     pub finish: Option<u64>,
 }
 
-/// What is under way for one relation.
+/// The work in progress for one relation.
 #[derive(Default, Debug)]
 pub struct ShipQueue {
     pub names_out: BTreeMap<u64, NameOut>,
     pub extents_out: BTreeMap<(InodeId, u64), ExtentOut>,
-    /// Files whose ranges wait, because a change of names waits for those that are out.
+    /// Files whose ranges wait, because a change of names waits for those that are assigned.
     pub(super) awaited: BTreeSet<InodeId>,
-    /// Files that a change of names is about that a mover has.
+    /// Files that a mover's change of names concerns.
     named: BTreeSet<InodeId>,
-    /// Files that are to go out of the way, or are doing so: where they are at home is not certain.
+    /// Files with a relocation, planned or assigned: their place at home is not certain.
     pub(super) relocating: BTreeSet<InodeId>,
-    /// A change of paths waits for all that is out, or is out itself.
+    /// A change of paths waits for all assigned work, or is assigned itself.
     paths_change: bool,
-    /// Files that home has parts of, and that a change of names waits for: what is there is made a file,
-    /// complete or not.
+    /// Files that home has parts of, and that a change of names waits for: the parts there are finished as a
+    /// file, complete or not.
     pub(super) cut_short: BTreeSet<InodeId>,
-    /// Files that are no more, of which home has parts that a change of names waits for: they are removed
-    /// there at once.
+    /// Removed files of which home has parts that a change of names waits for: these are removed there at
+    /// once.
     pub(super) given_up: BTreeSet<InodeId>,
-    /// Numbers of changes of size that home has not seen, by inode.
+    /// Numbers of changes of size that home has not applied, by inode.
     pub truncations: BTreeMap<InodeId, BTreeSet<u64>>,
     ready: Ready,
-    /// This time the sweep comes before the files that are known one by one.
+    /// This time the sweep comes before the individually remembered files.
     sweeps_first: bool,
     pub orphans: Orphans,
     pub listings: Listings,
     /// Its home is only read.
     pub mirrors: bool,
-    /// Bytes are brought back from another home, to be shipped then.
+    /// Bytes are recalled from another home, and shipped then.
     pub brings_back: bool,
-    /// Files whose bytes home would lose, and somebody still reads: to be brought back first.
+    /// Files whose bytes home would lose, and that a client still reads: to be recalled first.
     pub wanted: BTreeSet<InodeId>,
-    /// Home did not answer, or was refused: it is left alone for a while.
+    /// Home did not answer, or refused: it gets no work for a while.
     pub back_off: Option<BackOff>,
 }
 
-/// Why a home is left alone, and until when.
+/// Why a home gets no work, and until when.
 #[derive(Clone, Debug)]
 pub struct BackOff {
     pub until: Instant,
@@ -97,27 +97,27 @@ pub struct BackOff {
     pub denied: bool,
 }
 
-/// What a mover is given, and what turned out to need nothing.
+/// Work for a mover, and changes that turned out to need none.
 #[derive(Default, Debug)]
 pub struct Batch {
     pub names: Vec<NameWork>,
     pub extents: Vec<ExtentWork>,
-    /// Changes with which nothing is to be done at home.
+    /// Changes that need no work at home.
     pub void_names: Vec<u64>,
-    /// Those of them that are changes of size.
+    /// The changes of size among them.
     pub void_truncations: Vec<(InodeId, u64)>,
     pub void_directories: Vec<InodeId>,
     pub void_relocations: Vec<InodeId>,
-    /// Files that go out of the way from now on.
+    /// Files that are relocated from now on.
     pub relocations: Vec<(InodeId, RelocationRecord)>,
-    /// It is to be looked once more: there is something to do first.
+    /// To be checked once more: another step comes first.
     pub again: bool,
-    /// Files that are no more: their dirty ranges go, and the conflict of one that home never had.
+    /// Removed files: their dirty ranges are dropped, and the conflict of one that home never had.
     pub gone: Vec<InodeId>,
-    /// Files that a mover begins to write: their remote entries are to say so.
+    /// Files that a mover begins to write: their remote entries are to record it.
     pub begun: Vec<InodeId>,
     pub listings: Vec<ListWork>,
-    /// Bytes that have to be brought back from another home first.
+    /// Bytes that have to be recalled from another home first.
     pub away: Vec<(InodeId, u64, u64)>,
 }
 impl Batch {
@@ -130,14 +130,14 @@ impl Batch {
     }
 }
 
-/// What a change touches.
+/// An object that a change touches.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Touch {
     Inode(InodeId),
     Entry(InodeId, Bytes),
 }
 
-/// What a change changes and what it only relies on.
+/// The objects that a change modifies and those that it only relies on.
 pub(super) fn touches(what: &What) -> (Vec<Touch>, Vec<Touch>) {
     use Touch::{Entry, Inode};
     match what {
@@ -174,8 +174,8 @@ fn moves_a_directory(step: &Step) -> bool {
         _ => false,
     }
 }
-/// Whether a mover may be changing, or may have changed without telling, what is at the place of one of these
-/// inodes.
+/// Whether a mover may be changing, or may have changed without a report, the objects at the place of one of
+/// these inodes.
 pub fn may_change(read: &dyn Read, relation: RelationId, inodes: &BTreeSet<InodeId>) -> Result<bool> {
     for ino in inodes {
         if store::relocations(read, relation, *ino)? {
@@ -184,7 +184,7 @@ pub fn may_change(read: &dyn Read, relation: RelationId, inodes: &BTreeSet<Inode
     }
     is_concerned(read, relation, inodes, WINDOW, |change| change.tried)
 }
-/// Whether home is still to get a change of one of these.
+/// Whether home still lacks a change of one of these.
 pub fn is_queued(read: &dyn Read, relation: RelationId, inodes: &BTreeSet<InodeId>) -> Result<bool> {
     is_concerned(read, relation, inodes, usize::MAX, |_| true)
 }
@@ -209,7 +209,7 @@ fn is_barrier(what: &What) -> bool {
     matches!(what, What::Renamed { kind: FileKind::Directory, .. } | What::Exchanged { .. })
 }
 
-/// The changes before the one that is looked at that are not done yet.
+/// The unfinished changes before the one that is checked.
 #[derive(Default)]
 pub(super) struct Before {
     changed: BTreeSet<Touch>,
@@ -224,7 +224,7 @@ impl Before {
         self.changed.extend(changes);
         self.relied_on.extend(relies);
     }
-    /// Directories whose times a mover is setting: their names stay, others may come and go in them
+    /// Directories whose times a mover is setting: their names stay, others may be added and removed in them
     /// meanwhile.
     fn add_directories(&mut self, out: &BTreeMap<u64, NameOut>) {
         self.relied_on.extend(out.keys().filter_map(|number| directory_of_work(*number)).map(Touch::Inode));
@@ -234,13 +234,13 @@ impl Before {
     }
 }
 
-/// One look for work.
+/// One search for work.
 pub struct WorkRequest<'a> {
     pub read: &'a dyn Read,
     pub relation: RelationId,
     pub record: &'a RelationRecord,
     pub session: SessionId,
-    /// How much the mover takes.
+    /// The mover's limit.
     pub bytes: u64,
     pub items: usize,
 }
@@ -290,7 +290,7 @@ impl ShipQueue {
                     // An administrator decides, or removes it here.
                     Some(step) if is_in_conflict(request, step.ino)? => {}
                     Some(step) if moves_a_directory(&step) && !barrier => {
-                        // One that was made aside gets its name.
+                        // One that was created under a temporary name gets its name.
                         barrier = true;
                         if before.is_empty()
                             && !self.paths_in_use()
@@ -317,7 +317,7 @@ impl ShipQueue {
         Ok(())
     }
 
-    /// Paths that change must not be in use: nobody is given new ones meanwhile.
+    /// Paths that change must not be in use: no mover gets new work on them meanwhile.
     fn paths_in_use(&mut self) -> bool {
         self.paths_change = true;
         !self.extents_out.is_empty() || self.listings.is_under_way()
@@ -360,21 +360,21 @@ impl ShipQueue {
         }
         let file = match what {
             What::Renamed { ino, kind: FileKind::Regular, .. } => {
-                // What a name stands for is there before it gets the name: files are replaced by rename.
+                // The object exists before it gets the name: files are replaced by rename.
                 if is_in_conflict(request, *ino)? {
                     return Ok(true);
                 }
                 let dirty = store::dirty_of(request.read, request.relation, *ino)?;
                 let finish = store::dirty_finish(request.read, request.relation, *ino)?;
                 let known = tree::find_remote(request.read, request.relation, *ino)?.is_some();
-                // What waits for a truncation that is queued behind this name, and the end of the file with
-                // it, would wait for ever.
+                // Bytes that wait for a truncation queued after this name, and the end of the file with them,
+                // would wait for ever.
                 let first_truncation = self.first_truncation(*ino);
                 let (go, held): (Vec<_>, Vec<_>) =
                     dirty.iter().map(|(_, p)| p).partition(|p| p.newest <= first_truncation);
                 let end = finish.as_ref().filter(|_| held.is_empty());
                 if known && go.into_iter().chain(end).any(|p| p.oldest < number) {
-                    // Where it comes in parts, and grows on, that would be never.
+                    // If it is shipped in parts, and keeps growing, that would be never.
                     if request.record.rules().parts && self.extents_of(*ino).next().is_none() {
                         self.cut_short.insert(*ino);
                     }
@@ -384,7 +384,7 @@ impl ShipQueue {
             }
             What::Attributes { ino } | What::Resized { ino, .. } | What::Removed { ino, .. } => *ino,
             What::Linked { ino, .. } => *ino,
-            // One more name of what home has already, found where all that is in a volume is looked at.
+            // One more name of a file that home has already, found by the scan of a whole volume.
             What::Made { ino, .. } if tree::find_remote(request.read, request.relation, *ino)?.is_some() => {
                 *ino
             }
@@ -401,8 +401,7 @@ impl ShipQueue {
         self.is_being_written(request, batch, file)
     }
 
-    /// Whether a file must not get another name, size or attributes just now. What stands in the way of that
-    /// has an end then.
+    /// Whether a file must not get another name, size or attributes just now. The obstacle ends by itself.
     pub(super) fn is_being_written(
         &mut self,
         request: &WorkRequest<'_>,
@@ -430,7 +429,8 @@ impl ShipQueue {
         Ok(())
     }
 
-    /// Before paths change nothing may be half way at a home that knows parts of a file by its path.
+    /// Before paths change, no file may be half shipped at a home that identifies parts of a file by its
+    /// path.
     fn waits_for_parts(&mut self, request: &WorkRequest<'_>, batch: &mut Batch) -> Result<bool> {
         if !request.record.rules().parts {
             return Ok(false);
@@ -449,11 +449,11 @@ impl ShipQueue {
     pub fn is_out(&self, ino: InodeId, start: u64, end: u64) -> bool {
         self.extents_of(ino).any(|((_, at), out)| *at < end && start < out.end)
     }
-    /// The first change of size that home has not seen.
+    /// The first change of size that home has not applied.
     fn first_truncation(&self, ino: InodeId) -> u64 {
         self.truncations.get(&ino).and_then(|truncations| truncations.first().copied()).unwrap_or(u64::MAX)
     }
-    /// Whether home has not seen a change of size between two others.
+    /// Whether home has not applied a change of size between two others.
     pub fn is_truncated_between(&self, ino: InodeId, oldest: u64, newest: u64) -> bool {
         self.truncations
             .get(&ino)
@@ -494,7 +494,7 @@ impl ShipQueue {
                 self.ready.put_back(ino);
             }
         }
-        // In turns, so that neither what is new nor what has waited for long keeps the other back.
+        // In turns, so that neither new nor old work delays the other.
         let mut scans = FILES_SCANNED;
         self.sweeps_first = !self.sweeps_first;
         if self.sweeps_first {
@@ -511,7 +511,7 @@ impl ShipQueue {
         self.sweep(request, batch, &mut scans, &mut left)
     }
 
-    /// Goes on over all files with dirty ranges, if that is asked for.
+    /// Continues over all files with dirty ranges, if that is requested.
     fn sweep(
         &mut self,
         request: &WorkRequest<'_>,
@@ -541,12 +541,12 @@ impl ShipQueue {
         Ok(())
     }
 
-    /// Something of a file has changed, or of what a mover has of it.
+    /// A file has changed, or a mover's work on it.
     pub fn touch(&mut self, ino: InodeId) {
         let is_out = self.extents_of(ino).next().is_some();
         self.ready.touch(ino, is_out);
     }
-    /// A change was taken over.
+    /// A change was ingested.
     pub fn touch_changed(&mut self, what: &What) {
         for touched in touches(what).0 {
             if let Touch::Inode(ino) = touched {
@@ -554,17 +554,17 @@ impl ShipQueue {
             }
         }
     }
-    /// Something of a file that a change of names concerns.
+    /// Touches the files that a change of names concerns.
     pub fn touch_named(&mut self, effect: &Effect) {
         files_of(effect).into_iter().flatten().for_each(|ino| self.touch(ino));
     }
-    /// Something that may concern every file.
+    /// A change that may concern every file.
     pub fn touch_all(&mut self) {
         self.ready.touch_all();
     }
 
-    /// What may go now of a file; whether there is no more to give until it is touched. `cut_short`: and its
-    /// end, whether it is complete or not.
+    /// The work on a file that may go now; returns whether there is no more to assign until it is touched.
+    /// `cut_short`: its end as well, even if it is not complete.
     fn file(
         &mut self,
         request: &WorkRequest<'_>,
@@ -590,7 +590,7 @@ impl ShipQueue {
             }
             return Ok(true);
         };
-        // Also if somebody still has it open: home is to forget it.
+        // Even if a client still has it open: home is to delete it.
         let Some(inode) = find_inode(request.read, ino)?.filter(|inode| inode.nlink > 0) else {
             batch.gone.push(ino);
             return Ok(true);
@@ -615,13 +615,13 @@ impl ShipQueue {
             finish,
         };
         let mut evicted = if inode.evicted > 0 { store::evicted_of(request.read, ino)? } else { Vec::new() };
-        // What targets have behind it in its last stripe came with bytes that a truncation has overtaken.
+        // Bytes on targets past the end in its last stripe are of writes that a truncation has overtaken.
         let stripe = inode.layout.map_or(u64::MAX, |l| l.stripe_bytes());
         let up = |to: u64| to.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
         evicted.iter_mut().for_each(|(_, to)| *to = up(*to));
         let begun = batch.extents.len();
         let (mut all_out, mut held_up, parts) = (true, false, request.record.rules().parts);
-        // Truncations are done, and bytes are brought back, without anybody touching the file.
+        // Truncations finish, and bytes are recalled, without a touch of the file.
         let mut settled = finish.as_ref().is_none_or(|finish| finish.newest < first_truncation);
         let due = match parts {
             true => parts::whole(&ranges, inode.size, finish.is_some() || cut_short, first_truncation),
@@ -634,7 +634,7 @@ impl ShipQueue {
                 if let Some((_, out)) =
                     self.extents_of(ino).find(|((_, s), out)| *s <= start && start < out.end)
                 {
-                    // What was written over it since goes when that is told; the end of the file after that.
+                    // Later writes over it are shipped after its report; the end of the file after them.
                     all_out &= out.mark >= part.newest;
                     held_up |= out.mark < part.newest;
                     start = out.end;
@@ -651,7 +651,7 @@ impl ShipQueue {
                 let most = if parts { u64::MAX } else { EXTENT_MAX };
                 let len = (part.end - start).min(most).min(next_out - start);
                 if evicted.iter().any(|(from, to)| *from < start + len && start < *to) {
-                    // At another home only: it is brought back, and shipped then.
+                    // At another home only: it is recalled, and shipped then.
                     if batch.away.len() < AWAY_MAX {
                         batch.away.push((ino, start, start + len));
                     }
@@ -667,7 +667,7 @@ impl ShipQueue {
                 start += len;
             }
         }
-        // The end goes with the last range, or after it: together only if this mover has all of it.
+        // The end is assigned with the last range, or after it: together only if this mover has all of it.
         let end = match (&finish, cut_short) {
             (Some(finish), _) if finish.newest < first_truncation => Some(finish.newest),
             (_, true) => Some(0),
@@ -690,7 +690,7 @@ impl ShipQueue {
         Ok(settled)
     }
 
-    /// Takes back what a mover has; whether it had anything.
+    /// Revokes a mover's work; returns whether it had any.
     pub fn end_session(&mut self, session: SessionId) -> bool {
         let before = self.names_out.len() + self.extents_out.len();
         self.names_out.retain(|_, out| out.session != session);
@@ -720,7 +720,7 @@ impl ShipQueue {
     }
 }
 
-/// Bytes `start..start + len` of a file that is kept in its inode: zeros behind what is there.
+/// Bytes `start..start + len` of an inline file: zeros after its data.
 fn slice_of(bytes: &Bytes, start: u64, len: u64) -> Bytes {
     let mut out = vec![0; len as usize];
     let from = (start as usize).min(bytes.len());
@@ -733,12 +733,12 @@ pub(super) fn is_in_conflict(request: &WorkRequest<'_>, ino: InodeId) -> Result<
     Ok(request.read.get(&keys::conflict(request.relation, ino))?.is_some())
 }
 
-/// Whether the mover has as much as it takes.
+/// Whether the mover's limit is reached.
 fn is_full(request: &WorkRequest<'_>, batch: &Batch, left: u64) -> bool {
     left == 0 || batch.extents.len() >= request.items
 }
 
-/// What may be a file.
+/// The inodes of an effect that may be files.
 pub(super) fn files_of(effect: &Effect) -> [Option<InodeId>; 2] {
     match effect {
         Effect::Make { ino, .. }
@@ -769,7 +769,7 @@ impl PartialEq for NameOut {
     }
 }
 
-/// In words, for the log.
+/// As text, for the log.
 pub fn describe(action: &NameAction) -> String {
     let show = |path: &Bytes| String::from_utf8_lossy(path).into_owned();
     match action {

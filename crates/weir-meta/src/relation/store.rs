@@ -8,11 +8,11 @@ use weir_kv::{Read, Scan, Txn};
 use weir_proto::relation::{RECEIPT_BLOCK, RelationId};
 use weir_proto::{Error, InodeId, Result};
 
-/// One that is being removed is none any more.
+/// Finds a relation, unless it is being removed.
 pub fn find_relation(read: &dyn Read, relation: RelationId) -> Result<Option<RelationRecord>> {
     Ok(find_any(read, relation)?.filter(|record| !record.removing))
 }
-/// The same of one that is being removed.
+/// Finds a relation, even if it is being removed.
 pub fn find_any(read: &dyn Read, relation: RelationId) -> Result<Option<RelationRecord>> {
     let value = read.get(&keys::relation(relation))?;
     value.map(|v| RelationRecord::from_value(&v, || format!("relation {relation}"))).transpose()
@@ -26,7 +26,7 @@ pub fn relations(read: &dyn Read) -> Result<Vec<(RelationId, RelationRecord)>> {
     all.retain(|(_, record)| !record.removing);
     Ok(all)
 }
-/// With those that are being removed.
+/// All relations, including those that are being removed.
 pub fn all_relations(read: &dyn Read) -> Result<Vec<(RelationId, RelationRecord)>> {
     let (start, end) = keys::range_of_letter(b'r');
     collect(read, &start, &end, usize::MAX, |key, value| {
@@ -66,7 +66,7 @@ fn offset_of(key: &[u8]) -> Result<u64> {
     keys::offset_of(key).ok_or_else(|| Error::damaged("a key of a relation is damaged"))
 }
 
-/// The dirty ranges of a file, without the one that says that it is complete.
+/// The dirty ranges of a file, without the mark that it is complete.
 pub fn dirty_of(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Ranges> {
     let (start, end) = (keys::dirty(relation, ino, 0), keys::dirty(relation, ino, FINISH));
     collect(read, &start, &end, usize::MAX, |key, value| {
@@ -105,7 +105,7 @@ pub fn change_dirty(
     }
     Ok(())
 }
-/// A file is being written, for all that is known; whether that is news.
+/// A file may be being written; returns whether that is new.
 pub fn note_growing(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<bool> {
     let key = keys::growing(relation, ino);
     let is_new = txn.get(&key)?.is_none();
@@ -117,7 +117,7 @@ pub fn note_growing(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Re
 pub fn is_growing(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<bool> {
     Ok(read.get(&keys::growing(relation, ino))?.is_some())
 }
-/// Its last writer has closed it, or it is no more.
+/// Its last writer has closed it, or it is deleted.
 pub fn note_complete(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<()> {
     let key = keys::growing(relation, ino);
     if txn.get(&key)?.is_some() {
@@ -125,11 +125,11 @@ pub fn note_complete(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> R
     }
     Ok(())
 }
-/// Whether parts of a file are at home that nobody sees there yet.
+/// Whether parts of a file are at home that are not visible there yet.
 pub fn is_unfinished(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<bool> {
     Ok(read.get(&keys::unfinished(relation, ino))?.is_some())
 }
-/// The first files of that kind.
+/// The first such files.
 pub fn unfinished(read: &dyn Read, relation: RelationId, limit: usize) -> Result<Vec<InodeId>> {
     let (start, end) = keys::range_of_short(b'u', relation.0);
     collect(read, &start, &end, limit, |key, _| number_of(key).map(InodeId))
@@ -141,7 +141,7 @@ pub fn note_finished(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> R
     }
     Ok(())
 }
-/// Files that go out of the way.
+/// Files with a relocation.
 pub fn relocating(read: &dyn Read, relation: RelationId) -> Result<Vec<(InodeId, RelocationRecord)>> {
     let (start, end) = keys::range_of_short(b'm', relation.0);
     collect(read, &start, &end, usize::MAX, |key, value| {
@@ -152,19 +152,19 @@ pub fn relocating(read: &dyn Read, relation: RelationId) -> Result<Vec<(InodeId,
 pub fn relocations(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<bool> {
     Ok(read.get(&keys::relocations(relation, ino))?.is_some())
 }
-/// What home lacks of a file that is no more.
+/// Drops the dirty ranges of a removed file.
 pub fn drop_dirty(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<()> {
     note_complete(txn, relation, ino)?;
     let (start, end) = keys::range_of_pair(b'P', relation.0, ino.0);
     delete_range(txn, &start, &end, usize::MAX).map(drop)
 }
 
-/// Everything that is kept of a relation but its own record.
+/// All records of a relation except its own one.
 const LETTERS: &[u8] = b"BOPYLqadgumij";
-/// Records of a removed relation that go in one transaction.
+/// Records of a removed relation that one transaction removes.
 const REMOVE_MAX: usize = 2048;
 
-/// Removes some of what is kept of a relation, at last its record; whether there is more.
+/// Removes some records of a relation, its own one last; returns whether there is more.
 pub fn remove_some(txn: &mut dyn Txn, relation: RelationId) -> Result<bool> {
     let mut left = REMOVE_MAX;
     for letter in LETTERS {
@@ -178,7 +178,7 @@ pub fn remove_some(txn: &mut dyn Txn, relation: RelationId) -> Result<bool> {
     Ok(false)
 }
 
-/// How many records are kept of a relation.
+/// The number of records of a relation.
 pub fn count(read: &dyn Read, relation: RelationId) -> Result<usize> {
     let mut count = usize::from(find_any(read, relation)?.is_some());
     for letter in LETTERS {
@@ -188,19 +188,19 @@ pub fn count(read: &dyn Read, relation: RelationId) -> Result<usize> {
     Ok(count)
 }
 
-/// Deletes the first `limit` entries of a range; how many there were.
+/// Deletes the first `limit` entries of a range; returns their number.
 pub fn delete_range(txn: &mut dyn Txn, start: &[u8], end: &[u8], limit: usize) -> Result<usize> {
     let found = collect(txn, start, end, limit, |key, _| Ok(key.to_vec()))?;
     found.iter().for_each(|key| txn.delete(key));
     Ok(found.len())
 }
 
-/// The bytes of a file that are at home only: (from, to). Whoever reads them from targets reads zeros.
+/// The bytes of a file that are at home only: (from, to). A read of them from targets returns zeros.
 pub fn evicted_of(read: &dyn Read, ino: InodeId) -> Result<Vec<(u64, u64)>> {
     Ok(evict::ranges(read, ino, 0, usize::MAX)?.iter().map(|found| (found.from, found.range.to)).collect())
 }
 
-/// What of `0..end` is in none of these ranges, which are in order.
+/// The parts of `0..end` that are in none of these ranges, which are in order.
 pub fn outside(ranges: &[(u64, u64)], end: u64) -> Vec<(u64, u64)> {
     let (mut at, mut gaps) = (0, Vec::new());
     for (from, to) in ranges.iter().copied().chain([(end, end)]) {
@@ -221,7 +221,7 @@ pub fn receipts_of(read: &dyn Read, relation: RelationId, ino: InodeId) -> Resul
     })
 }
 
-/// Notes a receipt; what earlier ones said of these bytes does not count any more.
+/// Adds a receipt; earlier ones no longer cover these bytes.
 pub fn add_receipt(
     txn: &mut dyn Txn,
     relation: RelationId,
@@ -233,7 +233,7 @@ pub fn add_receipt(
     txn.put(&keys::receipt(relation, ino, offset), &receipt.to_value());
     Ok(())
 }
-/// These bytes were written anew, or are no more.
+/// Drops receipts of bytes that were written again, or are void.
 pub fn remove_receipts(
     txn: &mut dyn Txn,
     relation: RelationId,
@@ -259,7 +259,7 @@ pub fn trim_receipts(txn: &mut dyn Txn, relation: RelationId, ino: InodeId, size
     remove_receipts(txn, relation, ino, size, u64::MAX)
 }
 
-/// What a receipt still proves of `from..to`: whole blocks of it.
+/// The part of `from..to` that a receipt still covers: whole blocks of it.
 fn part_of(at: u64, receipt: &ReceiptRecord, from: u64, to: u64) -> Option<(u64, ReceiptRecord)> {
     if from >= to {
         return None;
@@ -275,7 +275,7 @@ fn part_of(at: u64, receipt: &ReceiptRecord, from: u64, to: u64) -> Option<(u64,
     })
 }
 
-/// Whether receipts prove all of `from..to`.
+/// Whether receipts cover all of `from..to`.
 pub fn is_proved(read: &dyn Read, relation: RelationId, ino: InodeId, from: u64, to: u64) -> Result<bool> {
     let mut at = from;
     for (start, receipt) in receipts_of(read, relation, ino)? {

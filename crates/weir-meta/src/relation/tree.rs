@@ -1,7 +1,8 @@
-//! Home as we made it: remote entries, their names, their paths; and what a change of names means there.
+//! Home as movers have left it: remote entries, their names, their paths; and the meaning of a change of
+//! names there.
 //!
-//! Invariant: remote entries show home after the last change that was applied there, so a path made from them
-//! is right for the next one. Reads records only; decides nothing about when.
+//! Invariant: remote entries describe home after the last change that was applied there, so a path built from
+//! them is right for the next one. Reads records only; decides nothing about time.
 use super::dirty::Apart;
 use super::record::{DirtyRange, FINISH, RelationRecord, RelocationRecord, RemoteEntry, RemotePlace};
 use super::store;
@@ -16,22 +17,22 @@ use weir_proto::meta::{FileKind, Time};
 use weir_proto::relation::{Expected, FingerprintBytes, HomeAttrs, NameAction, RelationId, What};
 use weir_proto::{Error, InodeId, Result, VolumeId};
 
-/// Names of a path at home at most: remote entries that lead in a circle are damage.
+/// Names of a path at home at most: remote entries in a circle are damage.
 const DEPTH_MAX: usize = 1 << 16;
-/// Where something waits at home, in its root, for a name that it can have there: its number follows, and one
-/// that makes it free.
+/// The prefix of temporary names at home, in its root, for files that wait for their name: the inode number
+/// follows, and a number that makes it unique.
 const WAITS: &str = ".weir-waits";
-/// Names of a file that are looked at for one that home can know it by.
+/// Names of a file that are tried for one that home can store.
 const NAMES_SCANNED: usize = 64;
 
-/// What is known of home when an action was done there.
+/// The change of home's known state when an action was done there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Effect {
     Make {
         ino: InodeId,
         kind: FileKind,
         place: RemotePlace,
-        /// What is in it was there before anybody listened: all of it is to be shipped.
+        /// Its content is older than the changelog: all of it is to be shipped.
         whole: bool,
     },
     Link {
@@ -48,8 +49,8 @@ pub enum Effect {
         to: RemotePlace,
         replaced: Option<InodeId>,
     },
-    /// Out of the way, or from a name that it has at home only, to another one of its names: by itself no
-    /// change.
+    /// The file moves to a temporary name, or from a name that exists only at home to another one of its
+    /// names: not a change by itself.
     Relocate {
         ino: InodeId,
         from: RemotePlace,
@@ -73,13 +74,13 @@ pub enum Effect {
     },
 }
 
-/// What to do at home for a change.
+/// The work at home for a change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
     pub ino: InodeId,
     pub action: NameAction,
     pub effect: Effect,
-    /// The change is dealt with when it is done; else it is looked at again.
+    /// The change is finished when it is done; otherwise it is checked again.
     pub last: bool,
 }
 
@@ -88,18 +89,18 @@ pub fn find_remote(read: &dyn Read, relation: RelationId, ino: InodeId) -> Resul
     value.map(|v| RemoteEntry::from_value(&v, || format!("inode {ino} at home of {relation}"))).transpose()
 }
 
-/// What a mover must find.
+/// The state that a mover must find.
 pub fn expected(remote: &RemoteEntry) -> Expected {
     Expected { fingerprint: remote.fingerprint.clone(), writing: remote.writing }
 }
 
-/// Which inode was given a name at home.
+/// The inode that has a name at home.
 pub fn occupant(read: &dyn Read, relation: RelationId, place: &RemotePlace) -> Result<Option<InodeId>> {
     let value = read.get(&keys::remote_name(relation, place.dir, &place.name))?;
     Ok(value.and_then(|v| <[u8; 8]>::try_from(v).ok()).map(|v| InodeId(u64::from_le_bytes(v))))
 }
 
-/// The path of an inode at home, relative to home's root; `None`: it is not there.
+/// The path of an inode at home, relative to home's root; `None`: it does not exist there.
 pub fn path(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Option<Vec<u8>>> {
     let Some(remote) = find_remote(read, relation, ino)? else { return Ok(None) };
     match remote.places.first() {
@@ -125,7 +126,7 @@ fn path_of(read: &dyn Read, relation: RelationId, place: &RemotePlace) -> Result
     )))
 }
 
-/// An inode and the directories on the way to it at home.
+/// An inode and its parent directories at home.
 pub fn way(
     read: &dyn Read,
     relation: RelationId,
@@ -191,8 +192,8 @@ pub fn present(read: &dyn Read, ino: InodeId) -> Result<Option<Present>> {
     Ok(Some(Present { kind: FileKind::Directory, size: 0, rdev: 0, attrs, volume: access.volume }))
 }
 
-/// What a change of names means at home now; `None`: nothing, it is there already or does not matter any
-/// more. `tried`: a mover may have done it, without telling.
+/// The meaning of a change of names at home now; `None`: no work, it is applied already or obsolete. `tried`:
+/// a mover may have done it, without a report.
 pub fn step(
     read: &dyn Read,
     relation: RelationId,
@@ -223,9 +224,10 @@ struct Tree<'a> {
     read: &'a dyn Read,
     relation: RelationId,
     volume: VolumeId,
-    /// A file may have several names there. Else it is there under one of them.
+    /// A file may have several names there. Otherwise it exists there under one of them.
     links: bool,
-    /// A mover may have made something of this kind, and not told: to be made also if it is no more.
+    /// A mover may have created an inode of this kind without a report: to be created even if it is removed
+    /// here.
     gone: Option<FileKind>,
 }
 
@@ -262,15 +264,15 @@ impl Tree<'_> {
                 )
             }
             What::Attributes { ino } => self.attributes(*ino),
-            // Of what is no more, and was not begun, nothing is left to truncate.
+            // A removed file whose step was not begun needs no truncation.
             What::Resized { ino, .. } if !tried && present(self.read, *ino)?.is_none() => Ok(None),
             What::Resized { ino, size } => self.resized(*ino, *size),
             What::Data { .. } | What::Complete { .. } => Ok(None),
         }
     }
 
-    /// What is no more, and home has under a name that it had before: one that another file took back
-    /// meanwhile, or aside.
+    /// A removed inode that home has under an earlier name of it: a name that another file took back
+    /// meanwhile, or a temporary one.
     fn left_over(&self, ino: InodeId) -> Result<Option<Step>> {
         let Some(remote) = self.remote(ino)? else { return Ok(None) };
         let (Some(place), None) = (remote.places.first(), present(self.read, ino)?) else { return Ok(None) };
@@ -278,7 +280,7 @@ impl Tree<'_> {
         Ok(step.map(|step| Step { last: remote.places.len() == 1, ..step }))
     }
 
-    /// Whether home has it under other names than one that a step takes from it.
+    /// Whether home has it under other names than one that a step removes.
     fn leaves_over(&self, ino: InodeId, effect: &Effect) -> Result<bool> {
         let goes = match effect {
             Effect::Drop { ino: from, .. } | Effect::Move { replaced: Some(from), .. } => *from == ino,
@@ -287,7 +289,7 @@ impl Tree<'_> {
         Ok(self.remote(ino)?.is_some_and(|remote| remote.places.len() > usize::from(goes)))
     }
 
-    /// Makes something that home does not have, where the volume has it.
+    /// Creates an inode that home does not have, at its place in the volume.
     fn make(&self, ino: InodeId, place: RemotePlace, whole: bool) -> Result<Option<Step>> {
         let step = self.make_there(ino, place.clone(), whole)?;
         if step.is_some()
@@ -320,20 +322,21 @@ impl Tree<'_> {
         Ok(Some(Step { ino, action, effect: Effect::Make { ino, kind, place, whole }, last: true }))
     }
 
-    /// What a mover may have made, and is no more: made for certain, so that its removal finds it.
+    /// An inode that a mover may have created, and that is removed here: created for certain, so that its
+    /// removal finds it.
     fn make_gone(&self, ino: InodeId, kind: FileKind, place: RemotePlace) -> Result<Option<Step>> {
         let (Some(path), None) = (self.path(&place)?, self.remote(ino)?) else { return Ok(None) };
         let epoch = Time { nanos: 0 };
         let attrs = HomeAttrs { mode: 0, uid: 0, gid: 0, atime: epoch, mtime: epoch, xattrs: Vec::new() };
         if kind == FileKind::Symlink {
-            return Ok(None); // where it led to is not known any more
+            return Ok(None); // its target is not known any more
         }
         let action = NameAction::Make { path, kind, target: Bytes::new(), rdev: 0, attrs };
         Ok(Some(Step { ino, action, effect: Effect::Make { ino, kind, place, whole: false }, last: true }))
     }
 
-    /// A name is there: of something new, or another one of what has a name already. `whole`: it may have
-    /// content.
+    /// A name exists: of a new inode, or another one of an inode that has a name already. `whole`: it may
+    /// have content.
     fn appear(&self, ino: InodeId, place: RemotePlace, certain: bool, whole: bool) -> Result<Option<Step>> {
         let Some(remote) = self.remote(ino)? else { return self.make(ino, place, whole) };
         if remote.places.contains(&place) {
@@ -343,7 +346,7 @@ impl Tree<'_> {
         if !self.links && !is_directory {
             return self.replace_old_name(ino, &remote, place);
         }
-        // Found by the look at what was there before: only if it is so now, or a mover may have done it.
+        // Found by the scan of older data: only if it exists now, or a mover may have done it.
         let now = find_link(self.read, place.dir, &place.name)?.is_some_and(|link| link.ino == ino);
         if !certain && !now {
             return Ok(None);
@@ -377,14 +380,14 @@ impl Tree<'_> {
 
     // ---- what loses its last name at home, and has others here
 
-    /// Whether a file that loses a name at home is still here, and would be there no more.
+    /// Whether a file that loses a name at home still exists here, and would no longer exist there.
     fn would_be_forgotten(&self, ino: InodeId, remote: &RemoteEntry) -> Result<bool> {
         let last = remote.places.len() == 1 && remote.kind != FileKind::Directory;
         Ok(last && find_inode(self.read, ino)?.is_some_and(|inode| inode.nlink > 0))
     }
 
-    /// Aside, where it waits for a name that is still to come; where home knows one name only, first to
-    /// another one that it keeps, unless home has others under all of these.
+    /// Moves a file to a temporary name, where it waits for a later one; if home stores one name only, first
+    /// to another one that it keeps, unless home has other files under all of these.
     fn leave(&self, ino: InodeId, remote: &RemoteEntry, place: RemotePlace) -> Result<Option<Step>> {
         let stays = if self.links { None } else { self.name_that_stays(ino, &place)? };
         let to = match stays {
@@ -393,7 +396,7 @@ impl Tree<'_> {
         };
         self.move_to(ino, remote, place, to)
     }
-    /// Where it waits.
+    /// The temporary place of a file.
     fn place_aside(&self, ino: InodeId, remote: &RemoteEntry) -> Result<Option<RemotePlace>> {
         for place in remote.places.iter().filter(|place| place.name.starts_with(WAITS.as_bytes())) {
             if find_link(self.read, place.dir, &place.name)?.is_none_or(|link| link.ino != ino) {
@@ -402,7 +405,7 @@ impl Tree<'_> {
         }
         Ok(None)
     }
-    /// Free, so it is not where the file is.
+    /// Free, so the file is elsewhere.
     fn place_to_wait(&self, ino: InodeId) -> Result<RemotePlace> {
         let dir = volume::load(self.read, self.volume)?.root;
         for n in 0u64.. {
@@ -416,7 +419,7 @@ impl Tree<'_> {
 
     // ---- where home knows one name of each file only
 
-    /// What has to be done before `ino` can have a place at home, where a file may be under one that it got
+    /// The steps before `ino` can have a place at home, where another file may be under a name that it got
     /// before its turn.
     fn clear(&self, ino: InodeId, place: &RemotePlace) -> Result<Option<Step>> {
         let other = occupant(self.read, self.relation, place)?.filter(|other| *other != ino);
@@ -426,7 +429,7 @@ impl Tree<'_> {
         }
     }
 
-    /// A name that a file has here beside `place`, and that is free at home.
+    /// A name that a file has here in addition to `place`, and that is free at home.
     fn name_that_stays(&self, ino: InodeId, place: &RemotePlace) -> Result<Option<RemotePlace>> {
         let (start, end) = keys::range_of(b'N', ino.0);
         let others = store::collect(self.read, &start, &end, NAMES_SCANNED, |key, _| {
@@ -444,7 +447,7 @@ impl Tree<'_> {
         Ok(None)
     }
 
-    /// A name that came takes the place of one that the file has at home only.
+    /// A new name replaces one that the file has at home only.
     fn replace_old_name(
         &self,
         ino: InodeId,
@@ -491,12 +494,12 @@ impl Tree<'_> {
         if remote.as_ref().is_some_and(|remote| remote.places.contains(&to)) {
             return Ok(None);
         }
-        // A directory that home does not have (yet): it must be there first.
+        // A directory that home does not have (yet): it must exist first.
         if self.remote(to.dir)?.is_none() {
             return match remote {
-                // It is looked at together with what is in that directory.
+                // It is scanned together with the entries of that directory.
                 None => Ok(None),
-                // It is no more, and another one may get its name.
+                // It is removed here, and another one may get its name.
                 Some(remote) if remote.kind != FileKind::Directory && present(self.read, ino)?.is_none() => {
                     self.vanish(ino, from, false)
                 }
@@ -514,7 +517,7 @@ impl Tree<'_> {
         }
         let replaced = replaced.map(|(other, remote)| (other, expected(&remote)));
         let Some(remote) = remote.filter(|remote| remote.places.contains(&from)) else {
-            // This name is not known at home: what it replaced goes, then it is made.
+            // This name is not known at home: the replaced one is removed, then it is created.
             return match replaced {
                 Some((other, _)) => self.vanish(other, to, false),
                 None => self.appear(ino, to, true, true),
@@ -532,9 +535,9 @@ impl Tree<'_> {
         Ok(Some(Step { ino, action, effect: Effect::Move { ino, from, to, replaced: other }, last: true }))
     }
 
-    /// A directory that was there before, and was not looked at yet, or that was left out because it is no
-    /// more, or what it was made in: made where it is in nobody's way. A name that comes to it, or its
-    /// removal, is told by what follows in the queue.
+    /// A directory from before the relation that was not scanned yet, or one that was skipped because it or
+    /// its parent is removed: created under a temporary name. Later changes in the queue give it its name, or
+    /// remove it.
     fn make_aside(&self, dir: InodeId) -> Result<Option<Step>> {
         let place = self.place_to_wait(dir)?;
         let step = match present(self.read, dir)? {
@@ -555,8 +558,8 @@ impl Tree<'_> {
         let one_there = remote.as_ref().filter(|remote| remote.places.contains(&place));
         let other_there = other_remote.as_ref().filter(|remote| remote.places.contains(&other_place));
         let (Some(remote), Some(other_remote)) = (one_there, other_there) else {
-            // One after the other, first who is there under that name: the other one may have to be made, or
-            // be there under another one of its names, where it stays.
+            // One after the other, first the one that exists under that name: the other one may have to be
+            // created, or exist under another one of its names, where it stays.
             let mut moves = [(ino, &place, &other_place), (other, &other_place, &place)];
             if one_there.is_none() {
                 moves.reverse();
@@ -609,7 +612,7 @@ impl Tree<'_> {
     }
 }
 
-/// What a mover may have done already is done as it was told.
+/// A step that a mover may have done already is repeated as it was assigned.
 pub fn relocation_step(
     read: &dyn Read,
     relation: RelationId,
@@ -620,8 +623,7 @@ pub fn relocation_step(
     Tree { read, relation, volume, links: false, gone: None }.relocations(ino, record)
 }
 
-/// What is no more, and home has parts of, is removed there, and where that is; none: it is not so (any
-/// more).
+/// The removal of a removed file of which home has parts, and its place; none: it is not the case (any more).
 pub fn removal(
     read: &dyn Read,
     relation: RelationId,
@@ -648,7 +650,7 @@ pub fn directory_step(
     Ok(step.map(|step| Step { effect: Effect::Attributes { dir }, ..step }))
 }
 
-/// Home is as the effect says.
+/// Records that home is as the effect describes.
 pub fn apply(
     txn: &mut dyn Txn,
     relation: RelationId,
@@ -731,8 +733,8 @@ fn set_fingerprint(
     }
     Ok(())
 }
-/// Whether a mover that dies with this action leaves another fingerprint than we know: a later one, or the
-/// removal of what it was about, is to find its own change again, not a stranger's.
+/// Whether a mover that dies with this action leaves another fingerprint than the known one: a later one, or
+/// the removal of its object, must recognize the relation's own change, not report an external one.
 pub fn changes_fingerprint(action: &NameAction) -> bool {
     matches!(action, NameAction::Attributes { kind, .. } if *kind != FileKind::Directory)
 }
@@ -742,7 +744,7 @@ pub fn note_writing(txn: &mut dyn Txn, relation: RelationId, ino: InodeId, writi
     }
     Ok(())
 }
-/// Home refuses devices before it makes anything: if this one is removed here, home has nothing to remove.
+/// Home refuses devices before it creates anything: if this one is removed here, home has nothing to remove.
 pub fn note_not_made(txn: &mut dyn Txn, relation: RelationId, number: u64) -> Result<()> {
     let key = keys::name_change(relation, number);
     if let Some(value) = txn.get(&key)? {
@@ -790,7 +792,7 @@ fn drop_place(
     store::drop_dirty(txn, relation, ino)
 }
 
-/// All that a file has but some ranges, or all that is in a directory, is to be shipped.
+/// All of a file except some ranges, or all of a directory, is to be shipped.
 pub fn ship_whole(
     txn: &mut dyn Txn,
     relation: RelationId,
@@ -817,7 +819,7 @@ pub fn ship_whole(
     Ok(())
 }
 
-/// A change as it is kept.
+/// A change as it is stored.
 pub fn load_change(value: &[u8], number: u64) -> Result<ChangeRecord> {
     ChangeRecord::from_value(value, || format!("change {number}"))
 }

@@ -1,9 +1,9 @@
-//! `weir demo`: the main job, from nothing to nothing. Detectors write at their rate, a storage process is
-//! killed at half time, everything is read back and compared; then a volume streams home (`home.rs`); and the
-//! directory is as it was before.
+//! `weir demo`: the main job, from an empty directory to an empty directory. Detectors write at their rate, a
+//! storage process is killed at half time, everything is read back and compared; then a volume streams home
+//! (`home.rs`); and the directory is as it was before.
 //!
-//! The rate is one that this machine can hold, which is measured first. What is late is reported; the demo
-//! fails for bytes that are wrong or missing only.
+//! The rate is measured first, so that this machine can sustain it. Delays are reported; the demo fails only
+//! for wrong or missing bytes.
 mod home;
 
 use crate::bench::spinner;
@@ -31,13 +31,13 @@ use weir_proto::Error;
 use weir_proto::coord::ClusterStatus;
 use weir_proto::map::TargetState;
 
-/// The storage process that dies.
+/// The storage process that is killed.
 const VICTIM: &str = "storage-3";
-/// How often the cluster is asked whether it has noticed.
+/// The interval of checks whether the cluster has noticed it.
 const POLL: Duration = Duration::from_millis(2);
 const NOTICE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The cluster of the demo; gone with it, whatever happens.
+/// The cluster of the demo; removed with it in every outcome.
 pub struct Stage {
     root: PathBuf,
     made_root: bool,
@@ -46,7 +46,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// `dir`, or a new one called after `name`; with a mount point, and nothing else in the way.
+    /// `dir`, or a new one called after `name`; with a mount point, and otherwise empty.
     pub fn prepare(dir: Option<&Path>, name: &str) -> Outcome<Stage> {
         let root = match dir {
             Some(dir) => crate::local::local_cluster::absolute(dir)?,
@@ -74,7 +74,7 @@ impl Stage {
     pub fn home(&self) -> PathBuf {
         self.root.join("home")
     }
-    /// Directory and mount point of a second cluster, for who needs one.
+    /// Directory and mount point of a second cluster, for callers that need one.
     pub fn beside(&self) -> (PathBuf, PathBuf) {
         (self.root.join("beside"), self.root.join("beside-mnt"))
     }
@@ -106,7 +106,7 @@ impl Stage {
         Ok(())
     }
 }
-/// What was stopped cannot end.
+/// A stopped process cannot end.
 fn wake(local: &LocalCluster) {
     for mount in local.of_role(RoleName::Mount) {
         if let Some(pid) = PidFile::read(&local.pid_file(mount)) {
@@ -138,7 +138,7 @@ pub fn demo(args: &cli::Demo, environment: &Environment) -> Outcome<ExitCode> {
     Ok(code)
 }
 
-/// SIGINT and SIGTERM end the demo, and clean up before.
+/// SIGINT and SIGTERM end the demo, with a clean-up.
 pub fn end_on_signal(stage: Stage) -> Arc<Stage> {
     let stage = Arc::new(stage);
     let of_thread = stage.clone();
@@ -156,7 +156,7 @@ pub fn end_on_signal(stage: Stage) -> Arc<Stage> {
         });
         if waited.is_ok() {
             eprintln!("\nstopped; cleaning up");
-            let _ = of_thread.end(); // told by the main thread if it is still there
+            let _ = of_thread.end(); // the main thread reports it if it still exists
             std::process::exit(130);
         }
     });
@@ -263,16 +263,16 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// What this machine can do, all detectors together.
+/// The measured rate of this machine, all detectors together.
 struct Pace {
     frames_per_s: f64,
     bytes_per_s: f64,
 }
 
-/// Frames of each detector that are written to find out.
+/// Frames of each detector for the measurement.
 const MEASURED_FRAMES: u64 = 8;
 
-/// As fast as it goes, for a moment.
+/// As fast as possible, for a moment.
 fn measure(options: &detector::Options) -> Outcome<Pace> {
     let options = detector::Options { hz: 0.0, frames_max: Some(MEASURED_FRAMES), ..options.clone() };
     let report = detector::run(&options)?;
@@ -280,9 +280,9 @@ fn measure(options: &detector::Options) -> Outcome<Pace> {
     Ok(Pace { frames_per_s: mean("frames"), bytes_per_s: mean("payload") * 1e6 })
 }
 
-/// Frames per second of each detector. A third of what the machine can do: it has to hold while a storage
-/// process is dead and others use the machine, too. At most what a fast detector does, and never so few that
-/// nothing is under way when it dies.
+/// Frames per second of each detector. A third of the machine's rate: it has to be sustained while a storage
+/// process is dead and others use the machine, too. At most the rate of a fast detector, and never so low
+/// that no frame is in flight at the kill.
 fn detector_hz(frames_per_s: f64, detectors: u32) -> f64 {
     let third = frames_per_s / f64::from(detectors.max(1)) / 3.0;
     third.floor().clamp(HZ_MIN, HZ_MAX)
@@ -290,7 +290,7 @@ fn detector_hz(frames_per_s: f64, detectors: u32) -> f64 {
 const HZ_MIN: f64 = 1.0;
 const HZ_MAX: f64 = 25.0;
 
-/// What took longer than it should have, in words.
+/// Steps that took too long, as text.
 fn lateness(report: &Report, kill: &Kill) -> Vec<String> {
     let mut late = Vec::new();
     let frames = report.row("late frames").map_or(0.0, |row| row.value.max);
@@ -303,7 +303,7 @@ fn lateness(report: &Report, kill: &Kill) -> Vec<String> {
     late
 }
 
-/// They are read and compared: their space is for what comes.
+/// They are read and compared: their space is for the next act.
 fn remove_frames(stage: &Stage) -> Outcome<()> {
     for entry in fs::read_dir(&stage.mount).doing("list the detectors' directories")? {
         let path = entry.doing("list the detectors' directories")?.path();
@@ -320,7 +320,7 @@ fn run(
     quiet: bool,
 ) -> Outcome<(Report, Kill)> {
     let watch: Arc<detector::Watch> = Arc::default();
-    // Of the time until the last frame is due: before that nothing has ended.
+    // The time until the last frame is due: before that nothing has ended.
     let frames = (options.hz * f64::from(args.seconds)).ceil();
     let half = Duration::from_secs_f64(((frames - 1.0) / options.hz / 2.0).max(0.0));
     let running = AtomicBool::new(true);
@@ -438,9 +438,9 @@ mod tests {
 
     #[test]
     fn detectors_get_a_rate_that_the_machine_can_hold() {
-        // Frames a second that were measured, detectors, and what is asked of each of them.
+        // Measured frames per second, detectors, and the rate chosen for each of them.
         for (measured, detectors, hz) in [
-            (400.0, 2, 25.0), // at most what a fast one does
+            (400.0, 2, 25.0), // at most the rate of a fast one
             (90.0, 2, 15.0),
             (12.0, 2, 2.0),
             (5.0, 2, 1.0), // late frames are reported

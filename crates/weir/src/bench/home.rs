@@ -1,8 +1,9 @@
-//! `weir bench home`: how data goes home while it is written, and what that costs. On a cluster of its own.
+//! `weir bench home`: how fast data is shipped home while it is written, and the cost of that. On a cluster
+//! of its own.
 //!
-//! Each part is a volume with a directory as its home, and is looked at from outside. The raw figure beside
-//! the rates is what one stream writes and syncs on the home's file system, measured just before; how fast a
-//! full volume goes home is compared with several who copy it through the mount.
+//! Each part is a volume with a directory as its home, observed from outside. The raw figure next to the
+//! rates is that of one stream that writes and syncs on the home's file system, measured just before; the
+//! rate of shipping a full volume is compared with several programs that copy it through the mount.
 mod grid;
 mod wire;
 
@@ -27,17 +28,17 @@ use weir_load::{Better, Report, Row, Spread};
 use weir_proto::MIB;
 
 const NAMESPACE: &str = "root";
-/// What is not at home so long after the last write does not come.
+/// Data that is not at home this long after the last write counts as missing.
 const PATIENCE: Duration = Duration::from_secs(300);
 const FRAME_BYTES: u64 = 6_250_000;
-/// What a single stream writes to the home's file system for comparison.
+/// Bytes that a single stream writes to the home's file system for comparison.
 const RAW_BYTES: u64 = 256 * MIB;
 const RAW_RUNS: usize = 3;
-/// Who copies a volume by hand, for comparison.
+/// Programs that copy a volume by hand, for comparison.
 const COPIERS: usize = 4;
-/// Files that are written in a second while another volume catches up.
+/// Files written per second while another volume catches up.
 const BESIDE_PER_S: f64 = 40.0;
-/// A file above this gets a volume of this size: its front goes while it is written.
+/// A file above this gets a volume of this size: its front is evicted while it is written.
 const FILE_LIMIT: u64 = 2048 * MIB;
 /// Between two listings.
 const LIST_EVERY: Duration = Duration::from_millis(50);
@@ -106,7 +107,7 @@ pub enum What {
     Grid,
 }
 
-/// A cluster with one mover and what was found on it.
+/// A cluster with one mover, and its results.
 struct Bench<'a> {
     options: &'a Options,
     stage: &'a Stage,
@@ -172,7 +173,7 @@ fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
     Ok(bench.report())
 }
 
-/// MB/s of a file that is written and synced.
+/// MB/s of writing and syncing a file.
 fn raw_rate(dir: &Path) -> Outcome<Spread> {
     let (path, bytes) = (dir.join("raw"), vec![0x5a_u8; PART]);
     let mut rates = Vec::new();
@@ -190,8 +191,8 @@ fn raw_rate(dir: &Path) -> Outcome<Spread> {
     Ok(Spread { median: rates[RAW_RUNS / 2], min: rates[0], max: rates[RAW_RUNS - 1] })
 }
 
-/// MB/s of whoever copies a volume's files through the mount: the path that a mover takes, without Weir's
-/// part of it. What the kernel keeps of the files is dropped before.
+/// MB/s of a program that copies a volume's files through the mount: the path of a mover, without Weir's part
+/// of it. The kernel's cached pages of the files are dropped before.
 fn copied_by_hand(from: &Path, to: &Path) -> Outcome<f64> {
     fs::create_dir(to).doing(format_args!("make {}", to.display()))?;
     let entries = fs::read_dir(from).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
@@ -332,7 +333,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Full first, then at home as fast as it goes, while somebody writes beside it.
+    /// A full volume is shipped as fast as possible, while another program writes to a second one.
     fn catch_up(&mut self) -> Outcome<()> {
         let site = self.volume("catch-up", None, false)?;
         fs::create_dir_all(&site.home).doing("make a home directory")?;
@@ -374,7 +375,7 @@ impl Bench<'_> {
         self.end_part("catch-up", &site, &plan, &seen, false)
     }
 
-    /// Home is a directory on another cluster's mount; that stops, so whoever touches it hangs.
+    /// Home is a directory on another cluster's mount; that is stopped, so a program that touches it hangs.
     fn frozen(&mut self) -> Outcome<()> {
         let (dir, mount) = self.stage.beside();
         fs::create_dir_all(&mount).doing("make a second mount point")?;
@@ -396,7 +397,7 @@ impl Bench<'_> {
         let server = other.of_role(RoleName::Mount).next().ok_or_else(missing)?;
         let server = PidFile::read(&other.pid_file(server)).ok_or_else(missing)?;
         server.signal(Signal::STOP)?;
-        // Nobody looks at home meanwhile: that would hang, too.
+        // Home is not read meanwhile: that would hang, too.
         let unseen = Site { home: self.stage.home().join("nothing"), ..hung.clone() };
         let (mut seen, listed_hung) =
             relation_load::stream(&unseen, &plan, Duration::ZERO, |live| list_meanwhile(&site.dir, live))?;
@@ -407,7 +408,7 @@ impl Bench<'_> {
             relation_load::at_home(&hung, &plan, &seen) == seen.bytes(&plan)
         });
         let caught_up = woken.elapsed().as_secs_f64();
-        // Disks and processes get slower as they are used, so what is compared with stands on both sides.
+        // Disks and processes get slower with use, so the reference is measured before and after.
         let (again, listed_after) =
             relation_load::stream(&after, &plan, PATIENCE, |live| list_meanwhile(&site.dir, live))?;
         let waited = [&well.write_ms, &seen.write_ms, &again.write_ms];
@@ -431,7 +432,7 @@ impl Bench<'_> {
         self.end_part("frozen", &hung, &plan, &seen, false)
     }
 
-    /// What took so many ms (p99) before, during and after something.
+    /// Latencies (p99, ms) before, during and after an event.
     fn compare(&mut self, what: &str, name: &str, [before, during, after]: [f64; 3]) {
         let to_mean = during * 2.0 / (before + after);
         for (name, unit, value) in [
@@ -495,7 +496,7 @@ impl Bench<'_> {
     }
 }
 
-/// Writes 1 MiB files at their rate until `meanwhile` has ended; how long each took, ms, in order of size.
+/// Writes 1 MiB files at their rate until `meanwhile` has ended; returns the duration of each, ms, sorted.
 fn write_beside<T>(
     site: &Site,
     name: &str,
@@ -518,7 +519,7 @@ fn write_beside<T>(
     Ok((seen.write_ms, did))
 }
 
-/// Lists a directory every now and then while something is written; how long each took, ms, in order of size.
+/// Lists a directory at intervals while data is written; returns the duration of each, ms, sorted.
 fn list_meanwhile(dir: &Path, live: &Live) -> Outcome<Vec<f64>> {
     let mut took_ms = Vec::new();
     while live.is_writing() {
@@ -534,10 +535,10 @@ fn list_meanwhile(dir: &Path, live: &Live) -> Outcome<Vec<f64>> {
     Ok(took_ms)
 }
 
-/// What `/proc` counts in, on every platform that Linux runs on today (`USER_HZ`).
+/// The unit of times in `/proc`, on every platform that Linux runs on today (`USER_HZ`).
 const TICKS_PER_S: f64 = 100.0;
 
-/// CPU time of a process, as the kernel counts it.
+/// CPU time of a process, as the kernel accounts it.
 struct Cpu {
     pid: PidFile,
     ticks: Option<u64>,
@@ -561,7 +562,7 @@ fn cpu_ticks(pid: &PidFile) -> Option<u64> {
     Some(user + kernel)
 }
 
-/// Most memory that a process has had.
+/// The peak memory of a process.
 fn resident_bytes(pid: &PidFile) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", pid.pid)).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -127,7 +127,7 @@ fn print(options: &Options, rates: &[Rates]) {
 async fn keep_alive(env: Env, channel: Channel, session: SessionId) {
     loop {
         env.clock.sleep(Duration::from_secs(1)).await;
-        let _ = channel.call(&KeepAlive { session, saved: 0 }, Vec::new(), PATIENCE).await; // the run itself tells of a loss
+        let _ = channel.call(&KeepAlive { session, saved: 0 }, Vec::new(), PATIENCE).await; // the run reports a loss
     }
 }
 
@@ -146,7 +146,7 @@ async fn once(
     options: &Options,
     run: u32,
 ) -> Outcome<Rates> {
-    // Sequence numbers go on over runs: each slot's starts where the run before ended.
+    // Sequence numbers continue over runs: each slot's start where the previous run ended.
     let per_slot = u64::from(options.files) * 2 + 2;
     let seq = u64::from(run) * per_slot + 1;
     let dir_name = Bytes::from(format!("bench-meta-{}-{run}", std::process::id()));
@@ -200,7 +200,7 @@ async fn once(
     Ok(Rates { create, stat, unlink })
 }
 
-/// Runs `work` for every file, one at a time on each slot; the inodes by file.
+/// Runs `work` for every file, one at a time on each slot; returns the inodes by file.
 async fn each<F>(
     env: &Env,
     channel: &Channel,
@@ -223,7 +223,7 @@ where
                     Err(e) => return drop(tx.send(Err(e))),
                 }
             }
-            let _ = tx.send(Ok(found)); // nobody waits after an error of another slot
+            let _ = tx.send(Ok(found)); // the caller is gone after an error of another slot
         });
         parts.push(rx);
     }

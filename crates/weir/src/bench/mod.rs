@@ -1,4 +1,4 @@
-//! `weir bench`: the workloads of `weir-load` on any mounted file system, alone or side by side, and the
+//! `weir bench`: the workloads of `weir-load` on any mounted file system, alone or in parallel, and the
 //! metadata role alone over RPC.
 pub mod demo;
 pub mod home;
@@ -23,7 +23,7 @@ use weir_load::{
 
 /// Exit code when everything ran but bytes were wrong: "the answer is no".
 const WRONG: u8 = 1;
-/// What a shell reports of a program that SIGINT ended.
+/// The exit status that a shell shows for a program that SIGINT ended.
 const INTERRUPTED: u8 = 130;
 
 /// A workload with the choice of how its result is printed.
@@ -133,7 +133,7 @@ fn compared(args: &Compare) -> Outcome<ExitCode> {
     Ok(if compared.is_good() { ExitCode::SUCCESS } else { ExitCode::from(WRONG) })
 }
 
-/// Where a comparison is, on standard error.
+/// The progress of a comparison, on standard error.
 struct Shown(ProgressBar);
 
 impl compare::Watcher for Shown {
@@ -142,7 +142,7 @@ impl compare::Watcher for Shown {
     }
 }
 
-/// SIGINT and SIGTERM end a comparison, which then tidies up. The second one ends it at once: a file system
+/// SIGINT and SIGTERM end a comparison, which then cleans up. The second one ends it at once: a file system
 /// may hang.
 fn stop_on_signal() -> Arc<compare::Stop> {
     let stop = Arc::new(compare::Stop::default());
@@ -194,7 +194,7 @@ fn worker_command() -> Outcome<Vec<String>> {
     Ok(vec![binary.display().to_string(), "bench".into(), "worker".into()])
 }
 
-/// On a terminal only.
+/// A spinner, on a terminal only.
 pub fn spinner(what: &'static str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -1,9 +1,9 @@
-//! A volume with a home under load: frames and one growing file are written at their rate, and what arrives
-//! at home is watched from outside, as anybody can who sees the directory. For `weir demo` and `weir bench
-//! home`.
+//! A volume with a home under load: frames and one growing file are written at their rate, and their arrival
+//! at home is observed from outside, as any program with access to the directory can. For `weir demo` and
+//! `weir bench home`.
 //!
-//! Every block says what it is and where it belongs, so what is read back, here or at home, is right or it is
-//! not. Refuses to know: how Weir brings data home; it is asked for levels and states only.
+//! Every block contains its identity and place, so data read back, here or at home, can be verified. Knows
+//! nothing of how Weir ships data home; it only queries levels and states.
 use crate::cli;
 use crate::commands::volume::own_cred;
 use crate::failure::{Doing, Failure, Outcome};
@@ -23,22 +23,22 @@ use weir_client::{Client, NewRelation, NewVolume};
 use weir_proto::volume::{Policy, Quota, Volume};
 use weir_proto::{Error, VolumeId};
 
-/// Home is looked at so often.
+/// The interval of reading home.
 const POLL: Duration = Duration::from_millis(20);
-/// For a mover to die and another one to go on.
+/// The time for a mover to die and another one to continue.
 const RESUME_PATIENCE: Duration = Duration::from_secs(60);
-/// Rates are of so long.
+/// Rates are measured over this time.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Frames on their way that one look asks for.
+/// Frames in flight that one check looks for.
 const ASKED_MAX: usize = 64;
-/// A file is written in such parts.
+/// A file is written in parts of this size.
 pub const PART: usize = 1 << 20;
 /// Each block of a part carries its place.
 const BLOCK: usize = 4096;
 /// The growing file.
 pub const FILE: &str = "scan.h5";
 
-/// What is written.
+/// The data to write.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub frame_bytes: u64,
@@ -58,19 +58,19 @@ pub struct Site {
     pub home: PathBuf,
 }
 
-/// What was seen.
+/// The measurements.
 #[derive(Default, Debug)]
 pub struct Seen {
     pub frames: u64,
     pub file_bytes: u64,
-    /// From written to seen at home, ms, in order of size; of a frame from its close.
+    /// The time from the write to the arrival at home, ms, sorted; of a frame from its close.
     pub lag_ms: Vec<f64>,
     /// Bytes that arrived, and that were written, in each second.
     pub arrived: Vec<u64>,
     pub written: Vec<u64>,
-    /// Of each `write` or frame, ms, in order of size.
+    /// The duration of each `write` or frame, ms, sorted.
     pub write_ms: Vec<f64>,
-    /// All was at home before the patience was over.
+    /// All was at home within the patience.
     pub complete: bool,
 }
 
@@ -84,8 +84,8 @@ impl Seen {
     pub fn longest_write_ms(&self) -> f64 {
         at_quantile(&self.write_ms, 1.0)
     }
-    /// Deviation of the rate at home from second to second, of its mean, while it was written at the full
-    /// rate.
+    /// Deviation of the rate at home from second to second, relative to its mean, while data was written at
+    /// the full rate.
     pub fn jitter(&self) -> f64 {
         let steady = self.arrived.len().min(self.written.len()).saturating_sub(1);
         let rates: Vec<f64> = self.arrived.iter().take(steady).skip(2).map(|bytes| *bytes as f64).collect();
@@ -93,7 +93,7 @@ impl Seen {
         let variance = rates.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / rates.len().max(1) as f64;
         if mean > 0.0 { variance.sqrt() / mean } else { 0.0 }
     }
-    /// The least that arrived of what was written in the same ten seconds; `None`: it was not that long.
+    /// The lowest ratio of arrived to written bytes over ten seconds; `None`: the run was shorter.
     pub fn home_rate_min(&self) -> Option<f64> {
         let sum = |all: &[u64], at: usize| all[at..at + 10].iter().sum::<u64>() as f64;
         let windows = self.arrived.len().min(self.written.len()).saturating_sub(9);
@@ -102,30 +102,30 @@ impl Seen {
     }
 }
 
-/// Of values in order; 0 of none.
+/// A quantile of sorted values; 0 without values.
 pub fn at_quantile(sorted: &[f64], quantile: f64) -> f64 {
     let last = sorted.len().saturating_sub(1);
     sorted.get((last as f64 * quantile).round() as usize).copied().unwrap_or(0.0)
 }
 
-/// Counts while it runs.
+/// Counters during the run.
 #[derive(Default)]
 pub struct Live {
     pub written: AtomicU64,
     pub arrived: AtomicU64,
-    /// Of the growing file at home.
+    /// Bytes of the growing file at home.
     pub file_at_home: AtomicU64,
-    /// Of what arrived last, ms.
+    /// The lag of the last arrival, ms.
     pub lag_ms: AtomicU64,
     writing: AtomicBool,
-    /// Nothing more is to be written.
+    /// No more data is to be written.
     enough: AtomicBool,
-    /// Threads that have not written all of theirs yet.
+    /// Threads that have not finished writing.
     writers: AtomicU64,
     log: Mutex<Log>,
 }
 
-/// What is not at home yet.
+/// Data that is not at home yet.
 #[derive(Default)]
 struct Log {
     frames: VecDeque<(u64, Instant)>,
@@ -139,11 +139,11 @@ impl Live {
     fn log(&self) -> MutexGuard<'_, Log> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// Whether what was planned is not written yet.
+    /// Whether planned data is not written yet.
     pub fn is_writing(&self) -> bool {
         self.writers.load(Relaxed) > 0
     }
-    /// Nothing more is written.
+    /// Stops writing.
     pub fn stop(&self) {
         self.enough.store(true, Relaxed);
     }
@@ -171,7 +171,7 @@ pub async fn make_volume(client: &Client, name: &str, limit: Option<u64>) -> Out
     Ok(client.create_volume(&cred, &new).await?)
 }
 
-/// Gives a volume a home; what is there may be evicted.
+/// Gives a volume a home; data there may be evicted.
 pub async fn add_home(client: &Client, volume: &Volume, home: &Path) -> Outcome<()> {
     fs::create_dir_all(home).doing(format_args!("make {}", home.display()))?;
     let url = format!("file://{}", home.display());
@@ -186,7 +186,7 @@ pub async fn evicted(client: &Client, volume: VolumeId) -> Outcome<u64> {
     Ok(levels.iter().find(|level| level.volume == Some(volume)).map_or(0, |level| level.evicted))
 }
 
-/// Writes as planned, and watches home until all is there, `patience` after the last write at most.
+/// Writes as planned, and observes home until all has arrived, `patience` after the last write at most.
 /// `meanwhile` runs in this thread.
 pub fn stream<T>(
     site: &Site,
@@ -218,8 +218,8 @@ pub fn stream<T>(
     })
 }
 
-/// SIGKILL for the mover; seconds until the growing file grows at home again, by a mover that is started at
-/// once.
+/// SIGKILL for the mover; returns the seconds until the growing file grows at home again, by a mover that is
+/// started at once.
 pub fn kill_mover(local: &LocalCluster, wish: &cli::Up, live: &Live) -> Outcome<Option<f64>> {
     let missing = || Error::not_found("no mover runs");
     let mover = local.of_role(RoleName::Mover).next().ok_or_else(missing)?;
@@ -229,7 +229,7 @@ pub fn kill_mover(local: &LocalCluster, wish: &cli::Up, live: &Live) -> Outcome<
     if !pid.gone_within(RESUME_PATIENCE) {
         return Err(Failure::new(Error::deadline("the killed mover is still there"), "`ps` shows why"));
     }
-    // What it wrote last is seen before it is counted.
+    // Its last writes are observed before they are counted.
     std::thread::sleep(5 * POLL);
     let before = live.file_at_home.load(Relaxed);
     up::bring_up(wish)?;
@@ -237,13 +237,13 @@ pub fn kill_mover(local: &LocalCluster, wish: &cli::Up, live: &Live) -> Outcome<
     Ok(resumed.then(|| killed.elapsed().as_secs_f64()))
 }
 
-/// Bytes of what was written that are in the home directory, by its files' sizes.
+/// Written bytes that are in the home directory, by its files' sizes.
 pub fn at_home(site: &Site, plan: &Plan, seen: &Seen) -> u64 {
     let size = |name: &str| fs::metadata(site.home.join(name)).map_or(0, |m| m.len());
     (0..seen.frames).map(|n| size(&frame_name(n)).min(plan.frame_bytes)).sum::<u64>() + size(FILE)
 }
 
-/// Takes away what was written.
+/// Removes the written files.
 pub fn remove(dir: &Path, seen: &Seen) -> Outcome<()> {
     let file = (seen.file_bytes > 0).then(|| FILE.to_owned());
     for name in (0..seen.frames).map(frame_name).chain(file) {
@@ -309,7 +309,7 @@ fn write_file(site: &Site, plan: &Plan, live: &Live, start: Instant) -> Outcome<
     Ok(())
 }
 
-/// Looks at home until all that was written is there.
+/// Reads home until all written data has arrived.
 fn watch(site: &Site, plan: &Plan, live: &Live, patience: Duration) -> Seen {
     let mut seen = Seen::default();
     let (mut frames_at_home, mut window, mut before, mut written_before) = (0, Instant::now(), 0, 0);
@@ -385,7 +385,7 @@ struct Part {
 
 impl Part {
     fn new(seed: u64) -> Part {
-        // Not to be made smaller by anybody on the way: a plain linear generator is enough.
+        // Not compressible on the way: a plain linear generator suffices.
         let mut state = seed ^ 0x9E37_79B9_7F4A_7C15;
         let mut bytes = Vec::with_capacity(PART);
         while bytes.len() < PART {
@@ -403,7 +403,7 @@ impl Part {
     }
 }
 
-/// Reads everything in a directory; what is missing or wrong, in words.
+/// Reads everything in a directory; returns missing or wrong data, as text.
 pub fn verify(dir: &Path, plan: &Plan, seen: &Seen) -> Vec<String> {
     let mut bad = Vec::new();
     let frames = (0..seen.frames).map(|n| (frame_name(n), frame_seed(n), plan.frame_bytes));

@@ -1,9 +1,9 @@
-//! `weir bench requests`: what single operations cost, counted and not timed, so that the load of the machine
-//! does not matter: requests of the kernel to the mount, messages of the mount to the metadata leader, and
-//! changes of thread in Weir's processes.
+//! `weir bench requests`: the cost of single operations, counted and not timed, so that the load of the
+//! machine does not matter: requests of the kernel to the mount, messages of the mount to the metadata
+//! leader, and thread switches in Weir's processes.
 //!
-//! Nothing is asked of the servers: the mount counts requests and messages, the kernel changes of thread.
-//! What ends behind a program's back (the release of a file) is waited for, and counted with the operation.
+//! No server is queried: the mount counts requests and messages, the kernel thread switches. Work that ends
+//! after the program's call (the release of a file) is awaited, and counted with the operation.
 use crate::bench::demo::{self, Stage};
 use crate::bench::{processes_of, spinner};
 use crate::cli;
@@ -25,14 +25,14 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use weir_proto::Error;
 
-/// A small file that is not kept in the inode's record alone: that of mdtest-hard.
+/// A small file that does not fit inline: that of mdtest-hard.
 const SMALL_BYTES: usize = 3901;
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
-/// Between looks whether requests still end.
+/// The interval of checks whether requests still end.
 const POLL: Duration = Duration::from_millis(30);
 const SETTLE_PATIENCE: Duration = Duration::from_secs(10);
-/// How long the processes are watched doing nothing: what they do then is taken off.
+/// How long the idle processes are observed: their thread switches in that time are subtracted.
 const IDLE: Duration = Duration::from_secs(1);
 
 #[derive(Args)]
@@ -58,7 +58,7 @@ pub struct Options {
     pub json: bool,
 }
 
-/// What one operation cost, on average.
+/// The cost of one operation, on average.
 struct Cost {
     what: &'static str,
     /// Operations, or entries, or MiB.
@@ -149,7 +149,7 @@ impl Drop for Scratch {
 struct Counter {
     mount: PathBuf,
     pids: Option<Vec<i32>>,
-    /// Changes of thread in a second in which nothing is asked.
+    /// Thread switches per second without requests.
     idle_per_s: f64,
     /// Requests that this program made to read the counters.
     looks: Cell<u64>,
@@ -182,14 +182,14 @@ impl Counter {
         Ok(Seen { requests, asked: said["asked"].as_u64().unwrap_or(0) })
     }
 
-    /// When nothing is under way any more.
+    /// Returns when nothing is in flight any more.
     fn settled(&self) -> Outcome<Seen> {
         let mut last = self.look()?;
         let until = Instant::now() + SETTLE_PATIENCE;
         loop {
             std::thread::sleep(POLL);
             let now = self.look()?;
-            // Messages go on by themselves (the session is kept); requests do not.
+            // Messages continue by themselves (keep-alives of the session); requests do not.
             if now.requests == last.requests || Instant::now() > until {
                 return Ok(now);
             }
@@ -222,7 +222,7 @@ impl Counter {
     }
 }
 
-/// Of all its threads that live.
+/// The thread switches of all live threads of a process.
 fn switches_of(pid: i32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let of_task = |task: fs::DirEntry| {
@@ -234,7 +234,7 @@ fn switches_of(pid: i32) -> u64 {
 }
 
 fn count(path: &Path, other: Option<&Path>, pids: Option<Vec<i32>>, ops: u32) -> Outcome<Vec<Cost>> {
-    file::ask(path, file::CLIENT)?; // a mount of Weir at all
+    file::ask(path, file::CLIENT)?; // whether it is a mount of Weir
     let scratch = Scratch::new(path, other)?;
     let counter = Counter::new(scratch.here.clone(), pids);
     let bar = spinner("counting");
@@ -254,7 +254,7 @@ fn all(scratch: &Scratch, counter: &Counter, n: u64, reported: &dyn Fn(&'static 
     Ok(costs.all)
 }
 
-/// What is counted so far.
+/// The costs counted so far.
 struct Costs<'a> {
     counter: &'a Counter,
     reported: &'a dyn Fn(&'static str),
@@ -262,7 +262,7 @@ struct Costs<'a> {
 }
 
 impl Costs<'_> {
-    /// Counts what `of` operations cost that `work` does.
+    /// Counts the cost of the `of` operations that `work` does.
     fn add(&mut self, what: &'static str, of: u64, work: &dyn Fn() -> Outcome<()>) -> Outcome<()> {
         (self.reported)(what);
         self.all.push(self.counter.cost(what, of as f64, work)?);
@@ -279,7 +279,7 @@ fn write_mibs(file: &mut File, mibs: u64) -> Outcome<()> {
     (0..mibs).try_for_each(|_| std::io::Write::write_all(file, &mib)).doing("write a file")
 }
 
-/// So many MiB have the files that streams and random pages are counted with.
+/// The size of the files for streams and random pages, in MiB.
 fn mibs(n: u64) -> u64 {
     (n / 4).max(8)
 }
@@ -367,7 +367,7 @@ fn one_file(costs: &mut Costs<'_>, here: &Path, n: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Files that another mount has made.
+/// Files that another mount has created.
 fn cold_files(costs: &mut Costs<'_>, here: &Path, other: &Path, n: u64) -> Outcome<()> {
     let (cold, small) = (other.join("cold"), vec![7; SMALL_BYTES]);
     fs::create_dir(&cold).doing("make a directory")?;
@@ -390,7 +390,7 @@ fn cold_files(costs: &mut Costs<'_>, here: &Path, other: &Path, n: u64) -> Outco
     })?;
     costs.add("`ls -l`, first, per entry", n, &list)?;
     costs.add("`ls -l`, at once again, per entry", n, &list)?;
-    // What the kernel keeps for a moment is gone.
+    // The entries that the kernel keeps for a moment have expired.
     wait_until(weir_client::NAME_LOAN * 2, || false);
     costs.add("`ls -l`, later, per entry", n, &list)?;
     let gone = other.join("gone");

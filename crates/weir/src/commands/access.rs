@@ -79,7 +79,7 @@ fn check(args: &CheckAccess) -> Outcome<()> {
         client.shutdown().await?;
         let path = String::from_utf8_lossy(&volume.path).into_owned();
         let from = args.from.map_or(From::Local, From::Network);
-        // Where there is an authority, mounts on other machines have certificates.
+        // If there is an authority, mounts on other machines have certificates.
         let certified = args.from.is_some() && cluster.administer(&GetEnrolment {}).await.is_ok();
         let origin = Origin { name: args.node.clone(), from, certified };
         let called = Called { name: &volume.name, path: &path };
@@ -127,7 +127,7 @@ fn checked_text(args: &CheckAccess, volume: &Volume, decision: &Decision, acts: 
     format!("volume {}: {may}\n{user}\n{why}\n", volume.name)
 }
 
-/// By its name, or the one that a path is in.
+/// Finds a volume by its name, or the one that contains a path.
 async fn volume_of(client: &Client, called: &str) -> Outcome<Volume> {
     if !called.starts_with('/') {
         return named(client, called).await;

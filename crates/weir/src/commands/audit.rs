@@ -1,6 +1,6 @@
-//! `weir audit`: who asked for what and what came of it, from the files of coordinator and metadata role.
+//! `weir audit`: requests, their senders and results, from the files of coordinator and metadata role.
 //!
-//! To show and to verify it reads these files and asks no server, so that works while nothing runs. Their
+//! To show and to verify it reads these files and queries no server, so that works while nothing runs. Their
 //! mode is 0600.
 use crate::cli::{AuditCommand, AuditedVolumes, ShowAudit, VerifyAudit};
 use crate::commands::which::coordinators;
@@ -22,7 +22,7 @@ use weir_trust::audit::{self, Checker, Entry, Fault, Head};
 
 /// Exit code when a chain is damaged: "the answer is no".
 const DAMAGED: u8 = 1;
-/// A line that a role is writing just now is whole a moment later.
+/// A line that a role is just writing is complete a moment later.
 const REREADS: u32 = 20;
 const REREAD_PAUSE: Duration = Duration::from_millis(50);
 
@@ -34,7 +34,7 @@ pub fn run(command: &AuditCommand) -> Outcome<ExitCode> {
     }
 }
 
-/// Lists the rules, after a change if one is asked for.
+/// Lists the rules, after a change if one is requested.
 fn volumes(args: &AuditedVolumes) -> Outcome<()> {
     let coordinators = coordinators(&args.cluster)?;
     let rules = observe::block_on(async {
@@ -144,7 +144,7 @@ fn rows(shown: &[(String, Entry)]) -> String {
     let row = |(log, e): &(String, Entry)| {
         let uid = e.uid.map_or("-".into(), |uid| uid.to_string());
         let again = if e.again > 0 { format!(" (and {} more)", e.again) } else { String::new() };
-        // A name that a stranger chose must not write to a terminal as it likes.
+        // A name that a stranger chose must not send control characters to a terminal.
         let plain = |text: &str| text.replace(|c: char| c.is_control(), "?");
         let who = [plain(&e.node), plain(&e.from)];
         let [node, from] = who;
@@ -164,23 +164,23 @@ fn rows(shown: &[(String, Entry)]) -> String {
     table::render(&header, &shown.iter().map(row).collect::<Vec<_>>())
 }
 
-/// As the times of records are written, so that these compare as text.
+/// In the format of the records' times, so that these compare as text.
 fn since(env: &Env, text: &str) -> Outcome<String> {
     if let Ok(seconds) = parse_seconds(text) {
         return Ok(audit::time(env.clock.wall().0 - i64::from(seconds) * 1_000_000_000));
     }
-    Date::parse_until(text)?; // a day is meant from its beginning here: its text sorts before all times in it
+    Date::parse_until(text)?; // a day counts from its beginning here: its text sorts before all times in it
     Ok(text.trim().trim_end_matches('Z').replacen(' ', "T", 1))
 }
 
-/// A line that does not fit.
+/// An invalid line.
 struct Damage {
     file: PathBuf,
     line: usize,
     fault: Fault,
 }
 
-/// What a log holds.
+/// The content of a log.
 struct Verified {
     name: String,
     records: u64,
@@ -209,7 +209,7 @@ fn verify(args: &VerifyAudit) -> Outcome<ExitCode> {
     Ok(if is_damaged || !missing.is_empty() { ExitCode::from(DAMAGED) } else { ExitCode::SUCCESS })
 }
 
-/// Removes from `missing` what is found.
+/// Removes the parts from `missing` that it finds.
 fn checked(env: &Env, log: Log, missing: &mut Vec<String>) -> Outcome<Verified> {
     let mut checker = Checker::default();
     let mut verified = Verified { name: log.name, records: 0, last: None, damage: None };

@@ -1,8 +1,8 @@
-//! `weir volume backup` and `backups`: makes a backup now, says how often movers make one, shows what there
-//! is.
+//! `weir volume backup` and `backups`: makes a backup now, sets the interval at which movers make one, lists
+//! backups.
 //!
-//! What a backup is and how it is made is in `weir_home::backup`; who makes one at the moment is known to the
-//! metadata leader, which this command asks like a mover.
+//! `weir_home::backup` defines a backup and how it is made; the metadata leader knows which client makes one
+//! at the moment, so this command asks it like a mover.
 use crate::commands::relation::require_allowed;
 use crate::commands::snapshots;
 use crate::commands::volume::{Cluster, as_client, explain, named, own_cred, parse_every};
@@ -31,7 +31,7 @@ use weir_proto::{Error, ErrorKind, MIB};
 /// Pieces of files that are read from the cache.
 const MEMORY_BYTES: u64 = 64 * MIB;
 const SHOW_EVERY: Duration = Duration::from_millis(200);
-/// Missing things that are named on the terminal.
+/// Missing entries that are named on the terminal.
 const NAMED: usize = 10;
 
 #[derive(Args)]
@@ -73,7 +73,7 @@ fn read_retention(text: &str) -> Result<BackupRetention, String> {
     parse_backup_retention(text).map_err(|e| e.context)
 }
 
-/// A client, and what opens homes as it.
+/// A client, and its way to open homes.
 struct Desk {
     client: Client,
     homes: Homes,
@@ -92,7 +92,7 @@ impl Desk {
         self.homes.close().await;
         Ok(self.client.shutdown().await?)
     }
-    /// The place that was named, or the only one.
+    /// The named place, or the only one.
     async fn place(&self, volume: &Volume, to: Option<&str>) -> Outcome<String> {
         if let Some(url) = to {
             return Ok(url.to_owned());
@@ -235,7 +235,7 @@ async fn run(desk: &Desk, taken: &Backup, progress: &Arc<Progress>) -> Outcome<M
     Ok(job.run().await?)
 }
 
-/// For ever.
+/// Shows the progress for ever.
 async fn show(progress: &Progress, volume: &Volume) -> Infallible {
     let (shown, all) = (crate::progress::Progress::new(), volume.usage.files + volume.usage.directories);
     loop {
@@ -352,7 +352,7 @@ fn tree_row(tree: &TreeName) -> Vec<String> {
     vec![tree.made().map(|date| date.to_string()).unwrap_or_default(), state.into()]
 }
 
-/// How it stands with a place, in words.
+/// The state of a place, as text.
 pub fn state(b: &Backup) -> String {
     let mut parts = vec![match b.every_s {
         0 => "made when asked for".to_owned(),

@@ -39,7 +39,7 @@ pub fn ca(command: &CaCommand) -> Outcome<()> {
     Ok(())
 }
 
-/// The nodes that have not taken the newest step of a rotation.
+/// The nodes that have not confirmed the newest step of a rotation.
 fn missing(known: &Enrolment) -> Vec<&str> {
     let now = certificate::now()();
     let waits = |held: &&Holder| !held.removed && held.until > now && held.round < known.round;

@@ -1,7 +1,7 @@
-//! `weir client`: who uses the cluster, and what each client holds.
+//! `weir client`: the clients of the cluster, and the holdings of each.
 //!
-//! A metadata server knows sessions with their leases and locks; the coordinator knows what nodes said of
-//! themselves, like bytes that no target has yet. A row joins both.
+//! A metadata server knows sessions with their leases and locks; the coordinator knows the nodes' own
+//! reports, for instance of bytes that no target has yet. A row joins both.
 use crate::cli::{ClientCommand, Status};
 use crate::commands::which::coordinators;
 use crate::failure::Outcome;
@@ -17,7 +17,7 @@ use weir_proto::{Error, ErrorKind};
 use weir_rpc::NoService;
 
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Commands ask, and are gone: they are no clients that somebody looks for.
+/// Commands are short-lived: they are not listed as clients.
 const COMMANDS: &str = "weir command on ";
 
 pub fn run(command: &ClientCommand) -> Outcome<()> {
@@ -26,11 +26,11 @@ pub fn run(command: &ClientCommand) -> Outcome<()> {
     }
 }
 
-/// One client, as a namespace knows it.
+/// One client, by a namespace's record.
 struct Row {
     namespace: String,
     session: SessionShown,
-    /// What its node said, if it reports.
+    /// Its node's own report, if it sends any.
     said: Option<NodeCondition>,
 }
 
@@ -67,7 +67,7 @@ async fn ask(at: &Status) -> Outcome<Vec<Row>> {
     let mut said = match cluster.conditions().await {
         Ok(all) => all.nodes,
         Err(e) if e.kind == ErrorKind::Unavailable => return Err(e.into()),
-        Err(_) => Vec::new(), // an older coordinator knows none
+        Err(_) => Vec::new(), // an older coordinator has none
     };
     let (map, mut rows) = (cluster.map(), Vec::new());
     for namespace in map.namespaces.iter().filter(|n| is_led(&map, n)) {
@@ -113,7 +113,7 @@ impl Row {
 
     fn cells(&self) -> Vec<String> {
         let s = &self.session;
-        // What identifies a host to programs is longer than what people call it.
+        // A host's identity for programs is longer than its usual name.
         let host = self.host().map(|host| host.split('-').next().unwrap_or(host));
         let away = if s.role.is_some() { "" } else { ", not connected" };
         vec![

@@ -1,4 +1,4 @@
-//! `weir volume clone`: a volume made from a snapshot, to be changed.
+//! `weir volume clone`: a writable volume made from a snapshot.
 use crate::commands::volume::{Cluster, Limits, explain, limits, named, own_cred};
 use crate::failure::{Failure, Outcome};
 use clap::{Args, ValueHint};
@@ -52,7 +52,7 @@ pub async fn clone(client: &Client, args: &Clone) -> Outcome<Volume> {
     };
     let made = client.clone_volume(&cred, source.id, &snapshot, own, &new).await;
     if made.is_err() && own {
-        // Nobody asked for it alone.
+        // It is of no use alone.
         if let Err(left) = client.delete_snapshot(&cred, source.id, &snapshot).await {
             tracing::warn!("the snapshot {snapshot} is left over: {left}");
         }

@@ -1,4 +1,4 @@
-//! `weir namespace list` and `copies`: on which nodes the metadata is, and how many copies there shall be.
+//! `weir namespace list` and `copies`: the nodes that store the metadata, and the target number of copies.
 use crate::cli_namespace::SetCopies as Args;
 use crate::cluster_args::Status;
 use crate::commands::which::coordinators;
@@ -11,9 +11,9 @@ use weir_proto::copies::SetCopies;
 use weir_proto::map::{ClusterMap, MemberState, NamespaceCopies, NamespaceEntry};
 use weir_proto::{Error, NodeId};
 
-/// Nodes that wait look at each change of the map.
+/// Waiting nodes check each change of the map.
 const PLACE_PATIENCE: Duration = Duration::from_secs(5);
-/// A new copy of a few gigabytes is filled in a minute; the command can be given again.
+/// A new copy of a few gigabytes is filled in a minute; the command can be repeated.
 const FILL_PATIENCE: Duration = Duration::from_secs(600);
 
 pub fn list(at: &Status) -> Outcome<()> {
@@ -24,7 +24,7 @@ pub fn set(args: &Args) -> Outcome<()> {
     show(&args.cluster, Some(args))
 }
 
-/// Lists all copies, after a change if one is asked for.
+/// Lists all copies, after a change if one is requested.
 fn show(at: &Status, change: Option<&Args>) -> Outcome<()> {
     let coordinators = coordinators(at)?;
     let map = observe::block_on(async {
@@ -117,7 +117,7 @@ fn unfilled(map: &ClusterMap, name: &str) -> Failure {
     Failure::new(Error::deadline(format!("namespace {name:?} still lacks {lacks}")), hint)
 }
 
-/// Each node that keeps it, and what its copy is worth.
+/// Each node that stores it, and the state of its copy.
 fn keepers(map: &ClusterMap, entry: &NamespaceEntry) -> Vec<(NodeId, &'static str)> {
     let word = |node: NodeId, state: MemberState| match state {
         MemberState::Current if entry.leader == Some(node) => "leads",

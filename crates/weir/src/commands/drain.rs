@@ -1,4 +1,4 @@
-//! `weir target drain`, `undrain`, `remove` and `list`: targets that leave, and what all of them hold.
+//! `weir target drain`, `undrain`, `remove` and `list`: targets that leave, and the usage of all of them.
 use crate::cli;
 use crate::commands::target::{number_of, stop_process};
 use crate::commands::which::coordinators;
@@ -15,7 +15,7 @@ use weir_proto::coord::{ClusterStatus, GonePlan};
 use weir_proto::map::{ClusterMap, TargetState};
 use weir_proto::{Error, TargetId};
 
-/// A process that was stopped says goodbye; else its silence tells.
+/// A stopped process announces its end; otherwise the target is down after a time of silence.
 const DOWN_PATIENCE: Duration = Duration::from_secs(30);
 
 /// `weir target drain`.
@@ -139,9 +139,9 @@ fn drain_json(target: TargetId, plan: &GonePlan, places: usize, done: bool) -> V
 /// `weir up` does not start it again.
 fn forget_process(local: &mut LocalCluster, name: &str) -> Outcome<()> {
     let _only_one = up::lock(local)?;
-    *local = LocalCluster::open_own(&local.dir)?; // as a `weir up` left it meanwhile
+    *local = LocalCluster::open_own(&local.dir)?; // with changes of a concurrent `weir up`
     local.manifest.processes.retain(|p| p.role != RoleName::Storage || p.name != name);
-    local.manifest.targets = local.of_role(RoleName::Storage).count() as u32; // fewer than there were
+    local.manifest.targets = local.of_role(RoleName::Storage).count() as u32; // fewer than before
     local.save()
 }
 

@@ -1,7 +1,7 @@
-//! `weir join`, `weir token` and `weir node`: machines become nodes of a cluster, and stop being some.
+//! `weir join`, `weir token` and `weir node`: machines become nodes of a cluster, and leave it.
 //!
-//! A node's directory: `ROLE.toml` for each of its roles, `node.pem` with its certificate, and what the
-//! roles keep there.
+//! A node's directory: `ROLE.toml` for each of its roles, `node.pem` with its certificate, and the roles' own
+//! data.
 use crate::certificate::{self, CERTIFICATE};
 use crate::cli_nodes::{self as cli, NodeCommand, TokenCommand};
 use crate::cluster_args::Status;
@@ -76,7 +76,7 @@ pub fn join(args: &cli::Join) -> Outcome<()> {
     Ok(())
 }
 
-/// Shows the token at the first address that answers.
+/// Presents the token at the first address that answers.
 async fn enrol(env: &Env, token: &Token, name: &str, public_key: &[u8]) -> Outcome<Enrolled> {
     let tls = Tls::joining(token.pin, certificate::now());
     let trust = Arc::new(Trust::new(Arc::new(tls), Policy::default()));
@@ -145,7 +145,7 @@ pub(super) fn write_config(env: &Env, file: &Path, config: &Config) -> Outcome<(
     env.disk.write_atomic(file, text.as_bytes()).doing(format_args!("write {}", file.display()))
 }
 
-/// A directory that holds nothing yet, which only this user can read.
+/// A new, empty directory that only this user can read.
 pub(super) fn new_dir(dir: &Path) -> Outcome<PathBuf> {
     let env = weir_env::real::env();
     let dir = local_cluster::absolute(dir)?;

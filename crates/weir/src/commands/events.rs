@@ -1,4 +1,4 @@
-//! `weir events`: troubles as they began and ended, which are known, and which do not count for a while.
+//! `weir events`: troubles with their begin and end, the known kinds, and the muted ones.
 use crate::cli_watch::{EventNamed, EventsArgs, EventsCommand};
 use crate::commands::troubles::{kind, kinds_page, lasting, word};
 use crate::commands::which::coordinators;

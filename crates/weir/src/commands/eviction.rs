@@ -1,4 +1,5 @@
-//! `weir volume eviction`: how full pools and volumes are, the eviction watermarks, and a volume's own marks.
+//! `weir volume eviction`: the fill levels of pools and volumes, the eviction watermarks, and a volume's own
+//! ones.
 use crate::commands::volume::{Cluster, named, own_cred};
 use crate::failure::{Failure, Outcome};
 use crate::table;
@@ -28,7 +29,7 @@ pub struct Eviction {
 /// Levels, with the names of their volumes.
 pub type Named = Vec<(String, EvictionLevel)>;
 
-/// Sets marks, if any are named, and asks for all.
+/// Sets marks, if any are named, and asks for all levels.
 pub async fn ask(client: &Client, args: &Eviction) -> Outcome<Named> {
     if args.name.is_some() && args.high.is_none() && !args.auto {
         return Err(Failure::new(Error::invalid("no threshold is given"), "give --high PERCENT, or --auto"));
@@ -46,7 +47,7 @@ pub async fn ask(client: &Client, args: &Eviction) -> Outcome<Named> {
         let name = match level.volume {
             None => "all targets".to_owned(),
             Some(id) => {
-                // The first one behind the number before.
+                // The first one after the previous number.
                 let (found, _) = client.volumes(VolumeId(id.0.saturating_sub(1))).await?;
                 found.into_iter().find(|v| v.id == id).map_or_else(|| id.to_string(), |v| v.name)
             }

@@ -1,4 +1,4 @@
-//! `weir file`: what the mount tells of one file, through attributes that it answers itself.
+//! `weir file`: the mount's information on one file, through attributes that it answers itself.
 //!
 //! An extended attribute needs no socket and no address: the path leads to the right mount.
 use crate::cli::OnePath;
@@ -13,11 +13,11 @@ use weir_proto::meta::Time;
 /// Attribute names that every mount of Weir answers with JSON.
 pub const STAT: &str = "weir.stat";
 pub const LAYOUT: &str = "weir.layout";
-/// Who holds and who waits for locks.
+/// Holders of locks, and waiters.
 pub const LOCKS: &str = "weir.locks";
 /// Counters of the mount's client.
 pub const CLIENT: &str = "weir.client";
-/// Where the mount serves this machine's users.
+/// The socket on which the mount serves this machine's users.
 pub const SOCKET: &str = "weir.socket";
 
 pub fn stat(args: &OnePath) -> Outcome<()> {

@@ -1,8 +1,8 @@
-//! What is known of a cluster: all questions at once, each with a time of its own, so that no node which
-//! hangs keeps the answer. `weir status`, `weir why`, `weir console` and `weir support` ask here.
+//! The state of a cluster: all queries in parallel, each with its own deadline, so that a hanging node does
+//! not delay the answer. For `weir status`, `weir why`, `weir console` and `weir support`.
 //!
-//! A question that only newer servers or administrators are answered is left out; one that nobody answers
-//! in time is a trouble itself.
+//! A query that only newer servers answer, or only for administrators, is skipped; one without an answer in
+//! time is a trouble itself.
 use crate::commands::mounts::{self, Asked, MountState};
 use crate::commands::troubles::{Facts, HomesHere, Known, NamespaceFacts, ProcessState};
 use crate::commands::volume::{all, connect};
@@ -29,21 +29,21 @@ use weir_proto::meta::SessionList;
 use weir_proto::{Error, ErrorKind, InodeId, Request, Result, TargetId};
 use weir_rpc::{Channel, NoService};
 
-/// How long each question may take.
+/// The deadline of each query.
 const PATIENCE: Duration = Duration::from_millis(1800);
-/// How long good-byes may take: sessions that get none end by themselves.
+/// The time for closing sessions: others expire by themselves.
 const LAST_PATIENCE: Duration = Duration::from_millis(200);
 
-/// Who asks. Its sessions with metadata servers are kept from one round to the next.
+/// Queries a cluster. Its sessions with metadata servers are kept from one round to the next.
 pub struct Asker {
     pub env: Env,
     pub cluster: Cluster,
     coordinators: Vec<Addr>,
-    /// By namespace.
+    /// Clients by namespace.
     clients: Mutex<BTreeMap<String, Client>>,
 }
 
-/// What this machine shows.
+/// The state of this machine.
 #[derive(Default)]
 struct Here {
     processes: Vec<ProcessState>,
@@ -52,7 +52,7 @@ struct Here {
     restart: String,
 }
 
-/// Asks once, for a command that then ends.
+/// Queries once, for a command that then ends.
 pub fn facts(local: Option<&LocalCluster>, coordinators: &[Addr], name: &str) -> Outcome<Facts> {
     observe::block_on(async {
         let asker = Asker::connect(coordinators, name).await?;
@@ -69,7 +69,7 @@ impl Asker {
         Ok(Arc::new(Asker { env, cluster, coordinators: coordinators.to_vec(), clients: Mutex::default() }))
     }
 
-    /// Asks servers, and looks at this machine meanwhile.
+    /// Queries servers, and reads this machine's state meanwhile.
     pub async fn facts(self: &Arc<Self>, local: Option<LocalCluster>) -> Result<Facts> {
         let looking = tokio::task::spawn_blocking(move || look_here(local.as_ref()));
         let (told, here) = tokio::join!(self.told(), looking);
@@ -83,7 +83,7 @@ impl Asker {
         looking.await.map_err(|e| Error::unavailable(format!("cannot look at homes: {e}")))
     }
 
-    /// The volumes, by name, that hold an inode of this number: one in each namespace at most.
+    /// The volumes, by name, that have an inode of this number: one in each namespace at most.
     pub async fn volumes_of(self: &Arc<Self>, inode: InodeId, facts: &Facts) -> Vec<String> {
         let mut names = Vec::new();
         for namespace in &facts.namespaces {
@@ -114,7 +114,7 @@ impl Asker {
         Ok(client)
     }
 
-    /// The coordinator's view, and what each metadata server that leads says of its volumes.
+    /// The coordinator's view, and the reports of each leading metadata server on its volumes.
     async fn told(self: &Arc<Self>) -> Result<Facts> {
         let (env, cluster) = (&self.env, &self.cluster);
         let (enrolment, log) = (cluster.administer(&GetEnrolment {}), cluster.administer(&GetEvents {}));
@@ -158,7 +158,7 @@ impl Asker {
         })
     }
 
-    /// All that have a leader, at once.
+    /// All that have a leader, in parallel.
     async fn namespaces(self: &Arc<Self>) -> Vec<NamespaceFacts> {
         let (map, mut asked) = (self.cluster.map(), JoinSet::new());
         for namespace in map.namespaces.iter().filter(|n| is_led(&map, n)) {
@@ -197,7 +197,7 @@ impl Asker {
             volumes,
             relations,
             backups,
-            audit: audit.unwrap_or_default(), // an older server does not say
+            audit: audit.unwrap_or_default(), // an older server does not report it
             exports: exports.unwrap_or_default(),
             sessions: sessions.map(|all| all.sessions).unwrap_or_default(),
             failing: failing.map(|all| all.troubles).unwrap_or_default(),
@@ -205,12 +205,12 @@ impl Asker {
     }
 }
 
-/// Questions that were not answered in time.
+/// Queries that were not answered in time.
 #[derive(Default)]
 struct Unanswered(Vec<(String, String)>);
 
 impl Unanswered {
-    /// `None` also where the server is older, or this user may not ask.
+    /// `None` also if the server is older, or this user may not ask.
     fn heard<T>(&mut self, what: &str, answer: Result<T>) -> Option<T> {
         let e = match answer {
             Ok(answer) => return Some(answer),
@@ -228,12 +228,12 @@ async fn timely<T>(env: &Env, asked: impl Future<Output = Result<T>>) -> Result<
     env.clock.timeout(PATIENCE, asked).await.unwrap_or_else(|_| Err(late()))
 }
 
-/// `None`: the server is older, or does not tell this user.
+/// `None`: the server is older, or refuses this user.
 async fn told<R: Request>(leader: &Channel, request: R) -> Option<R::Reply> {
     leader.call(&request, Vec::new(), PATIENCE).await.ok().map(|(reply, _)| reply)
 }
 
-/// Places of lost targets that no other target can take. Those whose turn comes later need nobody.
+/// Places of lost targets that no other target can take. Those whose turn comes later need no attention.
 fn not_replaced(waiting: &[RebuildWaiting]) -> Vec<(TargetId, String)> {
     let text = |RebuildWaiting { target, why, places }: &RebuildWaiting| {
         format!("{target} is lost, and not replaced in {places} placement groups: {why}")
@@ -251,7 +251,7 @@ fn look_here(local: Option<&LocalCluster>) -> Here {
         log: local.map(|at| at.log(p)).unwrap_or_default(),
     };
     let processes = local.into_iter().flat_map(|at| &at.manifest.processes).map(process_state).collect();
-    // The mounts that this machine's `weir up` made; others are their own machines'.
+    // The mounts that this machine's `weir up` made; others belong to their own machines.
     let mounts = local.map(mounts::of).unwrap_or_default();
     let dead_mounts = mounts::dead_beside(&mounts);
     let restart = match local {
@@ -261,7 +261,8 @@ fn look_here(local: Option<&LocalCluster>) -> Here {
     Here { processes, mounts, dead_mounts, restart }
 }
 
-/// Directories that are homes and cannot be used. Movers of other machines may find them where they are.
+/// Directories that are homes and cannot be used. Movers of other machines may see them where they are
+/// mounted.
 fn homes_here(processes: &[ProcessState], namespaces: &[NamespaceFacts]) -> HomesHere {
     let here = processes.iter().filter(|p| p.role == RoleName::Mover && p.lives).count();
     let known = || namespaces.iter().filter_map(|n| n.known.as_ref().ok());

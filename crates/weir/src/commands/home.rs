@@ -1,4 +1,4 @@
-//! `weir home`: where users may have homes of their volumes. The rules are in the cluster map.
+//! `weir home`: the places where users may have homes of their volumes. The rules are in the cluster map.
 use crate::cli::{self, HomeAllow, HomeCommand, HomeForbid};
 use crate::commands::which::coordinators;
 use crate::failure::Outcome;
@@ -64,7 +64,7 @@ fn forbid(args: &HomeForbid) -> Outcome<()> {
     Ok(())
 }
 
-/// As one would write it after `weir home allow`.
+/// The rights in the syntax of `weir home allow`.
 fn rights(rule: &HomeRule) -> String {
     let maps = |flag: &'static str, all: &[IdMapping]| {
         all.iter().map(move |m| format!("{flag} {}={}+{}", m.here, m.there, m.count)).collect::<Vec<_>>()

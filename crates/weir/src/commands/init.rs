@@ -1,7 +1,7 @@
-//! `weir init`: a cluster is founded, or gets another coordinator that shares its store.
+//! `weir init`: founds a cluster, or adds another coordinator that shares its store.
 //!
-//! The coordinator's directory has `coord.toml`, its state or audit log, and, where the cluster was founded,
-//! `admin.pem` for commands on other machines.
+//! The coordinator's directory has `coord.toml`, its state or audit log, and, if the cluster was founded
+//! here, `admin.pem` for commands on other machines.
 use crate::certificate::{self, ADMIN_CERTIFICATE};
 use crate::cli_nodes::Init;
 use crate::commands::enrol::{PATIENCE, name_of_machine, new_dir, private_dir, write_config};
@@ -79,8 +79,8 @@ fn config_of_coordinator(args: &Init, dir: &Path) -> Outcome<Config> {
     Ok(config)
 }
 
-/// Makes the coordinator's state, with the cluster's authority, and the administrator's certificate. False: a
-/// store that coordinators share holds the cluster already, and this is another one of them.
+/// Creates the coordinator's state, with the cluster's authority, and the administrator's certificate. False:
+/// a store that coordinators share holds the cluster already, and this is another one of them.
 async fn found(env: &Env, dir: &Path, config: &Config) -> Outcome<(ClusterId, bool)> {
     let coord = &config.coord;
     let founding = CoordConfig {
@@ -100,7 +100,7 @@ async fn found(env: &Env, dir: &Path, config: &Config) -> Outcome<(ClusterId, bo
     })?;
     if held.is_none() {
         let lead = lead(env, store.clone(), &config.node.name, |_| {}).await?;
-        // Another machine may have been quicker.
+        // Another machine may have founded it first.
         let founded = match cluster_in(&*store).await {
             Ok(None) => {
                 let founding = CoordConfig { term: Some(lead.term()), ..founding };

@@ -1,7 +1,7 @@
-//! What the mounts of this machine say of themselves: whether they answer, and what they lost.
+//! The reports of this machine's mounts: whether they answer, and their losses.
 //!
-//! Invariant: looking never hangs. A mount whose process is stopped holds the thread that asks it; that
-//! thread is left behind.
+//! Invariant: a check never hangs. A mount whose process is stopped blocks the thread that asks it; that
+//! thread is abandoned.
 use crate::commands::file;
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
 use rustix::io::Errno;
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_millis(1800);
 pub enum Reach {
     #[serde(rename = "answers")]
     Answers,
-    /// It is stopped, or waits for something.
+    /// It is stopped, or waits.
     #[serde(rename = "does not answer")]
     Silent,
     /// Its process has ended: "Transport endpoint is not connected".
@@ -35,7 +35,7 @@ pub struct MountState {
     pub name: String,
     pub path: PathBuf,
     pub state: Reach,
-    /// How often changes or locks were lost since it started.
+    /// The number of losses of changes or locks since it started.
     pub losses: u64,
     /// The last of them.
     pub last_losses: Value,
@@ -57,7 +57,7 @@ pub fn of(local: &LocalCluster) -> Vec<MountState> {
     asked.into_iter().map(state).collect()
 }
 
-/// All others of this machine that are dead. Which cluster they were of is not known any more.
+/// All others of this machine that are dead. Their cluster is not known any more.
 pub fn dead_beside(known: &[MountState]) -> Vec<PathBuf> {
     let others = weir_fuse::mount_points().into_iter().filter(|path| !known.iter().any(|m| m.path == *path));
     let asked: Vec<_> = others.map(|path| (ask(&path, is_dead), path)).collect();
@@ -77,8 +77,8 @@ fn look(path: &Path) -> (Reach, Value) {
     }
 }
 
-/// A question to a file system that may hang, and when it is given up. Several are asked together, so that
-/// those that hang are waited for once.
+/// A query of a file system that may hang, with its deadline. Several run in parallel, so that hanging ones
+/// are awaited together.
 pub struct Asked<T>(Receiver<T>, Instant);
 
 impl<T> Asked<T> {
@@ -88,12 +88,12 @@ impl<T> Asked<T> {
     }
 }
 
-/// Asks on a thread of its own, which is left behind if there is no answer.
+/// Asks in a thread of its own, which is abandoned if there is no answer.
 pub fn ask<T: Send + 'static>(path: &Path, question: impl FnOnce(&Path) -> T + Send + 'static) -> Asked<T> {
     let (tx, rx) = channel();
     let path = path.to_path_buf();
     std::thread::spawn(move || {
-        let _ = tx.send(question(&path)); // nobody waits any more
+        let _ = tx.send(question(&path)); // the caller may have given up
     });
     Asked(rx, Instant::now() + PATIENCE)
 }

@@ -1,7 +1,7 @@
-//! `weir namespace`: a namespace's whole state into a file, by command or on a schedule, and a namespace from
-//! such a file. `copies.rs` has its other commands.
+//! `weir namespace`: exports a namespace's whole state into a file, by command or on a schedule, and imports
+//! one from such a file. `copies.rs` has its other commands.
 //!
-//! The metadata leader makes exports; this fetches one, or says when and where the leader is to write them.
+//! The metadata leader makes exports; this fetches one, or sets when and where the leader is to write them.
 //! An import fills a metadata directory while no metadata role runs.
 use crate::cli_namespace::{Export, Exports, Import, NamespaceCommand};
 use crate::commands::copies;
@@ -25,9 +25,9 @@ use weir_proto::export::{
 };
 use weir_rpc::{Channel, NoService};
 
-/// For one part of an export, and for its beginning, which folds the journal.
+/// The patience for one part of an export, and for its beginning, which folds the journal.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How exports end in a directory.
+/// The suffix of export files in a directory.
 const SUFFIX: &str = "weir-export";
 
 /// Fills the metadata directory of the role with this configuration.
@@ -43,7 +43,7 @@ pub fn run(command: &NamespaceCommand, fill: Fill<'_>) -> Outcome<()> {
     }
 }
 
-/// A conversation with the metadata leader.
+/// A connection to the metadata leader.
 fn with_leader<T>(at: &Exports, work: impl AsyncFnOnce(&Channel) -> Outcome<T>) -> Outcome<T> {
     let coordinators = coordinators(&at.cluster)?;
     observe::block_on(async {
@@ -70,7 +70,7 @@ fn export(args: &Export) -> Outcome<()> {
     Ok(())
 }
 
-/// A path, or `file:///path` as homes are named.
+/// A path, or `file:///path` in the form of homes.
 fn local_path(text: &str) -> Outcome<PathBuf> {
     match text.split_once("://") {
         None => Ok(PathBuf::from(text)),
@@ -99,7 +99,7 @@ fn export_now(args: &Export, path: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// The file has its name when all of it is durable; an existing file is not replaced.
+/// The file gets its name when all of it is durable; an existing file is not replaced.
 async fn fetch(leader: &Channel, export: u64, head: &ExportHead, file: &Path) -> Outcome<Totals> {
     let doing = format!("write {}", file.display());
     if file.exists() {

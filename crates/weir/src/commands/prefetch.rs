@@ -1,9 +1,8 @@
-//! `weir relation prefetch`: brings back what is at home only of many files and directories, before somebody
-//! reads it.
+//! `weir relation prefetch`: recalls the offline data of many files and directories before it is read.
 //!
-//! Memory is a window of files, however many there are: so many are wanted ahead of the one that is waited
-//! for, and movers bring them side by side. One that cannot be had is named, and the others come all the
-//! same.
+//! Memory is a window of files, for any number of them: the files of the window are requested ahead of the
+//! awaited one, and movers recall them in parallel. One that cannot be recalled is reported, and the others
+//! are recalled all the same.
 use crate::commands::tiering;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::progress::Progress;
@@ -14,7 +13,7 @@ use std::collections::VecDeque;
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
 
-/// Files that are wanted ahead of the one that is waited for.
+/// Files that are requested ahead of the awaited one.
 const AHEAD: usize = 256;
 
 #[derive(Args)]
@@ -30,7 +29,7 @@ pub struct Prefetch {
     pub json: bool,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Default)]
 struct Tally {
     files: u64,
@@ -38,7 +37,7 @@ struct Tally {
     bytes: u64,
     failed: u64,
     first_error: Option<Failure>,
-    /// While something is waited for.
+    /// Shown during a wait.
     progress: Option<Progress>,
 }
 
@@ -78,7 +77,7 @@ fn lines_of(list: &Path) -> Outcome<Box<dyn Iterator<Item = std::io::Result<Stri
     Ok(Box::new(std::io::BufReader::new(file).lines()))
 }
 
-/// Wants all regular files at and below a path, and waits for the first ones when there are many.
+/// Requests all regular files at and below a path, and waits for the first ones when there are many.
 fn walk(path: &Path, tally: &mut Tally, wanted: &mut VecDeque<(PathBuf, u64)>) -> Outcome<()> {
     let mut left = vec![path.to_path_buf()];
     while let Some(path) = left.pop() {
@@ -90,7 +89,7 @@ fn walk(path: &Path, tally: &mut Tally, wanted: &mut VecDeque<(PathBuf, u64)>) -
             }
         };
         if kind.is_dir() {
-            // A directory at a time: what is in it, not what is below.
+            // One directory at a time: its own entries, not those below.
             match std::fs::read_dir(&path) {
                 Ok(entries) => left.extend(entries.filter_map(|entry| entry.ok().map(|e| e.path()))),
                 Err(e) => tally.fail(Err::<(), _>(e).doing(format_args!("list {}", path.display()))),
@@ -136,7 +135,7 @@ fn finish((path, bytes): (PathBuf, u64), tally: &mut Tally) {
 }
 
 impl Tally {
-    /// The first one is the command's, the others are said at once.
+    /// The first one is the command's, the others are printed at once.
     fn fail<T>(&mut self, outcome: Outcome<T>) {
         let Err(e) = outcome else { return };
         self.failed += 1;

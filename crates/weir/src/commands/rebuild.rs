@@ -1,4 +1,4 @@
-//! `weir rebuild` and `weir target gone`: lost targets, and the others that take their places.
+//! `weir rebuild` and `weir target gone`: lost targets, and the others that replace them.
 use crate::cli;
 use crate::commands::target::number_of;
 use crate::commands::which::coordinators;
@@ -13,7 +13,7 @@ use weir_proto::coord::{ClusterStatus, GonePlan, RebuildStatus, RebuildWaiting};
 use weir_proto::map::{ClusterMap, MemberState};
 use weir_proto::{Error, TargetId};
 
-/// Between looks of `weir rebuild --watch`.
+/// The interval of `weir rebuild --watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// `weir target gone`.
@@ -40,7 +40,7 @@ pub fn gone(args: &cli::Gone) -> Outcome<()> {
     Err(Failure::new(error, "say --yes if its data does not come back, or --dry-run only to look"))
 }
 
-/// What was done, or would be.
+/// The changes made, or planned.
 fn gone_text(target: TargetId, plan: &GonePlan, done: bool) -> String {
     let waits: u32 = plan.waiting.iter().map(|w| w.places).sum();
     let mut lines = vec![match (plan.begun + waits, done) {
@@ -111,12 +111,12 @@ pub fn rebuild(args: &cli::Rebuild) -> Outcome<()> {
     })
 }
 
-/// A target that is filled.
+/// A target that is being filled.
 #[derive(Default, Debug, PartialEq)]
 struct Filled {
     places: usize,
     bytes: u64,
-    /// About: what the others of its groups have, on the average.
+    /// An estimate: the average of the others in its groups.
     bytes_left: u64,
     bytes_per_s: u64,
 }
@@ -258,7 +258,7 @@ impl View {
     }
 }
 
-/// About what a target gets for the places that it is filled for.
+/// An estimate of the bytes for the places that a target is being filled for.
 fn bytes_of_places(status: &ClusterStatus, map: &ClusterMap, target: TargetId) -> u64 {
     let groups_of =
         |t: TargetId| map.groups.iter().filter(|g| g.members.iter().any(|m| m.target == t)).count();

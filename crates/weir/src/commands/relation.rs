@@ -99,7 +99,7 @@ impl Ids {
     pub fn of_home(&self) -> HomeIds {
         HomeIds { users: self.map_uid.clone(), groups: self.map_gid.clone() }
     }
-    /// Checked as far as it can be without the cluster.
+    /// Checks the URL as far as possible without the cluster.
     pub fn relation(&self, url: String, evict: bool, import: bool) -> Outcome<NewRelation> {
         HomeUrl::parse(&url)?;
         let ids = self.of_home();
@@ -254,7 +254,7 @@ async fn change(client: &Client, args: &One, verb: RelationVerb, said: &str, jso
     Ok(())
 }
 
-/// What became of a relation, or of an item of it.
+/// The outcome for a relation, or for an item of it.
 fn say(json: bool, relation: RelationId, about: &str, done: &str) {
     match json {
         true => table::json(&json!({ "relation": relation.to_string(), "about": about, "done": done })),
@@ -262,8 +262,8 @@ fn say(json: bool, relation: RelationId, about: &str, done: &str) {
     }
 }
 
-/// A home that is a directory must be there, where that can be known: all movers of a cluster that is named
-/// by its directory are on this machine.
+/// A home that is a directory must exist, if that can be checked: all movers of a cluster that is named by
+/// its directory are on this machine.
 fn require_directory(url: &str, at: &Cluster) -> Outcome<()> {
     let HomeUrl::File { path } = HomeUrl::parse(url)? else { return Ok(()) };
     if path.is_dir() || !at.cluster.coordinator.is_empty() {
@@ -275,7 +275,7 @@ fn require_directory(url: &str, at: &Cluster) -> Outcome<()> {
     Err(Failure::new(error, format!("make or mount it first: mkdir -p {}", path.display())))
 }
 
-/// Refuses a home of a user that no rule allows. Movers look again each time that they open it.
+/// Refuses a home of a user that no rule allows. Movers check again each time that they open it.
 pub async fn require_allowed(url: &str, at: &cli::Status) -> Outcome<()> {
     let user = own_cred().uid;
     // The movers of a cluster that is named by its directory run as the user who ran `weir up`.
@@ -455,7 +455,7 @@ fn show_mirrored(info: &RelationInfo) {
 
 // ---- the changelog
 
-/// One change per line. With a cursor what was printed is acknowledged once it is out: a crash prints it
+/// One change per line. With a cursor, printed changes are acknowledged afterwards: a crash prints them
 /// again.
 pub async fn follow(client: &Client, args: &Follow) -> Outcome<()> {
     let (cred, volume) = (own_cred(), named(client, &args.name).await?.id);

@@ -1,8 +1,9 @@
-//! `weir report`: what a subtree or a volume holds, from the metadata leader's records and without a walk.
+//! `weir report`: the contents of a subtree or a volume, from the metadata leader's records and without a
+//! walk.
 //!
 //! Invariant: entries are files, directories, symbolic links and special files, and each is online or
-//! offline: all sums are sums of the same entries. The leader is asked in batches, so it is not one moment
-//! that is shown.
+//! offline: all sums are sums of the same entries. The leader is queried in batches, so the report does not
+//! show a single moment.
 use crate::cli;
 use crate::commands::volume::{connect, named, own_cred, parse_size};
 use crate::commands::which::coordinators;
@@ -22,7 +23,7 @@ use weir_proto::{Error, InodeId, VolumeId};
 
 /// Directories and users that are named.
 const TOP: usize = 10;
-/// What targets give out space in, in bytes: less is rounded up.
+/// The unit in which targets allocate space, in bytes: less is rounded up.
 const BLOCK_BYTES: u64 = 4096;
 /// Upper ends of the histogram's classes: powers of 16, from 256 B to 16 TiB.
 const CLASSES: usize = 10;
@@ -48,7 +49,7 @@ pub struct Report {
     pub namespace: String,
 }
 
-/// How sizes are shown.
+/// The unit of sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BlockSize {
     Auto,
@@ -74,7 +75,7 @@ impl BlockSize {
     }
 }
 
-/// What is counted of some entries.
+/// The counts of some entries.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize)]
 pub struct Count {
     pub entries: u64,
@@ -90,7 +91,7 @@ impl Count {
     }
 }
 
-/// Everything that is counted.
+/// All counts.
 #[derive(Default, Debug)]
 pub struct Tally {
     pub online: u64,
@@ -106,7 +107,7 @@ pub struct Tally {
     /// Files by size: class n ends at 16^(n + 2) bytes; the first is of empty ones.
     pub histogram: [Count; CLASSES + 1],
     pub by_user: BTreeMap<u32, Count>,
-    /// What lies directly in a directory.
+    /// The entries directly in a directory.
     by_directory: HashMap<InodeId, Count>,
 }
 
@@ -182,7 +183,7 @@ fn average(sum: u64, count: u64) -> u64 {
     sum.checked_div(count).unwrap_or(0)
 }
 
-/// A tally with what is asked about it later.
+/// A tally with the data for later questions.
 struct Whole {
     of: String,
     tally: Tally,
@@ -253,7 +254,7 @@ async fn look(client: &Client, args: &Report) -> Outcome<Whole> {
     Ok(Whole { of, tally, file_system_bytes, biggest_path, directories, online_only, complaints })
 }
 
-/// Counts all in `volume` (0: in all) that lies below `top`, itself not counted; the directory above each
+/// Counts all in `volume` (0: in all) that lies below `top`, itself not counted; returns the parent of each
 /// directory.
 async fn count(
     client: &Client,
@@ -287,7 +288,7 @@ async fn count(
     Ok((tally, parents))
 }
 
-/// Which directories lie below one.
+/// Directories that lie below a given one.
 struct Inside<'a> {
     parents: &'a HashMap<InodeId, InodeId>,
     top: InodeId,
@@ -306,7 +307,7 @@ impl Inside<'_> {
             }
             way.push(at);
             match self.parents.get(&at) {
-                // A loop cannot be; a directory that moves while it is read may look like one.
+                // A loop is impossible; a directory that moves while it is read may look like one.
                 Some(parent) if *parent != at && way.len() <= self.parents.len() => at = *parent,
                 _ => break false,
             }
@@ -316,14 +317,14 @@ impl Inside<'_> {
     }
 }
 
-/// Paths of a few directories, by listing those above them.
+/// Paths of a few directories, found by listing their parents.
 struct Names<'a> {
     client: &'a Client,
     parents: &'a HashMap<InodeId, InodeId>,
     known: HashMap<InodeId, String>,
 }
 
-/// Entries asked for at once.
+/// Entries per request.
 const LISTED: u32 = 4096;
 
 impl Names<'_> {
@@ -336,7 +337,7 @@ impl Names<'_> {
             }
             let parent = match self.parents.get(&at) {
                 Some(parent) => *parent,
-                // What is above a volume was not asked for.
+                // The directories above a volume were not requested.
                 None => return Ok(format!("…/{}", joined(names).trim_start_matches('/'))),
             };
             names.push(self.name_in(parent, at).await?);
@@ -496,7 +497,7 @@ mod tests {
         assert_eq!(t.histogram.iter().map(|c| c.bytes).sum::<u64>(), t.files.bytes);
         assert_eq!(t.by_user.values().map(|c| c.entries).sum::<u64>(), t.entries());
         assert_eq!(t.biggest.as_ref().unwrap().size, 10_000);
-        // Only what has bytes here: one inline, one in part.
+        // Only those with bytes here: one inline, one in part.
         let mut t = Tally::default();
         for (size, evicted) in [(0, 0), (10, 0), (10_000, 10_000), (9000, 4096)] {
             t.add(&file(FileKind::Regular, size, evicted), true);

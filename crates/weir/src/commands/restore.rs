@@ -1,12 +1,12 @@
-//! `weir volume restore`: a file or a directory put back, from a snapshot, a backup or the trash.
+//! `weir volume restore`: restores a file or a directory from a snapshot, a backup or the trash.
 //!
-//! A user's work: it reads `.snapshots` of the mount, or a backup's directory, and writes beside what is
-//! there, so it needs no rights but the user's own and gives none. The mount itself tells where backups are:
-//! no address is needed.
+//! A user's work: it reads `.snapshots` of the mount, or a backup's directory, and writes next to the present
+//! file, so it needs only the user's own permissions and grants none. The mount itself knows where backups
+//! are: no address is needed.
 //!
-//! Always holds: nothing that is there is lost. What is restored is copied beside it and takes its place in
-//! one step; what was there (a file, or a whole directory with all that was made in it since) is kept beside
-//! it under a name that is told. It is the user's to remove. An interruption at any moment leaves both.
+//! Always holds: no existing file is lost. The restored one is copied next to the present one and replaces it
+//! in one step; the present one (a file, or a whole directory with all later files in it) is kept next to it
+//! under a name that is reported. It is the user's to remove. An interruption at any moment leaves both.
 mod trash;
 
 use crate::commands::file;
@@ -29,13 +29,13 @@ use weir_home::backup::{TreeName, snapshot_date};
 use weir_proto::date::Date;
 use weir_proto::{Error, InodeId, Result};
 
-/// In the topmost directory of a volume, of every mount.
+/// The directory in the topmost directory of a volume, in every mount.
 const DIRECTORY: &str = ".snapshots";
 /// Longest name of a file, in bytes.
 const NAME_MAX: usize = 255;
-/// Snapshots that are named where another one was asked for.
+/// Snapshots that are listed if the requested one does not exist.
 const SNAPSHOTS_SHOWN_MAX: usize = 10;
-/// Names tried for the file that was there: more than restores within one second.
+/// Names tried for the replaced file: more than restores within one second.
 const KEPT_NAMES_MAX: u32 = 100;
 /// Attribute that the mount answers: a volume's snapshots, and where its backups are.
 pub const SNAPSHOT_XATTR: &str = "weir.snapshot";
@@ -88,15 +88,15 @@ pub async fn snapshot_json(client: &Client, ino: InodeId) -> Result<Value> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct State {
     date: Date,
-    /// Its topmost directory.
+    /// The volume's topmost directory.
     top: PathBuf,
-    /// For people.
+    /// The state's name for the user.
     shown: String,
-    /// It has all of the volume: a path that is not found did not exist.
+    /// The state contains all of the volume: a path that is not found did not exist.
     whole: bool,
 }
 
-/// Puts a file or a tree back as it was.
+/// Restores a file or a tree.
 pub fn restore(args: &Restore) -> Outcome<()> {
     let path = std::path::absolute(&args.path).doing("find out where this is")?;
     if args.trash {
@@ -123,7 +123,7 @@ pub fn restore(args: &Restore) -> Outcome<()> {
     Ok(())
 }
 
-/// `kept`: what was there before.
+/// `kept`: the replaced file.
 fn tell(args: &Restore, to: &Path, from: &str, kept: Option<&Path>) {
     if args.json {
         let kept = kept.map(Path::to_string_lossy);
@@ -136,7 +136,7 @@ fn tell(args: &Restore, to: &Path, from: &str, kept: Option<&Path>) {
     }
 }
 
-/// Copies `old` to `to`, and says under which name is kept what was there.
+/// Copies `old` to `to`, and returns the name under which the replaced file is kept.
 fn put_back(old: &Path, to: &Path, now: Date) -> Outcome<Option<PathBuf>> {
     let (Some(parent), Some(name)) = (to.parent(), to.file_name()) else {
         return Err(Error::invalid("the root of everything is not restored").into());
@@ -150,12 +150,12 @@ fn put_back(old: &Path, to: &Path, now: Date) -> Outcome<Option<PathBuf>> {
     let tmp = parent.join(beside(name, &format!("restoring-{}", std::process::id())));
     let put = copy(old, &tmp).and_then(|()| put(&tmp, to, |n| parent.join(beside(name, &kept_as(now, n)))));
     if put.is_err() {
-        let _ = remove(&tmp); // a copy of what is still in the snapshot; the first error is returned
+        let _ = remove(&tmp); // a copy of data that is still in the snapshot; the first error is returned
     }
     put
 }
 
-/// `before-restore-20261122T030000Z`; `n` tells several of one second apart.
+/// `before-restore-20261122T030000Z`; `n` distinguishes several of one second.
 fn kept_as(now: Date, n: u32) -> String {
     let date = now.compact();
     if n == 0 { format!("before-restore-{date}") } else { format!("before-restore-{date}-{n}") }
@@ -180,7 +180,7 @@ fn no_volume(path: &Path, what: &str) -> Failure {
     )
 }
 
-/// Where it is in a snapshot.
+/// The path in a snapshot.
 fn in_snapshot(path: &Path, snapshot: &str) -> Outcome<PathBuf> {
     for top in path.ancestors().skip(1) {
         let then = top.join(DIRECTORY).join(snapshot);
@@ -218,7 +218,7 @@ fn no_such_snapshot(top: &Path, name: &str) -> Failure {
     Failure::new(Error::not_found(format!("volume {volume} has no snapshot {name:?}")), hint)
 }
 
-/// Where it is in the last state that is not later than `at`.
+/// The path in the last state that is not later than `at`.
 fn at_date(path: &Path, at: Date) -> Outcome<(PathBuf, String)> {
     let top = volume_top(path).ok_or_else(|| no_volume(path, "snapshots or backups"))?;
     let below = path.strip_prefix(top).expect("an ancestor is a prefix");
@@ -229,8 +229,8 @@ fn at_date(path: &Path, at: Date) -> Outcome<(PathBuf, String)> {
     })
 }
 
-/// All snapshots and backups of a volume, the newest first and of equal dates snapshots first; and what could
-/// not be read.
+/// All snapshots and backups of a volume, the newest first and of equal dates snapshots first; and those that
+/// could not be read.
 fn states(top: &Path) -> Outcome<(Vec<State>, Vec<String>)> {
     let known = file::ask(top, SNAPSHOT_XATTR)?;
     let (mut states, mut unread) = (Vec::new(), Vec::new());
@@ -240,7 +240,7 @@ fn states(top: &Path) -> Outcome<(Vec<State>, Vec<String>)> {
         let (Some(name), Some(created)) = (snapshot["name"].as_str(), snapshot["created"].as_i64()) else {
             continue;
         };
-        // That of a backup is of the backup's date, whatever another clock said.
+        // A snapshot in a backup has the backup's date, by one clock.
         let of_backup = urls.iter().find_map(|url| snapshot_date(name, url));
         let (date, then) = (of_backup.unwrap_or(Date(created)), top.join(DIRECTORY).join(name));
         states.push(State { date, top: then, shown: format!("snapshot {name}"), whole: true });
@@ -274,7 +274,7 @@ fn backups(place: &Path) -> std::io::Result<Vec<State>> {
 /// The last state that is not later and has all of it.
 fn choose(states: &[State], below: &Path, at: Date) -> Outcome<(PathBuf, String)> {
     let shown = below.display();
-    // Why nothing older may be taken for what was asked for.
+    // Why no older version may be taken for the request.
     let mut newer: Option<(Date, String)> = None;
     for state in states.iter().filter(|state| state.date <= at) {
         let old = state.top.join(below);
@@ -287,8 +287,8 @@ fn choose(states: &[State], below: &Path, at: Date) -> Outcome<(PathBuf, String)
                 if is_readable(&old) {
                     return Ok((old, state.shown.clone()));
                 }
-                // What was at home only, and has been written since, does not read in a snapshot; the backup
-                // of then may have it.
+                // Bytes that were offline then and have been written since cannot be read in a snapshot; the
+                // backup of that time may have them.
                 let why = format!("{shown} cannot be read in {}: its bytes were at home only", state.shown);
                 newer = newer.or(Some((state.date, why)));
             }
@@ -308,7 +308,7 @@ fn choose(states: &[State], below: &Path, at: Date) -> Outcome<(PathBuf, String)
     })
 }
 
-/// A file whose bytes were evicted opens, and does not read. Of rights the copy speaks.
+/// A file whose bytes were evicted opens, and cannot be read. Missing permissions are reported by the copy.
 fn is_readable(path: &Path) -> bool {
     use std::io::Read;
     let is_file = fs::symlink_metadata(path).is_ok_and(|m| m.is_file());
@@ -329,8 +329,8 @@ fn copy(from: &Path, to: &Path) -> Outcome<()> {
     Err(Error::io(format!("copy {}: {said}", from.display())).into())
 }
 
-/// Puts the whole copy in its place. What is there gets a name that nothing has, in one step: at no moment is
-/// one of the two without a name, or nothing at `path`.
+/// Moves the whole copy to its place. The present file gets an unused name, in one step: at no moment is one
+/// of the two without a name, or nothing at `path`.
 fn put(tmp: &Path, path: &Path, kept: impl Fn(u32) -> PathBuf) -> Outcome<Option<PathBuf>> {
     match rename_new(tmp, path) {
         Ok(()) => return Ok(None),
@@ -356,7 +356,7 @@ fn put(tmp: &Path, path: &Path, kept: impl Fn(u32) -> PathBuf) -> Outcome<Option
     ))
 }
 
-/// Renames over nothing. Where the file system elsewhere cannot promise that (NFS), it is looked at before.
+/// Renames without replacing. If the file system cannot guarantee that (NFS), the target is checked before.
 fn rename_new(from: &Path, to: &Path) -> rustix::io::Result<()> {
     match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL) if fs::symlink_metadata(to).is_err() => rustix::fs::rename(from, to),
@@ -394,7 +394,7 @@ mod tests {
         let find = |file: &str, at: i64| choose(&states, Path::new(file), Date(at));
         let found = |file: &str, at: i64| fs::read_to_string(find(file, at).unwrap().0).unwrap();
         assert_eq!([45, 40, 39, 20, 19].map(|at| found("all", at)), ["d", "d", "c", "b", "a"]);
-        // An incomplete backup says nothing about what it lacks.
+        // An incomplete backup proves nothing about missing files.
         assert_eq!(found("gap", 30), "b");
         let gone = find("old", 25).unwrap_err();
         assert!(gone.error.context.contains("did not exist in b") && gone.hint.unwrap().contains("in a"));
@@ -417,7 +417,7 @@ mod tests {
             assert_eq!(kept, at(name));
             assert_eq!((read(&at("f")), read(&kept)), ("old".to_owned(), (*text).to_owned()));
         }
-        // A tree as it was, and the whole of the other with what was made in it since.
+        // A tree as it was, and the whole of the other with later files in it.
         for (path, text) in [("then/a", "a"), ("d/a", "changed"), ("d/made", "since")] {
             fs::create_dir_all(at(path).parent().unwrap()).unwrap();
             fs::write(at(path), text).unwrap();
@@ -428,7 +428,7 @@ mod tests {
         // A file where a directory is now.
         let kept = put_back(&at("old"), &at("d"), Date(60)).unwrap().unwrap();
         assert_eq!((read(&at("d")), read(&kept.join("a"))), ("old".into(), "a".into()));
-        // Nothing else is left over, and a copy that fails changes nothing.
+        // Nothing else is left over, and a failed copy changes nothing.
         assert!(put_back(&at("none"), &at("f"), Date(0)).is_err());
         assert_eq!(read(&at("f")), "old");
         let names = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());

@@ -1,4 +1,4 @@
-//! `weir target scrub`: how far targets have read all that they keep, to verify it; or reads it now.
+//! `weir target scrub`: the progress of targets in reading and verifying all their data; or starts it now.
 use crate::cli;
 use crate::commands::snapshots::when;
 use crate::commands::target::number_of;
@@ -16,7 +16,7 @@ use weir_rpc::Payload;
 
 /// How long a target may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between looks while a pass is watched.
+/// The interval of checks while a pass is watched.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 type Reports = Vec<(TargetId, Result<ScrubReport>)>;
@@ -48,7 +48,7 @@ pub fn scrub(args: &cli::ScrubTargets) -> Outcome<()> {
     })
 }
 
-/// All at once: one that hangs keeps nobody waiting for longer than its patience.
+/// All in parallel: a hanging one delays the command only by its own patience.
 async fn ask_all(cluster: &Cluster, targets: &[TargetId], start: bool, bytes_per_s: u64) -> Reports {
     let ask = |target: &TargetId| {
         let (cluster, target) = (cluster.clone(), *target);
@@ -132,7 +132,7 @@ fn report_json((target, report): &(TargetId, Result<ScrubReport>)) -> Value {
     }
 }
 
-/// A script is to know that somebody did not answer.
+/// A script is to learn that a target did not answer.
 fn silent_targets(reports: &Reports) -> Outcome<()> {
     let silent: Vec<String> =
         reports.iter().filter(|(_, r)| r.is_err()).map(|(target, _)| target.to_string()).collect();

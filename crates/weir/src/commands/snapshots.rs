@@ -1,4 +1,4 @@
-//! `weir volume snapshot` and `snapshots`: a volume kept as it is.
+//! `weir volume snapshot` and `snapshots`: takes and lists snapshots of a volume.
 use crate::commands::volume::{Cluster, explain, named, own_cred};
 use crate::failure::{Failure, Outcome};
 use crate::table;

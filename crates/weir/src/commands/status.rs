@@ -1,4 +1,4 @@
-//! `weir status`: how a cluster is, the worst first; then its nodes, targets and placement groups.
+//! `weir status`: the troubles of a cluster, the worst first; then its nodes, targets and placement groups.
 use crate::cli;
 use crate::commands::gather;
 use crate::commands::troubles::{Facts, Trouble, exit_code, state, troubles, word, worst};
@@ -17,10 +17,10 @@ use weir_proto::coord::{CutLink, TargetReport};
 use weir_proto::map::{Group, MemberState, Role, TargetState};
 use weir_proto::version::Program;
 
-/// Between two looks of `--watch`.
+/// The interval of `--watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(2);
 
-/// What `weir status` exits with says how bad the worst trouble is.
+/// The exit status of `weir status` is the severity of the worst trouble.
 pub fn status(args: &cli::ShowStatus) -> Outcome<ExitCode> {
     let local = args.cluster.local()?;
     let coordinators = coordinators(&args.cluster)?;
@@ -29,7 +29,7 @@ pub fn status(args: &cli::ShowStatus) -> Outcome<ExitCode> {
     }
     loop {
         let look = show(args, local.as_ref(), &coordinators);
-        // A coordinator that is away may come back: what is watched is just that.
+        // An unreachable coordinator may return: `--watch` waits for just that.
         if let Err(failure) = look {
             println!("{failure}");
         }
@@ -89,7 +89,7 @@ fn member_state(state: MemberState) -> &'static str {
     }
 }
 
-/// What is printed.
+/// The printed report.
 struct Report {
     facts: Facts,
     health: Health,
@@ -108,7 +108,7 @@ impl Report {
         Report { troubles: troubles(&facts), health, facts }
     }
 
-    /// Of those that count.
+    /// The worst of the troubles that count.
     fn worst(&self) -> Option<Severity> {
         worst(&self.troubles)
     }
@@ -129,7 +129,7 @@ impl Report {
         state(self.worst())
     }
 
-    /// Bytes of files that the targets have room for, and that are taken, without redundancy.
+    /// Capacity of the targets for files, and the used part, without redundancy.
     fn space(&self) -> (u64, u64) {
         let status = &self.facts.status;
         let share = |of: fn(&TargetReport) -> u64| {
@@ -138,7 +138,8 @@ impl Report {
         (share(|r| r.capacity), share(|r| r.used))
     }
 
-    /// How many more targets may fail, wherever they are, before data is lost: of the group that has fewest.
+    /// The number of further targets that may fail, in any place, before data is lost: in the group with the
+    /// lowest.
     fn spare(&self) -> Option<usize> {
         let in_use = self.facts.in_use();
         let used = self.facts.status.map.groups.iter().filter(|g| in_use.has(g));
@@ -237,7 +238,7 @@ fn tables(facts: &Facts) -> String {
     out
 }
 
-/// One row per kind of group that is used, in the order of the map.
+/// One row per kind of group in use, in the order of the map.
 fn group_kinds(groups: &[&Group]) -> Vec<Vec<String>> {
     let mut kinds: Vec<(&str, String)> = Vec::new();
     for group in groups {

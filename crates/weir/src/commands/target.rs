@@ -1,4 +1,4 @@
-//! `weir target`: what an administrator does about one target.
+//! `weir target`: an administrator's actions on one target.
 use crate::cli;
 use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
@@ -37,7 +37,7 @@ pub fn number_of(name: &str) -> Outcome<TargetId> {
     })
 }
 
-/// `weir target replace`: makes an empty directory the target's new one. The target has nothing then, and is
+/// `weir target replace`: makes an empty directory the target's new one. The target has no data then, and is
 /// refilled from the others.
 pub fn replace(args: &cli::ReplaceTarget) -> Outcome<()> {
     let id = number_of(&args.target)?;
@@ -89,7 +89,7 @@ fn replaceable(map: &ClusterMap, id: TargetId) -> Outcome<&Target> {
     Ok(target)
 }
 
-/// A failed target's process does nothing else in a cluster that `weir up` made.
+/// A failed target's process has no other work in a cluster that `weir up` made.
 pub fn stop_process(local: &LocalCluster, name: &str) -> Outcome<()> {
     let storage = local.of_role(RoleName::Storage).find(|p| p.name == name);
     if let Some(pid) = storage.and_then(|p| PidFile::read(&local.pid_file(p))) {
@@ -98,7 +98,7 @@ pub fn stop_process(local: &LocalCluster, name: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// What is in the old directory is not served any more, so its failure does not count.
+/// The data in the old directory is not served any more, so its failure does not count.
 async fn clear_failed(cluster: &Cluster, target: &Target) -> Outcome<()> {
     if target.state == TargetState::Failed {
         cluster.clear_target(target.id).await?;
@@ -109,7 +109,7 @@ async fn clear_failed(cluster: &Cluster, target: &Target) -> Outcome<()> {
 /// From its next start the process of that name serves the new directory.
 fn move_process(local: &mut LocalCluster, name: &str, dir: &Path) -> Outcome<()> {
     let _only_one = up::lock(local)?;
-    *local = LocalCluster::open_own(&local.dir)?; // as a `weir up` left it meanwhile
+    *local = LocalCluster::open_own(&local.dir)?; // with changes of a concurrent `weir up`
     let mut processes = local.manifest.processes.iter_mut();
     let Some(process) = processes.find(|p| p.role == RoleName::Storage && p.name == name) else {
         let error = Error::not_found(format!("{} has no storage process {name:?}", local.dir.display()));

@@ -1,7 +1,7 @@
-//! `weir file evict|recall|pin|unpin|state`: where a file's bytes are, and what is done about it.
+//! `weir file evict|recall|pin|unpin|state`: the tiering state of a file, and changes of it.
 //!
-//! Asked and told through attributes that the mount answers itself, as `weir file stat` does; the metadata
-//! leader decides who may. The mount's side is here, too, so that both agree on the words.
+//! Requests and answers are attributes that the mount serves itself, as for `weir file stat`; the metadata
+//! leader checks the permission. The mount's side is here, too, so that both use the same format.
 use crate::cli::ManyPaths;
 use crate::commands::file;
 use crate::failure::{Doing, Failure, Outcome};
@@ -15,12 +15,12 @@ use weir_client::Client;
 use weir_proto::meta::Cred;
 use weir_proto::{Error, InodeId, NameRule, Result};
 
-/// Attributes of the mount: where a file's bytes are; what is to be done (set only).
+/// Attributes of the mount: the tiering state of a file; its changes (set only).
 pub const STATE: &str = "weir.state";
 const EVICT: &str = "weir.evict";
 const RECALL: &str = "weir.recall";
 const PIN: &str = "weir.pin";
-/// Between looks at how far a recall has come.
+/// The interval of checks of a recall's progress.
 const POLL: Duration = Duration::from_millis(500);
 
 // ---- the mount's side
@@ -44,7 +44,7 @@ pub async fn state_json(client: &Client, ino: InodeId) -> Result<Value> {
     }))
 }
 
-/// What the mount does when one of these attributes is set.
+/// The mount's action when one of these attributes is set.
 pub async fn act(client: &Client, cred: &Cred, ino: InodeId, name: &str, value: &[u8]) -> Result<()> {
     match (name, value) {
         (EVICT, _) => client.evict(cred, ino, 0, u64::MAX).await.map(|_| ()),
@@ -92,7 +92,7 @@ pub fn pin(args: &ManyPaths, pinned: bool) -> Outcome<()> {
     each(args, |path| set(path, PIN, if pinned { b"1" } else { b"0" }))
 }
 
-/// Wants all files first, so that movers bring them side by side, then waits for each.
+/// Requests all files first, so that movers recall them in parallel, then waits for each.
 pub fn recall(args: &ManyPaths) -> Outcome<()> {
     for path in &args.paths {
         set(path, RECALL, b"want")?;
@@ -116,11 +116,11 @@ pub fn recall(args: &ManyPaths) -> Outcome<()> {
 pub fn offline(path: &Path) -> Outcome<u64> {
     Ok(file::ask(path, STATE)?["offline"].as_u64().unwrap_or(0))
 }
-/// Has all of a file brought back, when there is time for it.
+/// Queues a recall of all of a file, with low priority.
 pub fn want(path: &Path) -> Outcome<()> {
     set(path, RECALL, b"want")
 }
-/// Waits until it is back.
+/// Waits until it is online.
 pub fn wait(path: &Path) -> Outcome<()> {
     set(path, RECALL, b"wait").map_err(|e| why_not_recalled(path, e))
 }
@@ -177,7 +177,7 @@ pub fn state(args: &ManyPaths) -> Outcome<()> {
     Ok(())
 }
 
-/// All of them, whatever becomes of one; the first failure is the command's.
+/// All of them, even if one fails; the first failure is the command's.
 fn each(args: &ManyPaths, work: impl Fn(&Path) -> Outcome<()>) -> Outcome<()> {
     let mut done = Vec::new();
     let mut failed = Ok(());

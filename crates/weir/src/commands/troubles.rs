@@ -1,10 +1,10 @@
-//! What an operator should know of a cluster, the worst first: a plain function of what `gather.rs` found
-//! out.
+//! The troubles of a cluster for an operator, the worst first: a pure function of the facts that `gather.rs`
+//! collects.
 //!
-//! A new trouble is one call in a function of the files below (its fact in `Facts`, if that is new), a row
-//! of `kinds.rs` and one in the test's table. It has a code that does not change, one sentence that says
-//! what is wrong and where, and what to do. Troubles that another one explains are left out: the reader is
-//! in a hurry.
+//! A new trouble is one call in a function of the files below (its fact in `Facts`, if that is new), a row of
+//! `kinds.rs` and one in the test's table. It has a code that does not change, one sentence that names the
+//! fault and its place, and a remedy. Troubles that another one explains are omitted: the reader is in a
+//! hurry.
 mod clients;
 mod cluster;
 mod data;
@@ -36,7 +36,7 @@ use weir_proto::meta::SessionShown;
 use weir_proto::relation::RelationInfo;
 use weir_proto::volume::Volume;
 
-/// Hundredths of a target or of a volume's limit, from where on it is said that it gets full.
+/// Hundredths of a target or of a volume's limit, from which on it is reported as nearly full.
 const NEARLY_FULL_PERCENT: u64 = 95;
 
 pub fn word(severity: Severity) -> &'static str {
@@ -48,7 +48,7 @@ pub fn word(severity: Severity) -> &'static str {
     }
 }
 
-/// Of those that count; they are sorted.
+/// The worst trouble that is not muted, of a sorted list.
 pub fn worst(troubles: &[Trouble]) -> Option<Severity> {
     troubles.first().filter(|t| t.muted_until.is_none()).map(|t| t.severity)
 }
@@ -63,7 +63,7 @@ pub fn state(worst: Option<Severity>) -> (&'static str, &'static str) {
     }
 }
 
-/// What `weir status` exits with when this is the worst.
+/// The exit status of `weir status` when this is the worst.
 pub fn exit_code(severity: Severity) -> u8 {
     match severity {
         Severity::Note => 0,
@@ -79,11 +79,11 @@ pub struct Trouble {
     pub code: String,
     /// The node, target, volume, relation, mount or namespace.
     pub about: String,
-    /// One sentence: what is wrong.
+    /// One sentence: the fault.
     pub text: String,
-    /// What to do; empty: nothing, or it is in the text.
+    /// The remedy; empty: none, or it is in the text.
     pub action: String,
-    /// It does not count until then, in seconds since 1970, as somebody asked.
+    /// A user muted it until then, in seconds since 1970.
     pub muted_until: Option<u64>,
 }
 
@@ -102,39 +102,39 @@ impl Trouble {
     }
 }
 
-/// What was found out.
+/// The collected facts.
 pub struct Facts {
     pub status: ClusterStatus,
     /// Clients whose calls wait.
     pub waiting: ClientsWaiting,
-    /// Of nodes, those that are off.
+    /// Nodes whose clock is off.
     pub clocks: Clocks,
-    /// What nodes said of themselves.
+    /// The nodes' own reports.
     pub conditions: Vec<NodeCondition>,
-    /// Who has certificates; none where this user may not know.
+    /// The owners of certificates; none if this user may not know them.
     pub holders: Vec<Holder>,
     /// Seconds since 1970.
     pub now_s: u64,
-    /// Troubles that do not count for a while.
+    /// Muted troubles.
     pub mutes: Vec<Mute>,
-    /// Questions that were not answered in time, and why.
+    /// Queries that were not answered in time, and why.
     pub unanswered: Vec<(String, String)>,
     /// Why lost targets are not replaced.
     pub rebuild: Vec<(TargetId, String)>,
-    /// Of the coordinator.
+    /// The coordinator's audit log.
     pub audit: AuditState,
-    /// What starts again what does not run.
+    /// The command that restarts stopped processes.
     pub restart: String,
-    /// Of `weir up` in this directory; none where it is not known.
+    /// The processes of `weir up` in this directory; none if they are not known.
     pub processes: Vec<ProcessState>,
     pub mounts: Vec<MountState>,
-    /// Dead mounts of this machine, of whichever cluster.
+    /// Dead mounts of this machine, of any cluster.
     pub dead_mounts: Vec<PathBuf>,
     pub namespaces: Vec<NamespaceFacts>,
     pub homes: HomesHere,
 }
 
-/// Directories that are homes or places for backups, where all movers are on this machine: their URLs.
+/// Directories that are homes or places for backups, if all movers are on this machine: their URLs.
 #[derive(Default)]
 pub struct HomesHere {
     pub missing: BTreeSet<String>,
@@ -149,7 +149,7 @@ pub struct ProcessState {
     pub log: PathBuf,
 }
 
-/// What the metadata server of a namespace says; an error: it was asked in vain.
+/// The reports of a namespace's metadata server; an error: it did not answer.
 pub struct NamespaceFacts {
     pub name: String,
     pub known: Result<Known, String>,
@@ -163,7 +163,7 @@ pub struct Known {
     pub audit: AuditState,
     pub exports: ExportState,
     pub sessions: Vec<SessionShown>,
-    /// Jobs of the leader that fail.
+    /// Failing jobs of the leader.
     pub failing: Vec<NodeTrouble>,
 }
 
@@ -171,12 +171,12 @@ impl Facts {
     fn known(&self) -> impl Iterator<Item = &Known> {
         self.namespaces.iter().filter_map(|n| n.known.as_ref().ok())
     }
-    /// The schemes and pools that files are on.
+    /// The schemes and pools that files use.
     pub fn in_use(&self) -> InUse {
         let policies = self.known().flat_map(|k| &k.volumes).map(|v| v.policy.clone());
         InUse { default: self.status.map.settings.scheme, policies: policies.collect() }
     }
-    /// Of all namespaces, by number.
+    /// Names of volumes of all namespaces, by number.
     pub fn volume_names(&self) -> BTreeMap<u32, String> {
         let volumes = self.known().flat_map(|k| &k.volumes);
         volumes.map(|volume| (volume.id.0, volume.name.clone())).collect()
@@ -191,7 +191,7 @@ impl Facts {
     }
 }
 
-/// All that is not as it should be, the worst first; those that are muted last.
+/// All troubles, the worst first; muted ones last.
 pub fn troubles(facts: &Facts) -> Vec<Trouble> {
     let mut found = Found(Vec::new());
     cluster::look(facts, &mut found);
@@ -209,7 +209,7 @@ pub fn troubles(facts: &Facts) -> Vec<Trouble> {
 
 struct Found(Vec<Trouble>);
 
-/// The code of a trouble, and what it is about.
+/// The code of a trouble, and its object.
 type Of<'a, T> = (&'static str, &'a T);
 
 impl Found {
@@ -263,18 +263,18 @@ impl Found {
     ) {
         self.add(Severity::Note, of, text, action);
     }
-    /// As a node says it.
+    /// As a node reports it.
     fn told(&mut self, trouble: &NodeTrouble) {
         let NodeTrouble { code, severity, about, text, action } = trouble.clone();
         self.0.push(Trouble { severity, code, about, text, action, muted_until: None });
     }
-    /// Whether something of this was found already.
+    /// Whether a trouble of this object was found already.
     fn knows(&self, about: &str) -> bool {
         self.0.iter().any(|trouble| trouble.about == about)
     }
 }
 
-/// The percentage, where it is worth a word.
+/// The percentage, if it is high enough to mention.
 fn nearly_full(used: u64, limit: u64) -> Option<u64> {
     let percent = u128::from(used) * 100 / u128::from(limit.max(1));
     let percent = u64::try_from(percent).unwrap_or(u64::MAX);

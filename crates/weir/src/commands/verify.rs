@@ -1,7 +1,6 @@
 //! `weir relation verify`: reads a home and compares it with what was shipped there.
 //!
-//! Files that are found wrong are in conflict, so that nothing of them is evicted before somebody has
-//! decided.
+//! Files that are found wrong are in conflict, so that no part of them is evicted before a user has decided.
 use crate::commands::relation::find;
 use crate::commands::volume::{Cluster, connect, named, own_cred};
 use crate::commands::which::coordinators;
@@ -19,7 +18,7 @@ use weir_proto::relation::Direction;
 use weir_proto::relation::RelationInfo;
 use weir_proto::{Error, ErrorKind};
 
-/// Wrong things that are printed for people; `--json` has all that are remembered.
+/// Wrong entries that are printed for people; `--json` has all recorded ones.
 const SHOWN_MAX: usize = 100;
 
 #[derive(Args)]
@@ -97,14 +96,14 @@ async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()
     ))
 }
 
-/// How many files are in conflict.
+/// The number of files in conflict.
 async fn conflicts(client: &Client, relation: &RelationInfo, verified: &Verified) -> Outcome<u64> {
     let mut count = 0;
     for wrong in verified.wrong.iter().filter(|wrong| wrong.is_file) {
         let Some(ino) = wrong.ino else { continue };
         match client.suspect(&own_cred(), relation.id, ino, &wrong.why).await {
             Ok(()) => count += 1,
-            Err(e) if e.kind == ErrorKind::NotFound => {} // home never had it: nothing of it can be evicted
+            Err(e) if e.kind == ErrorKind::NotFound => {} // home never had it: no part of it can be evicted
             Err(e) => return Err(e.doing(format_args!("mark {} as a conflict", wrong.path)).into()),
         }
     }

@@ -31,7 +31,7 @@ use weir_proto::snapshot::Snapshot;
 use weir_proto::volume::{Policy, Quota, Retention, SnapshotRetention, Volume};
 use weir_proto::{Error, ErrorKind, MIB, NameRule, VolumeId};
 
-/// It caches nothing that counts.
+/// It caches nothing of importance.
 const MEMORY_BYTES: u64 = MIB;
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -121,7 +121,7 @@ impl Limits {
     }
 }
 
-/// A limit as it is written: `none`, or a number, which may be 0.
+/// A limit in its text form: `none`, or a number, which may be 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limit(pub Option<u64>);
 
@@ -274,7 +274,7 @@ pub fn run(command: &VolumeCommand) -> Outcome<()> {
     Ok(())
 }
 
-/// A client for one conversation.
+/// A client for one command.
 pub async fn connect(coordinators: Vec<weir_env::Addr>, namespace: &str) -> Outcome<Client> {
     as_client(coordinators, namespace, "weir command", own_process(), MEMORY_BYTES).await
 }
@@ -288,7 +288,7 @@ pub async fn as_client(
     memory_bytes: u64,
 ) -> Outcome<Client> {
     let env = weir_env::real::env();
-    // An error that says where the coordinator was looked for.
+    // An error that names the addresses tried for the coordinator.
     observe::observe(&env, &coordinators, "weir").await?;
     let config = ClientConfig {
         coordinators,
@@ -312,7 +312,7 @@ pub async fn as_client(
     })
 }
 
-/// As this process runs.
+/// The credentials of this process.
 pub fn own_cred() -> Cred {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let groups = rustix::process::getgroups().unwrap_or_default();
@@ -323,7 +323,7 @@ pub fn own_cred() -> Cred {
     Cred { uid, gid, groups }
 }
 
-/// What a command has to say.
+/// The output of a command.
 enum Shown {
     Nothing,
     All(Vec<Volume>),
@@ -380,7 +380,7 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Shown> {
         }
         VolumeCommand::Clone(args) => Shown::Done("created", clone::clone(client, args).await?),
         VolumeCommand::Snapshots(args) => Shown::Snapshots(snapshots::list(client, args).await?),
-        // These are dealt with already.
+        // These commands were handled before.
         VolumeCommand::Restore(_) | VolumeCommand::Backup(_) | VolumeCommand::Backups(_) => Shown::Nothing,
         VolumeCommand::Changes(args) => {
             crate::commands::relation::follow(client, args).await?;
@@ -414,7 +414,7 @@ async fn create(client: &Client, cred: &Cred, args: &Create) -> Outcome<Volume> 
     if let Some(home) = home
         && let Err(e) = client.add_relation(cred, made.id, &home).await
     {
-        // Nobody asked for an empty one.
+        // An empty one is of no use.
         if let Err(left) = client.delete_volume(cred, made.id, false).await {
             tracing::warn!("the empty volume {:?} is left over: {left}", made.name);
         }
@@ -577,7 +577,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         _ => return Err(bad()),
     };
     let bytes = number * factor;
-    // Half of all numbers is more than anybody has.
+    // Half of the number range is more than any volume has.
     (bytes.is_finite() && bytes < i64::MAX as f64).then_some(bytes as u64).ok_or_else(bad)
 }
 fn parse_count(text: &str) -> Result<u64, String> {
@@ -590,7 +590,7 @@ fn parse_count(text: &str) -> Result<u64, String> {
     let count: u64 = digits.parse().map_err(|_| bad())?;
     count.checked_mul(factor).ok_or_else(bad)
 }
-/// How often, or for how long; not 0, which would mean the opposite of what it says.
+/// An interval or duration; not 0, which would mean the opposite.
 pub fn parse_every(text: &str) -> Result<u32, String> {
     match parse_seconds(text)? {
         0 => Err(format!("{text:?} is not an interval: expected one like 7d, 12h, 1h30m or 60s")),

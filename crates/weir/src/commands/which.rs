@@ -1,5 +1,5 @@
-//! Which cluster a command is for: a directory, addresses, the mount in which
-//! the user stands, or the machine's own cluster.
+//! The cluster of a command: by a directory, addresses, the mount of the working directory, or the machine's
+//! own cluster.
 use crate::certificate::{self, ADMIN_CERTIFICATE, CERTIFICATE};
 use crate::cluster_args::Status;
 use crate::commands::file;
@@ -14,7 +14,7 @@ use weir_proto::map::Role;
 use weir_trust::certificate::role_word;
 
 impl Status {
-    /// The directory of the cluster, where it is known by that.
+    /// The directory of the cluster, if it was named by that.
     pub fn local(&self) -> Outcome<Option<LocalCluster>> {
         match &self.dir {
             Some(dir) if self.coordinator.is_empty() && config_of_node(dir).is_none() => {
@@ -34,12 +34,12 @@ fn config_of_node(dir: &Path) -> Option<PathBuf> {
     roles.into_iter().find(|file| file.exists())
 }
 
-/// The coordinators that a node knows. Commands then show its certificate, or the administrator's, if it is
-/// there.
+/// The coordinators that a node knows. Commands then present its certificate, or the administrator's, if
+/// there is one.
 fn coordinators_of_node(dir: &Path, file: &Path) -> Outcome<Vec<Addr>> {
     let certificates = [ADMIN_CERTIFICATE, CERTIFICATE].map(|name| dir.join(name));
     if let Some(found) = certificates.iter().find(|file| file.exists()) {
-        // At the coordinator's machine it is not needed, so commands work without one that has ended.
+        // On the coordinator's machine it is not needed, so commands work with an expired one.
         if let Err(failure) = certificate::use_file(found) {
             let (error, hint) = failure.parts();
             eprintln!("warning: {error}");
@@ -51,7 +51,7 @@ fn coordinators_of_node(dir: &Path, file: &Path) -> Outcome<Vec<Addr>> {
     Ok(config.cluster.coordinators.into_iter().map(|addr| addr.0).collect())
 }
 
-/// Where the mount that a path lies in serves this machine's users.
+/// The socket on which the mount that contains a path serves this machine's users.
 fn socket_of_mount(path: &Path) -> Outcome<Addr> {
     let hint =
         "name the cluster: --dir DIR, --coordinator ADDR, or --at PATH with a path in a mounted file system";
@@ -72,7 +72,7 @@ fn socket_of_mount(path: &Path) -> Outcome<Addr> {
     }
 }
 
-/// That of the mount in which a path lies, or in which the user stands; else the machine's own.
+/// That of the mount that contains a path, or the working directory; otherwise the machine's own.
 fn of_machine(at: Option<&Path>) -> Outcome<Vec<Addr>> {
     let here = socket_of_mount(at.unwrap_or(Path::new(".")));
     let dir = Path::new(MACHINE_DIR);

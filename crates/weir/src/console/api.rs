@@ -1,4 +1,4 @@
-//! What the API answers: plain functions of what is known, as JSON. `openapi.json` describes it.
+//! The answers of the API: pure functions of the snapshot, as JSON. `openapi.json` describes it.
 use super::snapshot::Snapshot;
 use crate::cli_watch::By;
 use crate::commands::troubles::{state, worst};
@@ -19,7 +19,7 @@ use weir_trust::certificate::role_word;
 const PATIENCE: Duration = Duration::from_millis(800);
 /// Points of a series that are shown.
 const POINTS_MAX: u32 = 3600;
-/// From here on minutes are shown instead of seconds.
+/// Beyond this, minutes are shown instead of seconds.
 const BY_SECOND_MAX: u32 = 60;
 
 pub fn status(snapshot: &Snapshot) -> Value {
@@ -126,7 +126,7 @@ pub async fn history(cluster: &Cluster, series: &str, minutes: u32) -> Result<Va
     Ok(json!({ "series": series, "step_s": if by_minute { 60 } else { 1 }, "points": summed(&read) }))
 }
 
-/// The sum of what ends now; a time of which no process has a point has none.
+/// The sum of series that end now; a time without a point in any process has none.
 fn summed(read: &[Vec<f32>]) -> Vec<Option<f32>> {
     let longest = read.iter().map(Vec::len).max().unwrap_or(0);
     let mut sums: BTreeMap<usize, f32> = BTreeMap::new();

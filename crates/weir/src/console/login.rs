@@ -1,5 +1,5 @@
-//! Who may look: browsers that opened a link, each link once. The first is printed at the start; where links
-//! are kept in a file, those who may read that file get the next one from there.
+//! Access control: browsers that opened a link, each link once. The first is printed at the start; if links
+//! are kept in a file, users who may read that file get the next one from there.
 use crate::failure::{Doing, Outcome};
 use std::fmt::Write as _;
 use std::fs::OpenOptions;
@@ -33,7 +33,7 @@ impl Login {
     fn secret(&self) -> String {
         let mut text = String::new();
         for byte in self.rng.id_128() {
-            let _ = write!(text, "{byte:02x}"); // a String takes all
+            let _ = write!(text, "{byte:02x}"); // writing to a String cannot fail
         }
         text
     }
@@ -46,7 +46,7 @@ impl Login {
         self.lock().link = Some(link.clone());
         link
     }
-    /// The session that the link stands for; none: it is another one, or was used.
+    /// The session of the link; none: it is another one, or was used.
     pub fn use_link(&self, key: &str) -> Option<String> {
         let session = self.secret();
         let mut state = self.lock();
@@ -65,11 +65,11 @@ impl Login {
     }
 }
 
-/// Where the next link is found by those who may read the file.
+/// The file with the next link, for users who may read it.
 pub struct LinkFile(pub PathBuf);
 
 impl LinkFile {
-    /// Replaces the file, so that no old one with other rights is written to.
+    /// Replaces the file, so that the permissions of an old one do not apply.
     pub fn put(&self, url: &str) -> Outcome<()> {
         let new = self.0.with_extension("new");
         let _ = std::fs::remove_file(&new); // of a process that died here
@@ -80,7 +80,7 @@ impl LinkFile {
     }
 }
 
-/// Takes as long wherever they differ.
+/// Constant time, independent of the first difference.
 fn is_same(a: &str, b: &str) -> bool {
     let differing = a.bytes().zip(b.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b));
     a.len() == b.len() && differing == 0

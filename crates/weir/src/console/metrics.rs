@@ -1,8 +1,8 @@
-//! What `/metrics` shows: the meters of all processes and the state of the cluster, in the text format of
-//! Prometheus.
+//! The contents of `/metrics`: the meters of all processes and the state of the cluster, in the text format
+//! of Prometheus.
 //!
-//! A plain function. Times are in seconds, as names say. Of histograms by method only counts and sums are
-//! shown, so that a page for hundreds of nodes stays small.
+//! A pure function. Times are in seconds, as the names show. Histograms by method have only counts and sums,
+//! so that a page for hundreds of nodes stays small.
 use super::snapshot::Snapshot;
 use crate::commands::troubles::{Trouble, word};
 use std::collections::BTreeMap;
@@ -12,12 +12,12 @@ use weir_proto::relation::RelationState;
 use weir_proto::watch::{Meter, MeterKind};
 use weir_trust::certificate::role_word;
 
-/// Upper bounds of the buckets that are shown, in seconds.
+/// Upper bounds of the exported buckets, in seconds.
 const BOUNDS: [f64; 9] = [0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 30.0];
-/// Volumes whose usage is shown, the largest: all are in the API.
+/// The number of volumes with exported usage, the largest: the API has all.
 const VOLUMES_MAX: usize = 100;
 
-/// What a name stands for, for people who build boards. Names without a text here are of older or newer
+/// The meaning of each name, for authors of dashboards. Names without a text here are of older or newer
 /// processes.
 const HELP: [(&str, &str); 50] = [
     ("weir_build_info", "The release of a node's program"),
@@ -72,7 +72,7 @@ const HELP: [(&str, &str); 50] = [
     ("weir_waits_total", "Waits over 10 ms that ended, by reason"),
 ];
 
-/// Samples by name, so that all of a name stand together as the format wants it.
+/// Samples by name, because the format requires all of a name together.
 #[derive(Default)]
 struct Page {
     of: BTreeMap<String, (&'static str, Vec<String>)>,
@@ -98,7 +98,7 @@ impl Page {
             if let Some((_, help)) = HELP.iter().find(|(of, _)| *of == name) {
                 out += &format!("# HELP {name} {help}\n");
             }
-            let _ = writeln!(out, "# TYPE {name} {kind}"); // a String takes all
+            let _ = writeln!(out, "# TYPE {name} {kind}"); // writing to a String cannot fail
             samples.iter().for_each(|sample| out += &format!("{sample}\n"));
         }
         out

@@ -1,8 +1,8 @@
 //! `weir console`: a page, an API and `/metrics` for a whole cluster, on this machine's loopback addresses.
 //!
-//! Invariants: it shows, and changes nothing; it listens on loopback only, as it has no certificate for
-//! browsers; all but `/metrics` needs the login that it printed. Requests that a page of another site makes
-//! are refused by their `Host`.
+//! Invariants: it shows, and changes nothing; it listens on loopback only, because it has no certificate for
+//! browsers; everything except `/metrics` needs the login link that it printed. Requests from a page of
+//! another site are refused by their `Host`.
 pub mod api;
 mod login;
 mod metrics;
@@ -34,7 +34,7 @@ const SCRIPT: &str = include_str!("console.js");
 const STYLE: &str = include_str!("console.css");
 const OPENAPI: &str = include_str!("openapi.json");
 const COOKIE: &str = "weir_console";
-/// How soon a trouble is an event.
+/// The interval of reports of troubles as events.
 const NOTE_EVERY: Duration = Duration::from_secs(5);
 
 struct Console {
@@ -79,7 +79,7 @@ pub fn console(args: &ConsoleArgs) -> Outcome<()> {
 }
 
 impl Console {
-    /// A link that works from now on, instead of the one before.
+    /// A link that works from now on, instead of the previous one.
     fn next_link(&self) -> Outcome<String> {
         let url = format!("http://{}/login?key={}", self.listens, self.login.renew());
         self.links.as_ref().map_or(Ok(()), |file| file.put(&url))?;
@@ -87,7 +87,7 @@ impl Console {
     }
 }
 
-/// Tells the coordinator which troubles there are, for the log of events.
+/// Reports the present troubles to the coordinator, for the log of events.
 async fn note_events(console: Arc<Console>) {
     let asker = console.source.asker.clone();
     let mut failed = false;
@@ -127,7 +127,7 @@ fn routes(console: Arc<Console>) -> Router {
         .with_state(console)
 }
 
-/// A name that a stranger's server resolved to this machine is not ours.
+/// A request for a name that another site's DNS resolves to this machine is refused.
 async fn of_this_machine(State(console): Shared, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let port = console.listens.port();
@@ -184,7 +184,7 @@ async fn log_in(State(console): Shared, Query(Key { key }): Query<Key>) -> Respo
 }
 
 async fn page(State(console): Shared) -> Html<String> {
-    // What was seen last, if anything: a page that waited for a silent node would be blank for as long.
+    // The last snapshot, if any: a page that waited for a silent node would be blank for as long.
     Html(page::page(&console.source.last().map(|snapshot| api::status(&snapshot)).unwrap_or_default()))
 }
 

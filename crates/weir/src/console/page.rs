@@ -2,7 +2,7 @@
 use maud::{DOCTYPE, html};
 use serde_json::Value;
 
-/// Names of screens, as shown and as `console.js` knows them. Their keys are 1 to 6.
+/// Names of screens, as shown and as used in `console.js`. Their keys are 1 to 6.
 const SCREENS: [(&str, &str); 6] = [
     ("overview", "All right?"),
     ("who", "Who"),

@@ -1,7 +1,7 @@
-//! What the console knows: asked of the cluster when somebody looks, and kept for a moment.
+//! The console's data: requested from the cluster when a browser asks, and cached for a moment.
 //!
-//! Invariants: however many look, the cluster is asked once in two seconds; what does not answer in time is
-//! left out.
+//! Invariants: for any number of browsers, the cluster is queried once in two seconds; missing answers are
+//! omitted.
 use crate::commands::gather::Asker;
 use crate::commands::troubles::{Facts, Known, Trouble, troubles};
 use crate::local::local_cluster::LocalCluster;
@@ -15,7 +15,7 @@ use weir_proto::watch::{GetMeters, GetTop, ListWaits, Meters, Top, WaitsListed};
 const KEPT_FOR: Duration = Duration::from_millis(1500);
 const PATIENCE: Duration = Duration::from_millis(800);
 const TOP_S: u32 = 10;
-/// Waits that are shown.
+/// Waits that are shown have lasted for this time.
 const MIN_MS: u32 = 10;
 const PAST_S: u32 = 3600;
 
@@ -23,7 +23,7 @@ const PAST_S: u32 = 3600;
 pub struct Snapshot {
     /// Absent: the coordinator does not answer.
     pub facts: Option<Facts>,
-    /// What `weir status` lists.
+    /// The troubles that `weir status` lists.
     pub troubles: Vec<Trouble>,
     pub meters: Vec<Gathered<Meters>>,
     pub tops: Vec<Gathered<Top>>,
@@ -40,7 +40,7 @@ impl Snapshot {
 
 pub struct Source {
     pub asker: Arc<Asker>,
-    /// What this machine's `weir up` started is looked at, too.
+    /// The processes of this machine's `weir up` are checked, too.
     local: Option<LocalCluster>,
     kept: Mutex<Option<(Instant, Arc<Snapshot>)>>,
 }
@@ -50,12 +50,12 @@ impl Source {
         Source { asker, local, kept: Mutex::default() }
     }
 
-    /// The newest one that is known, without asking.
+    /// The newest known one, without a query.
     pub fn last(&self) -> Option<Arc<Snapshot>> {
         let kept = self.kept.try_lock().ok()?;
         kept.as_ref().map(|(_, snapshot)| snapshot.clone())
     }
-    /// The state of a moment ago at most.
+    /// The state, at most a moment old.
     pub async fn snapshot(&self) -> Arc<Snapshot> {
         let clock = &self.asker.env.clock;
         let mut kept = self.kept.lock().await;

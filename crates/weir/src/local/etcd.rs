@@ -1,10 +1,9 @@
 //! The etcd of a cluster on one machine, for tests and demonstrations: its members, and how they are started.
 //!
-//! They listen on the loopback address without certificates. For more than that etcd is set up by its
-//! administrator.
+//! They listen on the loopback address without certificates. For other uses the administrator sets up etcd.
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
 
-/// Where a member serves.
+/// The address of a member.
 pub fn url(member: &Process) -> String {
     format!("http://127.0.0.1:{}", member.port)
 }
@@ -25,8 +24,7 @@ pub fn args(local: &LocalCluster, member: &Process) -> Vec<String> {
         ("initial-advertise-peer-urls", peer_url(member)),
         ("initial-cluster", members.collect::<Vec<_>>().join(",")),
         ("initial-cluster-token", local.manifest.cluster.0.to_string()),
-        // The default of a second is for long distances. It has to be over well within the coordinator's
-        // lease.
+        // The default of a second is for long distances. It has to end well within the coordinator's lease.
         ("election-timeout", "500".to_owned()),
         // The coordinator writes every second, and old revisions are of no use.
         ("auto-compaction-mode", "revision".to_owned()),

@@ -1,4 +1,4 @@
-//! The directory of a cluster that runs on one machine: what is in it, and what was decided when it was made.
+//! The directory of a cluster that runs on one machine: its files, and the choices at its creation.
 //!
 //! ```text
 //! DIR/cluster.toml        the decisions below; its presence makes DIR a cluster's directory
@@ -28,7 +28,7 @@ const MANIFEST: &str = "cluster.toml";
 pub const TARGETS_DEFAULT: u32 = 6;
 pub const SCHEME_DEFAULT: Scheme = Scheme { data: 4, parity: 2 };
 
-/// Where a cluster's bytes are.
+/// The storage of a cluster's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kept {
@@ -77,12 +77,12 @@ pub struct Process {
     /// TCP port on the loopback address; 0: none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub port: u16,
-    /// Of etcd: the port for its other members.
+    /// The port for the other members of etcd.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub peer_port: u16,
-    /// Where its bytes are, or where it mounts.
+    /// The directory of its data, or its mount point.
     pub path: PathBuf,
-    /// Its directory was founded once: from then on it is never founded by itself.
+    /// Its directory was founded once: from then on it is never founded automatically.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub founded: bool,
 }
@@ -103,7 +103,7 @@ pub struct Manifest {
     pub made_dir: bool,
     pub targets: u32,
     pub scheme: Text<Scheme>,
-    /// Of mounts; their default if absent.
+    /// The patience of mounts; their default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience: Option<Text<Patience>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -122,7 +122,7 @@ pub struct LocalCluster {
 }
 
 impl LocalCluster {
-    /// The cluster of a directory, to ask it for something. The owner of the directory does not matter for
+    /// The cluster of a directory, to send requests to it. The owner of the directory does not matter for
     /// that.
     pub fn open(dir: &Path) -> Outcome<LocalCluster> {
         let dir = absolute(dir)?;
@@ -137,7 +137,7 @@ impl LocalCluster {
                 );
             }
             let error = Error::not_found(format!("{shown} is not the directory of a cluster"));
-            // Not where `weir up` would refuse: what is there belongs to something else.
+            // Not where `weir up` would refuse: an existing file belongs to something else.
             let is_free = fs::read_dir(&dir).map_or(!dir.exists(), |mut entries| entries.next().is_none());
             Failure::new(
                 error,
@@ -150,11 +150,11 @@ impl LocalCluster {
         LocalCluster::parse(dir, &path, &text)
     }
 
-    /// The same, to do what it says: start, signal and stop processes, mount, write. Refused if another user
-    /// can change it.
+    /// The same, to act on it: start, signal and stop processes, mount, write. Refused if another user can
+    /// change it.
     pub fn open_own(dir: &Path) -> Outcome<LocalCluster> {
         let local = LocalCluster::open(dir)?;
-        // In memory, DIR is a link of its own making: what it leads to counts.
+        // In memory, DIR is a link that this program made: its target counts.
         let real = fs::canonicalize(&local.dir).doing(format_args!("find {}", local.dir.display()))?;
         owned::check_dir(&real)?;
         for sub in ["etc", "run", "log", "socket", "door"] {
@@ -197,7 +197,7 @@ impl LocalCluster {
         let path = self.dir.join(MANIFEST);
         let disk = weir_env::real::env().disk;
         disk.write_atomic(&path, text.as_bytes()).doing(format_args!("write {}", path.display()))?;
-        // No secret is in it, and other users find the door by it.
+        // It contains no secret, and other users find the socket by it.
         let readable = fs::Permissions::from_mode(0o644);
         fs::set_permissions(&path, readable).doing(format_args!("set the mode of {}", path.display()))
     }
@@ -218,14 +218,14 @@ impl LocalCluster {
     pub fn of_role(&self, role: RoleName) -> impl Iterator<Item = &Process> {
         self.manifest.processes.iter().filter(move |p| p.role == role)
     }
-    /// Where it listens, best first.
+    /// The addresses of a process, best first.
     pub fn addresses(&self, process: &Process) -> Vec<Addr> {
         let socket = self.dir.join("socket").join(format!("{}.sock", process.name));
         let tcp =
             (process.port != 0).then(|| Addr::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, process.port))));
         std::iter::once(Addr::Unix(socket)).chain(tcp).collect()
     }
-    /// Where it listens for all users.
+    /// The socket for all users.
     fn door(&self, process: &Process) -> Option<PathBuf> {
         let has_one = matches!(process.role, RoleName::Coord | RoleName::Meta | RoleName::Mount);
         has_one.then(|| self.dir.join("door").join(format!("{}.sock", process.name)))
@@ -235,7 +235,7 @@ impl LocalCluster {
         self.of_role(RoleName::Coord).flat_map(all).collect()
     }
 
-    /// What a process of this cluster is told.
+    /// The configuration of a process of this cluster.
     pub fn config(&self, process: &Process) -> Config {
         let mut config = Config::default();
         config.cluster.id = Some(self.manifest.cluster.clone());
@@ -301,7 +301,7 @@ pub fn processes(dir: &Path, targets: u32, members: u32, copies: u32) -> Vec<Pro
 pub fn target_process(dir: &Path, existing: &[Process]) -> Process {
     let number = |p: &Process| p.name.strip_prefix("storage-")?.parse::<u32>().ok();
     let mut n = 1 + existing.iter().filter_map(number).max().unwrap_or(0);
-    // The directory of one that was removed may still be there.
+    // The directory of one that was removed may still exist.
     while dir.join(format!("t{n}")).exists() {
         n += 1;
     }

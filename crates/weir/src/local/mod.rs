@@ -1,4 +1,4 @@
-//! A cluster on this machine: its directory, its processes, and how they are started and stopped.
+//! A cluster on this machine: its directory, its processes, their start and stop.
 pub mod etcd;
 pub mod local_cluster;
 pub mod owned;

@@ -1,8 +1,8 @@
 //! Whether the file at a path belongs to this user and no other user can change it.
 //!
-//! `weir up` and `weir down` do, with the rights of their caller, what the files of a cluster's directory
-//! say: processes are started and signalled, paths are mounted over, files are written. So none of these may
-//! be another user's. Symbolic links are not followed, and what was opened is what is judged.
+//! `weir up` and `weir down` act on the files of a cluster's directory with the rights of their caller: they
+//! start and signal processes, mount over paths, write files. So none of these may be another user's.
+//! Symbolic links are not followed, and the opened file is what is checked.
 use crate::failure::{Doing, Failure, Outcome};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, Stat};
@@ -11,7 +11,7 @@ use std::io::Read;
 use std::path::Path;
 use weir_proto::Error;
 
-/// A user who acts, as far as rights over files go.
+/// A user with respect to permissions of files.
 #[derive(Clone, Copy)]
 struct User {
     uid: u32,
@@ -24,8 +24,8 @@ impl User {
     }
 }
 
-/// Why a user must not rely on something; `None`: it may. The user's own group may write: it is usually the
-/// user alone.
+/// Why a user must not trust a file; `None`: it may. The user's own group may write: it is usually the user
+/// alone.
 fn doubt(user: User, uid: u32, gid: u32, mode: u32) -> Option<String> {
     match () {
         () if uid != user.uid => Some(format!("belongs to user {uid}")),
@@ -53,7 +53,7 @@ fn judge(path: &Path, stat: &Stat) -> Outcome<()> {
 fn open(path: &Path, flags: OFlags) -> Outcome<OwnedFd> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH).map_err(|e| match e {
-        // Of a link the kernel says that it is no directory, where one is wanted.
+        // For a link the kernel's error is that it is not a directory, if one is required.
         rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR if path.is_symlink() => Failure::new(
             Error::denied(format!("{} is a symbolic link", path.display())),
             "put what it leads to in its place: links are not followed here",

@@ -1,7 +1,7 @@
-//! Background processes of this binary: started, found again by pid and start time, and stopped.
+//! Background processes of this binary: started, identified by pid and start time, and stopped.
 //!
-//! A process is known by its pid file, which it writes itself: pid, start time and boot. A pid that was given
-//! to another process meanwhile has another start time and is never signalled.
+//! A process is known by its pid file, which it writes itself: pid, start time and boot. A pid that was
+//! reused meanwhile has another start time and is never signalled.
 use crate::failure::{Doing, Failure, Outcome};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
@@ -13,10 +13,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use weir_proto::Error;
 
-/// How often a condition outside of this process is looked at again.
+/// The interval of checks of a condition outside of this process.
 const POLL: Duration = Duration::from_millis(5);
 
-/// What a background process says of itself.
+/// A background process's report on itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PidFile {
     pub pid: i32,
@@ -25,13 +25,13 @@ pub struct PidFile {
     pub boot: String,
     /// It serves: set when its addresses listen, or its mount answers.
     pub ready: bool,
-    /// Of a mount that ends: calls of programs that waited, and got an error.
+    /// The calls of programs that waited and got an error when a mount ended.
     #[serde(default)]
     pub ended_calls: usize,
 }
 
 impl PidFile {
-    /// Of this very process.
+    /// The pid file of this very process.
     pub fn own(ready: bool) -> Outcome<PidFile> {
         PidFile::of(rustix::process::getpid().as_raw_nonzero().get(), ready)
     }
@@ -50,14 +50,14 @@ impl PidFile {
         fs::write(&tmp, text).doing(format_args!("write {}", tmp.display()))?;
         fs::rename(&tmp, path).doing(format_args!("write {}", path.display()))
     }
-    /// The process is still there (a zombie is not).
+    /// The process still exists (a zombie does not count).
     pub fn alive(&self) -> bool {
         self.boot == boot_id() && start_time(self.pid) == Some(self.started)
     }
     /// Sends a signal to exactly this process; `false`: it is gone.
     pub fn signal(&self, signal: Signal) -> Outcome<bool> {
         let Some(pid) = Pid::from_raw(self.pid) else { return Ok(false) };
-        // The descriptor pins the process: checked after it was opened, the pid cannot change hands any more.
+        // The descriptor pins the process: checked after it was opened, the pid cannot be reused any more.
         let Ok(descriptor) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return Ok(false) };
         if !self.alive() {
             return Ok(false);
@@ -88,8 +88,8 @@ impl PidFile {
     }
 }
 
-/// This process, for another one of the same kernel: boot, process namespace, pid and start time. Empty: not
-/// to be told.
+/// This process, for another one of the same kernel: boot, process namespace, pid and start time. Empty:
+/// unknown.
 pub fn own_process() -> String {
     match (PidFile::own(true), pid_namespace()) {
         (Ok(own), Some(namespace)) => format!("{} {namespace} {} {}", own.boot, own.pid, own.started),
@@ -97,8 +97,8 @@ pub fn own_process() -> String {
     }
 }
 
-/// Whether a process as [`own_process`] names it is gone for certain. One of another machine, another boot or
-/// another namespace cannot be seen from here: no.
+/// Whether a process as named by [`own_process`] has definitely ended. One of another machine, another boot
+/// or another namespace cannot be seen from here: no.
 pub fn is_gone(process: &str) -> bool {
     let mut fields = process.split(' ');
     let mut next = || fields.next().unwrap_or_default();
@@ -109,8 +109,8 @@ pub fn is_gone(process: &str) -> bool {
 }
 
 /// Processes of `weir mount`, other than this one, that were called with `word` (their configuration, their
-/// mount point) and are in another mount namespace: what they mounted cannot be seen here. Those of other
-/// users are seen by root only.
+/// mount point) and are in another mount namespace: their mounts cannot be seen here. Only root sees those of
+/// other users.
 pub fn mounts_elsewhere(word: &Path) -> Vec<i32> {
     let namespace_of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
     let (Some(here), Ok(entries)) = (namespace_of("self"), fs::read_dir("/proc")) else { return Vec::new() };
@@ -130,7 +130,7 @@ fn pid_is_gone(pid: i32, started: u64) -> bool {
     if rustix::process::test_kill_process(number) == Err(rustix::io::Errno::SRCH) {
         return true;
     }
-    // What /proc hides from us is not gone.
+    // A process hidden in /proc is not gone.
     fs::read(format!("/proc/{pid}/stat")).is_ok() && start_time(pid) != Some(started)
 }
 
@@ -139,7 +139,7 @@ fn pid_namespace() -> Option<String> {
     link.to_str().map(str::to_owned)
 }
 
-/// Looks at a condition again and again; `false` if it did not come true in time.
+/// Checks a condition repeatedly; `false` if it did not become true in time.
 pub fn wait_until(patience: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + patience;
     while !condition() {
@@ -151,7 +151,7 @@ pub fn wait_until(patience: Duration, mut condition: impl FnMut() -> bool) -> bo
     true
 }
 
-/// What is started.
+/// The program to start.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Program {
     /// This binary: it writes its pid file itself.
@@ -206,7 +206,7 @@ impl Launch {
             _ => error.into(),
         }
     }
-    /// Waits until the process says that it serves; its own last words otherwise.
+    /// Waits until the process reports that it serves; otherwise returns its last lines of log.
     pub fn wait_ready(&self, child: &mut Child, log_before: u64, patience: Duration) -> Outcome<PidFile> {
         let mut ended = None;
         let mut found = None;
@@ -226,7 +226,7 @@ impl Launch {
             (_, None) => Err(self.last_words(log_before, &format!("is not ready after {patience:?}"))),
         }
     }
-    /// Of another program, which does not write its pid file itself.
+    /// For another program, which does not write its pid file itself.
     fn listens(&self) -> bool {
         let Program::Other { port, .. } = self.program else { return false };
         std::net::TcpStream::connect((std::net::Ipv4Addr::LOCALHOST, port)).is_ok()

@@ -1,6 +1,6 @@
 //! `weir up` and `weir down`: a whole cluster on one machine, in the background.
 //!
-//! Invariant: `up` may be repeated at any time; it starts what is missing and leaves what runs.
+//! Invariant: `up` may be repeated at any time; it starts missing processes and leaves running ones.
 use crate::cli;
 use crate::config::{self, Text};
 use crate::failure::{Doing, Failure, Outcome};
@@ -24,13 +24,13 @@ use weir_proto::home_rule::{HomeRule, is_same_place};
 use weir_proto::map::Scheme;
 use weir_proto::{ClusterId, Error};
 
-/// A role that does not say within this time that it serves is taken as failed.
+/// A role that does not report within this time that it serves counts as failed.
 const READY_PATIENCE: Duration = Duration::from_secs(60);
-/// How long a process may take to stop by itself: what a mount still holds has to reach the targets first.
+/// How long a process may take to stop by itself: a mount's unsaved data has to reach the targets first.
 pub const STOP_PATIENCE: Duration = Duration::from_secs(20);
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// What became of one process.
+/// The outcome for one process.
 pub struct Started {
     pub process: Process,
     pub pid: i32,
@@ -65,7 +65,7 @@ pub fn up(args: &cli::Up) -> Outcome<()> {
     Ok(())
 }
 
-/// Starts what is missing and waits until every role says that it serves.
+/// Starts missing processes and waits until every role reports that it serves.
 pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
     args.allow_home.iter().try_for_each(|place| HomeRule::plain(place).check())?;
     let (mut local, is_new) = match LocalCluster::find(&args.dir)? {
@@ -73,10 +73,10 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
         None => (create(args)?, true),
     };
     let _only_one = lock(&local)?;
-    local = LocalCluster::open_own(&args.dir)?; // as another `weir up` left it
+    local = LocalCluster::open_own(&args.dir)?; // with changes of a concurrent `weir up`
     refuse_changes(&local, args)?;
-    // Now, not earlier: a mount point may lie in the cluster's own, new and empty directory.
-    // What is mounted is not looked at: its process may wait for one that is to be started here.
+    // Now, not earlier: a mount point may lie in the cluster's own, new and empty directory. Existing mounts
+    // are not checked: their process may wait for one that is to be started here.
     for path in args.mount.iter().filter(|path| !weir_fuse::is_mounted(path)) {
         fs::create_dir_all(path).doing(format_args!("make the mount point {}", path.display()))?;
     }
@@ -86,7 +86,7 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
     }
     local.manifest.tcp |= args.tcp;
     add_targets(&mut local, args.targets)?;
-    // One is there without being asked for: it costs next to nothing while no volume has a home.
+    // One exists by default: it costs next to nothing while no volume has a home.
     add_movers(&mut local, args.movers.unwrap_or(u32::from(is_new)))?;
     if args.console && local.of_role(RoleName::Console).next().is_none() {
         local.manifest.processes.push(local_cluster::console_process());
@@ -104,12 +104,12 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
     keep_copies(&local, is_new)?;
     allow_homes(&local, &args.allow_home)?;
     started.extend(start_all(&mut local, &[RoleName::Mount, RoleName::Mover])?.all()?);
-    // Last: what has not started yet is not missing.
+    // Last: a process that has not started yet is not missing.
     started.extend(start_all(&mut local, &[RoleName::Console])?.all()?);
     Ok((local, started))
 }
 
-/// A cluster that has placement groups goes on without a few of its targets, and says so.
+/// A cluster that has placement groups keeps serving without a few of its targets, and reports it.
 fn without_failed(local: &LocalCluster, servers: Servers) -> Outcome<Servers> {
     let targets = servers.started.iter().filter(|s| s.process.role == RoleName::Storage).count();
     let is_enough = targets >= usize::from(local.manifest.scheme.0.data);
@@ -126,8 +126,8 @@ fn without_failed(local: &LocalCluster, servers: Servers) -> Outcome<Servers> {
     Ok(Servers { failed: Vec::new(), ..servers })
 }
 
-/// Does not wait for a process that has ended again, as it is not started meanwhile. `missing` targets did
-/// not start.
+/// Does not wait for a process that has ended again, because it is not restarted meanwhile. `missing` targets
+/// did not start.
 fn wait_healthy(local: &LocalCluster, started: &[Started], missing: usize) -> Outcome<observe::Health> {
     let all_live = || {
         let lives = |s: &&Started| PidFile::read(&local.pid_file(&s.process)).is_some_and(|pid| pid.alive());
@@ -157,7 +157,7 @@ fn keep_copies(local: &LocalCluster, is_new: bool) -> Outcome<()> {
     })
 }
 
-/// Two `weir up` at once would start everything twice.
+/// Two concurrent `weir up` would start everything twice.
 pub fn lock(local: &LocalCluster) -> Outcome<std::fs::File> {
     let file = owned::open_lock(&local.dir.join("run/up.lock"))?;
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
@@ -187,7 +187,7 @@ fn create(args: &cli::Up) -> Outcome<LocalCluster> {
     for (subs, mode) in [(&["run", "door"][..], 0o755), (&["etc", "log", "socket"][..], 0o700)] {
         subs.iter().try_for_each(|sub| make_dir(&env, &dir.join(sub), mode))?;
     }
-    // What is in the file system has rights of its own; its bytes lie here without them.
+    // Files in the file system have permissions of their own; their bytes are stored here without them.
     processes.iter().try_for_each(|process| make_dir(&env, &process.path, 0o700))?;
     let cluster = Text(ClusterId(env.rng.id_128()));
     let (scheme, tcp) = (Text(scheme), args.tcp);
@@ -204,7 +204,7 @@ fn make_dir(env: &weir_env::Env, dir: &Path, mode: u32) -> Outcome<()> {
     fs::set_permissions(dir, mode).doing(format_args!("set the mode of {}", dir.display()))
 }
 
-/// What fits on fewer targets than the default scheme needs.
+/// The scheme for fewer targets than the default one needs.
 fn smaller(targets: u32) -> Scheme {
     match targets {
         1 => Scheme { data: 1, parity: 0 },
@@ -213,12 +213,13 @@ fn smaller(targets: u32) -> Scheme {
     }
 }
 
-/// Where ports are looked for: below the range from which the kernel takes ports for connections, so that a
-/// node that is down for a while finds its own free again.
+/// The range of ports: below the one from which the kernel takes ports for connections, so that a restarted
+/// node finds its own port free.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
-/// Gives members of etcd, and where it was asked for each server that does not run a free port: its own, kept
-/// in the manifest so that a restart finds every node where it was, unless somebody else took it meanwhile.
+/// Assigns a free port to members of etcd, and if requested to each server that does not run: its own one,
+/// kept in the manifest so that a restart finds every node at its address, unless another process took it
+/// meanwhile.
 fn choose_ports(local: &mut LocalCluster) -> Outcome<()> {
     let mut taken: Vec<u16> = local.manifest.processes.iter().flat_map(|p| [p.port, p.peer_port]).collect();
     let tcp = local.manifest.tcp;
@@ -284,7 +285,7 @@ fn into_memory(dir: &Path, made_dir: bool) -> Outcome<Kept> {
     Ok(Kept::SharedMemory)
 }
 
-/// What a cluster was made with stays.
+/// The choices at a cluster's creation cannot be changed.
 fn refuse_changes(local: &LocalCluster, args: &cli::Up) -> Outcome<()> {
     let refuse = |what: String, hint: &str| Err(Failure::new(Error::invalid(what), hint));
     let dir = local.dir.display();
@@ -317,7 +318,7 @@ fn refuse_changes(local: &LocalCluster, args: &cli::Up) -> Outcome<()> {
     }
 }
 
-/// Mounts that run go on as they are.
+/// Running mounts stay as they are.
 fn add_mounts(local: &mut LocalCluster, args: &cli::Up) -> Outcome<()> {
     if let Some(patience) = args.patience {
         local.manifest.patience = Some(Text(patience));
@@ -335,7 +336,7 @@ fn add_mounts(local: &mut LocalCluster, args: &cli::Up) -> Outcome<()> {
     local.save()
 }
 
-/// Before movers start. A place that has a rule keeps it.
+/// Called before movers start. A place that has a rule keeps it.
 fn allow_homes(local: &LocalCluster, places: &[String]) -> Outcome<()> {
     if places.is_empty() {
         return Ok(());
@@ -359,11 +360,11 @@ fn add_targets(local: &mut LocalCluster, wanted: Option<u32>) -> Outcome<()> {
         let target = local_cluster::target_process(&local.dir, &local.manifest.processes);
         local.manifest.processes.push(target);
     }
-    local.manifest.targets = local.of_role(RoleName::Storage).count() as u32; // as many as were asked for
+    local.manifest.targets = local.of_role(RoleName::Storage).count() as u32; // the requested number
     local.save()
 }
 
-/// There are never fewer than there were.
+/// The number never decreases.
 fn add_movers(local: &mut LocalCluster, wanted: u32) -> Outcome<()> {
     while local.of_role(RoleName::Mover).count() < wanted as usize {
         let mover = local_cluster::mover_process(&local.manifest.processes);
@@ -372,7 +373,7 @@ fn add_movers(local: &mut LocalCluster, wanted: u32) -> Outcome<()> {
     local.save()
 }
 
-/// What became of processes that were to be started.
+/// The outcome for processes that were to be started.
 #[derive(Default)]
 struct Servers {
     started: Vec<Started>,
@@ -386,7 +387,7 @@ impl Servers {
             Err(failure) => self.failed.push((process, failure)),
         }
     }
-    /// Refused if one has failed; names all that have.
+    /// Fails if one has failed; names all that have.
     fn all(self) -> Outcome<Vec<Started>> {
         let mut failed = self.failed.into_iter();
         let Some((_, first)) = failed.next() else { return Ok(self.started) };
@@ -424,7 +425,7 @@ fn start_all(local: &mut LocalCluster, roles: &[RoleName]) -> Outcome<Servers> {
             launched.push((n, new));
         }
     }
-    // All others start at the same time; each is then waited for.
+    // All others start in parallel; each is then awaited.
     for (n, launched) in launched {
         let process = local.manifest.processes[n].clone();
         servers.note(process, wait_or_move(local, n, launched));
@@ -432,7 +433,7 @@ fn start_all(local: &mut LocalCluster, roles: &[RoleName]) -> Outcome<Servers> {
     Ok(servers)
 }
 
-/// What says in the directory of such a process that it was founded. (Targets keep a record of their own.)
+/// The file in a process's directory that shows that it was founded. (Targets keep a record of their own.)
 fn identity_file(role: RoleName) -> Option<&'static str> {
     match role {
         RoleName::Coord => Some(COORDINATOR_FILE),
@@ -456,7 +457,7 @@ enum Launched {
 fn launch(local: &LocalCluster, process: &Process) -> Outcome<Launched> {
     let read = || PidFile::read(&local.pid_file(process));
     if let Some(pid) = read().filter(PidFile::alive) {
-        // Somebody else may have started it a moment ago.
+        // Another `weir up` may have started it a moment ago.
         wait_until(READY_PATIENCE, || read().is_some_and(|p| p.ready) || !pid.alive());
         if pid.alive() {
             refuse_elsewhere(local, process)?;
@@ -478,7 +479,7 @@ fn launch(local: &LocalCluster, process: &Process) -> Outcome<Launched> {
     Ok(Launched::Starting { launch, child, log_before })
 }
 
-/// Those of a role, with a configuration as it is to be now.
+/// The arguments of a role, with its present configuration.
 fn arguments(local: &LocalCluster, process: &Process) -> Outcome<Vec<String>> {
     if process.role == RoleName::Console {
         let listen = format!("127.0.0.1:{}", process.port);
@@ -494,8 +495,8 @@ fn arguments(local: &LocalCluster, process: &Process) -> Outcome<Vec<String>> {
     Ok(args)
 }
 
-/// Waits until process `n` of the manifest serves. One whose port somebody took after it was chosen (another
-/// cluster that starts at the same moment) gets another port and is started again.
+/// Waits until process `n` of the manifest serves. One whose port another process took after it was chosen
+/// (another cluster that starts at the same moment) gets another port and is restarted.
 fn wait_or_move(local: &mut LocalCluster, n: usize, mut launched: Launched) -> Outcome<Started> {
     let mut moves_left = 3;
     loop {
@@ -522,7 +523,7 @@ fn wait_or_move(local: &mut LocalCluster, n: usize, mut launched: Launched) -> O
     }
 }
 
-/// A mount that is not seen here is of no use here, and a second process would write its pid file.
+/// A mount in another mount namespace is of no use here, and a second process would write its pid file.
 fn refuse_elsewhere(local: &LocalCluster, process: &Process) -> Outcome<()> {
     let found = match process.role {
         RoleName::Mount if !weir_fuse::is_mounted(&process.path) => {
@@ -591,7 +592,7 @@ fn as_table(local: &LocalCluster, started: &[Started]) -> String {
     table::render(&["NAME", "PID", "STATE", "PATH", "ADDRESSES"], &rows)
 }
 
-/// The link that logs in next; none: there is no console.
+/// The link for the next login; none: there is no console.
 fn console_url(local: &LocalCluster) -> Option<String> {
     let text = fs::read_to_string(local.console_link()).ok()?;
     Some(text.trim().to_owned())
@@ -649,18 +650,18 @@ pub fn down(args: &cli::Down) -> Outcome<()> {
     Ok(())
 }
 
-/// How a cluster ended.
+/// The result of stopping a cluster.
 #[derive(Default)]
 pub struct Downed {
     /// Processes that had to be killed.
     pub killed: Vec<String>,
-    /// By mount: calls of programs that waited for something, and got an error.
+    /// The calls of programs that waited, and got an error, by mount.
     pub ended_calls: BTreeMap<String, usize>,
 }
 
-/// Mounts first, so that everything they hold is saved; then the servers. The coordinator goes before the
-/// targets: it asks them how far they are, and does not see them leave, so no member of a group is behind at
-/// the next start.
+/// Mounts first, so that all their data is saved; then the servers. The coordinator stops before the targets:
+/// it asks them for their progress, and does not see them leave, so no member of a group is behind at the
+/// next start.
 pub fn take_down(local: &LocalCluster) -> Outcome<Downed> {
     let mut downed = Downed::default();
     let order = [
@@ -673,7 +674,7 @@ pub fn take_down(local: &LocalCluster) -> Outcome<Downed> {
     for roles in order {
         let group: Vec<&Process> =
             local.manifest.processes.iter().filter(|p| roles.contains(&p.role)).collect();
-        // Told together, waited for one by one.
+        // Signalled together, awaited one by one.
         for process in &group {
             if let Some(pid) = PidFile::read(&local.pid_file(process)) {
                 pid.signal(rustix::process::Signal::TERM)?;

@@ -1,7 +1,7 @@
-//! `weir support`: one archive with what somebody needs who helps from elsewhere.
+//! `weir support`: one archive of diagnostics for remote support.
 //!
-//! Invariants: names of files and secrets are not in it unless names are asked for (secrets never are); what
-//! cannot be found out is left out, with the reason in its place; nothing of the cluster is changed.
+//! Invariants: it contains no names of files and no secrets, unless names are requested (secrets never are);
+//! missing facts are replaced by the reason; nothing of the cluster is changed.
 mod redact;
 
 use crate::cli_watch::By;
@@ -39,10 +39,10 @@ use weir_proto::watch::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(2);
-/// For all that is asked about history, of which there is much.
+/// The patience for all queries of the history, which is large.
 const HISTORY_PATIENCE: Duration = Duration::from_secs(20);
 const HISTORY_MINUTES: u32 = 360;
-/// Of each log of this machine, its end.
+/// The end of each log of this machine.
 const LOG_BYTES_MAX: u64 = 512 << 10;
 const TOP_S: u32 = 60;
 
@@ -76,7 +76,7 @@ pub fn support(args: &SupportArgs) -> Outcome<()> {
         written
     });
     if written.is_err() {
-        let _ = std::fs::remove_file(&path); // half an archive is none
+        let _ = std::fs::remove_file(&path); // a partial archive is useless
     }
     let files = written?;
     let bytes = std::fs::metadata(&path).doing("look at the archive")?.len();
@@ -116,7 +116,7 @@ impl Bundle {
         let text = self.known.text(text);
         self.put(name, &text)
     }
-    /// What could not be found out says why.
+    /// A missing fact is replaced by the reason.
     fn put_json(&mut self, name: &str, value: weir_proto::Result<Value>) -> Outcome<()> {
         let value = value.unwrap_or_else(|e| json!({ "missing": e.to_string() }));
         let text = format!("{:#}\n", self.known.value(value));
@@ -171,7 +171,7 @@ async fn write(
     Ok(files)
 }
 
-/// Words that are the cluster's own, and directories that may be told.
+/// The cluster's own words, and directories that may be shown.
 fn known(facts: &Facts, local: Option<&LocalCluster>) -> Known {
     let mut known = Known::default();
     let map = &facts.status.map;
@@ -214,7 +214,7 @@ fn meters_json(gathered: &[Gathered<Meters>]) -> Value {
     gathered.iter().map(one).collect()
 }
 
-/// Every series that any process keeps.
+/// Every series of every process.
 async fn history(asker: &Asker) -> weir_proto::Result<Value> {
     let list = GetHistory { name: String::new(), by_minute: true, points: 1 };
     let listed: Vec<Gathered<SeriesRead>> = asker.cluster.gather(&list, PATIENCE).await?;
@@ -277,7 +277,7 @@ fn end_of(path: &Path) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// What units of the package have said; nothing on a machine without a journal.
+/// The log of the package's units; nothing on a machine without a journal.
 fn put_journal(bundle: &mut Bundle) -> Outcome<()> {
     let said = Command::new("journalctl").args(["--unit=weir-*", "--lines=5000", "--no-pager"]).output();
     match said {

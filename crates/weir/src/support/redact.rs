@@ -1,31 +1,31 @@
-//! Takes names and secrets out of texts that leave a site: paths in the file system and its homes, quoted
+//! Removes names and secrets from texts that leave a site: paths in the file system and its homes, quoted
 //! names, keys in addresses, join tokens.
 //!
-//! Invariant: what is not known to be harmless goes. Known are the words of the cluster itself (nodes,
-//! volumes, codes) and the directories of the system.
+//! Invariant: words that are not known to be harmless are removed. Known are the words of the cluster itself
+//! (nodes, volumes, codes) and the directories of the system.
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Stands for a name.
+/// Replaces a name.
 const NAME: &str = "(name)";
 const SECRET: &str = "(secret)";
-/// What begins with these has no user's names in it.
+/// Paths with these prefixes have no user's names in them.
 const SYSTEM: [&str; 10] =
     ["/proc", "/sys", "/dev", "/usr", "/etc/weir", "/run/weir", "/var/lib/weir", "/api", "/metrics", "/lib"];
-/// In front of a secret.
+/// Prefixes of secrets.
 const MARKS: [&str; 8] =
     ["key=", "secret=", "token=", "password=", "Signature=", "Credential=", "Cookie: ", "cookie: "];
 
-/// What may be told.
+/// Words that may be shown.
 #[derive(Default)]
 pub struct Known {
     /// Names of nodes, volumes, namespaces.
     pub words: BTreeSet<String>,
-    /// Directories of the cluster: what is below is told, too.
+    /// Directories of the cluster: the paths below are shown, too.
     pub dirs: Vec<String>,
-    /// Mounts and homes: they themselves are told, what is below is not.
+    /// Mounts and homes: they themselves are shown, the paths below are not.
     pub tops: Vec<String>,
-    /// All names may be told. Secrets may not.
+    /// All names may be shown. Secrets may not.
     pub names: bool,
 }
 
@@ -84,7 +84,7 @@ impl Known {
         out
     }
 
-    /// From the first slash on; those of an address have two of them, and its questions go.
+    /// From the first slash on; an address has two of them, and its query is removed.
     fn path(&self, path: &str) -> String {
         let path = path.split('?').next().unwrap_or_default();
         let plain = path.trim_start_matches('/');
@@ -138,8 +138,8 @@ fn end_of_word(text: &str) -> usize {
     text.find(|c: char| c.is_whitespace() || "\"',;&)".contains(c)).unwrap_or(text.len())
 }
 
-/// A path ends where a sentence goes on. One with spaces in it ends later in truth: what follows its first
-/// word is taken for text, so a colon or a quote has to end it.
+/// A path ends where the sentence continues. One with spaces in it really ends later: the text after its
+/// first word counts as the sentence, so a colon or a quote has to end it.
 fn end_of_path(text: &str) -> usize {
     text.find(|c: char| c.is_whitespace() || "\"',;)".contains(c)).unwrap_or(text.len())
 }

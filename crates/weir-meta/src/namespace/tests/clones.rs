@@ -1,5 +1,5 @@
-//! Clones against what they were made from: neither side ever sees what is done on the other, and nothing is
-//! left behind.
+//! Clones compared with their sources: neither side ever sees changes of the other, and nothing is left
+//! behind.
 use super::super::clone;
 use super::super::snapshot_view::SnapshotView;
 use super::snapshots::{Model, STRIPE};
@@ -10,13 +10,13 @@ use weir_proto::volume::{Policy, Quota, VolumeClone, VolumeCreate, VolumeDelete}
 
 const PLACES: [&str; 4] = ["a", "b", "c", "d"];
 
-/// What somebody sees of one thing: kind, mode, owner, size, attributes, inline bytes, stripes.
+/// The visible state of one inode: kind, mode, owner, size, attributes, inline bytes, stripes.
 type Thing = (FileKind, u32, u32, u64, Vec<(Vec<u8>, Vec<u8>)>, Option<Vec<u8>>, Vec<u64>);
 type Tree = BTreeMap<String, Thing>;
-/// The same, with what it is the past of.
+/// The same, with the inode that it is a former state of.
 type Then = BTreeMap<String, (InodeId, Thing)>;
 type Cells = BTreeMap<(InodeId, u64), u64>;
-/// What is on targets, and what is at home.
+/// Data on targets, and data at home.
 type Places<'a> = (&'a Cells, &'a Cells);
 
 fn xattrs(read: &dyn Read, ino: InodeId) -> Vec<(Vec<u8>, Vec<u8>)> {
@@ -55,7 +55,7 @@ fn thing(read: &dyn Read, (cells, home): Places<'_>, ino: InodeId) -> Thing {
     };
     let inline = read.get(&keys::data(ino)).unwrap();
     let layers = layers::ranges(read, ino, 0, usize::MAX).unwrap();
-    // A snapshot has a list of none.
+    // A snapshot has no list of evicted ranges.
     let away = match inode.evicted {
         0 => Vec::new(),
         _ => evict::ranges(read, ino, 0, usize::MAX).unwrap(),
@@ -65,7 +65,7 @@ fn thing(read: &dyn Read, (cells, home): Places<'_>, ino: InodeId) -> Thing {
             return home[&(ino, s)];
         }
         let layer = layers.iter().find(|(from, l)| *from <= s * STRIPE && s * STRIPE < l.to);
-        // What is in the object of a file that had no bytes yet came later.
+        // Data in the object of a file that had no bytes yet came later.
         let own = Some(inode.object(ino)).filter(|_| inode.may_have_cells());
         let object = layer.map(|(_, l)| l.object).or(own);
         object.and_then(|object| cells.get(&(object, s)).copied()).unwrap_or(0)
@@ -81,7 +81,7 @@ struct Clones {
     /// Volumes and their topmost directories.
     tops: Vec<(VolumeId, InodeId)>,
     made: u32,
-    /// Snapshots that were taken when something of what they show was at home only.
+    /// Snapshots that were taken when a part of their data was at home only.
     away: BTreeSet<u32>,
 }
 
@@ -106,7 +106,7 @@ impl Clones {
             .unwrap();
         answer.unwrap()
     }
-    /// All of a volume, with what is not listed yet as it is where it comes from.
+    /// All of a volume, with entries that are not enumerated yet as they are in the source.
     fn tree(&self, (volume, top): (VolumeId, InodeId)) -> Tree {
         self.read(|read| {
             let mut tree = Tree::new();
@@ -129,7 +129,7 @@ impl Clones {
             let snapshot_view = SnapshotView::new(read, &self.m.w.snapshots, clone.snapshot).unwrap();
             let mut then = Then::new();
             self.walk_then(&snapshot_view, (path, not_enumerated.source), not_enumerated.after, &mut then);
-            // A file of several names of which one is there already is that file.
+            // A file of several names of which one exists already is that file.
             tree.extend(then.into_iter().map(|(path, (ino, then))| {
                 let known = read.get(&keys::clone_file(volume, ino)).unwrap();
                 let known = known.map(|v| InodeId(u64::from_le_bytes(v.try_into().unwrap())));
@@ -176,7 +176,7 @@ impl Clones {
         let found = self.read(|read| find_link(read, dir, name.as_bytes()).unwrap());
         found.filter(|l| l.kind == FileKind::Regular).map(|l| l.ino)
     }
-    /// Of a volume's files.
+    /// Evicted bytes of a volume's files.
     fn evicted(&self, top: InodeId) -> u64 {
         self.read(|read| {
             let (mut dirs, mut files) = (vec![top], BTreeMap::new());
@@ -233,7 +233,7 @@ impl Clones {
         self.tops.push((made.id, made.root));
         assert_eq!(self.tree((made.id, made.root)), expected);
     }
-    /// A step of what the leader does in the background.
+    /// A step of the leader's background work.
     fn list(&mut self) -> bool {
         match self.read(|read| clone::next_step(read, &BTreeSet::new()).unwrap()) {
             Some((volume, Some(dir))) => {
@@ -296,7 +296,7 @@ impl Clones {
             }
             (15, _) => {
                 let r = SnapshotTake { op: op(), cred: root(), volume, name: format!("s{}", self.m.w.now) };
-                // Not of a clone that is not listed yet.
+                // Not of a clone that is not complete yet.
                 if let Ok(taken) = self.m.w.change(|cx| snapshot::take(cx, &r))
                     && self.evicted(top) > 0
                 {
@@ -333,7 +333,7 @@ impl Clones {
         for (top, tree) in &before {
             assert_eq!(&self.tree(*top), tree, "all of volume {}", top.0);
         }
-        // In the order in which they were made, or the other way round.
+        // In the order in which they were made, or in reverse.
         while !self.tops.is_empty() {
             let which = if self.made.is_multiple_of(2) { 0 } else { self.tops.len() - 1 };
             let (volume, _) = self.tops[which];

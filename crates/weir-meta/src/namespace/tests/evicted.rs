@@ -1,15 +1,15 @@
-//! Evicted bytes against a model: what is away, what it is charged, and who may bring it back.
+//! Evicted bytes compared with a model: the evicted ranges, their charge, and the movers that may fill them.
 use super::*;
 use crate::record::StripeTruncation;
 use weir_proto::recall::{Evict, Evicted, Filled, SetPinned};
 
 const EBUSY: i32 = 16;
-/// Of the layout that files get here.
+/// The stripe size of files in these tests.
 const STRIPE: u64 = 4 << 20;
 const MIB: u64 = 1 << 20;
 
 impl World {
-    /// Says that home has all of a file.
+    /// Declares that home has all of a file.
     fn bring_home(&mut self, ino: InodeId) {
         self.at_home.0.lock().unwrap().insert(ino);
     }
@@ -73,7 +73,7 @@ fn what_is_evicted_frees_space_and_comes_back() {
 
     let first = w.change(|cx| cx.hand_out(ino, 0, STRIPE)).unwrap().unwrap();
     assert_eq!((first.token_epoch, first.parts.len()), (again.token_epoch, 1));
-    // Its mover is lost: the next one gets a higher token epoch, and the first one's word counts no more.
+    // Its mover is lost: the next one gets a higher token epoch, and the first one's result counts no more.
     let second = w.change(|cx| cx.hand_out(ino, 0, 2 * STRIPE)).unwrap().unwrap();
     assert!(second.token_epoch > first.token_epoch);
     assert_eq!(errno(w.filled(ino, 0, STRIPE, first.token_epoch)), ESTALE);
@@ -130,13 +130,13 @@ fn a_pinned_a_small_and_a_truncated_file() {
     w.evict_as(&root(), ino, 0, u64::MAX).unwrap();
     let handed = w.change(|cx| cx.hand_out(ino, 0, 2 * STRIPE)).unwrap().unwrap();
 
-    // Truncated within what is on its way back: the mover's bytes are too many.
+    // Truncated within a recall in flight: the mover's bytes are too many.
     w.set(&root(), ino, |r| r.size = Some(STRIPE + 7)).unwrap();
     assert_eq!(w.ranges(ino), [(0, STRIPE + 7)]);
     assert_eq!(errno(w.filled(ino, 0, 2 * STRIPE, handed.token_epoch)), ESTALE);
     let again = w.change(|cx| cx.hand_out(ino, 0, 2 * STRIPE)).unwrap().unwrap();
     assert!(again.token_epoch > handed.token_epoch);
-    // It grows again: what is behind the old end is zeros, not at home.
+    // It grows again: the range after the old end is zeros, not at home.
     w.set(&root(), ino, |r| r.size = Some(3 * STRIPE)).unwrap();
     assert_eq!(w.ranges(ino), [(0, STRIPE + 7)]);
     w.filled(ino, 0, STRIPE + 7, again.token_epoch).unwrap();
@@ -188,9 +188,8 @@ enum Step {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
-    /// Stripe by stripe, what is away is what was evicted and neither brought back nor truncated; each stripe
-    /// is given out under a higher token epoch each time, and only who has it under the highest one brings it
-    /// back.
+    /// Stripe by stripe, a range is offline if it was evicted and neither recalled nor truncated; each stripe
+    /// is assigned under a higher token epoch each time, and only the mover with the highest one fills it.
     #[test]
     fn what_is_away_is_what_a_model_says(steps in prop::collection::vec(prop_oneof![
         3 => (0u64..40, 0u64..50).prop_map(|(a, b)| Step::Evict(a * MIB, b * MIB)),
@@ -203,8 +202,8 @@ proptest! {
         let mut size = 17 * MIB;
         let ino = w.file_of("f", size);
         w.bring_home(ino);
-        // Stripe: where its evicted bytes end; the highest token epoch that it was given out under, ever and
-        // since then.
+        // By stripe: the end of its evicted bytes; the highest token epoch that it was assigned under, ever
+        // and since then.
         let mut away: BTreeMap<u64, u64> = BTreeMap::new();
         let (mut highest, mut valid): (BTreeMap<u64, u32>, BTreeMap<u64, u32>) = Default::default();
         let mut handed: Vec<(u64, u64, u32)> = Vec::new();

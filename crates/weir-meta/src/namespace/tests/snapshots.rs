@@ -1,5 +1,5 @@
-//! Snapshots against a simple model: a copy of everything, made at the time. Data is a number for each stripe
-//! of each object.
+//! Snapshots compared with a simple model: a copy of everything, made at the time. Data is a number for each
+//! stripe of each object.
 use super::super::keeper::references;
 use super::*;
 use crate::record::StripeTruncation;
@@ -10,7 +10,7 @@ use weir_proto::volume::SnapshotRetention;
 pub const STRIPE: u64 = 4 << 20;
 const PLACES: [&str; 4] = ["a", "b", "c", "d"];
 
-/// What somebody who looks at a tree sees of one thing in it.
+/// The visible state of one inode in a tree.
 #[derive(Clone, PartialEq, Debug)]
 struct Thing {
     attr: Attr,
@@ -22,14 +22,14 @@ type Tree = BTreeMap<String, Thing>;
 
 pub struct Model {
     pub w: World,
-    /// What is on targets: by object and stripe.
+    /// Data on targets: by object and stripe.
     pub cells: BTreeMap<(InodeId, u64), u64>,
-    /// What home has of each file's stripes that were evicted.
+    /// Home's data of each file's evicted stripes.
     pub home: BTreeMap<(InodeId, u64), u64>,
     next: u64,
-    /// By number: name and what it shows.
+    /// By number: name and content.
     taken: BTreeMap<u32, (String, Tree)>,
-    /// Files that somebody else has open, also when they have no name any more.
+    /// Files that another session has open, including those without a name.
     open: Vec<InodeId>,
 }
 
@@ -91,7 +91,7 @@ impl Model {
         }
         tree
     }
-    /// What a snapshot shows of that: nothing of the data of files of which something was at home only.
+    /// The part that a snapshot shows: no data of files of which some was at home only.
     fn to_be_shown(&self) -> Tree {
         let mut tree = self.now();
         tree.values_mut().filter(|thing| thing.attr.evicted > 0).for_each(|thing| thing.stripes.clear());
@@ -224,7 +224,7 @@ impl Model {
         self.w.change(|cx| data::commit(cx, &commit)).unwrap();
         self.w.leases.close(ME, ino, 0, 1);
     }
-    /// What of a range was evicted, if it is not too short to be: `stripes` are the file's.
+    /// The evicted part of a range, if it was long enough: `stripes` are the file's.
     pub fn try_evict(
         &mut self,
         ino: InodeId,
@@ -241,7 +241,7 @@ impl Model {
         self.sweep();
         Some(evicted.ranges)
     }
-    /// Everybody sees after it what was there before.
+    /// Every view is the same before and after it.
     fn evict(&mut self, ino: InodeId, from: u64, to: u64) -> Vec<ByteRange> {
         let all = |m: &Model| -> Vec<Vec<u64>> { m.now().into_values().map(|t| t.stripes).collect() };
         let (before, attr) = (all(self), self.w.attr(ino).unwrap());
@@ -253,7 +253,7 @@ impl Model {
         assert_eq!(all(self), before);
         ranges
     }
-    /// What a mover does.
+    /// A mover's work.
     pub fn bring_back(&mut self, ino: InodeId, from: u64, to: u64) {
         let Some(handed) = self.w.change(|cx| cx.hand_out(ino, from, to)).unwrap() else { return };
         for ByteRange { from, to } in handed.parts {
@@ -265,7 +265,7 @@ impl Model {
             self.w.change(|cx| evict::filled(cx, &r)).unwrap();
         }
     }
-    /// What the sweeper does.
+    /// The sweeper's work.
     pub fn sweep(&mut self) {
         for key in self.w.keys(b'G') {
             let object = keys::garbage_ino(&key).unwrap();
@@ -295,7 +295,7 @@ impl Model {
         let taken = self.w.change(|cx| snapshot::take(cx, &r)).unwrap();
         self.taken.insert(taken.number, (name, tree));
     }
-    /// One is taken unless the last one was by schedule, too, and shows what is there now.
+    /// One is taken unless the last one was scheduled, too, and shows the present state.
     fn take_scheduled(&mut self) {
         let (tree, before) =
             (self.to_be_shown(), self.taken.last_key_value().map(|(n, (name, _))| (*n, name.clone())));
@@ -336,7 +336,7 @@ impl Model {
         }
     }
 
-    /// A directory goes with the files in it, if no directory is.
+    /// A directory is removed with its files, if it has no subdirectory.
     fn remove_all(&mut self, dir: InodeId) {
         self.w.all(dir).iter().for_each(|e| drop(self.w.unlink(&root(), dir, &text(&e.name))));
         let now = self.now();
@@ -347,7 +347,7 @@ impl Model {
         drop(self.w.rmdir(&root(), now[above].attr.ino, name));
     }
 
-    /// One random thing; most that cannot be done are refused, which is right, too.
+    /// One random operation; most impossible ones are refused, which is right, too.
     fn step(&mut self, (what, a, b): (u8, usize, usize)) {
         let (Some(at), Some(to)) = (self.find(a), self.find(b)) else { return };
         let file = self.file(at);
@@ -478,7 +478,7 @@ fn a_file_held_by_a_snapshot_gets_its_own_object_for_a_writer() {
     assert_eq!(own.bytes, STRIPE, "one of two is copied");
     m.w.kv
         .read(&mut |read| {
-            // The record of then, and the layer that is left.
+            // The record in the snapshot, and the remaining layer.
             assert_eq!(references(read, ino)?, 2);
             Ok(())
         })
@@ -493,7 +493,7 @@ fn a_file_held_by_a_snapshot_gets_its_own_object_for_a_writer() {
     m.finish();
 }
 
-/// Its bytes are in two objects then, and home has them all, wherever they are.
+/// Its bytes are in two objects then, and home has them all, in either object.
 #[test]
 fn a_file_written_under_a_snapshot_is_evicted_when_that_is_gone() {
     let mut m = Model::new();
@@ -505,7 +505,7 @@ fn a_file_written_under_a_snapshot_is_evicted_when_that_is_gone() {
     while m.forget() {}
     m.sweep();
     assert_eq!(m.w.attr(ino).unwrap().layers.unwrap().bytes, 2 * STRIPE - 7);
-    // Half of a layer: what is left of it is read where it was.
+    // Half of a layer: the rest of it is read from the old object.
     assert_eq!(m.evict(ino, 0, STRIPE), [ByteRange { from: 0, to: STRIPE }]);
     assert_eq!(m.w.attr(ino).unwrap().layers.unwrap().bytes, STRIPE - 7);
     assert!(m.cells.contains_key(&(ino, 2)));
@@ -518,7 +518,7 @@ fn a_file_written_under_a_snapshot_is_evicted_when_that_is_gone() {
     m.finish();
 }
 
-/// The file leaves the snapshot, which goes on to show what it did.
+/// The file leaves the snapshot, which still shows the same content.
 #[test]
 fn a_file_held_by_a_snapshot_is_evicted_the_snapshot_stays() {
     let mut m = Model::new();
@@ -544,7 +544,7 @@ fn a_file_held_by_a_snapshot_is_evicted_the_snapshot_stays() {
     m.finish();
 }
 
-/// Who copies a layer when it is evicted, and who was given it to copy before, changes nothing.
+/// A client that copies a layer while it is evicted, on an earlier assignment, changes nothing.
 #[test]
 fn what_is_evicted_while_it_is_copied_is_not_told_as_copied() {
     let mut m = Model::new();
@@ -562,14 +562,14 @@ fn what_is_evicted_while_it_is_copied_is_not_told_as_copied() {
     assert!(m.w.attr(ino).unwrap().layers.is_some_and(|l| l.bytes == STRIPE));
     let r = LayerCopied { op: op(), ino, from, to, token_epoch };
     assert_eq!(errno(m.w.change(|cx| layers::copied(cx, &r))), ESTALE);
-    // What is left of it was not copied under that right either.
+    // The rest of it was not copied under that assignment either.
     let r = LayerCopied { from: STRIPE, ..r };
     assert_eq!(errno(m.w.change(|cx| layers::copied(cx, &r))), ESTALE);
     assert_eq!(m.w.attr(ino).unwrap().evicted, STRIPE);
     m.finish();
 }
 
-/// What a writer has under its right to write goes to the object that it was told of with it.
+/// Writes under a Write lease go to the object that came with the lease.
 #[test]
 fn a_file_empty_in_a_snapshot_gets_a_new_object_before_writes() {
     let mut m = Model::new();
@@ -588,8 +588,8 @@ fn a_file_empty_in_a_snapshot_gets_a_new_object_before_writes() {
     assert_eq!(object(m.w.change(|cx| open::acquire(cx, &ask)).unwrap()), reported);
 }
 
-/// Seed 80425: the fence of who reads it in the snapshot came with a token epoch that passes it, and what was
-/// on its way went into the snapshot.
+/// Seed 80425: the fence of a reader in the snapshot came with a token epoch that passes it, and writes in
+/// flight went into the snapshot.
 #[test]
 fn a_file_read_in_a_snapshot_is_written_to_another_object() {
     for is_open in [true, false] {
@@ -613,8 +613,7 @@ fn a_file_read_in_a_snapshot_is_written_to_another_object() {
     }
 }
 
-/// Seed 69052: it keeps its object, for nothing of it is there; what comes to be there later is not the
-/// snapshot's.
+/// Seed 69052: it keeps its object, because it has no bytes; later bytes are not the snapshot's.
 #[test]
 fn a_snapshot_of_a_hole_shows_no_later_write() {
     let mut m = Model::new();
@@ -636,7 +635,7 @@ fn a_snapshot_of_a_hole_shows_no_later_write() {
 const SECOND: i64 = 1_000_000_000;
 
 impl World {
-    /// What the leader does at `seconds`.
+    /// The leader's work at `seconds`.
     fn keep_schedule(&mut self, seconds: i64, keep: &SnapshotRetention) -> bool {
         self.now = seconds * SECOND;
         let taken = self.change(|cx| snapshot::take_scheduled(cx, VolumeId::ROOT)).unwrap();
@@ -671,11 +670,11 @@ fn a_schedule_takes_what_has_changed_and_removes_only_its_own() {
         "auto-20261124T230000Z",
     ];
     assert_eq!(w.snapshot_names(), expected);
-    // One that somebody removes counts for nothing any more.
+    // One that a user removes counts no more.
     let r = SnapshotDelete { op: op(), cred: root(), volume: VolumeId::ROOT, name: expected[4].into() };
     w.change(|cx| snapshot::delete(cx, &r)).unwrap();
     assert!(w.keep_schedule(start + 72 * 3600, &keep));
-    // Files that are written anew are news as well as names are.
+    // Rewritten files are changes as well as names are.
     let mut m = Model { w, ..Model::new() };
     let ino = m.file((InodeId::ROOT, "f1")).unwrap();
     m.write(ino, 0);

@@ -1,4 +1,4 @@
-//! Trash: what is removed is there, for whom it was there before, for as long as was said.
+//! Trash: a removed file stays in it, with its former permissions, for the set time.
 use super::super::trash::{self, name_of};
 use super::*;
 use weir_proto::snapshot::SnapshotTake;
@@ -11,7 +11,7 @@ const DAY_S: i64 = 86_400;
 const NOON: i64 = 1_795_348_800;
 const PLACES: [&str; 4] = ["a", "b", "c", "d"];
 
-/// What is below a directory: by path, without what is in the trash.
+/// The entries below a directory: by path, without the trash.
 type Tree = BTreeMap<String, (InodeId, FileKind)>;
 
 impl World {
@@ -65,7 +65,7 @@ impl World {
         }
         self.rmdir(&root(), dir, name).unwrap();
     }
-    /// What the leader does, to the end.
+    /// The leader's background work, to the end.
     fn empty_what_is_over(&mut self, id: VolumeId) {
         loop {
             let (now, mut part) = (Time { nanos: self.now }, None);
@@ -105,22 +105,22 @@ fn a_removed_tree_is_in_the_trash_and_returns_by_a_rename() {
         assert_eq!(w.mode_of(w.at_path(day, path).unwrap()), mode, "{path}");
     }
     assert!(w.attr(empty).is_err());
-    // It counts as what it is: two directories more, the trash and its part.
+    // It is charged normally: two directories more, the trash and its part.
     let now = w.view(|view| volume::get(view, "v")).unwrap();
     assert_eq!((now.usage.bytes, now.usage.files), (own.usage.bytes, own.usage.files));
     assert_eq!(now.usage.directories, own.usage.directories + 1);
     assert_eq!((now.in_trash.bytes, now.in_trash.files, now.in_trash.directories), (1000, 1, 4));
-    // Who might change the directory gets it back.
+    // A user who may change the directory restores it.
     let [owner, stranger] = [7, 5].map(|uid| Cred { uid, gid: uid, groups: vec![uid] });
     let back = |w: &mut World, cred| w.rename(cred, (day, "a"), (v.root, "a"), RenameMode::NoReplace);
     assert_eq!(errno(back(&mut w, &stranger)), ErrorKind::Denied.errno());
     back(&mut w, &owner).unwrap();
     assert_eq!(w.at_path(v.root, "a/b/f"), Some(f));
-    // And what is removed from it then goes there again, anew.
+    // A second removal puts it into the trash again.
     w.unlink(&owner, w.at_path(v.root, "a/b").unwrap(), "f").unwrap_err();
     w.unlink(&root(), w.at_path(v.root, "a/b").unwrap(), "f").unwrap();
     assert_eq!(w.at_path(day, "a/b/f"), Some(f));
-    // From the trash it goes for good.
+    // From the trash it is removed for good.
     w.unlink(&root(), w.at_path(day, "a/b").unwrap(), "f").unwrap();
     assert!(w.attr(f).is_err());
 }
@@ -129,7 +129,7 @@ fn a_removed_tree_is_in_the_trash_and_returns_by_a_rename() {
 fn files_in_the_trash_keep_their_readers() {
     let (mut w, v) = World::with_trash(WEEK_S);
     let day = |w: &World| w.at_path(w.trash_of(&v), "2026-11-22").unwrap();
-    // Somebody prepares an open directory in the trash, under the name of one that will be closed.
+    // A user prepares an open directory in the trash, under the name of one that will be closed.
     w.mkdir(&root(), v.root, "d", 0o777).unwrap();
     w.remove_all(v.root, "d");
     let d = w.mkdir(&root(), v.root, "d", 0o700).unwrap().entry.attr.ino;
@@ -147,7 +147,7 @@ fn files_in_the_trash_keep_their_readers() {
     w.set(&root(), e, |r| r.mode = Some(0o700)).unwrap();
     w.unlink(&root(), e, "two").unwrap();
     assert_eq!(w.mode_of(w.at_path(day(&w), "e").unwrap()).0, 0o700);
-    // One that was moved below a closed one is no longer where it was open.
+    // One that was moved below a closed one is no longer at its open place.
     let (open, closed) = (
         w.mkdir(&root(), v.root, "open", 0o755).unwrap(),
         w.mkdir(&root(), v.root, "closed", 0o700).unwrap(),
@@ -177,12 +177,12 @@ fn names_that_are_removed_again_and_again_are_all_there() {
     let names: Vec<String> = w.tree(w.trash_of(&v)).into_keys().collect();
     assert_eq!(names.len(), 1 + 6, "{names:?}");
     assert!(names.iter().all(|name| name.is_char_boundary(name.len()) && name.len() < 255 + 13));
-    // One of several links is no loss.
+    // One of several links is not a loss.
     let f = w.create(&root(), v.root, "g", 0o644).unwrap().entry.attr.ino;
     w.link(&root(), f, v.root, "h").unwrap();
     w.unlink(&root(), v.root, "g").unwrap();
     assert_eq!(w.tree(w.trash_of(&v)).len(), 7);
-    // What is replaced is not kept.
+    // A replaced file is not kept.
     w.create(&root(), v.root, "i", 0o644).unwrap();
     w.rename(&root(), (v.root, "i"), (v.root, "h"), RenameMode::Replace).unwrap();
     assert_eq!(w.tree(w.trash_of(&v)).len(), 7);
@@ -207,7 +207,7 @@ fn what_was_removed_stays_as_long_as_was_said_and_goes_then() {
             .map(|e| String::from_utf8_lossy(&e.name).into_owned())
             .collect::<Vec<_>>()
     };
-    // Of the 23rd all is older than a week when the 1st of December begins.
+    // All of the 23rd is older than a week when the 1st of December begins.
     assert_eq!(days(&w).first().unwrap(), "2026-11-24");
     assert_eq!(days(&w).len(), 8);
     w.keep(v.id, 3 * 86_400).unwrap();
@@ -274,14 +274,14 @@ fn a_trash_needs_its_name() {
     assert_eq!(errno(w.keep(v.id, 5)), EEXIST);
     w.rmdir(&root(), v.root, ".trash").unwrap();
     w.keep(v.id, 5).unwrap();
-    // One that is taken away comes again.
+    // A removed one is created again.
     w.rmdir(&root(), v.root, ".trash").unwrap();
     w.create(&root(), v.root, "f", 0o644).unwrap();
     w.unlink(&root(), v.root, "f").unwrap();
     assert_eq!(w.tree(w.trash_of(&v)).len(), 2);
 }
 
-/// Random changes: what a user sees is as without a trash, and nothing is ever lost.
+/// Random changes: the visible tree is the same as without a trash, and nothing is ever lost.
 struct Model {
     w: World,
     v: Volume,

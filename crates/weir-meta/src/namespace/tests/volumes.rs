@@ -97,14 +97,14 @@ fn a_volumes_topmost_directory_moves_in_the_volume_around_it() {
     w.rename(&root(), (r, "moved"), (r, "again"), RenameMode::Replace).unwrap();
     assert_eq!(&w.named("inner").unwrap().path[..], b".../again");
     assert_eq!(errno(w.rename(&root(), (r, "again"), (a.root, "x"), RenameMode::Replace)), EXDEV);
-    // It neither goes by rmdir nor under another directory's name.
+    // Neither rmdir removes it, nor a rename of another directory over it.
     let refused = w.rmdir(&root(), r, "a").unwrap_err();
     assert_eq!(refused.kind.errno(), EBUSY);
     assert!(refused.context.contains("weir volume delete a"), "{refused}");
     assert_eq!(errno(w.rename(&root(), (r, "d"), (r, "a"), RenameMode::Replace)), EBUSY);
     w.rename(&root(), (r, "d"), (r, "a"), RenameMode::Exchange).unwrap();
     assert_eq!(w.own("inner"), (1000, 1, 0));
-    // What lies in it counts for the directories around it, and not for their volume.
+    // Its content counts for the directories around it, and not for their volume.
     assert_eq!(w.own("root"), (0, 0, 3));
     assert_eq!(
         w.view(|v| usage_of(v.read, r)).unwrap(),
@@ -130,7 +130,7 @@ fn an_empty_volume_leaves_nothing_behind() {
     assert!(w.keys(b'Q').iter().all(|key| key[1..5] == [0; 4]), "but the sum of all");
     assert_eq!(errno(w.named("a")), ENOENT);
     assert_eq!(w.own("root"), (0, 0, 0));
-    // Its number is not given again.
+    // Its number is not used again.
     assert_eq!(w.volume(&root(), InodeId::ROOT, "a").unwrap().id, VolumeId(3));
 }
 
@@ -157,7 +157,8 @@ fn a_full_volume_goes_step_by_step_and_gives_back_what_it_took() {
     assert_eq!(w.own("a"), (40 * 20 * 100, 40 * 20, 40));
     assert_eq!(errno(w.delete_volume(&root(), a.id, false)), ENOTEMPTY);
     assert!(w.delete_volume(&root(), a.id, true).unwrap().deleting);
-    // The name is gone, what was around it has no part in it any more, and it cannot be made anew inside.
+    // The name is gone, the parent's volume has no part of it any more, and it cannot be created again
+    // inside.
     assert_eq!(errno(w.named("a")), ENOENT);
     assert_eq!((usage(&w).1, w.own("outer")), (used.0.1.clone(), used.2));
     assert_eq!(errno(w.volume(&root(), a.root, "b")), ENOENT);

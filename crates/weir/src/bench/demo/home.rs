@@ -1,7 +1,7 @@
 //! The demo's second act: a volume with a home and a limit. Frames and one growing file stream home while
-//! they are written; the mover is killed in the middle of the file and started again; the volume fills past
-//! its limit, so what is at home is evicted; everything is read back, from home where it is away, and
-//! compared, as is home itself.
+//! they are written; the mover is killed in the middle of the file and restarted; the volume fills past its
+//! limit, so data at home is evicted; everything is read back, with recalls of offline data, and compared, as
+//! is home itself.
 use crate::bench::relation_load::{self, Live, PART, Plan, Seen, Site, evicted};
 use crate::cli;
 use crate::commands::volume::{connect, own_cred};
@@ -20,11 +20,11 @@ const VOLUME: &str = "beamline";
 const NAMESPACE: &str = "root";
 const SECONDS: f64 = 12.0;
 const FRAME_BYTES: u64 = 6_250_000;
-/// The faster of what is asked of a machine: two streams of 50 MB/s each.
+/// The upper limit of the load on a machine: two streams of 50 MB/s each.
 const STREAM_BYTES_PER_S: f64 = 50e6;
-/// A byte that is not at home so long after the last write is lost, however slow the machine.
+/// A byte that is not at home this long after the last write is lost, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// What is promised where the machine keeps up: lag, and how soon another mover goes on.
+/// The promises on a machine that keeps up: lag, and the time until another mover continues.
 const LAG_MS_MAX: f64 = 20_000.0;
 const RESUME_S_MAX: f64 = 10.0;
 
@@ -41,7 +41,7 @@ pub fn plan(bytes_per_s: f64) -> Plan {
     }
 }
 
-/// Less than half of what is written, so that it has to be evicted.
+/// Less than half of the written data, so that it has to be evicted.
 fn limit_bytes(plan: &Plan) -> u64 {
     let per_s = plan.frames_per_s * plan.frame_bytes as f64 + plan.file_bytes_per_s as f64;
     (per_s * plan.seconds * 0.45) as u64
@@ -60,7 +60,7 @@ pub struct Shown {
     wrong: Vec<String>,
 }
 
-/// `wish`: starts again what was killed.
+/// `wish`: restarts killed processes.
 pub fn play(
     local: &LocalCluster,
     mount: &Path,
@@ -106,7 +106,7 @@ fn show_until(until: Instant, live: &Live, bar: &ProgressBar) {
     }
 }
 
-/// Bytes evicted since the start, and those that are away now.
+/// Bytes evicted since the start, and those that are offline now.
 fn levels(local: &LocalCluster, volume: &Volume, seen: &Seen) -> Outcome<(u64, u64)> {
     observe::block_on(async {
         let client = connect(local.coordinators(), NAMESPACE).await?;
@@ -124,7 +124,7 @@ fn levels(local: &LocalCluster, volume: &Volume, seen: &Seen) -> Outcome<(u64, u
 }
 
 impl Shown {
-    /// Bytes that are wrong or missing, in words.
+    /// Bytes that are wrong or missing, as text.
     pub fn missing(&self) -> Vec<String> {
         let mut missing = self.wrong.clone();
         if !self.seen.complete {
@@ -133,7 +133,7 @@ impl Shown {
         missing
     }
 
-    /// What took longer than it should have, or did not come to pass for that, in words.
+    /// Steps that took too long, or did not happen for that reason, as text.
     pub fn lateness(&self) -> Vec<String> {
         let mut late = Vec::new();
         let mut expect = |is_so: bool, what: &str| {

@@ -1,10 +1,10 @@
-//! `weir bench home grid`: how near a mover's own choice of streams, window and extent is to the best of many
-//! fixed ones, for workloads at several delays. Home is another Weir; the way there is a [`Wire`].
+//! `weir bench home grid`: how close a mover's own choice of streams, window and extent is to the best of
+//! many fixed ones, for workloads at several delays. Home is another Weir; the way there is a [`Wire`].
 //!
-//! A workload is written once; each run brings all of it to a directory of its own there. Every fixed choice
+//! A workload is written once; each run ships all of it to a directory of its own there. Every fixed choice
 //! runs once; the best of them and the mover's own choice are measured then, in turns, so that neither is
-//! compared by its luckiest run. A fixed choice that takes much longer than the best so far is not waited
-//! for: its rate is less than the figure shown.
+//! compared by its luckiest run. A fixed choice that takes much longer than the best so far is aborted: its
+//! rate is less than the figure shown.
 use super::wire::Wire;
 use crate::bench::demo::Stage;
 use crate::bench::relation_load;
@@ -32,24 +32,24 @@ use weir_proto::{Error, InodeId, MIB, VolumeId};
 use weir_store::peers::join_all;
 
 const NAMESPACE: &str = "root";
-/// Of each client: what is read and written at once.
+/// Read and write caches of each client.
 const MEMORY_BYTES: u64 = 64 * MIB;
 const SMALL_BYTES: u64 = 10_000;
 const MEDIUM_BYTES: u64 = 6_000_000;
 const PART: usize = 1 << 20;
-/// Files made, compared or removed at once.
+/// Files created, compared or removed in parallel.
 const AT_ONCE: usize = 32;
 const FILES_PER_DIRECTORY: u64 = 1000;
-/// How often it is asked whether everything is at home.
+/// The interval of checks whether everything is at home.
 const POLL: Duration = Duration::from_millis(10);
-/// What has not come home by then does not.
+/// Data that is not at home by then counts as missing.
 const PATIENCE: Duration = Duration::from_secs(900);
-/// A fixed choice is waited for so much longer than the fastest run took.
+/// A fixed choice may take this multiple of the fastest run's time.
 const GRACE: f64 = 1.25;
 /// Runs of the mover's own choice, and of the best fixed one.
 const RUNS: usize = 3;
 
-/// What is brought home. Full size; `--scale` makes it less.
+/// Workloads to ship home. Full size; `--scale` makes it less.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Load {
     /// 10,000 files of 10 kB
@@ -74,7 +74,7 @@ impl Load {
         }
     }
 
-    /// Bytes of each file.
+    /// The size of each file.
     fn files(self, scale: f64) -> Vec<u64> {
         let count = |full: f64| (full * scale).ceil() as usize;
         let one = |full: f64| ((full * scale) as u64).max(1);
@@ -91,7 +91,7 @@ impl Load {
         }
     }
 
-    /// Fixed choices that can differ for it: one file knows no streams, small ones no window.
+    /// Fixed choices that make a difference for it: one file has no streams, small ones no window.
     fn grid(self) -> Vec<Choice> {
         let (streams, windows, extents): (&[usize], &[u64], &[u64]) = match self {
             Load::Small => (&[1, 4, 16, 64], &[256], &[64]),
@@ -112,11 +112,11 @@ impl Load {
     }
 }
 
-/// Two clusters and the way between them.
+/// Two clusters and the network between them.
 struct Grid {
     scale: f64,
     here: Client,
-    /// Home without the wire: to make room and to compare.
+    /// Home without the wire: to free space and to compare.
     there: Client,
     near: LocalCluster,
     env: Env,
@@ -184,7 +184,7 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
     })
 }
 
-/// A client of this process in one of its clusters.
+/// A client in this process of one of its clusters.
 async fn client_of(local: &LocalCluster, name: &str) -> Outcome<Client> {
     as_client(local.coordinators(), NAMESPACE, name, process::own_process(), MEMORY_BYTES).await
 }
@@ -208,7 +208,7 @@ impl Grid {
     async fn measure(&mut self, options: &super::Options) -> Outcome<()> {
         for load in &options.load {
             let source = self.write(*load).await?;
-            // Whoever is first finds clusters that have done nothing yet.
+            // The first run would find clusters that have done nothing yet.
             self.wire.set_delay(Duration::ZERO);
             self.run(&source, None, PATIENCE).await?;
             for delay_ms in &options.delay_ms {
@@ -270,7 +270,7 @@ impl Grid {
         self.rows.push(Row { name, unit: unit.to_owned(), better: Better::Higher, value, baseline, ratio });
     }
 
-    /// Brings all of it home once; how long that took, or that it took longer than somebody waits.
+    /// Ships all of it home once; returns how long that took, or that it exceeded the patience.
     async fn run(
         &mut self,
         source: &Source,
@@ -360,7 +360,7 @@ impl Grid {
         Ok(())
     }
 
-    /// Takes a run's directory away.
+    /// Removes a run's directory.
     async fn remove(&self, root: InodeId, name: &[u8]) -> Outcome<()> {
         let superuser = Cred { uid: 0, gid: 0, groups: vec![0] };
         let mut directories = vec![(InodeId::ROOT, name.to_vec(), root)];
@@ -412,7 +412,7 @@ fn directory_name(file: u64) -> String {
     format!("d{:03}", file / FILES_PER_DIRECTORY)
 }
 
-/// A part of a file: no two are the same, and none is to be made smaller on the way.
+/// A part of a file: no two are the same, and none is compressible on the way.
 fn part(file: u64, at: u64, len: usize) -> Bytes {
     let mut state = (file + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ at;
     let mut bytes = Vec::with_capacity(len + 8);

@@ -1,7 +1,7 @@
-//! A network with a delay: what is said to a far cluster goes through a proxy of this process that holds each
-//! byte back.
+//! A network with a delay: traffic to a far cluster goes through a proxy of this process that delays each
+//! byte.
 //!
-//! Always holds: bytes keep their order, and none is early. The rate is not limited; what is on its way is,
+//! Always holds: bytes keep their order, and none is early. The rate is not limited; the bytes in flight are,
 //! so a peer that does not read stops the other one, as on a wire.
 //!
 //! Plain threads: timers of the runtime know whole milliseconds only.
@@ -15,15 +15,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use weir_env::{Addr, BoxFuture, BoxStream, Listener, Net};
 
-/// Parts on their way in one direction of one connection: 64 MiB, more than 100 ms of a 5 Gb/s line.
+/// Parts in flight in one direction of one connection: 64 MiB, more than 100 ms of a 5 Gb/s line.
 const PARTS_MAX: usize = 1024;
 const PART_BYTES: usize = 64 << 10;
 
-/// Connections of who uses this net take the detour.
+/// Connections that use this network take the detour.
 pub struct Wire {
     net: Arc<dyn Net>,
     one_way_us: Arc<AtomicU64>,
-    /// Proxies by where they lead.
+    /// Proxies by their destination.
     proxies: Mutex<BTreeMap<Addr, SocketAddr>>,
 }
 
@@ -32,7 +32,7 @@ impl Wire {
         Wire { net, one_way_us: Arc::default(), proxies: Mutex::default() }
     }
 
-    /// What an answer is later than without this wire.
+    /// The additional delay of an answer.
     pub fn set_delay(&self, round_trip: Duration) {
         self.one_way_us.store(round_trip.as_micros() as u64 / 2, Relaxed);
     }
@@ -48,7 +48,7 @@ impl Wire {
         let (to, delay) = (to.clone(), self.one_way_us.clone());
         std::thread::spawn(move || {
             for near in listener.incoming().flatten() {
-                // Who cannot be reached looks like who hangs up.
+                // A peer that cannot be reached looks like one that hangs up.
                 let _ = join(near, &to, &delay);
             }
         });
@@ -102,7 +102,7 @@ impl End {
             End::Unix(stream) => stream.write_all(bytes),
         }
     }
-    /// The other side hears that nothing more comes; or that nobody listens any more.
+    /// The other side learns that no more data comes; or that the reader is gone.
     fn end(&self, how: Shutdown) {
         // It is gone already if this fails.
         let _ = match self {
@@ -122,7 +122,7 @@ fn join(near: TcpStream, to: &Addr, delay: &Arc<AtomicU64>) -> io::Result<()> {
 
 type Part = (Instant, Vec<u8>);
 
-/// Brings what comes from one end to the other one, later.
+/// Copies data from one end to the other one, delayed.
 fn carry(from: End, to: End, delay: Arc<AtomicU64>) {
     let (sender, receiver) = sync_channel(PARTS_MAX);
     std::thread::spawn(move || take(from, &delay, &sender));

@@ -1,7 +1,7 @@
-//! What was removed, moved back from a volume's trash.
+//! Moves removed files back from a volume's trash.
 //!
-//! Always holds: nothing that is there is replaced, and nothing is removed but directories of the trash that
-//! are empty.
+//! Always holds: nothing that exists is replaced, and nothing is removed except empty directories of the
+//! trash.
 use super::no_volume;
 use crate::failure::{Doing, Failure, Outcome};
 use rustix::fs::{CWD, RenameFlags};
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use weir_proto::Error;
 use weir_proto::volume::TRASH;
 
-/// Names in the way that are told.
+/// The conflicting names that are listed.
 const SHOWN_MAX: usize = 10;
 
-/// Moves what was removed last of `path` to `to`; from which part of the trash.
+/// Moves the latest removed version of `path` to `to`; returns the part of the trash that had it.
 pub fn restore(path: &Path, to: &Path) -> Outcome<String> {
     let name = OsStr::from_bytes(TRASH);
     let top = path.ancestors().skip(1).find(|top| top.join(name).is_dir());
@@ -36,7 +36,7 @@ pub fn restore(path: &Path, to: &Path) -> Outcome<String> {
     }
 }
 
-/// Where it is in the newest part that has it.
+/// Its place in the newest part that has it.
 fn newest(trash: &Path, below: &Path) -> Outcome<(PathBuf, String)> {
     let mut parts: Vec<PathBuf> = Vec::new();
     for entry in fs::read_dir(trash).doing(format_args!("list {}", trash.display()))? {
@@ -53,7 +53,7 @@ fn newest(trash: &Path, below: &Path) -> Outcome<(PathBuf, String)> {
     Ok((part.join(below), part.display().to_string()))
 }
 
-/// Moves what is not in the way of anything; what is, is named.
+/// Moves everything that conflicts with no existing name; conflicts are listed.
 fn put_back(old: &Path, to: &Path, in_the_way: &mut Vec<PathBuf>) -> Outcome<()> {
     match rustix::fs::renameat_with(CWD, old, CWD, to, RenameFlags::NOREPLACE) {
         Err(rustix::io::Errno::EXIST) => {}
@@ -71,7 +71,7 @@ fn put_back(old: &Path, to: &Path, in_the_way: &mut Vec<PathBuf>) -> Outcome<()>
         let name = entry.doing(format_args!("list {}", old.display()))?.file_name();
         put_back(&old.join(&name), &to.join(&name), in_the_way)?;
     }
-    let _ = fs::remove_dir(old); // it is left where something is in the way
+    let _ = fs::remove_dir(old); // it is left if a name conflicts
     Ok(())
 }
 

@@ -5,9 +5,9 @@ use crate::local::local_cluster::RoleName;
 use weir_proto::condition::{NodeCondition, REPORT_EVERY_MS, Severity};
 use weir_proto::map::Role;
 
-/// A node that has not reported for so long hangs, or died.
+/// A node that has not reported for this time hangs, or died.
 const SILENT_MS: u64 = 4 * REPORT_EVERY_MS;
-/// A session without a word for so long has no process any more, or one that stands still.
+/// A session that has been silent for this time has no process any more, or a stopped one.
 const SESSION_SILENT_MS: u64 = 30_000;
 
 pub(super) fn look(facts: &Facts, found: &mut Found) {
@@ -17,7 +17,7 @@ pub(super) fn look(facts: &Facts, found: &mut Found) {
     sessions(facts, found);
 }
 
-/// What calls of clients wait for.
+/// Causes that calls of clients wait for.
 fn waits(facts: &Facts, found: &mut Found) {
     for client in &facts.waiting.clients {
         for wait in &client.waits {
@@ -64,21 +64,21 @@ fn mounts(facts: &Facts, found: &mut Found) {
     for path in &facts.dead_mounts {
         let at = path.display();
         let text = format!("the mount at {at} is dead (its process has ended)");
-        // Of a cluster that is started here all mounts are known: this one is of another cluster, or was made
+        // All mounts of a cluster that is started here are known: this one is of another cluster, or was made
         // by hand.
         let severity = if facts.processes.is_empty() { Severity::Warning } else { Severity::Note };
         found.add(severity, ("mount-dead", &at), text, format!("`weir unmount {at}` cleans it up"));
     }
 }
 
-/// What a node says, or does not say any more. What is known of it from elsewhere is not said twice.
+/// Troubles that a node reports, or its silence. Those known from elsewhere are not repeated.
 fn condition(facts: &Facts, node: &NodeCondition, found: &mut Found) {
     let (name, condition) = (&node.node, &node.condition);
     if found.knows(name) {
         return;
     }
     if node.heard_ms < SILENT_MS {
-        // Of members of etcd that this machine started it is known which one is dead.
+        // If this machine started the members of etcd, it knows which one is dead.
         let is_known = |code: &str| code == "etcd-member-silent" && found_dead_etcd(facts);
         let new: Vec<_> = condition.troubles.iter().filter(|trouble| !is_known(&trouble.code)).collect();
         return new.into_iter().for_each(|trouble| found.told(trouble));
@@ -86,7 +86,7 @@ fn condition(facts: &Facts, node: &NodeCondition, found: &mut Found) {
     let what = match node.role {
         Role::Mover => "mover",
         Role::Mount => "mount",
-        // Members of the cluster: the map says whether they are up.
+        // Members of the cluster: the map shows whether they are up.
         _ => return,
     };
     let silent = lasting(node.heard_ms / 1000);
@@ -110,7 +110,7 @@ fn found_dead_etcd(facts: &Facts) -> bool {
     facts.processes.iter().any(|p| p.role == RoleName::Etcd && !p.lives)
 }
 
-/// Clients that do not report themselves, like programs that were linked with the client.
+/// Clients that do not report themselves, for instance programs that were linked with the client.
 fn sessions(facts: &Facts, found: &mut Found) {
     let reported = |client: &str| facts.conditions.iter().any(|n| n.condition.client == client);
     for session in facts.known().flat_map(|k| &k.sessions) {

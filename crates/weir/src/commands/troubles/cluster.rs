@@ -10,12 +10,11 @@ use weir_proto::enrol::Holder;
 use weir_proto::map::{Group, Member, MemberState, Role, Target, TargetState};
 use weir_proto::{NodeId, TargetId};
 
-/// Certificates are renewed when ten days are left: with fewer something is wrong.
+/// Certificates are renewed when ten days are left: with fewer days left the renewal fails.
 const RENEWAL_IS_LATE_S: u64 = 7 * 86_400;
-/// A disk that is busy completes something all the time. One that completes nothing for so long hangs, or is
-/// slow.
+/// A busy disk completes requests all the time. One that completes none for this time hangs, or is slow.
 const STALLED_MS: u32 = 500;
-/// A directory of metadata needs little: with more than this free there is time, however large the disk.
+/// A directory of metadata needs little: with more than this free there is time, on a disk of any size.
 const ROOM_FOR_METADATA: u64 = 8 << 30;
 
 pub(super) fn look(facts: &Facts, found: &mut Found) {
@@ -44,7 +43,7 @@ pub(super) fn look(facts: &Facts, found: &mut Found) {
     }
 }
 
-/// The sentence, and what follows the mark in it.
+/// The sentence, and the text after the mark in it.
 pub(super) fn split(text: String, mark: &str) -> (String, String) {
     match text.split_once(mark) {
         Some((text, action)) => (text.to_owned(), action.to_owned()),
@@ -127,7 +126,7 @@ fn placement_groups(count: usize) -> String {
     format!("{count} placement group{}", if count == 1 { "" } else { "s" })
 }
 
-/// How many groups that are used have a target as a member of this state.
+/// The number of groups in use that have a target as a member of this state.
 fn count_groups(facts: &Facts, in_use: &InUse, target: TargetId, state: MemberState) -> usize {
     let is_so =
         |g: &&Group| in_use.has(g) && g.members.iter().any(|m| m.target == target && m.state == state);
@@ -152,13 +151,13 @@ fn nodes(facts: &Facts, in_use: &InUse, found: &mut Found) {
                 );
                 found.degraded(("storage-down", name), text, action);
             }
-            // Where one is needed, the namespace says so.
+            // If one is needed, the namespace has the trouble.
             Role::Meta if map.namespaces.iter().any(|n| !is_led(map, n)) => {}
             Role::Meta | Role::Coordinator => {
                 let text = format!("{name} is down, and another one does its work");
                 found.warning(("server-down", name), text, restart.clone());
             }
-            Role::Mount | Role::Mover | Role::Console | Role::Operator | Role::Auditor => {} // these are no members
+            Role::Mount | Role::Mover | Role::Console | Role::Operator | Role::Auditor => {} // not members
         }
     }
 }
@@ -183,7 +182,7 @@ fn targets(facts: &Facts, in_use: &InUse, found: &mut Found) {
                 format!("{named} is down although its process is up, and is missing from {missing}"),
                 "see to its disk, and to its process's log",
             ),
-            TargetState::Down => {} // its node says so
+            TargetState::Down => {} // its node has the trouble
             TargetState::Up if down > 0 => found.degraded(
                 ("target-missing", &id),
                 format!("{named} is up and still missing from {missing}: it is being repaired"),
@@ -237,7 +236,8 @@ fn of_report(facts: &Facts, report: &TargetReport, found: &mut Found) {
     }
 }
 
-/// Pairs of nodes that cannot reach each other. Several cut links of one node are one trouble of that node.
+/// Pairs of nodes that cannot reach each other. Several broken links of one node are one trouble of that
+/// node.
 fn links(facts: &Facts, found: &mut Found) {
     let (map, all) = (&facts.status.map, &facts.status.links);
     let name = |node: NodeId| {
@@ -293,7 +293,7 @@ fn disks(facts: &Facts, found: &mut Found) {
     }
 }
 
-/// Programs of several releases, and a level that not all programs' abilities are used under.
+/// Programs of several releases, and a level below the abilities of all programs.
 fn versions(facts: &Facts, found: &mut Found) {
     let status = &facts.status;
     let mut releases: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! Troubles of what the cluster keeps and where it goes: volumes, homes, movers, backups, exports, and
-//! jobs of the metadata server.
+//! Troubles of the cluster's data and its homes: volumes, homes, movers, backups, exports, and jobs of the
+//! metadata server.
 use super::{Facts, Found, Known, ProcessState, lasting, nearly_full};
 use crate::commands::backup;
 use crate::local::local_cluster::RoleName;
@@ -9,7 +9,7 @@ use weir_proto::export::ExportState;
 use weir_proto::meta::Time;
 use weir_proto::relation::{RelationInfo, RelationState};
 
-/// A home that is behind by more and gets nothing has stopped.
+/// A home that lags by more and receives nothing has stopped.
 const LAGS_MS: u64 = 15 * 60 * 1000;
 
 pub(super) fn look(facts: &Facts, found: &mut Found) {
@@ -66,7 +66,7 @@ fn of_relation(facts: &Facts, known: &Known, relation: &RelationInfo, found: &mu
     }
 }
 
-/// One that is far behind and moves has much to copy; one that does not move has stopped.
+/// One that lags far and receives data has much to copy; one that receives none has stopped.
 fn lags(relation: &RelationInfo, found: &mut Found) {
     let (id, volume) = (relation.id, &relation.volume_name);
     let (lag, backlog) = (lasting(relation.lag_ms / 1000), table::bytes(relation.backlog_bytes));
@@ -84,7 +84,7 @@ fn lags(relation: &RelationInfo, found: &mut Found) {
     }
 }
 
-/// Those that wait, and members of etcd: one of them has answered, or there would be no status.
+/// Standby coordinators, and members of etcd: one of them has answered, or there would be no status.
 fn standbys(facts: &Facts, found: &mut Found) {
     let is_dead = |p: &&ProcessState| matches!(p.role, RoleName::Coord | RoleName::Etcd) && !p.lives;
     for process in facts.processes.iter().filter(is_dead) {
@@ -99,7 +99,7 @@ fn standbys(facts: &Facts, found: &mut Found) {
 }
 
 fn movers(facts: &Facts, found: &mut Found) {
-    // Those of no relation are not known: backups say themselves when they are late.
+    // Movers of no relation are not known: backups report themselves when they are late.
     let lacks = |k: &&Known| !k.relations.is_empty() && k.relations.iter().all(|r| r.movers == 0);
     let lacking: Vec<&Known> = facts.known().filter(lacks).collect();
     let away = lacking.iter().any(|k| k.volumes.iter().any(|v| v.usage.evicted > 0));
@@ -146,7 +146,7 @@ fn volumes(facts: &Facts, found: &mut Found) {
     }
 }
 
-/// How much of a volume's limits is used; `since`: it has been over the soft one from then on.
+/// The used part of a volume's limits; `since`: it has been over the soft one from then on.
 struct Filled {
     used: u64,
     hard: Option<u64>,

@@ -1,5 +1,5 @@
-//! The kinds of troubles: what each code means, how bad it is, why it is raised, when it clears and what to
-//! do. `weir status`, `weir why`, `weir events`, the console and `docs/events.md` are of this one table.
+//! The kinds of troubles: each code's meaning, severity, cause, end and remedy. `weir status`, `weir why`,
+//! `weir events`, the console and `docs/events.md` use this one table.
 //!
 //! Invariant: a code never changes and never gets another meaning; `troubles` raises no code that is not
 //! here. Nodes of a newer release may report others.
@@ -9,11 +9,12 @@ use weir_proto::condition::Severity::{self, Critical, Degraded, Note, Warning};
 
 pub struct Kind {
     pub code: &'static str,
-    /// As bad as it usually is; what is at home only makes some of them critical.
+    /// Its usual severity; offline data makes some of them critical.
     pub severity: Severity,
-    /// The part of Weir that has it.
+    /// The part of Weir that is affected.
     pub part: &'static str,
-    /// How near it is to the cause of a delay, up to 100; 0: it delays nothing, and `weir why` names it last.
+    /// How close it is to the cause of a delay, up to 100; 0: it delays nothing, and `weir why` names it
+    /// last.
     pub delays: u8,
     pub sentence: &'static str,
     pub raised: &'static str,

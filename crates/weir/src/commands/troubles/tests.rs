@@ -1,4 +1,4 @@
-//! One table of troubles: what was changed in a healthy cluster, and what is said of it.
+//! One table of troubles: a change of a healthy cluster, and the expected report.
 use super::world::{HOME, NOW_S, World, condition, world};
 use super::*;
 use crate::commands::mounts::Reach;
@@ -15,11 +15,11 @@ use weir_proto::{Epoch, NodeId};
 #[test]
 fn a_healthy_cluster_has_no_troubles() {
     assert_eq!(world().troubles(), []);
-    // Nothing is on the group of t2 alone.
+    // No data is on the group of t2 alone.
     let mut unused = world();
     unused.map().groups[1].members[0].state = MemberState::Down;
     assert_eq!(unused.troubles(), []);
-    // No volume has a home, so nobody needs a mover.
+    // No volume has a home, so no mover is needed.
     let mut no_homes = world();
     no_homes.known().relations.clear();
     no_homes.known().backups.clear();
@@ -72,7 +72,7 @@ fn session(client: &str, heard_ms: u64) -> SessionShown {
     }
 }
 
-/// What is well, though it looks alike.
+/// Healthy states that look similar.
 #[test]
 fn what_is_as_it_should_be_is_no_trouble() {
     let table: &[fn(&mut World)] = &[
@@ -95,7 +95,7 @@ fn what_is_as_it_should_be_is_no_trouble() {
     }
 }
 
-/// A mount that is stopped is silent at the coordinator, too.
+/// A stopped mount is also silent at the coordinator.
 #[test]
 fn a_mount_that_hangs_is_one_trouble() {
     let mut world = world();

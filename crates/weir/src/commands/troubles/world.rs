@@ -1,4 +1,4 @@
-//! A healthy cluster as `weir status` and `weir why` find it, for tests that change one thing in it.
+//! A healthy cluster in the view of `weir status` and `weir why`, for tests that change one thing in it.
 use super::*;
 use crate::commands::mounts::Reach;
 use serde_json::Value;
@@ -17,7 +17,7 @@ use weir_proto::{ClusterId, DiskUuid, Epoch, InodeId, NamespaceId, NodeId, PgId,
 
 pub const HOME: &str = "file:///home";
 
-/// Two copies on t1 and t2, and a group that nothing is on; all is well.
+/// Two copies on t1 and t2, and a group without data; all is well.
 pub struct World(pub Facts);
 
 impl std::ops::Deref for World {
@@ -152,7 +152,7 @@ pub fn world() -> World {
 
 pub const NOW_S: u64 = 1_000_000_000;
 
-/// As it was reported a second ago.
+/// Reported a second ago.
 pub fn condition(node: &str, role: Role) -> NodeCondition {
     let condition = Condition { host: "h".into(), release: Program::this().release, ..Condition::default() };
     NodeCondition { node: node.into(), role, heard_ms: 1000, condition }

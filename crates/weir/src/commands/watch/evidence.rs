@@ -1,8 +1,8 @@
-//! What is known of a delay: the troubles of the cluster, the waits of all processes, who works most, and the
-//! file in question.
+//! The evidence on a delay: the troubles of the cluster, the waits of all processes, the largest consumers,
+//! and the file in question.
 //!
-//! Invariant: nothing here waits for long, whatever hangs: each question has a deadline, and what was not
-//! answered is evidence, too.
+//! Invariant: nothing here waits for long, even if processes hang: each query has a deadline, and a missing
+//! answer is evidence, too.
 use super::PATIENCE;
 use super::waits::{Seen, sorted};
 use crate::commands::gather::Asker;
@@ -19,28 +19,28 @@ use weir_proto::InodeId;
 use weir_proto::map::Role;
 use weir_proto::watch::{GetTop, ListWaits, Top, WaitsListed};
 
-/// Waits that ended are looked at, too.
+/// Ended waits of this time count, too.
 const PAST_S: u32 = 3600;
-/// A wait that is younger explains nothing that a user feels.
+/// A younger wait explains no delay that a user notices.
 const MIN_MS: u32 = 50;
-/// The time in which somebody's work is compared with that of others.
+/// The time over which one user's work is compared with that of others.
 const TOP_S: u32 = 10;
 
 /// All that was found.
 pub struct Evidence {
     pub facts: Facts,
-    /// What `weir status` lists, the worst first.
+    /// The troubles that `weir status` lists, the worst first.
     pub troubles: Vec<Trouble>,
-    /// The longest first; those that ended follow.
+    /// The longest first; ended ones follow.
     pub waits: Vec<Seen>,
     pub silent: Vec<Silent>,
     /// The work of the last seconds at mounts.
     pub tops: Vec<Gathered<Top>>,
-    /// Of programs that wait or work.
+    /// Names of the users of programs that wait or work.
     pub users: Users,
     /// Absent: the question is about the whole cluster, or about a process that waits for no file.
     pub file: Option<FileFacts>,
-    /// Names of volumes that the file may be in.
+    /// Names of volumes that may contain the file.
     pub volumes_of_file: Vec<String>,
 }
 
@@ -51,16 +51,16 @@ pub struct Silent {
     pub why: String,
 }
 
-/// What is asked about.
+/// The facts about one file.
 #[derive(Default, Debug, PartialEq)]
 pub struct FileFacts {
     pub inode: u64,
-    /// By number; empty: it has no stripes, or they are not known.
+    /// Placement groups by number; empty: the file has no stripes, or they are not known.
     pub groups: Vec<u32>,
     pub targets: Vec<u32>,
     /// Bytes that are at home only.
     pub offline: u64,
-    /// Locks that are held.
+    /// Held locks.
     pub locks: Vec<String>,
 }
 
@@ -70,8 +70,7 @@ pub fn threads_of(pid: u32) -> Vec<u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// What the mount says of a path; an error: it does not answer, so the call of the program hangs there as
-/// well.
+/// The mount's facts about a path; an error: it does not answer, so the program's call hangs there as well.
 pub fn of_path(path: &Path) -> Outcome<Option<FileFacts>> {
     let ask = |attribute: &'static str| mounts::ask(path, move |path| file::ask(path, attribute));
     let (stat, layout) = (ask(file::STAT), ask(file::LAYOUT));
@@ -125,7 +124,7 @@ fn file_facts(inode: u64, layout: &Value, locks: &Value, state: &Value) -> FileF
     }
 }
 
-/// Asks all processes, the coordinator and the leaders at the same time.
+/// Queries all processes, the coordinator and the leaders in parallel.
 pub async fn collect(
     asker: &Arc<Asker>,
     local: Option<LocalCluster>,

@@ -1,4 +1,4 @@
-//! `weir iohist`: how long requests, disks, journals and homes take, and how large the spread is.
+//! `weir iohist`: the latencies of requests, disks, journals and homes, and their distribution.
 use super::PATIENCE;
 use crate::cli_watch::IohistArgs;
 use crate::commands::watch::waits::time;
@@ -22,7 +22,7 @@ pub struct Spread {
     pub of: String,
     pub count: u64,
     pub mean_us: u64,
-    /// Half of all values are below, and 99 of 100.
+    /// The median, and the 99th percentile.
     pub p50_us: u64,
     pub p99_us: u64,
     pub total_us: u64,
@@ -58,7 +58,7 @@ pub fn iohist(args: &IohistArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// Those with the most time first.
+/// The distributions, with the largest total time first.
 fn spreads<'a>(before: &[Gathered<Meters>], now: impl Iterator<Item = &'a Gathered<Meters>>) -> Vec<Spread> {
     let key =
         |process: &str, meter: &Meter| (process.to_owned(), meter.name.clone(), meter.label_value.clone());

@@ -1,5 +1,5 @@
-//! `weir top`, `weir waits`, `weir why` and `weir iohist`: what the processes of a cluster do and wait for
-//! now.
+//! `weir top`, `weir waits`, `weir why` and `weir iohist`: the present work and waits of a cluster's
+//! processes.
 mod evidence;
 mod iohist;
 mod reasons;

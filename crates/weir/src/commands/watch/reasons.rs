@@ -1,9 +1,9 @@
-//! Why something is slow, from the evidence: a plain function. The cause comes first, then how it reaches the
+//! The reasons of a delay, from the evidence: a pure function. The cause comes first, then its way to the
 //! program.
 //!
-//! Causes that `weir status` knows are its troubles, near to the cause as the table of kinds says; a new one
-//! is a trouble first. Here waits, silent processes, locks and hogs join them. Each sentence has its number;
-//! each cause says what to do about it.
+//! Causes that `weir status` knows are its troubles, ranked by their closeness to the cause in the table of
+//! kinds; a new one is a trouble first. Here waits, silent processes, locks and hogs are added. Each sentence
+//! has its number; each cause has a remedy.
 use super::evidence::{Evidence, Silent};
 use super::top::{Names, lines_of};
 use super::waits::{Seen, object, time};
@@ -13,25 +13,24 @@ use crate::table;
 use std::collections::BTreeMap;
 use weir_proto::map::{Group, Role};
 
-/// What a node of a newer release reports may delay something.
+/// Troubles that nodes of a newer release report may cause delays.
 const DELAYS_UNKNOWN: u8 = 30;
-/// With a file, causes that are farther from it are left out.
+/// For a file, causes that are farther from it are omitted.
 const DELAYS_A_FILE: u8 = 30;
-/// A user with this share of all work, and this many requests under way on the average, is a neighbour that
-/// others feel.
+/// A user with this share of all work, and this average number of requests in flight, disturbs others.
 const HOG_SHARE: f64 = 0.6;
 const HOG_WAITING: f64 = 0.5;
-/// A wait that ended is of interest if it lasted for so long.
+/// An ended wait is of interest if it lasted this long.
 const PAST_US: u64 = 1_000_000;
 const PAST_MAX: usize = 5;
 
 /// One link of the chain.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// How near it is to the cause: the nearest first.
+    /// How close it is to the cause: the closest first.
     pub depth: u8,
     pub text: String,
-    /// Empty: another one says what to do.
+    /// Empty: another one has the remedy.
     pub action: String,
 }
 
@@ -39,7 +38,7 @@ fn finding(depth: u8, text: String, action: impl Into<String>) -> Finding {
     Finding { depth, text, action: action.into() }
 }
 
-/// The chain from the cause to the program. `threads`: of the process that is asked about; none: any.
+/// The chain from the cause to the program. `threads`: of the process in question; none: any.
 pub fn findings(evidence: &Evidence, threads: &[u32]) -> Vec<Finding> {
     let mut found: Vec<Finding> =
         evidence.troubles.iter().filter_map(|trouble| of_trouble(evidence, trouble)).collect();
@@ -51,7 +50,7 @@ pub fn findings(evidence: &Evidence, threads: &[u32]) -> Vec<Finding> {
     found
 }
 
-/// Waits of the last hour, for a question about what is over.
+/// Waits of the last hour, for a question about the past.
 pub fn past(evidence: &Evidence) -> Vec<String> {
     let about = |seen: &&Seen| {
         let wait = &seen.wait;
@@ -81,7 +80,7 @@ fn of_trouble(evidence: &Evidence, trouble: &Trouble) -> Option<Finding> {
     (concerns && !is_wait).then(|| finding(depth, format!("{}{more}", trouble.text), trouble.action.clone()))
 }
 
-/// Whether a file is on what has the trouble.
+/// Whether a file depends on the object of the trouble.
 fn concerns_file(evidence: &Evidence, trouble: &Trouble) -> bool {
     let (Some(file), map) = (&evidence.file, &evidence.facts.status.map) else { return true };
     let on = |target: u32| file.targets.is_empty() || file.targets.contains(&target);
@@ -110,7 +109,7 @@ fn concerns_file(evidence: &Evidence, trouble: &Trouble) -> bool {
     }
 }
 
-/// How much of the file cannot be read without what has the trouble.
+/// The part of the file that cannot be read without the object of the trouble.
 fn recall_of(evidence: &Evidence, trouble: &Trouble) -> String {
     let offline = evidence.file.as_ref().map_or(0, |file| file.offline);
     match kind(&trouble.code).is_some_and(|kind| kind.part == "homes") && offline > 0 {
@@ -119,7 +118,7 @@ fn recall_of(evidence: &Evidence, trouble: &Trouble) -> String {
     }
 }
 
-/// Mounts matter to others only by what they hold. What a trouble says already is not said twice.
+/// Mounts matter to others only by their holdings. A cause in the troubles is not repeated.
 fn matters(evidence: &Evidence, silent: &Silent) -> bool {
     let is_server = matches!(silent.role, Role::Storage | Role::Meta | Role::Mover);
     let holds = |seen: &Seen| seen.wait.holder.contains(&silent.name);
@@ -127,7 +126,7 @@ fn matters(evidence: &Evidence, silent: &Silent) -> bool {
     !is_known && (is_server || evidence.file.is_none() || evidence.waits.iter().any(holds))
 }
 
-/// The user with most of the work, where that is much, and others wait.
+/// The user with most of the work, if that is much, and others wait.
 fn hog(evidence: &Evidence, found: &mut Vec<Finding>) {
     let names = Names { volumes: BTreeMap::new(), users: evidence.users.clone() };
     let lines = lines_of(By::User, &evidence.tops, &names);
@@ -162,7 +161,7 @@ fn of_silent(Silent { name, role, why }: &Silent) -> Finding {
     finding(depth, text, action)
 }
 
-/// Waits that last, together where they wait for the same.
+/// Waits that last, merged if they wait for the same.
 fn waits(evidence: &Evidence, threads: &[u32], found: &mut Vec<Finding>) {
     let mut together: BTreeMap<(String, String, String, String), (Seen, u32)> = BTreeMap::new();
     for seen in
@@ -285,7 +284,7 @@ mod tests {
     use weir_proto::map::{MemberState, TargetState};
     use weir_proto::watch::{Top, TopRow, WaitSeen};
 
-    /// File 7 of volume work, on targets 1 and 2 in group 0, and what else was found.
+    /// File 7 of volume work, on targets 1 and 2 in group 0, and further evidence.
     #[derive(Default)]
     struct Beside {
         waits: Vec<Seen>,
@@ -340,7 +339,7 @@ mod tests {
         assert_eq!(past(&well), Vec::<String>::new());
     }
 
-    /// What is wrong, and how the first sentence and the advice begin.
+    /// The fault, and the beginnings of the first sentence and the advice.
     type Case = (fn(&mut World, &mut Beside), &'static str, &'static str);
 
     #[test]

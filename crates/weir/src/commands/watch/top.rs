@@ -1,6 +1,6 @@
-//! `weir top`: who has most of the work of the last ten seconds.
+//! `weir top`: the largest consumers of the last ten seconds.
 //!
-//! Mounts account for what programs do; by target, storage nodes for what their disks do.
+//! Mounts account for the work of programs; by target, storage nodes for that of their disks.
 use super::PATIENCE;
 use crate::cli_watch::{By, TopArgs};
 use crate::commands::volume::{all, connect};
@@ -22,10 +22,10 @@ const EVERY: Duration = Duration::from_secs(2);
 const WINDOW_S: u32 = 10;
 /// Between two readings of counters.
 const BETWEEN: Duration = Duration::from_secs(1);
-/// Names of volumes are a nicety: they are not waited for longer.
+/// Names of volumes are optional: they are not awaited longer.
 const NAMES_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Names that numbers stand for.
+/// Names for the numbers in rows.
 #[derive(Default)]
 pub struct Names {
     pub volumes: BTreeMap<u32, String>,
@@ -38,9 +38,9 @@ pub struct TopLine {
     pub name: String,
     pub requests_per_s: f64,
     pub bytes_per_s: f64,
-    /// Requests under way at the same time, on the average.
+    /// Average number of concurrent requests.
     pub waiting: f64,
-    /// The client, the volume and the kind of request with most of it.
+    /// The client, the volume and the kind of request with the largest part of it.
     pub client: String,
     pub volume: String,
     pub kind: String,
@@ -112,7 +112,7 @@ fn text(by: By, lines: &[TopLine]) -> String {
     table::render(&[header, "REQ/S", "BYTES", "WAITING", "MOSTLY", "CLIENT", "VOLUME"], &rows)
 }
 
-/// Of all namespaces; without those of one whose leader is slow to answer.
+/// Names of volumes of all namespaces; without those of one whose leader is slow to answer.
 async fn volume_names(env: &Env, cluster: &Cluster, coordinators: &[Addr]) -> BTreeMap<u32, String> {
     let mut names = BTreeMap::new();
     let map = cluster.map();
@@ -130,7 +130,7 @@ async fn volume_names(env: &Env, cluster: &Cluster, coordinators: &[Addr]) -> BT
     names
 }
 
-/// Sums for one row, with what makes up most of it.
+/// Sums for one row, with the largest parts of it.
 #[derive(Default)]
 struct Sums {
     requests: f64,
@@ -197,7 +197,7 @@ fn weight(requests: f64, bytes: f64) -> f64 {
     requests * 65536.0 + bytes
 }
 
-/// What each target's disk did in a second.
+/// The work of each target's disk in a second.
 async fn targets(env: &Env, cluster: &Cluster) -> Outcome<Vec<TopLine>> {
     let first: Vec<Gathered<Meters>> = cluster.gather(&GetMeters {}, PATIENCE).await?;
     let begun = env.clock.now();

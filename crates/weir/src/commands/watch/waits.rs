@@ -1,4 +1,4 @@
-//! `weir waits`: what all processes of the cluster wait for, the longest first.
+//! `weir waits`: the waits of all processes of the cluster, the longest first.
 use super::PATIENCE;
 use crate::cli_watch::WaitsArgs;
 use crate::commands::which::coordinators;
@@ -33,8 +33,7 @@ pub fn waits(args: &WaitsArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// Waits that last, the longest first, then those that ended, the newest first; and processes without an
-/// answer.
+/// Waits that last, the longest first, then ended ones, the newest first; and processes without an answer.
 pub fn sorted(gathered: Vec<Gathered<WaitsListed>>) -> (Vec<Seen>, Vec<(String, String)>) {
     let (mut seen, mut silent) = (Vec::new(), Vec::new());
     for Gathered { name, told, .. } in gathered {

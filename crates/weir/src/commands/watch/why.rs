@@ -1,5 +1,5 @@
-//! `weir why`: what a file, a process or the whole cluster waits for, from the cause to the program, with
-//! what to do.
+//! `weir why`: the reasons why a file, a process or the whole cluster waits, from the cause to the program,
+//! with the remedy.
 use super::evidence::{Evidence, FileFacts, collect, of_path, threads_of};
 use super::reasons::{Finding, findings, past};
 use crate::cli_watch::WhyArgs;
@@ -12,7 +12,7 @@ use serde_json::json;
 use std::path::Path;
 use weir_proto::Error;
 
-/// What is asked about.
+/// The object of the question.
 enum Question {
     Cluster,
     Path(Option<FileFacts>),
@@ -64,7 +64,7 @@ pub fn why(args: &WhyArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// The file that one of the threads waits at.
+/// The file that one of the threads waits for.
 fn file_of(evidence: &Evidence, threads: &[u32]) -> Option<FileFacts> {
     let is_theirs = |wait: &weir_proto::watch::WaitSeen| {
         wait.ended_ms == 0 && wait.object == "inode" && threads.contains(&wait.pid)
