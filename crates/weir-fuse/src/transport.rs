@@ -27,9 +27,9 @@ const DEVICE_THREADS: usize = 1;
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum Transport {
     /// By io_uring where the kernel offers it.
-    #[default]
     Auto,
     /// By reading `/dev/fuse`.
+    #[default]
     Dev,
     /// By io_uring, or not at all.
     Uring,

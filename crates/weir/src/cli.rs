@@ -217,7 +217,7 @@ pub struct Up {
     /// [default: 10m]
     #[arg(long, value_name = "TIME")]
     pub patience: Option<Patience>,
-    /// How requests of mounts that start now come from the kernel: auto, dev or uring [default: auto]
+    /// How requests of mounts that start now come from the kernel: auto, dev or uring [default: dev]
     #[arg(long, value_name = "WAY")]
     pub transport: Option<Transport>,
     /// Number of movers, which copy volumes to their homes and recall evicted data [default: 1 in a new
@@ -680,7 +680,7 @@ pub struct MountRole {
     #[arg(long, value_name = "TIME")]
     pub patience: Option<Patience>,
     /// How requests come from the kernel: uring by io_uring, dev by /dev/fuse, auto by io_uring where the
-    /// kernel offers it [default: auto]
+    /// kernel offers it [default: dev]
     #[arg(long, value_name = "WAY")]
     pub transport: Option<Transport>,
     /// Mount read-only

@@ -224,7 +224,7 @@ sections! {
         memory_mib: u64 = 512, shown "512";
         /// How requests come from the kernel: "uring" by io_uring, which has to be switched on in the kernel;
         /// "dev" by /dev/fuse; "auto" by io_uring where the kernel offers it.
-        transport: Text<Transport> = Text(Transport::Auto), shown "\"auto\"";
+        transport: Text<Transport> = Text(Transport::Dev), shown "\"dev\"";
         /// Threads that take requests from /dev/fuse; one does beside io_uring.
         kernel_threads: usize = 4, shown "4";
         /// The kernel keeps names, present and absent, for 0.2 s while this mount holds their directory's

@@ -35,10 +35,10 @@ const WEIGHT_MAX: u64 = 16;
 
 /// A target's share of the load relative to the largest one.
 pub(super) fn weight(capacity: u64, largest: u64) -> u64 {
+    let (part, whole) = (u128::from(capacity) * u128::from(WEIGHT_MAX), u128::from(largest.max(1)));
     match capacity {
         0 => WEIGHT_MAX,
-        _ => ((u128::from(capacity) * u128::from(WEIGHT_MAX) * 2 / u128::from(largest.max(1)) + 1) / 2)
-            .clamp(1, u128::from(WEIGHT_MAX)) as u64,
+        _ => ((part + whole / 2) / whole).clamp(1, u128::from(WEIGHT_MAX)) as u64,
     }
 }
 
