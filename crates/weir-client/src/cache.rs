@@ -232,7 +232,7 @@ mod tests {
         cache.remove(INO, 1009, 1155);
         assert_eq!(cache.get(INO, 1000, 1160), []);
         assert_eq!(budget.used_bytes(), 0);
-        // The cut range has no bytes of before the cut.
+        // The truncated range has no bytes from before the truncation.
         cache.insert(INO, 0, Bytes::from(vec![1; 100]), false, false, &budget);
         cache.remove(INO, 40, 60);
         cache.insert(INO, 0, Bytes::from(vec![2; 100]), false, false, &budget);

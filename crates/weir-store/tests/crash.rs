@@ -221,6 +221,20 @@ fn a_seed_gives_the_same_trace_twice() {
     assert_eq!(lives(7, 3), lives(7, 3));
 }
 
+/// Writes cells until the target refuses one: how many it took, and the refusal.
+async fn fill(store: &Store, data: &[u8]) -> (usize, Error) {
+    for written in 0..4000 {
+        match write(store, written, Version::new(1, 1), WriteMode::Fresh, Seq(0), data) {
+            Ok(seq) => store.durable(seq).await.unwrap(),
+            Err(refused) => {
+                assert_eq!(refused.kind, ErrorKind::NoSpace, "{refused:?}");
+                return (written, refused);
+            }
+        }
+    }
+    panic!("the disk never was full");
+}
+
 #[test]
 fn a_full_disk_refuses_writes_and_serves_reads_and_deletes() {
     let world = World::new(1, SimConfig::default());
@@ -230,16 +244,7 @@ fn a_full_disk_refuses_writes_and_serves_reads_and_deletes() {
         let store = open(&env).await.unwrap();
         w.set_disk_capacity("a", 96 << 20);
         let data = bytes_of(1, 150_000);
-        let mut written = 0;
-        let refused = loop {
-            match write(&store, written, Version::new(1, 1), WriteMode::Fresh, Seq(0), &data) {
-                Ok(seq) => store.durable(seq).await.unwrap(),
-                Err(e) => break e,
-            }
-            written += 1;
-            assert!(written < 2000, "the disk never was full");
-        };
-        assert_eq!(refused.kind, ErrorKind::NoSpace, "{refused:?}");
+        let (written, _) = fill(&store, &data).await;
         assert!(!store.report().failed);
         for n in 0..written {
             assert!(read(&store, n).unwrap() == data);
@@ -263,15 +268,7 @@ fn the_last_of_a_disk_is_for_repairs() {
         let store = open(&env).await.unwrap();
         w.set_disk_capacity("a", 2 << 30);
         let data = bytes_of(1, 1 << 20);
-        let mut written = 0;
-        let refused = loop {
-            match write(&store, written, Version::new(1, 1), WriteMode::Fresh, Seq(0), &data) {
-                Ok(seq) => store.durable(seq).await.unwrap(),
-                Err(e) => break e,
-            }
-            written += 1;
-        };
-        assert_eq!(refused.kind, ErrorKind::NoSpace, "{refused:?}");
+        let (written, refused) = fill(&store, &data).await;
         assert!(refused.context.contains("kept for repairs"), "{refused:?}");
         let crcs = block_crcs(&data, CHECKSUM_BLOCK as usize);
         let rebuilt = FragmentWrite {

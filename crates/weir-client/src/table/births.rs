@@ -264,7 +264,7 @@ mod tests {
         let mut log = Log::default();
         let asks = |log: &mut Log, ms| log.note_create(DIR, 3, at(ms));
         assert_eq!([asks(&mut log, 0), asks(&mut log, 100)], [None, None]);
-        assert_eq!(asks(&mut log, 2000), None, "those of before were long ago");
+        assert_eq!(asks(&mut log, 2000), None, "earlier creates are too old to count");
         assert_eq!([asks(&mut log, 2001), asks(&mut log, 2002)], [None, Some(NUMBERS_MIN)]);
         assert_eq!(asks(&mut log, 2003), None, "it is being asked for");
         log.asked(DIR, None, at(2004));

@@ -45,7 +45,7 @@ impl Rings {
 
 impl Drop for Rings {
     fn drop(&mut self) {
-        // Whoever has the whole lock is the last.
+        // The process that holds the exclusive lock is the last user.
         let last = flock(&self.0, FlockOperation::NonBlockingLockExclusive).is_ok();
         if last && Path::new(BEFORE).exists() {
             let before = fs::read_to_string(BEFORE).unwrap_or_default();
