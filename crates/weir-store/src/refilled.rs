@@ -70,3 +70,16 @@ impl Refill {
 pub fn lists_in_doubt(group: &Group, level: u16) -> bool {
     !group.pauses_seals(level) && group.members.iter().any(|m| m.is_filled(level))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_are_looked_for_again_after_a_copy_has_ended() {
+        let group = PgId(3);
+        let mut refill = Refill { looked_under: 7, moving: [group, PgId(4)].into(), ..Refill::default() };
+        refill.copy_ended(group);
+        assert_eq!((refill.looked_under, refill.moving), (0, [PgId(4)].into()));
+    }
+}
