@@ -130,8 +130,8 @@ impl Acl {
             .0
             .iter()
             .filter(|i| match i.tag {
-                GROUP_OBJ => super::in_group(cred, gid),
-                GROUP => super::in_group(cred, i.id),
+                GROUP_OBJ => cred.is_member(gid),
+                GROUP => cred.is_member(i.id),
                 _ => false,
             })
             .peekable();

@@ -320,15 +320,12 @@ fn stale(ino: InodeId) -> Error {
 fn permits(cred: &Cred, mode: u32, uid: u32, gid: u32, want: u32) -> bool {
     let class = if cred.uid == uid {
         6
-    } else if in_group(cred, gid) {
+    } else if cred.is_member(gid) {
         3
     } else {
         0
     };
     cred.uid == 0 || (mode >> class) & want == want
-}
-fn in_group(cred: &Cred, gid: u32) -> bool {
-    cred.gid == gid || cred.groups.contains(&gid)
 }
 /// The same with the access control list, if there is one.
 fn allows(
