@@ -1,5 +1,5 @@
 //! Files that this client creates locally, under an exclusive lease on their directory, and the reports of
-//! them to the leader.
+//! them to the leader. Removals are in [`crate::removals`].
 //!
 //! Invariants: no request to the leader overtakes earlier reports; nothing goes to targets for a file that
 //! the leader does not know of; a lost file is an error of its handles. A lease on a directory is returned
@@ -8,7 +8,7 @@ use crate::api::{NewMode, OpenMode, Opened, SetAttrs, Stat};
 use crate::flush::inline_content;
 use crate::inner::Inner;
 use crate::inode::{Birth, Inline, Inode, MODE_BITS, SET_GID, State};
-use crate::table::births::Unborn;
+use crate::table::births::{Unreported, What};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +20,8 @@ use weir_proto::{Error, InodeId, Result, VolumeId};
 
 /// The delay of a report: a program that writes small files has closed them by then.
 const DELAY: Duration = Duration::from_millis(2);
-/// Unreported files of a directory: beyond that, files are created by messages.
-const UNSENT_MAX: usize = 4096;
+/// Unreported changes of a directory: beyond that, each is a message.
+pub const UNSENT_MAX: usize = 4096;
 /// Bytes of a birth without its name and content.
 const BIRTH_BYTES: usize = 96;
 
@@ -72,13 +72,9 @@ impl Inner {
             }
             st.pages.note_not_lent();
             self.session.note_unborn(1);
-            self.tables.births.lock().push(parent, inode.clone(), name, cred)
+            self.tables.births.lock().push(parent, What::Created, inode.clone(), name, cred)
         };
-        if begins {
-            self.report_births_soon(parent);
-        } else if self.tables.births.lock().is_urgent(parent) {
-            self.tables.births.hurry.notify_waiters();
-        }
+        self.report_names_soon(parent, begins);
         Some(self.begun(inode, open, Stat { attr, leased: true }))
     }
 
@@ -143,12 +139,17 @@ impl Inner {
 
 /// Reports.
 impl Inner {
-    fn report_births_soon(&self, dir: InodeId) {
-        let me = self.arc();
-        self.env.tasks.spawn("report births", async move { me.report_births(dir).await });
+    /// A file was created or removed in the directory; `begins`: no task reports these.
+    pub fn report_names_soon(&self, dir: InodeId, begins: bool) {
+        if begins {
+            let me = self.arc();
+            self.env.tasks.spawn("report names", async move { me.report_names(dir).await });
+        } else if self.tables.births.lock().is_urgent(dir) {
+            self.tables.births.hurry.notify_waiters();
+        }
     }
 
-    async fn report_births(&self, dir: InodeId) {
+    async fn report_names(&self, dir: InodeId) {
         let births = &self.tables.births;
         loop {
             let hurried = births.hurry.notified();
@@ -158,19 +159,28 @@ impl Inner {
             let batch = births.lock().next_batch(dir);
             let Some(first) = batch.first() else { return };
             let cred = first.cred.clone();
-            let (batch, messages) = self.tell(dir, batch);
-            self.report_batch(dir, &cred, &batch, messages).await;
+            let reported = match first.what {
+                What::Created => {
+                    let (batch, messages) = self.tell(dir, batch);
+                    self.report_batch(dir, &cred, &batch, messages).await;
+                    batch
+                }
+                What::Removed(_) => {
+                    self.report_removals(dir, &cred, &batch).await;
+                    batch
+                }
+            };
             births.lock().end_batch(dir);
-            self.session.note_unborn(-(batch.len() as i64));
-            for unborn in &batch {
-                unborn.inode.changed.notify_waiters();
+            self.session.note_unborn(-(reported.len() as i64));
+            for unreported in &reported {
+                unreported.inode.changed.notify_waiters();
             }
             births.settled.notify_waiters();
         }
     }
 
     /// The reports of these files; those that do not fit into one message wait.
-    fn tell(&self, dir: InodeId, mut batch: Vec<Unborn>) -> (Vec<Unborn>, Vec<Message>) {
+    fn tell(&self, dir: InodeId, mut batch: Vec<Unreported>) -> (Vec<Unreported>, Vec<Message>) {
         let (mut messages, mut bytes) = (Vec::with_capacity(batch.len()), 0);
         for unborn in &batch {
             let mut st = unborn.inode.lock();
@@ -188,7 +198,7 @@ impl Inner {
         (batch, messages)
     }
 
-    async fn report_batch(&self, dir: InodeId, cred: &Cred, batch: &[Unborn], births: Vec<Message>) {
+    async fn report_batch(&self, dir: InodeId, cred: &Cred, batch: &[Unreported], births: Vec<Message>) {
         let revoke_clock = self.revoke_clock();
         let make = |op| {
             let mut births = births.clone();
@@ -201,16 +211,21 @@ impl Inner {
             Ok(created) => self.born(batch, &created, revoke_clock),
             Err(e) => {
                 tracing::error!("{} files of directory {dir} could not be created: {e}", batch.len());
-                if let Some(inode) = self.known_inode(dir) {
-                    self.tables.births.lock().close(dir);
-                    inode.lock().names.forget_all();
-                }
+                self.doubt_all_names(dir);
                 batch.iter().for_each(|unborn| self.lose_birth(dir, unborn, &e));
             }
         }
     }
 
-    fn born(&self, batch: &[Unborn], created: &CreatedMany, revoke_clock: u64) {
+    /// A report failed: what this client believes of the directory may be wrong.
+    pub fn doubt_all_names(&self, dir: InodeId) {
+        if let Some(inode) = self.known_inode(dir) {
+            self.tables.births.lock().close(dir);
+            inode.lock().names.forget_all();
+        }
+    }
+
+    fn born(&self, batch: &[Unreported], created: &CreatedMany, revoke_clock: u64) {
         let alarm = {
             let mut closes = self.tables.closes.lock();
             for unborn in batch {
@@ -230,7 +245,7 @@ impl Inner {
         self.report_closes_soon(alarm);
     }
 
-    fn lose_birth(&self, dir: InodeId, unborn: &Unborn, why: &Error) {
+    fn lose_birth(&self, dir: InodeId, unborn: &Unreported, why: &Error) {
         let ino = unborn.inode.ino;
         let name = String::from_utf8_lossy(&unborn.name).into_owned();
         let e = Error::io(format!("file {ino} ({name:?}) was not made durable: {}", why.context));
@@ -251,7 +266,12 @@ impl Inner {
         let lost = self.tables.births.lock().drop_unsent(dir);
         self.session.note_unborn(-(lost.len() as i64));
         let e = Error::io(why);
-        lost.iter().for_each(|unborn| self.lose_birth(dir, unborn, &e));
+        for unreported in &lost {
+            match unreported.what {
+                What::Created => self.lose_birth(dir, unreported, &e),
+                What::Removed(_) => self.lose_removal(dir, unreported, &e),
+            }
+        }
         self.tables.births.settled.notify_waiters();
     }
     pub fn lose_all_births(&self, why: &str) {
@@ -291,7 +311,7 @@ impl Inner {
             match &inode.lock().birth {
                 Birth::Born => return Ok(()),
                 Birth::Lost(e) => return Err(e.clone()),
-                Birth::Unsent | Birth::Sent(_) => {}
+                Birth::Unsent | Birth::Sent(_) | Birth::Removed => {}
             }
             self.tables.births.lock().newest(None);
             self.tables.births.hurry.notify_waiters();
@@ -345,8 +365,8 @@ fn no_lease() -> Lease {
     Lease { kind, token_epoch: 1, recover: false, data_end: 0, limited, map_version: 0 }
 }
 
-/// Whether a user may create names in a directory without an access control list.
-fn permits(cred: &Cred, dir: &Attr) -> bool {
+/// Whether a user may change names in a directory without an access control list.
+pub fn permits(cred: &Cred, dir: &Attr) -> bool {
     let class = if cred.uid == dir.uid {
         6
     } else if cred.is_member(dir.gid) {

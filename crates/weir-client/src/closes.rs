@@ -81,7 +81,9 @@ impl Inner {
         }
         let mut noted = self.tables.closes.lock();
         let mut st = inode.lock();
-        let stat = st.stat().filter(|stat| stat.attr.nlink > 0 && !st.lease.needs_recovery())?;
+        let stat = st
+            .stat()
+            .filter(|stat| stat.attr.nlink > 0 && !st.birth.is_removal() && !st.lease.needs_recovery())?;
         if !noted.take_read(inode.ino) {
             return None;
         }

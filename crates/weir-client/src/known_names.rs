@@ -78,6 +78,12 @@ impl Names {
         self.keep(name, Some(ino));
     }
 
+    /// A file was removed here locally.
+    pub fn died(&mut self, name: &[u8]) {
+        self.change += 1;
+        self.keep(name, None);
+    }
+
     /// The directory was made just now, under the held lease: it is empty except for names learned since.
     pub fn begin_empty(&mut self) {
         self.complete = self.change == 0;

@@ -93,7 +93,7 @@ impl Inner {
             // leases, could be a deadlock.
             let writes = {
                 let st = inode.lock();
-                (st.lease.is_write() && !in_doubt_reported) || st.is_unsaved()
+                (st.lease.is_write() && !in_doubt_reported) || st.is_unreported()
             };
             if writes {
                 // The inode keeps errors and reports them to its handles: the lease is returned all the same.
@@ -141,7 +141,7 @@ impl Inner {
         // Pages that were filled since are old as soon as the lease is gone: they are dropped first.
         let filled = st.pages.take_filled();
         old_pages.extend(filled.into_iter().map(|(from, to)| Forget::Part(from, to - from)));
-        let written = (st.is_unsaved() || st.lease.has_sends_before(u64::MAX)) && round < REVOKE_ROUNDS;
+        let written = (st.is_unreported() || st.lease.has_sends_before(u64::MAX)) && round < REVOKE_ROUNDS;
         if written && keep == LeaseKind::None {
             *old_pages = vec![Forget::All]; // a write fills pages, too
         }

@@ -43,6 +43,7 @@ mod prefetch;
 mod read;
 mod recall;
 mod recover;
+mod removals;
 mod reservations;
 mod resize;
 mod seek;

@@ -302,6 +302,9 @@ impl Inner {
 
     pub async fn unlink(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
         check_name(name)?;
+        if self.try_remove(cred, parent, name) {
+            return Ok(());
+        }
         let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Unlink { op, cred: cred.clone(), parent, name: n.clone() };

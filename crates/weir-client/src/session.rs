@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use weir_env::{Backoff, BoxFuture, Env, Instant, Retry};
-use weir_proto::births::CreateMany;
+use weir_proto::births::{CreateMany, RemoveMany};
 use weir_proto::lock::{HeldLock, RECLAIM_MAX, ReclaimLocks};
 use weir_proto::meta::{
     HELD_MAX, HeldLease, KeepAlive, NoteMap, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
@@ -362,13 +362,13 @@ impl Session {
         self.send(&connection, &make(session), deadline).await
     }
 
-    /// Changes the number of files that the leader does not know of yet.
+    /// Changes the number of creates and removals that the leader does not know of yet.
     pub fn note_unborn(&self, more: i64) {
         self.unborn.fetch_add(more, Ordering::AcqRel);
     }
     /// A request may be about files that the leader does not know of, or about their directories.
     async fn births_first<R: Request>(&self, deadline: Instant) -> Result<()> {
-        let is_exempt = [CreateMany::METHOD, KeepAlive::METHOD].contains(&R::METHOD);
+        let is_exempt = [CreateMany::METHOD, RemoveMany::METHOD, KeepAlive::METHOD].contains(&R::METHOD);
         if is_exempt || self.unborn.load(Ordering::Acquire) == 0 {
             return Ok(());
         }

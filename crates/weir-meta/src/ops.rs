@@ -15,7 +15,7 @@ use crate::reach::Reaches;
 use crate::relation::serve;
 use weir_env::Instant;
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
-use weir_proto::births::{Birth, CreateMany, LeaseNames, NamesLeased};
+use weir_proto::births::{Birth, CreateMany, LeaseNames, NamesLeased, RemoveMany};
 use weir_proto::meta::*;
 use weir_proto::recall::{Evict, EvictedRanges, Filled, SetPinned};
 use weir_proto::relation::{
@@ -241,6 +241,7 @@ change!(CreateMany, births::create_many, (r, reply, g) {
     let _ = reply;
     r.births.iter().for_each(|born| g.born(born));
 });
+change!(RemoveMany, births::remove_many, (r, reply, g) { let _ = reply; });
 change!(CreateNameless, create::create_nameless, (r, reply, g) {
     g.open(reply, r.open & meta_open::READ != 0, true);
     g.leases.mark_orphan(reply.attr.ino);

@@ -4,7 +4,7 @@
 //! Invariant: each request that a mount may send is here, or is one of its session (`SESSION_ONLY`); and each
 //! that names a user declares it.
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
-use weir_proto::births::{CreateMany, LeaseNames};
+use weir_proto::births::{CreateMany, LeaseNames, RemoveMany};
 use weir_proto::lock::{ListLocks, SetLock, TestLock};
 use weir_proto::meta::*;
 use weir_proto::recall::{
@@ -129,6 +129,7 @@ reaches! {
     CreateNameless as cred: |r| changes(r.parent);
     LeaseNames: |r| changes(r.dir);
     CreateMany as cred of_many births: |r| changes(r.dir);
+    RemoveMany as cred of_many removals: |r| changes(r.dir);
     Mkdir as cred of name: |r| changes(r.parent);
     Symlink as cred of name: |r| changes(r.parent);
     Mknod as cred of name: |r| changes(r.parent);

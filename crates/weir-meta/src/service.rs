@@ -17,7 +17,7 @@ use std::time::Duration;
 use weir_env::{BoxFuture, Env, Instant};
 use weir_kv::{CommitSeq, SharedKv};
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
-use weir_proto::births::{CreateMany, LeaseNames};
+use weir_proto::births::{CreateMany, LeaseNames, RemoveMany};
 use weir_proto::condition::{TroubleList, Troubles};
 use weir_proto::coord::ActFor;
 use weir_proto::lock::{CancelLock, ListLocks, ReclaimLocks, SetLock, TestLock};
@@ -744,6 +744,7 @@ impl Meta {
         match call.method {
             Create::METHOD => self.operate::<Create>(call),
             CreateMany::METHOD => self.operate::<CreateMany>(call),
+            RemoveMany::METHOD => self.operate::<RemoveMany>(call),
             LeaseNames::METHOD => self.operate::<LeaseNames>(call),
             GetAttr::METHOD => self.operate::<GetAttr>(call),
             Lookup::METHOD => self.operate::<Lookup>(call),

@@ -1,9 +1,10 @@
-//! Files that a client creates by itself in a directory whose names it has to itself, and how the leader
-//! learns of them: many at once.
+//! Files that a client creates and removes by itself in a directory whose names it has to itself, and how the
+//! leader learns of that: of many at once.
 //!
 //! A client with a Write lease on a directory is the only one that looks at or changes the names in it. It
-//! answers creates at once, with inode numbers that were reserved for it, and sends them in batches. A batch
-//! is one change: all of its files exist after it, or none.
+//! answers creates at once, with inode numbers that were reserved for it, and removals of files that it has a
+//! Write lease on; it sends them in batches. A batch is one change: it is carried out as a whole, or not at
+//! all.
 use crate::map::Layout;
 use crate::message;
 use crate::meta::{Attr, Cred, Entry, Op, Time};
@@ -44,6 +45,12 @@ message!(
     CreateMany = 107 by [Mount, Mover, Console] -> CreatedMany { op: Op, cred: Cred, dir: InodeId, births: Vec<Birth> }
 );
 message!(CreatedMany { parent_attr: Attr });
+message!(
+    /// Files that were removed under a Write lease on their directory, and on each of them.
+    RemoveMany = 108 by [Mount, Mover, Console] -> RemovedMany { op: Op, cred: Cred, dir: InodeId, removals: Vec<Removal> }
+);
+message!(RemovedMany { parent_attr: Attr });
+message!(Removal { name: Bytes, ino: InodeId, at: Time });
 message!(Birth {
     ino: InodeId,
     name: Bytes,

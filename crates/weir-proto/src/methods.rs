@@ -85,7 +85,7 @@ methods!(
         StatFs, AcquireLease, ReleaseLease, Open, Close, ReadInline, Recovered, LeaveInDoubt, NoteMap, TakeAppendToken, ReleaseAppendToken, Create,
         Mkdir, Symlink, Mknod, Link, Unlink, Rmdir, Rename, SetAttr, Commit, SetXattr, RemoveXattr, CreateNameless, NoteAccess,
         Revoke, RecoverFile}
-    births::{LeaseNames, CreateMany}
+    births::{LeaseNames, CreateMany, RemoveMany}
     lock::{SetLock, TestLock, CancelLock, ListLocks, ReclaimLocks, LockFree}
     volume::{VolumeCreate, VolumeList, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone, ReserveQuota, ReclaimReservations,
         ScanInodes}

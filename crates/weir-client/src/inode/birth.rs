@@ -1,4 +1,4 @@
-//! Whether the leader knows of a file that was created locally.
+//! Whether the leader knows of a file that was created or removed locally.
 use super::write::Local;
 use super::{State, ctime_with};
 use crate::api::{SetAttrs, SetTime};
@@ -6,7 +6,7 @@ use crate::inode::Inline;
 use crate::plan;
 use bytes::Bytes;
 use weir_proto::births::Birth as Message;
-use weir_proto::meta::{Attr, Cred, INLINE_MAX, Time};
+use weir_proto::meta::{Attr, Cred, FileKind, INLINE_MAX, Time};
 use weir_proto::{Error, InodeId};
 
 const SET_UID: u32 = 0o4000;
@@ -23,6 +23,8 @@ pub enum Birth {
     Sent(Told),
     /// The report failed, and is not repeated.
     Lost(Error),
+    /// It was removed locally, and that is not reported.
+    Removed,
 }
 
 /// The report of a file to the leader.
@@ -38,8 +40,11 @@ pub struct Told {
 }
 
 impl Birth {
+    pub fn is_removal(&self) -> bool {
+        matches!(self, Birth::Removed)
+    }
     pub fn is_under_way(&self) -> bool {
-        matches!(self, Birth::Unsent | Birth::Sent(_))
+        matches!(self, Birth::Unsent | Birth::Sent(_) | Birth::Removed)
     }
 }
 
@@ -74,6 +79,15 @@ impl State {
     fn opens_to_tell(&self, clean: bool) -> (u32, u32) {
         let unsaved = u32::from(!clean && self.write.is_dirty());
         (self.opens.for_reading(), self.opens.for_writing().max(unsaved))
+    }
+
+    /// Whether this client alone uses the file and has nothing of it to save, so that it may remove the file
+    /// locally.
+    pub fn may_die(&self) -> bool {
+        let is_one = |a: &Attr| a.kind == FileKind::Regular && a.nlink == 1;
+        let is_idle = !self.opens.is_open() && !self.is_dirty() && !self.is_in_doubt() && self.is_all_sent();
+        let is_ours = self.lease.is_write() && !self.attr_old && !self.pages.has_unprotected();
+        is_ours && is_idle && !self.direct.are_pending() && self.attr.as_ref().is_some_and(is_one)
     }
 
     /// The report, with all that was changed up to now.

@@ -285,6 +285,10 @@ impl State {
     pub fn is_unsaved(&self) -> bool {
         self.write.is_unsaved()
     }
+    /// Whether the leader lacks a change that was made under the lease.
+    pub fn is_unreported(&self) -> bool {
+        self.is_unsaved() || self.birth.is_removal()
+    }
     pub fn is_in_doubt(&self) -> bool {
         self.write.is_in_doubt()
     }

@@ -1,8 +1,8 @@
-//! Files that were created locally, under an exclusive lease on their directory's names, and that the leader
-//! does not know of yet.
+//! Files that were created or removed locally, under an exclusive lease on their directory's names, while the
+//! leader does not know of that yet.
 //!
-//! Invariants: numbers are used in order, each once; a directory has one batch in flight at a time, and files
-//! are reported in the order of their numbers. Pure: messages and inodes are the caller's.
+//! Invariants: numbers are used in order, each once; a directory has one batch in flight at a time, and its
+//! changes are reported in their order. Pure: messages and inodes are the caller's.
 use crate::inode::Inode;
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use weir_env::Instant;
 use weir_proto::births::{BIRTHS_MAX, NUMBERS_MAX, NUMBERS_MIN};
 use weir_proto::map::Layout;
-use weir_proto::meta::Cred;
+use weir_proto::meta::{Cred, Time};
 use weir_proto::{Error, InodeId};
 
 /// Creates in a directory are counted over this time.
@@ -22,14 +22,29 @@ const REFUSED_FOR: Duration = Duration::from_secs(1);
 /// Directories whose creates are counted.
 const DIRS_MAX: usize = 1024;
 
-/// A file that the leader does not know of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum What {
+    Created,
+    Removed(Time),
+}
+
+/// A file whose creation or removal the leader does not know of.
 #[derive(Clone)]
-pub struct Unborn {
+pub struct Unreported {
     /// Grows over all directories.
     pub serial: u64,
+    pub what: What,
     pub inode: Arc<Inode>,
     pub name: Bytes,
     pub cred: Cred,
+}
+
+impl Unreported {
+    /// Whether one message can report both.
+    fn is_like(&self, other: &Unreported) -> bool {
+        let created = |u: &Unreported| u.what == What::Created;
+        created(self) == created(other) && self.cred == other.cred
+    }
 }
 
 #[derive(Default)]
@@ -63,7 +78,7 @@ struct Dir {
     layout: Option<Layout>,
     /// The size of the last block of numbers.
     numbers: u32,
-    unsent: VecDeque<Unborn>,
+    unsent: VecDeque<Unreported>,
     /// The serial of the first file of the batch in flight.
     sent: Option<u64>,
     reporting: bool,
@@ -140,30 +155,37 @@ impl Log {
     pub fn is_open(&self, dir: InodeId) -> bool {
         self.dirs.get(&dir).is_some_and(|d| d.is_open)
     }
-    /// A file is born. True: the caller has to start a report.
-    pub fn push(&mut self, dir: InodeId, inode: Arc<Inode>, name: Bytes, cred: &Cred) -> bool {
+    /// A file was created or removed. True: the caller has to start a report.
+    pub fn push(&mut self, dir: InodeId, what: What, inode: Arc<Inode>, name: Bytes, cred: &Cred) -> bool {
         self.serial += 1;
         let d = self.dirs.entry(dir).or_default();
-        d.unsent.push_back(Unborn { serial: self.serial, inode, name, cred: cred.clone() });
+        d.unsent.push_back(Unreported { serial: self.serial, what, inode, name, cred: cred.clone() });
         !std::mem::replace(&mut d.reporting, true)
     }
-    /// The next files to report, of one user; none: all of the directory are reported.
-    pub fn next_batch(&mut self, dir: InodeId) -> Vec<Unborn> {
+    /// A file that was created and not reported is removed. False: it is being reported, or was.
+    pub fn cancel(&mut self, dir: InodeId, ino: InodeId) -> bool {
+        let Some(d) = self.dirs.get_mut(&dir) else { return false };
+        let found = d.unsent.iter().rposition(|u| u.what == What::Created && u.inode.ino == ino);
+        found.is_some_and(|at| d.unsent.remove(at).is_some())
+    }
+    /// The next files to report, all created or all removed, by one user; none: all of the directory are
+    /// reported.
+    pub fn next_batch(&mut self, dir: InodeId) -> Vec<Unreported> {
         let Some(d) = self.dirs.get_mut(&dir) else { return Vec::new() };
-        let first = d.unsent.front().map(|first| first.cred.clone());
-        let same_user = |next: &&Unborn| Some(&next.cred) == first.as_ref();
-        let count = d.unsent.iter().take(BIRTHS_MAX).take_while(same_user).count();
-        let batch: Vec<Unborn> = d.unsent.drain(..count).collect();
+        let first = d.unsent.front().cloned();
+        let is_alike = |next: &&Unreported| first.as_ref().is_some_and(|first| first.is_like(next));
+        let count = d.unsent.iter().take(BIRTHS_MAX).take_while(is_alike).count();
+        let batch: Vec<Unreported> = d.unsent.drain(..count).collect();
         d.sent = batch.first().map(|first| first.serial);
         d.reporting = !batch.is_empty();
         d.hurried &= !d.unsent.is_empty();
         batch
     }
     /// Returns files that did not fit into the batch.
-    pub fn put_back(&mut self, dir: InodeId, rest: Vec<Unborn>) {
+    pub fn put_back(&mut self, dir: InodeId, rest: Vec<Unreported>) {
         if let Some(d) = self.dirs.get_mut(&dir) {
             d.hurried |= !rest.is_empty();
-            rest.into_iter().rev().for_each(|unborn| d.unsent.push_front(unborn));
+            rest.into_iter().rev().for_each(|unreported| d.unsent.push_front(unreported));
         }
     }
     /// The batch in flight was answered.
@@ -173,7 +195,7 @@ impl Log {
         }
     }
     /// Drops and returns all files that are not in flight; they never will be.
-    pub fn drop_unsent(&mut self, dir: InodeId) -> Vec<Unborn> {
+    pub fn drop_unsent(&mut self, dir: InodeId) -> Vec<Unreported> {
         self.close(dir);
         self.dirs.get_mut(&dir).map(|d| d.unsent.drain(..).collect()).unwrap_or_default()
     }
@@ -244,10 +266,10 @@ mod tests {
         assert_eq!(layout.seed, Layout::seed_of(ino));
         let cred = Cred { uid, gid: 1, groups: vec![] };
         let name = Bytes::from(format!("f{ino}"));
-        log.push(dir, Arc::new(Inode::new(ino, 0)), name, &cred)
+        log.push(dir, What::Created, Arc::new(Inode::new(ino, 0)), name, &cred)
     }
-    fn numbers(batch: &[Unborn]) -> Vec<u64> {
-        batch.iter().map(|unborn| unborn.inode.ino.0).collect()
+    fn numbers(batch: &[Unreported]) -> Vec<u64> {
+        batch.iter().map(|unreported| unreported.inode.ino.0).collect()
     }
 
     #[test]
@@ -308,6 +330,29 @@ mod tests {
         log.next_batch(OTHER);
         log.end_batch(OTHER);
         assert!(!waits(&log, None, both));
+    }
+
+    #[test]
+    fn creates_and_removals_are_reported_in_their_order() {
+        let mut log = with_names(100);
+        (0..3).for_each(|_| _ = bear(&mut log, DIR, 1));
+        let cred = Cred { uid: 1, gid: 1, groups: vec![] };
+        let remove = |log: &mut Log, ino| {
+            let inode = Arc::new(Inode::new(InodeId(ino), 0));
+            log.push(DIR, What::Removed(Time { nanos: 0 }), inode, Bytes::from_static(b"old"), &cred)
+        };
+        remove(&mut log, 7);
+        remove(&mut log, 8);
+        bear(&mut log, DIR, 1);
+        assert!(log.cancel(DIR, InodeId(1001)) && !log.cancel(DIR, InodeId(1001)));
+        assert!(!log.cancel(DIR, InodeId(7)), "it was not created here");
+        let mut batch = || {
+            let batch = numbers(&log.next_batch(DIR));
+            log.end_batch(DIR);
+            batch
+        };
+        assert_eq!([batch(), batch(), batch(), batch()], [vec![1000, 1002], vec![7, 8], vec![1003], vec![]]);
+        assert!(!log.cancel(DIR, InodeId(1003)), "it is reported");
     }
 
     #[test]

@@ -168,6 +168,102 @@ fn others_see_every_file_as_soon_as_it_is_created() {
 }
 
 #[test]
+fn files_that_only_this_client_used_are_removed_by_few_messages() {
+    Lab::new(9).run(6, |lab| async move {
+        let (c, reader) = (client_after(&lab, "a", Some(1)).await, lab.client("b").await);
+        let d = dir(&c, "d").await;
+        ready(&lab, &c, d).await;
+        for n in 0..300 {
+            let bytes = pattern(n, 0, if n % 10 == 0 { STRIPE + 7 } else { 20 });
+            small(&c, d, &format!("f{n}"), &bytes).await;
+        }
+        c.sync_names(d).await.unwrap();
+        lab.world().sleep(Duration::from_millis(100)).await; // all closes are reported
+        let before = c.status().asked;
+        for n in 0..300 {
+            c.unlink(&root(), d, format!("f{n}").as_bytes()).await.unwrap();
+        }
+        assert_eq!(c.lookup(&root(), d, b"f7").await.unwrap(), None);
+        // One that is created and removed between two reports is never a message.
+        small(&c, d, "short", b"bytes").await;
+        c.unlink(&root(), d, b"short").await.unwrap();
+        c.sync_names(d).await.unwrap();
+        let asked = c.status().asked - before;
+        assert!(asked < 20, "{asked} messages");
+        assert!(names_of(&reader, d).await.iter().all(|name| name.starts_with("first")));
+        assert_eq!(c.losses().0, 0);
+        lab.world().sleep(Duration::from_secs(3)).await;
+        c.check();
+    });
+}
+async fn names_of(c: &Client, d: InodeId) -> Vec<String> {
+    let all = c.readdir(&root(), d, 0, 1000, false).await.unwrap();
+    all.entries.iter().map(|e| String::from_utf8_lossy(&e.name).into_owned()).collect()
+}
+
+/// By the name, and by a handle of an open file.
+#[test]
+fn others_see_a_removal_at_once() {
+    for seed in 90..96 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b) = (client_after(&lab, "a", Some(1)).await, lab.client("b").await);
+            let d = dir(&a, "d").await;
+            ready(&lab, &a, d).await;
+            for n in 0..12 {
+                let name = format!("f{n}");
+                small(&a, d, &name, b"bytes").await;
+                let by = if n % 3 == 0 { &b } else { &a };
+                let ino = by.lookup(&root(), d, name.as_bytes()).await.unwrap().unwrap().attr.ino;
+                let held = match n % 3 {
+                    0 => Some(b.open(&root(), ino, OpenMode::READ).await.unwrap().handle),
+                    _ => None,
+                };
+                a.unlink(&root(), d, name.as_bytes()).await.unwrap();
+                match (held, n % 2) {
+                    (Some(h), _) => {
+                        assert_eq!(b.getattr(ino).await.unwrap().attr.nlink, 0);
+                        same(&b.read(h, 0, 100).await.unwrap().concat(), b"bytes");
+                        close(&b, h).await;
+                    }
+                    (None, 0) => assert_eq!(b.lookup(&root(), d, name.as_bytes()).await.unwrap(), None),
+                    (None, _) => assert!(b.getattr(ino).await.is_err()),
+                }
+                // The name is free again.
+                small(&a, d, &name, b"other").await;
+                same(&read_in(&b, d, &name).await.unwrap(), b"other");
+            }
+            a.check();
+            b.check();
+        });
+    }
+}
+
+#[test]
+fn a_removal_lost_with_the_session_is_an_error() {
+    Lab::new(97).run(6, |lab| async move {
+        let (a, b) = (client_after(&lab, "a", Some(1)).await, lab.client("b").await);
+        let d = dir(&a, "d").await;
+        ready(&lab, &a, d).await;
+        small(&a, d, "f", b"bytes").await;
+        a.sync_names(d).await.unwrap();
+        lab.world().sleep(Duration::from_millis(100)).await;
+        lab.world().partition("a", "meta");
+        let before = a.status().asked;
+        a.unlink(&root(), d, b"f").await.unwrap();
+        assert_eq!(a.status().asked, before, "it was removed locally");
+        lab.world().sleep(Duration::from_secs(6)).await; // more than a lease term
+        same(&read_in(&b, d, "f").await.unwrap(), b"bytes");
+        lab.world().heal("a", "meta");
+        assert_eq!(a.sync_names(d).await.unwrap_err().kind, ErrorKind::Io);
+        let (count, named) = a.losses();
+        assert!(count == 1 && named[0].what.contains("the removal of file"), "{named:?}");
+        same(&read_in(&b, d, "f").await.unwrap(), b"bytes");
+        same(&read_in(&a, d, "f").await.unwrap(), b"bytes");
+        a.check();
+    });
+}
+
+#[test]
 fn a_synced_file_survives_the_death_of_its_creator() {
     Lab::new(20).run(6, |lab| async move {
         let (a, b) = (client_after(&lab, "a", Some(1)).await, lab.client("b").await);

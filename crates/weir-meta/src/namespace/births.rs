@@ -1,4 +1,4 @@
-//! Files that a client created locally, in a directory whose names it has exclusively.
+//! Files that a client created or removed locally, in a directory whose names it has exclusively.
 //!
 //! Invariants: a batch is carried out as a whole or not at all. A number is reserved for one client and one
 //! directory, and is used at most once: the block in the store has the remaining ones. A file that the lease
@@ -11,7 +11,7 @@ use crate::keys::Sequence;
 use bytes::Bytes;
 use weir_proto::births::{
     self, BIRTH_BYTES_MAX, BIRTHS_MAX, CLOCKS_APART_MS_MAX, CreateMany, CreatedMany, LeaseNames, NUMBERS_MAX,
-    NamesLeased,
+    NamesLeased, RemoveMany, RemovedMany,
 };
 use weir_proto::meta::INLINE_MAX;
 use weir_proto::relation::What;
@@ -61,18 +61,10 @@ pub fn lease_names(cx: &mut Cx<'_>, r: &LeaseNames) -> Result<NamesLeased> {
 }
 
 pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Result<CreatedMany> {
-    check_batch(r)?;
+    let bytes = |b: &births::Birth| b.name.len() + b.content.as_ref().map_or(0, Bytes::len);
+    check_batch(r.births.len(), r.births.iter().map(bytes).sum())?;
+    let access = cx.names_of_batch(r.dir, &r.cred)?;
     let session = cx.rules.session;
-    if cx.rules.leases.held(session, r.dir) != LeaseKind::Write {
-        return Err(Error::stale(format!(
-            "session {session} does not have the names of directory {} to itself (any more)",
-            r.dir
-        )));
-    }
-    let access = load_access(cx.read(), r.dir)?;
-    require(cx.read(), &r.cred, &access, r.dir, WRITE | SEARCH)?;
-    cx.require_own(access.volume)?;
-    require_listed(cx.conflicts, r.dir, &access)?;
     let mut block = find_block(cx.read(), session, r.dir)?.ok_or_else(|| {
         Error::invalid(format!("session {session} has no inode numbers in directory {}", r.dir))
     })?;
@@ -87,19 +79,60 @@ pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Result<CreatedMany> {
     Ok(CreatedMany { parent_attr: directory_attr(r.dir, &birth.access, &birth.tally) })
 }
 
-fn check_batch(r: &CreateMany) -> Result<()> {
-    let bytes = |b: &births::Birth| b.name.len() + b.content.as_ref().map_or(0, Bytes::len);
-    let total: usize = r.births.iter().map(bytes).sum();
-    if r.births.is_empty() || r.births.len() > BIRTHS_MAX || total > BIRTH_BYTES_MAX {
+pub fn remove_many(cx: &mut Cx<'_>, r: &RemoveMany) -> Result<RemovedMany> {
+    check_batch(r.removals.len(), r.removals.iter().map(|removal| removal.name.len()).sum())?;
+    let access = cx.names_of_batch(r.dir, &r.cred)?;
+    let mut links = Vec::with_capacity(r.removals.len());
+    for removal in &r.removals {
+        let link = load_link(cx.read(), r.dir, &removal.name)?;
+        if link.ino != removal.ino || link.kind == FileKind::Directory {
+            return Err(Error::invalid(format!(
+                "{:?} in directory {} is not the file {}",
+                show(&removal.name),
+                r.dir,
+                removal.ino
+            )));
+        }
+        cx.require_removable(&r.cred, &access, &link)?;
+        cx.need(link.ino, Need::Change);
+        links.push(link);
+    }
+    cx.clear()?;
+    for (removal, link) in r.removals.iter().zip(&links) {
+        cx.remove_or_keep((r.dir, &access), &removal.name, link)?;
+    }
+    let mut tally = load_tally(cx.read(), r.dir)?;
+    // The directory changed at the client's time, not at the time of this report.
+    tally.mtime = r.removals.last().map_or(tally.mtime, |last| cx.rules.near(last.at));
+    cx.put_tally(r.dir, &tally);
+    Ok(RemovedMany { parent_attr: directory_attr(r.dir, &access, &tally) })
+}
+
+fn check_batch(files: usize, bytes: usize) -> Result<()> {
+    if files == 0 || files > BIRTHS_MAX || bytes > BIRTH_BYTES_MAX {
         return Err(Error::invalid(format!(
-            "a batch of {} files with {total} bytes: 1 to {BIRTHS_MAX} files with at most {BIRTH_BYTES_MAX} bytes are allowed",
-            r.births.len()
+            "a batch of {files} files with {bytes} bytes: 1 to {BIRTHS_MAX} files with at most {BIRTH_BYTES_MAX} bytes are allowed"
         )));
     }
     Ok(())
 }
 
 impl Cx<'_> {
+    /// The directory of a batch: its session has the names there, and its user may change them.
+    fn names_of_batch(&mut self, dir: InodeId, cred: &Cred) -> Result<Access> {
+        let session = self.rules.session;
+        if self.rules.leases.held(session, dir) != LeaseKind::Write {
+            return Err(Error::stale(format!(
+                "session {session} does not have the names of directory {dir} to itself (any more)"
+            )));
+        }
+        let access = load_access(self.read(), dir)?;
+        require(self.read(), cred, &access, dir, WRITE | SEARCH)?;
+        self.require_own(access.volume)?;
+        require_listed(self.conflicts, dir, &access)?;
+        Ok(access)
+    }
+
     /// Where files go that a client creates locally; `None`: it has to ask for each.
     fn policy_of_births(&self, r: &LeaseNames, access: &Access) -> Option<LayoutPolicy> {
         let rules = self.rules;

@@ -83,6 +83,25 @@ impl Cx<'_> {
         self.remove_link(dir, name, link)?;
         self.drop_link(dir, name, link.ino)
     }
+    /// The same, unless the volume's trash keeps it.
+    pub(super) fn remove_or_keep(
+        &mut self,
+        (dir, access): (InodeId, &Access),
+        name: &[u8],
+        link: &Link,
+    ) -> Result<()> {
+        match trash::keep_file(self, (dir, access), name, link)? {
+            true => Ok(()),
+            false => self.remove_file(dir, name, link),
+        }
+    }
+    /// In a directory with the sticky bit users remove only their own files.
+    pub(super) fn require_removable(&self, cred: &Cred, dir: &Access, link: &Link) -> Result<()> {
+        match dir.mode & STICKY {
+            0 => Ok(()),
+            _ => require_sticky(cred, dir, owner_of(self.read(), link.ino, link.kind)?.0),
+        }
+    }
     /// An empty directory is removed.
     pub(super) fn remove_directory(&mut self, dir: InodeId, name: &[u8], link: &Link) -> Result<()> {
         self.remove_link(dir, name, link)?;
@@ -142,9 +161,7 @@ fn prepare_removal(
     let link = load_link(cx.read(), parent, name)?;
     require(cx.read(), cred, &access, parent, WRITE | SEARCH)?;
     cx.require_own(access.volume)?;
-    if access.mode & STICKY != 0 {
-        require_sticky(cred, &access, owner_of(cx.read(), link.ino, link.kind)?.0)?;
-    }
+    cx.require_removable(cred, &access, &link)?;
     fits(link.kind)?;
     cx.need(parent, Need::Change);
     cx.need(link.ino, Need::Change);
@@ -159,9 +176,7 @@ pub fn unlink(cx: &mut Cx<'_>, r: &meta::Unlink) -> Result<Removed> {
         }
         _ => Ok(()),
     })?;
-    if !trash::keep_file(cx, (r.parent, &access), &r.name, &link)? {
-        cx.remove_file(r.parent, &r.name, &link)?;
-    }
+    cx.remove_or_keep((r.parent, &access), &r.name, &link)?;
     Ok(Removed {
         ino: link.ino,
         parent_attr: directory_attr(r.parent, &access, &load_tally(cx.read(), r.parent)?),

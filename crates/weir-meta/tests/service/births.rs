@@ -122,6 +122,40 @@ fn a_batch_counts_once_and_as_a_whole() {
 }
 
 #[test]
+fn a_batch_of_removals_is_carried_out_as_a_whole() {
+    simulate(7, async |world| {
+        let _meta = start(&world).await;
+        let (a, other) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let dir = a.mkdir(ROOT, "d").await.unwrap().entry.attr.ino;
+        let inner = a.mkdir(dir, "inner").await.unwrap().entry.attr.ino;
+        let first = lease_names(&a, dir, 4).await.first.0;
+        let at = |n: u64| InodeId(first + n);
+        let files = ["x", "y", "z"].into_iter().zip(0..).map(|(name, n)| birth(&a, at(n), name)).collect();
+        create_many(&a, dir, files).await.unwrap();
+        let removal = |name: &str, ino| Removal { name: b(name), ino, at: now(&a) };
+        let remove = |c: &Client, removals| RemoveMany { op: c.op(), cred: root(), dir, removals };
+        for (second, kind) in [
+            (removal("none", at(1)), ErrorKind::NotFound),
+            (removal("y", at(2)), ErrorKind::Invalid),
+            (removal("inner", inner), ErrorKind::Invalid),
+            (removal("x", at(0)), ErrorKind::NotFound),
+        ] {
+            let refused = a.call(&remove(&a, vec![removal("x", at(0)), second])).await;
+            assert_eq!(kind_of(refused), kind);
+        }
+        assert_eq!(kind_of(a.call(&remove(&a, vec![])).await), ErrorKind::Invalid);
+        assert_eq!(kind_of(other.call(&remove(&other, vec![removal("x", at(0))])).await), ErrorKind::Stale);
+        assert_eq!(listed(&a, dir).await, ["inner", "x", "y", "z"], "nothing was removed");
+        let batch = remove(&a, vec![removal("x", at(0)), removal("z", at(2))]);
+        let removed = a.call(&batch).await.unwrap();
+        assert_eq!((removed.parent_attr.size, removed.parent_attr.nlink), (2, 3));
+        assert_eq!(a.call(&batch).await.unwrap(), removed, "sent again, it has the same answer");
+        assert_eq!(listed(&other, dir).await, ["inner", "y"]);
+        assert_eq!(kind_of(other.getattr(at(0)).await), ErrorKind::NotFound);
+    });
+}
+
+#[test]
 fn names_are_given_only_where_no_create_can_be_refused() {
     simulate(3, async |world| {
         let _meta = start(&world).await;
