@@ -88,8 +88,17 @@ fn connect(addr: &Addr) -> Option<Result<(), ErrorKind>> {
     Some(connected.map_err(|e| e.kind()))
 }
 
-/// An error if no process listens at any of the addresses: then waiting is pointless.
+/// An error if no process listens at any of the addresses, or none that this user may connect to: then
+/// waiting is pointless.
 pub fn require_listener(coordinators: &[Addr]) -> Outcome<()> {
+    let is_closed = |addr: &Addr| connect(addr) == Some(Err(ErrorKind::PermissionDenied));
+    if !coordinators.is_empty() && coordinators.iter().all(is_closed) {
+        let at: Vec<String> = coordinators.iter().map(Addr::to_string).collect();
+        return Err(Failure::new(
+            Error::denied(format!("this user may not connect to the coordinator at {}", at.join(", "))),
+            "run it in a mounted file system, whose mount asks for you, or as the user who runs the coordinator",
+        ));
+    }
     let refused =
         |addr: &Addr| matches!(connect(addr), Some(Err(ErrorKind::ConnectionRefused | ErrorKind::NotFound)));
     if coordinators.is_empty() || !coordinators.iter().all(refused) {
