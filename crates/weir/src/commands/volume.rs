@@ -227,6 +227,19 @@ pub struct SetPolicy {
     pub at: Cluster,
 }
 
+impl SetPolicy {
+    fn require_one(&self) -> Outcome<()> {
+        let how = self.default || self.policies.scheme.is_some() || self.policies.pool.is_some();
+        if how || self.snapshots.is_some() || self.keep.is_some() || self.trash.is_some() {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Error::invalid("no policy is given, so nothing is changed"),
+            "give --scheme, --pool, --default, --snapshots, --keep or --trash; `weir volume show` shows the policy",
+        ))
+    }
+}
+
 #[derive(Args)]
 pub struct Admin {
     /// The volume
@@ -367,6 +380,7 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Shown> {
             Shown::Done("changed", changed)
         }
         VolumeCommand::Policy(args) => {
+            args.require_one()?;
             let edit = |volume: &Volume| VolumeEdit {
                 policy: Some(if args.default { NO_POLICY } else { policy(&args.policies, &volume.policy) }),
                 retention: Some(retention(args, volume.retention)),
@@ -717,7 +731,7 @@ fn as_text(v: &Volume) -> String {
         ("state", state(v).into()),
     ];
     if quota.bytes_soft.or(quota.inodes_soft).is_some() {
-        rows.push(("grace period", format!("{} s", quota.grace_s)));
+        rows.push(("grace period", show_seconds(quota.grace_s)));
     }
     let rows: Vec<Vec<String>> =
         rows.into_iter().map(|(key, value)| vec![format!("  {key}"), value]).collect();
