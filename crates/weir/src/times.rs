@@ -1,6 +1,6 @@
 //! Times in the notation of people: durations like `1h30m` or `2 weeks`, and moments like `yesterday` or `2h
 //! ago`.
-use jiff::{Span, SpanRelativeTo, Unit};
+use jiff::{Span, SpanRelativeTo, Timestamp, Unit};
 use weir_proto::date::Date;
 use weir_proto::{Error, Result};
 
@@ -35,9 +35,12 @@ pub fn parse_moment(text: &str, now: Date) -> Result<Date> {
             let seconds = parse_seconds(length.trim()).map_err(Error::invalid)?;
             Ok(Date(now.0.saturating_sub(i64::from(seconds))))
         }
-        None => {
-            Date::parse_until(text).map_err(|e| Error::invalid(format!("{e}; also yesterday, or 2h ago")))
-        }
+        None => Date::parse_until(text).or_else(|e| {
+            // With an offset: `2026-11-22T03:00:00+02:00`.
+            let at = text.trim().parse::<Timestamp>();
+            at.map(|at| Date(at.as_second()))
+                .map_err(|_| Error::invalid(format!("{e}; also yesterday, or 2h ago")))
+        }),
     }
 }
 
@@ -79,6 +82,7 @@ mod tests {
             ("1 week ago", "2026-11-21T08:30:00Z"),
             ("2026-11-22", "2026-11-22T23:59:59Z"),
             ("2026-11-22 03:00", "2026-11-22T03:00:59Z"),
+            ("2026-11-22T03:00:00+02:00", "2026-11-22T01:00:00Z"),
         ] {
             assert_eq!(at(text), date, "{text}");
         }

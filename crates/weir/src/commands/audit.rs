@@ -8,7 +8,7 @@ use crate::failure::{Doing, Failure, Outcome};
 use crate::local::local_cluster::{self, LocalCluster, RoleName};
 use crate::observe;
 use crate::table;
-use crate::times::parse_seconds;
+use crate::times::{parse_moment, parse_seconds};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,6 +18,7 @@ use weir_node::audit_files;
 use weir_proto::Error;
 use weir_proto::access::AuditRule;
 use weir_proto::date::Date;
+use weir_proto::meta::Time;
 use weir_trust::audit::{self, Checker, Entry, Fault, Head};
 
 /// Exit code when a chain is damaged: "the answer is no".
@@ -52,6 +53,10 @@ fn volumes(args: &AuditedVolumes) -> Outcome<()> {
     if args.cluster.json {
         let shown = |rule: &AuditRule| json!({ "volumes": rule.volumes, "opens": rule.opens, "changes": rule.changes });
         table::json(&Value::from(rules.iter().map(shown).collect::<Vec<_>>()));
+        return Ok(());
+    }
+    if rules.is_empty() {
+        println!("opens and changes are recorded for no volume");
         return Ok(());
     }
     let row = |rule: &AuditRule| {
@@ -169,8 +174,14 @@ fn since(env: &Env, text: &str) -> Outcome<String> {
     if let Ok(seconds) = parse_seconds(text) {
         return Ok(audit::time(env.clock.wall().0 - i64::from(seconds) * 1_000_000_000));
     }
-    Date::parse_until(text)?; // a day counts from its beginning here: its text sorts before all times in it
-    Ok(text.trim().trim_end_matches('Z').replacen(' ', "T", 1))
+    let now = Date::of(Time { nanos: env.clock.wall().0 });
+    let moment = parse_moment(text, now)?;
+    // A day counts from its beginning here: its text sorts before all times in it.
+    Ok(match text.trim() {
+        "today" | "yesterday" => moment.to_string().split('T').take(1).collect(),
+        date if Date::parse_until(date).is_ok() => date.trim_end_matches('Z').replacen(' ', "T", 1),
+        _ => moment.to_string(),
+    })
 }
 
 /// An invalid line.
