@@ -40,7 +40,7 @@ fn show(args: &OnePath, attribute: &str) -> Outcome<()> {
     let mut rows = Vec::new();
     for (key, value) in value.as_object().into_iter().flatten() {
         match value {
-            Value::Array(_) => {} // the table below
+            Value::Array(_) | Value::Null => {} // the table below, and absent facts
             _ => match (key.strip_suffix("_ns"), value.as_i64()) {
                 (Some(key), Some(nanos)) => rows.push(vec![format!("  {key}"), when(Time { nanos })]),
                 _ => rows.push(vec![format!("  {key}"), plain(value)]),
@@ -48,7 +48,7 @@ fn show(args: &OnePath, attribute: &str) -> Outcome<()> {
         }
     }
     print!("{}", table::render(&["", ""], &rows).trim_start_matches('\n'));
-    if let Some(Value::Array(stripes)) = value.get("stripes") {
+    if let Some(Value::Array(stripes)) = value.get("stripes").filter(|_| value["data"].is_null()) {
         print!("{}", stripes_table(stripes));
     }
     Ok(())

@@ -228,7 +228,8 @@ fn tables(facts: &Facts) -> String {
         })
         .collect();
     out += "\n";
-    let header = ["TARGET", "NODE", "POOL", "STATE", "CAPACITY", "USED", "DEBT CELLS", "DAMAGED", "REPAIRED"];
+    let header =
+        ["TARGET", "NODE", "POOL", "STATE", "CAPACITY", "USED", "UNDER-REPLICATED", "DAMAGED", "REPAIRED"];
     out += &table::render(&header, &targets);
     let in_use = facts.in_use();
     let used: Vec<&Group> = map.groups.iter().filter(|g| in_use.has(g)).collect();
