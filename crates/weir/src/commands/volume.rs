@@ -302,7 +302,13 @@ pub async fn as_client(
 ) -> Outcome<Client> {
     let env = weir_env::real::env();
     // An error that names the addresses tried for the coordinator.
-    observe::observe(&env, &coordinators, "weir").await?;
+    let map = observe::observe(&env, &coordinators, "weir").await?.map();
+    if map.namespace_named(namespace).is_some_and(|entry| !observe::is_led(&map, entry)) {
+        let patience = PATIENCE.as_secs();
+        eprintln!(
+            "namespace {namespace:?} has no active metadata server: waiting for one, {patience} s at most"
+        );
+    }
     let config = ClientConfig {
         coordinators,
         namespace: namespace.to_owned(),
