@@ -464,7 +464,12 @@ fn show_mirrored(info: &RelationInfo) {
 pub async fn follow(client: &Client, args: &Follow) -> Outcome<()> {
     let (cred, volume) = (own_cred(), named(client, &args.name).await?.id);
     if let (Some(cursor), true) = (&args.cursor, args.drop) {
-        return client.drop_cursor(&cred, volume, cursor).await.map_err(explain);
+        return client.drop_cursor(&cred, volume, cursor).await.map_err(|e| match e.kind {
+            ErrorKind::NotFound => {
+                Error::not_found(format!("volume {} has no cursor {cursor:?}", args.name)).into()
+            }
+            _ => explain(e),
+        });
     }
     if let Some(cursor) = &args.cursor {
         client.acknowledge(&cred, volume, cursor, 0).await.map_err(explain)?;
@@ -472,8 +477,13 @@ pub async fn follow(client: &Client, args: &Follow) -> Outcome<()> {
     let wait = if args.follow { FOLLOW_WAIT } else { Duration::ZERO };
     let (mut after, mut out) = (0, std::io::stdout());
     loop {
-        let got =
-            client.changes(&cred, volume, args.cursor.as_deref(), after, wait).await.map_err(explain)?;
+        let got = client.changes(&cred, volume, args.cursor.as_deref(), after, wait).await;
+        let got = got.map_err(|e| match (e.kind, &args.cursor) {
+            (ErrorKind::NotFound, None) => {
+                Failure::new(e, "give --cursor NAME: from then on changes are kept for it")
+            }
+            _ => explain(e),
+        })?;
         let Some(last) = got.changes.last().map(|c| c.change.number) else {
             if args.follow {
                 continue;
