@@ -149,20 +149,16 @@ fn rows(shown: &[(String, Entry)]) -> String {
     let row = |(log, e): &(String, Entry)| {
         let uid = e.uid.map_or("-".into(), |uid| uid.to_string());
         let again = if e.again > 0 { format!(" (and {} more)", e.again) } else { String::new() };
-        // A name that a stranger chose must not send control characters to a terminal.
-        let plain = |text: &str| text.replace(|c: char| c.is_control(), "?");
-        let who = [plain(&e.node), plain(&e.from)];
-        let [node, from] = who;
         vec![
             e.time.clone(),
             log.clone(),
-            node,
-            from,
+            e.node.clone(),
+            e.from.clone(),
             e.role.clone(),
             uid,
             e.what.clone(),
-            plain(&e.on),
-            plain(&e.result) + &again,
+            e.on.clone(),
+            format!("{}{again}", e.result),
         ]
     };
     let header = ["TIME", "LOG", "NODE", "FROM", "ROLE", "UID", "WHAT", "ON", "RESULT"];

@@ -434,7 +434,8 @@ fn show(info: &RelationInfo, json: bool) {
         println!("  limited by  {}", info.limited_by);
     }
     for item in &info.conflicts {
-        println!("  conflict    {} {}: {}", item.ino, String::from_utf8_lossy(&item.path), item.why);
+        let path = table::plain(&String::from_utf8_lossy(&item.path));
+        println!("  conflict    {} {path}: {}", item.ino, table::plain(&item.why));
     }
 }
 

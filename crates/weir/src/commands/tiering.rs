@@ -40,8 +40,13 @@ pub async fn state_json(client: &Client, ino: InodeId) -> Result<Value> {
     Ok(json!({
         "inode": ino.0, "size": r.size, "online": r.size.saturating_sub(r.evicted), "offline": r.evicted,
         "offline_ranges": r.ranges, "pinned": r.pinned, "evictable": r.at_home && !r.pinned,
-        "why_not": if r.pinned { "it is pinned".to_owned() } else { r.why_not }, "recalls": recalls,
+        "why_not": if r.pinned { "it is pinned" } else { reason(&r.why_not) }, "recalls": recalls,
     }))
+}
+
+/// Without the leader's name for the file: `inode i21000009 stays: …`.
+fn reason(why_not: &str) -> &str {
+    why_not.split_once(" stays: ").map_or(why_not, |(_, why)| why)
 }
 
 /// The mount's action when one of these attributes is set.
