@@ -19,6 +19,9 @@ const HEALTHY_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a connection to a coordinator elsewhere may take until it proves nothing.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+/// The hint if nothing listens at the coordinator's addresses.
+const IS_IT_UP: &str =
+    "is the cluster up? `weir up --dir DIR` starts what is missing; on several machines start `weir coord`";
 /// The interval of checks of a starting cluster.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -62,7 +65,7 @@ pub async fn observe(env: &Env, coordinators: &[Addr], name: &str) -> Outcome<Cl
                     true => {
                         "a process listens there: see whether it is stopped or its disk hangs, and its log"
                     }
-                    false => "is the cluster up? `weir up --dir DIR` starts what is missing",
+                    false => IS_IT_UP,
                 },
             ),
             _ => certificate::explain(e),
@@ -110,7 +113,7 @@ pub fn require_listener(coordinators: &[Addr]) -> Outcome<()> {
             "the coordinator does not answer at {}: nothing listens there",
             at.join(", ")
         )),
-        "is the cluster up? `weir up --dir DIR` starts what is missing",
+        IS_IT_UP,
     ))
 }
 
