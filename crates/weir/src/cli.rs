@@ -513,6 +513,9 @@ pub struct Inspect {
     /// Read every byte and verify every checksum
     #[arg(long)]
     pub check: bool,
+    /// Print problems and totals only, not each cell
+    #[arg(long, conflicts_with = "json")]
+    pub summary: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -427,7 +427,9 @@ impl Whole {
         let line = |name: String, c: &Count| {
             vec![name, c.entries.to_string(), show(c.bytes), show(c.allocated_bytes)]
         };
-        let classes: Vec<_> = t.histogram.iter().enumerate().map(|(n, c)| line(class_name(n), c)).collect();
+        let used = t.histogram.iter().rposition(|c| c.entries > 0).map_or(0, |last| last + 1);
+        let classes: Vec<_> =
+            t.histogram[..used].iter().enumerate().map(|(n, c)| line(class_name(n), c)).collect();
         out += "\n";
         out += &table::render(&["FILES BY SIZE", "FILES", "SIZE", "ALLOCATED"], &classes);
         let directories: Vec<_> = self.directories.iter().map(|(path, c)| line(path.clone(), c)).collect();

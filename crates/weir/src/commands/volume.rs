@@ -303,11 +303,19 @@ pub async fn as_client(
     let env = weir_env::real::env();
     // An error that names the addresses tried for the coordinator.
     let map = observe::observe(&env, &coordinators, "weir").await?.map();
-    if map.namespace_named(namespace).is_some_and(|entry| !observe::is_led(&map, entry)) {
-        let patience = PATIENCE.as_secs();
-        eprintln!(
-            "namespace {namespace:?} has no active metadata server: waiting for one, {patience} s at most"
-        );
+    match map.namespace_named(namespace) {
+        Some(entry) if observe::is_led(&map, entry) => {}
+        Some(_) => {
+            let patience = PATIENCE.as_secs();
+            eprintln!(
+                "namespace {namespace:?} has no active metadata server: waiting for one, {patience} s at most"
+            );
+        }
+        None if map.namespaces.is_empty() => {} // the first one may be about to begin
+        None => {
+            let error = Error::not_found(format!("there is no namespace {namespace:?}"));
+            return Err(Failure::new(error, "`weir namespace list` shows all"));
+        }
     }
     let config = ClientConfig {
         coordinators,
