@@ -138,6 +138,8 @@ fn nodes(facts: &Facts, in_use: &InUse, found: &mut Found) {
     for node in map.nodes.iter().filter(|n| !n.up) {
         let (name, restart) = (&node.name, &facts.restart);
         match node.role {
+            // Its targets were removed: nothing is expected of it.
+            Role::Storage if !map.targets.iter().any(|t| t.node == node.id) => {}
             Role::Storage => {
                 let missing = |t: &Target| {
                     let groups = count_groups(facts, in_use, t.id, MemberState::Down);

@@ -27,6 +27,15 @@ fn a_healthy_cluster_has_no_troubles() {
     assert_eq!(no_homes.troubles(), []);
 }
 
+#[test]
+fn a_node_is_not_missed_after_its_targets_were_removed() {
+    let mut world = world();
+    let mut left = world.map().nodes[1].clone();
+    (left.id, left.name, left.up) = (NodeId(4), "storage-3".into(), false);
+    world.map().nodes.push(left);
+    assert_eq!(world.troubles(), []);
+}
+
 fn export(age_s: Option<u64>, failure: &str) -> ExportState {
     let made = |age: u64| ExportMade {
         file: "/exports/x".into(),
