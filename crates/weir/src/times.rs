@@ -20,6 +20,13 @@ pub fn parse_seconds(text: &str) -> std::result::Result<u32, String> {
     is_whole.then_some(seconds as u32).ok_or_else(bad)
 }
 
+/// `3600` is `1h`.
+pub fn show_seconds(seconds: u32) -> String {
+    let units = [(86400, "d"), (3600, "h"), (60, "m")];
+    let fits = units.iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
+    fits.map_or_else(|| format!("{seconds}s"), |(unit, letter)| format!("{}{letter}", seconds / unit))
+}
+
 /// A moment in the past, in UTC: a date, `today`, `yesterday` (a day counts to its end), or a duration and
 /// `ago`.
 pub fn parse_moment(text: &str, now: Date) -> Result<Date> {
@@ -68,6 +75,11 @@ mod tests {
             let refused = parse_seconds(text).unwrap_err();
             assert!(refused.contains("is not a time: expected one like"), "{text}: {refused}");
         }
+    }
+
+    #[test]
+    fn lengths_are_shown_in_their_largest_whole_unit() {
+        assert_eq!([7 * 86400, 7200, 90, 0].map(show_seconds), ["7d", "2h", "90s", "0s"]);
     }
 
     #[test]

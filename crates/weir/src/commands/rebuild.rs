@@ -5,6 +5,7 @@ use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::observe;
 use crate::table;
+use crate::times::show_seconds;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
@@ -295,7 +296,7 @@ impl View {
         lines.push(format!("placement groups: {}", groups.join(", ")));
         lines.push(match self.rebuild.after_s {
             0 => "a target that is down is replaced only with `weir target gone`".to_owned(),
-            s => format!("a target that is down is replaced after {s} s"),
+            s => format!("a target that is down is replaced after {}", show_seconds(s)),
         });
         lines.join("\n")
     }

@@ -12,7 +12,7 @@ use crate::homes::refuse_own_cluster;
 use crate::local::process::own_process;
 use crate::observe;
 use crate::table;
-use crate::times::parse_seconds;
+use crate::times::{parse_seconds, show_seconds};
 use crate::users::Users;
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::{Value, json};
@@ -632,12 +632,6 @@ fn parse_interval(text: &str) -> Result<u32, String> {
     }
     parse_every(text).map_err(|why| format!("{why}, or none"))
 }
-/// `3600` is `1h`.
-fn show_seconds(seconds: u32) -> String {
-    let units = [(86400, "d"), (3600, "h"), (60, "m")];
-    let fits = units.iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
-    fits.map_or_else(|| format!("{seconds}s"), |(unit, letter)| format!("{}{letter}", seconds / unit))
-}
 fn parse_user(text: &str) -> Result<u32, String> {
     parse_id(text, "passwd", "user")
 }
@@ -853,7 +847,6 @@ mod tests {
         }
         assert_eq!((parse_seconds("7d"), parse_seconds("90")), (Ok(GRACE_S), Ok(90)));
         assert_eq!((parse_interval("none"), parse_interval("1h")), (Ok(0), Ok(3600)));
-        assert_eq!([7 * 86400, 7200, 90, 0].map(show_seconds), ["7d", "2h", "90s", "0s"]);
         assert_eq!(parse_mode("2770"), Ok(0o2770));
         assert_eq!((parse_user("root"), parse_group("root"), parse_user("1000")), (Ok(0), Ok(0), Ok(1000)));
         for wrong in ["nobody-is-called-so", "", "-1", "99999999999"] {
