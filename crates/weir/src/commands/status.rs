@@ -200,7 +200,11 @@ fn tables(facts: &Facts) -> String {
         .nodes
         .iter()
         .map(|n| {
-            let state = if n.up { "up" } else { "down" };
+            let state = match n.up {
+                true => "up",
+                false if map.has_left(n) => "left",
+                false => "down",
+            };
             let (id, name, addrs) = (n.id.to_string(), n.name.clone(), n.addrs.join(" "));
             vec![id, name, role(n.role).into(), state.into(), n.program.release.clone(), addrs]
         })

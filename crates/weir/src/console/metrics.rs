@@ -7,7 +7,7 @@ use super::snapshot::Snapshot;
 use crate::commands::troubles::{Trouble, word};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use weir_proto::map::{ClusterMap, Role};
+use weir_proto::map::{ClusterMap, Node, Role};
 use weir_proto::relation::RelationState;
 use weir_proto::watch::{Meter, MeterKind};
 use weir_trust::certificate::role_word;
@@ -185,7 +185,8 @@ fn add_map(page: &mut Page, map: &ClusterMap) {
         let up = target.state == weir_proto::map::TargetState::Up;
         page.gauge("weir_target_up", &[("target", &target.id.to_string())], f64::from(u8::from(up)));
     }
-    for node in map.nodes.iter().filter(|n| matches!(n.role, Role::Meta | Role::Storage)) {
+    let counts = |n: &&Node| matches!(n.role, Role::Meta | Role::Storage) && !map.has_left(n);
+    for node in map.nodes.iter().filter(counts) {
         let labels = [("node", node.name.as_str()), ("release", node.program.release.as_str())];
         page.gauge("weir_build_info", &labels, 1.0);
         page.gauge(

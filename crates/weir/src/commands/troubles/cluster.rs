@@ -135,11 +135,9 @@ fn count_groups(facts: &Facts, in_use: &InUse, target: TargetId, state: MemberSt
 
 fn nodes(facts: &Facts, in_use: &InUse, found: &mut Found) {
     let map = &facts.status.map;
-    for node in map.nodes.iter().filter(|n| !n.up) {
+    for node in map.nodes.iter().filter(|n| !n.up && !map.has_left(n)) {
         let (name, restart) = (&node.name, &facts.restart);
         match node.role {
-            // Its targets were removed: nothing is expected of it.
-            Role::Storage if !map.targets.iter().any(|t| t.node == node.id) => {}
             Role::Storage => {
                 let missing = |t: &Target| {
                     let groups = count_groups(facts, in_use, t.id, MemberState::Down);
