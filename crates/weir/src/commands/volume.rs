@@ -720,12 +720,13 @@ fn as_table(all: &[Volume]) -> String {
 fn as_text(v: &Volume) -> String {
     let quota = &v.quota;
     let users = Users::of(v.admins.iter().copied().chain([v.owner]));
+    let admins: Vec<String> = v.admins.iter().map(|user| users.name(*user)).collect();
     let mut rows = vec![
         ("volume", v.name.clone()),
         ("number", v.id.to_string()),
         ("path", shown_path(v)),
         ("owner", users.name(v.owner)),
-        ("administrators", v.admins.iter().map(|user| users.name(*user)).collect::<Vec<_>>().join(" ")),
+        ("administrators", if admins.is_empty() { "none".into() } else { admins.join(" ") }),
         ("used", table::bytes(v.usage.bytes)),
         ("at home only", table::bytes(v.usage.evicted)),
         ("files", v.usage.files.to_string()),
