@@ -127,6 +127,15 @@ fn each_trouble_is_one_sentence_of_its_severity() {
             "storage-1 is down: t1 is missing from 1 placement group: `weir up --dir /w` starts it again, and what",
         ),
         (
+            |w| {
+                w.lose(1);
+                w.holders = vec![Holder { removed: true, ..holder("storage-1", NOW_S) }];
+            },
+            Degraded,
+            "storage-1",
+            "storage-1 is down: t1 is missing from 1 placement group: its certificate was taken back",
+        ),
+        (
             |w| w.audit = AuditState { waiting: 3, failure: "no space".into(), ..AuditState::default() },
             Warning,
             "audit log",
