@@ -220,7 +220,10 @@ fn split(path: &[u8]) -> Result<(&[u8], &[u8])> {
         (Some(at), path) if path.starts_with(b"/") && at + 1 < path.len() => {
             Ok((&path[..at], &path[at + 1..]))
         }
-        _ => Err(Error::invalid(format!("{:?} is no path like /DIR/NAME", show(path)))),
+        _ => Err(Error::invalid(format!(
+            "{:?} is not a path from the root of the file system, like /DIR/NAME",
+            show(path)
+        ))),
     }
 }
 

@@ -185,7 +185,7 @@ impl Office {
         self.change(|record, _| {
             let at = record.tokens.iter().position(|token| token.id() == id);
             let at = at.ok_or_else(|| {
-                Error::not_found(format!("there is no token {id:?}; hint: `weir token list`"))
+                Error::not_found(format!("there is no token {id:?}; hint: `weir token list` shows all"))
             })?;
             check(&record.tokens[at].roles)?;
             record.tokens.remove(at);
@@ -247,7 +247,7 @@ impl Office {
         self.change(|record, _| {
             let held = record.holders.iter_mut().find(|held| held.name == name && !held.removed);
             let held = held.ok_or_else(|| {
-                Error::not_found(format!("there is no node {name:?}; hint: `weir node list`"))
+                Error::not_found(format!("there is no node {name:?}; hint: `weir node list` shows all"))
             })?;
             check(&held.roles)?;
             held.removed = true;
@@ -492,7 +492,7 @@ fn renewed(record: &mut Record, name: &str, now: u64) -> Result<Grant> {
 fn hold(record: &mut Record, name: &str, roles: Vec<Role>, from: &str, now: u64) -> Result<Grant> {
     if record.holders.iter().any(|held| held.name == name && !held.removed && held.until > now) {
         return Err(Error::exists(format!(
-            "a node {name:?} has a certificate already; hint: choose another name, or `weir node remove {name}` first"
+            "a node {name:?} has a certificate already; hint: choose another name (--name), or `weir node remove {name}` first"
         )));
     }
     record.last_serial += 1;

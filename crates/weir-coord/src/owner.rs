@@ -711,7 +711,7 @@ impl Owner {
                     let strikes = Strikes::one_more(self.members.slow.get(&target).copied(), now);
                     self.members.slow.insert(target, strikes);
                     tracing::warn!(
-                        "{target} is much slower than the others: its groups go on without it for a while"
+                        "{target} is much slower than the others: its groups continue without it for a while"
                     );
                 }
             }

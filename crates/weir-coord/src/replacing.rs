@@ -248,7 +248,7 @@ fn check_gone(map: &ClusterMap, target: TargetId) -> Result<()> {
         )));
     }
     if entry.state == TargetState::Up {
-        return Err(Error::invalid(format!(
+        return Err(Error::exists(format!(
             "{target} is in service; hint: stop its storage process first, if its disk is to leave"
         )));
     }

@@ -22,7 +22,7 @@ pub struct Common {
     /// Processes instead of threads
     #[arg(long)]
     pub processes: bool,
-    /// Of the bytes that are written
+    /// Seed of the bytes that are written
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Leave the files there

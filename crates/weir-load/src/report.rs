@@ -97,7 +97,7 @@ impl Report {
         let mut out = String::new();
         let m = &self.machine;
         let gib = m.memory_bytes as f64 / f64::from(1 << 30);
-        let _ = writeln!(out, "{} on {}, {} runs", self.workload, self.file_system, self.runs);
+        let _ = writeln!(out, "{} on {}, runs: {}", self.workload, self.file_system, self.runs);
         let _ = writeln!(
             out,
             "{}, {} cores, {gib:.1} GiB, Linux {}, weir {}",

@@ -1,7 +1,7 @@
 //! Targets on disks of one machine, serving.
 use crate::gate::Gate;
 use crate::site::{Failed, Site, Step, leave};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use weir_coord::identity::{KnownTargets, TargetIdentity, check_newest_map, older, open_target};
@@ -168,7 +168,7 @@ fn offers(env: &Env, place: &StoragePlace, targets: &[Begun]) -> Vec<TargetOffer
     let offer = |t: &Begun| TargetOffer {
         uuid: t.identity.disk,
         pool: t.identity.pool.clone(),
-        capacity: share_of_space(env, &t.dir, 0, place.shared_by).unwrap_or(0),
+        capacity: env.disk.space(&t.dir).map_or(0, |space| own_part(space.free, space.free, place.shared_by)),
         history: t.history.clone(),
     };
     targets.iter().map(offer).collect()
@@ -181,18 +181,18 @@ fn reports(env: &Env, place: &StoragePlace, opened: Arc<OnceLock<Arc<StorageNode
         let mut reports = opened.get().map_or(Vec::new(), |storage| storage.reports());
         // Targets of one node are on disks of one kind: the first directory's free space stands for all.
         for (report, dir) in reports.iter_mut().zip(&dirs) {
-            if let Some(capacity) = share_of_space(&env, dir, report.used, shared_by) {
-                report.capacity = capacity;
+            if let Ok(space) = env.disk.space(dir) {
+                report.capacity = own_part(report.capacity, space.free, shared_by);
             }
         }
         reports
     })
 }
 
-/// The part of a file system's free space that counts for a target, when several targets share it.
-fn share_of_space(env: &Env, dir: &Path, used: u64, shared_by: u32) -> Option<u64> {
-    let space = env.disk.space(dir).ok()?;
-    Some(used + space.free / u64::from(shared_by.max(1)))
+/// A target's capacity with its part of the file system's free space only, when several targets share it.
+/// Space within its slabs is its own, used or not.
+fn own_part(capacity: u64, free: u64, shared_by: u32) -> u64 {
+    capacity.saturating_sub(free - free / u64::from(shared_by.max(1)))
 }
 
 async fn open_node(
@@ -211,4 +211,17 @@ async fn open_node(
     }
     let storage = StorageNode::open_over(env.clone(), configs, Arc::new(cluster.clone())).await?;
     opened.set(storage).map_err(|_| Error::io("the storage node was opened twice"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_share_free_space_and_keep_that_of_their_slabs() {
+        let (in_slabs, free) = (40, 60);
+        assert_eq!([0, 1, 6].map(|n| own_part(in_slabs + free, free, n)), [100, 100, 50]);
+        assert_eq!(own_part(free, free, 6), 10, "a new target");
+        assert_eq!(own_part(30, free, 6), 0, "its space was taken between the two measurements");
+    }
 }

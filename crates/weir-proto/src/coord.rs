@@ -199,7 +199,8 @@ message!(
 );
 message!(
     /// A target will not return: its places move to other targets at once. A dry run changes nothing.
-    /// `Invalid`: it is in service, or is needed to rebuild its data. `Unsupported`: the cluster's level.
+    /// `Exists`: it is in service. `Invalid`: it is needed to rebuild its data. `Unsupported`: the cluster's
+    /// level.
     TargetGone = 64 by [Console, Operator] -> GonePlan { target: TargetId, dry_run: bool }
 );
 message!(GonePlan {
@@ -257,7 +258,7 @@ message!(
     DrainTarget = 68 by [Console, Operator] -> GonePlan { target: TargetId, stay: bool, dry_run: bool }
 );
 message!(
-    /// Removes a target that is down and has no place left from the cluster. `Invalid`: it is up, or has
+    /// Removes a target that is down and has no place left from the cluster. `Exists`: it is up, or has
     /// places.
     RemoveTarget = 69 by [Console, Operator] -> MapReply { target: TargetId }
 );

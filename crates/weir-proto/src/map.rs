@@ -474,6 +474,11 @@ impl ClusterMap {
     pub fn node(&self, id: NodeId) -> Option<&Node> {
         self.nodes.iter().find(|n| n.id == id)
     }
+    /// Whether it is a storage node that is down and whose targets were all removed. The map keeps its id and
+    /// name.
+    pub fn has_left(&self, node: &Node) -> bool {
+        node.role == Role::Storage && !node.up && !self.targets.iter().any(|t| t.node == node.id)
+    }
     pub fn namespace(&self, id: NamespaceId) -> Option<&NamespaceEntry> {
         self.namespaces.iter().find(|v| v.id == id)
     }

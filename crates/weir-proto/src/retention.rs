@@ -61,9 +61,8 @@ pub fn expired(dates: &BTreeSet<Date>, now: Date, rule: &Rule) -> Vec<Date> {
 
 /// `7d,4w,6m`; periods that are not named keep none.
 pub fn parse_backup_retention(text: &str) -> Result<BackupRetention> {
-    let bad = || {
-        Error::invalid(format!("{text:?} says not what to keep: write days, weeks and months like 7d,4w,6m"))
-    };
+    let bad =
+        || Error::invalid(format!("{text:?} is not a retention: write days, weeks and months like 7d,4w,6m"));
     let [0, days, weeks, months] = parse(text).ok_or_else(bad)? else { return Err(bad()) };
     let keep = BackupRetention { days, weeks, months };
     keep.check()?;
@@ -73,7 +72,7 @@ pub fn parse_backup_retention(text: &str) -> Result<BackupRetention> {
 pub fn parse_snapshot_retention(text: &str) -> Result<SnapshotRetention> {
     let [hours, days, weeks, months] = parse(text).ok_or_else(|| {
         Error::invalid(format!(
-            "{text:?} says not what to keep: write hours, days, weeks and months like 24h,7d,4w"
+            "{text:?} is not a retention: write hours, days, weeks and months like 24h,7d,4w"
         ))
     })?;
     let keep = SnapshotRetention { hours, days, weeks, months };

@@ -27,8 +27,8 @@ pub fn check_volume_name(name: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "{name:?} cannot be a volume's name: it has 1 to {VOLUME_NAME_MAX} letters, digits, dots, dashes or underscores \
-         and begins with a letter or a digit"
+        "{name:?} cannot be the name of a volume or a snapshot: it has 1 to {VOLUME_NAME_MAX} letters, digits, dots, dashes \
+         or underscores and begins with a letter or a digit"
     )))
 }
 

@@ -163,7 +163,7 @@ impl Proved {
                 "a machine without a certificate may not send {what}; hint: join it to the cluster (`weir join`)"
             ),
             Proved::User(uid) => format!(
-                "user {uid} may not do that here ({what}): use a mount, or ask root or the user who runs the servers"
+                "user {uid} may not do that here ({what}): files are used through a mount, and the rest is for root or the user who runs the servers"
             ),
         }))
     }

@@ -187,10 +187,13 @@ pub fn of_commands() -> Option<Arc<Trust>> {
 /// A refusal because of a missing certificate, with a remedy for the command's caller.
 pub fn explain(e: Error) -> Failure {
     match e.kind {
-        ErrorKind::Denied if of_commands().is_none() => Failure::new(
-            e,
-            "commands on other machines need a certificate: `--certificate FILE`, or the directory of a node (`--dir`)",
-        ),
+        ErrorKind::Denied if of_commands().is_none() => {
+            let (error, _) = Failure::from(e).parts(); // the node's hint is for servers: to join
+            Failure::new(
+                Error::denied(error),
+                "commands on other machines need a certificate: `--certificate FILE`, or the directory of a node (`--dir`)",
+            )
+        }
         _ => e.into(),
     }
 }

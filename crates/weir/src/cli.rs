@@ -467,7 +467,7 @@ pub struct ShowAudit {
     /// The directory that `weir up` was given, or that of a coordinator or metadata role
     #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
-    /// Only records since then: a date in UTC (2026-11-22, 2026-11-22T03:00), or an age (12h, 7d)
+    /// Only records since then: a date in UTC (2026-11-22, 2026-11-22T03:00), yesterday, or an age (12h, 7d)
     #[arg(long, value_name = "TIME")]
     pub since: Option<String>,
     /// Print JSON
@@ -513,6 +513,9 @@ pub struct Inspect {
     /// Read every byte and verify every checksum
     #[arg(long)]
     pub check: bool,
+    /// Print problems and totals only, not each cell
+    #[arg(long, conflicts_with = "json")]
+    pub summary: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -1,6 +1,7 @@
 //! Arguments of `weir target` and `weir rebuild`.
 use crate::cluster_args::Status;
 use crate::commands::volume::parse_size;
+use crate::times::parse_seconds;
 use clap::{Args, Subcommand, ValueHint};
 use std::path::PathBuf;
 
@@ -95,9 +96,9 @@ pub struct Rebuild {
     /// Show it again every second, until nothing is left to rebuild
     #[arg(long)]
     pub watch: bool,
-    /// Let a target that is down count as lost after this number of seconds; 0: only with `weir target gone`
-    /// [default: 600]
-    #[arg(long, value_name = "SECONDS")]
+    /// Let a target that is down count as lost after this time, like 10m or 1h; 0: only with `weir target
+    /// gone` [default: 10m]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     pub lost_after: Option<u32>,
     /// Let no place of a drained target begin to move until --resume
     #[arg(long, conflicts_with = "resume")]

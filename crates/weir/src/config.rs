@@ -125,7 +125,7 @@ sections! {
         /// the TCP addresses among them to the nodes that join.
         coordinators: Vec<Text<Addr>> = Vec::new(), shown "[]";
     }
-    /// The process itself.
+    /// The process itself, whatever its role. `weir mover` has no other keys.
     [node] Node {
         /// Its name, unique in the cluster.
         name: String = String::new(), shown "\"storage-1\" # an example; default: the role and the host's name";

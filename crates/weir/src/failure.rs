@@ -31,17 +31,18 @@ impl Failure {
         let (error, hint) = self.parts();
         json!({ "error": error, "hint": hint, "exit_status": self.kind().exit_code() })
     }
-    /// The two parts as they are printed. A node's refusal has its hint in the text of the error.
+    /// The two parts as they are printed. A node's refusal has its hint in the text of the error; that one
+    /// knows more than the command's.
     pub fn parts(&self) -> (String, Option<String>) {
         let text = self.error.context.trim();
-        match (&self.hint, text.split_once("hint: ")) {
-            (Some(hint), _) => (text.to_string(), Some(hint.clone())),
-            (None, Some((error, hint))) => {
-                let error = error.trim_end_matches([' ', '\n', ';', ',', '(', '—', '-']);
-                (error.to_string(), Some(hint.trim_end_matches(')').to_string()))
-            }
-            (None, None) => (text.to_string(), None),
-        }
+        let Some((error, hint)) = text.split_once("hint: ") else {
+            return (text.to_string(), self.hint.clone());
+        };
+        // The hint may be in parentheses, and may have some of its own.
+        let is_inside = hint.matches(')').count() > hint.matches('(').count();
+        let hint = if is_inside { hint.trim_end_matches(')') } else { hint };
+        let error = error.trim_end_matches([' ', '\n', ';', ',', '(', '—', '-']);
+        (error.to_string(), Some(hint.to_string()))
     }
 }
 
@@ -67,9 +68,19 @@ impl<T> Doing<T> for std::io::Result<T> {
     fn doing(self, what: impl fmt::Display) -> Outcome<T> {
         self.map_err(|e| {
             let error = Error::from_io(&what, &e);
-            match error.kind {
-                ErrorKind::NoSpace => Failure::new(error, "free some space there, or use another directory"),
-                ErrorKind::Denied => Failure::new(error, "run it as a user who may do that"),
+            match (error.kind, e.kind()) {
+                (ErrorKind::NoSpace, _) => {
+                    Failure::new(error, "free some space there, or use another directory")
+                }
+                (ErrorKind::Denied, _) => Failure::new(error, "run it as a user who may do that"),
+                (_, std::io::ErrorKind::AlreadyExists) => {
+                    Failure::new(Error::exists(error.context), "choose another path")
+                }
+                // The kernel's answer for a mount without a process.
+                (_, std::io::ErrorKind::NotConnected) => Failure::new(
+                    Error::unavailable(error.context),
+                    "the mount's process has ended: `weir unmount MOUNTPOINT`, then mount again",
+                ),
                 _ => error.into(),
             }
         })
@@ -123,5 +134,17 @@ mod tests {
     fn a_hint_inside_a_nodes_refusal_is_printed_as_a_hint() {
         let failure = Failure::from(Error::denied("the target is of another cluster; hint: look at it"));
         assert_eq!(failure.to_string(), "error: the target is of another cluster\nhint: look at it");
+        let failure = Failure::new(Error::not_found("no pool (hint: there are (only) two)"), "try another");
+        assert_eq!(failure.to_string(), "error: no pool\nhint: there are (only) two");
+        let failure = Failure::from(Error::unsupported("no certificates; hint: found it anew (`weir init`)"));
+        assert_eq!(failure.to_string(), "error: no certificates\nhint: found it anew (`weir init`)");
+    }
+
+    #[test]
+    fn a_dead_mount_is_named_with_its_remedy() {
+        let dead = std::io::Error::from_raw_os_error(rustix::io::Errno::NOTCONN.raw_os_error());
+        let failure = Doing::doing(Err::<(), _>(dead), "look at /mnt/f").unwrap_err();
+        assert_eq!(failure.kind(), ErrorKind::Unavailable);
+        assert!(failure.to_string().contains("weir unmount"), "{failure}");
     }
 }

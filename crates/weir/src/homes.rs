@@ -8,7 +8,9 @@
 //! of a volume could read and write here with root's permissions. A rule applies to root's homes, too.
 use crate::certificate::{self, Own};
 use rustix::fs::{Mode, OFlags};
+use std::ffi::OsStr;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +22,7 @@ use weir_env::{Actor, Addr, BoxFuture, Env, TaskHandle};
 use weir_home::mover::{HomeOf, OpenHome};
 use weir_home::{
     Credentials, Fault, FileHome, FileHomeConfig, Home, HomeLane, HomeUrl, IdMap, LaneLimits, Outcome,
-    S3Home, S3HomeConfig, WeirHome, WeirHomeConfig, parse_credentials,
+    RESERVED, S3Home, S3HomeConfig, WeirHome, WeirHomeConfig, parse_credentials,
 };
 use weir_proto::home_rule::{HomeRule, rule_for, rule_of_user};
 use weir_proto::map::Role;
@@ -59,6 +61,21 @@ pub async fn refuse_own_cluster(text: &str, own: &[Addr]) -> crate::failure::Out
     };
     let Some(found) = looks(&there).await else { return Ok(()) };
     if looks(own).await == Some(found) { Err(in_own_cluster(text).into()) } else { Ok(()) }
+}
+
+/// Warns of a directory to which a volume is not copied, or not as one may expect. It is this machine's:
+/// only movers know for sure.
+pub fn warn_of_directory(text: &str) -> Result<()> {
+    let HomeUrl::File { path } = HomeUrl::parse(text)? else { return Ok(()) };
+    let shown = path.display();
+    if crate::commands::file::ask(&path, crate::commands::file::CLIENT).is_ok() {
+        eprintln!("warning: {shown} is on a Weir file system: movers refuse a home in the volume's own one");
+    }
+    let is_used = std::fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some());
+    if is_used && !path.join(OsStr::from_bytes(RESERVED)).exists() {
+        eprintln!("warning: {shown} is not empty: a file there that the volume has, too, becomes a conflict");
+    }
+    Ok(())
 }
 
 fn in_own_cluster(text: &str) -> Error {

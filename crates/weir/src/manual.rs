@@ -181,7 +181,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
         "A trash of a week, and hourly snapshots:",
         "weir volume policy ada --trash 7d --snapshots 1h --keep 24h,7d,4w",
     ),
-    ("weir-volume-snapshot", "Keep the volume as it is now:", "weir volume snapshot ada monday"),
+    ("weir-volume-snapshot", "Take a snapshot:", "weir volume snapshot ada monday"),
     (
         "weir-volume-backup",
         "A dated copy each day:",
@@ -192,7 +192,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
         "A file as it was on Monday:",
         "weir volume restore /mnt/weir/ada/thesis.tex --from monday",
     ),
-    ("weir-volume-changes", "Follow what changes:", "weir volume changes ada --follow"),
+    ("weir-volume-changes", "Follow what changes:", "weir volume changes ada --cursor index --follow"),
     (
         "weir-relation-add",
         "Copy a volume home, and evict copied data:",

@@ -19,6 +19,9 @@ const HEALTHY_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a connection to a coordinator elsewhere may take until it proves nothing.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+/// The hint if nothing listens at the coordinator's addresses.
+const IS_IT_UP: &str =
+    "is the cluster up? `weir up --dir DIR` starts what is missing; on several machines start `weir coord`";
 /// The interval of checks of a starting cluster.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -62,7 +65,7 @@ pub async fn observe(env: &Env, coordinators: &[Addr], name: &str) -> Outcome<Cl
                     true => {
                         "a process listens there: see whether it is stopped or its disk hangs, and its log"
                     }
-                    false => "is the cluster up? `weir up --dir DIR` starts what is missing",
+                    false => IS_IT_UP,
                 },
             ),
             _ => certificate::explain(e),
@@ -88,8 +91,17 @@ fn connect(addr: &Addr) -> Option<Result<(), ErrorKind>> {
     Some(connected.map_err(|e| e.kind()))
 }
 
-/// An error if no process listens at any of the addresses: then waiting is pointless.
+/// An error if no process listens at any of the addresses, or none that this user may connect to: then
+/// waiting is pointless.
 pub fn require_listener(coordinators: &[Addr]) -> Outcome<()> {
+    let is_closed = |addr: &Addr| connect(addr) == Some(Err(ErrorKind::PermissionDenied));
+    if !coordinators.is_empty() && coordinators.iter().all(is_closed) {
+        let at: Vec<String> = coordinators.iter().map(Addr::to_string).collect();
+        return Err(Failure::new(
+            Error::denied(format!("this user may not connect to the coordinator at {}", at.join(", "))),
+            "run it in a mounted file system, whose mount asks for you, or as the user who runs the coordinator",
+        ));
+    }
     let refused =
         |addr: &Addr| matches!(connect(addr), Some(Err(ErrorKind::ConnectionRefused | ErrorKind::NotFound)));
     if coordinators.is_empty() || !coordinators.iter().all(refused) {
@@ -101,7 +113,7 @@ pub fn require_listener(coordinators: &[Addr]) -> Outcome<()> {
             "the coordinator does not answer at {}: nothing listens there",
             at.join(", ")
         )),
-        "is the cluster up? `weir up --dir DIR` starts what is missing",
+        IS_IT_UP,
     ))
 }
 

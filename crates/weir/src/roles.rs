@@ -883,7 +883,7 @@ async fn stat_json(client: &Client, ino: InodeId) -> weir_proto::Result<Value> {
 
 fn layout_json(cluster: &Cluster, attr: &Attr) -> Value {
     let Some(layout) = attr.layout else {
-        return json!({ "inode": attr.ino.0, "size": attr.size, "data": "in the inode, or none" });
+        return json!({ "inode": attr.ino.0, "size": attr.size, "data": "none on targets" });
     };
     let map = cluster.map();
     let count = layout.stripe_count(attr.size);
@@ -904,7 +904,9 @@ fn layout_json(cluster: &Cluster, attr: &Attr) -> Value {
             json!({ "stripe": stripe, "group": group.to_string(), "data": data, "parity": parity })
         })
         .collect();
+    let is_small = attr.size <= weir_proto::meta::INLINE_MAX as u64;
     json!({
+        "data": is_small.then_some("in the inode, unless the file was larger or had several writers"),
         "inode": attr.ino.0, "size": attr.size, "scheme": layout.scheme.to_string(),
         "cell_bytes": layout.cell_bytes(), "stripe_bytes": layout.stripe_bytes(),
         "stripe_count": count, "groups": layout.pg_count, "first_group": layout.first_pg.to_string(),

@@ -15,7 +15,7 @@ pub fn render(header: &[&str], rows: &[Vec<String>]) -> String {
         table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
     }
     table.set_header(header.iter().copied());
-    table.add_rows(rows.iter().map(|row| row.iter().map(String::as_str)));
+    table.add_rows(rows.iter().map(|row| row.iter().map(|cell| plain(cell))));
     for (at, column) in table.column_iter_mut().enumerate() {
         column.set_padding((0, if at + 1 < header.len() { GAP } else { 0 }));
         let mut cells = rows.iter().filter_map(|row| row.get(at)).filter(|cell| !cell.is_empty()).peekable();
@@ -24,6 +24,12 @@ pub fn render(header: &[&str], rows: &[Vec<String>]) -> String {
         }
     }
     table.trim_fmt() + "\n"
+}
+
+/// Without control characters: a name that another user chose must not move a terminal's cursor, or begin
+/// a line of its own.
+pub fn plain(text: &str) -> String {
+    text.replace(|c: char| c.is_control(), "?")
 }
 
 /// A number, possibly with a unit; or the sign for an unknown one.
@@ -77,6 +83,12 @@ mod tests {
         let rows = vec![vec!["a".to_string(), "bb".into()], vec!["ccc".into(), String::new()]];
         assert_eq!(render(&["x", "y"], &rows), "x    y\na    bb\nccc\n");
         assert_eq!(render(&["x", "y"], &[]), "x  y\n");
+    }
+
+    #[test]
+    fn a_name_breaks_no_line_and_sends_nothing_to_a_terminal() {
+        let rows = vec![vec!["a\nb\u{1b}[31m".to_string(), "1 B".into()]];
+        assert_eq!(render(&["FILE", "USED"], &rows), "FILE      USED\na?b?[31m   1 B\n");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Times in the notation of people: durations like `1h30m` or `2 weeks`, and moments like `yesterday` or `2h
 //! ago`.
-use jiff::{Span, SpanRelativeTo, Unit};
+use jiff::{Span, SpanRelativeTo, Timestamp, Unit};
 use weir_proto::date::Date;
 use weir_proto::{Error, Result};
 
@@ -20,6 +20,13 @@ pub fn parse_seconds(text: &str) -> std::result::Result<u32, String> {
     is_whole.then_some(seconds as u32).ok_or_else(bad)
 }
 
+/// `3600` is `1h`.
+pub fn show_seconds(seconds: u32) -> String {
+    let units = [(86400, "d"), (3600, "h"), (60, "m")];
+    let fits = units.iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
+    fits.map_or_else(|| format!("{seconds}s"), |(unit, letter)| format!("{}{letter}", seconds / unit))
+}
+
 /// A moment in the past, in UTC: a date, `today`, `yesterday` (a day counts to its end), or a duration and
 /// `ago`.
 pub fn parse_moment(text: &str, now: Date) -> Result<Date> {
@@ -35,9 +42,12 @@ pub fn parse_moment(text: &str, now: Date) -> Result<Date> {
             let seconds = parse_seconds(length.trim()).map_err(Error::invalid)?;
             Ok(Date(now.0.saturating_sub(i64::from(seconds))))
         }
-        None => {
-            Date::parse_until(text).map_err(|e| Error::invalid(format!("{e}; also yesterday, or 2h ago")))
-        }
+        None => Date::parse_until(text).or_else(|e| {
+            // With an offset: `2026-11-22T03:00:00+02:00`.
+            let at = text.trim().parse::<Timestamp>();
+            at.map(|at| Date(at.as_second()))
+                .map_err(|_| Error::invalid(format!("{e}; also yesterday, or 2h ago")))
+        }),
     }
 }
 
@@ -68,6 +78,11 @@ mod tests {
     }
 
     #[test]
+    fn lengths_are_shown_in_their_largest_whole_unit() {
+        assert_eq!([7 * 86400, 7200, 90, 0].map(show_seconds), ["7d", "2h", "90s", "0s"]);
+    }
+
+    #[test]
     fn moments_are_dates_or_words() {
         let now = Date::parse("2026-11-28T08:30:00Z").unwrap();
         let at = |text: &str| parse_moment(text, now).unwrap().to_string();
@@ -79,6 +94,7 @@ mod tests {
             ("1 week ago", "2026-11-21T08:30:00Z"),
             ("2026-11-22", "2026-11-22T23:59:59Z"),
             ("2026-11-22 03:00", "2026-11-22T03:00:59Z"),
+            ("2026-11-22T03:00:00+02:00", "2026-11-22T01:00:00Z"),
         ] {
             assert_eq!(at(text), date, "{text}");
         }

@@ -194,11 +194,36 @@ fn a_cluster_says_what_is_wrong_with_a_request() {
             &["VolumeDelete"],
         ),
         (&["volume", "quota", "data"], 2, &["no limit is given"], &[]),
+        (&["volume", "policy", "data"], 2, &["no policy is given"], &[]),
+        (
+            &["volume", "policy", "data", "--pool", "nvme"],
+            3,
+            &["hint: there are the pools"],
+            &["the root of"],
+        ),
+        (
+            &["volume", "snapshot", "data", "monday"],
+            4,
+            &["`weir volume snapshots data` shows"],
+            &["volume list"],
+        ),
+        (&["volume", "snapshot", "data", "a/b"], 2, &["the name of a volume or a snapshot"], &[]),
+        (
+            &["volume", "list", "--namespace", "nope"],
+            3,
+            &["there is no namespace", "namespace list"],
+            &["yet"],
+        ),
+        (&["volume", "backup", "data"], 2, &["have no destination", "hint: give it: --to"], &["0 dest"]),
         (&["target", "clear", "t1"], 4, &["t1 is in service"], &["ClearTarget"]),
         (&["relation", "add", "data", &nowhere], 3, &["does not exist on this machine", "mkdir -p"], &[]),
         (&["relation", "show", "r1"], 3, &["there is no relation"], &[]),
     ];
     refused_as(table, at);
+    let top = cluster.mount().join("data").display().to_string();
+    refused_as(&[(&["file", "state", &top], 2, &["is a directory", "hint: name files"], &["Invalid"])], &[]);
+    let old = format!("{top}/.snapshots/monday");
+    refused_as(&[(&["file", "stat", &old], 11, &["is in a snapshot"], &["not on a Weir"])], &[]);
     // A variable stands for --dir; an address counts before it.
     let with = |dir: &str, args: &[&str]| {
         let mut weir = std::process::Command::new(env!("CARGO_BIN_EXE_weir"));

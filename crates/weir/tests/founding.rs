@@ -143,7 +143,7 @@ fn a_role_starts_with_its_own_directory_only() {
     fs::remove_dir_all(&meta).unwrap();
 
     fs::rename(&own, &meta).unwrap();
-    says(&refused(&["meta", "--config", &meta_config, "--new"]), &["hint: leave --new away"]);
+    says(&refused(&["meta", "--config", &meta_config, "--new"]), &["hint: omit --new"]);
     cluster.up();
     files.are_right(5);
 
@@ -161,7 +161,7 @@ fn a_role_starts_with_its_own_directory_only() {
     says(&refused(&coord_starts), &["directory holds cluster", "hint: correct the path"]);
     fs::remove_dir_all(&coord).unwrap();
     fs::rename(&own_coord, &coord).unwrap();
-    says(&refused(&["coord", "--config", &coord_config, "--new"]), &["hint: leave --new away"]);
+    says(&refused(&["coord", "--config", &coord_config, "--new"]), &["hint: omit --new"]);
     cluster.up();
     files.are_right(5);
 }

@@ -66,6 +66,8 @@ fn a_cluster_grows_and_its_oldest_target_leaves() {
     cluster.run_weir(&["target", "remove", "t1"]);
     let all = json(&["target", "list"]);
     assert_eq!((all.as_array().unwrap().len(), &all[0]["target"]), (7, &"t2".into()), "{all}");
+    let troubles = cluster.status()["troubles"].to_string();
+    assert!(!troubles.contains("storage-down"), "its process is not missed: {troubles}");
     let files = writer.end();
     check(&old, "t1 is removed");
     check(&files, "t1 is removed");

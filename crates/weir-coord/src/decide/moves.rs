@@ -109,13 +109,13 @@ pub fn remove_target(map: &mut ClusterMap, target: TargetId) -> Result<String> {
     let has = |g: &&Group| member_of(g, target).is_some();
     let places = map.groups.iter().filter(has).count();
     if places > 0 || map.moves.iter().any(|m| m.to == target) {
-        return Err(Error::invalid(format!(
+        return Err(Error::exists(format!(
             "{target} has a place in {places} placement groups; hint: `weir target drain {target}` gives them to \
              other targets"
         )));
     }
     if entry.state == TargetState::Up {
-        return Err(Error::invalid(format!(
+        return Err(Error::exists(format!(
             "{target} is in service, without data; hint: stop its storage process first"
         )));
     }

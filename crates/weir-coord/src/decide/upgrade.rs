@@ -1,7 +1,7 @@
 //! The end of a rolling upgrade: the level that the cluster may use from then on.
 //!
 //! A level defines what may be written. A node that is down counts with the level of its last join: it may
-//! return.
+//! return. A storage node without targets does not, if it is down.
 use std::fmt;
 use weir_proto::map::ClusterMap;
 use weir_proto::{Error, Result};
@@ -18,7 +18,8 @@ pub struct Connected {
 
 /// The highest level that all programs support. `Unsupported`: some support less; the error names them.
 pub fn finished_level(map: &ClusterMap, connected: &[Connected]) -> Result<u16> {
-    let nodes = map.nodes.iter().map(|n| Connected { name: n.name.clone(), level: n.program.level });
+    let nodes = map.nodes.iter().filter(|n| !map.has_left(n));
+    let nodes = nodes.map(|n| Connected { name: n.name.clone(), level: n.program.level });
     let mut all: Vec<Connected> = nodes.chain(connected.iter().cloned()).collect();
     all.sort();
     all.dedup();
@@ -50,9 +51,9 @@ impl fmt::Display for Named<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weir_proto::map::{Node, Role, Settings};
+    use weir_proto::map::{Node, Role, RunSeen, Settings, Target, TargetState};
     use weir_proto::version::Program;
-    use weir_proto::{ClusterId, NamespaceId, NodeId};
+    use weir_proto::{ClusterId, DiskUuid, NamespaceId, NodeId, TargetId};
 
     fn map(level: u16, nodes: &[(&str, u16)]) -> ClusterMap {
         let node = |(n, (name, level)): (usize, &(&str, u16))| Node {
@@ -63,6 +64,16 @@ mod tests {
             addrs: vec![],
             up: n == 0,
             program: Program { level: *level, ..Program::this() },
+        };
+        let target = |n: u32| Target {
+            id: TargetId(n),
+            uuid: DiskUuid([n as u8; 16]),
+            node: NodeId(n),
+            pool: "default".into(),
+            state: TargetState::Down,
+            capacity: 1,
+            last: RunSeen::default(),
+            whole: RunSeen::default(),
         };
         let settings = Settings {
             scheme: "single".parse().unwrap(),
@@ -76,6 +87,7 @@ mod tests {
             level,
             settings,
             nodes: nodes.iter().enumerate().map(node).collect(),
+            targets: (1..=nodes.len() as u32).map(target).collect(),
             last_namespace: NamespaceId(1),
             ..ClusterMap::absent()
         }
@@ -90,6 +102,14 @@ mod tests {
         assert_eq!(finished_level(&map(1, &[("s1", 2), ("s2", 2)]), &coordinator(2)), Ok(2));
         assert_eq!(finished_level(&map(2, &[("s1", 2)]), &coordinator(2)), Ok(2), "there already");
         assert_eq!(finished_level(&map(1, &[]), &coordinator(3)), Ok(3));
+    }
+
+    #[test]
+    fn a_node_whose_targets_were_removed_does_not_count() {
+        let mut map = map(1, &[("s1", 2), ("s2", 1)]);
+        assert!(finished_level(&map, &[]).is_err(), "s2 may return");
+        map.targets.truncate(1);
+        assert_eq!(finished_level(&map, &[]), Ok(2));
     }
 
     #[test]

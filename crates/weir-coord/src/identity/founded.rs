@@ -46,7 +46,7 @@ pub fn open_namespace(
         (Some(found), false) => found,
         (Some(found), true) => {
             return Err(Error::exists(format!(
-                "{at} holds namespace {:?} already; hint: leave --new away",
+                "{at} holds namespace {:?} already; hint: omit --new",
                 found.name
             )));
         }
@@ -125,7 +125,7 @@ pub fn check_coordinator(disk: &dyn Disk, dir: &Path, new: bool) -> Result<Optio
     match (found, new) {
         (Some(found), false) => Ok(Some(found)),
         (Some(found), true) => Err(Error::exists(format!(
-            "{at} is the coordinator's directory of cluster {found} already; hint: leave --new away"
+            "{at} is the coordinator's directory of cluster {found} already; hint: omit --new"
         ))),
         (None, true) => text::make_vacant(disk, dir, &COORDINATOR_FOUNDING).map(|()| None),
         (None, false) if !disk.exists(dir) => Err(absent(dir, "coord")),
@@ -224,7 +224,7 @@ mod tests {
         let fresh = NamespaceIdentity { uuid: NamespaceUuid([9; 16]), ..own(&map, "root") };
         let again = open_namespace(&*env.disk, &at, &map, &fresh, false).unwrap();
         assert_eq!(again, own(&map, "root"), "the directory says which one it is");
-        says(open(&at, "root", true), ErrorKind::Exists, "leave --new away", &at);
+        says(open(&at, "root", true), ErrorKind::Exists, "omit --new", &at);
         says(open(&at, "second", false), ErrorKind::Denied, "not \"second\"", &at);
         let mut elsewhere = map.clone();
         elsewhere.cluster = ClusterId([8; 16]);
@@ -268,7 +268,7 @@ mod tests {
         says(open(&at, false).await, ErrorKind::NotFound, "may not be mounted", &at);
         assert!(env.disk.read_dir(&at).unwrap().is_empty(), "nothing was touched");
         let cluster = open(&at, true).await.unwrap();
-        says(open(&at, true).await, ErrorKind::Exists, "leave --new away", &at);
+        says(open(&at, true).await, ErrorKind::Exists, "omit --new", &at);
         assert_eq!(open(&at, false).await.unwrap(), cluster);
 
         // The founding was interrupted before the directory got its identity: a retry gives the same cluster.

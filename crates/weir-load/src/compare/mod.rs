@@ -357,7 +357,7 @@ impl Comparison {
         let gib = m.memory_bytes as f64 / f64::from(1 << 30);
         let _ = writeln!(
             out,
-            "{}, {} cores, {gib:.1} GiB, Linux {}, weir {}, {} rounds",
+            "{}, {} cores, {gib:.1} GiB, Linux {}, weir {}, rounds: {}",
             m.cpu, m.cores, m.kernel, m.version, self.options.rounds
         );
         for dir in &self.dirs {

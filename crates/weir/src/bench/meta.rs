@@ -107,7 +107,7 @@ fn print(options: &Options, rates: &[Rates]) {
         return;
     }
     println!(
-        "metadata over RPC, {} in flight, {} files, {} runs",
+        "metadata over RPC, {} in flight, {} files, runs: {}",
         options.in_flight, options.files, options.runs
     );
     println!("{}, {} cores, Linux {}, weir {}", machine.cpu, machine.cores, machine.kernel, machine.version);

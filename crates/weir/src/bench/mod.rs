@@ -16,6 +16,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use weir_load::{
     Common, CpuRole, Report, Watched, compare, detector, fsync, mdtest, shared, smallfile, stream,
@@ -25,6 +26,8 @@ use weir_load::{
 const WRONG: u8 = 1;
 /// The exit status that a shell shows for a program that SIGINT ended.
 const INTERRUPTED: u8 = 130;
+/// Attempts to remove a directory in which workers still make files.
+const REMOVALS: usize = 10;
 
 /// A workload with the choice of how its result is printed.
 #[derive(Args)]
@@ -105,9 +108,14 @@ fn one<O: Args>(
     if let Some(dir) = &args.cluster {
         common(&mut args.options).watched = processes_of(dir)?;
     }
+    let is_stopped = clean_up_on_signal(common(&mut args.options));
     let bar = spinner("measuring");
     let report = workload(&args.options);
     bar.finish_and_clear();
+    // It fails when its files go. The thread that removes them ends the program.
+    while is_stopped.load(Ordering::Relaxed) {
+        std::thread::park();
+    }
     let report = report?;
     match args.json {
         true => println!("{}", report.json()),
@@ -142,11 +150,47 @@ impl compare::Watcher for Shown {
     }
 }
 
-/// SIGINT and SIGTERM end a comparison, which then cleans up. The second one ends it at once: a file system
-/// may hang.
+/// SIGINT and SIGTERM end a workload and remove its files. True from then on.
+fn clean_up_on_signal(common: &Common) -> Arc<AtomicBool> {
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    if common.keep {
+        return is_stopped;
+    }
+    let of_thread = is_stopped.clone();
+    let dirs: Vec<PathBuf> = common.dirs.iter().take(1).chain(&common.baseline).cloned().collect();
+    on_signal("weir-load", move || {
+        of_thread.store(true, Ordering::Relaxed);
+        let dirs = dirs.clone();
+        std::thread::spawn(move || {
+            dirs.iter().for_each(|dir| remove_made(dir));
+            std::process::exit(i32::from(INTERRUPTED));
+        });
+    });
+    is_stopped
+}
+
+fn remove_made(dir: &Path) {
+    let of_process = format!("weir-load-{}-", std::process::id());
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_own = entry.file_name().to_string_lossy().starts_with(&of_process);
+        if is_own && (0..REMOVALS).all(|_| std::fs::remove_dir_all(&path).is_err()) {
+            eprintln!("{} is left", path.display());
+        }
+    }
+}
+
+/// SIGINT and SIGTERM end a comparison, which then cleans up.
 fn stop_on_signal() -> Arc<compare::Stop> {
     let stop = Arc::new(compare::Stop::default());
     let of_thread = stop.clone();
+    on_signal("weir-compare", move || of_thread.set());
+    stop
+}
+
+/// Calls `first` at the first signal, from a thread. The second one ends the program at once: a file system
+/// may hang.
+fn on_signal(made: &'static str, first: impl Fn() + Send + 'static) {
     std::thread::spawn(move || {
         let waited = crate::observe::block_on(async {
             use tokio::signal::unix::{SignalKind, signal};
@@ -162,16 +206,15 @@ fn stop_on_signal() -> Arc<compare::Stop> {
                     break;
                 }
                 eprintln!("\nstopping, and removing what was made (once more: at once)");
-                of_thread.set();
+                first();
             }
             Ok(())
         });
         if waited.is_ok() {
-            eprintln!("\nended at once: directories weir-compare-{}-* may be left", std::process::id());
+            eprintln!("\nended at once: directories {made}-{}-* may be left", std::process::id());
             std::process::exit(i32::from(INTERRUPTED));
         }
     });
-    stop
 }
 
 /// The processes of a cluster that run on this machine.

@@ -168,7 +168,7 @@ fn rule_of(args: &AddRule) -> Outcome<AccessRule> {
         name: args.name.clone(),
         who: args.who.clone(),
         from: args.from.clone(),
-        volumes: args.volumes.iter().map(|word| grant_of(word, other)).collect(),
+        volumes: args.volumes.iter().map(|word| grant_of(word, other)).collect::<Outcome<_>>()?,
         root: match args.root {
             RootWord::Squash => RootIs::Squashed,
             RootWord::Keep => RootIs::Kept,
@@ -177,11 +177,16 @@ fn rule_of(args: &AddRule) -> Outcome<AccessRule> {
     })
 }
 
-fn grant_of(word: &str, other: Grant) -> VolumeGrant {
+fn grant_of(word: &str, other: Grant) -> Outcome<VolumeGrant> {
     let ends = [(":rw", Grant::ReadWrite), (":ro", Grant::ReadOnly), (":none", Grant::Refused)];
     let own = ends.iter().find_map(|(end, grant)| Some((word.strip_suffix(end)?, *grant)));
     let (glob, grant) = own.unwrap_or((word, other));
-    VolumeGrant { glob: glob.to_owned(), grant }
+    // A path may have a colon, a name has none: it would never match.
+    if glob.contains(':') && !glob.starts_with('/') {
+        let error = Error::invalid(format!("--volumes {word}: {glob:?} is not a glob of names of volumes"));
+        return Err(Failure::new(error, "the rights of a mount there are :rw, :ro or :none"));
+    }
+    Ok(VolumeGrant { glob: glob.to_owned(), grant })
 }
 
 fn everybody(word: &str) -> Outcome<IdsAre> {
@@ -252,13 +257,17 @@ mod tests {
     #[test]
     fn volumes_may_end_in_what_is_granted() {
         let grant = |word: &str| {
-            let found = grant_of(word, Grant::ReadOnly);
+            let found = grant_of(word, Grant::ReadOnly).unwrap();
             (found.glob, found.grant)
         };
         assert_eq!(grant("p*"), ("p*".into(), Grant::ReadOnly));
         assert_eq!(grant("p*:rw"), ("p*".into(), Grant::ReadWrite));
         assert_eq!(grant("/a:b:none"), ("/a:b".into(), Grant::Refused));
         assert_eq!(grant("/a:b"), ("/a:b".into(), Grant::ReadOnly));
+        for wrong in ["secret:noen", "p*:rw:ro", "a:b"] {
+            let refused = grant_of(wrong, Grant::ReadOnly).unwrap_err().to_string();
+            assert!(refused.contains(wrong) && refused.contains(":none"), "{refused}");
+        }
     }
 
     #[test]

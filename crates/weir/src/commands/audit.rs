@@ -8,7 +8,7 @@ use crate::failure::{Doing, Failure, Outcome};
 use crate::local::local_cluster::{self, LocalCluster, RoleName};
 use crate::observe;
 use crate::table;
-use crate::times::parse_seconds;
+use crate::times::{parse_moment, parse_seconds};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,6 +18,7 @@ use weir_node::audit_files;
 use weir_proto::Error;
 use weir_proto::access::AuditRule;
 use weir_proto::date::Date;
+use weir_proto::meta::Time;
 use weir_trust::audit::{self, Checker, Entry, Fault, Head};
 
 /// Exit code when a chain is damaged: "the answer is no".
@@ -52,6 +53,10 @@ fn volumes(args: &AuditedVolumes) -> Outcome<()> {
     if args.cluster.json {
         let shown = |rule: &AuditRule| json!({ "volumes": rule.volumes, "opens": rule.opens, "changes": rule.changes });
         table::json(&Value::from(rules.iter().map(shown).collect::<Vec<_>>()));
+        return Ok(());
+    }
+    if rules.is_empty() {
+        println!("opens and changes are recorded for no volume");
         return Ok(());
     }
     let row = |rule: &AuditRule| {
@@ -144,20 +149,16 @@ fn rows(shown: &[(String, Entry)]) -> String {
     let row = |(log, e): &(String, Entry)| {
         let uid = e.uid.map_or("-".into(), |uid| uid.to_string());
         let again = if e.again > 0 { format!(" (and {} more)", e.again) } else { String::new() };
-        // A name that a stranger chose must not send control characters to a terminal.
-        let plain = |text: &str| text.replace(|c: char| c.is_control(), "?");
-        let who = [plain(&e.node), plain(&e.from)];
-        let [node, from] = who;
         vec![
             e.time.clone(),
             log.clone(),
-            node,
-            from,
+            e.node.clone(),
+            e.from.clone(),
             e.role.clone(),
             uid,
             e.what.clone(),
-            plain(&e.on),
-            plain(&e.result) + &again,
+            e.on.clone(),
+            format!("{}{again}", e.result),
         ]
     };
     let header = ["TIME", "LOG", "NODE", "FROM", "ROLE", "UID", "WHAT", "ON", "RESULT"];
@@ -169,8 +170,14 @@ fn since(env: &Env, text: &str) -> Outcome<String> {
     if let Ok(seconds) = parse_seconds(text) {
         return Ok(audit::time(env.clock.wall().0 - i64::from(seconds) * 1_000_000_000));
     }
-    Date::parse_until(text)?; // a day counts from its beginning here: its text sorts before all times in it
-    Ok(text.trim().trim_end_matches('Z').replacen(' ', "T", 1))
+    let now = Date::of(Time { nanos: env.clock.wall().0 });
+    let moment = parse_moment(text, now)?;
+    // A day counts from its beginning here: its text sorts before all times in it.
+    Ok(match text.trim() {
+        "today" | "yesterday" => moment.to_string().split('T').take(1).collect(),
+        date if Date::parse_until(date).is_ok() => date.trim_end_matches('Z').replacen(' ', "T", 1),
+        _ => moment.to_string(),
+    })
 }
 
 /// An invalid line.

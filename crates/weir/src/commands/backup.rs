@@ -107,14 +107,15 @@ impl Desk {
                 format!("to have root write there, give it: --to {}", one.url),
             )),
             [one] => Ok(one.url.clone()),
-            several => Err(Failure::new(
-                Error::invalid(format!(
-                    "backups of volume {:?} have {} destinations",
-                    volume.name,
-                    several.len()
-                )),
-                "give the destination: --to URL",
+            [] => Err(Failure::new(
+                Error::invalid(format!("backups of volume {:?} have no destination", volume.name)),
+                "give it: --to file:///path, or --to weir://host:port/path",
             )),
+            several => {
+                let urls: Vec<&str> = several.iter().map(|b| b.url.as_str()).collect();
+                let error = format!("backups of volume {:?} have {} destinations", volume.name, urls.len());
+                Err(Failure::new(Error::invalid(error), format!("give one: --to {}", urls.join(", --to "))))
+            }
         }
     }
 }

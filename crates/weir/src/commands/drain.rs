@@ -41,7 +41,9 @@ pub fn undrain(args: &cli::OneTarget) -> Outcome<()> {
     })?;
     match args.cluster.json {
         true => println!("{}", json!({ "target": target.to_string(), "places": places })),
-        false => println!("{target} is drained no more: it keeps its place in {places} placement groups"),
+        false => {
+            println!("{target} is not drained any more: it keeps its place in {places} placement groups")
+        }
     }
     Ok(())
 }

@@ -17,6 +17,8 @@ pub const LAYOUT: &str = "weir.layout";
 pub const LOCKS: &str = "weir.locks";
 /// Counters of the mount's client.
 pub const CLIENT: &str = "weir.client";
+/// The directory of snapshots in that of a volume.
+pub const SNAPSHOTS: &str = ".snapshots";
 /// The socket on which the mount serves this machine's users.
 pub const SOCKET: &str = "weir.socket";
 
@@ -38,7 +40,7 @@ fn show(args: &OnePath, attribute: &str) -> Outcome<()> {
     let mut rows = Vec::new();
     for (key, value) in value.as_object().into_iter().flatten() {
         match value {
-            Value::Array(_) => {} // the table below
+            Value::Array(_) | Value::Null => {} // the table below, and absent facts
             _ => match (key.strip_suffix("_ns"), value.as_i64()) {
                 (Some(key), Some(nanos)) => rows.push(vec![format!("  {key}"), when(Time { nanos })]),
                 _ => rows.push(vec![format!("  {key}"), plain(value)]),
@@ -46,7 +48,7 @@ fn show(args: &OnePath, attribute: &str) -> Outcome<()> {
         }
     }
     print!("{}", table::render(&["", ""], &rows).trim_start_matches('\n'));
-    if let Some(Value::Array(stripes)) = value.get("stripes") {
+    if let Some(Value::Array(stripes)) = value.get("stripes").filter(|_| value["data"].is_null()) {
         print!("{}", stripes_table(stripes));
     }
     Ok(())
@@ -92,11 +94,25 @@ fn plain(value: &Value) -> String {
     }
 }
 
+fn is_in_snapshot(path: &Path) -> bool {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    path.components().any(|part| part.as_os_str() == SNAPSHOTS)
+}
+
 /// The mount's answer for a path.
 pub fn ask(path: &Path, attribute: &str) -> Outcome<Value> {
     let mut buffer = vec![0u8; 1 << 16];
     let n = match rustix::fs::lgetxattr(path, attribute, &mut buffer[..]) {
         Ok(n) => n,
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NODATA) if is_in_snapshot(path) => {
+            return Err(Failure::new(
+                Error::unsupported(format!(
+                    "{} is in a snapshot, which has no such information",
+                    path.display()
+                )),
+                "name the file in its directory of today",
+            ));
+        }
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NODATA) => {
             return Err(Failure::new(
                 Error::invalid(format!("{} is not on a Weir file system", path.display())),

@@ -50,6 +50,10 @@ fn list(args: &cli::Status) -> Outcome<()> {
         table::json(&Value::Array(map.homes.iter().map(as_json).collect()));
         return Ok(());
     }
+    if map.homes.is_empty() {
+        println!("no place is allowed: only root adds homes");
+        return Ok(());
+    }
     let rows: Vec<Vec<String>> = map.homes.iter().map(|r| vec![r.place.clone(), rights(r)]).collect();
     print!("{}", table::render(&["PLACE", "RULE"], &rows));
     Ok(())

@@ -19,11 +19,13 @@ pub fn inspect(args: &cli::Inspect) -> Outcome<ExitCode> {
     let json = args.json;
     let summary = block_on(async {
         let env = weir_env::real::env();
-        let mut tell = |finding: Finding| match json {
-            true => findings.push(finding),
-            false => println!("{}", line(&finding)),
+        let mut report = |finding: Finding| match &finding {
+            _ if json => findings.push(finding),
+            Finding::Problem { .. } => println!("{}", line(&finding)),
+            _ if args.summary => {}
+            _ => println!("{}", line(&finding)),
         };
-        decode(&env, &dir, options, &mut tell).await.map_err(|e| match e.kind {
+        decode(&env, &dir, options, &mut report).await.map_err(|e| match e.kind {
             ErrorKind::Exists => Failure::new(e, "stop its process first: `weir down --dir DIR`"),
             ErrorKind::NotFound => Failure::new(e, "name a target's directory, such as DIR/t1"),
             _ => e.into(),
@@ -50,8 +52,11 @@ fn line(finding: &Finding) -> String {
             )
         }
         Finding::Base { version, bytes, addr, blocks, folded_seqs, .. } => {
-            let folded_seqs =
-                if folded_seqs.is_empty() { String::new() } else { format!(", cuts {folded_seqs:?}") };
+            let folded_seqs = if folded_seqs.is_empty() {
+                String::new()
+            } else {
+                format!(", overlays up to {folded_seqs:?}")
+            };
             format!("  base {version}: {bytes} bytes at {addr:#x}, {blocks} checksums{folded_seqs}")
         }
         Finding::Prepared { version, bytes, addr, seal, .. } => {

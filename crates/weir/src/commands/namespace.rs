@@ -10,6 +10,7 @@ use crate::failure::{Doing, Failure, Outcome};
 use crate::observe;
 use crate::progress::Progress;
 use crate::table;
+use crate::times::show_seconds;
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
 use std::io::BufWriter;
@@ -170,7 +171,8 @@ fn show_state(state: &ExportState, as_json: bool) {
     if *every_s == 0 {
         return println!("no exports are scheduled");
     }
-    println!("every {every_s} s into {dir} on the metadata machine, {keep} kept");
+    let every = show_seconds(*every_s);
+    println!("every {every} into {dir} on the metadata machine, {keep} kept");
     if let Some(last) = last {
         println!("last: {} ({} records, {})", last.file, last.entries, table::bytes(last.bytes));
     }

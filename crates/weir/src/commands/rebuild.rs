@@ -4,6 +4,8 @@ use crate::commands::target::number_of;
 use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::observe;
+use crate::table;
+use crate::times::show_seconds;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
@@ -38,6 +40,10 @@ pub fn gone(args: &cli::Gone) -> Outcome<()> {
     }
     let error = Error::invalid(format!("{target} is not given up yet"));
     Err(Failure::new(error, "say --yes if its data does not come back, or --dry-run only to look"))
+}
+
+fn count_places(n: usize) -> String {
+    table::count(n as u64, ["place", "places"])
 }
 
 /// The changes made, or planned.
@@ -248,15 +254,15 @@ impl View {
             lines.push(match places {
                 0 => format!("{target} is drained: it has no data any more"),
                 _ if self.rebuild.paused => {
-                    format!(
-                        "{target} is drained: {places} places to move, paused until `weir rebuild --resume`"
-                    )
+                    let rest = count_places(*places);
+                    format!("{target} is being drained: {rest} to move, paused until `weir rebuild --resume`")
                 }
-                _ => format!("{target} is drained: {places} places to move"),
+                _ => format!("{target} is being drained: {} to move", count_places(*places)),
             });
         }
         for (target, f) in &self.moving {
-            lines.push(format!("{target} takes {} places: {} MB copied", f.places, f.bytes / 1_000_000));
+            let (places, copied) = (count_places(f.places), f.bytes / 1_000_000);
+            lines.push(format!("{target} takes {places}: {copied} MB copied"));
         }
         for target in &self.rebuild.lost {
             lines.push(match self.places.get(target) {
@@ -265,7 +271,9 @@ impl View {
             });
         }
         for w in &self.rebuild.waiting {
-            lines.push(format!("{}: {} places wait: {}", w.target, w.places, w.why));
+            let (places, waits) =
+                (count_places(w.places as usize), if w.places == 1 { "waits" } else { "wait" });
+            lines.push(format!("{}: {places} {waits}: {}", w.target, w.why));
         }
         for (target, f) in &self.filled {
             lines.push(format!(
@@ -280,12 +288,15 @@ impl View {
         if lines.is_empty() {
             lines.push("nothing is rebuilt".to_owned());
         }
-        let of = |(spare, groups): (usize, &u32)| format!("{groups} survive {spare} more losses");
+        let of = |(spare, groups): (usize, &u32)| {
+            let losses = table::count(spare as u64, ["more loss", "more losses"]);
+            format!("{groups} survive {losses}")
+        };
         let groups: Vec<String> = self.by_spare.iter().enumerate().filter(|(_, n)| **n > 0).map(of).collect();
         lines.push(format!("placement groups: {}", groups.join(", ")));
         lines.push(match self.rebuild.after_s {
             0 => "a target that is down is replaced only with `weir target gone`".to_owned(),
-            s => format!("a target that is down is replaced after {s} s"),
+            s => format!("a target that is down is replaced after {}", show_seconds(s)),
         });
         lines.join("\n")
     }

@@ -3,7 +3,7 @@ use crate::cli;
 use crate::commands::volume::{Cluster, connect, named, own_cred};
 use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};
-use crate::homes::refuse_own_cluster;
+use crate::homes::{refuse_own_cluster, warn_of_directory};
 use crate::observe;
 use crate::table;
 use clap::{Args, Subcommand, ValueEnum};
@@ -209,6 +209,9 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
                 ));
             }
             require_directory(&args.url, &args.at)?;
+            if !mirrors {
+                warn_of_directory(&args.url)?;
+            }
             require_allowed(&args.url, &args.at.cluster).await?;
             refuse_own_cluster(&args.url, &coordinators(&args.at.cluster)?).await?;
             let volume = named(client, &args.volume).await?;
@@ -408,18 +411,19 @@ fn show(info: &RelationInfo, json: bool) {
         return show_mirrored(info);
     }
     let evict =
-        if info.evict { "data at home may be evicted here" } else { "local copies are kept (no eviction)" };
+        if info.evict { "data at home may be evicted here" } else { "no eviction: local copies are kept" };
     println!("{}: {} → {} ({evict})", info.id, info.volume_name, info.url);
     println!("  state       {}", state(info));
     println!("  lag         {:.1} s", info.lag_ms as f64 / 1000.0);
     let (bytes, rate) = (table::bytes(info.backlog_bytes), table::bytes(info.rate));
-    println!("  backlog     {bytes}, {} names", info.backlog_names);
+    let names = |n: u64| table::count(n, ["name", "names"]);
+    println!("  backlog     {bytes}, {}", names(info.backlog_names));
     if info.unseen_directories > 0 {
         println!("  first scan  {} directories left", info.unseen_directories);
     }
     let eta = eta_s(info).map_or(String::new(), |s| format!(", {s} s to finish"));
     println!("  rate        {rate}/s{eta}");
-    println!("  shipped     {}, {} names", table::bytes(info.shipped_bytes), info.shipped_names);
+    println!("  shipped     {}, {}", table::bytes(info.shipped_bytes), names(info.shipped_names));
     match info.movers {
         0 => println!(
             "  movers      none: nothing is copied or recalled (`weir up --movers 1`, or `weir mover`)"
@@ -430,7 +434,8 @@ fn show(info: &RelationInfo, json: bool) {
         println!("  limited by  {}", info.limited_by);
     }
     for item in &info.conflicts {
-        println!("  conflict    {} {}: {}", item.ino, String::from_utf8_lossy(&item.path), item.why);
+        let path = table::plain(&String::from_utf8_lossy(&item.path));
+        println!("  conflict    {} {path}: {}", item.ino, table::plain(&item.why));
     }
 }
 
@@ -460,7 +465,12 @@ fn show_mirrored(info: &RelationInfo) {
 pub async fn follow(client: &Client, args: &Follow) -> Outcome<()> {
     let (cred, volume) = (own_cred(), named(client, &args.name).await?.id);
     if let (Some(cursor), true) = (&args.cursor, args.drop) {
-        return client.drop_cursor(&cred, volume, cursor).await.map_err(explain);
+        return client.drop_cursor(&cred, volume, cursor).await.map_err(|e| match e.kind {
+            ErrorKind::NotFound => {
+                Error::not_found(format!("volume {} has no cursor {cursor:?}", args.name)).into()
+            }
+            _ => explain(e),
+        });
     }
     if let Some(cursor) = &args.cursor {
         client.acknowledge(&cred, volume, cursor, 0).await.map_err(explain)?;
@@ -468,8 +478,13 @@ pub async fn follow(client: &Client, args: &Follow) -> Outcome<()> {
     let wait = if args.follow { FOLLOW_WAIT } else { Duration::ZERO };
     let (mut after, mut out) = (0, std::io::stdout());
     loop {
-        let got =
-            client.changes(&cred, volume, args.cursor.as_deref(), after, wait).await.map_err(explain)?;
+        let got = client.changes(&cred, volume, args.cursor.as_deref(), after, wait).await;
+        let got = got.map_err(|e| match (e.kind, &args.cursor) {
+            (ErrorKind::NotFound, None) => {
+                Failure::new(e, "give --cursor NAME: from then on changes are kept for it")
+            }
+            _ => explain(e),
+        })?;
         let Some(last) = got.changes.last().map(|c| c.change.number) else {
             if args.follow {
                 continue;

@@ -7,7 +7,7 @@
 use crate::cli;
 use crate::commands::volume::{connect, named, own_cred, parse_size};
 use crate::commands::which::coordinators;
-use crate::failure::{Doing, Outcome};
+use crate::failure::{Doing, Failure, Outcome};
 use crate::observe;
 use crate::table;
 use crate::users::Users;
@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use weir_client::Client;
 use weir_proto::meta::{Cred, FileKind};
 use weir_proto::volume::{DirectoryFacts, FileFacts, Scanned};
-use weir_proto::{Error, InodeId, VolumeId};
+use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 
 /// Directories and users that are named.
 const TOP: usize = 10;
@@ -240,10 +240,14 @@ async fn look(client: &Client, args: &Report) -> Outcome<Whole> {
     let mut names = Names { client, parents: &parents, known: HashMap::new() };
     let mut directories = Vec::new();
     for (dir, count) in tally.top_directories() {
-        directories.push((names.path(dir).await?, count));
+        let name = names.path(dir).await.or_else(|failure| unnamed(dir, failure))?;
+        directories.push((name, count));
     }
     let biggest_path = match &tally.biggest {
-        Some(file) => Some(names.entry(file.parent, file.ino).await?),
+        Some(file) => {
+            let found = names.entry(file.parent, file.ino).await;
+            Some(found.or_else(|failure| unnamed(file.ino, failure))?)
+        }
         None => None,
     };
     let of = args.what.clone().unwrap_or_else(|| "everything".into());
@@ -252,6 +256,14 @@ async fn look(client: &Client, args: &Report) -> Outcome<Whole> {
     let places = client.backups((volume != VolumeId(0)).then_some(volume)).await?;
     let complaints = places.iter().filter_map(crate::commands::backup::complaint).collect();
     Ok(Whole { of, tally, file_system_bytes, biggest_path, directories, online_only, complaints })
+}
+
+/// Users who ask through a mount's socket list no directories there: `find -inum` finds the name.
+fn unnamed(ino: InodeId, failure: Failure) -> Outcome<String> {
+    match failure.kind() {
+        ErrorKind::Denied => Ok(format!("inode {}", ino.0)),
+        _ => Err(failure),
+    }
 }
 
 /// Counts all in `volume` (0: in all) that lies below `top`, itself not counted; returns the parent of each
@@ -415,7 +427,9 @@ impl Whole {
         let line = |name: String, c: &Count| {
             vec![name, c.entries.to_string(), show(c.bytes), show(c.allocated_bytes)]
         };
-        let classes: Vec<_> = t.histogram.iter().enumerate().map(|(n, c)| line(class_name(n), c)).collect();
+        let used = t.histogram.iter().rposition(|c| c.entries > 0).map_or(0, |last| last + 1);
+        let classes: Vec<_> =
+            t.histogram[..used].iter().enumerate().map(|(n, c)| line(class_name(n), c)).collect();
         out += "\n";
         out += &table::render(&["FILES BY SIZE", "FILES", "SIZE", "ALLOCATED"], &classes);
         let directories: Vec<_> = self.directories.iter().map(|(path, c)| line(path.clone(), c)).collect();

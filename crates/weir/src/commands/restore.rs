@@ -30,7 +30,7 @@ use weir_proto::date::Date;
 use weir_proto::{Error, InodeId, Result};
 
 /// The directory in the topmost directory of a volume, in every mount.
-const DIRECTORY: &str = ".snapshots";
+const DIRECTORY: &str = file::SNAPSHOTS;
 /// Longest name of a file, in bytes.
 const NAME_MAX: usize = 255;
 /// Snapshots that are listed if the requested one does not exist.
@@ -177,6 +177,13 @@ fn no_volume(path: &Path, what: &str) -> Failure {
     Failure::new(
         Error::not_found(format!("no volume around {} has {what}", path.display())),
         "`ls VOLUME/.snapshots` shows a volume's snapshots; the directory above PATH must exist",
+    )
+}
+
+fn no_trash(path: &Path) -> Failure {
+    Failure::new(
+        Error::not_found(format!("no volume around {} has a trash", path.display())),
+        "`weir volume policy VOLUME --trash 7d` gives it one; --at DATE looks in snapshots and backups",
     )
 }
 

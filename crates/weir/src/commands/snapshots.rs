@@ -38,6 +38,13 @@ pub async fn take(client: &Client, args: &Take) -> Outcome<Snapshot> {
     };
     done.map_err(|e| match e.kind {
         ErrorKind::NotFound => Failure::new(e, format!("`weir volume snapshots {}` shows all", args.volume)),
+        ErrorKind::Exists => Failure::new(
+            e,
+            format!(
+                "choose another name; `weir volume snapshots {}` shows those that are taken",
+                args.volume
+            ),
+        ),
         ErrorKind::Deadline => {
             Failure::new(e, "a client is still saving, or hangs: `weir status` shows it; try again")
         }

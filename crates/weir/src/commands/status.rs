@@ -200,7 +200,11 @@ fn tables(facts: &Facts) -> String {
         .nodes
         .iter()
         .map(|n| {
-            let state = if n.up { "up" } else { "down" };
+            let state = match n.up {
+                true => "up",
+                false if map.has_left(n) => "left",
+                false => "down",
+            };
             let (id, name, addrs) = (n.id.to_string(), n.name.clone(), n.addrs.join(" "));
             vec![id, name, role(n.role).into(), state.into(), n.program.release.clone(), addrs]
         })
@@ -228,7 +232,8 @@ fn tables(facts: &Facts) -> String {
         })
         .collect();
     out += "\n";
-    let header = ["TARGET", "NODE", "POOL", "STATE", "CAPACITY", "USED", "DEBT CELLS", "DAMAGED", "REPAIRED"];
+    let header =
+        ["TARGET", "NODE", "POOL", "STATE", "CAPACITY", "USED", "UNDER-REPLICATED", "DAMAGED", "REPAIRED"];
     out += &table::render(&header, &targets);
     let in_use = facts.in_use();
     let used: Vec<&Group> = map.groups.iter().filter(|g| in_use.has(g)).collect();

@@ -40,8 +40,13 @@ pub async fn state_json(client: &Client, ino: InodeId) -> Result<Value> {
     Ok(json!({
         "inode": ino.0, "size": r.size, "online": r.size.saturating_sub(r.evicted), "offline": r.evicted,
         "offline_ranges": r.ranges, "pinned": r.pinned, "evictable": r.at_home && !r.pinned,
-        "why_not": if r.pinned { "it is pinned".to_owned() } else { r.why_not }, "recalls": recalls,
+        "why_not": if r.pinned { "it is pinned" } else { reason(&r.why_not) }, "recalls": recalls,
     }))
+}
+
+/// Without the leader's name for the file: `inode i21000009 stays: …`.
+fn reason(why_not: &str) -> &str {
+    why_not.split_once(" stays: ").map_or(why_not, |(_, why)| why)
 }
 
 /// The mount's action when one of these attributes is set.
@@ -69,11 +74,12 @@ pub async fn act(client: &Client, cred: &Cred, ino: InodeId, name: &str, value: 
 
 pub fn evict(args: &ManyPaths) -> Outcome<()> {
     each(args, |path| {
+        require_no_directory(path)?;
         set(path, EVICT, b"1").map_err(|e| {
             let state = file::ask(path, STATE).unwrap_or_default();
             let why = state["why_not"].as_str().unwrap_or_default();
             match (e.kind(), why) {
-                (weir_proto::ErrorKind::Denied, "") => e,
+                (_, "") if e.hint.is_some() => e,
                 (_, "") => {
                     Failure { hint: Some("programs that have it open for writing must close it".into()), ..e }
                 }
@@ -146,6 +152,7 @@ fn why_not_recalled(path: &Path, e: Failure) -> Failure {
 pub fn state(args: &ManyPaths) -> Outcome<()> {
     let mut states = Vec::new();
     for path in &args.paths {
+        require_no_directory(path)?;
         let mut state = file::ask(path, STATE)?;
         state["path"] = json!(path.display().to_string());
         states.push(state);
@@ -198,7 +205,17 @@ fn each(args: &ManyPaths, work: impl Fn(&Path) -> Outcome<()>) -> Outcome<()> {
     failed
 }
 
+/// Directories have no data of their own.
+fn require_no_directory(path: &Path) -> Outcome<()> {
+    if !std::fs::symlink_metadata(path).is_ok_and(|at| at.is_dir()) {
+        return Ok(());
+    }
+    let error = Error::name(NameRule::IsDirectory, format!("{} is a directory", path.display()));
+    Err(Failure::new(error, "name files; `weir relation prefetch DIRECTORY` recalls all files in one"))
+}
+
 fn set(path: &Path, attribute: &str, value: &[u8]) -> Outcome<()> {
+    require_no_directory(path)?;
     match rustix::fs::lsetxattr(path, attribute, value, XattrFlags::empty()) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::OPNOTSUPP) => Err(Failure::new(

@@ -12,7 +12,7 @@ use crate::homes::refuse_own_cluster;
 use crate::local::process::own_process;
 use crate::observe;
 use crate::table;
-use crate::times::parse_seconds;
+use crate::times::{parse_seconds, show_seconds};
 use crate::users::Users;
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::{Value, json};
@@ -227,6 +227,19 @@ pub struct SetPolicy {
     pub at: Cluster,
 }
 
+impl SetPolicy {
+    fn require_one(&self) -> Outcome<()> {
+        let how = self.default || self.policies.scheme.is_some() || self.policies.pool.is_some();
+        if how || self.snapshots.is_some() || self.keep.is_some() || self.trash.is_some() {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Error::invalid("no policy is given, so nothing is changed"),
+            "give --scheme, --pool, --default, --snapshots, --keep or --trash; `weir volume show` shows the policy",
+        ))
+    }
+}
+
 #[derive(Args)]
 pub struct Admin {
     /// The volume
@@ -289,7 +302,21 @@ pub async fn as_client(
 ) -> Outcome<Client> {
     let env = weir_env::real::env();
     // An error that names the addresses tried for the coordinator.
-    observe::observe(&env, &coordinators, "weir").await?;
+    let map = observe::observe(&env, &coordinators, "weir").await?.map();
+    match map.namespace_named(namespace) {
+        Some(entry) if observe::is_led(&map, entry) => {}
+        Some(_) => {
+            let patience = PATIENCE.as_secs();
+            eprintln!(
+                "namespace {namespace:?} has no active metadata server: waiting for one, {patience} s at most"
+            );
+        }
+        None if map.namespaces.is_empty() => {} // the first one may be about to begin
+        None => {
+            let error = Error::not_found(format!("there is no namespace {namespace:?}"));
+            return Err(Failure::new(error, "`weir namespace list` shows all"));
+        }
+    }
     let config = ClientConfig {
         coordinators,
         namespace: namespace.to_owned(),
@@ -367,6 +394,7 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Shown> {
             Shown::Done("changed", changed)
         }
         VolumeCommand::Policy(args) => {
+            args.require_one()?;
             let edit = |volume: &Volume| VolumeEdit {
                 policy: Some(if args.default { NO_POLICY } else { policy(&args.policies, &volume.policy) }),
                 retention: Some(retention(args, volume.retention)),
@@ -604,12 +632,6 @@ fn parse_interval(text: &str) -> Result<u32, String> {
     }
     parse_every(text).map_err(|why| format!("{why}, or none"))
 }
-/// `3600` is `1h`.
-fn show_seconds(seconds: u32) -> String {
-    let units = [(86400, "d"), (3600, "h"), (60, "m")];
-    let fits = units.iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
-    fits.map_or_else(|| format!("{seconds}s"), |(unit, letter)| format!("{}{letter}", seconds / unit))
-}
 fn parse_user(text: &str) -> Result<u32, String> {
     parse_id(text, "passwd", "user")
 }
@@ -698,12 +720,13 @@ fn as_table(all: &[Volume]) -> String {
 fn as_text(v: &Volume) -> String {
     let quota = &v.quota;
     let users = Users::of(v.admins.iter().copied().chain([v.owner]));
+    let admins: Vec<String> = v.admins.iter().map(|user| users.name(*user)).collect();
     let mut rows = vec![
         ("volume", v.name.clone()),
         ("number", v.id.to_string()),
         ("path", shown_path(v)),
         ("owner", users.name(v.owner)),
-        ("administrators", v.admins.iter().map(|user| users.name(*user)).collect::<Vec<_>>().join(" ")),
+        ("administrators", if admins.is_empty() { "none".into() } else { admins.join(" ") }),
         ("used", table::bytes(v.usage.bytes)),
         ("at home only", table::bytes(v.usage.evicted)),
         ("files", v.usage.files.to_string()),
@@ -717,7 +740,7 @@ fn as_text(v: &Volume) -> String {
         ("state", state(v).into()),
     ];
     if quota.bytes_soft.or(quota.inodes_soft).is_some() {
-        rows.push(("grace period", format!("{} s", quota.grace_s)));
+        rows.push(("grace period", show_seconds(quota.grace_s)));
     }
     let rows: Vec<Vec<String>> =
         rows.into_iter().map(|(key, value)| vec![format!("  {key}"), value]).collect();
@@ -825,7 +848,6 @@ mod tests {
         }
         assert_eq!((parse_seconds("7d"), parse_seconds("90")), (Ok(GRACE_S), Ok(90)));
         assert_eq!((parse_interval("none"), parse_interval("1h")), (Ok(0), Ok(3600)));
-        assert_eq!([7 * 86400, 7200, 90, 0].map(show_seconds), ["7d", "2h", "90s", "0s"]);
         assert_eq!(parse_mode("2770"), Ok(0o2770));
         assert_eq!((parse_user("root"), parse_group("root"), parse_user("1000")), (Ok(0), Ok(0), Ok(1000)));
         for wrong in ["nobody-is-called-so", "", "-1", "99999999999"] {

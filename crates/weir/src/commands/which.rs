@@ -53,8 +53,8 @@ fn coordinators_of_node(dir: &Path, file: &Path) -> Outcome<Vec<Addr>> {
 
 /// The socket on which the mount that contains a path serves this machine's users.
 fn socket_of_mount(path: &Path) -> Outcome<Addr> {
-    let hint =
-        "name the cluster: --dir DIR, --coordinator ADDR, or --at PATH with a path in a mounted file system";
+    let hint = "name the cluster: --dir DIR (or the variable WEIR_DIR), --coordinator ADDR, or --at PATH with a path in a \
+                mounted file system";
     let answer = file::ask(path, file::SOCKET).map_err(|_| {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let error = format!("no cluster is named, and {} is not on a Weir file system", path.display());

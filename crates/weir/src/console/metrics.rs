@@ -7,7 +7,7 @@ use super::snapshot::Snapshot;
 use crate::commands::troubles::{Trouble, word};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use weir_proto::map::{ClusterMap, Role};
+use weir_proto::map::{ClusterMap, Node, Role};
 use weir_proto::relation::RelationState;
 use weir_proto::watch::{Meter, MeterKind};
 use weir_trust::certificate::role_word;
@@ -40,24 +40,24 @@ const HELP: [(&str, &str); 50] = [
     ("weir_namespace_led", "1: a metadata server leads the namespace"),
     ("weir_node_up", "1: the coordinator has the node as up"),
     ("weir_relation_backlog_bytes", "Bytes that home does not have yet"),
+    ("weir_relation_conflicts", "Files that are not copied because they conflict"),
     ("weir_relation_home_failed", "1: home could not be used at the last try"),
     ("weir_relation_movers", "Movers that work for the relation"),
     ("weir_relation_oldest_unshipped_seconds", "Age of the oldest change that home does not have"),
     ("weir_relation_rate_bytes", "Bytes a second that were shipped lately"),
-    ("weir_relation_set_aside", "Files that are not copied because they conflict"),
     ("weir_rpc_bytes_total", "Payload bytes of requests and answers"),
     ("weir_rpc_inflight", "Requests that are being served"),
     ("weir_rpc_refused_total", "Requests whose sender may not send them"),
     ("weir_rpc_seconds", "Time of requests that the process served, by method"),
     ("weir_store_capacity_bytes", "Space that a target has"),
     ("weir_store_damaged_total", "Blocks that failed their checksum"),
-    ("weir_store_debt_cells", "Cells that lack redundancy"),
-    ("weir_store_disk_hang_seconds", "For how long the disk has completed nothing"),
     ("weir_store_disk_seconds", "Time of a request at a target's disk, with its queue"),
+    ("weir_store_disk_stalled_seconds", "For how long the disk has completed nothing"),
     ("weir_store_read_bytes_total", "Bytes read from slabs"),
     ("weir_store_read_seconds", "Time of a read from a slab"),
     ("weir_store_repaired_total", "Damaged blocks that were repaired"),
     ("weir_store_sync_seconds", "Time of a sync of a slab"),
+    ("weir_store_under_replicated_cells", "Cells that lack redundancy"),
     ("weir_store_used_bytes", "Space in use"),
     ("weir_store_write_bytes_total", "Bytes written to slabs"),
     ("weir_store_write_seconds", "Time of a write to a slab"),
@@ -125,10 +125,10 @@ pub fn metrics(snapshot: &Snapshot) -> String {
             let of = [("target", target.as_str())];
             page.gauge("weir_store_capacity_bytes", &of, report.capacity as f64);
             page.gauge("weir_store_used_bytes", &of, report.used as f64);
-            page.gauge("weir_store_debt_cells", &of, report.under_replicated_cells as f64);
+            page.gauge("weir_store_under_replicated_cells", &of, report.under_replicated_cells as f64);
             page.add("counter", "weir_store_damaged_total", "", &of, report.damaged_blocks as f64);
             page.add("counter", "weir_store_repaired_total", "", &of, report.repaired_blocks as f64);
-            page.gauge("weir_store_disk_hang_seconds", &of, f64::from(report.stalled_ms) / 1000.0);
+            page.gauge("weir_store_disk_stalled_seconds", &of, f64::from(report.stalled_ms) / 1000.0);
         }
     }
     add_troubles(&mut page, &snapshot.troubles);
@@ -185,7 +185,8 @@ fn add_map(page: &mut Page, map: &ClusterMap) {
         let up = target.state == weir_proto::map::TargetState::Up;
         page.gauge("weir_target_up", &[("target", &target.id.to_string())], f64::from(u8::from(up)));
     }
-    for node in map.nodes.iter().filter(|n| matches!(n.role, Role::Meta | Role::Storage)) {
+    let counts = |n: &&Node| matches!(n.role, Role::Meta | Role::Storage) && !map.has_left(n);
+    for node in map.nodes.iter().filter(counts) {
         let labels = [("node", node.name.as_str()), ("release", node.program.release.as_str())];
         page.gauge("weir_build_info", &labels, 1.0);
         page.gauge(
@@ -226,11 +227,11 @@ fn add_namespaces(page: &mut Page, snapshot: &Snapshot) {
             page.gauge("weir_relation_backlog_bytes", &of, relation.backlog_bytes as f64);
             page.gauge("weir_relation_rate_bytes", &of, relation.rate as f64);
             page.gauge("weir_relation_movers", &of, f64::from(relation.movers));
-            let set_aside = match relation.state {
+            let conflicts = match relation.state {
                 RelationState::Diverged { items } => items as f64,
                 _ => relation.conflicts.len() as f64,
             };
-            page.gauge("weir_relation_set_aside", &of, set_aside);
+            page.gauge("weir_relation_conflicts", &of, conflicts);
             let failed = f64::from(u8::from(!relation.home_failure.is_empty()));
             page.gauge("weir_relation_home_failed", &of, failed);
         }

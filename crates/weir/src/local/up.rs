@@ -293,7 +293,7 @@ fn refuse_changes(local: &LocalCluster, args: &cli::Up) -> Outcome<()> {
     let copies = local.of_role(RoleName::Meta).count();
     if args.copies.is_some_and(|wanted| wanted as usize != copies) {
         return refuse(
-            format!("the cluster in {dir} has {copies} processes that keep the metadata"),
+            format!("the cluster in {dir} was made with --copies {copies}"),
             "omit --copies, or choose another directory",
         );
     }

@@ -157,9 +157,11 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         if let Some(mut mount) = self.mount_impl.take() {
-            if let Err(err) = mount.umount_impl() {
-                // This is not necessarily an error: may happen if a user called 'umount'.
-                warn!("Unmount failed: {}", err);
+            match mount.umount_impl() {
+                // It was detached before, as by `weir unmount` or `weir down`.
+                Err(err) if err.raw_os_error() == Some(libc::EINVAL) => {}
+                Err(err) => warn!("Unmount failed: {}", err),
+                Ok(()) => {}
             }
         }
     }

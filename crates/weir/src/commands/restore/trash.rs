@@ -2,7 +2,7 @@
 //!
 //! Always holds: nothing that exists is replaced, and nothing is removed except empty directories of the
 //! trash.
-use super::no_volume;
+use super::no_trash;
 use crate::failure::{Doing, Failure, Outcome};
 use rustix::fs::{CWD, RenameFlags};
 use std::ffi::OsStr;
@@ -19,7 +19,7 @@ const SHOWN_MAX: usize = 10;
 pub fn restore(path: &Path, to: &Path) -> Outcome<String> {
     let name = OsStr::from_bytes(TRASH);
     let top = path.ancestors().skip(1).find(|top| top.join(name).is_dir());
-    let top = top.ok_or_else(|| no_volume(path, "a trash"))?;
+    let top = top.ok_or_else(|| no_trash(path))?;
     let below = path.strip_prefix(top).expect("an ancestor is a prefix");
     let (old, part) = newest(&top.join(name), below)?;
     if !to.parent().is_some_and(Path::is_dir) {

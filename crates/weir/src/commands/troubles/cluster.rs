@@ -135,7 +135,7 @@ fn count_groups(facts: &Facts, in_use: &InUse, target: TargetId, state: MemberSt
 
 fn nodes(facts: &Facts, in_use: &InUse, found: &mut Found) {
     let map = &facts.status.map;
-    for node in map.nodes.iter().filter(|n| !n.up) {
+    for node in map.nodes.iter().filter(|n| !n.up && !map.has_left(n)) {
         let (name, restart) = (&node.name, &facts.restart);
         match node.role {
             Role::Storage => {
@@ -146,9 +146,15 @@ fn nodes(facts: &Facts, in_use: &InUse, found: &mut Found) {
                 let of_node = map.targets.iter().filter(|t| t.node == node.id);
                 let missing: Vec<String> = of_node.map(missing).collect();
                 let text = format!("{name} is down: {}", missing.join(", "));
-                let action = format!(
-                    "{restart}, and what was written meanwhile is repaired; if its disk is lost, `weir target replace` gives it a new one"
-                );
+                let holders = || facts.holders.iter().filter(|held| held.name == *name);
+                let action = match holders().next().is_some() && holders().all(|held| held.removed) {
+                    true => "its certificate was taken back (`weir node remove`): join it again under a new token, or \
+                             `weir target gone` has other targets take over"
+                        .to_owned(),
+                    false => format!(
+                        "{restart}, and what was written meanwhile is repaired; if its disk is lost, `weir target replace` gives it a new one"
+                    ),
+                };
                 found.degraded(("storage-down", name), text, action);
             }
             // If one is needed, the namespace has the trouble.

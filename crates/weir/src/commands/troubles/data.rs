@@ -51,9 +51,10 @@ fn of_relation(facts: &Facts, known: &Known, relation: &RelationInfo, found: &mu
             found.warning(("relation-paused", &id), text, resume);
         }
         _ if !relation.home_failure.is_empty() => {
-            let why = &relation.home_failure;
+            let failure = relation.home_failure.as_str();
+            let remedy = "see to the home; the mover tries again by itself";
+            let (why, action) = failure.split_once("; hint: ").unwrap_or((failure, remedy));
             let text = format!("{id}: the home {url} of volume {volume} cannot be used: {why}{more}");
-            let action = "see to the home; the mover tries again by itself";
             found.add(severity, ("home-refused", &id), text, action);
         }
         RelationState::Diverged { items } => {

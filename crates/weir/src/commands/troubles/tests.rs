@@ -27,6 +27,15 @@ fn a_healthy_cluster_has_no_troubles() {
     assert_eq!(no_homes.troubles(), []);
 }
 
+#[test]
+fn a_node_is_not_missed_after_its_targets_were_removed() {
+    let mut world = world();
+    let mut left = world.map().nodes[1].clone();
+    (left.id, left.name, left.up) = (NodeId(4), "storage-3".into(), false);
+    world.map().nodes.push(left);
+    assert_eq!(world.troubles(), []);
+}
+
 fn export(age_s: Option<u64>, failure: &str) -> ExportState {
     let made = |age: u64| ExportMade {
         file: "/exports/x".into(),
@@ -116,6 +125,15 @@ fn each_trouble_is_one_sentence_of_its_severity() {
             Degraded,
             "storage-1",
             "storage-1 is down: t1 is missing from 1 placement group: `weir up --dir /w` starts it again, and what",
+        ),
+        (
+            |w| {
+                w.lose(1);
+                w.holders = vec![Holder { removed: true, ..holder("storage-1", NOW_S) }];
+            },
+            Degraded,
+            "storage-1",
+            "storage-1 is down: t1 is missing from 1 placement group: its certificate was taken back",
         ),
         (
             |w| w.audit = AuditState { waiting: 3, failure: "no space".into(), ..AuditState::default() },
