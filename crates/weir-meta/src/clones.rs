@@ -5,7 +5,8 @@
 //! operations on it.
 
 use crate::executor::Leader;
-use crate::namespace::clone::{self, Listing};
+use crate::namespace::clone;
+use crate::namespace::clone::list::Listing;
 use crate::service::Meta;
 use crate::session::Session;
 use std::collections::{BTreeMap, BTreeSet};
@@ -92,12 +93,12 @@ impl Meta {
         }
         let Some((volume, dir)) = self.next()? else { return Ok(false) };
         let Some(dir) = dir else {
-            if self.step(&mut |cx| clone::end_some(cx, volume)).await? {
+            if self.step(&mut |cx| clone::end::end_some(cx, volume)).await? {
                 tracing::info!(volume = %volume, "all of a clone is listed");
             }
             return Ok(true);
         };
-        match self.step(&mut |cx| clone::list_some(cx, volume, dir)).await {
+        match self.step(&mut |cx| clone::list::list_some(cx, volume, dir)).await {
             Ok(Listing::Some) => {}
             Ok(Listing::WaitsFor(file)) => self.ask_to_recover(dir, file),
             Ok(Listing::All) => {

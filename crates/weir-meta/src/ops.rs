@@ -277,14 +277,14 @@ change!(Commit, data::commit, (r, reply, g) {
     g.entry(reply);
 });
 
-operation!(VolumeList, Show volume::list, (r, reply, g) { let _ = reply; });
-operation!(VolumeGet, Show |view, r| volume::get(view, &r.name), (r, reply, g) { let _ = reply; });
-operation!(VolumeAt, Show |view, r| volume::at(view, r.ino), (r, reply, g) { let _ = reply; });
-change!(VolumeCreate, volume::create, (r, reply, g) { let _ = reply; });
-change!(VolumeChange, volume::change, (r, reply, g) { let _ = reply; });
-change!(VolumeClone, clone::create, (r, reply, g) { let _ = reply; });
-change!(VolumeDelete, volume::delete, (r, reply, g) { let _ = reply; });
-operation!(ReserveQuota, Show volume::reserve_quota, (r, reply, g) {
+operation!(VolumeList, Show volume::show::list, (r, reply, g) { let _ = reply; });
+operation!(VolumeGet, Show |view, r| volume::show::get(view, &r.name), (r, reply, g) { let _ = reply; });
+operation!(VolumeAt, Show |view, r| volume::show::at(view, r.ino), (r, reply, g) { let _ = reply; });
+change!(VolumeCreate, volume::change::create, (r, reply, g) { let _ = reply; });
+change!(VolumeChange, volume::change::change, (r, reply, g) { let _ = reply; });
+change!(VolumeClone, clone::list::create, (r, reply, g) { let _ = reply; });
+change!(VolumeDelete, volume::change::delete, (r, reply, g) { let _ = reply; });
+operation!(ReserveQuota, Show volume::limits::reserve_quota, (r, reply, g) {
     g.quotas.set(r.volume, r.session, reply.held);
     if reply.evicting && reply.held < r.must {
         g.quotas.note_starved(r.volume, r.session, r.must);

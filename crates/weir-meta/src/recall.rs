@@ -4,7 +4,8 @@
 //! durable.
 use crate::executor::{Leader, State};
 use crate::namespace;
-use crate::namespace::evict::{Handed, layout_to_fill, ranges};
+use crate::namespace::evict::Handed;
+use crate::namespace::evicted::{layout_to_fill, ranges};
 use crate::quotas::NO_POLICY;
 use crate::service::{Meta, Outcome};
 use std::sync::Arc;

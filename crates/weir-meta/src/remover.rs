@@ -43,7 +43,7 @@ impl Meta {
         while self.step(&mut mirror::remove_some).await? {}
         let mut next = None;
         leader.kv.read(&mut |read| {
-            next = volume::next_deleted(read)?;
+            next = volume::remove::next_deleted(read)?;
             Ok(())
         })?;
         let Some(id) = next else { return Ok(false) };
@@ -54,7 +54,7 @@ impl Meta {
 
     /// One step. True: that was the last one.
     async fn remove_some(&self, id: VolumeId) -> Result<bool> {
-        self.step(&mut |cx| volume::remove_some(cx, id)).await
+        self.step(&mut |cx| volume::remove::remove_some(cx, id)).await
     }
 
     /// A change of the leader itself, as soon as no client's lease conflicts.

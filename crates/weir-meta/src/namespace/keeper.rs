@@ -8,6 +8,7 @@
 //! and without a file, becomes garbage.
 //!
 //! Volumes without snapshots pay for a look-up in an empty map.
+use super::objects::{is_owned, references};
 use crate::keys;
 use crate::record::{
     Access, Garbage, Inode, LayerRecord, Link, NEVER_NAMED, Record, StripeTruncation, Tally,
@@ -126,7 +127,7 @@ impl<'a> Keeper<'a> {
         for (object, (first_pg, pg_count)) in std::mem::take(&mut self.released) {
             if references(self.txn, object)? == 0 {
                 self.txn.delete(&keys::object(object));
-                if super::clone::is_owned(&*self.txn, object)? {
+                if is_owned(&*self.txn, object)? {
                     continue;
                 }
                 self.txn.delete(&keys::owner(object));
@@ -370,12 +371,6 @@ pub fn object_in(key: &[u8], value: &[u8]) -> Result<Option<(InodeId, PgId, u32)
         Some(b'Z') => layer_object(value).map(|(object, (first, count))| Some((object, first, count))),
         _ => Ok(None),
     }
-}
-
-/// The number of records of snapshots and layers that refer to an object.
-pub fn references(read: &dyn Read, object: InodeId) -> Result<i64> {
-    let value = read.get(&keys::object(object))?.and_then(|v| <[u8; 8]>::try_from(v).ok());
-    Ok(i64::from_le_bytes(value.unwrap_or_default()))
 }
 
 /// Whether a snapshot shows the present data of a file.

@@ -3,7 +3,8 @@
 //! Invariants: when a snapshot is taken no session holds a Write lease on a file of the volume that is open
 //! for writing: all earlier writes are in it. Numbers only grow. A snapshot that is being removed is kept in
 //! the list until no record under `h/` has its number; those that an older one shows are moved to that.
-use super::keeper::{Snap, Snapshots, kept_value, object_in, references};
+use super::keeper::{Snap, Snapshots, kept_value, object_in};
+use super::objects::{is_owned, references};
 use super::*;
 use crate::keys::Sequence;
 use crate::record::{Garbage, SnapshotRecord, StripeTruncation};
@@ -323,7 +324,7 @@ impl Cx<'_> {
         self.txn.delete(&keys::object(object));
         let ino = InodeId(u64::from_be_bytes(key[1..9].try_into().expect("eight bytes")));
         if find_inode(self.read(), ino)?.is_some_and(|inode| inode.object(ino) == object)
-            || super::clone::is_owned(self.read(), object)?
+            || is_owned(self.read(), object)?
         {
             return Ok(());
         }

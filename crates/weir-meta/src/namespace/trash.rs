@@ -395,7 +395,7 @@ fn cut(name: &[u8], len: usize) -> &[u8] {
 /// Removes a few entries of a part of the trash, deepest first. True: it is empty and removed.
 pub fn remove_some(cx: &mut Cx<'_>, volume: VolumeId, (from, part): Part) -> Result<bool> {
     let access = find_access(cx.read(), part.dir)?;
-    if access.is_some() && !volume::remove_below(cx, volume, part.dir, &volume::nothing_more)? {
+    if access.is_some() && !remove_tree::remove_below(cx, volume, part.dir, &remove_tree::nothing_more)? {
         return Ok(false);
     }
     if !cx.forget_counterparts(part.dir)? {
