@@ -103,7 +103,7 @@ async fn look(meta: &Meta) -> Result<()> {
     let mut any = false;
     leader.kv.read(&mut |read| {
         levels.clear();
-        let volumes = crate::relation::evicting(read)?;
+        let volumes = crate::relation::proof::evicting(read)?;
         any = !volumes.is_empty();
         for volume in volumes {
             let quota = namespace::volume::load(read, volume)?.quota;
@@ -268,7 +268,7 @@ async fn oldest(leader: &Leader, of: Option<VolumeId>) -> Result<Oldest> {
                 last = Some(key.to_vec());
                 if looked < BATCH { Scan::More } else { Scan::Stop }
             })?;
-            let evicting = crate::relation::evicting(read)?;
+            let evicting = crate::relation::proof::evicting(read)?;
             for (_, inode) in &batch {
                 volumes.entry(inode.parent).or_insert_with(|| {
                     let volume = namespace::volume::volume_of(read, inode.parent).ok();

@@ -21,7 +21,7 @@ use crate::quotas::Quotas;
 use crate::reach::Place;
 use crate::recalls::Recalls;
 use crate::record::{Inode, Record, SlotRecord, slot_value};
-use crate::relation::Relations;
+use crate::relation::queues::Relations;
 use crate::replies::Replies;
 use crate::session::{Session, Sessions};
 use crate::sweeper::Purge;
@@ -217,8 +217,8 @@ impl Leader {
             sessions = session::load(read, now)?;
             quotas = namespace::volume::load_quotas(read)?;
             deaths = session::deaths(read)?;
-            logged = relation::logged(read)?;
-            mirrored = relation::mirrored(read)?;
+            logged = relation::changelog::logged(read)?;
+            mirrored = relation::changelog::mirrored(read)?;
             relations = Relations::load(read, env.rng.next_u64() | 1)?;
             snapshots = namespace::snapshot::load_all(read)?;
             Ok(())

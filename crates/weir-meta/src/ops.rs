@@ -12,7 +12,7 @@ use crate::namespace::{
 };
 use crate::quotas::Quotas;
 use crate::reach::Reaches;
-use crate::relation::serve;
+use crate::relation::{admin, home_place};
 use weir_env::Instant;
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
 use weir_proto::births::{Birth, CreateMany, LeaseNames, NamesLeased};
@@ -291,18 +291,18 @@ operation!(ReserveQuota, Show volume::limits::reserve_quota, (r, reply, g) {
     }
 });
 
-operation!(WhereAtHome, Show serve::where_at_home, (r, reply, g) { let _ = reply; });
-change!(RelationAdd, serve::add, (r, reply, g) { let _ = reply; });
+operation!(WhereAtHome, Show home_place::where_at_home, (r, reply, g) { let _ = reply; });
+change!(RelationAdd, admin::add, (r, reply, g) { let _ = reply; });
 change!(ReportListing, import::report, (r, reply, g) {
     let _ = reply;
     g.woken = Some(r.dir);
 });
 change!(ReportRelisting, mirror::report, (r, reply, g) { let _ = reply; });
-change!(RelationDo, serve::change, (r, reply, g) { let _ = reply; });
-change!(RelationResolve, serve::resolve, (r, reply, g) { let _ = reply; });
-change!(RelationSuspect, serve::suspect, (r, reply, g) { let _ = reply; });
-change!(AckChanges, serve::ack, (r, reply, g) { let _ = reply; });
-change!(DropCursor, serve::drop_cursor, (r, reply, g) { let _ = reply; });
+change!(RelationDo, admin::change, (r, reply, g) { let _ = reply; });
+change!(RelationResolve, admin::resolve, (r, reply, g) { let _ = reply; });
+change!(RelationSuspect, admin::suspect, (r, reply, g) { let _ = reply; });
+change!(AckChanges, admin::ack, (r, reply, g) { let _ = reply; });
+change!(DropCursor, admin::drop_cursor, (r, reply, g) { let _ = reply; });
 operation!(EvictedRanges, Show evict::list, (r, reply, g) { let _ = reply; });
 change!(Evict, evict::evict, (r, reply, g) { let _ = reply; });
 change!(Filled, evict::filled, (r, reply, g) { let _ = reply; });

@@ -77,7 +77,7 @@ impl Meta {
         let sweeper = crate::sweeper::run(self.leader.clone());
         let replies = self.leader.replies.clone();
         let evictor = crate::evictor::run(self.clone());
-        let relations = crate::relation::run(self.leader.clone());
+        let relations = crate::job::ingest::run(self.leader.clone());
         tokio::select! {
             biased;
             e = failed.wait_for(Option::is_some) => {

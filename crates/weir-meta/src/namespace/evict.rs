@@ -325,11 +325,11 @@ pub fn filled(cx: &mut Cx<'_>, r: &Filled) -> Result<()> {
     cx.put_inode(r.ino, &inode);
     cx.events.filled.push((r.ino, r.from, r.token_epoch));
     if let Some(learned) = &r.learned {
-        crate::relation::learn(cx.txn, r.ino, r.from, r.to, learned)?;
+        crate::relation::proof::learn(cx.txn, r.ino, r.from, r.to, learned)?;
     }
     // A write next to an evicted range removed the checksums of that, too: now that it is online it can be
     // verified again.
-    if !cx.rules.logged.is_empty() && crate::relation::lacks_proof(cx.read(), r.ino, &inode)? {
+    if !cx.rules.logged.is_empty() && crate::relation::proof::lacks_proof(cx.read(), r.ino, &inode)? {
         cx.log(inode.parent, || What::Complete { ino: r.ino, size: inode.size })?;
     }
     Ok(())

@@ -8,4 +8,4 @@ use super::*;
 /// state of the calling transaction.
 pub type AtHome = dyn Fn(&dyn Read, InodeId, &Inode, u64, u64) -> Result<()> + Send + Sync;
 
-pub use crate::relation::at_home;
+pub use crate::relation::proof::at_home;

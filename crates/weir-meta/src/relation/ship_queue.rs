@@ -6,17 +6,18 @@
 //! restart all of it is assigned again.
 //!
 //! Pure except for reads of the store: `Relations` holds the lock, `serve` the messages.
-use super::listing::Listings;
+use super::listings::Listings;
 use super::orphans::Orphans;
 use super::ready::Ready;
 use super::record::{FINISH, RelationRecord, RelocationRecord};
 use super::tree::{self, Effect, Step};
-use super::{ingest, parts, store};
+use super::{parts, store};
 use crate::keys;
 use crate::namespace::find_inode;
 use crate::record::ChangeRecord;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 use weir_env::Instant;
 use weir_kv::{Read, Scan};
 use weir_proto::meta::FileKind;
@@ -709,12 +710,12 @@ impl ShipQueue {
         let tries = self.back_off.as_ref().map_or(0, |b| b.tries);
         let already = self.back_off.as_ref().is_some_and(|b| b.until > now);
         if !already {
-            let until = now + ingest::back_off(tries);
+            let until = now + back_off(tries);
             self.back_off = Some(BackOff { until, tries: tries + 1, why: why.to_owned(), denied });
         }
     }
     /// The error for programs that would wait for a home that no mover may use.
-    pub(super) fn denial(&self, now: Instant) -> Option<Error> {
+    pub fn denial(&self, now: Instant) -> Option<Error> {
         let back_off = self.back_off.as_ref().filter(|b| b.denied && b.until > now)?;
         Some(Error::denied(back_off.why.clone()))
     }
@@ -753,11 +754,6 @@ pub(super) fn files_of(effect: &Effect) -> [Option<InodeId>; 2] {
     }
 }
 
-/// Whether a change is queued at all: the others are ranges.
-pub fn is_of_names(what: &What) -> bool {
-    !matches!(what, What::Data { .. } | What::Complete { .. })
-}
-
 /// The directory whose times a piece of work corrects.
 pub fn directory_of_work(number: u64) -> Option<InodeId> {
     (number & DIRECTORY_WORK != 0).then_some(InodeId(number & !DIRECTORY_WORK))
@@ -780,5 +776,35 @@ pub fn describe(action: &NameAction) -> String {
         NameAction::Exchange { one, other, .. } => format!("exchange {:?} and {:?}", show(one), show(other)),
         NameAction::Attributes { path, .. } => format!("set the attributes of {:?}", show(path)),
         NameAction::Resize { path, size, .. } => format!("truncate {:?} at {size}", show(path)),
+    }
+}
+
+/// A home that does not answer is retried after this, doubled each time up to the maximum.
+const BACK_OFF_MIN: Duration = Duration::from_millis(500);
+
+const BACK_OFF_MAX: Duration = Duration::from_secs(30);
+
+fn back_off(tries: u32) -> Duration {
+    BACK_OFF_MIN.saturating_mul(1 << tries.min(10)).min(BACK_OFF_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_waits_for_a_refused_home_before_the_next_try() {
+        let at = |ms| Instant(0) + Duration::from_millis(ms);
+        let mut queue = ShipQueue::default();
+        for dir in [InodeId(7), InodeId(8)] {
+            queue.listings.want(dir, at(0)).unwrap();
+        }
+        queue.hold_off(at(0), "home hangs", false);
+        assert!(queue.denial(at(1)).is_none(), "that is waited for");
+        queue.hold_off(at(2000), "user 7 may not", true);
+        assert_eq!(queue.denial(at(2001)), Some(Error::denied("user 7 may not")));
+        assert_eq!(queue.listings.give_up(), [InodeId(7), InodeId(8)]);
+        assert!(queue.listings.wanted.is_empty());
+        assert!(queue.denial(at(60_000)).is_none(), "it is tried again");
     }
 }

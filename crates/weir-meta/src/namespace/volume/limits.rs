@@ -56,7 +56,7 @@ pub fn reserve_quota(view: &mut View<'_>, r: &volume::ReserveQuota) -> Result<vo
     let others = quotas.granted(r.volume, Some(r.session));
     let used = volume_usage(view.read, r.volume)?.bytes;
     let ask = Ask { spent: r.spent, must: r.must, want: r.want };
-    let evicting = crate::relation::evicting(view.read)?.contains(&r.volume)
+    let evicting = crate::relation::proof::evicting(view.read)?.contains(&r.volume)
         || trash::to_empty(view.read, r.volume)?.is_some();
     Ok(volume::QuotaReservation {
         held: quotas::grant(ask, used, others, max),
