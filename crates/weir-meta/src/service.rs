@@ -4,8 +4,8 @@
 //! waits in a task of its own, and no other waits behind it.
 
 use crate::crash_points;
-use crate::executor::{Leader, MetaConfig, Step};
 use crate::keys::{self, Sequence};
+use crate::leader::{Leader, MetaConfig, Step};
 use crate::lease::{Conflict, Opens};
 use crate::namespace::{self, create::next_number};
 use crate::ops::Operation;
@@ -74,9 +74,9 @@ impl Meta {
     }
     async fn run_unboxed(&self) -> Error {
         let mut failed = self.leader.failed.subscribe();
-        let sweeper = crate::sweeper::run(self.leader.clone());
+        let sweeper = crate::job::sweeper::run(self.leader.clone());
         let replies = self.leader.replies.clone();
-        let evictor = crate::evictor::run(self.clone());
+        let evictor = crate::job::evictor::run(self.clone());
         let relations = crate::job::ingest::run(self.leader.clone());
         tokio::select! {
             biased;
@@ -602,7 +602,7 @@ impl Leader {
     /// Restores a holding that a client names; false if it cannot keep the lease.
     fn take_up(
         &self,
-        state: &mut crate::executor::State,
+        state: &mut crate::leader::State,
         session: SessionId,
         lease: &HeldLease,
         known: bool,

@@ -1,6 +1,6 @@
 //! The cause that an operation waits for, as it is shown: another client's lease, a token, names at home,
 //! space, or a restart.
-use crate::executor::{Leader, State};
+use crate::leader::{Leader, State};
 use crate::lease::Conflict;
 use crate::ops::Operation;
 use weir_proto::InodeId;

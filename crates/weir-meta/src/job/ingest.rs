@@ -1,6 +1,6 @@
 //! Ingests changes of volumes into the queues of their relations, and searches for files whose writer died.
-use crate::executor::Leader;
 use crate::keys;
+use crate::leader::Leader;
 use crate::namespace::find_inode;
 use crate::relation::orphans::SCAN_MAX;
 use crate::relation::{changelog, ingest, store};

@@ -1,6 +1,6 @@
 //! Consumers of a changelog: they wait for changes of a volume, and get them with their paths.
-use crate::executor::Leader;
 use crate::keys;
+use crate::leader::Leader;
 use crate::namespace::path::Paths;
 use crate::namespace::{log, volume};
 use crate::relation::{changelog, store, tree};

@@ -1,6 +1,6 @@
 //! The work of movers: it is assigned, and its results come back.
-use crate::executor::Leader;
 use crate::keys;
+use crate::leader::Leader;
 use crate::record::{ChangeRecord, Record};
 use crate::relation::queues::ShipQueues;
 use crate::relation::record::RemoteEntry;

@@ -1,6 +1,6 @@
 //! Names that an operation waits for, because a mover has to read them at home first; and rescans of
 //! directories whose volume mirrors home.
-use crate::executor::Leader;
+use crate::leader::Leader;
 use crate::namespace::{find_inode, volume};
 use crate::relation::listing::{is_due, mirrors, source};
 use weir_proto::{Error, InodeId, Result};

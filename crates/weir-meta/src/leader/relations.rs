@@ -1,6 +1,6 @@
 //! Relations as administrators see them: state, lag and backlog; and relations that were added or removed.
-use crate::executor::Leader;
 use crate::keys;
+use crate::leader::Leader;
 use crate::namespace::{log, volume};
 use crate::record::Record;
 use crate::relation::record::{ConflictRecord, DirtyRange, RelationRecord};

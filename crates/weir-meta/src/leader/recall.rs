@@ -2,7 +2,7 @@
 //!
 //! `recalls` decides, `namespace::evict` keeps the records. Bytes are reported as online only when that is
 //! durable.
-use crate::executor::{Leader, State};
+use crate::leader::{Leader, State};
 use crate::namespace;
 use crate::namespace::evict::Handed;
 use crate::namespace::evicted::{layout_to_fill, ranges};

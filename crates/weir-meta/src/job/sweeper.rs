@@ -5,8 +5,8 @@
 //! cells and has a truncation record. A repeated request does no harm.
 
 use crate::crash_points;
-use crate::executor::Leader;
 use crate::keys;
+use crate::leader::Leader;
 use crate::record::{Garbage, Record, StripeTruncation};
 use std::sync::Arc;
 use std::time::Duration;

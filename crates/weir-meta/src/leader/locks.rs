@@ -7,7 +7,7 @@
 //! the session last named its locks, so that no earlier one arrives late. While sessions from before a
 //! restart may still name theirs, no new lock is granted.
 
-use crate::executor::{Leader, State};
+use crate::leader::{Leader, State};
 use crate::lock::{Holder, Shown, Wish, Woken};
 use crate::service::Meta;
 use crate::session::Session;

@@ -5,7 +5,7 @@
 //! is taken or abandoned; one at a time. A removal is completed, even after a restart; each step is one
 //! bounded transaction.
 
-use crate::executor::{State, Step};
+use crate::leader::{State, Step};
 use crate::namespace::{snapshot, volume};
 use crate::service::{Meta, Outcome};
 use std::time::Duration;

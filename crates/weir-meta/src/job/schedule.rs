@@ -6,10 +6,10 @@
 //!
 //! Knows nothing of how a snapshot works, nor of those that users take.
 
+use crate::job::snapshots::Gate;
 use crate::namespace::snapshot;
 use crate::namespace::volume::shown_name;
 use crate::service::Meta;
-use crate::snapshots::Gate;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use weir_proto::meta::Time;
@@ -149,7 +149,7 @@ impl Meta {
             let waits_for = conflicts.first().map(|c| c.ino);
             self.revoke(conflicts);
             if leader.env.clock.now() >= deadline {
-                return Err(crate::snapshots::too_late(waits_for));
+                return Err(crate::job::snapshots::too_late(waits_for));
             }
             match wait {
                 Some(wait) => drop(leader.env.clock.timeout(RETRY_PAUSE, wait).await), // checks again either way

@@ -4,8 +4,8 @@
 //! bytes for it, and space is freed even while all movers are busy or gone. The namespace is scanned in
 //! batches, so no operation waits for it. `evict` decides.
 use crate::evict::{self, Candidate, Level, Oldest, Percent, Watched};
-use crate::executor::Leader;
 use crate::keys;
+use crate::leader::Leader;
 use crate::lease::Conflict;
 use crate::namespace::evict::How;
 use crate::namespace::keeper::is_held;

@@ -4,7 +4,7 @@
 //! the remaining work, so a restart changes nothing. A directory that cannot be enumerated now delays only
 //! operations on it.
 
-use crate::executor::Leader;
+use crate::leader::Leader;
 use crate::namespace::clone;
 use crate::namespace::clone::list::Listing;
 use crate::service::Meta;

@@ -4,7 +4,7 @@
 //! Space for a client or on the targets is freed only as far as it is lacking. Expired parts are found in the
 //! store, so a restart changes nothing.
 
-use crate::executor::State;
+use crate::leader::State;
 use crate::namespace::{self, trash};
 use crate::record::TrashRecord;
 use crate::service::Meta;

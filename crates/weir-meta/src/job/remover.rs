@@ -5,7 +5,7 @@
 //! removed with its last directory. Each step is one bounded transaction, so that other operations wait for
 //! moments only, and revokes leases as an `unlink` by a client would.
 
-use crate::executor::State;
+use crate::leader::State;
 use crate::lease::Conflict;
 use crate::namespace::{Cx, mirror, volume};
 use crate::service::Meta;

@@ -5,7 +5,7 @@
 //! sends all replies: a group commit completes many at once while others are executed. Either way they leave
 //! in the order of their commits.
 
-use crate::executor::Leader;
+use crate::leader::Leader;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;

@@ -1,7 +1,7 @@
 //! The rules for mounts, applied to requests that are not operations of the namespace: locks, recalls,
 //! states.
 use crate::access::Mount;
-use crate::executor::{Leader, State};
+use crate::leader::{Leader, State};
 use crate::namespace;
 use crate::reach::Reaches;
 use crate::service::Meta;
