@@ -5,6 +5,7 @@
 //! of home, of leases or of how a file is evicted.
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
+use weir_env::BoxFuture;
 use weir_env::Instant;
 use weir_proto::{InodeId, MIB};
 
@@ -195,3 +196,6 @@ mod tests {
         assert_eq!(end_of(&huge, PIECE_BYTES + 1), 5 * PIECE_BYTES);
     }
 }
+
+/// The fill level of the targets that store the namespace's files, in payload.
+pub type Space = dyn Fn() -> BoxFuture<'static, Option<Level>> + Send + Sync;

@@ -146,3 +146,9 @@ pub fn forget(cx: &mut Cx<'_>, session: SessionId) -> Result<()> {
     }
     Ok(())
 }
+
+pub fn no_session(id: SessionId) -> Error {
+    Error::stale(format!(
+        "session {id} does not exist (any more): it was silent for more than a lease term, or closed"
+    ))
+}

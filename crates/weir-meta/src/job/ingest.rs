@@ -10,7 +10,7 @@ use weir_proto::relation::RelationId;
 use weir_proto::{Error, InodeId, Result, SessionId};
 
 /// Ingests changes for ever; returns only the error after which the node must stop.
-pub(crate) async fn run(leader: Arc<Leader>) -> Error {
+pub async fn run(leader: Arc<Leader>) -> Error {
     loop {
         match pass(&leader) {
             Ok(true) => tokio::task::yield_now().await,

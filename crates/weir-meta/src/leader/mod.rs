@@ -7,37 +7,48 @@
 //! Knows nothing of the wire except the messages' types.
 
 pub mod changes;
+pub mod clones;
+mod eviction;
+mod hints;
+pub mod levels;
 pub mod locks;
 mod mounts;
 pub mod movers;
 pub mod names;
+pub mod operate;
+pub mod outcome;
 pub mod recall;
 pub mod relations;
 pub mod replies;
+pub mod revoke;
 mod session_list;
+pub mod sessions;
+pub mod snapshots;
+pub mod step;
 
 use crate::access::{Mount, Mounts, Refused, Told};
 use crate::copies::Right;
 use crate::crash_points;
-use crate::job::clones::Clones;
-use crate::job::evictor::{Evictor, Space};
-use crate::job::sweeper::Purge;
+use crate::evict::Space;
 use crate::keys::Sequence;
-use crate::leader::replies::Replies;
 use crate::lease::{ByInode, Conflict, LeaseTable};
 use crate::lock::LockTable;
 use crate::namespace::create::next_number;
 use crate::namespace::{AtHome, Cx, Events, LayoutPolicy, Rules, Snapshots, View};
 use crate::ops::{Grants, Operation, Work};
+use crate::purge::Purge;
 use crate::quotas::Quotas;
 use crate::reach::Place;
 use crate::recalls::Recalls;
 use crate::record::{Inode, Record, SlotRecord, slot_value};
 use crate::relation::queues::Relations;
-use crate::session::{Session, Sessions};
+use crate::session::{Session, Sessions, no_session};
 use crate::troubles::Failing;
 use crate::witness::{Witness, witness};
 use crate::{keys, namespace, relation, session};
+use clones::Clones;
+use levels::Evictor;
+use replies::Replies;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -67,7 +78,7 @@ const MISTRUSTED_FOR: Duration = Duration::from_secs(60);
 /// Such clients that are remembered.
 const MISTRUSTED_MAX: usize = 4096;
 /// Not a client's session.
-const NOBODY: SessionId = SessionId(0);
+pub const NOBODY: SessionId = SessionId(0);
 /// Contended inodes that are remembered.
 const CONTENDED_MAX: usize = 4096;
 
@@ -626,6 +637,13 @@ impl Leader {
         self.failed.send_if_modified(|failed| failed.is_none() && failed.replace(e.clone()).is_none());
     }
 
+    /// After the end of a session: an error means that the store has failed.
+    pub fn report(&self, ended: Result<()>) {
+        if let Err(e) = ended {
+            self.fail(&e.doing("end a session"));
+        }
+    }
+
     /// The end of a session: its leases, its locks, its opens, its record.
     pub fn end_session(self: &Arc<Self>, state: &mut State, id: SessionId, why: &str) -> Result<()> {
         if self.config.right.is_over() {
@@ -635,7 +653,7 @@ impl Leader {
         state.mounts.told.forget_session(id);
         state.quotas.drop_session(id);
         let freed = state.locks.drop_session(id, self.env.clock.now());
-        crate::leader::locks::hint(self, state, freed);
+        hints::hint(&self.env, &state.sessions, freed);
         state.recalls.drop_session(id, self.env.clock.now());
         tracing::info!(session = %id, client = session.client, "session ends: {why}");
         // The open files of a session that has not returned since a restart are not known.
@@ -772,12 +790,6 @@ impl State {
     pub fn session(&mut self, id: SessionId) -> Result<&mut Session> {
         self.sessions.get_mut(&id).ok_or_else(|| no_session(id))
     }
-}
-
-pub(crate) fn no_session(id: SessionId) -> Error {
-    Error::stale(format!(
-        "session {id} does not exist (any more): it was silent for more than a lease term, or closed"
-    ))
 }
 
 fn check_slot(op: &Op) -> Result<()> {

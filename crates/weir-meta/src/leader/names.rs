@@ -1,11 +1,31 @@
-//! Names that an operation waits for, because a mover has to read them at home first; and rescans of
-//! directories whose volume mirrors home.
+//! Names that an operation waits for: those of a clone's directory, and those that a mover has to read at
+//! home first; and rescans of directories whose volume mirrors home.
 use crate::leader::Leader;
-use crate::namespace::{find_inode, volume};
+use crate::namespace::{clone, find_inode, volume};
 use crate::relation::listing::{is_due, mirrors, source};
+use std::sync::PoisonError;
 use weir_proto::{Error, InodeId, Result};
 
 impl Leader {
+    /// An operation waits for the names of a clone's directory. False: it is not one.
+    pub(crate) fn want_clone_names(&self, dir: InodeId) -> Result<bool> {
+        let mut is_clone = false;
+        self.kv.read(&mut |read| {
+            is_clone = clone::is_not_enumerated(read, dir)?;
+            Ok(())
+        })?;
+        if is_clone {
+            self.clones.wanted.lock().unwrap_or_else(PoisonError::into_inner).insert(dir);
+            self.clones.call.notify_one();
+        }
+        Ok(is_clone)
+    }
+    /// The reason of the delay.
+    pub(crate) fn why_not_cloned(&self, dir: InodeId) -> Option<String> {
+        let failed = self.clones.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.get(&dir).map(|(_, why)| format!("what is in directory {dir} is not cloned yet: {why}"))
+    }
+
     /// An operation waits for the names of a directory.
     pub(crate) fn want_names(&self, dir: InodeId) -> Result<()> {
         let (mut from, now) = (None, self.env.clock.now());

@@ -1,0 +1,117 @@
+//! Takes a snapshot, while no further client begins to write there.
+//!
+//! Invariants: a snapshot waits for clients that write files of its volume, and others wait to begin until it
+//! is taken or abandoned; one at a time.
+
+use super::outcome::Outcome;
+use super::{Leader, State, Step};
+use crate::namespace::volume;
+use std::sync::Arc;
+use std::time::Duration;
+use weir_proto::snapshot::SnapshotTake;
+use weir_proto::{Error, InodeId, Result, VolumeId};
+use weir_rpc::{Call, Connection, Payload, Reply};
+
+/// A client that does not return a revoked lease loses its session in time: then it is checked again.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+impl Leader {
+    pub fn take_snapshot(self: &Arc<Self>, request: Result<SnapshotTake>, call: &Call) -> Outcome {
+        let (leader, deadline, on) = (self.clone(), call.deadline, call.connection.clone());
+        match request {
+            Ok(r) => Outcome::Waits(Box::pin(async move {
+                leader.take_snapshot_now(r, deadline, on).await.map_err(|e| leader.map_error(e))
+            })),
+            Err(e) => Outcome::refused(e),
+        }
+    }
+
+    async fn take_snapshot_now(
+        self: &Arc<Self>,
+        r: SnapshotTake,
+        deadline: weir_env::Instant,
+        on: Connection,
+    ) -> Result<Reply> {
+        let leader = self;
+        let mut gate = Gate::new(self);
+        loop {
+            let (step, newest) = {
+                let mut state = leader.lock();
+                let step = match gate.is_mine(&mut state, r.volume)? {
+                    true => Some(leader.attempt(&mut state, &r, &on, &mut gate.parked)),
+                    false => None, // of another one
+                };
+                (step, state.newest)
+            };
+            let (wait, conflicts) = match step {
+                None => (None, Vec::new()),
+                Some(Ok((Step::Done(body, seq), _))) => {
+                    drop(gate);
+                    leader.durable(seq).await?;
+                    return Ok(Reply { body, payload: Payload::default() });
+                }
+                Some(Ok((Step::Wait(wait), conflicts))) => (Some(wait), conflicts),
+                Some(Err(e)) => {
+                    drop(gate);
+                    leader.durable(newest).await?;
+                    return Err(e);
+                }
+            };
+            let waits_for = conflicts.first().map(|c| c.ino);
+            leader.revoke(conflicts);
+            if leader.env.clock.now() >= deadline {
+                return Err(too_late(waits_for));
+            }
+            match wait {
+                Some(wait) => drop(leader.env.clock.timeout(RETRY_PAUSE, wait).await), // checks again either way
+                None => leader.env.clock.sleep(RETRY_PAUSE).await,
+            }
+        }
+    }
+}
+
+pub(crate) fn too_late(waits_for: Option<InodeId>) -> Error {
+    Error::deadline(match waits_for {
+        Some(ino) => format!("take a snapshot: a client has not saved what it wrote to inode {ino} yet"),
+        None => "take a snapshot: another one is being taken, or clients of before a restart may come back"
+            .to_owned(),
+    })
+}
+
+/// While a snapshot waits no further client begins to write in its volume.
+pub(crate) struct Gate {
+    leader: Arc<Leader>,
+    root: Option<InodeId>,
+    pub parked: Vec<InodeId>,
+}
+
+impl Gate {
+    pub fn new(leader: &Arc<Leader>) -> Gate {
+        Gate { leader: leader.clone(), root: None, parked: Vec::new() }
+    }
+    /// Closes the gate of a volume if no other snapshot has one closed. True: proceed (a deleted volume has
+    /// none).
+    pub fn is_mine(&mut self, state: &mut State, of: VolumeId) -> Result<bool> {
+        if self.root.is_none() && state.snapshotting.is_none() {
+            let mut root = None;
+            self.leader.kv.read(&mut |read| {
+                root = volume::find(read, of)?.map(|record| record.root);
+                Ok(())
+            })?;
+            self.root = root;
+            state.snapshotting = root.map(|root| (of, root));
+        }
+        Ok(self.root.is_some() || state.snapshotting.is_none())
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        let mut state = self.leader.lock();
+        state.give_up(&mut self.parked);
+        if let Some(root) = self.root {
+            state.snapshotting = None;
+            state.wake(root);
+        }
+    }
+}
