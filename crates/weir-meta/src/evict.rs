@@ -137,6 +137,9 @@ pub fn end_of(candidate: &Candidate, want: u64) -> u64 {
     if candidate.online <= piece { u64::MAX } else { candidate.evicted.saturating_add(piece) }
 }
 
+/// The fill level of the targets that store the namespace's files, in payload.
+pub type Space = dyn Fn() -> BoxFuture<'static, Option<Level>> + Send + Sync;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,6 +199,3 @@ mod tests {
         assert_eq!(end_of(&huge, PIECE_BYTES + 1), 5 * PIECE_BYTES);
     }
 }
-
-/// The fill level of the targets that store the namespace's files, in payload.
-pub type Space = dyn Fn() -> BoxFuture<'static, Option<Level>> + Send + Sync;

@@ -4,7 +4,8 @@
 //! resumed: until all are, or one lease term has passed, nothing is granted that one of them may hold.
 
 use crate::keys;
-use crate::namespace::{Cx, release_orphan};
+use crate::namespace::Cx;
+use crate::namespace::remove::release_orphan;
 use crate::record::{Record, SessionRecord};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -6,10 +6,10 @@
 use crate::evict::{self, Candidate, Level, Oldest, Percent};
 use crate::keys;
 use crate::leader::Leader;
-use crate::lease::Conflict;
 use crate::namespace::evict::How;
 use crate::namespace::keeper::is_held;
 use crate::namespace::{self, find_inode};
+use crate::obstacle::Obstacles;
 use crate::record::{Inode, Record};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -222,7 +222,7 @@ enum Tried {
     /// Bytes; none: it stays because a snapshot holds it.
     Done(Result<Option<u64>>),
     /// Conflicting leases.
-    InTheWay(Vec<Conflict>),
+    InTheWay(Obstacles),
     /// This client alone writes it.
     Writer(Connection),
 }
@@ -231,8 +231,8 @@ enum Tried {
 /// holds it.
 async fn evict_one(leader: &Arc<Leader>, ino: InodeId, end: u64, held: Held) -> Result<Option<u64>> {
     for _ in 0..LEASE_TRIES {
-        let conflicts = match try_to_evict(leader, ino, end, held) {
-            Tried::InTheWay(conflicts) => conflicts,
+        let obstacles = match try_to_evict(leader, ino, end, held) {
+            Tried::InTheWay(obstacles) => obstacles,
             Tried::Writer(connection) => {
                 return ask_writer(leader, connection, ino, end).await.map(Some);
             }
@@ -241,7 +241,7 @@ async fn evict_one(leader: &Arc<Leader>, ino: InodeId, end: u64, held: Held) -> 
             Tried::Done(Err(e)) if e.kind != ErrorKind::Io => return Ok(Some(0)),
             Tried::Done(Err(e)) => return Err(e),
         };
-        leader.revoke(conflicts);
+        leader.revoke(obstacles);
         leader.env.clock.sleep(LEASE_PAUSE).await;
     }
     Ok(Some(0))
@@ -257,8 +257,8 @@ fn try_to_evict(leader: &Leader, ino: InodeId, end: u64, held: Held) -> Tried {
         let connection = writer.and_then(|s| state.session(s).ok()?.connection.clone());
         return connection.map_or(Tried::Done(Ok(Some(0))), Tried::Writer);
     }
-    let (mut freed, mut conflicts) = (Some(0), Vec::new());
-    let done = leader.housekeep_asking(&mut state, SessionId(0), &mut conflicts, &mut |cx| {
+    let (mut freed, mut obstacles) = (Some(0), Obstacles::default());
+    let done = leader.housekeep_asking(&mut state, SessionId(0), &mut obstacles, &mut |cx| {
         freed = Some(0);
         let Some(inode) = find_inode(&*cx.txn, ino)? else { return Ok(()) };
         if held == Held::Stays && is_held(&*cx.txn, cx.rules.snapshots, ino, &inode)? {
@@ -272,7 +272,7 @@ fn try_to_evict(leader: &Leader, ino: InodeId, end: u64, held: Held) -> Tried {
         freed = Some(before.saturating_sub(inode.online()));
         Ok(())
     });
-    if conflicts.is_empty() { Tried::Done(done.map(|()| freed)) } else { Tried::InTheWay(conflicts) }
+    if obstacles.is_empty() { Tried::Done(done.map(|()| freed)) } else { Tried::InTheWay(obstacles) }
 }
 
 /// The only writer of a file evicts what it can of it up to `end`; returns the bytes freed.

@@ -10,6 +10,7 @@ use crate::leader::snapshots::Gate;
 use crate::leader::{Leader, NOBODY};
 use crate::namespace::snapshot;
 use crate::namespace::volume::shown_name;
+use crate::obstacle::{Obstacle, Obstacles};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -132,18 +133,18 @@ impl Scheduler {
         let deadline = leader.env.clock.now() + PATIENCE;
         let mut gate = Gate::new(leader);
         loop {
-            let (mut taken, mut conflicts) = (None, Vec::new());
+            let (mut taken, mut obstacles) = (None, Obstacles::default());
             let (step, wait, newest) = {
                 let mut state = leader.lock();
                 state.give_up(&mut gate.parked);
                 match gate.is_mine(&mut state, volume)? {
                     false => (None, None, state.newest),
                     true => {
-                        let step = leader.housekeep_asking(&mut state, NOBODY, &mut conflicts, &mut |cx| {
+                        let step = leader.housekeep_asking(&mut state, NOBODY, &mut obstacles, &mut |cx| {
                             taken = snapshot::take_scheduled(cx, volume)?;
                             Ok(())
                         });
-                        let wait = (!conflicts.is_empty()).then(|| state.park(&conflicts, &mut gate.parked));
+                        let wait = (!obstacles.is_empty()).then(|| state.park(&obstacles, &mut gate.parked));
                         (Some(step), wait, state.newest)
                     }
                 }
@@ -154,8 +155,8 @@ impl Scheduler {
                 leader.durable(newest).await?;
                 return Ok(taken);
             }
-            let waits_for = conflicts.first().map(|c| c.ino);
-            self.leader.revoke(conflicts);
+            let waits_for = obstacles.first().map(Obstacle::ino);
+            self.leader.revoke(obstacles);
             if leader.env.clock.now() >= deadline {
                 return Err(crate::leader::snapshots::too_late(waits_for));
             }

@@ -31,10 +31,11 @@ use crate::copies::Right;
 use crate::crash_points;
 use crate::evict::Space;
 use crate::keys::Sequence;
-use crate::lease::{ByInode, Conflict, LeaseTable};
+use crate::lease::{ByInode, LeaseTable};
 use crate::lock::LockTable;
 use crate::namespace::create::next_number;
 use crate::namespace::{AtHome, Cx, Events, LayoutPolicy, Rules, Snapshots, View};
+use crate::obstacle::{Obstacle, Obstacles};
 use crate::ops::{Grants, Operation, Work};
 use crate::purge::Purge;
 use crate::quotas::Quotas;
@@ -178,7 +179,7 @@ pub(crate) struct State {
     contended: ByInode<Instant>,
     /// Files whose writer was revoked by a getattr or lookup, with the last time of that.
     looked_at: ByInode<Instant>,
-    conflicts: Vec<Conflict>,
+    obstacles: Obstacles,
 }
 
 /// The result of one attempt of an operation.
@@ -268,7 +269,7 @@ impl Leader {
             waiters: ByInode::default(),
             contended: ByInode::default(),
             looked_at: ByInode::default(),
-            conflicts: Vec::new(),
+            obstacles: Obstacles::default(),
         };
         let failed = weir_env::watch::Sender::new(None);
         let leader = Arc::new(Leader {
@@ -332,20 +333,20 @@ impl Leader {
         request: &R,
         on: &Connection,
         parked: &mut Vec<InodeId>,
-    ) -> Result<(Step, Vec<Conflict>)> {
+    ) -> Result<(Step, Obstacles)> {
         state.unpark(parked);
         let id = request.session();
         let session = state.sessions.get_mut(&id).ok_or_else(|| no_session(id))?;
         session.heard = self.env.clock.now();
         if state.grace_until.is_some() {
-            return Ok((Step::Wait(state.grace_over.clone().notified_owned()), Vec::new()));
+            return Ok((Step::Wait(state.grace_over.clone().notified_owned()), Obstacles::default()));
         }
         let mount = self.mount_at(state, on);
-        let mut conflicts = std::mem::take(&mut state.conflicts);
-        conflicts.clear();
-        let ran = self.run(state, request, mount.as_deref(), &mut conflicts);
-        if conflicts.is_empty() {
-            state.conflicts = conflicts;
+        let mut obstacles = std::mem::take(&mut state.obstacles);
+        obstacles.clear();
+        let ran = self.run(state, request, mount.as_deref(), &mut obstacles);
+        if obstacles.is_empty() {
+            state.obstacles = obstacles;
             let ran = ran.map_err(|e| self.map_error(e));
             if let Some(audits) = state.mounts.audits() {
                 let (rules, failed) = ((&**audits, &*self.config.witness), ran.as_ref().err());
@@ -354,19 +355,18 @@ impl Leader {
                     tracing::error!("{} was not recorded: {e}", R::NAME);
                 }
             }
-            return ran.map(|reply| (Step::Done(reply, state.newest), Vec::new()));
+            return ran.map(|reply| (Step::Done(reply, state.newest), Obstacles::default()));
         }
-        for conflict in conflicts.iter().filter(|c| c.is_not_enumerated()) {
-            if !self.want_clone_names(conflict.ino)? {
-                self.want_names(conflict.ino)?;
+        for obstacle in obstacles.iter() {
+            match obstacle {
+                Obstacle::NotEnumerated { dir } if !self.want_clone_names(*dir)? => self.want_names(*dir)?,
+                Obstacle::Full { .. } => state.quotas.full.notify_one(),
+                Obstacle::NotEnumerated { .. } | Obstacle::Lease(_) | Obstacle::Snapshot { .. } => {}
             }
         }
-        if conflicts.iter().any(Conflict::is_full) {
-            state.quotas.full.notify_one();
-        }
-        let wait = state.park(&conflicts, parked);
-        state.note_contended(&conflicts, self.env.clock.now());
-        Ok((Step::Wait(wait), conflicts))
+        let wait = state.park(&obstacles, parked);
+        state.note_contended(&obstacles, self.env.clock.now());
+        Ok((Step::Wait(wait), obstacles))
     }
 
     /// A store that has failed ends this leader, at the first error of any caller. The client may ask the
@@ -384,19 +384,19 @@ impl Leader {
         state: &mut State,
         request: &R,
         mount: Option<&Mount>,
-        conflicts: &mut Vec<Conflict>,
+        obstacles: &mut Obstacles,
     ) -> Result<Vec<u8>> {
         for reach in request.reach().iter().flatten() {
             if let Place::Inode(dir) | Place::Shown(dir) | Place::Name(dir, _) = reach.place {
-                state.leases.names_conflict(request.session(), dir, reach.changes, conflicts);
+                state.leases.names_conflict(request.session(), dir, reach.changes, obstacles);
             }
         }
-        if !conflicts.is_empty() {
+        if !obstacles.is_empty() {
             return Err(Error::unavailable(String::new()));
         }
         let (mut reply, first) = match R::work() {
-            Work::Show(show) => (self.show(state, request, mount, conflicts, show)?, true),
-            Work::Change(change) => self.change(state, request, mount, conflicts, change)?,
+            Work::Show(show) => (self.show(state, request, mount, obstacles, show)?, true),
+            Work::Change(change) => self.change(state, request, mount, obstacles, change)?,
         };
         let State { leases, quotas, contended, sessions, .. } = state;
         let now = sessions.get(&request.session()).map_or(Instant(0), |s| s.heard);
@@ -428,17 +428,17 @@ impl Leader {
         state: &State,
         request: &R,
         mount: Option<&Mount>,
-        conflicts: &mut Vec<Conflict>,
+        obstacles: &mut Obstacles,
         show: fn(&mut View<'_>, &R) -> Result<R::Reply>,
     ) -> Result<R::Reply> {
         let live = |s: SessionId| state.sessions.contains_key(&s);
         let rules = self.rules(state, request.session(), mount, &live);
         let mut reply = None;
         self.kv.read(&mut |read| {
-            conflicts.clear();
+            obstacles.clear();
             let mapped = namespace::admit::admit(read, &rules, request)?;
             let request = mapped.as_ref().unwrap_or(request);
-            reply = Some(show(&mut View { read, rules: &rules, conflicts }, request)?);
+            reply = Some(show(&mut View { read, rules: &rules, obstacles }, request)?);
             Ok(())
         })?;
         Ok(reply.expect("the body ran"))
@@ -450,7 +450,7 @@ impl Leader {
         state: &mut State,
         request: &R,
         mount: Option<&Mount>,
-        conflicts: &mut Vec<Conflict>,
+        obstacles: &mut Obstacles,
         change: fn(&mut Cx<'_>, &R) -> Result<R::Reply>,
     ) -> Result<(R::Reply, bool)> {
         let op = request.op();
@@ -462,7 +462,7 @@ impl Leader {
             let client = mount.map_or(named, |mount| mount.origin.name.as_str());
             let rules = Rules { client, ..self.rules(state, request.session(), mount, &live) };
             let committed = self.kv.transact_more(&mut |txn| {
-                conflicts.clear();
+                obstacles.clear();
                 events = Events::default();
                 if let Some(reply) = op.map_or(Ok(None), |op| earlier_reply::<R>(txn, op))? {
                     (done, replayed) = (Some(reply), true);
@@ -472,7 +472,7 @@ impl Leader {
                 let request = mapped.as_ref().unwrap_or(request);
                 let uid = request.cred().map(|cred| cred.uid);
                 let reply =
-                    namespace::run(txn, &rules, conflicts, &mut events, uid, |cx| change(cx, request))?;
+                    namespace::run(txn, &rules, obstacles, &mut events, uid, |cx| change(cx, request))?;
                 if let Some(op) = op {
                     let value = slot_value(op.seq, R::METHOD, &reply);
                     txn.put(&keys::slot(op.session, op.slot), &value);
@@ -488,22 +488,22 @@ impl Leader {
         Ok((done.expect("the body ran"), first))
     }
 
-    /// Runs a transaction of the leader itself, in the name of a session that conflicts with no lease.
+    /// Runs a transaction of the leader itself, in the name of a session that obstacles with no lease.
     pub fn housekeep(
         &self,
         state: &mut State,
         session: SessionId,
         body: &mut dyn FnMut(&mut Cx<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.housekeep_asking(state, session, &mut Vec::new(), body)
+        self.housekeep_asking(state, session, &mut Obstacles::default(), body)
     }
 
-    /// The same if leases may conflict: they are returned in `conflicts`, and nothing is changed.
+    /// The same if there may be obstacles: these are returned in `obstacles`, and nothing is changed.
     pub fn housekeep_asking(
         &self,
         state: &mut State,
         session: SessionId,
-        conflicts: &mut Vec<Conflict>,
+        obstacles: &mut Obstacles,
         body: &mut dyn FnMut(&mut Cx<'_>) -> Result<()>,
     ) -> Result<()> {
         let mut events = Events::default();
@@ -511,9 +511,9 @@ impl Leader {
             let live = |s: SessionId| state.sessions.contains_key(&s);
             let rules = self.rules(state, session, None, &live);
             let committed = self.kv.transact(&mut |txn| {
-                conflicts.clear();
+                obstacles.clear();
                 events = Events::default();
-                namespace::run(txn, &rules, conflicts, &mut events, None, &mut *body)
+                namespace::run(txn, &rules, obstacles, &mut events, None, &mut *body)
             })?;
             state.newest = state.newest.max(committed);
         }
@@ -691,22 +691,23 @@ impl State {
         self.unpark(parked);
     }
 
-    pub fn park(&mut self, conflicts: &[Conflict], parked: &mut Vec<InodeId>) -> OwnedNotified {
-        for conflict in conflicts {
-            if !parked.contains(&conflict.ino) {
-                parked.push(conflict.ino);
-                self.leases.park(conflict.ino);
+    pub fn park(&mut self, obstacles: &Obstacles, parked: &mut Vec<InodeId>) -> OwnedNotified {
+        for ino in obstacles.iter().map(Obstacle::ino) {
+            if !parked.contains(&ino) {
+                parked.push(ino);
+                self.leases.park(ino);
             }
         }
-        // One of them is enough: when it is returned the others are checked again.
-        self.waiters.entry(conflicts[0].ino).or_default().clone().notified_owned()
+        // One of them is enough: when it is gone the others are checked again.
+        let first = obstacles.first().expect("an operation waits for something").ino();
+        self.waiters.entry(first).or_default().clone().notified_owned()
     }
 
-    fn note_contended(&mut self, conflicts: &[Conflict], now: Instant) {
+    fn note_contended(&mut self, obstacles: &Obstacles, now: Instant) {
         if self.contended.len() >= CONTENDED_MAX {
             self.contended.clear();
         }
-        for conflict in conflicts.iter().filter(|c| c.ask && c.keep == LeaseKind::None) {
+        for conflict in obstacles.leases().filter(|c| c.ask && c.keep == LeaseKind::None) {
             self.contended.insert(conflict.ino, now + CONTENDED);
         }
     }

@@ -25,9 +25,9 @@ impl Leader {
         match step {
             Ok((Step::Done(body, _), _)) if R::EARLY => Outcome::Ready(CommitSeq(0), Ok(reply(body))),
             Ok((Step::Done(body, seq), _)) => Outcome::Ready(seq, Ok(reply(body))),
-            Ok((Step::Wait(wait), conflicts)) => {
-                let shown = leader.waits(&request, &parked, &conflicts);
-                self.revoke(conflicts);
+            Ok((Step::Wait(wait), obstacles)) => {
+                let shown = leader.waits(&request, &parked, &obstacles);
+                self.revoke(obstacles);
                 let waiting = Waiting { leader: leader.clone(), on: call.connection.clone(), parked, shown };
                 Outcome::Waits(Box::pin(wait_and_retry(self.clone(), request, waiting, wait, call.deadline)))
             }
@@ -79,11 +79,11 @@ async fn wait_and_retry<R: Operation>(
                 leader.durable(seq).await?;
                 return Ok(reply(body));
             }
-            Ok((Step::Wait(again), conflicts)) => {
-                if !conflicts.is_empty() {
-                    waiting.shown = leader.waits(&request, &waiting.parked, &conflicts);
+            Ok((Step::Wait(again), obstacles)) => {
+                if !obstacles.is_empty() {
+                    waiting.shown = leader.waits(&request, &waiting.parked, &obstacles);
                 }
-                leader.revoke(conflicts);
+                leader.revoke(obstacles);
                 wait = again;
             }
             Err(e) => {

@@ -2,6 +2,7 @@
 use super::Leader;
 use crate::crash_points;
 use crate::lease::Conflict;
+use crate::obstacle::Obstacles;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_env::Instant;
@@ -21,8 +22,8 @@ const TICKS_PER_TERM: u32 = 4;
 
 impl Leader {
     /// Asks the clients whose leases conflict to return them.
-    pub fn revoke(self: &Arc<Self>, conflicts: Vec<Conflict>) {
-        for conflict in conflicts.into_iter().filter(|c| c.ask) {
+    pub fn revoke(self: &Arc<Self>, obstacles: Obstacles) {
+        for conflict in obstacles.leases().copied().filter(|c| c.ask) {
             if self.lock().leases.begin_revoke(conflict.session, conflict.ino) {
                 let leader = self.clone();
                 leader.env.tasks.crash_point(crash_points::REVOKING);

@@ -114,7 +114,7 @@ impl Leader {
             }
             for ino in session::held_by(&*cx.txn, r.session)? {
                 if !cx.rules.leases.is_open_by(r.session, ino) {
-                    namespace::release_orphan(cx, ino, r.session)?;
+                    namespace::remove::release_orphan(cx, ino, r.session)?;
                 }
             }
             Ok(())

@@ -6,6 +6,7 @@
 use super::outcome::Outcome;
 use super::{Leader, State, Step};
 use crate::namespace::volume;
+use crate::obstacle::{Obstacle, Obstacles};
 use std::sync::Arc;
 use std::time::Duration;
 use weir_proto::snapshot::SnapshotTake;
@@ -43,22 +44,22 @@ impl Leader {
                 };
                 (step, state.newest)
             };
-            let (wait, conflicts) = match step {
-                None => (None, Vec::new()),
+            let (wait, obstacles) = match step {
+                None => (None, Obstacles::default()),
                 Some(Ok((Step::Done(body, seq), _))) => {
                     drop(gate);
                     leader.durable(seq).await?;
                     return Ok(Reply { body, payload: Payload::default() });
                 }
-                Some(Ok((Step::Wait(wait), conflicts))) => (Some(wait), conflicts),
+                Some(Ok((Step::Wait(wait), obstacles))) => (Some(wait), obstacles),
                 Some(Err(e)) => {
                     drop(gate);
                     leader.durable(newest).await?;
                     return Err(e);
                 }
             };
-            let waits_for = conflicts.first().map(|c| c.ino);
-            leader.revoke(conflicts);
+            let waits_for = obstacles.first().map(Obstacle::ino);
+            leader.revoke(obstacles);
             if leader.env.clock.now() >= deadline {
                 return Err(too_late(waits_for));
             }

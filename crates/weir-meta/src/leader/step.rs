@@ -1,7 +1,8 @@
 //! Steps of the leader's own jobs: each is one bounded transaction, made as soon as no client's lease
-//! conflicts.
+//! obstacles.
 use super::{Leader, NOBODY};
 use crate::namespace::Cx;
+use crate::obstacle::Obstacles;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_proto::{InodeId, Result};
@@ -10,22 +11,22 @@ use weir_proto::{InodeId, Result};
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 impl Leader {
-    /// A change of the leader itself, as soon as no client's lease conflicts.
+    /// A change of the leader itself, as soon as no client's lease obstacles.
     pub async fn step<T: Default>(
         self: &Arc<Self>,
         change: &mut (dyn FnMut(&mut Cx<'_>) -> Result<T> + Send),
     ) -> Result<T> {
         let mut parked = Parked { leader: self, inodes: Vec::new() };
         loop {
-            let (mut done, mut conflicts) = (T::default(), Vec::new());
+            let (mut done, mut obstacles) = (T::default(), Obstacles::default());
             let (step, wait, newest) = {
                 let mut state = self.lock();
                 state.give_up(&mut parked.inodes);
-                let step = self.housekeep_asking(&mut state, NOBODY, &mut conflicts, &mut |cx| {
+                let step = self.housekeep_asking(&mut state, NOBODY, &mut obstacles, &mut |cx| {
                     done = change(cx)?;
                     Ok(())
                 });
-                let wait = (!conflicts.is_empty()).then(|| state.park(&conflicts, &mut parked.inodes));
+                let wait = (!obstacles.is_empty()).then(|| state.park(&obstacles, &mut parked.inodes));
                 (step, wait, state.newest)
             };
             let Some(wait) = wait else {
@@ -34,7 +35,7 @@ impl Leader {
                 self.durable(newest).await?;
                 return Ok(done);
             };
-            self.revoke(conflicts);
+            self.revoke(obstacles);
             let _ = self.env.clock.timeout(RETRY_PAUSE, wait).await; // checks again either way
         }
     }

@@ -4,8 +4,8 @@
 //! directory, and is used at most once: the block in the store has the remaining ones. A file that the lease
 //! on names permits is not refused later: limits and access control lists are checked when the names are
 //! granted, and a change of these revokes the lease first.
+use super::charge::Charge;
 use super::create::{Birth, Permissions, SERIAL_NUMBERS};
-use super::usage::Charge;
 use super::*;
 use crate::keys::Sequence;
 use bytes::Bytes;
@@ -72,7 +72,7 @@ pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Result<CreatedMany> {
     let access = load_access(cx.read(), r.dir)?;
     require(cx.read(), &r.cred, &access, r.dir, WRITE | SEARCH)?;
     cx.require_own(access.volume)?;
-    require_listed(cx.conflicts, r.dir, &access)?;
+    require_listed(cx.obstacles, r.dir, &access)?;
     let mut block = find_block(cx.read(), session, r.dir)?.ok_or_else(|| {
         Error::invalid(format!("session {session} has no inode numbers in directory {}", r.dir))
     })?;

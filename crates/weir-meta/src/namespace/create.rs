@@ -1,5 +1,5 @@
 //! New names: create, mkdir, symlink, mknod, link.
-use super::usage::Charge;
+use super::charge::Charge;
 use super::*;
 use crate::keys::Sequence;
 use crate::record::{Listed, NEVER_NAMED};
@@ -88,7 +88,7 @@ impl Cx<'_> {
     fn prepare_new(&mut self, cred: &Cred, parent: InodeId, access: Access) -> Result<Birth> {
         require(self.read(), cred, &access, parent, WRITE | SEARCH)?;
         self.require_own(access.volume)?;
-        require_listed(self.conflicts, parent, &access)?;
+        require_listed(self.obstacles, parent, &access)?;
         self.need(parent, Need::Change);
         self.clear()?;
         let tally = load_tally(self.read(), parent)?;
@@ -421,7 +421,7 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
         cx.require_bytes(volume, inode.allocated)?;
         if cx.rules.quotas.limits_bytes(volume) {
             // From now on it is limited: sessions that have it open learn that with the next lease.
-            cx.rules.leases.own_conflict(cx.rules.session, r.ino, cx.conflicts);
+            cx.rules.leases.own_conflict(cx.rules.session, r.ino, cx.obstacles);
             cx.clear()?;
         }
     } else {

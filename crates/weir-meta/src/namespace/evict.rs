@@ -154,7 +154,7 @@ impl Cx<'_> {
         }
         self.need(ino, Need::Change);
         self.need(ino, Need::AppendToken);
-        leases.own_conflict(session, ino, self.conflicts);
+        leases.own_conflict(session, ino, self.obstacles);
         self.clear()
     }
 

@@ -9,6 +9,7 @@
 //!
 //! Volumes without snapshots pay for a look-up in an empty map.
 use super::objects::{is_owned, references};
+use super::records::find_access;
 use crate::keys;
 use crate::record::{
     Access, Garbage, Inode, LayerRecord, Link, NEVER_NAMED, Record, StripeTruncation, Tally,
@@ -229,7 +230,7 @@ impl<'a> Keeper<'a> {
         if parent == NEVER_NAMED {
             return Ok(None);
         }
-        super::find_access(&*self.txn, parent).map(|access| access.map(|a| a.volume))
+        find_access(&*self.txn, parent).map(|access| access.map(|a| a.volume))
     }
 
     /// The snapshots from `number` on: later ones are being removed.
@@ -385,7 +386,7 @@ pub fn is_held(read: &dyn Read, snapshots: &Snapshots, ino: InodeId, inode: &Ino
     if !inode.may_have_cells() || inode.parent == NEVER_NAMED || inode.nlink == 0 {
         return Ok(false);
     }
-    let Some(access) = super::find_access(read, inode.parent)? else { return Ok(false) };
+    let Some(access) = find_access(read, inode.parent)? else { return Ok(false) };
     let all = snapshots.get(&access.volume).map_or(&[][..], |all| all);
     let Some(newest) = all.iter().rev().find(|s| !s.deleting) else { return Ok(false) };
     for snap in all.iter().filter(|s| s.number >= newest.number) {

@@ -159,7 +159,7 @@ impl Cx<'_> {
             // A writer would learn that token epoch, and write under it to an object that is a snapshot's. So
             // the file gets another object, which every lease holder must learn.
             self.need(ino, Need::Change);
-            self.rules.leases.own_conflict(self.rules.session, ino, self.conflicts);
+            self.rules.leases.own_conflict(self.rules.session, ino, self.obstacles);
             self.clear()?;
             if self.leave_snapshots(ino, &mut now)? {
                 return Ok(());

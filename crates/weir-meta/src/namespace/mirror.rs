@@ -7,8 +7,8 @@
 //! steps afterwards, and is charged to the topmost directory until then.
 //!
 //! Knows nothing of which mover reads home, and when.
+use super::charge::Charge;
 use super::import::{Into, xattrs_of};
-use super::usage::Charge;
 use super::*;
 use crate::relation::record::{DoomedRecord, MirroredRecord, RelationRecord, RemoteEntry};
 use crate::relation::{store, tree};

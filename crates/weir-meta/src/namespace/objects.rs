@@ -1,5 +1,5 @@
 //! Objects: the numbers of a file's cells, which other files and snapshots may refer to as well.
-use super::find_inode;
+use super::records::find_inode;
 use crate::keys;
 use weir_kv::Read;
 use weir_proto::{InodeId, Result};

@@ -37,7 +37,7 @@ impl Cx<'_> {
         }
         let (leases, session) = (self.rules.leases, self.rules.session);
         if leases.is_shared_by_open(session, ino, write) {
-            leases.own_conflict(session, ino, self.conflicts);
+            leases.own_conflict(session, ino, self.obstacles);
         }
         self.clear()?;
         let mut changed = false;

@@ -1,5 +1,5 @@
 //! Removal of names: unlink, rmdir; files without a name or an opener.
-use super::usage::Charge;
+use super::charge::Charge;
 use super::*;
 use weir_kv::Scan;
 use weir_proto::meta::{self, Removed};
@@ -138,7 +138,7 @@ fn prepare_removal(
     check_name(name)?;
     let access = load_access(cx.read(), parent)?;
     require(cx.read(), cred, &access, parent, SEARCH)?;
-    require_listed(cx.conflicts, parent, &access)?;
+    require_listed(cx.obstacles, parent, &access)?;
     let link = load_link(cx.read(), parent, name)?;
     require(cx.read(), cred, &access, parent, WRITE | SEARCH)?;
     cx.require_own(access.volume)?;
@@ -176,7 +176,7 @@ pub fn rmdir(cx: &mut Cx<'_>, r: &meta::Rmdir) -> Result<Removed> {
     })?;
     volume::require_no_root(cx.read(), access.volume, link.ino)?;
     let victim = load_access(cx.read(), link.ino)?;
-    require_listed(cx.conflicts, link.ino, &victim)?;
+    require_listed(cx.obstacles, link.ino, &victim)?;
     require_empty(cx.read(), link.ino)?;
     trash::keep_directory(cx, link.ino, &victim)?;
     cx.remove_directory(r.parent, &r.name, &link)?;

@@ -1,7 +1,8 @@
 //! Rename: one name moves, replaces another, or two are exchanged. Atomic; no directory ever comes below
 //! itself.
+use super::charge::Charge;
 use super::remove::{is_last, require_empty};
-use super::usage::{Charge, is_within, usage_of};
+use super::usage::{is_within, usage_of};
 use super::*;
 use weir_proto::meta::{self, RenameMode, Renamed};
 use weir_proto::relation::What;
@@ -19,8 +20,8 @@ pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Result<Renamed> {
     let (from_dir, to_dir) = (load_access(cx.read(), r.parent)?, load_access(cx.read(), r.new_parent)?);
     require(cx.read(), &r.cred, &from_dir, r.parent, SEARCH)?;
     require(cx.read(), &r.cred, &to_dir, r.new_parent, SEARCH)?;
-    require_listed(cx.conflicts, r.parent, &from_dir)?;
-    require_listed(cx.conflicts, r.new_parent, &to_dir)?;
+    require_listed(cx.obstacles, r.parent, &from_dir)?;
+    require_listed(cx.obstacles, r.new_parent, &to_dir)?;
     let moved = load_link(cx.read(), r.parent, &r.name)?;
     let target = find_link(cx.read(), r.new_parent, &r.new_name)?;
     check_mode(r, target.as_ref())?;
@@ -35,7 +36,7 @@ pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Result<Renamed> {
         if let Some(other) = &replaced {
             if other.kind == FileKind::Directory && r.mode != RenameMode::Exchange {
                 let victim = load_access(cx.read(), other.ino)?;
-                require_listed(cx.conflicts, other.ino, &victim)?;
+                require_listed(cx.obstacles, other.ino, &victim)?;
             }
             check_target(cx.read(), r, &to_dir, &moved, other)?;
         }

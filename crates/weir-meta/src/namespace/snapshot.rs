@@ -130,7 +130,7 @@ impl Cx<'_> {
             if let Some(inode) = inode.filter(|inode| inode.nlink > 0)
                 && self.volume_of(inode.parent)? == volume
             {
-                self.conflicts.push(Conflict { ino, session, keep: LeaseKind::Read, ask: true });
+                self.obstacles.note(Conflict { ino, session, keep: LeaseKind::Read, ask: true });
             }
         }
         self.clear()
@@ -149,8 +149,7 @@ impl Cx<'_> {
     }
     pub(super) fn wait_for_snapshot_of(&mut self, volume: VolumeId) -> Result<()> {
         if let Some((_, root)) = self.rules.snapshotting.filter(|(of, _)| *of == volume) {
-            let session = self.rules.session;
-            self.conflicts.push(Conflict { ino: root, session, keep: LeaseKind::Write, ask: false });
+            self.obstacles.push(Obstacle::Snapshot { root });
         }
         self.clear()
     }

@@ -8,7 +8,8 @@ use crate::namespace::find_inode;
 use crate::record::Record;
 use weir_env::Instant;
 use weir_kv::Txn;
-use weir_proto::meta::{FileKind, Time};
+use weir_proto::meta::FileKind::{BlockDevice, CharDevice};
+use weir_proto::meta::Time;
 use weir_proto::relation::*;
 use weir_proto::{InodeId, Result};
 
@@ -79,9 +80,7 @@ fn record_failed(
         (Outcome::Diverged { .. }, NameAction::Attributes { expect, .. }) => {
             tree::note_writing(txn, relation, step.ino, expect.writing)?;
         }
-        (Outcome::Refused { .. }, NameAction::Make { kind, .. })
-            if matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) =>
-        {
+        (Outcome::Refused { .. }, NameAction::Make { kind: CharDevice | BlockDevice, .. }) => {
             tree::note_not_made(txn, relation, done.number)?;
         }
         _ => {}

@@ -1,10 +1,10 @@
 //! Makes a clone, and enumerates its directories: names, inodes and layers from the snapshot.
+use super::super::charge::Charge;
 use super::super::evicted::{self, evictable};
 use super::super::layers;
 use super::super::objects::OBJECT_BIT;
 use super::super::open::next_truncation;
 use super::super::snapshot_view::SnapshotView;
-use super::super::usage::Charge;
 use super::super::*;
 use super::{ITSELF, find};
 use crate::keys::Sequence;

@@ -132,7 +132,7 @@ impl Cx<'_> {
     pub(in crate::namespace) fn revoke_names(&mut self, volume: VolumeId) -> Result<()> {
         for (session, dir) in self.rules.leases.held_names() {
             if load_access(self.read(), dir)?.volume == volume {
-                self.conflicts.push(Conflict { ino: dir, session, keep: LeaseKind::Read, ask: true });
+                self.obstacles.note(Conflict { ino: dir, session, keep: LeaseKind::Read, ask: true });
             }
         }
         Ok(())
@@ -144,7 +144,7 @@ impl Cx<'_> {
             if let Some(inode) = inode.filter(|inode| inode.nlink > 0)
                 && self.volume_of(inode.parent)? == volume
             {
-                self.conflicts.push(Conflict { ino, session, keep: LeaseKind::Read, ask: true });
+                self.obstacles.note(Conflict { ino, session, keep: LeaseKind::Read, ask: true });
             }
         }
         self.clear()
@@ -193,7 +193,7 @@ pub fn delete(cx: &mut Cx<'_>, r: &VolumeDelete) -> Result<Volume> {
     let is_clone = clone::find(cx.read(), r.volume)?.is_some();
     let is_empty = load_tally(cx.read(), record.root)?.entries == 0 && trash.is_none() && !is_clone;
     if !r.force {
-        require_listed(cx.conflicts, record.root, &load_access(cx.read(), record.root)?)?;
+        require_listed(cx.obstacles, record.root, &load_access(cx.read(), record.root)?)?;
     }
     if !r.force && !trash::is_all(cx.read(), r.volume, record.root)? {
         super::super::remove::require_empty(cx.read(), record.root)?;

@@ -24,7 +24,7 @@ impl Cx<'_> {
         if checked.is_err()
             && let Some(root) = trash::to_empty(self.read(), volume)?
         {
-            self.conflicts.push(Conflict::full(root));
+            self.obstacles.push(Obstacle::Full { trash: root });
             self.clear()?;
         }
         checked
