@@ -5,8 +5,8 @@ use crate::record::{ChangeRecord, Record};
 use crate::relation::queues::ShipQueues;
 use crate::relation::record::RemoteEntry;
 use crate::relation::results::{self, Recorded};
-use crate::relation::ship_queue::{self, Batch, ShipQueue, WorkRequest};
-use crate::relation::{listing, store, tree};
+use crate::relation::ship_queue::{Batch, ShipQueue, WorkRequest};
+use crate::relation::{apply, listing, steps, store, tree};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -165,7 +165,7 @@ impl Leader {
         mover: SessionId,
     ) -> Result<CommitSeq> {
         for name in &batch.names {
-            tracing::trace!(relation = %id, number = name.number, action = %ship_queue::describe(&name.action), "given");
+            tracing::trace!(relation = %id, number = name.number, action = %steps::describe(&name.action), "given");
         }
         for extent in &batch.extents {
             let ExtentWork { ino, offset, len, .. } = extent;
@@ -197,8 +197,8 @@ impl Leader {
                     }
                 }
             }
-            for name in batch.names.iter().filter(|name| tree::changes_fingerprint(&name.action)) {
-                tree::note_writing(txn, id, name.ino, true)?;
+            for name in batch.names.iter().filter(|name| apply::changes_fingerprint(&name.action)) {
+                apply::note_writing(txn, id, name.ino, true)?;
             }
             for ino in &batch.begun {
                 if let Some(remote) = tree::find_remote(txn, id, *ino)? {

@@ -1,6 +1,7 @@
 //! Operations on the namespace: tried at once, and again when the leases that they wait for are returned.
+use super::Leader;
+use super::attempt::Step;
 use super::outcome::{Outcome, reply};
-use super::{Leader, Step};
 use crate::ops::Operation;
 use std::sync::Arc;
 use weir_env::Instant;

@@ -8,6 +8,7 @@ use crate::relation::{changelog, listing, store, tree};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use weir_env::Instant;
+use weir_proto::meta::Time;
 use weir_proto::relation::*;
 use weir_proto::{InodeId, Result, VolumeId};
 
@@ -16,6 +17,29 @@ const COUNTED_MAX: usize = 200_000;
 
 /// Conflicts that a report names.
 const CONFLICTS_SHOWN: usize = 100;
+
+/// The changes that home lacks.
+#[derive(Default)]
+struct Backlog {
+    volume_name: String,
+    bytes: u64,
+    names: u64,
+    unseen: u64,
+    /// The oldest change that home does not have.
+    oldest: Option<Time>,
+    conflicts: Vec<(InodeId, ConflictRecord)>,
+    /// The oldest scan of a directory at home.
+    looked: Option<Time>,
+    /// Home has all.
+    done: bool,
+}
+
+impl Backlog {
+    fn note(&mut self, at: Time) {
+        self.oldest =
+            Some(self.oldest.map_or(at, |oldest| if at.nanos < oldest.nanos { at } else { oldest }));
+    }
+}
 
 impl Leader {
     pub(crate) fn relation_list(&self, r: &RelationList) -> Result<Relations> {
@@ -34,41 +58,8 @@ impl Leader {
 
     fn relation_info(&self, id: RelationId, record: RelationRecord, now: Instant) -> Result<RelationInfo> {
         let wall = self.env.clock.wall().0;
-        let (mut bytes, mut names, mut unseen, mut oldest) = (0, 0, 0, i64::MAX);
-        let (mut conflicts, mut volume_name, mut log_lag) = (Vec::new(), String::new(), 0);
-        let mut looked = wall;
-        self.kv.read(&mut |read| {
-            (bytes, names, oldest) = (0, 0, i64::MAX);
-            volume_name = volume::load(read, record.volume)?.name;
-            if !record.mirrors() {
-                log_lag = log::last_number(read, record.volume)?.saturating_sub(record.ingested);
-            }
-            looked = listing::oldest_scan(read, id)?.map_or(wall, |at| at.nanos);
-            let (start, end) = keys::range_of_short(b'P', id.0);
-            store::collect(read, &start, &end, COUNTED_MAX, |_, value| {
-                let dirty = DirtyRange::from_value(value, || format!("dirty bytes of {id}"))?;
-                bytes += dirty.len;
-                oldest = oldest.min(dirty.since.nanos);
-                Ok(())
-            })?;
-            let (start, end) = keys::range_of_short(b'O', id.0);
-            store::collect(read, &start, &end, COUNTED_MAX, |_, value| {
-                names += 1;
-                oldest = oldest.min(tree::load_change(value, 0)?.at.nanos);
-                Ok(())
-            })?;
-            let (start, end) = keys::range_of_short(b'B', id.0);
-            unseen = store::collect(read, &start, &end, COUNTED_MAX, |_, _| Ok(()))?.len() as u64;
-            let (start, end) = keys::range_of_short(b'l', id.0);
-            unseen += store::collect(read, &start, &end, COUNTED_MAX, |_, _| Ok(()))?.len() as u64;
-            let (start, end) = keys::range_of_short(b'a', id.0);
-            conflicts = store::collect(read, &start, &end, CONFLICTS_SHOWN, |key, value| {
-                let ino = InodeId(store::number_of(key)?);
-                Ok((ino, ConflictRecord::from_value(value, || format!("conflicts of {id}"))?))
-            })?;
-            Ok(())
-        })?;
-        let conflicts = self.show_conflicts(id, conflicts)?;
+        let backlog = self.backlog(id, &record)?;
+        let conflicts = self.show_conflicts(id, backlog.conflicts)?;
         let mut queues = self.relations.lock();
         let movers = queues.heard_movers(now);
         let mut limited_by = queues.limited_by(id, now);
@@ -76,32 +67,31 @@ impl Leader {
         let rate = queues.meters.entry(id).or_default().rate(now);
         drop(queues);
         let diverged = conflicts.iter().filter(|a| a.diverged).count() as u64;
-        let done = bytes == 0 && names == 0 && unseen == 0 && log_lag == 0 && oldest == i64::MAX;
-        let state = match (&record.paused, diverged, done) {
+        let state = match (&record.paused, diverged, backlog.done) {
             (Some(why), ..) => RelationState::Paused { why: why.clone() },
             (None, 1.., _) => RelationState::Diverged { items: diverged },
             (None, 0, true) => RelationState::Synced {},
             (None, 0, false) => RelationState::Copying {},
         };
-        if movers == 0 && (record.mirrors() || !done) {
+        if movers == 0 && (record.mirrors() || !backlog.done) {
             limited_by = "no mover is running: start `weir mover`".to_owned();
         }
-        if done && !record.mirrors() {
+        if backlog.done && !record.mirrors() {
             limited_by = String::new();
         }
-        let lag_ms = if oldest == i64::MAX { 0 } else { ((wall - oldest) / 1_000_000).max(0) as u64 };
+        let since = |at: Time| ((wall - at.nanos) / 1_000_000).max(0) as u64;
         Ok(RelationInfo {
             id,
             volume: record.volume,
-            volume_name,
+            volume_name: backlog.volume_name,
             url: record.url,
             direction: record.direction,
             evict: record.evict,
             state,
-            lag_ms,
-            backlog_bytes: bytes,
-            backlog_names: names,
-            unseen_directories: unseen,
+            lag_ms: backlog.oldest.map_or(0, since),
+            backlog_bytes: backlog.bytes,
+            backlog_names: backlog.names,
+            unseen_directories: backlog.unseen,
             rate,
             shipped_bytes: record.shipped_bytes,
             shipped_names: record.shipped_names,
@@ -109,8 +99,47 @@ impl Leader {
             limited_by,
             home_failure,
             conflicts,
-            scan_age_ms: ((wall - looked) / 1_000_000).max(0) as u64,
+            scan_age_ms: backlog.looked.map_or(0, since),
         })
+    }
+
+    fn backlog(&self, id: RelationId, record: &RelationRecord) -> Result<Backlog> {
+        let mut backlog = Backlog::default();
+        self.kv.read(&mut |read| {
+            backlog = Backlog { volume_name: volume::load(read, record.volume)?.name, ..Backlog::default() };
+            let mut log_lag = 0;
+            if !record.mirrors() {
+                log_lag = log::last_number(read, record.volume)?.saturating_sub(record.ingested);
+            }
+            backlog.looked = listing::oldest_scan(read, id)?;
+            let count = |letter: u8| -> Result<u64> {
+                let (start, end) = keys::range_of_short(letter, id.0);
+                Ok(store::collect(read, &start, &end, COUNTED_MAX, |_, _| Ok(()))?.len() as u64)
+            };
+            backlog.unseen = count(b'B')? + count(b'l')?;
+            let (start, end) = keys::range_of_short(b'P', id.0);
+            store::collect(read, &start, &end, COUNTED_MAX, |_, value| {
+                let dirty = DirtyRange::from_value(value, || format!("dirty bytes of {id}"))?;
+                backlog.bytes += dirty.len;
+                backlog.note(dirty.since);
+                Ok(())
+            })?;
+            let (start, end) = keys::range_of_short(b'O', id.0);
+            store::collect(read, &start, &end, COUNTED_MAX, |_, value| {
+                backlog.names += 1;
+                backlog.note(tree::load_change(value, 0)?.at);
+                Ok(())
+            })?;
+            let (start, end) = keys::range_of_short(b'a', id.0);
+            backlog.conflicts = store::collect(read, &start, &end, CONFLICTS_SHOWN, |key, value| {
+                let ino = InodeId(store::number_of(key)?);
+                Ok((ino, ConflictRecord::from_value(value, || format!("conflicts of {id}"))?))
+            })?;
+            let any = backlog.names + backlog.unseen + log_lag > 0;
+            backlog.done = !any && backlog.bytes == 0 && backlog.oldest.is_none();
+            Ok(())
+        })?;
+        Ok(backlog)
     }
 
     fn show_conflicts(&self, id: RelationId, found: Vec<(InodeId, ConflictRecord)>) -> Result<Vec<Conflict>> {

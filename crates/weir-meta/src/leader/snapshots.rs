@@ -3,8 +3,9 @@
 //! Invariants: a snapshot waits for clients that write files of its volume, and others wait to begin until it
 //! is taken or abandoned; one at a time.
 
+use super::attempt::Step;
 use super::outcome::Outcome;
-use super::{Leader, State, Step};
+use super::{Leader, State};
 use crate::namespace::volume;
 use crate::obstacle::{Obstacle, Obstacles};
 use std::sync::Arc;

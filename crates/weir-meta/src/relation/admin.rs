@@ -1,7 +1,7 @@
 //! Administration of relations, and of the cursors that consumers have in a changelog.
 use super::home_url::{check_url, overlap};
 use super::record::{ConflictRecord, RelationRecord, RemoteEntry};
-use super::{proof, store, tree};
+use super::{apply, proof, store, tree};
 use crate::keys::{self, Sequence};
 use crate::namespace::create::next_number;
 use crate::namespace::{Cx, clone, find_inode, import, log, snapshot, volume};
@@ -29,35 +29,8 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
     }
     clone::require_whole(&*cx.txn, r.volume)?;
     let all = store::relations(&*cx.txn)?;
-    if all.iter().any(|(_, other)| other.volume == r.volume && other.url == r.url) {
-        return Err(Error::exists(format!("volume {:?} has a relation with {} already", of.name, r.url)));
-    }
-    if let Some((id, other)) = all.iter().find(|(_, other)| overlap(&other.url, &r.url)) {
-        let why = format!("{} and {}, the home of relation {id}, lie in one another", r.url, other.url);
-        return Err(Error::exists(why));
-    }
-    if all.iter().filter(|(_, other)| other.volume == r.volume).count() >= RELATIONS_MAX {
-        return Err(Error::invalid(format!("volume {:?} has {RELATIONS_MAX} relations already", of.name)));
-    }
+    require_fits(r, &of.name, &all)?;
     let mirrors = r.direction == Direction::Mirror;
-    let is_related = all.iter().any(|(_, other)| other.volume == r.volume);
-    if mirrors && r.evict {
-        return Err(Error::invalid(
-            "all data of a mirror is at home: it may always be evicted, so leave that out",
-        ));
-    }
-    if mirrors && is_related {
-        return Err(Error::invalid(format!(
-            "volume {:?} has a home already: it cannot mirror another one",
-            of.name
-        )));
-    }
-    if all.iter().any(|(_, other)| other.volume == r.volume && other.mirrors()) {
-        return Err(Error::invalid(format!(
-            "volume {:?} mirrors a home: it cannot be copied to another one",
-            of.name
-        )));
-    }
     if mirrors && snapshot::has_any(&*cx.txn, r.volume, false)? {
         return Err(Error::invalid(format!(
             "volume {:?} has snapshots: a volume that mirrors a home has none",
@@ -80,7 +53,7 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
         ids: r.ids.clone(),
         by: r.cred.uid,
     };
-    if r.import && is_related {
+    if r.import && all.iter().any(|(_, other)| other.volume == r.volume) {
         return Err(Error::invalid(format!(
             "volume {:?} has a home already: what is there stays there",
             of.name
@@ -96,10 +69,46 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
         false => cx.txn.put(&keys::unseen(id, of.root), &0u64.to_le_bytes()),
     }
     cx.events.relations = true;
-    Ok(RelationInfo {
+    Ok(new_info(id, of.name, record))
+}
+
+/// Fails if a new relation does not go with the present ones.
+fn require_fits(r: &RelationAdd, name: &str, all: &[(RelationId, RelationRecord)]) -> Result<()> {
+    let mut own = all.iter().filter(|(_, other)| other.volume == r.volume);
+    if own.clone().any(|(_, other)| other.url == r.url) {
+        return Err(Error::exists(format!("volume {name:?} has a relation with {} already", r.url)));
+    }
+    if let Some((id, other)) = all.iter().find(|(_, other)| overlap(&other.url, &r.url)) {
+        let why = format!("{} and {}, the home of relation {id}, lie in one another", r.url, other.url);
+        return Err(Error::exists(why));
+    }
+    if own.clone().count() >= RELATIONS_MAX {
+        return Err(Error::invalid(format!("volume {name:?} has {RELATIONS_MAX} relations already")));
+    }
+    let mirrors = r.direction == Direction::Mirror;
+    if mirrors && r.evict {
+        return Err(Error::invalid(
+            "all data of a mirror is at home: it may always be evicted, so leave that out",
+        ));
+    }
+    if mirrors && own.clone().next().is_some() {
+        return Err(Error::invalid(format!(
+            "volume {name:?} has a home already: it cannot mirror another one"
+        )));
+    }
+    match own.any(|(_, other)| other.mirrors()) {
+        true => {
+            Err(Error::invalid(format!("volume {name:?} mirrors a home: it cannot be copied to another one")))
+        }
+        false => Ok(()),
+    }
+}
+
+fn new_info(id: RelationId, volume_name: String, record: RelationRecord) -> RelationInfo {
+    RelationInfo {
         id,
-        volume: r.volume,
-        volume_name: of.name,
+        volume: record.volume,
+        volume_name,
         url: record.url,
         direction: record.direction,
         evict: record.evict,
@@ -116,7 +125,7 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
         home_failure: String::new(),
         conflicts: Vec::new(),
         scan_age_ms: 0,
-    })
+    }
 }
 
 pub fn change(cx: &mut Cx<'_>, r: &RelationDo) -> Result<()> {
@@ -207,7 +216,7 @@ pub fn resolve(cx: &mut Cx<'_>, r: &RelationResolve) -> Result<()> {
             store::remove_receipts(cx.txn, r.relation, r.ino, from, to)?;
         }
         let number = log::last_number(&*cx.txn, record.volume)?;
-        tree::ship_whole(cx.txn, r.relation, number, cx.rules.now, r.ino, &evicted)?;
+        apply::ship_whole(cx.txn, r.relation, number, cx.rules.now, r.ino, &evicted)?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Where a file is at home, and whether home is as the volume is: for movers and for readers of evicted
 //! bytes.
 use super::record::{RelationRecord, RemoteEntry};
-use super::{proof, ship_queue, store, tree};
+use super::{order, proof, store, tree};
 use crate::keys;
 use crate::namespace::{View, find_inode, log, volume};
 use crate::record::Inode;
@@ -40,7 +40,7 @@ pub fn where_at_home(view: &mut View<'_>, r: &WhereAtHome) -> Result<HomePlace> 
             receipts.into_iter().map(|(offset, r)| Receipt { offset, len: r.len, sums: r.sums }).collect();
         let (path, expect) = (Bytes::from(path), tree::expected(&remote));
         let way = tree::way(view.read, id, ino, &remote)?;
-        let changing = ship_queue::may_change(view.read, id, &way)?;
+        let changing = order::may_change(view.read, id, &way)?;
         let (mut unsettled, mut conflict) = (false, false);
         if r.relation.is_some() {
             unsettled = is_unsettled(view.read, id, &record, ino, &remote)?;
@@ -99,7 +99,7 @@ fn is_unsettled(
     remote: &RemoteEntry,
 ) -> Result<bool> {
     let to_come = log::last_number(read, record.volume)? > record.ingested
-        || ship_queue::is_queued(read, id, &tree::way(read, id, ino, remote)?)?
+        || order::is_queued(read, id, &tree::way(read, id, ino, remote)?)?
         || !store::dirty_of(read, id, ino)?.is_empty()
         || store::dirty_finish(read, id, ino)?.is_some();
     let is_file = remote.kind == FileKind::Regular;

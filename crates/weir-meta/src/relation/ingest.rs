@@ -8,7 +8,7 @@ use super::changelog::{is_of_names, unproved};
 use super::dirty::{self, Apart};
 use super::record::{DirtyRange, FINISH, RelationRecord};
 use super::ship_queue::ShipQueue;
-use super::{store, tree};
+use super::{apply, store, tree};
 use crate::keys;
 use crate::namespace::{find_inode, log, volume};
 use crate::record::{Access, ChangeRecord, Listed, NOT_ENUMERATED, Record};
@@ -177,7 +177,7 @@ fn see(
     let number = log::append(txn, record.volume, now, what, By::default())?;
     let has_more = kind == FileKind::Directory || find_inode(txn, ino)?.is_some_and(|i| i.nlink > 0);
     if !known && has_more {
-        tree::ship_whole(txn, relation, number, now, ino, &[])?;
+        apply::ship_whole(txn, relation, number, now, ino, &[])?;
     }
     Ok(())
 }

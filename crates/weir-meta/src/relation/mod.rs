@@ -3,19 +3,23 @@
 //! Invariant: work that a mover has is assigned to no other before that mover has ended, even after a restart
 //! of the leader; because home cannot distinguish a late writer from the present one.
 //!
-//! `store` knows the records, `tree` and `dirty` derive the meaning of a change, `changelog` has the look-ups
-//! in a volume's log, `ingest` moves changes from there to the queues, `ship_queue` assigns work,
-//! `relocations` resolves conflicts of names, `results` records what movers have done, `proof` knows what
-//! home has of a file; `admin` and `home_place` are operations. Nothing here knows the leader: `leader` and
-//! `job` call it.
+//! `store` and `tree` know the records, `steps` and `dirty` derive the meaning of a change, `changelog` has
+//! the look-ups in a volume's log, `ingest` moves changes from there to the queues. `ship_queue` assigns
+//! work: names in the order of `order` and `relocations`, ranges as `next_work` decides. `results` and
+//! `apply` record the work that movers have done, `proof` answers eviction; `admin` and `home_place` are
+//! operations. Nothing here knows the leader: `leader` and `job` call it.
 pub mod admin;
+pub mod apply;
 pub mod changelog;
 mod dirty;
+mod extents;
 pub mod home_place;
 pub mod home_url;
 pub mod ingest;
 pub mod listing;
 pub mod listings;
+mod next_work;
+pub mod order;
 pub mod orphans;
 mod parts;
 pub mod proof;
@@ -25,5 +29,6 @@ pub mod record;
 mod relocations;
 pub mod results;
 pub mod ship_queue;
+pub mod steps;
 pub mod store;
 pub mod tree;

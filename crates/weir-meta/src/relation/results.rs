@@ -1,8 +1,8 @@
 //! Results that a mover reports: they become records, and the queue takes the work back.
 use super::record::{ConflictRecord, DirtyRange, FINISH, ReceiptRecord, RemoteEntry};
 use super::ship_queue::{self, ExtentOut, ShipQueue};
-use super::tree::{self, Step};
-use super::{changelog, dirty, ingest, store};
+use super::steps::{self, Step};
+use super::{apply, changelog, dirty, ingest, store, tree};
 use crate::keys;
 use crate::namespace::find_inode;
 use crate::record::Record;
@@ -34,8 +34,8 @@ pub fn record(txn: &mut dyn Txn, queue: &ShipQueue, r: &CompleteWork, wall: Time
             continue;
         };
         let (number, step) = (done.number, &out.step);
-        recorded.whole |= matches!(&step.effect, tree::Effect::Make { whole: true, .. });
-        tree::apply(txn, r.relation, number, wall, &step.effect, fingerprint)?;
+        recorded.whole |= matches!(&step.effect, steps::Effect::Make { whole: true, .. });
+        apply::apply(txn, r.relation, number, wall, &step.effect, fingerprint)?;
         if step.last && ship_queue::directory_of_work(number).is_none() {
             txn.delete(&keys::name_change(r.relation, number));
             record.shipped_names += 1;
@@ -78,10 +78,10 @@ fn record_failed(
     match (&done.outcome, &step.action) {
         // A mover that finds an external change makes none: it is to be found again.
         (Outcome::Diverged { .. }, NameAction::Attributes { expect, .. }) => {
-            tree::note_writing(txn, relation, step.ino, expect.writing)?;
+            apply::note_writing(txn, relation, step.ino, expect.writing)?;
         }
         (Outcome::Refused { .. }, NameAction::Make { kind: CharDevice | BlockDevice, .. }) => {
-            tree::note_not_made(txn, relation, done.number)?;
+            apply::note_not_made(txn, relation, done.number)?;
         }
         _ => {}
     }
@@ -96,9 +96,9 @@ pub fn take_back(queue: &mut ShipQueue, r: &CompleteWork, now: Instant) -> bool 
         let own = queue.names_out.get(&done.number).is_some_and(|out| out.session == r.session);
         if own && let Some(out) = queue.names_out.remove(&done.number) {
             queue.touch_named(&out.step.effect);
-            answered |= note(queue, now, &done.outcome, || ship_queue::describe(&out.step.action));
+            answered |= note(queue, now, &done.outcome, || steps::describe(&out.step.action));
             if matches!(done.outcome, Outcome::Done { .. })
-                && let tree::Effect::Truncate { ino, .. } = out.step.effect
+                && let steps::Effect::Truncate { ino, .. } = out.step.effect
             {
                 queue.forget_truncation(ino, done.number);
             }
