@@ -111,9 +111,9 @@ def rebuild(program: Path, cluster: Path) -> tuple[float, int, list[tuple[float,
         now = json.loads(weir(program, "rebuild", "--json", "--dir", str(cluster)))
         for filled in now["filled"]:
             copied[filled["target"]] = max(copied.get(filled["target"], 0), filled["bytes"])
-        left = [f["seconds_left"] for f in now["filled"] if f["seconds_left"] is not None]
-        if left:
-            foretold.append((time.monotonic() - begun, max(left)))
+        left = now["rebuild_left"]["seconds"]
+        if left is not None:
+            foretold.append((time.monotonic() - begun, left))
         if now["done"]:
             return time.monotonic() - begun, sum(copied.values()), foretold
         if time.monotonic() - begun > PATIENCE_S:

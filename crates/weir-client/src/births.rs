@@ -4,10 +4,10 @@
 //! Invariants: no request to the leader overtakes earlier reports; nothing goes to targets for a file that
 //! the leader does not know of; a lost file is an error of its handles. A lease on a directory is returned
 //! after all of its files are reported.
-use crate::api::{NewMode, OpenMode, Opened, Stat};
+use crate::api::{NewMode, OpenMode, Opened, SetAttrs, Stat};
 use crate::flush::inline_content;
 use crate::inner::Inner;
-use crate::inode::{Birth, Inline, Inode, State};
+use crate::inode::{Birth, Inline, Inode, MODE_BITS, SET_GID, State};
 use crate::table::births::Unborn;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -24,8 +24,6 @@ const DELAY: Duration = Duration::from_millis(2);
 const UNSENT_MAX: usize = 4096;
 /// Bytes of a birth without its name and content.
 const BIRTH_BYTES: usize = 96;
-const SET_GID: u32 = 0o2000;
-const MODE_BITS: u32 = 0o7777;
 
 /// Creates.
 impl Inner {
@@ -73,9 +71,8 @@ impl Inner {
                 (dir_attr.mtime, dir_attr.ctime) = (attr.btime, latest(dir_attr.ctime));
             }
             st.pages.note_not_lent();
-            let what = (attr.mode, attr.btime);
             self.session.note_unborn(1);
-            self.tables.births.lock().push(parent, inode.clone(), name, cred, what)
+            self.tables.births.lock().push(parent, inode.clone(), name, cred)
         };
         if begins {
             self.report_births_soon(parent);
@@ -90,6 +87,13 @@ impl Inner {
         let is_ours = st.lease.is_write() && !st.attr_old;
         let attr = st.attr.as_ref().filter(|attr| is_ours && !attr.acl)?;
         (st.name(name) == Some(None) && permits(cred, attr)).then(|| attr.clone())
+    }
+
+    /// Changes attributes of a file that the leader does not know of yet; `None`: ask the leader.
+    pub fn try_set_unborn(&self, cred: &Cred, inode: &Inode, set: &SetAttrs) -> Option<Stat> {
+        let mut st = inode.lock();
+        let is_set = self.leases_hold() && st.set_unborn(cred, set, self.now());
+        is_set.then(|| st.lend_stat()).flatten()
     }
 
     fn become_newborn(&self, inode: &Arc<Inode>, attr: &Attr, open: OpenMode) {
@@ -177,17 +181,7 @@ impl Inner {
                 break;
             }
             let told = st.begin_telling(|st, size| inline_content(st, &Bytes::new(), size));
-            messages.push(Message {
-                ino: unborn.inode.ino,
-                name: unborn.name.clone(),
-                mode: unborn.mode,
-                at: unborn.at,
-                open_read: told.open_read,
-                open_write: told.open_write,
-                written: told.content.as_ref().map_or(unborn.at, |(_, local)| local.mtime),
-                content: told.content.map(|(content, _)| content),
-                clean: told.clean,
-            });
+            messages.push(st.birth_message(unborn.inode.ino, &unborn.name, told));
         }
         let rest = batch.split_off(messages.len());
         self.tables.births.lock().put_back(dir, rest);
@@ -353,10 +347,9 @@ fn no_lease() -> Lease {
 
 /// Whether a user may create names in a directory without an access control list.
 fn permits(cred: &Cred, dir: &Attr) -> bool {
-    let in_group = cred.gid == dir.gid || cred.groups.contains(&dir.gid);
     let class = if cred.uid == dir.uid {
         6
-    } else if in_group {
+    } else if cred.is_member(dir.gid) {
         3
     } else {
         0

@@ -119,6 +119,9 @@ impl Inner {
             let cred = if writable && only_size { &root } else { cred };
             return self.set_size(cred, &inode, through, &set, size).await;
         }
+        if let Some(stat) = self.try_set_unborn(cred, &inode, &set) {
+            return Ok(stat);
+        }
         if set.atime.is_some() {
             self.report_access_of(&inode).await; // an earlier read must not overtake it
         }

@@ -120,7 +120,7 @@ impl Mounted {
 /// Removes set-uid and set-gid, as a change of data by another user does.
 async fn drop_privileges(client: &Client, cred: &Cred, ino: InodeId) -> Result<()> {
     let attr = client.getattr(ino).await?.attr;
-    let member = cred.uid == 0 || cred.gid == attr.gid || cred.groups.contains(&attr.gid);
+    let member = cred.uid == 0 || cred.is_member(attr.gid);
     let mode = tr::without_privileges(attr.mode, member);
     if attr.kind == FileKind::Directory || mode == tr::permissions(attr.mode) {
         return Ok(());

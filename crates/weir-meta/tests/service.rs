@@ -666,6 +666,38 @@ fn the_append_token_is_one_clients_and_ends_with_it() {
     });
 }
 
+#[test]
+fn growth_under_an_append_token_revokes_read_leases() {
+    simulate(35, async |world| {
+        let _meta = start(&world).await;
+        let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
+        b.open(ino, true, true).await.unwrap();
+        b.close(ino, true).await.unwrap();
+        // Neither has asked to write directly, so the pages of b may be read under a lease.
+        assert_eq!(b.acquire(ino, LeaseKind::Read).await.unwrap().lease.kind, LeaseKind::Read);
+        let taken = a.call(&TakeAppendToken { session: a.session, ino }).await.unwrap();
+        assert_eq!(b.revoked(), [], "the token alone changes nothing");
+        let commit = |size| Commit {
+            op: a.op(),
+            ino,
+            token_epoch: taken.entry.lease.token_epoch,
+            size,
+            mtime: Time { nanos: 1 },
+            allocated: size,
+            inline: None,
+            drop_inline: false,
+            clean: false,
+            close_writes: 0,
+            data_end: size,
+            append_token: true,
+            changed: Vec::new(),
+        };
+        assert_eq!(a.call(&commit(10)).await.unwrap().attr.size, 10);
+        assert_eq!(b.revoked(), [(ino, LeaseKind::None)], "b must not show the smaller size");
+    });
+}
+
 /// Who truncates a file by its name has it not open; another that writes it takes the right to write while
 /// the token lasts.
 #[test]

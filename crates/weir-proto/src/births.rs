@@ -49,13 +49,19 @@ message!(Birth {
     name: Bytes,
     /// Without the bits of the umask.
     mode: u32,
+    /// When it was created.
     at: Time,
     /// How often the client has it open now.
     open_read: u32,
     open_write: u32,
-    /// All that was written to it so far, if anything was, and when: the file is as long as this.
+    /// All that was written to it so far, if anything was: the file is as long as this.
     content: Option<Bytes>,
-    written: Time,
+    mtime: Time,
     /// No other data of the file is in flight.
     clean: bool,
+    /// Attributes that were changed since it was created are as they are now.
+    uid: u32,
+    gid: u32,
+    atime: Time,
+    ctime: Time,
 });

@@ -45,6 +45,11 @@ message!(
     /// The user of a request. Group ids sorted; the first is the primary one.
     Cred { uid: u32, gid: u32, groups: Vec<u32> }
 );
+impl Cred {
+    pub fn is_member(&self, gid: u32) -> bool {
+        self.gid == gid || self.groups.contains(&gid)
+    }
+}
 message!(
     /// Nanoseconds since 1970-01-01 UTC.
     Time { nanos: i64 }

@@ -690,10 +690,10 @@ pub struct MountRole {
     /// forgotten a name
     #[arg(long)]
     pub no_kernel_names: bool,
-    /// Create files without waiting for the metadata server in directories that no other mount uses; a new
-    /// file is durable after fsync
+    /// Wait for the metadata server at each create, also in directories that no other mount uses: a closed
+    /// file is durable without fsync
     #[arg(long)]
-    pub local_creates: bool,
+    pub no_local_creates: bool,
     /// Options as mount(8) has them: ro, noexec, noatime, allow_other
     #[arg(
         short = 'o',

@@ -234,7 +234,7 @@ sections! {
         /// This mount creates files without waiting for the metadata server in directories that no other
         /// mount uses, and reports them within milliseconds. A new file is then durable after fsync of the
         /// file or of its directory, as on a local file system. False: when its create returns.
-        local_creates: bool = false, shown "false";
+        local_creates: bool = true, shown "true";
         /// Let other users in (permissions are always checked). FUSE lets root do so, and others where
         /// /etc/fuse.conf says user_allow_other.
         allow_other: Option<bool> = None, shown "true # default: whether this user may let others in";

@@ -732,7 +732,7 @@ pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
         config.mount.allow_other = Some(true);
     }
     config.mount.kernel_names &= !args.no_kernel_names;
-    config.mount.local_creates |= args.local_creates;
+    config.mount.local_creates &= !args.no_local_creates;
     if let Some(transport) = args.transport {
         config.mount.transport = Text(transport);
     }

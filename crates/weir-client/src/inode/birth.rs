@@ -1,12 +1,17 @@
 //! Whether the leader knows of a file that was created locally.
-use super::State;
 use super::write::Local;
+use super::{State, ctime_with};
+use crate::api::{SetAttrs, SetTime};
 use crate::inode::Inline;
 use crate::plan;
 use bytes::Bytes;
-use weir_proto::Error;
 use weir_proto::births::Birth as Message;
-use weir_proto::meta::{Attr, INLINE_MAX};
+use weir_proto::meta::{Attr, Cred, INLINE_MAX, Time};
+use weir_proto::{Error, InodeId};
+
+const SET_UID: u32 = 0o4000;
+pub const SET_GID: u32 = 0o2000;
+pub const MODE_BITS: u32 = 0o7777;
 
 #[derive(Debug, Default)]
 pub enum Birth {
@@ -71,6 +76,59 @@ impl State {
         (self.opens.for_reading(), self.opens.for_writing().max(unsaved))
     }
 
+    /// The report, with all that was changed up to now.
+    pub fn birth_message(&self, ino: InodeId, name: &Bytes, told: Told) -> Message {
+        let attr = self.attr.as_ref().expect("a file that was created locally has attributes");
+        let local = told.content.as_ref().map(|(_, local)| local);
+        Message {
+            ino,
+            name: name.clone(),
+            mode: attr.mode,
+            at: attr.btime,
+            open_read: told.open_read,
+            open_write: told.open_write,
+            mtime: local.map_or(attr.mtime, |local| local.mtime),
+            ctime: local.map_or(attr.ctime, |local| ctime_with(attr, local)),
+            content: told.content.map(|(content, _)| content),
+            clean: told.clean,
+            uid: attr.uid,
+            gid: attr.gid,
+            atime: attr.atime,
+        }
+    }
+
+    /// Changes attributes of a file before it is reported. False: the leader has to decide.
+    pub fn set_unborn(&mut self, cred: &Cred, set: &SetAttrs, now: Time) -> bool {
+        let unreported = matches!(self.birth, Birth::Unsent) && self.lease.is_write() && !self.attr_old;
+        let may_be_mapped = self.opens.for_reading() > 0 && self.opens.is_for_writing();
+        let Some(attr) = self.attr.as_mut().filter(|_| unreported && set.size.is_none()) else {
+            return false;
+        };
+        let (is_root, is_owner) = (cred.uid == 0, cred.uid == attr.uid);
+        let mode = set.mode.map_or(attr.mode, |mode| mode & MODE_BITS);
+        let may_give = set.uid.is_none_or(|uid| is_root || uid == attr.uid)
+            && set.gid.is_none_or(|gid| is_root || gid == attr.gid || cred.is_member(gid));
+        let is_plain = (attr.mode | mode) & (SET_UID | SET_GID) == 0;
+        let reads_first = set.atime.is_some() && self.accessed.is_some();
+        let stores_first = set.mtime.is_some() && may_be_mapped;
+        if !(is_root || is_owner) || !may_give || !is_plain || reads_first || stores_first {
+            return false;
+        }
+        let time = |set: Option<SetTime>, old: Time| match set {
+            Some(SetTime::Now) => now,
+            Some(SetTime::At(at)) => at,
+            None => old,
+        };
+        attr.atime = time(set.atime, attr.atime);
+        attr.ctime = now;
+        (attr.mode, attr.uid, attr.gid) = (mode, set.uid.unwrap_or(attr.uid), set.gid.unwrap_or(attr.gid));
+        if set.mtime.is_some() {
+            attr.mtime = time(set.mtime, attr.mtime);
+            self.write.set_mtime(attr.mtime);
+        }
+        true
+    }
+
     /// It is reported again, or named on a new connection: with its present number of opens.
     pub fn tell_again(&mut self, message: Option<&mut Message>) {
         let Birth::Sent(told) = &self.birth else { return };
@@ -98,8 +156,8 @@ impl State {
             self.write.note_inline_committed(*local);
             self.inline = Inline::Yes(content.clone());
             (attr.size, attr.allocated) = (content.len() as u64, content.len() as u64);
+            attr.ctime = ctime_with(&attr, local);
             attr.mtime = local.mtime;
-            attr.ctime.nanos = attr.ctime.nanos.max(local.mtime.nanos);
             attr.data_version += 1;
         }
         Some((told, attr))

@@ -13,7 +13,7 @@ mod quota;
 mod tier;
 mod write;
 
-pub use birth::Birth;
+pub use birth::{Birth, MODE_BITS, SET_GID};
 pub use inline::{Inline, Leaving};
 pub use lease::LeaseState;
 pub use loans::Loans;
@@ -323,8 +323,8 @@ impl State {
         let mut attr = self.attr.clone()?;
         if let Some(local) = self.write.local() {
             attr.size = local.size;
+            attr.ctime = ctime_with(&attr, &local);
             attr.mtime = local.mtime;
-            attr.ctime = Time { nanos: attr.ctime.nanos.max(local.mtime.nanos) };
             attr.allocated = self.quota.allocated().max(attr.allocated);
         }
         attr.atime = self.accessed.unwrap_or(attr.atime);
@@ -372,6 +372,12 @@ impl State {
             self.names.keep(name, ino);
         }
     }
+}
+
+/// The change time after uncommitted changes. It does not follow a modification time that was set.
+fn ctime_with(attr: &Attr, local: &write::Local) -> Time {
+    let changed = if local.mtime == attr.mtime { attr.ctime } else { local.mtime };
+    Time { nanos: attr.ctime.nanos.max(changed.nanos) }
 }
 
 /// Attributes of a plain file, for tests.

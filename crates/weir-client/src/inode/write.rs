@@ -135,6 +135,12 @@ impl WriteState {
         self.local = Some(Local { size, mtime, change: self.change });
         self.dirty_since.get_or_insert(at);
     }
+    /// The modification time of the changes so far is set.
+    pub fn set_mtime(&mut self, mtime: Time) {
+        if let Some(local) = &mut self.local {
+            local.mtime = mtime;
+        }
+    }
     /// Direct writes made the file at least `size` long.
     pub fn note_grown(&mut self, size: u64) {
         if let Some(local) = &mut self.local {

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use weir_env::Instant;
 use weir_proto::births::{BIRTHS_MAX, NUMBERS_MAX, NUMBERS_MIN};
 use weir_proto::map::Layout;
-use weir_proto::meta::{Cred, Time};
+use weir_proto::meta::Cred;
 use weir_proto::{Error, InodeId};
 
 /// Creates in a directory are counted over this time.
@@ -30,8 +30,6 @@ pub struct Unborn {
     pub inode: Arc<Inode>,
     pub name: Bytes,
     pub cred: Cred,
-    pub mode: u32,
-    pub at: Time,
 }
 
 #[derive(Default)]
@@ -143,17 +141,10 @@ impl Log {
         self.dirs.get(&dir).is_some_and(|d| d.is_open)
     }
     /// A file is born. True: the caller has to start a report.
-    pub fn push(
-        &mut self,
-        dir: InodeId,
-        inode: Arc<Inode>,
-        name: Bytes,
-        cred: &Cred,
-        (mode, at): (u32, Time),
-    ) -> bool {
+    pub fn push(&mut self, dir: InodeId, inode: Arc<Inode>, name: Bytes, cred: &Cred) -> bool {
         self.serial += 1;
         let d = self.dirs.entry(dir).or_default();
-        d.unsent.push_back(Unborn { serial: self.serial, inode, name, cred: cred.clone(), mode, at });
+        d.unsent.push_back(Unborn { serial: self.serial, inode, name, cred: cred.clone() });
         !std::mem::replace(&mut d.reporting, true)
     }
     /// The next files to report, of one user; none: all of the directory are reported.
@@ -253,7 +244,7 @@ mod tests {
         assert_eq!(layout.seed, Layout::seed_of(ino));
         let cred = Cred { uid, gid: 1, groups: vec![] };
         let name = Bytes::from(format!("f{ino}"));
-        log.push(dir, Arc::new(Inode::new(ino, 0)), name, &cred, (0o644, Time { nanos: 0 }))
+        log.push(dir, Arc::new(Inode::new(ino, 0)), name, &cred)
     }
     fn numbers(batch: &[Unborn]) -> Vec<u64> {
         batch.iter().map(|unborn| unborn.inode.ino.0).collect()

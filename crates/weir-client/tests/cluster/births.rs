@@ -2,8 +2,9 @@
 //! an error.
 use super::*;
 use std::sync::Arc;
-use weir_client::{ClientConfig, NoKernel};
-use weir_proto::{ErrorKind, Result};
+use weir_client::{ClientConfig, NoKernel, SetAttrs, SetTime};
+use weir_proto::meta::{Attr, Cred, Time};
+use weir_proto::{ErrorKind, NameRule, Result};
 
 /// Has the names of a directory after `after` creates in it.
 async fn client_after(lab: &Lab, name: &str, after: Option<u32>) -> Client {
@@ -64,6 +65,77 @@ fn files_created_alone_in_a_directory_cost_few_messages() {
             c.check();
         }
         assert!(asked[0] * 10 < asked[1], "messages with and without: {asked:?}");
+    });
+}
+
+/// As `tar` and `cp -p` do: after the bytes they set times, owner and mode.
+#[test]
+fn attributes_set_after_a_create_go_with_its_report() {
+    let set = SetAttrs {
+        mode: Some(0o640),
+        uid: Some(7),
+        gid: Some(8),
+        atime: Some(SetTime::At(Time { nanos: 11 })),
+        mtime: Some(SetTime::At(Time { nanos: 12 })),
+        size: None,
+    };
+    Lab::new(7).run(6, |lab| async move {
+        let (c, reader) = (client_after(&lab, "a", Some(1)).await, lab.client("b").await);
+        let d = dir(&c, "d").await;
+        ready(&lab, &c, d).await;
+        let before = c.status().asked;
+        let mut shown = Vec::new();
+        for (n, bytes) in [&b""[..], b"bytes", &[1; 3 * 1024]].into_iter().enumerate() {
+            let opened = c.create(&root(), d, format!("f{n}").as_bytes(), 0o600, true, OpenMode::WRITE).await;
+            let (h, ino) = opened.map(|o| (o.handle, o.stat.attr.ino)).unwrap();
+            write(&c, h, 0, bytes).await;
+            shown.push(c.setattr(&root(), ino, Some(h), set).await.unwrap().attr);
+            close(&c, h).await;
+        }
+        let h = create_in(&c, d, "written").await;
+        let ino = c.lookup(&root(), d, b"written").await.unwrap().unwrap().attr.ino;
+        c.setattr(&root(), ino, Some(h), set).await.unwrap();
+        write(&c, h, 0, b"later").await;
+        close(&c, h).await;
+        assert_eq!(c.status().asked, before, "nothing is reported yet");
+        c.sync_names(d).await.unwrap();
+        for (n, shown) in shown.iter().enumerate() {
+            let seen = seen_by(&reader, d, &format!("f{n}")).await;
+            assert_eq!((seen.mode, seen.uid, seen.gid), (0o640, 7, 8));
+            assert_eq!((seen.atime, seen.mtime), (Time { nanos: 11 }, Time { nanos: 12 }));
+            assert_eq!((seen.size, seen.ctime), (shown.size, shown.ctime), "file {n}");
+        }
+        assert!(seen_by(&reader, d, "written").await.mtime.nanos > 12);
+        c.check();
+    });
+}
+async fn seen_by(reader: &Client, d: InodeId, name: &str) -> Attr {
+    reader.lookup(&root(), d, name.as_bytes()).await.unwrap().expect("the file is there").attr
+}
+
+/// A user may give a file only to a group of which it is a member, whoever decides.
+#[test]
+fn a_file_is_not_given_away_before_its_report() {
+    Lab::new(8).run(6, |lab| async move {
+        let c = client_after(&lab, "a", Some(1)).await;
+        let user = Cred { uid: 500, gid: 50, groups: vec![60] };
+        let d = c.mkdir(&root(), ROOT, b"d", 0o777).await.unwrap().attr.ino;
+        ready(&lab, &c, d).await;
+        let opened = c.create(&user, d, b"f", 0o600, true, OpenMode::WRITE).await.unwrap();
+        let ino = opened.stat.attr.ino;
+        let give = |uid, gid| SetAttrs { uid, gid, ..SetAttrs::default() };
+        let before = c.status().asked;
+        let attr = c.setattr(&user, ino, None, give(Some(500), Some(60))).await.unwrap().attr;
+        assert_eq!((attr.uid, attr.gid, c.status().asked), (500, 60, before));
+        for refused in [give(Some(501), None), give(None, Some(70))] {
+            let e = c.setattr(&user, ino, None, refused).await.unwrap_err();
+            assert_eq!(e.kind, ErrorKind::Name(NameRule::NotOwner), "{e}");
+        }
+        let stranger = Cred { uid: 501, gid: 50, groups: vec![60] };
+        let chmod = SetAttrs { mode: Some(0o666), ..SetAttrs::default() };
+        assert!(c.setattr(&stranger, ino, None, chmod).await.is_err());
+        close(&c, opened.handle).await;
+        c.check();
     });
 }
 

@@ -130,8 +130,8 @@ impl Acl {
             .0
             .iter()
             .filter(|i| match i.tag {
-                GROUP_OBJ => in_group(cred, gid),
-                GROUP => in_group(cred, i.id),
+                GROUP_OBJ => cred.is_member(gid),
+                GROUP => cred.is_member(i.id),
                 _ => false,
             })
             .peekable();
@@ -140,10 +140,6 @@ impl Acl {
         }
         has(self.perm(OTHER).unwrap_or(0))
     }
-}
-
-pub fn in_group(cred: &Cred, gid: u32) -> bool {
-    cred.gid == gid || cred.groups.contains(&gid)
 }
 
 #[cfg(test)]

@@ -170,7 +170,7 @@ fn check_set(cx: &Cx<'_>, r: &SetAttr, uid: u32, gid: u32, mode: u32) -> Result<
     if r.uid.is_some_and(|new| new != uid || !owner) && !root {
         return refuse("owner");
     }
-    if r.gid.is_some_and(|new| !owner || (new != gid && !in_group(&r.cred, new))) && !root {
+    if r.gid.is_some_and(|new| !owner || (new != gid && !r.cred.is_member(new))) && !root {
         return refuse("group");
     }
     if (r.atime.is_some() || r.mtime.is_some()) && !root && !owner && !writes && r.size.is_none() {
@@ -180,8 +180,8 @@ fn check_set(cx: &Cx<'_>, r: &SetAttr, uid: u32, gid: u32, mode: u32) -> Result<
     if r.size.is_some() && !may_write {
         return Err(Error::denied(format!("user {} may not write inode {}", r.cred.uid, r.ino)));
     }
-    let member = in_group(&r.cred, r.gid.unwrap_or(gid));
-    Ok(Claim { root, member, was_member: in_group(&r.cred, gid) })
+    let member = r.cred.is_member(r.gid.unwrap_or(gid));
+    Ok(Claim { root, member, was_member: r.cred.is_member(gid) })
 }
 
 /// A user who may change the data removes the setuid and setgid bits with a change.

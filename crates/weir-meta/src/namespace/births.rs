@@ -142,7 +142,9 @@ impl Cx<'_> {
         let permissions = Permissions::of_mode(born.mode);
         let mut inode = self.newborn(birth, cred, FileKind::Regular, &permissions);
         let at = self.rules.near(born.at);
-        (inode.atime, inode.mtime, inode.ctime, inode.btime) = (at, at, at, at);
+        (inode.atime, inode.mtime) = (born.atime, born.mtime);
+        (inode.ctime, inode.btime) = (self.rules.near(born.ctime), at);
+        give(&mut inode, cred, born)?;
         inode.layout = Some(Layout { seed: Layout::seed_of(born.ino), ..block.layout });
         self.take_writer(born.ino, &mut inode);
         inode.dirty = !born.clean;
@@ -175,11 +177,29 @@ impl Cx<'_> {
         }
         self.txn.put(&keys::data(born.ino), content);
         (inode.size, inode.allocated) = (content.len() as u64, content.len() as u64);
-        inode.mtime = born.written;
-        inode.ctime = self.rules.near(Time { nanos: born.at.nanos.max(born.written.nanos) });
         inode.data_version += 1;
         Ok(())
     }
+}
+
+/// Sets owner and group: those that `chown` of the user may have set since the create.
+fn give(inode: &mut Inode, cred: &Cred, born: &births::Birth) -> Result<()> {
+    let may_give =
+        cred.uid == 0 || born.uid == cred.uid && (born.gid == inode.gid || cred.is_member(born.gid));
+    if !may_give {
+        return Err(Error::name(
+            NameRule::NotOwner,
+            format!(
+                "user {} may not give {:?} to user {} and group {}",
+                cred.uid,
+                show(&born.name),
+                born.uid,
+                born.gid
+            ),
+        ));
+    }
+    (inode.uid, inode.gid) = (born.uid, born.gid);
+    Ok(())
 }
 
 impl Rules<'_> {

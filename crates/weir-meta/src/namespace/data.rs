@@ -6,7 +6,8 @@ use weir_proto::relation::What;
 pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     let mut inode = load_file(cx.read(), r.ino)?;
     check(cx.rules, r, &inode)?;
-    cx.need(r.ino, Need::GetAttr);
+    // A session that got Read before the append token was granted would keep showing the smaller size.
+    cx.need(r.ino, if r.size > inode.size { Need::Change } else { Need::GetAttr });
     cx.clear()?;
     let has_inline = store_inline(cx, r, &inode)?;
     if has_inline && r.inline.is_none() && r.size > inode.size {

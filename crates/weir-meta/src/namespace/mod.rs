@@ -54,7 +54,7 @@ use crate::keys;
 use crate::lease::{Conflict, Need, NoteConflict};
 use crate::obstacle::Obstacle;
 use crate::record::{Access, HAS_ACL, Inode, Link, MODE_BITS, NOT_ENUMERATED, Record, Tally, directory_attr};
-use acl::{Acl, in_group};
+use acl::Acl;
 use cx::{entry, entry_of, nothing, require_listed, unleased};
 use permission::{SET_GID, STICKY, allows, check_name, find_acl, require, require_sticky};
 use records::{directory, find_access, load_access, load_file, load_link, load_tally, owner_of, show};

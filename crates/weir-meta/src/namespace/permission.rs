@@ -1,5 +1,5 @@
 //! The rules of POSIX: permission by mode and by access control list, sticky directories, valid names.
-use super::acl::{self, Acl, in_group};
+use super::acl::{self, Acl};
 use super::records::show;
 use crate::keys;
 use crate::record::{Access, HAS_ACL};
@@ -25,7 +25,7 @@ pub(super) const STICKY: u32 = 0o1000;
 fn permits(cred: &Cred, mode: u32, uid: u32, gid: u32, want: u32) -> bool {
     let class = if cred.uid == uid {
         6
-    } else if in_group(cred, gid) {
+    } else if cred.is_member(gid) {
         3
     } else {
         0

@@ -111,7 +111,7 @@ fn set_acl(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
         Some(list) if !sets_mode || !list.is_mode() => cx.txn.put(&key, &list.to_value()),
         _ => cx.txn.delete(&key),
     }
-    let member = r.cred.uid == 0 || in_group(&r.cred, gid);
+    let member = r.cred.uid == 0 || r.cred.is_member(gid);
     let kept = mode & MODE_BITS & !0o777 & if member { !0 } else { !SET_GID };
     let new_mode = list.filter(|_| sets_mode).map(|list| kept | list.mode());
     note_acl(cx, r.ino, new_mode)

@@ -23,8 +23,12 @@ fn birth(client: &Client, ino: InodeId, name: &str) -> Birth {
         open_read: 0,
         open_write: 1,
         content: None,
-        written,
+        mtime: written,
         clean: false,
+        uid: 0,
+        gid: 0,
+        atime: at,
+        ctime: written,
     }
 }
 async fn create_many(client: &Client, dir: InodeId, births: Vec<Birth>) -> Result<CreatedMany> {
@@ -73,7 +77,7 @@ fn a_batch_counts_once_and_as_a_whole() {
         let _meta = start(&world).await;
         let a = Client::start(&world, "a").await;
         let dir = a.mkdir(ROOT, "d").await.unwrap().entry.attr.ino;
-        let first = lease_names(&a, dir, 4).await.first.0;
+        let first = lease_names(&a, dir, 5).await.first.0;
         let two = vec![birth(&a, InodeId(first), "x"), birth(&a, InodeId(first + 1), "y")];
         let batch = CreateMany { op: a.op(), cred: root(), dir, births: two };
         let made = a.call(&batch).await.unwrap();
@@ -82,7 +86,7 @@ fn a_batch_counts_once_and_as_a_whole() {
             |ino: u64, name: &str| vec![birth(&a, InodeId(first + 2), "z"), birth(&a, InodeId(ino), name)];
         for (births, kind) in [
             (bad(first + 3, "x"), ErrorKind::Exists),
-            (bad(first + 4, "behind"), ErrorKind::Invalid),
+            (bad(first + 5, "behind"), ErrorKind::Invalid),
             (bad(first, "used"), ErrorKind::Invalid),
             (bad(first + 2, "twice"), ErrorKind::Invalid),
             (bad(first + 3, "a/b"), ErrorKind::Invalid),
@@ -98,10 +102,22 @@ fn a_batch_counts_once_and_as_a_whole() {
         assert_eq!(listed(&a, dir).await, ["x", "y"], "nothing is left of what was refused");
         create_many(&a, dir, bad(first + 3, "last")).await.unwrap();
         assert_eq!(listed(&a, dir).await, ["last", "x", "y", "z"]);
-        let user = Cred { uid: 7, gid: 7, groups: vec![] };
-        let not_mine =
-            CreateMany { op: a.op(), cred: user, dir, births: vec![birth(&a, InodeId(first), "u")] };
+        let user = Cred { uid: 7, gid: 7, groups: vec![8] };
+        let by_user = |birth| CreateMany { op: a.op(), cred: user.clone(), dir, births: vec![birth] };
+        let not_mine = by_user(birth(&a, InodeId(first), "u"));
         assert_eq!(kind_of(a.call(&not_mine).await), ErrorKind::Denied);
+        let (uid, gid, size, atime, mtime) = (None, None, None, None, None);
+        let (op, cred, mode) = (a.op(), root(), Some(0o777));
+        a.call(&SetAttr { op, cred, ino: dir, mode, uid, gid, size, atime, mtime }).await.unwrap();
+        for (uid, gid) in [(0, 7), (9, 7), (7, 0), (7, 9)] {
+            let given_away = Birth { uid, gid, ..birth(&a, InodeId(first + 4), "given") };
+            let refused = kind_of(a.call(&by_user(given_away)).await);
+            assert_eq!(refused, ErrorKind::Name(NameRule::NotOwner), "{uid} {gid}");
+        }
+        let to_group = Birth { uid: 7, gid: 8, ..birth(&a, InodeId(first + 4), "shared") };
+        a.call(&by_user(to_group)).await.unwrap();
+        let attr = a.lookup(dir, "shared").await.unwrap().entry.unwrap().attr;
+        assert_eq!((attr.uid, attr.gid), (7, 8));
     });
 }
 

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
 use std::time::Duration;
 use weir_coord::groups_by_spare;
-use weir_proto::coord::{ClusterStatus, GonePlan, RebuildStatus, RebuildWaiting};
-use weir_proto::map::{ClusterMap, MemberState};
+use weir_proto::coord::{ClusterStatus, GonePlan, RebuildStatus, RebuildWaiting, RefillReport};
+use weir_proto::map::{Group, Member, MemberState, Move};
 use weir_proto::{Error, TargetId};
 
 /// The interval of `weir rebuild --watch`.
@@ -116,9 +116,58 @@ pub fn rebuild(args: &cli::Rebuild) -> Outcome<()> {
 struct Filled {
     places: usize,
     bytes: u64,
-    /// An estimate: the average of the others in its groups.
+    /// An estimate, see [`Places`].
     bytes_left: u64,
     bytes_per_s: u64,
+}
+
+/// The rest of a rebuild, or of all moves. Places that no target has taken yet count, too.
+#[derive(Clone, Copy, Default, Debug, PartialEq)]
+struct Left {
+    bytes: u64,
+    bytes_per_s: u64,
+}
+
+impl Left {
+    fn seconds(self) -> Option<u64> {
+        self.bytes.checked_div(self.bytes_per_s)
+    }
+    fn text(self, what: &str) -> Option<String> {
+        let (seconds, mb) = (self.seconds()?, self.bytes / 1_000_000);
+        Some(format!("{what}: about {mb} MB left, {} MB/s, about {seconds} s", self.bytes_per_s / 1_000_000))
+    }
+    fn json(self) -> Value {
+        json!({ "bytes": self.bytes, "bytes_per_s": self.bytes_per_s, "seconds": self.seconds() })
+    }
+}
+
+/// Estimates of the bytes of a group's place: a target's used bytes, spread evenly over its places, averaged
+/// over the group's current members.
+struct Places<'a> {
+    used: BTreeMap<TargetId, u64>,
+    count: BTreeMap<TargetId, u64>,
+    groups: &'a [Group],
+}
+
+impl Places<'_> {
+    fn of<'a>(status: &ClusterStatus, groups: &'a [Group]) -> Places<'a> {
+        let mut count = BTreeMap::new();
+        for member in groups.iter().flat_map(|g| &g.members) {
+            *count.entry(member.target).or_default() += 1;
+        }
+        Places { used: status.targets.iter().map(|t| (t.target, t.used)).collect(), count, groups }
+    }
+    fn bytes_of(&self, group: &Group) -> u64 {
+        let current = group.members.iter().filter(|m| m.state == MemberState::Current);
+        let of = |t: TargetId| self.used.get(&t).copied().unwrap_or(0) / self.count.get(&t).map_or(1, |n| *n);
+        let (sum, count) = current.fold((0, 0), |(sum, count), m| (sum + of(m.target), count + 1));
+        u64::checked_div(sum, count).unwrap_or(0)
+    }
+    /// The bytes of all places that a condition selects.
+    fn bytes(&self, selects: impl Fn(&Group, &Member) -> bool) -> u64 {
+        let of = |g: &Group| g.members.iter().filter(|m| selects(g, m)).count() as u64 * self.bytes_of(g);
+        self.groups.iter().map(of).sum()
+    }
 }
 
 struct View {
@@ -130,6 +179,8 @@ struct View {
     /// Places that drained targets still have, and places that move, by the target that they go to.
     draining: BTreeMap<TargetId, usize>,
     moving: BTreeMap<TargetId, Filled>,
+    rebuild_left: Left,
+    moves_left: Left,
 }
 
 impl View {
@@ -141,29 +192,42 @@ impl View {
         for member in members() {
             if lost.contains(&member.target) {
                 *places.entry(member.target).or_default() += 1;
-            }
-            if member.state == MemberState::Behind {
+            } else if member.state == MemberState::Behind {
                 filled.entry(member.target).or_default().places += 1;
             }
         }
+        let sizes = Places::of(status, &map.groups);
         for (target, filled) in &mut filled {
-            let reports = || rebuild.refills.iter().filter(|r| r.target == *target);
-            filled.bytes = reports().map(|r| r.bytes).sum();
-            let ms = reports().map(|r| r.since_ms).max().unwrap_or(0);
-            filled.bytes_per_s = (filled.bytes * 1000).checked_div(ms).unwrap_or(0);
-            let total: u64 = bytes_of_places(status, map, *target);
+            filled.apply(rebuild.refills.iter().filter(|r| r.target == *target));
+            let total = sizes.bytes(|_, m| m.target == *target && m.state == MemberState::Behind);
             filled.bytes_left = total.saturating_sub(filled.bytes);
         }
         let has = |t: TargetId| members().filter(|m| m.target == t).count();
-        let draining = rebuild.draining.iter().map(|t| (*t, has(*t))).collect();
+        let draining: BTreeMap<_, _> = rebuild.draining.iter().map(|t| (*t, has(*t))).collect();
         let mut moving = BTreeMap::<TargetId, Filled>::new();
         for found in &map.moves {
-            let filled = moving.entry(found.to).or_default();
-            filled.places += 1;
-            let report = rebuild.refills.iter().find(|r| (r.target, r.group) == (found.to, found.group));
-            filled.bytes += report.map_or(0, |r| r.bytes);
+            moving.entry(found.to).or_default().places += 1;
         }
-        View { places, filled, by_spare: groups_by_spare(map), draining, moving, rebuild }
+        for (target, filled) in &mut moving {
+            let to = |group| map.moves.iter().any(|m| (m.to, m.group) == (*target, group));
+            filled.apply(rebuild.refills.iter().filter(|r| r.target == *target && to(r.group)));
+            let all = map.moves.iter().filter(|m| m.to == *target);
+            let of = |group| map.groups.iter().find(|g| g.id == group).map_or(0, |g| sizes.bytes_of(g));
+            filled.bytes_left = all.map(|m| of(m.group)).sum::<u64>().saturating_sub(filled.bytes);
+        }
+        let left = |targets: &BTreeMap<TargetId, Filled>, later: u64| Left {
+            bytes: later + targets.values().map(|f| f.bytes_left).sum::<u64>(),
+            bytes_per_s: targets.values().map(|f| f.bytes_per_s).sum(),
+        };
+        let rebuild_left = left(&filled, sizes.bytes(|_, m| lost.contains(&m.target)));
+        let leaves = |g: &Group, m: &Member| {
+            let at = |f: &Move| g.members.get(usize::from(f.place)).map(|m| m.target);
+            let is_moving = map.moves.iter().any(|f| f.group == g.id && at(f) == Some(m.target));
+            draining.contains_key(&m.target) && !is_moving
+        };
+        let moves_left = left(&moving, sizes.bytes(leaves));
+        let by_spare = groups_by_spare(map);
+        View { rebuild, places, filled, by_spare, draining, moving, rebuild_left, moves_left }
     }
 
     fn is_done(&self) -> bool {
@@ -204,17 +268,15 @@ impl View {
             lines.push(format!("{}: {} places wait: {}", w.target, w.places, w.why));
         }
         for (target, f) in &self.filled {
-            let rest = match f.bytes_left.checked_div(f.bytes_per_s) {
-                Some(s) => format!(", {} MB/s, about {s} s left", f.bytes_per_s / 1_000_000),
-                None => String::new(),
-            };
             lines.push(format!(
-                "{target} is filled for {} placement groups: {} MB, about {} MB left{rest}",
+                "{target} is filled for {} placement groups: {} MB, about {} MB left",
                 f.places,
                 f.bytes / 1_000_000,
                 f.bytes_left / 1_000_000
             ));
         }
+        lines.extend(self.moves_left.text("all moves"));
+        lines.extend(self.rebuild_left.text("the rebuild"));
         if lines.is_empty() {
             lines.push("nothing is rebuilt".to_owned());
         }
@@ -237,7 +299,6 @@ impl View {
                 "bytes": f.bytes,
                 "bytes_left": f.bytes_left,
                 "bytes_per_s": f.bytes_per_s,
-                "seconds_left": f.bytes_left.checked_div(f.bytes_per_s),
             })
         };
         let places =
@@ -253,27 +314,86 @@ impl View {
             "draining": self.draining.iter().map(places).collect::<Vec<_>>(),
             "moving": self.moving.iter().map(filled).collect::<Vec<_>>(),
             "paused": self.rebuild.paused,
+            "rebuild_left": self.rebuild_left.json(),
+            "moves_left": self.moves_left.json(),
             "done": self.is_done(),
         })
     }
 }
 
-/// An estimate of the bytes for the places that a target is being filled for.
-fn bytes_of_places(status: &ClusterStatus, map: &ClusterMap, target: TargetId) -> u64 {
-    let groups_of =
-        |t: TargetId| map.groups.iter().filter(|g| g.members.iter().any(|m| m.target == t)).count();
-    let used = |t: TargetId| status.targets.iter().find(|r| r.target == t).map_or(0, |r| r.used);
-    let mut of_place: BTreeMap<TargetId, u64> = BTreeMap::new();
-    let is_filled = |g: &&weir_proto::map::Group| {
-        g.members.iter().any(|m| m.target == target && m.state == MemberState::Behind)
-    };
-    let mut sum = 0;
-    for group in map.groups.iter().filter(is_filled) {
-        let current = group.members.iter().filter(|m| m.state == MemberState::Current);
-        let of = |t: TargetId| used(t) / (groups_of(t) as u64).max(1);
-        let bytes: Vec<u64> =
-            current.map(|m| *of_place.entry(m.target).or_insert_with(|| of(m.target))).collect();
-        sum += bytes.iter().sum::<u64>().checked_div(bytes.len() as u64).unwrap_or(0);
+impl Filled {
+    /// Adds up the reports of this target's groups.
+    fn apply<'a>(&mut self, reports: impl Iterator<Item = &'a RefillReport>) {
+        let mut ms = 0;
+        for report in reports {
+            self.bytes += report.bytes;
+            ms = ms.max(report.since_ms);
+        }
+        self.bytes_per_s = (self.bytes * 1000).checked_div(ms).unwrap_or(0);
     }
-    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use weir_proto::coord::{Program, TargetReport};
+    use weir_proto::map::{ClusterMap, Scheme};
+    use weir_proto::{Epoch, PgId};
+
+    const MB: u64 = 1_000_000;
+
+    /// Targets 2 and 3 have 100 MB in each of two groups. Each of these has a third target, which is behind.
+    fn status(behind: [u32; 2]) -> ClusterStatus {
+        let member =
+            |target, state| Member { target: TargetId(target), state, since: Epoch(1), lost_at: Epoch(0) };
+        let group = |(id, third): (usize, &u32)| Group {
+            id: PgId(id as u32),
+            pool: "default".into(),
+            scheme: Scheme { data: 2, parity: 1 },
+            epoch: Epoch(1),
+            members: vec![
+                member(2, MemberState::Current),
+                member(3, MemberState::Current),
+                member(*third, MemberState::Behind),
+            ],
+        };
+        let report = |id| TargetReport {
+            target: TargetId(id),
+            failed: false,
+            capacity: 1000 * MB,
+            used: 200 * MB,
+            under_replicated_cells: 0,
+            damaged_blocks: 0,
+            repaired_blocks: 0,
+            stalled_ms: 0,
+            position: 0,
+        };
+        let groups = behind.iter().enumerate().map(group).collect();
+        ClusterStatus {
+            map: Arc::new(ClusterMap { groups, ..ClusterMap::absent() }),
+            targets: vec![report(2), report(3)],
+            uptime_ms: 1,
+            links: vec![],
+            program: Program::this(),
+        }
+    }
+    fn rebuild(lost: Vec<TargetId>, bytes: u64, since_ms: u64) -> RebuildStatus {
+        let (target, group) = (TargetId(4), PgId(0));
+        let refill = RefillReport { target, group, stripes_seen: 0, stripes_repaired: 0, bytes, since_ms };
+        let (gone, waiting, draining, paused) = (vec![], vec![], vec![], false);
+        RebuildStatus { after_s: 600, gone, lost, waiting, refills: vec![refill], draining, paused }
+    }
+
+    #[test]
+    fn the_time_left_counts_places_that_no_target_has_taken() {
+        let one = View::of(&status([4, 1]), rebuild(vec![TargetId(1)], 50 * MB, 5000));
+        assert_eq!(one.filled[&TargetId(4)].bytes_left, 50 * MB);
+        assert_eq!(one.rebuild_left, Left { bytes: 150 * MB, bytes_per_s: 10 * MB });
+        assert_eq!(one.rebuild_left.seconds(), Some(15));
+        assert!(one.text().contains("the rebuild: about 150 MB left, 10 MB/s, about 15 s"), "{}", one.text());
+        let begun = View::of(&status([4, 4]), rebuild(vec![], 0, 0));
+        assert_eq!((begun.rebuild_left.bytes, begun.rebuild_left.seconds()), (200 * MB, None));
+        assert!(!begun.text().contains("the rebuild:"), "nothing is known of its rate");
+    }
 }
