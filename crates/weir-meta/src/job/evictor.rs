@@ -5,7 +5,7 @@
 //! batches, so no operation waits for it. `evict` decides.
 use crate::evict::{self, Candidate, Level, Oldest, Percent};
 use crate::keys;
-use crate::leader::Leader;
+use crate::leader::{Leader, NOBODY};
 use crate::namespace::evict::How;
 use crate::namespace::keeper::is_held;
 use crate::namespace::{self, find_inode};
@@ -17,7 +17,7 @@ use std::time::Duration;
 use weir_kv::{Read, Scan};
 use weir_proto::meta::FileKind;
 use weir_proto::recall::EvictOwn;
-use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId, VolumeId};
+use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId};
 use weir_rpc::Connection;
 
 /// Between scans, unless an operation waits for space.
@@ -258,7 +258,7 @@ fn try_to_evict(leader: &Leader, ino: InodeId, end: u64, held: Held) -> Tried {
         return connection.map_or(Tried::Done(Ok(Some(0))), Tried::Writer);
     }
     let (mut freed, mut obstacles) = (Some(0), Obstacles::default());
-    let done = leader.housekeep_asking(&mut state, SessionId(0), &mut obstacles, &mut |cx| {
+    let done = leader.housekeep_asking(&mut state, NOBODY, &mut obstacles, &mut |cx| {
         freed = Some(0);
         let Some(inode) = find_inode(&*cx.txn, ino)? else { return Ok(()) };
         if held == Held::Stays && is_held(&*cx.txn, cx.rules.snapshots, ino, &inode)? {

@@ -1,13 +1,13 @@
 //! Ingests changes of volumes into the queues of their relations, and searches for files whose writer died.
 use crate::keys;
-use crate::leader::Leader;
+use crate::leader::{Leader, NOBODY};
 use crate::namespace::find_inode;
 use crate::relation::orphans::SCAN_MAX;
 use crate::relation::{changelog, ingest, store};
 use std::sync::Arc;
 use weir_proto::meta::Time;
 use weir_proto::relation::RelationId;
-use weir_proto::{Error, InodeId, Result, SessionId};
+use weir_proto::{Error, InodeId, Result};
 
 /// Ingests changes for ever; returns only the error after which the node must stop.
 pub async fn run(leader: Arc<Leader>) -> Error {
@@ -126,7 +126,7 @@ fn scan_orphans(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
             Ok(())
         })?;
         if !left.is_empty() {
-            leader.housekeep(&mut state, SessionId(0), &mut |cx| {
+            leader.housekeep(&mut state, NOBODY, &mut |cx| {
                 left.iter().try_for_each(|ino| cx.log_complete(*ino))
             })?;
         }

@@ -69,15 +69,11 @@ pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Result<CreatedMany> {
             r.dir
         )));
     }
-    let access = load_access(cx.read(), r.dir)?;
-    require(cx.read(), &r.cred, &access, r.dir, WRITE | SEARCH)?;
-    cx.require_own(access.volume)?;
-    require_listed(cx.obstacles, r.dir, &access)?;
+    let dir = cx.dir_to_write(&r.cred, r.dir)?.for_change(cx)?.held();
     let mut block = find_block(cx.read(), session, r.dir)?.ok_or_else(|| {
         Error::invalid(format!("session {session} has no inode numbers in directory {}", r.dir))
     })?;
-    let tally = load_tally(cx.read(), r.dir)?;
-    let (mut birth, mut charge) = (Birth { dir: r.dir, access, tally }, Charge::default());
+    let (mut birth, mut charge) = (Birth::of(cx, dir)?, Charge::default());
     for born in &r.births {
         charge = charge.and(cx.bear(&mut birth, &mut block, &r.cred, born)?);
     }

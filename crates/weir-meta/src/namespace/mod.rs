@@ -18,6 +18,7 @@ mod cx;
 pub mod data;
 pub mod evict;
 pub mod evicted;
+mod gate;
 pub mod home;
 pub mod import;
 pub mod keeper;

@@ -1,5 +1,6 @@
 //! Removal of names: unlink, rmdir; files without a name or an opener.
 use super::charge::Charge;
+use super::gate::OwnDir;
 use super::*;
 use weir_kv::Scan;
 use weir_proto::meta::{self, Removed};
@@ -134,47 +135,42 @@ fn prepare_removal(
     parent: InodeId,
     name: &[u8],
     fits: impl FnOnce(FileKind) -> Result<()>,
-) -> Result<(Access, Link)> {
+) -> Result<(OwnDir, Link)> {
     check_name(name)?;
-    let access = load_access(cx.read(), parent)?;
-    require(cx.read(), cred, &access, parent, SEARCH)?;
-    require_listed(cx.obstacles, parent, &access)?;
-    let link = load_link(cx.read(), parent, name)?;
-    require(cx.read(), cred, &access, parent, WRITE | SEARCH)?;
-    cx.require_own(access.volume)?;
-    if access.mode & STICKY != 0 {
-        require_sticky(cred, &access, owner_of(cx.read(), link.ino, link.kind)?.0)?;
+    let dir = cx.dir_to_search(cred, parent)?;
+    dir.require_listed(cx)?;
+    let link = dir.load(cx, name)?;
+    let dir = dir.for_change(cx)?;
+    if dir.access().mode & STICKY != 0 {
+        require_sticky(cred, dir.access(), owner_of(cx.read(), link.ino, link.kind)?.0)?;
     }
     fits(link.kind)?;
-    cx.need(parent, Need::Change);
-    cx.need(link.ino, Need::Change);
-    cx.clear()?;
-    Ok((access, link))
+    Ok((dir.revoke(cx, &[link.ino])?, link))
 }
 
 pub fn unlink(cx: &mut Cx<'_>, r: &meta::Unlink) -> Result<Removed> {
-    let (access, link) = prepare_removal(cx, &r.cred, r.parent, &r.name, |kind| match kind {
+    let (dir, link) = prepare_removal(cx, &r.cred, r.parent, &r.name, |kind| match kind {
         FileKind::Directory => {
             Err(Error::name(NameRule::IsDirectory, format!("{:?} is a directory", show(&r.name))))
         }
         _ => Ok(()),
     })?;
-    if !trash::keep_file(cx, (r.parent, &access), &r.name, &link)? {
+    if !trash::keep_file(cx, (r.parent, dir.access()), &r.name, &link)? {
         cx.remove_file(r.parent, &r.name, &link)?;
     }
     Ok(Removed {
         ino: link.ino,
-        parent_attr: directory_attr(r.parent, &access, &load_tally(cx.read(), r.parent)?),
+        parent_attr: directory_attr(r.parent, dir.access(), &load_tally(cx.read(), r.parent)?),
         parent_lease: nothing(),
     })
 }
 
 pub fn rmdir(cx: &mut Cx<'_>, r: &meta::Rmdir) -> Result<Removed> {
-    let (access, link) = prepare_removal(cx, &r.cred, r.parent, &r.name, |kind| match kind {
+    let (dir, link) = prepare_removal(cx, &r.cred, r.parent, &r.name, |kind| match kind {
         FileKind::Directory => Ok(()),
         _ => Err(Error::name(NameRule::NotDirectory, format!("{:?} is not a directory", show(&r.name)))),
     })?;
-    volume::require_no_root(cx.read(), access.volume, link.ino)?;
+    volume::require_no_root(cx.read(), dir.access().volume, link.ino)?;
     let victim = load_access(cx.read(), link.ino)?;
     require_listed(cx.obstacles, link.ino, &victim)?;
     require_empty(cx.read(), link.ino)?;
@@ -182,7 +178,7 @@ pub fn rmdir(cx: &mut Cx<'_>, r: &meta::Rmdir) -> Result<Removed> {
     cx.remove_directory(r.parent, &r.name, &link)?;
     Ok(Removed {
         ino: link.ino,
-        parent_attr: directory_attr(r.parent, &access, &load_tally(cx.read(), r.parent)?),
+        parent_attr: directory_attr(r.parent, dir.access(), &load_tally(cx.read(), r.parent)?),
         parent_lease: nothing(),
     })
 }

@@ -17,6 +17,7 @@ use weir_proto::meta::{self, *};
 
 mod clones;
 mod evicted;
+mod gates;
 mod snapshots;
 mod trash;
 mod volumes;
