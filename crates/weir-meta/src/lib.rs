@@ -2,7 +2,8 @@
 //! usage.
 //!
 //! [`Meta`] is the service of a namespace's leader. It keeps everything in a `weir_kv` store under the keys
-//! of [`keys`]; [`namespace`] has the operations, [`lease`] decides which client may cache which inode.
+//! of [`keys`]; `registry` lists the operations, [`namespace`] has them, [`lease`] decides which client may
+//! cache which inode, `leader` runs them all, `job` has what the leader does by itself.
 //!
 //! Knows nothing of disks, of FUSE or of home back ends; it never touches a file's data except inline bytes.
 #![forbid(unsafe_code)]
@@ -29,6 +30,7 @@ mod quotas;
 mod reach;
 pub mod recalls;
 pub mod record;
+mod registry;
 pub mod relation;
 pub mod restore;
 mod service;

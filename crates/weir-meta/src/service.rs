@@ -7,26 +7,22 @@ use crate::job;
 use crate::leader::outcome::{Outcome, waits};
 use crate::leader::sessions::end_dead_sessions_soon;
 use crate::leader::{Leader, MetaConfig};
+use crate::registry;
 use std::sync::Arc;
 use weir_env::{BoxFuture, Env};
 use weir_kv::SharedKv;
-use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
-use weir_proto::births::{CreateMany, LeaseNames};
 use weir_proto::condition::{TroubleList, Troubles};
 use weir_proto::coord::ActFor;
 use weir_proto::lock::{CancelLock, ListLocks, ReclaimLocks, SetLock, TestLock};
-use weir_proto::meta::*;
-use weir_proto::recall::{AwaitRecall, Evict, EvictedRanges, Filled, GetEviction, SetPinned};
-use weir_proto::relation::{
-    AckChanges, CompleteWork, DropCursor, LeaseWork, ReadChanges, RelationAdd, RelationDo, RelationList,
-    RelationResolve, RelationSuspect, ReportListing, ReportRelisting, WhereAtHome,
+use weir_proto::meta::{
+    KeepAlive, NoteMap, ReleaseAppendToken, ReleaseLease, SessionClose, SessionList, SessionOpen,
+    SessionResume,
 };
+use weir_proto::recall::{AwaitRecall, GetEviction};
+use weir_proto::relation::{CompleteWork, LeaseWork, ReadChanges, RelationList};
 use weir_proto::sender::Sender;
-use weir_proto::snapshot::{
-    LayerCopied, LayersOf, SnapshotDelete, SnapshotGetAttr, SnapshotGetXattr, SnapshotList,
-    SnapshotListXattr, SnapshotLookup, SnapshotOpen, SnapshotReadDir, SnapshotTake, TakeLayers,
-};
-use weir_proto::volume::*;
+use weir_proto::snapshot::SnapshotTake;
+use weir_proto::volume::ReclaimReservations;
 use weir_proto::{Error, Request, Result};
 use weir_rpc::{Call, Connection, Defer, Handled, Proved, Reply, Service};
 
@@ -157,117 +153,30 @@ impl Meta {
         {
             return Outcome::refused(e);
         }
-        match call.method {
-            Create::METHOD => self.leader.operate::<Create>(call),
-            CreateMany::METHOD => self.leader.operate::<CreateMany>(call),
-            LeaseNames::METHOD => self.leader.operate::<LeaseNames>(call),
-            GetAttr::METHOD => self.leader.operate::<GetAttr>(call),
-            Lookup::METHOD => self.leader.operate::<Lookup>(call),
-            Commit::METHOD => self.leader.operate::<Commit>(call),
-            Open::METHOD => self.leader.operate::<Open>(call),
-            Close::METHOD => self.leader.operate::<Close>(call),
-            Unlink::METHOD => self.leader.operate::<Unlink>(call),
-            ReadDir::METHOD => self.leader.operate::<ReadDir>(call),
-            ReadInline::METHOD => self.leader.operate::<ReadInline>(call),
-            AcquireLease::METHOD => self.leader.operate::<AcquireLease>(call),
-            TakeAppendToken::METHOD => self.leader.operate::<TakeAppendToken>(call),
-            SetAttr::METHOD => self.leader.operate::<SetAttr>(call),
-            Mkdir::METHOD => self.leader.operate::<Mkdir>(call),
-            Rmdir::METHOD => self.leader.operate::<Rmdir>(call),
-            Rename::METHOD => self.leader.operate::<Rename>(call),
-            Symlink::METHOD => self.leader.operate::<Symlink>(call),
-            ReadLink::METHOD => self.leader.operate::<ReadLink>(call),
-            Link::METHOD => self.leader.operate::<Link>(call),
-            Mknod::METHOD => self.leader.operate::<Mknod>(call),
-            GetXattr::METHOD => self.leader.operate::<GetXattr>(call),
-            ListXattr::METHOD => self.leader.operate::<ListXattr>(call),
-            SetXattr::METHOD => self.leader.operate::<SetXattr>(call),
-            RemoveXattr::METHOD => self.leader.operate::<RemoveXattr>(call),
-            GetUsage::METHOD => self.leader.operate::<GetUsage>(call),
-            StatFs::METHOD => self.leader.operate::<StatFs>(call),
-            Recovered::METHOD => self.leader.operate::<Recovered>(call),
-            LeaveInDoubt::METHOD => self.leader.operate::<LeaveInDoubt>(call),
-            CreateNameless::METHOD => self.leader.operate::<CreateNameless>(call),
-            NoteAccess::METHOD => self.leader.operate::<NoteAccess>(call),
-            _ => self.handle_volume(call),
+        if call.method == SnapshotTake::METHOD {
+            return self.leader.take_snapshot(call.decode(), call);
         }
-    }
-
-    fn handle_volume(&self, call: &Call) -> Outcome {
-        match call.method {
-            VolumeCreate::METHOD => self.leader.operate::<VolumeCreate>(call),
-            VolumeList::METHOD => self.leader.operate::<VolumeList>(call),
-            VolumeGet::METHOD => self.leader.operate::<VolumeGet>(call),
-            VolumeAt::METHOD => self.leader.operate::<VolumeAt>(call),
-            VolumeChange::METHOD => self.leader.operate::<VolumeChange>(call),
-            VolumeDelete::METHOD => self.leader.operate::<VolumeDelete>(call),
-            VolumeClone::METHOD => self.leader.operate::<VolumeClone>(call),
-            ScanInodes::METHOD => self.leader.operate::<ScanInodes>(call),
-            ReserveQuota::METHOD => self.leader.operate::<ReserveQuota>(call),
-            ReclaimReservations::METHOD => {
-                Outcome::now(call.decode().and_then(|r| self.leader.reclaim_reservations(&r)))
-            }
-            _ => self.dispatch_relation(call),
+        if let Some(outcome) = registry::operate(&self.leader, call) {
+            return outcome;
         }
+        self.dispatch_relation(call)
     }
 
     fn dispatch_relation(&self, call: &Call) -> Outcome {
         let leader = self.leader.clone();
         match call.method {
-            WhereAtHome::METHOD => self.leader.operate::<WhereAtHome>(call),
-            RelationAdd::METHOD => self.leader.operate::<RelationAdd>(call),
-            ReportListing::METHOD => self.leader.operate::<ReportListing>(call),
-            ReportRelisting::METHOD => self.leader.operate::<ReportRelisting>(call),
-            RelationDo::METHOD => self.leader.operate::<RelationDo>(call),
-            RelationResolve::METHOD => self.leader.operate::<RelationResolve>(call),
-            RelationSuspect::METHOD => self.leader.operate::<RelationSuspect>(call),
-            AckChanges::METHOD => self.leader.operate::<AckChanges>(call),
-            DropCursor::METHOD => self.leader.operate::<DropCursor>(call),
             RelationList::METHOD => Outcome::plain(call.decode().and_then(|r| leader.relation_list(&r))),
             CompleteWork::METHOD => {
                 Outcome::committed(call.decode().and_then(|r| leader.complete_work(&r)).map(|seq| ((), seq)))
             }
             LeaseWork::METHOD => waits(call.decode(), |r| leader.lease_work(r)),
             ReadChanges::METHOD => waits(call.decode(), |r| leader.read_changes(r)),
-            _ => self.handle_evicted(call),
+            ReclaimReservations::METHOD => {
+                Outcome::now(call.decode().and_then(|r| leader.reclaim_reservations(&r)))
+            }
+            AwaitRecall::METHOD..=GetEviction::METHOD => leader.handle_recall(call),
+            _ => self.session_call(call).mapped(&self.leader),
         }
-    }
-
-    fn handle_evicted(&self, call: &Call) -> Outcome {
-        match call.method {
-            Evict::METHOD => self.leader.operate::<Evict>(call),
-            EvictedRanges::METHOD => self.leader.operate::<EvictedRanges>(call),
-            Filled::METHOD => self.leader.operate::<Filled>(call),
-            SetPinned::METHOD => self.leader.operate::<SetPinned>(call),
-            AwaitRecall::METHOD..=GetEviction::METHOD => self.leader.handle_recall(call),
-            _ => self.handle_snapshot(call),
-        }
-    }
-
-    fn handle_snapshot(&self, call: &Call) -> Outcome {
-        match call.method {
-            BackupSet::METHOD => self.leader.operate::<BackupSet>(call),
-            BackupList::METHOD => self.leader.operate::<BackupList>(call),
-            BackupTake::METHOD => self.leader.operate::<BackupTake>(call),
-            BackupDone::METHOD => self.leader.operate::<BackupDone>(call),
-            SnapshotTake::METHOD => self.leader.take_snapshot(call.decode(), call),
-            SnapshotDelete::METHOD => self.leader.operate::<SnapshotDelete>(call),
-            SnapshotList::METHOD => self.leader.operate::<SnapshotList>(call),
-            SnapshotLookup::METHOD => self.leader.operate::<SnapshotLookup>(call),
-            SnapshotGetAttr::METHOD => self.leader.operate::<SnapshotGetAttr>(call),
-            SnapshotReadDir::METHOD => self.leader.operate::<SnapshotReadDir>(call),
-            SnapshotGetXattr::METHOD => self.leader.operate::<SnapshotGetXattr>(call),
-            SnapshotListXattr::METHOD => self.leader.operate::<SnapshotListXattr>(call),
-            SnapshotOpen::METHOD => self.leader.operate::<SnapshotOpen>(call),
-            LayersOf::METHOD => self.leader.operate::<LayersOf>(call),
-            TakeLayers::METHOD => self.leader.operate::<TakeLayers>(call),
-            LayerCopied::METHOD => self.leader.operate::<LayerCopied>(call),
-            _ => self.handle_session(call),
-        }
-    }
-
-    fn handle_session(&self, call: &Call) -> Outcome {
-        self.session_call(call).mapped(&self.leader)
     }
 
     fn session_call(&self, call: &Call) -> Outcome {
