@@ -113,6 +113,12 @@ fn a_directory_is_changed_without_leases_of_others() {
 fn a_file_is_written_by_its_recorded_writer_after_a_snapshot() {
     let mut w = World::new();
     let file = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
+    w.change(|cx| {
+        let inode = load_file(cx.read(), file)?;
+        cx.put_inode(file, &Inode { writer: OTHER, dirty: false, ..inode });
+        Ok(())
+    })
+    .unwrap();
     let write = |cx: &mut Cx<'_>| {
         let inode = load_file(cx.read(), file)?;
         cx.file_to_write(file, inode)
