@@ -6,7 +6,8 @@
 use crate::keys;
 use crate::namespace::{Cx, View, volume};
 use crate::record::Record;
-use crate::relation::{serve, store};
+use crate::relation::home_url::check_url;
+use crate::relation::store;
 use weir_kv::Read;
 use weir_proto::backup::{
     BACKUP_EVERY_S_MIN, BACKUPS_MAX, Backup, BackupDone, BackupEnd, BackupList, BackupOutcome,
@@ -115,7 +116,7 @@ pub fn list(view: &mut View<'_>, r: &BackupList) -> Result<Backups> {
 
 pub fn set(cx: &mut Cx<'_>, r: &BackupSet) -> Result<Backup> {
     let of = volume::load_as_admin(&*cx.txn, &r.cred, r.volume)?;
-    serve::check_url(&r.url)?;
+    check_url(&r.url)?;
     let found = find(&*cx.txn, r.volume, &r.url)?;
     if r.forget {
         let record = found.ok_or_else(|| unknown(&of.name, &r.url))?;

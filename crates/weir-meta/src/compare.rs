@@ -2,8 +2,8 @@
 //!
 //! Knows nothing of how targets are asked: it gets the result.
 use crate::keys::{self, Sequence};
-use crate::namespace::layers::OBJECT_BIT;
 use crate::namespace::lost::{self, Holdings};
+use crate::namespace::objects::OBJECT_BIT;
 use crate::record::Record;
 use crate::restore::ImportRecord;
 use crate::service::Meta;

@@ -5,6 +5,7 @@
 //! of home, of leases or of how a file is evicted.
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
+use weir_env::BoxFuture;
 use weir_env::Instant;
 use weir_proto::{InodeId, MIB};
 
@@ -135,6 +136,9 @@ pub fn end_of(candidate: &Candidate, want: u64) -> u64 {
     let piece = want.checked_next_multiple_of(PIECE_BYTES).unwrap_or(u64::MAX);
     if candidate.online <= piece { u64::MAX } else { candidate.evicted.saturating_add(piece) }
 }
+
+/// The fill level of the targets that store the namespace's files, in payload.
+pub type Space = dyn Fn() -> BoxFuture<'static, Option<Level>> + Send + Sync;
 
 #[cfg(test)]
 mod tests {

@@ -5,7 +5,7 @@
 //! Invariant: a request that names another user than the caller, or another connection's session, is refused;
 //! so is one that is not listed here, and root of a mount's machine where it would act as root. Files are not
 //! reached this way: mounts do that, which check permissions.
-use crate::executor::no_session;
+use crate::session::no_session;
 use weir_proto::backup::{BackupList, BackupSet};
 use weir_proto::condition::TroubleList;
 use weir_proto::meta::{KeepAlive, SessionClose, SessionOpen, SessionResume, StatFs};

@@ -42,20 +42,17 @@ pub struct Conflict {
     pub ask: bool,
 }
 
-impl Conflict {
-    /// Not a lease: the names of a directory are not enumerated yet.
-    pub fn not_enumerated(dir: InodeId) -> Conflict {
-        Conflict { ino: dir, session: SessionId(0), keep: LeaseKind::None, ask: false }
-    }
-    pub fn is_not_enumerated(&self) -> bool {
-        self.session == SessionId(0)
-    }
-    /// Not a lease: there is no space before a volume's trash is emptied.
-    pub fn full(trash: InodeId) -> Conflict {
-        Conflict { ino: trash, session: SessionId(u64::MAX), keep: LeaseKind::None, ask: false }
-    }
-    pub fn is_full(&self) -> bool {
-        self.session == SessionId(u64::MAX)
+/// Collects conflicts.
+pub trait NoteConflict {
+    /// Adds a conflict, unless it was added before.
+    fn note(&mut self, conflict: Conflict);
+}
+
+impl NoteConflict for Vec<Conflict> {
+    fn note(&mut self, conflict: Conflict) {
+        if !self.contains(&conflict) {
+            self.push(conflict);
+        }
     }
 }
 
@@ -172,7 +169,7 @@ impl LeaseTable {
         LeaseTable { written_under, ..LeaseTable::default() }
     }
     /// Adds to `out` the leases to revoke before `session` may use the inode as it needs.
-    pub fn conflicts(&self, session: SessionId, ino: InodeId, need: Need, out: &mut Vec<Conflict>) {
+    pub fn conflicts(&self, session: SessionId, ino: InodeId, need: Need, out: &mut impl NoteConflict) {
         let Some(state) = self.states.get(&ino) else { return };
         for (holder, holding) in state.others(session) {
             let direct = need == Need::Pages && holding.direct;
@@ -183,8 +180,8 @@ impl LeaseTable {
             };
             let with_token = need == Need::AppendToken && holding.append_token;
             let conflict = Conflict { ino, session: *holder, keep, ask: !with_token };
-            if (holding.kind > keep || with_token || direct) && !out.contains(&conflict) {
-                out.push(conflict);
+            if holding.kind > keep || with_token || direct {
+                out.note(conflict);
             }
         }
     }
@@ -224,9 +221,9 @@ impl LeaseTable {
         state.others(session).any(|(_, h)| h.opens.write > 0 || (writes && h.is_open()))
     }
     /// Adds the session's own lease to the leases to revoke.
-    pub fn own_conflict(&self, session: SessionId, ino: InodeId, out: &mut Vec<Conflict>) {
+    pub fn own_conflict(&self, session: SessionId, ino: InodeId, out: &mut impl NoteConflict) {
         if self.held(session, ino) > LeaseKind::None {
-            out.push(Conflict { ino, session, keep: LeaseKind::None, ask: true });
+            out.note(Conflict { ino, session, keep: LeaseKind::None, ask: true });
         }
     }
 

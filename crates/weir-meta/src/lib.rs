@@ -2,58 +2,51 @@
 //! usage.
 //!
 //! [`Meta`] is the service of a namespace's leader. It keeps everything in a `weir_kv` store under the keys
-//! of [`keys`]; [`namespace`] has the operations, [`lease`] decides which client may cache which inode.
+//! of [`keys`]; `registry` lists the operations, [`namespace`] has them, [`lease`] decides which client may
+//! cache which inode, `leader` runs them all, `job` has what the leader does by itself.
 //!
 //! Knows nothing of disks, of FUSE or of home back ends; it never touches a file's data except inline bytes.
 #![forbid(unsafe_code)]
 
 mod access;
 mod backup;
-mod clones;
 mod compare;
 pub mod copies;
 pub mod crash_points;
 pub mod evict;
-mod evictor;
-mod executor;
 pub mod export;
 mod guest;
+mod job;
 pub mod keys;
 mod lead;
+mod leader;
 pub mod lease;
 pub mod lock;
-mod locks;
-mod mounts;
 pub mod namespace;
+mod obstacle;
 mod ops;
+mod purge;
 mod quotas;
 mod reach;
-mod recall;
 pub mod recalls;
 pub mod record;
+mod registry;
 pub mod relation;
-mod remover;
-mod replies;
 pub mod restore;
-mod schedule;
 mod service;
 mod session;
-mod session_list;
-mod snapshots;
-mod sweeper;
-mod trash;
 mod troubles;
 mod waits;
 mod witness;
 
 pub use access::{Refusal, Refused};
-pub use evict::Level;
-pub use evictor::Space;
-pub use executor::MetaConfig;
+pub use evict::{Level, Space};
 pub use lead::Lead;
+pub use leader::MetaConfig;
 pub use namespace::LayoutPolicy;
-pub use namespace::home::{AtHome, at_home};
+pub use namespace::home::AtHome;
+pub use purge::{NoTargets, Purge};
 pub use record::StripeTruncation;
+pub use relation::proof::at_home;
 pub use service::Meta;
-pub use sweeper::{NoTargets, Purge};
 pub use witness::{Witness, Witnessed};

@@ -4,7 +4,8 @@
 //! resumed: until all are, or one lease term has passed, nothing is granted that one of them may hold.
 
 use crate::keys;
-use crate::namespace::{Cx, release_orphan};
+use crate::namespace::Cx;
+use crate::namespace::remove::release_orphan;
 use crate::record::{Record, SessionRecord};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -145,4 +146,10 @@ pub fn forget(cx: &mut Cx<'_>, session: SessionId) -> Result<()> {
         }
     }
     Ok(())
+}
+
+pub fn no_session(id: SessionId) -> Error {
+    Error::stale(format!(
+        "session {id} does not exist (any more): it was silent for more than a lease term, or closed"
+    ))
 }

@@ -1,16 +1,17 @@
 //! The cause that an operation waits for, as it is shown: another client's lease, a token, names at home,
 //! space, or a restart.
-use crate::executor::{Leader, State};
+use crate::leader::{Leader, State};
 use crate::lease::Conflict;
+use crate::obstacle::{Obstacle, Obstacles};
 use crate::ops::Operation;
 use weir_proto::InodeId;
 use weir_watch::{Object, Reason, WaitGuard, WaitRecord};
 
 impl Leader {
-    /// The wait of an operation that is parked on these inodes because of these conflicts.
-    pub fn waits<R: Operation>(&self, request: &R, parked: &[InodeId], conflicts: &[Conflict]) -> WaitGuard {
+    /// The wait of an operation that is parked on these inodes because of these obstacles.
+    pub fn waits<R: Operation>(&self, request: &R, parked: &[InodeId], obstacles: &Obstacles) -> WaitGuard {
         let object = parked.first().map_or(Object::NONE, |ino| Object::new("inode", ino.0));
-        let (reason, holder) = reason(&self.lock(), conflicts);
+        let (reason, holder) = reason(&self.lock(), obstacles);
         let uid = request.cred().map_or(0, |cred| cred.uid);
         let record = WaitRecord::new(reason, object).doing(R::NAME).of(uid, 0).held_by(&holder);
         self.env.watch.wait_since(self.env.clock.now().0, record)
@@ -18,20 +19,23 @@ impl Leader {
 }
 
 /// The reason of a wait, and its holder.
-fn reason(state: &State, conflicts: &[Conflict]) -> (Reason, String) {
+fn reason(state: &State, obstacles: &Obstacles) -> (Reason, String) {
     let client = |c: &Conflict| state.sessions.get(&c.session).map(|s| s.client.as_str());
     let named = |ask: bool| {
-        let mut names: Vec<&str> = conflicts.iter().filter(|c| c.ask == ask).filter_map(client).collect();
+        let mut names: Vec<&str> = obstacles.leases().filter(|c| c.ask == ask).filter_map(client).collect();
         names.dedup();
         names.join(", ")
     };
-    if conflicts.iter().any(Conflict::is_full) {
+    let any = |is: fn(&Obstacle) -> bool| obstacles.iter().any(is);
+    if any(|o| matches!(o, Obstacle::Full { .. })) {
         (Reason::Quota, "a volume's trash is being emptied".to_owned())
-    } else if conflicts.iter().any(Conflict::is_not_enumerated) {
+    } else if any(|o| matches!(o, Obstacle::NotEnumerated { .. })) {
         (Reason::Home, "names that home has are being listed".to_owned())
-    } else if conflicts.iter().any(|c| c.ask) {
+    } else if obstacles.leases().any(|c| c.ask) {
         (Reason::LeaseRecall, named(true))
-    } else if conflicts.is_empty() && state.grace_until.is_some() {
+    } else if any(|o| matches!(o, Obstacle::Snapshot { .. })) {
+        (Reason::Parked, "a snapshot is being taken".to_owned())
+    } else if obstacles.is_empty() && state.grace_until.is_some() {
         (Reason::Servers, "clients that may come back after a restart".to_owned())
     } else {
         (Reason::Parked, named(false))

@@ -1,6 +1,6 @@
 //! Directories under a Write lease: one client looks up and changes the names in them, and may have
 //! unreported files.
-use super::{Conflict, LeaseTable};
+use super::{Conflict, LeaseTable, NoteConflict};
 use std::collections::BTreeMap;
 use weir_proto::meta::LeaseKind;
 use weir_proto::{InodeId, SessionId};
@@ -65,12 +65,15 @@ impl LeaseTable {
     }
     /// Adds the lease of another session that has the names of this directory, if there is one: its
     /// unreported files come first, before any look-up there.
-    pub fn names_conflict(&self, session: SessionId, dir: InodeId, changes: bool, out: &mut Vec<Conflict>) {
+    pub fn names_conflict(
+        &self,
+        session: SessionId,
+        dir: InodeId,
+        changes: bool,
+        out: &mut impl NoteConflict,
+    ) {
         let Some(holder) = self.names.held.get(&dir).filter(|holder| **holder != session) else { return };
         let keep = if changes { LeaseKind::None } else { LeaseKind::Read };
-        let conflict = Conflict { ino: dir, session: *holder, keep, ask: true };
-        if !out.contains(&conflict) {
-            out.push(conflict);
-        }
+        out.note(Conflict { ino: dir, session: *holder, keep, ask: true });
     }
 }

@@ -7,6 +7,7 @@ use super::usage::is_within;
 use super::*;
 use crate::access::Mount;
 use crate::reach::{Place, Reach, Reaches};
+use crate::record::VolumeRecord;
 use crate::witness::Found;
 use std::sync::Arc;
 use weir_kv::Scan;

@@ -1,5 +1,5 @@
 //! Attributes: what `stat` shows, and setattr with truncation.
-use super::usage::Charge;
+use super::charge::Charge;
 use super::*;
 use bytes::Bytes;
 use weir_proto::meta::{self, ACCESSES_MAX, FILE_BYTES_MAX, INLINE_MAX, LinkTarget, LookedUp, SetAttr};
@@ -12,7 +12,7 @@ pub fn lookup(view: &mut View<'_>, r: &meta::Lookup) -> Result<LookedUp> {
     let access = load_access(view.read, r.parent)?;
     require(view.read, &r.cred, &access, r.parent, SEARCH)?;
     let Some(link) = find_link(view.read, r.parent, &r.name)? else {
-        require_listed(view.conflicts, r.parent, &access)?;
+        require_listed(view.obstacles, r.parent, &access)?;
         return Ok(LookedUp { entry: None, parent_lease: nothing() });
     };
     view.need(link.ino, Need::GetAttr);

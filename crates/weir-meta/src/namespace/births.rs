@@ -4,8 +4,9 @@
 //! directory, and is used at most once: the block in the store has the remaining ones. A file that the lease
 //! on names permits is not refused later: limits and access control lists are checked when the names are
 //! granted, and a change of these revokes the lease first.
+use super::charge::Charge;
 use super::create::{Birth, Permissions, SERIAL_NUMBERS};
-use super::usage::Charge;
+use super::gate::OwnDir;
 use super::*;
 use crate::keys::Sequence;
 use bytes::Bytes;
@@ -63,13 +64,11 @@ pub fn lease_names(cx: &mut Cx<'_>, r: &LeaseNames) -> Result<NamesLeased> {
 pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Result<CreatedMany> {
     let bytes = |b: &births::Birth| b.name.len() + b.content.as_ref().map_or(0, Bytes::len);
     check_batch(r.births.len(), r.births.iter().map(bytes).sum())?;
-    let access = cx.names_of_batch(r.dir, &r.cred)?;
-    let session = cx.rules.session;
+    let (dir, session) = (cx.names_of_batch(r.dir, &r.cred)?, cx.rules.session);
     let mut block = find_block(cx.read(), session, r.dir)?.ok_or_else(|| {
         Error::invalid(format!("session {session} has no inode numbers in directory {}", r.dir))
     })?;
-    let tally = load_tally(cx.read(), r.dir)?;
-    let (mut birth, mut charge) = (Birth { dir: r.dir, access, tally }, Charge::default());
+    let (mut birth, mut charge) = (Birth::of(cx, dir)?, Charge::default());
     for born in &r.births {
         charge = charge.and(cx.bear(&mut birth, &mut block, &r.cred, born)?);
     }
@@ -81,7 +80,7 @@ pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Result<CreatedMany> {
 
 pub fn remove_many(cx: &mut Cx<'_>, r: &RemoveMany) -> Result<RemovedMany> {
     check_batch(r.removals.len(), r.removals.iter().map(|removal| removal.name.len()).sum())?;
-    let access = cx.names_of_batch(r.dir, &r.cred)?;
+    let dir = cx.names_of_batch(r.dir, &r.cred)?;
     let mut links = Vec::with_capacity(r.removals.len());
     for removal in &r.removals {
         let link = load_link(cx.read(), r.dir, &removal.name)?;
@@ -93,19 +92,19 @@ pub fn remove_many(cx: &mut Cx<'_>, r: &RemoveMany) -> Result<RemovedMany> {
                 removal.ino
             )));
         }
-        cx.require_removable(&r.cred, &access, &link)?;
+        cx.require_removable(&r.cred, dir.access(), &link)?;
         cx.need(link.ino, Need::Change);
         links.push(link);
     }
     cx.clear()?;
     for (removal, link) in r.removals.iter().zip(&links) {
-        cx.remove_or_keep((r.dir, &access), &removal.name, link)?;
+        cx.remove_or_keep(&dir, &removal.name, link)?;
     }
     let mut tally = load_tally(cx.read(), r.dir)?;
     // The directory changed at the client's time, not at the time of this report.
     tally.mtime = r.removals.last().map_or(tally.mtime, |last| cx.rules.near(last.at));
     cx.put_tally(r.dir, &tally);
-    Ok(RemovedMany { parent_attr: directory_attr(r.dir, &access, &tally) })
+    Ok(RemovedMany { parent_attr: directory_attr(r.dir, dir.access(), &tally) })
 }
 
 fn check_batch(files: usize, bytes: usize) -> Result<()> {
@@ -119,18 +118,14 @@ fn check_batch(files: usize, bytes: usize) -> Result<()> {
 
 impl Cx<'_> {
     /// The directory of a batch: its session has the names there, and its user may change them.
-    fn names_of_batch(&mut self, dir: InodeId, cred: &Cred) -> Result<Access> {
+    fn names_of_batch(&mut self, dir: InodeId, cred: &Cred) -> Result<OwnDir> {
         let session = self.rules.session;
         if self.rules.leases.held(session, dir) != LeaseKind::Write {
             return Err(Error::stale(format!(
                 "session {session} does not have the names of directory {dir} to itself (any more)"
             )));
         }
-        let access = load_access(self.read(), dir)?;
-        require(self.read(), cred, &access, dir, WRITE | SEARCH)?;
-        self.require_own(access.volume)?;
-        require_listed(self.conflicts, dir, &access)?;
-        Ok(access)
+        Ok(self.dir_to_write(cred, dir)?.for_change(self)?.held())
     }
 
     /// Where files go that a client creates locally; `None`: it has to ask for each.

@@ -1,5 +1,6 @@
 //! New names: create, mkdir, symlink, mknod, link.
-use super::usage::Charge;
+use super::charge::Charge;
+use super::gate::{OwnDir, WritableDir};
 use super::*;
 use crate::keys::Sequence;
 use crate::record::{Listed, NEVER_NAMED};
@@ -74,25 +75,28 @@ pub(super) struct Birth {
     pub tally: Tally,
 }
 
+impl Birth {
+    pub(super) fn of(cx: &Cx<'_>, dir: OwnDir) -> Result<Birth> {
+        let tally = load_tally(cx.read(), dir.ino())?;
+        Ok(Birth { dir: dir.ino(), access: dir.into_access(), tally })
+    }
+    /// Of a file that gets no name.
+    fn of_nameless(cx: &Cx<'_>, dir: WritableDir) -> Result<Birth> {
+        let (dir, access) = dir.for_nameless();
+        Ok(Birth { dir, access, tally: load_tally(cx.read(), dir)? })
+    }
+}
+
 impl Cx<'_> {
     /// Checks that `name` can be made in `parent` and that no lease conflicts.
     fn prepare_birth(&mut self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<Birth> {
         check_name(name)?;
-        let access = load_access(self.read(), parent)?;
-        require(self.read(), cred, &access, parent, SEARCH)?;
-        if find_link(self.read(), parent, name)?.is_some() {
+        let dir = self.dir_to_search(cred, parent)?;
+        if dir.find(self, name)?.is_some() {
             return Err(Error::exists(format!("{:?} is in directory {parent} already", show(name))));
         }
-        self.prepare_new(cred, parent, access)
-    }
-    fn prepare_new(&mut self, cred: &Cred, parent: InodeId, access: Access) -> Result<Birth> {
-        require(self.read(), cred, &access, parent, WRITE | SEARCH)?;
-        self.require_own(access.volume)?;
-        require_listed(self.conflicts, parent, &access)?;
-        self.need(parent, Need::Change);
-        self.clear()?;
-        let tally = load_tally(self.read(), parent)?;
-        Ok(Birth { dir: parent, access, tally })
+        let dir = dir.for_change(self)?.revoke(self, &[])?;
+        Birth::of(self, dir)
     }
 
     /// The permissions of a new file: from the directory's default list if it has one, otherwise the mode
@@ -239,12 +243,12 @@ pub(super) fn place(policy: LayoutPolicy, ino: InodeId) -> weir_proto::map::Layo
 
 pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
     check_name(&r.name)?;
-    let access = load_access(cx.read(), r.parent)?;
-    require(cx.read(), &r.cred, &access, r.parent, SEARCH)?;
-    if let Some(link) = find_link(cx.read(), r.parent, &r.name)? {
+    let dir = cx.dir_to_search(&r.cred, r.parent)?;
+    if let Some(link) = dir.find(cx, &r.name)? {
         return open_existing(cx, r, link);
     }
-    let mut birth = cx.prepare_new(&r.cred, r.parent, access)?;
+    let dir = dir.for_change(cx)?.revoke(cx, &[])?;
+    let mut birth = Birth::of(cx, dir)?;
     cx.require_inode(birth.access.volume)?;
     if r.open & meta_open::WRITE != 0 {
         cx.wait_for_snapshot_of(birth.access.volume)?;
@@ -276,12 +280,8 @@ pub fn create_nameless(cx: &mut Cx<'_>, r: &meta::CreateNameless) -> Result<Entr
     if r.open & meta_open::WRITE == 0 {
         return Err(Error::invalid("a file without a name that nobody may write is of no use"));
     }
-    let access = load_access(cx.read(), r.parent)?;
-    require(cx.read(), &r.cred, &access, r.parent, WRITE | SEARCH)?;
-    cx.require_own(access.volume)?;
-    // The directory does not change: no lease on it conflicts.
-    let tally = load_tally(cx.read(), r.parent)?;
-    let mut birth = Birth { dir: r.parent, access, tally };
+    let dir = cx.dir_to_write(&r.cred, r.parent)?;
+    let mut birth = Birth::of_nameless(cx, dir)?;
     let ino = cx.next_ino(&mut birth.tally)?;
     cx.put_tally(birth.dir, &birth.tally);
     let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
@@ -421,7 +421,7 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
         cx.require_bytes(volume, inode.allocated)?;
         if cx.rules.quotas.limits_bytes(volume) {
             // From now on it is limited: sessions that have it open learn that with the next lease.
-            cx.rules.leases.own_conflict(cx.rules.session, r.ino, cx.conflicts);
+            cx.rules.leases.own_conflict(cx.rules.session, r.ino, cx.obstacles);
             cx.clear()?;
         }
     } else {

@@ -15,12 +15,12 @@
 //! object, and the cells are dropped with the last reference. A file that a snapshot holds leaves it first.
 //!
 //! Knows nothing of which client asks for which range when: `recalls` does.
+use super::evicted::{Found, evictable, layout_to_fill, parse, ranges};
 use super::keeper::is_held;
 use super::open::next_truncation;
 use super::*;
 use crate::quotas::NO_POLICY;
 use crate::record::{EvictedRange, Garbage, StripeTruncation};
-use weir_kv::Scan;
 use weir_proto::map::Layout;
 use weir_proto::meta::LeaseKind;
 use weir_proto::recall::{
@@ -28,86 +28,10 @@ use weir_proto::recall::{
 };
 use weir_proto::relation::What;
 
-/// A range with its record.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Found {
-    pub from: u64,
-    pub range: EvictedRange,
-}
-
-/// Evicted ranges that end after `from`, in order, `limit` at most.
-pub fn ranges(read: &dyn Read, ino: InodeId, from: u64, limit: usize) -> Result<Vec<Found>> {
-    let (start, end) = keys::range_of(b'W', ino.0);
-    let (mut found, mut bad): (Vec<Found>, _) = (Vec::new(), None);
-    // One that begins before `from` may end after it: ranges do not overlap, so it is the last such one.
-    let mut before = None;
-    let mut visit = |key: &[u8], value: &[u8]| match parse(ino, key, value) {
-        Ok(f) if f.range.to <= from => Scan::More,
-        Ok(f) if found.len() < limit => {
-            found.push(f);
-            Scan::More
-        }
-        Ok(_) => Scan::Stop,
-        Err(e) => {
-            bad = Some(e);
-            Scan::Stop
-        }
-    };
-    if from > 0 {
-        read.scan(&start, &keys::evicted(ino, from), &mut |key, value| {
-            before = Some((key.to_vec(), value.to_vec()));
-            Scan::More
-        })?;
-        if let Some((key, value)) = &before {
-            visit(key, value);
-        }
-    }
-    read.scan(&keys::evicted(ino, from), &end, &mut visit)?;
-    bad.map_or(Ok(found), Err)
-}
-
-fn parse(ino: InodeId, key: &[u8], value: &[u8]) -> Result<Found> {
-    let range = EvictedRange::from_value(value, || format!("evicted bytes of inode {ino}"))?;
-    match keys::evicted_from(key) {
-        Some(from) if from < range.to => Ok(Found { from, range }),
-        _ => Err(Error::damaged(format!("the record of evicted bytes of inode {ino} is damaged"))),
-    }
-}
-
-/// The layout to recall a file into: a file that was made from a listing of home has none yet, and gets one
-/// by the cluster's settings.
-pub fn layout_to_fill(
-    ino: InodeId,
-    inode: &Inode,
-    policy: &dyn Fn() -> Option<LayoutPolicy>,
-) -> Option<Layout> {
-    inode.layout.or_else(|| policy().map(|p| create::place(p, ino)))
-}
-
 pub fn list(view: &mut View<'_>, r: &EvictedRanges) -> Result<EvictedList> {
     let found = ranges(view.read, r.ino, r.from, RANGES_MAX + 1)?;
     let ranges = found.iter().take(RANGES_MAX).map(|f| ByteRange { from: f.from, to: f.range.to }).collect();
     Ok(EvictedList { ranges, more: found.len() > RANGES_MAX })
-}
-
-/// The part of `from..to` that can be evicted: whole stripes, and the tail; not ranges that are evicted
-/// already, whose last stripe counts as a whole.
-pub fn evictable(layout: &Layout, size: u64, (from, to): (u64, u64), evicted: &[Found]) -> Vec<ByteRange> {
-    let stripe = layout.stripe_bytes();
-    let up = |at: u64| at.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
-    let end = if to >= size { size } else { to / stripe * stripe };
-    let mut at = up(from);
-    let mut gaps = Vec::new();
-    for f in evicted {
-        if f.from > at && at < end {
-            gaps.push(ByteRange { from: at, to: f.from.min(end) });
-        }
-        at = at.max(up(f.range.to));
-    }
-    if at < end {
-        gaps.push(ByteRange { from: at, to: end });
-    }
-    gaps
 }
 
 pub fn evict(cx: &mut Cx<'_>, r: &Evict) -> Result<Evicted> {
@@ -230,7 +154,7 @@ impl Cx<'_> {
         }
         self.need(ino, Need::Change);
         self.need(ino, Need::AppendToken);
-        leases.own_conflict(session, ino, self.conflicts);
+        leases.own_conflict(session, ino, self.obstacles);
         self.clear()
     }
 
@@ -401,11 +325,11 @@ pub fn filled(cx: &mut Cx<'_>, r: &Filled) -> Result<()> {
     cx.put_inode(r.ino, &inode);
     cx.events.filled.push((r.ino, r.from, r.token_epoch));
     if let Some(learned) = &r.learned {
-        crate::relation::learn(cx.txn, r.ino, r.from, r.to, learned)?;
+        crate::relation::proof::learn(cx.txn, r.ino, r.from, r.to, learned)?;
     }
     // A write next to an evicted range removed the checksums of that, too: now that it is online it can be
     // verified again.
-    if !cx.rules.logged.is_empty() && crate::relation::lacks_proof(cx.read(), r.ino, &inode)? {
+    if !cx.rules.logged.is_empty() && crate::relation::proof::lacks_proof(cx.read(), r.ino, &inode)? {
         cx.log(inode.parent, || What::Complete { ino: r.ino, size: inode.size })?;
     }
     Ok(())

@@ -8,7 +8,7 @@
 //! shipped; the directory's own times stay.
 //!
 //! Knows nothing of which mover reads home.
-use super::usage::Charge;
+use super::charge::Charge;
 use super::*;
 use crate::keys::Sequence;
 use crate::namespace::create::next_number;

@@ -8,6 +8,8 @@
 //! and without a file, becomes garbage.
 //!
 //! Volumes without snapshots pay for a look-up in an empty map.
+use super::objects::{is_owned, references};
+use super::records::find_access;
 use crate::keys;
 use crate::record::{
     Access, Garbage, Inode, LayerRecord, Link, NEVER_NAMED, Record, StripeTruncation, Tally,
@@ -126,7 +128,7 @@ impl<'a> Keeper<'a> {
         for (object, (first_pg, pg_count)) in std::mem::take(&mut self.released) {
             if references(self.txn, object)? == 0 {
                 self.txn.delete(&keys::object(object));
-                if super::clone::is_owned(&*self.txn, object)? {
+                if is_owned(&*self.txn, object)? {
                     continue;
                 }
                 self.txn.delete(&keys::owner(object));
@@ -228,7 +230,7 @@ impl<'a> Keeper<'a> {
         if parent == NEVER_NAMED {
             return Ok(None);
         }
-        super::find_access(&*self.txn, parent).map(|access| access.map(|a| a.volume))
+        find_access(&*self.txn, parent).map(|access| access.map(|a| a.volume))
     }
 
     /// The snapshots from `number` on: later ones are being removed.
@@ -372,12 +374,6 @@ pub fn object_in(key: &[u8], value: &[u8]) -> Result<Option<(InodeId, PgId, u32)
     }
 }
 
-/// The number of records of snapshots and layers that refer to an object.
-pub fn references(read: &dyn Read, object: InodeId) -> Result<i64> {
-    let value = read.get(&keys::object(object))?.and_then(|v| <[u8; 8]>::try_from(v).ok());
-    Ok(i64::from_le_bytes(value.unwrap_or_default()))
-}
-
 /// Whether a snapshot shows the present data of a file.
 pub fn is_held(read: &dyn Read, snapshots: &Snapshots, ino: InodeId, inode: &Inode) -> Result<bool> {
     if snapshots.is_empty() || inode.kind != FileKind::Regular {
@@ -390,7 +386,7 @@ pub fn is_held(read: &dyn Read, snapshots: &Snapshots, ino: InodeId, inode: &Ino
     if !inode.may_have_cells() || inode.parent == NEVER_NAMED || inode.nlink == 0 {
         return Ok(false);
     }
-    let Some(access) = super::find_access(read, inode.parent)? else { return Ok(false) };
+    let Some(access) = find_access(read, inode.parent)? else { return Ok(false) };
     let all = snapshots.get(&access.volume).map_or(&[][..], |all| all);
     let Some(newest) = all.iter().rev().find(|s| !s.deleting) else { return Ok(false) };
     for snap in all.iter().filter(|s| s.number >= newest.number) {

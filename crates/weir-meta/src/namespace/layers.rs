@@ -8,7 +8,8 @@
 //! time, under a token epoch above all earlier ones: late writes of another change nothing.
 //!
 //! Knows nothing of which client copies when: clients that write decide that.
-use super::keeper::{is_held, references};
+use super::keeper::is_held;
+use super::objects::{OBJECT_BIT, references};
 use super::open::next_truncation;
 use super::*;
 use crate::keys::Sequence;
@@ -19,8 +20,6 @@ use weir_proto::meta::Layers;
 use weir_proto::recall::ByteRange;
 use weir_proto::snapshot::{LayerCopied, LayersTaken, TakeLayers};
 
-/// Numbers of objects that are not inodes' own. No directory serial reaches it.
-pub const OBJECT_BIT: u64 = 1 << 62;
 /// Layers that are assigned to one writer at once.
 const TAKEN_MAX: usize = 64;
 
@@ -90,11 +89,11 @@ impl Cx<'_> {
         if self.txn.get(&keys::data(ino))?.is_some() {
             return Ok(0); // all of it is inline
         }
-        let as_evicted = |(from, layer): &Range| evict::Found {
+        let as_evicted = |(from, layer): &Range| evicted::Found {
             from: *from,
             range: crate::record::EvictedRange { to: layer.to, handed: 0 },
         };
-        let mut elsewhere = evict::ranges(self.read(), ino, 0, usize::MAX)?;
+        let mut elsewhere = evicted::ranges(self.read(), ino, 0, usize::MAX)?;
         for f in elsewhere.iter().filter(|f| f.range.handed > 0) {
             let range = crate::record::EvictedRange { handed: 0, ..f.range };
             self.txn.put(&keys::evicted(ino, f.from), &range.to_value());
@@ -103,7 +102,7 @@ impl Cx<'_> {
         elsewhere.sort_by_key(|f| f.from);
         let mut bytes: u64 = known.iter().map(|(from, layer)| layer.to - from).sum();
         let (first_pg, pg_count) = (layout.first_pg, layout.pg_count);
-        for gap in evict::evictable(layout, inode.size, (0, inode.size), &elsewhere) {
+        for gap in evicted::evictable(layout, inode.size, (0, inode.size), &elsewhere) {
             let layer = LayerRecord { to: gap.to, object: old, handed: 0, fence, first_pg, pg_count };
             self.txn.put(&keys::layer(ino, gap.from), &layer.to_value());
             bytes += gap.to - gap.from;
@@ -160,7 +159,7 @@ impl Cx<'_> {
             // A writer would learn that token epoch, and write under it to an object that is a snapshot's. So
             // the file gets another object, which every lease holder must learn.
             self.need(ino, Need::Change);
-            self.rules.leases.own_conflict(self.rules.session, ino, self.conflicts);
+            self.rules.leases.own_conflict(self.rules.session, ino, self.obstacles);
             self.clear()?;
             if self.leave_snapshots(ino, &mut now)? {
                 return Ok(());

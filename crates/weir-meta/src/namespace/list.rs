@@ -15,7 +15,7 @@ const ENTRY_BYTES: usize = 192;
 pub fn readdir(view: &mut View<'_>, r: &ReadDir) -> Result<Listing> {
     let access = load_access(view.read, r.dir)?;
     require(view.read, &r.cred, &access, r.dir, READ)?;
-    require_listed(view.conflicts, r.dir, &access)?;
+    require_listed(view.obstacles, r.dir, &access)?;
     let (found, end) = scan_names(view.read, r)?;
     let mut entries = Vec::with_capacity(found.len());
     for (cookie, listed) in found {
@@ -59,7 +59,7 @@ fn scan_names(read: &dyn Read, r: &ReadDir) -> Result<(Vec<(u64, Listed)>, bool)
 /// A file that another session is writing is omitted: a client that wants its attributes asks for them, and
 /// waits.
 fn show_unless_written(view: &View<'_>, listed: &Listed) -> Result<Option<Entry>> {
-    let mut conflicts = Vec::new();
+    let mut conflicts = Vec::<Conflict>::new();
     view.rules.leases.conflicts(view.rules.session, listed.ino, Need::GetAttr, &mut conflicts);
     if !conflicts.is_empty() {
         return Ok(None);

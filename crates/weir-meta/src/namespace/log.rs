@@ -42,7 +42,7 @@ impl Cx<'_> {
         }
         // Evicted ranges cannot have been changed.
         let away =
-            if inode.evicted > 0 { evict::ranges(self.read(), ino, 0, usize::MAX)? } else { Vec::new() };
+            if inode.evicted > 0 { evicted::ranges(self.read(), ino, 0, usize::MAX)? } else { Vec::new() };
         let starts = std::iter::once(0).chain(away.iter().map(|f| f.range.to));
         for (from, to) in starts.zip(away.iter().map(|f| f.from).chain([inode.size])).filter(|(a, b)| a < b) {
             self.log(inode.parent, || What::Data { ino, offset: from, len: to - from })?;

@@ -75,7 +75,7 @@ pub fn lost(read: &dyn Read, ino: InodeId, inode: &Inode, held: &Holdings) -> Re
     if inode.layout.is_none() || inode.allocated == 0 || read.get(&keys::data(ino))?.is_some() {
         return Ok(Vec::new()); // its bytes are inline, or it has none
     }
-    let evicted = evict::ranges(read, ino, 0, usize::MAX)?;
+    let evicted = evicted::ranges(read, ino, 0, usize::MAX)?;
     let layers = layers::ranges(read, ino, 0, usize::MAX)?;
     let stripe_bytes = inode.layout.map_or(1, |layout| layout.stripe_bytes());
     let object = inode.object(ino);
@@ -102,7 +102,7 @@ fn lost_of_kept(ino: InodeId, inode: &Inode, is_inline: bool, held: &Holdings) -
 /// Marks it.
 pub fn lose(cx: &mut Cx<'_>, ino: InodeId, gaps: &[ByteRange]) -> Result<()> {
     let mut inode = load_file(cx.read(), ino)?;
-    let known = evict::ranges(cx.read(), ino, 0, usize::MAX)?;
+    let known = evicted::ranges(cx.read(), ino, 0, usize::MAX)?;
     cx.drop_layers(ino, &mut inode, gaps)?;
     let evicted = gaps.iter().fold(inode.evicted, |sum, gap| sum + (gap.to - gap.from));
     cx.put_evicted(ino, &known, gaps);

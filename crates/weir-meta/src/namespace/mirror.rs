@@ -7,8 +7,8 @@
 //! steps afterwards, and is charged to the topmost directory until then.
 //!
 //! Knows nothing of which mover reads home, and when.
+use super::charge::Charge;
 use super::import::{Into, xattrs_of};
-use super::usage::Charge;
 use super::*;
 use crate::relation::record::{DoomedRecord, MirroredRecord, RelationRecord, RemoteEntry};
 use crate::relation::{store, tree};
@@ -325,7 +325,7 @@ pub fn remove_some(cx: &mut Cx<'_>) -> Result<bool> {
     };
     let of = volume::volume_of(cx.read(), top)?;
     let gone = move |cx: &mut Cx<'_>, dir, name: &[u8], ino| forget_name(cx, relation, dir, name, ino);
-    if !volume::remove_below(cx, of, top, &gone)? {
+    if !remove_tree::remove_below(cx, of, top, &gone)? {
         return Ok(true);
     }
     cx.need(top, Need::Change);

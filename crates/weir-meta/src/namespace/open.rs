@@ -37,13 +37,12 @@ impl Cx<'_> {
         }
         let (leases, session) = (self.rules.leases, self.rules.session);
         if leases.is_shared_by_open(session, ino, write) {
-            leases.own_conflict(session, ino, self.conflicts);
+            leases.own_conflict(session, ino, self.obstacles);
         }
         self.clear()?;
         let mut changed = false;
         if write {
-            self.wait_for_snapshot(ino, &inode)?;
-            changed = self.leave_snapshots(ino, &mut inode)? | self.begin_writing(ino, &mut inode)?;
+            (inode, changed) = self.file_to_write(ino, inode)?.into_inode();
         }
         if truncate {
             // Even if there is nothing to truncate: the times change.
@@ -118,8 +117,8 @@ pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
         if !cx.rules.must_recover(r.ino, &inode) {
             cx.rules.require_changeable(cx.read(), r.ino, "AcquireLease")?;
         }
-        cx.wait_for_snapshot(r.ino, &inode)?;
-        let mut changed = cx.leave_snapshots(r.ino, &mut inode)? | cx.begin_writing(r.ino, &mut inode)?;
+        let mut changed;
+        (inode, changed) = cx.file_to_write(r.ino, inode)?.into_inode();
         if r.renew {
             // Separates all earlier writes from this session's.
             inode.token_epoch = next_truncation(inode.token_epoch);
@@ -155,7 +154,7 @@ pub fn close(cx: &mut Cx<'_>, r: &meta::Close) -> Result<()> {
 impl Cx<'_> {
     /// Acquires the right to write an existing file, and notifies relations by an empty range. The writer may
     /// die before it commits anything: bytes that it sent may become part of the file when it is recovered.
-    fn begin_writing(&mut self, ino: InodeId, inode: &mut Inode) -> Result<bool> {
+    pub(super) fn begin_writing(&mut self, ino: InodeId, inode: &mut Inode) -> Result<bool> {
         let was_clean = !inode.dirty;
         let changed = self.take_writer(ino, inode);
         if was_clean && inode.nlink > 0 {

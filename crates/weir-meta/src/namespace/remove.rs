@@ -1,5 +1,6 @@
 //! Removal of names: unlink, rmdir; files without a name or an opener.
-use super::usage::Charge;
+use super::charge::Charge;
+use super::gate::OwnDir;
 use super::*;
 use weir_kv::Scan;
 use weir_proto::meta::{self, Removed};
@@ -84,15 +85,10 @@ impl Cx<'_> {
         self.drop_link(dir, name, link.ino)
     }
     /// The same, unless the volume's trash keeps it.
-    pub(super) fn remove_or_keep(
-        &mut self,
-        (dir, access): (InodeId, &Access),
-        name: &[u8],
-        link: &Link,
-    ) -> Result<()> {
-        match trash::keep_file(self, (dir, access), name, link)? {
+    pub(super) fn remove_or_keep(&mut self, dir: &OwnDir, name: &[u8], link: &Link) -> Result<()> {
+        match trash::keep_file(self, (dir.ino(), dir.access()), name, link)? {
             true => Ok(()),
-            false => self.remove_file(dir, name, link),
+            false => self.remove_file(dir.ino(), name, link),
         }
     }
     /// In a directory with the sticky bit users remove only their own files.
@@ -153,51 +149,46 @@ fn prepare_removal(
     parent: InodeId,
     name: &[u8],
     fits: impl FnOnce(FileKind) -> Result<()>,
-) -> Result<(Access, Link)> {
+) -> Result<(OwnDir, Link)> {
     check_name(name)?;
-    let access = load_access(cx.read(), parent)?;
-    require(cx.read(), cred, &access, parent, SEARCH)?;
-    require_listed(cx.conflicts, parent, &access)?;
-    let link = load_link(cx.read(), parent, name)?;
-    require(cx.read(), cred, &access, parent, WRITE | SEARCH)?;
-    cx.require_own(access.volume)?;
-    cx.require_removable(cred, &access, &link)?;
+    let dir = cx.dir_to_search(cred, parent)?;
+    dir.require_listed(cx)?;
+    let link = dir.load(cx, name)?;
+    let dir = dir.for_change(cx)?;
+    cx.require_removable(cred, dir.access(), &link)?;
     fits(link.kind)?;
-    cx.need(parent, Need::Change);
-    cx.need(link.ino, Need::Change);
-    cx.clear()?;
-    Ok((access, link))
+    Ok((dir.revoke(cx, &[link.ino])?, link))
 }
 
 pub fn unlink(cx: &mut Cx<'_>, r: &meta::Unlink) -> Result<Removed> {
-    let (access, link) = prepare_removal(cx, &r.cred, r.parent, &r.name, |kind| match kind {
+    let (dir, link) = prepare_removal(cx, &r.cred, r.parent, &r.name, |kind| match kind {
         FileKind::Directory => {
             Err(Error::name(NameRule::IsDirectory, format!("{:?} is a directory", show(&r.name))))
         }
         _ => Ok(()),
     })?;
-    cx.remove_or_keep((r.parent, &access), &r.name, &link)?;
+    cx.remove_or_keep(&dir, &r.name, &link)?;
     Ok(Removed {
         ino: link.ino,
-        parent_attr: directory_attr(r.parent, &access, &load_tally(cx.read(), r.parent)?),
+        parent_attr: directory_attr(r.parent, dir.access(), &load_tally(cx.read(), r.parent)?),
         parent_lease: nothing(),
     })
 }
 
 pub fn rmdir(cx: &mut Cx<'_>, r: &meta::Rmdir) -> Result<Removed> {
-    let (access, link) = prepare_removal(cx, &r.cred, r.parent, &r.name, |kind| match kind {
+    let (dir, link) = prepare_removal(cx, &r.cred, r.parent, &r.name, |kind| match kind {
         FileKind::Directory => Ok(()),
         _ => Err(Error::name(NameRule::NotDirectory, format!("{:?} is not a directory", show(&r.name)))),
     })?;
-    volume::require_no_root(cx.read(), access.volume, link.ino)?;
+    volume::require_no_root(cx.read(), dir.access().volume, link.ino)?;
     let victim = load_access(cx.read(), link.ino)?;
-    require_listed(cx.conflicts, link.ino, &victim)?;
+    require_listed(cx.obstacles, link.ino, &victim)?;
     require_empty(cx.read(), link.ino)?;
     trash::keep_directory(cx, link.ino, &victim)?;
     cx.remove_directory(r.parent, &r.name, &link)?;
     Ok(Removed {
         ino: link.ino,
-        parent_attr: directory_attr(r.parent, &access, &load_tally(cx.read(), r.parent)?),
+        parent_attr: directory_attr(r.parent, dir.access(), &load_tally(cx.read(), r.parent)?),
         parent_lease: nothing(),
     })
 }

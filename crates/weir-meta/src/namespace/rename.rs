@@ -1,7 +1,9 @@
 //! Rename: one name moves, replaces another, or two are exchanged. Atomic; no directory ever comes below
 //! itself.
+use super::charge::Charge;
+use super::gate::{OwnDir, revoke_both};
 use super::remove::{is_last, require_empty};
-use super::usage::{Charge, is_within, usage_of};
+use super::usage::{is_within, usage_of};
 use super::*;
 use weir_proto::meta::{self, RenameMode, Renamed};
 use weir_proto::relation::What;
@@ -16,30 +18,27 @@ pub(super) struct End<'a> {
 pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Result<Renamed> {
     check_name(&r.name)?;
     check_name(&r.new_name)?;
-    let (from_dir, to_dir) = (load_access(cx.read(), r.parent)?, load_access(cx.read(), r.new_parent)?);
-    require(cx.read(), &r.cred, &from_dir, r.parent, SEARCH)?;
-    require(cx.read(), &r.cred, &to_dir, r.new_parent, SEARCH)?;
-    require_listed(cx.conflicts, r.parent, &from_dir)?;
-    require_listed(cx.conflicts, r.new_parent, &to_dir)?;
-    let moved = load_link(cx.read(), r.parent, &r.name)?;
-    let target = find_link(cx.read(), r.new_parent, &r.new_name)?;
+    let (from, to) = (cx.dir_to_search(&r.cred, r.parent)?, cx.dir_to_search(&r.cred, r.new_parent)?);
+    from.require_listed(cx)?;
+    to.require_listed(cx)?;
+    let moved = from.load(cx, &r.name)?;
+    let target = to.find(cx, &r.new_name)?;
     check_mode(r, target.as_ref())?;
-    require(cx.read(), &r.cred, &from_dir, r.parent, WRITE | SEARCH)?;
-    require(cx.read(), &r.cred, &to_dir, r.new_parent, WRITE | SEARCH)?;
-    cx.require_own(from_dir.volume)?;
-    cx.require_own(to_dir.volume)?;
-    volume::require_same(from_dir.volume, to_dir.volume)?;
+    let (from, to) = (from.for_change(cx)?, to.for_change(cx)?);
+    volume::require_same(from.access().volume, to.access().volume)?;
     let replaced = target.filter(|t| t.ino != moved.ino);
     if target.is_none() || replaced.is_some() {
-        check_move(cx.read(), r, &from_dir, &moved)?;
+        check_move(cx.read(), r, from.access(), &moved)?;
         if let Some(other) = &replaced {
             if other.kind == FileKind::Directory && r.mode != RenameMode::Exchange {
                 let victim = load_access(cx.read(), other.ino)?;
-                require_listed(cx.conflicts, other.ino, &victim)?;
+                require_listed(cx.obstacles, other.ino, &victim)?;
             }
-            check_target(cx.read(), r, &to_dir, &moved, other)?;
+            check_target(cx.read(), r, to.access(), &moved, other)?;
         }
-        carry_out(cx, r, &moved, replaced.as_ref())?;
+        let others: Vec<InodeId> = [moved.ino].into_iter().chain(replaced.map(|other| other.ino)).collect();
+        let dirs = revoke_both(cx, (from, to), &others)?;
+        carry_out(cx, r, &dirs, (&moved, replaced.as_ref()))?;
     }
     // Two links of one file. POSIX: no change.
     Ok(Renamed {
@@ -119,14 +118,15 @@ fn check_target(
     }
 }
 
-fn carry_out(cx: &mut Cx<'_>, r: &meta::Rename, moved: &Link, other: Option<&Link>) -> Result<()> {
-    for ino in [r.parent, r.new_parent, moved.ino].into_iter().chain(other.map(|o| o.ino)) {
-        cx.need(ino, Need::Change);
-    }
-    cx.clear()?;
+fn carry_out(
+    cx: &mut Cx<'_>,
+    r: &meta::Rename,
+    (from, to): &(OwnDir, OwnDir),
+    (moved, other): (&Link, Option<&Link>),
+) -> Result<()> {
     log_renamed(cx, r, moved, other)?;
-    let from = End { dir: r.parent, name: &r.name };
-    let to = End { dir: r.new_parent, name: &r.new_name };
+    let from = End { dir: from.ino(), name: &r.name };
+    let to = End { dir: to.ino(), name: &r.new_name };
     take_away(cx, from, moved)?;
     if let Some(other) = other {
         take_away(cx, to, other)?;

@@ -3,7 +3,8 @@
 //! Invariants: when a snapshot is taken no session holds a Write lease on a file of the volume that is open
 //! for writing: all earlier writes are in it. Numbers only grow. A snapshot that is being removed is kept in
 //! the list until no record under `h/` has its number; those that an older one shows are moved to that.
-use super::keeper::{Snap, Snapshots, kept_value, object_in, references};
+use super::keeper::{Snap, Snapshots, kept_value, object_in};
+use super::objects::{is_owned, references};
 use super::*;
 use crate::keys::Sequence;
 use crate::record::{Garbage, SnapshotRecord, StripeTruncation};
@@ -129,7 +130,7 @@ impl Cx<'_> {
             if let Some(inode) = inode.filter(|inode| inode.nlink > 0)
                 && self.volume_of(inode.parent)? == volume
             {
-                self.conflicts.push(Conflict { ino, session, keep: LeaseKind::Read, ask: true });
+                self.obstacles.note(Conflict { ino, session, keep: LeaseKind::Read, ask: true });
             }
         }
         self.clear()
@@ -148,8 +149,7 @@ impl Cx<'_> {
     }
     pub(super) fn wait_for_snapshot_of(&mut self, volume: VolumeId) -> Result<()> {
         if let Some((_, root)) = self.rules.snapshotting.filter(|(of, _)| *of == volume) {
-            let session = self.rules.session;
-            self.conflicts.push(Conflict { ino: root, session, keep: LeaseKind::Write, ask: false });
+            self.obstacles.push(Obstacle::Snapshot { root });
         }
         self.clear()
     }
@@ -323,7 +323,7 @@ impl Cx<'_> {
         self.txn.delete(&keys::object(object));
         let ino = InodeId(u64::from_be_bytes(key[1..9].try_into().expect("eight bytes")));
         if find_inode(self.read(), ino)?.is_some_and(|inode| inode.object(ino) == object)
-            || super::clone::is_owned(self.read(), object)?
+            || is_owned(self.read(), object)?
         {
             return Ok(());
         }

@@ -1,5 +1,9 @@
 //! The namespace compared with a simple model: the same answers, the same tree, exact usage and link counts.
+use super::remove::release_orphan;
 use super::*;
+use crate::lease::LeaseTable;
+use crate::obstacle::Obstacles;
+use crate::quotas::Quotas;
 use crate::record::Garbage;
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -7,11 +11,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use weir_kv::{Kv, MemoryKv, Scan};
 use weir_proto::ErrorKind;
+use weir_proto::PgId;
 use weir_proto::map::Scheme;
 use weir_proto::meta::{self, *};
 
 mod clones;
 mod evicted;
+mod gates;
 mod snapshots;
 mod trash;
 mod volumes;
@@ -82,7 +88,7 @@ impl World {
             at_home: &at_home,
             layout: &layout,
         };
-        let (mut out, mut conflicts, mut events) = (None, Vec::new(), Events::default());
+        let (mut out, mut conflicts, mut events) = (None, Obstacles::default(), Events::default());
         self.kv.transact(&mut |txn| {
             out = Some(run(txn, &rules, &mut conflicts, &mut events, None, &body)?);
             Ok(())
@@ -121,9 +127,9 @@ impl World {
             at_home: &at_home,
             layout: &|_| None,
         };
-        let (mut out, mut conflicts) = (None, Vec::new());
+        let (mut out, mut conflicts) = (None, Obstacles::default());
         self.kv.read(&mut |read| {
-            out = Some(body(&mut View { read, rules: &rules, conflicts: &mut conflicts })?);
+            out = Some(body(&mut View { read, rules: &rules, obstacles: &mut conflicts })?);
             Ok(())
         })?;
         Ok(out.unwrap())

@@ -8,8 +8,8 @@
 //! All of these are ordinary files and directories, and are charged as such.
 //!
 //! Knows nothing of when the trash is emptied.
+use super::charge::Charge;
 use super::rename::{End, move_file};
-use super::usage::Charge;
 use super::*;
 use crate::keys::Sequence;
 use crate::namespace::create::next_number;
@@ -134,7 +134,7 @@ pub(super) fn begin(cx: &mut Cx<'_>, volume: VolumeId, root: InodeId) -> Result<
     {
         return Ok(());
     }
-    require_listed(cx.conflicts, root, &load_access(cx.read(), root)?)?;
+    require_listed(cx.obstacles, root, &load_access(cx.read(), root)?)?;
     if find_link(cx.read(), root, TRASH)?.is_some() {
         return Err(Error::exists(format!(
             "{:?} is in the volume's directory: give it another name",
@@ -292,7 +292,7 @@ impl Cx<'_> {
     /// addition to the requested ones.
     fn need_here(&mut self, dir: InodeId) -> Result<()> {
         self.need(dir, Need::Change);
-        self.rules.leases.own_conflict(self.rules.session, dir, self.conflicts);
+        self.rules.leases.own_conflict(self.rules.session, dir, self.obstacles);
         self.clear()
     }
 
@@ -395,7 +395,7 @@ fn cut(name: &[u8], len: usize) -> &[u8] {
 /// Removes a few entries of a part of the trash, deepest first. True: it is empty and removed.
 pub fn remove_some(cx: &mut Cx<'_>, volume: VolumeId, (from, part): Part) -> Result<bool> {
     let access = find_access(cx.read(), part.dir)?;
-    if access.is_some() && !volume::remove_below(cx, volume, part.dir, &volume::nothing_more)? {
+    if access.is_some() && !remove_tree::remove_below(cx, volume, part.dir, &remove_tree::nothing_more)? {
         return Ok(false);
     }
     if !cx.forget_counterparts(part.dir)? {

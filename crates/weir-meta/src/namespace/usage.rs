@@ -3,9 +3,10 @@
 //!
 //! A file is charged to the directory of its first link and to all above, and to the volume of that
 //! directory. Counters on the way are incremented without being read.
-use super::{Cx, load_access};
+use super::charge::Charge;
+use super::cx::Cx;
+use super::records::load_access;
 use crate::keys::{self, Counter};
-use crate::record::Inode;
 use weir_kv::Read;
 use weir_proto::meta::{FsStat, Usage};
 use weir_proto::{Error, InodeId, Result, VolumeId};
@@ -15,60 +16,6 @@ const DEPTH_MAX: usize = 1 << 16;
 
 /// Not a volume: the usage of all of them except the root volume, together.
 const ALL_BUT_ROOT: VolumeId = VolumeId(0);
-
-/// An addition to the usage of a directory and everything above it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Charge {
-    pub bytes: i64,
-    pub files: i64,
-    pub directories: i64,
-    /// Bytes that are at home only, not included in `bytes`.
-    pub evicted: i64,
-}
-
-impl Charge {
-    pub fn file(inode: &Inode) -> Charge {
-        Charge { files: 1, ..Charge::space(inode) }
-    }
-    /// The space of a file that is charged already.
-    pub fn space(inode: &Inode) -> Charge {
-        Charge { bytes: inode.online() as i64, evicted: inode.evicted as i64, ..Charge::default() }
-    }
-    pub fn directory(inside: &Usage) -> Charge {
-        Charge {
-            bytes: inside.bytes as i64,
-            files: inside.files as i64,
-            directories: inside.directories as i64 + 1,
-            evicted: inside.evicted as i64,
-        }
-    }
-    /// The counters that change, and by how much.
-    fn parts(self) -> impl Iterator<Item = (Counter, i64)> {
-        let parts = [
-            (Counter::Bytes, self.bytes),
-            (Counter::Files, self.files),
-            (Counter::Directories, self.directories),
-            (Counter::Evicted, self.evicted),
-        ];
-        parts.into_iter().filter(|(_, delta)| *delta != 0)
-    }
-    pub fn back(self) -> Charge {
-        Charge {
-            bytes: self.bytes.wrapping_neg(),
-            files: self.files.wrapping_neg(),
-            directories: self.directories.wrapping_neg(),
-            evicted: self.evicted.wrapping_neg(),
-        }
-    }
-    pub fn and(self, other: Charge) -> Charge {
-        Charge {
-            bytes: self.bytes.wrapping_add(other.bytes),
-            files: self.files.wrapping_add(other.files),
-            directories: self.directories.wrapping_add(other.directories),
-            evicted: self.evicted.wrapping_add(other.evicted),
-        }
-    }
-}
 
 impl Cx<'_> {
     /// Charges a directory and all above it.

@@ -2,7 +2,7 @@
 use super::*;
 use bytes::Bytes;
 use weir_kv::Scan;
-use weir_proto::meta::{RemoveXattr, SetXattr, XATTR_VALUE_MAX, XattrNames, XattrValue};
+use weir_proto::meta::{NAME_MAX, RemoveXattr, SetXattr, XATTR_VALUE_MAX, XattrNames, XattrValue};
 use weir_proto::relation::What;
 
 /// Only the superuser sees these.

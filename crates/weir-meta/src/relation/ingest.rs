@@ -4,19 +4,18 @@
 //!
 //! Invariant: a change and the mark that it was ingested are one transaction, so nothing is lost or ingested
 //! twice.
+use super::changelog::{is_of_names, unproved};
 use super::dirty::{self, Apart};
 use super::record::{DirtyRange, FINISH, RelationRecord};
-use super::ship_queue::{ShipQueue, is_of_names};
-use super::{store, tree};
+use super::ship_queue::ShipQueue;
+use super::{apply, store, tree};
 use crate::keys;
 use crate::namespace::{find_inode, log, volume};
 use crate::record::{Access, ChangeRecord, Listed, NOT_ENUMERATED, Record};
-use std::collections::BTreeSet;
-use std::time::Duration;
-use weir_kv::{Read, Txn};
+use weir_kv::Txn;
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::relation::{By, RelationId, What};
-use weir_proto::{Error, InodeId, Result, VolumeId};
+use weir_proto::{Error, InodeId, Result};
 
 /// Changes ingested in one transaction.
 const INGEST_MAX: usize = 256;
@@ -24,15 +23,6 @@ const INGEST_MAX: usize = 256;
 const SCAN_MAX: usize = 256;
 /// Changes that wait to be ingested before the scan of older data pauses.
 const QUEUE_MAX: u64 = 4096;
-/// Changes dropped in one transaction.
-const FORGET_MAX: usize = 1024;
-/// A home that does not answer is retried after this, doubled each time up to the maximum.
-const BACK_OFF_MIN: Duration = Duration::from_millis(500);
-const BACK_OFF_MAX: Duration = Duration::from_secs(30);
-
-pub fn back_off(tries: u32) -> Duration {
-    BACK_OFF_MIN.saturating_mul(1 << tries.min(10)).min(BACK_OFF_MAX)
-}
 
 /// Ingests new changes; returns whether there may be more.
 pub fn take(txn: &mut dyn Txn, relation: RelationId, queue: &mut ShipQueue) -> Result<bool> {
@@ -135,17 +125,6 @@ pub fn add_dirty(
     store::add_dirty(txn, relation, ino, offset, dirty, &apart)
 }
 
-/// The parts of a file that are neither verified at home nor in flight to it.
-pub fn unproved(read: &dyn Read, relation: RelationId, ino: InodeId, size: u64) -> Result<Vec<(u64, u64)>> {
-    let receipts = store::receipts_of(read, relation, ino)?.into_iter().map(|(at, r)| (at, at + r.len));
-    let dirty = store::dirty_of(read, relation, ino)?.into_iter().map(|(at, p)| (at, at + p.len));
-    // Evicted bytes are at home for certain, and cannot be read here.
-    let evicted = store::evicted_of(read, ino)?;
-    let mut covered: Vec<(u64, u64)> = receipts.chain(dirty).chain(evicted).collect();
-    covered.sort_unstable();
-    Ok(store::outside(&covered, size))
-}
-
 /// Scans a part of the data from before the relation; returns whether there is more.
 pub fn scan(txn: &mut dyn Txn, relation: RelationId, now: Time) -> Result<bool> {
     let Some(record) = store::find_relation(txn, relation)? else { return Ok(false) };
@@ -198,78 +177,7 @@ fn see(
     let number = log::append(txn, record.volume, now, what, By::default())?;
     let has_more = kind == FileKind::Directory || find_inode(txn, ino)?.is_some_and(|i| i.nlink > 0);
     if !known && has_more {
-        tree::ship_whole(txn, relation, number, now, ino, &[])?;
+        apply::ship_whole(txn, relation, number, now, ino, &[])?;
     }
     Ok(())
-}
-
-/// Drops changes that all consumers have ingested; returns whether there may be more.
-pub fn forget(txn: &mut dyn Txn, volume: VolumeId) -> Result<bool> {
-    let mut upto = u64::MAX;
-    let ships = |r: &RelationRecord| r.volume == volume && !r.mirrors();
-    for (_, record) in store::relations(txn)?.into_iter().filter(|(_, r)| ships(r)) {
-        upto = upto.min(record.ingested);
-    }
-    for (_, at) in cursors(txn, volume)? {
-        upto = upto.min(at);
-    }
-    let (start, end) = (keys::change(volume, 0), keys::change(volume, upto.saturating_add(1)));
-    Ok(store::delete_range(txn, &start, &end, FORGET_MAX)? == FORGET_MAX)
-}
-
-/// Consumers of a volume's changelog and their positions.
-pub fn cursors(read: &dyn Read, volume: VolumeId) -> Result<Vec<(String, u64)>> {
-    let (start, end) = keys::range_of_short(b'k', volume.0);
-    store::collect(read, &start, &end, usize::MAX, |key, value| {
-        let name = String::from_utf8_lossy(key.get(5..).unwrap_or_default()).into_owned();
-        let at =
-            <[u8; 8]>::try_from(value).map_err(|_| Error::damaged(format!("cursor {name:?} is damaged")))?;
-        Ok((name, u64::from_le_bytes(at)))
-    })
-}
-
-/// Volumes with a changelog.
-pub fn logged(read: &dyn Read) -> Result<BTreeSet<VolumeId>> {
-    let all = store::relations(read)?;
-    let mut volumes: BTreeSet<VolumeId> =
-        all.iter().filter(|(_, r)| !r.mirrors()).map(|(_, r)| r.volume).collect();
-    let (start, end) = keys::range_of_letter(b'k');
-    let mirrored = store::collect(read, &start, &end, usize::MAX, |key, _| {
-        let number = key.get(1..5).and_then(|b| b.try_into().ok()).map(u32::from_be_bytes);
-        number.map(VolumeId).ok_or_else(|| Error::damaged("a cursor's key is damaged"))
-    })?;
-    volumes.extend(mirrored);
-    Ok(volumes)
-}
-
-/// Volumes that mirror a home: they are read-only here.
-pub fn mirrored(read: &dyn Read) -> Result<BTreeSet<VolumeId>> {
-    Ok(store::relations(read)?.iter().filter(|(_, r)| r.mirrors()).map(|(_, r)| r.volume).collect())
-}
-
-/// Changes of size in a relation's queue.
-pub fn truncations(read: &dyn Read, relation: RelationId) -> Result<Vec<(InodeId, u64)>> {
-    let (start, end) = keys::range_of_short(b'O', relation.0);
-    let found = store::collect(read, &start, &end, usize::MAX, |key, value| {
-        let number = store::number_of(key)?;
-        Ok(match tree::load_change(value, number)?.what {
-            What::Resized { ino, .. } => Some((ino, number)),
-            _ => None,
-        })
-    })?;
-    Ok(found.into_iter().flatten().collect())
-}
-
-/// Whether changes of an inode's data or size wait to be ingested.
-pub fn is_not_ingested(read: &dyn Read, record: &RelationRecord, ino: InodeId) -> Result<bool> {
-    let concerns = |what: &What| match what {
-        What::Data { ino: of, .. } | What::Resized { ino: of, .. } => *of == ino,
-        _ => false,
-    };
-    let start = keys::change(record.volume, record.ingested + 1);
-    let (_, end) = keys::range_of_short(b'C', record.volume.0);
-    let found = store::collect(read, &start, &end, usize::MAX, |key, value| {
-        Ok(concerns(&tree::load_change(value, store::number_of(key)?)?.what))
-    })?;
-    Ok(found.contains(&true))
 }

@@ -6,17 +6,11 @@
 //!
 //! Invariant: a file that is not assigned, or came back without being recovered, is found by the next scan.
 //! In memory only.
-use super::store;
-use crate::executor::Leader;
-use crate::keys;
-use crate::namespace::find_inode;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use weir_proto::relation::RelationId;
-use weir_proto::{InodeId, Result, SessionId};
+use weir_proto::{InodeId, SessionId};
 
 /// Files scanned in one batch.
-const SCAN_MAX: usize = 256;
+pub const SCAN_MAX: usize = 256;
 /// Found and not recovered yet: then the scan waits.
 const FOUND_MAX: usize = 1024;
 /// The files that one mover recovers at a time. Each may wait for targets.
@@ -67,7 +61,8 @@ impl Orphans {
         self.next.is_some()
     }
 
-    fn take_new(&mut self) -> Vec<InodeId> {
+    /// Files that were just found to be written, to be looked at now.
+    pub fn take_new(&mut self) -> Vec<InodeId> {
         let mut taken = Vec::new();
         while taken.len() < SCAN_MAX
             && let Some(ino) = self.new.pop_first()
@@ -81,66 +76,22 @@ impl Orphans {
         self.out.retain(|_, session| *session != mover);
     }
 
-    fn is_due(&self) -> bool {
+    /// Whether a scan has anything to look at.
+    pub fn is_due(&self) -> bool {
         self.begin_scan().is_some() || !self.new.is_empty()
     }
-    fn begin_scan(&self) -> Option<InodeId> {
+    /// Where the scan continues; none: it waits, or has ended.
+    pub fn begin_scan(&self) -> Option<InodeId> {
         self.next.filter(|_| self.found.len() < FOUND_MAX)
     }
-    fn end_scan(&mut self, from: Option<InodeId>, found: Vec<InodeId>, next: Option<InodeId>) {
+    /// The result of a scan that began at `from`.
+    pub fn end_scan(&mut self, from: Option<InodeId>, found: Vec<InodeId>, next: Option<InodeId>) {
         // Otherwise a writer died meanwhile, and it restarts.
         if from.is_some() && self.next == from {
             self.next = next;
         }
         self.found.extend(found.into_iter().filter(|ino| !self.out.contains_key(ino)));
     }
-}
-
-/// Scans some files that were written and are not known to be complete; returns whether there is more.
-pub(super) fn scan(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
-    if leader.lock().grace_until.is_some() {
-        return Ok(false); // a writer returns, or its session ends
-    }
-    let (from, new) = match leader.relations.lock().queues.get_mut(&relation) {
-        Some(queue) if queue.orphans.is_due() => (queue.orphans.begin_scan(), queue.orphans.take_new()),
-        _ => return Ok(false),
-    };
-    let (mut found, mut next) = (Vec::new(), None);
-    {
-        let (mut state, mut left) = (leader.lock(), Vec::new());
-        leader.kv.read(&mut |read| {
-            (found, left, next) = (Vec::new(), Vec::new(), None);
-            let (_, end) = keys::range_of_short(b'g', relation.0);
-            let mut files = Vec::new();
-            if let Some(from) = from {
-                let start = keys::growing(relation, from);
-                files = store::collect(read, &start, &end, SCAN_MAX, |key, _| {
-                    store::number_of(key).map(InodeId)
-                })?;
-            }
-            if files.len() == SCAN_MAX {
-                next = files.last().map(|ino| InodeId(ino.0 + 1));
-            }
-            for ino in files.into_iter().chain(new.iter().copied()) {
-                let Some(inode) = find_inode(read, ino)? else { continue };
-                if leader.must_recover(&state, ino, &inode) {
-                    found.push(ino);
-                } else if !state.leases.is_open_for_writing(ino) && store::is_growing(read, relation, ino)? {
-                    left.push(ino);
-                }
-            }
-            Ok(())
-        })?;
-        if !left.is_empty() {
-            leader.housekeep(&mut state, SessionId(0), &mut |cx| {
-                left.iter().try_for_each(|ino| cx.log_complete(*ino))
-            })?;
-        }
-    }
-    let mut queues = leader.relations.lock();
-    let Some(queue) = queues.queues.get_mut(&relation) else { return Ok(false) };
-    queue.orphans.end_scan(from, found, next);
-    Ok(queue.orphans.is_due())
 }
 
 #[cfg(test)]

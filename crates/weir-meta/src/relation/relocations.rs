@@ -4,10 +4,11 @@
 //!
 //! Invariant: a file's relocation is recorded before a mover gets it, and is not changed until its result is
 //! reported; no other work on the file or on either name goes to a mover meanwhile.
+use super::order::{Before, Touch, touches};
 use super::record::RelocationRecord;
-use super::ship_queue::{Batch, Before, ShipQueue, Touch, WorkRequest, files_of, is_in_conflict, touches};
+use super::ship_queue::{Batch, ShipQueue, WorkRequest, is_in_conflict};
+use super::steps::{self, Effect, Step, files_of};
 use super::store;
-use super::tree::{self, Effect, Step};
 use crate::namespace::find_inode;
 use weir_proto::relation::What;
 use weir_proto::{InodeId, Result};
@@ -35,7 +36,7 @@ impl ShipQueue {
             let number = RELOCATION_WORK | ino.0;
             let is_full = batch.names.len() >= request.items;
             if !self.names_out.contains_key(&number) && !is_full && !is_in_conflict(request, ino)? {
-                match tree::relocation_step(
+                match steps::relocation_step(
                     request.read,
                     request.relation,
                     request.record.volume,
@@ -64,7 +65,7 @@ impl ShipQueue {
         before: &mut Before,
     ) -> Result<()> {
         for ino in self.given_up.clone() {
-            let step = tree::removal(request.read, request.relation, request.record.volume, ino)?;
+            let step = steps::removal(request.read, request.relation, request.record.volume, ino)?;
             let Some((step, place)) = step.filter(|_| self.relocating.insert(ino)) else {
                 self.given_up.remove(&ino);
                 continue;

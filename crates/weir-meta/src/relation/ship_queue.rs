@@ -5,32 +5,26 @@
 //! one mover, in order, so that home always shows a prefix. Assigned work is known in memory only: after a
 //! restart all of it is assigned again.
 //!
-//! Pure except for reads of the store: `Relations` holds the lock, `serve` the messages.
-use super::listing::Listings;
+//! Pure except for reads of the store: `queues` holds the lock, `leader::movers` has the messages.
+use super::listings::Listings;
+use super::order::{Before, WINDOW, is_barrier, touches};
 use super::orphans::Orphans;
 use super::ready::Ready;
-use super::record::{FINISH, RelationRecord, RelocationRecord};
-use super::tree::{self, Effect, Step};
-use super::{ingest, parts, store};
+use super::record::{RelationRecord, RelocationRecord};
+use super::steps::{self, Step, moves_a_directory};
+use super::{store, tree};
 use crate::keys;
 use crate::namespace::find_inode;
-use crate::record::ChangeRecord;
-use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 use weir_env::Instant;
-use weir_kv::{Read, Scan};
+use weir_kv::Read;
 use weir_proto::meta::FileKind;
-use weir_proto::relation::{
-    EXTENT_MAX, ExtentWork, Finish, ListWork, NameAction, NameWork, RelationId, What,
-};
+use weir_proto::relation::{ExtentWork, ListWork, NameWork, RelationId, What};
 use weir_proto::{Error, InodeId, Result, SessionId};
 
-/// Changes of names that are checked for the next work.
-const WINDOW: usize = 1024;
 /// Files that are checked for the next work, each time a mover asks.
-const FILES_SCANNED: usize = 512;
-/// Ranges that are recalled from another home at a time.
-const AWAY_MAX: usize = 16;
+pub(super) const FILES_SCANNED: usize = 512;
 /// Directories whose times are corrected in one batch.
 const DIRECTORIES_AT_ONCE: usize = 64;
 /// Work without a change: numbered by a directory's inode.
@@ -59,11 +53,11 @@ pub struct ShipQueue {
     /// Files whose ranges wait, because a change of names waits for those that are assigned.
     pub(super) awaited: BTreeSet<InodeId>,
     /// Files that a mover's change of names concerns.
-    named: BTreeSet<InodeId>,
+    pub(super) named: BTreeSet<InodeId>,
     /// Files with a relocation, planned or assigned: their place at home is not certain.
     pub(super) relocating: BTreeSet<InodeId>,
     /// A change of paths waits for all assigned work, or is assigned itself.
-    paths_change: bool,
+    pub(super) paths_change: bool,
     /// Files that home has parts of, and that a change of names waits for: the parts there are finished as a
     /// file, complete or not.
     pub(super) cut_short: BTreeSet<InodeId>,
@@ -72,9 +66,9 @@ pub struct ShipQueue {
     pub(super) given_up: BTreeSet<InodeId>,
     /// Numbers of changes of size that home has not applied, by inode.
     pub truncations: BTreeMap<InodeId, BTreeSet<u64>>,
-    ready: Ready,
+    pub(super) ready: Ready,
     /// This time the sweep comes before the individually remembered files.
-    sweeps_first: bool,
+    pub(super) sweeps_first: bool,
     pub orphans: Orphans,
     pub listings: Listings,
     /// Its home is only read.
@@ -130,110 +124,6 @@ impl Batch {
     }
 }
 
-/// An object that a change touches.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Touch {
-    Inode(InodeId),
-    Entry(InodeId, Bytes),
-}
-
-/// The objects that a change modifies and those that it only relies on.
-pub(super) fn touches(what: &What) -> (Vec<Touch>, Vec<Touch>) {
-    use Touch::{Entry, Inode};
-    match what {
-        What::Made { ino, parent, name, .. }
-        | What::Linked { ino, parent, name }
-        | What::Removed { ino, parent, name, .. } => {
-            (vec![Inode(*ino), Entry(*parent, name.clone())], vec![Inode(*parent)])
-        }
-        What::Renamed { ino, parent, name, new_parent, new_name, replaced, .. } => {
-            let mut changes =
-                vec![Inode(*ino), Entry(*parent, name.clone()), Entry(*new_parent, new_name.clone())];
-            changes.extend(replaced.map(|(other, _)| Inode(other)));
-            (changes, vec![Inode(*parent), Inode(*new_parent)])
-        }
-        What::Exchanged { ino, other, parent, name, other_parent, other_name } => (
-            vec![
-                Inode(*ino),
-                Inode(*other),
-                Entry(*parent, name.clone()),
-                Entry(*other_parent, other_name.clone()),
-            ],
-            vec![Inode(*parent), Inode(*other_parent)],
-        ),
-        What::Attributes { ino }
-        | What::Resized { ino, .. }
-        | What::Data { ino, .. }
-        | What::Complete { ino, .. } => (vec![Inode(*ino)], vec![]),
-    }
-}
-fn moves_a_directory(step: &Step) -> bool {
-    match &step.action {
-        NameAction::Rename { kind, .. } => *kind == FileKind::Directory,
-        NameAction::Exchange { .. } => true,
-        _ => false,
-    }
-}
-/// Whether a mover may be changing, or may have changed without a report, the objects at the place of one of
-/// these inodes.
-pub fn may_change(read: &dyn Read, relation: RelationId, inodes: &BTreeSet<InodeId>) -> Result<bool> {
-    for ino in inodes {
-        if store::relocations(read, relation, *ino)? {
-            return Ok(true);
-        }
-    }
-    is_concerned(read, relation, inodes, WINDOW, |change| change.tried)
-}
-/// Whether home still lacks a change of one of these.
-pub fn is_queued(read: &dyn Read, relation: RelationId, inodes: &BTreeSet<InodeId>) -> Result<bool> {
-    is_concerned(read, relation, inodes, usize::MAX, |_| true)
-}
-fn is_concerned(
-    read: &dyn Read,
-    relation: RelationId,
-    inodes: &BTreeSet<InodeId>,
-    limit: usize,
-    counts: impl Fn(&ChangeRecord) -> bool,
-) -> Result<bool> {
-    let (start, end) = keys::range_of_short(b'O', relation.0);
-    let concerned = store::collect(read, &start, &end, limit, |key, value| {
-        let change = tree::load_change(value, store::number_of(key)?)?;
-        let (changes, _) = touches(&change.what);
-        let touched = changes.iter().any(|t| matches!(t, Touch::Inode(ino) if inodes.contains(ino)));
-        Ok(touched && counts(&change))
-    })?;
-    Ok(concerned.contains(&true))
-}
-/// Whether paths below it change.
-fn is_barrier(what: &What) -> bool {
-    matches!(what, What::Renamed { kind: FileKind::Directory, .. } | What::Exchanged { .. })
-}
-
-/// The unfinished changes before the one that is checked.
-#[derive(Default)]
-pub(super) struct Before {
-    changed: BTreeSet<Touch>,
-    relied_on: BTreeSet<Touch>,
-}
-impl Before {
-    pub fn is_in_the_way(&self, changes: &[Touch], relies: &[Touch]) -> bool {
-        changes.iter().any(|t| self.changed.contains(t) || self.relied_on.contains(t))
-            || relies.iter().any(|t| self.changed.contains(t))
-    }
-    pub fn add(&mut self, changes: Vec<Touch>, relies: Vec<Touch>) {
-        self.changed.extend(changes);
-        self.relied_on.extend(relies);
-    }
-    /// Directories whose times a mover is setting: their names stay, others may be added and removed in them
-    /// meanwhile.
-    fn add_directories(&mut self, out: &BTreeMap<u64, NameOut>) {
-        self.relied_on.extend(out.keys().filter_map(|number| directory_of_work(*number)).map(Touch::Inode));
-    }
-    fn is_empty(&self) -> bool {
-        self.changed.is_empty() && self.relied_on.is_empty()
-    }
-}
-
 /// One search for work.
 pub struct WorkRequest<'a> {
     pub read: &'a dyn Read,
@@ -258,7 +148,7 @@ impl ShipQueue {
             Ok((number, change.what, change.tried))
         })?;
         let mut before = Before::default();
-        before.add_directories(&self.names_out);
+        before.add_directories(self.names_out.keys().filter_map(|number| directory_of_work(*number)));
         self.relocations(request, batch, &mut before)?;
         self.give_up(request, batch, &mut before)?;
         let may_be_done = self.may_be_done(&queue);
@@ -277,7 +167,7 @@ impl ShipQueue {
                         || self.waits_for_parts(request, batch)?))
                 || self.waits_for_data(request, batch, number, &what)?;
             if !waits {
-                match tree::step(request.read, request.relation, request.record, &what, tried)? {
+                match steps::step(request.read, request.relation, request.record, &what, tried)? {
                     None => {
                         batch.void_names.push(number);
                         match what {
@@ -422,7 +312,7 @@ impl ShipQueue {
         Ok(is_half_way)
     }
     fn end_half_way(&mut self, request: &WorkRequest<'_>, batch: &mut Batch, file: InodeId) -> Result<()> {
-        match tree::removal(request.read, request.relation, request.record.volume, file)? {
+        match steps::removal(request.read, request.relation, request.record.volume, file)? {
             Some(_) => batch.again |= self.given_up.insert(file),
             None => drop(self.cut_short.insert(file)),
         }
@@ -450,7 +340,7 @@ impl ShipQueue {
         self.extents_of(ino).any(|((_, at), out)| *at < end && start < out.end)
     }
     /// The first change of size that home has not applied.
-    fn first_truncation(&self, ino: InodeId) -> u64 {
+    pub(super) fn first_truncation(&self, ino: InodeId) -> u64 {
         self.truncations.get(&ino).and_then(|truncations| truncations.first().copied()).unwrap_or(u64::MAX)
     }
     /// Whether home has not applied a change of size between two others.
@@ -471,223 +361,12 @@ impl ShipQueue {
             if self.names_out.contains_key(&number) || is_in_conflict(request, dir)? {
                 continue;
             }
-            match tree::directory_step(request.read, request.relation, request.record.volume, dir)? {
+            match steps::directory_step(request.read, request.relation, request.record.volume, dir)? {
                 Some(step) => self.assign_name(request, batch, number, step),
                 None => batch.void_directories.push(dir),
             }
         }
         Ok(())
-    }
-
-    /// Ranges of files that may go now.
-    pub fn extents(&mut self, request: &WorkRequest<'_>, batch: &mut Batch) -> Result<()> {
-        let mut left = request.bytes;
-        self.named = self.names_out.values().flat_map(|out| files_of(&out.step.effect)).flatten().collect();
-        for ino in std::mem::take(&mut self.cut_short) {
-            self.file(request, batch, ino, true, &mut left)?;
-        }
-        if self.paths_change {
-            return Ok(());
-        }
-        for ino in self.ready.take_soon() {
-            if is_full(request, batch, left) || !self.file(request, batch, ino, false, &mut left)? {
-                self.ready.put_back(ino);
-            }
-        }
-        // In turns, so that neither new nor old work delays the other.
-        let mut scans = FILES_SCANNED;
-        self.sweeps_first = !self.sweeps_first;
-        if self.sweeps_first {
-            self.sweep(request, batch, &mut scans, &mut left)?;
-        }
-        for ino in self.ready.touched(scans) {
-            if is_full(request, batch, left) {
-                return Ok(());
-            }
-            scans -= 1;
-            let settled = self.file(request, batch, ino, false, &mut left)?;
-            self.ready.looked_at(ino, settled);
-        }
-        self.sweep(request, batch, &mut scans, &mut left)
-    }
-
-    /// Continues over all files with dirty ranges, if that is requested.
-    fn sweep(
-        &mut self,
-        request: &WorkRequest<'_>,
-        batch: &mut Batch,
-        scans: &mut usize,
-        left: &mut u64,
-    ) -> Result<()> {
-        let (_, end) = keys::range_of_short(b'P', request.relation.0);
-        while let Some(from) = self.ready.sweep_from()
-            && *scans > 0
-            && !is_full(request, batch, *left)
-        {
-            *scans -= 1;
-            let mut found = None;
-            request.read.scan(&keys::dirty(request.relation, from, 0), &end, &mut |key, _| {
-                found = keys::long_number(key).map(InodeId);
-                Scan::Stop
-            })?;
-            match found {
-                Some(ino) => {
-                    let settled = self.file(request, batch, ino, false, left)?;
-                    self.ready.swept(ino, settled);
-                }
-                None => self.ready.sweep_ended(),
-            }
-        }
-        Ok(())
-    }
-
-    /// A file has changed, or a mover's work on it.
-    pub fn touch(&mut self, ino: InodeId) {
-        let is_out = self.extents_of(ino).next().is_some();
-        self.ready.touch(ino, is_out);
-    }
-    /// A change was ingested.
-    pub fn touch_changed(&mut self, what: &What) {
-        for touched in touches(what).0 {
-            if let Touch::Inode(ino) = touched {
-                self.touch(ino);
-            }
-        }
-    }
-    /// Touches the files that a change of names concerns.
-    pub fn touch_named(&mut self, effect: &Effect) {
-        files_of(effect).into_iter().flatten().for_each(|ino| self.touch(ino));
-    }
-    /// A change that may concern every file.
-    pub fn touch_all(&mut self) {
-        self.ready.touch_all();
-    }
-
-    /// The work on a file that may go now; returns whether there is no more to assign until it is touched.
-    /// `cut_short`: its end as well, even if it is not complete.
-    fn file(
-        &mut self,
-        request: &WorkRequest<'_>,
-        batch: &mut Batch,
-        ino: InodeId,
-        cut_short: bool,
-        left: &mut u64,
-    ) -> Result<bool> {
-        let with_another = self.extents_of(ino).any(|(_, out)| out.session != request.session);
-        // The next mover must know where the parts are, and the leader knows that with the last of them.
-        let is_half_reported = request.record.rules().parts && self.extents_of(ino).next().is_some();
-        let is_moving = self.named.contains(&ino) || self.relocating.contains(&ino);
-        if with_another || is_half_reported || is_moving || self.awaited.contains(&ino) {
-            return Ok(false);
-        }
-        if is_in_conflict(request, ino)? {
-            return Ok(true);
-        }
-        let Some(remote) = tree::find_remote(request.read, request.relation, ino)? else {
-            // Its name comes first; or it has none any more.
-            if find_inode(request.read, ino)?.is_none() {
-                batch.gone.push(ino);
-            }
-            return Ok(true);
-        };
-        // Even if a client still has it open: home is to delete it.
-        let Some(inode) = find_inode(request.read, ino)?.filter(|inode| inode.nlink > 0) else {
-            batch.gone.push(ino);
-            return Ok(true);
-        };
-        let Some(path) = tree::path(request.read, request.relation, ino)?.map(Bytes::from) else {
-            return Ok(false);
-        };
-        let first_truncation = self.first_truncation(ino);
-        let ranges = store::dirty_of(request.read, request.relation, ino)?;
-        let finish = store::dirty_finish(request.read, request.relation, ino)?;
-        let inline = request.read.get(&keys::data(ino))?.map(Bytes::from);
-        let item = |offset, len: u64, inline, finish| ExtentWork {
-            ino,
-            path: path.clone(),
-            offset,
-            len,
-            layout: inode.layout,
-            object: inode.object(ino),
-            layered: inode.layered() > 0,
-            inline,
-            expect: tree::expected(&remote),
-            finish,
-        };
-        let mut evicted = if inode.evicted > 0 { store::evicted_of(request.read, ino)? } else { Vec::new() };
-        // Bytes on targets past the end in its last stripe are of writes that a truncation has overtaken.
-        let stripe = inode.layout.map_or(u64::MAX, |l| l.stripe_bytes());
-        let up = |to: u64| to.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
-        evicted.iter_mut().for_each(|(_, to)| *to = up(*to));
-        let begun = batch.extents.len();
-        let (mut all_out, mut held_up, parts) = (true, false, request.record.rules().parts);
-        // Truncations finish, and bytes are recalled, without a touch of the file.
-        let mut settled = finish.as_ref().is_none_or(|finish| finish.newest < first_truncation);
-        let due = match parts {
-            true => parts::whole(&ranges, inode.size, finish.is_some() || cut_short, first_truncation),
-            false => parts::as_written(&ranges, inode.size),
-        };
-        all_out &= due.complete;
-        for part in due.parts {
-            let mut start = part.start;
-            while start < part.end {
-                if let Some((_, out)) =
-                    self.extents_of(ino).find(|((_, s), out)| *s <= start && start < out.end)
-                {
-                    // Later writes over it are shipped after its report; the end of the file after them.
-                    all_out &= out.mark >= part.newest;
-                    held_up |= out.mark < part.newest;
-                    start = out.end;
-                    continue;
-                }
-                let is_full = is_full(request, batch, *left);
-                if is_full || part.newest > first_truncation {
-                    (all_out, settled) = (false, false);
-                    held_up |= is_full;
-                    break;
-                }
-                let next_out =
-                    self.extents_of(ino).map(|((_, s), _)| *s).find(|s| *s > start).unwrap_or(u64::MAX);
-                let most = if parts { u64::MAX } else { EXTENT_MAX };
-                let len = (part.end - start).min(most).min(next_out - start);
-                if evicted.iter().any(|(from, to)| *from < start + len && start < *to) {
-                    // At another home only: it is recalled, and shipped then.
-                    if batch.away.len() < AWAY_MAX {
-                        batch.away.push((ino, start, start + len));
-                    }
-                    (all_out, held_up, settled) = (false, true, false);
-                    break;
-                }
-                *left = left.saturating_sub(len);
-                let bytes = inline.as_ref().map(|bytes| slice_of(bytes, start, len));
-                let out =
-                    ExtentOut { session: request.session, end: start + len, mark: part.newest, finish: None };
-                self.extents_out.insert((ino, start), out);
-                batch.extents.push(item(start, len, bytes, None));
-                start += len;
-            }
-        }
-        // The end is assigned with the last range, or after it: together only if this mover has all of it.
-        let end = match (&finish, cut_short) {
-            (Some(finish), _) if finish.newest < first_truncation => Some(finish.newest),
-            (_, true) => Some(0),
-            _ => None,
-        };
-        let ends_something =
-            batch.extents.len() > begun || store::is_unfinished(request.read, request.relation, ino)?;
-        if let Some(mark) = end.filter(|_| all_out || cut_short && !held_up && ends_something)
-            && !self.extents_out.contains_key(&(ino, FINISH))
-            && let Some(present) = tree::present(request.read, ino)?
-        {
-            let out = ExtentOut { session: request.session, end: FINISH, mark, finish: Some(present.size) };
-            self.extents_out.insert((ino, FINISH), out);
-            let finish = Finish { size: present.size, attrs: present.attrs };
-            batch.extents.push(item(FINISH, 0, None, Some(finish)));
-        }
-        if batch.extents.len() > begun && (!remote.writing || parts) {
-            batch.begun.push(ino);
-        }
-        Ok(settled)
     }
 
     /// Revokes a mover's work; returns whether it had any.
@@ -709,53 +388,19 @@ impl ShipQueue {
         let tries = self.back_off.as_ref().map_or(0, |b| b.tries);
         let already = self.back_off.as_ref().is_some_and(|b| b.until > now);
         if !already {
-            let until = now + ingest::back_off(tries);
+            let until = now + back_off(tries);
             self.back_off = Some(BackOff { until, tries: tries + 1, why: why.to_owned(), denied });
         }
     }
     /// The error for programs that would wait for a home that no mover may use.
-    pub(super) fn denial(&self, now: Instant) -> Option<Error> {
+    pub fn denial(&self, now: Instant) -> Option<Error> {
         let back_off = self.back_off.as_ref().filter(|b| b.denied && b.until > now)?;
         Some(Error::denied(back_off.why.clone()))
     }
 }
 
-/// Bytes `start..start + len` of an inline file: zeros after its data.
-fn slice_of(bytes: &Bytes, start: u64, len: u64) -> Bytes {
-    let mut out = vec![0; len as usize];
-    let from = (start as usize).min(bytes.len());
-    let n = (bytes.len() - from).min(out.len());
-    out[..n].copy_from_slice(&bytes[from..from + n]);
-    Bytes::from(out)
-}
-
 pub(super) fn is_in_conflict(request: &WorkRequest<'_>, ino: InodeId) -> Result<bool> {
     Ok(request.read.get(&keys::conflict(request.relation, ino))?.is_some())
-}
-
-/// Whether the mover's limit is reached.
-fn is_full(request: &WorkRequest<'_>, batch: &Batch, left: u64) -> bool {
-    left == 0 || batch.extents.len() >= request.items
-}
-
-/// The inodes of an effect that may be files.
-pub(super) fn files_of(effect: &Effect) -> [Option<InodeId>; 2] {
-    match effect {
-        Effect::Make { ino, .. }
-        | Effect::Link { ino, .. }
-        | Effect::Drop { ino, .. }
-        | Effect::Relocate { ino, .. }
-        | Effect::Fingerprint { ino }
-        | Effect::Truncate { ino, .. } => [Some(*ino), None],
-        Effect::Move { ino, replaced, .. } => [Some(*ino), *replaced],
-        Effect::Swap { ino, other, .. } => [Some(*ino), Some(*other)],
-        Effect::Attributes { .. } => [None, None],
-    }
-}
-
-/// Whether a change is queued at all: the others are ranges.
-pub fn is_of_names(what: &What) -> bool {
-    !matches!(what, What::Data { .. } | What::Complete { .. })
 }
 
 /// The directory whose times a piece of work corrects.
@@ -769,16 +414,32 @@ impl PartialEq for NameOut {
     }
 }
 
-/// As text, for the log.
-pub fn describe(action: &NameAction) -> String {
-    let show = |path: &Bytes| String::from_utf8_lossy(path).into_owned();
-    match action {
-        NameAction::Make { path, .. } => format!("make {:?}", show(path)),
-        NameAction::Link { from, path, .. } => format!("link {:?} to {:?}", show(from), show(path)),
-        NameAction::Remove { path, .. } => format!("remove {:?}", show(path)),
-        NameAction::Rename { from, to, .. } => format!("rename {:?} to {:?}", show(from), show(to)),
-        NameAction::Exchange { one, other, .. } => format!("exchange {:?} and {:?}", show(one), show(other)),
-        NameAction::Attributes { path, .. } => format!("set the attributes of {:?}", show(path)),
-        NameAction::Resize { path, size, .. } => format!("truncate {:?} at {size}", show(path)),
+/// A home that does not answer is retried after this, doubled each time up to the maximum.
+const BACK_OFF_MIN: Duration = Duration::from_millis(500);
+
+const BACK_OFF_MAX: Duration = Duration::from_secs(30);
+
+fn back_off(tries: u32) -> Duration {
+    BACK_OFF_MIN.saturating_mul(1 << tries.min(10)).min(BACK_OFF_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_waits_for_a_refused_home_before_the_next_try() {
+        let at = |ms| Instant(0) + Duration::from_millis(ms);
+        let mut queue = ShipQueue::default();
+        for dir in [InodeId(7), InodeId(8)] {
+            queue.listings.want(dir, at(0)).unwrap();
+        }
+        queue.hold_off(at(0), "home hangs", false);
+        assert!(queue.denial(at(1)).is_none(), "that is waited for");
+        queue.hold_off(at(2000), "user 7 may not", true);
+        assert_eq!(queue.denial(at(2001)), Some(Error::denied("user 7 may not")));
+        assert_eq!(queue.listings.give_up(), [InodeId(7), InodeId(8)]);
+        assert!(queue.listings.wanted.is_empty());
+        assert!(queue.denial(at(60_000)).is_none(), "it is tried again");
     }
 }

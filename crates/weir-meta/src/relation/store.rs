@@ -2,7 +2,7 @@
 use super::dirty::{self, Apart, Ranges};
 use super::record::{DirtyRange, FINISH, ReceiptRecord, RelationRecord, RelocationRecord};
 use crate::keys;
-use crate::namespace::evict;
+use crate::namespace::evicted;
 use crate::record::Record;
 use weir_kv::{Read, Scan, Txn};
 use weir_proto::relation::{RECEIPT_BLOCK, RelationId};
@@ -197,7 +197,7 @@ pub fn delete_range(txn: &mut dyn Txn, start: &[u8], end: &[u8], limit: usize) -
 
 /// The bytes of a file that are at home only: (from, to). A read of them from targets returns zeros.
 pub fn evicted_of(read: &dyn Read, ino: InodeId) -> Result<Vec<(u64, u64)>> {
-    Ok(evict::ranges(read, ino, 0, usize::MAX)?.iter().map(|found| (found.from, found.range.to)).collect())
+    Ok(evicted::ranges(read, ino, 0, usize::MAX)?.iter().map(|found| (found.from, found.range.to)).collect())
 }
 
 /// The parts of `0..end` that are in none of these ranges, which are in order.

@@ -58,7 +58,7 @@ fn thing(read: &dyn Read, (cells, home): Places<'_>, ino: InodeId) -> Thing {
     // A snapshot has no list of evicted ranges.
     let away = match inode.evicted {
         0 => Vec::new(),
-        _ => evict::ranges(read, ino, 0, usize::MAX).unwrap(),
+        _ => crate::namespace::evicted::ranges(read, ino, 0, usize::MAX).unwrap(),
     };
     let stripe = |s: u64| {
         if away.iter().any(|f| f.from <= s * STRIPE && s * STRIPE < f.range.to) {
@@ -221,7 +221,7 @@ impl Clones {
         };
         let r = VolumeClone { op: op(), source, snapshot: name, own, new };
         let away = self.away.contains(&number);
-        let made = match self.m.w.change(|cx| clone::create(cx, &r)) {
+        let made = match self.m.w.change(|cx| clone::list::create(cx, &r)) {
             Ok(made) => made,
             Err(e) => {
                 assert!(away && e.context.contains("bytes of volume"), "{e}");
@@ -237,9 +237,9 @@ impl Clones {
     fn list(&mut self) -> bool {
         match self.read(|read| clone::next_step(read, &BTreeSet::new()).unwrap()) {
             Some((volume, Some(dir))) => {
-                self.m.w.change(|cx| clone::list_some(cx, volume, dir).map(drop)).unwrap()
+                self.m.w.change(|cx| clone::list::list_some(cx, volume, dir).map(drop)).unwrap()
             }
-            Some((volume, None)) => self.m.w.change(|cx| clone::end_some(cx, volume).map(drop)).unwrap(),
+            Some((volume, None)) => self.m.w.change(|cx| clone::end::end_some(cx, volume).map(drop)).unwrap(),
             None => return false,
         }
         true
@@ -252,11 +252,11 @@ impl Clones {
     fn delete(&mut self, which: usize) -> bool {
         let (id, _) = self.tops[which];
         let r = VolumeDelete { op: op(), cred: root(), volume: id, force: true };
-        if self.m.w.change(|cx| volume::delete(cx, &r)).is_err() {
+        if self.m.w.change(|cx| volume::change::delete(cx, &r)).is_err() {
             return false;
         }
         while self.m.w.change(|cx| volume::find(cx.read(), id)).unwrap().is_some() {
-            self.m.w.change(|cx| volume::remove_some(cx, id).map(drop)).unwrap();
+            self.m.w.change(|cx| volume::remove::remove_some(cx, id).map(drop)).unwrap();
         }
         self.tops.remove(which);
         true

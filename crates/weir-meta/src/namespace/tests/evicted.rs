@@ -22,7 +22,8 @@ impl World {
         self.change(|cx| evict::filled(cx, &r))
     }
     fn ranges(&self, ino: InodeId) -> Vec<(u64, u64)> {
-        let found = self.view(|view| evict::ranges(view.read, ino, 0, usize::MAX)).unwrap();
+        let found =
+            self.view(|view| crate::namespace::evicted::ranges(view.read, ino, 0, usize::MAX)).unwrap();
         found.iter().map(|f| (f.from, f.range.to)).collect()
     }
     fn garbage(&self) -> Vec<StripeTruncation> {

@@ -1,6 +1,6 @@
 //! Snapshots compared with a simple model: a copy of everything, made at the time. Data is a number for each
 //! stripe of each object.
-use super::super::keeper::references;
+use super::super::objects::references;
 use super::*;
 use crate::record::StripeTruncation;
 use weir_proto::recall::{ByteRange, Evict, Filled};
@@ -98,7 +98,8 @@ impl Model {
         tree
     }
     fn away(&self, ino: InodeId) -> Vec<(u64, u64)> {
-        let found = self.w.view(|view| evict::ranges(view.read, ino, 0, usize::MAX)).unwrap();
+        let found =
+            self.w.view(|view| crate::namespace::evicted::ranges(view.read, ino, 0, usize::MAX)).unwrap();
         found.iter().map(|f| (f.from, f.range.to)).collect()
     }
     fn layers(&self, snapshot: u32, ino: InodeId) -> Vec<Layer> {
@@ -715,7 +716,7 @@ fn with_force_a_volume_goes_with_what_its_schedule_took() {
         w.change(|cx| snapshot::forget_some(cx, volume, number)).unwrap();
     }
     delete(&mut w, true).unwrap();
-    while !w.change(|cx| volume::remove_some(cx, v.id)).unwrap() {}
+    while !w.change(|cx| volume::remove::remove_some(cx, v.id)).unwrap() {}
     while let Some((volume, number)) = snapshot::next_deleted(&w.snapshots) {
         w.change(|cx| snapshot::forget_some(cx, volume, number)).unwrap();
     }

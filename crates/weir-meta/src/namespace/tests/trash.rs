@@ -95,7 +95,7 @@ fn a_removed_tree_is_in_the_trash_and_returns_by_a_rename() {
     let f = w.create(&root(), inner, "f", 0o644).unwrap().entry.attr.ino;
     w.commit(f, 1000, true).unwrap();
     let empty = w.mkdir(&root(), a, "empty", 0o700).unwrap().entry.attr.ino;
-    let (before, own) = (w.tree(v.root), w.view(|view| volume::get(view, "v")).unwrap());
+    let (before, own) = (w.tree(v.root), w.view(|view| volume::show::get(view, "v")).unwrap());
     assert!(!before.contains_key("/.trash"), "no listing shows it: {before:?}");
     w.remove_all(v.root, "a");
     assert_eq!(w.tree(v.root), Tree::new());
@@ -106,7 +106,7 @@ fn a_removed_tree_is_in_the_trash_and_returns_by_a_rename() {
     }
     assert!(w.attr(empty).is_err());
     // It is charged normally: two directories more, the trash and its part.
-    let now = w.view(|view| volume::get(view, "v")).unwrap();
+    let now = w.view(|view| volume::show::get(view, "v")).unwrap();
     assert_eq!((now.usage.bytes, now.usage.files), (own.usage.bytes, own.usage.files));
     assert_eq!(now.usage.directories, own.usage.directories + 1);
     assert_eq!((now.in_trash.bytes, now.in_trash.files, now.in_trash.directories), (1000, 1, 4));
@@ -217,7 +217,7 @@ fn what_was_removed_stays_as_long_as_was_said_and_goes_then() {
     w.empty_what_is_over(v.id);
     assert_eq!(days(&w), Vec::<String>::new(), "without a trash nothing stays in it");
     assert_eq!(w.keys(b'x'), Vec::<Vec<u8>>::new());
-    let v = w.view(|view| volume::get(view, "v")).unwrap();
+    let v = w.view(|view| volume::show::get(view, "v")).unwrap();
     assert_eq!(
         (v.usage.clone(), v.in_trash.clone()),
         (Usage { directories: 1, ..Usage::default() }, Usage::default())
@@ -227,7 +227,7 @@ fn what_was_removed_stays_as_long_as_was_said_and_goes_then() {
     assert_eq!(w.tree(w.trash_of(&v)), Tree::new());
     // A volume with an empty trash is empty.
     w.delete_volume(&root(), v.id, false).unwrap();
-    while !w.change(|cx| volume::remove_some(cx, v.id)).unwrap() {}
+    while !w.change(|cx| volume::remove::remove_some(cx, v.id)).unwrap() {}
     assert_eq!(w.keys(b't'), Vec::<Vec<u8>>::new());
 }
 
@@ -244,7 +244,7 @@ fn a_volume_with_something_in_its_trash_goes_whole() {
     w.remove_all(v.root, "d");
     assert_eq!(errno(w.delete_volume(&root(), v.id, false)), ENOTEMPTY);
     w.delete_volume(&root(), v.id, true).unwrap();
-    while !w.change(|cx| volume::remove_some(cx, v.id)).unwrap() {}
+    while !w.change(|cx| volume::remove::remove_some(cx, v.id)).unwrap() {}
     for letter in [b't', b'x', b'I'] {
         assert_eq!(w.keys(letter), Vec::<Vec<u8>>::new(), "{}", letter as char);
     }
@@ -327,7 +327,7 @@ impl Model {
             kept.values().filter(|(_, kind)| *kind == FileKind::Regular).map(|(ino, _)| *ino).collect();
         assert_eq!(there.len(), there.iter().collect::<BTreeSet<_>>().len(), "twice in the trash");
         assert_eq!(there.into_iter().collect::<BTreeSet<_>>(), self.removed);
-        let usage = self.w.view(|view| volume::get(view, "v")).unwrap().usage;
+        let usage = self.w.view(|view| volume::show::get(view, "v")).unwrap().usage;
         let files = |tree: &Tree| {
             tree.values().filter(|t| t.1 == FileKind::Regular).map(|t| t.0).collect::<BTreeSet<_>>().len()
         };

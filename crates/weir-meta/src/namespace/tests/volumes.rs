@@ -21,7 +21,7 @@ impl World {
             quota: Quota::NONE,
             policy: Policy { scheme: None, pool: None },
         };
-        self.change(|cx| volume::create(cx, &r))
+        self.change(|cx| volume::change::create(cx, &r))
     }
     pub fn change_volume(
         &mut self,
@@ -42,17 +42,17 @@ impl World {
             retention,
         };
         edit(&mut r);
-        self.change(|cx| volume::change(cx, &r))
+        self.change(|cx| volume::change::change(cx, &r))
     }
     pub fn delete_volume(&mut self, cred: &Cred, id: VolumeId, force: bool) -> Result<Volume> {
         let r = VolumeDelete { op: op(), cred: cred.clone(), volume: id, force };
-        self.change(|cx| volume::delete(cx, &r))
+        self.change(|cx| volume::change::delete(cx, &r))
     }
     fn named(&self, name: &str) -> Result<Volume> {
-        self.view(|view| volume::get(view, name))
+        self.view(|view| volume::show::get(view, name))
     }
     fn at(&self, ino: InodeId) -> Volume {
-        self.view(|view| volume::at(view, ino)).unwrap()
+        self.view(|view| volume::show::at(view, ino)).unwrap()
     }
     fn own(&self, name: &str) -> (u64, u64, u64) {
         let usage = self.named(name).unwrap().usage;
@@ -166,13 +166,13 @@ fn a_full_volume_goes_step_by_step_and_gives_back_what_it_took() {
     w.rmdir(&root(), outer.root, "d").unwrap();
     w.mkdir(&root(), outer.root, "e", 0o755).unwrap();
     let mut steps = 0;
-    while !w.change(|cx| volume::remove_some(cx, a.id)).unwrap() {
-        assert_eq!(w.view(|v| volume::next_deleted(v.read)).unwrap(), Some(a.id));
+    while !w.change(|cx| volume::remove::remove_some(cx, a.id)).unwrap() {
+        assert_eq!(w.view(|v| volume::remove::next_deleted(v.read)).unwrap(), Some(a.id));
         steps += 1;
         assert!(steps < 1000);
     }
     assert!(steps > 5, "{steps}");
-    assert_eq!(w.view(|v| volume::next_deleted(v.read)).unwrap(), None);
+    assert_eq!(w.view(|v| volume::remove::next_deleted(v.read)).unwrap(), None);
     let after = ["A", "T", "E", "K", "I", "N", "v", "n"].map(|letter| w.keys(letter.as_bytes()[0]));
     assert_eq!(after.each_ref().map(Vec::len), before.each_ref().map(Vec::len));
     assert_eq!((usage(&w), w.own("root"), w.own("outer")), used);
@@ -251,7 +251,7 @@ fn a_list_goes_on_where_it_ended() {
     let (mut names, mut after) = (Vec::new(), VolumeId(0));
     loop {
         let r = VolumeList { session: ME, after, limit: 3 };
-        let page = w.view(|view| volume::list(view, &r)).unwrap();
+        let page = w.view(|view| volume::show::list(view, &r)).unwrap();
         assert!(page.volumes.len() <= 3);
         after = page.volumes.last().map_or(after, |v| v.id);
         names.extend(page.volumes.into_iter().map(|v| v.name));
@@ -262,5 +262,5 @@ fn a_list_goes_on_where_it_ended() {
     let all = std::iter::once("root".to_owned()).chain((0..10).map(|n| format!("v{n}")));
     assert_eq!(names, all.collect::<Vec<_>>());
     let r = VolumeList { session: ME, after: VolumeId(u32::MAX), limit: 3 };
-    assert!(w.view(|view| volume::list(view, &r)).unwrap().end);
+    assert!(w.view(|view| volume::show::list(view, &r)).unwrap().end);
 }

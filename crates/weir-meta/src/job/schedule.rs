@@ -6,18 +6,18 @@
 //!
 //! Knows nothing of how a snapshot works, nor of those that users take.
 
+use crate::leader::snapshots::Gate;
+use crate::leader::{Leader, NOBODY};
 use crate::namespace::snapshot;
 use crate::namespace::volume::shown_name;
-use crate::service::Meta;
-use crate::snapshots::Gate;
+use crate::obstacle::{Obstacle, Obstacles};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 use weir_proto::meta::Time;
 use weir_proto::volume::Retention;
-use weir_proto::{Error, ErrorKind, Result, SessionId, VolumeId};
+use weir_proto::{Error, ErrorKind, Result, VolumeId};
 
-/// Not a client's session.
-const NOBODY: SessionId = SessionId(0);
 /// Between checks: an interval is a minute at least.
 const POLL: Duration = Duration::from_secs(1);
 /// Writers get this time to save; then it is retried after [`RETRY`].
@@ -32,10 +32,19 @@ const LATE: &str = "snapshot-late";
 /// When a volume with an interval is checked next.
 type Next = BTreeMap<VolumeId, (u32, Time)>;
 
-impl Meta {
+pub async fn run(leader: Arc<Leader>) -> Error {
+    Scheduler { leader }.run().await
+}
+
+/// Takes and removes snapshots by schedule.
+struct Scheduler {
+    leader: Arc<Leader>,
+}
+
+impl Scheduler {
     /// Runs all schedules for ever; returns only the error after which the node must stop.
-    pub(crate) async fn keep_schedules(&self) -> Error {
-        let (leader, mut next) = (self.leader().clone(), Next::new());
+    async fn run(&self) -> Error {
+        let (leader, mut next) = (self.leader.clone(), Next::new());
         loop {
             leader.env.clock.sleep(POLL).await;
             let scheduled: Vec<(VolumeId, Retention)> = {
@@ -58,7 +67,7 @@ impl Meta {
     }
 
     async fn keep_schedule(&self, next: &mut Next, volume: VolumeId, retention: &Retention) -> Result<()> {
-        let (every_s, now) = (retention.snapshots_every_s, self.leader().wall());
+        let (every_s, now) = (retention.snapshots_every_s, self.leader.wall());
         // No later than by a correct clock: one that was ahead does not stop the schedule.
         let latest = snapshot::due(Some(now), every_s);
         let known = next.get(&volume).filter(|(every, due)| *every == every_s && due.nanos <= latest.nanos);
@@ -70,8 +79,8 @@ impl Meta {
             false => due,
             true => match self.keep_one(volume, retention).await {
                 Ok(()) => {
-                    let name = shown_name(&self.leader().kv, volume);
-                    self.leader().failing.succeeded(LATE, &name);
+                    let name = shown_name(&self.leader.kv, volume);
+                    self.leader.failing.succeeded(LATE, &name);
                     snapshot::due(Some(now), every_s)
                 }
                 Err(e) if e.kind == ErrorKind::Io => return Err(e),
@@ -87,7 +96,7 @@ impl Meta {
     }
 
     fn note_late(&self, volume: VolumeId, e: &Error) {
-        let (leader, seconds) = (self.leader(), RETRY.as_secs());
+        let (leader, seconds) = (&self.leader, RETRY.as_secs());
         let name = shown_name(&leader.kv, volume);
         let text = format!("the scheduled snapshot of volume {name} was not taken: {e}");
         let action = format!("it is tried again every {seconds} s: see what keeps it (`weir client list`)");
@@ -96,7 +105,7 @@ impl Meta {
 
     fn first_due(&self, volume: VolumeId, every_s: u32, now: Time) -> Result<Time> {
         let mut last = None;
-        self.leader().kv.read(&mut |read| {
+        self.leader.kv.read(&mut |read| {
             last = snapshot::last_scheduled(read, volume)?;
             Ok(())
         })?;
@@ -108,7 +117,7 @@ impl Meta {
         if let Some(taken) = self.take_scheduled(volume).await? {
             tracing::info!(volume = %volume, "snapshot {} taken by schedule", taken.name);
         }
-        let leader = self.leader();
+        let leader = &self.leader;
         let newest = {
             let mut state = leader.lock();
             leader.housekeep(&mut state, NOBODY, &mut |cx| {
@@ -120,22 +129,22 @@ impl Meta {
     }
 
     async fn take_scheduled(&self, volume: VolumeId) -> Result<Option<weir_proto::snapshot::Snapshot>> {
-        let leader = self.leader();
+        let leader = &self.leader;
         let deadline = leader.env.clock.now() + PATIENCE;
-        let mut gate = Gate::new(self);
+        let mut gate = Gate::new(leader);
         loop {
-            let (mut taken, mut conflicts) = (None, Vec::new());
+            let (mut taken, mut obstacles) = (None, Obstacles::default());
             let (step, wait, newest) = {
                 let mut state = leader.lock();
                 state.give_up(&mut gate.parked);
                 match gate.is_mine(&mut state, volume)? {
                     false => (None, None, state.newest),
                     true => {
-                        let step = leader.housekeep_asking(&mut state, NOBODY, &mut conflicts, &mut |cx| {
+                        let step = leader.housekeep_asking(&mut state, NOBODY, &mut obstacles, &mut |cx| {
                             taken = snapshot::take_scheduled(cx, volume)?;
                             Ok(())
                         });
-                        let wait = (!conflicts.is_empty()).then(|| state.park(&conflicts, &mut gate.parked));
+                        let wait = (!obstacles.is_empty()).then(|| state.park(&obstacles, &mut gate.parked));
                         (Some(step), wait, state.newest)
                     }
                 }
@@ -146,10 +155,10 @@ impl Meta {
                 leader.durable(newest).await?;
                 return Ok(taken);
             }
-            let waits_for = conflicts.first().map(|c| c.ino);
-            self.revoke(conflicts);
+            let waits_for = obstacles.first().map(Obstacle::ino);
+            self.leader.revoke(obstacles);
             if leader.env.clock.now() >= deadline {
-                return Err(crate::snapshots::too_late(waits_for));
+                return Err(crate::leader::snapshots::too_late(waits_for));
             }
             match wait {
                 Some(wait) => drop(leader.env.clock.timeout(RETRY_PAUSE, wait).await), // checks again either way

@@ -5,11 +5,11 @@
 //! sends all replies: a group commit completes many at once while others are executed. Either way they leave
 //! in the order of their commits.
 
-use crate::executor::Leader;
+use crate::copies::Right;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
-use weir_kv::CommitSeq;
+use weir_kv::{CommitSeq, SharedKv};
 use weir_proto::{Error, Result};
 use weir_rpc::{Reply, Responder};
 
@@ -37,21 +37,21 @@ impl Replies {
     }
 
     /// Nothing more is executed for now: sees to it that waiting requests are answered.
-    pub fn settle(&self, leader: &Leader) {
+    pub fn settle(&self, kv: &SharedKv, right: &Right) {
         let waiting = self.lock().len();
-        if (1..=SETTLED_HERE_MAX).contains(&waiting) && leader.kv.flush_here() {
-            self.answer(leader, leader.kv.durable());
+        if (1..=SETTLED_HERE_MAX).contains(&waiting) && kv.flush_here() {
+            self.answer(right, kv.durable());
         } else {
-            leader.kv.flush_soon();
+            kv.flush_soon();
         }
         if !self.lock().is_empty() {
             self.wake.notify_one();
         }
     }
 
-    /// Replies that may not be sent now wait for [`Replies::run`].
-    fn answer(&self, leader: &Leader, durable: CommitSeq) {
-        if !leader.config.right.answers() {
+    /// Replies that may not be sent now wait for [`Replies::send`].
+    fn answer(&self, right: &Right, durable: CommitSeq) {
+        if !right.answers() {
             return;
         }
         // One at a time, so that they leave in order.
@@ -59,24 +59,25 @@ impl Replies {
         self.take(durable).into_iter().for_each(|w| w.responder.answer(w.result));
     }
 
-    /// Sends for ever; returns the error of a failed journal, after all waiting callers have it.
-    pub async fn run(&self, leader: &Leader) -> Error {
+    /// The commit that the first reply waits for, as soon as there is a reply.
+    pub async fn first(&self) -> CommitSeq {
         loop {
             let first = self.lock().front().map(|w| w.seq);
-            let Some(first) = first else {
-                self.wake.notified().await;
-                continue;
-            };
-            if let Err(e) = leader.durable(first).await {
-                self.take(CommitSeq(u64::MAX)).into_iter().for_each(|w| w.responder.answer(Err(e.clone())));
-                if leader.failed.borrow().is_some() {
-                    return e;
-                }
-                continue; // it lacks the right to answer for a while
+            match first {
+                Some(first) => return first,
+                None => self.wake.notified().await,
             }
-            let durable = leader.kv.durable().max(first);
-            self.answer(leader, durable);
         }
+    }
+
+    /// Commits up to `durable` are durable: sends their replies.
+    pub fn send(&self, right: &Right, durable: CommitSeq) {
+        self.answer(right, durable);
+    }
+
+    /// All waiting callers get an error.
+    pub fn fail(&self, e: &Error) {
+        self.take(CommitSeq(u64::MAX)).into_iter().for_each(|w| w.responder.answer(Err(e.clone())));
     }
 
     /// Replies that need not wait any more.

@@ -4,10 +4,9 @@
 //! Space for a client or on the targets is freed only as far as it is lacking. Expired parts are found in the
 //! store, so a restart changes nothing.
 
-use crate::executor::State;
+use crate::leader::{Leader, State};
 use crate::namespace::{self, trash};
 use crate::record::TrashRecord;
-use crate::service::Meta;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,10 +27,19 @@ const DROPPED_WITHIN: Duration = Duration::from_secs(60);
 /// Recently removed bytes: targets may still report them as used.
 type Dropping = VecDeque<(Instant, u64)>;
 
-impl Meta {
+pub async fn run(leader: Arc<Leader>) -> Error {
+    TrashEmptier { leader }.run().await
+}
+
+/// Empties the trash of volumes.
+struct TrashEmptier {
+    leader: Arc<Leader>,
+}
+
+impl TrashEmptier {
     /// Empties for ever; returns only the error after which the node must stop.
-    pub(crate) async fn empty_trash(&self) -> Error {
-        let (leader, mut dropping) = (self.leader().clone(), Dropping::new());
+    async fn run(&self) -> Error {
+        let (leader, mut dropping) = (self.leader.clone(), Dropping::new());
         let full = leader.lock().quotas.full.clone();
         loop {
             let over = leader.env.clock.sleep(POLL);
@@ -57,7 +65,7 @@ impl Meta {
         loop {
             self.make_room().await?;
             let mut found = None;
-            self.leader().kv.read(&mut |read| {
+            self.leader.kv.read(&mut |read| {
                 found = match trash::next_volume(read, last)? {
                     Some(volume) => Some((volume, trash::oldest(read, volume)?)),
                     None => None,
@@ -81,20 +89,21 @@ impl Meta {
     }
 
     fn is_over(&self, volume: VolumeId, part: &TrashRecord) -> bool {
-        let state = self.leader().lock();
+        let state = self.leader.lock();
         let trash_s = state.quotas.retentions().get(&volume).map_or(0, |retention| retention.trash_s);
-        trash::is_over(part, trash_s, self.leader().wall())
+        trash::is_over(part, trash_s, self.leader.wall())
     }
 
     /// One step of a volume's oldest part. False: there is none.
     async fn empty_one(&self, volume: VolumeId) -> Result<bool> {
         let any = self
+            .leader
             .step(&mut |cx| match trash::oldest(&*cx.txn, volume)? {
                 Some(part) => trash::remove_some(cx, volume, part).map(|_| true),
                 None => Ok(false),
             })
             .await?;
-        let leader = self.leader();
+        let leader = &self.leader;
         let root = self.read(|read| trash::of(read, volume))?;
         if let Some(root) = root {
             leader.lock().wake(root);
@@ -105,7 +114,7 @@ impl Meta {
 
     fn read<T: Default>(&self, ask: impl Fn(&dyn Read) -> Result<T>) -> Result<T> {
         let mut answer = T::default();
-        self.leader().kv.read(&mut |read| {
+        self.leader.kv.read(&mut |read| {
             answer = ask(read)?;
             Ok(())
         })?;
@@ -114,22 +123,22 @@ impl Meta {
 
     /// Frees space for starved clients in volumes with limits.
     async fn make_room(&self) -> Result<()> {
-        let goals = self.leader().lock().quotas.take_goals(self.leader().wall());
+        let goals = self.leader.lock().quotas.take_goals(self.leader.wall());
         for (volume, goal) in goals {
             while self.used(volume)?.bytes > goal && self.empty_one(volume).await? {}
         }
         for volume in self.awaited()? {
             let is_full = |state: &State, used: &Usage| {
-                state.quotas.check_inodes(volume, used, self.leader().wall()).is_err()
+                state.quotas.check_inodes(volume, used, self.leader.wall()).is_err()
             };
             loop {
                 let used = self.used(volume)?;
-                if !is_full(&self.leader().lock(), &used) || !self.empty_one(volume).await? {
+                if !is_full(&self.leader.lock(), &used) || !self.empty_one(volume).await? {
                     break;
                 }
             }
             if let Some(root) = self.read(|read| trash::of(read, volume))? {
-                self.leader().lock().wake(root);
+                self.leader.lock().wake(root);
             }
         }
         Ok(())
@@ -137,7 +146,7 @@ impl Meta {
 
     fn used(&self, volume: VolumeId) -> Result<Usage> {
         let mut used = None;
-        self.leader().kv.read(&mut |read| {
+        self.leader.kv.read(&mut |read| {
             used = Some(namespace::volume_usage(read, volume)?);
             Ok(())
         })?;
@@ -147,26 +156,26 @@ impl Meta {
     /// Volumes where an operation waits for the trash to be emptied.
     fn awaited(&self) -> Result<Vec<VolumeId>> {
         let volumes: Vec<VolumeId> = {
-            let state = self.leader().lock();
+            let state = self.leader.lock();
             let limited = |volume: &&VolumeId| state.quotas.is_limited(**volume);
             state.quotas.retentions().keys().filter(limited).copied().collect()
         };
         let mut roots: Vec<(VolumeId, Option<InodeId>)> = Vec::new();
-        self.leader().kv.read(&mut |read| {
+        self.leader.kv.read(&mut |read| {
             let root = |volume: &VolumeId| Ok((*volume, trash::of(read, *volume)?));
             roots = volumes.iter().map(root).collect::<Result<_>>()?;
             Ok(())
         })?;
-        let state = self.leader().lock();
+        let state = self.leader.lock();
         let awaited = |root: Option<InodeId>| root.is_some_and(|root| state.leases.is_awaited(root));
         Ok(roots.into_iter().filter(|(_, root)| awaited(*root)).map(|(volume, _)| volume).collect())
     }
 
     /// Frees the excess usage of the targets, from the oldest parts.
     async fn relieve_targets(&self, volume: VolumeId, dropping: &mut Dropping) -> Result<()> {
-        let space = Arc::clone(&self.leader().config.space);
+        let space = Arc::clone(&self.leader.config.space);
         let Some(level) = space().await else { return Ok(()) };
-        let now = self.leader().env.clock.now();
+        let now = self.leader.env.clock.now();
         dropping.retain(|(at, _)| now.since(*at) < DROPPED_WITHIN);
         let dropped: u64 = dropping.iter().map(|(_, bytes)| bytes).sum();
         let most = (u128::from(level.capacity) * FULL_PERCENT / 100) as u64;

@@ -3,23 +3,21 @@
 //! The leader does it itself, not a mover: it knows the users of a file and its state at home, it needs no
 //! bytes for it, and space is freed even while all movers are busy or gone. The namespace is scanned in
 //! batches, so no operation waits for it. `evict` decides.
-use crate::evict::{self, Candidate, Level, Oldest, Percent, Watched};
-use crate::executor::Leader;
+use crate::evict::{self, Candidate, Level, Oldest, Percent};
 use crate::keys;
-use crate::lease::Conflict;
+use crate::leader::{Leader, NOBODY};
 use crate::namespace::evict::How;
 use crate::namespace::keeper::is_held;
 use crate::namespace::{self, find_inode};
+use crate::obstacle::Obstacles;
 use crate::record::{Inode, Record};
-use crate::service::Meta;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
-use weir_env::BoxFuture;
 use weir_kv::{Read, Scan};
 use weir_proto::meta::FileKind;
-use weir_proto::recall::{EvictOwn, EvictionLevel, GetEviction, Levels, SetMarks};
-use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, SessionId, VolumeId};
+use weir_proto::recall::EvictOwn;
+use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId};
 use weir_rpc::Connection;
 
 /// Between scans, unless an operation waits for space.
@@ -39,42 +37,13 @@ const LEASE_PAUSE: Duration = Duration::from_millis(20);
 /// A file's writer is asked this number of times to evict a part of it, with this time for each.
 const WRITER_TRIES: u32 = 5;
 const WRITER_PATIENCE: Duration = Duration::from_secs(10);
-/// Targets' reports no longer include bytes that were evicted this long ago.
-const DROPPED_WITHIN: Duration = Duration::from_secs(60);
-/// Bytes that only snapshots hold now free space on targets when these are deleted: for this time no more is
-/// evicted of files that they hold.
-const LEFT_WITHIN: Duration = Duration::from_secs(3600);
 
 /// The code of the trouble that too little can be evicted, and how long it is valid.
 const MAKE_ROOM: &str = "eviction-short";
 const FAILING_FOR: Duration = Duration::from_secs(20);
 
-/// The fill level of the targets that store the namespace's files, in payload.
-pub type Space = dyn Fn() -> BoxFuture<'static, Option<Level>> + Send + Sync;
-
-/// Watched levels, by volume; the pool is `None`.
-#[derive(Default)]
-pub(crate) struct Evictor(Mutex<BTreeMap<Option<VolumeId>, Seen>>);
-
-#[derive(Default)]
-struct Seen {
-    watched: Watched,
-    shown: Option<EvictionLevel>,
-    /// Evicted bytes that targets may still report as used.
-    dropping: Vec<(weir_env::Instant, u64)>,
-    /// Evicted bytes that snapshots hold.
-    left: Vec<(weir_env::Instant, u64)>,
-}
-
-impl Evictor {
-    fn seen(&self) -> MutexGuard<'_, BTreeMap<Option<VolumeId>, Seen>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// Watches for ever; returns only the error after which the node must stop.
-pub(crate) async fn run(meta: Meta) -> Error {
-    let leader = meta.leader().clone();
+pub(crate) async fn run(leader: Arc<Leader>) -> Error {
     let short = leader.lock().quotas.short.clone();
     loop {
         let over = leader.env.clock.sleep(POLL);
@@ -84,7 +53,7 @@ pub(crate) async fn run(meta: Meta) -> Error {
             () = over => {}
         }
         let begun = leader.env.clock.now();
-        match look(&meta).await {
+        match look(&leader).await {
             Err(e) if e.kind == ErrorKind::Io => return e.doing("make room"),
             Err(e) => tracing::debug!("make room: {e}"),
             Ok(()) => {}
@@ -94,8 +63,7 @@ pub(crate) async fn run(meta: Meta) -> Error {
     }
 }
 
-async fn look(meta: &Meta) -> Result<()> {
-    let leader = meta.leader();
+async fn look(leader: &Arc<Leader>) -> Result<()> {
     if leader.lock().grace_until.is_some() {
         return Ok(()); // this leader may not know all writers of files yet
     }
@@ -103,7 +71,7 @@ async fn look(meta: &Meta) -> Result<()> {
     let mut any = false;
     leader.kv.read(&mut |read| {
         levels.clear();
-        let volumes = crate::relation::evicting(read)?;
+        let volumes = crate::relation::proof::evicting(read)?;
         any = !volumes.is_empty();
         for volume in volumes {
             let quota = namespace::volume::load(read, volume)?.quota;
@@ -122,10 +90,10 @@ async fn look(meta: &Meta) -> Result<()> {
         levels.push((None, level, None));
     }
     for (of, level, set) in levels {
-        let want = leader.weigh(of, level, set);
+        let want = leader.evictor.weigh(leader.env.clock.now(), of, level, set);
         match want {
             0 => leader.failing.succeeded(MAKE_ROOM, &leader.watched_name(of)),
-            _ => make_room(meta, of, want).await?,
+            _ => make_room(leader, of, want).await?,
         }
     }
     Ok(())
@@ -137,94 +105,37 @@ fn set_marks(read: &dyn Read, volume: VolumeId) -> Result<Option<Percent>> {
     Ok(value.and_then(|v| <[u8; 2]>::try_from(v).ok()).map(|[high, low]| Percent { high, low }))
 }
 
-impl Leader {
-    fn watched_name(&self, of: Option<VolumeId>) -> String {
-        of.map_or_else(
-            || "the targets".to_owned(),
-            |volume| format!("volume {}", namespace::volume::shown_name(&self.kv, volume)),
-        )
-    }
-    /// Records a fill level; returns the bytes to evict.
-    fn weigh(&self, of: Option<VolumeId>, level: Level, set: Option<Percent>) -> u64 {
-        let now = self.env.clock.now();
-        let mut all = self.evictor.seen();
-        let seen = all.entry(of).or_default();
-        seen.dropping.retain(|(at, _)| now.since(*at) < DROPPED_WITHIN);
-        // A volume's usage is exact; targets' reports lag behind.
-        let dropping = if of.is_some() { 0 } else { seen.dropping.iter().map(|(_, n)| n).sum() };
-        let level = Level { used: level.used.saturating_sub(dropping), ..level };
-        seen.watched.note(now, level.used);
-        let bytes_per_s = seen.watched.rate();
-        let marks = evict::marks(level.capacity, bytes_per_s, set);
-        let want = seen.watched.to_free(level, marks);
-        seen.shown = Some(EvictionLevel {
-            volume: of,
-            capacity: level.capacity,
-            used: level.used,
-            high: marks.high,
-            low: marks.low,
-            is_set: set.is_some(),
-            bytes_per_s,
-            evicting: seen.watched.evicting,
-            evicted: seen.watched.evicted(),
-        });
-        want
-    }
-
-    /// Bytes evicted recently from files that snapshots hold.
-    fn left_to_snapshots(&self, of: Option<VolumeId>) -> u64 {
-        let now = self.env.clock.now();
-        let mut all = self.evictor.seen();
-        let left = &mut all.entry(of).or_default().left;
-        left.retain(|(at, _)| now.since(*at) < LEFT_WITHIN);
-        left.iter().map(|(_, n)| n).sum()
-    }
-    fn note_left(&self, of: Option<VolumeId>, bytes: u64) {
-        let now = self.env.clock.now();
-        self.evictor.seen().entry(of).or_default().left.push((now, bytes));
-    }
-
-    fn note_evicted(&self, of: Option<VolumeId>, bytes: u64) {
-        let now = self.env.clock.now();
-        let mut all = self.evictor.seen();
-        let seen = all.entry(of).or_default();
-        seen.watched.note_evicted(bytes);
-        seen.dropping.push((now, bytes));
-    }
-}
-
 /// Evicts `want` bytes, those with the oldest use first. Files that a snapshot holds come last: a volume
 /// shrinks at once, but targets free the space only when that snapshot is deleted, too.
-async fn make_room(meta: &Meta, of: Option<VolumeId>, want: u64) -> Result<()> {
-    let leader = meta.leader();
+async fn make_room(leader: &Arc<Leader>, of: Option<VolumeId>, want: u64) -> Result<()> {
     let (mut freed, mut files, mut held) = (0, 0u32, Vec::new());
     for candidate in oldest(leader, of).await?.into_order() {
         if freed >= want {
             break;
         }
         let end = evict::end_of(&candidate, want - freed);
-        match evict_one(meta, candidate.ino, end, Held::Stays).await? {
+        match evict_one(leader, candidate.ino, end, Held::Stays).await? {
             Some(evicted) => {
                 freed += evicted;
                 files += u32::from(evicted > 0);
-                leader.note_evicted(of, evicted);
+                leader.evictor.note_evicted(leader.env.clock.now(), of, evicted);
             }
             None => held.push(candidate),
         }
     }
-    let mut left = leader.left_to_snapshots(of);
+    let mut left = leader.evictor.left_to_snapshots(leader.env.clock.now(), of);
     for candidate in held {
         if freed + left >= want {
             break;
         }
-        let evicted = evict_one(meta, candidate.ino, u64::MAX, Held::Goes).await?.unwrap_or(0);
+        let evicted = evict_one(leader, candidate.ino, u64::MAX, Held::Goes).await?.unwrap_or(0);
         files += u32::from(evicted > 0);
         if of.is_some() {
             freed += evicted;
-            leader.note_evicted(of, evicted);
+            leader.evictor.note_evicted(leader.env.clock.now(), of, evicted);
         } else {
             left += evicted;
-            leader.note_left(of, evicted);
+            leader.evictor.note_left(leader.env.clock.now(), of, evicted);
         }
     }
     let what = leader.watched_name(of);
@@ -268,7 +179,7 @@ async fn oldest(leader: &Leader, of: Option<VolumeId>) -> Result<Oldest> {
                 last = Some(key.to_vec());
                 if looked < BATCH { Scan::More } else { Scan::Stop }
             })?;
-            let evicting = crate::relation::evicting(read)?;
+            let evicting = crate::relation::proof::evicting(read)?;
             for (_, inode) in &batch {
                 volumes.entry(inode.parent).or_insert_with(|| {
                     let volume = namespace::volume::volume_of(read, inode.parent).ok();
@@ -311,18 +222,17 @@ enum Tried {
     /// Bytes; none: it stays because a snapshot holds it.
     Done(Result<Option<u64>>),
     /// Conflicting leases.
-    InTheWay(Vec<Conflict>),
+    InTheWay(Obstacles),
     /// This client alone writes it.
     Writer(Connection),
 }
 
 /// Evicts a file up to `end`, if home has it; returns the bytes freed. None: it stays because a snapshot
 /// holds it.
-async fn evict_one(meta: &Meta, ino: InodeId, end: u64, held: Held) -> Result<Option<u64>> {
-    let leader = meta.leader();
+async fn evict_one(leader: &Arc<Leader>, ino: InodeId, end: u64, held: Held) -> Result<Option<u64>> {
     for _ in 0..LEASE_TRIES {
-        let conflicts = match try_to_evict(leader, ino, end, held) {
-            Tried::InTheWay(conflicts) => conflicts,
+        let obstacles = match try_to_evict(leader, ino, end, held) {
+            Tried::InTheWay(obstacles) => obstacles,
             Tried::Writer(connection) => {
                 return ask_writer(leader, connection, ino, end).await.map(Some);
             }
@@ -331,7 +241,7 @@ async fn evict_one(meta: &Meta, ino: InodeId, end: u64, held: Held) -> Result<Op
             Tried::Done(Err(e)) if e.kind != ErrorKind::Io => return Ok(Some(0)),
             Tried::Done(Err(e)) => return Err(e),
         };
-        meta.revoke(conflicts);
+        leader.revoke(obstacles);
         leader.env.clock.sleep(LEASE_PAUSE).await;
     }
     Ok(Some(0))
@@ -347,8 +257,8 @@ fn try_to_evict(leader: &Leader, ino: InodeId, end: u64, held: Held) -> Tried {
         let connection = writer.and_then(|s| state.session(s).ok()?.connection.clone());
         return connection.map_or(Tried::Done(Ok(Some(0))), Tried::Writer);
     }
-    let (mut freed, mut conflicts) = (Some(0), Vec::new());
-    let done = leader.housekeep_asking(&mut state, SessionId(0), &mut conflicts, &mut |cx| {
+    let (mut freed, mut obstacles) = (Some(0), Obstacles::default());
+    let done = leader.housekeep_asking(&mut state, NOBODY, &mut obstacles, &mut |cx| {
         freed = Some(0);
         let Some(inode) = find_inode(&*cx.txn, ino)? else { return Ok(()) };
         if held == Held::Stays && is_held(&*cx.txn, cx.rules.snapshots, ino, &inode)? {
@@ -362,7 +272,7 @@ fn try_to_evict(leader: &Leader, ino: InodeId, end: u64, held: Held) -> Tried {
         freed = Some(before.saturating_sub(inode.online()));
         Ok(())
     });
-    if conflicts.is_empty() { Tried::Done(done.map(|()| freed)) } else { Tried::InTheWay(conflicts) }
+    if obstacles.is_empty() { Tried::Done(done.map(|()| freed)) } else { Tried::InTheWay(obstacles) }
 }
 
 /// The only writer of a file evicts what it can of it up to `end`; returns the bytes freed.
@@ -389,39 +299,3 @@ async fn ask_writer(leader: &Leader, connection: Connection, ino: InodeId, end: 
 }
 
 // ---- for people
-
-impl Meta {
-    pub(crate) fn eviction(&self, r: &GetEviction) -> Result<Levels> {
-        let leader = self.leader();
-        leader.lock().session(r.session)?.heard = leader.env.clock.now();
-        if let Some(set) = &r.set {
-            leader.set_eviction_marks(r, set)?;
-        }
-        let all = leader.evictor.seen();
-        Ok(Levels { levels: all.values().filter_map(|s| s.shown.clone()).collect() })
-    }
-}
-
-impl Leader {
-    fn set_eviction_marks(&self, r: &GetEviction, set: &SetMarks) -> Result<()> {
-        let is_order = set.low <= set.high && set.high <= 100;
-        if !is_order {
-            return Err(Error::invalid("marks are hundredths, the lower one not above the higher one"));
-        }
-        let mut state = self.lock();
-        let committed = self.kv.transact(&mut |txn| {
-            let record = namespace::volume::load(&*txn, set.volume)?;
-            if r.cred.uid != 0 && r.cred.uid != record.owner {
-                let why = format!("user {} does not own volume {:?}", r.cred.uid, record.name);
-                return Err(Error::name(NameRule::NotOwner, why));
-            }
-            match set.high {
-                0 => txn.delete(&keys::eviction_marks(set.volume)),
-                _ => txn.put(&keys::eviction_marks(set.volume), &[set.high, set.low]),
-            }
-            Ok(())
-        })?;
-        state.newest = state.newest.max(committed);
-        Ok(())
-    }
-}

@@ -1,10 +1,9 @@
 //! The rules for mounts, applied to requests that are not operations of the namespace: locks, recalls,
 //! states.
 use crate::access::Mount;
-use crate::executor::{Leader, State};
+use crate::leader::{Leader, State};
 use crate::namespace;
 use crate::reach::Reaches;
-use crate::service::Meta;
 use std::sync::Arc;
 use weir_proto::{Result, SessionId};
 use weir_rpc::{Call, Connection};
@@ -16,13 +15,11 @@ impl Leader {
         state.mounts.follow(version, || (self.config.access)(), || (self.config.audits)());
         state.mounts.at(connection)
     }
-}
 
-impl Meta {
     /// A request, as the user that the rules map its user to. An error: they refuse it.
     pub(crate) fn admitted<R: Reaches>(&self, call: &Call, session: fn(&R) -> SessionId) -> Result<R> {
         let request = call.decode::<R>()?;
-        let leader = self.leader();
+        let leader = self;
         let mut state = leader.lock();
         let Some(mount) = leader.mount_at(&mut state, &call.connection) else { return Ok(request) };
         let live = |_: SessionId| true;

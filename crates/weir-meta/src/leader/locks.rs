@@ -7,25 +7,22 @@
 //! the session last named its locks, so that no earlier one arrives late. While sessions from before a
 //! restart may still name theirs, no new lock is granted.
 
-use crate::executor::{Leader, State};
-use crate::lock::{Holder, Shown, Wish, Woken};
-use crate::service::Meta;
+use crate::leader::hints::hint;
+use crate::leader::{Leader, State};
+use crate::lock::{Holder, Shown, Wish};
 use crate::session::Session;
 use std::sync::Arc;
-use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::lock::*;
 use weir_proto::{Error, Result, SessionId};
 use weir_rpc::Connection;
 
-/// How long a hint is retried. Without it the client asks by itself.
-const HINT_PATIENCE: Duration = Duration::from_secs(5);
 /// Locks that a session may name in all parts.
 const NAMED_IN_ALL_MAX: usize = crate::lock::LOCKS_PER_SESSION_MAX;
 
-impl Meta {
-    pub(crate) fn set_lock(&self, r: &SetLock, on: &Connection) -> Result<LockAnswer> {
-        let (leader, now) = (self.leader(), self.leader().env.clock.now());
+impl Leader {
+    pub(crate) fn set_lock(self: &Arc<Self>, r: &SetLock, on: &Connection) -> Result<LockAnswer> {
+        let (leader, now) = (self, self.env.clock.now());
         let mut state = leader.lock();
         heard(&mut state, r.session, on, now)?;
         let plain = |outcome| LockAnswer { outcome, holder: None };
@@ -39,7 +36,7 @@ impl Meta {
                 return Ok(plain(LockOutcome::Granted));
             }
             let woken = state.locks.unlock(r.ino, holder, r.range, now);
-            hint(leader, &state, woken);
+            hint(&leader.env, &state.sessions, woken);
             return Ok(plain(LockOutcome::Granted));
         };
         let wish = Wish { ino: r.ino, holder, range: r.range, kind, pid: r.pid };
@@ -48,7 +45,7 @@ impl Meta {
         if outcome == LockOutcome::Granted {
             state.locks.note_quiet(r.ino, wish.holder, r.closing);
         }
-        hint(leader, &state, woken);
+        hint(&leader.env, &state.sessions, woken);
         let holder = match outcome {
             LockOutcome::Held => state.locks.conflict(&wish).map(|s| entry(&state, &s, now)),
             _ => None,
@@ -56,8 +53,8 @@ impl Meta {
         Ok(LockAnswer { outcome, holder })
     }
 
-    pub(crate) fn test_lock(&self, r: &TestLock) -> Result<LockAnswer> {
-        let (leader, now) = (self.leader(), self.leader().env.clock.now());
+    pub(crate) fn test_lock(self: &Arc<Self>, r: &TestLock) -> Result<LockAnswer> {
+        let (leader, now) = (self, self.env.clock.now());
         let mut state = leader.lock();
         state.session(r.session)?.heard = now;
         if state.grace_until.is_some() {
@@ -73,15 +70,15 @@ impl Meta {
     }
 
     pub(crate) fn cancel_lock(&self, r: &CancelLock, on: &Connection) -> Result<LockCancelled> {
-        let now = self.leader().env.clock.now();
-        let mut state = self.leader().lock();
+        let now = self.env.clock.now();
+        let mut state = self.lock();
         heard(&mut state, r.session, on, now)?;
         Ok(LockCancelled { waited: state.locks.cancel(r.ino, r.session, r.ticket) })
     }
 
     pub(crate) fn list_locks(&self, r: &ListLocks) -> Result<LockList> {
-        let now = self.leader().env.clock.now();
-        let mut state = self.leader().lock();
+        let now = self.env.clock.now();
+        let mut state = self.lock();
         state.session(r.session)?.heard = now;
         let all = state.locks.list(r.ino);
         let more = all.len().saturating_sub(LISTED_MAX) as u32;
@@ -90,7 +87,7 @@ impl Meta {
     }
 
     pub(crate) fn reclaim_locks(&self, r: &ReclaimLocks, on: &Connection) -> Result<Reclaimed> {
-        let leader = self.leader();
+        let leader = self;
         let now = leader.env.clock.now();
         let mut state = leader.lock();
         let session = state.session(r.session)?;
@@ -113,7 +110,7 @@ impl Meta {
         if !lost.is_empty() {
             tracing::warn!(session = %r.session, count = lost.len(), "locks could not be taken up again");
         }
-        hint(leader, &state, woken);
+        hint(&leader.env, &state.sessions, woken);
         Ok(Reclaimed { lost })
     }
 }
@@ -140,20 +137,6 @@ fn heard(state: &mut State, id: SessionId, on: &Connection, now: Instant) -> Res
     Err(Error::unavailable(format!(
         "session {id} has named its locks on another connection, or not yet on this one"
     )))
-}
-
-/// Notifies clients whose wait ended.
-pub(crate) fn hint(leader: &Arc<Leader>, state: &State, woken: Vec<Woken>) {
-    for Woken { session, ticket } in woken {
-        let Some(connection) = state.sessions.get(&session).and_then(|s| s.connection.clone()) else {
-            continue;
-        };
-        leader.env.tasks.spawn("lock hint", async move {
-            if let Err(e) = connection.call(&LockFree { ticket }, Vec::new(), HINT_PATIENCE).await {
-                tracing::debug!("the hint that a lock is there was lost: {e}");
-            }
-        });
-    }
 }
 
 fn entry(state: &State, shown: &Shown, now: Instant) -> LockEntry {

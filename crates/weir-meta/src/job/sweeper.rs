@@ -5,14 +5,13 @@
 //! cells and has a truncation record. A repeated request does no harm.
 
 use crate::crash_points;
-use crate::executor::Leader;
 use crate::keys;
-use crate::record::{Garbage, Record, StripeTruncation};
+use crate::leader::Leader;
+use crate::record::{Garbage, Record};
 use std::sync::Arc;
 use std::time::Duration;
-use weir_env::BoxFuture;
 use weir_kv::Scan;
-use weir_proto::{Error, FileId, InodeId, PgId, Result};
+use weir_proto::{Error, FileId, InodeId, Result};
 
 /// Files swept in one batch.
 const BATCH_FILES: usize = 256;
@@ -20,34 +19,6 @@ const BATCH_FILES: usize = 256;
 const PARALLEL_FILES: usize = 8;
 /// After a target did not answer.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
-
-/// Reaches all targets.
-pub trait Purge: Send + Sync + 'static {
-    /// Makes stripes of a file void on every live target of `pg_count` groups from `first_pg` on: see
-    /// `DropFile`. An error: some target has not answered, repeat the request.
-    fn drop_stripes(
-        &self,
-        file: FileId,
-        first_pg: PgId,
-        pg_count: u32,
-        truncation: StripeTruncation,
-    ) -> BoxFuture<'static, Result<()>>;
-}
-
-/// For a namespace without targets: there is nothing to drop.
-pub struct NoTargets;
-
-impl Purge for NoTargets {
-    fn drop_stripes(
-        &self,
-        _: FileId,
-        _: PgId,
-        _: u32,
-        _: StripeTruncation,
-    ) -> BoxFuture<'static, Result<()>> {
-        Box::pin(std::future::ready(Ok(())))
-    }
-}
 
 struct Item {
     key: Vec<u8>,

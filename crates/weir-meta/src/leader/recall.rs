@@ -2,11 +2,12 @@
 //!
 //! `recalls` decides, `namespace::evict` keeps the records. Bytes are reported as online only when that is
 //! durable.
-use crate::executor::{Leader, State};
+use crate::leader::outcome::Outcome;
+use crate::leader::{Leader, State};
 use crate::namespace;
-use crate::namespace::evict::{Handed, layout_to_fill, ranges};
+use crate::namespace::evict::Handed;
+use crate::namespace::evicted::{layout_to_fill, ranges};
 use crate::quotas::NO_POLICY;
-use crate::service::{Meta, Outcome};
 use std::sync::Arc;
 use std::time::Duration;
 use weir_env::Instant;
@@ -28,8 +29,8 @@ struct Away {
     stripe_bytes: u64,
 }
 
-impl Meta {
-    pub(crate) fn handle_recall(&self, call: &Call) -> Outcome {
+impl Leader {
+    pub(crate) fn handle_recall(self: &Arc<Self>, call: &Call) -> Outcome {
         let deadline = call.deadline;
         match call.method {
             AwaitRecall::METHOD => {
@@ -53,7 +54,11 @@ impl Meta {
         }
     }
 
-    fn later<R: Request, F>(&self, request: Result<R>, work: impl FnOnce(Arc<Leader>, R) -> F) -> Outcome
+    fn later<R: Request, F>(
+        self: &Arc<Self>,
+        request: Result<R>,
+        work: impl FnOnce(Arc<Leader>, R) -> F,
+    ) -> Outcome
     where
         F: Future<Output = Result<R::Reply>> + Send + 'static,
     {
@@ -61,7 +66,7 @@ impl Meta {
             Ok(request) => request,
             Err(e) => return Outcome::refused(e),
         };
-        let leader = self.leader().clone();
+        let leader = self.clone();
         let working = work(leader.clone(), request);
         let mapped =
             async move { working.await.map_err(|e| leader.map_error(e)).map(|reply| Reply::new(&reply)) };
@@ -69,7 +74,7 @@ impl Meta {
     }
 
     fn want_recall(&self, r: &WantRecall) -> Result<()> {
-        let leader = self.leader();
+        let leader = self;
         let mut state = leader.lock();
         heard(leader, &mut state, r.session)?;
         let away = leader.away(r.ino, r.from, r.to)?;
@@ -77,7 +82,7 @@ impl Meta {
     }
 
     fn recall_failed(&self, r: &RecallFailed) -> Result<()> {
-        let leader = self.leader();
+        let leader = self;
         let mut state = leader.lock();
         heard(leader, &mut state, r.session)?;
         let id = RecallId { ino: r.ino, from: r.from, token_epoch: r.token_epoch };
@@ -87,7 +92,7 @@ impl Meta {
     }
 
     fn tier_state(&self, r: &GetTierState) -> Result<TierState> {
-        let leader = self.leader();
+        let leader = self;
         let mut state = leader.lock();
         heard(leader, &mut state, r.session)?;
         let mut found = None;

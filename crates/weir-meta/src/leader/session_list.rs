@@ -1,18 +1,16 @@
 //! Sessions as administrators see them: the registered clients, their last message, and their holdings.
 
-use crate::service::Meta;
-use std::sync::Arc;
+use crate::leader::Leader;
 use weir_proto::Result;
 use weir_proto::meta::{SessionList, SessionShown, Sessions};
 
 /// Sessions of one answer: the size of a message is limited, and no cluster has more.
 const SHOWN_MAX: usize = 20_000;
 
-impl Meta {
+impl Leader {
     pub(crate) fn session_list(&self, _: &SessionList) -> Result<Sessions> {
-        let leader = Arc::clone(self.leader());
-        let now = leader.env.clock.now();
-        let state = leader.lock();
+        let now = self.env.clock.now();
+        let state = self.lock();
         let shown = state.sessions.iter().take(SHOWN_MAX).map(|(id, session)| {
             let connection = session.connection.as_ref();
             let holdings = state.leases.holdings_of(*id);

@@ -4,15 +4,15 @@
 //! the remaining work, so a restart changes nothing. A directory that cannot be enumerated now delays only
 //! operations on it.
 
-use crate::executor::Leader;
-use crate::namespace::clone::{self, Listing};
-use crate::service::Meta;
+use crate::leader::Leader;
+use crate::leader::clones::{Asked, Clones};
+use crate::namespace::clone;
+use crate::namespace::clone::list::Listing;
 use crate::session::Session;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::PoisonError;
 use std::time::Duration;
-use tokio::sync::Notify;
-use weir_env::Instant;
 use weir_kv::Read;
 use weir_proto::meta::RecoverFile;
 use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId, VolumeId};
@@ -23,47 +23,19 @@ const RETRY: Duration = Duration::from_secs(2);
 /// The patience for a client that recovers a file; targets may be silent.
 const RECOVERY_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Directories that operations wait for, and failures.
-#[derive(Default)]
-pub(crate) struct Clones {
-    wanted: Mutex<BTreeSet<InodeId>>,
-    failed: Mutex<BTreeMap<InodeId, (Instant, String)>>,
-    asked: Mutex<Asked>,
-    pub call: Notify,
+pub async fn run(leader: Arc<Leader>) -> Error {
+    CloneLister { leader }.run().await
 }
 
-/// The client that was asked last to recover a dead writer's leftovers, and whether it is working on it.
-#[derive(Clone, Copy, Default)]
-struct Asked {
-    last: SessionId,
-    under_way: bool,
+/// Enumerates the directories of clones.
+struct CloneLister {
+    leader: Arc<Leader>,
 }
 
-impl Leader {
-    /// An operation waits for the names of a clone's directory. False: it is not one.
-    pub(crate) fn want_clone_names(&self, dir: InodeId) -> Result<bool> {
-        let mut is_clone = false;
-        self.kv.read(&mut |read| {
-            is_clone = clone::is_not_enumerated(read, dir)?;
-            Ok(())
-        })?;
-        if is_clone {
-            self.clones.wanted.lock().unwrap_or_else(PoisonError::into_inner).insert(dir);
-            self.clones.call.notify_one();
-        }
-        Ok(is_clone)
-    }
-    /// The reason of the delay.
-    pub(crate) fn why_not_cloned(&self, dir: InodeId) -> Option<String> {
-        let failed = self.clones.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        failed.get(&dir).map(|(_, why)| format!("what is in directory {dir} is not cloned yet: {why}"))
-    }
-}
-
-impl Meta {
+impl CloneLister {
     /// Enumerates for ever; returns only the error after which the node must stop.
-    pub(crate) async fn list_clones(&self) -> Error {
-        let leader = self.leader().clone();
+    async fn run(&self) -> Error {
+        let leader = self.leader.clone();
         loop {
             match self.list_next().await {
                 Ok(true) => {}
@@ -86,18 +58,18 @@ impl Meta {
 
     /// One step. False: there is nothing to do now.
     async fn list_next(&self) -> Result<bool> {
-        let leader = self.leader();
+        let leader = &self.leader;
         if leader.lock().grace_until.is_some() {
             return Ok(false); // clients from before a restart may still return with their leases
         }
         let Some((volume, dir)) = self.next()? else { return Ok(false) };
         let Some(dir) = dir else {
-            if self.step(&mut |cx| clone::end_some(cx, volume)).await? {
+            if self.leader.step(&mut |cx| clone::end::end_some(cx, volume)).await? {
                 tracing::info!(volume = %volume, "all of a clone is listed");
             }
             return Ok(true);
         };
-        match self.step(&mut |cx| clone::list_some(cx, volume, dir)).await {
+        match self.leader.step(&mut |cx| clone::list::list_some(cx, volume, dir)).await {
             Ok(Listing::Some) => {}
             Ok(Listing::WaitsFor(file)) => self.ask_to_recover(dir, file),
             Ok(Listing::All) => {
@@ -114,7 +86,7 @@ impl Meta {
     }
 
     fn failed(&self, dir: InodeId, why: String) {
-        let now = self.leader().env.clock.now();
+        let now = self.leader.env.clock.now();
         self.clones(|c| c.failed.lock().unwrap_or_else(PoisonError::into_inner).insert(dir, (now, why)));
     }
 
@@ -122,7 +94,7 @@ impl Meta {
     /// be in the trash, or have no name. One client is asked at a time, the next one if it cannot.
     fn ask_to_recover(&self, dir: InodeId, file: InodeId) {
         self.failed(dir, format!("a writer of inode {file} died, and what it left is not recovered yet"));
-        let leader = self.leader().clone();
+        let leader = self.leader.clone();
         let asked = self.clones(|c| *c.asked.lock().unwrap_or_else(PoisonError::into_inner));
         if asked.under_way {
             return;
@@ -147,12 +119,12 @@ impl Meta {
     }
 
     fn clones<T>(&self, ask: impl FnOnce(&Clones) -> T) -> T {
-        ask(&self.leader().clones)
+        ask(&self.leader.clones)
     }
 
     /// A clone that is not complete, with a directory of it; without one: it is at its end.
     fn next(&self) -> Result<Option<(VolumeId, Option<InodeId>)>> {
-        let leader = self.leader();
+        let leader = &self.leader;
         let now = leader.env.clock.now();
         let waits: BTreeSet<InodeId> = self.clones(|c| {
             let mut failed = c.failed.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,0 +1,30 @@
+//! Removes deleted snapshots, a few records at a time.
+//!
+//! Invariant: a removal is completed, even after a restart; each step is one bounded transaction.
+use crate::leader::{Leader, NOBODY};
+use crate::namespace::snapshot;
+use std::sync::Arc;
+use weir_proto::Error;
+
+/// Removes records of deleted snapshots for ever; returns only the error after which the node must stop.
+pub async fn run(leader: Arc<Leader>) -> Error {
+    loop {
+        let next = snapshot::next_deleted(&leader.lock().snapshots);
+        let Some((volume, number)) = next else {
+            leader.forgetting.notified().await;
+            continue;
+        };
+        let (step, newest) = {
+            let mut state = leader.lock();
+            let step = leader
+                .housekeep(&mut state, NOBODY, &mut |cx| snapshot::forget_some(cx, volume, number).map(drop));
+            (step, state.newest)
+        };
+        // Few changes are not durable, and callers that wait for the journal come in between.
+        if let Err(e) = step.and(leader.durable(newest).await)
+            && let Err(e) = leader.retry_job(e, "remove a snapshot").await
+        {
+            return e;
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! One attempt of an operation: check for obstacles, transaction, grants, all under one lock.
+//!
+//! Invariants: the state that an operation saw and its grants belong to one moment. A change whose slot holds
+//! its reply already is not repeated.
+use super::{Leader, NOBODY, State};
+use crate::access::Mount;
+use crate::crash_points;
+use crate::keys;
+use crate::namespace::{self, Cx, Events, Rules, View};
+use crate::obstacle::{Obstacle, Obstacles};
+use crate::ops::{Grants, Operation, Work};
+use crate::reach::Place;
+use crate::record::{Inode, Record, SlotRecord, slot_value};
+use crate::session::no_session;
+use crate::witness::witness;
+use tokio::sync::futures::OwnedNotified;
+use weir_env::Instant;
+use weir_kv::{CommitSeq, Txn};
+use weir_proto::meta::{Op, SLOTS};
+use weir_proto::{Error, InodeId, Result, SessionId, Wire, Writer};
+use weir_rpc::Connection;
+
+impl Leader {
+    /// Attempts once. Conflicting leases are returned for their revoke, and the inodes are parked on in
+    /// `parked`.
+    pub fn attempt<R: Operation>(
+        &self,
+        state: &mut State,
+        request: &R,
+        on: &Connection,
+        parked: &mut Vec<InodeId>,
+    ) -> Result<(Step, Obstacles)> {
+        state.unpark(parked);
+        let id = request.session();
+        let session = state.sessions.get_mut(&id).ok_or_else(|| no_session(id))?;
+        session.heard = self.env.clock.now();
+        if state.grace_until.is_some() {
+            return Ok((Step::Wait(state.grace_over.clone().notified_owned()), Obstacles::default()));
+        }
+        let mount = self.mount_at(state, on);
+        let mut obstacles = std::mem::take(&mut state.obstacles);
+        obstacles.clear();
+        let ran = self.run(state, request, mount.as_deref(), &mut obstacles);
+        if obstacles.is_empty() {
+            state.obstacles = obstacles;
+            let ran = ran.map_err(|e| self.map_error(e));
+            if let Some(audits) = state.mounts.audits() {
+                let (rules, failed) = ((&**audits, &*self.config.witness), ran.as_ref().err());
+                // The change stands, even if it could not be audited.
+                if let Err(e) = witness(&self.kv, rules, request, on, failed, namespace::admit::find_place) {
+                    tracing::error!("{} was not recorded: {e}", R::NAME);
+                }
+            }
+            return ran.map(|reply| (Step::Done(reply, state.newest), Obstacles::default()));
+        }
+        for obstacle in obstacles.iter() {
+            match obstacle {
+                Obstacle::NotEnumerated { dir } if !self.want_clone_names(*dir)? => self.want_names(*dir)?,
+                Obstacle::Full { .. } => state.quotas.full.notify_one(),
+                Obstacle::NotEnumerated { .. } | Obstacle::Lease(_) | Obstacle::Snapshot { .. } => {}
+            }
+        }
+        let wait = state.park(&obstacles, parked);
+        state.note_contended(&obstacles, self.env.clock.now());
+        Ok((Step::Wait(wait), obstacles))
+    }
+
+    fn run<R: Operation>(
+        &self,
+        state: &mut State,
+        request: &R,
+        mount: Option<&Mount>,
+        obstacles: &mut Obstacles,
+    ) -> Result<Vec<u8>> {
+        for reach in request.reach().iter().flatten() {
+            if let Place::Inode(dir) | Place::Shown(dir) | Place::Name(dir, _) = reach.place {
+                state.leases.names_conflict(request.session(), dir, reach.changes, obstacles);
+            }
+        }
+        if !obstacles.is_empty() {
+            return Err(Error::unavailable(String::new()));
+        }
+        let (mut reply, first) = match R::work() {
+            Work::Show(show) => (self.show(state, request, mount, obstacles, show)?, true),
+            Work::Change(change) => self.change(state, request, mount, obstacles, change)?,
+        };
+        let State { leases, quotas, contended, sessions, .. } = state;
+        let now = sessions.get(&request.session()).map_or(Instant(0), |s| s.heard);
+        let mut grants = Grants {
+            leases,
+            quotas,
+            contended,
+            now,
+            session: request.session(),
+            first,
+            woken: None,
+            shown: None,
+        };
+        request.settle(&mut reply, &mut grants);
+        let (woken, shown) = (grants.woken, grants.shown);
+        if let Some(ino) = woken {
+            state.wake(ino);
+        }
+        if let Some(dir) = shown.filter(|_| !state.mirrored.is_empty()) {
+            self.rescan(dir)?;
+        }
+        let mut w = Writer { bytes: Vec::with_capacity(REPLY_BYTES) };
+        reply.encode(&mut w);
+        Ok(w.bytes)
+    }
+
+    fn show<R: Operation>(
+        &self,
+        state: &State,
+        request: &R,
+        mount: Option<&Mount>,
+        obstacles: &mut Obstacles,
+        show: fn(&mut View<'_>, &R) -> Result<R::Reply>,
+    ) -> Result<R::Reply> {
+        let live = |s: SessionId| state.sessions.contains_key(&s);
+        let rules = self.rules(state, request.session(), mount, &live);
+        let mut reply = None;
+        self.kv.read(&mut |read| {
+            obstacles.clear();
+            let mapped = namespace::admit::admit(read, &rules, request)?;
+            let request = mapped.as_ref().unwrap_or(request);
+            reply = Some(show(&mut View { read, rules: &rules, obstacles }, request)?);
+            Ok(())
+        })?;
+        Ok(reply.expect("the body ran"))
+    }
+
+    /// The reply, and whether it was made now or earlier.
+    fn change<R: Operation>(
+        &self,
+        state: &mut State,
+        request: &R,
+        mount: Option<&Mount>,
+        obstacles: &mut Obstacles,
+        change: fn(&mut Cx<'_>, &R) -> Result<R::Reply>,
+    ) -> Result<(R::Reply, bool)> {
+        let op = request.op();
+        op.map_or(Ok(()), check_slot)?;
+        let (mut done, mut replayed, mut events) = (None, false, Events::default());
+        {
+            let live = |s: SessionId| state.sessions.contains_key(&s);
+            let named = state.sessions.get(&request.session()).map_or("", |s| s.client.as_str());
+            let client = mount.map_or(named, |mount| mount.origin.name.as_str());
+            let rules = Rules { client, ..self.rules(state, request.session(), mount, &live) };
+            let committed = self.kv.transact_more(&mut |txn| {
+                obstacles.clear();
+                events = Events::default();
+                if let Some(reply) = op.map_or(Ok(None), |op| earlier_reply::<R>(txn, op))? {
+                    (done, replayed) = (Some(reply), true);
+                    return Ok(());
+                }
+                let mapped = namespace::admit::admit(&*txn, &rules, request)?;
+                let request = mapped.as_ref().unwrap_or(request);
+                let uid = request.cred().map(|cred| cred.uid);
+                let reply =
+                    namespace::run(txn, &rules, obstacles, &mut events, uid, |cx| change(cx, request))?;
+                if let Some(op) = op {
+                    let value = slot_value(op.seq, R::METHOD, &reply);
+                    txn.put(&keys::slot(op.session, op.slot), &value);
+                }
+                done = Some(reply);
+                Ok(())
+            })?;
+            state.newest = state.newest.max(committed);
+        }
+        self.env.tasks.crash_point(crash_points::CHANGED);
+        self.apply_events(state, request.session(), &events)?;
+        let first = op.is_none_or(|op| state.note_applied(op)) || !replayed;
+        Ok((done.expect("the body ran"), first))
+    }
+
+    /// Runs a transaction of the leader itself, in the name of a session that obstacles with no lease.
+    pub fn housekeep(
+        &self,
+        state: &mut State,
+        session: SessionId,
+        body: &mut dyn FnMut(&mut Cx<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.housekeep_asking(state, session, &mut Obstacles::default(), body)
+    }
+
+    /// The same if there may be obstacles: these are returned in `obstacles`, and nothing is changed.
+    pub fn housekeep_asking(
+        &self,
+        state: &mut State,
+        session: SessionId,
+        obstacles: &mut Obstacles,
+        body: &mut dyn FnMut(&mut Cx<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut events = Events::default();
+        {
+            let live = |s: SessionId| state.sessions.contains_key(&s);
+            let rules = self.rules(state, session, None, &live);
+            let committed = self.kv.transact(&mut |txn| {
+                obstacles.clear();
+                events = Events::default();
+                namespace::run(txn, &rules, obstacles, &mut events, None, &mut *body)
+            })?;
+            state.newest = state.newest.max(committed);
+        }
+        self.env.tasks.crash_point(crash_points::HOUSEKEPT);
+        self.apply_events(state, session, &events)
+    }
+
+    pub fn rules<'a>(
+        &'a self,
+        state: &'a State,
+        session: SessionId,
+        mount: Option<&'a Mount>,
+        live: &'a dyn Fn(SessionId) -> bool,
+    ) -> Rules<'a> {
+        let (now, deaths, layout) = (self.wall(), state.deaths, &*self.config.layout);
+        let (quotas, logged, at_home) = (&state.quotas, &state.logged, &*self.config.at_home);
+        let (snapshots, snapshotting) = (&state.snapshots, state.snapshotting);
+        Rules {
+            session,
+            client: "",
+            mount,
+            now,
+            leases: &state.leases,
+            quotas,
+            live,
+            deaths,
+            logged,
+            mirrored: &state.mirrored,
+            snapshots,
+            snapshotting,
+            at_home,
+            layout,
+        }
+    }
+
+    /// Whether a writer died while data of this file may have been in flight.
+    pub fn must_recover(&self, state: &State, ino: InodeId, inode: &Inode) -> bool {
+        let live = |s: SessionId| state.sessions.contains_key(&s);
+        self.rules(state, NOBODY, None, &live).must_recover(ino, inode)
+    }
+}
+
+/// Room for most replies.
+const REPLY_BYTES: usize = 384;
+
+/// The result of one attempt of an operation.
+pub enum Step {
+    /// The reply, to be sent when the commit is durable.
+    Done(Vec<u8>, CommitSeq),
+    /// The operation is attempted again when the wait ends.
+    Wait(OwnedNotified),
+}
+
+fn check_slot(op: &Op) -> Result<()> {
+    if op.slot < SLOTS && op.seq > 0 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "slot {} seq {}: slots are 0 to {}, numbers start at 1",
+        op.slot,
+        op.seq,
+        SLOTS - 1
+    )))
+}
+
+/// The reply of an earlier try of the same change.
+fn earlier_reply<R: Operation>(txn: &mut dyn Txn, op: &Op) -> Result<Option<R::Reply>> {
+    let Some(value) = txn.get(&keys::slot(op.session, op.slot))? else { return Ok(None) };
+    let seq = value.get(1..9).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
+    if op.seq > seq {
+        return Ok(None);
+    }
+    let record = SlotRecord::from_value(&value, || format!("slot {} of session {}", op.slot, op.session))?;
+    if op.seq < record.seq || record.method != R::METHOD {
+        return Err(Error::stale(format!(
+            "slot {} of session {} is at change {} (method {}): change {} (method {}) comes too late",
+            op.slot,
+            op.session,
+            record.seq,
+            record.method,
+            op.seq,
+            R::METHOD
+        )));
+    }
+    R::Reply::from_bytes(&record.reply).map(Some)
+}

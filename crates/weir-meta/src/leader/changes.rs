@@ -1,0 +1,81 @@
+//! Consumers of a changelog: they wait for changes of a volume, and get them with their paths.
+use crate::keys;
+use crate::leader::Leader;
+use crate::namespace::path::Paths;
+use crate::namespace::{log, volume};
+use crate::relation::{changelog, store, tree};
+use std::sync::Arc;
+use std::time::Duration;
+use weir_proto::relation::*;
+use weir_proto::{Error, Result};
+
+/// Longest wait of a consumer.
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+impl Leader {
+    pub(crate) async fn read_changes(self: Arc<Self>, r: ReadChanges) -> Result<Changes> {
+        let deadline = self.env.clock.now() + Duration::from_millis(r.wait_ms.into()).min(WAIT_MAX);
+        loop {
+            let waiting = self.relations.work.notified();
+            let newest = self.lock().newest;
+            let changes = self.changes_now(&r)?;
+            if !changes.changes.is_empty() {
+                self.durable(newest).await?; // a crash must not undo reported changes
+            }
+            let left = deadline.since(self.env.clock.now());
+            if !changes.changes.is_empty() || left.is_zero() {
+                return Ok(changes);
+            }
+            let _ = self.env.clock.timeout(left, waiting).await; // checks again either way
+        }
+    }
+
+    fn changes_now(&self, r: &ReadChanges) -> Result<Changes> {
+        self.lock().session(r.session)?.heard = self.env.clock.now();
+        let mut changes = Changes { changes: Vec::new(), first: 0 };
+        self.kv.read(&mut |read| {
+            changes.changes.clear();
+            let mut paths = Paths::new(read, volume::load_as_admin(read, &r.cred, r.volume)?.root);
+            let after = match &r.cursor {
+                None => r.after,
+                Some(name) => changelog::cursors(read, r.volume)?
+                    .into_iter()
+                    .find(|(found, _)| found == name)
+                    .map(|(_, at)| at)
+                    .ok_or_else(|| {
+                        Error::not_found(format!(
+                            "volume {} has no cursor {name:?}: acknowledge 0 to make it",
+                            r.volume
+                        ))
+                    })?,
+            };
+            let (first, end) = keys::range_of_short(b'C', r.volume.0);
+            changes.first = store::collect(read, &first, &end, 1, |key, _| store::number_of(key))?
+                .first()
+                .copied()
+                .unwrap_or(log::last_number(read, r.volume)? + 1);
+            let limit = r.limit.clamp(1, CHANGES_MAX) as usize;
+            let start = keys::change(r.volume, after.saturating_add(1));
+            let found = store::collect(read, &start, &end, limit, |key, value| {
+                let number = store::number_of(key)?;
+                let record = tree::load_change(value, number)?;
+                Ok(Change { number, at: record.at, what: record.what, by: record.by })
+            })?;
+            for change in found {
+                let path = paths.of_change(&change.what)?;
+                changes.changes.push(NamedChange { change, path });
+                if paths.is_spent() {
+                    break; // the rest comes with the next request
+                }
+            }
+            Ok(())
+        })?;
+        if changes.first > 1 && r.cursor.is_none() && r.after + 1 < changes.first {
+            return Err(Error::not_found(format!(
+                "changes before {} are forgotten: only a cursor keeps them",
+                changes.first
+            )));
+        }
+        Ok(changes)
+    }
+}

@@ -1,0 +1,246 @@
+//! The leader of one namespace: its store, its state in memory under one lock, and the bells of its jobs.
+//!
+//! Invariants: a reply leaves only when everything committed before it is durable. The lock is never held
+//! across an await. Knows nothing of the wire except the messages' types, and names no job.
+//!
+//! `attempt` tries operations, `operate` lets them wait, `events` follows their commits; `sessions`, `locks`,
+//! `recall`, `movers`, `changes` and `snapshots` are calls that are more than one transaction.
+pub mod attempt;
+pub mod changes;
+pub mod clones;
+pub mod config;
+mod events;
+mod eviction;
+mod hints;
+pub mod levels;
+pub mod locks;
+mod mounts;
+pub mod movers;
+pub mod names;
+pub mod operate;
+pub mod outcome;
+pub mod recall;
+pub mod relations;
+pub mod replies;
+pub mod revoke;
+mod session_list;
+pub mod sessions;
+pub mod snapshots;
+pub mod state;
+pub mod step;
+
+pub use config::MetaConfig;
+pub use state::State;
+
+use crate::keys::{self, Sequence};
+use crate::namespace;
+use crate::namespace::create::next_number;
+use crate::relation::queues::Relations;
+use crate::session;
+use crate::troubles::Failing;
+use clones::Clones;
+use levels::Evictor;
+use replies::Replies;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use weir_env::Env;
+use weir_kv::{CommitSeq, SharedKv};
+use weir_proto::meta::Time;
+use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId, VolumeId};
+use weir_watch::{Object, Reason};
+
+/// Not a client's session.
+pub const NOBODY: SessionId = SessionId(0);
+
+/// The leader of one namespace.
+pub(crate) struct Leader {
+    pub env: Env,
+    pub kv: SharedKv,
+    pub config: MetaConfig,
+    state: Mutex<State>,
+    pub replies: Arc<Replies>,
+    /// There is garbage to sweep.
+    pub garbage: Notify,
+    pub evictor: Evictor,
+    pub relations: Relations,
+    /// A volume was deleted.
+    pub removal: Notify,
+    /// A snapshot was deleted.
+    pub forgetting: Notify,
+    pub clones: Clones,
+    /// Jobs that fail.
+    pub failing: Failing,
+    /// The journal failed: nothing can be acknowledged any more.
+    pub failed: weir_env::watch::Sender<Option<Error>>,
+}
+
+/// Between retries of the leader's own jobs, s.
+const RETRY_JOB_S: u64 = 5;
+/// The longest wait for a map that a client has and this leader has not, and the pause between checks.
+const MAP_PATIENCE: Duration = Duration::from_secs(5);
+const MAP_POLL: Duration = Duration::from_millis(10);
+
+impl Leader {
+    /// A client has written under that cluster map.
+    pub fn note_written_under(&self, map_version: u64) {
+        let leases = &mut self.lock().leases;
+        leases.written_under = leases.written_under.max(map_version);
+    }
+    /// Returns when this leader has that map, too.
+    pub async fn wait_for_map(&self, map_version: u64) -> Result<()> {
+        let (until, mut waits) = (self.env.clock.now() + MAP_PATIENCE, None);
+        loop {
+            let here = (self.config.map_version)();
+            if here >= map_version {
+                return Ok(());
+            }
+            if self.env.clock.now() >= until {
+                return Err(Error::unavailable(format!(
+                    "written under version {map_version} of the cluster map: this metadata leader has only learned of {here}, try again"
+                )));
+            }
+            waits.get_or_insert_with(|| self.env.watch.wait(Reason::Map, Object::NONE));
+            self.env.clock.sleep(MAP_POLL).await;
+        }
+    }
+
+    pub fn open(env: &Env, kv: SharedKv, config: MetaConfig) -> Result<Arc<Leader>> {
+        let now = env.clock.now();
+        let wall = Time { nanos: env.clock.wall().0 };
+        let newest = kv.transact(&mut |txn| {
+            if txn.get(&keys::access(InodeId::ROOT))?.is_none() {
+                namespace::create::make_root(txn, wall);
+            } else if txn.get(&keys::volume(VolumeId::ROOT))?.is_none() {
+                namespace::volume::make_root(txn, wall);
+            }
+            Ok(())
+        })?;
+        let state = State::load(&kv, &config, newest, now)?;
+        let mut relations = Relations::default();
+        kv.read(&mut |read| {
+            relations = Relations::load(read, env.rng.next_u64() | 1)?;
+            Ok(())
+        })?;
+        let failed = weir_env::watch::Sender::new(None);
+        let leader = Arc::new(Leader {
+            env: env.clone(),
+            kv,
+            config,
+            state: Mutex::new(state),
+            replies: Arc::default(),
+            garbage: Notify::new(),
+            evictor: Evictor::default(),
+            relations,
+            removal: Notify::new(),
+            forgetting: Notify::new(),
+            clones: Clones::default(),
+            failing: Failing::default(),
+            failed,
+        });
+        leader.end_dead_sessions(&mut leader.lock())?;
+        Ok(leader)
+    }
+
+    /// Ends the sessions of processes that are gone. Returns whether some sessions without a connection are
+    /// left.
+    pub fn end_dead_sessions(self: &Arc<Self>, state: &mut State) -> Result<bool> {
+        for id in session::gone(&state.sessions, &*self.config.gone) {
+            self.end_session(state, id, "its process is gone")?;
+        }
+        Ok(state.sessions.values().any(|s| s.connection.is_none()))
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    pub fn term(&self) -> Duration {
+        Duration::from_millis(self.config.lease_ms.into())
+    }
+    pub fn wall(&self) -> Time {
+        Time { nanos: self.env.clock.wall().0 }
+    }
+
+    /// After a failure of the leader's own job. If its store failed the node must stop; otherwise only this
+    /// job stops, is retried after a while, and clients are served all the same.
+    pub async fn retry_job(&self, e: Error, what: &str) -> Result<()> {
+        if e.kind == ErrorKind::Io {
+            return Err(e.doing(what));
+        }
+        let text = format!("{what}: {e}");
+        tracing::error!("{text}; this is tried again every {RETRY_JOB_S} s, all else goes on");
+        let retry = Duration::from_secs(RETRY_JOB_S);
+        let action = format!("this is tried again every {RETRY_JOB_S} s; see the log of the metadata server");
+        self.failing.failed(self.env.clock.now(), retry, ("job-failed", what), text, action);
+        self.env.clock.sleep(retry).await;
+        Ok(())
+    }
+
+    /// A store that has failed ends this leader, at the first error of any caller. The client may ask the
+    /// next leader.
+    pub fn map_error(&self, e: Error) -> Error {
+        if e.kind != ErrorKind::Io {
+            return e;
+        }
+        self.fail(&e);
+        Error::unavailable(format!("this leader ends: {}", e.context))
+    }
+
+    /// Waits until a commit is durable. A failed journal is reported once, and for ever; waiting clients ask
+    /// the next leader, which knows whether the change exists.
+    pub async fn durable(&self, seq: CommitSeq) -> Result<()> {
+        let waited = self.kv.wait_durable(seq).await;
+        waited.map_err(|e| {
+            self.fail(&e);
+            // Another copy leads: it knows whether the change exists.
+            if e.kind == ErrorKind::Stale { Error::unavailable(e.context) } else { self.map_error(e) }
+        })?;
+        self.config.right.wait(&self.env).await
+    }
+    /// Whether commits up to `seq` may be reported now.
+    pub fn may_tell(&self, seq: CommitSeq) -> bool {
+        seq <= self.kv.durable() && self.config.right.answers()
+    }
+    pub fn fail(&self, e: &Error) {
+        self.failed.send_if_modified(|failed| failed.is_none() && failed.replace(e.clone()).is_none());
+    }
+
+    /// After the end of a session: an error means that the store has failed.
+    pub fn report(&self, ended: Result<()>) {
+        if let Err(e) = ended {
+            self.fail(&e.doing("end a session"));
+        }
+    }
+
+    /// The end of a session: its leases, its locks, its opens, its record.
+    pub fn end_session(self: &Arc<Self>, state: &mut State, id: SessionId, why: &str) -> Result<()> {
+        if self.config.right.is_over() {
+            return Ok(()); // the next leader decides
+        }
+        let Some(session) = state.sessions.remove(&id) else { return Ok(()) };
+        state.mounts.told.forget_session(id);
+        state.quotas.drop_session(id);
+        let freed = state.locks.drop_session(id, self.env.clock.now());
+        hints::hint(&self.env, &state.sessions, freed);
+        state.recalls.drop_session(id, self.env.clock.now());
+        tracing::info!(session = %id, client = session.client, "session ends: {why}");
+        // The open files of a session that has not returned since a restart are not known.
+        let may_write = |ino: &InodeId| state.leases.opens_of(id, *ino).write > 0;
+        let was_writing = !session.resumed || state.leases.inodes_of(id).iter().any(may_write);
+        for ino in state.leases.drop_session(id) {
+            state.wake(ino);
+        }
+        session.moved.notify_waiters();
+        self.relations.end_session(id);
+        let mut deaths = state.deaths;
+        let done = self.housekeep(state, id, &mut |cx| {
+            if was_writing {
+                deaths = next_number(cx.txn, Sequence::Death)?;
+            }
+            session::forget(cx, id)
+        });
+        state.deaths = deaths;
+        state.end_grace_if_complete();
+        done
+    }
+}

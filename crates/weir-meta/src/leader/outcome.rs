@@ -1,0 +1,60 @@
+//! The outcome of a call in place: a reply for when its commit is durable, or a wait.
+use super::Leader;
+use weir_env::BoxFuture;
+use weir_kv::CommitSeq;
+use weir_proto::{Error, Result, Wire};
+use weir_rpc::{Payload, Reply};
+
+/// The outcome of a call in place.
+pub enum Outcome {
+    /// The reply, to be sent once the commit is durable.
+    Ready(CommitSeq, Result<Reply>),
+    Waits(BoxFuture<'static, Result<Reply>>),
+}
+
+impl Outcome {
+    pub fn refused(e: Error) -> Outcome {
+        Outcome::Ready(CommitSeq(0), Err(e))
+    }
+    pub fn now(done: Result<()>) -> Outcome {
+        Outcome::plain(done)
+    }
+    pub fn plain<T: Wire>(done: Result<T>) -> Outcome {
+        Outcome::Ready(CommitSeq(0), done.map(|body| Reply::new(&body)))
+    }
+    pub fn committed<T: Wire>(done: Result<(T, CommitSeq)>) -> Outcome {
+        match done {
+            Ok((body, seq)) => Outcome::Ready(seq, Ok(Reply::new(&body))),
+            Err(e) => Outcome::refused(e),
+        }
+    }
+}
+
+impl Outcome {
+    /// An error of the store ends this leader, not the caller.
+    pub fn mapped(self, leader: &Leader) -> Outcome {
+        match self {
+            Outcome::Ready(seq, Err(e)) => Outcome::Ready(seq, Err(leader.map_error(e))),
+            outcome => outcome,
+        }
+    }
+}
+
+/// A call that may wait for an event.
+pub fn waits<R, T, F>(request: Result<R>, serve: impl FnOnce(R) -> F) -> Outcome
+where
+    T: Wire,
+    F: Future<Output = Result<T>> + Send + 'static,
+{
+    match request {
+        Ok(request) => {
+            let served = serve(request);
+            Outcome::Waits(Box::pin(async move { served.await.map(|body| Reply::new(&body)) }))
+        }
+        Err(e) => Outcome::refused(e),
+    }
+}
+
+pub fn reply(body: Vec<u8>) -> Reply {
+    Reply { body, payload: Payload::default() }
+}

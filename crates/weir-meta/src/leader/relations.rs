@@ -1,0 +1,174 @@
+//! Relations as administrators see them: state, lag and backlog; and relations that were added or removed.
+use crate::keys;
+use crate::leader::Leader;
+use crate::namespace::{log, volume};
+use crate::record::Record;
+use crate::relation::record::{ConflictRecord, DirtyRange, RelationRecord};
+use crate::relation::{changelog, listing, store, tree};
+use bytes::Bytes;
+use std::collections::BTreeSet;
+use weir_env::Instant;
+use weir_proto::meta::Time;
+use weir_proto::relation::*;
+use weir_proto::{InodeId, Result, VolumeId};
+
+/// Dirty ranges and queued changes that are counted for a report.
+const COUNTED_MAX: usize = 200_000;
+
+/// Conflicts that a report names.
+const CONFLICTS_SHOWN: usize = 100;
+
+/// The changes that home lacks.
+#[derive(Default)]
+struct Backlog {
+    volume_name: String,
+    bytes: u64,
+    names: u64,
+    unseen: u64,
+    /// The oldest change that home does not have.
+    oldest: Option<Time>,
+    conflicts: Vec<(InodeId, ConflictRecord)>,
+    /// The oldest scan of a directory at home.
+    looked: Option<Time>,
+    /// Home has all.
+    done: bool,
+}
+
+impl Backlog {
+    fn note(&mut self, at: Time) {
+        self.oldest =
+            Some(self.oldest.map_or(at, |oldest| if at.nanos < oldest.nanos { at } else { oldest }));
+    }
+}
+
+impl Leader {
+    pub(crate) fn relation_list(&self, r: &RelationList) -> Result<Relations> {
+        let now = self.env.clock.now();
+        let mut relations = Vec::new();
+        let mut found = Vec::new();
+        self.kv.read(&mut |read| {
+            found = store::relations(read)?;
+            Ok(())
+        })?;
+        for (id, record) in found.into_iter().filter(|(_, rec)| r.volume.is_none_or(|v| v == rec.volume)) {
+            relations.push(self.relation_info(id, record, now)?);
+        }
+        Ok(Relations { relations })
+    }
+
+    fn relation_info(&self, id: RelationId, record: RelationRecord, now: Instant) -> Result<RelationInfo> {
+        let wall = self.env.clock.wall().0;
+        let backlog = self.backlog(id, &record)?;
+        let conflicts = self.show_conflicts(id, backlog.conflicts)?;
+        let mut queues = self.relations.lock();
+        let movers = queues.heard_movers(now);
+        let mut limited_by = queues.limited_by(id, now);
+        let home_failure = queues.home_failure(id, now);
+        let rate = queues.meters.entry(id).or_default().rate(now);
+        drop(queues);
+        let diverged = conflicts.iter().filter(|a| a.diverged).count() as u64;
+        let state = match (&record.paused, diverged, backlog.done) {
+            (Some(why), ..) => RelationState::Paused { why: why.clone() },
+            (None, 1.., _) => RelationState::Diverged { items: diverged },
+            (None, 0, true) => RelationState::Synced {},
+            (None, 0, false) => RelationState::Copying {},
+        };
+        if movers == 0 && (record.mirrors() || !backlog.done) {
+            limited_by = "no mover is running: start `weir mover`".to_owned();
+        }
+        if backlog.done && !record.mirrors() {
+            limited_by = String::new();
+        }
+        let since = |at: Time| ((wall - at.nanos) / 1_000_000).max(0) as u64;
+        Ok(RelationInfo {
+            id,
+            volume: record.volume,
+            volume_name: backlog.volume_name,
+            url: record.url,
+            direction: record.direction,
+            evict: record.evict,
+            state,
+            lag_ms: backlog.oldest.map_or(0, since),
+            backlog_bytes: backlog.bytes,
+            backlog_names: backlog.names,
+            unseen_directories: backlog.unseen,
+            rate,
+            shipped_bytes: record.shipped_bytes,
+            shipped_names: record.shipped_names,
+            movers,
+            limited_by,
+            home_failure,
+            conflicts,
+            scan_age_ms: backlog.looked.map_or(0, since),
+        })
+    }
+
+    fn backlog(&self, id: RelationId, record: &RelationRecord) -> Result<Backlog> {
+        let mut backlog = Backlog::default();
+        self.kv.read(&mut |read| {
+            backlog = Backlog { volume_name: volume::load(read, record.volume)?.name, ..Backlog::default() };
+            let mut log_lag = 0;
+            if !record.mirrors() {
+                log_lag = log::last_number(read, record.volume)?.saturating_sub(record.ingested);
+            }
+            backlog.looked = listing::oldest_scan(read, id)?;
+            let count = |letter: u8| -> Result<u64> {
+                let (start, end) = keys::range_of_short(letter, id.0);
+                Ok(store::collect(read, &start, &end, COUNTED_MAX, |_, _| Ok(()))?.len() as u64)
+            };
+            backlog.unseen = count(b'B')? + count(b'l')?;
+            let (start, end) = keys::range_of_short(b'P', id.0);
+            store::collect(read, &start, &end, COUNTED_MAX, |_, value| {
+                let dirty = DirtyRange::from_value(value, || format!("dirty bytes of {id}"))?;
+                backlog.bytes += dirty.len;
+                backlog.note(dirty.since);
+                Ok(())
+            })?;
+            let (start, end) = keys::range_of_short(b'O', id.0);
+            store::collect(read, &start, &end, COUNTED_MAX, |_, value| {
+                backlog.names += 1;
+                backlog.note(tree::load_change(value, 0)?.at);
+                Ok(())
+            })?;
+            let (start, end) = keys::range_of_short(b'a', id.0);
+            backlog.conflicts = store::collect(read, &start, &end, CONFLICTS_SHOWN, |key, value| {
+                let ino = InodeId(store::number_of(key)?);
+                Ok((ino, ConflictRecord::from_value(value, || format!("conflicts of {id}"))?))
+            })?;
+            let any = backlog.names + backlog.unseen + log_lag > 0;
+            backlog.done = !any && backlog.bytes == 0 && backlog.oldest.is_none();
+            Ok(())
+        })?;
+        Ok(backlog)
+    }
+
+    fn show_conflicts(&self, id: RelationId, found: Vec<(InodeId, ConflictRecord)>) -> Result<Vec<Conflict>> {
+        let mut shown = Vec::new();
+        self.kv.read(&mut |read| {
+            shown.clear();
+            for (ino, record) in &found {
+                let path = Bytes::from(tree::path(read, id, *ino)?.unwrap_or_default());
+                let (diverged, why, at) = (record.diverged, record.why.clone(), record.at);
+                shown.push(Conflict { ino: *ino, path, diverged, why, at });
+            }
+            Ok(())
+        })?;
+        Ok(shown)
+    }
+}
+
+impl Leader {
+    /// Relations or cursors were added or removed.
+    pub(crate) fn relations_changed(&self) -> Result<(BTreeSet<VolumeId>, BTreeSet<VolumeId>)> {
+        let (mut ids, mut logged, mut mirrored) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        self.kv.read(&mut |read| {
+            ids = store::all_relations(read)?.iter().map(|(id, _)| *id).collect();
+            logged = changelog::logged(read)?;
+            mirrored = changelog::mirrored(read)?;
+            Ok(())
+        })?;
+        self.relations.lock().follow(&ids);
+        self.relations.changed.notify_one();
+        Ok((logged, mirrored))
+    }
+}

@@ -1,0 +1,276 @@
+//! Sessions as clients open, resume and close them, and what they return without an operation.
+use super::outcome::Outcome;
+use super::{Leader, State};
+use crate::keys::{self, Sequence};
+use crate::lease::Opens;
+use crate::namespace::{self, create::next_number};
+use crate::record::{Record, SessionRecord};
+use crate::session::{self, Session};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use weir_kv::CommitSeq;
+use weir_proto::meta::*;
+use weir_proto::volume::ReclaimReservations;
+use weir_proto::{Error, InodeId, NamespaceId, Result, SessionId};
+use weir_rpc::{Call, Connection, Reply};
+
+/// After a connection ended it is checked whether the client's process is gone.
+const END_DEAD_AFTER: [Duration; 4] = [
+    Duration::from_millis(1),
+    Duration::from_millis(20),
+    Duration::from_millis(200),
+    Duration::from_millis(2000),
+];
+
+/// Files and directories that a resume may name in all its parts.
+const HELD_IN_ALL_MAX: usize = 1 << 20;
+
+/// Different from those of any other namespace, so that a session from there is unknown here.
+fn session_id(namespace: NamespaceId, n: u64) -> Result<SessionId> {
+    let n = u32::try_from(n).map_err(|_| Error::no_space("all numbers of sessions are given"))?;
+    Ok(SessionId((u64::from(namespace.0) << 32) | u64::from(n)))
+}
+
+impl Leader {
+    pub fn session_open(
+        self: &Arc<Self>,
+        r: &SessionOpen,
+        connection: &Connection,
+    ) -> Result<(SessionOpened, CommitSeq)> {
+        let leader = self;
+        if r.namespace != leader.config.namespace {
+            return Err(Error::not_found(format!(
+                "namespace {} is not led here but {}",
+                r.namespace, leader.config.namespace
+            )));
+        }
+        let now = leader.env.clock.now();
+        let opened = Time { nanos: leader.env.clock.wall().0 };
+        let (client, process) = (r.client.clone(), r.process.clone());
+        let record = SessionRecord { client, opened, process };
+        let mut id = SessionId(0);
+        let mut state = leader.lock();
+        let seq = leader.kv.transact(&mut |txn| {
+            id = session_id(leader.config.namespace, next_number(txn, Sequence::Session)?)?;
+            txn.put(&keys::session(id), &record.to_value());
+            Ok(())
+        })?;
+        state.newest = state.newest.max(seq);
+        state
+            .sessions
+            .insert(id, Session::new(record.client, record.process, now, Some(connection.clone()), true));
+        state.withhold_leases(id, now);
+        tracing::info!(session = %id, client = r.client, "session opened");
+        let grace = state.grace_until.map_or(Duration::ZERO, |until| until.since(now));
+        let opened = SessionOpened {
+            session: id,
+            lease_ms: leader.config.lease_ms,
+            grace_ms: grace.as_millis() as u32,
+            opens_asked: leader.mount_at(&mut state, connection).is_some(),
+        };
+        Ok((opened, seq))
+    }
+
+    pub fn session_resume(
+        self: &Arc<Self>,
+        r: &SessionResume,
+        connection: &Connection,
+    ) -> Result<(SessionResumed, CommitSeq)> {
+        let leader = self;
+        let mut state = leader.lock();
+        let lease_ms = leader.config.lease_ms;
+        let session = state.session(r.session)?;
+        let Some(held) = name_held(session, r, connection.id())? else {
+            session.heard = leader.env.clock.now();
+            return Ok((SessionResumed { lost: Vec::new(), lease_ms }, CommitSeq(0)));
+        };
+        let known = session.resumed;
+        session.connection = Some(connection.clone());
+        session.heard = leader.env.clock.now();
+        session.applied = [0; SLOTS as usize];
+        session.moved.notify_waiters();
+        for ino in state.leases.inodes_of(r.session) {
+            if !held.contains_key(&ino) {
+                state.leases.set_opens(r.session, ino, Opens::default());
+                state.leases.lower(r.session, ino, LeaseKind::None);
+                state.leases.release_append_token(r.session, ino);
+                state.wake(ino);
+            }
+        }
+        let mut lost = Vec::new();
+        for lease in held.values() {
+            if !leader.take_up(&mut state, r.session, lease, known)? {
+                lost.push(lease.ino);
+            }
+        }
+        leader.housekeep(&mut state, r.session, &mut |cx| {
+            // A new session names the files that an earlier one had open: a nameless file must not be deleted
+            // with another opener.
+            let leases = cx.rules.leases;
+            let is_kept = |ino: &&InodeId| leases.is_orphan(**ino) && leases.is_open_by(r.session, **ino);
+            for ino in held.keys().filter(is_kept) {
+                cx.txn.put(&keys::held(*ino, r.session), &[]);
+            }
+            for ino in session::held_by(&*cx.txn, r.session)? {
+                if !cx.rules.leases.is_open_by(r.session, ino) {
+                    namespace::remove::release_orphan(cx, ino, r.session)?;
+                }
+            }
+            Ok(())
+        })?;
+        state.session(r.session)?.resumed = true;
+        state.end_grace_if_complete();
+        leader.relations.changed.notify_one(); // it searches for files that have no writer any more
+        Ok((SessionResumed { lost, lease_ms }, state.newest))
+    }
+
+    pub fn keep_alive(&self, r: &KeepAlive, connection: &Connection) -> Result<()> {
+        let mut state = self.lock();
+        let session = state.session(r.session)?;
+        session.heard = self.env.clock.now();
+        if session.saved != r.saved {
+            (session.saved, session.progress) = (r.saved, session.heard);
+        }
+        if session.connection.as_ref().is_none_or(|c| c.id() != connection.id()) {
+            session.connection = Some(connection.clone());
+            session.moved.notify_waiters();
+        }
+        Ok(())
+    }
+
+    /// A client that reads after the answer waits for that map.
+    pub fn note_map(self: &Arc<Self>, call: &Call) -> Outcome {
+        let (leader, r) = match call.decode::<NoteMap>() {
+            Ok(r) => (self.clone(), r),
+            Err(e) => return Outcome::refused(e),
+        };
+        let noted = move |leader: &Leader| {
+            leader.lock().session(r.session)?;
+            leader.note_written_under(r.map_version);
+            Ok(())
+        };
+        if r.map_version <= (leader.config.map_version)() {
+            return Outcome::now(noted(&leader));
+        }
+        // A number that no map has would keep all clients from reading.
+        Outcome::Waits(Box::pin(async move {
+            leader.wait_for_map(r.map_version).await?;
+            noted(&leader).map(|()| Reply::new(&()))
+        }))
+    }
+
+    pub fn is_of(&self, session: SessionId, connection: &Connection) -> bool {
+        let state = self.lock();
+        let on = state.sessions.get(&session).and_then(|s| s.connection.as_ref());
+        on.is_some_and(|on| on.id() == connection.id())
+    }
+
+    pub fn session_close(self: &Arc<Self>, r: &SessionClose) -> Result<CommitSeq> {
+        let mut state = self.lock();
+        self.end_session(&mut state, r.session, "closed by the client")?;
+        Ok(state.newest)
+    }
+
+    pub fn release(&self, r: &ReleaseLease) -> Result<()> {
+        let mut state = self.lock();
+        state.session(r.session)?.heard = self.env.clock.now();
+        if state.leases.lower(r.session, r.ino, r.keep) {
+            state.wake(r.ino);
+        }
+        Ok(())
+    }
+
+    pub fn reclaim_reservations(&self, r: &ReclaimReservations) -> Result<()> {
+        let mut state = self.lock();
+        state.session(r.session)?.heard = self.env.clock.now();
+        r.held.iter().for_each(|held| state.quotas.set(held.volume, r.session, held.bytes));
+        Ok(())
+    }
+
+    pub fn release_append_token(&self, r: &ReleaseAppendToken) -> Result<()> {
+        let mut state = self.lock();
+        state.session(r.session)?.heard = self.env.clock.now();
+        if state.leases.release_append_token(r.session, r.ino) {
+            state.wake(r.ino);
+        }
+        Ok(())
+    }
+}
+
+/// Adds the holdings that a part of a resume names; all of them, by inode, once the last part has arrived.
+fn name_held(
+    session: &mut Session,
+    r: &SessionResume,
+    on: u64,
+) -> Result<Option<BTreeMap<InodeId, HeldLease>>> {
+    if session.naming.0 != on {
+        session.naming = (on, Vec::new());
+    }
+    let named = &mut session.naming.1;
+    if named.len() + r.held.len() > HELD_IN_ALL_MAX {
+        *named = Vec::new();
+        return Err(Error::invalid(format!("more than {HELD_IN_ALL_MAX} leases and opens of one session")));
+    }
+    named.extend(r.held.iter().cloned());
+    Ok((!r.more).then(|| std::mem::take(named).into_iter().map(|h| (h.ino, h)).collect()))
+}
+
+impl Leader {
+    /// Restores a holding that a client names; false if it cannot keep the lease.
+    fn take_up(&self, state: &mut State, session: SessionId, lease: &HeldLease, known: bool) -> Result<bool> {
+        let mut inode = None;
+        let (mut exists, mut has_numbers) = (false, false);
+        self.kv.read(&mut |read| {
+            inode = namespace::find_inode(read, lease.ino)?;
+            exists = inode.is_some() || read.get(&keys::access(lease.ino))?.is_some();
+            has_numbers = namespace::births::find_block(read, session, lease.ino)?.is_some();
+            Ok(())
+        })?;
+        if !exists {
+            return Ok(false);
+        }
+        state.leases.set_opens(session, lease.ino, Opens { read: lease.open_read, write: lease.open_write });
+        // From before the restart, or it has it already: a lost token is not restored.
+        let append_token =
+            lease.append_token && (!known || state.leases.has_append_token(session, lease.ino));
+        if append_token {
+            state.leases.grant_append_token(session, lease.ino);
+        } else if state.leases.release_append_token(session, lease.ino) {
+            state.wake(lease.ino);
+        }
+        if inode.as_ref().is_some_and(|i| i.nlink == 0) {
+            state.leases.mark_orphan(lease.ino);
+        }
+        let had = state.leases.held(session, lease.ino);
+        let wanted = lease.kind;
+        if known || wanted == LeaseKind::None {
+            state.leases.lower(session, lease.ino, wanted);
+            state.wake(lease.ino);
+            return Ok(had >= wanted);
+        }
+        let kept = match (wanted, &inode) {
+            (LeaseKind::Write, Some(i)) if i.writer == session && i.token_epoch >= lease.token_epoch => {
+                state.leases.take_up_write(session, lease.ino)
+            }
+            // No other session gets the names of a directory during the grace period.
+            (LeaseKind::Write, None) if has_numbers => state.leases.take_up_names(session, lease.ino),
+            (LeaseKind::Read, _) => state.leases.acquire_read(session, lease.ino),
+            _ => LeaseKind::None,
+        };
+        Ok(kept >= wanted)
+    }
+}
+
+/// A killed process is gone a moment after its connections.
+pub async fn end_dead_sessions_soon(leader: Arc<Leader>) {
+    for pause in END_DEAD_AFTER {
+        leader.env.clock.sleep(pause).await;
+        let left = leader.end_dead_sessions(&mut leader.lock());
+        match left {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(e) => return leader.fail(&e.doing("end a session")),
+        }
+    }
+}

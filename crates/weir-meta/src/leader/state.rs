@@ -1,0 +1,235 @@
+//! The leader's state in memory, under one lock: leases, locks, sessions, quotas, and waiting operations.
+use super::config::MetaConfig;
+use crate::access::{Mounts, Told};
+use crate::lease::{ByInode, LeaseTable};
+use crate::lock::LockTable;
+use crate::namespace::{Snapshots, snapshot, volume};
+use crate::obstacle::{Obstacle, Obstacles};
+use crate::quotas::Quotas;
+use crate::recalls::Recalls;
+use crate::relation::changelog;
+use crate::session::{self, Session, Sessions, no_session};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::sync::futures::OwnedNotified;
+use weir_env::Instant;
+use weir_kv::{CommitSeq, SharedKv};
+use weir_proto::meta::{LeaseKind, Op};
+use weir_proto::{InodeId, Result, SessionId, VolumeId};
+
+/// After a revoke of a directory no client gets a lease on it for this time: clients that create files in it
+/// by turns would wait for a revoke each time. A revoke takes about 1 ms, so it costs them 2 % at most.
+const CONTENDED: Duration = Duration::from_millis(50);
+
+/// A getattr or lookup takes the Write lease of a file from its writer at most this often: otherwise a client
+/// that polls leaves the writer no time in which it writes alone, and nothing of its file could be evicted. A
+/// revoke and the grant after it take about 1 ms.
+const POLLS_APART: Duration = Duration::from_millis(5);
+
+/// A client that did not answer a revoke gets no leases for this time: it reads and writes directly, and
+/// others wait for it no more.
+const MISTRUSTED_FOR: Duration = Duration::from_secs(60);
+
+/// Such clients that are remembered.
+const MISTRUSTED_MAX: usize = 4096;
+
+/// Contended inodes that are remembered.
+const CONTENDED_MAX: usize = 4096;
+
+pub struct State {
+    pub leases: LeaseTable,
+    pub locks: LockTable,
+    pub quotas: Quotas,
+    pub recalls: Recalls,
+    pub sessions: Sessions,
+    pub mounts: Mounts,
+    /// Until then sessions from before the restart may return.
+    pub grace_until: Option<Instant>,
+    /// When this node started, or last resumed after a stall.
+    pub stood_still_until: Instant,
+    /// When this node last looked for silent sessions.
+    pub looked: Instant,
+    /// The last time at which clients may have been unable to save.
+    pub no_data_taken: Instant,
+    /// Clients that did not answer a revoke, with the time until which they get no leases.
+    mistrusted: BTreeMap<String, Instant>,
+    /// The newest commit of this leader; no reply shows a newer one.
+    pub newest: CommitSeq,
+    /// Sessions that have ended while they may have been writing.
+    pub(super) deaths: u64,
+    /// Volumes with a changelog.
+    pub logged: BTreeSet<VolumeId>,
+    /// Volumes that mirror a home.
+    pub mirrored: BTreeSet<VolumeId>,
+    pub snapshots: Snapshots,
+    /// The volume of which a snapshot is being taken, and its topmost directory.
+    pub snapshotting: Option<(VolumeId, InodeId)>,
+    pub(super) grace_over: Arc<Notify>,
+    /// Operations wait here for leases on an inode. An entry exists while one does.
+    waiters: ByInode<Arc<Notify>>,
+    /// Directories that clients change by turns, with the time until which no client gets a lease on them.
+    pub(super) contended: ByInode<Instant>,
+    /// Files whose writer was revoked by a getattr or lookup, with the last time of that.
+    looked_at: ByInode<Instant>,
+    pub(super) obstacles: Obstacles,
+}
+
+impl State {
+    /// The state of a leader that starts now.
+    pub fn load(kv: &SharedKv, config: &MetaConfig, newest: CommitSeq, now: Instant) -> Result<State> {
+        let (mut sessions, mut deaths, mut quotas) = (Sessions::new(), 0, Quotas::default());
+        let (mut logged, mut mirrored) = (BTreeSet::new(), BTreeSet::new());
+        let mut snapshots = Snapshots::new();
+        kv.read(&mut |read| {
+            sessions = session::load(read, now)?;
+            quotas = volume::load_quotas(read)?;
+            deaths = session::deaths(read)?;
+            logged = changelog::logged(read)?;
+            mirrored = changelog::mirrored(read)?;
+            snapshots = snapshot::load_all(read)?;
+            Ok(())
+        })?;
+        let term = Duration::from_millis(config.lease_ms.into());
+        Ok(State {
+            leases: LeaseTable::new((config.map_version)()),
+            locks: LockTable::default(),
+            quotas,
+            recalls: Recalls::default(),
+            mounts: Mounts::new(Told::new(config.refused.clone())),
+            grace_until: (!sessions.is_empty())
+                .then(|| config.led_until.map_or(now, |led| led.min(now)) + term),
+            stood_still_until: now,
+            looked: now,
+            no_data_taken: now,
+            mistrusted: BTreeMap::new(),
+            sessions,
+            newest,
+            deaths,
+            logged,
+            mirrored,
+            snapshots,
+            snapshotting: None,
+            grace_over: Arc::default(),
+            waiters: ByInode::default(),
+            contended: ByInode::default(),
+            looked_at: ByInode::default(),
+            obstacles: Obstacles::default(),
+        })
+    }
+
+    pub(super) fn unpark(&mut self, parked: &mut Vec<InodeId>) {
+        for ino in parked.drain(..) {
+            self.leases.unpark(ino);
+            if !self.leases.is_awaited(ino) {
+                self.waiters.remove(&ino);
+            }
+        }
+    }
+    /// Ends a wait.
+    pub fn give_up(&mut self, parked: &mut Vec<InodeId>) {
+        self.unpark(parked);
+    }
+
+    pub fn park(&mut self, obstacles: &Obstacles, parked: &mut Vec<InodeId>) -> OwnedNotified {
+        for ino in obstacles.iter().map(Obstacle::ino) {
+            if !parked.contains(&ino) {
+                parked.push(ino);
+                self.leases.park(ino);
+            }
+        }
+        // One of them is enough: when it is gone the others are checked again.
+        let first = obstacles.first().expect("an operation waits for something").ino();
+        self.waiters.entry(first).or_default().clone().notified_owned()
+    }
+
+    pub(super) fn note_contended(&mut self, obstacles: &Obstacles, now: Instant) {
+        if self.contended.len() >= CONTENDED_MAX {
+            self.contended.clear();
+        }
+        for conflict in obstacles.leases().filter(|c| c.ask && c.keep == LeaseKind::None) {
+            self.contended.insert(conflict.ino, now + CONTENDED);
+        }
+    }
+
+    /// The delay of a revoke for a getattr or lookup. It counts as made then.
+    pub fn pause_before_poll(&mut self, ino: InodeId, now: Instant) -> Duration {
+        if self.looked_at.len() >= CONTENDED_MAX {
+            self.looked_at.clear();
+        }
+        let at = self.looked_at.get(&ino).map_or(now, |last| now.max(*last + POLLS_APART));
+        self.looked_at.insert(ino, at);
+        at.since(now)
+    }
+
+    /// When a client under revoke last made progress; `None`: the session is over.
+    pub fn got_on(&self, session: SessionId, began: Instant) -> Option<Instant> {
+        let progress = self.sessions.get(&session)?.progress;
+        Some(began.max(progress).max(self.stood_still_until).max(self.no_data_taken))
+    }
+
+    /// A client did not answer a revoke: others must not wait for it again, inode by inode.
+    pub fn mistrust(&mut self, client: &str, now: Instant) {
+        self.mistrusted.retain(|_, until| *until > now);
+        if self.mistrusted.len() < MISTRUSTED_MAX {
+            self.mistrusted.insert(client.to_owned(), now + MISTRUSTED_FOR);
+        }
+    }
+    /// Grants a new session of such a client no leases for now.
+    pub fn withhold_leases(&mut self, id: SessionId, now: Instant) {
+        let of = self.sessions.get(&id).map(|s| s.client.as_str()).unwrap_or_default();
+        if self.mistrusted.get(of).is_some_and(|until| *until > now) {
+            self.leases.withhold(id, true);
+        }
+    }
+    /// Ends that when its time is over.
+    pub fn trust_again(&mut self, now: Instant) {
+        self.mistrusted.retain(|_, until| *until > now);
+        for (id, session) in &self.sessions {
+            if !self.mistrusted.contains_key(&session.client) {
+                self.leases.withhold(*id, false);
+            }
+        }
+    }
+
+    /// A lease was returned that operations may wait for.
+    pub fn wake(&mut self, ino: InodeId) {
+        if let Some(waiters) = self.waiters.get(&ino) {
+            waiters.notify_waiters();
+        }
+    }
+
+    /// Whether this is the first time since the session's last resume that the change takes effect here.
+    pub(super) fn note_applied(&mut self, op: &Op) -> bool {
+        let Some(session) = self.sessions.get_mut(&op.session) else { return false };
+        let applied = &mut session.applied[op.slot as usize];
+        std::mem::replace(applied, op.seq) != op.seq
+    }
+
+    /// This node stalled until now: silence was not the clients' fault.
+    pub fn stood_still(&mut self, now: Instant, term: Duration) {
+        self.stood_still_until = now;
+        self.sessions.values_mut().for_each(|s| s.heard = now);
+        if let Some(until) = &mut self.grace_until {
+            *until = now + term;
+        }
+    }
+
+    /// Whether a session was silent for a lease term, for another reason than a stall of this node.
+    pub fn is_silent(&self, id: SessionId, now: Instant, term: Duration) -> bool {
+        let awake = now.since(self.looked) <= term / 2;
+        awake && self.sessions.get(&id).is_some_and(|s| s.resumed && now.since(s.heard) > term)
+    }
+
+    pub fn end_grace_if_complete(&mut self) {
+        if self.grace_until.is_some() && self.sessions.values().all(|s| s.resumed) {
+            self.grace_until = None;
+            self.grace_over.notify_waiters();
+        }
+    }
+
+    pub fn session(&mut self, id: SessionId) -> Result<&mut Session> {
+        self.sessions.get_mut(&id).ok_or_else(|| no_session(id))
+    }
+}

@@ -1,0 +1,56 @@
+//! Steps of the leader's own jobs: each is one bounded transaction, made as soon as no client's lease
+//! obstacles.
+use super::{Leader, NOBODY};
+use crate::namespace::Cx;
+use crate::obstacle::Obstacles;
+use std::sync::Arc;
+use std::time::Duration;
+use weir_proto::{InodeId, Result};
+
+/// A client that does not return a revoked lease loses its session in time: then it is checked again.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+
+impl Leader {
+    /// A change of the leader itself, as soon as no client's lease obstacles.
+    pub async fn step<T: Default>(
+        self: &Arc<Self>,
+        change: &mut (dyn FnMut(&mut Cx<'_>) -> Result<T> + Send),
+    ) -> Result<T> {
+        let mut parked = Parked { leader: self, inodes: Vec::new() };
+        loop {
+            let (mut done, mut obstacles) = (T::default(), Obstacles::default());
+            let (step, wait, newest) = {
+                let mut state = self.lock();
+                state.give_up(&mut parked.inodes);
+                let step = self.housekeep_asking(&mut state, NOBODY, &mut obstacles, &mut |cx| {
+                    done = change(cx)?;
+                    Ok(())
+                });
+                let wait = (!obstacles.is_empty()).then(|| state.park(&obstacles, &mut parked.inodes));
+                (step, wait, state.newest)
+            };
+            let Some(wait) = wait else {
+                step?;
+                // Few changes are not durable, and callers that wait for the journal come in between.
+                self.durable(newest).await?;
+                return Ok(done);
+            };
+            self.revoke(obstacles);
+            let _ = self.env.clock.timeout(RETRY_PAUSE, wait).await; // checks again either way
+        }
+    }
+}
+
+/// Inodes on which no lease is granted; unparked when this is dropped.
+struct Parked<'a> {
+    leader: &'a Leader,
+    inodes: Vec<InodeId>,
+}
+
+impl Drop for Parked<'_> {
+    fn drop(&mut self) {
+        if !self.inodes.is_empty() {
+            self.leader.lock().give_up(&mut self.inodes);
+        }
+    }
+}

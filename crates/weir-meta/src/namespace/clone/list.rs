@@ -1,0 +1,328 @@
+//! Makes a clone, and enumerates its directories: names, inodes and layers from the snapshot.
+use super::super::charge::Charge;
+use super::super::evicted::{self, evictable};
+use super::super::layers;
+use super::super::objects::OBJECT_BIT;
+use super::super::open::next_truncation;
+use super::super::snapshot_view::SnapshotView;
+use super::super::*;
+use super::{ITSELF, find};
+use crate::keys::Sequence;
+use crate::namespace::create::next_number;
+use crate::record::{CloneRecord, EvictedRange, LayerRecord, Listed, NotEnumeratedRecord};
+use bytes::Bytes;
+use weir_kv::Scan;
+use weir_proto::meta::Layers;
+use weir_proto::volume::{Volume, VolumeClone};
+
+/// Entries that one step creates.
+const LISTED_AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
+
+pub fn create(cx: &mut Cx<'_>, r: &VolumeClone) -> Result<Volume> {
+    let source = volume::load_as_admin(cx.read(), &r.new.cred, r.source)?;
+    let (number, snapshot) = snapshot::named(cx.read(), r.source, &r.snapshot)?;
+    if snapshot.evicted > 0 {
+        return Err(Error::unsupported(format!(
+            "{} bytes of volume {:?} were at home only when snapshot {:?} was taken: a clone has no home. Bring them back \
+             (`weir relation prefetch`), and clone it then",
+            snapshot.evicted, source.name, r.snapshot
+        )));
+    }
+    let made = volume::change::create(cx, &r.new)?;
+    let (root, clone) = (made.root, made.id);
+    let (then, tally) = {
+        let snapshot_view = SnapshotView::new(cx.read(), cx.rules.snapshots, number)?;
+        (load_access(&snapshot_view, source.root)?, load_tally(&snapshot_view, source.root)?)
+    };
+    for (name, value) in xattrs_then(cx, number, source.root)? {
+        cx.txn.put(&keys::xattr(root, &name), &value);
+    }
+    let access = load_access(cx.read(), root)?;
+    cx.put_access(root, &Access { mode: then.mode | NOT_ENUMERATED, uid: then.uid, gid: then.gid, ..access });
+    let now = load_tally(cx.read(), root)?;
+    cx.put_tally(root, &Tally { mtime: tally.mtime, ..now });
+    let record = CloneRecord { source: r.source, snapshot: number, own: r.own, listed: false };
+    cx.txn.put(&keys::clone(clone, ITSELF), &record.to_value());
+    let not_enumerated = NotEnumeratedRecord { source: source.root, after: 0 };
+    cx.txn.put(&keys::clone(clone, root), &not_enumerated.to_value());
+    cx.events.snapshots = true;
+    Ok(made)
+}
+
+fn xattrs_then(cx: &Cx<'_>, snapshot: u32, ino: InodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    xattrs_of(&SnapshotView::new(cx.read(), cx.rules.snapshots, snapshot)?, ino)
+}
+
+fn xattrs_of(snapshot_view: &SnapshotView<'_>, ino: InodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let (mut found, (start, end)) = (Vec::new(), keys::range_of(b'X', ino.0));
+    snapshot_view.scan(&start, &end, &mut |key, value| {
+        found.push((keys::xattr_name(key).to_vec(), value.to_vec()));
+        Scan::More
+    })?;
+    Ok(found)
+}
+
+/// An entry of a directory in the snapshot.
+struct Found {
+    name: Bytes,
+    ino: InodeId,
+    cookie: u64,
+    kind: FileKind,
+    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    what: What,
+}
+
+enum What {
+    Directory(Access, Tally),
+    File { inode: Inode, inline: Option<Vec<u8>>, layers: Vec<(u64, LayerRecord)>, recover: bool },
+}
+
+/// The progress of a directory's enumeration.
+#[derive(Default)]
+pub enum Listing {
+    #[default]
+    All,
+    Some,
+    /// Up to this file: a writer of it died, and its leftovers are decided before the file is shared.
+    WaitsFor(InodeId),
+}
+
+/// Enumerates a part of a directory.
+pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Result<Listing> {
+    let Some(record) = find(cx.read(), clone)? else { return Ok(Listing::All) };
+    let Some(value) = cx.txn.get(&keys::clone(clone, dir))? else { return Ok(Listing::All) };
+    let not_enumerated = NotEnumeratedRecord::from_value(&value, || format!("what directory {dir} is like"))?;
+    let Some(mut access) = find_access(cx.read(), dir)? else {
+        cx.txn.delete(&keys::clone(clone, dir));
+        return Ok(Listing::All);
+    };
+    let (found, mut listing) = {
+        let snapshot_view = SnapshotView::new(cx.read(), cx.rules.snapshots, record.snapshot)?;
+        read_some(cx, &snapshot_view, not_enumerated.source, not_enumerated.after)?
+    };
+    cx.need(dir, Need::Change);
+    cx.clear()?;
+    let mut tally = load_tally(cx.read(), dir)?;
+    let (mtime, ctime) = (tally.mtime, tally.ctime);
+    let mut charge = Charge::default();
+    let mut after = not_enumerated.after;
+    for entry in found {
+        if matches!(entry.what, What::File { recover: true, .. }) {
+            listing = Listing::WaitsFor(entry.ino);
+            break;
+        }
+        after = entry.cookie;
+        let added = make_one(cx, (clone, dir), &mut tally, entry)?;
+        charge.bytes += added.bytes;
+        charge.files += added.files;
+        charge.directories += added.directories;
+    }
+    (tally.mtime, tally.ctime) = (mtime, ctime);
+    cx.put_tally(dir, &tally);
+    cx.charge(dir, charge)?;
+    if matches!(listing, Listing::All) {
+        access.mode &= !NOT_ENUMERATED;
+        cx.put_access(dir, &access);
+        cx.txn.delete(&keys::clone(clone, dir));
+    } else {
+        cx.txn.put(&keys::clone(clone, dir), &NotEnumeratedRecord { after, ..not_enumerated }.to_value());
+    }
+    Ok(listing)
+}
+
+fn read_some(
+    cx: &Cx<'_>,
+    snapshot_view: &SnapshotView<'_>,
+    dir: InodeId,
+    after: u64,
+) -> Result<(Vec<Found>, Listing)> {
+    let tally = load_tally(snapshot_view, dir)?;
+    let trash = trash::of(cx.read(), snapshot_view.volume())?;
+    let (mut names, mut listing, mut bad) = (Vec::new(), Listing::All, None);
+    let (start, stop) = (keys::listed(dir, after + 1), keys::listed(dir, tally.next_cookie));
+    if after + 1 < tally.next_cookie {
+        snapshot_view.scan(&start, &stop, &mut |key, value| {
+            if names.len() == LISTED_AT_ONCE {
+                listing = Listing::Some;
+                return Scan::Stop;
+            }
+            match Listed::from_value(value, || format!("an entry of directory {dir}")) {
+                Ok(listed) => names.push((keys::cookie_of(key).unwrap_or(u64::MAX), listed)),
+                Err(e) => bad = Some(e),
+            }
+            if bad.is_none() { Scan::More } else { Scan::Stop }
+        })?;
+    }
+    if let Some(e) = bad {
+        return Err(e);
+    }
+    let mut found = Vec::new();
+    for (cookie, Listed { ino, kind, name }) in names {
+        if snapshot_view.is_shown(ino, kind) && trash != Some(ino) {
+            let (xattrs, what) = (xattrs_of(snapshot_view, ino)?, look(cx, snapshot_view, ino, kind)?);
+            found.push(Found { name, ino, cookie, kind, xattrs, what });
+        }
+    }
+    Ok((found, listing))
+}
+
+fn look(cx: &Cx<'_>, snapshot_view: &SnapshotView<'_>, ino: InodeId, kind: FileKind) -> Result<What> {
+    if kind == FileKind::Directory {
+        return Ok(What::Directory(load_access(snapshot_view, ino)?, load_tally(snapshot_view, ino)?));
+    }
+    let inode = load_file(snapshot_view, ino)?;
+    let inline = snapshot_view.get(&keys::data(ino))?;
+    let layers =
+        if inode.layered() > 0 { layers::ranges(snapshot_view, ino, 0, usize::MAX)? } else { Vec::new() };
+    let recover = match find_inode(cx.read(), ino)? {
+        Some(now) => now.object(ino) == inode.object(ino) && cx.rules.must_recover(ino, &now),
+        None => false,
+    };
+    Ok(What::File { inode, inline, layers, recover })
+}
+
+/// Creates one entry; returns its addition to the usage.
+fn make_one(
+    cx: &mut Cx<'_>,
+    (clone, dir): (VolumeId, InodeId),
+    tally: &mut Tally,
+    entry: Found,
+) -> Result<Charge> {
+    let Found { name, ino: source, kind, xattrs, what, .. } = entry;
+    if let What::File { inode, .. } = &what
+        && inode.nlink > 1
+        && let Some(known) = known_file(cx, clone, source)?
+    {
+        link(cx, dir, tally, &name, known)?;
+        return Ok(Charge::default());
+    }
+    let ino = cx.next_ino(tally)?;
+    cx.insert_name(dir, tally, &name, ino, kind);
+    let charge = match what {
+        What::Directory(access, then) => {
+            make_directory(cx, (clone, dir), (ino, source), (access, then, tally.next_cookie - 1))?;
+            Charge { directories: 1, ..Charge::default() }
+        }
+        What::File { inode, inline, layers, .. } => {
+            if inode.nlink > 1 {
+                cx.txn.put(&keys::clone_file(clone, source), &ino.0.to_le_bytes());
+            }
+            make_file(cx, (dir, tally.next_cookie - 1), (ino, source), inode, inline, layers)?
+        }
+    };
+    for (name, value) in xattrs {
+        cx.txn.put(&keys::xattr(ino, &name), &value);
+    }
+    Ok(charge)
+}
+
+fn known_file(cx: &Cx<'_>, clone: VolumeId, source: InodeId) -> Result<Option<(InodeId, Inode)>> {
+    let value = cx.txn.get(&keys::clone_file(clone, source))?.and_then(|v| <[u8; 8]>::try_from(v).ok());
+    let Some(ino) = value.map(|v| InodeId(u64::from_le_bytes(v))) else { return Ok(None) };
+    // A file that was removed in the clone meanwhile has no other name.
+    Ok(find_inode(cx.read(), ino)?.filter(|inode| inode.nlink > 0).map(|inode| (ino, inode)))
+}
+
+fn link(
+    cx: &mut Cx<'_>,
+    dir: InodeId,
+    tally: &mut Tally,
+    name: &[u8],
+    (ino, mut inode): (InodeId, Inode),
+) -> Result<()> {
+    cx.need(ino, Need::Change);
+    cx.clear()?;
+    inode.nlink += 1;
+    cx.insert_name(dir, tally, name, ino, inode.kind);
+    cx.txn.put(&keys::link(ino, dir, name), &[]);
+    cx.put_inode(ino, &inode);
+    Ok(())
+}
+
+fn make_directory(
+    cx: &mut Cx<'_>,
+    (clone, parent): (VolumeId, InodeId),
+    (ino, source): (InodeId, InodeId),
+    (access, then, cookie): (Access, Tally, u64),
+) -> Result<()> {
+    let mode = access.mode | NOT_ENUMERATED;
+    cx.put_access(ino, &Access { mode, parent, volume: clone, cookie, ..access });
+    let serial = next_number(cx.txn, Sequence::DirectorySerial)?;
+    let (entries, subdirectories, next_n, next_cookie) = (0, 0, 0, 1);
+    cx.put_tally(ino, &Tally { entries, subdirectories, serial, next_n, next_cookie, ..then });
+    cx.txn.put(&keys::clone(clone, ino), &NotEnumeratedRecord { source, after: 0 }.to_value());
+    Ok(())
+}
+
+fn make_file(
+    cx: &mut Cx<'_>,
+    (parent, cookie): (InodeId, u64),
+    (ino, source): (InodeId, InodeId),
+    then: Inode,
+    inline: Option<Vec<u8>>,
+    known: Vec<(u64, LayerRecord)>,
+) -> Result<Charge> {
+    if then.evicted > 0 {
+        return Err(Error::unsupported(format!("inode {source} has bytes that are at home only")));
+    }
+    let mut inode = Inode {
+        nlink: 1,
+        parent,
+        cookie,
+        token_epoch: 0,
+        writer: SessionId(0),
+        dirty: false,
+        recover: false,
+        shared_at: None,
+        pinned: false,
+        layers: None,
+        data_end: 0,
+        ..then.clone()
+    };
+    cx.put_inode(ino, &inode);
+    match inline {
+        Some(inline) => cx.txn.put(&keys::data(ino), &inline),
+        None => {
+            let bytes = share(cx, (ino, source), &then, known)?;
+            if bytes > 0 {
+                inode.layers = Some(Layers { object: ino, bytes });
+                inode.data_end = inode.size;
+                cx.put_inode(ino, &inode);
+            }
+        }
+    }
+    Ok(Charge::file(&inode))
+}
+
+/// All bytes of a file are in the snapshot's objects. Returns their number.
+fn share(
+    cx: &mut Cx<'_>,
+    (ino, source): (InodeId, InodeId),
+    then: &Inode,
+    known: Vec<(u64, LayerRecord)>,
+) -> Result<u64> {
+    let (mut bytes, mut elsewhere) = (0, Vec::new());
+    for (from, layer) in known {
+        cx.txn.put(&keys::layer(ino, from), &LayerRecord { handed: 0, ..layer }.to_value());
+        bytes += layer.to - from;
+        elsewhere.push(evicted::Found { from, range: EvictedRange { to: layer.to, handed: 0 } });
+    }
+    let Some(layout) = then.layout.filter(|_| then.may_have_cells()) else { return Ok(bytes) };
+    let object = then.object(source);
+    let fence = if then.dirty { next_truncation(then.token_epoch) } else { 0 };
+    let (first_pg, pg_count) = (layout.first_pg, layout.pg_count);
+    let mut any = false;
+    for gap in evictable(&layout, then.size, (0, then.size), &elsewhere) {
+        let layer = LayerRecord { to: gap.to, object, handed: 0, fence, first_pg, pg_count };
+        cx.txn.put(&keys::layer(ino, gap.from), &layer.to_value());
+        bytes += gap.to - gap.from;
+        any = true;
+    }
+    if any && find_inode(cx.read(), source)?.is_some_and(|now| now.object(source) == object) {
+        if object.0 & OBJECT_BIT != 0 {
+            cx.txn.put(&keys::owner(object), &source.0.to_le_bytes());
+        }
+        cx.outlive_fence(source, object, fence)?;
+    }
+    Ok(bytes)
+}

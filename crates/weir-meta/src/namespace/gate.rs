@@ -1,0 +1,145 @@
+//! Gates: an operation of a client gets a directory or a file to change only here, where everything is
+//! checked that such a change requires.
+//!
+//! A directory: [`SearchableDir`] may be searched by the user; [`ChangeableDir`] may be changed, is in a
+//! volume that does not mirror a home, and all its names are known; [`OwnDir`] has no other session's lease.
+//! A file: [`WritableFile`] belongs to no snapshot, and its writer is recorded. The fields are private, so an
+//! operation cannot make one by itself.
+use super::cx::{Cx, require_listed};
+use super::permission::{SEARCH, WRITE, require};
+use super::records::{find_link, load_access, load_link};
+use crate::lease::Need;
+use crate::record::{Access, Inode, Link};
+use weir_proto::meta::Cred;
+use weir_proto::{InodeId, Result};
+
+/// A directory in which a user may search.
+pub(super) struct SearchableDir<'a> {
+    ino: InodeId,
+    access: Access,
+    cred: &'a Cred,
+}
+
+/// A directory in which a user may make files; its names need not be known.
+pub(super) struct WritableDir {
+    ino: InodeId,
+    access: Access,
+}
+
+/// A directory whose names a user may change.
+pub(super) struct ChangeableDir {
+    ino: InodeId,
+    access: Access,
+}
+
+/// A directory whose names this operation changes: no other session has a lease on it.
+pub(super) struct OwnDir {
+    ino: InodeId,
+    access: Access,
+}
+
+/// A file whose data this session may change from now on.
+pub(super) struct WritableFile {
+    inode: Inode,
+    changed: bool,
+}
+
+impl Cx<'_> {
+    pub(super) fn dir_to_search<'a>(&self, cred: &'a Cred, dir: InodeId) -> Result<SearchableDir<'a>> {
+        let access = load_access(self.read(), dir)?;
+        require(self.read(), cred, &access, dir, SEARCH)?;
+        Ok(SearchableDir { ino: dir, access, cred })
+    }
+
+    pub(super) fn dir_to_write(&self, cred: &Cred, dir: InodeId) -> Result<WritableDir> {
+        WritableDir::of(self, cred, dir, load_access(self.read(), dir)?)
+    }
+
+    /// Waits for a snapshot of its volume, leaves those that hold its object, and records the writer.
+    pub(super) fn file_to_write(&mut self, ino: InodeId, mut inode: Inode) -> Result<WritableFile> {
+        self.wait_for_snapshot(ino, &inode)?;
+        let changed = self.leave_snapshots(ino, &mut inode)? | self.begin_writing(ino, &mut inode)?;
+        Ok(WritableFile { inode, changed })
+    }
+}
+
+impl SearchableDir<'_> {
+    /// An entry; `None`: it is not known here.
+    pub fn find(&self, cx: &Cx<'_>, name: &[u8]) -> Result<Option<Link>> {
+        find_link(cx.read(), self.ino, name)
+    }
+    /// An entry that must exist.
+    pub fn load(&self, cx: &Cx<'_>, name: &[u8]) -> Result<Link> {
+        load_link(cx.read(), self.ino, name)
+    }
+    /// Fails unless all its names are known.
+    pub fn require_listed(&self, cx: &mut Cx<'_>) -> Result<()> {
+        require_listed(cx.obstacles, self.ino, &self.access)
+    }
+    pub fn for_change(self, cx: &mut Cx<'_>) -> Result<ChangeableDir> {
+        WritableDir::of(cx, self.cred, self.ino, self.access)?.for_change(cx)
+    }
+}
+
+impl WritableDir {
+    fn of(cx: &Cx<'_>, cred: &Cred, ino: InodeId, access: Access) -> Result<WritableDir> {
+        require(cx.read(), cred, &access, ino, WRITE | SEARCH)?;
+        cx.require_own(access.volume)?;
+        Ok(WritableDir { ino, access })
+    }
+    pub fn for_change(self, cx: &mut Cx<'_>) -> Result<ChangeableDir> {
+        require_listed(cx.obstacles, self.ino, &self.access)?;
+        Ok(ChangeableDir { ino: self.ino, access: self.access })
+    }
+    /// For a file without a name: the directory does not change, so no lease on it conflicts.
+    pub fn for_nameless(self) -> (InodeId, Access) {
+        (self.ino, self.access)
+    }
+}
+
+impl ChangeableDir {
+    pub fn access(&self) -> &Access {
+        &self.access
+    }
+    /// Revokes the leases on it and on `others`.
+    pub fn revoke(self, cx: &mut Cx<'_>, others: &[InodeId]) -> Result<OwnDir> {
+        cx.need(self.ino, Need::Change);
+        others.iter().for_each(|ino| cx.need(*ino, Need::Change));
+        cx.clear()?;
+        Ok(OwnDir { ino: self.ino, access: self.access })
+    }
+    /// The session has the names of the directory to itself already.
+    pub fn held(self) -> OwnDir {
+        OwnDir { ino: self.ino, access: self.access }
+    }
+}
+
+/// Revokes the leases on two directories and on `others`, all at once.
+pub(super) fn revoke_both(
+    cx: &mut Cx<'_>,
+    (one, other): (ChangeableDir, ChangeableDir),
+    others: &[InodeId],
+) -> Result<(OwnDir, OwnDir)> {
+    cx.need(one.ino, Need::Change);
+    let other = other.revoke(cx, others)?;
+    Ok((one.held(), other))
+}
+
+impl OwnDir {
+    pub fn ino(&self) -> InodeId {
+        self.ino
+    }
+    pub fn access(&self) -> &Access {
+        &self.access
+    }
+    pub fn into_access(self) -> Access {
+        self.access
+    }
+}
+
+impl WritableFile {
+    /// The inode, and whether its record has changed.
+    pub fn into_inode(self) -> (Inode, bool) {
+        (self.inode, self.changed)
+    }
+}

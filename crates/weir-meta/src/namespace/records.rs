@@ -1,0 +1,73 @@
+//! Records of inodes, directories and names: loading them, and the errors if they are missing.
+use crate::keys;
+use crate::record::{Access, Inode, Link, Record, Tally, directory_attr};
+use weir_kv::Read;
+use weir_proto::meta::{Attr, FileKind, NAME_MAX};
+use weir_proto::{Error, InodeId, NameRule, Result};
+
+pub fn find_inode(read: &dyn Read, ino: InodeId) -> Result<Option<Inode>> {
+    let value = read.get(&keys::inode(ino))?;
+    value.map(|v| Inode::from_value(&v, || format!("inode {ino}"))).transpose()
+}
+
+/// A file that must exist and must not be a directory.
+pub(super) fn load_file(read: &dyn Read, ino: InodeId) -> Result<Inode> {
+    if let Some(inode) = find_inode(read, ino)? {
+        return Ok(inode);
+    }
+    match find_access(read, ino)? {
+        Some(_) => Err(Error::name(NameRule::IsDirectory, format!("inode {ino} is a directory"))),
+        None => Err(stale(ino)),
+    }
+}
+
+pub(super) fn find_access(read: &dyn Read, dir: InodeId) -> Result<Option<Access>> {
+    let value = read.get(&keys::access(dir))?;
+    value.map(|v| Access::from_value(&v, || format!("directory {dir}"))).transpose()
+}
+
+/// A directory that must exist.
+pub(super) fn load_access(read: &dyn Read, dir: InodeId) -> Result<Access> {
+    if let Some(access) = find_access(read, dir)? {
+        return Ok(access);
+    }
+    match find_inode(read, dir)? {
+        Some(_) => Err(Error::name(NameRule::NotDirectory, format!("inode {dir} is not a directory"))),
+        None => Err(stale(dir)),
+    }
+}
+
+pub(super) fn load_tally(read: &dyn Read, dir: InodeId) -> Result<Tally> {
+    let value = read.get(&keys::tally(dir))?.ok_or_else(|| stale(dir))?;
+    Tally::from_value(&value, || format!("the counts of directory {dir}"))
+}
+
+pub fn find_link(read: &dyn Read, dir: InodeId, name: &[u8]) -> Result<Option<Link>> {
+    let value = read.get(&keys::name(dir, name))?;
+    value.map(|v| Link::from_value(&v, || format!("{:?} in directory {dir}", show(name)))).transpose()
+}
+
+pub(super) fn load_link(read: &dyn Read, dir: InodeId, name: &[u8]) -> Result<Link> {
+    find_link(read, dir, name)?
+        .ok_or_else(|| Error::not_found(format!("{:?} is not in directory {dir}", show(name))))
+}
+
+pub(super) fn directory(read: &dyn Read, dir: InodeId) -> Result<Attr> {
+    Ok(directory_attr(dir, &load_access(read, dir)?, &load_tally(read, dir)?))
+}
+
+/// Owner, group and mode of an inode of a kind known from its name.
+pub(super) fn owner_of(read: &dyn Read, ino: InodeId, kind: FileKind) -> Result<(u32, u32, u32)> {
+    if kind == FileKind::Directory {
+        return load_access(read, ino).map(|a| (a.uid, a.gid, a.mode));
+    }
+    load_file(read, ino).map(|i| (i.uid, i.gid, i.mode))
+}
+
+pub(super) fn stale(ino: InodeId) -> Error {
+    Error::stale(format!("inode {ino} does not exist (any more)"))
+}
+
+pub(super) fn show(name: &[u8]) -> String {
+    String::from_utf8_lossy(&name[..name.len().min(NAME_MAX)]).into_owned()
+}

@@ -1,0 +1,251 @@
+//! Creates, changes and deletes volumes.
+use super::super::usage::is_within;
+use super::super::*;
+use super::show::shown;
+use super::{check_free, load_live, require_admin, require_superuser};
+use crate::keys::Sequence;
+use crate::namespace::create::next_number;
+use crate::quotas;
+use crate::record::VolumeRecord;
+use weir_kv::Scan;
+use weir_proto::meta::Mkdir;
+use weir_proto::volume::{
+    ADMINS_MAX, Quota, Retention, VOLUME_PATH_MAX, Volume, VolumeChange, VolumeCreate, VolumeDelete,
+};
+
+fn check_admins(admins: &[u32]) -> Result<()> {
+    match admins.len() {
+        0..=ADMINS_MAX => Ok(()),
+        n => Err(Error::invalid(format!("{n} administrators: a volume has at most {ADMINS_MAX}"))),
+    }
+}
+
+fn check_quota(quota: &Quota) -> Result<()> {
+    for (what, soft, hard) in
+        [("bytes", quota.bytes_soft, quota.bytes_hard), ("inodes", quota.inodes_soft, quota.inodes_hard)]
+    {
+        if let (Some(soft), Some(hard)) = (soft, hard)
+            && soft > hard
+        {
+            return Err(Error::invalid(format!(
+                "a soft limit of {soft} {what} is above the hard one, {hard}"
+            )));
+        }
+        if let Some(much) = soft.max(hard).filter(|much| *much > i64::MAX as u64) {
+            return Err(Error::invalid(format!("a limit of {much} {what} is no limit")));
+        }
+    }
+    Ok(())
+}
+
+pub fn create(cx: &mut Cx<'_>, r: &VolumeCreate) -> Result<Volume> {
+    require_superuser(&r.cred, "make a volume")?;
+    check_free(cx.read(), &r.name)?;
+    check_admins(&r.admins)?;
+    check_quota(&r.quota)?;
+    if r.path.len() > VOLUME_PATH_MAX {
+        return Err(Error::invalid(format!("a path of {} bytes", r.path.len())));
+    }
+    let around = cx.volume_of(r.parent)?;
+    load_live(cx.read(), around)?;
+    let root = cx.make_root_directory(r)?;
+    let id = VolumeId(
+        u32::try_from(next_number(cx.txn, Sequence::Volume)?)
+            .map_err(|_| Error::no_space("all numbers of volumes have been given"))?,
+    );
+    let mut access = load_access(cx.read(), root)?;
+    (access.volume, access.uid, access.gid) = (id, r.owner, r.group);
+    cx.put_access(root, &access);
+    let record = VolumeRecord {
+        name: r.name.clone(),
+        root,
+        entry: r.entry.clone(),
+        path: r.path.clone(),
+        owner: r.owner,
+        admins: r.admins.clone(),
+        quota: r.quota,
+        bytes_over_since: None,
+        inodes_over_since: None,
+        policy: r.policy.clone(),
+        created: cx.rules.now,
+        deleting: false,
+        retention: Retention::NOTHING,
+    };
+    cx.put_volume(id, &record);
+    cx.txn.put(&keys::volume_name(&r.name), &id.0.to_le_bytes());
+    shown(cx.read(), id, record)
+}
+
+impl Cx<'_> {
+    fn make_root_directory(&mut self, r: &VolumeCreate) -> Result<InodeId> {
+        let (op, cred, name) = (r.op.clone(), r.cred.clone(), r.entry.clone());
+        let mkdir = Mkdir { op, cred, parent: r.parent, name, mode: r.mode & 0o7777, umask: 0 };
+        create::mkdir(self, &mkdir).map(|made| made.entry.attr.ino)
+    }
+}
+
+pub fn change(cx: &mut Cx<'_>, r: &VolumeChange) -> Result<Volume> {
+    let mut record = load_live(cx.read(), r.volume)?;
+    require_admin(&r.cred, &record)?;
+    if let Some(owner) = r.owner.filter(|owner| *owner != record.owner) {
+        require_superuser(&r.cred, "give a volume to another owner")?;
+        record.owner = owner;
+    }
+    if let Some(admins) = &r.admins {
+        check_admins(admins)?;
+        record.admins.clone_from(admins);
+    }
+    if let Some(quota) = r.quota {
+        check_quota(&quota)?;
+        cx.revoke_names(r.volume)?;
+        cx.clear()?;
+        if (quota.bytes_hard, quota.inodes_hard) != (record.quota.bytes_hard, record.quota.inodes_hard) {
+            require_superuser(&r.cred, "set a volume's hard limits")?;
+        }
+        if quotas::limits_bytes(&quota) && !quotas::limits_bytes(&record.quota) {
+            cx.revoke_writers(r.volume)?;
+        }
+        record.quota = quota;
+    }
+    if let Some(policy) = &r.policy {
+        record.policy = policy.clone();
+    }
+    if let Some(retention) = r.retention {
+        retention.check()?;
+        if retention.trash_s > 0 {
+            trash::begin(cx, r.volume, record.root)?;
+        }
+        record.retention = retention;
+    }
+    if let Some(name) = r.name.as_ref().filter(|name| **name != record.name) {
+        check_free(cx.read(), name)?;
+        cx.txn.delete(&keys::volume_name(&record.name));
+        cx.txn.put(&keys::volume_name(name), &r.volume.0.to_le_bytes());
+        record.name.clone_from(name);
+    }
+    cx.put_volume(r.volume, &record);
+    shown(cx.read(), r.volume, record)
+}
+
+impl Cx<'_> {
+    /// Clients that create files there locally report them, and ask for each one from now on.
+    pub(in crate::namespace) fn revoke_names(&mut self, volume: VolumeId) -> Result<()> {
+        for (session, dir) in self.rules.leases.held_names() {
+            if load_access(self.read(), dir)?.volume == volume {
+                self.obstacles.note(Conflict { ino: dir, session, keep: LeaseKind::Read, ask: true });
+            }
+        }
+        Ok(())
+    }
+    /// A client that writes a file of the volume learns of the new limit with the next lease.
+    fn revoke_writers(&mut self, volume: VolumeId) -> Result<()> {
+        for (session, ino) in self.rules.leases.writers() {
+            let inode = find_inode(self.read(), ino)?;
+            if let Some(inode) = inode.filter(|inode| inode.nlink > 0)
+                && self.volume_of(inode.parent)? == volume
+            {
+                self.obstacles.note(Conflict { ino, session, keep: LeaseKind::Read, ask: true });
+            }
+        }
+        self.clear()
+    }
+}
+
+pub fn delete(cx: &mut Cx<'_>, r: &VolumeDelete) -> Result<Volume> {
+    require_superuser(&r.cred, "delete a volume")?;
+    let mut record = load_live(cx.read(), r.volume)?;
+    if r.volume == VolumeId::ROOT {
+        return Err(Error::invalid("the root volume is the namespace itself: it cannot be deleted"));
+    }
+    let inside = volume_inside(cx.read(), r.volume, record.root)?;
+    if let Some(inside) = inside {
+        return Err(Error::name(
+            NameRule::NotEmpty,
+            format!("volume {inside:?} lies in volume {:?}: delete that first", record.name),
+        ));
+    }
+    if snapshot::has_any(cx.read(), r.volume, r.force)? {
+        return Err(Error::name(
+            NameRule::Busy,
+            format!("volume {:?} has snapshots: delete these first", record.name),
+        ));
+    }
+    let related = crate::relation::store::relations(cx.read())?;
+    if related.iter().any(|(_, relation)| relation.volume == r.volume) {
+        return Err(Error::name(
+            NameRule::Busy,
+            format!("volume {:?} has a relation with home: remove that first", record.name),
+        ));
+    }
+    if let Some(clone) = clone::made_from(cx.read(), r.volume)? {
+        let why = format!(
+            "volume {clone} is made from volume {:?}, and not all of its names are known yet",
+            record.name
+        );
+        return Err(Error::name(NameRule::Busy, why));
+    }
+    snapshot::delete_scheduled(cx, r.volume)?;
+    let access = load_access(cx.read(), record.root)?;
+    cx.need(access.parent, Need::Change);
+    cx.need(record.root, Need::Change);
+    cx.clear()?;
+    let trash = trash::of(cx.read(), r.volume)?;
+    let is_clone = clone::find(cx.read(), r.volume)?.is_some();
+    let is_empty = load_tally(cx.read(), record.root)?.entries == 0 && trash.is_none() && !is_clone;
+    if !r.force {
+        require_listed(cx.obstacles, record.root, &load_access(cx.read(), record.root)?)?;
+    }
+    if !r.force && !trash::is_all(cx.read(), r.volume, record.root)? {
+        super::super::remove::require_empty(cx.read(), record.root)?;
+    }
+    let link = load_link(cx.read(), access.parent, &record.entry)?;
+    let mut tally = load_tally(cx.read(), access.parent)?;
+    cx.remove_name(access.parent, &mut tally, &record.entry, &link);
+    cx.put_tally(access.parent, &tally);
+    cx.txn.delete(&keys::volume_name(&record.name));
+    if is_empty {
+        cx.destroy_directory(access.parent, record.root)?;
+        cx.forget_volume(r.volume)?;
+    } else {
+        record.deleting = true;
+        cx.put_volume(r.volume, &record);
+        cx.put_aside(record.root, access)?;
+    }
+    shown(cx.read(), r.volume, record)
+}
+
+impl Cx<'_> {
+    /// A topmost directory without a name is charged to the root until it is empty: its former parent may be
+    /// removed.
+    fn put_aside(&mut self, root: InodeId, access: Access) -> Result<()> {
+        let all = Charge::directory(&usage_of(self.read(), root)?);
+        self.charge_below_root(access.parent, all.back())?;
+        let itself = Charge { directories: -1, ..Charge::default() };
+        let around = self.volume_of(access.parent)?;
+        self.charge_volume(around, itself);
+        self.put_access(root, &Access { parent: InodeId::ROOT, ..access });
+        Ok(())
+    }
+}
+
+/// The name of a volume whose topmost directory lies below `dir`.
+fn volume_inside(read: &dyn Read, outer: VolumeId, dir: InodeId) -> Result<Option<String>> {
+    let mut others = Vec::new();
+    let (start, end) = keys::range_of_letter(b'v');
+    read.scan(&start, &end, &mut |key, value| {
+        if key != keys::volume(outer)
+            && let Ok(record) = VolumeRecord::from_value(value, String::new)
+            && record.root != InodeId::ROOT
+            && !record.deleting
+        {
+            others.push((record.root, record.name));
+        }
+        Scan::More
+    })?;
+    for (root, name) in others {
+        if is_within(read, root, dir)? {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}

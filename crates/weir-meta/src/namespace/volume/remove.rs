@@ -1,0 +1,46 @@
+//! Removes the content of a deleted volume, and then its records.
+use super::super::remove_tree::{nothing_more, remove_below};
+use super::super::*;
+use super::{id_of, load};
+use crate::record::VolumeRecord;
+use weir_kv::Scan;
+
+/// A volume that is to be removed.
+pub fn next_deleted(read: &dyn Read) -> Result<Option<VolumeId>> {
+    let mut found = None;
+    let (start, end) = keys::range_of_letter(b'v');
+    read.scan(&start, &end, &mut |key, value| {
+        let deleting = VolumeRecord::from_value(value, String::new).is_ok_and(|record| record.deleting);
+        found = deleting.then(|| id_of(key));
+        if deleting { Scan::Stop } else { Scan::More }
+    })?;
+    Ok(found)
+}
+
+/// Removes a few names of a deleted volume, deepest first. True: it has none left.
+pub fn remove_some(cx: &mut Cx<'_>, id: VolumeId) -> Result<bool> {
+    let root = load(cx.read(), id)?.root;
+    if !remove_below(cx, id, root, &nothing_more)?
+        || !trash::forget_some(cx, id)?
+        || !clone::end::forget_some(cx, id)?
+    {
+        return Ok(false);
+    }
+    cx.need(root, Need::Change);
+    cx.clear()?;
+    cx.destroy_directory(InodeId::ROOT, root)?;
+    cx.forget_volume(id)?;
+    Ok(true)
+}
+
+impl Cx<'_> {
+    /// Drops the records of a volume whose topmost directory is gone.
+    pub(super) fn forget_volume(&mut self, id: VolumeId) -> Result<()> {
+        self.txn.delete(&keys::volume(id));
+        crate::backup::forget_volume(self.txn, id)?;
+        self.events.volumes.push((id, None));
+        let start = [&b"Q"[..], &id.0.to_be_bytes()].concat();
+        let end = keys::after(&start);
+        self.delete_range((start, end))
+    }
+}

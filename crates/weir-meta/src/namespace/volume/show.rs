@@ -1,0 +1,61 @@
+//! Volumes as clients see them: one by its name, that of an inode, all page by page.
+use super::super::usage::volume_usage;
+use super::super::*;
+use super::{find_name, id_of, load, volume_of};
+use crate::record::{NEVER_NAMED, VolumeRecord};
+use weir_kv::Scan;
+use weir_proto::volume::{VOLUMES_MAX, Volume, VolumeList, VolumePage};
+
+/// Half of what a message body may have.
+const PAGE_BYTES_MAX: usize = 512 * 1024;
+
+/// A volume as shown, without the fields of its record.
+const SHOWN_BYTES: usize = 32;
+
+pub(super) fn shown(read: &dyn Read, id: VolumeId, record: VolumeRecord) -> Result<Volume> {
+    let (usage, in_trash) = (volume_usage(read, id)?, trash::usage(read, id)?);
+    Ok(record.show(id, usage, in_trash))
+}
+
+pub fn get(view: &mut View<'_>, name: &str) -> Result<Volume> {
+    let id = find_name(view.read, name)?
+        .ok_or_else(|| Error::not_found(format!("there is no volume {name:?}")))?;
+    shown(view.read, id, load(view.read, id)?)
+}
+
+pub fn at(view: &mut View<'_>, ino: InodeId) -> Result<Volume> {
+    let dir = match find_inode(view.read, ino)? {
+        // It is not charged yet.
+        Some(inode) if inode.parent == NEVER_NAMED => InodeId::ROOT,
+        Some(inode) => inode.parent,
+        None => ino,
+    };
+    let id = volume_of(view.read, dir)?;
+    shown(view.read, id, load(view.read, id)?)
+}
+
+pub fn list(view: &mut View<'_>, r: &VolumeList) -> Result<VolumePage> {
+    let limit = (r.limit as usize).clamp(1, VOLUMES_MAX);
+    let Some(first) = r.after.0.checked_add(1) else {
+        return Ok(VolumePage { volumes: Vec::new(), end: true });
+    };
+    let (mut records, mut end, mut bad) = (Vec::new(), true, None);
+    let mut bytes = 0;
+    view.read.scan(&keys::volume(VolumeId(first)), &keys::range_of_letter(b'v').1, &mut |key, value| {
+        if records.len() == limit || bytes > PAGE_BYTES_MAX {
+            end = false;
+            return Scan::Stop;
+        }
+        match VolumeRecord::from_value(value, || "a volume".to_owned()) {
+            Ok(record) => records.push((id_of(key), record)),
+            Err(e) => bad = Some(e),
+        }
+        bytes += SHOWN_BYTES + value.len();
+        if bad.is_none() { Scan::More } else { Scan::Stop }
+    })?;
+    if let Some(e) = bad {
+        return Err(e);
+    }
+    let volumes = records.into_iter().map(|(id, record)| shown(view.read, id, record));
+    Ok(VolumePage { volumes: volumes.collect::<Result<_>>()?, end })
+}

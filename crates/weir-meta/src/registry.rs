@@ -1,0 +1,338 @@
+//! The registry: each operation on the namespace is one row here.
+//!
+//! A row has the request, the user and the names in it, its place and whether it changes that (for the rules
+//! of mounts and the audit log), its kind and its function, and its grants after the commit. Kinds: `show`
+//! reads one state of the store; `change` is a transaction that happens once, by session, slot and number;
+//! `touch` is one that may be repeated; `early` is one whose reply may leave before it is durable, because
+//! that reveals nothing.
+//!
+//! Invariant: each request that a mount may send is a row of the first list, or is in `reach`, or is one of
+//! its session (`SESSION_ONLY`); and each that names a user declares it.
+use crate::backup;
+use crate::leader::Leader;
+use crate::leader::outcome::Outcome;
+use crate::namespace::create::meta_open;
+use crate::namespace::{
+    attr, births, clone, create, data, evict, import, layers, list, mirror, open, remove, rename, report,
+    snapshot, snapshot_view, totals, usage_of, volume, xattr,
+};
+use crate::ops::{Grants, Operation, Work};
+use crate::reach::{
+    NOTHING, Place, Reached, Reaches, changes, changes_at, changes_both, looks, looks_at, looks_into,
+    reach_nothing, reaches,
+};
+use crate::relation::{admin, home_place};
+use std::sync::Arc;
+use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
+use weir_proto::births::{CreateMany, LeaseNames, RemoveMany};
+use weir_proto::meta::*;
+use weir_proto::recall::{Evict, EvictedRanges, Filled, SetPinned};
+use weir_proto::relation::{
+    AckChanges, DropCursor, RelationAdd, RelationDo, RelationResolve, RelationSuspect, ReportListing,
+    ReportRelisting, WhereAtHome,
+};
+use weir_proto::snapshot::*;
+use weir_proto::volume::*;
+use weir_proto::{Request, SessionId};
+use weir_rpc::Call;
+
+macro_rules! work {
+    (show $run:expr) => {
+        fn session(&self) -> SessionId {
+            self.session
+        }
+        fn work() -> Work<Self> {
+            Work::Show($run)
+        }
+    };
+    (touch $run:expr) => {
+        fn session(&self) -> SessionId {
+            self.session
+        }
+        fn work() -> Work<Self> {
+            Work::Change($run)
+        }
+    };
+    (early $run:expr) => {
+        const EARLY: bool = true;
+        work!(touch $run);
+    };
+    (change $run:expr) => {
+        fn session(&self) -> SessionId {
+            self.op.session
+        }
+        fn op(&self) -> Option<&Op> {
+            Some(&self.op)
+        }
+        fn work() -> Work<Self> {
+            Work::Change($run)
+        }
+    };
+}
+
+/// The operations of a list, and its dispatch: `None`, the call is none of them.
+macro_rules! operations {
+    ($dispatch:ident: $($name:ident: $kind:ident $run:expr $(, |$r:ident, $reply:ident, $g:ident| $settle:expr)?;)*) => {
+        $(impl Operation for $name {
+            work!($kind $run);
+            fn settle(&self, reply: &mut Self::Reply, grants: &mut Grants<'_>) {
+                let _ = (&reply, &grants);
+                $(let ($r, $reply, $g) = (self, reply, grants);
+                let _ = (&$r, &$reply, &$g);
+                $settle)?
+            }
+        })*
+        fn $dispatch(leader: &Arc<Leader>, call: &Call) -> Option<Outcome> {
+            match call.method {
+                $($name::METHOD => Some(leader.operate::<$name>(call)),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+/// The same, with the place of each request.
+macro_rules! operations_of_mounts {
+    ($(
+        $name:ident $(as $cred:ident)? $(of $($entry:ident),+)? $(of_many $many:ident)?: |$at:ident| $reach:expr,
+        $kind:ident $run:expr $(, |$r:ident, $reply:ident, $g:ident| $settle:expr)?;
+    )*) => {
+        reaches! { $($name $(as $cred)? $(of $($entry),+)? $(of_many $many)?: |$at| $reach;)* }
+        operations! { of_mounts: $($name: $kind $run $(, |$r, $reply, $g| $settle)?;)* }
+    };
+}
+
+/// The same, of requests that no mount may send.
+macro_rules! operations_of_others {
+    ($($name:ident: $kind:ident $run:expr $(, |$r:ident, $reply:ident, $g:ident| $settle:expr)?;)*) => {
+        reach_nothing! { $($name)* }
+        operations! { of_others: $($name: $kind $run $(, |$r, $reply, $g| $settle)?;)* }
+    };
+}
+
+/// Runs the operation that a call asks for, if it is one.
+pub fn operate(leader: &Arc<Leader>, call: &Call) -> Option<Outcome> {
+    of_mounts(leader, call).or_else(|| of_others(leader, call))
+}
+
+operations_of_mounts! {
+    Lookup as cred: |r| looks_at(Place::Name(r.parent, &r.name)), show attr::lookup, |r, reply, g| {
+        if let Some(entry) = &mut reply.entry {
+            g.entry(entry);
+        }
+        g.directory(r.parent, &mut reply.parent_lease);
+    };
+    GetAttr: |r| looks_at(Place::Shown(r.ino)),
+        show |view, r| attr::getattr(view, r.ino), |r, reply, g| g.entry(reply);
+    ReadLink: |r| looks(r.ino), show |view, r| attr::readlink(view, r.ino);
+    ReadDir as cred: |r| looks(r.dir), show list::readdir, |r, reply, g| {
+        for entry in reply.entries.iter_mut().filter_map(|e| e.entry.as_mut()) {
+            g.entry(entry);
+        }
+        g.directory(r.dir, &mut reply.dir_lease);
+    };
+    GetXattr as cred: |r| looks(r.ino), show |view, r| xattr::getxattr(view, &r.cred, r.ino, &r.name);
+    ListXattr as cred: |r| looks(r.ino), show |view, r| xattr::listxattr(view, &r.cred, r.ino);
+    GetUsage: |r| looks(r.dir), show |view, r| usage_of(view.read, r.dir);
+    StatFs: |r| NOTHING, show |view, _| totals(view.read);
+    // Recovery after a dead writer is not a change of the file: `acquire` refuses other changes.
+    AcquireLease: |r| looks(r.ino), touch open::acquire, |r, reply, g| {
+        let ino = r.ino;
+        reply.lease.kind = match (r.kind, reply.attr.kind) {
+            (LeaseKind::None, _) => g.leases.kept(g.session, ino),
+            (LeaseKind::Write, FileKind::Regular) if reply.lease.recover => {
+                g.leases.grant_recovery(g.session, ino)
+            }
+            (LeaseKind::Write, FileKind::Regular) => g.leases.grant_write(g.session, ino),
+            _ if reply.lease.recover => g.leases.kept(g.session, ino),
+            _ => g.leases.acquire_read(g.session, ino),
+        };
+        if r.kind == LeaseKind::Write && reply.lease.kind < LeaseKind::Write {
+            g.leases.note_direct(g.session, ino);
+        }
+    };
+    Recovered: |r| looks(r.ino), change open::recovered, |r, reply, g| g.entry(reply);
+    LeaveInDoubt: |r| looks(r.ino), change open::leave_in_doubt;
+    Open as cred: |r| if r.write || r.truncate { changes(r.ino) } else { looks(r.ino) },
+        touch open::open, |r, reply, g| g.open(&mut reply.entry, r.read, r.write);
+    // Ends must be possible even after the rules have changed.
+    Close: |r| NOTHING, early open::close, |r, reply, g| {
+        for file in &r.files {
+            g.leases.close(g.session, file.ino, file.reads, file.writes);
+        }
+    };
+    ReadInline: |r| looks(r.ino),
+        show |view, r| open::read_inline(view, r.ino), |r, reply, g| g.entry(&mut reply.entry);
+    TakeAppendToken: |r| changes(r.ino), show open::take_append_token, |r, reply, g| {
+        g.leases.grant_append_token(g.session, r.ino);
+        reply.entry.lease.kind = g.leases.kept(g.session, r.ino);
+    };
+    Create as cred of name: |r| changes(r.parent), change create::create, |r, reply, g| {
+        let regular = reply.entry.attr.kind == FileKind::Regular;
+        let (read, write) = (r.open & meta_open::READ != 0, r.open & meta_open::WRITE != 0);
+        g.open(&mut reply.entry, regular && read, regular && write);
+        g.directory(r.parent, &mut reply.parent_lease);
+    };
+    CreateNameless as cred: |r| changes(r.parent), change create::create_nameless, |r, reply, g| {
+        g.open(reply, r.open & meta_open::READ != 0, true);
+        g.leases.mark_orphan(reply.attr.ino);
+    };
+    LeaseNames: |r| changes(r.dir), touch births::lease_names, |r, reply, g| g.names(r.dir, reply);
+    CreateMany as cred of_many births: |r| changes(r.dir), change births::create_many, |r, reply, g| {
+        r.births.iter().for_each(|born| g.born(born));
+    };
+    RemoveMany as cred of_many removals: |r| changes(r.dir), change births::remove_many;
+    Mkdir as cred of name: |r| changes(r.parent), change create::mkdir, |r, reply, g| {
+        g.entry(&mut reply.entry);
+        g.directory(r.parent, &mut reply.parent_lease);
+    };
+    Symlink as cred of name: |r| changes(r.parent), change create::symlink, |r, reply, g| {
+        g.entry(&mut reply.entry);
+        g.directory(r.parent, &mut reply.parent_lease);
+    };
+    Mknod as cred of name: |r| changes(r.parent), change create::mknod, |r, reply, g| {
+        g.entry(&mut reply.entry);
+        g.directory(r.parent, &mut reply.parent_lease);
+    };
+    Link as cred of name: |r| changes_both(r.parent, r.ino), change create::link, |r, reply, g| {
+        g.entry(&mut reply.entry);
+        g.directory(r.parent, &mut reply.parent_lease);
+    };
+    Unlink as cred of name: |r| changes(r.parent),
+        change remove::unlink, |r, reply, g| g.directory(r.parent, &mut reply.parent_lease);
+    Rmdir as cred of name: |r| changes(r.parent),
+        change remove::rmdir, |r, reply, g| g.directory(r.parent, &mut reply.parent_lease);
+    Rename as cred of name, new_name: |r| changes_both(r.parent, r.new_parent), change rename::rename;
+    SetAttr as cred: |r| changes(r.ino), change attr::setattr, |r, reply, g| g.entry(reply);
+    Commit: |r| changes(r.ino), change data::commit, |r, reply, g| {
+        if g.first && r.close_writes > 0 {
+            g.leases.close(g.session, r.ino, 0, r.close_writes);
+        }
+        if r.append_token {
+            g.release_append_token(r.ino);
+        }
+        g.entry(reply);
+    };
+    SetXattr as cred: |r| changes(r.ino), change xattr::setxattr, |r, reply, g| g.entry(reply);
+    RemoveXattr as cred: |r| changes(r.ino), change xattr::removexattr, |r, reply, g| g.entry(reply);
+    // Times of read-only inodes are skipped (`note_access`).
+    NoteAccess: |r| NOTHING, early attr::note_access;
+
+    // The list of volumes is not secret.
+    VolumeList: |r| NOTHING, show volume::show::list;
+    VolumeGet: |r| NOTHING, show |view, r| volume::show::get(view, &r.name);
+    VolumeAt: |r| NOTHING, show |view, r| volume::show::at(view, r.ino);
+    BackupList: |r| NOTHING, show backup::list;
+    ReserveQuota: |r| changes_at(Place::Volume(r.volume)), show volume::limits::reserve_quota, |r, reply, g| {
+        g.quotas.set(r.volume, r.session, reply.held);
+        if reply.evicting && reply.held < r.must {
+            g.quotas.note_starved(r.volume, r.session, r.must);
+        }
+    };
+
+    SnapshotList: |r| looks_at(Place::Volume(r.volume)), show snapshot::list;
+    SnapshotLookup as cred: |r| looks_into(r.snapshot), show snapshot_view::lookup;
+    SnapshotGetAttr: |r| looks_into(r.snapshot), show snapshot_view::attr;
+    SnapshotReadDir as cred: |r| looks_into(r.snapshot), show snapshot_view::list;
+    SnapshotGetXattr: |r| looks_into(r.snapshot), show snapshot_view::get_xattr;
+    SnapshotListXattr: |r| looks_into(r.snapshot), show snapshot_view::list_xattr;
+    SnapshotOpen as cred: |r| looks_into(r.snapshot), touch snapshot_view::open;
+    LayersOf: |r| if r.snapshot > 0 { looks_into(r.snapshot) } else { looks(r.ino) },
+        show snapshot_view::layers_of;
+    TakeLayers: |r| changes(r.ino), touch layers::take, |r, reply, g| {
+        reply.entry.lease.kind = g.leases.kept(g.session, r.ino);
+    };
+    LayerCopied: |r| changes(r.ino), change layers::copied, |r, reply, g| {
+        reply.lease.kind = g.leases.kept(g.session, r.ino);
+    };
+
+    Evict as cred: |r| changes(r.ino), change evict::evict;
+    EvictedRanges: |r| looks(r.ino), show evict::list;
+    SetPinned as cred: |r| changes(r.ino), change evict::set_pinned, |r, reply, g| g.entry(reply);
+}
+
+operations_of_others! {
+    VolumeCreate: change volume::change::create;
+    VolumeChange: change volume::change::change;
+    VolumeDelete: change volume::change::delete;
+    VolumeClone: change clone::list::create;
+    ScanInodes: show report::scan;
+
+    WhereAtHome: show home_place::where_at_home;
+    RelationAdd: change admin::add;
+    RelationDo: change admin::change;
+    RelationResolve: change admin::resolve;
+    RelationSuspect: change admin::suspect;
+    AckChanges: change admin::ack;
+    DropCursor: change admin::drop_cursor;
+    ReportListing: change import::report, |r, reply, g| g.woken = Some(r.dir);
+    ReportRelisting: change mirror::report;
+    Filled: change evict::filled;
+
+    BackupSet: change backup::set;
+    BackupTake: change backup::take;
+    BackupDone: change backup::done;
+    // Its call waits for writers: `leader::snapshots` runs this.
+    SnapshotTake: change snapshot::take;
+    SnapshotDelete: change snapshot::delete;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reach;
+    use weir_proto::lock::{CancelLock, ReclaimLocks};
+    use weir_proto::methods;
+    use weir_proto::sender::Sender;
+
+    /// Requests about a session, and those that return or resume its holdings.
+    const SESSION_ONLY: &[u16] = &[
+        SessionOpen::METHOD,
+        SessionResume::METHOD,
+        KeepAlive::METHOD,
+        SessionClose::METHOD,
+        ReleaseLease::METHOD,
+        ReleaseAppendToken::METHOD,
+        NoteMap::METHOD,
+        ReclaimReservations::METHOD,
+        CancelLock::METHOD,
+        ReclaimLocks::METHOD,
+    ];
+
+    #[test]
+    fn each_request_of_a_mount_says_what_it_reaches() {
+        let to_leader = methods::all().filter(|m| (100..200).contains(&m.number) && m.by.has(Sender::Mount));
+        let sent: Vec<u16> = to_leader.map(|m| m.number).collect();
+        let mut known: Vec<u16> = LISTED
+            .iter()
+            .chain(reach::LISTED)
+            .map(|(number, _)| *number)
+            .chain(SESSION_ONLY.iter().copied())
+            .collect();
+        known.sort_unstable();
+        assert_eq!(sent, known);
+        assert!(NOT_OF_MOUNTS.iter().chain(reach::NOT_OF_MOUNTS).all(|number| !sent.contains(number)));
+    }
+
+    /// A forgotten one would act as the superuser, regardless of the rules.
+    #[test]
+    fn each_request_that_names_a_user_says_so() {
+        let sources = [
+            include_str!("../../weir-proto/src/meta.rs"),
+            include_str!("../../weir-proto/src/births.rs"),
+            include_str!("../../weir-proto/src/volume.rs"),
+            include_str!("../../weir-proto/src/snapshot.rs"),
+            include_str!("../../weir-proto/src/recall.rs"),
+            include_str!("../../weir-proto/src/lock.rs"),
+            include_str!("../../weir-proto/src/backup.rs"),
+        ];
+        let all = sources.concat();
+        for (number, says) in LISTED.iter().chain(reach::LISTED) {
+            let name = methods::find(*number).unwrap().name;
+            let declared =
+                all.split(&format!("{name} = {number} by ")).nth(1).unwrap_or_else(|| panic!("{name}"));
+            let fields = declared.split("message!(").next().unwrap();
+            assert_eq!(fields.contains("cred: Cred"), *says, "{name}");
+        }
+    }
+}
