@@ -61,6 +61,9 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => likeliest_first(e).exit(),
     };
+    if let Err(failure) = wrong_clock_of_a_test() {
+        return ended(Err(failure), Says::Text(None));
+    }
     // The environment is read here and nowhere else.
     let environment = roles::Environment {
         log: std::env::var("WEIR_LOG").ok(),
@@ -79,6 +82,15 @@ fn main() -> ExitCode {
         return ended(Err(failure), says);
     }
     ended(run(cli.command, &environment), says)
+}
+
+/// `WEIR_CLOCK_AHEAD_S`, in builds for tests only: the seconds by which this process's clock is wrong.
+fn wrong_clock_of_a_test() -> Outcome<()> {
+    let ahead = std::env::var("WEIR_CLOCK_AHEAD_S").ok().filter(|_| cfg!(debug_assertions));
+    let Some(ahead) = ahead else { return Ok(()) };
+    let bad = |_| weir_proto::Error::invalid(format!("WEIR_CLOCK_AHEAD_S={ahead}: expected seconds"));
+    weir_env::real::set_wall_ahead(ahead.parse().map_err(bad)?);
+    Ok(())
 }
 
 /// The keys in the variables of Amazon's tools.
