@@ -363,6 +363,35 @@ fn a_console_of_weir_up_notes_events_that_can_be_muted() {
 }
 
 #[test]
+fn a_log_of_weir_up_is_rotated_and_loses_no_line() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(1);
+    cluster.launcher = ["env", "WEIR_LOG_BYTES=5000", "WEIR_LOG=trace"].map(String::from).to_vec();
+    cluster.kill("storage-2");
+    cluster.up();
+    let log = |n: usize| {
+        cluster.dir().join(if n == 0 { "log/storage-2.log".into() } else { format!("log/storage-2.log.{n}") })
+    };
+    wait_until("three earlier files are kept", PATIENCE, || {
+        // Each write is a line in the log of a target, at this level.
+        fs::write(cluster.mount().join("f"), pattern(1, 1 << 20)).unwrap();
+        log(3).exists()
+    });
+    assert!(!log(4).exists());
+    // Every file begins and ends with a whole line; stderr leads to the newest one.
+    for n in [2, 1] {
+        let text = fs::read_to_string(log(n)).unwrap();
+        assert!(text.ends_with('\n') && text.len() >= 5000, "{} bytes", text.len());
+        assert!(text.starts_with("20"), "a line begins with its time: {text}");
+    }
+    let pid = cluster.pid("storage-2").unwrap();
+    let opened = [1, 2].map(|fd| fs::read_link(format!("/proc/{pid}/fd/{fd}")).unwrap());
+    assert_eq!(opened, [log(0), log(0)]);
+}
+
+#[test]
 fn clients_are_listed_with_what_they_hold() {
     if !can_mount() {
         return;
