@@ -17,7 +17,9 @@ build: setup-program ## The weir program, optimised: target/release/weir
 
 # A tool in a cache, like those of the tests (scripts/setup.sh). PROFILE=dev packages the program of the tests.
 PROFILE ?= release
-CARGO_DEB = $${WEIR_TOOLS:-$$HOME/.cache/weir-tools}/bin/cargo-deb
+TOOLS = $${WEIR_TOOLS:-$$HOME/.cache/weir-tools}/bin
+CARGO_DEB = $(TOOLS)/cargo-deb
+PROMTOOL = PATH="$$PATH:$(TOOLS)" promtool
 deb: setup-program ## A Debian package: target/debian/weir_VERSION_ARCH.deb (installs cargo-deb if missing)
 	scripts/setup.sh deb
 	cargo build --profile $(PROFILE) --locked $(if $(filter dev,$(PROFILE)),--workspace --bin weir,-p weir)
@@ -29,9 +31,10 @@ test-deb: ## The package is built, installed on a copy of this machine's system 
 	$(MAKE) deb PROFILE=dev
 	scripts/test-deb.sh target/debian/weir_*.deb
 
-alerts: ## The alert rules for Prometheus are checked and tested (promtool, of Debian's package prometheus)
-	promtool check rules docs/monitoring/weir-alerts.yml
-	promtool test rules docs/monitoring/weir-alerts-test.yml
+alerts: ## The alert rules for Prometheus are checked and tested by promtool (installs it if missing)
+	@scripts/setup.sh alerts
+	$(PROMTOOL) check rules docs/monitoring/weir-alerts.yml
+	$(PROMTOOL) test rules docs/monitoring/weir-alerts-test.yml
 
 demo-cluster: build ## Three machines as network namespaces: detectors write while a machine, a coordinator and a member of etcd are killed (root)
 	scripts/setup.sh cluster

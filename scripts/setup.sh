@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what this machine lacks: `setup.sh program` what building and running the program needs (and the demo),
 # `setup.sh deb` what making a Debian package needs besides, `setup.sh cluster` what `make demo-cluster` needs besides,
-# `setup.sh` what the tests need, too. Says what it does; changes nothing and takes a moment when everything is there.
+# `setup.sh alerts` only what checks alert rules, `setup.sh` what the tests need, too. Says what it does; changes nothing and takes a moment when everything is there.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -11,10 +11,10 @@ cluster_packages="etcd-server iproute2 python3"
 test_packages="$cluster_packages bzip2 etcd-client git attr rsync sqlite3 fio e2fsprogs xfsprogs python3-venv"
 
 case ${1-} in
-program | deb) tests= ;;
+program | deb | alerts) tests= ;;
 cluster) tests= packages="$packages $cluster_packages" ;;
 "") tests=yes packages="$packages $test_packages" ;;
-*) printf 'error: %s is no part of the setup\nhint: setup.sh [program | deb | cluster]\n' "$1" >&2; exit 2 ;;
+*) printf 'error: %s is no part of the setup\nhint: setup.sh [program | deb | cluster | alerts]\n' "$1" >&2; exit 2 ;;
 esac
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -92,6 +92,22 @@ install_s3() {
         die "versitygw $1 could not be built" "go said why above; \`cargo test\` leaves out what is missing"
     touch "$tools/versitygw-$1"
 }
+
+# Only the tool: the whole package would start a server here.
+install_promtool() {
+    if command -v promtool >/dev/null || [ -x "$tools/bin/promtool" ]; then return 0; fi
+    command -v apt-get >/dev/null || die "promtool is missing" "it is part of Prometheus; put it into the PATH"
+    say "unpacking promtool of the package prometheus into $tools"
+    unpacked=$(mktemp -d)
+    mkdir -p "$tools/bin"
+    if ! { (cd "$unpacked" && apt-get -qq download prometheus 2>/dev/null && dpkg-deb -x prometheus_*.deb .) &&
+        mv "$unpacked/usr/bin/promtool" "$tools/bin/"; }; then
+        rm -rf "$unpacked"
+        die "promtool could not be unpacked" "apt-get update, then try again; or put promtool into the PATH"
+    fi
+    rm -rf "$unpacked"
+}
+if [ "${1-}" = alerts ]; then install_promtool; exit 0; fi
 
 if ! command -v apt-get >/dev/null; then
     has_rust || die "Rust $rust_needed or newer is needed" "see https://www.rust-lang.org/tools/install"

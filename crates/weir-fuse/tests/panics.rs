@@ -8,11 +8,16 @@
 use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, INodeNo, ReplyAttr, ReplyEntry, Request,
 };
+use rustix::mount::UnmountFlags;
 use std::ffi::OsStr;
 use std::fs;
+use std::path::Path;
+use std::sync::mpsc;
 use std::time::{Duration, UNIX_EPOCH};
 
 const STATFS: u32 = 17;
+/// For all requests together; a missing answer would take for ever.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Panics;
 
@@ -55,14 +60,30 @@ fn a_request_that_panics_is_an_error_of_its_program() {
         return;
     }
     let mounted = fuser::spawn_mount(Panics, dir.path(), &Config::default()).unwrap();
+    let (done, answered) = mpsc::channel();
+    let at = dir.path().to_owned();
+    let program = std::thread::spawn(move || {
+        requests(&at);
+        let _ = done.send(()); // the test may have given up
+    });
+    let waited = answered.recv_timeout(PATIENCE);
+    if waited == Err(mpsc::RecvTimeoutError::Timeout) {
+        // The kernel ends all requests of this mount with an error, so that the thread and the test end.
+        rustix::mount::unmount(dir.path(), UnmountFlags::FORCE | UnmountFlags::DETACH).unwrap();
+    }
+    let all = program.join();
+    assert!(waited != Err(mpsc::RecvTimeoutError::Timeout), "a request had no answer for {PATIENCE:?}");
+    all.unwrap();
+    mounted.umount_and_join().unwrap();
+}
+
+fn requests(at: &Path) {
     let errno = |e: std::io::Error| e.raw_os_error();
     for _ in 0..10 {
         // With a reply made before the panic, and without one.
-        assert_eq!(fs::metadata(dir.path().join("panics")).map_err(errno).unwrap_err(), Some(libc::EIO));
-        let statfs = rustix::fs::statfs(dir.path());
-        assert_eq!(statfs.unwrap_err(), rustix::io::Errno::IO);
-        assert_eq!(fs::metadata(dir.path().join("absent")).map_err(errno).unwrap_err(), Some(libc::ENOENT));
-        assert!(fs::metadata(dir.path()).unwrap().is_dir());
+        assert_eq!(fs::metadata(at.join("panics")).map_err(errno).unwrap_err(), Some(libc::EIO));
+        assert_eq!(rustix::fs::statfs(at).unwrap_err(), rustix::io::Errno::IO);
+        assert_eq!(fs::metadata(at.join("absent")).map_err(errno).unwrap_err(), Some(libc::ENOENT));
+        assert!(fs::metadata(at).unwrap().is_dir());
     }
-    mounted.umount_and_join().unwrap();
 }

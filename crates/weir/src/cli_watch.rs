@@ -57,6 +57,9 @@ pub struct EventsArgs {
     /// Only those that lasted within this time, like 2h or 7d
     #[arg(long, value_name = "TIME", value_parser = crate::times::parse_seconds)]
     pub since: Option<u32>,
+    /// Then print events as they begin and end, until interrupted
+    #[arg(long)]
+    pub follow: bool,
     #[command(flatten)]
     pub cluster: Status,
 }

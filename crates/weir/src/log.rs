@@ -1,10 +1,14 @@
 //! The log of a role on standard error: text for people, with priorities for the journal, or a JSON object on
-//! each line.
+//! each line. A background process's goes to a file, which it rotates.
+pub mod rotation;
+
 use crate::config::LogFormat;
+use rotation::Rotation;
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
@@ -31,6 +35,15 @@ static LINES: OnceLock<Lines> = OnceLock::new();
 const KEPT_LINES: usize = 200;
 const KEPT_LINE_BYTES: usize = 500;
 static KEPT: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
+/// Absent: standard error is not a file of this process.
+static FILE: Mutex<Option<Rotation>> = Mutex::new(None);
+
+/// The log file that `weir up` gave to this process.
+#[derive(Clone)]
+pub struct LogFile {
+    pub path: PathBuf,
+    pub bytes_max: u64,
+}
 
 /// Standard error, with the last lines kept.
 struct Tee;
@@ -45,7 +58,13 @@ impl std::io::Write for Tee {
             kept.push_back(line.chars().take(KEPT_LINE_BYTES).collect());
         }
         drop(kept);
-        std::io::stderr().write_all(bytes).map(|()| bytes.len())
+        // One line at a time, so that none is written to a file that was renamed.
+        let mut file = FILE.lock().unwrap_or_else(PoisonError::into_inner);
+        std::io::stderr().write_all(bytes)?;
+        if let Some(Err(e)) = file.as_mut().map(|file| file.wrote(bytes.len())) {
+            let _ = writeln!(std::io::stderr(), "{}", last_words(&e, None)); // there is no other place
+        }
+        Ok(bytes.len())
     }
     fn flush(&mut self) -> std::io::Result<()> {
         std::io::stderr().flush()
@@ -59,7 +78,9 @@ pub fn last_lines() -> String {
 }
 
 /// Begins the log. `journal`: the variable JOURNAL_STREAM.
-pub fn start(wanted: &str, format: LogFormat, journal: Option<&str>) {
+pub fn start(wanted: &str, format: LogFormat, journal: Option<&str>, file: Option<LogFile>) {
+    let rotated = file.map(|file| Rotation::of(file.path, file.bytes_max));
+    *FILE.lock().unwrap_or_else(PoisonError::into_inner) = rotated;
     let filter = EnvFilter::try_new(wanted).unwrap_or_else(|_| EnvFilter::new("info"));
     let lines = match format {
         LogFormat::Json => Lines::Json,

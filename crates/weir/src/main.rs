@@ -61,9 +61,13 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => likeliest_first(e).exit(),
     };
+    if let Err(failure) = wrong_clock_of_a_test() {
+        return ended(Err(failure), Says::Text(None));
+    }
     // The environment is read here and nowhere else.
     let environment = roles::Environment {
         log: std::env::var("WEIR_LOG").ok(),
+        log_file: log_file(),
         frames: std::env::var_os("WEIR_FRAMES").map(Into::into),
         kill_at: std::env::var("WEIR_KILL_AT").ok(),
         s3_keys: s3_keys(),
@@ -79,6 +83,22 @@ fn main() -> ExitCode {
         return ended(Err(failure), says);
     }
     ended(run(cli.command, &environment), says)
+}
+
+/// `WEIR_CLOCK_AHEAD_S`, in builds for tests only: the seconds by which this process's clock is wrong.
+fn wrong_clock_of_a_test() -> Outcome<()> {
+    let ahead = std::env::var("WEIR_CLOCK_AHEAD_S").ok().filter(|_| cfg!(debug_assertions));
+    let Some(ahead) = ahead else { return Ok(()) };
+    let bad = |_| weir_proto::Error::invalid(format!("WEIR_CLOCK_AHEAD_S={ahead}: expected seconds"));
+    weir_env::real::set_wall_ahead(ahead.parse().map_err(bad)?);
+    Ok(())
+}
+
+/// The log that `weir up` gave to this process.
+fn log_file() -> Option<log::LogFile> {
+    let path = std::env::var_os("WEIR_LOG_FILE")?.into();
+    let limit = std::env::var("WEIR_LOG_BYTES").ok().and_then(|bytes| bytes.parse().ok());
+    Some(log::LogFile { path, bytes_max: limit.unwrap_or(log::rotation::FILE_BYTES_MAX) })
 }
 
 /// The keys in the variables of Amazon's tools.

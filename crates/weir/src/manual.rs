@@ -166,6 +166,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("weir-why", "Why the cluster is slow:", "weir why slow"),
     ("weir-iohist", "How slow a storage node's disks are from now on:", "weir iohist storage-1 --seconds 10"),
     ("weir-events", "Troubles of the last two days:", "weir events --since 2d"),
+    ("weir-events", "Troubles as they begin and end, for a program:", "weir events --follow --json"),
     ("weir-events-mute", "A clock that is known to be wrong:", "weir events mute clock-off n7 --until 12h"),
     ("weir-support", "An archive for those who help:", "weir support --output /tmp/weir.tar.gz"),
     ("weir-console", "A page and metrics at another port:", "weir console --listen 127.0.0.1:8080"),

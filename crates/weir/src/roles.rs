@@ -46,6 +46,8 @@ use weir_rpc::Server;
 pub struct Environment {
     /// `WEIR_LOG`: the level of the log; overrides the configuration.
     pub log: Option<String>,
+    /// `WEIR_LOG_FILE`, from `weir up`: the file behind standard error. Tests limit it by `WEIR_LOG_BYTES`.
+    pub log_file: Option<log::LogFile>,
     /// `WEIR_FRAMES`: directory of real detector frames.
     pub frames: Option<PathBuf>,
     /// `WEIR_KILL_AT`, for tests: the point at which a role's process kills itself.
@@ -305,7 +307,12 @@ fn run<F: Future<Output = Outcome<()>>>(
     let name = args.config.as_ref().map_or("the command line".to_string(), |f| f.display().to_string());
     config::check(&name, &config)?;
     let wanted = environment.log.as_deref().unwrap_or(&config.node.log);
-    log::start(wanted, config.node.log_format.0, environment.journal.as_deref());
+    log::start(
+        wanted,
+        config.node.log_format.0,
+        environment.journal.as_deref(),
+        environment.log_file.clone(),
+    );
     let manager = Manager::of(&environment.notify)?;
     raise_descriptors();
     if let Some(path) = &args.pid_file {

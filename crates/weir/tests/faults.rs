@@ -6,6 +6,8 @@
     reason = "tests are users of the operating system"
 )]
 mod common;
+#[path = "faults/machines.rs"]
+mod machines;
 #[path = "faults/table.rs"]
 mod table;
 

@@ -11,9 +11,9 @@ use common::relation::Bench;
 use common::{Cluster, can_mount, pattern, text, wait_until};
 use serde_json::Value;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -270,6 +270,26 @@ fn get(port: u16, path: &str, cookie: &str) -> (String, String) {
     (head.to_owned(), body.to_owned())
 }
 
+/// The states that the console's stream has from now on.
+fn states(port: u16, cookie: &str) -> impl Iterator<Item = Value> {
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let path = "/api/v1/events/stream";
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: {cookie}\r\n\r\n").unwrap();
+    let lines = BufReader::new(stream).lines().map(Result::unwrap);
+    lines.filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok())
+}
+
+/// A program whose output goes to a file, and that is ended with this value.
+struct Follower(Child);
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn a_console_of_weir_up_notes_events_that_can_be_muted() {
     if !can_mount() {
@@ -291,8 +311,26 @@ fn a_console_of_weir_up_notes_events_that_can_be_muted() {
     eprintln!("the page has {bytes} bytes and came within {:?}", began.elapsed());
     assert!(bytes < 200_000);
 
+    assert!(get(port, "/api/v1/events/stream", "").0.starts_with("HTTP/1.1 401"));
     wait_healthy(&cluster);
+    let followed = cluster.dir().join("followed");
+    let follow = ["events", "--follow", "--dir", cluster.dir().to_str().unwrap()].map(str::to_owned);
+    let mut follower = Command::new(env!("CARGO_BIN_EXE_weir"));
+    follower.args(follow).stdout(fs::File::create(&followed).unwrap());
+    let follower = Follower(follower.spawn().unwrap());
+    let says = |word: &str| {
+        let text = fs::read_to_string(&followed).unwrap();
+        text.lines().any(|l| l.contains(word) && l.contains("warning   mover-down  mover-1 is not running"))
+    };
+    wait_until("it has begun", PATIENCE, || fs::metadata(&followed).unwrap().len() > 0);
+    let mut states = states(port, cookie);
+    let first = states.next().unwrap();
+    assert!(first["status"]["healthy"] == true && first["troubles"] == Value::Array(vec![]), "{first:#}");
     cluster.kill("mover-1");
+    let troubles = |state: &Value| state["troubles"].to_string();
+    assert!(states.any(|state| troubles(&state).contains("mover-down")), "the stream ended");
+    drop(states);
+    wait_until("the event is followed", PATIENCE, || says("  raised  "));
     let lasts = || events_of(&cluster, "mover-down").last().is_some_and(|event| event.1.is_none());
     wait_until("the event is noted", PATIENCE, lasts);
     assert!(
@@ -314,9 +352,43 @@ fn a_console_of_weir_up_notes_events_that_can_be_muted() {
     cluster.up();
     let cleared = || events_of(&cluster, "mover-down").last().is_some_and(|event| event.1.is_some());
     wait_until("the event has ended", PATIENCE, cleared);
+    wait_until("its end is followed, past the death of the coordinator", PATIENCE, || says("  cleared  "));
+    drop(follower);
+    let api = |path: &str| -> Value { serde_json::from_str(&get(port, path, cookie).1).unwrap() };
+    assert_eq!(api("/api/v1/events")["events"][0]["code"], "mover-down");
+    assert_eq!(api("/api/v1/proof")["targets"].as_array().unwrap().len(), 6);
     cluster.kill("console");
     let said = wait_reported(&cluster, "warning", "console", 1);
     assert!(said.starts_with("the console is not running"), "{said}");
+}
+
+#[test]
+fn a_log_of_weir_up_is_rotated_and_loses_no_line() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(1);
+    cluster.launcher = ["env", "WEIR_LOG_BYTES=5000", "WEIR_LOG=trace"].map(String::from).to_vec();
+    cluster.kill("storage-2");
+    cluster.up();
+    let log = |n: usize| {
+        cluster.dir().join(if n == 0 { "log/storage-2.log".into() } else { format!("log/storage-2.log.{n}") })
+    };
+    wait_until("three earlier files are kept", PATIENCE, || {
+        // Each write is a line in the log of a target, at this level.
+        fs::write(cluster.mount().join("f"), pattern(1, 1 << 20)).unwrap();
+        log(3).exists()
+    });
+    assert!(!log(4).exists());
+    // Every file begins and ends with a whole line; stderr leads to the newest one.
+    for n in [2, 1] {
+        let text = fs::read_to_string(log(n)).unwrap();
+        assert!(text.ends_with('\n') && text.len() >= 5000, "{} bytes", text.len());
+        assert!(text.starts_with("20"), "a line begins with its time: {text}");
+    }
+    let pid = cluster.pid("storage-2").unwrap();
+    let opened = [1, 2].map(|fd| fs::read_link(format!("/proc/{pid}/fd/{fd}")).unwrap());
+    assert_eq!(opened, [log(0), log(0)]);
 }
 
 #[test]

@@ -7,177 +7,16 @@
 )]
 mod common;
 
-use common::{can_mount, has, left_out, pattern, shell, text, wait_until};
+use common::machines::Machines;
+use common::{pattern, shell, text, wait_until};
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-const WEIR: &str = env!("CARGO_BIN_EXE_weir");
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Machines on one network, 10.77.0.0/24. Nothing of it is seen outside: the network itself is in a
-/// namespace, too.
-struct Machines {
-    dir: tempfile::TempDir,
-    /// The network, then the machines: processes that hold their namespaces.
-    holders: Vec<Child>,
-    running: Vec<(String, Child)>,
-}
-
-fn namespace() -> Child {
-    let mut child = Command::new("unshare").args(["-n", "sleep", "3600"]).spawn().unwrap();
-    let own = fs::read_link("/proc/self/ns/net").unwrap();
-    wait_until("a network namespace", PATIENCE, || {
-        assert!(child.try_wait().unwrap().is_none(), "unshare ended");
-        fs::read_link(format!("/proc/{}/ns/net", child.id())).is_ok_and(|of| of != own)
-    });
-    child
-}
-
-impl Machines {
-    fn new(count: usize) -> Machines {
-        let dir = tempfile::Builder::new().prefix("weir-test-").tempdir().unwrap();
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let mut machines = Machines { dir, holders: vec![namespace()], running: Vec::new() };
-        machines.within(0, "ip link add lan type bridge && ip link set lan up");
-        for n in 1..=count {
-            machines.holders.push(namespace());
-            let pid = machines.holders[n].id();
-            machines.within(
-                0,
-                &format!(
-                    "ip link add m{n} type veth peer name eth0 netns {pid} && ip link set m{n} master lan up"
-                ),
-            );
-            machines.within(
-                n,
-                &format!("ip link set lo up && ip addr add 10.77.0.{n}/24 dev eth0 && ip link set eth0 up"),
-            );
-        }
-        machines
-    }
-    fn within(&self, machine: usize, script: &str) -> String {
-        shell(&format!("nsenter -t {} -n bash -euc '{script}'", self.holders[machine].id()))
-    }
-    fn command(&self, machine: usize, args: &[&str]) -> Command {
-        let mut command = Command::new("nsenter");
-        command.args(["-t", &self.holders[machine].id().to_string(), "-n", WEIR]).args(args);
-        command.env_remove("WEIR_DIR").stdin(Stdio::null());
-        command
-    }
-    fn weir(&self, machine: usize, args: &[&str]) -> Output {
-        self.command(machine, args).output().unwrap()
-    }
-    /// What a command prints that succeeds.
-    fn done(&self, machine: usize, args: &[&str]) -> String {
-        let output = self.weir(machine, args);
-        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-        text(&output.stdout)
-    }
-    /// Its exit code and what it says when it fails.
-    fn refused(&self, machine: usize, args: &[&str]) -> (i32, String) {
-        let output = self.weir(machine, args);
-        assert!(!output.status.success(), "{args:?} did not fail: {}", text(&output.stdout));
-        (output.status.code().unwrap(), text(&output.stderr))
-    }
-    fn path(&self, name: &str) -> String {
-        self.dir.path().join(name).display().to_string()
-    }
-    /// Runs a role, and waits until it serves.
-    fn start(&mut self, machine: usize, name: &str, args: &[&str]) {
-        let (pid_file, log) = (self.path(&format!("{name}.pid")), self.path(&format!("{name}.log")));
-        let _ = fs::remove_file(&pid_file); // of the last start
-        let mut command = self.command(machine, args);
-        command.args(["--pid-file", &pid_file]).stderr(File::create(&log).unwrap());
-        let mut child = command.spawn().unwrap();
-        wait_until(&format!("{name} serves"), PATIENCE, || {
-            let said = || fs::read_to_string(&log).unwrap();
-            assert!(child.try_wait().unwrap().is_none(), "{name} ended: {}", said());
-            text(&fs::read(&pid_file).unwrap_or_default()).contains("\"ready\":true")
-        });
-        self.running.push((name.into(), child));
-    }
-    /// A new node: joined with a token of its own, and started.
-    fn join(&mut self, machine: usize, name: &str, role: &str, more: &[&str]) {
-        let token = self.token(&["--role", role]);
-        let dir = self.path(name);
-        self.done(machine, &[&["join", &token, "--dir", &dir, "--name", name][..], more].concat());
-        let config = format!("{dir}/{role}.toml");
-        let new: &[&str] = if role == "meta" { &["--new"] } else { &[] };
-        self.start(machine, name, &[&[role, "--config", &config][..], new].concat());
-    }
-    /// The fourth machine mounts the file system, with a socket for its users.
-    fn join_mount(&mut self) {
-        let (mount, socket) = (self.path("mnt"), self.path("users.sock"));
-        self.join(4, "n4", "mount", &["--mount", &mount, "--socket", &socket]);
-    }
-    /// A command of a user of the fourth machine.
-    fn as_user(&self, uid: u32, args: &[&str]) -> Output {
-        let user = [format!("--reuid={uid}"), format!("--regid={uid}")];
-        let mut command = Command::new("nsenter");
-        command.args(["-t", &self.holders[4].id().to_string(), "-n", "setpriv"]).args(user);
-        command.args(["--clear-groups", WEIR]).args(args).env_remove("WEIR_DIR").stdin(Stdio::null());
-        command.current_dir(self.mount()).output().unwrap()
-    }
-    fn authorities(&self) -> serde_json::Value {
-        serde_json::from_str(&self.done(1, &["ca", "list", "--dir", &self.path("coord"), "--json"])).unwrap()
-    }
-    fn token(&self, args: &[&str]) -> String {
-        let dir = self.path("coord");
-        self.done(1, &[&["token", "create", "--dir", &dir][..], args].concat()).trim().to_owned()
-    }
-    fn mount(&self) -> PathBuf {
-        self.dir.path().join("mnt")
-    }
-    /// The records of the coordinator's audit log that have all these words.
-    fn audited(&self, words: &[&str]) -> usize {
-        let log = self.done(1, &["audit", "show", "--dir", &self.path("coord/coord"), "--json"]);
-        let log: serde_json::Value = serde_json::from_str(&log).unwrap();
-        let records = log.as_array().unwrap().iter().map(ToString::to_string);
-        records.filter(|record| words.iter().all(|word| record.contains(word))).count()
-    }
-}
-
-impl Drop for Machines {
-    fn drop(&mut self) {
-        let _ = Command::new(WEIR).args(["unmount", "--lazy"]).arg(self.mount()).output(); // it may not be mounted
-        let running = self.running.iter_mut().rev().map(|(_, child)| child);
-        for child in running.chain(&mut self.holders) {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-/// Three machines with a coordinator, metadata and three targets, a fourth that mounts, and a fifth that is
-/// no node.
-fn cluster() -> Option<Machines> {
-    let is_root = || rustix::process::geteuid().is_root() || left_out("only root makes network namespaces");
-    if !(can_mount() && is_root() && has("ip") && has("nsenter")) {
-        return None;
-    }
-    let mut machines = Machines::new(5);
-    let dir = machines.path("coord");
-    let init =
-        ["init", "--dir", &dir, "--listen", "tcp:10.77.0.1:7000", "--targets", "3", "--scheme", "ec:2+1"];
-    machines.done(1, &init);
-    machines.start(1, "coord-role", &["coord", "--config", &format!("{dir}/coord.toml")]);
-    machines.join(1, "meta1", "meta", &[]);
-    for n in 1..=3 {
-        machines.join(n, &format!("s{n}"), "storage", &[]);
-    }
-    let keep = ["access", "add", "admins", "--who", "n4", "--root", "keep", "--dir", &dir];
-    machines.done(1, &keep);
-    fs::create_dir(machines.mount()).unwrap();
-    machines.join_mount();
-    Some(machines)
-}
 
 #[test]
 fn machines_join_with_tokens_and_share_a_file_system() {
-    let Some(machines) = cluster() else { return };
+    let Some(machines) = Machines::cluster() else { return };
     let file = machines.mount().join("f");
     fs::write(&file, pattern(1, 3_000_001)).unwrap();
     File::open(&file).unwrap().sync_all().unwrap();
@@ -204,7 +43,7 @@ fn machines_join_with_tokens_and_share_a_file_system() {
 
 #[test]
 fn root_of_a_joined_machine_is_not_root_without_a_rule() {
-    let Some(machines) = cluster() else { return };
+    let Some(machines) = Machines::cluster() else { return };
     let (dir, mount) = (machines.path("coord"), machines.mount());
     fs::write(mount.join("of-root"), b"secret").unwrap();
     shell(&format!("chmod 600 {}", mount.join("of-root").display()));
@@ -218,7 +57,7 @@ fn root_of_a_joined_machine_is_not_root_without_a_rule() {
 
 #[test]
 fn who_is_no_node_gets_nothing_over_the_network() {
-    let Some(machines) = cluster() else { return };
+    let Some(machines) = Machines::cluster() else { return };
     let there = "tcp:10.77.0.1:7000";
     let (code, said) = machines.refused(5, &["status", "--coordinator", there]);
     assert!(code == 5 && said.contains("certificate") && said.contains("hint:"), "{code}: {said}");
@@ -252,7 +91,7 @@ fn who_is_no_node_gets_nothing_over_the_network() {
 
 #[test]
 fn operators_and_auditors_may_less_than_administrators() {
-    let Some(machines) = cluster() else { return };
+    let Some(machines) = Machines::cluster() else { return };
     let dirs = ["operator", "auditor"].map(|role| {
         let dir = machines.path(role);
         let token = machines.token(&["--role", role]);
@@ -282,7 +121,7 @@ fn operators_and_auditors_may_less_than_administrators() {
 
 #[test]
 fn a_token_lets_in_whom_it_is_for_and_nobody_else() {
-    let Some(machines) = cluster() else { return };
+    let Some(machines) = Machines::cluster() else { return };
     let join = |machine: usize, token: &str, name: &str| {
         let dir = machines.path(&format!("try-{}", fs::read_dir(machines.dir.path()).unwrap().count()));
         machines.weir(machine, &["join", token, "--dir", &dir, "--name", name])
@@ -323,7 +162,7 @@ fn a_token_lets_in_whom_it_is_for_and_nobody_else() {
 
 #[test]
 fn a_removed_node_is_cut_off() {
-    let Some(mut machines) = cluster() else { return };
+    let Some(mut machines) = Machines::cluster() else { return };
     let dir = machines.path("coord");
     let file = machines.mount().join("f");
     fs::write(&file, b"before").unwrap();
@@ -333,10 +172,7 @@ fn a_removed_node_is_cut_off() {
         fs::read_to_string(machines.path("n4.log")).unwrap().contains("n4 was removed from the cluster")
     });
     machines.done(4, &["unmount", "--lazy", machines.mount().to_str().unwrap()]);
-    let at = machines.running.iter().position(|(name, _)| name == "n4").unwrap();
-    let (_, mut mount) = machines.running.remove(at);
-    mount.kill().unwrap();
-    mount.wait().unwrap();
+    machines.kill("n4");
     let config = format!("{}/mount.toml", machines.path("n4"));
     let (code, said) = machines.refused(4, &["mount", "--config", &config]);
     assert!(code == 5 && said.contains("n4 was removed from the cluster"), "{code}: {said}");
@@ -348,7 +184,7 @@ fn a_removed_node_is_cut_off() {
 
 #[test]
 fn users_of_a_joined_machine_ask_through_their_mount() {
-    let Some(machines) = cluster() else { return };
+    let Some(machines) = Machines::cluster() else { return };
     let (dir, mount) = (machines.path("coord"), machines.path("mnt"));
     machines.done(1, &["volume", "create", "v", "/v", "--owner", "1000", "--dir", &dir]);
     // In the mount nothing else has to be named.
@@ -403,7 +239,7 @@ fn users_of_a_joined_machine_ask_through_their_mount() {
 
 #[test]
 fn the_authority_is_replaced_while_nodes_run() {
-    let Some(machines) = cluster() else { return };
+    let Some(machines) = Machines::cluster() else { return };
     let (dir, file) = (machines.path("coord"), machines.mount().join("f"));
     fs::write(&file, pattern(3, 1_000_001)).unwrap();
     let (before, early) = (machines.authorities(), machines.token(&["--role", "mount"]));
@@ -451,7 +287,7 @@ impl Drop for Elsewhere<'_> {
 
 #[test]
 fn a_cluster_with_certificates_is_a_home_of_another_one() {
-    let Some(machines) = cluster() else { return };
+    let Some(machines) = Machines::cluster() else { return };
     let coord = machines.path("coord");
     machines.done(1, &["volume", "create", "copy", "/copy", "--dir", &coord]);
     let token = machines.token(&["--role", "mover"]);

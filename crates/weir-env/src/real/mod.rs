@@ -27,7 +27,7 @@ use std::{
     str::FromStr,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, AtomicUsize, Ordering},
+        atomic::{AtomicI64, AtomicU32, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -77,6 +77,15 @@ impl Default for RealConfig {
         // targets.
         RealConfig { disk_threads: 32, buffer_cache_bytes: 256 << 20, kill_at: None }
     }
+}
+
+/// How far all clocks of this process differ from the machine's.
+static WALL_AHEAD_NS: AtomicI64 = AtomicI64::new(0);
+
+/// For tests: from now on this process takes another time of day for the present one, as on a machine whose
+/// clock is wrong. Monotonic time is the same.
+pub fn set_wall_ahead(seconds: i64) {
+    WALL_AHEAD_NS.store(seconds.saturating_mul(1_000_000_000), Ordering::Relaxed);
 }
 
 /// The machine, with defaults.
@@ -132,7 +141,8 @@ impl ClockSource for MachineClock {
     }
     fn wall(&self) -> WallTime {
         let t = clock_gettime(ClockId::Realtime);
-        WallTime(t.tv_sec * 1_000_000_000 + t.tv_nsec)
+        let machine = t.tv_sec * 1_000_000_000 + t.tv_nsec;
+        WallTime(machine.saturating_add(WALL_AHEAD_NS.load(Ordering::Relaxed)))
     }
     fn sleep_until(&self, at: Instant) -> BoxFuture<'static, ()> {
         match at.since(self.now()) {

@@ -5,14 +5,15 @@
 //! or secrets; bytes are sent without a copy.
 use super::{
     S3HomeConfig,
-    key::url_encode,
+    key::{url_decode, url_encode},
     meta::{META, META_XATTRS, Meta, Object},
+    xml::Element,
 };
 use crate::{Attrs, Fault, FaultKind, HomePath, Outcome};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
 use md5::{Digest, Md5};
-use rusty_s3::{Bucket, Credentials, Method, UrlStyle, actions};
+use rusty_s3::{Bucket, Credentials, Method, UrlStyle};
 use std::{
     collections::BTreeMap,
     io::{self, Read},
@@ -234,16 +235,16 @@ impl Client {
         if answer.status().is_success() { Ok(answer) } else { Err(said(answer)) }
     }
 
-    /// The body of an answer; some errors are reported in a body after a success status.
-    fn text(&self, method: Method, key: Option<&str>, ask: Ask<'_>) -> Answer<String> {
+    /// The document of an answer. A service that began its answer before it knew the result reports an error
+    /// after a success status.
+    fn document(&self, method: Method, key: Option<&str>, ask: Ask<'_>) -> Answer<Element> {
         let mut answer = self.send(method, key, ask)?;
         let text = read_text(&mut answer)?;
-        match between(&text, "<Code>", "</Code>") {
-            Some(code) if text.contains("<Error>") || text.contains("<Error ") => {
-                let message = between(&text, "<Message>", "</Message>").unwrap_or_default();
-                Err(Failure::Said(500, code.into(), message.into()))
-            }
-            _ => Ok(text),
+        let root = Element::parse(&text)
+            .map_err(|e| Failure::Silent(format!("the answer is not a document of S3: {e}")))?;
+        match root.name.as_str() {
+            "Error" => Err(said_in(500, &root)),
+            _ => Ok(root),
         }
     }
 
@@ -291,7 +292,7 @@ impl Client {
     /// Copies within the bucket, with new metadata. At most 5 GiB.
     pub(super) fn copy(&self, from: &str, etag: &str, to: &str, ask: Ask<'_>) -> Answer<()> {
         let ask = self.source(ask, from, etag).header("x-amz-metadata-directive", "REPLACE");
-        self.text(Method::Put, Some(to), ask).map(drop)
+        self.document(Method::Put, Some(to), ask).map(drop)
     }
 
     fn source<'a>(&self, ask: Ask<'a>, from: &str, etag: &str) -> Ask<'a> {
@@ -320,30 +321,21 @@ impl Client {
         if let Some(after) = after {
             ask = ask.query("start-after", after);
         }
-        let text = self.text(Method::Get, None, ask)?;
-        let listed =
-            actions::ListObjectsV2::parse_response(&text).map_err(|e| Failure::Silent(e.to_string()))?;
-        let mut keys: Vec<String> = listed.contents.into_iter().map(|object| object.key).collect();
-        keys.extend(listed.common_prefixes.into_iter().map(|common| common.prefix));
-        keys.sort_unstable();
-        Ok((keys, listed.next_continuation_token.is_some()))
+        listed(&self.document(Method::Get, None, ask)?)
     }
 
     pub(super) fn begin_upload(&self, key: &str, ask: Ask<'_>) -> Answer<String> {
-        let text = self.text(Method::Post, Some(key), ask.query("uploads", ""))?;
-        let begun = actions::CreateMultipartUpload::parse_response(&text)
-            .map_err(|e| Failure::Silent(e.to_string()))?;
-        Ok(begun.upload_id().to_owned())
+        let begun = self.document(Method::Post, Some(key), ask.query("uploads", ""))?;
+        let id = begun.text_of("UploadId").filter(|id| !id.is_empty()).map(str::to_owned);
+        id.ok_or_else(|| Failure::Silent("an upload was begun without an id".into()))
     }
 
     /// Unfinished uploads of this key.
     pub(super) fn uploads(&self, key: &str) -> Answer<Vec<String>> {
-        let text = self.text(Method::Get, None, Ask::default().query("uploads", "").query("prefix", key))?;
-        let uploads = text.split("<Upload>").skip(1).filter_map(|upload| {
-            let of = unescape(between(upload, "<Key>", "</Key>")?);
-            (of == key).then_some(between(upload, "<UploadId>", "</UploadId>")?.to_owned())
-        });
-        Ok(uploads.collect())
+        let ask = Ask::default().query("uploads", "").query("prefix", key);
+        let listed = self.document(Method::Get, None, ask)?;
+        let of_key = listed.all("Upload").filter(|upload| upload.exact_text_of("Key") == Some(key));
+        Ok(of_key.filter_map(|upload| upload.text_of("UploadId")).map(str::to_owned).collect())
     }
 
     pub(super) fn put_part(&self, key: &str, upload: &str, number: u16, body: &[Bytes]) -> Answer<String> {
@@ -365,8 +357,8 @@ impl Client {
         let ask = self
             .source(ask, from, etag)
             .header("x-amz-copy-source-range", format!("bytes={}-{}", range.start, range.end - 1));
-        let text = self.text(Method::Put, Some(key), ask)?;
-        let etag = between(&text, "<ETag>", "</ETag>").map(|etag| unquoted(&unescape(etag)));
+        let copied = self.document(Method::Put, Some(key), ask)?;
+        let etag = copied.text_of("ETag").map(unquoted).filter(|etag| !etag.is_empty());
         etag.ok_or_else(|| Failure::Silent("a part was copied without an ETag".into()))
     }
 
@@ -378,16 +370,16 @@ impl Client {
             if let Some(after) = after {
                 ask = ask.query("part-number-marker", after);
             }
-            let text = match self.text(Method::Get, Some(key), ask) {
+            let listed = match self.document(Method::Get, Some(key), ask) {
                 Err(failure) if failure.is_missing() => return Ok(None),
-                text => text?,
+                listed => listed?,
             };
-            let listed =
-                actions::ListParts::parse_response(&text).map_err(|e| Failure::Silent(e.to_string()))?;
-            parts.extend(
-                listed.parts.into_iter().map(|part| (part.number, (unquoted(&part.etag), part.size))),
-            );
-            match listed.next_part_number_marker {
+            for part in listed.all("Part") {
+                let known =
+                    part_of(part).ok_or_else(|| Failure::Silent("a listed part lacks a value".into()))?;
+                parts.extend([known]);
+            }
+            match next_marker(&listed) {
                 Some(next) if Some(next) > after => after = Some(next),
                 _ => return Ok(Some(parts)),
             }
@@ -403,7 +395,8 @@ impl Client {
         }
         xml.push_str("</CompleteMultipartUpload>");
         let body = [Bytes::from(xml)];
-        self.text(Method::Post, Some(key), Ask::default().query("uploadId", upload).body(&body)).map(drop)
+        let ask = Ask::default().query("uploadId", upload).body(&body);
+        self.document(Method::Post, Some(key), ask).map(drop)
     }
 
     pub(super) fn abort_upload(&self, key: &str, upload: &str) -> Answer<()> {
@@ -414,12 +407,46 @@ impl Client {
     }
 }
 
+/// The error of an answer; a proxy does not answer with a document.
 fn said(mut answer: Response<Body>) -> Failure {
     let status = answer.status().as_u16();
     let text = read_text(&mut answer).unwrap_or_default();
-    let word =
-        |tag: &str| between(&text, &format!("<{tag}>"), &format!("</{tag}>")).unwrap_or_default().to_owned();
+    match Element::parse(&text) {
+        Ok(root) => said_in(status, &root),
+        Err(_) => Failure::Said(status, String::new(), String::new()),
+    }
+}
+
+/// Some services put the error into an element around it.
+fn said_in(status: u16, root: &Element) -> Failure {
+    let error = root.all("Error").next().unwrap_or(root);
+    let word = |name: &str| error.text_of(name).unwrap_or_default().to_owned();
     Failure::Said(status, word("Code"), word("Message"))
+}
+
+/// The keys of a listing, and whether there are more.
+fn listed(root: &Element) -> Answer<(Vec<String>, bool)> {
+    let is_encoded = root.text_of("EncodingType") == Some("url");
+    let decoded = |text: &str| if is_encoded { url_decode(text) } else { Some(text.to_owned()) };
+    let objects = root.all("Contents").map(|object| object.exact_text_of("Key"));
+    let common = root.all("CommonPrefixes").map(|common| common.exact_text_of("Prefix"));
+    let keys: Option<Vec<String>> = objects.chain(common).map(|key| decoded(key?)).collect();
+    let mut keys = keys.ok_or_else(|| Failure::Silent("a listed key is missing, or is not UTF-8".into()))?;
+    keys.sort_unstable();
+    Ok((keys, root.text_of("IsTruncated") == Some("true")))
+}
+
+/// Number, ETag and size.
+fn part_of(part: &Element) -> Option<(u16, (String, u64))> {
+    let number = part.text_of("PartNumber")?.parse().ok()?;
+    let size = part.text_of("Size")?.parse().ok()?;
+    Some((number, (unquoted(part.text_of("ETag")?), size)))
+}
+
+/// Where a list of parts continues.
+fn next_marker(listed: &Element) -> Option<u16> {
+    let is_truncated = listed.text_of("IsTruncated") == Some("true");
+    listed.text_of("NextPartNumberMarker").filter(|_| is_truncated)?.parse().ok()
 }
 
 fn read_text(answer: &mut Response<Body>) -> Answer<String> {
@@ -458,16 +485,6 @@ pub(super) fn implied_dir() -> Object {
     Object { meta: stranger("/", Time { nanos: 0 }), is_ours: false, etag, size: 0 }
 }
 
-fn between<'a>(text: &'a str, from: &str, to: &str) -> Option<&'a str> {
-    let rest = &text[text.find(from)? + from.len()..];
-    rest.get(..rest.find(to)?)
-}
-
-fn unescape(text: &str) -> String {
-    let text = text.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", "\"").replace("&#34;", "\"");
-    text.replace("&apos;", "'").replace("&#39;", "'").replace("&amp;", "&")
-}
-
 fn unquoted(etag: &str) -> String {
     etag.trim_matches('"').to_owned()
 }
@@ -476,6 +493,11 @@ fn quoted(etag: &str) -> String {
 }
 
 #[cfg(test)]
+#[allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a test is a user of the operating system"
+)]
 mod tests {
     use super::*;
     use FaultKind::*;
@@ -512,10 +534,94 @@ mod tests {
     }
 
     #[test]
-    fn small_texts() {
-        assert_eq!(between("x<Key>a</Key>", "<Key>", "</Key>"), Some("a"));
-        assert_eq!(between("x<Key>a", "<Key>", "</Key>"), None);
-        assert_eq!(unescape("&amp;lt; &quot;&#39;"), "&lt; \"'");
+    fn answers_of_odd_services_are_understood() {
+        let root = |document: &str| Element::parse(document).unwrap();
+        let document = "<x:ListBucketResult xmlns:x='u'><x:EncodingType>url</x:EncodingType><x:IsTruncated> true </x:IsTruncated>\
+                        <x:Contents><x:Key>b%2Fa+%C3%A4%2B</x:Key></x:Contents><x:CommonPrefixes><x:Prefix>a/</x:Prefix>\
+                        </x:CommonPrefixes></x:ListBucketResult>";
+        let expected = (vec!["a/".to_owned(), "b/a ä+".to_owned()], true);
+        assert_eq!(listed(&root(document)).unwrap(), expected);
+        let plain = "<ListBucketResult><Contents><Key> a+%41&#10;</Key></Contents></ListBucketResult>";
+        assert_eq!(listed(&root(plain)).unwrap(), (vec![" a+%41\n".to_owned()], false));
+        assert!(
+            listed(&root("<L><EncodingType>url</EncodingType><Contents><Key>%FF</Key></Contents></L>"))
+                .is_err()
+        );
+        assert!(listed(&root("<L><Contents/></L>")).is_err());
+
+        let parts = "<R><NextPartNumberMarker>2</NextPartNumberMarker><IsTruncated>false</IsTruncated><Part a='1'>\
+                     <PartNumber>2</PartNumber><ETag>&#34;e&quot;</ETag><Size>5</Size></Part></R>";
+        let parts = root(parts);
+        assert_eq!(part_of(parts.all("Part").next().unwrap()), Some((2, ("e".to_owned(), 5))));
+        assert_eq!(next_marker(&parts), None, "some services name one at the end, too");
+        for error in ["<Error a='b'><Code>C</Code></Error>", "<R xmlns='u'><Error><Code>C</Code></Error></R>"]
+        {
+            let Failure::Said(403, code, _) = said_in(403, &root(error)) else { panic!("{error}") };
+            assert_eq!(code, "C");
+        }
+    }
+
+    /// A service that gives this answer to each request.
+    fn answering(answer: &'static str) -> (Client, std::thread::JoinHandle<()>) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let config = S3HomeConfig {
+            bucket: "b".into(),
+            prefix: String::new(),
+            endpoint,
+            region: "r".into(),
+            path_style: true,
+            access_key: "k".into(),
+            secret_key: "s".into(),
+            token: None,
+            relation: "r".into(),
+            is_new: false,
+            only_reads: false,
+            ids: Default::default(),
+            limits: Default::default(),
+            copy_bytes_max: S3HomeConfig::COPY_BYTES_MAX,
+        };
+        let env = weir_env::real::env();
+        let client = Client::new(&config, env.clock.clone(), env.buffers.clone()).unwrap();
+        let service = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            let mut buf = [0; 4096];
+            // Headers, and the small body in the same packet or the next one.
+            while !request.ends_with(b"</CompleteMultipartUpload>") {
+                let n = stream.read(&mut buf).unwrap();
+                assert!(n > 0, "the request is incomplete");
+                request.extend_from_slice(&buf[..n]);
+            }
+            let head =
+                format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", answer.len());
+            io::Write::write_all(&mut stream, (head + answer).as_bytes()).unwrap();
+        });
+        (client, service)
+    }
+
+    #[test]
+    fn a_success_with_an_error_in_it_is_an_error() {
+        let end = |answer| {
+            let (client, service) = answering(answer);
+            let ended = client.end_upload("k", "u", &["e".to_owned()]);
+            service.join().unwrap();
+            ended
+        };
+        let said = end(
+            "\n\n<s:Error xmlns:s='x'><s:Code>InternalError</s:Code><s:Message>a &#60; b</s:Message></s:Error>",
+        );
+        let Err(Failure::Said(500, code, message)) = said else { panic!("{said:?}") };
+        assert_eq!((code.as_str(), message.as_str()), ("InternalError", "a < b"));
+        for cut in ["", "  ", "<CompleteMultipartUploadResult><Key>k</Key>", "<html>"] {
+            assert!(matches!(end(cut), Err(Failure::Silent(_))), "{cut:?}");
+        }
+        let key = "<CompleteMultipartUploadResult><Key>&lt;Error>&lt;Code>x&lt;/Code></Key></CompleteMultipartUploadResult>";
+        end(key).unwrap();
+    }
+
+    #[test]
+    fn quotes_of_etags_are_removed() {
         assert_eq!(unquoted("\"e\""), "e");
     }
 }

@@ -74,9 +74,40 @@ pub(super) fn url_encode(text: &str) -> String {
     encoded
 }
 
+/// A key of a listing with `encoding-type=url`, where a plus is a space. None: it is not UTF-8.
+pub(super) fn url_decode(text: &str) -> Option<String> {
+    let (mut decoded, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    while let [first, after @ ..] = rest {
+        rest = after;
+        let byte = match (first, after) {
+            (b'%', [high, low, after @ ..]) if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+                rest = after;
+                let digit = |b: u8| char::from(b).to_digit(16).map_or(0, |digit| digit as u8);
+                digit(*high) << 4 | digit(*low)
+            }
+            (b'+', _) => b' ',
+            _ => *first,
+        };
+        decoded.push(byte);
+    }
+    String::from_utf8(decoded).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn keys_of_listings_are_decoded() {
+        for (text, key) in
+            [("a+b%2B", "a b+"), ("%c3%A4", "ä"), ("100%", "100%"), ("%4", "%4"), ("%zz", "%zz"), ("", "")]
+        {
+            assert_eq!(url_decode(text).as_deref(), Some(key), "{text}");
+        }
+        assert_eq!(url_decode("%FF"), None);
+        let all: String = ('\u{1}'..'\u{400}').collect();
+        assert_eq!(url_decode(&url_encode(&all)), Some(all));
+    }
     use proptest::prelude::*;
 
     #[test]

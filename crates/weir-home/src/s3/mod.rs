@@ -8,6 +8,7 @@ mod data;
 mod key;
 mod meta;
 mod names;
+mod xml;
 
 use crate::{
     Attrs, Expect, Fault, FaultKind, Fingerprint, Found, Home, HomeLane, HomeLister, HomePath, HomeReader,

@@ -52,6 +52,12 @@ pub fn init(args: &Init) -> Outcome<()> {
     println!("or let systemd run it:          {}", unit::enable(&unit));
     if founds {
         println!("then let machines join it:      weir token create --dir {} --role storage", dir.display());
+    } else {
+        // The first `weir init` may have ended before it wrote admin.pem.
+        println!(
+            "commands on other machines:     need admin.pem of the directory where the cluster was founded; if it is lost:"
+        );
+        println!("                                weir token create --dir {} --role admin", dir.display());
     }
     Ok(())
 }

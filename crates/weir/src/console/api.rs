@@ -1,18 +1,18 @@
 //! The answers of the API: pure functions of the snapshot, as JSON. `openapi.json` describes it.
 use super::snapshot::Snapshot;
 use crate::cli_watch::By;
-use crate::commands::troubles::{state, worst};
+use crate::commands::troubles::{HomesHere, state, worst};
 use crate::commands::watch::{Names, lines_of, sorted, waits_json};
 use crate::observe::Health;
 use crate::users::Users;
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use weir_coord::{Cluster, Gathered};
 use weir_proto::Result;
 use weir_proto::map::TargetState;
-use weir_proto::relation::RelationState;
+use weir_proto::relation::{RelationInfo, RelationState};
 use weir_proto::watch::{GetHistory, SeriesRead};
 use weir_trust::certificate::role_word;
 
@@ -96,7 +96,16 @@ pub fn volumes(snapshot: &Snapshot) -> Value {
 
 pub fn homes(snapshot: &Snapshot) -> Value {
     let relations = snapshot.namespaces().flat_map(|(_, known)| &known.relations);
-    let one = |r: &weir_proto::relation::RelationInfo| {
+    // A mover notices a missing directory when it next needs it.
+    let here = snapshot.facts.as_ref().map(|facts| &facts.homes);
+    let is =
+        |of: fn(&HomesHere) -> &BTreeSet<String>, url: &str| here.is_some_and(|here| of(here).contains(url));
+    let failure = |r: &RelationInfo| match r.url.as_str() {
+        url if is(|here| &here.missing, url) => "the directory is missing".to_owned(),
+        url if is(|here| &here.silent, url) => "its file system does not answer".to_owned(),
+        _ => r.home_failure.clone(),
+    };
+    let one = |r: &RelationInfo| {
         let (state, why) = match &r.state {
             RelationState::Synced {} => ("synced", String::new()),
             RelationState::Copying {} => ("copying", String::new()),
@@ -106,10 +115,34 @@ pub fn homes(snapshot: &Snapshot) -> Value {
         json!({
             "volume": r.volume_name, "home": r.url.split('?').next(), "state": state, "why": why,
             "lag_ms": r.lag_ms, "backlog_bytes": r.backlog_bytes, "rate_bytes": r.rate, "movers": r.movers,
-            "limited_by": r.limited_by, "failure": r.home_failure,
+            "limited_by": r.limited_by, "failure": failure(r),
         })
     };
     json!({ "homes": relations.map(one).collect::<Vec<_>>() })
+}
+
+/// What shows that data and accesses are sound: checksums, audit logs, certificates.
+pub fn proof(snapshot: &Snapshot) -> Value {
+    let Some(facts) = &snapshot.facts else {
+        return json!({ "targets": [], "audit": [], "certificates": [] });
+    };
+    let targets = facts.status.targets.iter().map(|r| {
+        json!({ "target": r.target.to_string(), "damaged_blocks": r.damaged_blocks, "repaired_blocks": r.repaired_blocks })
+    });
+    let of_namespaces =
+        snapshot.namespaces().map(|(name, known)| (format!("metadata of {name}"), &known.audit));
+    let logs = [("coordinator".to_owned(), &facts.audit)].into_iter().chain(of_namespaces);
+    let audit = logs.map(|(whose, a)| {
+        json!({ "of": whose, "records": a.records, "waiting": a.waiting, "lost": a.lost, "failure": a.failure })
+    });
+    let holders = facts.holders.iter().filter(|holder| !holder.removed).map(|holder| {
+        let roles: Vec<&str> = holder.roles.iter().map(|role| role_word(*role)).collect();
+        let left_s = holder.until.saturating_sub(facts.now_s);
+        json!({ "name": holder.name, "roles": roles, "left_s": left_s, "from": holder.from })
+    });
+    json!({
+        "targets": targets.collect::<Vec<_>>(), "audit": audit.collect::<Vec<_>>(), "certificates": holders.collect::<Vec<_>>(),
+    })
 }
 
 /// A series, summed over all processes: of the last minutes, by second up to an hour.

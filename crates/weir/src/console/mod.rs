@@ -8,8 +8,10 @@ mod login;
 mod metrics;
 mod page;
 mod snapshot;
+mod stream;
 
 use crate::cli_watch::ConsoleArgs;
+use crate::commands::events::as_json;
 use crate::commands::gather::Asker;
 use crate::commands::troubles::Trouble;
 use crate::commands::which::coordinators;
@@ -26,9 +28,10 @@ use serde::Deserialize;
 use snapshot::Source;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 use weir_proto::Error;
-use weir_proto::event::ReportEvents;
+use weir_proto::event::{GetEvents, ReportEvents};
 
 const SCRIPT: &str = include_str!("console.js");
 const STYLE: &str = include_str!("console.css");
@@ -42,6 +45,8 @@ struct Console {
     login: Login,
     listens: SocketAddr,
     links: Option<LinkFile>,
+    /// Open streams of states.
+    streams: AtomicUsize,
 }
 
 type Shared = State<Arc<Console>>;
@@ -61,7 +66,8 @@ pub fn console(args: &ConsoleArgs) -> Outcome<()> {
         let listens = listener.local_addr().doing("find the port")?;
         let login = Login::new(&asker.env);
         let links = args.link_file.clone().map(LinkFile);
-        let console = Arc::new(Console { source: Source::new(asker, local), login, listens, links });
+        let source = Source::new(asker, local);
+        let console = Arc::new(Console { source, login, listens, links, streams: AtomicUsize::new(0) });
         println!("metrics: http://{listens}/metrics");
         let link = console.next_link()?;
         match &console.links {
@@ -118,6 +124,9 @@ fn routes(console: Arc<Console>) -> Router {
         .route("/api/v1/volumes", get(volumes))
         .route("/api/v1/homes", get(homes))
         .route("/api/v1/history", get(history))
+        .route("/api/v1/events", get(events))
+        .route("/api/v1/events/stream", get(stream::states))
+        .route("/api/v1/proof", get(proof))
         .layer(from_fn_with_state(console.clone(), logged_in));
     Router::new()
         .merge(private)
@@ -232,6 +241,17 @@ async fn volumes(State(console): Shared) -> Response {
 
 async fn homes(State(console): Shared) -> Response {
     json(&api::homes(&*console.source.snapshot().await))
+}
+
+async fn events(State(console): Shared) -> Response {
+    match console.source.asker.cluster.administer(&GetEvents {}).await {
+        Ok(log) => json(&as_json(&log)),
+        Err(e) => (StatusCode::SERVICE_UNAVAILABLE, format!("{e}\n")).into_response(),
+    }
+}
+
+async fn proof(State(console): Shared) -> Response {
+    json(&api::proof(&*console.source.snapshot().await))
 }
 
 #[derive(Deserialize)]

@@ -2,14 +2,16 @@
 use maud::{DOCTYPE, html};
 use serde_json::Value;
 
-/// Names of screens, as shown and as used in `console.js`. Their keys are 1 to 6.
-const SCREENS: [(&str, &str); 6] = [
+/// Names of screens, as shown and as used in `console.js`. Their keys are 1 to 8.
+const SCREENS: [(&str, &str); 8] = [
     ("overview", "All right?"),
     ("who", "Who"),
     ("machines", "Machines"),
     ("volumes", "Volumes"),
     ("homes", "Homes"),
     ("waits", "Waits"),
+    ("events", "Events"),
+    ("proof", "Proof"),
 ];
 
 pub fn page(status: &Value) -> String {

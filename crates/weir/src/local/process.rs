@@ -3,9 +3,10 @@
 //! A process is known by its pid file, which it writes itself: pid, start time and boot. A pid that was
 //! reused meanwhile has another start time and is never signalled.
 use crate::failure::{Doing, Failure, Outcome};
+use crate::log::rotation;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -171,6 +172,11 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// The bytes of its log before it starts, once a large one is rotated.
+    pub fn log_before(&self) -> Outcome<u64> {
+        rotation::begin(&self.log).doing(format_args!("rotate the log {}", self.log.display()))?;
+        Ok(fs::metadata(&self.log).map_or(0, |metadata| metadata.len()))
+    }
     /// Starts it, detached from the terminal and the caller's process group.
     pub fn start(&self) -> Outcome<Child> {
         let _ = fs::remove_file(&self.pid_file);
@@ -178,16 +184,12 @@ impl Launch {
             Program::Weir => (std::env::current_exe().doing("find this binary")?, "weir"),
             Program::Other { name, .. } => (PathBuf::from(name), name),
         };
-        let log = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&self.log)
-            .doing(format_args!("open the log {}", self.log.display()))?;
+        let log = rotation::open(&self.log).doing(format_args!("open the log {}", self.log.display()))?;
         let also = log.try_clone().doing("open the log twice")?;
         let mut command = Command::new(binary);
         command.args(&self.args);
         if self.program == Program::Weir {
-            command.arg("--pid-file").arg(&self.pid_file);
+            command.arg("--pid-file").arg(&self.pid_file).env("WEIR_LOG_FILE", &self.log);
         }
         command.current_dir("/").stdin(Stdio::null()).stdout(also).stderr(log).process_group(0);
         let child = command.spawn().map_err(|e| self.not_started(name, &e))?;

@@ -474,7 +474,7 @@ fn launch(local: &LocalCluster, process: &Process) -> Outcome<Launched> {
         _ => (Program::Weir, arguments(local, process)?),
     };
     let launch = Launch { program, args, pid_file: local.pid_file(process), log: local.log(process) };
-    let log_before = fs::metadata(&launch.log).map_or(0, |m| m.len());
+    let log_before = launch.log_before()?;
     let child = launch.start()?;
     Ok(Launched::Starting { launch, child, log_before })
 }

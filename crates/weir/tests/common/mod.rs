@@ -7,6 +7,7 @@
 )]
 
 pub mod locker;
+pub mod machines;
 pub mod relation;
 pub mod rings;
 pub mod s3;

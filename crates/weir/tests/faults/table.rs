@@ -1,12 +1,32 @@
 //! A table of faults: what was done to a cluster, what `weir status` and `weir why` say of it, and how fast.
+use crate::common::machines::Machines;
 use crate::common::{Cluster, text};
 use serde_json::Value;
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 /// How long a fault may take until it is named; a mover is silent for 20 s first.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The largest time of `weir why`, in the median over all faults.
 const WHY_MEDIAN: Duration = Duration::from_secs(2);
+
+/// A cluster with an administrator.
+pub trait Administered {
+    /// What a command of the administrator says.
+    fn administer(&self, args: &[&str]) -> Output;
+}
+
+impl Administered for Cluster {
+    fn administer(&self, args: &[&str]) -> Output {
+        self.try_run_weir(args)
+    }
+}
+
+impl Administered for Machines {
+    fn administer(&self, args: &[&str]) -> Output {
+        self.weir(1, &[args, &["--dir", &self.path("coord")]].concat())
+    }
+}
 
 /// What is to be said.
 #[derive(Clone, Copy)]
@@ -50,11 +70,11 @@ fn error_of(stderr: &[u8]) -> String {
 }
 
 /// One after the other, as a user would.
-fn ask(cluster: &Cluster, expected: Expected<'_>) -> Said {
+fn ask(cluster: &impl Administered, expected: Expected<'_>) -> Said {
     let asked = Instant::now();
-    let why = cluster.try_run_weir(&["why", expected.about, "--json"]);
+    let why = cluster.administer(&["why", expected.about, "--json"]);
     let took = asked.elapsed();
-    let status = cluster.try_run_weir(&["status", "--json"]);
+    let status = cluster.administer(&["status", "--json"]);
     let exit = status.status.code().unwrap_or(-1);
     let told: Value = serde_json::from_slice(&status.stdout).unwrap_or(Value::Null);
     let troubles = told["troubles"].as_array().cloned().unwrap_or_default();
@@ -83,7 +103,7 @@ fn ask(cluster: &Cluster, expected: Expected<'_>) -> Said {
 
 impl Table {
     /// Waits until both name the fault as expected, or for long enough.
-    pub fn check(&mut self, cluster: &Cluster, fault: &str, expected: Expected<'_>) {
+    pub fn check(&mut self, cluster: &impl Administered, fault: &str, expected: Expected<'_>) {
         let began = Instant::now();
         let said = loop {
             let said = ask(cluster, expected);
@@ -101,14 +121,20 @@ impl Table {
     }
 
     /// Waits until nothing is wrong any more.
-    pub fn heal(&self, cluster: &Cluster) {
+    pub fn heal(&self, cluster: &impl Administered) {
         let began = Instant::now();
         loop {
-            let (status, code) = cluster.status_and_exit();
-            if code == 0 && status["redundant"] == true {
+            let said = cluster.administer(&["status", "--json"]);
+            let status: Value = serde_json::from_slice(&said.stdout).unwrap_or_default();
+            if said.status.success() && status["redundant"] == true {
                 return;
             }
-            assert!(began.elapsed() < 2 * PATIENCE, "not healthy again: {:#}", status["troubles"]);
+            assert!(
+                began.elapsed() < 2 * PATIENCE,
+                "not healthy again: {:#}{}",
+                status["troubles"],
+                text(&said.stderr)
+            );
             std::thread::sleep(Duration::from_millis(100));
         }
     }
