@@ -348,8 +348,9 @@ impl Filled {
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use weir_proto::coord::{Program, TargetReport};
+    use weir_proto::coord::TargetReport;
     use weir_proto::map::{ClusterMap, Scheme};
+    use weir_proto::version::Program;
     use weir_proto::{Epoch, PgId};
 
     const MB: u64 = 1_000_000;
