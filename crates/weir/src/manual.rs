@@ -1,12 +1,14 @@
-//! Man pages, from the command line's declaration, with examples and exit statuses.
+//! Man pages, from the declarations of the command line and of the configuration, with examples and exit
+//! statuses.
 use crate::cli::Cli;
+use crate::config::SECTIONS;
 use crate::failure::{Doing, Outcome};
 use clap::{Command, CommandFactory};
 use clap_mangen::Man;
 use std::fmt::Write;
 use std::path::Path;
 
-/// One page per command: `weir.1`, `weir-up.1`, …
+/// One page per command, `weir.1`, `weir-up.1`, …, and `weir.toml.5`.
 pub fn write_pages(dir: &Path) -> Outcome<()> {
     std::fs::create_dir_all(dir).doing(format_args!("make {}", dir.display()))?;
     for (file, text) in pages()? {
@@ -31,6 +33,7 @@ pub fn pages() -> Outcome<Vec<(String, Vec<u8>)>> {
     root.build();
     let mut pages = Vec::new();
     walk(&root, None, &mut pages).doing("make the man pages")?;
+    pages.push(("weir.toml.5".to_owned(), config_page().into_bytes()));
     Ok(pages)
 }
 
@@ -72,6 +75,35 @@ fn page(command: &Command, name: &str, above: Option<&str>) -> std::io::Result<V
     page.extend(more.into_bytes());
     Ok(page)
 }
+
+/// The page of the configuration: every key with its default.
+fn config_page() -> String {
+    let mut page = format!(
+        ".TH weir.toml 5 \"\" \"weir {}\"\n.SH NAME\nweir.toml \\- configuration of a role of Weir\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    page += CONFIG_DESCRIPTION;
+    for (section, about, keys) in SECTIONS {
+        let about: String = about.iter().map(|line| format!("{}\n", escaped(line.trim()))).collect();
+        let _ = write!(page, ".SH \"[{section}]\"\n{about}");
+        for key in *keys {
+            let doc: String = key.doc.iter().map(|line| format!("{}\n", escaped(line.trim()))).collect();
+            let (name, default) = (escaped(key.name), escaped(key.default));
+            let _ = write!(page, ".TP\n\\fB{name}\\fR = {default}\n{doc}");
+        }
+    }
+    page + ".SH \"SEE ALSO\"\n\\fBweir\\fR(1), \\fBweir\\-config\\-reference\\fR(1), \\fBweir\\-config\\-check\\fR(1)\n"
+}
+
+const CONFIG_DESCRIPTION: &str = ".SH DESCRIPTION
+The file that \\fBweir coord\\fR, \\fBmeta\\fR, \\fBstorage\\fR, \\fBmover\\fR and \\fBmount\\fR read with \\fB\\-\\-config\\fR,
+in TOML. \\fBweir init\\fR and \\fBweir join\\fR write it. A role reads only its own sections; a key that is left
+out has the value shown here.
+.SH FILES
+.TP
+\\fI/etc/weir/mount.toml\\fR
+The configuration of mounts of this machine in fstab(5), unless they name another one.
+";
 
 /// The pages of a command's own commands.
 fn siblings(command: &Command) -> Vec<String> {
@@ -262,6 +294,16 @@ mod tests {
                 *page == "weir" || words.iter().map(String::as_str).take(named.len()).eq(named),
                 "{page}: {line}"
             );
+        }
+    }
+
+    #[test]
+    fn the_page_of_the_configuration_has_every_key() {
+        let page = config_page();
+        for (section, _, keys) in SECTIONS {
+            assert!(page.contains(&format!(".SH \"[{section}]\"\n")), "{section}");
+            let has = |key: &crate::config::Key| page.contains(&format!("\\fB{}\\fR = ", escaped(key.name)));
+            assert!(keys.iter().all(has), "{page}");
         }
     }
 
