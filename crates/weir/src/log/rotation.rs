@@ -61,6 +61,9 @@ pub fn begin(path: &Path) -> io::Result<()> {
 
 /// NAME.log becomes NAME.log.1, and so on; the oldest one goes.
 fn shift(path: &Path) -> io::Result<()> {
+    if !path.try_exists()? {
+        return Ok(()); // or an earlier file would be lost for nothing
+    }
     for n in (0..KEPT).rev() {
         match fs::rename(numbered(path, n), numbered(path, n + 1)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
