@@ -32,7 +32,7 @@ pub use home::{Found, Home, HomeLister, HomeReader, HomeSpace, HomeWriter, ListE
 pub use idmap::{IdMap, NOBODY};
 pub use lane::{HomeLane, LaneLimits};
 pub use path::{HomePath, RESERVED};
-pub use s3::{S3Home, S3HomeConfig, map_status};
+pub use s3::{KeySource, Lender, S3Home, S3HomeConfig, Token, map_status};
 pub use url::{Credentials, HomeUrl, parse_credentials};
 pub use verify::{Verified, Verify, Wrong};
 pub use weir::{WeirHome, WeirHomeConfig, map_kind};

@@ -7,11 +7,9 @@
 //! of the cluster map allows homes, and, if it is a directory, only if that user owns it. Otherwise the owner
 //! of a volume could read and write here with root's permissions. A rule applies to root's homes, too.
 use crate::certificate::{self, Own};
-use rustix::fs::{Mode, OFlags};
+use crate::s3_keys;
 use std::ffi::OsStr;
-use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,8 +19,8 @@ use weir_coord::{Cluster, Observer};
 use weir_env::{Actor, Addr, BoxFuture, Env, TaskHandle};
 use weir_home::mover::{HomeOf, OpenHome};
 use weir_home::{
-    Credentials, Fault, FileHome, FileHomeConfig, Home, HomeLane, HomeUrl, IdMap, LaneLimits, Outcome,
-    RESERVED, S3Home, S3HomeConfig, WeirHome, WeirHomeConfig, parse_credentials,
+    Fault, FileHome, FileHomeConfig, Home, HomeLane, HomeUrl, IdMap, KeySource, LaneLimits, Outcome,
+    RESERVED, S3Home, S3HomeConfig, WeirHome, WeirHomeConfig,
 };
 use weir_proto::home_rule::{HomeRule, rule_for, rule_of_user};
 use weir_proto::map::Role;
@@ -88,7 +86,7 @@ fn in_own_cluster(text: &str) -> Error {
 pub struct Homes {
     env: Env,
     cluster: ClusterId,
-    keys: Option<Credentials>,
+    keys: Option<KeySource>,
     rules: Mutex<Vec<HomeRule>>,
     /// Clients of other Weirs, to be closed at the end, with the task that renews the certificate there.
     clients: Mutex<Vec<(Client, Option<TaskHandle>)>>,
@@ -134,25 +132,22 @@ impl Grant {
     }
 
     /// The keys of an S3 home. Those of the environment are only for root.
-    fn keys(
-        &self,
-        file: Option<&Path>,
-        profile: &str,
-        environment: Option<&Credentials>,
-    ) -> Result<Credentials> {
+    fn keys(&self, file: Option<&Path>, profile: &str, environment: Option<&KeySource>) -> Result<KeySource> {
         if let Some(file) = file {
-            return parse_keys(file, &read_keys(file)?, profile);
+            s3_keys::parse_keys(file, &s3_keys::read_keys(file)?, profile)?; // so that a mistake is reported at once
+            return Ok(s3_keys::of_file(file.into(), profile.into(), s3_keys::read_keys));
         }
         if let Some(file) = self.rule.as_ref().and_then(|rule| rule.credentials.as_deref()) {
             let file = Path::new(file);
-            return parse_keys(file, &read_private(file)?, profile);
+            s3_keys::parse_keys(file, &s3_keys::read_private(file)?, profile)?;
+            return Ok(s3_keys::of_file(file.into(), profile.into(), s3_keys::read_private));
         }
         match self.only_of {
             None => environment.cloned().ok_or_else(|| {
                 Error::denied(
                     "this mover has no keys for S3: name a file in the home's URL (credentials=FILE) or in a rule (`weir home \
-                     allow URL --credentials FILE`), or start the mover with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in its \
-                     environment",
+                     allow URL --credentials FILE`), or start the mover with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or \
+                     others of Amazon's variables, in its environment",
                 )
             }),
             Some(user) => Err(Error::denied(format!(
@@ -161,43 +156,6 @@ impl Grant {
             ))),
         }
     }
-}
-
-fn read_keys(file: &Path) -> Result<String> {
-    std::fs::read_to_string(file).map_err(|e| {
-        Error::denied(format!(
-            "the credentials file {} of a home cannot be read here: {e}; it must be on every node with a mover",
-            file.display()
-        ))
-    })
-}
-
-fn parse_keys(file: &Path, text: &str, profile: &str) -> Result<Credentials> {
-    parse_credentials(text, profile).map_err(|e| Error::denied(format!("{}: {}", file.display(), e.context)))
-}
-
-/// A file that others can change or read must hold no keys. The opened file is checked, not its path.
-fn read_private(path: &Path) -> Result<String> {
-    let unread = |e: std::io::Error| {
-        Error::denied(format!(
-            "the credentials file {} of a rule cannot be read here: {e}; it must be on every node with a mover",
-            path.display()
-        ))
-    };
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| unread(e.into()))?;
-    let mut file = std::fs::File::from(file);
-    let (own, found) = (rustix::process::geteuid().as_raw(), file.metadata().map_err(unread)?);
-    if !found.is_file() || found.uid() != own || found.mode() & 0o077 != 0 {
-        return Err(Error::denied(format!(
-            "the credentials file {} must be a file of user {own}, whom the mover runs as, that others cannot read: chown {own} \
-             and chmod 600",
-            path.display()
-        )));
-    }
-    let mut text = String::new();
-    file.read_to_string(&mut text).map_err(unread)?;
-    Ok(text)
 }
 
 /// The user as whom a rule lets movers act. None: the mover is that user.
@@ -228,7 +186,7 @@ fn actor(user: &str) -> Outcome<Option<Actor>> {
 }
 
 impl Homes {
-    pub fn new(env: Env, cluster: ClusterId, keys: Option<Credentials>, rules: Vec<HomeRule>) -> Homes {
+    pub fn new(env: Env, cluster: ClusterId, keys: Option<KeySource>, rules: Vec<HomeRule>) -> Homes {
         Homes { env, cluster, keys, rules: Mutex::new(rules), clients: Mutex::default() }
     }
 
@@ -278,12 +236,11 @@ impl Homes {
                 let keys = keys.map_err(Fault::Denied)?;
                 let region = region.unwrap_or_else(|| REGION.to_owned());
                 let endpoint = HomeUrl::s3_endpoint(endpoint.as_deref(), &region);
-                let Credentials { access_key, secret_key, token } = keys;
                 let copy_bytes_max = S3HomeConfig::COPY_BYTES_MAX;
                 let limits = LaneLimits { threads_max: S3_CALLS_MAX, ..limits };
                 #[rustfmt::skip]
                 let config = S3HomeConfig {
-                    bucket, prefix, endpoint, region, path_style, access_key, secret_key, token, relation, is_new, only_reads, ids,
+                    bucket, prefix, endpoint, region, path_style, keys, relation, is_new, only_reads, ids,
                     limits, copy_bytes_max,
                 };
                 Arc::new(S3Home::open(&self.env, config).await?)

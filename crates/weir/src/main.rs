@@ -34,6 +34,7 @@ mod progress;
 mod reporting;
 mod rights;
 mod roles;
+mod s3_keys;
 mod subtree;
 mod support;
 mod table;
@@ -70,7 +71,7 @@ fn main() -> ExitCode {
         log_file: log_file(),
         frames: std::env::var_os("WEIR_FRAMES").map(Into::into),
         kill_at: std::env::var("WEIR_KILL_AT").ok(),
-        s3_keys: s3_keys(),
+        s3_keys: s3_keys::of_environment(|name| std::env::var(name).ok()),
         journal: std::env::var("JOURNAL_STREAM").ok(),
         notify: notify::Variables {
             socket: std::env::var_os("NOTIFY_SOCKET"),
@@ -99,14 +100,6 @@ fn log_file() -> Option<log::LogFile> {
     let path = std::env::var_os("WEIR_LOG_FILE")?.into();
     let limit = std::env::var("WEIR_LOG_BYTES").ok().and_then(|bytes| bytes.parse().ok());
     Some(log::LogFile { path, bytes_max: limit.unwrap_or(log::rotation::FILE_BYTES_MAX) })
-}
-
-/// The keys in the variables of Amazon's tools.
-fn s3_keys() -> Option<weir_home::Credentials> {
-    let access_key = std::env::var("AWS_ACCESS_KEY_ID").ok()?;
-    let secret_key = std::env::var("AWS_SECRET_ACCESS_KEY").ok()?;
-    let token = std::env::var("AWS_SESSION_TOKEN").ok();
-    Some(weir_home::Credentials { access_key, secret_key, token })
 }
 
 /// Of several words that may have been meant the likeliest comes first.

@@ -52,8 +52,8 @@ pub struct Environment {
     pub frames: Option<PathBuf>,
     /// `WEIR_KILL_AT`, for tests: the point at which a role's process kills itself.
     pub kill_at: Option<String>,
-    /// `AWS_ACCESS_KEY_ID` and others: a mover's credentials at S3 if the home's URL names no file.
-    pub s3_keys: Option<weir_home::Credentials>,
+    /// `AWS_ACCESS_KEY_ID` and others: a mover's keys for S3 if the home's URL names no file.
+    pub s3_keys: Option<weir_home::KeySource>,
     /// `JOURNAL_STREAM`: the journal's stream, if standard error goes there.
     pub journal: Option<String>,
     /// The variables of systemd's notification.
@@ -577,7 +577,7 @@ pub fn mover(args: &MoverRole, environment: &Environment) -> Outcome<()> {
     run(&args.role, config, environment, MOVER_BUFFERS_BYTES, move |node| run_mover(node, namespace, keys))
 }
 
-async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Credentials>) -> Outcome<()> {
+async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::KeySource>) -> Outcome<()> {
     let name = format!("mover {}", node.config.node.name);
     let config = ClientConfig { namespace, ..node.client(Role::Mover, name)? };
     let _ = node.env.watch.name.set(config.name.clone());

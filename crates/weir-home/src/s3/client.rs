@@ -6,6 +6,7 @@
 use super::{
     S3HomeConfig,
     key::{url_decode, url_encode},
+    keys::Keys,
     meta::{META, META_XATTRS, Meta, Object},
     xml::Element,
 };
@@ -13,7 +14,7 @@ use crate::{Attrs, Fault, FaultKind, HomePath, Outcome};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
 use md5::{Digest, Md5};
-use rusty_s3::{Bucket, Credentials, Method, UrlStyle};
+use rusty_s3::{Bucket, Method, UrlStyle};
 use std::{
     collections::BTreeMap,
     io::{self, Read},
@@ -36,7 +37,7 @@ const XML_BYTES_MAX: u64 = 8 << 20;
 
 pub(super) struct Client {
     bucket: Bucket,
-    credentials: Credentials,
+    keys: Keys,
     agent: Agent,
     clock: Clock,
     buffers: BufferPool,
@@ -78,6 +79,19 @@ impl Failure {
     }
 }
 
+/// Codes of keys that were valid and are not any more.
+fn has_ended(code: &str) -> bool {
+    matches!(code, "ExpiredToken" | "TokenRefreshRequired" | "InvalidToken" | "InvalidAccessKeyId")
+}
+
+/// There are no keys for a request. A service of keys that does not answer is tried again.
+fn no_keys(e: Error) -> Failure {
+    match e.kind {
+        ErrorKind::Unavailable | ErrorKind::Deadline => Failure::Silent(e.context),
+        _ => Failure::Said(401, "NoKeys".into(), e.context),
+    }
+}
+
 /// The meaning of an error answer for the mover, and a hint for the user.
 pub fn map_status(status: u16, code: &str) -> (FaultKind, ErrorKind, &'static str) {
     use FaultKind::*;
@@ -91,6 +105,7 @@ pub fn map_status(status: u16, code: &str) -> (FaultKind, ErrorKind, &'static st
         (404, "NoSuchBucket") => {
             (Unreachable, ErrorKind::Unavailable, "make the bucket, or correct the relation's URL")
         }
+        (_, code) if has_ended(code) => (Denied, ErrorKind::Denied, "renew the keys of the mover"),
         (401 | 403, _) => {
             (Denied, ErrorKind::Denied, "check the access key and what it may do with the bucket")
         }
@@ -178,10 +193,7 @@ impl Client {
         if !matches!(bucket.base_url().scheme(), "http" | "https") {
             return Err(bad("it is neither http nor https".into()));
         }
-        let credentials = match &config.token {
-            Some(token) => Credentials::new_with_token(&config.access_key, &config.secret_key, token),
-            None => Credentials::new(&config.access_key, &config.secret_key),
-        };
+        let keys = Keys::new(config.keys.clone(), clock.clone());
         let agent = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
@@ -191,21 +203,21 @@ impl Client {
             .build()
             .new_agent();
         let expires_s = config.limits.deadline.as_secs().clamp(1, 7 * 24 * 3600) + 60;
-        Ok(Client { bucket, credentials, agent, clock, buffers, expires_s })
+        Ok(Client { bucket, keys, agent, clock, buffers, expires_s })
     }
 
     fn send(&self, method: Method, key: Option<&str>, ask: Ask<'_>) -> Answer<Response<Body>> {
         let url = key.map_or_else(|| self.bucket.base_url().clone(), |key| self.bucket.object_url(key));
         let silent = |e: &dyn std::fmt::Display| Failure::Silent(e.to_string());
         let now = jiff::Timestamp::from_nanosecond(self.clock.wall().0.into()).map_err(|e| silent(&e))?;
-        let c = &self.credentials;
+        let keys = self.keys.current().map_err(no_keys)?;
         let signed = rusty_s3::signing::sign(
             &now,
             method,
             url,
-            c.key(),
-            c.secret(),
-            c.token(),
+            &keys.access_key,
+            &keys.secret_key,
+            keys.token.as_deref(),
             self.bucket.region(),
             self.expires_s,
             ask.query.iter().map(|(k, v)| (*k, v.as_str())),
@@ -232,7 +244,14 @@ impl Client {
             self.agent.run(request.body(()).map_err(|e| silent(&e))?)
         };
         let answer = answer.map_err(|e| silent(&e))?;
-        if answer.status().is_success() { Ok(answer) } else { Err(said(answer)) }
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let failure = said(answer);
+        if matches!(&failure, Failure::Said(_, code, _) if has_ended(code)) {
+            self.keys.are_refused();
+        }
+        Err(failure)
     }
 
     /// The document of an answer. A service that began its answer before it knew the result reports an error
@@ -500,6 +519,7 @@ fn quoted(etag: &str) -> String {
 )]
 mod tests {
     use super::*;
+    use crate::{Credentials, KeySource};
     use FaultKind::*;
 
     #[test]
@@ -508,6 +528,7 @@ mod tests {
             (403, "AccessDenied", Denied),
             (403, "RequestTimeTooSkewed", Denied),
             (401, "", Denied),
+            (400, "ExpiredToken", Denied),
             (404, "NoSuchBucket", Unreachable),
             (404, "NoSuchKey", Diverged),
             (412, "PreconditionFailed", Diverged),
@@ -565,15 +586,14 @@ mod tests {
     fn answering(answer: &'static str) -> (Client, std::thread::JoinHandle<()>) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let keys = Credentials { access_key: "k".into(), secret_key: "s".into(), token: None };
         let config = S3HomeConfig {
             bucket: "b".into(),
             prefix: String::new(),
             endpoint,
             region: "r".into(),
             path_style: true,
-            access_key: "k".into(),
-            secret_key: "s".into(),
-            token: None,
+            keys: KeySource::Given(keys),
             relation: "r".into(),
             is_new: false,
             only_reads: false,

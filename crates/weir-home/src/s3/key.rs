@@ -74,6 +74,11 @@ pub(super) fn url_encode(text: &str) -> String {
     encoded
 }
 
+/// A value of a form.
+pub(super) fn form_encode(text: &str) -> String {
+    url_encode(text).replace('/', "%2F")
+}
+
 /// A key of a listing with `encoding-type=url`, where a plus is a space. None: it is not UTF-8.
 pub(super) fn url_decode(text: &str) -> Option<String> {
     let (mut decoded, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());

@@ -6,6 +6,7 @@
 mod client;
 mod data;
 mod key;
+mod keys;
 mod meta;
 mod names;
 mod xml;
@@ -17,12 +18,13 @@ use crate::{
 use bytes::Bytes;
 pub use client::map_status;
 use client::{Ask, Client};
+pub use keys::{KeySource, Lender, Token};
 use std::{fmt, ops::Range, sync::Arc};
 use weir_env::{BoxFuture, Env, Rng};
 use weir_proto::meta::FileKind;
 use weir_proto::{Error, GIB};
 
-/// The bucket, its relation, and our credentials there.
+/// The bucket, its relation, and where our keys come from.
 #[derive(Clone)]
 pub struct S3HomeConfig {
     pub bucket: String,
@@ -33,9 +35,7 @@ pub struct S3HomeConfig {
     pub region: String,
     /// The bucket is in the path, not in the host's name.
     pub path_style: bool,
-    pub access_key: String,
-    pub secret_key: String,
-    pub token: Option<String>,
+    pub keys: KeySource,
     /// Names the relation, one line; the mark must have the same name.
     pub relation: String,
     /// The relation begins: write the mark if there is none.

@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use weir_home::{Fault, Home, IdMap, LaneLimits, Make, S3Home, S3HomeConfig};
+use weir_home::{Credentials, Fault, Home, IdMap, KeySource, LaneLimits, Make, S3Home, S3HomeConfig};
 
 const SECRET: &str = "not-to-be-shown";
 
@@ -74,15 +74,14 @@ impl Service {
     }
 
     pub fn config(&self, prefix: &str, is_new: bool) -> S3HomeConfig {
+        let keys = Credentials { access_key: "tester".into(), secret_key: SECRET.into(), token: None };
         S3HomeConfig {
             bucket: "bucket".into(),
             prefix: prefix.into(),
             endpoint: format!("http://127.0.0.1:{}", self.port),
             region: "us-east-1".into(),
             path_style: true,
-            access_key: "tester".into(),
-            secret_key: SECRET.into(),
-            token: None,
+            keys: KeySource::Given(keys),
             relation: "test".into(),
             is_new,
             only_reads: false,
@@ -130,7 +129,8 @@ async fn another_relations_bucket_and_wrong_keys_are_refused() {
     let other = S3HomeConfig { relation: "other".into(), ..service.config("", true) };
     assert!(matches!(refused(other).await, Fault::Diverged(_)));
     assert!(matches!(refused(service.config("elsewhere", false)).await, Fault::Unreachable(_)));
-    let wrong = S3HomeConfig { secret_key: "wrong-secret".into(), ..service.config("", false) };
+    let keys = Credentials { access_key: "tester".into(), secret_key: "wrong-secret".into(), token: None };
+    let wrong = S3HomeConfig { keys: KeySource::Given(keys), ..service.config("", false) };
     let fault = refused(wrong.clone()).await;
     assert!(matches!(fault, Fault::Denied(_)), "{fault}");
     let gone = S3HomeConfig { bucket: "no-such".into(), ..service.config("", false) };

@@ -12,7 +12,7 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 use weir_client::{Client, NewRelation};
-use weir_home::{Credentials, HomeUrl};
+use weir_home::{HomeUrl, KeySource};
 use weir_proto::home_rule::rule_of_user;
 use weir_proto::relation::{
     Direction, HomeIds, IdMapping, NamedChange, RelationId, RelationInfo, RelationState, RelationVerb,
@@ -31,8 +31,8 @@ pub enum RelationCommand {
     /// (s3://bucket/prefix?endpoint=https://host&credentials=FILE) or a directory of another Weir
     /// (weir://coordinator:port/path). It must be empty. Data arrives there while it is being written (in S3 a file appears when it is
     /// complete); names, sizes and deletions follow in their order. A URL holds no secret: movers read the keys of S3 from the
-    /// credentials file that it names (as Amazon's tools write it; profile=NAME if not default), or from AWS_ACCESS_KEY_ID and
-    /// AWS_SECRET_ACCESS_KEY in their environment.
+    /// credentials file that it names (as Amazon's tools write it; profile=NAME if not default), or from
+    /// AWS_ACCESS_KEY_ID and others of Amazon's variables in their environment (docs/security.md).
     ///
     /// With --direction mirror the empty volume shows the files at the home and their changes. The volume is read-only, and nothing
     /// is changed at the home, not even a mark.
@@ -171,7 +171,7 @@ pub struct Follow {
     pub at: Cluster,
 }
 
-pub fn run(command: &RelationCommand, keys: Option<Credentials>) -> Outcome<()> {
+pub fn run(command: &RelationCommand, keys: Option<KeySource>) -> Outcome<()> {
     let at = match command {
         RelationCommand::Verify(options) => return crate::commands::verify::run(options, keys),
         RelationCommand::Prefetch(args) => return crate::commands::prefetch::run(args),

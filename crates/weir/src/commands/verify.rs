@@ -13,7 +13,7 @@ use clap::Args;
 use serde_json::json;
 use weir_client::Client;
 use weir_home::mover::{HomeOf, HomeUse};
-use weir_home::{Credentials, Verified, Verify};
+use weir_home::{KeySource, Verified, Verify};
 use weir_proto::relation::Direction;
 use weir_proto::relation::RelationInfo;
 use weir_proto::{Error, ErrorKind};
@@ -35,7 +35,7 @@ pub struct Options {
     pub at: Cluster,
 }
 
-pub fn run(options: &Options, keys: Option<Credentials>) -> Outcome<()> {
+pub fn run(options: &Options, keys: Option<KeySource>) -> Outcome<()> {
     let found: Vec<weir_env::Addr> = coordinators(&options.at.cluster)?;
     observe::block_on(async {
         let env = weir_env::real::env();
