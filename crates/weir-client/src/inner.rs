@@ -20,7 +20,7 @@ use weir_proto::data::{FILL_COUNTER, SEAL_ROOM};
 use weir_proto::lock::HeldLock;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Entry, HeldLease, Lease, LeaseKind, Time};
-use weir_proto::volume::HeldReservation;
+use weir_proto::quota::HeldSpace;
 use weir_proto::{Error, FileId, InodeId, NamespaceId, Result, Version, VolumeId};
 
 pub struct Inner {
@@ -424,7 +424,7 @@ impl Holder for Inner {
     fn births_first(&self, deadline: Instant) -> BoxFuture<'static, Result<()>> {
         self.settle_all_births(deadline)
     }
-    fn held_reservations(&self) -> Vec<HeldReservation> {
+    fn held_reservations(&self) -> Vec<HeldSpace> {
         self.tables.reservations.held()
     }
     fn expired(&self) {

@@ -1,7 +1,8 @@
-//! Quota reservations in volumes with a limit of bytes: no write is accepted that the limit may refuse later.
+//! Quota reservations under limits of bytes of volumes, users and groups: no write is accepted that a limit
+//! may refuse later.
 //!
-//! Invariants: written and uncommitted bytes never exceed the leader's grant; a file in a volume without a
-//! limit of bytes asks for nothing. The bytes that a commit adds to a volume's usage leave the reservation at
+//! Invariants: written and uncommitted bytes never exceed the leader's grant; a file without a limit of
+//! bytes asks for nothing. The bytes that a commit adds to an account's usage leave the reservation at
 //! the same moment at both ends, because no reservation is negotiated while a commit is in flight.
 use crate::inner::Inner;
 use crate::inode::{Inode, NO_LIMIT, State};
@@ -9,8 +10,8 @@ use bytes::Bytes;
 use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::meta::Entry;
-use weir_proto::volume::{QuotaReservation, ReserveQuota};
-use weir_proto::{Error, MIB, Result, VolumeId};
+use weir_proto::quota::{Account, ReserveSpace, ReservedSpace};
+use weir_proto::{Error, MIB, Result};
 
 /// Reserved in addition to the present need: at most this many bytes are written without a message to the
 /// leader, which grants less when little is left.
@@ -29,6 +30,9 @@ impl Inner {
         if !st.quota.is_limited() || growth == 0 {
             return true;
         }
+        if st.quota.is_moved() {
+            self.settle_reservation(st);
+        }
         let enough = self.tables.reservations.spend(st.quota.limited(), growth);
         if enough {
             st.quota.spend(growth);
@@ -39,13 +43,13 @@ impl Inner {
     /// Adapts the reservation of a file to its uncommitted changes.
     pub fn settle_reservation(&self, st: &mut State) {
         let is_changed = st.write.local().is_some();
-        if let Some(settled) = st.quota.settle(is_changed) {
+        for settled in st.quota.settle(is_changed) {
             self.tables.reservations.settle(settled);
         }
     }
 
-    /// A commit was answered: the bytes that it added to the volume's usage leave the reservation. Before the
-    /// answer is applied.
+    /// A commit was answered: the bytes that it added to the account's usage leave the reservation. Before
+    /// the answer is applied.
     pub fn note_committed(&self, st: &mut State, entry: &Entry) {
         let added = st.quota.note_charged(entry.attr.allocated);
         if st.quota.is_limited() && entry.attr.nlink > 0 {
@@ -58,15 +62,15 @@ impl Inner {
     pub async fn fit(&self, inode: &Inode, at: Option<u64>, data: &Bytes) -> Result<Bytes> {
         let begun = self.env.clock.now();
         loop {
-            let (volume, growth) = {
+            let (account, growth) = {
                 let st = inode.lock();
                 let offset = at.unwrap_or_else(|| st.size());
                 (st.quota.limited(), st.growth(offset, offset + data.len() as u64))
             };
-            if volume == NO_LIMIT || growth == 0 || growth <= self.free_reservation(volume) {
+            if account == NO_LIMIT || growth == 0 || growth <= self.free_reservation(account) {
                 return Ok(data.clone());
             }
-            let reservation = self.reserve_quota(volume, growth, RESERVE_BYTES).await?;
+            let reservation = self.reserve_quota(account, growth, RESERVE_BYTES).await?;
             if reservation.unlimited {
                 inode.lock().quota.note_limit(NO_LIMIT);
                 continue;
@@ -74,12 +78,12 @@ impl Inner {
             let fits = {
                 let st = inode.lock();
                 let offset = at.unwrap_or_else(|| st.size());
-                st.fitting(offset, data.len(), self.free_reservation(volume))
+                st.fitting(offset, data.len(), self.free_reservation(account))
             };
             if fits > 0 {
                 return Ok(data.slice(..fits));
             }
-            self.starve(inode, volume, &reservation, begun).await?;
+            self.starve(inode, &reservation, begun).await?;
         }
     }
 
@@ -101,67 +105,59 @@ impl Inner {
         }
         let begun = self.env.clock.now();
         loop {
-            let volume = inode.lock().quota.limited();
-            if volume == NO_LIMIT || growth <= self.free_reservation(volume) {
+            let account = inode.lock().quota.limited();
+            if account == NO_LIMIT || growth <= self.free_reservation(account) {
                 return Ok(());
             }
-            let reservation = self.reserve_quota(volume, growth, 0).await?;
+            let reservation = self.reserve_quota(account, growth, 0).await?;
             if reservation.unlimited {
                 inode.lock().quota.note_limit(NO_LIMIT);
-            } else if growth > self.free_reservation(volume)
-                && let Err(e) = self.starve(inode, volume, &reservation, begun).await
+            } else if growth > self.free_reservation(account)
+                && let Err(e) = self.starve(inode, &reservation, begun).await
             {
-                let _ = self.reserve_quota(volume, 0, 0).await; // if this fails, it is returned a second later
+                // If this fails, it is returned a second later.
+                let _ = self.reserve_quota(account, 0, 0).await;
                 return Err(e);
             }
         }
     }
 
     /// Waits for quota that is freed; an error if none is.
-    async fn starve(
-        &self,
-        inode: &Inode,
-        volume: VolumeId,
-        reservation: &QuotaReservation,
-        begun: Instant,
-    ) -> Result<()> {
+    async fn starve(&self, inode: &Inode, reservation: &ReservedSpace, begun: Instant) -> Result<()> {
         let patience = match (reservation.evicting, reservation.others) {
             (true, _) => MAKING_MAX,
             (false, 0) => Duration::ZERO,
             (false, _) => STARVED_MAX,
         };
         if self.env.clock.now().since(begun) >= patience {
-            return Err(Error::over_quota(format!(
-                "write file {}: its volume, {volume}, has reached its limit of bytes",
-                inode.ino
-            )));
+            return Err(Error::over_quota(format!("write file {}: {}", inode.ino, reservation.limit)));
         }
         self.env.clock.sleep(STARVED_POLL).await;
         Ok(())
     }
 
-    fn free_reservation(&self, volume: VolumeId) -> u64 {
-        self.tables.reservations.free(volume)
+    fn free_reservation(&self, account: Account) -> u64 {
+        self.tables.reservations.free(account)
     }
 
-    /// Reports the need in a volume and takes the grant.
-    async fn reserve_quota(&self, volume: VolumeId, growth: u64, reserve: u64) -> Result<QuotaReservation> {
+    /// Reports the need of an account and takes the grant.
+    async fn reserve_quota(&self, account: Account, growth: u64, reserve: u64) -> Result<ReservedSpace> {
         let _alone = self.tables.reservations.gate.write().await;
-        let spent = self.tables.reservations.begin_asking(volume);
+        let spent = self.tables.reservations.begin_asking(account);
         let must = spent.saturating_add(growth);
         let want = must.saturating_add(reserve);
-        let ask = |session| ReserveQuota { session, volume, spent, must, want };
+        let ask = |session| ReserveSpace { session, account, spent, must, want };
         let reservation = self.session.ask(self.deadline(), ask).await?;
-        self.tables.reservations.note_granted(volume, reservation.held);
+        self.tables.reservations.note_granted(account, reservation.held);
         Ok(reservation)
     }
 
     /// Returns unused reservations.
     pub async fn return_reservations(&self) {
-        for (volume, used) in self.tables.reservations.take_unused() {
+        for (account, used) in self.tables.reservations.take_unused() {
             let reserve = if used { RESERVE_BYTES } else { 0 };
-            if let Err(e) = self.reserve_quota(volume, 0, reserve).await {
-                tracing::debug!("the reservation in volume {volume} was not returned: {e}");
+            if let Err(e) = self.reserve_quota(account, 0, reserve).await {
+                tracing::debug!("the reservation in volume {} was not returned: {e}", account.volume);
             }
         }
     }

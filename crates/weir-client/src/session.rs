@@ -20,7 +20,7 @@ use weir_proto::meta::{
     HELD_MAX, HeldLease, KeepAlive, NoteMap, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
     SessionResumed,
 };
-use weir_proto::volume::{HeldReservation, ReclaimReservations};
+use weir_proto::quota::{HeldSpace, ReclaimSpace};
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId};
 use weir_rpc::{Channel, Connection};
 
@@ -35,8 +35,8 @@ pub trait Holder: Send + Sync + 'static {
     /// on the leader counts changes to them on this connection only.
     fn begun(&self, connection: u64) -> Vec<HeldLease>;
     fn held_locks(&self) -> Vec<HeldLock>;
-    /// Quota reservations in volumes with a limit of bytes.
-    fn held_reservations(&self) -> Vec<HeldReservation>;
+    /// Quota reservations under limits of bytes.
+    fn held_reservations(&self) -> Vec<HeldSpace>;
     /// Returns when the leader knows of all files that were created locally: before any other request.
     fn births_first(&self, _deadline: Instant) -> BoxFuture<'static, Result<()>> {
         Box::pin(std::future::ready(Ok(())))
@@ -298,7 +298,7 @@ impl Session {
         }
         let reservations = self.holder().map_or_else(Vec::new, |h| h.held_reservations());
         if !reservations.is_empty() {
-            let named = ReclaimReservations { session, held: reservations };
+            let named = ReclaimSpace { session, held: reservations };
             connection.call(&named, vec![], self.left(deadline)).await?;
         }
         let last = SessionResume { session, held, more: false };

@@ -5,6 +5,9 @@ use bytes::Bytes;
 use weir_env::BoxFuture;
 use weir_proto::coord::{AuditState, GetAudit};
 use weir_proto::meta::{Cred, FileKind, Op};
+use weir_proto::quota::{
+    Holder, ListOf, OWNER_ROWS_MAX, OwnerLimit, OwnerUsage, OwnerUsageList, OwnerUsagePage,
+};
 use weir_proto::volume::{
     Policy, Quota, Retention, ScanInodes, Scanned, VOLUMES_MAX, Volume, VolumeAt, VolumeChange, VolumeClone,
     VolumeCreate, VolumeDelete, VolumeGet, VolumeList, check_volume_name,
@@ -173,6 +176,33 @@ impl Client {
         Box::pin(async move {
             let make = |op| VolumeDelete { op, cred: cred.clone(), volume, force };
             self.inner.session.change(self.inner.deadline(), make).await
+        })
+    }
+
+    /// Sets the limits of a user or a group; `None`: it has none of its own any more.
+    pub fn set_owner_limit<'a>(
+        &'a self,
+        cred: &'a Cred,
+        holder: Holder,
+        quota: Option<Quota>,
+    ) -> BoxFuture<'a, Result<OwnerUsage>> {
+        Box::pin(async move {
+            let make = |op| OwnerLimit { op, cred: cred.clone(), holder, quota };
+            self.inner.session.change(self.inner.deadline(), make).await
+        })
+    }
+    /// Usage and limits of users and groups, after one of them.
+    pub fn owner_usage<'a>(
+        &'a self,
+        cred: &'a Cred,
+        list: ListOf,
+        after: Option<Holder>,
+    ) -> BoxFuture<'a, Result<OwnerUsagePage>> {
+        Box::pin(async move {
+            let limit = OWNER_ROWS_MAX;
+            let ask =
+                |session| OwnerUsageList { session, cred: cred.clone(), list: list.clone(), after, limit };
+            self.inner.session.ask(self.inner.deadline(), ask).await
         })
     }
 

@@ -9,6 +9,7 @@ use crate::session::no_session;
 use weir_proto::backup::{BackupList, BackupSet};
 use weir_proto::condition::TroubleList;
 use weir_proto::meta::{KeepAlive, SessionClose, SessionOpen, SessionResume, StatFs};
+use weir_proto::quota::{OwnerLimit, OwnerUsageList};
 use weir_proto::recall::GetEviction;
 use weir_proto::relation::{
     AckChanges, DropCursor, ReadChanges, RelationAdd, RelationDo, RelationList, RelationResolve,
@@ -54,8 +55,8 @@ macro_rules! claims {
 claims! {
     open: SessionOpen TroubleList;
     looks: SessionResume SessionClose KeepAlive StatFs VolumeList VolumeGet VolumeAt RelationList BackupList SnapshotList;
-    asks: ScanInodes GetEviction ReadChanges;
-    acts: VolumeCreate VolumeChange VolumeDelete RelationAdd RelationDo RelationResolve AckChanges DropCursor
+    asks: ScanInodes OwnerUsageList GetEviction ReadChanges;
+    acts: VolumeCreate VolumeChange VolumeDelete OwnerLimit RelationAdd RelationDo RelationResolve AckChanges DropCursor
         BackupSet SnapshotTake SnapshotDelete
 }
 

@@ -42,6 +42,8 @@
 //! v/<volume>              a volume                                              VolumeRecord
 //! n/<name>                the volume of that name                               u32
 //! Q/<volume>/<counter>    a volume's own usage; 0: of all but the root volume   i64
+//! Q/<volume>/<u|g>/<id>/<counter>  usage of a user or a group; volume 0: in all  i64
+//! J/<volume>/<u|g>/<id>   limits of a user or a group; volume 0: in all             OwnerRecord
 //! s/<volume>/<snapshot>   a snapshot of a volume                                SnapshotRecord
 //! t/<volume>/<time>       its trash (time 0), and what was put there from that time on    TrashRecord
 //! x/<trash>/<dir>         which directory of the trash has what was in one        u64
@@ -60,16 +62,19 @@
 //! nothing of the records' meaning.
 
 use weir_proto::meta::Time;
+use weir_proto::quota::{Holder, OwnerKind};
 use weir_proto::relation::RelationId;
 use weir_proto::{InodeId, SessionId, VolumeId};
 
-/// The counters of a directory's recursive usage.
+/// The counters of a directory's recursive usage, and of a user's or a group's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Counter {
     Bytes = b'b' as isize,
     Files = b'f' as isize,
     Directories = b'd' as isize,
     Evicted = b'e' as isize,
+    /// Files and directories of a user or a group.
+    Inodes = b'i' as isize,
 }
 
 /// The namespace's sequences.
@@ -211,6 +216,53 @@ pub fn volume_usage(volume: VolumeId, counter: Counter) -> [u8; 6] {
     key[0] = b'Q';
     key[1..5].copy_from_slice(&volume.0.to_be_bytes());
     key
+}
+/// The beginning of the counters of a volume's users, or of its groups.
+pub fn owners_of(volume: VolumeId, kind: OwnerKind) -> [u8; 6] {
+    let mut key = [owner_letter(kind); 6];
+    key[0] = b'Q';
+    key[1..5].copy_from_slice(&volume.0.to_be_bytes());
+    key
+}
+pub fn owner_usage(holder: Holder, counter: Counter) -> [u8; 11] {
+    let mut key = [counter as u8; 11];
+    key[..6].copy_from_slice(&owners_of(holder.volume, holder.kind));
+    key[6..10].copy_from_slice(&holder.id.to_be_bytes());
+    key
+}
+/// The limits of a user or a group.
+pub fn owner_limit(holder: Holder) -> [u8; 10] {
+    let mut key = [b'J'; 10];
+    key[1..6].copy_from_slice(&owners_of(holder.volume, holder.kind)[1..]);
+    key[6..].copy_from_slice(&holder.id.to_be_bytes());
+    key
+}
+/// The user or group in a key made by [`owner_limit`].
+pub fn limited_holder(key: &[u8]) -> Option<Holder> {
+    holder_in(key.get(1..10)?)
+}
+/// The volume in a key made by [`volume`].
+pub fn volume_in(key: &[u8]) -> Option<VolumeId> {
+    Some(VolumeId(u32::from_be_bytes(key.get(1..5)?.try_into().ok()?)))
+}
+/// Volume, kind and number.
+fn holder_in(part: &[u8]) -> Option<Holder> {
+    let number = |at: usize| Some(u32::from_be_bytes(part.get(at..at + 4)?.try_into().ok()?));
+    let letter = *part.get(4)?;
+    let kind = OwnerKind::ALL.iter().copied().find(|kind| owner_letter(*kind) == letter)?;
+    Some(Holder { volume: VolumeId(number(0)?), kind, id: number(5)? })
+}
+fn owner_letter(kind: OwnerKind) -> u8 {
+    match kind {
+        OwnerKind::User => b'u',
+        OwnerKind::Group => b'g',
+    }
+}
+/// The user or group and the counter in a key made by [`owner_usage`]; of a volume's own usage: `None`.
+pub fn holder_of(key: &[u8]) -> Option<(Holder, Counter)> {
+    let key = <&[u8; 11]>::try_from(key).ok()?;
+    let counter = [Counter::Bytes, Counter::Inodes].into_iter().find(|c| *c as u8 == key[10])?;
+    Some((holder_in(&key[1..10])?, counter))
 }
 pub fn sequence(sequence: Sequence) -> [u8; 2] {
     [b'V', sequence as u8]
@@ -420,5 +472,12 @@ mod tests {
         assert_eq!(session_of(b"S"), None);
         assert_eq!(volume(VolumeId(0x0102)), *b"v\0\0\x01\x02");
         assert_eq!(volume_usage(VolumeId(3), Counter::Files), *b"Q\0\0\0\x03f");
+        let holder = Holder { volume: VolumeId(3), kind: OwnerKind::Group, id: 0x0102 };
+        let key = owner_usage(holder, Counter::Inodes);
+        assert_eq!(key, *b"Q\0\0\0\x03g\0\0\x01\x02i");
+        assert_eq!(holder_of(&key), Some((holder, Counter::Inodes)));
+        assert_eq!(holder_of(&volume_usage(VolumeId(3), Counter::Files)), None);
+        assert_eq!(owner_limit(holder), *b"J\0\0\0\x03g\0\0\x01\x02");
+        assert_eq!(limited_holder(&owner_limit(holder)), Some(holder));
     }
 }

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod allowances;
 mod backup;
 mod compare;
 pub mod copies;
@@ -21,10 +22,13 @@ pub mod keys;
 mod lead;
 mod leader;
 pub mod lease;
+mod limits;
 pub mod lock;
 pub mod namespace;
 mod obstacle;
 mod ops;
+pub mod owner_limits;
+mod owners;
 mod purge;
 mod quotas;
 mod reach;

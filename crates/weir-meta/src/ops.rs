@@ -10,6 +10,7 @@ use crate::reach::Reaches;
 use weir_env::Instant;
 use weir_proto::births::{Birth, NamesLeased};
 use weir_proto::meta::{Entry, FileKind, Lease, LeaseKind, Op};
+use weir_proto::quota::Account;
 use weir_proto::{InodeId, Request, Result, SessionId};
 
 /// How an operation works.
@@ -91,6 +92,13 @@ impl Grants<'_> {
         if self.first {
             let opens = Opens { read: born.open_read, write: born.open_write };
             self.leases.set_opens(self.session, born.ino, opens);
+        }
+    }
+    /// A quota reservation.
+    pub fn reserve(&mut self, account: Account, held: u64, (evicting, must): (bool, u64)) {
+        self.quotas.set(account, self.session, held);
+        if evicting && held < must {
+            self.quotas.note_starved(account, self.session, must);
         }
     }
     /// The session has the append token no more.

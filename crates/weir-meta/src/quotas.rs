@@ -1,23 +1,27 @@
-//! Limits of volumes, and the sessions' reservations for bytes that are not committed yet. Pure: it gets
-//! events and returns decisions.
+//! Limits of volumes, users and groups, and the sessions' reservations for bytes that are not committed yet.
+//! Pure: it gets events and returns decisions.
 //!
-//! Invariant: the sum of a volume's usage and its grants never exceeds the limit, except for grants from
-//! before the limit was lowered. A grant is kept in memory: after a restart clients name theirs before
-//! anything new is granted. Volumes without limits are not in here and cost nothing.
+//! Invariant: the sum of the usage under a limit and of the grants under it never exceeds the limit, except
+//! for grants from before it was lowered. A grant is kept in memory: after a restart clients name theirs
+//! before anything new is granted. Volumes without limits are not in here and cost nothing.
 //!
 //! Knows nothing of inodes, names or the network.
 
+use crate::limits::{Limit, Over, has_limit, limits_bytes};
+use crate::owner_limits::OwnerLimits;
 use crate::record::VolumeRecord;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::Notify;
 use weir_proto::meta::{Time, Usage};
-use weir_proto::volume::{Policy, Quota, Retention};
+use weir_proto::quota::{Account, Holder, OwnerKind};
+use weir_proto::volume::{Policy, Retention};
 use weir_proto::{Error, Result, SessionId, VolumeId};
 
 /// Of the free bytes beyond a client's immediate need, it gets at most this part: others need some, too.
 const SHARE: u64 = 4;
-const SECOND: i64 = 1_000_000_000;
+/// The owner of files of a client that does not name them.
+const NOT_NAMED: u32 = u32::MAX;
 
 /// The cluster's default.
 pub static NO_POLICY: Policy = Policy { scheme: None, pool: None };
@@ -26,6 +30,8 @@ pub static NO_POLICY: Policy = Policy { scheme: None, pool: None };
 #[derive(Default, Debug)]
 pub struct Quotas {
     limited: BTreeMap<VolumeId, Limited>,
+    pub owners: OwnerLimits,
+    granted: BTreeMap<Account, BTreeMap<SessionId, u64>>,
     policies: BTreeMap<VolumeId, Policy>,
     retentions: BTreeMap<VolumeId, Retention>,
     /// Notified when a client did not get its immediate need in a volume whose files are evicted.
@@ -34,22 +40,13 @@ pub struct Quotas {
     pub full: Arc<Notify>,
     /// The session that was starved at its last request, with its immediate need: the one that lacks most in
     /// each volume.
-    starved: BTreeMap<VolumeId, (u64, SessionId)>,
+    starved: BTreeMap<VolumeId, (u64, SessionId, Account)>,
 }
 
 #[derive(Debug)]
 struct Limited {
     name: String,
-    quota: Quota,
-    over: Over,
-    granted: BTreeMap<SessionId, u64>,
-}
-
-/// Since when a volume is above its soft limits.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Over {
-    pub bytes_since: Option<Time>,
-    pub inodes_since: Option<Time>,
+    limit: Limit,
 }
 
 /// A client's report of its reservation in a volume, in bytes.
@@ -74,14 +71,23 @@ impl Quotas {
             Some(record) => drop(self.retentions.insert(id, record.retention)),
             None => drop(self.retentions.remove(&id)),
         }
+        if record.is_none() {
+            self.owners.forget_volume(id);
+        }
         let Some(record) = record.filter(|r| has_limit(&r.quota)) else {
             self.limited.remove(&id);
+            self.forget_unlimited();
             return;
         };
-        let granted = self.limited.remove(&id).map(|l| l.granted).unwrap_or_default();
         let over = Over { bytes_since: record.bytes_over_since, inodes_since: record.inodes_over_since };
-        let limited = Limited { name: record.name.clone(), quota: record.quota, over, granted };
-        self.limited.insert(id, limited);
+        let limit = Limit { quota: record.quota, over };
+        self.limited.insert(id, Limited { name: record.name.clone(), limit });
+    }
+    /// Drops grants to which no limit applies any more: their clients report them no more.
+    pub fn forget_unlimited(&mut self) {
+        let mut granted = std::mem::take(&mut self.granted);
+        granted.retain(|account, _| self.limits_account(*account));
+        self.granted = granted;
     }
 
     pub fn policy(&self, id: VolumeId) -> &Policy {
@@ -92,39 +98,46 @@ impl Quotas {
         &self.retentions
     }
     /// A client did not get its immediate need, in bytes.
-    pub fn note_starved(&mut self, id: VolumeId, session: SessionId, must: u64) {
-        let most = self.starved.entry(id).or_default();
-        *most = (*most).max((must, session));
+    pub fn note_starved(&mut self, account: Account, session: SessionId, must: u64) {
+        let most = self.starved.entry(account.volume).or_insert((must, session, account));
+        *most = (*most).max((must, session, account));
         self.full.notify_one();
         self.short.notify_one();
     }
     /// Usage to evict down to so that starved sessions get their reservation; each is returned once.
     pub fn take_goals(&mut self, now: Time) -> Vec<(VolumeId, u64)> {
         let starved = std::mem::take(&mut self.starved);
-        let goal = |(id, (must, session)): (VolumeId, (u64, SessionId))| {
+        let goal = |(id, (must, session, account)): (VolumeId, (u64, SessionId, Account))| {
             let max = self.bytes_max(id, now)?;
-            Some((id, max.saturating_sub(self.granted(id, Some(session))).saturating_sub(must)))
+            let others = self.granted(|of| of.volume == id, Some((session, account)));
+            Some((id, max.saturating_sub(others).saturating_sub(must)))
         };
         starved.into_iter().filter_map(goal).collect()
     }
-    /// Whether no volume has a limit.
+    /// Whether there is no limit at all.
     pub fn is_empty(&self) -> bool {
-        self.limited.is_empty()
+        self.limited.is_empty() && self.owners.is_empty()
     }
-    /// Whether there is a limit of any kind.
+    /// Whether the volume has a limit of any kind.
     pub fn is_limited(&self, id: VolumeId) -> bool {
         self.limited.contains_key(&id)
     }
     pub fn limits_bytes(&self, id: VolumeId) -> bool {
-        self.limited.get(&id).is_some_and(|l| limits_bytes(&l.quota))
+        self.limited.get(&id).is_some_and(|l| limits_bytes(&l.limit.quota))
+    }
+    /// Whether a limit of bytes applies to files of an account.
+    pub fn limits_account(&self, account: Account) -> bool {
+        self.limits_bytes(account.volume) || self.owners.limit_bytes(account)
+    }
+    /// The account of a client that does not name owners: only its volume's limit applies.
+    pub fn account_of_volume(volume: VolumeId) -> Account {
+        Account { volume, uid: NOT_NAMED, gid: NOT_NAMED }
     }
 
     /// Refuses one more file or directory over the limit.
     pub fn check_inodes(&self, id: VolumeId, usage: &Usage, now: Time) -> Result<()> {
         let Some(limited) = self.limited.get(&id) else { return Ok(()) };
-        let quota = &limited.quota;
-        let since = limited.over.inodes_since;
-        match max_now(quota.inodes_hard, quota.inodes_soft, since, quota.grace_s, now) {
+        match limited.limit.inodes_max(now) {
             Some(max) if inodes(usage) >= max => Err(Error::over_quota(format!(
                 "volume {:?} has {} files and directories, its limit is {max}",
                 limited.name,
@@ -138,7 +151,7 @@ impl Quotas {
         let (Some(limited), Some(max)) = (self.limited.get(&id), self.bytes_max(id, now)) else {
             return Ok(());
         };
-        let taken = used.saturating_add(self.granted(id, None));
+        let taken = used.saturating_add(self.granted(|of| of.volume == id, None));
         if taken.saturating_add(more) <= max {
             return Ok(());
         }
@@ -150,42 +163,56 @@ impl Quotas {
 
     /// The limit of a volume's bytes now.
     pub fn bytes_max(&self, id: VolumeId, now: Time) -> Option<u64> {
-        let Limited { quota, over, .. } = self.limited.get(&id)?;
-        max_now(quota.bytes_hard, quota.bytes_soft, over.bytes_since, quota.grace_s, now)
+        self.limited.get(&id)?.limit.bytes_max(now)
     }
-    /// The grants to all except one session.
-    pub fn granted(&self, id: VolumeId, but: Option<SessionId>) -> u64 {
-        let granted = self.limited.get(&id).into_iter().flat_map(|l| &l.granted);
-        granted.filter(|(session, _)| Some(**session) != but).map(|(_, bytes)| *bytes).sum()
+    /// The grants under the limit of a volume, except that of one session for one account.
+    pub fn granted_in(&self, id: VolumeId, but: Option<(SessionId, Account)>) -> u64 {
+        self.granted(|account| account.volume == id, but)
     }
-    pub fn set(&mut self, id: VolumeId, session: SessionId, bytes: u64) {
-        let Some(limited) = self.limited.get_mut(&id) else { return };
-        match bytes {
-            0 => limited.granted.remove(&session),
-            bytes => limited.granted.insert(session, bytes),
+    /// The grants under the limit of a user or a group.
+    pub fn granted_to(&self, holder: Holder, but: Option<(SessionId, Account)>) -> u64 {
+        let is_under = |account: Account| {
+            let id = if holder.kind == OwnerKind::User { account.uid } else { account.gid };
+            // Volume 0: all of them.
+            id == holder.id && account.uid != 0 && [account.volume, VolumeId(0)].contains(&holder.volume)
         };
+        self.granted(is_under, but)
+    }
+    fn granted(&self, is_under: impl Fn(Account) -> bool, but: Option<(SessionId, Account)>) -> u64 {
+        let accounts = self.granted.iter().filter(|(account, _)| is_under(**account));
+        let grants =
+            accounts.flat_map(|(account, all)| all.iter().map(|(session, n)| ((*session, *account), *n)));
+        grants.filter(|(held, _)| Some(*held) != but).map(|(_, bytes)| bytes).sum()
+    }
+    pub fn set(&mut self, account: Account, session: SessionId, bytes: u64) {
+        if bytes > 0 && self.limits_account(account) {
+            self.granted.entry(account).or_default().insert(session, bytes);
+        } else if let Some(grants) = self.granted.get_mut(&account) {
+            grants.remove(&session);
+            if grants.is_empty() {
+                self.granted.remove(&account);
+            }
+        }
     }
     /// A session's bytes are committed: they are used and not granted any more.
-    pub fn consume(&mut self, id: VolumeId, session: SessionId, bytes: u64) {
-        let held = self.limited.get(&id).and_then(|l| l.granted.get(&session)).copied();
-        if let Some(held) = held {
-            self.set(id, session, held.saturating_sub(bytes));
+    pub fn consume(&mut self, account: Account, session: SessionId, bytes: u64) {
+        for account in [account, Quotas::account_of_volume(account.volume)] {
+            let held = self.granted.get(&account).and_then(|grants| grants.get(&session)).copied();
+            if let Some(held) = held {
+                return self.set(account, session, held.saturating_sub(bytes));
+            }
         }
     }
     pub fn drop_session(&mut self, session: SessionId) {
-        for limited in self.limited.values_mut() {
-            limited.granted.remove(&session);
+        for grants in self.granted.values_mut() {
+            grants.remove(&session);
         }
+        self.granted.retain(|_, grants| !grants.is_empty());
     }
 
     /// Since when the volume is over its soft limits, if that changes with this usage.
     pub fn crossing(&self, id: VolumeId, usage: &Usage, now: Time) -> Option<Over> {
-        let Limited { quota, over, .. } = self.limited.get(&id)?;
-        let is = Over {
-            bytes_since: since(quota.bytes_soft, usage.bytes, over.bytes_since, now),
-            inodes_since: since(quota.inodes_soft, inodes(usage), over.inodes_since, now),
-        };
-        (is != *over).then_some(is)
+        self.limited.get(&id)?.limit.crossing(usage.bytes, inodes(usage), now)
     }
 }
 
@@ -199,35 +226,15 @@ pub fn grant(ask: Ask, used: u64, others: u64, max: u64) -> u64 {
     }
 }
 
-pub fn has_limit(quota: &Quota) -> bool {
-    limits_bytes(quota) || quota.inodes_hard.or(quota.inodes_soft).is_some()
-}
-pub fn limits_bytes(quota: &Quota) -> bool {
-    quota.bytes_hard.or(quota.bytes_soft).is_some()
-}
 fn inodes(usage: &Usage) -> u64 {
     usage.files.saturating_add(usage.directories)
 }
-fn since(soft: Option<u64>, used: u64, before: Option<Time>, now: Time) -> Option<Time> {
-    soft.is_some_and(|soft| used > soft).then(|| before.unwrap_or(now))
-}
-/// The effective limit; a soft one takes effect when its grace is over.
-fn max_now(
-    hard: Option<u64>,
-    soft: Option<u64>,
-    over_since: Option<Time>,
-    grace_s: u32,
-    now: Time,
-) -> Option<u64> {
-    let grace = i64::from(grace_s) * SECOND;
-    let is_over = over_since.is_some_and(|since| now.nanos >= since.nanos.saturating_add(grace));
-    soft.filter(|_| is_over).into_iter().chain(hard).min()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::owner_limits::OwnerRecord;
     use proptest::prelude::*;
+    use weir_proto::volume::Quota;
 
     const MIB: u64 = 1 << 20;
 
@@ -249,20 +256,31 @@ mod tests {
     }
 
     #[test]
-    fn a_soft_limit_holds_when_its_grace_is_over() {
-        let at = |s: i64| Time { nanos: s * SECOND };
-        assert_eq!(max_now(Some(9), Some(5), None, 60, at(100)), Some(9));
-        assert_eq!(max_now(Some(9), Some(5), Some(at(100)), 60, at(159)), Some(9));
-        assert_eq!(max_now(Some(9), Some(5), Some(at(100)), 60, at(160)), Some(5));
-        assert_eq!(max_now(None, Some(5), Some(at(100)), 60, at(160)), Some(5));
-        assert_eq!(max_now(None, Some(5), Some(at(100)), 60, at(101)), None);
-        assert_eq!(max_now(None, None, Some(at(100)), 0, at(101)), None);
-        // A limit of nothing is a limit, too.
-        assert_eq!(max_now(Some(0), None, None, 60, at(100)), Some(0));
-        // Time counts from when it was crossed, and restarts after it was below.
-        assert_eq!(since(Some(5), 6, None, at(7)), Some(at(7)));
-        assert_eq!(since(Some(5), 6, Some(at(3)), at(7)), Some(at(3)));
-        assert_eq!(since(Some(5), 5, Some(at(3)), at(7)), None);
+    fn grants_count_under_each_limit_that_applies() {
+        let mut quotas = Quotas::default();
+        let (v, w, all) = (VolumeId(3), VolumeId(4), VolumeId(0));
+        let holder = |volume, kind, id| Holder { volume, kind, id };
+        let quota = Quota { bytes_hard: Some(100), ..Quota::NONE };
+        let limit = Some(OwnerRecord { quota: Some(quota), ..OwnerRecord::default() });
+        quotas.owners.note(holder(all, OwnerKind::User, 7), limit);
+        quotas.owners.note(holder(v, OwnerKind::Group, 9), limit);
+        let (a, b) = (SessionId(1), SessionId(2));
+        let account = |volume, uid, gid| Account { volume, uid, gid };
+        quotas.set(account(v, 7, 9), a, 10);
+        quotas.set(account(w, 7, 5), b, 3);
+        quotas.set(account(v, 8, 9), b, 20);
+        quotas.set(account(w, 8, 5), b, 40);
+        let granted = |q: &Quotas, of| q.granted_to(of, Some((a, account(v, 7, 9))));
+        assert_eq!(granted(&quotas, holder(all, OwnerKind::User, 7)), 3);
+        assert_eq!(granted(&quotas, holder(v, OwnerKind::Group, 9)), 20);
+        assert_eq!(quotas.granted_in(w, None), 3, "no limit applies to user 8 and group 5 there");
+        quotas.consume(account(v, 7, 9), a, 4);
+        assert_eq!(quotas.granted_to(holder(all, OwnerKind::User, 7), None), 9);
+        quotas.owners.note(holder(v, OwnerKind::Group, 9), None);
+        quotas.forget_unlimited();
+        assert_eq!(quotas.granted_in(v, None), 6);
+        quotas.drop_session(a);
+        assert_eq!(quotas.granted_in(v, None), 0);
     }
 
     proptest! {

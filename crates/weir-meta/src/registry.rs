@@ -17,6 +17,7 @@ use crate::namespace::{
     snapshot, snapshot_view, totals, usage_of, volume, xattr,
 };
 use crate::ops::{Grants, Operation, Work};
+use crate::quotas::Quotas;
 use crate::reach::{
     NOTHING, Place, Reached, Reaches, changes, changes_at, changes_both, looks, looks_at, looks_into,
     reach_nothing, reaches,
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
 use weir_proto::births::{CreateMany, LeaseNames, RemoveMany};
 use weir_proto::meta::*;
+use weir_proto::quota::{OwnerLimit, OwnerUsageList, ReserveSpace};
 use weir_proto::recall::{Evict, EvictedRanges, Filled, SetPinned};
 use weir_proto::relation::{
     AckChanges, DropCursor, RelationAdd, RelationDo, RelationResolve, RelationSuspect, ReportListing,
@@ -224,11 +226,12 @@ operations_of_mounts! {
     VolumeAt: |r| NOTHING, show |view, r| volume::show::at(view, r.ino);
     BackupList: |r| NOTHING, show backup::list;
     ReserveQuota: |r| changes_at(Place::Volume(r.volume)), show volume::limits::reserve_quota, |r, reply, g| {
-        g.quotas.set(r.volume, r.session, reply.held);
-        if reply.evicting && reply.held < r.must {
-            g.quotas.note_starved(r.volume, r.session, r.must);
-        }
+        g.reserve(Quotas::account_of_volume(r.volume), reply.held, (reply.evicting, r.must));
     };
+    ReserveSpace: |r| changes_at(Place::Volume(r.account.volume)),
+        show volume::limits::reserve_space, |r, reply, g| {
+            g.reserve(r.account, reply.held, (reply.evicting, r.must));
+        };
 
     SnapshotList: |r| looks_at(Place::Volume(r.volume)), show snapshot::list;
     SnapshotLookup as cred: |r| looks_into(r.snapshot), show snapshot_view::lookup;
@@ -257,6 +260,8 @@ operations_of_others! {
     VolumeDelete: change volume::change::delete;
     VolumeClone: change clone::list::create;
     ScanInodes: show report::scan;
+    OwnerLimit: change volume::limits::set_owner_limit;
+    OwnerUsageList: show volume::limits::owner_usage;
 
     WhereAtHome: show home_place::where_at_home;
     RelationAdd: change admin::add;
@@ -283,6 +288,7 @@ mod tests {
     use crate::reach;
     use weir_proto::lock::{CancelLock, ReclaimLocks};
     use weir_proto::methods;
+    use weir_proto::quota::ReclaimSpace;
     use weir_proto::sender::Sender;
 
     /// Requests about a session, and those that return or resume its holdings.
@@ -295,6 +301,7 @@ mod tests {
         ReleaseAppendToken::METHOD,
         NoteMap::METHOD,
         ReclaimReservations::METHOD,
+        ReclaimSpace::METHOD,
         CancelLock::METHOD,
         ReclaimLocks::METHOD,
     ];
@@ -321,6 +328,7 @@ mod tests {
             include_str!("../../weir-proto/src/meta.rs"),
             include_str!("../../weir-proto/src/births.rs"),
             include_str!("../../weir-proto/src/volume.rs"),
+            include_str!("../../weir-proto/src/quota.rs"),
             include_str!("../../weir-proto/src/snapshot.rs"),
             include_str!("../../weir-proto/src/recall.rs"),
             include_str!("../../weir-proto/src/lock.rs"),

@@ -18,6 +18,7 @@ use weir_proto::meta::{
     KeepAlive, NoteMap, ReleaseAppendToken, ReleaseLease, SessionClose, SessionList, SessionOpen,
     SessionResume,
 };
+use weir_proto::quota::ReclaimSpace;
 use weir_proto::recall::{AwaitRecall, GetEviction};
 use weir_proto::relation::{CompleteWork, LeaseWork, ReadChanges, RelationList};
 use weir_proto::sender::Sender;
@@ -174,6 +175,7 @@ impl Meta {
             ReclaimReservations::METHOD => {
                 Outcome::now(call.decode().and_then(|r| leader.reclaim_reservations(&r)))
             }
+            ReclaimSpace::METHOD => Outcome::now(call.decode().and_then(|r| leader.reclaim_space(&r))),
             AwaitRecall::METHOD..=GetEviction::METHOD => leader.handle_recall(call),
             _ => self.session_call(call).mapped(&self.leader),
         }

@@ -16,6 +16,7 @@ use weir_proto::export::{ExportBegin, ExportSet};
 use weir_proto::home_rule::HomeRule;
 use weir_proto::map::Role;
 use weir_proto::methods::{self, Method};
+use weir_proto::quota::OwnerLimit;
 use weir_proto::recall::GetEviction;
 use weir_proto::relation::{
     AckChanges, DropCursor, ReadChanges, RelationAdd, RelationDo, RelationResolve, RelationSuspect,
@@ -244,6 +245,23 @@ fn decoded(call: &Call) -> Result<About> {
         HomeForbid::METHOD => {
             changed(format!("homes in {}", without_keys(&call.decode::<HomeForbid>()?.place)), None)
         }
+        ExportBegin::METHOD => changed("the namespace, into a file".into(), None),
+        ExportSet::METHOD => {
+            let ExportSet { dir, every_s, keep } = call.decode()?;
+            changed(format!("exports of the namespace to {dir:?} every {every_s} s, {keep} kept"), None)
+        }
+        ScanInodes::METHOD => {
+            let r = call.decode::<ScanInodes>()?;
+            looked(format!("volume {}", r.volume), r.cred.uid)
+        }
+        _ => return decoded_of_volumes(call),
+    })
+}
+
+/// Requests about volumes and their limits.
+fn decoded_of_volumes(call: &Call) -> Result<About> {
+    let changed = |on: String, uid| About { on, uid, changes: true };
+    Ok(match call.method {
         VolumeCreate::METHOD => {
             let r = call.decode::<VolumeCreate>()?;
             changed(created(&r), Some(r.cred.uid))
@@ -251,6 +269,11 @@ fn decoded(call: &Call) -> Result<About> {
         VolumeChange::METHOD => {
             let r = call.decode::<VolumeChange>()?;
             changed(format!("volume {}: {}", r.volume, changes_of(&r)), Some(r.cred.uid))
+        }
+        OwnerLimit::METHOD => {
+            let r = call.decode::<OwnerLimit>()?;
+            let name = r.holder.volume.to_string();
+            changed(format!("limits of {}", r.holder.shown(&name)), Some(r.cred.uid))
         }
         VolumeDelete::METHOD => {
             let r = call.decode::<VolumeDelete>()?;
@@ -261,15 +284,6 @@ fn decoded(call: &Call) -> Result<About> {
             let r = call.decode::<VolumeClone>()?;
             let on = format!("{} from snapshot {} of volume {}", created(&r.new), r.snapshot, r.source);
             changed(on, Some(r.new.cred.uid))
-        }
-        ExportBegin::METHOD => changed("the namespace, into a file".into(), None),
-        ExportSet::METHOD => {
-            let ExportSet { dir, every_s, keep } = call.decode()?;
-            changed(format!("exports of the namespace to {dir:?} every {every_s} s, {keep} kept"), None)
-        }
-        ScanInodes::METHOD => {
-            let r = call.decode::<ScanInodes>()?;
-            looked(format!("volume {}", r.volume), r.cred.uid)
         }
         _ => return decoded_of_enrolment(call),
     })

@@ -65,6 +65,7 @@ administration!(
     copies::{SetCopies}
     enrol::{TokenCreate, Enrol, IssueCertificate, TokenRevoke, NodeRemove, RotateAuthority}
     volume::{VolumeCreate, VolumeChange, VolumeDelete, VolumeClone, ScanInodes}
+    quota::{OwnerLimit}
     relation::{RelationAdd, RelationDo, RelationResolve, RelationSuspect, ReadChanges, AckChanges, DropCursor}
     recall::{GetEviction}
     snapshot::{SnapshotTake, SnapshotDelete}
@@ -89,6 +90,7 @@ methods!(
     lock::{SetLock, TestLock, CancelLock, ListLocks, ReclaimLocks, LockFree}
     volume::{VolumeCreate, VolumeList, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone, ReserveQuota, ReclaimReservations,
         ScanInodes}
+    quota::{OwnerLimit, OwnerUsageList, ReserveSpace, ReclaimSpace}
     relation::{ReadChanges, AckChanges, DropCursor, RelationAdd, RelationList, RelationDo, RelationResolve, RelationSuspect,
         LeaseWork, CompleteWork, WhereAtHome, ReportListing, ReportRelisting}
     recall::{Evict, EvictedRanges, AwaitRecall, WantRecall, TakeRecalls, Filled, RecallFailed, SetPinned, GetTierState, GetEviction,

@@ -13,7 +13,7 @@ use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
 use weir_proto::{
     access, backup, births, condition, coord, copies, data, enrol, event, export, frame, home_rule, lock,
-    map, meta, methods, news, recall, relation, snapshot, version, volume, watch,
+    map, meta, methods, news, quota, recall, relation, snapshot, version, volume, watch,
 };
 
 const ROUNDS: usize = 10_000;
@@ -112,7 +112,7 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 22] = [
+const SOURCES: [(&str, &str); 23] = [
     ("access", include_str!("../src/access.rs")),
     ("backup", include_str!("../src/backup.rs")),
     ("births", include_str!("../src/births.rs")),
@@ -124,6 +124,7 @@ const SOURCES: [(&str, &str); 22] = [
     ("event", include_str!("../src/event.rs")),
     ("export", include_str!("../src/export.rs")),
     ("meta", include_str!("../src/meta.rs")),
+    ("quota", include_str!("../src/quota.rs")),
     ("recall", include_str!("../src/recall.rs")),
     ("volume", include_str!("../src/volume.rs")),
     ("relation", include_str!("../src/relation.rs")),

@@ -22,6 +22,7 @@ pub mod limits;
 mod locks;
 pub mod marks;
 pub mod model;
+pub mod owners;
 pub mod replica;
 mod shared_file;
 pub mod shrink;

@@ -10,6 +10,7 @@ use crate::calls::{close, is_gone, names_in, new_volume, read_whole, root_cred};
 use crate::cluster::{Cluster, other_schemes};
 use crate::context::Context;
 use crate::model::Who;
+use crate::owners::{self, Owners};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -61,6 +62,7 @@ struct Limited {
     inodes_max: u64,
     is_deleted: AtomicBool,
     files: Mutex<Vec<Arc<File>>>,
+    owners: Owners,
 }
 
 struct File {
@@ -167,6 +169,9 @@ impl Limits {
                     Some((volume, false)) if self.snapshots && rng.below(2) == 0 => {
                         self.change_snapshots(&volume, client, under_way.op).await
                     }
+                    Some((volume, false)) if rng.below(2) == 0 => {
+                        volume.owners.change(client, volume.id, some_limit(&rng), &rng).await
+                    }
                     Some((volume, false)) => change_limit(&volume, client, &rng).await,
                 }
             };
@@ -191,7 +196,8 @@ impl Limits {
         context.log(op, format_args!("volume {name}: {bytes} bytes, {inodes:?} inodes"));
         let scheme = other_schemes(self.scheme).nth(rng.below(4) as usize);
         let policy = Policy { scheme, pool: None };
-        let new = weir_client::NewVolume { quota: quota(bytes, inodes), policy, ..new_volume(&name) };
+        let quota = quota(bytes, inodes);
+        let new = weir_client::NewVolume { quota, policy, mode: 0o777, ..new_volume(&name) };
         let made = client.create_volume(&root_cred(), &new).await?;
         context.volumes().insert(name.clone(), made.root);
         let volume = Limited {
@@ -202,9 +208,11 @@ impl Limits {
             inodes_max: inodes.unwrap_or(u64::MAX),
             is_deleted: AtomicBool::new(false),
             files: Mutex::default(),
+            owners: Owners::default(),
         };
+        let begun = volume.owners.begin(client, volume.id, bytes, rng).await;
         self.volumes().push(Arc::new(volume));
-        Ok(())
+        begun
     }
 
     async fn delete(&self, context: &Context, client: &Client, volume: &Limited) -> Result<()> {
@@ -315,6 +323,8 @@ impl Limits {
             let used = client.volume(name).await?.usage;
             let expected = (taken, there.len() as u64, 0);
             assert_eq!((used.bytes, used.files, used.directories), expected, "{when}: usage of {name}");
+            volume.owners.check(client, volume.id, when).await?;
+            volume.owners.verify(client, &client.volume(name).await?, when).await?;
             self.fill(client, &volume, when).await?;
         }
         Ok(())
@@ -350,6 +360,9 @@ impl Limits {
         }
         close(client, handle).await?;
         client.unlink(&root_cred(), volume.root, name).await?;
+        let unlimited = VolumeEdit { quota: Some(Quota::NONE), ..VolumeEdit::default() };
+        client.change_volume(&root_cred(), volume.id, &unlimited).await?;
+        volume.owners.fill(&self.world, client, &now, deadline).await?;
         client.change_volume(&root_cred(), volume.id, &VolumeEdit { quota: Some(now.quota), ..edit }).await?;
         let used = client.volume(&volume.name).await?.usage.bytes;
         assert_eq!(used, now.usage.bytes, "{when}: {} when what filled it is gone", volume.name);
@@ -448,13 +461,14 @@ impl Visit<'_> {
                 }
             }
             1..4 => self.cut(file, &mut known).await,
+            4 => self.give(file).await,
             _ => self.append(file, &mut known).await,
         }
     }
 
     async fn create(&self) -> Result<()> {
         let name = format!("f{}", self.op);
-        let (cred, root) = (root_cred(), self.volume.root);
+        let (cred, root) = (owners::some_cred(self.rng), self.volume.root);
         let made = self.client.create(&cred, root, name.as_bytes(), 0o644, true, OpenMode::BOTH).await;
         let made = match made {
             // The limit on names may be reached.
@@ -487,6 +501,15 @@ impl Visit<'_> {
         let handle = self.handle(file, known).await?;
         let set = SetAttrs { size: Some(size), ..SetAttrs::default() };
         self.client.setattr(&root_cred(), file.ino, Some(handle), set).await.map(drop)
+    }
+
+    /// The superuser gives the file to another user: that user may be above its limit then.
+    async fn give(&self, file: &File) -> Result<()> {
+        let to = owners::some_cred(self.rng);
+        self.log(file, &format!("give user {}", to.uid));
+        self.volume.owners.gives_to(&to);
+        let set = SetAttrs { uid: Some(to.uid), gid: Some(to.gid), ..SetAttrs::default() };
+        self.client.setattr(&root_cred(), file.ino, None, set).await.map(drop)
     }
 
     /// Appends, or overwrites, and sometimes syncs.

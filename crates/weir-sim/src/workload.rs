@@ -385,6 +385,7 @@ impl Workload {
             limits.verify(client, when).await?;
         }
         self.verify_names(client, when).await?;
+        crate::owners::check_sums(client, when).await?;
         // With a home, requested bytes are still recalled, deleted volumes disappear, and so do entries of
         // the trash and of the mirror: the usage changes while it is added up.
         let has_home = self.context.home.is_some() || self.replica.is_some();

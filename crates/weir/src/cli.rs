@@ -51,7 +51,7 @@ Exit status:
   10  data is damaged beyond repair
   11  not supported
   12  a disk or the operating system failed
-  13  a volume's limit is reached";
+  13  a limit of a volume, a user or a group is reached";
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -110,6 +110,8 @@ pub enum Command {
     /// Manage volumes: subtrees with their own owner, limits and policy
     #[command(subcommand)]
     Volume(crate::commands::volume::VolumeCommand),
+    /// Show what you use and may use: in all volumes together, and in each
+    Quota(crate::commands::volume::ShowQuota),
     /// Report usage of a volume, a directory or everything: entries, sizes, largest files, fullest
     /// directories, users
     Report(crate::commands::report::Report),

@@ -148,6 +148,16 @@ fn end_quietly_when_nobody_reads() {
     }));
 }
 
+/// Limits of users and groups have a file of their own.
+fn volume(command: &commands::volume::VolumeCommand) -> Outcome<()> {
+    match command {
+        commands::volume::VolumeCommand::Quota(args) if args.is_of_owners() => {
+            commands::quota::of_owners(args)
+        }
+        _ => commands::volume::run(command),
+    }
+}
+
 fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitCode> {
     use cli::{Command, ConfigCommand, FileCommand, TargetCommand, UpgradeCommand};
     let done = match command {
@@ -185,7 +195,8 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
             let role = cli::RoleArgs { config: Some(config), ..cli::RoleArgs::default() };
             roles::import(&role, environment, export, progress)
         }),
-        Command::Volume(command) => commands::volume::run(&command),
+        Command::Quota(args) => commands::quota::show(&args),
+        Command::Volume(command) => volume(&command),
         Command::Relation(command) => commands::relation::run(&command, environment.s3_keys.clone()),
         Command::Init(args) => commands::init::init(&args),
         Command::Join(args) => commands::enrol::join(&args),

@@ -210,6 +210,15 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
         "weir volume create ada --owner 1000 --bytes 2TB --soft-bytes 1TB --grace 7d",
     ),
     (
+        "weir-volume-quota",
+        "A limit for one user of a volume:",
+        "weir volume quota work --user ada --bytes 10GB",
+    ),
+    ("weir-volume-quota", "One for each other user:", "weir volume quota work --default-user --bytes 1GB"),
+    ("weir-volume-quota", "Usage and limits of all users and groups there:", "weir volume quota work"),
+    ("weir-quota", "What you use and may use:", "weir quota"),
+    ("weir-quota", "The same for a group:", "weir quota --group photon"),
+    (
         "weir-volume-policy",
         "A trash of a week, and hourly snapshots:",
         "weir volume policy ada --trash 7d --snapshots 1h --keep 24h,7d,4w",
@@ -315,7 +324,7 @@ mod tests {
             String::from_utf8(found.unwrap_or_else(|| panic!("no {name}")).1.clone()).unwrap()
         };
         let create = page("weir-volume-create.1");
-        assert!(create.contains("\\fB13\\fR\na volume's limit is reached"), "{create}");
+        assert!(create.contains("\\fB13\\fR\na limit of a volume, a user or a group is reached"), "{create}");
         assert!(create.contains("weir volume create ada \\-\\-owner 1000"), "{create}");
         assert!(create.contains("\\fBweir\\-volume\\fR(1)"), "{create}");
         let status = page("weir-status.1");

@@ -10,17 +10,24 @@ pub struct Users(BTreeMap<u32, String>);
 impl Users {
     /// Looks up all of these at once. Unknown users keep their numbers.
     pub fn of(numbers: impl IntoIterator<Item = u32>) -> Users {
+        Users::in_database("passwd", numbers)
+    }
+    /// The same for groups.
+    pub fn of_groups(numbers: impl IntoIterator<Item = u32>) -> Users {
+        Users::in_database("group", numbers)
+    }
+    fn in_database(database: &str, numbers: impl IntoIterator<Item = u32>) -> Users {
         let mut numbers: Vec<u32> = numbers.into_iter().collect();
         numbers.sort_unstable();
         numbers.dedup();
         if numbers.is_empty() {
             return Users::default();
         }
-        let asked = Command::new("getent").arg("passwd").args(numbers.iter().map(u32::to_string)).output();
+        let asked = Command::new("getent").arg(database).args(numbers.iter().map(u32::to_string)).output();
         asked.map_or_else(|_| Users::default(), |found| Users::parse(&String::from_utf8_lossy(&found.stdout)))
     }
 
-    /// Lines of passwd(5).
+    /// Lines of passwd(5) or group(5).
     fn parse(text: &str) -> Users {
         let one = |line: &str| {
             let mut fields = line.split(':');
@@ -54,5 +61,6 @@ mod tests {
         assert_eq!([0, 1000, 5, 6].map(|n| users.name(n)), ["root", "ada", "5", "6"]);
         assert_eq!(Users::of([0, 4_294_967_294]).name(0), "root");
         assert_eq!(Users::of([]).name(7), "7");
+        assert_eq!(Users::of_groups([0]).name(0), "root");
     }
 }

@@ -111,6 +111,58 @@ fn other_users_may_read_status_and_manage_their_own_volumes() {
     }
 }
 
+/// Through a mount: each user is refused at its own limit and sees it, and the volume's owner sees all.
+#[test]
+fn users_have_limits_of_their_own_and_see_them() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    open_the_way(&cluster.dir());
+    cluster.run_weir(&["volume", "create", "work", "--owner", "1000", "--mode", "777"]);
+    let limit = ["volume", "quota", "work", "--user", "65534", "--bytes", "1MiB", "--inodes", "2"];
+    let said = succeeds(&weir_as(ADA, &cluster, &limit));
+    assert!(said.contains("in work: 1.00 MiB and 2 files"), "{said}");
+    let work = cluster.mount().join("work");
+    let fill = |uid, name: &str| {
+        let line = format!("head -c 2000000 /dev/zero > {}", work.join(name).display());
+        as_user(uid, &["sh", "-c", &line])
+    };
+    let refused = fill(NOBODY, "a");
+    assert!(text(&refused.stderr).contains("quota"), "{refused:?}");
+    assert_eq!(fs::metadata(work.join("a")).unwrap().len(), 1 << 20, "to the byte");
+    succeeds(&fill(ADA, "b"));
+    succeeds(&as_user(NOBODY, &["touch", work.join("c").to_str().unwrap()]));
+    assert!(!as_user(NOBODY, &["touch", work.join("d").to_str().unwrap()]).status.success());
+    // The owner of a file is charged, not the one who wrote it: a file given away helps.
+    let rows = |output: Output| -> Vec<Value> { serde_json::from_str(&succeeds(&output)).unwrap() };
+    let of = |rows: &[Value], id: u32, volume: Option<&str>| -> (u64, u64, String) {
+        let is_it = |r: &&Value| r["kind"] == "user" && r["id"] == id && r["volume"].as_str() == volume;
+        let row = rows.iter().find(is_it).unwrap_or_else(|| panic!("{rows:?}"));
+        let number = |field: &str| row[field].as_u64().unwrap();
+        (number("used_bytes"), number("files_and_directories"), row["state"].as_str().unwrap().into())
+    };
+    let all = rows(weir_as(ADA, &cluster, &["volume", "quota", "work", "--json"]));
+    assert_eq!(of(&all, NOBODY, Some("work")), (1 << 20, 2, "full".into()));
+    assert_eq!(of(&all, ADA, Some("work")), (2_000_000, 1, "ok".into()));
+    // Users ask their mount, which knows who they are.
+    let at = cluster.mount();
+    let ask = |args: &[&str]| {
+        let (weir, at) = (env!("CARGO_BIN_EXE_weir"), ["--json", "--at", at.to_str().unwrap()]);
+        as_user(NOBODY, &[&[weir], args, &at].concat())
+    };
+    let own = rows(ask(&["quota"]));
+    assert_eq!(of(&own, NOBODY, Some("work")), (1 << 20, 2, "full".into()));
+    assert_eq!(of(&own, NOBODY, None).0, 1 << 20, "in all volumes");
+    denied(&ask(&["quota", "--user", "1000"]), "user 65534 may not see the usage of user 1000");
+    denied(&ask(&["volume", "quota", "work"]), "neither owns nor administers");
+    denied(&ask(&["volume", "quota", "work", "--user", "65534", "--reset"]), "neither owns nor administers");
+    chown(work.join("a"), Some(ADA), None).unwrap();
+    succeeds(&as_user(NOBODY, &["touch", work.join("d").to_str().unwrap()]));
+    cluster.run_weir(&["volume", "quota", "work", "--user", "65534", "--reset"]);
+    succeeds(&fill(NOBODY, "c"));
+}
+
 /// What the audit log says, by `weir audit show`: of each record what, on, role, uid and the result.
 fn audited(cluster: &Cluster) -> Vec<(String, String, String, Option<u64>, String)> {
     let shown: Value = serde_json::from_str(&cluster.run_weir(&["audit", "show", "--json"])).unwrap();

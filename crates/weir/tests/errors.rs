@@ -193,7 +193,6 @@ fn a_cluster_says_what_is_wrong_with_a_request() {
             &["has snapshots", "hint: `weir volume snapshot data monday --delete` deletes one"],
             &["VolumeDelete"],
         ),
-        (&["volume", "quota", "data"], 2, &["no limit is given"], &[]),
         (&["volume", "policy", "data"], 2, &["no policy is given"], &[]),
         (
             &["volume", "policy", "data", "--pool", "nvme"],

@@ -33,7 +33,7 @@ use weir_proto::map::Role;
 use weir_proto::{Reader, Request, Wire};
 use weir_proto::{
     access, backup, births, condition, coord, copies, data, enrol, event, export, frame, home_rule, lock,
-    map, meta, methods, news, recall, relation, snapshot, version, volume, watch,
+    map, meta, methods, news, quota, recall, relation, snapshot, version, volume, watch,
 };
 
 /// What a server may hold more after it all: its caches and the allocator's leftovers.

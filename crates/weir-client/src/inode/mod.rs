@@ -157,6 +157,7 @@ impl State {
         if self.attr.as_ref().is_none_or(|a| a.layers != entry.attr.layers) {
             self.tier.forget_layers();
         }
+        self.quota.note_owner(entry.attr.uid, entry.attr.gid);
         self.attr = Some(entry.attr.clone());
         self.forgotten = false;
     }

@@ -1,10 +1,11 @@
-//! A file's usage of its volume's quota, in bytes, and the reservation for uncommitted ones.
+//! A file's usage of the quotas that apply to it, in bytes, and the reservation for uncommitted ones.
 //!
 //! Only the number of bytes in holes is known, not their position. Pure.
-use weir_proto::{Error, Result, VolumeId};
+use weir_proto::quota::Account;
+use weir_proto::{Error, Result};
 
-/// No volume has this number.
-pub const NO_LIMIT: VolumeId = VolumeId(0);
+/// No limit applies.
+pub const NO_LIMIT: Account = Account::NONE;
 
 #[derive(Debug)]
 pub struct QuotaState {
@@ -12,11 +13,11 @@ pub struct QuotaState {
     allocated: u64,
     /// The same as known to the leader.
     charged: u64,
-    /// The volume whose limit of bytes applies to new data, from the last grant of a Write lease.
-    limited: VolumeId,
-    /// Quota reserved in a volume, in bytes, and the volume.
+    /// The account whose limits of bytes apply to new data, from the last grant of a Write lease.
+    limited: Account,
+    /// Quota reserved for an account, in bytes, and the account.
     reserved: u64,
-    reserved_of: VolumeId,
+    reserved_of: Account,
     /// The part of it for direct writes in flight.
     direct_reserved: u64,
 }
@@ -24,7 +25,7 @@ pub struct QuotaState {
 /// A change of a file's reservation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settled {
-    pub volume: VolumeId,
+    pub account: Account,
     pub before: u64,
     pub now: u64,
 }
@@ -46,14 +47,24 @@ impl QuotaState {
     pub fn allocated(&self) -> u64 {
         self.allocated
     }
-    pub fn limited(&self) -> VolumeId {
+    pub fn limited(&self) -> Account {
         self.limited
     }
     pub fn is_limited(&self) -> bool {
         self.limited != NO_LIMIT
     }
-    pub fn note_limit(&mut self, volume: VolumeId) {
-        self.limited = volume;
+    pub fn note_limit(&mut self, account: Account) {
+        self.limited = account;
+    }
+    /// The file has this owner and group now.
+    pub fn note_owner(&mut self, uid: u32, gid: u32) {
+        if self.is_limited() {
+            self.limited = Account { uid, gid, ..self.limited };
+        }
+    }
+    /// Bytes are reserved for another account than the present one.
+    pub fn is_moved(&self) -> bool {
+        self.reserved > 0 && self.is_limited() && self.reserved_of != self.limited
     }
 
     /// Without local changes: takes the leader's value.
@@ -114,7 +125,7 @@ impl QuotaState {
         Ok(holes + end.saturating_sub(size))
     }
 
-    /// Bytes of the volume's reservation are this file's from now on.
+    /// Bytes of the account's reservation are this file's from now on.
     pub fn spend(&mut self, growth: u64) {
         self.reserved += growth;
         self.reserved_of = self.limited;
@@ -125,11 +136,16 @@ impl QuotaState {
     pub fn end_direct(&mut self, growth: u64) {
         self.direct_reserved = self.direct_reserved.saturating_sub(growth);
     }
-    /// Adapts the reservation to the uncommitted changes. `None`: no change.
-    pub fn settle(&mut self, is_changed: bool) -> Option<Settled> {
-        let now = self.needed(is_changed);
-        let before = std::mem::replace(&mut self.reserved, now);
-        (before != now).then_some(Settled { volume: self.reserved_of, before, now })
+    /// Adapts the reservation to the uncommitted changes: of the former account, and of the present one.
+    pub fn settle(&mut self, is_changed: bool) -> impl Iterator<Item = Settled> + use<> {
+        let (now, mut former) = (self.needed(is_changed), None);
+        let mut before = std::mem::replace(&mut self.reserved, now);
+        if before > 0 && self.is_limited() && self.reserved_of != self.limited {
+            former = Some(Settled { account: self.reserved_of, before, now: 0 });
+            (before, self.reserved_of) = (0, self.limited);
+        }
+        let present = (before != now).then_some(Settled { account: self.reserved_of, before, now });
+        former.into_iter().chain(present)
     }
     fn needed(&self, is_changed: bool) -> u64 {
         if !self.is_limited() {
@@ -143,6 +159,7 @@ impl QuotaState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weir_proto::VolumeId;
 
     #[test]
     fn what_a_write_takes() {
@@ -191,16 +208,28 @@ mod tests {
         let mut quota = QuotaState::default();
         quota.note_allocated(10);
         quota.note_growth(5);
-        assert_eq!(quota.settle(true), None, "no limit holds");
-        quota.note_limit(VolumeId(3));
+        let settle = |q: &mut QuotaState, changed| q.settle(changed).collect::<Vec<_>>();
+        assert_eq!(settle(&mut quota, true), [], "no limit holds");
+        let account = Account { volume: VolumeId(3), uid: 7, gid: 9 };
+        quota.note_limit(account);
         quota.spend(7);
-        let settled = |before, now| Some(Settled { volume: VolumeId(3), before, now });
-        assert_eq!(quota.settle(true), settled(7, 5));
+        let settled = |before, now| [Settled { account, before, now }];
+        assert_eq!(settle(&mut quota, true), settled(7, 5));
         quota.begin_direct(2);
-        assert_eq!(quota.settle(true), settled(5, 7));
+        assert_eq!(settle(&mut quota, true), settled(5, 7));
         assert_eq!(quota.note_charged(15), 5);
-        assert_eq!(quota.settle(true), settled(7, 2));
+        assert_eq!(settle(&mut quota, true), settled(7, 2));
         quota.end_direct(2);
-        assert_eq!((quota.settle(false), quota.settle(false)), (settled(2, 0), None));
+        assert_eq!(settle(&mut quota, false), settled(2, 0));
+        assert_eq!(settle(&mut quota, false), []);
+        // Another owner: the reservation goes along.
+        quota.begin_direct(4);
+        assert_eq!(settle(&mut quota, false), settled(0, 4));
+        quota.note_owner(8, 9);
+        let other = Account { uid: 8, ..account };
+        assert!(quota.is_moved());
+        let moved = [Settled { account, before: 4, now: 0 }, Settled { account: other, before: 0, now: 4 }];
+        assert_eq!(settle(&mut quota, false), moved);
+        assert!(!quota.is_moved());
     }
 }

@@ -20,7 +20,7 @@ pub struct Tables {
     pub closes: Closes,
     /// Reads whose time the leader does not know of yet.
     pub accesses: Accesses,
-    /// Quota reservations in volumes with a limit of bytes.
+    /// Quota reservations under limits of bytes.
     pub reservations: Reservations,
     pub locks: Locks,
     pub recalls: Recalls,

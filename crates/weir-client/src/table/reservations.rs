@@ -1,22 +1,21 @@
-//! Quota reserved in volumes with a limit of bytes: granted by the leader, spent by written and uncommitted
-//! bytes.
+//! Quota reserved under limits of bytes, for each account: granted by the leader, spent by written and
+//! uncommitted bytes.
 //!
 //! Lock order: an inode's state, then the table here.
 use crate::inode::{NO_LIMIT, Settled};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use tokio::sync::RwLockReadGuard;
-use weir_proto::VolumeId;
-use weir_proto::volume::HeldReservation;
+use weir_proto::quota::{Account, HeldSpace};
 
 #[derive(Default)]
 pub struct Reservations {
-    table: Mutex<BTreeMap<VolumeId, Held>>,
+    table: Mutex<BTreeMap<Account, Held>>,
     /// Commits lock it for reading, a change of reservations for writing.
     pub gate: tokio::sync::RwLock<()>,
 }
 
-/// The reservation in one volume, in bytes.
+/// The reservation for one account, in bytes.
 #[derive(Default)]
 struct Held {
     granted: u64,
@@ -24,6 +23,8 @@ struct Held {
     spent: u64,
     /// Something was written since the last check.
     used: bool,
+    /// A file's reservation ended: the leader may still hold a grant for it, after a change of owner.
+    ended: bool,
 }
 
 impl Held {
@@ -33,27 +34,27 @@ impl Held {
 }
 
 impl Reservations {
-    fn table(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Held>> {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<Account, Held>> {
         self.table.lock().expect("no holder panics")
     }
-    /// To be held while a commit of a file in this volume is in flight.
-    pub async fn committing(&self, limited: VolumeId) -> Option<RwLockReadGuard<'_, ()>> {
+    /// To be held while a commit of a file of this account is in flight.
+    pub async fn committing(&self, limited: Account) -> Option<RwLockReadGuard<'_, ()>> {
         if limited == NO_LIMIT { None } else { Some(self.gate.read().await) }
     }
     /// The reservations to name to a restarted leader.
-    pub fn held(&self) -> Vec<HeldReservation> {
+    pub fn held(&self) -> Vec<HeldSpace> {
         let table = self.table();
         let held = table.iter().filter(|(_, held)| held.granted > 0);
-        held.map(|(volume, held)| HeldReservation { volume: *volume, bytes: held.granted }).collect()
+        held.map(|(account, held)| HeldSpace { account: *account, bytes: held.granted }).collect()
     }
     /// The session is gone, and with it all grants.
     pub fn expired(&self) {
         self.table().values_mut().for_each(|held| held.granted = 0);
     }
     /// Spends bytes of a grant. False: there is not enough.
-    pub fn spend(&self, volume: VolumeId, bytes: u64) -> bool {
+    pub fn spend(&self, account: Account, bytes: u64) -> bool {
         let mut table = self.table();
-        let held = table.entry(volume).or_default();
+        let held = table.entry(account).or_default();
         held.used = true;
         let enough = bytes <= held.free();
         if enough {
@@ -63,35 +64,41 @@ impl Reservations {
     }
     /// A file's reservation has changed.
     pub fn settle(&self, settled: Settled) {
-        if let Some(held) = self.table().get_mut(&settled.volume) {
-            held.spent = (held.spent + settled.now).saturating_sub(settled.before);
-        }
+        let Settled { account, before, now } = settled;
+        let mut table = self.table();
+        let held = table.entry(account).or_default();
+        held.spent = (held.spent + now).saturating_sub(before);
+        held.ended |= now == 0;
     }
-    /// A commit added this to the volume's usage: it leaves the reservation.
-    pub fn note_charged(&self, volume: VolumeId, added: u64) {
-        if let Some(held) = self.table().get_mut(&volume) {
+    /// A commit added this to the account's usage: it leaves the reservation.
+    pub fn note_charged(&self, account: Account, added: u64) {
+        if let Some(held) = self.table().get_mut(&account) {
             held.granted = held.granted.saturating_sub(added);
         }
     }
-    pub fn free(&self, volume: VolumeId) -> u64 {
-        self.table().get(&volume).map_or(0, Held::free)
+    pub fn free(&self, account: Account) -> u64 {
+        self.table().get(&account).map_or(0, Held::free)
     }
     /// The spent bytes are about to be reported: until the answer no more may be spent.
-    pub fn begin_asking(&self, volume: VolumeId) -> u64 {
+    pub fn begin_asking(&self, account: Account) -> u64 {
         let mut table = self.table();
-        let held = table.entry(volume).or_default();
+        let held = table.entry(account).or_default();
         held.granted = held.granted.min(held.spent);
         held.spent
     }
-    /// The leader has answered. The volume's entry may have been dropped meanwhile.
-    pub fn note_granted(&self, volume: VolumeId, granted: u64) {
-        self.table().entry(volume).or_default().granted = granted;
+    /// The leader has answered. The account's entry may have been dropped meanwhile.
+    pub fn note_granted(&self, account: Account, granted: u64) {
+        self.table().entry(account).or_default().granted = granted;
     }
-    /// Volumes with more reserved than spent, or with writes since the last check; whether there were any.
-    pub fn take_unused(&self) -> Vec<(VolumeId, bool)> {
+    /// Accounts with more reserved than spent, or with writes since the last check; whether there were any.
+    pub fn take_unused(&self) -> Vec<(Account, bool)> {
         let mut table = self.table();
-        table.retain(|_, held| held.granted > 0 || held.spent > 0);
-        let over = table.iter_mut().filter(|(_, held)| held.granted != held.spent || held.used);
-        over.map(|(volume, held)| (*volume, std::mem::take(&mut held.used))).collect()
+        table.retain(|_, held| held.granted > 0 || held.spent > 0 || held.used || held.ended);
+        let over = table.iter_mut().filter(|(_, held)| held.granted != held.spent || held.used || held.ended);
+        over.map(|(account, held)| {
+            held.ended = false;
+            (*account, std::mem::take(&mut held.used))
+        })
+        .collect()
     }
 }

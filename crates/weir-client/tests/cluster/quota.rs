@@ -3,6 +3,8 @@ use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;
 use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs, VolumeEdit};
+use weir_proto::meta::Cred;
+use weir_proto::quota::{ALL_VOLUMES, DEFAULT_ID, Holder, ListOf, OwnerKind};
 use weir_proto::volume::{Quota, Volume};
 use weir_proto::{ErrorKind, InodeId, MIB, Result};
 
@@ -66,6 +68,76 @@ fn a_limit_holds_to_the_byte_and_deleting_helps() {
         // Outside nothing is limited.
         let h = create(&a, InodeId::ROOT, "out").await;
         assert_eq!(write(&a, h, 0, &vec![1; 12 << 20]).await.unwrap(), 12 << 20);
+    });
+}
+
+/// Users of one volume share its limit and that of their group, and each has a limit of its own; two clients
+/// write for one user.
+#[test]
+fn limits_of_users_and_groups_hold_to_the_byte() {
+    Lab::new(86).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let v = volume(&a, "v", quota(LIMIT, 0)).await;
+        let open_to_all = SetAttrs { mode: Some(0o777), ..SetAttrs::default() };
+        a.setattr(&root(), v.root, None, open_to_all).await.unwrap();
+        let user = |uid| Cred { uid, gid: 50, groups: vec![50] };
+        let holder = |kind, id| Holder { volume: v.id, kind, id };
+        let bytes = |n| Some(Quota { bytes_hard: Some(n), ..Quota::NONE });
+        for (holder, max) in [
+            (holder(OwnerKind::User, DEFAULT_ID), 2 * MIB),
+            (holder(OwnerKind::User, 7), 4 * MIB),
+            (holder(OwnerKind::Group, 50), 5 * MIB),
+        ] {
+            a.set_owner_limit(&root(), holder, bytes(max)).await.unwrap();
+        }
+        let file = |c: Client, uid, name: &'static str| async move {
+            c.create(&user(uid), v.root, name.as_bytes(), 0o644, false, OpenMode::BOTH).await.unwrap().handle
+        };
+        let (h, g) = (file(a.clone(), 7, "a").await, file(b.clone(), 7, "b").await);
+        assert_eq!(write(&b, g, 0, &[1; STEP]).await.unwrap(), STEP);
+        let refused = async |c: &Client, h, offset| match write(c, h, offset, &[1; 1]).await {
+            Err(e) if e.kind == ErrorKind::OverQuota => e.context,
+            done => panic!("{done:?}"),
+        };
+        let end = fill(&a, h, 0).await;
+        assert_eq!(end + STEP as u64, 4 * MIB, "both files of user 7");
+        let why = refused(&a, h, end).await;
+        assert!(why.contains("user 7 in volume \"v\" has") && why.contains("limit, 4194304"), "{why}");
+        // The group's limit is the next one for user 8, whose own is that for all.
+        let i = file(b.clone(), 8, "c").await;
+        assert_eq!(fill(&b, i, 0).await, MIB);
+        let why = refused(&b, i, MIB).await;
+        assert!(why.contains("group 50 in volume"), "{why}");
+        for (c, h) in [(&a, h), (&b, g), (&b, i)] {
+            c.fsync(h).await.unwrap();
+        }
+        let rows = a.owner_usage(&root(), ListOf::Volume { volume: v.id }, None).await.unwrap().rows;
+        let has: Vec<_> = rows.iter().filter(|r| r.bytes > 0).map(|r| (r.holder, r.bytes)).collect();
+        assert_eq!(
+            has,
+            [
+                (holder(OwnerKind::User, 7), 4 * MIB),
+                (holder(OwnerKind::User, 8), MIB),
+                (holder(OwnerKind::Group, 50), 5 * MIB),
+            ]
+        );
+        // Uncommitted bytes go along with the file to another user, whose limit they count under.
+        a.set_owner_limit(&root(), holder(OwnerKind::Group, 50), None).await.unwrap();
+        let ino = b.lookup(&root(), v.root, b"c").await.unwrap().unwrap().attr.ino;
+        assert_eq!(write(&b, i, MIB, &[2; STEP]).await.unwrap(), STEP);
+        let owner = SetAttrs { uid: Some(9), ..SetAttrs::default() };
+        b.setattr(&root(), ino, Some(i), owner).await.unwrap();
+        let end = fill(&b, i, MIB + STEP as u64).await;
+        assert_eq!(end, 2 * MIB);
+        b.fsync(i).await.unwrap();
+        let of = |id| ListOf::Owner { kind: OwnerKind::User, id };
+        let page = b.owner_usage(&user(9), of(9), None).await.unwrap();
+        let seen: Vec<_> = page.rows.iter().map(|r| (r.holder.volume, r.bytes, r.own)).collect();
+        assert_eq!(seen, [(ALL_VOLUMES, 2 * MIB, false), (v.id, 2 * MIB, false)]);
+        assert_eq!(b.owner_usage(&user(9), of(8), None).await.unwrap_err().kind, ErrorKind::Denied);
+        // User 0 is held to no such limit, only to the volume's.
+        let free = create(&a, v.root, "root's").await;
+        assert_eq!(fill(&a, free, 0).await, LIMIT - 6 * MIB);
     });
 }
 

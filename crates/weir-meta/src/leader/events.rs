@@ -1,7 +1,9 @@
 //! Events of a commit: leases and tables in memory follow it, and jobs are woken.
 use super::{Leader, State};
+use crate::allowances;
 use crate::namespace::{self, Events};
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use weir_proto::quota::Holder;
 use weir_proto::{Result, SessionId, VolumeId};
 
 impl Leader {
@@ -43,18 +45,26 @@ impl Leader {
                 self.removal.notify_one();
             }
         }
+        for (holder, record) in &events.limits {
+            state.quotas.owners.note(*holder, *record);
+        }
+        if !events.limits.is_empty() {
+            state.quotas.forget_unlimited();
+        }
         self.apply_usage(state, session, events)
     }
 
-    /// Usage of volumes with limits has changed, or their limits have.
+    /// Usage of volumes, users and groups with limits has changed, or their limits have.
     fn apply_usage(&self, state: &mut State, session: SessionId, events: &Events) -> Result<()> {
-        let mut added: BTreeMap<VolumeId, i64> =
-            events.volumes.iter().filter(|(_, record)| record.is_some()).map(|(id, _)| (*id, 0)).collect();
-        for (id, charge) in &events.charged {
-            *added.entry(*id).or_default() += charge.bytes;
+        let mut volumes: BTreeSet<VolumeId> =
+            events.volumes.iter().filter(|(_, record)| record.is_some()).map(|(id, _)| *id).collect();
+        let mut holders: BTreeSet<Holder> = events.limits.iter().map(|(holder, _)| *holder).collect();
+        for (account, charged) in &events.charged {
+            state.quotas.consume(*account, session, charged.grown);
+            volumes.insert(account.volume);
+            holders.extend(account.holders());
         }
-        for (id, bytes) in added {
-            state.quotas.consume(id, session, u64::try_from(bytes).unwrap_or(0));
+        for id in volumes {
             let mut over = None;
             self.kv.read(&mut |read| {
                 let usage = namespace::volume_usage(read, id)?;
@@ -64,6 +74,20 @@ impl Leader {
             if let Some(over) = over {
                 self.housekeep(state, session, &mut |cx| namespace::volume::note_over(cx, id, over))?;
             }
+        }
+        if state.quotas.owners.is_empty() {
+            return Ok(());
+        }
+        let mut crossed = Vec::new();
+        self.kv.read(&mut |read| {
+            crossed = allowances::crossings(read, &state.quotas, holders.iter().copied(), self.wall())?;
+            Ok(())
+        })?;
+        for (holder, record) in crossed {
+            self.housekeep(state, session, &mut |cx| {
+                cx.put_owner_record(holder, record);
+                Ok(())
+            })?;
         }
         Ok(())
     }

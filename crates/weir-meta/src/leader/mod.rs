@@ -35,6 +35,7 @@ pub use state::State;
 use crate::keys::{self, Sequence};
 use crate::namespace;
 use crate::namespace::create::next_number;
+use crate::owners;
 use crate::relation::queues::Relations;
 use crate::session;
 use crate::troubles::Failing;
@@ -116,6 +117,7 @@ impl Leader {
             }
             Ok(())
         })?;
+        let newest = owners::repair(&kv, namespace::volume_usage)?.unwrap_or(newest);
         let state = State::load(&kv, &config, newest, now)?;
         let mut relations = Relations::default();
         kv.read(&mut |read| {

@@ -4,6 +4,7 @@ use super::{Leader, State};
 use crate::keys::{self, Sequence};
 use crate::lease::Opens;
 use crate::namespace::{self, create::next_number};
+use crate::quotas::Quotas;
 use crate::record::{Record, SessionRecord};
 use crate::session::{self, Session};
 use std::collections::BTreeMap;
@@ -11,7 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use weir_kv::CommitSeq;
 use weir_proto::meta::*;
-use weir_proto::volume::ReclaimReservations;
+use weir_proto::quota::ReclaimSpace;
+use weir_proto::volume::{HeldReservation, ReclaimReservations};
 use weir_proto::{Error, InodeId, NamespaceId, Result, SessionId};
 use weir_rpc::{Call, Connection, Reply};
 
@@ -184,7 +186,14 @@ impl Leader {
     pub fn reclaim_reservations(&self, r: &ReclaimReservations) -> Result<()> {
         let mut state = self.lock();
         state.session(r.session)?.heard = self.env.clock.now();
-        r.held.iter().for_each(|held| state.quotas.set(held.volume, r.session, held.bytes));
+        let account = |held: &HeldReservation| Quotas::account_of_volume(held.volume);
+        r.held.iter().for_each(|held| state.quotas.set(account(held), r.session, held.bytes));
+        Ok(())
+    }
+    pub fn reclaim_space(&self, r: &ReclaimSpace) -> Result<()> {
+        let mut state = self.lock();
+        state.session(r.session)?.heard = self.env.clock.now();
+        r.held.iter().for_each(|held| state.quotas.set(held.account, r.session, held.bytes));
         Ok(())
     }
 

@@ -55,7 +55,9 @@ fn set_file(cx: &mut Cx<'_>, r: &SetAttr, mut inode: Inode) -> Result<Entry> {
         cx.need(r.ino, Need::AppendToken);
     }
     cx.clear()?;
+    let before = inode.clone();
     (inode.mode, inode.uid, inode.gid) = owner.apply(r, (inode.mode, inode.uid, inode.gid), false);
+    cx.require_owner(&r.cred, r.ino, &before, &inode)?;
     if r.mode.is_some() {
         cx.set_acl_mode(r.ino, inode.mode)?;
     }
@@ -84,7 +86,9 @@ fn set_directory(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
     let owner = check_set(cx, r, access.uid, access.gid, access.mode)?;
     cx.need(r.ino, Need::Change);
     cx.clear()?;
+    let before = access;
     (access.mode, access.uid, access.gid) = owner.apply(r, (access.mode, access.uid, access.gid), true);
+    cx.require_directory_owner(&r.cred, &before, &access)?;
     if r.mode.is_some() {
         cx.set_acl_mode(r.ino, access.mode)?;
     }

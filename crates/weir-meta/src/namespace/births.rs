@@ -134,6 +134,7 @@ impl Cx<'_> {
         let clocks_apart_ms = r.now.nanos.abs_diff(rules.now.nanos) / 1_000_000;
         let may = access.mode & (NOT_ENUMERATED | HAS_ACL) == 0
             && !rules.quotas.is_limited(access.volume)
+            && !rules.quotas.owners.concern(access.volume)
             && rules.snapshotting.is_none_or(|(volume, _)| volume != access.volume)
             && !rules.leases.is_held_by_others(rules.session, r.dir)
             && clocks_apart_ms <= CLOCKS_APART_MS_MAX;

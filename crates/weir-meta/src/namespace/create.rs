@@ -6,6 +6,7 @@ use crate::keys::Sequence;
 use crate::record::{Listed, NEVER_NAMED};
 use bytes::Bytes;
 use weir_proto::meta::{self, Created, Made, SYMLINK_MAX};
+use weir_proto::quota::Account;
 use weir_proto::relation::What;
 
 /// Numbers of one directory serial.
@@ -76,6 +77,11 @@ pub(super) struct Birth {
 }
 
 impl Birth {
+    /// Whom a new inode of this user is charged to.
+    fn account(&self, cred: &Cred) -> Account {
+        let Access { mode, gid, volume, .. } = self.access;
+        Account { volume, uid: cred.uid, gid: if mode & SET_GID != 0 { gid } else { cred.gid } }
+    }
     pub(super) fn of(cx: &Cx<'_>, dir: OwnDir) -> Result<Birth> {
         let tally = load_tally(cx.read(), dir.ino())?;
         Ok(Birth { dir: dir.ino(), access: dir.into_access(), tally })
@@ -154,11 +160,11 @@ impl Cx<'_> {
         permissions: &Permissions,
     ) -> Inode {
         let now = self.rules.now;
-        let gid = if birth.access.mode & SET_GID != 0 { birth.access.gid } else { cred.gid };
+        let Account { uid, gid, .. } = birth.account(cred);
         Inode {
             kind,
             mode: permissions.mode | permissions.has_acl(),
-            uid: cred.uid,
+            uid,
             gid,
             nlink: 1,
             rdev: 0,
@@ -195,7 +201,8 @@ impl Cx<'_> {
     }
 
     fn make_file(&mut self, mut birth: Birth, name: &[u8], mut inode: Inode) -> Result<Made> {
-        self.require_inode(birth.access.volume)?;
+        let (uid, gid) = (inode.uid, inode.gid);
+        self.require_inode(Account { volume: birth.access.volume, uid, gid })?;
         let ino = self.give_birth(&mut birth, name, inode.kind)?;
         inode.cookie = birth.tally.next_cookie - 1;
         self.put_inode(ino, &inode);
@@ -249,7 +256,7 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
     }
     let dir = dir.for_change(cx)?.revoke(cx, &[])?;
     let mut birth = Birth::of(cx, dir)?;
-    cx.require_inode(birth.access.volume)?;
+    cx.require_inode(birth.account(&r.cred))?;
     if r.open & meta_open::WRITE != 0 {
         cx.wait_for_snapshot_of(birth.access.volume)?;
     }
@@ -325,7 +332,7 @@ fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Result<Create
 
 pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Result<Made> {
     let mut birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
-    cx.require_inode(birth.access.volume)?;
+    cx.require_inode(birth.account(&r.cred))?;
     let ino = cx.give_birth(&mut birth, &r.name, FileKind::Directory)?;
     let now = cx.rules.now;
     let inherit = birth.access.mode & SET_GID != 0;
@@ -417,9 +424,10 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
     let mut birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
     let volume = birth.access.volume;
     if first {
-        cx.require_inode(volume)?;
-        cx.require_bytes(volume, inode.allocated)?;
-        if cx.rules.quotas.limits_bytes(volume) {
+        let account = Account { volume, uid: inode.uid, gid: inode.gid };
+        cx.require_inode(account)?;
+        cx.require_bytes(account, inode.allocated)?;
+        if cx.rules.quotas.limits_account(account) {
             // From now on it is limited: sessions that have it open learn that with the next lease.
             cx.rules.leases.own_conflict(cx.rules.session, r.ino, cx.obstacles);
             cx.clear()?;

@@ -1,6 +1,5 @@
 //! An operation in progress: its inputs, its transaction, its obstacles, and the events that follow from its
 //! commit.
-use super::charge::Charge;
 use super::home::AtHome;
 use super::keeper::{Keeper, Snapshots};
 use super::records::{directory, find_inode, load_file};
@@ -8,12 +7,15 @@ use crate::access::Mount;
 use crate::keys;
 use crate::lease::{LeaseTable, Need};
 use crate::obstacle::{Obstacle, Obstacles};
+use crate::owner_limits::OwnerRecord;
+use crate::owners::Charged;
 use crate::quotas::Quotas;
 use crate::record::{Access, Inode, NOT_ENUMERATED, Record, Tally, VolumeRecord, no_lease};
 use std::collections::BTreeSet;
 use weir_kv::{Read, Txn};
 use weir_proto::map::{Layout, Scheme};
 use weir_proto::meta::{Attr, Entry, FileKind, Lease, LeaseKind, Time};
+use weir_proto::quota::{Account, Holder};
 use weir_proto::volume::Policy;
 use weir_proto::{Error, InodeId, PgId, Result, SessionId, VolumeId};
 
@@ -75,8 +77,10 @@ pub struct Events {
     pub garbage: bool,
     /// Volumes that were created, changed or removed (`None`), as they are now.
     pub volumes: Vec<(VolumeId, Option<VolumeRecord>)>,
-    /// Additions to the usage of volumes with limits.
-    pub charged: Vec<(VolumeId, Charge)>,
+    /// Additions to the usage of users and groups, if there is any limit.
+    pub charged: Vec<(Account, Charged)>,
+    /// Limits of users and groups that were set or removed (`None`), as they are now.
+    pub limits: Vec<(Holder, Option<OwnerRecord>)>,
     /// A changelog has grown.
     pub logged: bool,
     /// Relations or changelog cursors were created or removed.
@@ -128,7 +132,11 @@ pub fn run<T>(
 ) -> Result<T> {
     let mut keeper = Keeper::new(txn, rules.snapshots);
     let done = body(&mut Cx { txn: &mut keeper, rules, obstacles, events, uid })?;
-    events.garbage |= keeper.finish(rules.now)?;
+    let (garbage, charged) = keeper.finish(rules.now)?;
+    events.garbage |= garbage;
+    if !rules.quotas.is_empty() {
+        events.charged = charged;
+    }
     Ok(done)
 }
 

@@ -11,12 +11,14 @@
 use super::objects::{is_owned, references};
 use super::records::find_access;
 use crate::keys;
+use crate::owners::{self, Charged};
 use crate::record::{
     Access, Garbage, Inode, LayerRecord, Link, NEVER_NAMED, Record, StripeTruncation, Tally,
 };
 use std::collections::BTreeMap;
 use weir_kv::{Read, Scan, Txn};
 use weir_proto::meta::{FileKind, Time};
+use weir_proto::quota::Account;
 use weir_proto::{Error, InodeId, PgId, Result, VolumeId};
 
 /// The numbers of each volume's snapshots, oldest first, and which are being removed.
@@ -85,6 +87,8 @@ pub struct Keeper<'a> {
     owners: BTreeMap<Owner, Keep>,
     /// Objects that fewer records refer to now, and their groups.
     released: BTreeMap<InodeId, (PgId, u32)>,
+    /// Usage of users and groups.
+    owned: owners::Changes,
     failed: Option<Error>,
 }
 
@@ -116,11 +120,18 @@ impl Txn for Keeper<'_> {
 
 impl<'a> Keeper<'a> {
     pub fn new(txn: &'a mut (dyn Txn + 'a), snapshots: &'a Snapshots) -> Keeper<'a> {
-        Keeper { txn, snapshots, owners: BTreeMap::new(), released: BTreeMap::new(), failed: None }
+        Keeper {
+            txn,
+            snapshots,
+            owners: BTreeMap::new(),
+            released: BTreeMap::new(),
+            owned: owners::Changes::default(),
+            failed: None,
+        }
     }
 
-    /// To be called before the transaction ends. True: there is garbage.
-    pub fn finish(mut self, now: Time) -> Result<bool> {
+    /// To be called before the transaction ends. Returns whether there is garbage, and whose usage changed.
+    pub fn finish(mut self, now: Time) -> Result<(bool, Vec<(Account, Charged)>)> {
         if let Some(e) = self.failed.take() {
             return Err(e);
         }
@@ -137,12 +148,15 @@ impl<'a> Keeper<'a> {
                 any = true;
             }
         }
-        Ok(any)
+        Ok((any, self.owned.store(self.txn)))
     }
 
     fn note(&mut self, key: &[u8], new: Option<&[u8]>) {
         let Some(letter) = key.first() else { return };
         let layer = *letter == b'Z';
+        if self.failed.is_none() {
+            self.failed = self.owned.note(&*self.txn, key, new).err();
+        }
         if self.failed.is_some() || !layer && self.snapshots.is_empty() {
             return;
         }

@@ -18,6 +18,7 @@ use weir_proto::meta::{self, *};
 mod clones;
 mod evicted;
 mod gates;
+mod owners;
 mod snapshots;
 mod trash;
 mod volumes;
@@ -106,7 +107,20 @@ impl World {
             self.snapshots = all;
         }
         events.volumes.iter().for_each(|(id, record)| self.quotas.note(*id, record.as_ref()));
+        events.limits.iter().for_each(|(holder, record)| self.quotas.owners.note(*holder, *record));
+        self.check_owners();
         Ok(out.unwrap())
+    }
+    /// After each change of any test: the counters of users and groups are those of a full count, and those
+    /// of a volume together are the volume's usage.
+    fn check_owners(&self) {
+        let check = |read: &dyn Read| {
+            let counts = crate::owners::counted(read)?;
+            assert_eq!(counts, crate::owners::recount(read)?);
+            assert_eq!(crate::owners::difference(read, &counts, volume_usage)?, None);
+            Ok(())
+        };
+        self.kv.read(&mut |read| check(read)).unwrap();
     }
     pub fn view<T>(&self, body: impl Fn(&mut View<'_>) -> Result<T>) -> Result<T> {
         let known = self.at_home.clone();

@@ -60,9 +60,6 @@ impl Cx<'_> {
 
     /// The root volume's usage is the rest of the total: most changes cost nothing more.
     pub(super) fn charge_volume(&mut self, volume: VolumeId, charge: Charge) {
-        if self.rules.quotas.is_limited(volume) {
-            self.events.charged.push((volume, charge));
-        }
         if volume == VolumeId::ROOT {
             return;
         }

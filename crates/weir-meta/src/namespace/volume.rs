@@ -13,7 +13,9 @@ pub mod show;
 
 use super::*;
 use crate::keys::Sequence;
-use crate::quotas::{Over, Quotas};
+use crate::limits::Over;
+use crate::owner_limits::OwnerRecord;
+use crate::quotas::Quotas;
 use crate::record::VolumeRecord;
 use bytes::Bytes;
 use weir_kv::Scan;
@@ -80,13 +82,23 @@ pub fn note_over(cx: &mut Cx<'_>, id: VolumeId, over: Over) -> Result<()> {
     Ok(())
 }
 
-/// All volumes that have a limit.
+/// All limits.
 pub fn load_quotas(read: &dyn Read) -> Result<Quotas> {
     let (mut quotas, mut bad) = (Quotas::default(), None);
     let (start, end) = keys::range_of_letter(b'v');
     read.scan(&start, &end, &mut |key, value| {
         match VolumeRecord::from_value(value, || "a volume".to_owned()) {
             Ok(record) => quotas.note(id_of(key), Some(&record)),
+            Err(e) => bad = Some(e),
+        }
+        if bad.is_none() { Scan::More } else { Scan::Stop }
+    })?;
+    let (start, end) = keys::range_of_letter(b'J');
+    read.scan(&start, &end, &mut |key, value| {
+        match OwnerRecord::from_value(value, || "a user's or group's limit".to_owned()) {
+            Ok(record) => {
+                keys::limited_holder(key).inspect(|holder| quotas.owners.note(*holder, Some(record)));
+            }
             Err(e) => bad = Some(e),
         }
         if bad.is_none() { Scan::More } else { Scan::Stop }

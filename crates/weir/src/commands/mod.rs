@@ -18,6 +18,7 @@ pub mod inspect;
 pub mod mounts;
 pub mod namespace;
 pub mod prefetch;
+pub mod quota;
 pub mod rebuild;
 pub mod relation;
 pub mod report;

@@ -47,7 +47,8 @@ pub enum VolumeCommand {
     Rename(Rename),
     /// Delete a volume
     Delete(Delete),
-    /// Set quotas (options not given keep their value)
+    /// Set quotas of the volume, or of users and groups in it (options not given keep their value); without
+    /// limits: show usage and limits of its users and groups
     Quota(SetQuota),
     /// Set protection scheme, snapshot schedule, retention and trash (options not given keep their value)
     Policy(SetPolicy),
@@ -109,15 +110,17 @@ pub struct Limits {
 }
 
 impl Limits {
-    fn require_one(&self) -> Outcome<()> {
+    pub fn is_none(&self) -> bool {
         let limits = [self.bytes, self.soft_bytes, self.inodes, self.soft_inodes];
-        match limits.iter().flatten().count() + self.grace.iter().count() {
-            0 => Err(Failure::new(
-                Error::invalid("no limit is given, so nothing is changed"),
-                "give --bytes, --soft-bytes, --inodes, --soft-inodes or --grace; `weir volume show` shows the limits",
-            )),
-            _ => Ok(()),
-        }
+        limits.iter().flatten().count() + self.grace.iter().count() == 0
+    }
+}
+
+impl SetQuota {
+    /// It is about users and groups: it sets limits of one, or shows all.
+    pub fn is_of_owners(&self) -> bool {
+        let names_one = self.user.or(self.group).is_some() || self.default_user || self.default_group;
+        names_one || self.all_volumes || self.limits.is_none()
     }
 }
 
@@ -195,9 +198,41 @@ pub struct Delete {
 #[derive(Args)]
 pub struct SetQuota {
     /// The volume
-    pub name: String,
+    #[arg(required_unless_present = "all_volumes")]
+    pub name: Option<String>,
+    /// Limits for all volumes together, of a user or a group
+    #[arg(long, conflicts_with = "name")]
+    pub all_volumes: bool,
+    /// Set limits of this user, by name or number, instead of the volume's
+    #[arg(long, value_name = "USER", group = "owner", value_parser = parse_user)]
+    pub user: Option<u32>,
+    /// Set limits of this group, by name or number
+    #[arg(long, value_name = "GROUP", group = "owner", value_parser = parse_group)]
+    pub group: Option<u32>,
+    /// Set the limits of each user without limits of its own
+    #[arg(long, group = "owner")]
+    pub default_user: bool,
+    /// Set the limits of each group without limits of its own
+    #[arg(long, group = "owner")]
+    pub default_group: bool,
+    /// Remove the user's or group's own limits: those of --default-user or --default-group apply again
+    #[arg(long, requires = "owner", conflicts_with_all = ["bytes", "soft_bytes", "inodes", "soft_inodes", "grace"])]
+    pub reset: bool,
     #[command(flatten)]
     pub limits: Limits,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+/// `weir quota`.
+#[derive(Args)]
+pub struct ShowQuota {
+    /// Another user, by name or number; for administrators [default: you]
+    #[arg(long, value_name = "USER", value_parser = parse_user)]
+    pub user: Option<u32>,
+    /// A group, by name or number
+    #[arg(long, value_name = "GROUP", conflicts_with = "user", value_parser = parse_group)]
+    pub group: Option<u32>,
     #[command(flatten)]
     pub at: Cluster,
 }
@@ -384,12 +419,12 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Shown> {
             Shown::Done("renamed", change(client, &cred, &args.name, |_| edit).await?)
         }
         VolumeCommand::Quota(args) => {
-            args.limits.require_one()?;
+            let name = args.name.as_deref().unwrap_or_default();
             let edit = |volume: &Volume| VolumeEdit {
                 quota: Some(limits(&args.limits, volume.quota)),
                 ..VolumeEdit::default()
             };
-            let changed = change(client, &cred, &args.name, edit).await?;
+            let changed = change(client, &cred, name, edit).await?;
             warn_of_low_limit(&changed);
             Shown::Done("changed", changed)
         }
@@ -706,9 +741,9 @@ fn as_table(all: &[Volume]) -> String {
                 shown_path(v),
                 users.name(v.owner),
                 table::bytes(v.usage.bytes),
-                limit(v.quota.bytes_hard, v.quota.bytes_soft, table::bytes),
+                shown_limit(v.quota.bytes_hard, v.quota.bytes_soft, table::bytes),
                 inodes(v).to_string(),
-                limit(v.quota.inodes_hard, v.quota.inodes_soft, |n| n.to_string()),
+                shown_limit(v.quota.inodes_hard, v.quota.inodes_soft, |n| n.to_string()),
                 state(v).into(),
             ]
         })
@@ -731,8 +766,11 @@ fn as_text(v: &Volume) -> String {
         ("at home only", table::bytes(v.usage.evicted)),
         ("files", v.usage.files.to_string()),
         ("directories", v.usage.directories.to_string()),
-        ("limit of bytes", limit(quota.bytes_hard, quota.bytes_soft, table::bytes)),
-        ("limit of files and directories", limit(quota.inodes_hard, quota.inodes_soft, |n| n.to_string())),
+        ("limit of bytes", shown_limit(quota.bytes_hard, quota.bytes_soft, table::bytes)),
+        (
+            "limit of files and directories",
+            shown_limit(quota.inodes_hard, quota.inodes_soft, |n| n.to_string()),
+        ),
         ("scheme", v.policy.scheme.map_or_else(|| "as the cluster".into(), |s| s.to_string())),
         ("pool", v.policy.pool.clone().unwrap_or_else(|| "as the cluster".into())),
         ("snapshots", schedule(&v.retention)),
@@ -759,7 +797,7 @@ fn schedule(retention: &Retention) -> String {
         s => format!("every {}, kept: {}", show_seconds(s), show_snapshot_retention(&retention.keep)),
     }
 }
-fn limit(hard: Option<u64>, soft: Option<u64>, show: impl Fn(u64) -> String) -> String {
+pub fn shown_limit(hard: Option<u64>, soft: Option<u64>, show: impl Fn(u64) -> String) -> String {
     match (hard, soft) {
         (None, None) => "none".into(),
         (Some(hard), None) => show(hard),

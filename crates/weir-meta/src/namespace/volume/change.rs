@@ -4,11 +4,12 @@ use super::super::*;
 use super::show::shown;
 use super::{check_free, load_live, require_admin, require_superuser};
 use crate::keys::Sequence;
+use crate::limits;
 use crate::namespace::create::next_number;
-use crate::quotas;
 use crate::record::VolumeRecord;
 use weir_kv::Scan;
 use weir_proto::meta::Mkdir;
+use weir_proto::quota::ALL_VOLUMES;
 use weir_proto::volume::{
     ADMINS_MAX, Quota, Retention, VOLUME_PATH_MAX, Volume, VolumeChange, VolumeCreate, VolumeDelete,
 };
@@ -20,7 +21,7 @@ fn check_admins(admins: &[u32]) -> Result<()> {
     }
 }
 
-fn check_quota(quota: &Quota) -> Result<()> {
+pub(super) fn check_quota(quota: &Quota) -> Result<()> {
     for (what, soft, hard) in
         [("bytes", quota.bytes_soft, quota.bytes_hard), ("inodes", quota.inodes_soft, quota.inodes_hard)]
     {
@@ -102,7 +103,7 @@ pub fn change(cx: &mut Cx<'_>, r: &VolumeChange) -> Result<Volume> {
         if (quota.bytes_hard, quota.inodes_hard) != (record.quota.bytes_hard, record.quota.inodes_hard) {
             require_superuser(&r.cred, "set a volume's hard limits")?;
         }
-        if quotas::limits_bytes(&quota) && !quotas::limits_bytes(&record.quota) {
+        if limits::limits_bytes(&quota) && !limits::limits_bytes(&record.quota) {
             cx.revoke_writers(r.volume)?;
         }
         record.quota = quota;
@@ -128,21 +129,21 @@ pub fn change(cx: &mut Cx<'_>, r: &VolumeChange) -> Result<Volume> {
 }
 
 impl Cx<'_> {
-    /// Clients that create files there locally report them, and ask for each one from now on.
+    /// Clients that create files there locally report them, and ask for each one from now on. Volume 0: all.
     pub(in crate::namespace) fn revoke_names(&mut self, volume: VolumeId) -> Result<()> {
         for (session, dir) in self.rules.leases.held_names() {
-            if load_access(self.read(), dir)?.volume == volume {
+            if volume == ALL_VOLUMES || load_access(self.read(), dir)?.volume == volume {
                 self.obstacles.note(Conflict { ino: dir, session, keep: LeaseKind::Read, ask: true });
             }
         }
         Ok(())
     }
     /// A client that writes a file of the volume learns of the new limit with the next lease.
-    fn revoke_writers(&mut self, volume: VolumeId) -> Result<()> {
+    pub(super) fn revoke_writers(&mut self, volume: VolumeId) -> Result<()> {
         for (session, ino) in self.rules.leases.writers() {
             let inode = find_inode(self.read(), ino)?;
             if let Some(inode) = inode.filter(|inode| inode.nlink > 0)
-                && self.volume_of(inode.parent)? == volume
+                && (volume == ALL_VOLUMES || self.volume_of(inode.parent)? == volume)
             {
                 self.obstacles.note(Conflict { ino, session, keep: LeaseKind::Read, ask: true });
             }

@@ -39,8 +39,9 @@ impl Cx<'_> {
         self.txn.delete(&keys::volume(id));
         crate::backup::forget_volume(self.txn, id)?;
         self.events.volumes.push((id, None));
-        let start = [&b"Q"[..], &id.0.to_be_bytes()].concat();
-        let end = keys::after(&start);
-        self.delete_range((start, end))
+        for letter in [b'Q', b'J'] {
+            self.delete_range(keys::range_of_short(letter, id.0))?;
+        }
+        Ok(())
     }
 }
