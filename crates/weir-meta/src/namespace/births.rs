@@ -81,7 +81,6 @@ pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Result<CreatedMany> {
 pub fn remove_many(cx: &mut Cx<'_>, r: &RemoveMany) -> Result<RemovedMany> {
     check_batch(r.removals.len(), r.removals.iter().map(|removal| removal.name.len()).sum())?;
     let dir = cx.names_of_batch(r.dir, &r.cred)?;
-    let mut links = Vec::with_capacity(r.removals.len());
     for removal in &r.removals {
         let link = load_link(cx.read(), r.dir, &removal.name)?;
         if link.ino != removal.ino || link.kind == FileKind::Directory {
@@ -94,11 +93,11 @@ pub fn remove_many(cx: &mut Cx<'_>, r: &RemoveMany) -> Result<RemovedMany> {
         }
         cx.require_removable(&r.cred, dir.access(), &link)?;
         cx.need(link.ino, Need::Change);
-        links.push(link);
     }
     cx.clear()?;
-    for (removal, link) in r.removals.iter().zip(&links) {
-        cx.remove_or_keep(&dir, &removal.name, link)?;
+    for removal in &r.removals {
+        let link = load_link(cx.read(), r.dir, &removal.name)?; // an error if the batch names it twice
+        cx.remove_or_keep(&dir, &removal.name, &link)?;
     }
     let mut tally = load_tally(cx.read(), r.dir)?;
     // The directory changed at the client's time, not at the time of this report.
