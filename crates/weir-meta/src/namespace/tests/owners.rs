@@ -60,7 +60,7 @@ fn a_topmost_directory_counts_in_the_volume_around() {
     w.create(&user(7), inner.root, "f", 0o644).unwrap();
     w.delete_volume(&root(), inner.id, true).unwrap();
     assert_eq!(w.has(outer.id, USER, 7), (0, 0), "what is being removed counts in the root volume");
-    while !w.change(|cx| volume::remove_some(cx, inner.id)).unwrap() {}
+    while !w.change(|cx| volume::remove::remove_some(cx, inner.id)).unwrap() {}
     assert_eq!(w.has(ALL_VOLUMES, USER, 7), (0, 1));
     assert!(!w.keys(b'Q').iter().any(|key| key[1..5] == inner.id.0.to_be_bytes()));
 }
@@ -106,15 +106,15 @@ const MIB: u64 = 1 << 20;
 impl World {
     fn limit(&mut self, cred: &Cred, holder: Holder, quota: Option<Quota>) -> Result<OwnerUsage> {
         let r = OwnerLimit { op: op(), cred: cred.clone(), holder, quota };
-        self.change(|cx| volume::set_owner_limit(cx, &r))
+        self.change(|cx| volume::limits::set_owner_limit(cx, &r))
     }
     fn reserve(&self, account: Account, must: u64) -> ReservedSpace {
         let r = ReserveSpace { session: ME, account, spent: 0, must, want: must };
-        self.view(|view| volume::reserve_space(view, &r)).unwrap()
+        self.view(|view| volume::limits::reserve_space(view, &r)).unwrap()
     }
     fn usage(&self, cred: &Cred, list: ListOf, after: Option<Holder>, limit: u32) -> Result<OwnerUsagePage> {
         let r = OwnerUsageList { session: ME, cred: cred.clone(), list, after, limit };
-        self.view(|view| volume::owner_usage(view, &r))
+        self.view(|view| volume::limits::owner_usage(view, &r))
     }
 }
 fn bytes(hard: u64) -> Option<Quota> {
@@ -188,7 +188,7 @@ fn a_reservation_is_within_the_tightest_limit() {
     assert!(got.limit.contains("group 9 in volume \"work\""), "{}", got.limit);
     // A client that does not name owners is held to the volume's limit only.
     let r = weir_proto::volume::ReserveQuota { session: ME, volume: v.id, spent: 0, must: 9, want: 9 };
-    assert!(w.view(|view| volume::reserve_quota(view, &r)).unwrap().unlimited);
+    assert!(w.view(|view| volume::limits::reserve_quota(view, &r)).unwrap().unlimited);
     // Limits are kept over a restart.
     let mut loaded = w.view(|view| volume::load_quotas(view.read)).unwrap();
     loaded.set(Account { uid: 6, ..account }, OTHER, MIB);
@@ -236,7 +236,7 @@ fn limits_are_set_by_those_who_administer_the_volume() {
     // They go with the volume.
     w.delete_volume(&root(), v.id, true).unwrap();
     while w.view(|view| volume::find(view.read, v.id)).unwrap().is_some() {
-        w.change(|cx| volume::remove_some(cx, v.id)).unwrap();
+        w.change(|cx| volume::remove::remove_some(cx, v.id)).unwrap();
     }
     assert_eq!((w.keys(b'J').len(), w.quotas.owners.len()), (1, 1), "that for all volumes stays");
 }
