@@ -212,12 +212,12 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     (
         "weir-volume-quota",
         "A limit for one user of a volume:",
-        "weir volume quota work --user ada --bytes 10GB",
+        "weir volume quota work --user 1000 --bytes 10GB",
     ),
     ("weir-volume-quota", "One for each other user:", "weir volume quota work --default-user --bytes 1GB"),
     ("weir-volume-quota", "Usage and limits of all users and groups there:", "weir volume quota work"),
     ("weir-quota", "What you use and may use:", "weir quota"),
-    ("weir-quota", "The same for a group:", "weir quota --group photon"),
+    ("weir-quota", "The same for a group:", "weir quota --group 100"),
     (
         "weir-volume-policy",
         "A trash of a week, and hourly snapshots:",
