@@ -170,6 +170,7 @@ mod tests {
             "ScrubTarget",
             "ReportEvents",
             "GetEvents",
+            "OwnerUsageList",
         ];
         let is_for_people =
             |by: Senders| (by.has(Sender::Console) || by.has(Sender::User)) && !by.has(Sender::Mount);

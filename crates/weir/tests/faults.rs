@@ -327,9 +327,12 @@ fn disks_that_hang_fail_or_fill_up_are_named() {
     let left = free(&small.0) - (16 << 20);
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, left).unwrap();
     table.check(&cluster, "disk of a server full", slow("disk-full", 1, &["the disk of ", "% full"]));
+    // Free space within their slabs is the targets' own: they are full when that is used, too.
+    shell(&format!("dd if=/dev/urandom of={dir}/rest bs=1M 2>&1 || true"));
     table.check(&cluster, "targets full", slow("target-full", 1, &["% full", "writes fail when it is full"]));
     fs::remove_file(&filler).unwrap();
     drop(file);
+    fs::remove_file(cluster.mount().join("rest")).unwrap();
     table.heal(&cluster);
     // EXT4_IOC_SHUTDOWN: from now on everything there is an error.
     disk.do_to(

@@ -142,8 +142,10 @@ fn as_text(shown: &Shown, now: Time) -> String {
     let names = Names::of(&shown.rows);
     if let (true, [row]) = (shown.changed, &shown.rows[..]) {
         let whose = format!("{} in {}", names.shown(&row.holder), volume(row));
-        let full =
-            if state(row) == "ok" { "" } else { "; its usage is at or above them: nothing can be added" };
+        let full = match state(row) {
+            "" | "ok" => "",
+            _ => "; its usage is at or above them: nothing can be added",
+        };
         return match row.own {
             true => format!("limits of {whose}: {} and {}{full}\n", bytes_limit(row), inodes_limit(row)),
             false => format!("{whose} has no limits of its own any more\n"),
