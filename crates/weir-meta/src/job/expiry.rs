@@ -36,6 +36,9 @@ pub async fn run(leader: Arc<Leader>) -> Error {
             for id in session::expired(&state.sessions, now, leader.term()) {
                 let undisturbed = state.leases.writes_undisturbed(id);
                 if state.sessions.get(&id).is_some_and(|s| session::spared(s, now, undisturbed)) {
+                    // Its unsaved bytes stay; a mover's work does not wait for it.
+                    state.recalls.drop_session(id, now);
+                    leader.relations.take_work_back(id);
                     continue;
                 }
                 leader.report(leader.end_session(&mut state, id, "it was silent for a lease term"));

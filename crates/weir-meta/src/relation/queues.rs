@@ -89,12 +89,18 @@ impl Relations {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A mover's work is assigned to others.
+    /// A mover is silent: its work is assigned to others.
+    pub fn take_work_back(&self, session: SessionId) {
+        if self.lock().take_work_back(session) {
+            self.work.notify_waiters();
+        }
+    }
+
+    /// The same for one whose session is over.
     pub fn end_session(&self, session: SessionId) {
         let mut queues = self.lock();
         let is_known = queues.movers.remove(&session).is_some() | queues.former.remove(&session);
-        let had_work = queues.queues.values_mut().fold(false, |had, queue| had | queue.end_session(session));
-        if is_known || had_work {
+        if queues.take_work_back(session) || is_known {
             self.work.notify_waiters();
         }
         // It may have been writing.
@@ -104,6 +110,10 @@ impl Relations {
 }
 
 impl ShipQueues {
+    /// Returns whether it had any.
+    fn take_work_back(&mut self, session: SessionId) -> bool {
+        self.queues.values_mut().fold(false, |had, queue| had | queue.end_session(session))
+    }
     pub fn heard_movers(&mut self, now: Instant) -> u32 {
         self.movers.retain(|_, (at, _)| now.since(*at) <= MOVER_SILENT);
         self.movers.len() as u32

@@ -120,13 +120,26 @@ fn bytes_are_evicted_wanted_brought_and_there() {
 
 #[test]
 fn a_mover_that_is_lost_harms_nobody() {
-    simulate(2, async |world| {
+    lose_mover(false);
+}
+
+/// Its session is spared for a while, as it may have unsaved bytes; its work is not.
+#[test]
+fn work_of_a_silent_mover_with_files_of_its_own_goes_to_others() {
+    lose_mover(true);
+}
+
+fn lose_mover(writes: bool) {
+    simulate(2, async move |world| {
         let meta = start(&world).await;
         let (user, a) = (Client::start(&world, "user").await, Client::start(&world, "a").await);
         let ino = file_at_home(&meta, &user, "f", 2 * STRIPE).await;
         user.evict(ino, 0, u64::MAX).await.unwrap();
         let waits = user.awaits(ino, 0, 2 * STRIPE, 60_000);
         let first = a.take(8, &[]).await.remove(0);
+        if writes {
+            a.create(ROOT, "own").await.unwrap();
+        }
         // It is away for longer than a lease term, as one that was stopped.
         world.kill("a");
         let b = Client::start(&world, "b").await;
