@@ -130,7 +130,8 @@ fn a_batch_of_removals_is_carried_out_as_a_whole() {
         let inner = a.mkdir(dir, "inner").await.unwrap().entry.attr.ino;
         let first = lease_names(&a, dir, 4).await.first.0;
         let at = |n: u64| InodeId(first + n);
-        let files = ["x", "y", "z"].into_iter().zip(0..).map(|(name, n)| birth(&a, at(n), name)).collect();
+        let closed = |name, ino| Birth { open_write: 0, clean: true, ..birth(&a, ino, name) };
+        let files = ["x", "y", "z"].into_iter().zip(0..).map(|(name, n)| closed(name, at(n))).collect();
         create_many(&a, dir, files).await.unwrap();
         let removal = |name: &str, ino| Removal { name: b(name), ino, at: now(&a) };
         let remove = |c: &Client, removals| RemoveMany { op: c.op(), cred: root(), dir, removals };
