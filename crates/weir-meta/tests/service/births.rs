@@ -152,7 +152,7 @@ fn a_batch_of_removals_is_carried_out_as_a_whole() {
         assert_eq!(a.call(&batch).await.unwrap(), removed, "sent again, it has the same answer");
         assert_eq!(kind_of(other.call(&remove(&other, vec![removal("y", at(1))])).await), ErrorKind::Stale);
         assert_eq!(listed(&other, dir).await, ["inner", "y"]);
-        assert_eq!(kind_of(other.getattr(at(0)).await), ErrorKind::NotFound);
+        assert_eq!(kind_of(other.getattr(at(0)).await), ErrorKind::Stale);
     });
 }
 
