@@ -207,10 +207,10 @@ fn others_see_a_removal_at_once() {
     for seed in 90..96 {
         Lab::new(seed).run(6, |lab| async move {
             let (a, b) = (client_after(&lab, "a", Some(1)).await, lab.client("b").await);
-            let d = dir(&a, "d").await;
-            ready(&lab, &a, d).await;
             for n in 0..12 {
                 let name = format!("f{n}");
+                let d = dir(&a, &format!("d{n}")).await;
+                ready(&lab, &a, d).await;
                 small(&a, d, &name, b"bytes").await;
                 let by = if n % 3 == 0 { &b } else { &a };
                 let ino = by.lookup(&root(), d, name.as_bytes()).await.unwrap().unwrap().attr.ino;
@@ -218,7 +218,12 @@ fn others_see_a_removal_at_once() {
                     0 => Some(b.open(&root(), ino, OpenMode::READ).await.unwrap().handle),
                     _ => None,
                 };
+                if n % 3 == 1 {
+                    a.sync_names(d).await.unwrap(); // its removal is reported, not cancelled
+                }
+                let before = a.status().asked;
                 a.unlink(&root(), d, name.as_bytes()).await.unwrap();
+                assert!(held.is_some() || a.status().asked == before, "it is removed locally");
                 match (held, n % 2) {
                     (Some(h), _) => {
                         assert_eq!(b.getattr(ino).await.unwrap().attr.nlink, 0);
