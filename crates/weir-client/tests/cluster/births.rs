@@ -219,7 +219,9 @@ fn others_see_a_removal_at_once() {
                     _ => None,
                 };
                 if n % 3 == 1 {
-                    a.sync_names(d).await.unwrap(); // its removal is reported, not cancelled
+                    // Its removal is reported, not cancelled, and no close is to be reported before.
+                    a.sync_names(d).await.unwrap();
+                    lab.world().sleep(Duration::from_millis(100)).await;
                 }
                 let before = a.status().asked;
                 a.unlink(&root(), d, name.as_bytes()).await.unwrap();
