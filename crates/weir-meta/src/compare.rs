@@ -2,15 +2,14 @@
 //!
 //! Knows nothing of how targets are asked: it gets the result.
 use crate::keys::{self, Sequence};
+use crate::leader::NO_SESSION;
 use crate::namespace::lost::{self, Holdings};
 use crate::namespace::objects::OBJECT_BIT;
 use crate::record::Record;
 use crate::restore::ImportRecord;
 use crate::service::Meta;
-use weir_proto::{Error, InodeId, Result, SessionId};
+use weir_proto::{Error, InodeId, Result};
 
-/// The leader's own session: these are not a client's changes.
-const NOBODY: SessionId = SessionId(0);
 /// Files of one batch, and records of snapshots.
 const FILES_AT_ONCE: usize = 512;
 
@@ -52,7 +51,7 @@ impl Meta {
                 (record.lost_files, record.lost_bytes) = (record.lost_files + 1, record.lost_bytes + bytes);
                 tracing::warn!("inode {ino}: {bytes} bytes are lost on targets since the export");
                 let mut state = leader.lock();
-                leader.housekeep(&mut state, NOBODY, &mut |cx| lost::lose(cx, ino, &gaps))?;
+                leader.housekeep(&mut state, NO_SESSION, &mut |cx| lost::lose(cx, ino, &gaps))?;
             }
             if looked < FILES_AT_ONCE {
                 break;

@@ -620,6 +620,25 @@ fn the_same_seed_gives_the_same_run() {
     assert_ne!(run(42).1, run(43).1);
 }
 
+/// A commit that makes a file `size` bytes long, and releases the append token.
+fn commit_with_token(client: &Client, ino: weir_proto::InodeId, token_epoch: u32, size: u64) -> Commit {
+    Commit {
+        op: client.op(),
+        ino,
+        token_epoch,
+        size,
+        mtime: Time { nanos: 1 },
+        allocated: size,
+        inline: None,
+        drop_inline: false,
+        clean: false,
+        close_writes: 0,
+        data_end: size,
+        append_token: true,
+        changed: Vec::new(),
+    }
+}
+
 #[test]
 fn the_append_token_is_one_clients_and_ends_with_it() {
     simulate(31, async |world| {
@@ -631,21 +650,7 @@ fn the_append_token_is_one_clients_and_ends_with_it() {
         assert_eq!(a.call(&append_token(&a)).await.unwrap().entry.attr.size, 0);
         assert_eq!(a.call(&append_token(&a)).await.unwrap().entry.attr.size, 0, "a retry gets it again");
         // Nobody else appends or truncates, and b's wait ends with the commit that releases the token.
-        let with_token = |c: &Client, size| Commit {
-            op: c.op(),
-            ino,
-            token_epoch: 1,
-            size,
-            mtime: Time { nanos: 1 },
-            allocated: size,
-            inline: None,
-            drop_inline: false,
-            clean: false,
-            close_writes: 0,
-            data_end: size,
-            append_token: true,
-            changed: Vec::new(),
-        };
+        let with_token = |c: &Client, size| commit_with_token(c, ino, 1, size);
         let begun = world.now();
         let ask = append_token(&b);
         let (next, ()) = tokio::join!(b.call(&ask), async {
@@ -678,22 +683,8 @@ fn growth_under_an_append_token_revokes_read_leases() {
         assert_eq!(b.acquire(ino, LeaseKind::Read).await.unwrap().lease.kind, LeaseKind::Read);
         let taken = a.call(&TakeAppendToken { session: a.session, ino }).await.unwrap();
         assert_eq!(b.revoked(), [], "the token alone changes nothing");
-        let commit = |size| Commit {
-            op: a.op(),
-            ino,
-            token_epoch: taken.entry.lease.token_epoch,
-            size,
-            mtime: Time { nanos: 1 },
-            allocated: size,
-            inline: None,
-            drop_inline: false,
-            clean: false,
-            close_writes: 0,
-            data_end: size,
-            append_token: true,
-            changed: Vec::new(),
-        };
-        assert_eq!(a.call(&commit(10)).await.unwrap().attr.size, 10);
+        let commit = commit_with_token(&a, ino, taken.entry.lease.token_epoch, 10);
+        assert_eq!(a.call(&commit).await.unwrap().attr.size, 10);
         assert_eq!(b.revoked(), [(ino, LeaseKind::None)], "b must not show the smaller size");
     });
 }

@@ -113,7 +113,7 @@ async fn seen_by(reader: &Client, d: InodeId, name: &str) -> Attr {
     reader.lookup(&root(), d, name.as_bytes()).await.unwrap().expect("the file is there").attr
 }
 
-/// A user may give a file only to a group of which it is a member, whoever decides.
+/// Before the report and after it, a user may give a file only to a group of which it is a member.
 #[test]
 fn a_file_is_not_given_away_before_its_report() {
     Lab::new(8).run(6, |lab| async move {

@@ -5,7 +5,7 @@
 //! batches, so no operation waits for it. `evict` decides.
 use crate::evict::{self, Candidate, Level, Oldest, Percent};
 use crate::keys;
-use crate::leader::{Leader, NOBODY};
+use crate::leader::{Leader, NO_SESSION};
 use crate::namespace::evict::How;
 use crate::namespace::keeper::is_held;
 use crate::namespace::{self, find_inode};
@@ -258,7 +258,7 @@ fn try_to_evict(leader: &Leader, ino: InodeId, end: u64, held: Held) -> Tried {
         return connection.map_or(Tried::Done(Ok(Some(0))), Tried::Writer);
     }
     let (mut freed, mut obstacles) = (Some(0), Obstacles::default());
-    let done = leader.housekeep_asking(&mut state, NOBODY, &mut obstacles, &mut |cx| {
+    let done = leader.housekeep_asking(&mut state, NO_SESSION, &mut obstacles, &mut |cx| {
         freed = Some(0);
         let Some(inode) = find_inode(&*cx.txn, ino)? else { return Ok(()) };
         if held == Held::Stays && is_held(&*cx.txn, cx.rules.snapshots, ino, &inode)? {

@@ -1,6 +1,6 @@
 //! Ingests changes of volumes into the queues of their relations, and searches for files whose writer died.
 use crate::keys;
-use crate::leader::{Leader, NOBODY};
+use crate::leader::{Leader, NO_SESSION};
 use crate::namespace::find_inode;
 use crate::relation::orphans::SCAN_MAX;
 use crate::relation::{changelog, ingest, store};
@@ -126,7 +126,7 @@ fn scan_orphans(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
             Ok(())
         })?;
         if !left.is_empty() {
-            leader.housekeep(&mut state, NOBODY, &mut |cx| {
+            leader.housekeep(&mut state, NO_SESSION, &mut |cx| {
                 left.iter().try_for_each(|ino| cx.log_complete(*ino))
             })?;
         }

@@ -7,7 +7,7 @@
 //! Knows nothing of how a snapshot works, nor of those that users take.
 
 use crate::leader::snapshots::Gate;
-use crate::leader::{Leader, NOBODY};
+use crate::leader::{Leader, NO_SESSION};
 use crate::namespace::snapshot;
 use crate::namespace::volume::shown_name;
 use crate::obstacle::{Obstacle, Obstacles};
@@ -120,7 +120,7 @@ impl Scheduler {
         let leader = &self.leader;
         let newest = {
             let mut state = leader.lock();
-            leader.housekeep(&mut state, NOBODY, &mut |cx| {
+            leader.housekeep(&mut state, NO_SESSION, &mut |cx| {
                 snapshot::expire(cx, volume, &retention.keep).map(drop)
             })?;
             state.newest
@@ -140,10 +140,11 @@ impl Scheduler {
                 match gate.is_mine(&mut state, volume)? {
                     false => (None, None, state.newest),
                     true => {
-                        let step = leader.housekeep_asking(&mut state, NOBODY, &mut obstacles, &mut |cx| {
-                            taken = snapshot::take_scheduled(cx, volume)?;
-                            Ok(())
-                        });
+                        let step =
+                            leader.housekeep_asking(&mut state, NO_SESSION, &mut obstacles, &mut |cx| {
+                                taken = snapshot::take_scheduled(cx, volume)?;
+                                Ok(())
+                            });
                         let wait = (!obstacles.is_empty()).then(|| state.park(&obstacles, &mut gate.parked));
                         (Some(step), wait, state.newest)
                     }

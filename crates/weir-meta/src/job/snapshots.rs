@@ -1,7 +1,7 @@
 //! Removes deleted snapshots, a few records at a time.
 //!
 //! Invariant: a removal is completed, even after a restart; each step is one bounded transaction.
-use crate::leader::{Leader, NOBODY};
+use crate::leader::{Leader, NO_SESSION};
 use crate::namespace::snapshot;
 use std::sync::Arc;
 use weir_proto::Error;
@@ -16,8 +16,9 @@ pub async fn run(leader: Arc<Leader>) -> Error {
         };
         let (step, newest) = {
             let mut state = leader.lock();
-            let step = leader
-                .housekeep(&mut state, NOBODY, &mut |cx| snapshot::forget_some(cx, volume, number).map(drop));
+            let step = leader.housekeep(&mut state, NO_SESSION, &mut |cx| {
+                snapshot::forget_some(cx, volume, number).map(drop)
+            });
             (step, state.newest)
         };
         // Few changes are not durable, and callers that wait for the journal come in between.

@@ -2,7 +2,7 @@
 //!
 //! Invariants: the state that an operation saw and its grants belong to one moment. A change whose slot holds
 //! its reply already is not repeated.
-use super::{Leader, NOBODY, State};
+use super::{Leader, NO_SESSION, State};
 use crate::access::Mount;
 use crate::crash_points;
 use crate::keys;
@@ -238,7 +238,7 @@ impl Leader {
     /// Whether a writer died while data of this file may have been in flight.
     pub fn must_recover(&self, state: &State, ino: InodeId, inode: &Inode) -> bool {
         let live = |s: SessionId| state.sessions.contains_key(&s);
-        self.rules(state, NOBODY, None, &live).must_recover(ino, inode)
+        self.rules(state, NO_SESSION, None, &live).must_recover(ino, inode)
     }
 }
 

@@ -52,7 +52,7 @@ use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId, VolumeId};
 use weir_watch::{Object, Reason};
 
 /// Not a client's session.
-pub const NOBODY: SessionId = SessionId(0);
+pub const NO_SESSION: SessionId = SessionId(0);
 
 /// The leader of one namespace.
 pub(crate) struct Leader {

@@ -1,6 +1,6 @@
 //! Steps of the leader's own jobs: each is one bounded transaction, made as soon as no client's lease
 //! obstacles.
-use super::{Leader, NOBODY};
+use super::{Leader, NO_SESSION};
 use crate::namespace::Cx;
 use crate::obstacle::Obstacles;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ impl Leader {
             let (step, wait, newest) = {
                 let mut state = self.lock();
                 state.give_up(&mut parked.inodes);
-                let step = self.housekeep_asking(&mut state, NOBODY, &mut obstacles, &mut |cx| {
+                let step = self.housekeep_asking(&mut state, NO_SESSION, &mut obstacles, &mut |cx| {
                     done = change(cx)?;
                     Ok(())
                 });
