@@ -64,7 +64,7 @@ impl Inner {
                 st.inline = Inline::No;
             }
             drop(st);
-            self.note_create(parent);
+            self.note_create(parent, cred);
         } else {
             self.learn_inline(&inode, &created.entry, created.inline);
         }

@@ -20,7 +20,7 @@ use weir_proto::meta::{
     HELD_MAX, HeldLease, KeepAlive, NoteMap, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
     SessionResumed,
 };
-use weir_proto::quota::{HeldSpace, ReclaimSpace};
+use weir_proto::quota::{HeldSpace, ReclaimSpace, ReserveSpace};
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId};
 use weir_rpc::{Channel, Connection};
 
@@ -368,7 +368,8 @@ impl Session {
     }
     /// A request may be about files that the leader does not know of, or about their directories.
     async fn births_first<R: Request>(&self, deadline: Instant) -> Result<()> {
-        let is_exempt = [CreateMany::METHOD, RemoveMany::METHOD, KeepAlive::METHOD].contains(&R::METHOD);
+        let exempt = [CreateMany::METHOD, RemoveMany::METHOD, KeepAlive::METHOD, ReserveSpace::METHOD];
+        let is_exempt = exempt.contains(&R::METHOD);
         if is_exempt || self.unborn.load(Ordering::Acquire) == 0 {
             return Ok(());
         }

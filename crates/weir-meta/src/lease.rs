@@ -545,6 +545,7 @@ impl LeaseTable {
 
 mod holdings;
 mod names;
+pub use names::Numbers;
 
 use names::Names;
 

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::Notify;
 use weir_proto::meta::{Time, Usage};
-use weir_proto::quota::{Account, Holder, OwnerKind};
+use weir_proto::quota::{ALL_VOLUMES, Account, Holder, OwnerKind};
 use weir_proto::volume::{Policy, Retention};
 use weir_proto::{Error, Result, SessionId, VolumeId};
 
@@ -134,6 +134,10 @@ impl Quotas {
         Account { volume, uid: NOT_NAMED, gid: NOT_NAMED }
     }
 
+    /// The lower one of a volume's limits of inodes.
+    pub fn inodes_lowest(&self, id: VolumeId) -> Option<u64> {
+        self.limited.get(&id)?.limit.inodes_lowest()
+    }
     /// Refuses one more file or directory over the limit.
     pub fn check_inodes(&self, id: VolumeId, usage: &Usage, now: Time) -> Result<()> {
         let Some(limited) = self.limited.get(&id) else { return Ok(()) };
@@ -171,12 +175,7 @@ impl Quotas {
     }
     /// The grants under the limit of a user or a group.
     pub fn granted_to(&self, holder: Holder, but: Option<(SessionId, Account)>) -> u64 {
-        let is_under = |account: Account| {
-            let id = if holder.kind == OwnerKind::User { account.uid } else { account.gid };
-            // Volume 0: all of them.
-            id == holder.id && account.uid != 0 && [account.volume, VolumeId(0)].contains(&holder.volume)
-        };
-        self.granted(is_under, but)
+        self.granted(|account| is_under(account, holder), but)
     }
     fn granted(&self, is_under: impl Fn(Account) -> bool, but: Option<(SessionId, Account)>) -> u64 {
         let accounts = self.granted.iter().filter(|(account, _)| is_under(**account));
@@ -214,6 +213,12 @@ impl Quotas {
     pub fn crossing(&self, id: VolumeId, usage: &Usage, now: Time) -> Option<Over> {
         self.limited.get(&id)?.limit.crossing(usage.bytes, inodes(usage), now)
     }
+}
+
+/// Whether the limit of a user or a group applies to files of this account.
+pub fn is_under(account: Account, holder: Holder) -> bool {
+    let id = if holder.kind == OwnerKind::User { account.uid } else { account.gid };
+    id == holder.id && account.uid != 0 && [account.volume, ALL_VOLUMES].contains(&holder.volume)
 }
 
 /// The bytes that a client may hold.

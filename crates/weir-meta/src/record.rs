@@ -481,7 +481,7 @@ fn decode_versioned<T: Record>(value: &[u8]) -> Result<T> {
     Ok(record)
 }
 
-fn unknown_version(version: u8, known: u8) -> Error {
+pub fn unknown_version(version: u8, known: u8) -> Error {
     Error::unsupported(format!("layout version {version}, this program knows {known}"))
 }
 

@@ -181,7 +181,7 @@ operations_of_mounts! {
     };
     LeaseNames: |r| changes(r.dir), touch births::lease_names, |r, reply, g| g.names(r.dir, reply);
     CreateMany as cred of_many births: |r| changes(r.dir), change births::create_many, |r, reply, g| {
-        r.births.iter().for_each(|born| g.born(born));
+        r.births.iter().for_each(|born| g.born(r.dir, born));
     };
     RemoveMany as cred of_many removals: |r| changes(r.dir), change births::remove_many;
     Mkdir as cred of name: |r| changes(r.parent), change create::mkdir, |r, reply, g| {

@@ -7,6 +7,21 @@ use weir_proto::{Error, Result};
 /// No limit applies.
 pub const NO_LIMIT: Account = Account::NONE;
 
+/// The limits that apply to files created locally.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// The files are of this account; `Account::NONE`: no limit applies.
+    pub account: Account,
+    /// Limits of bytes are among them.
+    pub of_bytes: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { account: Account::NONE, of_bytes: false }
+    }
+}
+
 #[derive(Debug)]
 pub struct QuotaState {
     /// Bytes allocated by data, including uncommitted changes.
@@ -20,6 +35,8 @@ pub struct QuotaState {
     reserved_of: Account,
     /// The part of it for direct writes in flight.
     direct_reserved: u64,
+    /// Limits hold for its present owner and group: only the leader changes these.
+    owner_fixed: bool,
 }
 
 /// A change of a file's reservation.
@@ -39,6 +56,7 @@ impl Default for QuotaState {
             reserved: 0,
             reserved_of: NO_LIMIT,
             direct_reserved: 0,
+            owner_fixed: false,
         }
     }
 }
@@ -55,6 +73,14 @@ impl QuotaState {
     }
     pub fn note_limit(&mut self, account: Account) {
         self.limited = account;
+    }
+    /// The file is created locally.
+    pub fn note_birth(&mut self, limits: Limits) {
+        self.limited = if limits.of_bytes { limits.account } else { NO_LIMIT };
+        self.owner_fixed = limits.account != NO_LIMIT;
+    }
+    pub fn is_owner_fixed(&self) -> bool {
+        self.owner_fixed
     }
     /// The file has this owner and group now.
     pub fn note_owner(&mut self, uid: u32, gid: u32) {

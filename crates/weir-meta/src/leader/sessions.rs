@@ -229,11 +229,11 @@ impl Leader {
     /// Restores a holding that a client names; false if it cannot keep the lease.
     fn take_up(&self, state: &mut State, session: SessionId, lease: &HeldLease, known: bool) -> Result<bool> {
         let mut inode = None;
-        let (mut exists, mut has_numbers) = (false, false);
+        let (mut exists, mut block) = (false, None);
         self.kv.read(&mut |read| {
             inode = namespace::find_inode(read, lease.ino)?;
             exists = inode.is_some() || read.get(&keys::access(lease.ino))?.is_some();
-            has_numbers = namespace::births::find_block(read, session, lease.ino)?.is_some();
+            block = namespace::births::find_block(read, session, lease.ino)?;
             Ok(())
         })?;
         if !exists {
@@ -263,7 +263,9 @@ impl Leader {
                 state.leases.take_up_write(session, lease.ino)
             }
             // No other session gets the names of a directory during the grace period.
-            (LeaseKind::Write, None) if has_numbers => state.leases.take_up_names(session, lease.ino),
+            (LeaseKind::Write, None) => block.map_or(LeaseKind::None, |block| {
+                state.leases.take_up_names(session, lease.ino, block.numbers())
+            }),
             (LeaseKind::Read, _) => state.leases.acquire_read(session, lease.ino),
             _ => LeaseKind::None,
         };

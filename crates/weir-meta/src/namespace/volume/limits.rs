@@ -27,6 +27,10 @@ impl Cx<'_> {
     /// Fails unless one more file or directory is within the limits.
     pub(in crate::namespace) fn require_inode(&mut self, account: Account) -> Result<()> {
         let rules = self.rules;
+        if rules.quotas.is_empty() {
+            return Ok(());
+        }
+        self.take_numbers_back(account)?;
         if rules.quotas.is_limited(account.volume) {
             self.require_inode_in(account.volume)?;
         }
@@ -75,11 +79,12 @@ impl Cx<'_> {
         // Only the group changes: its members together may be at their limit.
         let volume = self.volume_of(old.parent)?;
         let (from, to) = ((old.uid, old.gid), (new.uid, new.gid));
+        self.take_numbers_back(Account { volume, uid: new.uid, gid: new.gid })?;
         allowances::check_moved(self.read(), quotas, volume, (from, to), new.online(), self.rules.now)
     }
     /// The same for a directory, which has no bytes.
     pub(in crate::namespace) fn require_directory_owner(
-        &self,
+        &mut self,
         cred: &Cred,
         old: &Access,
         new: &Access,
@@ -89,6 +94,7 @@ impl Cx<'_> {
             return Ok(());
         }
         let around = self.volume_of(old.parent)?;
+        self.take_numbers_back(Account { volume: around, uid: new.uid, gid: new.gid })?;
         allowances::check_moved(self.read(), self.rules.quotas, around, (from, to), 0, self.rules.now)
     }
 }
