@@ -17,7 +17,7 @@ use crate::crash_points;
 use crate::format::Overlay;
 use crate::peers::join_all;
 use crate::read::CELL_BYTES_MAX;
-use crate::service::{Acting, StorageNode, Target, sequencer};
+use crate::service::{Acting, STRIPES_AT_ONCE, StorageNode, Target, sequencer};
 use crate::store::{FragmentWrite, Install};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,8 +35,6 @@ use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Result, Seq, Ver
 /// sequentially.
 const LIST_LIMIT: u32 = 256;
 
-/// Stripes of a target repaired in parallel: each needs up to k + 1 fragments in memory.
-pub(crate) const STRIPES_AT_ONCE: usize = 4;
 /// Groups of a target repaired in parallel: most have missed little, so a group costs round trips rather than
 /// bytes.
 const GROUPS_AT_ONCE: usize = 8;

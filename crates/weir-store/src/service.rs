@@ -7,13 +7,12 @@
 use crate::alloc::Geometry;
 use crate::cells::{Appended, Numbering, Scope};
 use crate::crash_points;
+use crate::forgetting::Forgetting;
 use crate::format;
 use crate::pace::Pace;
 use crate::peers::{PeerReply, PeerRequest, Peers, join_all};
-use crate::repair::STRIPES_AT_ONCE;
 use crate::scrub::Scrubber;
 use crate::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Store};
-use crate::truncations::Forgetting;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -40,6 +39,8 @@ pub const PEER_PATIENCE: Duration = Duration::from_secs(10);
 const FENCE_PATIENCE: Duration = Duration::from_secs(2);
 /// Stripes with recent overlays that are remembered one by one; beyond that the index is scanned again.
 pub const RECENT_MAX: usize = 65_536;
+/// Stripes of a target repaired in parallel: each needs up to k + 1 fragments in memory.
+pub(crate) const STRIPES_AT_ONCE: usize = 4;
 /// Cells waiting to be verified because they are suspected of damage.
 const SUSPECTS_MAX: usize = 4096;
 
@@ -127,7 +128,7 @@ impl Acting {
     /// stripe.
     fn logged(&self, cell: CellId, len: u32, now: Instant) {
         self.target.progress.notify_waiters();
-        if crate::seal::leader(self.group()) != Some(self.position) {
+        if seal_leader(self.group()) != Some(self.position) {
             return;
         }
         let mut recent = self.target.recent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -638,6 +639,14 @@ fn read_reply(answer: &CellRead, parts: Vec<Bytes>) -> Reply {
     let len = parts.iter().map(|p| p.len() as u64).sum();
     let crc = weir_proto::checksum::crc_of_blocks(&answer.block_crcs, len);
     Reply::with_payload(answer, weir_rpc::Payload { parts, crc })
+}
+
+/// The member that leads the seals of a group: its first current parity target, without parity the only data
+/// target.
+pub fn seal_leader(group: &Group) -> Option<usize> {
+    let (data, width) = (usize::from(group.scheme.data), group.scheme.width());
+    let mut candidates = if group.scheme.parity == 0 { 0..1 } else { data..width };
+    candidates.find(|p| group.members.get(*p).is_some_and(|m| m.state == MemberState::Current))
 }
 
 fn misplaced(cell: CellId, acting: &Acting) -> Error {

@@ -560,6 +560,15 @@ pub fn moves_a_directory(step: &Step) -> bool {
     }
 }
 
+/// The inodes that get no ranges while a mover has a step with this effect. Several steps may make one
+/// directory, under a temporary name.
+pub fn held_by(effect: &Effect) -> impl Iterator<Item = InodeId> + use<> {
+    let makes_directory = matches!(effect, Effect::Make { kind: FileKind::Directory, .. });
+    let [one, other] = files_of(effect);
+    let all = [one, other.filter(|other| Some(*other) != one)];
+    all.into_iter().flatten().filter(move |_| !makes_directory)
+}
+
 /// The inodes of an effect that may be files.
 pub fn files_of(effect: &Effect) -> [Option<InodeId>; 2] {
     match effect {

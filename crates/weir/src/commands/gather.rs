@@ -4,8 +4,8 @@
 //! A query that only newer servers answer, or only for administrators, is skipped; one without an answer in
 //! time is a trouble itself.
 use crate::commands::mounts::{self, Asked, MountState};
+use crate::commands::namespace_client::{all, connect};
 use crate::commands::troubles::{Facts, HomesHere, Known, NamespaceFacts, ProcessState};
-use crate::commands::volume::{all, connect};
 use crate::failure::Outcome;
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
 use crate::local::process::PidFile;

@@ -1,9 +1,9 @@
 //! `weir target scrub`: the progress of targets in reading and verifying all their data; or starts it now.
 use crate::cli;
-use crate::commands::snapshots::when;
 use crate::commands::target::number_of;
 use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
+use crate::times::when;
 use crate::{observe, table};
 use serde_json::{Value, json};
 use std::io::IsTerminal;
