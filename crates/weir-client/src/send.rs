@@ -208,17 +208,21 @@ impl Inner {
             SendAs::Empty => 1,
             SendAs::Prepared | SendAs::Overlays => STRIPE_PARTS,
         };
+        self.await_birth(&send.inode).await?;
+        let floor = self.write_floor(&send.inode).await?;
+        let floored = |deadline| {
+            let s = self.stripe_ref(send.object, send.layout, send.stripe, deadline);
+            StripeRef { floor, ..s }
+        };
         if !send.parts.is_empty() {
             // Without a permit: stripes of other groups proceed meanwhile.
-            let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
-            self.data.writable_view(&s).await?;
+            self.data.writable_view(&floored(self.deadline())).await?;
         }
-        self.await_birth(&send.inode).await?;
         let _permit = self.sends.in_flight.acquire_many(parts).await.expect("never closed");
         let deadline = self.deadline();
         self.mark(&send.inode).await?;
         send.inode.check_generation(send.write_generation)?;
-        let s = self.stripe_ref(send.object, send.layout, send.stripe, deadline);
+        let s = floored(deadline);
         match send.unresolved {
             Some(Unresolved::Fresh) => self.take_back_fresh(send).await?,
             Some(Unresolved::InDoubt(version)) => {

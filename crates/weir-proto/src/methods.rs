@@ -64,7 +64,7 @@ administration!(
     coord::{Join, Leave, ClearTarget, MakeGroups, LeadNamespace, FinishUpgrade, HomeAllow, HomeForbid, AccessAdd, AccessRemove, AuditVolumes, TargetGone, SetRebuild, DrainTarget, RemoveTarget, PauseMoves}
     copies::{SetCopies}
     enrol::{TokenCreate, Enrol, IssueCertificate, TokenRevoke, NodeRemove, RotateAuthority}
-    volume::{VolumeCreate, VolumeChange, VolumeDelete, VolumeClone, ScanInodes}
+    volume::{VolumeCreate, VolumeChange, SetWriteFloor, VolumeDelete, VolumeClone, ScanInodes}
     quota::{OwnerLimit}
     relation::{RelationAdd, RelationDo, RelationResolve, RelationSuspect, ReadChanges, AckChanges, DropCursor}
     recall::{GetEviction}
@@ -89,7 +89,7 @@ methods!(
     births::{LeaseNames, CreateMany, RemoveMany}
     lock::{SetLock, TestLock, CancelLock, ListLocks, ReclaimLocks, LockFree}
     volume::{VolumeCreate, VolumeList, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone, ReserveQuota, ReclaimReservations,
-        ScanInodes}
+        GetWriteFloors, SetWriteFloor, ScanInodes}
     quota::{OwnerLimit, OwnerUsageList, ReserveSpace, ReclaimSpace}
     relation::{ReadChanges, AckChanges, DropCursor, RelationAdd, RelationList, RelationDo, RelationResolve, RelationSuspect,
         LeaseWork, CompleteWork, WhereAtHome, ReportListing, ReportRelisting}

@@ -4,6 +4,7 @@ mod births;
 mod caches;
 mod clones;
 mod contents;
+mod floors;
 mod founding;
 mod full;
 #[path = "../lab/mod.rs"]

@@ -34,7 +34,7 @@ macro_rules! for_every_message {
             births::{LeaseNames, NamesLeased, CreateMany, CreatedMany, Birth, RemoveMany, RemovedMany, Removal}
             volume::{Quota, Policy, SnapshotRetention, Retention, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone,
                 ReserveQuota, QuotaReservation, ReclaimReservations, HeldReservation,
-                ScanInodes, Scanned, DirectoryFacts, FileFacts}
+                GetWriteFloors, WriteFloors, WriteFloor, SetWriteFloor, ScanInodes, Scanned, DirectoryFacts, FileFacts}
             quota::{Holder, Account, OwnerLimit, OwnerUsageList, ListOf, OwnerUsagePage, OwnerUsage, ReserveSpace, ReservedSpace, ReclaimSpace, HeldSpace}
             relation::{By, Change, ReadChanges, Changes, NamedChange, AckChanges, DropCursor, RelationAdd, RelationList,
                 Relations, RelationDo, RelationInfo, Conflict, RelationResolve, RelationSuspect, LeaseWork, WorkLeased, RelationWork,
