@@ -3,6 +3,7 @@
 //! Invariants: a write returns only when every live member of the group's newest map has it, and written data
 //! carries the mask of the members that lack it; fewer than k current members is an error that names the
 //! stripe; everything ends by its deadline. Knows nothing of sizes, leases, buffers or handles.
+mod full;
 mod merge;
 mod overlays;
 mod round;
@@ -60,6 +61,8 @@ pub struct Data {
     coders: Mutex<BTreeMap<Scheme, Arc<Coder>>>,
     /// Groups that had too few members at a call: the epoch, and since when. At most one entry per group.
     losses: Mutex<BTreeMap<PgId, (Epoch, Instant)>>,
+    /// Groups in which a full member refused a write.
+    full: Mutex<BTreeMap<PgId, full::FullGroup>>,
 }
 
 /// A stripe of a file, and the deadline of the work on it.
@@ -194,6 +197,7 @@ impl Data {
             latencies: Mutex::default(),
             coders: Mutex::default(),
             losses: Mutex::default(),
+            full: Mutex::default(),
         }
     }
 

@@ -493,6 +493,13 @@ impl Owner {
                     Ok(plan) => batch.after(answer, |_| plan),
                 }
             }
+            RebuildEvent::Full { said, answer } => {
+                let (map, wishes, reports) = (&batch.draft, &batch.rebuild, &self.members.reports);
+                match self.replacing.refused(map, wishes, reports, &said, now) {
+                    Err(e) => refuse(answer, e),
+                    Ok(place) => batch.after(answer, |_| place),
+                }
+            }
             RebuildEvent::Pause { paused, answer } => {
                 batch.rebuild.paused = paused;
                 batch.after(answer, |_| ());

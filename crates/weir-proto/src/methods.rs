@@ -77,7 +77,7 @@ administration!(
 methods!(
     coord::{Join, Heartbeat, GetMap, ReportTarget, ReportLink, CaughtUp, Leave, ClearTarget, MakeGroups, GetStatus, LeadNamespace,
         RecordProgress, GetCoordinators, CompareClock, GetClocks, ActFor, ReportWaits, GetWaits, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AccessAdd, AccessRemove, AuditVolumes,
-        TargetGone, GetRebuild, ReportRefill, SetRebuild, DrainTarget, RemoveTarget, PlaceCopied, PauseMoves}
+        TargetGone, GetRebuild, ReportRefill, SetRebuild, DrainTarget, RemoveTarget, PlaceCopied, PauseMoves, ReportFull}
     condition::{ReportCondition, GetConditions, TroubleList}
     enrol::{TokenCreate, Enrol, RenewCertificate, IssueCertificate, GetEnrolment, TokenRevoke, NodeRemove, RotateAuthority, CertificateKept}
     copies::{JournalAppend, JournalAsk, JournalCutBack, StateFetch, JournalRight, SetCopies, KeepCopy, CopyCaughtUp, CopyLost}
