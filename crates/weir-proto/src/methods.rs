@@ -99,7 +99,7 @@ methods!(
         LayersOf, TakeLayers, LayerCopied}
     backup::{BackupSet, BackupList, BackupTake, BackupDone}
     data::{WriteFragment, CommitStripe, DropPrepared, HoldStripe, WriteOverlay, MirrorOverlay, ReadCell, ReadOverlays, StatCell,
-        MarkMissing, DropFile, SealCell, ListCells, ListTruncations, ListFences, ListPlace, CopyCell, SealFile, NextStripe, StatTarget, PassOn, ScrubTarget}
+        MarkMissing, DropFile, SealCell, ListCells, ListTruncations, ListFences, ListPlace, CopyCell, SealFile, NextStripe, StatTarget, PassOn, ScrubTarget, CompareTarget}
     watch::{GetMeters, ListWaits, GetTop, GetHistory, GetFacts, Gather}
     event::{ReportEvents, GetEvents, MarkEvents}
 );
@@ -168,6 +168,7 @@ mod tests {
             "SessionList",
             "TroubleList",
             "ScrubTarget",
+            "CompareTarget",
             "ReportEvents",
             "GetEvents",
             "OwnerUsageList",

@@ -387,7 +387,7 @@ impl StorageNode {
     }
 
     /// Rebuilds this target's fragment from the newest version that k current peers hold.
-    async fn rebuild(&self, acting: &Acting, own: CellId, replace: bool) -> Result<()> {
+    pub(crate) async fn rebuild(&self, acting: &Acting, own: CellId, replace: bool) -> Result<()> {
         let Some(rebuilt) = self.decode_from_peers(acting, own).await? else { return Ok(()) };
         let place = if replace { Install::Damaged } else { Install::Missed };
         self.install(acting, own, rebuilt, place, 0).await
@@ -541,7 +541,7 @@ impl StorageNode {
     }
 
     /// The whole fragment of a peer at one version, verified.
-    async fn read_fragment(
+    pub(crate) async fn read_fragment(
         &self,
         acting: &Acting,
         position: usize,
@@ -563,7 +563,7 @@ impl StorageNode {
     }
 
     /// Makes the own log of a data cell equal to that of a current holder.
-    async fn copy_overlays(&self, acting: &Acting, cell: CellId) -> Result<()> {
+    pub(crate) async fn copy_overlays(&self, acting: &Acting, cell: CellId) -> Result<()> {
         let group = acting.group();
         let data = usize::from(group.scheme.data);
         let holders = [usize::from(cell.index)].into_iter().chain(data..group.members.len());
@@ -785,7 +785,7 @@ fn too_few(group: &Group) -> Error {
     ))
 }
 
-fn current_peers(group: &Group, own: usize) -> Vec<usize> {
+pub(crate) fn current_peers(group: &Group, own: usize) -> Vec<usize> {
     let current = |(p, m): &(usize, &weir_proto::map::Member)| *p != own && m.state == MemberState::Current;
     group.members.iter().enumerate().filter(current).map(|(p, _)| p).collect()
 }

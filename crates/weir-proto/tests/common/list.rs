@@ -22,7 +22,7 @@ macro_rules! for_every_message {
             export::{ExportHead, ExportBegin, ExportBegun, ExportFetch, ExportSet, GetExports, ExportState, ExportMade}
             data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
-                DropFile, GroupAt, ListTruncations, TruncationList, Truncation, ListFences, FenceList, FileFence, ScrubTarget, ScrubReport, ScrubPass, ListPlace, PlaceList, CellDigest, CopyCell, CellImage, CellEntry, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
+                DropFile, GroupAt, ListTruncations, TruncationList, Truncation, ListFences, FenceList, FileFence, ScrubTarget, ScrubReport, ScrubPass, CompareTarget, CompareReport, ComparePass, ListPlace, PlaceList, CellDigest, CopyCell, CellImage, CellEntry, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
                 NextStripe, StripeFound, SealFile, StatTarget, TargetStat, PassOn, PassedOn}
             meta::{Op, Cred, Time, Range, Attr, Layers, Lease, Entry, SessionOpen, SessionOpened, HeldLease, SessionResume,
                 SessionResumed, KeepAlive, SessionClose, SessionList, Sessions, SessionShown, Lookup, LookedUp, GetAttr, ReadLink, LinkTarget, ReadDir,
