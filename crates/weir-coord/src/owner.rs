@@ -396,7 +396,7 @@ impl Owner {
                     self.probed(target, suspicion, outcome, &alive, batch, now);
                 }
             }
-            Event::CaughtUp { said, answer } => batch.caught_up(&said, answer),
+            Event::CaughtUp { said, answer } => self.caught_up(&said, answer, batch),
             Event::Clear { target, answer } => self.clears(target, answer, batch),
             Event::MakeGroups { wanted, answer } => self.placing.ask(wanted, answer),
             Event::Placed(placed) => self.placed(placed, batch),
@@ -521,6 +521,11 @@ impl Owner {
                 Ok(()) => batch.after(answer, |_| ()),
             },
         }
+    }
+
+    fn caught_up(&mut self, said: &CaughtUp, answer: Answer<MapReply>, batch: &mut Batch) {
+        batch.caught_up(said, answer);
+        self.replacing.plan_again();
     }
 
     fn placed(&mut self, Placed { wanted, members }: Placed, batch: &mut Batch) {

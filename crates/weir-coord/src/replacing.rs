@@ -97,6 +97,11 @@ impl Replacing {
         plan
     }
 
+    /// A member caught up: its target may take over another place at once.
+    pub fn plan_again(&mut self) {
+        self.planned = None;
+    }
+
     fn note_down(&mut self, map: &ClusterMap, now: Instant) {
         let down: BTreeSet<TargetId> =
             map.targets.iter().filter(|t| t.state != TargetState::Up).map(|t| t.id).collect();

@@ -152,15 +152,37 @@ impl StorageNode {
     /// Repairs one group after the other until none is left. A failure in one group does not stop the others.
     async fn repair_lane(&self, target: &Arc<Target>, round: &Round) {
         while let Some(acting) = round.next() {
-            let group = acting.group();
-            match self.repair_group(&acting).await {
-                Ok(()) => {
-                    lock(&round.repaired).push((group.id, group.epoch));
-                    self.report_repaired(target, round).await;
-                }
-                Err(e) => tracing::debug!(group = %group.id, "repair: {e}"),
+            if self.repair_and_report(target, round, &acting).await
+                && acting.group().members[acting.position].is_filled(acting.map.level)
+                && let Some(rest) = self.filled_before(target, acting.scope.group).await
+            {
+                self.repair_and_report(target, round, &rest).await;
             }
         }
+    }
+
+    async fn repair_and_report(&self, target: &Arc<Target>, round: &Round, acting: &Acting) -> bool {
+        let group = acting.group();
+        match self.repair_group(acting).await {
+            Ok(()) => {
+                lock(&round.repaired).push((group.id, group.epoch));
+                self.report_repaired(target, round).await;
+                true
+            }
+            Err(e) => {
+                tracing::debug!(group = %group.id, "repair: {e}");
+                false
+            }
+        }
+    }
+
+    /// The place after it was filled: seals wait from now on, so what was written meanwhile is repaired at
+    /// once. `None`: in the next round.
+    async fn filled_before(&self, target: &Arc<Target>, group: PgId) -> Option<Acting> {
+        let mut rest = self.behind(target);
+        rest.retain(|a| a.scope.group == group && !a.group().members[a.position].is_filled(a.map.level));
+        let silent = self.learn_truncations(target, &rest).await;
+        rest.pop().filter(|a| !a.group().members.iter().any(|m| silent.contains(&m.target)))
     }
 
     /// Reports all groups that were repaired during the previous report: the coordinator makes one change of
