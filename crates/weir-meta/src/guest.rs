@@ -16,7 +16,8 @@ use weir_proto::relation::{
 };
 use weir_proto::snapshot::{SnapshotDelete, SnapshotList, SnapshotTake};
 use weir_proto::volume::{
-    ScanInodes, VolumeAt, VolumeChange, VolumeCreate, VolumeDelete, VolumeGet, VolumeList,
+    GetWriteFloors, ScanInodes, SetWriteFloor, VolumeAt, VolumeChange, VolumeCreate, VolumeDelete, VolumeGet,
+    VolumeList,
 };
 use weir_proto::{Error, Request, Result, SessionId};
 use weir_rpc::Call;
@@ -54,9 +55,9 @@ macro_rules! claims {
 }
 claims! {
     open: SessionOpen TroubleList;
-    looks: SessionResume SessionClose KeepAlive StatFs VolumeList VolumeGet VolumeAt RelationList BackupList SnapshotList;
+    looks: SessionResume SessionClose KeepAlive StatFs VolumeList VolumeGet VolumeAt GetWriteFloors RelationList BackupList SnapshotList;
     asks: ScanInodes OwnerUsageList GetEviction ReadChanges;
-    acts: VolumeCreate VolumeChange VolumeDelete OwnerLimit RelationAdd RelationDo RelationResolve AckChanges DropCursor
+    acts: VolumeCreate VolumeChange SetWriteFloor VolumeDelete OwnerLimit RelationAdd RelationDo RelationResolve AckChanges DropCursor
         BackupSet SnapshotTake SnapshotDelete
 }
 

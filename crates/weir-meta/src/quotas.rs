@@ -34,6 +34,7 @@ pub struct Quotas {
     granted: BTreeMap<Account, BTreeMap<SessionId, u64>>,
     policies: BTreeMap<VolumeId, Policy>,
     retentions: BTreeMap<VolumeId, Retention>,
+    write_floors: BTreeMap<VolumeId, u8>,
     /// Notified when a client did not get its immediate need in a volume whose files are evicted.
     pub short: Arc<Notify>,
     /// Notified when a volume's trash takes space that is needed.
@@ -71,6 +72,10 @@ impl Quotas {
             Some(record) => drop(self.retentions.insert(id, record.retention)),
             None => drop(self.retentions.remove(&id)),
         }
+        match record.filter(|r| r.write_floor > 0) {
+            Some(record) => drop(self.write_floors.insert(id, record.write_floor)),
+            None => drop(self.write_floors.remove(&id)),
+        }
         if record.is_none() {
             self.owners.forget_volume(id);
         }
@@ -96,6 +101,10 @@ impl Quotas {
     /// Volumes with a schedule of snapshots or a trash.
     pub fn retentions(&self) -> &BTreeMap<VolumeId, Retention> {
         &self.retentions
+    }
+    /// The least number of current members of a group for a write to each of these volumes.
+    pub fn write_floors(&self) -> &BTreeMap<VolumeId, u8> {
+        &self.write_floors
     }
     /// A client did not get its immediate need, in bytes.
     pub fn note_starved(&mut self, account: Account, session: SessionId, must: u64) {

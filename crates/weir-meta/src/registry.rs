@@ -224,6 +224,7 @@ operations_of_mounts! {
     VolumeList: |r| NOTHING, show volume::show::list;
     VolumeGet: |r| NOTHING, show |view, r| volume::show::get(view, &r.name);
     VolumeAt: |r| NOTHING, show |view, r| volume::show::at(view, r.ino);
+    GetWriteFloors: |r| NOTHING, show |view, _r| volume::show::write_floors(view);
     BackupList: |r| NOTHING, show backup::list;
     ReserveQuota: |r| changes_at(Place::Volume(r.volume)), show volume::limits::reserve_quota, |r, reply, g| {
         g.reserve(Quotas::account_of_volume(r.volume), reply.held, (reply.evicting, r.must));
@@ -257,6 +258,7 @@ operations_of_mounts! {
 operations_of_others! {
     VolumeCreate: change volume::change::create;
     VolumeChange: change volume::change::change;
+    SetWriteFloor: change volume::change::set_write_floor;
     VolumeDelete: change volume::change::delete;
     VolumeClone: change clone::list::create;
     ScanInodes: show report::scan;

@@ -20,6 +20,8 @@ pub const LEVEL_OF_COPIES: u16 = 3;
 pub const LEVEL_OF_GROWTH: u16 = 3;
 /// From this one on, a lost target's places move to others, and seals continue while a member is filled.
 pub const LEVEL_OF_REPLACEMENT: u16 = 3;
+/// From this one on, a volume may have a write floor.
+pub const LEVEL_OF_FLOORS: u16 = 3;
 
 message!(
     /// Versions of a node's program.

@@ -9,6 +9,8 @@
 pub mod alloc;
 pub mod cells;
 mod channels;
+mod compare;
+mod comparing;
 pub mod crash_points;
 pub mod entries;
 mod fences;

@@ -6,6 +6,7 @@
 //! group's epoch that keeps this cell's log.
 use crate::alloc::Geometry;
 use crate::cells::{Appended, Numbering, Scope};
+use crate::compare::Comparer;
 use crate::crash_points;
 use crate::forgetting::Forgetting;
 use crate::format;
@@ -88,6 +89,7 @@ pub(crate) struct Target {
     /// Permits for stripe repairs, shared by all groups.
     pub repairs: Semaphore,
     pub scrubber: Scrubber,
+    pub comparer: Comparer,
     /// Rate at which this target copies cells from other members.
     pub pace: Pace,
 }
@@ -183,6 +185,7 @@ impl StorageNode {
                 agreement: Mutex::default(),
                 repairs: Semaphore::new(STRIPES_AT_ONCE),
                 scrubber: Scrubber::default(),
+                comparer: Comparer::default(),
                 pace: Pace::default(),
             };
             opened.insert(id, Arc::new(target));
@@ -221,6 +224,7 @@ impl StorageNode {
             SealFile::METHOD => SealFile::from_bytes(body).map(|r| self.seal_file(r)),
             StatTarget::METHOD => StatTarget::from_bytes(body).map(|r| self.stat_target(&r, payload)),
             ScrubTarget::METHOD => ScrubTarget::from_bytes(body).map(|r| self.scrub_target(&r)),
+            CompareTarget::METHOD => CompareTarget::from_bytes(body).map(|r| self.compare_target(&r)),
             PassOn::METHOD => PassOn::from_bytes(body).map(|r| self.pass_on(r, payload, deadline)),
             _ => Err(Error::unsupported(format!("a target store knows no method {method}"))),
         };

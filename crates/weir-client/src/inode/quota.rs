@@ -1,8 +1,9 @@
 //! A file's usage of the quotas that apply to it, in bytes, and the reservation for uncommitted ones.
 //!
 //! Only the number of bytes in holes is known, not their position. Pure.
+use weir_proto::meta::Entry;
 use weir_proto::quota::Account;
-use weir_proto::{Error, Result};
+use weir_proto::{Error, Result, VolumeId};
 
 /// No limit applies.
 pub const NO_LIMIT: Account = Account::NONE;
@@ -30,6 +31,7 @@ pub struct QuotaState {
     charged: u64,
     /// The account whose limits of bytes apply to new data, from the last grant of a Write lease.
     limited: Account,
+    ruled_by: VolumeId,
     /// Quota reserved for an account, in bytes, and the account.
     reserved: u64,
     reserved_of: Account,
@@ -53,6 +55,7 @@ impl Default for QuotaState {
             allocated: 0,
             charged: 0,
             limited: NO_LIMIT,
+            ruled_by: VolumeId(0),
             reserved: 0,
             reserved_of: NO_LIMIT,
             direct_reserved: 0,
@@ -70,6 +73,15 @@ impl QuotaState {
     }
     pub fn is_limited(&self) -> bool {
         self.limited != NO_LIMIT
+    }
+    /// The volume whose limits or write floor apply to new data, by the last lease; 0: none.
+    pub fn ruled_by(&self) -> VolumeId {
+        self.ruled_by
+    }
+    /// A lease for writing was granted.
+    pub fn note_lease(&mut self, entry: &Entry) {
+        self.limited = Account::limiting(entry);
+        self.ruled_by = entry.lease.limited;
     }
     pub fn note_limit(&mut self, account: Account) {
         self.limited = account;

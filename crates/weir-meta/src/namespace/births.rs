@@ -175,6 +175,7 @@ impl Cx<'_> {
         let rules = self.rules;
         let clocks_apart_ms = r.now.nanos.abs_diff(rules.now.nanos) / 1_000_000;
         let may = access.mode & (NOT_ENUMERATED | HAS_ACL) == 0
+            && !rules.quotas.write_floors().contains_key(&access.volume)
             && rules.snapshotting.is_none_or(|(volume, _)| volume != access.volume)
             && !rules.leases.is_held_by_others(rules.session, r.dir)
             && clocks_apart_ms <= CLOCKS_APART_MS_MAX;

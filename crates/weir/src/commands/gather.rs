@@ -183,8 +183,9 @@ impl Asker {
     async fn known(&self, namespace: &str) -> Outcome<Known> {
         let leader = self.cluster.meta_leader(namespace, Arc::new(NoService))?;
         let client = self.client(namespace).await?;
-        let (volumes, relations, backups, audit, exports, sessions, failing) = tokio::join!(
+        let (volumes, write_floors, relations, backups, audit, exports, sessions, failing) = tokio::join!(
             all(&client),
+            client.write_floors(),
             client.relations(None),
             client.backups(None),
             client.audit(),
@@ -195,6 +196,7 @@ impl Asker {
         let (volumes, relations, backups) = (volumes?, relations?, backups?);
         Ok(Known {
             volumes,
+            write_floors: write_floors.unwrap_or_default(), // an older server knows none
             relations,
             backups,
             audit: audit.unwrap_or_default(), // an older server does not report it

@@ -34,7 +34,7 @@ use weir_proto::export::ExportState;
 use weir_proto::map::{Node, Target};
 use weir_proto::meta::SessionShown;
 use weir_proto::relation::RelationInfo;
-use weir_proto::volume::Volume;
+use weir_proto::volume::{Volume, WriteFloor};
 
 /// Hundredths of a target or of a volume's limit, from which on it is reported as nearly full.
 const NEARLY_FULL_PERCENT: u64 = 95;
@@ -158,6 +158,7 @@ pub struct NamespaceFacts {
 #[derive(Default)]
 pub struct Known {
     pub volumes: Vec<Volume>,
+    pub write_floors: Vec<WriteFloor>,
     pub relations: Vec<RelationInfo>,
     pub backups: Vec<Backup>,
     pub audit: AuditState,

@@ -212,6 +212,10 @@ pub struct SetPolicy {
     /// towards the quota and is purged early if the volume fills up. `none` disables the trash and empties it
     #[arg(long, value_name = "TIME", value_parser = parse_interval)]
     pub trash: Option<u32>,
+    /// Fewest current members of a placement group with which the volume takes writes: with ec:4+2 from 4 to
+    /// 6. With fewer, writes wait and then fail; reads continue. `none`: as many as there are data cells
+    #[arg(long, value_name = "MEMBERS", value_parser = parse_floor)]
+    pub write_floor: Option<u8>,
     #[command(flatten)]
     pub at: Cluster,
 }
@@ -219,12 +223,13 @@ pub struct SetPolicy {
 impl SetPolicy {
     fn require_one(&self) -> Outcome<()> {
         let how = self.default || self.policies.scheme.is_some() || self.policies.pool.is_some();
-        if how || self.snapshots.is_some() || self.keep.is_some() || self.trash.is_some() {
+        let keeps = self.snapshots.is_some() || self.keep.is_some() || self.trash.is_some();
+        if how || keeps || self.write_floor.is_some() {
             return Ok(());
         }
         Err(Failure::new(
             Error::invalid("no policy is given, so nothing is changed"),
-            "give --scheme, --pool, --default, --snapshots, --keep or --trash; `weir volume show` shows the policy",
+            "give --scheme, --pool, --default, --snapshots, --keep, --trash or --write-floor; `weir volume show` shows the policy",
         ))
     }
 }
@@ -280,7 +285,8 @@ pub fn run(command: &VolumeCommand) -> Outcome<()> {
 enum Shown {
     Nothing,
     All(Vec<Volume>),
-    One(Volume, Vec<Backup>),
+    /// With its backups and its write floor.
+    One(Volume, Vec<Backup>, u8),
     Done(&'static str, Volume),
     Levels(eviction::Named),
     Snapshot(&'static str, Snapshot),
@@ -294,7 +300,9 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Shown> {
         VolumeCommand::Show(args) => {
             let volume = named(client, &args.name).await?;
             let backups = client.backups(Some(volume.id)).await?;
-            Shown::One(volume, backups)
+            let floors = client.write_floors().await?;
+            let floor = floors.iter().find(|f| f.volume == volume.id).map_or(0, |f| f.members);
+            Shown::One(volume, backups, floor)
         }
         VolumeCommand::Eviction(args) => Shown::Levels(eviction::ask(client, args).await?),
         VolumeCommand::Create(args) => Shown::Done("created", create(client, &cred, args).await?),
@@ -319,15 +327,7 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Shown> {
             warn_of_low_limit(&changed);
             Shown::Done("changed", changed)
         }
-        VolumeCommand::Policy(args) => {
-            args.require_one()?;
-            let edit = |volume: &Volume| VolumeEdit {
-                policy: Some(if args.default { NO_POLICY } else { policy(&args.policies, &volume.policy) }),
-                retention: Some(retention(args, volume.retention)),
-                ..VolumeEdit::default()
-            };
-            Shown::Done("changed", change(client, &cred, &args.name, edit).await?)
-        }
+        VolumeCommand::Policy(args) => Shown::Done("changed", set_policy(client, &cred, args).await?),
         VolumeCommand::Snapshot(args) => {
             let what = if args.delete { "deleted" } else { "taken" };
             Shown::Snapshot(what, snapshots::take(client, args).await?)
@@ -352,6 +352,20 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Shown> {
             Shown::Done("changed", change(client, &cred, &args.name, edit).await?)
         }
     })
+}
+
+async fn set_policy(client: &Client, cred: &Cred, args: &SetPolicy) -> Outcome<Volume> {
+    args.require_one()?;
+    let edit = |volume: &Volume| VolumeEdit {
+        policy: Some(if args.default { NO_POLICY } else { policy(&args.policies, &volume.policy) }),
+        retention: Some(retention(args, volume.retention)),
+        ..VolumeEdit::default()
+    };
+    let changed = change(client, cred, &args.name, edit).await?;
+    match args.write_floor {
+        Some(floor) => client.set_write_floor(cred, &changed, floor).await.map_err(explain),
+        None => Ok(changed),
+    }
 }
 
 async fn create(client: &Client, cred: &Cred, args: &Create) -> Outcome<Volume> {
@@ -460,6 +474,15 @@ fn retention(args: &SetPolicy, before: Retention) -> Retention {
 
 // ---- what people write
 
+/// `none` is 0.
+fn parse_floor(text: &str) -> Result<u8, String> {
+    match text {
+        "none" => Ok(0),
+        _ => text.parse().ok().filter(|n| *n > 0).ok_or_else(|| {
+            format!("{text:?} is not a write floor: expected a number of members, like 5, or none")
+        }),
+    }
+}
 fn parse_user(text: &str) -> Result<u32, String> {
     parse_id(text, "passwd", "user")
 }
@@ -501,13 +524,17 @@ impl Shown {
             (Shown::All(all), true) => table::json(&Value::Array(all.iter().map(as_json).collect())),
             (Shown::All(all), false) => print!("{}", as_table(all)),
             (Shown::Done(_, one), true) => table::json(&as_json(one)),
-            (Shown::One(one, backups), true) => {
+            (Shown::One(one, backups, floor), true) => {
                 let mut value = as_json(one);
+                value["write_floor"] = json!((*floor > 0).then_some(*floor));
                 value["backups"] = backups.iter().map(backup::as_json).collect();
                 table::json(&value);
             }
-            (Shown::One(one, backups), false) => {
+            (Shown::One(one, backups, floor), false) => {
                 print!("{}", as_text(one));
+                if *floor > 0 {
+                    println!("  write floor: {floor} current members of a placement group");
+                }
                 backups.iter().for_each(|b| println!("  backups to {}: {}", b.url, backup::state(b)));
             }
             (Shown::Done(what, one), false) => {

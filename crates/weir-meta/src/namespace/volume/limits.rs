@@ -17,11 +17,12 @@ impl Cx<'_> {
     /// The volume if a limit of bytes applies to a file there: its own, its user's or its group's; 0: none
     /// does.
     pub(in crate::namespace) fn limit_over(&self, inode: &Inode) -> Result<VolumeId> {
-        if self.rules.quotas.is_empty() || inode.nlink == 0 {
+        let (quotas, floors) = (self.rules.quotas, self.rules.quotas.write_floors());
+        if quotas.is_empty() && floors.is_empty() || inode.nlink == 0 {
             return Ok(NO_VOLUME);
         }
         let (volume, uid, gid) = (self.volume_of(inode.parent)?, inode.uid, inode.gid);
-        let is_limited = self.rules.quotas.limits_account(Account { volume, uid, gid });
+        let is_limited = floors.contains_key(&volume) || quotas.limits_account(Account { volume, uid, gid });
         Ok(if is_limited { volume } else { NO_VOLUME })
     }
     /// Fails unless one more file or directory is within the limits.
