@@ -29,6 +29,10 @@ pub trait Operation: Reaches {
         None
     }
     fn work() -> Work<Self>;
+    /// The inodes that it concerns besides those that it reaches.
+    fn beside(&self) -> Vec<InodeId> {
+        Vec::new()
+    }
     /// Whether the reply may leave before the change is durable: it reveals nothing.
     const EARLY: bool = false;
     /// Grants leases into the reply and counts opens.

@@ -211,6 +211,9 @@ impl Quotas {
             }
         }
     }
+    pub fn is_granted_to(&self, session: SessionId) -> bool {
+        self.granted.values().any(|grants| grants.contains_key(&session))
+    }
     pub fn drop_session(&mut self, session: SessionId) {
         for grants in self.granted.values_mut() {
             grants.remove(&session);

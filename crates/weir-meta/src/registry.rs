@@ -10,6 +10,7 @@
 //! its session (`SESSION_ONLY`); and each that names a user declares it.
 use crate::backup;
 use crate::leader::Leader;
+use crate::leader::grace::Beside;
 use crate::leader::outcome::Outcome;
 use crate::namespace::create::meta_open;
 use crate::namespace::{
@@ -35,7 +36,7 @@ use weir_proto::relation::{
 };
 use weir_proto::snapshot::*;
 use weir_proto::volume::*;
-use weir_proto::{Request, SessionId};
+use weir_proto::{InodeId, Request, SessionId};
 use weir_rpc::Call;
 
 macro_rules! work {
@@ -57,6 +58,9 @@ macro_rules! work {
     };
     (early $run:expr) => {
         const EARLY: bool = true;
+        fn beside(&self) -> Vec<InodeId> {
+            Beside::inodes(self)
+        }
         work!(touch $run);
     };
     (change $run:expr) => {

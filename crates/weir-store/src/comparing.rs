@@ -43,7 +43,7 @@ pub(crate) async fn compare(clock: Clock, node: Weak<StorageNode>, target: Weak<
             node.compare_pass(&target).await;
         }
         drop(node);
-        drop(clock.timeout(LOOK_EVERY, target.comparer.wanted.notified()).await); // or on request
+        let _ = clock.timeout(LOOK_EVERY, target.comparer.wanted.notified()).await; // or on request
     }
 }
 
