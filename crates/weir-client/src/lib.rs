@@ -45,6 +45,7 @@ mod read;
 mod recall;
 mod recover;
 mod removals;
+mod renames;
 mod reservations;
 mod resize;
 mod seek;

@@ -349,6 +349,10 @@ impl Inner {
     ) -> Result<()> {
         check_name(name)?;
         check_name(new_name)?;
+        let is_plain = parent == new_parent && mode != RenameMode::Exchange;
+        if is_plain && self.try_rename(cred, parent, name, new_name) {
+            return Ok(());
+        }
         self.move_loans(parent, new_parent, mode).await;
         let mut from = self.begin_name_change(parent, name);
         // A rename to itself is one change.

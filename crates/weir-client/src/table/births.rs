@@ -184,6 +184,16 @@ impl Log {
         let found = d.unsent.iter().rposition(|u| u.what == What::Created && u.inode.ino == ino);
         found.is_some_and(|at| d.unsent.remove(at).is_some())
     }
+    /// A file that was created and not reported gets another name. False: it is being reported, or was, or an
+    /// unreported change has that name.
+    pub fn rename(&mut self, dir: InodeId, ino: InodeId, name: Bytes) -> bool {
+        let Some(d) = self.dirs.get_mut(&dir).filter(|d| d.is_open) else { return false };
+        if d.unsent.iter().any(|u| u.name == name) {
+            return false;
+        }
+        let found = d.unsent.iter_mut().rev().find(|u| u.what == What::Created && u.inode.ino == ino);
+        found.map(|u| u.name = name).is_some()
+    }
     /// The next files to report, all created or all removed, by one user; none: all of the directory are
     /// reported.
     pub fn next_batch(&mut self, dir: InodeId) -> Vec<Unreported> {
@@ -384,6 +394,26 @@ mod tests {
         };
         assert_eq!([batch(), batch(), batch(), batch()], [vec![1000, 1002], vec![7, 8], vec![1003], vec![]]);
         assert!(!log.cancel(DIR, InodeId(1003)), "it is reported");
+    }
+
+    #[test]
+    fn a_new_file_is_renamed_unless_an_unreported_change_has_the_name() {
+        let mut log = with_names(100);
+        (0..3).for_each(|_| _ = bear(&mut log, DIR, 1));
+        let cred = Cred { uid: 1, gid: 1, groups: vec![] };
+        let old = Arc::new(Inode::new(InodeId(7), 0));
+        log.push(DIR, What::Removed(Time { nanos: 0 }), old, Bytes::from_static(b"old"), &cred);
+        let to = |log: &mut Log, ino, name: &'static str| log.rename(DIR, InodeId(ino), name.into());
+        assert!(to(&mut log, 1001, "new"));
+        assert!(!to(&mut log, 1002, "new") && !to(&mut log, 1002, "old"), "their changes come first");
+        assert!(!to(&mut log, 7, "other"), "it was removed");
+        let batch = log.next_batch(DIR);
+        let names: Vec<_> = batch.iter().map(|u| u.name.clone()).collect();
+        assert_eq!(names, [&b"fi10003e8"[..], b"new", b"fi10003ea"]);
+        log.put_back(DIR, batch[2..].to_vec());
+        assert!(!to(&mut log, 1001, "late") && to(&mut log, 1002, "in time"));
+        log.close(DIR);
+        assert!(!to(&mut log, 1002, "closed"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::*;
 use std::sync::Arc;
 use weir_client::{ClientConfig, NoKernel, SetAttrs, SetTime};
-use weir_proto::meta::{Attr, Cred, Time};
+use weir_proto::meta::{Attr, Cred, RenameMode, Time};
 use weir_proto::quota::{Holder, OwnerKind};
 use weir_proto::volume::Quota;
 use weir_proto::{ErrorKind, NameRule, Result};
@@ -67,6 +67,47 @@ fn files_created_alone_in_a_directory_cost_few_messages() {
             c.check();
         }
         assert!(asked[0] * 10 < asked[1], "messages with and without: {asked:?}");
+    });
+}
+
+/// As `rsync` does: each file is written under a temporary name.
+#[test]
+fn new_files_are_renamed_before_their_report() {
+    Lab::new(11).run(6, |lab| async move {
+        let (c, reader) = (client_after(&lab, "a", Some(1)).await, lab.client("b").await);
+        let d = dir(&c, "d").await;
+        ready(&lab, &c, d).await;
+        let before = c.status().asked;
+        for n in 0..200 {
+            let (temporary, name) = (format!(".tmp{n}"), format!("f{n}"));
+            small(&c, d, &temporary, format!("content {n}").as_bytes()).await;
+            let mode = if n % 2 == 0 { RenameMode::Replace } else { RenameMode::NoReplace };
+            c.rename(&root(), d, temporary.as_bytes(), d, name.as_bytes(), mode).await.unwrap();
+            assert_eq!(c.lookup(&root(), d, temporary.as_bytes()).await.unwrap().map(|s| s.attr.ino), None);
+            lab.world().sleep(Duration::from_micros(100)).await;
+        }
+        // Onto a name that exists, or is about to go: the leader decides, in the order of the calls.
+        for (name, removed) in [("f0", false), ("f1", true)] {
+            small(&c, d, "new", b"replaced").await;
+            if removed {
+                c.unlink(&root(), d, name.as_bytes()).await.unwrap();
+            }
+            c.rename(&root(), d, b"new", d, name.as_bytes(), RenameMode::Replace).await.unwrap();
+        }
+        small(&c, d, "new", b"").await;
+        let refused = c.rename(&root(), d, b"new", d, b"f2", RenameMode::NoReplace).await;
+        assert_eq!(refused.unwrap_err().kind, ErrorKind::Exists);
+        c.unlink(&root(), d, b"new").await.unwrap();
+        c.sync_names(d).await.unwrap();
+        let asked = c.status().asked - before;
+        assert!(asked < 60, "{asked} messages");
+        for (n, want) in [(0, "replaced"), (1, "replaced"), (2, "content 2"), (199, "content 199")] {
+            same(&read_in(&reader, d, &format!("f{n}")).await.unwrap(), want.as_bytes());
+        }
+        let all = reader.readdir(&root(), d, 0, 1000, true).await.unwrap();
+        let first = all.entries.iter().filter(|e| e.name.starts_with(b"first")).count();
+        assert_eq!(all.entries.len() - first, 200);
+        c.check();
     });
 }
 
