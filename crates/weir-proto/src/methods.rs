@@ -90,7 +90,7 @@ methods!(
     lock::{SetLock, TestLock, CancelLock, ListLocks, ReclaimLocks, LockFree}
     volume::{VolumeCreate, VolumeList, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone, ReserveQuota, ReclaimReservations,
         ScanInodes}
-    quota::{OwnerLimit, OwnerUsageList, ReserveSpace, ReclaimSpace}
+    quota::{OwnersNearLimit, OwnerLimit, OwnerUsageList, ReserveSpace, ReclaimSpace}
     relation::{ReadChanges, AckChanges, DropCursor, RelationAdd, RelationList, RelationDo, RelationResolve, RelationSuspect,
         LeaseWork, CompleteWork, WhereAtHome, ReportListing, ReportRelisting}
     recall::{Evict, EvictedRanges, AwaitRecall, WantRecall, TakeRecalls, Filled, RecallFailed, SetPinned, GetTierState, GetEviction,
@@ -171,6 +171,7 @@ mod tests {
             "ReportEvents",
             "GetEvents",
             "OwnerUsageList",
+            "OwnersNearLimit",
         ];
         let is_for_people =
             |by: Senders| (by.has(Sender::Console) || by.has(Sender::User)) && !by.has(Sender::Mount);

@@ -35,7 +35,7 @@ macro_rules! for_every_message {
             volume::{Quota, Policy, SnapshotRetention, Retention, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone,
                 ReserveQuota, QuotaReservation, ReclaimReservations, HeldReservation,
                 ScanInodes, Scanned, DirectoryFacts, FileFacts}
-            quota::{Holder, Account, OwnerLimit, OwnerUsageList, ListOf, OwnerUsagePage, OwnerUsage, ReserveSpace, ReservedSpace, ReclaimSpace, HeldSpace}
+            quota::{Holder, Account, OwnerLimit, OwnerUsageList, OwnersNearLimit, OwnersNear, ListOf, OwnerUsagePage, OwnerUsage, ReserveSpace, ReservedSpace, ReclaimSpace, HeldSpace}
             relation::{By, Change, ReadChanges, Changes, NamedChange, AckChanges, DropCursor, RelationAdd, RelationList,
                 Relations, RelationDo, RelationInfo, Conflict, RelationResolve, RelationSuspect, LeaseWork, WorkLeased, RelationWork,
                 Expected, HomeAttrs, NameWork, ExtentWork, Finish, CompleteWork, NameDone, ExtentDone, WhereAtHome,

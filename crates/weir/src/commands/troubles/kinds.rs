@@ -77,6 +77,9 @@ kinds! {
     "namespace-silent" Critical "metadata" delays 95: "The metadata server of a namespace does not answer"
         raised "its leader gave no answer within 1.8 s" cleared "it answers"
         act "see whether its process is stopped or its disk hangs, and its log";
+    "namespace-starting" Warning "metadata" delays 96: "A metadata server has just started and waits for earlier clients"
+        raised "not all clients of before its start have returned" cleared "they have, or one lease term has passed"
+        act "wait; it continues by itself";
     "copies-missing" Degraded "metadata" delays 0: "A namespace has fewer copies than it should"
         raised "a copy of its journal is down or behind" cleared "all copies are current"
         act "start the metadata server of that copy again";
@@ -148,6 +151,9 @@ kinds! {
     "volume-full" Warning "volumes" delays 75: "A volume is at or near its limit"
         raised "95 % of the limit are used, or the soft limit is exceeded" cleared "less is used, or the limit is raised"
         act "delete files, or `weir volume quota`";
+    "owner-full" Note "volumes" delays 4: "A user or a group is at or near its limit"
+        raised "95 % of a limit of it are used, or the grace of its soft limit has ended"
+        cleared "less is used, or the limit is raised" act "delete files of it, or `weir volume quota`";
     "backup-bad" Warning "volumes" delays 0: "A backup is late, failed, or incomplete"
         raised "the last one failed or is overdue" cleared "one succeeds" act "`weir volume show` has its backups";
     "backup-place-missing" Warning "volumes" delays 0: "The directory for backups is missing"
