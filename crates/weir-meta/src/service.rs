@@ -20,7 +20,7 @@ use weir_proto::meta::{
 };
 use weir_proto::quota::{OwnersNearLimit, ReclaimSpace};
 use weir_proto::recall::{AwaitRecall, GetEviction};
-use weir_proto::relation::{CompleteWork, LeaseWork, ReadChanges, RelationList};
+use weir_proto::relation::{CompleteWork, LeaseWork, ReadChanges, RelationList, RelationRulesList};
 use weir_proto::sender::Sender;
 use weir_proto::snapshot::SnapshotTake;
 use weir_proto::volume::ReclaimReservations;
@@ -166,6 +166,9 @@ impl Meta {
     fn dispatch_relation(&self, call: &Call) -> Outcome {
         let leader = self.leader.clone();
         match call.method {
+            RelationRulesList::METHOD => {
+                Outcome::plain(call.decode().and_then(|r| leader.relation_rules(&r)))
+            }
             RelationList::METHOD => Outcome::plain(call.decode().and_then(|r| leader.relation_list(&r))),
             CompleteWork::METHOD => {
                 Outcome::committed(call.decode().and_then(|r| leader.complete_work(&r)).map(|seq| ((), seq)))

@@ -192,6 +192,9 @@ fn no_method_number_is_given_twice() {
                 "condition" if name == "TroubleList" => 100..200,
                 "condition" => 1..100,
                 "copies" => 400..420,
+                "relation" if ["RelationAddWith", "RelationSet", "RelationRulesList"].contains(&name) => {
+                    420..440
+                }
                 "watch" => 500..510,
                 "data" => 200..300,
                 _ if ["Revoke", "LockFree", "EvictOwn", "RecoverFile"].contains(&name) => 300..400,

@@ -1,6 +1,6 @@
 //! Arguments of `weir target` and `weir rebuild`.
 use crate::cluster_args::Status;
-use crate::commands::volume::parse_size;
+use crate::sizes::parse_size;
 use crate::times::parse_seconds;
 use clap::{Args, Subcommand, ValueHint};
 use std::path::PathBuf;

@@ -35,6 +35,7 @@ mod reporting;
 mod rights;
 mod roles;
 mod s3_keys;
+mod sizes;
 mod subtree;
 mod support;
 mod table;

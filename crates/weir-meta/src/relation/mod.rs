@@ -7,7 +7,7 @@
 //! the look-ups in a volume's log, `ingest` moves changes from there to the queues. `ship_queue` assigns
 //! work: names in the order of `order` and `relocations`, ranges as `next_work` decides. `results` and
 //! `apply` record the work that movers have done, `proof` answers eviction; `admin` and `home_place` are
-//! operations. Nothing here knows the leader: `leader` and `job` call it.
+//! operations, `rules` has patterns and limits. Nothing here knows the leader: `leader` and `job` call it.
 pub mod admin;
 pub mod apply;
 pub mod changelog;
@@ -28,6 +28,7 @@ mod ready;
 pub mod record;
 mod relocations;
 pub mod results;
+pub mod rules;
 pub mod ship_queue;
 pub mod steps;
 pub mod store;

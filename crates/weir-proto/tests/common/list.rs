@@ -36,7 +36,8 @@ macro_rules! for_every_message {
                 ReserveQuota, QuotaReservation, ReclaimReservations, HeldReservation,
                 ScanInodes, Scanned, DirectoryFacts, FileFacts}
             quota::{Holder, Account, OwnerLimit, OwnerUsageList, OwnersNearLimit, OwnersNear, ListOf, OwnerUsagePage, OwnerUsage, ReserveSpace, ReservedSpace, ReclaimSpace, HeldSpace}
-            relation::{By, Change, ReadChanges, Changes, NamedChange, AckChanges, DropCursor, RelationAdd, RelationList,
+            relation::{By, Change, ReadChanges, Changes, NamedChange, AckChanges, DropCursor, RelationAdd, RelationAddWith, RelationSet, RelationRules, RelationRulesList, RulesOfRelations,
+                RulesOfRelation, RelationList,
                 Relations, RelationDo, RelationInfo, Conflict, RelationResolve, RelationSuspect, LeaseWork, WorkLeased, RelationWork,
                 Expected, HomeAttrs, NameWork, ExtentWork, Finish, CompleteWork, NameDone, ExtentDone, WhereAtHome,
                 HomePlace, Receipt, ListWork, ReportListing, ReportRelisting, HomeEntry, ListDone}

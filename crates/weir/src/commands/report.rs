@@ -5,10 +5,11 @@
 //! offline: all sums are sums of the same entries. The leader is queried in batches, so the report does not
 //! show a single moment.
 use crate::cli;
-use crate::commands::volume::{connect, named, own_cred, parse_size};
+use crate::commands::volume::{connect, named, own_cred};
 use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::observe;
+use crate::sizes::parse_size;
 use crate::table;
 use crate::users::Users;
 use clap::{Args, ValueHint};
