@@ -7,13 +7,15 @@
 use crate::api::{NewMode, OpenMode, Opened, SetAttrs, Stat};
 use crate::flush::inline_content;
 use crate::inner::Inner;
-use crate::inode::{Birth, Inline, Inode, MODE_BITS, SET_GID, State};
-use crate::table::births::{Unreported, What};
+use crate::inode::{Birth, Inline, Inode, Limits, MODE_BITS, NO_LIMIT, SET_GID, State};
+use crate::table::births::{Given, Unreported, What};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_env::{BoxFuture, Instant};
-use weir_proto::births::{BIRTH_BYTES_MAX, Birth as Message, CreateMany, CreatedMany, LeaseNames};
+use weir_proto::births::{
+    BIRTH_BYTES_MAX, Birth as Message, CreateMany, CreatedMany, LeaseNames, NamesLeased,
+};
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Cred, Entry, FileKind, Lease, LeaseKind, NAME_MAX, Time};
 use weir_proto::{Error, InodeId, Result, VolumeId};
@@ -41,20 +43,20 @@ impl Inner {
             return None;
         }
         let dir = self.known_inode(parent)?;
-        let attr = {
+        let (attr, limits) = {
             let st = dir.lock();
             let attr = self.may_bear(&st, cred, name)?;
             let mut log = self.tables.births.lock();
             if log.unsent(parent) >= UNSENT_MAX {
                 return None;
             }
-            let (ino, layout) = log.take_number(parent)?;
-            let gid = if attr.mode & SET_GID != 0 { attr.gid } else { cred.gid };
+            let owner = owner_of_new(cred, &attr);
+            let (ino, layout, limits) = log.take_number(parent, owner)?;
             let bits = mode.bits & !mode.umask & MODE_BITS;
-            newborn(ino, bits, (cred.uid, gid), layout, self.now())
+            (newborn(ino, bits, owner, layout, self.now()), limits)
         };
         let inode = self.inode(attr.ino);
-        self.become_newborn(&inode, &attr, open);
+        self.become_newborn(&inode, &attr, limits, open);
         let name = Bytes::copy_from_slice(name);
         let begins = {
             let mut st = dir.lock();
@@ -92,40 +94,46 @@ impl Inner {
         is_set.then(|| st.lend_stat()).flatten()
     }
 
-    fn become_newborn(&self, inode: &Arc<Inode>, attr: &Attr, open: OpenMode) {
+    fn become_newborn(&self, inode: &Arc<Inode>, attr: &Attr, limits: Limits, open: OpenMode) {
         let lease = Lease { kind: LeaseKind::Write, token_epoch: 1, ..no_lease() };
         let mut st = inode.lock();
         st.apply(&Entry { attr: attr.clone(), lease }, self.revoke_clock());
         st.inline = Inline::No;
+        st.quota.note_birth(limits);
         st.opens.begin(open.read, open.write);
         st.pages.note_lent();
         st.birth = Birth::Unsent;
     }
 
     /// After a create by a message: asks for the lease on the names when it is worth it.
-    pub fn note_create(&self, parent: InodeId) {
+    pub fn note_create(&self, parent: InodeId, cred: &Cred) {
         let Some(after) = self.config.local_creates_after else { return };
         let Some(dir) = self.known_inode(parent) else { return };
-        {
+        let owner = {
             let st = dir.lock();
+            let Some(attr) = &st.attr else { return };
             if !st.lease.is_held() || !st.names.are_complete() {
                 return;
             }
-        }
+            owner_of_new(cred, attr)
+        };
         let wanted = self.tables.births.lock().note_create(parent, after, self.env.clock.now());
         let Some(numbers) = wanted else { return };
         let me = self.arc();
-        self.env.tasks.spawn("lease names", async move { me.lease_names(&dir, numbers).await });
+        self.env.tasks.spawn("lease names", async move { me.lease_names(&dir, numbers, owner).await });
     }
 
-    async fn lease_names(&self, dir: &Arc<Inode>, numbers: u32) {
+    async fn lease_names(&self, dir: &Arc<Inode>, numbers: u32, (uid, gid): (u32, u32)) {
         let (revoke_clock, now) = (self.revoke_clock(), self.now());
-        let ask = |session| LeaseNames { session, dir: dir.ino, numbers, now };
+        let ask = |session| LeaseNames { session, dir: dir.ino, numbers, now, uid, gid };
         let leased = self.session.ask(self.deadline(), ask).await;
         let mut given = None;
         if let Ok(leased) = &leased {
             self.apply(&leased.entry, revoke_clock);
-            given = leased.layout.filter(|_| leased.numbers > 0).map(|l| (leased.first, leased.numbers, l));
+            let limits = Limits { account: leased.account, of_bytes: leased.limits_bytes };
+            let NamesLeased { first, numbers, .. } = *leased;
+            let layout = leased.layout.filter(|_| numbers > 0);
+            given = layout.map(|layout| Given { first, numbers, layout, limits });
         }
         let st = dir.lock();
         let holds = st.lease.is_write() && !st.lease.is_revoked_since(revoke_clock);
@@ -207,6 +215,10 @@ impl Inner {
             }
             CreateMany { op, cred: cred.clone(), dir, births }
         };
+        // All of a batch count under the same limits.
+        let limited = batch.iter().map(|unborn| unborn.inode.lock().quota.limited());
+        let limited = limited.max().unwrap_or(NO_LIMIT);
+        let _committing = self.tables.reservations.committing(limited).await;
         match self.session.change(self.deadline(), make).await {
             Ok(created) => self.born(batch, &created, revoke_clock),
             Err(e) => {
@@ -231,12 +243,16 @@ impl Inner {
             for unborn in batch {
                 let mut st = unborn.inode.lock();
                 let Some((told, attr)) = st.end_birth(self.tick_revoke_clock()) else { continue };
+                if let Some((content, _)) = &told.content {
+                    self.note_charged(&mut st, content.len() as u64);
+                }
                 self.apply_to(&mut st, &Entry { attr, lease: no_lease() }, revoke_clock);
                 let reads = told.open_read.saturating_sub(st.opens.for_reading());
                 let writes = told.open_write.saturating_sub(st.opens.for_writing());
                 if reads + writes > 0 {
                     closes.add(unborn.inode.ino, reads, writes);
                 }
+                self.settle_reservation(&mut st);
                 self.forget_if_saved(unborn.inode.ino, &st);
             }
             closes.alarm(false)
@@ -256,6 +272,7 @@ impl Inner {
         st.write.lose();
         st.fail(e);
         st.lower_lease(LeaseKind::None);
+        self.settle_reservation(&mut st);
         self.forget_dirty(ino);
         drop(st);
         unborn.inode.changed.notify_waiters();
@@ -335,6 +352,11 @@ impl Inner {
         let pending = self.tables.births.lock().close(dir);
         while pending && self.settle_births(Some(dir), self.deadline()).await.is_err() {}
     }
+}
+
+/// Owner and group of a new file in a directory.
+fn owner_of_new(cred: &Cred, dir: &Attr) -> (u32, u32) {
+    (cred.uid, if dir.mode & SET_GID != 0 { dir.gid } else { cred.gid })
 }
 
 fn newborn(ino: InodeId, mode: u32, (uid, gid): (u32, u32), layout: Layout, at: Time) -> Attr {

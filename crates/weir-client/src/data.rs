@@ -3,6 +3,7 @@
 //! Invariants: a write returns only when every live member of the group's newest map has it, and written data
 //! carries the mask of the members that lack it; fewer than k current members is an error that names the
 //! stripe; everything ends by its deadline. Knows nothing of sizes, leases, buffers or handles.
+mod full;
 mod merge;
 mod overlays;
 mod round;
@@ -60,6 +61,8 @@ pub struct Data {
     coders: Mutex<BTreeMap<Scheme, Arc<Coder>>>,
     /// Groups that had too few members at a call: the epoch, and since when. At most one entry per group.
     losses: Mutex<BTreeMap<PgId, (Epoch, Instant)>>,
+    /// Groups in which a full member refused a write.
+    full: Mutex<BTreeMap<PgId, full::FullGroup>>,
 }
 
 /// A stripe of a file, and the deadline of the work on it.
@@ -69,6 +72,8 @@ pub struct StripeRef {
     pub layout: Layout,
     pub stripe: u64,
     pub deadline: Instant,
+    /// The write floor of its volume; 0: none.
+    pub floor: u8,
 }
 
 impl StripeRef {
@@ -80,6 +85,10 @@ impl StripeRef {
     }
     pub fn k(&self) -> usize {
         usize::from(self.scheme().data)
+    }
+    /// Fewest current members of its group for a change.
+    pub fn needed(&self) -> usize {
+        usize::from(self.floor).min(self.scheme().width()).max(self.k())
     }
 }
 impl std::fmt::Display for StripeRef {
@@ -188,6 +197,7 @@ impl Data {
             latencies: Mutex::default(),
             coders: Mutex::default(),
             losses: Mutex::default(),
+            full: Mutex::default(),
         }
     }
 
@@ -288,13 +298,15 @@ impl Data {
         }
     }
 
-    /// A view with at least k current members, or the error that names the stripe.
+    /// A view with at least k current members, or as many as the volume's floor, or the error that names the
+    /// stripe.
     pub async fn writable_view(&self, s: &StripeRef) -> Result<GroupView> {
         let mut waiting = None;
         loop {
             let view = self.view(s)?;
             let closed = view.map.is_closed(view.group());
-            if view.group().is_writable() && !closed {
+            let current = view.group().current_count();
+            if current >= s.needed() && !closed {
                 return Ok(view);
             }
             if closed && !self.left(s.deadline).is_zero() {
@@ -303,27 +315,35 @@ impl Data {
                 continue;
             }
             if view.group().is_lost() {
-                return Err(Error::damaged(too_few(s, view.group().current_count()).context));
+                return Err(Error::damaged(too_few(s, current).context));
             }
-            let left = self.left(self.lost_until(&view, s.deadline));
+            let left = self.left(self.enough_until(&view, s));
             if left.is_zero() {
-                let Error { kind, context } = too_few(s, view.group().current_count());
+                let Error { kind, context } = too_few(s, current);
                 return Err(Error {
                     kind,
                     context: format!("{context}; not there: {}", view.missing_names()),
                 });
             }
-            waiting.replace(self.waits.begin(view.missing_names()));
+            waiting.replace(self.waits.begin(awaited(s, &view)));
             self.wait_newer(view.map_version(), left).await;
         }
     }
 
     /// The end of the wait for the members that a group lacks. Each change of the group restarts it.
     pub fn lost_until(&self, view: &GroupView, deadline: Instant) -> Instant {
-        let (now, group) = (self.env.clock.now(), view.group());
-        if may_return(&view.map, group) {
-            return deadline;
+        if may_return(&view.map, view.group()) { deadline } else { self.soon(view, deadline) }
+    }
+    /// The end of the wait for the members that a write to the stripe lacks.
+    fn enough_until(&self, view: &GroupView, s: &StripeRef) -> Instant {
+        match view.group().is_writable() {
+            false => self.lost_until(view, s.deadline),
+            true if may_reach(&view.map, view.group(), s.needed()) => s.deadline,
+            true => self.soon(view, s.deadline),
         }
+    }
+    fn soon(&self, view: &GroupView, deadline: Instant) -> Instant {
+        let (now, group) = (self.env.clock.now(), view.group());
         let mut losses = self.losses.lock().expect("no holder panics");
         let loss = losses.entry(group.id).or_insert((group.epoch, now));
         if loss.0 != group.epoch {
@@ -456,9 +476,27 @@ pub fn may_return(map: &ClusterMap, group: &Group) -> bool {
     some_are_away && group.members.iter().filter(hopeful).count() >= usize::from(group.scheme.data)
 }
 
-/// Fewer than k members hold everything.
+/// Whether a group with k current members or more may have `needed`: others return, or are repaired.
+fn may_reach(map: &ClusterMap, group: &Group, needed: usize) -> bool {
+    let failed = |m: &Member| map.target(m.target).is_none_or(|t| t.state == TargetState::Failed);
+    group.members.iter().filter(|m| m.state == MemberState::Current || !failed(m)).count() >= needed
+}
+
+/// The members that a write waits for, as administrators see them.
+fn awaited(s: &StripeRef, view: &GroupView) -> String {
+    match view.group().is_writable() {
+        true => format!("{} (the volume's write floor is {} current members)", view.missing_names(), s.floor),
+        false => view.missing_names(),
+    }
+}
+
+/// Fewer members hold everything than are needed.
 pub fn too_few(s: &StripeRef, current: usize) -> Error {
-    Error::unavailable(format!("{s}: {current} of its targets are usable, {} are needed", s.k()))
+    let needed = s.needed();
+    Error::unavailable(match current >= s.k() {
+        true => format!("{s}: {current} of its targets are current, its volume's write floor is {needed}"),
+        false => format!("{s}: {current} of its targets are usable, {} are needed", s.k()),
+    })
 }
 
 /// Fragments of a stripe from its data cells (each at most a cell long, in order): parity and checksums

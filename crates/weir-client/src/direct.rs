@@ -2,7 +2,7 @@
 //!
 //! Invariant: bytes that were sent and may be on targets are reported to the leader, or noted as still to be
 //! reported; they are sent again if the file got another object, or was truncated, while they were in flight.
-use crate::data::Overlay;
+use crate::data::{Overlay, StripeRef};
 use crate::inner::{Inner, OpenFile, layout_of};
 use crate::inode::{Inline, Inode, State};
 use crate::join::join_all;
@@ -29,6 +29,8 @@ pub struct WriteTarget {
     object: InodeId,
     layout: Layout,
     token_epoch: u32,
+    /// The volume's write floor.
+    floor: u8,
 }
 
 impl WriteTarget {
@@ -37,6 +39,7 @@ impl WriteTarget {
             object: st.object(ino),
             layout: layout_of(st, ino)?,
             token_epoch: st.lease.token_epoch(),
+            floor: 0,
         })
     }
 }
@@ -160,7 +163,7 @@ impl Inner {
         data: &Bytes,
         with_token: bool,
     ) -> Result<u32> {
-        let end = offset + data.len() as u64;
+        let (end, floor) = (offset + data.len() as u64, self.write_floor(inode).await?);
         let to = {
             let st = inode.lock();
             if with_token && !st.lease.has_append_token() {
@@ -176,7 +179,7 @@ impl Inner {
             if st.has_old_tail() && end > st.committed_size() {
                 return Err(Error::stale(format!("file {}: old bytes may be past its end", inode.ino)));
             }
-            WriteTarget::of(&st, inode.ino)?
+            WriteTarget { floor, ..WriteTarget::of(&st, inode.ino)? }
         };
         let sent = self.overlay_range(to, offset, Some(data.clone()), data.len() as u64).await;
         drop(sends);
@@ -343,7 +346,7 @@ impl Inner {
         data: Option<Bytes>,
         len: u64,
     ) -> Result<()> {
-        let WriteTarget { object, layout, token_epoch } = to;
+        let WriteTarget { object, layout, token_epoch, floor } = to;
         let mut by_stripe: BTreeMap<u64, Vec<Overlay>> = BTreeMap::new();
         for p in layout.pieces(offset, len) {
             let payload = data.as_ref().map(|d| {
@@ -357,7 +360,7 @@ impl Inner {
         let calls: Vec<BoxFuture<'_, Result<()>>> = by_stripe
             .iter()
             .map(|(stripe, overlays)| {
-                let s = self.stripe_ref(object, layout, *stripe, deadline);
+                let s = StripeRef { floor, ..self.stripe_ref(object, layout, *stripe, deadline) };
                 Box::pin(self.data.write_overlays(s, token_epoch, overlays)) as BoxFuture<'_, _>
             })
             .collect();

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use weir_proto::meta::{Create, CreateNameless, Cred, Entry, Open};
-use weir_proto::quota::Account;
 use weir_proto::{Error, ErrorKind, InodeId, Result};
 
 const OPEN_READ: u8 = 1;
@@ -55,7 +54,7 @@ impl Inner {
         self.end_name_change(change, Some(ino), &created.parent_attr, &created.parent_lease, revoke_clock);
         let inode = self.inode(ino);
         if open.write {
-            inode.lock().quota.note_limit(Account::limiting(&created.entry));
+            inode.lock().quota.note_lease(&created.entry);
         }
         if created.created {
             // An inode number has no attributes of an earlier file: numbers are never reused.
@@ -64,7 +63,7 @@ impl Inner {
                 st.inline = Inline::No;
             }
             drop(st);
-            self.note_create(parent);
+            self.note_create(parent, cred);
         } else {
             self.learn_inline(&inode, &created.entry, created.inline);
         }
@@ -151,7 +150,7 @@ impl Inner {
         }
         let stat = self.apply(&answer.entry, revoke_clock);
         if open.write {
-            inode.lock().quota.note_limit(Account::limiting(&answer.entry));
+            inode.lock().quota.note_lease(&answer.entry);
         }
         self.learn_inline(&inode, &answer.entry, answer.inline);
         self.opened(inode.clone(), open, stat)

@@ -326,7 +326,7 @@ impl Inner {
         FileId { namespace: self.namespace, inode: ino }
     }
     pub fn stripe_ref(&self, ino: InodeId, layout: Layout, stripe: u64, deadline: Instant) -> StripeRef {
-        StripeRef { file: self.file_id(ino), layout, stripe, deadline }
+        StripeRef { file: self.file_id(ino), layout, stripe, deadline, floor: 0 }
     }
     /// After a time without a reply of the leader: finds out which leases are left, before any work relies on
     /// them.

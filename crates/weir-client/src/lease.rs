@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use weir_proto::meta::{AcquireLease, Entry, LeaseKind, LeaveInDoubt, ReadInline, ReleaseLease};
-use weir_proto::quota::Account;
 use weir_proto::{Error, ErrorKind, InodeId, Result};
 
 /// Flushes of a file under constant writes; after them writers wait for the revoke.
@@ -350,7 +349,7 @@ impl Inner {
         if kind == LeaseKind::Write {
             let mut st = inode.lock();
             st.write.asked_for_write(revoke_clock);
-            st.quota.note_limit(Account::limiting(&entry));
+            st.quota.note_lease(&entry);
             if !st.lease.is_write() {
                 st.note_direct(revoke_clock);
             }

@@ -24,6 +24,7 @@ mod dirty;
 mod evict_own;
 mod fetch;
 mod files;
+mod floors;
 mod flush;
 mod hole;
 mod inner;

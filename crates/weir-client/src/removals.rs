@@ -96,6 +96,7 @@ impl Inner {
             st.birth = Birth::Born;
             st.write.lose();
             st.lower_lease(LeaseKind::None);
+            self.settle_reservation(&mut st);
             if let Some(attr) = &mut st.attr {
                 attr.nlink = 0;
             }

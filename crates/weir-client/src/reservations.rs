@@ -52,8 +52,16 @@ impl Inner {
     /// A commit was answered: the bytes that it added to the account's usage leave the reservation. Before
     /// the answer is applied.
     pub fn note_committed(&self, st: &mut State, entry: &Entry) {
-        let added = st.quota.note_charged(entry.attr.allocated);
-        if st.quota.is_limited() && entry.attr.nlink > 0 {
+        if entry.attr.nlink > 0 {
+            self.note_charged(st, entry.attr.allocated);
+        } else {
+            st.quota.note_charged(entry.attr.allocated);
+        }
+    }
+    /// The same for a file that has a name and this many bytes on targets or inline.
+    pub fn note_charged(&self, st: &mut State, allocated: u64) {
+        let added = st.quota.note_charged(allocated);
+        if st.quota.is_limited() {
             self.tables.reservations.note_charged(st.quota.limited(), added);
         }
     }

@@ -11,6 +11,7 @@ use crate::plan::{Occasion, SendAs, StripeFacts};
 use crate::{crash_points, plan};
 use bytes::Bytes;
 use std::sync::Arc;
+use std::time::Duration;
 use weir_proto::data::{SEAL_ROOM, WriteMode};
 use weir_proto::map::Layout;
 use weir_proto::{Epoch, Error, ErrorKind, InodeId, Result, Seq, Version};
@@ -20,6 +21,9 @@ use weir_proto::{Epoch, Error, ErrorKind, InodeId, Result, Seq, Version};
 const ABOVE_SEAL: u64 = 256;
 
 const ABOVE_SEAL_TRIES: u32 = 3;
+
+/// A write that a full target refuses waits this long for the move of its place, if that is planned.
+const FULL_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Changed bytes of one stripe, frozen, and their way to targets.
 struct Send {
@@ -177,7 +181,7 @@ impl Inner {
 
     /// A send that this client's own truncation has fenced is sent again, under the newer token epoch.
     async fn send_until_not_fenced(&self, send: &mut Send) -> Result<()> {
-        let mut passes = true;
+        let (mut passes, full_until) = (true, self.env.clock.now() + FULL_PATIENCE);
         loop {
             let outcome = self.send_stripe(send).await;
             if outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
@@ -197,6 +201,13 @@ impl Inner {
                 && object == send.object;
             match outcome {
                 Err(e) if e.kind == ErrorKind::Stale && renewed => send.token_epoch = token_epoch,
+                Err(e) if e.kind == ErrorKind::NoSpace && write_generation == send.write_generation => {
+                    let s = self.stripe_ref(send.object, send.layout, send.stripe, full_until);
+                    if !self.data.is_moved(&s, full_until).await {
+                        return Err(e);
+                    }
+                    send.unresolved = send.inode.lock().write.unresolved_of(send.stripe);
+                }
                 outcome => return outcome,
             }
         }
@@ -208,17 +219,21 @@ impl Inner {
             SendAs::Empty => 1,
             SendAs::Prepared | SendAs::Overlays => STRIPE_PARTS,
         };
+        self.await_birth(&send.inode).await?;
+        let floor = self.write_floor(&send.inode).await?;
+        let floored = |deadline| {
+            let s = self.stripe_ref(send.object, send.layout, send.stripe, deadline);
+            StripeRef { floor, ..s }
+        };
         if !send.parts.is_empty() {
             // Without a permit: stripes of other groups proceed meanwhile.
-            let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
-            self.data.writable_view(&s).await?;
+            self.data.writable_view(&floored(self.deadline())).await?;
         }
-        self.await_birth(&send.inode).await?;
         let _permit = self.sends.in_flight.acquire_many(parts).await.expect("never closed");
         let deadline = self.deadline();
         self.mark(&send.inode).await?;
         send.inode.check_generation(send.write_generation)?;
-        let s = self.stripe_ref(send.object, send.layout, send.stripe, deadline);
+        let s = floored(deadline);
         match send.unresolved {
             Some(Unresolved::Fresh) => self.take_back_fresh(send).await?,
             Some(Unresolved::InDoubt(version)) => {

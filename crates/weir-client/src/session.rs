@@ -21,8 +21,8 @@ use weir_proto::meta::{
     HELD_MAX, HeldLease, KeepAlive, NoteMap, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
     SessionResumed,
 };
-use weir_proto::quota::{HeldSpace, ReclaimSpace};
-use weir_proto::volume::{HeldReservation, ReclaimReservations};
+use weir_proto::quota::{HeldSpace, ReclaimSpace, ReserveSpace};
+use weir_proto::volume::{HeldReservation, ReclaimReservations, ReserveQuota};
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId, VolumeId};
 use weir_rpc::{Channel, Connection};
 
@@ -377,7 +377,9 @@ impl Session {
     }
     /// A request may be about files that the leader does not know of, or about their directories.
     async fn births_first<R: Request>(&self, deadline: Instant) -> Result<()> {
-        let is_exempt = [CreateMany::METHOD, RemoveMany::METHOD, KeepAlive::METHOD].contains(&R::METHOD);
+        let births = [CreateMany::METHOD, RemoveMany::METHOD, KeepAlive::METHOD];
+        let space = [ReserveSpace::METHOD, ReserveQuota::METHOD];
+        let is_exempt = births.contains(&R::METHOD) || space.contains(&R::METHOD);
         if is_exempt || self.unborn.load(Ordering::Acquire) == 0 {
             return Ok(());
         }

@@ -8,9 +8,11 @@ use weir_proto::meta::{Cred, FileKind, Op};
 use weir_proto::quota::{
     Holder, ListOf, OWNER_ROWS_MAX, OwnerLimit, OwnerUsage, OwnerUsageList, OwnerUsagePage,
 };
+use weir_proto::version::LEVEL_OF_FLOORS;
 use weir_proto::volume::{
-    Policy, Quota, Retention, ScanInodes, Scanned, VOLUMES_MAX, Volume, VolumeAt, VolumeChange, VolumeClone,
-    VolumeCreate, VolumeDelete, VolumeGet, VolumeList, check_volume_name,
+    GetWriteFloors, Policy, Quota, Retention, ScanInodes, Scanned, SetWriteFloor, VOLUMES_MAX, Volume,
+    VolumeAt, VolumeChange, VolumeClone, VolumeCreate, VolumeDelete, VolumeGet, VolumeList, WriteFloor,
+    check_volume_name,
 };
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, VolumeId};
 
@@ -143,6 +145,42 @@ impl Client {
                 policy: edit.policy.clone(),
                 retention: edit.retention,
             };
+            self.inner.session.change(self.inner.deadline(), make).await
+        })
+    }
+
+    /// The write floors of all volumes that have one.
+    pub fn write_floors(&self) -> BoxFuture<'_, Result<Vec<WriteFloor>>> {
+        Box::pin(async move {
+            let ask = |session| GetWriteFloors { session };
+            Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.floors)
+        })
+    }
+    /// Sets a volume's write floor; 0: as many members as its scheme has data cells.
+    pub fn set_write_floor<'a>(
+        &'a self,
+        cred: &'a Cred,
+        volume: &'a Volume,
+        members: u8,
+    ) -> BoxFuture<'a, Result<Volume>> {
+        Box::pin(async move {
+            let map = self.inner.data.cluster.map();
+            if map.level < LEVEL_OF_FLOORS && members > 0 {
+                return Err(Error::unsupported(format!(
+                    "the cluster is at level {}, volumes have write floors from level {LEVEL_OF_FLOORS} on; hint: \
+                     `weir upgrade finish`",
+                    map.level
+                )));
+            }
+            let scheme = volume.policy.scheme.unwrap_or(map.settings.scheme);
+            let (least, most) = (usize::from(scheme.data), scheme.width());
+            if members > 0 && !(least..=most).contains(&usize::from(members)) {
+                return Err(Error::invalid(format!(
+                    "a write floor of {members}: with {scheme} it is {least} to {most}, or none"
+                )));
+            }
+            let volume = volume.id;
+            let make = |op| SetWriteFloor { op, cred: cred.clone(), volume, members };
             self.inner.session.change(self.inner.deadline(), make).await
         })
     }

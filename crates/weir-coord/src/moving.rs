@@ -4,14 +4,16 @@
 //! draft.
 use crate::decide::{
     Hindrance, Observed, Plan, begin_move, cancel_move, close_move, finish_move, is_closed, plan_balance,
-    plan_drain, reopen, settle_moves,
+    plan_drain, plan_full, reopen, settle_moves,
 };
 use crate::replacing::{Wishes, summary};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use weir_env::Instant;
-use weir_proto::coord::{DrainTarget, GonePlan, PlaceCopied, RebuildWaiting, TargetReport};
-use weir_proto::map::{ClusterMap, Move, Target};
+use weir_proto::coord::{
+    DrainTarget, FullPlace, GonePlan, PlaceCopied, RebuildWaiting, ReportFull, TargetReport,
+};
+use weir_proto::map::{ClusterMap, Group, Move, Target};
 use weir_proto::version::LEVEL_OF_GROWTH;
 use weir_proto::{Epoch, Error, PgId, Result, TargetId};
 
@@ -26,6 +28,9 @@ const BALANCE_EVERY: Duration = Duration::from_secs(5);
 const FULL_PER_MILLE: u128 = 950;
 const NO_MORE_FULL_PER_MILLE: u128 = 930;
 
+/// A place whose target refused new data stays on the list for this long after the last refusal.
+const REFUSED_FOR: Duration = Duration::from_secs(600);
+
 /// State that a restart forgets.
 #[derive(Default)]
 pub struct Moving {
@@ -34,6 +39,8 @@ pub struct Moving {
     waiting: Vec<(PgId, TargetId, Hindrance)>,
     /// Since when each group has been closed, in which epoch.
     closed: BTreeMap<PgId, (Epoch, Instant)>,
+    /// Places whose target refused new data because it is full, and when it last did.
+    refused: BTreeMap<(PgId, TargetId), Instant>,
 }
 
 impl Moving {
@@ -50,23 +57,74 @@ impl Moving {
         if wishes.paused || map.level < LEVEL_OF_GROWTH {
             return;
         }
+        let full = self.plan_full(map, observed, now);
+        begin(map, &full);
         let mut plan = match wishes.draining.is_empty() {
             true => Plan::default(),
             false => plan_drain(map, observed),
         };
         // Lost targets come first, then targets that are drained.
-        let is_idle = observed.lost.is_empty() && plan.steps.is_empty() && plan.waiting.is_empty();
+        let is_empty = |plan: &Plan| plan.steps.is_empty() && plan.waiting.is_empty();
+        let is_idle = observed.lost.is_empty() && is_empty(&plan) && is_empty(&full);
         if is_idle && self.balanced.is_none_or(|at| now.since(at) >= BALANCE_EVERY) {
             self.balanced = Some(now);
             plan.steps = plan_balance(map, observed);
         }
-        for step in plan.steps {
-            match begin_move(map, step.group, step.place, step.to) {
-                Ok(()) => tracing::info!("the place of {} in {} goes to {}", step.from, step.group, step.to),
-                Err(e) => tracing::error!("the place of {} in {} cannot move: {e}", step.from, step.group),
-            }
+        begin(map, &plan);
+        self.waiting = [full.waiting, plan.waiting].concat();
+    }
+
+    /// Moves of places whose targets refused new data lately.
+    fn plan_full(&mut self, map: &ClusterMap, observed: &Observed, now: Instant) -> Plan {
+        self.refused.retain(|(group, target), at| {
+            let has_place = |g: &Group| g.members.iter().any(|m| m.target == *target);
+            now.since(*at) < REFUSED_FOR && map.group(*group).is_some_and(has_place)
+        });
+        plan_full(map, observed, &self.refused.keys().copied().collect())
+    }
+
+    /// Records that a target refused new data of a group; returns whether its place moves.
+    pub fn refused(
+        &mut self,
+        map: &ClusterMap,
+        wishes: &Wishes,
+        observed: &Observed,
+        said: &ReportFull,
+        now: Instant,
+    ) -> Result<FullPlace> {
+        let ReportFull { target, group } = *said;
+        let entry = map.group(group).ok_or_else(|| Error::not_found(format!("there is no group {group}")))?;
+        let stays = |why: String| Ok(FullPlace { moves: false, to: None, why });
+        let Some(place) = entry.members.iter().position(|m| m.target == target) else {
+            return Ok(FullPlace { moves: true, to: None, why: format!("{target} has left {group}") });
+        };
+        if let Err(e) = check_drain(map, target) {
+            return stays(e.context);
         }
-        self.waiting = plan.waiting;
+        if wishes.paused {
+            return stays("moves are paused (`weir rebuild --resume`)".into());
+        }
+        self.refused.insert((group, target), now);
+        self.planned = None;
+        match map.move_of(group) {
+            Some(found) if usize::from(found.place) == place => {
+                return Ok(FullPlace { moves: true, to: Some(found.to), why: String::new() });
+            }
+            Some(_) => {
+                let why = format!("another place of {group} moves first");
+                return Ok(FullPlace { moves: true, to: None, why });
+            }
+            None => {}
+        }
+        let plan = plan_full(map, observed, &BTreeSet::from([(group, target)]));
+        Ok(match (plan.steps.first(), plan.waiting.first()) {
+            (Some(step), _) => FullPlace { moves: true, to: Some(step.to), why: String::new() },
+            (None, Some((.., why))) => {
+                let moves = matches!(why, Hindrance::Busy | Hindrance::Repaired);
+                FullPlace { moves, to: None, why: why.to_string() }
+            }
+            (None, None) => return stays(format!("{target} does not have everything itself")),
+        })
     }
 
     fn reopen_late(&mut self, map: &mut ClusterMap, now: Instant) {
@@ -121,6 +179,15 @@ impl Moving {
 
     pub fn waiting(&self) -> Vec<RebuildWaiting> {
         summary(&self.waiting)
+    }
+}
+
+fn begin(map: &mut ClusterMap, plan: &Plan) {
+    for step in &plan.steps {
+        match begin_move(map, step.group, step.place, step.to) {
+            Ok(()) => tracing::info!("the place of {} in {} goes to {}", step.from, step.group, step.to),
+            Err(e) => tracing::error!("the place of {} in {} cannot move: {e}", step.from, step.group),
+        }
     }
 }
 

@@ -396,7 +396,7 @@ impl Owner {
                     self.probed(target, suspicion, outcome, &alive, batch, now);
                 }
             }
-            Event::CaughtUp { said, answer } => batch.caught_up(&said, answer),
+            Event::CaughtUp { said, answer } => self.caught_up(&said, answer, batch),
             Event::Clear { target, answer } => self.clears(target, answer, batch),
             Event::MakeGroups { wanted, answer } => self.placing.ask(wanted, answer),
             Event::Placed(placed) => self.placed(placed, batch),
@@ -493,6 +493,13 @@ impl Owner {
                     Ok(plan) => batch.after(answer, |_| plan),
                 }
             }
+            RebuildEvent::Full { said, answer } => {
+                let (map, wishes, reports) = (&batch.draft, &batch.rebuild, &self.members.reports);
+                match self.replacing.refused(map, wishes, reports, &said, now) {
+                    Err(e) => refuse(answer, e),
+                    Ok(place) => batch.after(answer, |_| place),
+                }
+            }
             RebuildEvent::Pause { paused, answer } => {
                 batch.rebuild.paused = paused;
                 batch.after(answer, |_| ());
@@ -514,6 +521,11 @@ impl Owner {
                 Ok(()) => batch.after(answer, |_| ()),
             },
         }
+    }
+
+    fn caught_up(&mut self, said: &CaughtUp, answer: Answer<MapReply>, batch: &mut Batch) {
+        batch.caught_up(said, answer);
+        self.replacing.plan_again();
     }
 
     fn placed(&mut self, Placed { wanted, members }: Placed, batch: &mut Batch) {

@@ -2,11 +2,11 @@
 use crate::cluster::Cluster;
 use std::sync::Arc;
 use weir_proto::coord::{
-    DrainTarget, GetRebuild, GonePlan, PauseMoves, PlaceCopied, RebuildStatus, RefillReport, RemoveTarget,
-    ReportRefill, SetRebuild, TargetGone,
+    DrainTarget, FullPlace, GetRebuild, GonePlan, PauseMoves, PlaceCopied, RebuildStatus, RefillReport,
+    RemoveTarget, ReportFull, ReportRefill, SetRebuild, TargetGone,
 };
 use weir_proto::map::ClusterMap;
-use weir_proto::{Result, TargetId};
+use weir_proto::{PgId, Result, TargetId};
 
 impl Cluster {
     /// Gives up a target that will not return: others take its places.
@@ -42,6 +42,11 @@ impl Cluster {
     /// Reports how far the copy of a place is that moves to a target of this node.
     pub async fn place_copied(&self, said: PlaceCopied) -> Result<Arc<ClusterMap>> {
         self.change(&said).await
+    }
+
+    /// Reports that a target is too full for new data of a group; returns whether its place moves.
+    pub async fn report_full(&self, target: TargetId, group: PgId) -> Result<FullPlace> {
+        self.ask(&ReportFull { target, group }).await
     }
 
     /// Reports the refill progress of this node's targets.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use weir_env::Instant;
 use weir_proto::coord::{
-    DrainTarget, GonePlan, MapReply, PlaceCopied, RebuildStatus, RebuildWaiting, RefillReport, SetRebuild,
-    TargetGone, TargetReport,
+    DrainTarget, FullPlace, GonePlan, MapReply, PlaceCopied, RebuildStatus, RebuildWaiting, RefillReport,
+    ReportFull, SetRebuild, TargetGone, TargetReport,
 };
 use weir_proto::map::{ClusterMap, Group, Target, TargetState};
 use weir_proto::version::LEVEL_OF_REPLACEMENT;
@@ -34,6 +34,7 @@ pub enum RebuildEvent {
     Gone { asked: TargetGone, answer: Answer<GonePlan> },
     Set { asked: SetRebuild, answer: Answer<()> },
     Drain { asked: DrainTarget, answer: Answer<GonePlan> },
+    Full { said: ReportFull, answer: Answer<FullPlace> },
     Pause { paused: bool, answer: Answer<()> },
     Copied { said: PlaceCopied, answer: Answer<MapReply> },
     Status { answer: Answer<RebuildStatus> },
@@ -94,6 +95,11 @@ impl Replacing {
         let plan = plan(map, &observed(&self.lost, wishes, reports));
         self.waiting.clone_from(&plan.waiting);
         plan
+    }
+
+    /// A member caught up: its target may take over another place at once.
+    pub fn plan_again(&mut self) {
+        self.planned = None;
     }
 
     fn note_down(&mut self, map: &ClusterMap, now: Instant) {
@@ -168,6 +174,19 @@ impl Replacing {
     ) -> Result<GonePlan> {
         let observed = observed(&self.lost, wishes, reports);
         self.moving.drain(map, wishes, observed, asked)
+    }
+
+    /// See [`Moving::refused`].
+    pub fn refused(
+        &mut self,
+        map: &ClusterMap,
+        wishes: &Wishes,
+        reports: &BTreeMap<TargetId, TargetReport>,
+        said: &ReportFull,
+        now: Instant,
+    ) -> Result<FullPlace> {
+        let observed = observed(&self.lost, wishes, reports);
+        self.moving.refused(map, wishes, &observed, said, now)
     }
 
     /// Records the refill reports of a node's targets.

@@ -25,8 +25,9 @@ use weir_proto::checksum::crc32c_append;
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::recall::Learned;
 use weir_proto::relation::{
-    BANDWIDTH_LIMIT, Direction, ExtentDone, ExtentWork, HOME_ENTRIES_MAX, HomeAttrs, HomeEntry, HomeIds, ListDone, ListWork,
-    NameAction, NameDone, NameWork, Outcome as Reported, RECEIPT_BLOCK, RelationId, RelationWork,
+    BANDWIDTH_LIMIT, Direction, ExtentDone, ExtentWork, HOME_ENTRIES_MAX, HomeAttrs, HomeEntry, HomeIds,
+    ListDone, ListWork, NameAction, NameDone, NameWork, Outcome as Reported, RECEIPT_BLOCK, RelationId,
+    RelationWork,
 };
 use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId, Wire};
 

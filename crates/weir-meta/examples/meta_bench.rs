@@ -70,6 +70,7 @@ impl Bench {
             access: Arc::new(Default::default),
             refused: Arc::new(|_| ()),
             audits: Arc::new(Vec::new),
+            records_holds: Arc::new(|| true),
             right: weir_meta::copies::Right::alone(),
             led_until: None,
             witness: Arc::new(|_| ()),

@@ -141,7 +141,7 @@ pub fn volume_name(read: &dyn Read, volume: VolumeId) -> Result<String> {
 fn bytes(used: Used) -> u64 {
     used.bytes.max(0) as u64
 }
-fn inodes(used: Used) -> u64 {
+pub fn inodes(used: Used) -> u64 {
     used.inodes.max(0) as u64
 }
 

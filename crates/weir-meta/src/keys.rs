@@ -11,6 +11,7 @@
 //! N/<ino>/<dir>/<name>    a hard link beside the first one                      nothing
 //! H/<ino>/<session>       open although no name is left                         nothing
 //! S/<session>             a client's registration                               SessionRecord
+//! F/<session>             the volumes in which it may hold leases, locks or opens  HoldsRecord
 //! U/<session>/<slot>      the last change of a slot and its reply               SlotRecord
 //! w/<session>/<dir>       inode numbers that the session may give to files there  NumberBlock
 //! G/<time>/<ino>          deleted, or evicted: cells are to be dropped from targets Garbage
@@ -164,7 +165,10 @@ pub fn held_pair(key: &[u8]) -> Option<(InodeId, SessionId)> {
 pub fn session(session: SessionId) -> Key9 {
     key9(b'S', session.0)
 }
-/// The session in a key made by [`session`] or [`mover`].
+pub fn holds(session: SessionId) -> Key9 {
+    key9(b'F', session.0)
+}
+/// The session in a key made by [`session`], [`holds`] or [`mover`].
 pub fn session_of(key: &[u8]) -> Option<SessionId> {
     Some(SessionId(number_of(key)?))
 }

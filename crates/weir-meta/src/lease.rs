@@ -97,6 +97,8 @@ pub struct LeaseTable {
     names: Names,
     /// Sessions that get no leases for now.
     withheld: BTreeSet<SessionId>,
+    /// Sessions that got more of an inode since they were last taken.
+    raised: Vec<Raised>,
     /// The newest cluster map under which any client has written. A target that its group has dropped may not
     /// know that, so readers wait for that map.
     pub written_under: u64,
@@ -508,7 +510,11 @@ impl LeaseTable {
                 state.holders.len() - 1
             }
         };
+        let before = state.holders[at].1.usage();
         edit(&mut state.holders[at].1);
+        if let Some(usage) = state.holders[at].1.usage().filter(|now| Some(*now) > before) {
+            self.raised.push(Raised { session, ino, usage });
+        }
         if state.holders[at].1.kind < LeaseKind::Write {
             self.names.end(session, ino);
         }
@@ -545,8 +551,11 @@ impl LeaseTable {
 
 mod holdings;
 mod names;
+mod raised;
 
 use names::Names;
+pub use names::Numbers;
+pub use raised::{Raised, Usage};
 
 #[cfg(test)]
 mod tests;

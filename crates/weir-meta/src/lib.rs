@@ -17,6 +17,7 @@ pub mod crash_points;
 pub mod evict;
 pub mod export;
 mod guest;
+mod holds;
 mod job;
 pub mod keys;
 mod lead;

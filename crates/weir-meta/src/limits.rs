@@ -29,6 +29,10 @@ impl Limit {
         let Limit { quota, over } = self;
         max_now(quota.inodes_hard, quota.inodes_soft, over.inodes_since, quota.grace_s, now)
     }
+    /// The lower one of the limits of inodes, also before the soft one is effective.
+    pub fn inodes_lowest(&self) -> Option<u64> {
+        [self.quota.inodes_hard, self.quota.inodes_soft].into_iter().flatten().min()
+    }
     /// Since when the soft limits are exceeded, if that changes with this usage.
     pub fn crossing(&self, bytes: u64, inodes: u64, now: Time) -> Option<Over> {
         let Limit { quota, over } = self;

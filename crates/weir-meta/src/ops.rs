@@ -3,7 +3,7 @@
 //! `settle` runs after the commit, under the same lock as the check for conflicts: its grants conflict with
 //! no lease.
 
-use crate::lease::{ByInode, LeaseTable, Opens};
+use crate::lease::{ByInode, LeaseTable, Numbers, Opens};
 use crate::namespace::{Cx, View};
 use crate::quotas::Quotas;
 use crate::reach::Reaches;
@@ -29,6 +29,10 @@ pub trait Operation: Reaches {
         None
     }
     fn work() -> Work<Self>;
+    /// The inodes that it concerns besides those that it reaches.
+    fn beside(&self) -> Vec<InodeId> {
+        Vec::new()
+    }
     /// Whether the reply may leave before the change is durable: it reveals nothing.
     const EARLY: bool = false;
     /// Grants leases into the reply and counts opens.
@@ -78,7 +82,11 @@ impl Grants<'_> {
         let contended = self.contended.get(&dir).is_some_and(|until| self.now < *until);
         let lease = &mut reply.entry.lease;
         lease.kind = match reply.numbers > 0 && !contended {
-            true => self.leases.grant_names(self.session, dir),
+            true => {
+                let end = InodeId(reply.first.0 + u64::from(reply.numbers));
+                let numbers = Numbers { account: reply.account, next: reply.first, end };
+                self.leases.grant_names(self.session, dir, numbers)
+            }
             false => self.leases.kept(self.session, dir),
         };
         if lease.kind < LeaseKind::Write {
@@ -87,7 +95,8 @@ impl Grants<'_> {
     }
     /// A file that its client has held exclusively since it created it. The client reports its present number
     /// of opens, even if it has done so before on another connection.
-    pub fn born(&mut self, born: &Birth) {
+    pub fn born(&mut self, dir: InodeId, born: &Birth) {
+        self.leases.use_number(dir, born.ino);
         self.leases.grant_write(self.session, born.ino);
         if self.first {
             let opens = Opens { read: born.open_read, write: born.open_write };

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::Notify;
 use weir_proto::meta::{Time, Usage};
-use weir_proto::quota::{Account, Holder, OwnerKind};
+use weir_proto::quota::{ALL_VOLUMES, Account, Holder, OwnerKind};
 use weir_proto::volume::{Policy, Retention};
 use weir_proto::{Error, Result, SessionId, VolumeId};
 
@@ -34,6 +34,7 @@ pub struct Quotas {
     granted: BTreeMap<Account, BTreeMap<SessionId, u64>>,
     policies: BTreeMap<VolumeId, Policy>,
     retentions: BTreeMap<VolumeId, Retention>,
+    write_floors: BTreeMap<VolumeId, u8>,
     /// Notified when a client did not get its immediate need in a volume whose files are evicted.
     pub short: Arc<Notify>,
     /// Notified when a volume's trash takes space that is needed.
@@ -71,6 +72,10 @@ impl Quotas {
             Some(record) => drop(self.retentions.insert(id, record.retention)),
             None => drop(self.retentions.remove(&id)),
         }
+        match record.filter(|r| r.write_floor > 0) {
+            Some(record) => drop(self.write_floors.insert(id, record.write_floor)),
+            None => drop(self.write_floors.remove(&id)),
+        }
         if record.is_none() {
             self.owners.forget_volume(id);
         }
@@ -96,6 +101,10 @@ impl Quotas {
     /// Volumes with a schedule of snapshots or a trash.
     pub fn retentions(&self) -> &BTreeMap<VolumeId, Retention> {
         &self.retentions
+    }
+    /// The least number of current members of a group for a write to each of these volumes.
+    pub fn write_floors(&self) -> &BTreeMap<VolumeId, u8> {
+        &self.write_floors
     }
     /// A client did not get its immediate need, in bytes.
     pub fn note_starved(&mut self, account: Account, session: SessionId, must: u64) {
@@ -134,6 +143,10 @@ impl Quotas {
         Account { volume, uid: NOT_NAMED, gid: NOT_NAMED }
     }
 
+    /// The lower one of a volume's limits of inodes.
+    pub fn inodes_lowest(&self, id: VolumeId) -> Option<u64> {
+        self.limited.get(&id)?.limit.inodes_lowest()
+    }
     /// Refuses one more file or directory over the limit.
     pub fn check_inodes(&self, id: VolumeId, usage: &Usage, now: Time) -> Result<()> {
         let Some(limited) = self.limited.get(&id) else { return Ok(()) };
@@ -171,12 +184,7 @@ impl Quotas {
     }
     /// The grants under the limit of a user or a group.
     pub fn granted_to(&self, holder: Holder, but: Option<(SessionId, Account)>) -> u64 {
-        let is_under = |account: Account| {
-            let id = if holder.kind == OwnerKind::User { account.uid } else { account.gid };
-            // Volume 0: all of them.
-            id == holder.id && account.uid != 0 && [account.volume, VolumeId(0)].contains(&holder.volume)
-        };
-        self.granted(is_under, but)
+        self.granted(|account| is_under(account, holder), but)
     }
     fn granted(&self, is_under: impl Fn(Account) -> bool, but: Option<(SessionId, Account)>) -> u64 {
         let accounts = self.granted.iter().filter(|(account, _)| is_under(**account));
@@ -203,6 +211,9 @@ impl Quotas {
             }
         }
     }
+    pub fn is_granted_to(&self, session: SessionId) -> bool {
+        self.granted.values().any(|grants| grants.contains_key(&session))
+    }
     pub fn drop_session(&mut self, session: SessionId) {
         for grants in self.granted.values_mut() {
             grants.remove(&session);
@@ -214,6 +225,12 @@ impl Quotas {
     pub fn crossing(&self, id: VolumeId, usage: &Usage, now: Time) -> Option<Over> {
         self.limited.get(&id)?.limit.crossing(usage.bytes, inodes(usage), now)
     }
+}
+
+/// Whether the limit of a user or a group applies to files of this account.
+pub fn is_under(account: Account, holder: Holder) -> bool {
+    let id = if holder.kind == OwnerKind::User { account.uid } else { account.gid };
+    id == holder.id && account.uid != 0 && [account.volume, ALL_VOLUMES].contains(&holder.volume)
 }
 
 /// The bytes that a client may hold.

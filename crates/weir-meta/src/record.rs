@@ -298,6 +298,9 @@ pub struct VolumeRecord {
     /// The volume's names are gone and its content is being removed.
     pub deleting: bool,
     pub retention: Retention,
+    /// Fewest current members of a placement group for a write; 0: as many as there are data cells. Written
+    /// only if it is set: older programs do not know it.
+    pub write_floor: u8,
 }
 wire_struct!(VolumeRecord {
     name: String,
@@ -313,6 +316,7 @@ wire_struct!(VolumeRecord {
     created: Time,
     deleting: bool,
     retention: Retention,
+    write_floor: u8,
 });
 
 /// `s/`: a snapshot.
@@ -453,7 +457,29 @@ impl Record for SessionRecord {}
 impl Record for SlotRecord {}
 impl Record for Garbage {}
 impl Record for EvictedRange {}
-impl Record for VolumeRecord {}
+/// Version 2 has the last field. It is written only if that is not 0.
+impl Record for VolumeRecord {
+    const VERSION: u8 = 2;
+    fn decode_version(version: u8, r: &mut Reader<'_>) -> Result<VolumeRecord> {
+        match version {
+            RECORD_VERSION => {
+                let fields = r.take(r.remaining())?;
+                VolumeRecord::from_bytes(&[fields, &[0]].concat())
+            }
+            Self::VERSION => VolumeRecord::decode(r),
+            n => Err(unknown_version(n, Self::VERSION)),
+        }
+    }
+    fn to_value(&self) -> Vec<u8> {
+        let mut w = Writer { bytes: Vec::with_capacity(RECORD_BYTES) };
+        w.bytes.push(if self.write_floor == 0 { RECORD_VERSION } else { Self::VERSION });
+        self.encode(&mut w);
+        if self.write_floor == 0 {
+            w.bytes.pop();
+        }
+        w.bytes
+    }
+}
 impl Record for ChangeRecord {
     const VERSION: u8 = 2;
     fn decode_version(version: u8, r: &mut Reader<'_>) -> Result<ChangeRecord> {
@@ -481,7 +507,7 @@ fn decode_versioned<T: Record>(value: &[u8]) -> Result<T> {
     Ok(record)
 }
 
-fn unknown_version(version: u8, known: u8) -> Error {
+pub fn unknown_version(version: u8, known: u8) -> Error {
     Error::unsupported(format!("layout version {version}, this program knows {known}"))
 }
 
@@ -672,6 +698,35 @@ mod tests {
         }
         for end in 1..expected.len() {
             assert!(SnapshotRecord::from_value(&expected[..end], String::new).is_err(), "cut to {end}");
+        }
+    }
+
+    #[test]
+    fn a_volume_without_a_floor_is_written_as_before() {
+        let plain = VolumeRecord {
+            name: "v".into(),
+            root: InodeId(1),
+            entry: Bytes::from_static(b"v"),
+            path: Bytes::from_static(b"/v"),
+            owner: 3,
+            admins: vec![],
+            quota: Quota::NONE,
+            bytes_over_since: None,
+            inodes_over_since: None,
+            policy: Policy { scheme: None, pool: None },
+            created: Time { nanos: 5 },
+            deleting: false,
+            retention: Retention::NOTHING,
+            write_floor: 0,
+        };
+        let floored = VolumeRecord { write_floor: 5, ..plain.clone() };
+        let (value, with_floor) = (plain.to_value(), floored.to_value());
+        assert_eq!((value[0], with_floor[0]), (1, 2));
+        assert_eq!(with_floor[1..], [&value[1..], &[5]].concat());
+        assert_eq!(VolumeRecord::from_value(&value, String::new).unwrap(), plain);
+        assert_eq!(VolumeRecord::from_value(&with_floor, String::new).unwrap(), floored);
+        for wrong in [&value[..value.len() - 1], &with_floor[..value.len()], &[&value[..], &[0]].concat()] {
+            assert!(VolumeRecord::from_value(wrong, String::new).is_err());
         }
     }
 

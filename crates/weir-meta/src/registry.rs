@@ -10,6 +10,7 @@
 //! its session (`SESSION_ONLY`); and each that names a user declares it.
 use crate::backup;
 use crate::leader::Leader;
+use crate::leader::grace::Beside;
 use crate::leader::outcome::Outcome;
 use crate::namespace::create::meta_open;
 use crate::namespace::{
@@ -35,7 +36,7 @@ use weir_proto::relation::{
 };
 use weir_proto::snapshot::*;
 use weir_proto::volume::*;
-use weir_proto::{Request, SessionId};
+use weir_proto::{InodeId, Request, SessionId};
 use weir_rpc::Call;
 
 macro_rules! work {
@@ -57,6 +58,9 @@ macro_rules! work {
     };
     (early $run:expr) => {
         const EARLY: bool = true;
+        fn beside(&self) -> Vec<InodeId> {
+            Beside::inodes(self)
+        }
         work!(touch $run);
     };
     (change $run:expr) => {
@@ -181,7 +185,7 @@ operations_of_mounts! {
     };
     LeaseNames: |r| changes(r.dir), touch births::lease_names, |r, reply, g| g.names(r.dir, reply);
     CreateMany as cred of_many births: |r| changes(r.dir), change births::create_many, |r, reply, g| {
-        r.births.iter().for_each(|born| g.born(born));
+        r.births.iter().for_each(|born| g.born(r.dir, born));
     };
     RemoveMany as cred of_many removals: |r| changes(r.dir), change births::remove_many;
     Mkdir as cred of name: |r| changes(r.parent), change create::mkdir, |r, reply, g| {
@@ -224,6 +228,7 @@ operations_of_mounts! {
     VolumeList: |r| NOTHING, show volume::show::list;
     VolumeGet: |r| NOTHING, show |view, r| volume::show::get(view, &r.name);
     VolumeAt: |r| NOTHING, show |view, r| volume::show::at(view, r.ino);
+    GetWriteFloors: |r| NOTHING, show |view, _r| volume::show::write_floors(view);
     BackupList: |r| NOTHING, show backup::list;
     ReserveQuota: |r| changes_at(Place::Volume(r.volume)), show volume::limits::reserve_quota, |r, reply, g| {
         g.reserve(Quotas::account_of_volume(r.volume), reply.held, (reply.evicting, r.must));
@@ -257,6 +262,7 @@ operations_of_mounts! {
 operations_of_others! {
     VolumeCreate: change volume::change::create;
     VolumeChange: change volume::change::change;
+    SetWriteFloor: change volume::change::set_write_floor;
     VolumeDelete: change volume::change::delete;
     VolumeClone: change clone::list::create;
     ScanInodes: show report::scan;

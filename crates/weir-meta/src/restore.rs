@@ -61,7 +61,7 @@ pub fn changes_after(exported: u64) -> Result<CommitSeq> {
 pub fn restored(key: Vec<u8>, value: Vec<u8>) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
     let entry = match key.first() {
         // Only its session knows the changes of a client.
-        Some(b'U' | b'M' | b'w') => return Ok(None),
+        Some(b'U' | b'M' | b'w' | b'F') => return Ok(None),
         Some(b'S') => (renumbered(key, 1)?, value),
         Some(b'H') => (renumbered(key, 9)?, value),
         Some(b'V') => {

@@ -1,8 +1,10 @@
 //! Sessions: the registered clients, the time of their last message, and the end of a session.
 //!
 //! Invariant: a session in memory is a session in the store. After a restart a session is known but not
-//! resumed: until all are, or one lease term has passed, nothing is granted that one of them may hold.
+//! resumed: until all are, or one lease term has passed, nothing is granted that one of them may hold, by the
+//! volumes that are recorded for it.
 
+use crate::holds::{Holds, HoldsRecord};
 use crate::keys;
 use crate::namespace::Cx;
 use crate::namespace::remove::release_orphan;
@@ -32,6 +34,8 @@ pub struct Session {
     pub saved: u64,
     pub progress: Instant,
     pub connection: Option<Connection>,
+    /// Where it may hold something, as the store has it.
+    pub holds: Holds,
     /// Has named its holdings since this leader started.
     pub resumed: bool,
     /// Per slot: the change whose opens are counted since the last resume.
@@ -52,9 +56,10 @@ impl Session {
         process: String,
         now: Instant,
         connection: Option<Connection>,
-        resumed: bool,
+        (holds, resumed): (Holds, bool),
     ) -> Session {
         Session {
+            holds,
             client,
             process,
             heard: now,
@@ -98,7 +103,8 @@ pub fn load(read: &dyn Read, now: Instant) -> Result<Sessions> {
         let record = SessionRecord::from_value(value, || "a session".to_owned());
         match (keys::session_of(key), record) {
             (Some(id), Ok(record)) => {
-                sessions.insert(id, Session::new(record.client, record.process, now, None, false));
+                let holds = (Holds::Anything, false);
+                sessions.insert(id, Session::new(record.client, record.process, now, None, holds));
                 Scan::More
             }
             (_, Err(e)) => {
@@ -111,6 +117,12 @@ pub fn load(read: &dyn Read, now: Instant) -> Result<Sessions> {
             }
         }
     })?;
+    for (id, session) in &mut sessions {
+        if let Some(value) = read.get(&keys::holds(*id))? {
+            let record = HoldsRecord::from_value(&value, || format!("the volumes of session {id}"))?;
+            session.holds = Holds::from_record(&record);
+        }
+    }
     bad.map_or(Ok(sessions), Err)
 }
 
@@ -137,6 +149,7 @@ pub fn forget(cx: &mut Cx<'_>, session: SessionId) -> Result<()> {
         release_orphan(cx, ino, session)?;
     }
     cx.txn.delete(&keys::session(session));
+    cx.txn.delete(&keys::holds(session));
     cx.txn.delete(&keys::mover(session));
     cx.delete_range(keys::range_of(b'w', session.0))?;
     for slot in 0..SLOTS {

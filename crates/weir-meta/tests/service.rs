@@ -4,6 +4,8 @@ mod access;
 #[path = "service/births.rs"]
 mod births;
 mod common;
+#[path = "service/grace.rs"]
+mod grace;
 #[path = "service/recall.rs"]
 mod recall;
 #[path = "service/relation_ends.rs"]

@@ -24,7 +24,7 @@ use weir_proto::relation::{
 };
 use weir_proto::sender::Sender;
 use weir_proto::snapshot::{SnapshotDelete, SnapshotTake};
-use weir_proto::volume::{ScanInodes, VolumeChange, VolumeClone, VolumeCreate, VolumeDelete};
+use weir_proto::volume::{ScanInodes, SetWriteFloor, VolumeChange, VolumeClone, VolumeCreate, VolumeDelete};
 use weir_proto::{Error, ErrorKind, NameRule, Request, Result};
 use weir_rpc::{Call, Connection, Defer, Handled, Proved, Reply, Service};
 use weir_trust::audit::{Outcome, Record};
@@ -273,6 +273,10 @@ fn decoded_of_volumes(call: &Call) -> Result<About> {
         VolumeChange::METHOD => {
             let r = call.decode::<VolumeChange>()?;
             changed(format!("volume {}: {}", r.volume, changes_of(&r)), Some(r.cred.uid))
+        }
+        SetWriteFloor::METHOD => {
+            let r = call.decode::<SetWriteFloor>()?;
+            changed(format!("volume {}: write floor {}", r.volume, r.members), Some(r.cred.uid))
         }
         OwnerLimit::METHOD => {
             let r = call.decode::<OwnerLimit>()?;

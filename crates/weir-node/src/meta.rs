@@ -29,6 +29,7 @@ use weir_proto::export::ExportHead;
 use weir_proto::map::{ClusterMap, MemberState, Scheme};
 use weir_proto::meta::Time;
 use weir_proto::sender::Sender;
+use weir_proto::version::LEVEL_OF_HOLDS;
 use weir_proto::volume::Policy;
 use weir_proto::{Epoch, Error, ErrorKind, NamespaceId, NamespaceUuid, NodeId, Result};
 use weir_rpc::{Server, Service};
@@ -407,8 +408,8 @@ impl MetaNode {
 
     fn config(&self, namespace: NamespaceId, right: Arc<Right>, led_until: Option<Instant>) -> MetaConfig {
         let (cluster, audit) = (&self.cluster, &self.audit);
-        let (followed, judged, ruled) = (cluster.clone(), cluster.clone(), cluster.clone());
-        let (log, witnesses, asked) = (audit.clone(), audit.clone(), cluster.clone());
+        let [followed, judged, ruled, asked, upgraded] = std::array::from_fn(|_| cluster.clone());
+        let (log, witnesses) = (audit.clone(), audit.clone());
         MetaConfig {
             namespace,
             lease_ms: cluster.map().settings.lease_ms,
@@ -427,6 +428,7 @@ impl MetaNode {
             refused: Arc::new(move |refusal| log.record(refused_by_rule(&log, refusal))),
             audits: Arc::new(move || asked.map().audits.clone()),
             witness: Arc::new(move |seen| witnesses.record(of_volume(&witnesses, seen))),
+            records_holds: Arc::new(move || upgraded.map().level >= LEVEL_OF_HOLDS),
             right,
             led_until,
         }

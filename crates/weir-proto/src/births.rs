@@ -8,6 +8,7 @@
 use crate::map::Layout;
 use crate::message;
 use crate::meta::{Attr, Cred, Entry, Op, Time};
+use crate::quota::Account;
 use crate::{InodeId, SessionId};
 use bytes::Bytes;
 
@@ -29,6 +30,9 @@ message!(
         numbers: u32,
         /// The client's clock.
         now: Time,
+        /// Owner and group of the files, for their limits; the group of a set-group-ID directory comes first.
+        uid: u32,
+        gid: u32,
     }
 );
 message!(NamesLeased {
@@ -39,6 +43,11 @@ message!(NamesLeased {
     numbers: u32,
     /// Of files with these numbers; the seed is [`Layout::seed_of`] each.
     layout: Option<Layout>,
+    /// Limits apply to files with these numbers, which are of this account and keep its owner and group until
+    /// they are reported. [`Account::NONE`]: no limit applies.
+    account: Account,
+    /// Limits of bytes are among them: space for data is reserved first.
+    limits_bytes: bool,
 });
 message!(
     /// Files that were created under a Write lease on a directory, in the order of their numbers.

@@ -269,6 +269,19 @@ message!(
     PlaceCopied = 70 by [Storage] -> MapReply { target: TargetId, group: PgId, epoch: Epoch, done: bool }
 );
 message!(
+    /// A target refused new data of a group because it is full: its place moves before those that only even
+    /// out how full targets are.
+    ReportFull = 77 by [Mount, Mover, Console] -> FullPlace { target: TargetId, group: PgId }
+);
+message!(FullPlace {
+    /// The place moves, now or as soon as others have moved.
+    moves: bool,
+    /// The target that it goes to, once that is known.
+    to: Option<TargetId>,
+    /// Why it does not move, or not yet.
+    why: String,
+});
+message!(
     /// While set, no move starts; running ones continue.
     PauseMoves = 71 by [Console, Operator] -> () { paused: bool }
 );

@@ -350,6 +350,35 @@ message!(
     ScrubPass { begun_ns: i64, ended_ns: Option<i64>, cells: u64, bytes: u64, damaged_cells: u64 }
 );
 message!(
+    /// Progress of the target in comparing its versions with the other members'; starts a pass on request.
+    CompareTarget = 251 by [Storage, Console, Operator] -> CompareReport { target: TargetId, start: bool }
+);
+message!(CompareReport {
+    /// A pass was requested and has not ended.
+    asked: bool,
+    pass: Option<ComparePass>,
+    /// The last pass that ended since the target's process began.
+    last: Option<ComparePass>,
+});
+message!(
+    /// One pass of comparisons.
+    #[derive(Copy, Default)]
+    ComparePass {
+        begun_ns: i64,
+        ended_ns: Option<i64>,
+        /// Groups of the target, and those whose members were all current, which it has compared.
+        groups: u32,
+        groups_done: u32,
+        stripes: u64,
+        /// Stripes in which this target differed from all others, and those of them that are repaired.
+        differing: u64,
+        repaired: u64,
+        /// Stripes that were encoded again, and those whose parity was another one, which was replaced.
+        encoded: u64,
+        mismatched: u64,
+    }
+);
+message!(
     /// State of a target. The payload is echoed: it shows whether large packets arrive, too.
     StatTarget = 250 by [Coordinator, Meta, Storage, Mount, Mover, Console] -> TargetStat { target: TargetId }
 );

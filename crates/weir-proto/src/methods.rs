@@ -64,7 +64,7 @@ administration!(
     coord::{Join, Leave, ClearTarget, MakeGroups, LeadNamespace, FinishUpgrade, HomeAllow, HomeForbid, AccessAdd, AccessRemove, AuditVolumes, TargetGone, SetRebuild, DrainTarget, RemoveTarget, PauseMoves}
     copies::{SetCopies}
     enrol::{TokenCreate, Enrol, IssueCertificate, TokenRevoke, NodeRemove, RotateAuthority}
-    volume::{VolumeCreate, VolumeChange, VolumeDelete, VolumeClone, ScanInodes}
+    volume::{VolumeCreate, VolumeChange, SetWriteFloor, VolumeDelete, VolumeClone, ScanInodes}
     quota::{OwnerLimit}
     relation::{RelationAdd, RelationAddWith, RelationSet, RelationDo, RelationResolve, RelationSuspect, ReadChanges, AckChanges, DropCursor}
     recall::{GetEviction}
@@ -77,7 +77,7 @@ administration!(
 methods!(
     coord::{Join, Heartbeat, GetMap, ReportTarget, ReportLink, CaughtUp, Leave, ClearTarget, MakeGroups, GetStatus, LeadNamespace,
         RecordProgress, GetCoordinators, CompareClock, GetClocks, ActFor, ReportWaits, GetWaits, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AccessAdd, AccessRemove, AuditVolumes,
-        TargetGone, GetRebuild, ReportRefill, SetRebuild, DrainTarget, RemoveTarget, PlaceCopied, PauseMoves}
+        TargetGone, GetRebuild, ReportRefill, SetRebuild, DrainTarget, RemoveTarget, PlaceCopied, PauseMoves, ReportFull}
     condition::{ReportCondition, GetConditions, TroubleList}
     enrol::{TokenCreate, Enrol, RenewCertificate, IssueCertificate, GetEnrolment, TokenRevoke, NodeRemove, RotateAuthority, CertificateKept}
     copies::{JournalAppend, JournalAsk, JournalCutBack, StateFetch, JournalRight, SetCopies, KeepCopy, CopyCaughtUp, CopyLost}
@@ -89,7 +89,7 @@ methods!(
     births::{LeaseNames, CreateMany, RemoveMany}
     lock::{SetLock, TestLock, CancelLock, ListLocks, ReclaimLocks, LockFree}
     volume::{VolumeCreate, VolumeList, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone, ReserveQuota, ReclaimReservations,
-        ScanInodes}
+        GetWriteFloors, SetWriteFloor, ScanInodes}
     quota::{OwnersNearLimit, OwnerLimit, OwnerUsageList, ReserveSpace, ReclaimSpace}
     relation::{ReadChanges, AckChanges, DropCursor, RelationAdd, RelationAddWith, RelationSet, RelationRulesList, RelationList, RelationDo, RelationResolve, RelationSuspect,
         LeaseWork, CompleteWork, WhereAtHome, ReportListing, ReportRelisting}
@@ -99,7 +99,7 @@ methods!(
         LayersOf, TakeLayers, LayerCopied}
     backup::{BackupSet, BackupList, BackupTake, BackupDone}
     data::{WriteFragment, CommitStripe, DropPrepared, HoldStripe, WriteOverlay, MirrorOverlay, ReadCell, ReadOverlays, StatCell,
-        MarkMissing, DropFile, SealCell, ListCells, ListTruncations, ListFences, ListPlace, CopyCell, SealFile, NextStripe, StatTarget, PassOn, ScrubTarget}
+        MarkMissing, DropFile, SealCell, ListCells, ListTruncations, ListFences, ListPlace, CopyCell, SealFile, NextStripe, StatTarget, PassOn, ScrubTarget, CompareTarget}
     watch::{GetMeters, ListWaits, GetTop, GetHistory, GetFacts, Gather}
     event::{ReportEvents, GetEvents, MarkEvents}
 );
@@ -169,6 +169,7 @@ mod tests {
             "SessionList",
             "TroubleList",
             "ScrubTarget",
+            "CompareTarget",
             "ReportEvents",
             "GetEvents",
             "OwnerUsageList",

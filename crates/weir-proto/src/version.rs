@@ -11,7 +11,7 @@ pub const VERSION_MAX: u16 = 2;
 /// From this one on, the cluster map is sent as news in the payload of replies ([`crate::news`]).
 pub const VERSION_OF_NEWS: u16 = 2;
 /// The highest level that this program supports.
-pub const LEVEL_MAX: u16 = 3;
+pub const LEVEL_MAX: u16 = 4;
 /// From this one on, the coordinator's state has the whole map at intervals, and changes between.
 pub const LEVEL_OF_STEPS: u16 = 2;
 /// From this one on, a namespace may have copies.
@@ -20,6 +20,10 @@ pub const LEVEL_OF_COPIES: u16 = 3;
 pub const LEVEL_OF_GROWTH: u16 = 3;
 /// From this one on, a lost target's places move to others, and seals continue while a member is filled.
 pub const LEVEL_OF_REPLACEMENT: u16 = 3;
+/// From this one on, metadata leaders record in which volumes a session may hold leases.
+pub const LEVEL_OF_HOLDS: u16 = 4;
+/// From this one on, a volume may have a write floor.
+pub const LEVEL_OF_FLOORS: u16 = 4;
 
 message!(
     /// Versions of a node's program.

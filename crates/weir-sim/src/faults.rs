@@ -102,6 +102,8 @@ struct State {
     gone: BTreeSet<TargetId>,
     /// Storage nodes whose targets are drained.
     drained: BTreeSet<String>,
+    /// The nodes that join later have joined.
+    all_joined: bool,
     /// When the leader last started, whether it was serving at the last event that may have ended it, and how
     /// often in a row it was not.
     leader_began: Instant,
@@ -209,6 +211,10 @@ impl Faults {
             self.end(fault).await;
             self.pause(BETWEEN_MS_MAX / 2).await;
         }
+        // Places of lost and drained targets need others to go to.
+        if !self.state().drained.is_empty() || !self.state().gone.is_empty() {
+            self.add_nodes();
+        }
         self.end_drains().await;
         let gone = std::mem::take(&mut self.state().gone);
         if let Err(e) = self.cluster.wait_replaced(&gone, REPLACE_PATIENCE).await {
@@ -254,8 +260,23 @@ impl Faults {
         self.options.mute.contains(&self.chosen.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// Number of storage nodes that a run begins with.
+    fn first_nodes(&self) -> usize {
+        self.options.storage_nodes - self.options.servers.late
+    }
+    /// Number of storage nodes that have joined.
+    fn nodes(&self) -> usize {
+        if self.state().all_joined { self.options.storage_nodes } else { self.first_nodes() }
+    }
+    /// Starts the nodes that join later, once.
+    fn add_nodes(&self) {
+        if std::mem::replace(&mut self.state().all_joined, true) {
+            return;
+        }
+        (self.first_nodes()..self.options.storage_nodes).for_each(|n| self.start(&storage_name(n)));
+    }
     fn some_storage(&self) -> String {
-        storage_name(self.rng.below(self.options.storage_nodes as u64) as usize)
+        storage_name(self.rng.below(self.nodes() as u64) as usize)
     }
     fn metas(&self) -> Vec<String> {
         (0..self.options.servers.copies).map(meta_name).collect()
@@ -263,7 +284,7 @@ impl Faults {
     /// The servers of one machine.
     fn some_host(&self) -> Vec<String> {
         let host = self.rng.below(self.options.hosts as u64) as usize;
-        let on_host = (host..self.options.storage_nodes).step_by(self.options.hosts);
+        let on_host = (host..self.nodes()).step_by(self.options.hosts);
         let metas = (host..self.options.servers.copies).step_by(self.options.hosts).map(meta_name);
         on_host.map(storage_name).chain(metas).collect()
     }
@@ -306,7 +327,7 @@ impl Faults {
 
     /// Nodes that a fault hits, and the other ends of the links that it cuts.
     fn some_victims(&self, kind: FaultKind, first: bool) -> (Vec<String>, Vec<String>) {
-        let all: Vec<String> = (0..self.options.storage_nodes).map(storage_name).collect();
+        let all: Vec<String> = (0..self.nodes()).map(storage_name).collect();
         match kind {
             KillMeta | PowerCutMeta | PauseMeta | SyncErrorsMeta | KillMetaAtPoint | LoseMetaDisk => {
                 (vec![self.some_meta()], vec![])
@@ -357,14 +378,13 @@ impl Faults {
                 (vec![self.one_of(&everybody)], vec![])
             }
             AddTargets => {
-                let first = self.options.storage_nodes - self.options.servers.late;
-                ((first..self.options.storage_nodes).map(storage_name).collect(), vec![])
+                ((self.first_nodes()..self.options.storage_nodes).map(storage_name).collect(), vec![])
             }
             FlipBits | LostWrites | MisdirectedWrites => {
                 (vec![storage_name(self.some_spent(Toll::Silent))], vec![])
             }
             WriteErrors | SyncErrors | ReplaceDisk => {
-                let n = self.options.storage_nodes - 1 - self.some_spent(Toll::Lasting);
+                let n = self.first_nodes() - 1 - self.some_spent(Toll::Lasting);
                 (vec![storage_name(n)], vec![])
             }
             DiskFull if first => (vec![FULL_FROM_BIRTH.into()], vec![]),
@@ -499,7 +519,7 @@ impl Faults {
                 self.take_disk(fault.kind, victim);
             }
             DrainTarget => self.drain(victim),
-            AddTargets => fault.victims.iter().for_each(|name| self.start(name)),
+            AddTargets => self.add_nodes(),
         }
     }
 

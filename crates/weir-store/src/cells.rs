@@ -5,10 +5,10 @@
 //! includes them is committed; sequence numbers of a cell have no gap (except on a member that is behind).
 //! Every check is made inside the transaction that acts on it.
 use crate::alloc::Extent;
+use crate::entries::{collect, get, void_below};
 use crate::format::*;
-use crate::truncations::void_below;
 use std::collections::BTreeMap;
-use weir_kv::{Read, Scan, Txn};
+use weir_kv::{Read, Txn};
 use weir_proto::data::{CHECKSUM_BLOCK, FILL_COUNTER, MissingMask, OverlayKind};
 use weir_proto::map::{Group, MemberState, Scheme};
 use weir_proto::{CellId, Epoch, Error, FileId, PgId, Result, Seq, Version};
@@ -86,10 +86,6 @@ pub enum Appended {
     Gap {
         have: Seq,
     },
-}
-
-pub fn get<R: Record>(read: &dyn Read, key: &[u8]) -> Result<Option<R>> {
-    read.get(key)?.map(|value| R::from_value(&value)).transpose()
 }
 
 pub fn check_fence(read: &dyn Read, file: FileId, token_epoch: u32) -> Result<()> {
@@ -243,27 +239,6 @@ pub fn overlays(read: &dyn Read, cell: CellId, from: Seq, to: Seq) -> Result<Vec
 pub fn prepared(read: &dyn Read, cell: CellId) -> Result<Vec<Fragment>> {
     let (start, end) = numbered_range(PREPARED, cell, 0, u64::MAX);
     collect(read, &start, &end, |_, value| Fragment::from_value(value))
-}
-/// All entries of a range; for ranges that are known to be short.
-pub fn collect<T>(
-    read: &dyn Read,
-    start: &[u8],
-    end: &[u8],
-    mut item: impl FnMut(&[u8], &[u8]) -> Result<T>,
-) -> Result<Vec<T>> {
-    let mut items = Ok(Vec::new());
-    read.scan(start, end, &mut |key, value| match (item(key, value), &mut items) {
-        (Ok(item), Ok(items)) => {
-            items.push(item);
-            Scan::More
-        }
-        (Ok(_), Err(_)) => Scan::Stop,
-        (Err(e), items) => {
-            *items = Err(e);
-            Scan::Stop
-        }
-    })?;
-    items
 }
 
 /// Drops a fragment's bytes unless `kept` are the same (a seal without overlays shares the bytes of its

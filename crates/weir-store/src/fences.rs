@@ -1,6 +1,7 @@
 //! All fences of a target and all cells of a group: a target that takes over a place copies the former, and
 //! the previous target of the place drops the latter.
-use crate::cells::{self, get};
+use crate::cells;
+use crate::entries::get;
 use crate::format::{FENCE, Fence, Header, Record, fence_key, file_of_fence_key, header_key, letter_range};
 use crate::lookup;
 use crate::store::{DROP_BATCH, Store};

@@ -7,7 +7,8 @@
 //! Functions of one state of the index. Where bytes are on a slab differs from target to target: a digest
 //! does not depend on that, nor on whether an overlay's bytes are still in the index.
 use crate::alloc::Extent;
-use crate::cells::{self, Delta, get};
+use crate::cells::{self, Delta};
+use crate::entries::{collect, get};
 use crate::format::*;
 use crate::lookup;
 use weir_kv::{Read, Scan, Txn};
@@ -71,7 +72,7 @@ pub fn entries(read: &dyn Read, cell: CellId) -> Result<Vec<Entry>> {
 
 fn numbered_entries(read: &dyn Read, cell: CellId, letter: u8) -> Result<Vec<Entry>> {
     let (start, end) = numbered_range(letter, cell, 0, u64::MAX);
-    cells::collect(read, &start, &end, |key, value| {
+    collect(read, &start, &end, |key, value| {
         Ok(Entry { letter, number: number_of_key(key)?, value: value.to_vec() })
     })
 }

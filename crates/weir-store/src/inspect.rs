@@ -3,7 +3,7 @@
 //! Takes the target's lock, so it never sees a store at work. Changes nothing (opening the index replays its
 //! journal).
 use crate::alloc::{Extent, FreeMap};
-use crate::cells::get;
+use crate::entries::get;
 use crate::format::*;
 use crate::lookup::{each, load_geometry};
 use crate::slab::Slabs;

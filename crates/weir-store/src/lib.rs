@@ -9,8 +9,12 @@
 pub mod alloc;
 pub mod cells;
 mod channels;
+mod compare;
+mod comparing;
 pub mod crash_points;
+pub mod entries;
 mod fences;
+mod forgetting;
 pub mod format;
 pub mod image;
 pub mod inspect;

@@ -2,7 +2,8 @@
 //!
 //! Functions of one state of the index; they change nothing (except that they write a new target's geometry).
 use crate::alloc::{Extent, Geometry};
-use crate::cells::{self, Scope, get};
+use crate::cells::{self, Scope};
+use crate::entries::get;
 use crate::format::*;
 use weir_kv::{Read, Scan, SharedKv};
 use weir_proto::data::{CellStat, CellSummary};

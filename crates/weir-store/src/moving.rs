@@ -13,8 +13,7 @@ use crate::format::*;
 use crate::image::{self, Entry};
 use crate::peers::join_all;
 use crate::refill::lock;
-use crate::repair::STRIPES_AT_ONCE;
-use crate::service::{StorageNode, Target};
+use crate::service::{STRIPES_AT_ONCE, StorageNode, Target};
 use crate::store::Store;
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -128,7 +127,7 @@ impl Store {
         let mut entries = Vec::new();
         let seen = self.kv().read(&mut |r| {
             cells::refuse_lower(r, scope.group, scope.epoch)?;
-            let header: Option<Header> = cells::get(r, &header_key(cell))?;
+            let header: Option<Header> = crate::entries::get(r, &header_key(cell))?;
             let is_mine = header.is_some_and(|header| header.group == scope.group);
             entries = if is_mine { image::entries(r, cell)? } else { Vec::new() };
             Ok(())

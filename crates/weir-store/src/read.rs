@@ -4,7 +4,8 @@
 //! no overlay touches are the writer's own. Every block of a base is verified before it is merged into or
 //! decoded with. Blocks that go to a reader as they were written are verified by the reader alone; it reports
 //! damage, and then the holder verifies them.
-use crate::cells::{self, Scope, get, overlays, prepared};
+use crate::cells::{self, Scope, overlays, prepared};
+use crate::entries::get;
 use crate::format::*;
 use crate::slab::{ReadGuard, Slabs};
 use bytes::Bytes;

@@ -11,8 +11,8 @@
 use crate::fences::LIST_MAX;
 use crate::peers::join_all;
 use crate::refilled::Refill;
-use crate::repair::{STRIPES_AT_ONCE, StripeView};
-use crate::service::{Acting, StorageNode, Target};
+use crate::repair::StripeView;
+use crate::service::{Acting, STRIPES_AT_ONCE, StorageNode, Target};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;

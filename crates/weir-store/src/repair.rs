@@ -17,7 +17,7 @@ use crate::crash_points;
 use crate::format::Overlay;
 use crate::peers::join_all;
 use crate::read::CELL_BYTES_MAX;
-use crate::service::{Acting, StorageNode, Target, sequencer};
+use crate::service::{Acting, STRIPES_AT_ONCE, StorageNode, Target, sequencer};
 use crate::store::{FragmentWrite, Install};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,8 +35,6 @@ use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Result, Seq, Ver
 /// sequentially.
 const LIST_LIMIT: u32 = 256;
 
-/// Stripes of a target repaired in parallel: each needs up to k + 1 fragments in memory.
-pub(crate) const STRIPES_AT_ONCE: usize = 4;
 /// Groups of a target repaired in parallel: most have missed little, so a group costs round trips rather than
 /// bytes.
 const GROUPS_AT_ONCE: usize = 8;
@@ -152,15 +150,37 @@ impl StorageNode {
     /// Repairs one group after the other until none is left. A failure in one group does not stop the others.
     async fn repair_lane(&self, target: &Arc<Target>, round: &Round) {
         while let Some(acting) = round.next() {
-            let group = acting.group();
-            match self.repair_group(&acting).await {
-                Ok(()) => {
-                    lock(&round.repaired).push((group.id, group.epoch));
-                    self.report_repaired(target, round).await;
-                }
-                Err(e) => tracing::debug!(group = %group.id, "repair: {e}"),
+            if self.repair_and_report(target, round, &acting).await
+                && acting.group().members[acting.position].is_filled(acting.map.level)
+                && let Some(rest) = self.filled_before(target, acting.scope.group).await
+            {
+                self.repair_and_report(target, round, &rest).await;
             }
         }
+    }
+
+    async fn repair_and_report(&self, target: &Arc<Target>, round: &Round, acting: &Acting) -> bool {
+        let group = acting.group();
+        match self.repair_group(acting).await {
+            Ok(()) => {
+                lock(&round.repaired).push((group.id, group.epoch));
+                self.report_repaired(target, round).await;
+                true
+            }
+            Err(e) => {
+                tracing::debug!(group = %group.id, "repair: {e}");
+                false
+            }
+        }
+    }
+
+    /// The place after it was filled: seals wait from now on, so what was written meanwhile is repaired at
+    /// once. `None`: in the next round.
+    async fn filled_before(&self, target: &Arc<Target>, group: PgId) -> Option<Acting> {
+        let mut rest = self.behind(target);
+        rest.retain(|a| a.scope.group == group && !a.group().members[a.position].is_filled(a.map.level));
+        let silent = self.learn_truncations(target, &rest).await;
+        rest.pop().filter(|a| !a.group().members.iter().any(|m| silent.contains(&m.target)))
     }
 
     /// Reports all groups that were repaired during the previous report: the coordinator makes one change of
@@ -387,7 +407,7 @@ impl StorageNode {
     }
 
     /// Rebuilds this target's fragment from the newest version that k current peers hold.
-    async fn rebuild(&self, acting: &Acting, own: CellId, replace: bool) -> Result<()> {
+    pub(crate) async fn rebuild(&self, acting: &Acting, own: CellId, replace: bool) -> Result<()> {
         let Some(rebuilt) = self.decode_from_peers(acting, own).await? else { return Ok(()) };
         let place = if replace { Install::Damaged } else { Install::Missed };
         self.install(acting, own, rebuilt, place, 0).await
@@ -541,7 +561,7 @@ impl StorageNode {
     }
 
     /// The whole fragment of a peer at one version, verified.
-    async fn read_fragment(
+    pub(crate) async fn read_fragment(
         &self,
         acting: &Acting,
         position: usize,
@@ -563,7 +583,7 @@ impl StorageNode {
     }
 
     /// Makes the own log of a data cell equal to that of a current holder.
-    async fn copy_overlays(&self, acting: &Acting, cell: CellId) -> Result<()> {
+    pub(crate) async fn copy_overlays(&self, acting: &Acting, cell: CellId) -> Result<()> {
         let group = acting.group();
         let data = usize::from(group.scheme.data);
         let holders = [usize::from(cell.index)].into_iter().chain(data..group.members.len());
@@ -785,7 +805,7 @@ fn too_few(group: &Group) -> Error {
     ))
 }
 
-fn current_peers(group: &Group, own: usize) -> Vec<usize> {
+pub(crate) fn current_peers(group: &Group, own: usize) -> Vec<usize> {
     let current = |(p, m): &(usize, &weir_proto::map::Member)| *p != own && m.state == MemberState::Current;
     group.members.iter().enumerate().filter(current).map(|(p, _)| p).collect()
 }

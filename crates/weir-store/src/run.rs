@@ -1,6 +1,7 @@
 //! Background work of a storage node: settle, seal, repair, rebuild damage, return space. One loop, one thing
 //! at a time per target, so that it never takes more than a share of the node.
 use crate::cells::Scope;
+use crate::comparing::compare;
 use crate::scrubbing::scrub;
 use crate::seal::{SealLimits, is_settled_by_all};
 use crate::service::{StorageNode, Target};
@@ -26,7 +27,9 @@ impl StorageNode {
         for target in self.targets.values() {
             let (tasks, target) = (self.env.tasks.clone(), Arc::downgrade(target));
             self.env.tasks.spawn("spill", spill(tasks, target.clone()));
-            self.env.tasks.spawn("scrub", scrub(self.env.clock.clone(), Arc::downgrade(&self), target));
+            let (clock, node) = (self.env.clock.clone(), Arc::downgrade(&self));
+            self.env.tasks.spawn("scrub", scrub(clock.clone(), node.clone(), target.clone()));
+            self.env.tasks.spawn("compare", compare(clock, node, target));
         }
         let mut settled: Option<Instant> = None;
         loop {

@@ -4,7 +4,7 @@
 //! recorded here as admitted ([`confirm`]) before the first request is served. So an index that is new, or an
 //! older copy, lacks the last run that was served. The coordinator's decision is in `weir-coord`'s
 //! `decide/returned.rs`.
-use crate::cells::get;
+use crate::entries::get;
 use crate::format::{RUNS, Record, Runs};
 use weir_kv::SharedKv;
 use weir_proto::coord::TargetHistory;

@@ -13,7 +13,7 @@
 use crate::cells::Scope;
 use crate::crash_points;
 use crate::peers::join_all;
-use crate::service::{Acting, RecentStripe, StorageNode, Target};
+use crate::service::{Acting, RecentStripe, StorageNode, Target, seal_leader};
 use crate::store::Store;
 use bytes::Bytes;
 use std::collections::BTreeSet;
@@ -145,16 +145,9 @@ pub fn version_of(stats: &[CellStat], token_epoch: u32) -> Option<Version> {
     (version.0 - base.0 <= u64::from(SEAL_ROOM)).then_some(version)
 }
 
-/// The member that leads the seals of a group: its first current parity target, without parity the only data
-/// target.
-pub fn leader(group: &Group) -> Option<usize> {
-    let (data, width) = (usize::from(group.scheme.data), group.scheme.width());
-    let mut candidates = if group.scheme.parity == 0 { 0..1 } else { data..width };
-    candidates.find(|p| group.members.get(*p).is_some_and(|m| m.state == MemberState::Current))
-}
 /// Whether a stripe of the group can be sealed now.
 pub fn can_seal(group: &Group, level: u16) -> bool {
-    leader(group).is_some() && group.is_writable() && !group.pauses_seals(level)
+    seal_leader(group).is_some() && group.is_writable() && !group.pauses_seals(level)
 }
 /// The places of the members that take part.
 fn participants(group: &Group) -> Vec<usize> {
@@ -234,7 +227,7 @@ impl StorageNode {
     fn note_leads(&self, target: &Target) {
         let map = self.peers.map();
         let leads = |g: &&Group| {
-            leader(g).and_then(|p| g.members.get(p)).is_some_and(|m| m.target == target.store.target)
+            seal_leader(g).and_then(|p| g.members.get(p)).is_some_and(|m| m.target == target.store.target)
         };
         let now: BTreeSet<PgId> = map.groups.iter().filter(leads).map(|g| g.id).collect();
         let mut recent = target.recent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -285,7 +278,7 @@ impl StorageNode {
     fn as_leader(&self, target: &Arc<Target>, group: PgId) -> Option<Acting> {
         let map = self.peers.map();
         let entry = map.group(group)?;
-        let position = leader(entry)?;
+        let position = seal_leader(entry)?;
         if entry.members.get(position)?.target != target.store.target {
             return None;
         }
@@ -525,7 +518,7 @@ impl StorageNode {
         }
         let data = usize::from(group.scheme.data);
         let verdict = resolve(version, absent, scope.current, &answers, data);
-        let leads = leader(group) == Some(position);
+        let leads = seal_leader(group) == Some(position);
         let certain = answers.iter().flatten().any(|s| s.base == version);
         match verdict {
             InDoubt::Commit if leads => {

@@ -6,14 +6,14 @@
 //! group's epoch that keeps this cell's log.
 use crate::alloc::Geometry;
 use crate::cells::{Appended, Numbering, Scope};
+use crate::compare::Comparer;
 use crate::crash_points;
+use crate::forgetting::Forgetting;
 use crate::format;
 use crate::pace::Pace;
 use crate::peers::{PeerReply, PeerRequest, Peers, join_all};
-use crate::repair::STRIPES_AT_ONCE;
 use crate::scrub::Scrubber;
 use crate::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Store};
-use crate::truncations::Forgetting;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -40,6 +40,8 @@ pub const PEER_PATIENCE: Duration = Duration::from_secs(10);
 const FENCE_PATIENCE: Duration = Duration::from_secs(2);
 /// Stripes with recent overlays that are remembered one by one; beyond that the index is scanned again.
 pub const RECENT_MAX: usize = 65_536;
+/// Stripes of a target repaired in parallel: each needs up to k + 1 fragments in memory.
+pub(crate) const STRIPES_AT_ONCE: usize = 4;
 /// Cells waiting to be verified because they are suspected of damage.
 const SUSPECTS_MAX: usize = 4096;
 
@@ -87,6 +89,7 @@ pub(crate) struct Target {
     /// Permits for stripe repairs, shared by all groups.
     pub repairs: Semaphore,
     pub scrubber: Scrubber,
+    pub comparer: Comparer,
     /// Rate at which this target copies cells from other members.
     pub pace: Pace,
 }
@@ -127,7 +130,7 @@ impl Acting {
     /// stripe.
     fn logged(&self, cell: CellId, len: u32, now: Instant) {
         self.target.progress.notify_waiters();
-        if crate::seal::leader(self.group()) != Some(self.position) {
+        if seal_leader(self.group()) != Some(self.position) {
             return;
         }
         let mut recent = self.target.recent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -182,6 +185,7 @@ impl StorageNode {
                 agreement: Mutex::default(),
                 repairs: Semaphore::new(STRIPES_AT_ONCE),
                 scrubber: Scrubber::default(),
+                comparer: Comparer::default(),
                 pace: Pace::default(),
             };
             opened.insert(id, Arc::new(target));
@@ -220,6 +224,7 @@ impl StorageNode {
             SealFile::METHOD => SealFile::from_bytes(body).map(|r| self.seal_file(r)),
             StatTarget::METHOD => StatTarget::from_bytes(body).map(|r| self.stat_target(&r, payload)),
             ScrubTarget::METHOD => ScrubTarget::from_bytes(body).map(|r| self.scrub_target(&r)),
+            CompareTarget::METHOD => CompareTarget::from_bytes(body).map(|r| self.compare_target(&r)),
             PassOn::METHOD => PassOn::from_bytes(body).map(|r| self.pass_on(r, payload, deadline)),
             _ => Err(Error::unsupported(format!("a target store knows no method {method}"))),
         };
@@ -638,6 +643,14 @@ fn read_reply(answer: &CellRead, parts: Vec<Bytes>) -> Reply {
     let len = parts.iter().map(|p| p.len() as u64).sum();
     let crc = weir_proto::checksum::crc_of_blocks(&answer.block_crcs, len);
     Reply::with_payload(answer, weir_rpc::Payload { parts, crc })
+}
+
+/// The member that leads the seals of a group: its first current parity target, without parity the only data
+/// target.
+pub fn seal_leader(group: &Group) -> Option<usize> {
+    let (data, width) = (usize::from(group.scheme.data), group.scheme.width());
+    let mut candidates = if group.scheme.parity == 0 { 0..1 } else { data..width };
+    candidates.find(|p| group.members.get(*p).is_some_and(|m| m.state == MemberState::Current))
 }
 
 fn misplaced(cell: CellId, acting: &Acting) -> Error {

@@ -4,8 +4,8 @@
 //! took most of the disk and a core. Many small overlays share one write and one sync, adjacent, each in an
 //! extent of its own. Overlays below [`SPILL_BYTES_MIN`] stay in the index, where they share pages.
 use crate::alloc::{Extent, round_up};
-use crate::cells::get;
 use crate::crash_points;
+use crate::entries::get;
 use crate::format::*;
 use crate::read::inline_data;
 use crate::store::Store;

@@ -6,8 +6,9 @@
 //!
 //! Knows cells, versions and sequence numbers; nothing of files' sizes, of other targets, or of the network.
 use crate::alloc::{Extent, Geometry};
-use crate::cells::{self, Admission, Appended, Delta, Numbering, Scope, get};
+use crate::cells::{self, Admission, Appended, Delta, Numbering, Scope};
 use crate::crash_points;
+use crate::entries::get;
 use crate::format::*;
 use crate::lookup;
 use crate::read::{BadBlock, CELL_BYTES_MAX, Plan, inline_data};

@@ -9,53 +9,30 @@
 //!
 //! Invariants: a truncation is recorded in the transaction that raises the fence, before any data is dropped;
 //! numbers only grow. Knows nothing of files' sizes.
-use crate::cells::{self, get};
+use crate::cells;
 use crate::crash_points;
+use crate::entries::{collect, get, truncations_of};
 use crate::format::{self, *};
 use crate::lookup;
 use crate::service::{Acting, StorageNode, Target};
 use crate::store::{DROP_BATCH, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
-use weir_env::Instant;
 use weir_kv::{CommitSeq, Read, Scan, Txn};
 use weir_proto::data::{
     DropFileReply, FENCE_GONE, GroupAt, ListTruncations, PreparedCell, Truncation, TruncationList,
 };
 use weir_proto::map::MemberState;
-use weir_proto::{CellId, Error, FileId, PgId, Result, TargetId};
+use weir_proto::{Error, FileId, PgId, Result, TargetId};
 
 /// Truncations of one listing.
 const LIST_MAX: u32 = 4096;
-/// A truncation that has been on record for this time has ended, successfully or not: no client works on one
-/// operation for longer than a minute, and a later operation of a client that was stopped in the middle is
-/// fenced by the next truncation.
-pub const TRUNCATION_AGE: Duration = Duration::from_secs(3600);
-
-/// Data of the cell with a lower token epoch is void.
-pub fn void_below(read: &dyn Read, cell: CellId) -> Result<u32> {
-    let truncations = of_file(read, cell.file)?;
-    Ok(truncations
-        .iter()
-        .filter(|(_, c)| c.holds(cell.stripe))
-        .map(|(_, c)| c.token_epoch)
-        .max()
-        .unwrap_or(0))
-}
-
-fn of_file(read: &dyn Read, file: FileId) -> Result<Vec<(u64, format::Truncation)>> {
-    let (start, end) = truncation_range(file);
-    cells::collect(read, &start, &end, |key, value| {
-        Ok((truncation_number_of_key(key)?, format::Truncation::from_value(value)?))
-    })
-}
 
 /// Raises the file's fence and records the truncation, unless an earlier record covers it.
 pub fn remember(txn: &mut dyn Txn, file: FileId, truncation: format::Truncation) -> Result<()> {
     let token_epoch = truncation.token_epoch;
     cells::take_fence(txn, file, token_epoch)?;
-    let earlier = of_file(txn, file)?;
+    let earlier = truncations_of(txn, file)?;
     if earlier.iter().any(|(_, c)| c.covers(&truncation)) {
         return Ok(());
     }
@@ -129,9 +106,8 @@ impl Store {
         let mut in_doubt = Vec::new();
         self.kv().read(&mut |r| {
             let (start, end) = file_range(PREPARED, file, 0);
-            in_doubt = cells::collect(r, &start, &end, |key, value| {
-                Ok((cell_of_key(key)?, Fragment::from_value(value)?))
-            })?;
+            in_doubt =
+                collect(r, &start, &end, |key, value| Ok((cell_of_key(key)?, Fragment::from_value(value)?)))?;
             Ok(())
         })?;
         let mut prepared = Vec::new();
@@ -226,24 +202,6 @@ fn numbered(read: &dyn Read, from: u64, to: u64, limit: usize) -> Result<Vec<(u6
     problem.map(|()| found)
 }
 
-/// Schedule for forgetting truncations.
-#[derive(Default, Debug)]
-pub struct Forgetting {
-    noted: Option<(Instant, u64)>,
-}
-impl Forgetting {
-    /// The number up to which truncations may be forgotten now. `whole`: every member of every group of the
-    /// target is current, so all of them have received every truncation that has ended.
-    pub fn due(&mut self, now: Instant, newest: u64, whole: bool) -> Option<u64> {
-        let (at, upto) = *self.noted.get_or_insert((now, newest));
-        if now.since(at) < TRUNCATION_AGE || !whole {
-            return None;
-        }
-        self.noted = Some((now, newest));
-        (upto > 0).then_some(upto)
-    }
-}
-
 impl StorageNode {
     /// Fetches from the current peers the truncations made while this target was away. Returns the peers that
     /// did not answer.
@@ -318,27 +276,5 @@ impl StorageNode {
         let Some(upto) = due else { return Ok(()) };
         let store = target.store.clone();
         self.env.tasks.blocking(move || store.forget_truncations(upto)).await
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn truncations_are_forgotten_when_old_and_all_are_there() {
-        let hour = |h: u64| Instant(0) + TRUNCATION_AGE * h as u32;
-        let mut forgetting = Forgetting::default();
-        let table = [
-            (0, 5, true, None),
-            (1, 7, false, None),
-            (2, 8, true, Some(5)),
-            (2, 9, true, None),
-            (3, 9, true, Some(8)),
-            (4, 9, true, Some(9)),
-        ];
-        for (at, newest, whole, due) in table {
-            assert_eq!(forgetting.due(hour(at), newest, whole), due, "at {at}, newest {newest}");
-        }
     }
 }

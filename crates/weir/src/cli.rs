@@ -1,17 +1,14 @@
 //! The command line: nouns and verbs, declared once; help, completion and man pages follow from it.
+pub use crate::cli_file::*;
+pub use crate::cli_local::*;
 pub use crate::cli_nodes::*;
+pub use crate::cli_roles::*;
 pub use crate::cli_targets::*;
 pub use crate::cli_watch::*;
 pub use crate::cluster_args::{CLUSTER_HEADING, DIR_VARIABLE, Status};
-use crate::config::{LogFormat, Patience};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use std::net::IpAddr;
 use std::path::PathBuf;
-use weir_coord::etcd::StorePlace;
-use weir_env::Addr;
-use weir_fuse::Transport;
-use weir_proto::NamespaceUuid;
-use weir_proto::map::Scheme;
 use weir_proto::network::Network;
 
 #[derive(Parser)]
@@ -201,116 +198,12 @@ pub struct ShowStatus {
     pub cluster: Status,
 }
 
-#[derive(Args, Clone)]
-pub struct Up {
-    /// Directory that holds everything of the cluster
-    #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
-    pub dir: PathBuf,
-    /// Storage targets, each with a process of its own [default: 6]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub targets: Option<u32>,
-    /// How new files are protected: ec:K+M, replica:N or single [default: ec:4+2]
-    #[arg(long)]
-    pub scheme: Option<Scheme>,
-    /// Mount the file system there; may be given several times
-    #[arg(long, value_name = "PATH", value_hint = ValueHint::DirPath)]
-    pub mount: Vec<PathBuf>,
-    /// How long calls on mounts that start now wait for servers that do not answer: 30s, 10m, 2h or forever
-    /// [default: 10m]
-    #[arg(long, value_name = "TIME")]
-    pub patience: Option<Patience>,
-    /// How requests of mounts that start now come from the kernel: auto, dev or uring [default: dev]
-    #[arg(long, value_name = "WAY")]
-    pub transport: Option<Transport>,
-    /// Number of movers, which copy volumes to their homes and recall evicted data [default: 1 in a new
-    /// cluster]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(0..=16))]
-    pub movers: Option<u32>,
-    /// Allow users to have homes in this place, like `weir home allow`; may be given several times
-    #[arg(long, value_name = "URL")]
-    pub allow_home: Vec<String>,
-    /// Keep the cluster map in an etcd of 1 or 3 members, for 1 or 3 coordinators, all on this machine: for
-    /// tests and demonstrations. Every user of this machine can then change the map [default: one coordinator
-    /// without etcd]
-    #[arg(long, value_name = "MEMBERS", value_parser = etcd_members)]
-    pub etcd: Option<u32>,
-    /// Copies of the metadata, 1 to 5, each with a process of its own [default: 1]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=5))]
-    pub copies: Option<u32>,
-    /// Also serve the console on this machine, and print the link to its page
-    #[arg(long)]
-    pub console: bool,
-    /// Keep everything in memory; `weir down` discards it
-    #[arg(long)]
-    pub memory: bool,
-    /// Also listen on TCP ports of the loopback address, from the next start of each server. Every user of
-    /// this machine can then do everything; without this option users manage only their own volumes
-    #[arg(long)]
-    pub tcp: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Args)]
-pub struct Down {
-    /// The directory that `weir up` was given
-    #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
-    pub dir: PathBuf,
-    /// Only stop an in-memory cluster (its data is discarded); refuse an on-disk one
-    #[arg(long)]
-    pub memory: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
 #[derive(Subcommand)]
 pub enum UpgradeCommand {
     /// Let the cluster use what only upgraded programs understand
     ///
     /// Until then older programs can join; afterwards they cannot. Refused, with names, while there are some.
     Finish(Status),
-}
-
-#[derive(Subcommand)]
-pub enum FileCommand {
-    /// Show a file's attributes as the metadata server has them
-    Stat(OnePath),
-    /// Show where a file's bytes are: scheme, cells, placement groups, targets
-    Layout(OnePath),
-    /// Show holders of and waiters for locks (fcntl and flock), with client, process, range and age
-    Locks(OnePath),
-    /// Free the local space of files that are stored at home; data returns on access
-    Evict(ManyPaths),
-    /// Recall evicted data of files from home, and wait for it
-    Recall(ManyPaths),
-    /// Never evict these files
-    Pin(ManyPaths),
-    /// Allow eviction of these files again
-    Unpin(ManyPaths),
-    /// Show bytes stored here and at home only, pinned files, recalls under way
-    State(ManyPaths),
-}
-
-#[derive(Args)]
-pub struct ManyPaths {
-    /// Files on a mounted Weir
-    #[arg(required = true, value_hint = ValueHint::FilePath)]
-    pub paths: Vec<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Args)]
-pub struct OnePath {
-    /// A file or directory on a mounted Weir
-    #[arg(value_hint = ValueHint::AnyPath)]
-    pub path: PathBuf,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 const HOME_RULES: &str = "\
@@ -449,7 +342,7 @@ pub struct CheckAccess {
     #[arg(long, value_name = "ADDRESS")]
     pub from: Option<IpAddr>,
     #[command(flatten)]
-    pub at: crate::commands::volume::Cluster,
+    pub at: crate::commands::namespace_client::Cluster,
 }
 
 #[derive(Subcommand)]
@@ -524,32 +417,6 @@ pub struct Inspect {
 }
 
 #[derive(Args)]
-pub struct Demo {
-    /// Directory for the cluster, its targets and its mount [default: a new one in the system's temporary
-    /// directory]
-    #[arg(long, value_hint = ValueHint::DirPath)]
-    pub dir: Option<PathBuf>,
-    /// How long the detectors run, in seconds
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..=3600))]
-    pub seconds: u32,
-    /// Frames per second of each detector [default: well below what this machine can do, at most 25]
-    #[arg(long)]
-    pub hz: Option<f64>,
-    /// Detectors
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
-    pub detectors: u32,
-    /// Keep the cluster in memory instead of on the disk
-    #[arg(long)]
-    pub memory: bool,
-    /// Directory of real frames (*.cbf, *.cbf.bz2) [default: WEIR_FRAMES, else synthesized]
-    #[arg(long, value_hint = ValueHint::DirPath)]
-    pub frames: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Args)]
 pub struct Unmount {
     /// The mount point
     #[arg(value_hint = ValueHint::DirPath)]
@@ -560,163 +427,6 @@ pub struct Unmount {
     /// Take it out of the cluster in this directory, too: `weir up` does not mount it again
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub forget: Option<PathBuf>,
-}
-
-/// Options of every role. They override the file.
-#[derive(Args, Default, Clone)]
-pub struct RoleArgs {
-    /// Read a weir.toml
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub config: Option<PathBuf>,
-    /// Name of this node, unique in the cluster
-    #[arg(long)]
-    pub name: Option<String>,
-    /// Address to listen on (unix:/PATH or tcp:HOST:PORT); may be given several times
-    #[arg(long, value_name = "ADDR")]
-    pub listen: Vec<Addr>,
-    /// Address of the coordinator; may be given several times
-    #[arg(long, value_name = "ADDR")]
-    pub coordinator: Vec<Addr>,
-    /// Form of the log on standard error: text, or json for one object on each line
-    #[arg(long, value_name = "FORMAT")]
-    pub log_format: Option<LogFormat>,
-    /// Write pid and readiness to this file
-    #[arg(long, value_name = "FILE", hide = true)]
-    pub pid_file: Option<PathBuf>,
-}
-
-impl RoleArgs {
-    /// The directory of the cluster, if no other option names one.
-    pub fn place<'a>(&self, dir: &'a Option<PathBuf>) -> Option<&'a PathBuf> {
-        dir.as_ref().filter(|_| self.config.is_none() && self.coordinator.is_empty())
-    }
-}
-
-/// Two of two members have to live, which is less available than one of one.
-fn etcd_members(text: &str) -> Result<u32, String> {
-    match text {
-        "1" => Ok(1),
-        "3" => Ok(3),
-        _ => Err("expected 1 or 3".to_owned()),
-    }
-}
-
-#[derive(Args)]
-pub struct CoordRole {
-    #[command(flatten)]
-    pub role: RoleArgs,
-    /// Directory of the cluster map, or, with --store etcd:…, of the audit log
-    #[arg(long, value_hint = ValueHint::DirPath)]
-    pub dir: Option<PathBuf>,
-    /// Where the cluster map is: directory, or etcd:http://HOST:PORT,http://HOST:PORT [default: directory]
-    #[arg(long)]
-    pub store: Option<StorePlace>,
-    /// Targets to wait for before the first placement groups are made
-    #[arg(long)]
-    pub targets: Option<u32>,
-    /// How new files are protected
-    #[arg(long)]
-    pub scheme: Option<Scheme>,
-    /// Found a new cluster in an empty directory; without this option the directory must hold one
-    #[arg(long)]
-    pub new: bool,
-}
-
-#[derive(Args)]
-pub struct MetaRole {
-    #[command(flatten)]
-    pub role: RoleArgs,
-    /// Directory of the namespace
-    #[arg(long, value_hint = ValueHint::DirPath)]
-    pub dir: Option<PathBuf>,
-    /// The namespace to lead [default: root]
-    #[arg(long)]
-    pub namespace: Option<String>,
-    /// Found a new namespace in an empty directory; without this option the directory must hold one
-    #[arg(long)]
-    pub new: bool,
-    /// Give up the namespace of the same name that has this id, and all its files, permanently
-    #[arg(long, value_name = "ID", requires = "new")]
-    pub instead_of: Option<NamespaceUuid>,
-}
-
-#[derive(Args)]
-pub struct StorageRole {
-    #[command(flatten)]
-    pub role: RoleArgs,
-    /// Directory of a target; may be given several times
-    #[arg(long, value_hint = ValueHint::DirPath)]
-    pub dir: Vec<PathBuf>,
-    /// Pool of its targets
-    #[arg(long)]
-    pub pool: Option<String>,
-}
-
-#[derive(Args)]
-pub struct MoverRole {
-    #[command(flatten)]
-    pub role: RoleArgs,
-    /// Directory of a cluster that `weir up` made; --config and --coordinator override it
-    #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
-    pub dir: Option<PathBuf>,
-    /// The namespace to work for [default: root]
-    #[arg(long)]
-    pub namespace: Option<String>,
-}
-
-#[derive(Args)]
-pub struct MountRole {
-    #[command(flatten)]
-    pub role: RoleArgs,
-    /// Mount point
-    #[arg(value_hint = ValueHint::DirPath)]
-    pub path: Option<PathBuf>,
-    /// Directory of a cluster that `weir up` made; --config and --coordinator override it
-    #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
-    pub dir: Option<PathBuf>,
-    /// The namespace to show [default: root]
-    #[arg(long)]
-    pub namespace: Option<String>,
-    /// Show this directory of the file system, like /volume, in place of all of it [default: /]
-    #[arg(long, value_name = "DIR")]
-    pub top: Option<String>,
-    /// Memory for unsaved and cached data, in MiB
-    #[arg(long)]
-    pub memory_mib: Option<u64>,
-    /// How long calls wait for servers that do not answer before programs get errors: 30s, 10m, 2h or forever
-    /// [default: 10m]
-    #[arg(long, value_name = "TIME")]
-    pub patience: Option<Patience>,
-    /// How requests come from the kernel: uring by io_uring, dev by /dev/fuse, auto by io_uring where the
-    /// kernel offers it [default: dev]
-    #[arg(long, value_name = "WAY")]
-    pub transport: Option<Transport>,
-    /// Mount read-only
-    #[arg(long)]
-    pub read_only: bool,
-    /// The kernel asks for each name each time: no change by another mount waits until this one's kernel has
-    /// forgotten a name
-    #[arg(long)]
-    pub no_kernel_names: bool,
-    /// Wait for the metadata server at each create and removal, also in directories that no other mount
-    /// uses: a closed file is durable without fsync
-    #[arg(long)]
-    pub no_local_creates: bool,
-    /// Options as mount(8) has them: ro, noexec, noatime, allow_other
-    #[arg(
-        short = 'o',
-        long = "options",
-        value_name = "OPTIONS",
-        default_value = "",
-        hide_default_value = true
-    )]
-    pub options: String,
-    /// What mount(8) calls the source
-    #[arg(long, default_value = "weir", hide = true)]
-    pub source: String,
-    /// Clean up a stale mount first ("Transport endpoint is not connected")
-    #[arg(long)]
-    pub recover: bool,
 }
 
 /// Options of `weir mount` that have a value: mount(8) may name them, too.

@@ -64,7 +64,7 @@ pub struct ScrubTargets {
     /// Targets as `weir status` shows them, like t3 [default: all]
     #[arg(value_name = "TARGET")]
     pub targets: Vec<String>,
-    /// Read everything now
+    /// Read everything, and compare versions with the other members', now
     #[arg(long)]
     pub start: bool,
     /// Read at most this much per second and target [default: half of the time]

@@ -2,7 +2,7 @@
 //! snapshots and targets are offered, too, if the cluster selected by the words answers at once. Otherwise
 //! only static words are offered.
 use crate::cli::{Cli, DIR_VARIABLE, Status};
-use crate::commands::volume;
+use crate::commands::namespace_client;
 use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::observe;
@@ -122,21 +122,25 @@ fn names(kind: Kind, typed: &[String]) -> Outcome<Vec<(String, String)>> {
             return Ok(map.targets.iter().map(|t| (t.id.to_string(), state(t))).collect());
         }
         let namespace = option(typed, "--namespace").unwrap_or("root").to_owned();
-        let client = volume::connect(coordinators, &namespace).await?;
+        let client = namespace_client::connect(coordinators, &namespace).await?;
         let found = match kind {
             Kind::Relation => {
                 let all = client.relations(None).await?;
                 all.into_iter().map(|r| (r.id.to_string(), format!("{} {}", r.volume_name, r.url))).collect()
             }
             Kind::Snapshot => {
-                let all = volume::all(&client).await?;
+                let all = namespace_client::all(&client).await?;
                 let Some(volume) = all.iter().find(|v| typed.contains(&v.name)) else {
                     return Ok(Vec::new());
                 };
                 let shown = client.snapshots(volume.id).await?;
                 shown.into_iter().map(|s| (s.name, format!("of {}", volume.name))).collect()
             }
-            _ => volume::all(&client).await?.into_iter().map(|v| (v.name, "volume".to_owned())).collect(),
+            _ => namespace_client::all(&client)
+                .await?
+                .into_iter()
+                .map(|v| (v.name, "volume".to_owned()))
+                .collect(),
         };
         client.shutdown().await?;
         Ok(found)

@@ -11,8 +11,11 @@
 mod bench;
 mod certificate;
 mod cli;
+mod cli_file;
+mod cli_local;
 mod cli_namespace;
 mod cli_nodes;
+mod cli_roles;
 mod cli_targets;
 mod cli_watch;
 mod cluster_args;

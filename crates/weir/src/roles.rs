@@ -1,7 +1,7 @@
 //! Each role as a foreground process: configuration in, service up, readiness notified, orderly end on a
 //! signal.
 use crate::certificate::{self, Own};
-use crate::cli::{CoordRole, MetaRole, MountRole, MoverRole, RoleArgs, StorageRole};
+use crate::cli_roles::{CoordRole, MetaRole, MountRole, MoverRole, RoleArgs, StorageRole};
 use crate::commands::file;
 use crate::commands::restore;
 use crate::commands::tiering;

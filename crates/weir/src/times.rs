@@ -2,6 +2,7 @@
 //! ago`.
 use jiff::{Span, SpanRelativeTo, Timestamp, Unit};
 use weir_proto::date::Date;
+use weir_proto::meta::Time;
 use weir_proto::{Error, Result};
 
 const DAY_S: i64 = 86_400;
@@ -27,6 +28,22 @@ pub fn show_seconds(seconds: u32) -> String {
     fits.map_or_else(|| format!("{seconds}s"), |(unit, letter)| format!("{}{letter}", seconds / unit))
 }
 
+/// An interval or duration; not 0, which would mean the opposite.
+pub fn parse_every(text: &str) -> std::result::Result<u32, String> {
+    match parse_seconds(text)? {
+        0 => Err(format!("{text:?} is not an interval: expected one like 7d, 12h, 1h30m or 60s")),
+        seconds => Ok(seconds),
+    }
+}
+
+/// The same, or `none`: 0.
+pub fn parse_interval(text: &str) -> std::result::Result<u32, String> {
+    if text.eq_ignore_ascii_case("none") {
+        return Ok(0);
+    }
+    parse_every(text).map_err(|why| format!("{why}, or none"))
+}
+
 /// A moment in the past, in UTC: a date, `today`, `yesterday` (a day counts to its end), or a duration and
 /// `ago`.
 pub fn parse_moment(text: &str, now: Date) -> Result<Date> {
@@ -49,6 +66,27 @@ pub fn parse_moment(text: &str, now: Date) -> Result<Date> {
                 .map_err(|_| Error::invalid(format!("{e}; also yesterday, or 2h ago")))
         }),
     }
+}
+
+/// `2026-03-01 12:00:05 UTC`.
+pub fn when(t: Time) -> String {
+    let seconds = t.nanos.div_euclid(1_000_000_000);
+    let (days, of_day) = (seconds.div_euclid(86400), seconds.rem_euclid(86400));
+    let (year, month, day) = civil(days);
+    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
+/// Days since 1970-01-01 as a date. Howard Hinnant, "chrono-compatible low-level date algorithms",
+/// `civil_from_days`.
+fn civil(days: i64) -> (i64, i64, i64) {
+    let z = days + 719_468;
+    let (era, of_era) = (z.div_euclid(146_097), z.rem_euclid(146_097));
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * of_year + 2) / 153;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    (year_of_era + era * 400 + i64::from(month <= 2), month, of_year - (153 * from_march + 2) / 5 + 1)
 }
 
 #[cfg(test)]
@@ -80,6 +118,23 @@ mod tests {
     #[test]
     fn lengths_are_shown_in_their_largest_whole_unit() {
         assert_eq!([7 * 86400, 7200, 90, 0].map(show_seconds), ["7d", "2h", "90s", "0s"]);
+    }
+
+    #[test]
+    fn a_time_is_shown_as_a_date() {
+        let shown = |seconds: i64| when(Time { nanos: seconds * 1_000_000_000 + 5 });
+        assert_eq!(shown(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(shown(951_782_400 + 3661), "2000-02-29 01:01:01 UTC");
+        assert_eq!(shown(-1), "1969-12-31 23:59:59 UTC");
+        assert_eq!(shown(1_772_366_405), "2026-03-01 12:00:05 UTC");
+    }
+
+    #[test]
+    fn intervals_are_not_0() {
+        for text in ["0", "0s", "0d"] {
+            assert!(parse_every(text).is_err() && parse_interval(text).unwrap_err().ends_with("or none"));
+        }
+        assert_eq!((parse_interval("none"), parse_interval("1h")), (Ok(0), Ok(3600)));
     }
 
     #[test]

@@ -167,11 +167,11 @@ impl Data {
                     unreachable = Some((index, e));
                 }
                 // The results of all members are known before the caller decides.
-                Some((_, Err(e))) => drop(refused.get_or_insert(e)),
+                Some((index, Err(e))) => drop(refused.get_or_insert((index, e))),
             }
         }
-        if let Some(e) = refused {
-            return Err(e);
+        if let Some((index, e)) = refused {
+            return Err(self.refusal(view, index, e).await);
         }
         if let Some((index, e)) = stale {
             let map_changed = || Ok::<_, Error>(self.view(s)?.group().epoch > epoch);

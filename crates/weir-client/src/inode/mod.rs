@@ -19,7 +19,7 @@ pub use lease::LeaseState;
 pub use loans::Loans;
 pub use opens::Opens;
 pub use pages::PageState;
-pub use quota::{NO_LIMIT, QuotaState, Settled};
+pub use quota::{Limits, NO_LIMIT, QuotaState, Settled};
 pub use tier::{Ranges, TierState, touches};
 pub use write::{DirectWrites, Unresolved, WriteErrors, WriteState};
 

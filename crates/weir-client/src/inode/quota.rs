@@ -1,11 +1,27 @@
 //! A file's usage of the quotas that apply to it, in bytes, and the reservation for uncommitted ones.
 //!
 //! Only the number of bytes in holes is known, not their position. Pure.
+use weir_proto::meta::Entry;
 use weir_proto::quota::Account;
-use weir_proto::{Error, Result};
+use weir_proto::{Error, Result, VolumeId};
 
 /// No limit applies.
 pub const NO_LIMIT: Account = Account::NONE;
+
+/// The limits that apply to files created locally.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// The files are of this account; `Account::NONE`: no limit applies.
+    pub account: Account,
+    /// Limits of bytes are among them.
+    pub of_bytes: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { account: Account::NONE, of_bytes: false }
+    }
+}
 
 #[derive(Debug)]
 pub struct QuotaState {
@@ -15,11 +31,14 @@ pub struct QuotaState {
     charged: u64,
     /// The account whose limits of bytes apply to new data, from the last grant of a Write lease.
     limited: Account,
+    ruled_by: VolumeId,
     /// Quota reserved for an account, in bytes, and the account.
     reserved: u64,
     reserved_of: Account,
     /// The part of it for direct writes in flight.
     direct_reserved: u64,
+    /// Limits hold for its present owner and group: only the leader changes these.
+    owner_fixed: bool,
 }
 
 /// A change of a file's reservation.
@@ -36,9 +55,11 @@ impl Default for QuotaState {
             allocated: 0,
             charged: 0,
             limited: NO_LIMIT,
+            ruled_by: VolumeId(0),
             reserved: 0,
             reserved_of: NO_LIMIT,
             direct_reserved: 0,
+            owner_fixed: false,
         }
     }
 }
@@ -53,8 +74,25 @@ impl QuotaState {
     pub fn is_limited(&self) -> bool {
         self.limited != NO_LIMIT
     }
+    /// The volume whose limits or write floor apply to new data, by the last lease; 0: none.
+    pub fn ruled_by(&self) -> VolumeId {
+        self.ruled_by
+    }
+    /// A lease for writing was granted.
+    pub fn note_lease(&mut self, entry: &Entry) {
+        self.limited = Account::limiting(entry);
+        self.ruled_by = entry.lease.limited;
+    }
     pub fn note_limit(&mut self, account: Account) {
         self.limited = account;
+    }
+    /// The file is created locally.
+    pub fn note_birth(&mut self, limits: Limits) {
+        self.limited = if limits.of_bytes { limits.account } else { NO_LIMIT };
+        self.owner_fixed = limits.account != NO_LIMIT;
+    }
+    pub fn is_owner_fixed(&self) -> bool {
+        self.owner_fixed
     }
     /// The file has this owner and group now.
     pub fn note_owner(&mut self, uid: u32, gid: u32) {

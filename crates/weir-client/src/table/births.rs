@@ -3,7 +3,7 @@
 //!
 //! Invariants: numbers are used in order, each once; a directory has one batch in flight at a time, and its
 //! changes are reported in their order. Pure: messages and inodes are the caller's.
-use crate::inode::Inode;
+use crate::inode::{Inode, Limits};
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,6 +13,7 @@ use weir_env::Instant;
 use weir_proto::births::{BIRTHS_MAX, NUMBERS_MAX, NUMBERS_MIN};
 use weir_proto::map::Layout;
 use weir_proto::meta::{Cred, Time};
+use weir_proto::quota::Account;
 use weir_proto::{Error, InodeId};
 
 /// Creates in a directory are counted over this time.
@@ -69,6 +70,15 @@ pub struct Log {
     serial: u64,
 }
 
+/// Numbers for new files of a directory.
+#[derive(Clone, Copy, Debug)]
+pub struct Given {
+    pub first: InodeId,
+    pub numbers: u32,
+    pub layout: Layout,
+    pub limits: Limits,
+}
+
 #[derive(Default)]
 struct Dir {
     /// Files may be created: the lease is held, and no revoke of it has begun.
@@ -76,6 +86,8 @@ struct Dir {
     next: u64,
     end: u64,
     layout: Option<Layout>,
+    /// Whose limits files with these numbers count under.
+    limits: Limits,
     /// The size of the last block of numbers.
     numbers: u32,
     unsent: VecDeque<Unreported>,
@@ -124,13 +136,13 @@ impl Log {
         Some((d.numbers * 2).clamp(NUMBERS_MIN, NUMBERS_MAX))
     }
     /// The answer; `None`: refused.
-    pub fn asked(&mut self, dir: InodeId, given: Option<(InodeId, u32, Layout)>, now: Instant) {
+    pub fn asked(&mut self, dir: InodeId, given: Option<Given>, now: Instant) {
         let d = self.dirs.entry(dir).or_default();
         d.asking = false;
         match given {
-            Some((first, numbers, layout)) => {
+            Some(Given { first, numbers, layout, limits }) => {
                 (d.next, d.end, d.layout) = (first.0, first.0 + u64::from(numbers), Some(layout));
-                (d.numbers, d.is_open) = (numbers, true);
+                (d.numbers, d.limits, d.is_open) = (numbers, limits, true);
             }
             None => d.refused = Some(now),
         }
@@ -145,12 +157,16 @@ impl Log {
 
 /// Births.
 impl Log {
-    /// A number for a file of this directory.
-    pub fn take_number(&mut self, dir: InodeId) -> Option<(InodeId, Layout)> {
+    /// A number for a file of this directory, owner and group; `None`: the leader has to be asked.
+    pub fn take_number(&mut self, dir: InodeId, (uid, gid): (u32, u32)) -> Option<(InodeId, Layout, Limits)> {
         let d = self.dirs.get_mut(&dir).filter(|d| d.is_open && d.next < d.end)?;
+        let account = d.limits.account;
+        if account != Account::NONE && (account.uid, account.gid) != (uid, gid) {
+            return None;
+        }
         let ino = InodeId(d.next);
         d.next += 1;
-        Some((ino, Layout { seed: Layout::seed_of(ino), ..d.layout? }))
+        Some((ino, Layout { seed: Layout::seed_of(ino), ..d.layout? }, d.limits))
     }
     pub fn is_open(&self, dir: InodeId) -> bool {
         self.dirs.get(&dir).is_some_and(|d| d.is_open)
@@ -239,8 +255,8 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weir_proto::PgId;
     use weir_proto::map::Scheme;
+    use weir_proto::{PgId, VolumeId};
 
     const DIR: InodeId = InodeId(5);
     const OTHER: InodeId = InodeId(6);
@@ -252,17 +268,20 @@ mod tests {
         let scheme = Scheme { data: 4, parity: 2 };
         Layout { scheme, cell_shift: 20, first_pg: PgId(0), pg_count: 3, seed: 0 }
     }
+    fn given(first: u64, numbers: u32) -> Given {
+        Given { first: InodeId(first), numbers, layout: layout(), limits: Limits::default() }
+    }
     /// With the names of both directories, and this count of numbers in each.
     fn with_names(numbers: u32) -> Log {
         let mut log = Log::default();
         for (n, dir) in [DIR, OTHER].into_iter().enumerate() {
             assert!(log.note_create(dir, 1, at(0)).is_some());
-            log.asked(dir, Some((InodeId(1000 * (n as u64 + 1)), numbers, layout())), at(0));
+            log.asked(dir, Some(given(1000 * (n as u64 + 1), numbers)), at(0));
         }
         log
     }
     fn bear(log: &mut Log, dir: InodeId, uid: u32) -> bool {
-        let (ino, layout) = log.take_number(dir).expect("a number is left");
+        let (ino, layout, _) = log.take_number(dir, (uid, 1)).expect("a number is left");
         assert_eq!(layout.seed, Layout::seed_of(ino));
         let cred = Cred { uid, gid: 1, groups: vec![] };
         let name = Bytes::from(format!("f{ino}"));
@@ -284,11 +303,23 @@ mod tests {
         assert_eq!(asks(&mut log, 2005), None, "it was refused just now");
         (3000..3003).for_each(|ms| assert_eq!(asks(&mut log, ms), None));
         assert_eq!(asks(&mut log, 3010), Some(NUMBERS_MIN));
-        log.asked(DIR, Some((InodeId(7), 256, layout())), at(3011));
+        log.asked(DIR, Some(given(7, 256)), at(3011));
         assert_eq!(asks(&mut log, 3012), None, "numbers are left");
-        (0..256).for_each(|_| assert!(log.take_number(DIR).is_some()));
-        assert_eq!(log.take_number(DIR), None);
+        (0..256).for_each(|_| assert!(log.take_number(DIR, (1, 1)).is_some()));
+        assert_eq!(log.take_number(DIR, (1, 1)), None);
         assert_eq!(asks(&mut log, 3013), Some(512), "twice as many");
+    }
+
+    #[test]
+    fn under_limits_numbers_are_for_one_account() {
+        let mut log = Log::default();
+        assert!(log.note_create(DIR, 1, at(0)).is_some());
+        let account = Account { volume: VolumeId(3), uid: 7, gid: 9 };
+        let limits = Limits { account, of_bytes: true };
+        log.asked(DIR, Some(Given { limits, ..given(50, 4) }), at(0));
+        let mut taken = |owner| log.take_number(DIR, owner).map(|(ino, _, limits)| (ino.0, limits));
+        assert_eq!([taken((7, 8)), taken((8, 9)), taken((0, 0))], [None; 3]);
+        assert_eq!([taken((7, 9)), taken((7, 9))], [Some((50, limits)), Some((51, limits))]);
     }
 
     #[test]
@@ -360,7 +391,7 @@ mod tests {
         let mut log = with_names(100);
         bear(&mut log, DIR, 1);
         assert!(log.close(DIR) && !log.is_open(DIR));
-        assert_eq!(log.take_number(DIR), None);
+        assert_eq!(log.take_number(DIR, (1, 1)), None);
         assert!(!log.close(InodeId(99)));
         assert_eq!(numbers(&log.drop_unsent(DIR)), [1000]);
         assert!(!log.close(DIR));

@@ -3,6 +3,7 @@
 pub mod accesses;
 pub mod births;
 pub mod closes;
+pub mod floors;
 pub mod locks;
 pub mod recalls;
 pub mod reservations;
@@ -10,6 +11,7 @@ pub mod reservations;
 use accesses::Accesses;
 use births::Births;
 use closes::Closes;
+use floors::Floors;
 use locks::Locks;
 use recalls::Recalls;
 use reservations::Reservations;
@@ -22,6 +24,8 @@ pub struct Tables {
     pub accesses: Accesses,
     /// Quota reservations under limits of bytes.
     pub reservations: Reservations,
+    /// Write floors of volumes.
+    pub floors: Floors,
     pub locks: Locks,
     pub recalls: Recalls,
     /// Files that the leader does not know of yet.

@@ -4,6 +4,8 @@ use super::*;
 use std::sync::Arc;
 use weir_client::{ClientConfig, NoKernel, SetAttrs, SetTime};
 use weir_proto::meta::{Attr, Cred, Time};
+use weir_proto::quota::{Holder, OwnerKind};
+use weir_proto::volume::Quota;
 use weir_proto::{ErrorKind, NameRule, Result};
 
 /// Has the names of a directory after `after` creates in it.
@@ -65,6 +67,80 @@ fn files_created_alone_in_a_directory_cost_few_messages() {
             c.check();
         }
         assert!(asked[0] * 10 < asked[1], "messages with and without: {asked:?}");
+    });
+}
+
+/// Limits of a volume and of its users: files are created locally, and the limits hold to the byte and to the
+/// file.
+#[test]
+fn limits_hold_for_files_created_locally() {
+    const FILES: u64 = 400;
+    const BYTES: u64 = 1000;
+    Lab::new(9).run(6, |lab| async move {
+        let (c, other) = (client_after(&lab, "a", Some(8)).await, lab.client("b").await);
+        let v = c.create_volume(&root(), &new_volume("v", quota(0, FILES))).await.unwrap();
+        let open_to_all = SetAttrs { mode: Some(0o777), ..SetAttrs::default() };
+        let u = c.mkdir(&root(), v.root, b"u", 0o777).await.unwrap().attr.ino;
+        c.setattr(&root(), u, None, open_to_all).await.unwrap();
+        let user = Cred { uid: 7, gid: 50, groups: vec![50] };
+        let holder = Holder { volume: v.id, kind: OwnerKind::User, id: 7 };
+        let bytes = Quota { bytes_hard: Some(200 * BYTES + 1), ..Quota::NONE };
+        c.set_owner_limit(&root(), holder, Some(bytes)).await.unwrap();
+        let (mut written, mut asked) = (0, 0);
+        for n in 0.. {
+            let before = c.status().asked;
+            let name = format!("f{n}");
+            let made = c.create(&user, u, name.as_bytes(), 0o644, true, OpenMode::WRITE).await;
+            let h = made.unwrap().handle;
+            let wrote = c.write(h, 0, vec![3; BYTES as usize].into()).await;
+            c.release(h).await.unwrap();
+            asked += c.status().asked - before;
+            lab.world().sleep(Duration::from_micros(100)).await;
+            match wrote {
+                Ok(n) => written += n as u64,
+                Err(e) => {
+                    assert_eq!(e.kind, ErrorKind::OverQuota, "{e}");
+                    break;
+                }
+            }
+        }
+        assert_eq!(written, 200 * BYTES + 1);
+        assert!(asked < 200, "{asked} messages for 201 files");
+        c.sync_names(u).await.unwrap();
+        c.check();
+        let usage = other.volume("v").await.unwrap().usage;
+        assert_eq!((usage.files, usage.bytes), (202, written));
+        // Another user has the limit of files only: two clients fill it, one of them locally.
+        let (mut mine, mut its) = (usage.files, 0);
+        let full = |e: weir_proto::Error| assert_eq!(e.kind, ErrorKind::OverQuota, "{e}");
+        let d = c.mkdir(&root(), v.root, b"d", 0o755).await.unwrap().attr.ino;
+        let e = other.mkdir(&root(), v.root, b"e", 0o755).await.unwrap().attr.ino;
+        let mut refused = [false; 2];
+        for n in 0.. {
+            for (i, (client, dir, count)) in
+                [(&c, d, &mut mine), (&other, e, &mut its)].into_iter().enumerate()
+            {
+                let name = format!("g{n}");
+                match client.create(&root(), dir, name.as_bytes(), 0o644, true, OpenMode::WRITE).await {
+                    Ok(opened) => {
+                        client.release(opened.handle).await.unwrap();
+                        *count += 1;
+                    }
+                    Err(error) => {
+                        full(error);
+                        refused[i] = true;
+                    }
+                }
+            }
+            if refused == [true; 2] {
+                break;
+            }
+            lab.world().sleep(Duration::from_millis(3)).await;
+        }
+        c.sync_names(d).await.unwrap();
+        let usage = other.volume("v").await.unwrap().usage;
+        assert_eq!((usage.files, usage.files + usage.directories), (mine + its, FILES));
+        c.check();
     });
 }
 

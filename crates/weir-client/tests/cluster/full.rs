@@ -4,8 +4,9 @@ use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode, SetAttrs};
+use weir_proto::map::ClusterMap;
 use weir_proto::relation::What;
-use weir_proto::{ErrorKind, InodeId, VolumeId};
+use weir_proto::{ErrorKind, InodeId, TargetId, VolumeId};
 
 /// Enough for nothing but what rides in the index.
 const FULL_BYTES: u64 = 1 << 20;
@@ -202,6 +203,46 @@ fn what_a_failed_write_left_below_the_size_is_told() {
             assert!(!there.is_empty(), "{name}: nothing was left");
             let untold = there.into_iter().find(|at| !is_told(*at));
             assert_eq!(untold, None, "{name}");
+        }
+    });
+}
+
+/// The place goes to the seventh target while the write waits.
+#[test]
+fn a_file_grows_once_a_full_targets_place_has_moved() {
+    let lab = Lab::new(77);
+    lab.world().set_disk_capacity("s1", FULL_BYTES);
+    lab.run(7, |lab| async move {
+        let (a, cluster) = (lab.client("a").await, lab.observe().await);
+        let h = create(&a).await;
+        let data = pattern(1, 0, 9 * STRIPE);
+        write(&a, h, 0, &data).await;
+        let found = a.lookup(&root(), InodeId::ROOT, b"f").await.unwrap().expect("the name exists");
+        let layout = found.attr.layout.expect("it has stripes");
+        let on_full = |map: &ClusterMap| {
+            let groups = (0..9).map(|stripe| map.group(layout.pg_of_stripe(stripe)).unwrap().clone());
+            groups.filter(|g| g.members.iter().any(|m| m.target == TargetId(2))).count()
+        };
+        assert!(on_full(&cluster.map()) > 0, "the test is of no use without");
+        a.fsync(h).await.unwrap();
+        assert_eq!(on_full(&cluster.map()), 0);
+        assert!(content(&lab, "b").await == data);
+    });
+}
+
+/// Nothing is outside the group: the error names the target, and why its place stays.
+#[test]
+fn a_refusal_names_the_full_target() {
+    let lab = Lab::new(78);
+    lab.world().set_disk_capacity("s1", FULL_BYTES);
+    lab.run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let h = create(&a).await;
+        write(&a, h, 0, &pattern(1, 0, STRIPE)).await;
+        let refused = a.fsync(h).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::NoSpace);
+        for word in ["t2 (s1) refuses it", "cannot move: there is no target to take its place"] {
+            assert!(refused.context.contains(word), "{refused}");
         }
     });
 }

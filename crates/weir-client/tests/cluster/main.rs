@@ -4,6 +4,8 @@ mod births;
 mod caches;
 mod clones;
 mod contents;
+mod drains;
+mod floors;
 mod founding;
 mod full;
 #[path = "../lab/mod.rs"]

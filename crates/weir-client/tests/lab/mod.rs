@@ -329,6 +329,7 @@ impl Lab {
             access: Arc::new(move || ruled.map().access.clone()),
             refused: Arc::new(|_| ()),
             audits: Arc::new(Vec::new),
+            records_holds: Arc::new(|| true),
             right: weir_meta::copies::Right::alone(),
             led_until: None,
             witness: Arc::new(|_| ()),

@@ -16,6 +16,50 @@ fn with_an_empty_one() -> (ClusterMap, Observed) {
     (map, Observed { used, ..Observed::default() })
 }
 
+/// Six empty targets beside six that are 60 % full. While places move, writes add to each target in proportion to
+/// its places.
+#[test]
+fn six_more_targets_get_half_with_few_moves() {
+    let (mut map, mut observed) = with_an_empty_one();
+    for n in 8..=12 {
+        let mut target = map.targets[6].clone();
+        (target.id, target.uuid, target.node) = (TargetId(n), DiskUuid([n as u8; 16]), NodeId(n));
+        map.targets.push(target);
+        observed.used.insert(TargetId(n), 0);
+    }
+    let moved_bytes = {
+        let mut moved_bytes = 0;
+        loop {
+            let steps = plan_balance(&map, &observed);
+            if steps.is_empty() {
+                break moved_bytes;
+            }
+            for step in steps {
+                let group = map.group(step.group).unwrap();
+                let bytes = Board::new(&map, &observed).bytes_of_place(group, step.from);
+                map.groups[step.group.0 as usize].members[step.place].target = step.to;
+                *observed.used.get_mut(&step.from).unwrap() -= bytes;
+                *observed.used.get_mut(&step.to).unwrap() += bytes;
+                moved_bytes += bytes;
+            }
+            for group in &map.groups {
+                group.members.iter().for_each(|m| *observed.used.get_mut(&m.target).unwrap() += 10);
+            }
+        }
+    };
+    let all: u64 = observed.used.values().sum();
+    let new: u64 = (7..=12).map(|n| observed.used[&TargetId(n)]).sum();
+    let share = new * 1000 / all;
+    assert!((450..=550).contains(&share), "{share} per mille of the bytes are on new targets");
+    let (least, most) = (observed.used.values().min().unwrap(), observed.used.values().max().unwrap());
+    assert!(
+        most - least <= 20_000 + 10_000,
+        "within 2 % of the capacity, and half a place: {:?}",
+        observed.used
+    );
+    assert!(moved_bytes * 10 <= new * 11, "{moved_bytes} bytes moved, {new} are there");
+}
+
 /// Executes plans until none is left, as if each place had the same size as the others of its target.
 fn balanced(map: &mut ClusterMap, observed: &mut Observed) -> usize {
     let mut moved = 0;

@@ -55,3 +55,20 @@ fn a_place_that_cannot_move_has_a_reason() {
     assert_eq!(why(&map, &drained(3)), Some(Hindrance::Repaired));
     assert_eq!(why(&with_more(1), &Observed::default()), None);
 }
+
+#[test]
+fn the_place_of_a_full_target_moves_where_writers_were_refused() {
+    let mut map = with_more(1);
+    let group = map.groups.last().unwrap().id;
+    let (observed, refused) = (Observed::default(), BTreeSet::from([(group, TargetId(3))]));
+    let plan = plan_full(&map, &observed, &refused);
+    assert_eq!(plan.steps.len(), 1, "no other place of the target: {plan:?}");
+    let step = plan.steps[0];
+    assert_eq!((step.group, step.from, step.to), (group, TargetId(3), TargetId(7)));
+    begin_move(&mut map, step.group, step.place, step.to).unwrap();
+    assert!(plan_full(&map, &observed, &refused).steps.is_empty(), "it moves already");
+    let unknown = BTreeSet::from([(group, TargetId(99)), (PgId(9999), TargetId(3))]);
+    assert_eq!(plan_full(&map, &observed, &unknown), Plan::default());
+    let waits = plan_full(&with_more(0), &observed, &refused).waiting;
+    assert_eq!(waits, [(group, TargetId(3), Hindrance::NoTarget)]);
+}

@@ -22,7 +22,7 @@ mod upgrade;
 pub use access::{add_rule, audit_volumes, remove_rule};
 pub use balance::plan_balance;
 pub use copies::{JournalGroup, JournalMember};
-pub use drain::plan_drain;
+pub use drain::{plan_drain, plan_full};
 pub use groups::{
     WantedGroups, add_groups, caught_up, demote_slow, forget_unpublished_epochs, groups_asked_for,
     groups_for_new_files, groups_for_new_targets, is_spare, left_out, needed_without, rejoin_groups,

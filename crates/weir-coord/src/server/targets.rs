@@ -3,7 +3,8 @@ use super::*;
 use crate::decide::remove_target;
 use crate::replacing::RebuildEvent;
 use weir_proto::coord::{
-    DrainTarget, GetRebuild, PauseMoves, PlaceCopied, RemoveTarget, ReportRefill, SetRebuild, TargetGone,
+    DrainTarget, GetRebuild, PauseMoves, PlaceCopied, RemoveTarget, ReportFull, ReportRefill, SetRebuild,
+    TargetGone,
 };
 
 impl Coordinator {
@@ -26,6 +27,10 @@ impl Coordinator {
                 let said = call.decode::<PlaceCopied>()?;
                 let event = |answer| Event::Rebuild(RebuildEvent::Copied { said, answer });
                 self.ask_map::<PlaceCopied>(call, event)
+            }
+            ReportFull::METHOD => {
+                let said = call.decode::<ReportFull>()?;
+                self.rebuild::<ReportFull>(|answer| RebuildEvent::Full { said, answer })
             }
             PauseMoves::METHOD => {
                 let PauseMoves { paused } = call.decode::<PauseMoves>()?;

@@ -32,6 +32,7 @@ pub async fn run(leader: Arc<Leader>) -> Error {
                 leader.report(leader.end_session(&mut state, id, "it did not come back after the restart"));
             }
         }
+        leader.report(leader.forget_old_holds(&mut state));
         if state.grace_until.is_none() {
             for id in session::expired(&state.sessions, now, leader.term()) {
                 let undisturbed = state.leases.writes_undisturbed(id);

@@ -34,8 +34,8 @@ impl Leader {
         let id = request.session();
         let session = state.sessions.get_mut(&id).ok_or_else(|| no_session(id))?;
         session.heard = self.env.clock.now();
-        if state.grace_until.is_some() {
-            return Ok((Step::Wait(state.grace_over.clone().notified_owned()), Obstacles::default()));
+        if let Some(wait) = self.wait_for_absent(state, request)? {
+            return Ok((Step::Wait(wait), Obstacles::default()));
         }
         let mount = self.mount_at(state, on);
         let mut obstacles = std::mem::take(&mut state.obstacles);
@@ -104,6 +104,8 @@ impl Leader {
         if let Some(dir) = shown.filter(|_| !state.mirrored.is_empty()) {
             self.rescan(dir)?;
         }
+        self.note_holds(state)?;
+        self.note_reserved(state, request)?;
         let mut w = Writer { bytes: Vec::with_capacity(REPLY_BYTES) };
         reply.encode(&mut w);
         Ok(w.bytes)

@@ -44,6 +44,8 @@ pub struct MetaConfig {
     pub audits: Arc<dyn Fn() -> Vec<AuditRule> + Send + Sync>,
     /// Gets the records that these rules ask for.
     pub witness: Arc<Witness>,
+    /// Whether every other node of the namespace, which may lead next, reads records of held volumes.
+    pub records_holds: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Whether it may answer.
     pub right: Arc<Right>,
     /// The latest time at which the former leader of a namespace with copies may have answered.

@@ -5,7 +5,7 @@
 //!
 //! Invariants: a lock is held only by a live session. A request is accepted only on the connection on which
 //! the session last named its locks, so that no earlier one arrives late. While sessions from before a
-//! restart may still name theirs, no new lock is granted.
+//! restart may still name theirs, no new lock is granted in their volumes.
 
 use crate::leader::hints::hint;
 use crate::leader::{Leader, State};
@@ -26,7 +26,7 @@ impl Leader {
         let mut state = leader.lock();
         heard(&mut state, r.session, on, now)?;
         let plain = |outcome| LockAnswer { outcome, holder: None };
-        if state.grace_until.is_some() {
+        if leader.may_be_held_by_absent(&mut state, r.ino)? {
             return Ok(plain(LockOutcome::Grace));
         }
         let holder = Holder { session: r.session, owner: r.owner };
@@ -57,7 +57,7 @@ impl Leader {
         let (leader, now) = (self, self.env.clock.now());
         let mut state = leader.lock();
         state.session(r.session)?.heard = now;
-        if state.grace_until.is_some() {
+        if leader.may_be_held_by_absent(&mut state, r.ino)? {
             return Ok(LockAnswer { outcome: LockOutcome::Grace, holder: None });
         }
         let holder = Holder { session: r.session, owner: r.owner };

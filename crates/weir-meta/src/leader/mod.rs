@@ -11,6 +11,7 @@ pub mod clones;
 pub mod config;
 mod events;
 mod eviction;
+pub mod grace;
 mod hints;
 pub mod levels;
 pub mod locks;
@@ -233,7 +234,8 @@ impl Leader {
         tracing::info!(session = %id, client = session.client, "session ends: {why}");
         // The open files of a session that has not returned since a restart are not known.
         let may_write = |ino: &InodeId| state.leases.opens_of(id, *ino).write > 0;
-        let was_writing = !session.resumed || state.leases.inodes_of(id).iter().any(may_write);
+        let is_unknown = !session.resumed && session.holds.may_write();
+        let was_writing = is_unknown || state.leases.inodes_of(id).iter().any(may_write);
         for ino in state.leases.drop_session(id) {
             state.wake(ino);
         }

@@ -1,6 +1,7 @@
 //! Sessions as clients open, resume and close them, and what they return without an operation.
 use super::outcome::Outcome;
 use super::{Leader, State};
+use crate::holds::Holds;
 use crate::keys::{self, Sequence};
 use crate::lease::Opens;
 use crate::namespace::{self, create::next_number};
@@ -53,15 +54,18 @@ impl Leader {
         let record = SessionRecord { client, opened, process };
         let mut id = SessionId(0);
         let mut state = leader.lock();
+        let holds = if (leader.config.records_holds)() { Holds::nothing() } else { Holds::Anything };
         let seq = leader.kv.transact(&mut |txn| {
             id = session_id(leader.config.namespace, next_number(txn, Sequence::Session)?)?;
             txn.put(&keys::session(id), &record.to_value());
+            holds.to_value().inspect(|value| txn.put(&keys::holds(id), value));
             Ok(())
         })?;
         state.newest = state.newest.max(seq);
-        state
-            .sessions
-            .insert(id, Session::new(record.client, record.process, now, Some(connection.clone()), true));
+        state.sessions.insert(
+            id,
+            Session::new(record.client, record.process, now, Some(connection.clone()), (holds, true)),
+        );
         state.withhold_leases(id, now);
         tracing::info!(session = %id, client = r.client, "session opened");
         let grace = state.grace_until.map_or(Duration::ZERO, |until| until.since(now));
@@ -121,6 +125,7 @@ impl Leader {
             }
             Ok(())
         })?;
+        leader.note_holds(&mut state)?;
         state.session(r.session)?.resumed = true;
         state.end_grace_if_complete();
         leader.relations.changed.notify_one(); // it searches for files that have no writer any more
@@ -188,13 +193,13 @@ impl Leader {
         state.session(r.session)?.heard = self.env.clock.now();
         let account = |held: &HeldReservation| Quotas::account_of_volume(held.volume);
         r.held.iter().for_each(|held| state.quotas.set(account(held), r.session, held.bytes));
-        Ok(())
+        self.note_used_volumes(&mut state, r.session, r.held.iter().map(|held| held.volume))
     }
     pub fn reclaim_space(&self, r: &ReclaimSpace) -> Result<()> {
         let mut state = self.lock();
         state.session(r.session)?.heard = self.env.clock.now();
         r.held.iter().for_each(|held| state.quotas.set(held.account, r.session, held.bytes));
-        Ok(())
+        self.note_used_volumes(&mut state, r.session, r.held.iter().map(|held| held.account.volume))
     }
 
     pub fn release_append_token(&self, r: &ReleaseAppendToken) -> Result<()> {
@@ -229,11 +234,11 @@ impl Leader {
     /// Restores a holding that a client names; false if it cannot keep the lease.
     fn take_up(&self, state: &mut State, session: SessionId, lease: &HeldLease, known: bool) -> Result<bool> {
         let mut inode = None;
-        let (mut exists, mut has_numbers) = (false, false);
+        let (mut exists, mut block) = (false, None);
         self.kv.read(&mut |read| {
             inode = namespace::find_inode(read, lease.ino)?;
             exists = inode.is_some() || read.get(&keys::access(lease.ino))?.is_some();
-            has_numbers = namespace::births::find_block(read, session, lease.ino)?.is_some();
+            block = namespace::births::find_block(read, session, lease.ino)?;
             Ok(())
         })?;
         if !exists {
@@ -263,7 +268,9 @@ impl Leader {
                 state.leases.take_up_write(session, lease.ino)
             }
             // No other session gets the names of a directory during the grace period.
-            (LeaseKind::Write, None) if has_numbers => state.leases.take_up_names(session, lease.ino),
+            (LeaseKind::Write, None) => block.map_or(LeaseKind::None, |block| {
+                state.leases.take_up_names(session, lease.ino, block.numbers())
+            }),
             (LeaseKind::Read, _) => state.leases.acquire_read(session, lease.ino),
             _ => LeaseKind::None,
         };

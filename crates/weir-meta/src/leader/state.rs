@@ -1,7 +1,8 @@
 //! The leader's state in memory, under one lock: leases, locks, sessions, quotas, and waiting operations.
 use super::config::MetaConfig;
+use super::grace::AbsentHoldings;
 use crate::access::{Mounts, Told};
-use crate::lease::{ByInode, LeaseTable};
+use crate::lease::{ByInode, LeaseTable, Raised};
 use crate::lock::LockTable;
 use crate::namespace::{Snapshots, snapshot, volume};
 use crate::obstacle::{Obstacle, Obstacles};
@@ -47,6 +48,12 @@ pub struct State {
     pub mounts: Mounts,
     /// Until then sessions from before the restart may return.
     pub grace_until: Option<Instant>,
+    /// The holdings of sessions that have not returned, while there are such; `None`: to be computed.
+    pub(super) absent: Option<Arc<AbsentHoldings>>,
+    /// Until this one, sessions have been checked for volumes that they use no more.
+    pub(super) checked_holds: SessionId,
+    /// Empty; kept for its room.
+    pub(super) raised: Vec<Raised>,
     /// When this node started, or last resumed after a stall.
     pub stood_still_until: Instant,
     /// When this node last looked for silent sessions.
@@ -100,6 +107,9 @@ impl State {
             mounts: Mounts::new(Told::new(config.refused.clone())),
             grace_until: (!sessions.is_empty())
                 .then(|| config.led_until.map_or(now, |led| led.min(now)) + term),
+            absent: None,
+            checked_holds: SessionId(0),
+            raised: Vec::new(),
             stood_still_until: now,
             looked: now,
             no_data_taken: now,
@@ -222,9 +232,13 @@ impl State {
         awake && self.sessions.get(&id).is_some_and(|s| s.resumed && now.since(s.heard) > term)
     }
 
+    /// A session has returned, or has ended: operations wait for the others only.
     pub fn end_grace_if_complete(&mut self) {
-        if self.grace_until.is_some() && self.sessions.values().all(|s| s.resumed) {
-            self.grace_until = None;
+        if self.grace_until.is_some() {
+            self.absent = None;
+            if self.sessions.values().all(|s| s.resumed) {
+                self.grace_until = None;
+            }
             self.grace_over.notify_waiters();
         }
     }

@@ -116,7 +116,7 @@ impl Gate<'_> {
 }
 
 /// The volume of an inode of any kind; `None`: it is gone, or has had no name yet.
-fn volume_of_any(read: &dyn Read, ino: InodeId) -> Result<Option<VolumeId>> {
+pub fn volume_of_any(read: &dyn Read, ino: InodeId) -> Result<Option<VolumeId>> {
     match find_inode(read, ino)? {
         Some(inode) if inode.parent == crate::record::NEVER_NAMED => Ok(None),
         Some(inode) => volume::find_volume_of(read, inode.parent),

@@ -3,20 +3,23 @@
 //! Invariants: a batch is carried out as a whole or not at all. A number is reserved for one client and one
 //! directory, and is used at most once: the block in the store has the remaining ones. A file that the lease
 //! on names permits is not refused later: limits and access control lists are checked when the names are
-//! granted, and a change of these revokes the lease first.
+//! granted, unused numbers count under limits of inodes, and a change of these revokes the lease first.
 use super::charge::Charge;
 use super::create::{Birth, Permissions, SERIAL_NUMBERS};
 use super::gate::OwnDir;
 use super::*;
 use crate::keys::Sequence;
+use crate::lease::Numbers;
+use crate::record::unknown_version;
 use bytes::Bytes;
 use weir_proto::births::{
     self, BIRTH_BYTES_MAX, BIRTHS_MAX, CLOCKS_APART_MS_MAX, CreateMany, CreatedMany, LeaseNames, NUMBERS_MAX,
     NamesLeased, RemoveMany, RemovedMany,
 };
 use weir_proto::meta::INLINE_MAX;
+use weir_proto::quota::Account;
 use weir_proto::relation::What;
-use weir_proto::wire_struct;
+use weir_proto::{Reader, Wire, wire_struct};
 
 /// `w/`: numbers of a directory that a session may use for its files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,9 +29,38 @@ pub struct NumberBlock {
     pub end: InodeId,
     /// The files' layout; each has a seed of its own.
     pub layout: Layout,
+    /// Whose limits the files count under; `Account::NONE`: no limit applies.
+    pub account: Account,
 }
-wire_struct!(NumberBlock { next: InodeId, end: InodeId, layout: Layout });
-impl Record for NumberBlock {}
+wire_struct!(NumberBlock { next: InodeId, end: InodeId, layout: Layout, account: Account });
+
+/// The layout of version 1: of directories without limits.
+struct FirstBlock {
+    next: InodeId,
+    end: InodeId,
+    layout: Layout,
+}
+wire_struct!(FirstBlock { next: InodeId, end: InodeId, layout: Layout });
+
+impl Record for NumberBlock {
+    const VERSION: u8 = 2;
+    fn decode_version(version: u8, r: &mut Reader<'_>) -> Result<NumberBlock> {
+        match version {
+            1 => {
+                let FirstBlock { next, end, layout } = FirstBlock::decode(r)?;
+                Ok(NumberBlock { next, end, layout, account: Account::NONE })
+            }
+            Self::VERSION => NumberBlock::decode(r),
+            n => Err(unknown_version(n, Self::VERSION)),
+        }
+    }
+}
+
+impl NumberBlock {
+    pub fn numbers(&self) -> Numbers {
+        Numbers { account: self.account, next: self.next, end: self.end }
+    }
+}
 
 /// A session's remaining numbers in a directory.
 pub fn find_block(read: &dyn Read, session: SessionId, dir: InodeId) -> Result<Option<NumberBlock>> {
@@ -44,10 +76,20 @@ pub fn lease_names(cx: &mut Cx<'_>, r: &LeaseNames) -> Result<NamesLeased> {
     }
     let mut tally = load_tally(cx.read(), r.dir)?;
     let entry = unleased(directory_attr(r.dir, &access, &tally));
-    let Some(policy) = cx.policy_of_births(r, &access) else {
-        return Ok(NamesLeased { entry, first: InodeId(0), numbers: 0, layout: None });
+    let refused = NamesLeased {
+        entry,
+        first: InodeId(0),
+        numbers: 0,
+        layout: None,
+        account: Account::NONE,
+        limits_bytes: false,
     };
-    let numbers = r.numbers.clamp(1, NUMBERS_MAX);
+    let Some(policy) = cx.policy_of_births(r, &access) else { return Ok(refused) };
+    let (account, quotas) = (cx.limited_account(r, &access), cx.rules.quotas);
+    let numbers = cx.numbers_within_limits(r.dir, account, r.numbers.clamp(1, NUMBERS_MAX))?;
+    if numbers == 0 {
+        return Ok(refused);
+    }
     if tally.next_n.saturating_add(numbers) > SERIAL_NUMBERS {
         tally.serial = super::create::next_number(cx.txn, Sequence::DirectorySerial)?;
         tally.next_n = 0;
@@ -56,9 +98,10 @@ pub fn lease_names(cx: &mut Cx<'_>, r: &LeaseNames) -> Result<NamesLeased> {
     tally.next_n += numbers;
     cx.put_tally(r.dir, &tally);
     let layout = policy.layout(0);
-    let block = NumberBlock { next: first, end: InodeId(first.0 + u64::from(numbers)), layout };
+    let block = NumberBlock { next: first, end: InodeId(first.0 + u64::from(numbers)), layout, account };
     cx.txn.put(&keys::numbers(cx.rules.session, r.dir), &block.to_value());
-    Ok(NamesLeased { entry, first, numbers, layout: Some(layout) })
+    let limits_bytes = account != Account::NONE && quotas.limits_account(account);
+    Ok(NamesLeased { first, numbers, layout: Some(layout), account, limits_bytes, ..refused })
 }
 
 pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Result<CreatedMany> {
@@ -132,12 +175,19 @@ impl Cx<'_> {
         let rules = self.rules;
         let clocks_apart_ms = r.now.nanos.abs_diff(rules.now.nanos) / 1_000_000;
         let may = access.mode & (NOT_ENUMERATED | HAS_ACL) == 0
-            && !rules.quotas.is_limited(access.volume)
-            && !rules.quotas.owners.concern(access.volume)
+            && !rules.quotas.write_floors().contains_key(&access.volume)
             && rules.snapshotting.is_none_or(|(volume, _)| volume != access.volume)
             && !rules.leases.is_held_by_others(rules.session, r.dir)
             && clocks_apart_ms <= CLOCKS_APART_MS_MAX;
         rules.layout_in(access.volume).filter(|_| may)
+    }
+
+    /// Whose limits new files of the directory count under; `Account::NONE`: no limit applies to them.
+    fn limited_account(&self, r: &LeaseNames, access: &Access) -> Account {
+        let (quotas, volume) = (self.rules.quotas, access.volume);
+        let gid = if access.mode & SET_GID != 0 { access.gid } else { r.gid };
+        let is_limited = quotas.is_limited(volume) || quotas.owners.concern(volume);
+        if is_limited { Account { volume, uid: r.uid, gid } } else { Account::NONE }
     }
 
     /// One file of a batch: everything except the directory's tally and charge.
@@ -172,6 +222,9 @@ impl Cx<'_> {
         let at = self.rules.near(born.at);
         (inode.atime, inode.mtime) = (born.atime, born.mtime);
         (inode.ctime, inode.btime) = (self.rules.near(born.ctime), at);
+        if block.account != Account::NONE {
+            require_account(&inode, block.account, born)?;
+        }
         give(&mut inode, cred, born)?;
         inode.layout = Some(Layout { seed: Layout::seed_of(born.ino), ..block.layout });
         self.take_writer(born.ino, &mut inode);
@@ -208,6 +261,22 @@ impl Cx<'_> {
         inode.data_version += 1;
         Ok(())
     }
+}
+
+/// The numbers were given for files of one account.
+fn require_account(inode: &Inode, account: Account, born: &births::Birth) -> Result<()> {
+    let is_of = |uid, gid| (uid, gid) == (account.uid, account.gid);
+    if is_of(inode.uid, inode.gid) && is_of(born.uid, born.gid) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{:?} is of user {} and group {}: its number was given for files of user {} and group {}",
+        show(&born.name),
+        born.uid,
+        born.gid,
+        account.uid,
+        account.gid
+    )))
 }
 
 /// Sets owner and group: those that `chown` of the user may have set since the create.
@@ -251,12 +320,17 @@ mod tests {
     fn the_layout_of_blocks_never_changes() {
         let scheme = Scheme { data: 4, parity: 2 };
         let layout = Layout { scheme, cell_shift: 20, first_pg: PgId(1), pg_count: 2, seed: 0 };
-        let block = NumberBlock { next: InodeId(0x0102), end: InodeId(0x0103), layout };
+        let account = Account { volume: VolumeId(9), uid: 0x0708, gid: 5 };
+        let block = NumberBlock { next: InodeId(0x0102), end: InodeId(0x0103), layout, account };
         let value = block.to_value();
         let numbers = [2, 1, 0, 0, 0, 0, 0, 0, 3, 1, 0, 0, 0, 0, 0, 0];
         let placed = [4, 2, 20, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(value, [&[1][..], &numbers, &placed].concat());
+        let limited = [9, 0, 0, 0, 8, 7, 0, 0, 5, 0, 0, 0];
+        assert_eq!(value, [&[2][..], &numbers, &placed, &limited].concat());
         assert_eq!(NumberBlock::from_value(&value, String::new).unwrap(), block);
+        let first = [&[1][..], &numbers, &placed].concat();
+        let unlimited = NumberBlock { account: Account::NONE, ..block };
+        assert_eq!(NumberBlock::from_value(&first, String::new).unwrap(), unlimited);
         for end in 0..value.len() {
             assert!(NumberBlock::from_value(&value[..end], String::new).is_err(), "cut to {end}");
         }

@@ -31,6 +31,7 @@ pub mod objects;
 pub mod open;
 pub mod path;
 mod permission;
+mod promised;
 mod records;
 pub mod remove;
 mod remove_tree;

@@ -40,6 +40,7 @@ pub fn make_root(txn: &mut dyn Txn, now: Time) {
         created: now,
         deleting: false,
         retention: Retention::NOTHING,
+        write_floor: 0,
     };
     txn.put(&keys::volume(VolumeId::ROOT), &record.to_value());
     txn.put(&keys::volume_name(ROOT_NAME), &VolumeId::ROOT.0.to_le_bytes());

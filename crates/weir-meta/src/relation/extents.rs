@@ -2,11 +2,12 @@
 //!
 //! Ranges of one file go to one mover, in order, so that home always shows a prefix. `next_work` decides; the
 //! facts are read here, and the work is recorded as assigned.
+use super::files::ExtentOut;
 use super::next_work::{Facts, Room, Work, next_work};
 use super::order::{Touch, touches};
 use super::record::FINISH;
 use super::rules::Excluded;
-use super::ship_queue::{Batch, ExtentOut, FILES_SCANNED, ShipQueue, WorkRequest, is_in_conflict};
+use super::ship_queue::{Batch, FILES_SCANNED, ShipQueue, WorkRequest, is_in_conflict};
 use super::steps::{Effect, files_of};
 use super::{store, tree};
 use crate::keys;
@@ -21,33 +22,53 @@ impl ShipQueue {
     /// Ranges of files that may go now.
     pub fn extents(&mut self, request: &WorkRequest<'_>, batch: &mut Batch) -> Result<()> {
         let mut left = request.bytes;
-        self.named = self.names_out.values().flat_map(|out| files_of(&out.step.effect)).flatten().collect();
         for ino in std::mem::take(&mut self.cut_short) {
             self.file(request, batch, ino, true, &mut left)?;
         }
-        if self.paths_change {
-            return Ok(());
+        if !self.paths_change {
+            self.ready_files(request, batch, &mut left)?;
         }
-        for ino in self.ready.take_soon() {
-            if is_full(request, batch, left) || !self.file(request, batch, ino, false, &mut left)? {
-                self.ready.put_back(ino);
+        self.check();
+        Ok(())
+    }
+
+    /// Ranges of touched files, and of those ahead of the sweep.
+    fn ready_files(&mut self, request: &WorkRequest<'_>, batch: &mut Batch, left: &mut u64) -> Result<()> {
+        for ino in self.files.ready.take_soon() {
+            if is_full(request, batch, *left) || !self.look_at(request, batch, ino, left)? {
+                self.files.ready.put_back(ino);
             }
         }
         // In turns, so that neither new nor old work delays the other.
         let mut scans = FILES_SCANNED;
         self.sweeps_first = !self.sweeps_first;
         if self.sweeps_first {
-            self.sweep(request, batch, &mut scans, &mut left)?;
+            self.sweep(request, batch, &mut scans, left)?;
         }
-        for ino in self.ready.touched(scans) {
-            if is_full(request, batch, left) {
+        for ino in self.files.ready.touched(scans) {
+            if is_full(request, batch, *left) {
                 return Ok(());
             }
             scans -= 1;
-            let settled = self.file(request, batch, ino, false, &mut left)?;
-            self.ready.looked_at(ino, settled);
+            let settled = self.look_at(request, batch, ino, left)?;
+            self.files.ready.looked_at(ino, settled);
         }
-        self.sweep(request, batch, &mut scans, &mut left)
+        self.sweep(request, batch, &mut scans, left)
+    }
+
+    /// Assigns the work on a file that may go now; returns whether there is no more until it is touched.
+    fn look_at(
+        &mut self,
+        request: &WorkRequest<'_>,
+        batch: &mut Batch,
+        ino: InodeId,
+        left: &mut u64,
+    ) -> Result<bool> {
+        let settled = self.file(request, batch, ino, false, left)?;
+        if settled {
+            self.files.settle(ino, is_in_conflict(request, ino)?);
+        }
+        Ok(settled)
     }
 
     /// Continues over all files with dirty ranges, if that is requested.
@@ -59,7 +80,7 @@ impl ShipQueue {
         left: &mut u64,
     ) -> Result<()> {
         let (_, end) = keys::range_of_short(b'P', request.relation.0);
-        while let Some(from) = self.ready.sweep_from()
+        while let Some(from) = self.files.ready.sweep_from()
             && *scans > 0
             && !is_full(request, batch, *left)
         {
@@ -71,10 +92,10 @@ impl ShipQueue {
             })?;
             match found {
                 Some(ino) => {
-                    let settled = self.file(request, batch, ino, false, left)?;
-                    self.ready.swept(ino, settled);
+                    let settled = self.look_at(request, batch, ino, left)?;
+                    self.files.ready.swept(ino, settled);
                 }
-                None => self.ready.sweep_ended(),
+                None => self.files.ready.sweep_ended(),
             }
         }
         Ok(())
@@ -82,8 +103,7 @@ impl ShipQueue {
 
     /// A file has changed, or a mover's work on it.
     pub fn touch(&mut self, ino: InodeId) {
-        let is_out = self.extents_of(ino).next().is_some();
-        self.ready.touch(ino, is_out);
+        self.files.touch(ino);
     }
     /// A change was ingested.
     pub fn touch_changed(&mut self, what: &What) {
@@ -99,7 +119,7 @@ impl ShipQueue {
     }
     /// A change that may concern every file.
     pub fn touch_all(&mut self) {
-        self.ready.touch_all();
+        self.files.ready.touch_all();
     }
 
     /// Assigns the work on a file that may go now; returns whether there is no more to assign until it is
@@ -157,11 +177,8 @@ impl ShipQueue {
 
     /// Whether a file has to wait for movers, or for a change of its name.
     fn is_busy(&self, request: &WorkRequest<'_>, ino: InodeId) -> bool {
-        let with_another = self.extents_of(ino).any(|(_, out)| out.session != request.session);
-        // The next mover must know where the parts are, and the leader knows that with the last of them.
-        let is_half_reported = request.record.rules().parts && self.extents_of(ino).next().is_some();
-        let is_moving = self.named.contains(&ino) || self.relocating.contains(&ino);
-        with_another || is_half_reported || is_moving || self.awaited.contains(&ino)
+        let one_batch = request.record.rules().parts;
+        !self.files.state(ino).may_ship(request.session, one_batch) || self.files.drains(ino)
     }
 
     fn next_work_on(
@@ -180,7 +197,7 @@ impl ShipQueue {
         let stripe = inode.layout.map_or(u64::MAX, |l| l.stripe_bytes());
         let up = |to: u64| to.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
         evicted.iter_mut().for_each(|(_, to)| *to = up(*to));
-        let out: Vec<_> = self.extents_of(ino).map(|((_, start), out)| (*start, *out)).collect();
+        let out: Vec<_> = self.files.ranges(ino).filter(|(start, _)| *start != FINISH).collect();
         let unfinished = cut_short && store::is_unfinished(read, relation, ino)?;
         let facts = Facts {
             ranges: &ranges,
@@ -193,7 +210,7 @@ impl ShipQueue {
             cut_short,
             unfinished,
         };
-        Ok(next_work(&facts, room))
+        Ok(next_work(self.files.state(ino), &facts, room))
     }
 
     fn assign_extents(
@@ -208,15 +225,15 @@ impl ShipQueue {
         for extent in &work.extents {
             let (start, len, mark) = (extent.start, extent.len, extent.mark);
             let bytes = inline.as_ref().map(|bytes| slice_of(bytes, start, len));
-            let out = ExtentOut { session: request.session, end: start + len, mark, finish: None };
-            self.extents_out.insert((ino, start), out);
+            let out = ExtentOut { end: start + len, mark, finish: None };
+            self.files.assign_range(ino, request.session, start, out);
             batch.extents.push(file.work(start, len, bytes, None));
         }
         if let Some(mark) = work.end
             && let Some(present) = tree::present(request.read, ino)?
         {
-            let out = ExtentOut { session: request.session, end: FINISH, mark, finish: Some(present.size) };
-            self.extents_out.insert((ino, FINISH), out);
+            let out = ExtentOut { end: FINISH, mark, finish: Some(present.size) };
+            self.files.assign_range(ino, request.session, FINISH, out);
             let finish = Finish { size: present.size, attrs: present.attrs };
             batch.extents.push(file.work(FINISH, 0, None, Some(finish)));
         }

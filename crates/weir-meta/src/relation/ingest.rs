@@ -186,11 +186,13 @@ fn see(
     let (known, place) = (remote.is_some(), RemotePlace { dir, name: entry.name.clone() });
     // One under a temporary name there gets this one.
     let is_in_place = remote.is_some_and(|remote| remote.places.contains(&place));
-    if is_in_place && rules::record(txn, relation)?.scans_again {
+    if known && rules::record(txn, relation)?.scans_again {
         if kind == FileKind::Directory {
             txn.put(&keys::unseen(relation, ino), &0u64.to_le_bytes());
         }
-        return Ok(());
+        if is_in_place {
+            return Ok(());
+        }
     }
     let excluded = Excluded::load(txn, relation, record.volume)?;
     if !known && excluded.why(ino, kind == FileKind::Directory)?.is_some() {

@@ -3,9 +3,9 @@
 //! Pure: facts in, work out. Bytes written after a change of size wait until home has applied that. The end
 //! goes with the last range, or after it.
 use super::dirty::Ranges;
+use super::file_state::FileState;
+use super::files::ExtentOut;
 use super::parts::{self, Part};
-use super::record::FINISH;
-use super::ship_queue::ExtentOut;
 use weir_proto::relation::EXTENT_MAX;
 
 /// A file as it is now, at a relation.
@@ -17,7 +17,7 @@ pub struct Facts<'a> {
     pub finish: Option<u64>,
     /// The first change of size that home has not applied; `u64::MAX`: none.
     pub first_truncation: u64,
-    /// Ranges that this mover has, by their start.
+    /// Ranges that this mover has, by their start, without the end.
     pub out: &'a [(u64, ExtentOut)],
     /// Bytes that only another home has, whole stripes.
     pub evicted: &'a [(u64, u64)],
@@ -59,7 +59,9 @@ pub struct Work {
     pub bytes_left: u64,
 }
 
-pub fn next_work(facts: &Facts<'_>, room: Room) -> Work {
+/// `state`: one in which the mover may get ranges.
+pub fn next_work(state: FileState, facts: &Facts<'_>, room: Room) -> Work {
+    assert!(!matches!(state, FileState::Relocating { .. } | FileState::Conflict), "no ranges in {state:?}");
     let ends = facts.finish.is_some() || facts.cut_short;
     let due = match facts.in_parts {
         true => parts::whole(facts.ranges, facts.size, ends, facts.first_truncation),
@@ -68,13 +70,14 @@ pub fn next_work(facts: &Facts<'_>, room: Room) -> Work {
     // Truncations finish, and bytes are recalled, without a touch of the file.
     let settled = facts.finish.is_none_or(|finish| finish < facts.first_truncation);
     let work = Work { extents: Vec::new(), away: Vec::new(), end: None, settled, bytes_left: room.bytes };
-    let mut plan = Plan { facts, room, work, all_out: due.complete, held_up: false };
+    let mut plan = Plan { state, facts, room, work, all_out: due.complete, held_up: false };
     due.parts.into_iter().for_each(|part| plan.add(part));
     plan.work.end = plan.end();
     plan.work
 }
 
 struct Plan<'a> {
+    state: FileState,
     facts: &'a Facts<'a>,
     room: Room,
     work: Work,
@@ -133,7 +136,7 @@ impl Plan<'_> {
         };
         let ends_something = !self.work.extents.is_empty() || facts.unfinished;
         let is_due = self.all_out || facts.cut_short && !self.held_up && ends_something;
-        let is_out = facts.out.iter().any(|(start, _)| *start == FINISH);
+        let is_out = matches!(self.state, FileState::Finishing { .. });
         (is_due && !is_out).then_some(mark)
     }
 }
@@ -141,10 +144,12 @@ impl Plan<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::relation::file_state::FileState::{Dirty, Finishing, Shipping};
     use crate::relation::record::DirtyRange;
     use weir_proto::SessionId;
     use weir_proto::meta::Time;
 
+    const MOVER: SessionId = SessionId(1);
     const ROOM: Room = Room { bytes: u64::MAX, extents: 16, away: 1 };
 
     /// Ranges as start, end and newest change.
@@ -161,7 +166,7 @@ mod tests {
         Facts { ranges, size, finish, first_truncation, out, evicted: &[], in_parts, cut_short, unfinished }
     }
     fn out(start: u64, end: u64, mark: u64) -> (u64, ExtentOut) {
-        (start, ExtentOut { session: SessionId(1), end, mark, finish: None })
+        (start, ExtentOut { end, mark, finish: None })
     }
     fn starts(work: &Work) -> Vec<(u64, u64)> {
         work.extents.iter().map(|e| (e.start, e.start + e.len)).collect()
@@ -170,33 +175,33 @@ mod tests {
     #[test]
     fn the_end_goes_with_the_last_range_and_once() {
         let dirty = ranges(&[(0, 40, 3), (60, 100, 5)]);
-        let work = next_work(&facts(&dirty, &[]), ROOM);
+        let work = next_work(Dirty, &facts(&dirty, &[]), ROOM);
         assert_eq!((starts(&work), work.end, work.settled), (vec![(0, 40), (60, 100)], Some(9), true));
-        let with_end = [out(0, 40, 3), out(60, 100, 5), out(FINISH, FINISH, 9)];
-        let work = next_work(&facts(&dirty, &with_end), ROOM);
+        let all = [out(0, 40, 3), out(60, 100, 5)];
+        let work = next_work(Finishing { mover: MOVER }, &facts(&dirty, &all), ROOM);
         assert_eq!((starts(&work), work.end), (vec![], None), "the mover has all of it");
     }
 
     #[test]
     fn a_full_mover_gets_no_end_and_is_asked_again() {
         let dirty = ranges(&[(0, 40, 3), (60, 100, 5)]);
-        let work = next_work(&facts(&dirty, &[]), Room { extents: 1, ..ROOM });
+        let work = next_work(Dirty, &facts(&dirty, &[]), Room { extents: 1, ..ROOM });
         assert_eq!((starts(&work), work.end, work.settled), (vec![(0, 40)], None, false));
-        let work = next_work(&facts(&dirty, &[]), Room { bytes: 10, ..ROOM });
+        let work = next_work(Dirty, &facts(&dirty, &[]), Room { bytes: 10, ..ROOM });
         assert_eq!((starts(&work), work.bytes_left), (vec![(0, 40)], 0), "at least one range goes");
     }
 
     #[test]
     fn bytes_behind_an_unapplied_truncation_wait() {
         let dirty = ranges(&[(0, 40, 3), (60, 100, 8)]);
-        let work = next_work(&Facts { first_truncation: 7, ..facts(&dirty, &[]) }, ROOM);
+        let work = next_work(Dirty, &Facts { first_truncation: 7, ..facts(&dirty, &[]) }, ROOM);
         assert_eq!((starts(&work), work.end, work.settled), (vec![(0, 40)], None, false));
     }
 
     #[test]
     fn a_range_in_flight_is_not_assigned_twice() {
         let (dirty, in_flight) = (ranges(&[(0, 100, 5)]), [out(20, 50, 4)]);
-        let work = next_work(&facts(&dirty, &in_flight), ROOM);
+        let work = next_work(Shipping { mover: MOVER }, &facts(&dirty, &in_flight), ROOM);
         assert_eq!(starts(&work), [(0, 20), (50, 100)]);
         assert_eq!(work.end, None, "it was written again since");
     }
@@ -205,10 +210,10 @@ mod tests {
     fn bytes_at_another_home_are_recalled_first() {
         let dirty = ranges(&[(0, 40, 3), (60, 100, 5)]);
         let facts = Facts { evicted: &[(64, 80)], ..facts(&dirty, &[]) };
-        let work = next_work(&facts, ROOM);
+        let work = next_work(Dirty, &facts, ROOM);
         assert_eq!((starts(&work), &work.away[..]), (vec![(0, 40)], &[(60, 100)][..]));
         assert_eq!((work.end, work.settled), (None, false));
-        assert_eq!(next_work(&facts, Room { away: 0, ..ROOM }).away, []);
+        assert_eq!(next_work(Dirty, &facts, Room { away: 0, ..ROOM }).away, []);
     }
 
     #[test]
@@ -221,8 +226,8 @@ mod tests {
             unfinished,
             ..facts(dirty, &[])
         };
-        assert_eq!(next_work(&cut(&some, true), ROOM).end, Some(0));
-        assert_eq!(next_work(&cut(&some, false), ROOM).end, None);
-        assert_eq!(next_work(&cut(&none, false), ROOM).end, Some(0), "nothing is dirty");
+        assert_eq!(next_work(Dirty, &cut(&some, true), ROOM).end, Some(0));
+        assert_eq!(next_work(Dirty, &cut(&some, false), ROOM).end, None);
+        assert_eq!(next_work(Dirty, &cut(&none, false), ROOM).end, Some(0), "nothing is dirty");
     }
 }

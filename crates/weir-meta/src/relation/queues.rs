@@ -116,8 +116,8 @@ impl ShipQueues {
     }
     /// A mover's part of a limit: the movers that have ranges of the relation share it.
     pub fn share(&self, id: RelationId, mover: SessionId, bytes_per_s: u64) -> u64 {
-        let out = self.queues.get(&id).into_iter().flat_map(|queue| queue.extents_out.values());
-        let movers: BTreeSet<SessionId> = out.map(|out| out.session).chain([mover]).collect();
+        let others = self.queues.get(&id).into_iter().flat_map(|queue| queue.files.shippers());
+        let movers: BTreeSet<SessionId> = others.chain([mover]).collect();
         (bytes_per_s / movers.len() as u64).max(1)
     }
     pub fn heard_movers(&mut self, now: Instant) -> u32 {
@@ -165,7 +165,7 @@ impl ShipQueues {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relation::ship_queue::ExtentOut;
+    use crate::relation::files::ExtentOut;
     use weir_proto::InodeId;
 
     #[test]
@@ -174,8 +174,8 @@ mod tests {
         let (one, two) = (SessionId(1), SessionId(2));
         assert_eq!(queues.share(id, one, 100), 100);
         for (ino, session) in [(7, one), (8, one), (9, two)] {
-            let out = ExtentOut { session, end: 5, mark: 1, finish: None };
-            queues.queues.entry(id).or_default().extents_out.insert((InodeId(ino), 0), out);
+            let range = ExtentOut { end: 5, mark: 1, finish: None };
+            queues.queues.entry(id).or_default().files.assign_range(InodeId(ino), session, 0, range);
         }
         assert_eq!((queues.share(id, one, 100), queues.share(id, two, 100)), (50, 50));
         assert_eq!(queues.share(id, SessionId(3), 90), 30, "one that begins");

@@ -49,6 +49,12 @@ impl Ready {
         self.rounds = 2;
     }
 
+    /// Whether a file is touched, or still ahead of the sweep.
+    pub fn has(&self, ino: InodeId) -> bool {
+        let is_ahead = self.rounds > 1 || self.rounds == 1 && ino >= self.sweep;
+        is_ahead || self.touched.contains(&ino) || self.soon.contains(&ino)
+    }
+
     /// Takes the files to check first.
     pub fn take_soon(&mut self) -> BTreeSet<InodeId> {
         std::mem::take(&mut self.soon)

@@ -10,6 +10,7 @@ use super::ship_queue::{Batch, ShipQueue, WorkRequest, is_in_conflict};
 use super::steps::{self, Effect, Step, files_of};
 use super::store;
 use crate::namespace::find_inode;
+use std::collections::BTreeSet;
 use weir_proto::relation::What;
 use weir_proto::{InodeId, Result};
 
@@ -25,17 +26,19 @@ fn touches_of_relocation(ino: InodeId, record: &RelocationRecord) -> (Vec<Touch>
 
 impl ShipQueue {
     /// Relocations come first: all other work on these files waits until their result is reported.
+    /// Returns the files.
     pub(super) fn relocations(
         &mut self,
         request: &WorkRequest<'_>,
         batch: &mut Batch,
         before: &mut Before,
-    ) -> Result<()> {
-        self.relocating.clear();
+    ) -> Result<BTreeSet<InodeId>> {
+        let mut planned = BTreeSet::new();
         for (ino, record) in store::relocating(request.read, request.relation)? {
             let number = RELOCATION_WORK | ino.0;
             let is_full = batch.names.len() >= request.items;
-            if !self.names_out.contains_key(&number) && !is_full && !is_in_conflict(request, ino)? {
+            let may_go = !is_full && !self.files.has_ranges(ino);
+            if !self.names_out.contains_key(&number) && may_go && !is_in_conflict(request, ino)? {
                 match steps::relocation_step(
                     request.read,
                     request.relation,
@@ -50,11 +53,16 @@ impl ShipQueue {
                     }
                 }
             }
-            self.relocating.insert(ino);
+            if self.files.has_ranges(ino) {
+                self.files.drain(ino);
+            } else {
+                self.files.plan_change(ino);
+            }
+            planned.insert(ino);
             let (changes, relies) = touches_of_relocation(ino, &record);
             before.add(changes, relies);
         }
-        Ok(())
+        Ok(planned)
     }
 
     /// Removed files are deleted at once where parts of them are in the way.
@@ -63,10 +71,11 @@ impl ShipQueue {
         request: &WorkRequest<'_>,
         batch: &mut Batch,
         before: &mut Before,
+        planned: &mut BTreeSet<InodeId>,
     ) -> Result<()> {
         for ino in self.given_up.clone() {
             let step = steps::removal(request.read, request.relation, request.record.volume, ino)?;
-            let Some((step, place)) = step.filter(|_| self.relocating.insert(ino)) else {
+            let Some((step, place)) = step.filter(|_| planned.insert(ino)) else {
                 self.given_up.remove(&ino);
                 continue;
             };
@@ -77,6 +86,8 @@ impl ShipQueue {
                 && !self.is_needed(request, ino)?
             {
                 self.assign_name(request, batch, number, step);
+            } else if !self.files.has_ranges(ino) {
+                self.files.plan_change(ino);
             }
             before.add(
                 vec![Touch::Inode(ino), Touch::Entry(place.dir, place.name)],
@@ -92,8 +103,8 @@ impl ShipQueue {
     /// Whether home's copy of a removed file must stay for now: a mover writes it, or a client still reads
     /// bytes that are only there.
     fn is_needed(&mut self, request: &WorkRequest<'_>, ino: InodeId) -> Result<bool> {
-        if self.extents_of(ino).next().is_some() {
-            self.awaited.insert(ino);
+        if self.files.has_ranges(ino) {
+            self.files.drain(ino);
             return Ok(true);
         }
         let is_read =
@@ -156,7 +167,6 @@ impl ShipQueue {
         {
             return Ok(());
         }
-        self.relocating.insert(ino);
         batch.relocations.push((ino, record));
         before.add(changes, relies);
         self.assign_name(request, batch, RELOCATION_WORK | ino.0, step);

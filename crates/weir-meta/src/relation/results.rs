@@ -1,6 +1,7 @@
 //! Results that a mover reports: they become records, and the queue takes the work back.
+use super::files::ExtentOut;
 use super::record::{ConflictRecord, DirtyRange, FINISH, ReceiptRecord, RemoteEntry};
-use super::ship_queue::{self, ExtentOut, ShipQueue};
+use super::ship_queue::{self, ShipQueue};
 use super::steps::{self, Step};
 use super::{apply, changelog, dirty, ingest, store, tree};
 use crate::keys;
@@ -42,14 +43,11 @@ pub fn record(txn: &mut dyn Txn, queue: &ShipQueue, r: &CompleteWork, wall: Time
         }
     }
     for done in &r.extents {
-        let key = (done.ino, done.offset);
-        let Some(out) = queue.extents_out.get(&key).filter(|out| out.session == r.session) else {
-            continue;
-        };
+        let Some(out) = queue.files.range_of(r.session, done.ino, done.offset) else { continue };
         match &done.outcome {
             Outcome::Done { fingerprint } => {
                 recorded.shipped += done.len;
-                receive(txn, r.relation, queue, wall, done, *out, fingerprint)?;
+                receive(txn, r.relation, queue, wall, done, out, fingerprint)?;
             }
             other => note_conflict(txn, r.relation, done.ino, wall, other),
         }
@@ -95,6 +93,7 @@ pub fn take_back(queue: &mut ShipQueue, r: &CompleteWork, now: Instant) -> bool 
     for done in &r.names {
         let own = queue.names_out.get(&done.number).is_some_and(|out| out.session == r.session);
         if own && let Some(out) = queue.names_out.remove(&done.number) {
+            steps::held_by(&out.step.effect).for_each(|ino| queue.files.return_change(ino));
             queue.touch_named(&out.step.effect);
             answered |= note(queue, now, &done.outcome, || steps::describe(&out.step.action));
             if matches!(done.outcome, Outcome::Done { .. })
@@ -105,13 +104,11 @@ pub fn take_back(queue: &mut ShipQueue, r: &CompleteWork, now: Instant) -> bool 
         }
     }
     for done in &r.extents {
-        let key = (done.ino, done.offset);
-        if queue.extents_out.get(&key).is_some_and(|out| out.session == r.session) {
-            queue.extents_out.remove(&key);
-            queue.touch(done.ino);
+        if queue.files.return_range(r.session, done.ino, done.offset) {
             answered |= note(queue, now, &done.outcome, || format!("write inode {}", done.ino));
         }
     }
+    queue.check();
     answered
 }
 
@@ -219,9 +216,9 @@ impl ShipQueue {
         let mut files: Vec<InodeId> = r.extents.iter().map(|done| done.ino).collect();
         files.dedup();
         files.retain(|ino| {
-            let mut out = self.extents_out.range((*ino, 0)..=(*ino, u64::MAX)).peekable();
-            out.peek().is_some()
-                && out.all(|((_, offset), out)| out.session == r.session && is_reported(*ino, *offset))
+            let own = |offset| self.files.range_of(r.session, *ino, offset).is_some();
+            let mut out = self.files.ranges(*ino);
+            self.files.has_ranges(*ino) && out.all(|(offset, _)| own(offset) && is_reported(*ino, offset))
         });
         files
     }

@@ -6,12 +6,12 @@
 //! restart all of it is assigned again.
 //!
 //! Pure except for reads of the store: `queues` holds the lock, `leader::movers` has the messages.
+use super::files::Files;
 use super::listings::Listings;
 use super::order::{Before, WINDOW, is_barrier, touches};
 use super::orphans::Orphans;
-use super::ready::Ready;
 use super::record::{RelationRecord, RelocationRecord};
-use super::steps::{self, Step, moves_a_directory};
+use super::steps::{self, Step, held_by, moves_a_directory};
 use super::{store, tree};
 use crate::keys;
 use crate::namespace::find_inode;
@@ -36,26 +36,13 @@ pub struct NameOut {
     pub session: SessionId,
     pub step: Step,
 }
-/// A range that a mover has.
-#[derive(Clone, Copy, Debug)]
-pub struct ExtentOut {
-    pub session: SessionId,
-    pub end: u64,
-    pub mark: u64,
-    pub finish: Option<u64>,
-}
 
 /// The work in progress for one relation.
 #[derive(Default, Debug)]
 pub struct ShipQueue {
     pub names_out: BTreeMap<u64, NameOut>,
-    pub extents_out: BTreeMap<(InodeId, u64), ExtentOut>,
-    /// Files whose ranges wait, because a change of names waits for those that are assigned.
-    pub(super) awaited: BTreeSet<InodeId>,
-    /// Files that a mover's change of names concerns.
-    pub(super) named: BTreeSet<InodeId>,
-    /// Files with a relocation, planned or assigned: their place at home is not certain.
-    pub(super) relocating: BTreeSet<InodeId>,
+    /// The state of each file that movers have work on.
+    pub(super) files: Files,
     /// A change of paths waits for all assigned work, or is assigned itself.
     pub(super) paths_change: bool,
     /// Files that home has parts of, and that a change of names waits for: the parts there are finished as a
@@ -66,7 +53,6 @@ pub struct ShipQueue {
     pub(super) given_up: BTreeSet<InodeId>,
     /// Numbers of changes of size that home has not applied, by inode.
     pub truncations: BTreeMap<InodeId, BTreeSet<u64>>,
-    pub(super) ready: Ready,
     /// This time the sweep comes before the individually remembered files.
     pub(super) sweeps_first: bool,
     pub orphans: Orphans,
@@ -138,7 +124,7 @@ pub struct WorkRequest<'a> {
 impl ShipQueue {
     /// Changes of names that may go now.
     pub fn names(&mut self, request: &WorkRequest<'_>, batch: &mut Batch) -> Result<()> {
-        self.awaited.clear();
+        self.files.end_drains();
         self.cut_short.clear();
         self.paths_change = self.names_out.values().any(|out| moves_a_directory(&out.step));
         let (start, end) = keys::range_of_short(b'O', request.relation.0);
@@ -149,8 +135,9 @@ impl ShipQueue {
         })?;
         let mut before = Before::default();
         before.add_directories(self.names_out.keys().filter_map(|number| directory_of_work(*number)));
-        self.relocations(request, batch, &mut before)?;
-        self.give_up(request, batch, &mut before)?;
+        let mut planned = self.relocations(request, batch, &mut before)?;
+        self.give_up(request, batch, &mut before, &mut planned)?;
+        self.files.keep_plans(&planned);
         let may_be_done = self.may_be_done(&queue);
         let empty = queue.is_empty();
         for (number, what, tried) in queue {
@@ -210,7 +197,7 @@ impl ShipQueue {
     /// Paths that change must not be in use: no mover gets new work on them meanwhile.
     fn paths_in_use(&mut self) -> bool {
         self.paths_change = true;
-        !self.extents_out.is_empty() || self.listings.is_under_way()
+        self.files.any_ranges() || self.listings.is_under_way()
     }
     pub(super) fn paths_are_changing(&self) -> bool {
         self.paths_change
@@ -224,6 +211,9 @@ impl ShipQueue {
         step: Step,
     ) {
         batch.names.push(NameWork { number, ino: step.ino, action: step.action.clone() });
+        for ino in held_by(&step.effect) {
+            self.files.assign_change(ino, request.session);
+        }
         self.names_out.insert(number, NameOut { session: request.session, step });
     }
 
@@ -236,9 +226,9 @@ impl ShipQueue {
         what: &What,
     ) -> Result<bool> {
         if let What::Renamed { replaced: Some((other, _)), .. } = what
-            && self.extents_of(*other).next().is_some()
+            && self.files.has_ranges(*other)
         {
-            self.awaited.insert(*other);
+            self.files.drain(*other);
             return Ok(true);
         }
         if let What::Removed { ino, last: true, .. } | What::Renamed { replaced: Some((ino, true)), .. } =
@@ -265,7 +255,7 @@ impl ShipQueue {
                 let end = finish.as_ref().filter(|_| held.is_empty());
                 if known && go.into_iter().chain(end).any(|p| p.oldest < number) {
                     // If it is shipped in parts, and keeps growing, that would be never.
-                    if request.record.rules().parts && self.extents_of(*ino).next().is_none() {
+                    if request.record.rules().parts && !self.files.has_ranges(*ino) {
                         self.cut_short.insert(*ino);
                     }
                     return Ok(true);
@@ -281,9 +271,9 @@ impl ShipQueue {
             _ => return Ok(false),
         };
         if matches!(what, What::Removed { last: true, .. }) {
-            let busy = self.extents_of(file).next().is_some();
+            let busy = self.files.has_ranges(file);
             if busy {
-                self.awaited.insert(file);
+                self.files.drain(file);
             }
             let known = tree::find_remote(request.read, request.relation, file)?.is_some();
             return Ok(busy || known && is_in_conflict(request, file)?);
@@ -301,8 +291,8 @@ impl ShipQueue {
         if is_in_conflict(request, file)? {
             return Ok(true);
         }
-        if self.extents_of(file).next().is_some() {
-            self.awaited.insert(file);
+        if self.files.has_ranges(file) {
+            self.files.drain(file);
             return Ok(true);
         }
         let is_half_way = store::is_unfinished(request.read, request.relation, file)?;
@@ -332,12 +322,9 @@ impl ShipQueue {
         Ok(!files.is_empty())
     }
 
-    pub(super) fn extents_of(&self, ino: InodeId) -> impl Iterator<Item = (&(InodeId, u64), &ExtentOut)> {
-        self.extents_out.range((ino, 0)..=(ino, u64::MAX))
-    }
     /// Whether a mover has a part of `start..end`.
     pub fn is_out(&self, ino: InodeId, start: u64, end: u64) -> bool {
-        self.extents_of(ino).any(|((_, at), out)| *at < end && start < out.end)
+        self.files.ranges(ino).any(|(at, out)| at < end && start < out.end)
     }
     /// The first change of size that home has not applied.
     pub(super) fn first_truncation(&self, ino: InodeId) -> u64 {
@@ -371,16 +358,25 @@ impl ShipQueue {
 
     /// Revokes a mover's work; returns whether it had any.
     pub fn end_session(&mut self, session: SessionId) -> bool {
-        let before = self.names_out.len() + self.extents_out.len();
+        let before = self.names_out.len();
         self.names_out.retain(|_, out| out.session != session);
-        self.extents_out.retain(|_, out| out.session != session);
-        let had_work = self.names_out.len() + self.extents_out.len() < before;
+        let had_work = self.files.end_mover(session) | (self.names_out.len() < before);
         self.orphans.end_session(session);
         self.listings.end_session(session);
         if had_work {
-            self.ready.touch_all();
+            self.touch_all();
         }
+        self.check();
         had_work
+    }
+
+    /// In builds with debug assertions: panics where an invariant of the assigned work does not hold.
+    pub(super) fn check(&self) {
+        if cfg!(debug_assertions) {
+            let changes = self.names_out.values();
+            let changing = changes.flat_map(|out| held_by(&out.step.effect).map(|ino| (ino, out.session)));
+            self.files.check(&changing.collect());
+        }
     }
 
     /// Home did not answer, or the mover may not use it.

@@ -318,17 +318,6 @@ impl<'a> Tree<'a> {
         }
         Ok(None)
     }
-    /// Free, so the file is elsewhere.
-    fn place_to_wait(&self, ino: InodeId) -> Result<RemotePlace> {
-        let dir = volume::load(self.read, self.volume)?.root;
-        for n in 0u64.. {
-            let to = RemotePlace { dir, name: Bytes::from(format!("{WAITS}-{:x}-{n}", ino.0)) };
-            if occupant(self.read, self.relation, &to)?.is_none() {
-                return Ok(to);
-            }
-        }
-        Err(Error::damaged(format!("home has no free name for inode {ino}")))
-    }
 
     // ---- where home knows one name of each file only
 
@@ -571,6 +560,15 @@ pub fn moves_a_directory(step: &Step) -> bool {
         NameAction::Exchange { .. } => true,
         _ => false,
     }
+}
+
+/// The inodes that get no ranges while a mover has a step with this effect. Several steps may make one
+/// directory, under a temporary name.
+pub fn held_by(effect: &Effect) -> impl Iterator<Item = InodeId> + use<> {
+    let makes_directory = matches!(effect, Effect::Make { kind: FileKind::Directory, .. });
+    let [one, other] = files_of(effect);
+    let all = [one, other.filter(|other| Some(*other) != one)];
+    all.into_iter().flatten().filter(move |_| !makes_directory)
 }
 
 /// The inodes of an effect that may be files.

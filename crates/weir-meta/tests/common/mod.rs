@@ -124,6 +124,7 @@ pub async fn start(world: &World) -> Node {
         access: Arc::new(|| RULES.with_borrow(|(_, rules)| AccessRules(rules.clone()))),
         refused: Arc::new(|refusal| REFUSED.with_borrow_mut(|all| all.push(refusal))),
         audits: Arc::new(Vec::new),
+        records_holds: Arc::new(|| true),
         right: weir_meta::copies::Right::alone(),
         led_until: None,
         witness: Arc::new(|_| ()),

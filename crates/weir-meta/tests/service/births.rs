@@ -3,6 +3,7 @@ use crate::common::*;
 use bytes::Bytes;
 use weir_proto::births::*;
 use weir_proto::meta::*;
+use weir_proto::quota::Account;
 use weir_proto::volume::{Quota, VolumeChange};
 use weir_proto::{ErrorKind, InodeId, NameRule, Result, VolumeId};
 
@@ -11,7 +12,7 @@ fn now(client: &Client) -> Time {
 }
 async fn lease_names(client: &Client, dir: InodeId, numbers: u32) -> NamesLeased {
     let (session, now) = (client.session, now(client));
-    client.call(&LeaseNames { session, dir, numbers, now }).await.unwrap()
+    client.call(&LeaseNames { session, dir, numbers, now, uid: 0, gid: 0 }).await.unwrap()
 }
 fn birth(client: &Client, ino: InodeId, name: &str) -> Birth {
     let (at, written) = (now(client), now(client));
@@ -175,23 +176,73 @@ fn names_are_given_only_where_no_create_can_be_refused() {
         refused("clients change it by turns").await;
         world.clock().sleep(std::time::Duration::from_millis(60)).await;
         let far = Time { nanos: now(&a).nanos + 11_000_000_000 };
-        let far = LeaseNames { session: a.session, dir, numbers: 4, now: far };
+        let far = LeaseNames { session: a.session, dir, numbers: 4, now: far, uid: 0, gid: 0 };
         assert_eq!(a.call(&far).await.unwrap().numbers, 0, "the clocks are too far apart");
         assert_eq!(lease_names(&a, dir, u32::MAX).await.numbers, NUMBERS_MAX);
-        // A limit takes them away, and keeps them away.
-        let (name, owner, admins, policy, retention) = (None, None, None, None, None);
-        let quota = Some(Quota {
-            inodes_hard: Some(100),
-            bytes_hard: None,
-            bytes_soft: None,
-            inodes_soft: None,
-            grace_s: 0,
-        });
-        let (op, cred, volume) = (other.op(), root(), VolumeId::ROOT);
-        let change = VolumeChange { op, cred, volume, name, owner, admins, quota, policy, retention };
-        other.call(&change).await.unwrap();
+        // A limit takes them away, and leaves a part of what it allows.
+        limit_root(&other, 100).await;
         assert_eq!(a.revoked().last(), Some(&(dir, LeaseKind::Read)));
-        refused("the volume has a limit").await;
+        let leased = lease_names(&a, dir, NUMBERS_MAX).await;
+        let account = Account { volume: VolumeId::ROOT, uid: 0, gid: 0 };
+        assert_eq!((leased.numbers, leased.account, leased.limits_bytes), (98 / 4, account, false));
+        limit_root(&other, 17).await;
+        refused("too few inodes are left").await;
+    });
+}
+
+/// Limits the files and directories of the root volume.
+async fn limit_root(client: &Client, inodes: u64) {
+    let (name, owner, admins, policy, retention) = (None, None, None, None, None);
+    let quota = Some(Quota { inodes_hard: Some(inodes), ..Quota::NONE });
+    let (op, cred, volume) = (client.op(), root(), VolumeId::ROOT);
+    let change = VolumeChange { op, cred, volume, name, owner, admins, quota, policy, retention };
+    client.call(&change).await.unwrap();
+}
+
+#[test]
+fn unused_numbers_count_under_limits_of_inodes() {
+    simulate(6, async |world| {
+        let node = start(&world).await;
+        let (mut a, mut other) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let dir = a.mkdir(ROOT, "d").await.unwrap().entry.attr.ino;
+        let second = a.mkdir(ROOT, "e").await.unwrap().entry.attr.ino;
+        let shared = other.mkdir(ROOT, "f").await.unwrap().entry.attr.ino;
+        limit_root(&other, 43).await;
+        let leased = lease_names(&a, dir, NUMBERS_MAX).await;
+        assert_eq!(leased.numbers, 40 / 4);
+        assert_eq!(
+            lease_names(&a, dir, NUMBERS_MAX).await.numbers,
+            40 / 4,
+            "a new block replaces the old one"
+        );
+        let leased = lease_names(&a, dir, NUMBERS_MAX).await;
+        assert_eq!(lease_names(&a, second, NUMBERS_MAX).await.numbers, 0, "30 / 4 are too few");
+        let at = |n: u64| InodeId(leased.first.0 + n);
+        create_many(&a, dir, vec![birth(&a, at(0), "x"), birth(&a, at(3), "y")]).await.unwrap();
+        let foreign = Birth { uid: 7, ..birth(&a, at(4), "z") };
+        assert_eq!(kind_of(create_many(&a, dir, vec![foreign]).await), ErrorKind::Invalid, "another account");
+        // The leader restarts: the numbers still count.
+        world.kill("meta");
+        drop(node);
+        let node = start(&world).await;
+        a.reconnect("a").await;
+        other.reconnect("b").await;
+        a.resume(vec![held(&leased.entry, LeaseKind::Write, 0, 0)]).await.unwrap();
+        other.resume(vec![]).await.unwrap();
+        // 38 are left, six of them as numbers: the 33rd create takes these back.
+        for n in 0..32 {
+            other.create(shared, &format!("f{n}")).await.unwrap();
+        }
+        let taken = || a.revoked().into_iter().filter(|(ino, _)| *ino == dir).collect::<Vec<_>>();
+        assert_eq!(taken(), [], "there is space beside them");
+        other.create(shared, "next").await.unwrap();
+        assert_eq!(taken(), [(dir, LeaseKind::Read)]);
+        assert_eq!(kind_of(create_many(&a, dir, vec![birth(&a, at(4), "late")]).await), ErrorKind::Stale);
+        for n in 0..5 {
+            other.create(shared, &format!("last{n}")).await.unwrap();
+        }
+        assert_eq!(kind_of(other.create(shared, "over").await), ErrorKind::OverQuota);
+        drop(node);
     });
 }
 

@@ -370,7 +370,7 @@ impl Store {
     fn void_below(&self, cell: CellId) -> Result<u32> {
         let mut below = 0;
         self.kv().read(&mut |r| {
-            below = crate::truncations::void_below(r, cell)?;
+            below = crate::entries::void_below(r, cell)?;
             Ok(())
         })?;
         Ok(below)
@@ -380,7 +380,7 @@ impl Store {
     pub(crate) fn log(&self, cell: CellId) -> Result<(Log, Seq, Seq)> {
         let mut found = (Log::new(), Seq(0), Seq(0));
         self.kv().read(&mut |r| {
-            let header = cells::get::<crate::format::Header>(r, &crate::format::header_key(cell))?;
+            let header = crate::entries::get::<crate::format::Header>(r, &crate::format::header_key(cell))?;
             let (last, folded_seq) = header.map_or((Seq(0), Seq(0)), |h| (h.last_seq, h.folded_seq));
             let log = cells::overlays(r, cell, Seq(0), Seq(u64::MAX))?;
             found = (log.into_iter().collect(), last, folded_seq);

@@ -109,7 +109,9 @@ impl Store {
         let mut found = Vec::new();
         self.kv.read(&mut |r| {
             let (start, end) = letter_range(PREPARED);
-            found = cells::collect(r, &start, &end, |k, v| Ok((cell_of_key(k)?, Fragment::from_value(v)?)))?;
+            found = crate::entries::collect(r, &start, &end, |k, v| {
+                Ok((cell_of_key(k)?, Fragment::from_value(v)?))
+            })?;
             Ok(())
         })?;
         let seals = found.into_iter().filter(|(_, f)| f.seal);
@@ -175,7 +177,9 @@ impl Store {
         let mut found = Vec::new();
         self.kv.read(&mut |r| {
             let (start, end) = file_range(HEADER, file, 0);
-            found = cells::collect(r, &start, &end, |k, v| Ok((cell_of_key(k)?, Header::from_value(v)?)))?;
+            found = crate::entries::collect(r, &start, &end, |k, v| {
+                Ok((cell_of_key(k)?, Header::from_value(v)?))
+            })?;
             found.retain(|(_, h)| h.overlay_count > 0);
             Ok(())
         })?;
@@ -331,7 +335,7 @@ impl Store {
     pub fn scrub(&self) -> Result<Scrub> {
         let mut found = None;
         self.kv.read(&mut |r| {
-            found = cells::get(r, SCRUB)?;
+            found = crate::entries::get(r, SCRUB)?;
             Ok(())
         })?;
         Ok(found.unwrap_or_default())

@@ -182,6 +182,19 @@ impl World {
     }
     /// A target that is dead returns with what a copy of it has, and the coordinator has seen that.
     pub async fn return_lost(self: &Arc<World>, id: TargetId, copy: &Copy) {
+        self.put_back(id, copy).await;
+        self.set_state(id, MemberState::Behind);
+        let mut map = self.map.lock().unwrap();
+        let mut next = (**map).clone();
+        next.version += 1;
+        for group in &mut next.groups {
+            let epoch = group.epoch;
+            group.members.iter_mut().filter(|m| m.target == id).for_each(|m| m.lost_at = epoch);
+        }
+        *map = Arc::new(next);
+    }
+    /// The same, and nobody knows.
+    pub async fn put_back(self: &Arc<World>, id: TargetId, copy: &Copy) {
         self.nodes.lock().unwrap().remove(&id);
         let (dir, kv) = &self.disks[id.0 as usize];
         let now = self.copy_of(id);
@@ -193,18 +206,11 @@ impl World {
         replaced.unwrap();
         now.slabs.iter().for_each(|(path, _)| std::fs::remove_file(path).unwrap());
         std::fs::create_dir_all(dir).unwrap();
-        copy.slabs.iter().for_each(|(path, bytes)| std::fs::write(path, bytes).unwrap());
+        for (path, bytes) in &copy.slabs {
+            std::fs::write(dir.join(path.file_name().unwrap()), bytes).unwrap();
+        }
         self.dead.lock().unwrap().remove(&id);
         self.start(id).await;
-        self.set_state(id, MemberState::Behind);
-        let mut map = self.map.lock().unwrap();
-        let mut next = (**map).clone();
-        next.version += 1;
-        for group in &mut next.groups {
-            let epoch = group.epoch;
-            group.members.iter_mut().filter(|m| m.target == id).for_each(|m| m.lost_at = epoch);
-        }
-        *map = Arc::new(next);
     }
     pub fn place(&self, position: usize) -> Place {
         let map = self.map();

@@ -74,7 +74,8 @@ pub fn copy(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
         let again = image::entries(&copied, cell(index)).expect("the index is sound");
         assert_eq!(image::digest(&again), image::digest(&entries));
     }
-    let fence: Option<Fence> = cells::get(&*member.index, &fence_key(FILE)).expect("the index is sound");
+    let fence: Option<Fence> =
+        weir_store::entries::get(&*member.index, &fence_key(FILE)).expect("the index is sound");
     if let Some(fence) = fence.filter(|_| !rules.has(Shortcut::FencesNotCopied)) {
         cells::take_fence(&mut copied, FILE, fence.token_epoch).expect("the index is sound");
     }

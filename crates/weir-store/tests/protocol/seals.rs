@@ -11,7 +11,8 @@ use weir_proto::{Seq, Version};
 use weir_store::cells;
 use weir_store::format::Fragment;
 use weir_store::lookup;
-use weir_store::seal::{InDoubt, can_seal, leader, resolve, version_of};
+use weir_store::seal::{InDoubt, can_seal, resolve, version_of};
+use weir_store::service::seal_leader;
 
 /// Seals without anybody who waits for them; more are not followed.
 const ZOMBIES_MAX: usize = 2;
@@ -34,7 +35,7 @@ pub fn begin(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     let acting = s.targets[at].view.clone();
     let logged = (0..rules.data()).any(|i| s.targets[at].header(i).is_some_and(|h| h.overlay_count > 0));
     let may = s.seals_left > 0 && s.targets[at].up && !led_by(s, at) && logged;
-    let leads = leader(acting.group()) == Some(at) && may_seal(rules, &acting);
+    let leads = seal_leader(acting.group()) == Some(at) && may_seal(rules, &acting);
     if !may || !leads || !acting.current().iter().all(|p| answers(s, &acting, *p)) {
         return None;
     }
@@ -66,7 +67,8 @@ fn token_epoch(target: &Target, index: usize) -> u32 {
         cells::overlays(&*target.index, cell(index), Seq(0), Seq(u64::MAX)).expect("the index is sound");
     let base = target.base(index).map_or(0, |b| b.version.token_epoch());
     let fence: Option<weir_store::format::Fence> =
-        cells::get(&*target.index, &weir_store::format::fence_key(FILE)).expect("the index is sound");
+        weir_store::entries::get(&*target.index, &weir_store::format::fence_key(FILE))
+            .expect("the index is sound");
     log.iter()
         .map(|(_, o)| o.token_epoch)
         .max()
@@ -280,7 +282,7 @@ pub fn settle(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
         });
         return dropped.then_some(());
     }
-    let leads = leader(acting.group()) == Some(at);
+    let leads = seal_leader(acting.group()) == Some(at);
     let settling = |phase| Seal {
         leader: at,
         acting: acting.clone(),

@@ -178,7 +178,7 @@ impl Target {
     }
 }
 fn get<R: format::Record>(index: &Index, key: &[u8]) -> Option<R> {
-    cells::get(index, key).expect("the index is sound")
+    weir_store::entries::get(index, key).expect("the index is sound")
 }
 
 /// A fragment with its bytes in the address of its extent.

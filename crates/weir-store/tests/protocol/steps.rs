@@ -614,8 +614,10 @@ fn learn_truncations(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     if s.targets[at].view.is_filled(at) && !rules.has(Shortcut::FencesNotTaken) {
         take_fences(s, at, &peers)?;
     }
-    let void =
-        peers.iter().map(|p| truncations::void_below(&*s.targets[*p].index, cell(0)).unwrap_or(0)).max()?;
+    let void = peers
+        .iter()
+        .map(|p| weir_store::entries::void_below(&*s.targets[*p].index, cell(0)).unwrap_or(0))
+        .max()?;
     match void {
         0 => Some(()),
         token_epoch => cut_at(rules, s, at, token_epoch, None),
@@ -624,7 +626,9 @@ fn learn_truncations(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
 
 /// What a newcomer does with the answers to `ListFences`.
 fn take_fences(s: &mut State, at: usize, peers: &[usize]) -> Option<()> {
-    let fence = |p: &usize| cells::get(&*s.targets[*p].index, &fence_key(FILE)).expect("the index is sound");
+    let fence = |p: &usize| {
+        weir_store::entries::get(&*s.targets[*p].index, &fence_key(FILE)).expect("the index is sound")
+    };
     let newest = peers.iter().filter_map(fence).map(|f: Fence| f.token_epoch).max();
     let taken = |token_epoch| s.targets[at].change(|txn, _| cells::take_fence(txn, FILE, token_epoch));
     newest.is_none_or(taken).then_some(())
@@ -735,7 +739,8 @@ fn copy_logs(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
         // Nobody knows it any more: what is older than the group's epoch goes.
         let dropped = s.targets[at].change(|txn, delta| {
             for index in 0..rules.width() {
-                let header: Option<weir_store::format::Header> = cells::get(txn, &header_key(cell(index)))?;
+                let header: Option<weir_store::format::Header> =
+                    weir_store::entries::get(txn, &header_key(cell(index)))?;
                 if header.is_some_and(|h| h.epoch < scope.epoch) {
                     cells::drop_cell(txn, cell(index), delta)?;
                 }

@@ -7,7 +7,7 @@
 mod home;
 
 use crate::bench::spinner;
-use crate::cli;
+use crate::cli_local::{Demo, Up};
 use crate::commands::file;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::local::local_cluster::{LocalCluster, RoleName};
@@ -129,7 +129,7 @@ struct Kill {
     noticed_ms: Option<f64>,
 }
 
-pub fn demo(args: &cli::Demo, environment: &Environment) -> Outcome<ExitCode> {
+pub fn demo(args: &Demo, environment: &Environment) -> Outcome<ExitCode> {
     let stage = end_on_signal(Stage::prepare(args.dir.as_deref(), "weir-demo")?);
     let result = play(args, environment, &stage);
     let cleaned = stage.end();
@@ -163,8 +163,8 @@ pub fn end_on_signal(stage: Stage) -> Arc<Stage> {
     stage
 }
 
-fn cluster_wish(args: &cli::Demo, stage: &Stage) -> cli::Up {
-    cli::Up {
+fn cluster_wish(args: &Demo, stage: &Stage) -> Up {
+    Up {
         tcp: false,
         allow_home: Vec::new(),
         dir: stage.cluster_dir(),
@@ -193,7 +193,7 @@ fn print_verdict(good: bool, wrong: &[String], late: &[String]) {
     println!("\n{verdict}");
 }
 
-fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outcome<ExitCode> {
+fn play(args: &Demo, environment: &Environment, stage: &Arc<Stage>) -> Outcome<ExitCode> {
     let quiet = args.json;
     let say = |text: String| {
         if !quiet {
@@ -314,7 +314,7 @@ fn remove_frames(stage: &Stage) -> Outcome<()> {
 
 /// Runs the detectors, with the kill at half time.
 fn run(
-    args: &cli::Demo,
+    args: &Demo,
     options: detector::Options,
     local: &LocalCluster,
     quiet: bool,

@@ -9,13 +9,14 @@ mod wire;
 
 use crate::bench::demo::Stage;
 use crate::bench::relation_load::{self, Live, PART, Plan, Seen, Site};
-use crate::cli;
-use crate::commands::volume::{connect, parse_size};
+use crate::cli_local::Up;
+use crate::commands::namespace_client::connect;
 use crate::failure::{Doing, Outcome};
 use crate::local::local_cluster::{LocalCluster, RoleName};
 use crate::local::process::PidFile;
 use crate::local::up;
 use crate::observe;
+use crate::sizes::parse_size;
 use clap::{Args, ValueEnum};
 use rustix::process::Signal;
 use std::fs::{self, File};
@@ -112,7 +113,7 @@ struct Bench<'a> {
     options: &'a Options,
     stage: &'a Stage,
     local: LocalCluster,
-    wish: cli::Up,
+    wish: Up,
     raw: Spread,
     rows: Vec<Row>,
     bad: Vec<String>,
@@ -141,7 +142,7 @@ pub fn run(options: &Options) -> Outcome<ExitCode> {
 
 fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
     fs::create_dir_all(stage.home()).doing("make the directory of homes")?;
-    let wish = cli::Up {
+    let wish = Up {
         tcp: false,
         allow_home: Vec::new(),
         dir: stage.cluster_dir(),
@@ -379,7 +380,7 @@ impl Bench<'_> {
     fn frozen(&mut self) -> Outcome<()> {
         let (dir, mount) = self.stage.beside();
         fs::create_dir_all(&mount).doing("make a second mount point")?;
-        let wish = cli::Up { dir, mount: vec![mount.clone()], movers: Some(0), ..self.wish.clone() };
+        let wish = Up { dir, mount: vec![mount.clone()], movers: Some(0), ..self.wish.clone() };
         let (other, _) = up::bring_up(&wish)?;
         let home = mount.join("home");
         let site = self.volume_at("frozen", None, Some(&home))?;

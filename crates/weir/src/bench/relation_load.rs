@@ -4,8 +4,8 @@
 //!
 //! Every block contains its identity and place, so data read back, here or at home, can be verified. Knows
 //! nothing of how Weir ships data home; it only queries levels and states.
-use crate::cli;
-use crate::commands::volume::own_cred;
+use crate::cli_local::Up;
+use crate::commands::namespace_client::own_cred;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::local::local_cluster::{LocalCluster, RoleName};
 use crate::local::process::{PidFile, wait_until};
@@ -220,7 +220,7 @@ pub fn stream<T>(
 
 /// SIGKILL for the mover; returns the seconds until the growing file grows at home again, by a mover that is
 /// started at once.
-pub fn kill_mover(local: &LocalCluster, wish: &cli::Up, live: &Live) -> Outcome<Option<f64>> {
+pub fn kill_mover(local: &LocalCluster, wish: &Up, live: &Live) -> Outcome<Option<f64>> {
     let missing = || Error::not_found("no mover runs");
     let mover = local.of_role(RoleName::Mover).next().ok_or_else(missing)?;
     let pid = PidFile::read(&local.pid_file(mover)).ok_or_else(missing)?;

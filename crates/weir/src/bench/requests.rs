@@ -6,7 +6,7 @@
 //! after the program's call (the release of a file) is awaited, and counted with the operation.
 use crate::bench::demo::{self, Stage};
 use crate::bench::{processes_of, spinner};
-use crate::cli;
+use crate::cli_local::Up;
 use crate::commands::file;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::local::local_cluster;
@@ -86,7 +86,7 @@ pub fn run(options: &Options) -> Outcome<ExitCode> {
 fn on_a_new_cluster(options: &Options) -> Outcome<Vec<Cost>> {
     let stage = demo::end_on_signal(Stage::prepare(None, "weir-requests")?);
     let other = stage.beside().1;
-    let wish = cli::Up {
+    let wish = Up {
         tcp: false,
         allow_home: Vec::new(),
         dir: stage.cluster_dir(),

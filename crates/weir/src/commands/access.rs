@@ -1,6 +1,6 @@
 //! `weir access`: rules for mounts, which node may use which volumes and as whom.
 use crate::cli::{AccessCommand, AddRule, CheckAccess, RemoveRule, RootWord, Status};
-use crate::commands::volume::{all, connect, named};
+use crate::commands::namespace_client::{all, connect, named};
 use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::observe;

@@ -3,15 +3,15 @@
 //!
 //! `weir_home::backup` defines a backup and how it is made; the metadata leader knows which client makes one
 //! at the moment, so this command asks it like a mover.
+use crate::commands::namespace_client::{Cluster, as_client, explain, named, own_cred};
 use crate::commands::relation::require_allowed;
-use crate::commands::snapshots;
-use crate::commands::volume::{Cluster, as_client, explain, named, own_cred, parse_every};
 use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::homes::Homes;
 use crate::local::process::own_process;
 use crate::observe;
 use crate::table;
+use crate::times::{parse_every, when};
 use clap::Args;
 use serde_json::{Value, json};
 use std::convert::Infallible;
@@ -361,7 +361,7 @@ pub fn state(b: &Backup) -> String {
     }];
     parts.push(format!("kept {}", show_backup_retention(&b.keep)));
     if let Some(run) = &b.running {
-        parts.push(format!("being made since {}", snapshots::when(run.began)));
+        parts.push(format!("being made since {}", when(run.began)));
     }
     parts.push(match &b.last {
         None => "none yet".to_owned(),
@@ -371,7 +371,7 @@ pub fn state(b: &Backup) -> String {
                 format!("last {date}, INCOMPLETE: {missing} missing")
             }
             BackupOutcome::Failed { why } => {
-                format!("the last one FAILED ({}): {why}", snapshots::when(last.ended))
+                format!("the last one FAILED ({}): {why}", when(last.ended))
             }
         },
     });

@@ -1,5 +1,6 @@
 //! `weir volume clone`: a writable volume made from a snapshot.
-use crate::commands::volume::{Cluster, Limits, explain, limits, named, own_cred};
+use crate::commands::limits::{Limits, limits};
+use crate::commands::namespace_client::{Cluster, explain, named, own_cred};
 use crate::failure::{Failure, Outcome};
 use clap::{Args, ValueHint};
 use std::os::unix::ffi::OsStrExt;

@@ -1,6 +1,6 @@
 //! `weir volume eviction`: the fill levels of pools and volumes, the eviction watermarks, and a volume's own
 //! ones.
-use crate::commands::volume::{Cluster, named, own_cred};
+use crate::commands::namespace_client::{Cluster, named, own_cred};
 use crate::failure::{Failure, Outcome};
 use crate::table;
 use clap::Args;

@@ -1,10 +1,10 @@
 //! `weir file`: the mount's information on one file, through attributes that it answers itself.
 //!
 //! An extended attribute needs no socket and no address: the path leads to the right mount.
-use crate::cli::OnePath;
-use crate::commands::snapshots::when;
+use crate::cli_file::OnePath;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::table;
+use crate::times::when;
 use serde_json::Value;
 use std::path::Path;
 use weir_proto::Error;

@@ -4,9 +4,9 @@
 //! A query that only newer servers answer, or only for administrators, is skipped; one without an answer in
 //! time is a trouble itself.
 use crate::commands::mounts::{self, Asked, MountState};
+use crate::commands::namespace_client::{all, connect};
 use crate::commands::quota::Names;
 use crate::commands::troubles::{Facts, HomesHere, Known, NamespaceFacts, ProcessState};
-use crate::commands::volume::{all, connect};
 use crate::failure::Outcome;
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
 use crate::local::process::PidFile;
@@ -199,8 +199,9 @@ impl Asker {
     async fn known(&self, namespace: &str) -> Outcome<Known> {
         let leader = self.cluster.meta_leader(namespace, Arc::new(NoService))?;
         let client = self.client(namespace).await?;
-        let (volumes, relations, backups, audit, exports, sessions, failing, near) = tokio::join!(
+        let (volumes, write_floors, relations, backups, audit, exports, sessions, failing, near) = tokio::join!(
             all(&client),
+            client.write_floors(),
             client.relations(None),
             client.backups(None),
             client.audit(),
@@ -212,6 +213,7 @@ impl Asker {
         let (volumes, relations, backups) = (volumes?, relations?, backups?);
         Ok(Known {
             volumes,
+            write_floors: write_floors.unwrap_or_default(), // an older server knows none
             relations,
             backups,
             audit: audit.unwrap_or_default(), // an older server does not report it

@@ -1,7 +1,7 @@
 //! `weir quota`, and `weir volume quota` for users and groups: usage and limits, exact with each commit.
-use crate::commands::volume::{
-    Cluster, Limits, SetQuota, ShowQuota, connect, limits, named, own_cred, shown_limit,
-};
+use crate::commands::limits::{Limits, limits, shown_limit};
+use crate::commands::namespace_client::{Cluster, connect, named, own_cred};
+use crate::commands::volume::{SetQuota, ShowQuota};
 use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::observe;

@@ -1,7 +1,7 @@
 //! `weir relation` and `weir volume changes`: asks the metadata leader as a client does.
-use crate::cli;
+use crate::cluster_args::Status;
+use crate::commands::namespace_client::{Cluster, connect, find_relation, named, own_cred};
 use crate::commands::relation_rules::{Change, Rules, as_json as rules_as_json, lines, rules_of};
-use crate::commands::volume::{Cluster, connect, named, own_cred};
 use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::homes::{refuse_own_cluster, warn_of_directory};
@@ -252,7 +252,7 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
         }
         RelationCommand::Set(args) => set(client, args, json).await?,
         RelationCommand::Show(args) => {
-            let info = find(client, &args.relation).await?;
+            let info = find_relation(client, &args.relation).await?;
             let rules = rules_of(client, info.id).await?;
             show(&info, &rules, json);
         }
@@ -260,7 +260,7 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
         RelationCommand::Resume(args) => change(client, args, RelationVerb::Resume, "resumed", json).await?,
         RelationCommand::Remove(args) => change(client, args, RelationVerb::Remove, "removed", json).await?,
         RelationCommand::Resolve(args) => {
-            let relation = find(client, &args.relation).await?;
+            let relation = find_relation(client, &args.relation).await?;
             let how = match args.keep {
                 Keep::Volume => Resolution::KeepVolume,
                 Keep::Retry => Resolution::Retry,
@@ -280,7 +280,7 @@ async fn set(client: &Client, args: &Set, json: bool) -> Outcome<()> {
             "give --include, --exclude, --no-include, --no-exclude or --bandwidth",
         ));
     }
-    let relation = find(client, &args.relation).await?;
+    let relation = find_relation(client, &args.relation).await?;
     let limit = args.change.rules.bandwidth.map(|rate| rate.0);
     let rules = client.set_relation(&own_cred(), relation.id, args.change.lists(), limit).await;
     let rules = rules.map_err(explain)?;
@@ -302,7 +302,7 @@ fn with_rules(mut info: Value, rules: &RelationRules) -> Value {
 }
 
 async fn change(client: &Client, args: &One, verb: RelationVerb, said: &str, json: bool) -> Outcome<()> {
-    let relation = find(client, &args.relation).await?;
+    let relation = find_relation(client, &args.relation).await?;
     client.change_relation(&own_cred(), relation.id, verb).await.map_err(explain)?;
     say(json, relation.id, &relation.id.to_string(), said);
     Ok(())
@@ -330,7 +330,7 @@ fn require_directory(url: &str, at: &Cluster) -> Outcome<()> {
 }
 
 /// Refuses a home of a user that no rule allows. Movers check again each time that they open it.
-pub async fn require_allowed(url: &str, at: &cli::Status) -> Outcome<()> {
+pub async fn require_allowed(url: &str, at: &Status) -> Outcome<()> {
     let user = own_cred().uid;
     // The movers of a cluster that is named by its directory run as the user who ran `weir up`.
     let movers_user = match at.local()? {
@@ -343,26 +343,6 @@ pub async fn require_allowed(url: &str, at: &cli::Status) -> Outcome<()> {
     let (env, coordinators) = (weir_env::real::env(), coordinators(at)?);
     let cluster = observe::observe(&env, &coordinators, "weir relation").await?;
     Ok(rule_of_user(&cluster.map().homes, url, user).map(drop)?)
-}
-
-pub async fn find(client: &Client, name: &str) -> Outcome<RelationInfo> {
-    let all = client.relations(None).await?;
-    if let Some(found) = all.iter().find(|r| r.id.to_string() == name) {
-        return Ok(found.clone());
-    }
-    let of_volume: Vec<&RelationInfo> = all.iter().filter(|r| r.volume_name == name).collect();
-    match &of_volume[..] {
-        [one] => Ok((*one).clone()),
-        [] => Err(Failure::new(
-            Error::not_found(format!("there is no relation {name:?}")),
-            "`weir relation list` shows all, like r1; a volume's name stands for its only one",
-        )),
-        several => {
-            let ids: Vec<String> = several.iter().map(|r| r.id.to_string()).collect();
-            let error = Error::invalid(format!("volume {name:?} has {} relations", several.len()));
-            Err(Failure::new(error, format!("give one of them: {}", ids.join(", "))))
-        }
-    }
 }
 
 fn parse_inode(text: &str) -> Outcome<InodeId> {

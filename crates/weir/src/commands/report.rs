@@ -4,8 +4,8 @@
 //! Invariant: entries are files, directories, symbolic links and special files, and each is online or
 //! offline: all sums are sums of the same entries. The leader is queried in batches, so the report does not
 //! show a single moment.
-use crate::cli;
-use crate::commands::volume::{connect, named, own_cred};
+use crate::cluster_args::Status;
+use crate::commands::namespace_client::{connect, named, own_cred};
 use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::observe;
@@ -44,7 +44,7 @@ pub struct Report {
     #[arg(long, value_hint = ValueHint::FilePath)]
     pub output: Option<PathBuf>,
     #[command(flatten)]
-    pub cluster: cli::Status,
+    pub cluster: Status,
     /// The namespace
     #[arg(long, default_value = "root")]
     pub namespace: String,

@@ -1,17 +1,18 @@
-//! `weir target scrub`: the progress of targets in reading and verifying all their data; or starts it now.
+//! `weir target scrub`: the progress of targets in verifying all their data, and in comparing their versions
+//! with those of the other members; or starts both now.
 use crate::cli;
-use crate::commands::snapshots::when;
 use crate::commands::target::number_of;
 use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
+use crate::times::when;
 use crate::{observe, table};
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::time::Duration;
 use weir_coord::Cluster;
-use weir_proto::data::{ScrubPass, ScrubReport, ScrubTarget};
+use weir_proto::data::{ComparePass, CompareReport, CompareTarget, ScrubPass, ScrubReport, ScrubTarget};
 use weir_proto::meta::Time;
-use weir_proto::{Error, Result, TargetId};
+use weir_proto::{Error, ErrorKind, Result, TargetId};
 use weir_rpc::Payload;
 
 /// How long a target may take to answer.
@@ -19,7 +20,22 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The interval of checks while a pass is watched.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
-type Reports = Vec<(TargetId, Result<ScrubReport>)>;
+type Reports = Vec<(TargetId, Result<Report>)>;
+
+#[derive(Clone)]
+struct Report {
+    scrub: ScrubReport,
+    /// Absent: an older program does not compare.
+    compare: Option<CompareReport>,
+}
+
+impl Report {
+    /// The present pass, else the last one.
+    fn compared(&self) -> ComparePass {
+        let pass = self.compare.as_ref().and_then(|compare| compare.pass.or(compare.last));
+        pass.unwrap_or_default()
+    }
+}
 
 pub fn scrub(args: &cli::ScrubTargets) -> Outcome<()> {
     let coordinators = coordinators(&args.cluster)?;
@@ -53,19 +69,33 @@ async fn ask_all(cluster: &Cluster, targets: &[TargetId], start: bool, bytes_per
     let ask = |target: &TargetId| {
         let (cluster, target) = (cluster.clone(), *target);
         let request = ScrubTarget { target, start, bytes_per_s };
-        tokio::spawn(async move { cluster.call_target(target, &request, Payload::default(), PATIENCE).await })
+        tokio::spawn(async move {
+            let scrub = cluster.call_target(target, &request, Payload::default(), PATIENCE).await?.reply;
+            let request = CompareTarget { target, start };
+            match cluster.call_target(target, &request, Payload::default(), PATIENCE).await {
+                Ok(answer) => Ok(Report { scrub, compare: Some(answer.reply) }),
+                Err(e) if e.kind == ErrorKind::Unsupported => Ok(Report { scrub, compare: None }),
+                Err(e) => Err(e),
+            }
+        })
     };
     let asked: Vec<_> = targets.iter().map(ask).collect();
     let mut reports = Vec::new();
     for (target, asked) in targets.iter().zip(asked) {
         let answer = asked.await.unwrap_or_else(|e| Err(Error::unavailable(e.to_string())));
-        reports.push((*target, answer.map(|answer| answer.reply)));
+        reports.push((*target, answer));
     }
     reports
 }
 
-fn is_under_way(report: &Result<ScrubReport>) -> bool {
-    report.as_ref().is_ok_and(|r| r.pass.is_some_and(|pass| pass.ended_ns.is_none()))
+fn is_under_way(report: &Result<Report>) -> bool {
+    report.as_ref().is_ok_and(|r| is_read(&r.scrub) || is_compared(r))
+}
+fn is_read(scrub: &ScrubReport) -> bool {
+    scrub.pass.is_some_and(|pass| pass.ended_ns.is_none())
+}
+fn is_compared(report: &Report) -> bool {
+    report.compare.as_ref().is_some_and(|compare| compare.asked || compare.pass.is_some())
 }
 
 fn show(reports: &Reports, as_json: bool) {
@@ -75,22 +105,38 @@ fn show(reports: &Reports, as_json: bool) {
     if std::io::stdout().is_terminal() && reports.iter().any(|(_, report)| is_under_way(report)) {
         print!("\x1b[H\x1b[2J");
     }
-    let header = ["TARGET", "STATE", "READ", "OF", "CELLS", "DAMAGED", "LAST COMPLETE PASS"];
+    let header = [
+        "TARGET",
+        "STATE",
+        "READ",
+        "OF",
+        "CELLS",
+        "DAMAGED",
+        "COMPARED STRIPES",
+        "DIFFERED",
+        "LAST COMPLETE PASS",
+    ];
     let rows: Vec<_> = reports.iter().map(|(target, report)| row(*target, report)).collect();
     print!("{}", table::render(&header, &rows));
 }
 
-fn row(target: TargetId, report: &Result<ScrubReport>) -> Vec<String> {
+fn row(target: TargetId, report: &Result<Report>) -> Vec<String> {
     let report = match report {
         Ok(report) => report,
         Err(e) => return vec![target.to_string(), format!("does not answer: {}", e.context)],
     };
+    let (compared, comparing) = (report.compared(), is_compared(report));
+    let report = &report.scrub;
     let last = report
         .last
         .and_then(|last| last.ended_ns)
         .map_or("none yet".to_owned(), |nanos| when(Time { nanos }));
     let pass = report.pass.filter(|pass| pass.ended_ns.is_none());
-    let state = if pass.is_some() { "reading" } else { "idle" };
+    let state = match (pass.is_some(), comparing) {
+        (true, _) => "reading",
+        (false, true) => "comparing",
+        (false, false) => "idle",
+    };
     let shown = pass.or(report.last).unwrap_or(ScrubPass {
         begun_ns: 0,
         ended_ns: None,
@@ -105,11 +151,35 @@ fn row(target: TargetId, report: &Result<ScrubReport>) -> Vec<String> {
         table::bytes(report.used),
         shown.cells.to_string(),
         shown.damaged_cells.to_string(),
+        compared.stripes.to_string(),
+        differed(&compared),
         last,
     ]
 }
 
-fn report_json((target, report): &(TargetId, Result<ScrubReport>)) -> Value {
+fn differed(pass: &ComparePass) -> String {
+    match (pass.differing + pass.mismatched, pass.repaired + pass.mismatched) {
+        (all, repaired) if all == repaired => all.to_string(),
+        (all, repaired) => format!("{all}, {} not repaired yet", all - repaired),
+    }
+}
+
+fn report_json((target, report): &(TargetId, Result<Report>)) -> Value {
+    let compared = |pass: Option<ComparePass>| {
+        pass.map(|p| {
+            json!({
+                "begun_ns": p.begun_ns,
+                "ended_ns": p.ended_ns,
+                "groups": p.groups,
+                "groups_done": p.groups_done,
+                "stripes": p.stripes,
+                "differing": p.differing,
+                "repaired": p.repaired,
+                "encoded": p.encoded,
+                "mismatched": p.mismatched,
+            })
+        })
+    };
     let pass = |pass: Option<ScrubPass>| {
         pass.map(|p| {
             json!({
@@ -124,9 +194,10 @@ fn report_json((target, report): &(TargetId, Result<ScrubReport>)) -> Value {
     match report {
         Ok(r) => json!({
             "target": target.to_string(),
-            "used_bytes": r.used,
-            "pass": pass(r.pass),
-            "last": pass(r.last),
+            "used_bytes": r.scrub.used,
+            "pass": pass(r.scrub.pass),
+            "last": pass(r.scrub.last),
+            "compare": r.compare.as_ref().map(|c| json!({ "pass": compared(c.pass), "last": compared(c.last) })),
         }),
         Err(e) => json!({ "target": target.to_string(), "error": e.to_string() }),
     }

@@ -37,7 +37,7 @@ use weir_proto::map::{Node, Target};
 use weir_proto::meta::SessionShown;
 use weir_proto::quota::{OwnerUsage, OwnersNear};
 use weir_proto::relation::RelationInfo;
-use weir_proto::volume::Volume;
+use weir_proto::volume::{Volume, WriteFloor};
 
 /// A node that `weir node remove` cut off cannot simply be started again.
 const REMOVED: &str = "its certificate was taken back (`weir node remove`): join it again under a new token";
@@ -167,6 +167,7 @@ pub struct NamespaceFacts {
 #[derive(Default)]
 pub struct Known {
     pub volumes: Vec<Volume>,
+    pub write_floors: Vec<WriteFloor>,
     pub relations: Vec<RelationInfo>,
     pub backups: Vec<Backup>,
     pub audit: AuditState,

@@ -1,9 +1,8 @@
 //! `weir relation verify`: reads a home and compares it with what was shipped there.
 //!
 //! Files that are found wrong are in conflict, so that no part of them is evicted before a user has decided.
-use crate::commands::relation::find;
+use crate::commands::namespace_client::{Cluster, connect, find_relation, named, own_cred};
 use crate::commands::relation_rules::rules_of;
-use crate::commands::volume::{Cluster, connect, named, own_cred};
 use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::homes::Homes;
@@ -52,7 +51,7 @@ pub fn run(options: &Options, keys: Option<KeySource>) -> Outcome<()> {
 }
 
 async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()> {
-    let relation = find(client, &options.relation).await?;
+    let relation = find_relation(client, &options.relation).await?;
     let volume = named(client, &relation.volume_name).await?;
     let ids = client.where_at_home(volume.root, Some(relation.id)).await?.ids;
     let only_reads = relation.direction == Direction::Mirror;

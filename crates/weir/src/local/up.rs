@@ -1,7 +1,7 @@
 //! `weir up` and `weir down`: a whole cluster on one machine, in the background.
 //!
 //! Invariant: `up` may be repeated at any time; it starts missing processes and leaves running ones.
-use crate::cli;
+use crate::cli_local::{Down, Up};
 use crate::config::{self, Text};
 use crate::failure::{Doing, Failure, Outcome};
 use crate::local::etcd;
@@ -38,7 +38,7 @@ pub struct Started {
     pub was_running: bool,
 }
 
-pub fn up(args: &cli::Up) -> Outcome<()> {
+pub fn up(args: &Up) -> Outcome<()> {
     let (local, started) = bring_up(args)?;
     let health = wait_healthy(&local, &started, 0)?;
     if args.json {
@@ -67,7 +67,7 @@ pub fn up(args: &cli::Up) -> Outcome<()> {
 }
 
 /// Starts missing processes and waits until every role reports that it serves.
-pub fn bring_up(args: &cli::Up) -> Outcome<(LocalCluster, Vec<Started>)> {
+pub fn bring_up(args: &Up) -> Outcome<(LocalCluster, Vec<Started>)> {
     args.allow_home.iter().try_for_each(|place| HomeRule::plain(place).check())?;
     let (mut local, is_new) = match LocalCluster::find(&args.dir)? {
         Some(local) => (local, false),
@@ -167,7 +167,7 @@ pub fn lock(local: &LocalCluster) -> Outcome<std::fs::File> {
     Ok(file)
 }
 
-fn create(args: &cli::Up) -> Outcome<LocalCluster> {
+fn create(args: &Up) -> Outcome<LocalCluster> {
     let targets = args.targets.unwrap_or(local_cluster::TARGETS_DEFAULT);
     let scheme = args
         .scheme
@@ -288,7 +288,7 @@ fn into_memory(dir: &Path, made_dir: bool) -> Outcome<Kept> {
 }
 
 /// The choices at a cluster's creation cannot be changed.
-fn refuse_changes(local: &LocalCluster, args: &cli::Up) -> Outcome<()> {
+fn refuse_changes(local: &LocalCluster, args: &Up) -> Outcome<()> {
     let refuse = |what: String, hint: &str| Err(Failure::new(Error::invalid(what), hint));
     let dir = local.dir.display();
     let members = local.of_role(RoleName::Etcd).count();
@@ -340,7 +340,7 @@ fn require_fuse(local: &LocalCluster, new: &[PathBuf]) -> Outcome<()> {
 }
 
 /// Running mounts stay as they are.
-fn add_mounts(local: &mut LocalCluster, args: &cli::Up) -> Outcome<()> {
+fn add_mounts(local: &mut LocalCluster, args: &Up) -> Outcome<()> {
     if let Some(patience) = args.patience {
         local.manifest.patience = Some(Text(patience));
     }
@@ -630,7 +630,7 @@ impl LocalCluster {
     }
 }
 
-pub fn down(args: &cli::Down) -> Outcome<()> {
+pub fn down(args: &Down) -> Outcome<()> {
     let local = LocalCluster::open_own(&args.dir)?;
     if args.memory && local.manifest.kept == Kept::Disk {
         let error =

@@ -8,11 +8,16 @@ use crate::limits;
 use crate::namespace::create::next_number;
 use crate::record::VolumeRecord;
 use weir_kv::Scan;
+use weir_proto::map::Scheme;
 use weir_proto::meta::Mkdir;
 use weir_proto::quota::ALL_VOLUMES;
 use weir_proto::volume::{
-    ADMINS_MAX, Quota, Retention, VOLUME_PATH_MAX, Volume, VolumeChange, VolumeCreate, VolumeDelete,
+    ADMINS_MAX, Quota, Retention, SetWriteFloor, VOLUME_PATH_MAX, Volume, VolumeChange, VolumeCreate,
+    VolumeDelete,
 };
+
+/// Members of the widest placement group.
+const MEMBERS_MAX: u8 = Scheme::DATA_MAX + Scheme::PARITY_MAX;
 
 fn check_admins(admins: &[u32]) -> Result<()> {
     match admins.len() {
@@ -71,6 +76,7 @@ pub fn create(cx: &mut Cx<'_>, r: &VolumeCreate) -> Result<Volume> {
         created: cx.rules.now,
         deleting: false,
         retention: Retention::NOTHING,
+        write_floor: 0,
     };
     cx.put_volume(id, &record);
     cx.txn.put(&keys::volume_name(&r.name), &id.0.to_le_bytes());
@@ -127,6 +133,26 @@ pub fn change(cx: &mut Cx<'_>, r: &VolumeChange) -> Result<Volume> {
         cx.txn.put(&keys::volume_name(name), &r.volume.0.to_le_bytes());
         record.name.clone_from(name);
     }
+    cx.put_volume(r.volume, &record);
+    shown(cx.read(), r.volume, record)
+}
+
+/// Its writers learn of it with their next lease, as of a limit.
+pub fn set_write_floor(cx: &mut Cx<'_>, r: &SetWriteFloor) -> Result<Volume> {
+    let mut record = load_live(cx.read(), r.volume)?;
+    require_admin(&r.cred, &record)?;
+    if r.members > MEMBERS_MAX {
+        return Err(Error::invalid(format!(
+            "a write floor of {} members: a placement group has at most {MEMBERS_MAX}",
+            r.members
+        )));
+    }
+    if record.write_floor == 0 && r.members > 0 {
+        cx.revoke_names(r.volume)?;
+        cx.clear()?;
+        cx.revoke_writers(r.volume)?;
+    }
+    record.write_floor = r.members;
     cx.put_volume(r.volume, &record);
     shown(cx.read(), r.volume, record)
 }

@@ -17,16 +17,21 @@ impl Cx<'_> {
     /// The volume if a limit of bytes applies to a file there: its own, its user's or its group's; 0: none
     /// does.
     pub(in crate::namespace) fn limit_over(&self, inode: &Inode) -> Result<VolumeId> {
-        if self.rules.quotas.is_empty() || inode.nlink == 0 {
+        let (quotas, floors) = (self.rules.quotas, self.rules.quotas.write_floors());
+        if quotas.is_empty() && floors.is_empty() || inode.nlink == 0 {
             return Ok(NO_VOLUME);
         }
         let (volume, uid, gid) = (self.volume_of(inode.parent)?, inode.uid, inode.gid);
-        let is_limited = self.rules.quotas.limits_account(Account { volume, uid, gid });
+        let is_limited = floors.contains_key(&volume) || quotas.limits_account(Account { volume, uid, gid });
         Ok(if is_limited { volume } else { NO_VOLUME })
     }
     /// Fails unless one more file or directory is within the limits.
     pub(in crate::namespace) fn require_inode(&mut self, account: Account) -> Result<()> {
         let rules = self.rules;
+        if rules.quotas.is_empty() {
+            return Ok(());
+        }
+        self.take_numbers_back(account)?;
         if rules.quotas.is_limited(account.volume) {
             self.require_inode_in(account.volume)?;
         }
@@ -75,11 +80,12 @@ impl Cx<'_> {
         // Only the group changes: its members together may be at their limit.
         let volume = self.volume_of(old.parent)?;
         let (from, to) = ((old.uid, old.gid), (new.uid, new.gid));
+        self.take_numbers_back(Account { volume, uid: new.uid, gid: new.gid })?;
         allowances::check_moved(self.read(), quotas, volume, (from, to), new.online(), self.rules.now)
     }
     /// The same for a directory, which has no bytes.
     pub(in crate::namespace) fn require_directory_owner(
-        &self,
+        &mut self,
         cred: &Cred,
         old: &Access,
         new: &Access,
@@ -89,6 +95,7 @@ impl Cx<'_> {
             return Ok(());
         }
         let around = self.volume_of(old.parent)?;
+        self.take_numbers_back(Account { volume: around, uid: new.uid, gid: new.gid })?;
         allowances::check_moved(self.read(), self.rules.quotas, around, (from, to), 0, self.rules.now)
     }
 }

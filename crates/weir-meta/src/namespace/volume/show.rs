@@ -4,7 +4,7 @@ use super::super::*;
 use super::{find_name, id_of, load, volume_of};
 use crate::record::{NEVER_NAMED, VolumeRecord};
 use weir_kv::Scan;
-use weir_proto::volume::{VOLUMES_MAX, Volume, VolumeList, VolumePage};
+use weir_proto::volume::{VOLUMES_MAX, Volume, VolumeList, VolumePage, WriteFloor, WriteFloors};
 
 /// Half of what a message body may have.
 const PAGE_BYTES_MAX: usize = 512 * 1024;
@@ -32,6 +32,13 @@ pub fn at(view: &mut View<'_>, ino: InodeId) -> Result<Volume> {
     };
     let id = volume_of(view.read, dir)?;
     shown(view.read, id, load(view.read, id)?)
+}
+
+pub fn write_floors(view: &mut View<'_>) -> Result<WriteFloors> {
+    let all = view.rules.quotas.write_floors().iter();
+    Ok(WriteFloors {
+        floors: all.map(|(volume, members)| WriteFloor { volume: *volume, members: *members }).collect(),
+    })
 }
 
 pub fn list(view: &mut View<'_>, r: &VolumeList) -> Result<VolumePage> {

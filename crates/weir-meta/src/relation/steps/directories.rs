@@ -1,11 +1,13 @@
 //! Directories that home does not have, and that an entry moves into: excluded ones, and those that are not
-//! scanned yet.
-use super::{Step, Tree};
+//! scanned yet; and temporary names there.
+use super::{Step, Tree, WAITS};
 use crate::namespace::path::place_of;
+use crate::namespace::volume;
 use crate::relation::record::RemotePlace;
 use crate::relation::tree::{occupant, present};
+use bytes::Bytes;
 use weir_proto::meta::FileKind;
-use weir_proto::{InodeId, Result};
+use weir_proto::{Error, InodeId, Result};
 
 impl Tree<'_> {
     /// A file that home has moves into this directory, which may be an excluded one: then it is created with
@@ -46,5 +48,17 @@ impl Tree<'_> {
             None => self.make_gone(dir, FileKind::Directory, place)?,
         };
         Ok(step.map(|step| Step { last: false, ..step }))
+    }
+
+    /// A free place under a temporary name.
+    pub(super) fn place_to_wait(&self, ino: InodeId) -> Result<RemotePlace> {
+        let dir = volume::load(self.read, self.volume)?.root;
+        for n in 0u64.. {
+            let to = RemotePlace { dir, name: Bytes::from(format!("{WAITS}-{:x}-{n}", ino.0)) };
+            if occupant(self.read, self.relation, &to)?.is_none() {
+                return Ok(to);
+            }
+        }
+        Err(Error::damaged(format!("home has no free name for inode {ino}")))
     }
 }

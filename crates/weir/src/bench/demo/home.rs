@@ -3,8 +3,8 @@
 //! limit, so data at home is evicted; everything is read back, with recalls of offline data, and compared, as
 //! is home itself.
 use crate::bench::relation_load::{self, Live, PART, Plan, Seen, Site, evicted};
-use crate::cli;
-use crate::commands::volume::{connect, own_cred};
+use crate::cli_local::Up;
+use crate::commands::namespace_client::{connect, own_cred};
 use crate::failure::Outcome;
 use crate::local::local_cluster::LocalCluster;
 use crate::observe;
@@ -65,7 +65,7 @@ pub fn play(
     local: &LocalCluster,
     mount: &Path,
     home: &Path,
-    wish: &cli::Up,
+    wish: &Up,
     plan: &Plan,
     bar: &ProgressBar,
 ) -> Outcome<Shown> {

@@ -8,8 +8,8 @@
 use super::wire::Wire;
 use crate::bench::demo::Stage;
 use crate::bench::relation_load;
-use crate::cli;
-use crate::commands::volume::{as_client, own_cred};
+use crate::cli_local::Up;
+use crate::commands::namespace_client::{as_client, own_cred};
 use crate::failure::{Doing, Failure, Outcome};
 use crate::homes::Homes;
 use crate::local::local_cluster::LocalCluster;
@@ -136,7 +136,7 @@ struct Source {
 }
 
 pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
-    let wish = |dir| cli::Up {
+    let wish = |dir| Up {
         tcp: true,
         allow_home: Vec::new(),
         dir,

@@ -6,6 +6,7 @@ use crate::local::local_cluster::RoleName;
 use crate::table;
 use weir_proto::condition::Severity;
 use weir_proto::export::ExportState;
+use weir_proto::map::Group;
 use weir_proto::meta::Time;
 use weir_proto::quota::NEAR_LIMIT_PERCENT;
 use weir_proto::relation::{RelationInfo, RelationState};
@@ -21,6 +22,7 @@ pub(super) fn look(facts: &Facts, found: &mut Found) {
     movers(facts, found);
     volumes(facts, found);
     near_limits(facts, found);
+    write_floors(facts, found);
     backups(facts, found);
     for namespace in &facts.namespaces {
         let Ok(known) = &namespace.known else { continue };
@@ -167,6 +169,39 @@ fn near_limits(facts: &Facts, found: &mut Found) {
                 namespace.name
             );
             found.note((owners::CODE, &namespace.name), text, "`weir volume quota VOLUME` lists them");
+        }
+    }
+}
+
+/// Volumes that take no writes in some groups, because these have fewer current members than the floor.
+fn write_floors(facts: &Facts, found: &mut Found) {
+    let map = &facts.status.map;
+    for known in facts.known() {
+        for floor in &known.write_floors {
+            let Some(volume) = known.volumes.iter().find(|v| v.id == floor.volume) else { continue };
+            let scheme = volume.policy.scheme.unwrap_or(map.settings.scheme);
+            let needed = usize::from(floor.members).min(scheme.width());
+            let is_its = |g: &&Group| {
+                g.scheme == scheme && volume.policy.pool.as_ref().is_none_or(|pool| *pool == g.pool)
+            };
+            let below = |g: &&Group| g.is_writable() && g.current_count() < needed;
+            let short: Vec<&Group> = map.groups.iter().filter(is_its).filter(below).collect();
+            let Some(current) = short.iter().map(|g| g.current_count()).min() else { continue };
+            let name = &volume.name;
+            let plural = |n: usize| if n == 1 { "" } else { "s" };
+            let which = match short.len() {
+                1 => format!("1 placement group that has {current} current member{}", plural(current)),
+                n => format!(
+                    "{n} placement groups, the worst of which has {current} current member{}",
+                    plural(current)
+                ),
+            };
+            let text = format!("volume {name} takes no writes in {which}; its write floor is {needed}");
+            let action = format!(
+                "see to the targets that are missing, or lower the floor with `weir volume policy {name} \
+                 --write-floor`"
+            );
+            found.add(Severity::Critical, ("volume-below-floor", name), text, action);
         }
     }
 }

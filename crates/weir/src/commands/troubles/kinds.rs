@@ -151,6 +151,9 @@ kinds! {
     "volume-full" Warning "volumes" delays 75: "A volume is at or near its limit"
         raised "95 % of the limit are used, or the soft limit is exceeded" cleared "less is used, or the limit is raised"
         act "delete files, or `weir volume quota`";
+    "volume-below-floor" Critical "volumes" delays 95: "A volume takes no writes in some placement groups"
+        raised "a group has fewer current members than the volume's write floor" cleared "enough are current, or the floor is lowered"
+        act "bring the missing targets back, or `weir volume policy --write-floor`";
     "owner-full" Note "volumes" delays 4: "A user or a group is at or near its limit"
         raised "95 % of a limit of it are used, or the grace of its soft limit has ended"
         cleared "less is used, or the limit is raised" act "delete files of it, or `weir volume quota`";

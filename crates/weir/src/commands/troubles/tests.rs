@@ -10,7 +10,8 @@ use weir_proto::export::ExportMade;
 use weir_proto::map::{MemberState, Role, Scheme, TargetState};
 use weir_proto::meta::Time;
 use weir_proto::relation::RelationState;
-use weir_proto::{Epoch, NodeId};
+use weir_proto::volume::WriteFloor;
+use weir_proto::{Epoch, NodeId, VolumeId};
 
 #[test]
 fn a_healthy_cluster_has_no_troubles() {
@@ -420,6 +421,23 @@ fn a_cut_link_names_both_ends_or_the_one_that_is_cut_off() {
     assert!(both.len() == 2 && both.iter().all(|t| t.contains("2 nodes cannot")), "{both:?}");
     let cut_off = reported(&[("m5", 1), ("m5", 2)]);
     assert!(cut_off.len() == 1 && cut_off[0].contains("see to the network of m5"), "{cut_off:?}");
+}
+
+#[test]
+fn a_volume_below_its_write_floor_is_named_with_it() {
+    let mut world = world();
+    world.known().write_floors = vec![WriteFloor { volume: VolumeId(2), members: 2 }];
+    assert_eq!(world.troubles(), []);
+    world.lose(1);
+    let found = world.troubles();
+    let one = found.iter().find(|t| t.code == "volume-below-floor").expect("it is reported");
+    assert_eq!((one.severity, &*one.about), (Severity::Critical, "work"));
+    assert_eq!(
+        one.text,
+        "volume work takes no writes in 1 placement group that has 1 current member; its write floor is 2"
+    );
+    world.known().write_floors[0].members = 1;
+    assert!(world.troubles().iter().all(|t| t.code != "volume-below-floor"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Mounts account for the work of programs; by target, storage nodes for that of their disks.
 use super::PATIENCE;
 use crate::cli_watch::{By, TopArgs};
-use crate::commands::volume::{all, connect};
+use crate::commands::namespace_client::{all, connect};
 use crate::commands::which::coordinators;
 use crate::failure::Outcome;
 use crate::observe::{self, is_led};

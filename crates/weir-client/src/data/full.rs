@@ -1,0 +1,82 @@
+//! Members that are full: a report to the coordinator, so that their place moves to a target with room.
+use super::{Data, GroupView, StripeRef};
+use std::time::Duration;
+use weir_env::Instant;
+use weir_proto::{Error, ErrorKind, PgId};
+
+/// The coordinator is asked again about a group after this time.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// An error does not wait longer for the coordinator.
+const ASK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The coordinator's answer about a group with a full member.
+pub struct FullGroup {
+    asked: Instant,
+    moves: bool,
+    then: String,
+}
+
+impl Data {
+    /// The error of a member that refused a write. Of a full one: with its name, and whether its place moves.
+    pub async fn refusal(&self, view: &GroupView, index: usize, e: Error) -> Error {
+        if e.kind != ErrorKind::NoSpace {
+            return e;
+        }
+        let place = view.place(index);
+        let now = self.env.clock.now();
+        let known = {
+            let full = self.full.lock().expect("no holder panics");
+            full.get(&place.group).filter(|f| now.since(f.asked) < ASK_AGAIN).map(|f| f.then.clone())
+        };
+        let then = match known {
+            Some(then) => then,
+            None => self.report_full(view, index).await,
+        };
+        Error {
+            kind: ErrorKind::NoSpace,
+            context: format!("{} refuses it: {}{then}", view.name_of(index), e.context),
+        }
+    }
+
+    async fn report_full(&self, view: &GroupView, index: usize) -> String {
+        let place = view.place(index);
+        let report = self.cluster.report_full(place.target, place.group);
+        let (moves, then) = match self.env.clock.timeout(ASK_PATIENCE, report).await {
+            Ok(Ok(said)) if said.moves => {
+                let to = said.to.map_or_else(String::new, |to| format!(" to {to}"));
+                let why = if said.why.is_empty() { String::new() } else { format!(" ({})", said.why) };
+                (true, format!("; its place in {} moves{to}{why}: `weir rebuild` shows how far", place.group))
+            }
+            Ok(Ok(said)) => (false, format!("; its place in {} cannot move: {}", place.group, said.why)),
+            // The coordinator is away, or older.
+            Ok(Err(_)) | Err(_) => (false, String::new()),
+        };
+        let known = FullGroup { asked: self.env.clock.now(), moves, then: then.clone() };
+        self.full.lock().expect("no holder panics").insert(place.group, known);
+        then
+    }
+
+    /// After a full member refused a write: waits until its group has other members. False: none are expected
+    /// in time.
+    pub async fn is_moved(&self, s: &StripeRef, deadline: Instant) -> bool {
+        let Ok(before) = self.view(s) else { return false };
+        let group = before.group().id;
+        let members = |view: &GroupView| view.group().members.iter().map(|m| m.target).collect::<Vec<_>>();
+        let _waiting = self.waits.begin(format!("the move of a place of {group} from a full target"));
+        while self.is_to_move(group) {
+            let Ok(now) = self.view(s) else { return false };
+            if members(&now) != members(&before) {
+                self.full.lock().expect("no holder panics").remove(&group);
+                return true;
+            }
+            if self.left(deadline).is_zero() {
+                return false;
+            }
+            self.wait_newer(now.map_version(), self.left(deadline)).await;
+        }
+        false
+    }
+    fn is_to_move(&self, group: PgId) -> bool {
+        self.full.lock().expect("no holder panics").get(&group).is_some_and(|full| full.moves)
+    }
+}

@@ -1,0 +1,186 @@
+//! Requests after a restart, while some sessions have not returned: those wait that may conflict.
+use crate::common::*;
+use std::time::Duration;
+use weir_env::sim::World;
+use weir_proto::lock::*;
+use weir_proto::meta::*;
+use weir_proto::volume::{Policy, Quota, ReserveQuota, VolumeCreate};
+use weir_proto::{InodeId, VolumeId};
+
+/// Longer than any request that does not wait, and shorter than the grace period.
+const AT_ONCE: Duration = Duration::from_millis(200);
+
+struct Place {
+    volume: VolumeId,
+    root: InodeId,
+}
+
+async fn make_volume(by: &Client, name: &str) -> Place {
+    let new = VolumeCreate {
+        op: by.op(),
+        cred: root(),
+        name: name.into(),
+        parent: ROOT,
+        entry: b(name),
+        path: b(&format!("/{name}")),
+        owner: 0,
+        group: 0,
+        mode: 0o755,
+        admins: vec![],
+        quota: Quota::NONE,
+        policy: Policy { scheme: None, pool: None },
+    };
+    let made = by.call(&new).await.unwrap();
+    Place { volume: made.id, root: made.root }
+}
+
+/// Two volumes, made by a client that has left again.
+async fn make_volumes(world: &World) -> (Place, Place) {
+    let maker = Client::start(world, "maker").await;
+    let places = (make_volume(&maker, "one").await, make_volume(&maker, "other").await);
+    maker.call(&SessionClose { session: maker.session }).await.unwrap();
+    places
+}
+
+async fn restart(world: &World, node: Node) -> Node {
+    world.kill("meta");
+    drop(node);
+    start(world).await
+}
+
+/// Whether a request is answered before sessions that are away must be given up.
+async fn is_at_once<T>(world: &World, request: impl Future<Output = T>) -> bool {
+    world.clock().timeout(AT_ONCE, request).await.is_ok()
+}
+
+#[test]
+fn only_volumes_of_absent_sessions_wait_after_a_restart() {
+    simulate(41, async |world| {
+        let node = start(&world).await;
+        let (one, other) = make_volumes(&world).await;
+        let (dead, mut a) = (Client::start(&world, "dead").await, Client::start(&world, "a").await);
+        let made = dead.create(one.root, "f").await.unwrap().entry;
+        dead.getattr(other.root).await.unwrap();
+        let mine = a.create(other.root, "g").await.unwrap().entry;
+        a.close(mine.attr.ino, true).await.unwrap();
+        world.kill("dead");
+        let _node = restart(&world, node).await;
+        let begun = world.now();
+        a.reconnect("a").await;
+        a.resume(vec![held(&mine, LeaseKind::Write, 0, 0)]).await.unwrap();
+        // The dead client had only looked into that volume: looks go on, and changes of its own file.
+        assert!(is_at_once(&world, a.lookup(other.root, "g")).await);
+        assert!(is_at_once(&world, a.open(mine.attr.ino, true, false)).await);
+        assert!(is_at_once(&world, a.commit(mine.attr.ino, 1, 5, true)).await);
+        assert!(!is_at_once(&world, a.create(other.root, "h")).await, "it may cache what is there");
+        // It may have bytes in the volume that nobody has seen.
+        assert!(!is_at_once(&world, a.getattr(made.attr.ino)).await);
+        assert!(!is_at_once(&world, a.lookup(ROOT, "one")).await, "the name leads there");
+        let list =
+            ReadDir { session: a.session, cred: root(), dir: ROOT, after: 0, limit: 9, with_attrs: true };
+        assert!(!is_at_once(&world, a.call(&list)).await, "its topmost directory is listed");
+        assert!(is_at_once(&world, a.lookup(ROOT, "other")).await);
+        let held_there = SetLock {
+            session: a.session,
+            ino: made.attr.ino,
+            owner: LockOwner { space: LockSpace::Flock, id: 1 },
+            range: LockRange::WHOLE,
+            kind: Some(LockKind::Shared),
+            pid: 1,
+            ticket: 0,
+            closing: false,
+        };
+        let none = ReclaimLocks { session: a.session, held: vec![], more: false };
+        a.call(&none).await.unwrap();
+        assert_eq!(a.call(&held_there).await.unwrap().outcome, LockOutcome::Grace);
+        assert!(a.getattr(made.attr.ino).await.unwrap().lease.recover);
+        let waited = world.now().since(begun);
+        assert!(waited >= Duration::from_millis(u64::from(LEASE_MS)), "{waited:?}");
+    });
+}
+
+#[test]
+fn a_volume_without_absent_sessions_is_changed_at_once() {
+    simulate(42, async |world| {
+        let node = start(&world).await;
+        let (one, other) = make_volumes(&world).await;
+        let (dead, mut a) = (Client::start(&world, "dead").await, Client::start(&world, "a").await);
+        dead.create(one.root, "f").await.unwrap();
+        dead.lookup(ROOT, "one").await.unwrap();
+        a.create(other.root, "g").await.unwrap();
+        world.kill("dead");
+        let _node = restart(&world, node).await;
+        a.reconnect("a").await;
+        a.resume(vec![]).await.unwrap();
+        assert!(is_at_once(&world, a.create(other.root, "h")).await);
+        assert!(is_at_once(&world, a.unlink(other.root, "g")).await);
+        assert!(is_at_once(&world, a.call(&StatFs { session: a.session })).await);
+        assert!(!is_at_once(&world, a.mkdir(ROOT, "d")).await, "the dead client has looked there");
+        // A client that comes now is like one that has returned.
+        let late = Client::start(&world, "late").await;
+        assert!(is_at_once(&world, late.create(other.root, "i")).await);
+        assert!(!is_at_once(&world, late.create(one.root, "i")).await);
+    });
+}
+
+#[test]
+fn an_absent_session_that_held_nothing_delays_nothing() {
+    simulate(43, async |world| {
+        let node = start(&world).await;
+        let (mut a, _idle) = (Client::start(&world, "a").await, Client::start(&world, "idle").await);
+        // One that has returned everything counts as idle, too, after a while.
+        let was_busy = Client::start(&world, "busy").await;
+        let ino = was_busy.create(ROOT, "f").await.unwrap().entry.attr.ino;
+        was_busy.close(ino, true).await.unwrap();
+        for ino in [ino, ROOT] {
+            let (session, keep) = (was_busy.session, LeaseKind::None);
+            was_busy.call(&ReleaseLease { session, ino, keep }).await.unwrap();
+        }
+        world.sleep(Duration::from_millis(u64::from(LEASE_MS))).await;
+        world.kill("idle");
+        world.kill("busy");
+        let _node = restart(&world, node).await;
+        a.reconnect("a").await;
+        a.resume(vec![]).await.unwrap();
+        assert!(is_at_once(&world, a.create(ROOT, "g")).await);
+    });
+}
+
+#[test]
+fn a_reservation_is_something_that_a_session_holds() {
+    simulate(44, async |world| {
+        let node = start(&world).await;
+        let (one, other) = make_volumes(&world).await;
+        let (dead, mut a) = (Client::start(&world, "dead").await, Client::start(&world, "a").await);
+        let ask =
+            |c: &Client, volume| ReserveQuota { session: c.session, volume, spent: 0, must: 1, want: 1 };
+        dead.call(&ask(&dead, one.volume)).await.unwrap();
+        world.kill("dead");
+        let _node = restart(&world, node).await;
+        a.reconnect("a").await;
+        a.resume(vec![]).await.unwrap();
+        assert!(is_at_once(&world, a.call(&ask(&a, other.volume))).await);
+        assert!(!is_at_once(&world, a.call(&ask(&a, one.volume))).await);
+    });
+}
+
+/// The second leader has not heard of what the dead client holds: it keeps the record of the first one.
+#[test]
+fn a_second_restart_still_knows_what_absent_sessions_hold() {
+    simulate(45, async |world| {
+        let node = start(&world).await;
+        let (one, other) = make_volumes(&world).await;
+        let (dead, mut a) = (Client::start(&world, "dead").await, Client::start(&world, "a").await);
+        dead.create(one.root, "f").await.unwrap();
+        world.kill("dead");
+        let node = restart(&world, node).await;
+        a.reconnect("a").await;
+        a.resume(vec![]).await.unwrap();
+        world.sleep(Duration::from_millis(u64::from(LEASE_MS) * 3 / 4)).await;
+        let _node = restart(&world, node).await;
+        a.reconnect("a").await;
+        a.resume(vec![]).await.unwrap();
+        assert!(!is_at_once(&world, a.lookup(one.root, "f")).await);
+        assert!(is_at_once(&world, a.create(other.root, "g")).await);
+    });
+}
