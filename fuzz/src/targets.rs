@@ -493,6 +493,7 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         created: time,
         deleting: false,
         retention: volume::Retention { trash_s: 7, ..volume::Retention::NOTHING },
+        write_floor: 3,
     };
     let trash = record::TrashRecord { dir: ino, until: time };
     let quota = Some(volume::Quota { bytes_soft: Some(5), ..volume::Quota::NONE });

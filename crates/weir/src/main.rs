@@ -226,7 +226,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Bench(bench) => return bench::run(bench, environment),
         Command::Demo(args) => return bench::demo::demo(&args, environment),
         Command::Mount(args) => roles::mount(&args, environment),
-        Command::Unmount(args) => local::forget::unmount(args),
+        Command::Unmount(args) => local::forget::unmount(&args),
         Command::Coord(args) => roles::coord(&args, environment),
         Command::Meta(args) => roles::meta(&args, environment),
         Command::Storage(args) => roles::storage(&args, environment),

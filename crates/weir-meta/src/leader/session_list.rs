@@ -12,7 +12,7 @@ const SHOWN_MAX: usize = 20_000;
 const NAMED_MAX: usize = 3;
 
 impl Leader {
-    /// After a start: the clients that have not returned, and for how long operations wait for them.
+    /// After a start: the clients that have not returned, and for how long operations on their files wait.
     pub(crate) fn starting(&self) -> Option<NodeTrouble> {
         let (now, state) = (self.env.clock.now(), self.lock());
         let until = state.grace_until?;

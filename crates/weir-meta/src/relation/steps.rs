@@ -9,7 +9,7 @@ use super::rules::Excluded;
 use super::store;
 use super::tree::{Present, expected, find_remote, occupant, path_of, present};
 use crate::keys;
-use crate::namespace::{find_inode, find_link, path::place_of, volume};
+use crate::namespace::{find_inode, find_link, path::place_of};
 use bytes::Bytes;
 use weir_kv::Read;
 use weir_proto::meta::{FileKind, Time};

@@ -181,7 +181,7 @@ impl Asker {
                     drop(asker.clients.lock().await.remove(&name)); // the next round connects again
                 }
                 let starts = |trouble: &NodeTrouble| trouble.code == STARTS;
-                let starting = troubles.into_iter().find(starts).filter(|_| known.is_err());
+                let starting = troubles.into_iter().find(starts);
                 NamespaceFacts { name, known, starting }
             });
         }

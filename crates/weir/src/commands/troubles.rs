@@ -160,7 +160,7 @@ pub struct ProcessState {
 pub struct NamespaceFacts {
     pub name: String,
     pub known: Result<Known, String>,
-    /// It has started, and waits for earlier clients: without an answer until then.
+    /// It has started, and waits for earlier clients.
     pub starting: Option<NodeTrouble>,
 }
 

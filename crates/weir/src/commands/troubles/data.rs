@@ -4,7 +4,7 @@ use super::{Facts, Found, Known, ProcessState, lasting, nearly_full, owners};
 use crate::commands::backup;
 use crate::local::local_cluster::RoleName;
 use crate::table;
-use weir_proto::condition::Severity;
+use weir_proto::condition::{STARTS, Severity};
 use weir_proto::export::ExportState;
 use weir_proto::map::Group;
 use weir_proto::meta::Time;
@@ -27,7 +27,8 @@ pub(super) fn look(facts: &Facts, found: &mut Found) {
     for namespace in &facts.namespaces {
         let Ok(known) = &namespace.known else { continue };
         exports(&namespace.name, &known.exports, facts.now_s, found);
-        known.failing.iter().for_each(|trouble| found.told(trouble));
+        // A start is named with its namespace.
+        known.failing.iter().filter(|trouble| trouble.code != STARTS).for_each(|trouble| found.told(trouble));
     }
 }
 

@@ -77,7 +77,7 @@ kinds! {
     "namespace-silent" Critical "metadata" delays 95: "The metadata server of a namespace does not answer"
         raised "its leader gave no answer within 1.8 s" cleared "it answers"
         act "see whether its process is stopped or its disk hangs, and its log";
-    "namespace-starting" Warning "metadata" delays 96: "A metadata server has just started and waits for earlier clients"
+    "namespace-starting" Warning "metadata" delays 96: "A metadata server has just started, and files of earlier clients wait for these"
         raised "not all clients of before its start have returned" cleared "they have, or one lease term has passed"
         act "wait; it continues by itself";
     "copies-missing" Degraded "metadata" delays 0: "A namespace has fewer copies than it should"

@@ -238,7 +238,7 @@ fn backup() -> Backup {
 }
 
 impl World {
-    pub fn troubles(self) -> Vec<Trouble> {
+    pub fn troubles(&self) -> Vec<Trouble> {
         troubles(&self.0)
     }
     pub fn set_known(&mut self, known: Result<Known, String>) {
